@@ -1,0 +1,54 @@
+//! Where evictions come from.
+//!
+//! [`EvictionSource`] is the seam: the eBPF tap is one implementation, and a mount without one (no right to load BPF)
+//! falls back to filling the pool on read. An in-kernel hook, should Linux get one again, would be another.
+
+use page::Page;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A clean page that the kernel evicted, seen while its bytes were still there.
+#[derive(Clone, Copy, Debug)]
+pub struct Eviction<'a> {
+    /// `i_generation` of the inode: the [`page::FileKey`] that the mount gave the kernel.
+    pub generation: u32,
+    /// The page's index in the file.
+    pub index: u64,
+    /// Where the event stands in the stream. An event that was reserved before another has the smaller position.
+    pub position: u64,
+    /// The bytes.
+    pub page: &'a Page,
+}
+
+/// How far the stream has come. Readable from any thread at any time.
+pub trait Positions: Send + Sync {
+    /// Every event that happened before this call has a smaller position; every later one an equal or larger one.
+    fn produced(&self) -> u64;
+    /// Every event with a smaller position has been handed out and dealt with.
+    fn consumed(&self) -> u64;
+}
+
+/// What the source has seen, in pages.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Clean evictions captured.
+    pub captured: u64,
+    /// Clean evictions lost because the ring was full.
+    pub ring_full: u64,
+    /// Pages that left the cache otherwise (truncation, invalidation): not captured.
+    pub invalidated: u64,
+    /// Evictions of pages whose bytes were not valid or not readable: not captured.
+    pub unreadable: u64,
+}
+
+/// A stream of evictions.
+pub trait EvictionSource: Send {
+    /// Waits at most `timeout` for events and hands out those that are there, oldest first, each exactly once.
+    /// Returns how many. An event's position counts as consumed only after `take` returned from it.
+    fn poll(&mut self, timeout: Duration, take: &mut dyn FnMut(Eviction<'_>)) -> io::Result<usize>;
+    /// The stream's positions.
+    fn positions(&self) -> Arc<dyn Positions>;
+    /// What was seen so far.
+    fn counters(&self) -> Counters;
+}

@@ -1,0 +1,341 @@
+//! The protocol between borrower and lender. This file *is* its specification.
+//!
+//! # Connections
+//! A borrower makes up a random 16-byte name for its session and opens, to each lender, one *main* connection and several
+//! *get* connections, all under that name. All share one namespace of pages at the lender, which no other name can reach.
+//! The lender frees the namespace when the last connection of that name is closed.
+//!
+//! ```text
+//! borrower                                   lender
+//!    │ Hello{protocol, role, session} ─────────▶│   first frame on every connection
+//!    │◀──────── Welcome{incarnation, capacity}  │   or Refused{code, text}, then close
+//!
+//!  main │ Put{items, pages} ───────────────────▶│   one PutReply for each Put, in order
+//!       │◀───────────────── PutReply{statuses}  │
+//!       │ Drop{keys} ──────────────────────────▶│   no reply
+//!       │ Ping ────────────────────────────────▶│
+//!       │◀─────────────────────────────── Pong  │
+//!       │◀─────────────────────── Lost{keys}    │   at any time: pages the lender no longer has
+//!
+//!  get  │ Get{keys} ───────────────────────────▶│   one GetReply for each Get, in order
+//!       │◀──────────── GetReply{items, pages}   │
+//! ```
+//!
+//! # Frames
+//! A frame is a [`Header`] and `body_bytes` bytes of body. All integers are little-endian, all structures packed without
+//! gaps. The header says kind, number of items and a request number which the reply repeats. The sizes must match the kind
+//! exactly ([`Header::validate`]); anything else ends the connection. A frame has at most [`ITEMS_MAX`] items, which is a
+//! 1 MiB read-ahead window, so no frame is longer than [`BODY_BYTES_MAX`].
+//!
+//! | kind | body |
+//! |---|---|
+//! | Hello | [`Hello`] |
+//! | Welcome | [`Welcome`] |
+//! | Refused | [`Refused`] |
+//! | Put | items × [`PutItem`], then items × page |
+//! | PutReply | items × one byte, 1 stored, 0 not |
+//! | Get | items × [`WireKey`] |
+//! | GetReply | items × [`GetItem`], then a page for each item with status [`STATUS_PAGE`] |
+//! | Drop, Lost | items × [`WireKey`] |
+//! | Ping, Pong | nothing |
+//!
+//! # What a page is called
+//! [`WireKey`]: file, index and version. A version stands for one content for ever, so a message that comes late, twice or
+//! not at all can cost a miss but never bring the wrong bytes: Drop and Lost are housekeeping, not coherence. A lender
+//! keeps at most one version of a page; a Put replaces what it had. A Get of another version than the one kept is a miss.
+//!
+//! # Compatibility
+//! [`Hello`] and [`Refused`] never change their layout. A lender that does not speak the version it is asked for answers
+//! Refused with [`REFUSED_PROTOCOL`] and the version it speaks in its text.
+
+use page::{FileKey, PAGE_SIZE, PageId, Version};
+use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// The version of the protocol described here.
+pub const PROTOCOL: u32 = 1;
+
+/// First bytes of a [`Hello`].
+pub const MAGIC: [u8; 8] = *b"PUMAPOOL";
+
+/// Items in a frame at the most: the pages of a 1 MiB read-ahead window.
+pub const ITEMS_MAX: usize = 256;
+
+/// Bytes of a frame's body at the most: a full Put.
+pub const BODY_BYTES_MAX: usize = ITEMS_MAX * (size_of::<PutItem>() + PAGE_SIZE);
+
+/// Bytes of body that the first frame of a connection may have, before anything is known of the peer.
+pub const FIRST_BODY_BYTES_MAX: usize = 512;
+
+/// What a frame is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+#[allow(missing_docs)] // the module's table says what each is
+pub enum Kind {
+    Hello = 1,
+    Welcome = 2,
+    Refused = 3,
+    Put = 4,
+    PutReply = 5,
+    Get = 6,
+    GetReply = 7,
+    Drop = 8,
+    Lost = 9,
+    Ping = 10,
+    Pong = 11,
+}
+
+impl Kind {
+    fn from_wire(kind: u8) -> Option<Kind> {
+        use Kind::*;
+        [Hello, Welcome, Refused, Put, PutReply, Get, GetReply, Drop, Lost, Ping, Pong]
+            .into_iter()
+            .find(|known| *known as u8 == kind)
+    }
+}
+
+/// [`Header::flags`] of a Get: the lender forgets the pages that it returns (exclusive strategy).
+pub const GET_EXCLUSIVE: u8 = 1;
+
+/// Before every body.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct Header {
+    /// Bytes that follow.
+    pub body_bytes: U32,
+    /// A [`Kind`].
+    pub kind: u8,
+    /// [`GET_EXCLUSIVE`], or 0.
+    pub flags: u8,
+    /// Number of items in the body.
+    pub items: U16,
+    /// Chosen by the asker, repeated by the answer.
+    pub request: U64,
+}
+
+/// Why a frame was not understood. Whoever receives one closes the connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Malformed {
+    /// No such kind of frame.
+    Kind(u8),
+    /// More items than [`ITEMS_MAX`], or none where there must be some.
+    Items(u16),
+    /// The body's length does not fit kind and items.
+    Length(u32),
+}
+
+impl std::fmt::Display for Malformed {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Malformed::Kind(kind) => write!(f, "frame of unknown kind {kind}"),
+            Malformed::Items(items) => write!(f, "frame with {items} items"),
+            Malformed::Length(bytes) => write!(f, "frame whose length of {bytes} bytes does not fit its kind"),
+        }
+    }
+}
+
+impl std::error::Error for Malformed {}
+
+impl Header {
+    /// A header for `items` items and `body_bytes` of body.
+    pub fn new(kind: Kind, items: usize, body_bytes: usize, request: u64) -> Header {
+        assert!(items <= ITEMS_MAX && body_bytes <= BODY_BYTES_MAX);
+        Header {
+            body_bytes: U32::new(body_bytes as u32),
+            kind: kind as u8,
+            flags: 0,
+            items: U16::new(items as u16),
+            request: U64::new(request),
+        }
+    }
+
+    /// Checks that kind, items and length fit each other, before a byte of the body is read.
+    pub fn validate(&self) -> Result<Kind, Malformed> {
+        let kind = Kind::from_wire(self.kind).ok_or(Malformed::Kind(self.kind))?;
+        let (items, body) = (self.items.get() as usize, self.body_bytes.get() as usize);
+        let needs_items =
+            matches!(kind, Kind::Put | Kind::PutReply | Kind::Get | Kind::GetReply | Kind::Drop | Kind::Lost);
+        if items > ITEMS_MAX || needs_items != (items > 0) {
+            return Err(Malformed::Items(self.items.get()));
+        }
+        let fits = match kind {
+            Kind::Hello => body == size_of::<Hello>(),
+            Kind::Welcome => body == size_of::<Welcome>(),
+            Kind::Refused => body == size_of::<Refused>(),
+            Kind::Put => body == items * (size_of::<PutItem>() + PAGE_SIZE),
+            Kind::PutReply => body == items,
+            Kind::Get | Kind::Drop | Kind::Lost => body == items * size_of::<WireKey>(),
+            Kind::GetReply => body
+                .checked_sub(items * size_of::<GetItem>())
+                .is_some_and(|pages| pages % PAGE_SIZE == 0 && pages <= items * PAGE_SIZE),
+            Kind::Ping | Kind::Pong => body == 0,
+        };
+        if fits { Ok(kind) } else { Err(Malformed::Length(self.body_bytes.get())) }
+    }
+}
+
+/// The connection carries puts and notices.
+pub const ROLE_MAIN: u32 = 1;
+/// The connection carries gets.
+pub const ROLE_GET: u32 = 2;
+
+/// The first frame of a connection.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct Hello {
+    /// [`MAGIC`].
+    pub magic: [u8; 8],
+    /// [`PROTOCOL`] of the borrower.
+    pub protocol: U32,
+    /// [`ROLE_MAIN`] or [`ROLE_GET`].
+    pub role: U32,
+    /// The borrower's session.
+    pub session: [u8; 16],
+}
+
+/// The lender accepts.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct Welcome {
+    /// [`PROTOCOL`] of the lender.
+    pub protocol: U32,
+    /// 0.
+    pub reserved: U32,
+    /// Random, new at each start of the lender: whoever sees another one knows that all pages are gone.
+    pub incarnation: U64,
+    /// Pages that the lender keeps at the most.
+    pub capacity_pages: U64,
+}
+
+/// [`Refused::code`]: another version of the protocol is spoken here.
+pub const REFUSED_PROTOCOL: u32 = 1;
+/// [`Refused::code`]: too many connections or borrowers.
+pub const REFUSED_BUSY: u32 = 2;
+/// [`Refused::code`]: the first frame was no Hello, or had an unknown role.
+pub const REFUSED_HELLO: u32 = 3;
+
+/// The lender does not accept; it closes the connection behind this frame.
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct Refused {
+    /// Why.
+    pub code: U32,
+    /// Why, in words for a person: UTF-8, padded with zeros.
+    pub text: [u8; 124],
+}
+
+impl Refused {
+    /// A refusal; a text that is too long is cut.
+    pub fn new(code: u32, text: &str) -> Refused {
+        let mut refused = Refused { code: U32::new(code), text: [0; 124] };
+        let cut = text.floor_char_boundary(refused.text.len());
+        refused.text[..cut].copy_from_slice(&text.as_bytes()[..cut]);
+        refused
+    }
+
+    /// The text, with whatever cannot be printed replaced.
+    pub fn text(&self) -> String {
+        let end = self.text.iter().position(|byte| *byte == 0).unwrap_or(self.text.len());
+        String::from_utf8_lossy(&self.text[..end]).replace(|c: char| c.is_control(), "?")
+    }
+}
+
+/// Names one content of one page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct WireKey {
+    /// The file's [`FileKey`].
+    pub file: U32,
+    /// The page's index.
+    pub index: U32,
+    /// The [`Version`].
+    pub version: U64,
+}
+
+impl WireKey {
+    /// The wire's form of a name.
+    pub fn new(id: PageId, version: Version) -> WireKey {
+        WireKey { file: U32::new(id.file.0), index: U32::new(id.index), version: U64::new(version.0) }
+    }
+
+    /// The page.
+    pub fn id(&self) -> PageId {
+        PageId { file: FileKey(self.file.get()), index: self.index.get() }
+    }
+
+    /// The version of its bytes.
+    pub fn version(&self) -> Version {
+        Version(self.version.get())
+    }
+}
+
+/// A page to keep.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct PutItem {
+    /// Its name.
+    pub key: WireKey,
+    /// [`page::checksum`], made by the borrower, kept and returned by the lender.
+    pub checksum: U64,
+}
+
+/// [`GetItem::status`]: not here.
+pub const STATUS_MISS: u8 = 0;
+/// [`GetItem::status`]: here; its bytes follow the items.
+pub const STATUS_PAGE: u8 = 1;
+/// [`GetItem::status`]: here, and all its bytes are zero; nothing follows.
+pub const STATUS_ZERO: u8 = 2;
+
+/// The answer for one page.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct GetItem {
+    /// [`STATUS_MISS`], [`STATUS_PAGE`] or [`STATUS_ZERO`].
+    pub status: u8,
+    /// 0.
+    pub reserved: [u8; 7],
+    /// The checksum that came with the Put.
+    pub checksum: U64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lengths_must_fit() {
+        let good = [
+            Header::new(Kind::Hello, 0, size_of::<Hello>(), 0),
+            Header::new(Kind::Put, 2, 2 * (24 + 4096), 1),
+            Header::new(Kind::Put, ITEMS_MAX, BODY_BYTES_MAX, 1),
+            Header::new(Kind::GetReply, 3, 3 * 16 + 2 * 4096, 1),
+            Header::new(Kind::Ping, 0, 0, 1),
+        ];
+        for header in good {
+            assert!(header.validate().is_ok(), "{header:?}");
+            let mut longer = header;
+            longer.body_bytes = U32::new(header.body_bytes.get() + 1);
+            assert!(matches!(longer.validate(), Err(Malformed::Length(_))), "{longer:?}");
+        }
+    }
+
+    #[test]
+    fn strangers_are_refused() {
+        let mut header = Header::new(Kind::Get, 1, size_of::<WireKey>(), 0);
+        header.items = U16::new(ITEMS_MAX as u16 + 1);
+        assert_eq!(header.validate(), Err(Malformed::Items(257)));
+        header.items = U16::new(0);
+        assert_eq!(header.validate(), Err(Malformed::Items(0)));
+        header.kind = 0;
+        assert_eq!(header.validate(), Err(Malformed::Kind(0)));
+        let http = Header::read_from_bytes(b"GET / HTTP/1.1\r\n").unwrap();
+        assert!(http.validate().is_err());
+    }
+
+    #[test]
+    fn refusal_text_survives() {
+        assert_eq!(Refused::new(1, "no").text(), "no");
+        let long = "é".repeat(200);
+        assert!(long.starts_with(&Refused::new(1, &long).text()));
+    }
+}
