@@ -1,0 +1,4 @@
+//! The thin edge of the borrower: its sockets, threads and clock.
+
+pub(crate) mod connection;
+pub(crate) mod link;

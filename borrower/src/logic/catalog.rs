@@ -1,0 +1,259 @@
+//! The catalog: every file that the borrower knows, and what lenders have of it.
+//!
+//! It hands out file keys and versions, neither of them twice, and remembers files whose inode the kernel has forgotten, so
+//! that their pages are found again when it comes back. What lenders keep in vain is noted for a Drop message.
+
+use super::entry::{Entry, Place};
+use super::file::FileState;
+use crate::below::FileIdentity;
+use hashbrown::HashMap;
+use page::{FileKey, PageId, Version};
+use parking_lot::{Condvar, Mutex, RwLock};
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use wire::WireKey;
+
+/// Files remembered that the kernel has forgotten. At some 400 bytes each beside their entries, 100 MiB at the most.
+const RETIRED_FILES_MAX: usize = 1 << 18;
+
+/// Drops waiting to be told. Beyond it they are not told: the lender finds out when the pages grow old.
+const DROPS_MAX: usize = 1 << 14;
+
+/// A file in the catalog.
+pub struct File {
+    key: FileKey,
+    identity: FileIdentity,
+    users: AtomicU32,
+    pub(crate) state: Mutex<FileState>,
+    /// A change has ended.
+    pub(crate) settled: Condvar,
+}
+
+impl File {
+    /// The name that the kernel (as the inode's generation) and the lenders know it by.
+    pub fn key(&self) -> FileKey {
+        self.key
+    }
+}
+
+/// The catalog.
+pub struct Catalog {
+    names: Mutex<Names>,
+    /// The same files by key, apart because every event asks here.
+    by_key: RwLock<HashMap<FileKey, Arc<File>>>,
+    next_version: AtomicU64,
+    /// Of each lender the epoch, and whether it can be used at all ([`UP`]).
+    lenders: Vec<AtomicU32>,
+    drops: Mutex<Vec<WireKey>>,
+}
+
+struct Names {
+    by_identity: HashMap<FileIdentity, Arc<File>>,
+    retired: VecDeque<FileKey>,
+    next_key: u32,
+}
+
+const UP: u32 = 1 << 16;
+
+impl Catalog {
+    /// A catalog for that many lenders, none of them up.
+    pub fn new(lenders: u8) -> Catalog {
+        assert!(lenders <= Place::LENDERS);
+        Catalog {
+            names: Mutex::new(Names { by_identity: HashMap::new(), retired: VecDeque::new(), next_key: 1 }),
+            by_key: RwLock::new(HashMap::new()),
+            next_version: AtomicU64::new(1),
+            lenders: (0..lenders).map(|_| AtomicU32::new(0)).collect(),
+            drops: Mutex::new(Vec::new()),
+        }
+    }
+
+    /// The file of that identity.
+    pub fn adopt(&self, identity: FileIdentity) -> Arc<File> {
+        let mut names = self.names.lock();
+        if let Some(file) = names.by_identity.get(&identity) {
+            file.users.fetch_add(1, Ordering::Relaxed);
+            return file.clone();
+        }
+        let mut by_key = self.by_key.write();
+        // Keys repeat after 4 billion files; those still known are stepped over.
+        while by_key.contains_key(&FileKey(names.next_key)) || names.next_key == 0 {
+            names.next_key = names.next_key.wrapping_add(1);
+        }
+        let key = FileKey(names.next_key);
+        names.next_key = names.next_key.wrapping_add(1);
+        let file = Arc::new(File {
+            key,
+            identity,
+            users: AtomicU32::new(1),
+            state: Mutex::default(),
+            settled: Condvar::new(),
+        });
+        by_key.insert(key, file.clone());
+        names.by_identity.insert(identity, file.clone());
+        file
+    }
+
+    /// One user less. The last one leaves a file that is remembered if it has pages and is not `deleted`.
+    pub fn retire(&self, file: &Arc<File>, deleted: bool) {
+        let mut names = self.names.lock();
+        if file.users.fetch_sub(1, Ordering::Relaxed) != 1 {
+            return;
+        }
+        if deleted || file.state.lock().live_pages() == 0 {
+            self.remove(&mut names, file);
+            return;
+        }
+        names.retired.push_back(file.key);
+        while names.retired.len() > RETIRED_FILES_MAX {
+            let Some(oldest) = names.retired.pop_front() else { break };
+            if let Some(file) = self.file(oldest).filter(|file| file.users.load(Ordering::Relaxed) == 0) {
+                self.remove(&mut names, &file);
+            }
+        }
+    }
+
+    fn remove(&self, names: &mut Names, file: &Arc<File>) {
+        names.by_identity.remove(&file.identity);
+        self.by_key.write().remove(&file.key);
+        file.state.lock().forget_pages(|index, entry| self.void(file.key, index, entry));
+    }
+
+    /// The file of that key, if it is still known.
+    pub fn file(&self, key: FileKey) -> Option<Arc<File>> {
+        self.by_key.read().get(&key).cloned()
+    }
+
+    /// A version that was never given out before; None when there are no more.
+    pub fn next_version(&self) -> Option<Version> {
+        let version = Version(self.next_version.fetch_add(1, Ordering::Relaxed));
+        (version <= Version::MAX).then_some(version)
+    }
+
+    /// Where new pages go, if that lender can be used.
+    pub fn place(&self, lender: u8) -> Option<Place> {
+        let word = self.lenders.get(usize::from(lender))?.load(Ordering::Acquire);
+        (word & UP != 0).then_some(Place { lender, epoch: word as u8 })
+    }
+
+    /// Whether what was sent there can still be asked for.
+    pub fn is_valid(&self, place: Place) -> bool {
+        self.place(place.lender) == Some(place)
+    }
+
+    /// The lender can be used from now on.
+    pub fn lender_up(&self, lender: u8) {
+        self.lenders[usize::from(lender)].fetch_or(UP, Ordering::AcqRel);
+    }
+
+    /// The lender is lost, and all pages it had: no scan, its epoch moves on.
+    pub fn lender_down(&self, lender: u8) {
+        let _ = self.lenders[usize::from(lender)].fetch_update(Ordering::AcqRel, Ordering::Acquire, |word| {
+            (word & UP != 0).then_some((word + 1) & u32::from(Place::EPOCHS - 1))
+        });
+    }
+
+    /// The entry of a page was voided: notes what its lender keeps in vain.
+    pub fn void(&self, file: FileKey, index: u32, entry: Entry) {
+        if let Entry::Present { place, version } = entry
+            && self.is_valid(place)
+        {
+            self.drop_at_lender(PageId { file, index }, version);
+        }
+    }
+
+    /// Notes a page that its lender keeps in vain.
+    pub fn drop_at_lender(&self, id: PageId, version: Version) {
+        let mut drops = self.drops.lock();
+        if drops.len() < DROPS_MAX {
+            drops.push(WireKey::new(id, version));
+        }
+    }
+
+    /// Moves up to `room` noted drops into `into`.
+    pub fn take_drops(&self, room: usize, into: &mut Vec<WireKey>) {
+        let mut drops = self.drops.lock();
+        let keep = drops.len() - drops.len().min(room);
+        into.extend(drops.drain(keep..));
+    }
+
+    /// Pages live in all files, bytes that their entries take, and files known.
+    pub fn census(&self) -> Census {
+        let by_key = self.by_key.read();
+        let mut census = Census { files: by_key.len() as u64, ..Census::default() };
+        for file in by_key.values() {
+            let state = file.state.lock();
+            census.live_pages += state.live_pages();
+            census.entry_bytes += state.memory_bytes();
+        }
+        census
+    }
+}
+
+/// What the catalog holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Census {
+    /// Files known.
+    pub files: u64,
+    /// Pages that need not come from the disk.
+    pub live_pages: u64,
+    /// Bytes of memory of their entries.
+    pub entry_bytes: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn identity(inode: u64) -> FileIdentity {
+        FileIdentity { device: 1, inode, generation: 0 }
+    }
+
+    fn with_page(catalog: &Catalog, file: &File) {
+        let place = catalog.place(0).unwrap();
+        let version = catalog.next_version().unwrap();
+        let mut state = file.state.lock();
+        state.put(3, place, version);
+        assert!(state.put_done(3, version, true));
+    }
+
+    #[test]
+    fn files_come_back_unless_deleted() {
+        let catalog = Catalog::new(1);
+        catalog.lender_up(0);
+        let file = catalog.adopt(identity(1));
+        assert_eq!(catalog.adopt(identity(1)).key(), file.key());
+        catalog.retire(&file, false);
+        assert!(catalog.file(file.key()).is_some(), "one user is left");
+        with_page(&catalog, &file);
+        catalog.retire(&file, false);
+        assert_eq!(catalog.adopt(identity(1)).key(), file.key(), "it has pages");
+        catalog.retire(&file, true);
+        assert!(catalog.file(file.key()).is_none());
+        let mut drops = Vec::new();
+        catalog.take_drops(8, &mut drops);
+        assert_eq!(drops.len(), 1, "the lender is told of the deleted file's page");
+        let again = catalog.adopt(identity(1));
+        assert_ne!(again.key(), file.key(), "a key is not given twice");
+        catalog.retire(&again, false);
+        assert!(catalog.file(again.key()).is_none(), "nothing to remember");
+    }
+
+    #[test]
+    fn losing_a_lender_voids_its_pages_at_once() {
+        let catalog = Catalog::new(2);
+        assert_eq!(catalog.place(0), None);
+        catalog.lender_up(0);
+        let place = catalog.place(0).unwrap();
+        assert!(catalog.is_valid(place));
+        catalog.lender_down(0);
+        assert!(!catalog.is_valid(place));
+        catalog.lender_down(0);
+        catalog.lender_up(0);
+        assert!(!catalog.is_valid(place));
+        assert_ne!(catalog.place(0).unwrap(), place);
+        assert_eq!(catalog.place(1), None);
+        assert_eq!(catalog.place(9), None);
+    }
+}

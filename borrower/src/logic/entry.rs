@@ -1,0 +1,127 @@
+//! The catalog's 8-byte entry: all that the borrower knows of one page.
+//!
+//! ```text
+//! bit 63..62  state: 0 absent, 1 busy, 2 present, 3 zero
+//! absent      61..0   the file's quarantine number that a READ of the page has lifted (0: none)
+//! others      61      reserved for the sequential tag
+//!             60..55  lender
+//!             54..49  that lender's epoch
+//!             48..0   version
+//! ```
+//!
+//! An all-zero word is "absent, nothing known", so that a fresh table needs no initialization.
+
+use page::Version;
+
+/// Which lender has a page, and since which of its losses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// The lender's number.
+    pub lender: u8,
+    /// The lender's epoch when the page was sent. Losing a lender moves its epoch on, which makes all its entries void at
+    /// once. The epoch wraps after [`Place::EPOCHS`] losses; an entry that seems valid again then costs one miss, because no
+    /// lender knows its version any more.
+    pub epoch: u8,
+}
+
+impl Place {
+    /// Lenders a borrower can have.
+    pub const LENDERS: u8 = 1 << 6;
+    /// Epochs before they repeat.
+    pub const EPOCHS: u8 = 1 << 6;
+}
+
+/// The meaning of an entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Entry {
+    /// No lender has the page. A READ of it arrived when the file's newest quarantine was `lifted`.
+    Absent {
+        /// Quarantines up to this number no longer hold for the page.
+        lifted: u64,
+    },
+    /// Its bytes are on their way to a lender, and still in a put buffer here.
+    Busy {
+        /// Where it goes.
+        place: Place,
+        /// What it is called there.
+        version: Version,
+    },
+    /// A lender has it.
+    Present {
+        /// Where.
+        place: Place,
+        /// What it is called there.
+        version: Version,
+    },
+    /// All its bytes are zero: no lender is needed.
+    Zero,
+}
+
+/// Nothing known of the page.
+pub const UNKNOWN: Entry = Entry::Absent { lifted: 0 };
+
+const STATE_SHIFT: u32 = 62;
+const LENDER_SHIFT: u32 = 55;
+const EPOCH_SHIFT: u32 = Version::BITS;
+const LIFTED_MAX: u64 = (1 << STATE_SHIFT) - 1;
+
+impl Entry {
+    /// The entry as a word.
+    pub fn pack(self) -> u64 {
+        let named = |state: u64, place: Place, version: Version| {
+            debug_assert!(version <= Version::MAX && place.lender < Place::LENDERS && place.epoch < Place::EPOCHS);
+            state << STATE_SHIFT
+                | u64::from(place.lender) << LENDER_SHIFT
+                | u64::from(place.epoch) << EPOCH_SHIFT
+                | version.0
+        };
+        match self {
+            Entry::Absent { lifted } => lifted.min(LIFTED_MAX),
+            Entry::Busy { place, version } => named(1, place, version),
+            Entry::Present { place, version } => named(2, place, version),
+            Entry::Zero => 3 << STATE_SHIFT,
+        }
+    }
+
+    /// The word's meaning. Every word has one.
+    pub fn unpack(word: u64) -> Entry {
+        let place = Place {
+            lender: (word >> LENDER_SHIFT) as u8 & (Place::LENDERS - 1),
+            epoch: (word >> EPOCH_SHIFT) as u8 & (Place::EPOCHS - 1),
+        };
+        let version = Version(word & Version::MAX.0);
+        match word >> STATE_SHIFT {
+            0 => Entry::Absent { lifted: word },
+            1 => Entry::Busy { place, version },
+            2 => Entry::Present { place, version },
+            _ => Entry::Zero,
+        }
+    }
+
+    /// Whether it stands for bytes that can be had without the disk.
+    pub fn is_live(self) -> bool {
+        !matches!(self, Entry::Absent { .. })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_and_meanings_agree() {
+        let place = Place { lender: 63, epoch: 21 };
+        let all = [
+            UNKNOWN,
+            Entry::Absent { lifted: LIFTED_MAX },
+            Entry::Busy { place, version: Version(1) },
+            Entry::Present { place, version: Version::MAX },
+            Entry::Present { place: Place { lender: 0, epoch: 63 }, version: Version(77) },
+            Entry::Zero,
+        ];
+        for entry in all {
+            assert_eq!(Entry::unpack(entry.pack()), entry);
+        }
+        assert_eq!(UNKNOWN.pack(), 0);
+    }
+}

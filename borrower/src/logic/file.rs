@@ -1,0 +1,459 @@
+//! One file in the catalog: which pages lenders have, and which evictions may be believed.
+//!
+//! This is where the promise is kept: *what a lender has of a page is what the file below holds now.* It rests on one rule:
+//! an eviction is believed only if nothing changed the page since the birth of the cached copy it was taken from. What is
+//! known of that birth is kept in three forms:
+//!
+//! * **active** changes: while one is under way, no event of its range is believed, and none of its pages is live.
+//! * **taints**, from buffered writes: the page cache held the new bytes before we were asked, so events from the stream's
+//!   position at our answer on are of the new content, those before are of older content. A taint is void once the consumer
+//!   has passed its position.
+//! * **quarantines**, from every other change: the kernel drops its old pages only after our answer, at a time we do not
+//!   learn. No event of the page is believed until a READ of it arrives, which proves that the old copy is gone. A
+//!   quarantine has a number, and a page's entry remembers the number that its last READ has lifted; so ranges need never be
+//!   split, and merging two (into their hull, under the newer number) is always safe.
+//!
+//! A READ that overlaps a change of its pages in time must be done again: else the kernel could cache older bytes behind
+//! a newer write. Should it be answered all the same, its pages are quarantined.
+//!
+//! Pure logic: no I/O, no clock. What must never happen here: a page live in the table whose bytes differ from the file's.
+
+use super::entry::{Entry, Place, UNKNOWN};
+use super::table::PageTable;
+use crate::below::Stamp;
+use page::{PAGE_SHIFT, PageRange, Version};
+
+/// Quarantined ranges a file remembers. Beyond it the two nearest are merged: some pages more need a READ before they are
+/// lent again.
+const QUARANTINES_MAX: usize = 32;
+
+/// Tainted ranges a file remembers. Beyond it the two nearest are merged: some events more are not believed, for as long as
+/// it takes the consumer to reach the position.
+const TAINTS_MAX: usize = 32;
+
+/// Beginnings and ends of changes that a file remembers, to tell a READ whether one of its own pages changed meanwhile. A
+/// READ that is older than the memory counts as overtaken.
+const RECENT_MAX: usize = 16;
+
+/// What a READ of one page is answered from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// The file below.
+    Below,
+    /// The put buffer that is on its way to a lender, else that lender.
+    Busy(Place, Version),
+    /// A lender.
+    Lender(Place, Version),
+    /// Nowhere: it is all zeros.
+    Zero,
+}
+
+/// A READ under way.
+#[derive(Clone, Copy, Debug)]
+pub struct ReadTicket {
+    range: PageRange,
+    changes: u64,
+    quarantine: u64,
+    raced: bool,
+    /// What the file looked like when we last left it, if no change is under way.
+    pub stamp: Option<Stamp>,
+}
+
+impl ReadTicket {
+    /// Where the file's changes stood when the READ began.
+    pub fn moment(&self) -> u64 {
+        self.changes
+    }
+}
+
+/// A change under way.
+#[derive(Debug, PartialEq, Eq)]
+pub struct ChangeTicket(u64);
+
+/// How a change ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// A buffered write of the bytes `offset..end_offset` was applied, at that position of the event stream.
+    Buffered {
+        /// First byte.
+        offset: u64,
+        /// Byte behind the last one.
+        end_offset: u64,
+        /// Where the file ended before.
+        old_size_bytes: u64,
+        /// The stream's position after the change was applied and before it is answered.
+        position: u64,
+    },
+    /// Anything else, or a failure of unknown extent.
+    Other,
+}
+
+/// What becomes of an eviction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// Send it.
+    Put,
+    /// It was recorded as a page of zeros: nothing to send.
+    Zero,
+    /// A lender has it already.
+    Known,
+    /// It may be of older content: a change is under way.
+    Changing,
+    /// It may be of older content: tainted.
+    Tainted,
+    /// It may be of older content: quarantined.
+    Quarantined,
+}
+
+struct Taint {
+    range: PageRange,
+    position: u64,
+}
+
+struct Quarantine {
+    range: PageRange,
+    number: u64,
+}
+
+struct Active {
+    id: u64,
+    range: PageRange,
+    /// The newest quarantine when it began.
+    quarantine: u64,
+}
+
+/// One file.
+#[derive(Default)]
+pub struct FileState {
+    table: PageTable,
+    /// Moves at the beginning and at the end of every change.
+    changes: u64,
+    /// What the last of those moves were about: that of number n is at n modulo [`RECENT_MAX`].
+    recent: Vec<PageRange>,
+    active: Vec<Active>,
+    taints: Vec<Taint>,
+    quarantines: Vec<Quarantine>,
+    /// Number of the newest quarantine.
+    quarantine: u64,
+    /// What the file looked like when the last change of ours, or the last look at it, ended.
+    stamp: Option<Stamp>,
+    /// Somebody changed the file beside us, and the kernel has not yet been told to drop what it caches of it.
+    kernel_stale: bool,
+    changes_beside: u64,
+}
+
+impl FileState {
+    /// Pages that need not come from the disk.
+    pub fn live_pages(&self) -> u64 {
+        self.table.live_pages()
+    }
+
+    /// Bytes of memory taken by the entries.
+    pub fn memory_bytes(&self) -> u64 {
+        self.table.memory_bytes()
+    }
+
+    /// Whether somebody was seen to change the file beside us. The kernel has then been told to drop pages, which can let a
+    /// READ overtake a buffered write that is still in its queue (fs/fuse/file.c unlocks the pages of a write before sending
+    /// it, and invalidation does not look at references): from then on no buffered write is trusted to tell what is cached.
+    pub fn is_disturbed(&self) -> bool {
+        self.changes_beside > 0
+    }
+
+    /// How often somebody was seen to.
+    pub fn changes_beside(&self) -> u64 {
+        self.changes_beside
+    }
+
+    /// Whether a change of any of these pages is under way.
+    pub fn is_changing(&self, range: PageRange) -> bool {
+        self.active.iter().any(|active| active.range.overlaps(range))
+    }
+
+    /// A number that moves with every change.
+    pub fn moment(&self) -> u64 {
+        self.changes
+    }
+
+    /// A change of the bytes of `range` begins; `before` is what the file looks like now. Shows the entries that it voids.
+    pub fn begin_change(
+        &mut self,
+        range: PageRange,
+        before: Stamp,
+        mut voided: impl FnMut(u32, Entry),
+    ) -> ChangeTicket {
+        // While another change is under way, what the file looked like before it is gone: only the first can compare.
+        if self.active.is_empty() && self.stamp.is_some_and(|stamp| stamp != before) {
+            self.changed_beside(&mut voided);
+        }
+        self.moved(range);
+        self.active.push(Active { id: self.changes, range, quarantine: self.quarantine });
+        self.table.forget(range, voided);
+        ChangeTicket(self.changes)
+    }
+
+    /// The change has ended. `after` is what the file looks like, if known; `consumed` is how far the event stream has been
+    /// dealt with.
+    pub fn end_change(&mut self, ticket: ChangeTicket, ended: Ended, after: Option<Stamp>, consumed: u64) {
+        let Some(at) = self.active.iter().position(|active| active.id == ticket.0) else {
+            debug_assert!(false, "a change ends once");
+            return;
+        };
+        let Active { range, quarantine, .. } = self.active.swap_remove(at);
+        self.moved(range);
+        match ended {
+            Ended::Buffered { offset, end_offset, old_size_bytes, position } if !self.is_disturbed() => {
+                let (touched, whole) =
+                    (PageRange::touched_by(offset, end_offset), PageRange::inside(offset, end_offset));
+                self.taint(touched, position, consumed);
+                // A quarantine that came while the write was under way may be of a change that was applied after it.
+                self.lift(whole, quarantine);
+                // The write began behind the end of the file: what lies between are zeros now, but the kernel's page may
+                // hold there what somebody stored through a mapping, behind the old end.
+                if old_size_bytes < offset {
+                    self.quarantine(PageRange::touched_by(old_size_bytes, offset), |_, _| {});
+                }
+            }
+            _ => self.quarantine(range, |_, _| {}),
+        }
+        // Of changes that overlap in time, the one that looked last knows best.
+        self.stamp = match (self.stamp, after) {
+            (Some(stamp), Some(after)) if stamp.ctime_ns > after.ctime_ns => Some(stamp),
+            (_, after) => after,
+        };
+    }
+
+    /// An operation of ours changed attributes only: from `before` to `after`.
+    pub fn attributes_changed(&mut self, before: Stamp, after: Stamp) {
+        if self.active.is_empty() && self.stamp == Some(before) {
+            self.stamp = Some(after);
+        }
+    }
+
+    /// Compares the file with what we left, if nothing of ours has changed it since `moment`. If somebody else has, beside
+    /// us, everything known of it is void.
+    pub fn observe(&mut self, moment: u64, now: Stamp, voided: impl FnMut(u32, Entry)) {
+        if !self.active.is_empty() || moment != self.changes || self.stamp == Some(now) {
+            return;
+        }
+        // A file never looked at before has nothing known or cached; one whose stamp a failed change took away may have.
+        if self.stamp.is_some() || self.changes > 0 {
+            self.changed_beside(voided);
+        }
+        self.stamp = Some(now);
+    }
+
+    /// Whether what the kernel caches of the file is still right. If not, the caller has the kernel drop it now.
+    pub fn take_kernel_cache_valid(&mut self) -> bool {
+        !std::mem::take(&mut self.kernel_stale)
+    }
+
+    /// A READ of the pages of `range`, out of the page cache, has arrived at `position` of the event stream. Says for each
+    /// page where it comes from; `valid` tells whether a place still stands.
+    pub fn begin_read(
+        &mut self,
+        range: PageRange,
+        position: u64,
+        consumed: u64,
+        valid: impl Fn(Place) -> bool,
+        sources: &mut Vec<Source>,
+    ) -> ReadTicket {
+        sources.clear();
+        let raced = self.is_changing(range);
+        let held = self.quarantines.iter().any(|held| held.range.overlaps(range));
+        let mut lifted = false;
+        for wide_index in range.first..range.end {
+            let Ok(index) = u32::try_from(wide_index) else {
+                sources.push(Source::Below);
+                continue;
+            };
+            let mut entry = self.table.get(index);
+            if let Entry::Busy { place, .. } | Entry::Present { place, .. } = entry
+                && !valid(place)
+            {
+                entry = UNKNOWN;
+                self.table.set(index, entry);
+            }
+            sources.push(match entry {
+                Entry::Absent { .. } => Source::Below,
+                Entry::Zero => Source::Zero,
+                Entry::Busy { place, version } => Source::Busy(place, version),
+                Entry::Present { place, version } => Source::Lender(place, version),
+            });
+            if held && !raced && self.is_quarantined(index) {
+                lifted = true;
+                self.table.set(index, Entry::Absent { lifted: self.quarantine });
+            }
+        }
+        if lifted {
+            self.taint(range, position, consumed);
+        }
+        let stamp = self.stamp.filter(|_| self.active.is_empty());
+        ReadTicket { range, changes: self.changes, quarantine: self.quarantine, raced, stamp }
+    }
+
+    /// The lender no longer has the page: it gave it away (exclusive), or answered that it is not there. `ticket` is the READ
+    /// that found out, if one did.
+    pub fn gone(&mut self, index: u32, version: Version, ticket: Option<&ReadTicket>) {
+        match self.table.get(index) {
+            Entry::Busy { version: known, .. } | Entry::Present { version: known, .. } if known == version => {
+                let lifted = ticket.filter(|ticket| !ticket.raced).map_or(0, |ticket| ticket.quarantine);
+                self.table.set(index, Entry::Absent { lifted });
+            }
+            _ => {}
+        }
+    }
+
+    /// The READ is about to be answered. False: a change came in between, so that all of it must be read again below; what
+    /// is cached of the answer will not be believed.
+    pub fn end_read(&mut self, ticket: &ReadTicket, voided: impl FnMut(u32, Entry)) -> bool {
+        let moves = self.changes - ticket.changes;
+        let raced = ticket.raced
+            || moves > RECENT_MAX as u64
+            || (0..moves).any(|back| self.recent[self.recent_at(self.changes - back)].overlaps(ticket.range));
+        if raced {
+            self.quarantine(ticket.range, voided);
+        }
+        !raced
+    }
+
+    /// The page was evicted, with an event at `position`; `is_zero` tells whether all its bytes are zero. After
+    /// [`Verdict::Put`] the caller must call [`FileState::put`] before anything else is asked of this file.
+    pub fn evict(&mut self, index: u32, position: u64, is_zero: bool, valid: impl Fn(Place) -> bool) -> Verdict {
+        if self.active.iter().any(|active| active.range.contains(index.into())) {
+            return Verdict::Changing;
+        }
+        if self.taints.iter().any(|taint| taint.range.contains(index.into()) && position < taint.position) {
+            return Verdict::Tainted;
+        }
+        match self.table.get(index) {
+            Entry::Busy { place, .. } | Entry::Present { place, .. } if valid(place) => return Verdict::Known,
+            Entry::Zero => return Verdict::Known,
+            _ => {}
+        }
+        if self.is_quarantined(index) {
+            return Verdict::Quarantined;
+        }
+        if is_zero {
+            self.table.set(index, Entry::Zero);
+            return Verdict::Zero;
+        }
+        Verdict::Put
+    }
+
+    /// The page is on its way to a lender.
+    pub fn put(&mut self, index: u32, place: Place, version: Version) {
+        self.table.set(index, Entry::Busy { place, version });
+    }
+
+    /// The lender answered the put. False: the page has changed in the meantime; what the lender has is of no use.
+    pub fn put_done(&mut self, index: u32, version: Version, stored: bool) -> bool {
+        match self.table.get(index) {
+            Entry::Busy { place, version: known } if known == version => {
+                self.table.set(index, if stored { Entry::Present { place, version } } else { UNKNOWN });
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Forgets all pages, because the file is deleted or the catalog needs the room. Nothing becomes more trusted by it.
+    pub fn forget_pages(&mut self, voided: impl FnMut(u32, Entry)) {
+        self.table.forget(PageRange::ALL, voided);
+    }
+
+    fn is_quarantined(&self, index: u32) -> bool {
+        let newest =
+            self.quarantines.iter().filter(|held| held.range.contains(index.into())).map(|held| held.number).max();
+        match (newest, self.table.get(index)) {
+            (None, _) => false,
+            (Some(number), Entry::Absent { lifted }) => lifted < number,
+            // A live page was put while no quarantine held it, and a change of its own would have voided it: it is held
+            // only by a merged range.
+            (Some(_), _) => false,
+        }
+    }
+
+    fn recent_at(&self, number: u64) -> usize {
+        (number % RECENT_MAX as u64) as usize
+    }
+
+    /// Counts a beginning or an end of a change of `range`.
+    fn moved(&mut self, range: PageRange) {
+        self.changes += 1;
+        if self.recent.is_empty() {
+            self.recent = vec![range; RECENT_MAX];
+        }
+        let at = self.recent_at(self.changes);
+        self.recent[at] = range;
+    }
+
+    fn changed_beside(&mut self, voided: impl FnMut(u32, Entry)) {
+        self.moved(PageRange::ALL);
+        self.quarantine(PageRange::ALL, voided);
+        self.kernel_stale = true;
+        self.changes_beside += 1;
+    }
+
+    fn lift(&mut self, range: PageRange, number: u64) {
+        if self.quarantines.iter().any(|held| held.range.overlaps(range)) {
+            for index in indices(range) {
+                if self.is_quarantined(index)
+                    && let Entry::Absent { lifted } = self.table.get(index)
+                {
+                    self.table.set(index, Entry::Absent { lifted: lifted.max(number) });
+                }
+            }
+        }
+    }
+
+    fn quarantine(&mut self, range: PageRange, voided: impl FnMut(u32, Entry)) {
+        if range.is_empty() {
+            return;
+        }
+        self.table.forget(range, voided);
+        self.quarantine += 1;
+        self.quarantines.retain(|held| !(range.first <= held.range.first && held.range.end <= range.end));
+        self.quarantines.push(Quarantine { range, number: self.quarantine });
+        if self.quarantines.len() > QUARANTINES_MAX {
+            self.quarantines.sort_by_key(|held| held.range.first);
+            let at = nearest(&self.quarantines, |held| held.range);
+            let other = self.quarantines.remove(at + 1);
+            let held = &mut self.quarantines[at];
+            *held = Quarantine { range: held.range.hull(other.range), number: held.number.max(other.number) };
+        }
+    }
+
+    fn taint(&mut self, range: PageRange, position: u64, consumed: u64) {
+        self.taints.retain(|taint| taint.position > consumed);
+        if range.is_empty() || position <= consumed {
+            return;
+        }
+        // Writes mostly continue where the last one ended.
+        if let Some(taint) = self.taints.iter_mut().find(|taint| taint.range.end == range.first || taint.range == range)
+        {
+            taint.range = taint.range.hull(range);
+            taint.position = taint.position.max(position);
+            return;
+        }
+        self.taints.push(Taint { range, position });
+        if self.taints.len() > TAINTS_MAX {
+            self.taints.sort_by_key(|taint| taint.range.first);
+            let at = nearest(&self.taints, |taint| taint.range);
+            let other = self.taints.remove(at + 1);
+            let taint = &mut self.taints[at];
+            *taint = Taint { range: taint.range.hull(other.range), position: taint.position.max(other.position) };
+        }
+    }
+}
+
+/// Of ranges sorted by their beginning, the place of the one whose successor is nearest.
+fn nearest<T>(sorted: &[T], range: impl Fn(&T) -> PageRange) -> usize {
+    let gap = |pair: &[T]| range(&pair[1]).first.saturating_sub(range(&pair[0]).end);
+    (0..sorted.len() - 1).min_by_key(|at| gap(&sorted[*at..*at + 2])).unwrap_or(0)
+}
+
+/// The pages of `range` that can be lent.
+fn indices(range: PageRange) -> impl Iterator<Item = u32> {
+    (range.first..range.end.min(1 << (64 - PAGE_SHIFT))).map_while(|index| u32::try_from(index).ok())
+}

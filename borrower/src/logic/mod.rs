@@ -1,0 +1,7 @@
+//! What the borrower knows and decides, without sockets, clocks or threads.
+
+pub mod catalog;
+pub mod entry;
+pub mod file;
+pub mod puts;
+pub mod table;

@@ -1,0 +1,70 @@
+//! What the borrower counts: each metric declared once, with its unit and meaning.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A number that only grows.
+#[derive(Default)]
+pub struct Counter(AtomicU64);
+
+impl Counter {
+    /// Adds to it.
+    pub fn add(&self, count: u64) {
+        self.0.fetch_add(count, Ordering::Relaxed);
+    }
+
+    /// Adds one.
+    pub fn one(&self) {
+        self.add(1);
+    }
+
+    /// Its value.
+    pub fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+macro_rules! metrics {
+    ($($name:ident: $meaning:literal,)*) => {
+        /// The counters of a borrower.
+        #[derive(Default)]
+        pub struct Metrics { $(#[doc = $meaning] pub $name: Counter,)* }
+
+        impl Metrics {
+            /// Name, meaning and value of each.
+            pub fn all(&self) -> Vec<(&'static str, &'static str, u64)> {
+                vec![$((stringify!($name), $meaning, self.$name.get()),)*]
+            }
+        }
+    };
+}
+
+metrics! {
+    reads: "READ requests out of the page cache",
+    read_pages: "pages that they asked for, before the end of the file",
+    lender_pages: "pages answered from a lender",
+    buffer_pages: "pages answered from a put buffer",
+    zero_pages: "pages answered as zeros known to the catalog",
+    below_pages: "pages answered from the directory below",
+    get_messages: "Get messages sent",
+    get_misses: "pages asked for that the lender no longer had",
+    get_failures: "Get messages that failed: time-out, lost connection or malformed answer",
+    bad_pages: "pages from a lender whose checksum was wrong",
+    reads_repeated: "READ requests done again because the file changed meanwhile",
+    evictions: "evictions seen",
+    evictions_known: "evictions of pages that a lender had already: nothing sent",
+    evictions_zero: "evictions of pages of zeros: nothing sent",
+    evictions_not_trusted: "evictions dropped because the page may have changed since",
+    evictions_unknown_file: "evictions of files that are no longer known",
+    evictions_no_lender: "evictions dropped because no lender was there",
+    evictions_no_room: "evictions dropped because all put buffers were taken",
+    put_pages: "pages sent to a lender",
+    put_messages: "Put messages sent",
+    put_pages_refused: "pages that the lender did not take",
+    put_pages_outdated: "pages sent that had changed by the time the lender had them",
+    drop_pages: "pages of which a lender was told that they are of no more use",
+    lost_pages: "pages of which a lender said that it no longer has them",
+    changes: "changes of files",
+    changes_beside: "changes of files made beside the mount that were found",
+    lender_connects: "times a lender was reached",
+    lender_losses: "times a lender was lost",
+}
