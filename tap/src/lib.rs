@@ -1,7 +1,17 @@
 //! Where evictions come from.
 //!
-//! [`EvictionSource`] is the seam: the eBPF tap is one implementation, and a mount without one (no right to load BPF)
+//! [`EvictionSource`] is the seam: the eBPF tap ([`BpfTap`]) is one implementation, and a mount without one (no right to load BPF)
 //! falls back to filling the pool on read. An in-kernel hook, should Linux get one again, would be another.
+
+mod bpf_tap;
+mod calibrate;
+mod intf;
+mod load;
+mod record;
+mod ring;
+
+pub use bpf_tap::{BpfTap, Target};
+pub use load::LoadError;
 
 use page::Page;
 use std::io;

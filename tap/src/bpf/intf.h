@@ -1,0 +1,74 @@
+/*
+ * The contract between the BPF programs and Rust: every layout and constant that both sides must agree on, and nothing
+ * else. Its mirror is tap/src/intf.rs; both sides assert the sizes, so that a change on one side alone does not build.
+ *
+ * All numbers are little-endian and naturally aligned, as both sides run on the same x86-64 machine.
+ */
+#ifndef TAP_INTF_H
+#define TAP_INTF_H
+
+typedef unsigned char u8;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+#define TAP_PAGE_SIZE 4096
+
+/* The largest folio of a page cache on x86-64 is a PMD: order 9. A larger one would be news; it is counted, not read. */
+#define TAP_FOLIO_PAGES_MAX 512
+
+/* One record of the ring: one page that reclaim evicted. */
+struct tap_event {
+	u32 generation; /* i_generation of the page's inode */
+	u32 reserved;   /* 0 */
+	u64 index;      /* the page's index in the file */
+	u8 page[TAP_PAGE_SIZE];
+};
+
+/* What the tap is told before it is loaded (.rodata). */
+struct tap_config {
+	u64 vmemmap_base; /* address of the struct page of pfn 0 */
+	u64 linear_base;  /* address of the byte at physical address 0 */
+	u32 device;       /* s_dev of the file system that is tapped: major << 20 | minor */
+	u32 reserved;     /* 0 */
+};
+
+/* Counts since the tap was attached; one such struct per CPU. All but the last are in pages. */
+struct tap_counters {
+	u64 captured;
+	u64 ring_full;
+	u64 invalidated;
+	u64 unreadable;
+	u64 large_folios; /* folios of more than one page that were captured, in part or whole */
+};
+
+/* Files of one page each, all on one file system, that the calibration uses. */
+#define CALIBRATE_FILES 4
+
+/* Which they are (.rodata). */
+struct calibrate_config {
+	u64 inodes[CALIBRATE_FILES]; /* i_ino */
+	u32 device;                  /* s_dev */
+	u32 reserved;                /* 0 */
+};
+
+/* How the page of the file with the same position in `inodes` looked as it left the cache; before that, all zero. */
+struct calibrate_sighting {
+	u64 folio;             /* address of its struct folio */
+	u64 struct_page_bytes; /* sizeof(struct page) */
+};
+
+/* The answer of one run of `peek`. */
+struct calibrate_peek {
+	u64 task;   /* address of the running task's task_struct: some place in the linear map */
+	u64 failed; /* 0: `page` holds the bytes that stand at the address asked for */
+	u8 page[TAP_PAGE_SIZE];
+};
+
+_Static_assert(sizeof(struct tap_event) == 16 + TAP_PAGE_SIZE, "tap_event");
+_Static_assert(sizeof(struct tap_config) == 24, "tap_config");
+_Static_assert(sizeof(struct tap_counters) == 40, "tap_counters");
+_Static_assert(sizeof(struct calibrate_config) == 40, "calibrate_config");
+_Static_assert(sizeof(struct calibrate_sighting) == 16, "calibrate_sighting");
+_Static_assert(sizeof(struct calibrate_peek) == 16 + TAP_PAGE_SIZE, "calibrate_peek");
+
+#endif

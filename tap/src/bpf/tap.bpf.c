@@ -1,0 +1,111 @@
+/*
+ * The eviction tap: copies each clean page of one file system into a ring at the moment reclaim takes it.
+ *
+ * It runs in the tracepoint mm_filemap_delete_from_page_cache, under the lock of the file's page tree and with interrupts
+ * off, for every page that leaves any page cache of the machine. So it looks at the file system first, allocates nothing,
+ * waits for nothing, and when the ring is full it counts and goes on: a page lost here is only a miss later.
+ *
+ * Which departures are evictions: reclaim (and everything else that may drop only what is clean and unused, such as
+ * POSIX_FADV_DONTNEED) has frozen the folio's reference count at 0 when it comes here. Truncation and invalidation hold
+ * references. That one test is the whole distinction.
+ *
+ * Why reading the bytes is safe: at a count of 0 nobody else can get hold of the folio, no mapping of it is left, and
+ * its memory is given back only after the tracepoint.
+ */
+#include "folio.h"
+
+const volatile struct tap_config config = {};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 4096); /* replaced before the load */
+} ring SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, u32);
+	__type(value, struct tap_counters);
+} counters SEC(".maps");
+
+/* One folio on its way into the ring. */
+struct walk {
+	u64 address; /* of the folio's first byte in the linear map */
+	u64 index;   /* of its first page */
+	struct tap_counters *counters;
+	u32 generation;
+};
+
+static long capture_page(u64 nth, void *data)
+{
+	const struct walk *walk = data;
+	struct tap_event *event = bpf_ringbuf_reserve(&ring, sizeof(*event), 0);
+
+	if (!event) {
+		walk->counters->ring_full++;
+		return 0;
+	}
+	event->generation = walk->generation;
+	event->reserved = 0;
+	event->index = walk->index + nth;
+	if (bpf_probe_read_kernel(event->page, sizeof(event->page), (void *)(walk->address + nth * TAP_PAGE_SIZE))) {
+		bpf_ringbuf_discard(event, 0);
+		walk->counters->unreadable++;
+		return 0;
+	}
+	bpf_ringbuf_submit(event, 0);
+	walk->counters->captured++;
+	return 0;
+}
+
+SEC("raw_tp/mm_filemap_delete_from_page_cache")
+int tap(u64 *arguments)
+{
+	const struct folio *folio = (const void *)arguments[0];
+	struct inode *inode = BPF_CORE_READ(folio, mapping, host);
+	struct tap_counters *mine;
+	struct walk walk = {};
+	unsigned long flags;
+	u32 zero = 0, order;
+	u64 pages, pfn;
+
+	if (BPF_CORE_READ(inode, i_sb, s_dev) != config.device)
+		return 0;
+	mine = bpf_map_lookup_elem(&counters, &zero);
+	if (!mine)
+		return 0;
+
+	flags = folio_flags(folio);
+	order = folio_order(folio, flags);
+	pages = 1ULL << (order & 63);
+	if (BPF_CORE_READ(folio, _refcount.counter) != 0) {
+		mine->invalidated += pages;
+		return 0;
+	}
+	if (!(flags & PAGE_FLAG(PG_uptodate)) || flags & (PAGE_FLAG(PG_dirty) | PAGE_FLAG(PG_writeback)) ||
+	    pages > TAP_FOLIO_PAGES_MAX) {
+		mine->unreadable += pages;
+		return 0;
+	}
+	/* Memory the hardware has given up on must not be touched. The flag exists where the kernel is built to handle that. */
+	if (bpf_core_enum_value_exists(enum pageflags, PG_hwpoison) && flags & PAGE_FLAG(PG_hwpoison)) {
+		mine->unreadable += pages;
+		return 0;
+	}
+
+	pfn = ((u64)folio - config.vmemmap_base) / bpf_core_type_size(struct page);
+	walk.address = config.linear_base + pfn * TAP_PAGE_SIZE;
+	walk.index = BPF_CORE_READ(folio, index);
+	walk.generation = BPF_CORE_READ(inode, i_generation);
+	walk.counters = mine;
+	if (pages == 1) {
+		capture_page(0, &walk);
+	} else {
+		mine->large_folios++;
+		bpf_loop(pages, capture_page, &walk, 0);
+	}
+	return 0;
+}
+
+/* Reading kernel memory is open to programs under a GPL-compatible licence; this one is offered under both. */
+char LICENSE[] SEC("license") = "Dual MIT/GPL";

@@ -1,0 +1,160 @@
+//! Rust's side of `bpf/intf.h`, the contract with the BPF programs: the same layouts, constants and sizes.
+//!
+//! The bytes that come out of a map or the ring are taken apart here by position and nowhere else. Nothing here panics on
+//! bytes of an unexpected length: it answers with `None`.
+
+use page::{PAGE_SIZE, Page};
+
+/// Bytes of `struct tap_event`.
+pub(crate) const EVENT_BYTES: usize = 16 + PAGE_SIZE;
+
+/// `CALIBRATE_FILES`.
+pub(crate) const CALIBRATE_FILES: usize = 4;
+
+/// Bytes of `struct calibrate_peek`.
+pub(crate) const PEEK_BYTES: usize = 16 + PAGE_SIZE;
+
+/// Key of the only entry of a one-entry array.
+pub(crate) const ONLY_KEY: [u8; 4] = 0u32.to_ne_bytes();
+
+/// The kernel's own `dev_t` for what `stat` calls `st_dev`: they differ in how they pack the two numbers.
+pub(crate) fn kernel_device(st_dev: u64) -> u32 {
+    const MINOR_BITS: u32 = 20;
+    (libc::major(st_dev) << MINOR_BITS) | libc::minor(st_dev)
+}
+
+/// `struct tap_event`.
+#[derive(Debug)]
+pub(crate) struct TapEvent<'a> {
+    pub(crate) generation: u32,
+    pub(crate) index: u64,
+    pub(crate) page: &'a Page,
+}
+
+impl<'a> TapEvent<'a> {
+    pub(crate) fn parse(bytes: &'a [u8]) -> Option<TapEvent<'a>> {
+        let (head, page) = bytes.split_first_chunk::<16>()?;
+        Some(TapEvent { generation: word(head, 0)? as u32, index: word(head, 1)?, page: page.try_into().ok()? })
+    }
+}
+
+/// `struct tap_config`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct TapConfig {
+    pub(crate) vmemmap_base: u64,
+    pub(crate) linear_base: u64,
+    pub(crate) device: u32,
+}
+
+impl TapConfig {
+    pub(crate) fn to_bytes(self) -> [u8; 24] {
+        let mut bytes = [0; 24];
+        bytes[..8].copy_from_slice(&self.vmemmap_base.to_ne_bytes());
+        bytes[8..16].copy_from_slice(&self.linear_base.to_ne_bytes());
+        bytes[16..20].copy_from_slice(&self.device.to_ne_bytes());
+        bytes
+    }
+}
+
+/// `struct tap_counters`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct TapCounters {
+    pub(crate) captured: u64,
+    pub(crate) ring_full: u64,
+    pub(crate) invalidated: u64,
+    pub(crate) unreadable: u64,
+    pub(crate) large_folios: u64,
+}
+
+impl TapCounters {
+    /// Adds one CPU's counts.
+    pub(crate) fn add(&mut self, bytes: &[u8]) -> Option<()> {
+        self.captured += word(bytes, 0)?;
+        self.ring_full += word(bytes, 1)?;
+        self.invalidated += word(bytes, 2)?;
+        self.unreadable += word(bytes, 3)?;
+        self.large_folios += word(bytes, 4)?;
+        Some(())
+    }
+}
+
+/// `struct calibrate_config`.
+pub(crate) fn calibrate_config(inodes: [u64; CALIBRATE_FILES], device: u32) -> [u8; 40] {
+    let mut bytes = [0; 40];
+    for (place, inode) in bytes.chunks_exact_mut(8).zip(inodes) {
+        place.copy_from_slice(&inode.to_ne_bytes());
+    }
+    bytes[32..36].copy_from_slice(&device.to_ne_bytes());
+    bytes
+}
+
+/// `struct calibrate_sighting`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Sighting {
+    pub(crate) folio: u64,
+    pub(crate) struct_page_bytes: u64,
+}
+
+impl Sighting {
+    pub(crate) fn parse(bytes: &[u8]) -> Option<Sighting> {
+        Some(Sighting { folio: word(bytes, 0)?, struct_page_bytes: word(bytes, 1)? })
+    }
+}
+
+/// `struct calibrate_peek`.
+pub(crate) struct Peek<'a> {
+    pub(crate) task: u64,
+    pub(crate) failed: bool,
+    pub(crate) page: &'a Page,
+}
+
+impl<'a> Peek<'a> {
+    pub(crate) fn parse(bytes: &'a [u8; PEEK_BYTES]) -> Option<Peek<'a>> {
+        Some(Peek { task: word(bytes, 0)?, failed: word(bytes, 1)? != 0, page: bytes[16..].try_into().ok()? })
+    }
+}
+
+/// The 8 bytes at position `nth * 8`.
+fn word(bytes: &[u8], nth: usize) -> Option<u64> {
+    let bytes = bytes.get(nth * 8..)?.first_chunk::<8>()?;
+    Some(u64::from_ne_bytes(*bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn event_of_any_other_length_is_none() {
+        let mut bytes = vec![0u8; EVENT_BYTES];
+        bytes[..4].copy_from_slice(&7u32.to_ne_bytes());
+        bytes[8..16].copy_from_slice(&9u64.to_ne_bytes());
+        bytes[16] = 0x5a;
+        bytes[EVENT_BYTES - 1] = 0xa5;
+        let event = TapEvent::parse(&bytes).unwrap();
+        assert_eq!((event.generation, event.index), (7, 9));
+        assert_eq!((event.page[0], event.page[PAGE_SIZE - 1]), (0x5a, 0xa5));
+        for length in [0, 1, 8, 15, 16, 17, EVENT_BYTES - 1] {
+            assert!(TapEvent::parse(&bytes[..length]).is_none(), "{length} bytes");
+        }
+        bytes.push(0);
+        assert!(TapEvent::parse(&bytes).is_none());
+    }
+
+    #[test]
+    fn counters_add_up_over_cpus() {
+        let cpu: Vec<u8> = (1..=5u64).flat_map(u64::to_ne_bytes).collect();
+        let mut sum = TapCounters::default();
+        sum.add(&cpu).unwrap();
+        sum.add(&cpu).unwrap();
+        let expected = TapCounters { captured: 2, ring_full: 4, invalidated: 6, unreadable: 8, large_folios: 10 };
+        assert_eq!(sum, expected);
+        assert!(sum.add(&cpu[..39]).is_none());
+    }
+
+    #[test]
+    fn devices_are_repacked() {
+        assert_eq!(kernel_device(libc::makedev(254, 0)), 254 << 20);
+        assert_eq!(kernel_device(libc::makedev(0, 0x12345)), 0x12345);
+    }
+}

@@ -1,0 +1,182 @@
+//! Our own reader of a BPF ring buffer.
+//!
+//! The usual reader hides the two counters that the rule against stale bytes is built on: where each record stands in the
+//! stream, and how far the stream has come, readable from any thread. So the map is read here directly: the consumer's
+//! counter, the producer's counter, and the ring itself, which the kernel maps twice in a row so that records never wrap.
+//!
+//! Promises: records are handed out in order, each once, from the ring itself without a copy; the consumer's counter moves
+//! only after a record was dealt with. Must never happen: a read outside of the mapping, or of a record that the kernel
+//! may still write. What the numbers in the ring mean, and which of them to distrust, is in [`crate::record`].
+
+use crate::Positions;
+use crate::record::{self, Step};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr::{self, NonNull};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// Bytes of each of the two counters' mappings: a page of their own.
+const COUNTER_BYTES: usize = page::PAGE_SIZE;
+
+/// Longest wait of one call, whatever the caller asks for: keeps sums of times inside of what a clock can show.
+const WAIT_MAX: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// A piece of the map, mapped.
+struct Mapped {
+    start: NonNull<u8>,
+    bytes: usize,
+}
+
+impl Mapped {
+    fn new(map: BorrowedFd<'_>, protection: ProtFlags, offset: usize, bytes: usize) -> io::Result<Mapped> {
+        // SAFETY: a new mapping at an address of the kernel's choice disturbs nothing that is mapped already.
+        let start = unsafe { mmap(ptr::null_mut(), bytes, protection, MapFlags::SHARED, map, offset as u64)? };
+        let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::AddrNotAvailable)?;
+        Ok(Mapped { start, bytes })
+    }
+
+    fn counter(&self) -> &AtomicU64 {
+        // SAFETY: `start` is page-aligned, at least a page is mapped for as long as `self` lives, and the kernel
+        // accesses the counter at its beginning with 8-byte atomics too.
+        unsafe { self.start.cast::<AtomicU64>().as_ref() }
+    }
+}
+
+impl Drop for Mapped {
+    fn drop(&mut self) {
+        // SAFETY: this is the mapping that `new` made; whoever borrows from it borrows `self`.
+        let unmapped = unsafe { munmap(self.start.as_ptr().cast(), self.bytes) };
+        debug_assert!(unmapped.is_ok());
+    }
+}
+
+/// The mapped ring.
+struct Mapping {
+    consumer: Mapped,
+    /// The producer's counter, then the ring twice.
+    producer: Mapped,
+    ring_bytes: usize,
+}
+
+// SAFETY: the mappings belong to the process, not to a thread. Shared access goes through atomics; records are read by
+// the one owner of `Ring` only.
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    fn header(&self, offset: usize) -> u32 {
+        debug_assert!(offset + size_of::<u64>() <= self.ring_bytes && offset.is_multiple_of(8));
+        // SAFETY: `offset` comes from `record::header_offset`: 8-aligned and inside of the ring, which starts
+        // COUNTER_BYTES into this mapping. The kernel writes the word atomically.
+        let header = unsafe { self.producer.start.add(COUNTER_BYTES + offset).cast::<AtomicU32>().as_ref() };
+        // Pairs with the kernel's exchange that clears BUSY: what the record holds is seen after it.
+        header.load(Ordering::Acquire)
+    }
+}
+
+impl Positions for Mapping {
+    fn produced(&self) -> u64 {
+        // Pairs with the kernel's store-release after it has marked the reserved record BUSY.
+        self.producer.counter().load(Ordering::Acquire)
+    }
+
+    fn consumed(&self) -> u64 {
+        self.consumer.counter().load(Ordering::Acquire)
+    }
+}
+
+/// The reading end of a BPF ring buffer. There must be one only per map.
+pub(crate) struct Ring {
+    map: OwnedFd,
+    mapping: Arc<Mapping>,
+    /// Our own copy: the one in the mapping is written by us and never trusted.
+    consumer: u64,
+}
+
+impl Ring {
+    /// Maps the ring of `ring_bytes` (a power of two of whole pages, as the map was created with).
+    pub(crate) fn new(map: OwnedFd, ring_bytes: usize) -> io::Result<Ring> {
+        debug_assert!(ring_bytes.is_power_of_two() && ring_bytes >= page::PAGE_SIZE);
+        let consumer = Mapped::new(map.as_fd(), ProtFlags::READ | ProtFlags::WRITE, 0, COUNTER_BYTES)?;
+        let producer = Mapped::new(map.as_fd(), ProtFlags::READ, COUNTER_BYTES, COUNTER_BYTES + 2 * ring_bytes)?;
+        let position = consumer.counter().load(Ordering::Acquire);
+        let mapping = Arc::new(Mapping { consumer, producer, ring_bytes });
+        Ok(Ring { map, mapping, consumer: position })
+    }
+
+    /// The counters, for any thread.
+    pub(crate) fn positions(&self) -> Arc<dyn Positions> {
+        Arc::clone(&self.mapping) as Arc<dyn Positions>
+    }
+
+    /// Hands the records that are there to `take`, with their positions, oldest first; waits at most `timeout` for the
+    /// first. Returns how many.
+    ///
+    /// A record that `take` refuses, or whose numbers make no sense, ends the stream: the same error comes back on
+    /// every further call, and the ring fills up.
+    pub(crate) fn drain(
+        &mut self,
+        timeout: Duration,
+        take: &mut dyn FnMut(u64, &[u8]) -> io::Result<()>,
+    ) -> io::Result<usize> {
+        let deadline = Instant::now() + timeout.min(WAIT_MAX);
+        loop {
+            let taken = self.take_present(take)?;
+            let left = deadline.saturating_duration_since(Instant::now());
+            if taken > 0 || left.is_zero() {
+                return Ok(taken);
+            }
+            self.wait(left)?;
+        }
+    }
+
+    /// Up to the producer's position at the call, or the first record that is still busy.
+    fn take_present(&mut self, take: &mut dyn FnMut(u64, &[u8]) -> io::Result<()>) -> io::Result<usize> {
+        let producer = self.mapping.produced();
+        let ring_bytes = self.mapping.ring_bytes as u64;
+        let invalid = |corrupt: record::Corrupt| io::Error::new(io::ErrorKind::InvalidData, corrupt.to_string());
+        let mut taken = 0;
+        while let Some(at) = record::header_offset(self.consumer, producer, ring_bytes).map_err(invalid)? {
+            let header = self.mapping.header(at);
+            let next = match record::step(header, self.consumer, producer, ring_bytes).map_err(invalid)? {
+                Step::Busy => break,
+                Step::Skip { next } => next,
+                Step::Record { offset, length, next } => {
+                    debug_assert!(offset + length <= 2 * self.mapping.ring_bytes);
+                    // SAFETY: `step` keeps offset + length inside of the twice mapped ring. The record is not BUSY, so
+                    // the kernel has finished writing it, and writes there again only after the consumer's counter has
+                    // passed it, which happens below, when the slice is gone.
+                    let bytes = unsafe {
+                        std::slice::from_raw_parts(
+                            self.mapping.producer.start.add(COUNTER_BYTES + offset).as_ptr(),
+                            length,
+                        )
+                    };
+                    take(self.consumer, bytes)?;
+                    taken += 1;
+                    next
+                }
+            };
+            self.consumer = next;
+            // Release: our reads of the record come before the kernel may use its place again.
+            self.mapping.consumer.counter().store(next, Ordering::Release);
+        }
+        Ok(taken)
+    }
+
+    /// Waits until the ring holds something. poll(2) looks at the counters itself, after it has queued us and behind a full
+    /// barrier, so a record that comes in between is not slept over (the kernel wakes only a consumer that has caught
+    /// up). On a record that is still busy it returns at once: that lasts as long as one page's copy.
+    fn wait(&self, timeout: Duration) -> io::Result<()> {
+        let timeout = Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: i64::from(timeout.subsec_nanos()) };
+        match poll(&mut [PollFd::new(&self.map, PollFlags::IN)], Some(&timeout)) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+}
