@@ -218,6 +218,11 @@ impl Borrower {
         self.positions.as_ref().map(|_| *self.tap_counters.lock())
     }
 
+    /// Put messages that are being filled, wait to be sent, or wait for their answer.
+    pub fn puts_under_way(&self) -> usize {
+        self.puts.lock().under_way()
+    }
+
     /// Whether the lender is there.
     pub fn lender_is_up(&self) -> bool {
         self.catalog.place(LENDER).is_some()

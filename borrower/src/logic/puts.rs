@@ -136,9 +136,9 @@ impl PutQueue {
         waiting.chain(self.sent.iter().map(|(_, batch)| batch.as_ref())).find_map(|batch| batch.find(version))
     }
 
-    /// Requests sent and not answered.
-    pub fn unanswered(&self) -> usize {
-        self.sent.len()
+    /// Messages that are being filled, wait to be sent, or wait for their answer.
+    pub fn under_way(&self) -> usize {
+        usize::from(self.filling.is_some()) + self.ready.len() + self.sent.len()
     }
 
     fn collect_leaving(&mut self) {
@@ -186,7 +186,7 @@ mod tests {
         drop(batch);
         assert!(queue.has_room());
         queue.abandon();
-        assert_eq!((queue.free.len(), queue.unanswered(), queue.has_any()), (BATCHES_MAX, 0, false));
+        assert_eq!((queue.free.len(), queue.under_way()), (BATCHES_MAX, 0));
         assert_eq!(fill(&mut queue) as usize, BATCHES_MAX * BATCH_PAGES, "no buffer was lost");
     }
 

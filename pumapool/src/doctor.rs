@@ -1,0 +1,203 @@
+//! `pumapool doctor`: what this kernel and these rights allow, what will be used, and how to get the rest.
+
+use anyhow::Result;
+use serde::Serialize;
+use std::fs;
+use std::path::Path;
+use std::process::ExitCode;
+
+/// Options of `doctor`.
+#[derive(clap::Args)]
+pub struct Options {
+    /// As JSON: a list of {"what", "works", "finding", "advice"}.
+    #[arg(long)]
+    json: bool,
+}
+
+/// One finding.
+#[derive(Serialize)]
+struct Finding {
+    /// What was looked at.
+    what: &'static str,
+    /// Whether it is there.
+    works: bool,
+    /// Whether nothing works without it.
+    needed: bool,
+    /// What was found, and what is used therefore.
+    finding: String,
+    /// How to get it; empty where there is nothing to do.
+    advice: &'static str,
+}
+
+/// Runs the command. Fails if something is missing without which nothing works.
+pub fn run(options: &Options) -> Result<ExitCode> {
+    let findings = [kernel(), rights(), fuse(), unmounting(), tap(), uncached_reads(), reclaim_scan(), pressure(), cgroup()];
+    if options.json {
+        println!("{}", serde_json::to_string(&findings)?);
+    } else {
+        for finding in &findings {
+            let mark = match (finding.works, finding.needed) {
+                (true, _) => "ok     ",
+                (false, true) => "MISSING",
+                (false, false) => "without",
+            };
+            println!("{mark}  {:<18} {}", finding.what, finding.finding);
+            if !finding.works && !finding.advice.is_empty() {
+                println!("{:29}→ {}", "", finding.advice);
+            }
+        }
+    }
+    let stuck = findings.iter().any(|finding| finding.needed && !finding.works);
+    Ok(if stuck { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+fn kernel_release() -> String {
+    rustix::system::uname().release().to_string_lossy().into_owned()
+}
+
+/// Major and minor version of the running kernel.
+fn kernel_version() -> (u32, u32) {
+    let release = kernel_release();
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|number| number.parse().unwrap_or(0));
+    (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
+}
+
+fn kernel() -> Finding {
+    Finding {
+        what: "kernel",
+        works: kernel_version() >= (6, 1),
+        needed: false,
+        finding: kernel_release(),
+        advice: "Puma is tested on Linux 6.1 and newer",
+    }
+}
+
+fn rights() -> Finding {
+    let root = rustix::process::geteuid().is_root();
+    let finding = if root {
+        "root: mounts serve all users, the kernel checks permissions"
+    } else {
+        "ordinary user: mounts serve you alone"
+    };
+    Finding {
+        what: "rights",
+        works: root,
+        needed: false,
+        finding: finding.into(),
+        advice: "run as root to serve other users and to tap evictions",
+    }
+}
+
+fn fuse() -> Finding {
+    let opened = fs::OpenOptions::new().read(true).write(true).open("/dev/fuse");
+    Finding {
+        what: "/dev/fuse",
+        works: opened.is_ok(),
+        needed: true,
+        finding: opened.map_or_else(|error| format!("cannot be opened: {error}"), |_| "can be opened".into()),
+        advice: "modprobe fuse; in a container, add the device /dev/fuse",
+    }
+}
+
+fn unmounting() -> Finding {
+    let root = rustix::process::geteuid().is_root();
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let found = std::env::split_paths(&path).map(|folder| folder.join("fusermount3")).find(|path| path.exists());
+    let finding = match (&found, root) {
+        (Some(path), _) => path.display().to_string(),
+        (None, true) => "not installed; root does not need it".into(),
+        (None, false) => "not installed".into(),
+    };
+    Finding {
+        what: "fusermount3",
+        works: found.is_some() || root,
+        needed: !root,
+        finding,
+        advice: "install the package fuse3",
+    }
+}
+
+fn tap() -> Finding {
+    let (works, finding) = match tap::BpfTap::check() {
+        Ok(()) => (true, "BPF loads and reads pages: pages are lent as they are evicted".into()),
+        Err(error) => (false, format!("{error}: pages are lent as they are read")),
+    };
+    Finding {
+        what: "eviction tap",
+        works,
+        needed: false,
+        finding,
+        advice: "run as root (or with CAP_BPF, CAP_PERFMON and CAP_SYS_ADMIN) on a kernel with BTF and raw tracepoints",
+    }
+}
+
+fn uncached_reads() -> Finding {
+    let works = kernel_version() >= (6, 14);
+    Finding {
+        what: "uncached reads",
+        works,
+        needed: false,
+        finding: if works {
+            "RWF_DONTCACHE where the file system below has it, else O_DIRECT".into()
+        } else {
+            "this kernel has no RWF_DONTCACHE; O_DIRECT is used, else the page is dropped after the read".into()
+        },
+        advice: "Linux 6.14 or newer",
+    }
+}
+
+fn reclaim_scan() -> Finding {
+    let works = kernel_version() >= (6, 7);
+    Finding {
+        what: "reclaim scan",
+        works,
+        needed: false,
+        finding: if works {
+            "PAGEMAP_SCAN: a lender finds reclaimed pages quickly".into()
+        } else {
+            "no PAGEMAP_SCAN: a lender reads /proc/self/pagemap".into()
+        },
+        advice: "Linux 6.7 or newer",
+    }
+}
+
+fn pressure() -> Finding {
+    let works = fs::read_to_string("/proc/pressure/memory").is_ok();
+    Finding {
+        what: "memory pressure",
+        works,
+        needed: false,
+        finding: if works {
+            "PSI: a lender shrinks under pressure".into()
+        } else {
+            "no PSI: a lender goes by free memory alone".into()
+        },
+        advice: "boot with psi=1, on a kernel with CONFIG_PSI",
+    }
+}
+
+/// The daemon serves the page cache's misses and writes: it must not wait for memory that only it can free.
+fn cgroup() -> Finding {
+    let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    let limited = own.lines().find_map(|line| {
+        let mut parts = line.splitn(3, ':').skip(1);
+        let (controllers, path) = (parts.next()?, parts.next()?.trim_start_matches('/'));
+        let file = match controllers {
+            "" => Path::new("/sys/fs/cgroup").join(path).join("memory.max"),
+            "memory" => Path::new("/sys/fs/cgroup/memory").join(path).join("memory.limit_in_bytes"),
+            _ => return None,
+        };
+        let limit: u64 = fs::read_to_string(file).ok()?.trim().parse().ok()?;
+        (limit < 1 << 60).then_some(limit)
+    });
+    Finding {
+        what: "memory cgroup",
+        works: limited.is_none(),
+        needed: false,
+        finding: match limited {
+            None => "this shell's has no limit: daemons started here do not compete with those they serve".into(),
+            Some(bytes) => format!("this shell's is limited to {}", crate::size::display(bytes)),
+        },
+        advice: "start `pumapool mount` outside the cgroup of the programs that it serves",
+    }
+}

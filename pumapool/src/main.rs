@@ -1,0 +1,66 @@
+//! `pumapool`: one file per subcommand, each a thin layer over the crate that does the work.
+
+mod control;
+mod daemon;
+mod doctor;
+mod lend;
+mod mount;
+mod size;
+mod status;
+mod umount;
+
+use clap::{Parser, Subcommand};
+use std::process::ExitCode;
+use tracing_subscriber::EnvFilter;
+
+/// Keeps the page-cache pages that this machine evicts in the idle memory of others.
+#[derive(Parser)]
+#[command(name = "pumapool", version, max_term_width = 100)]
+struct Cli {
+    /// What to log: error, warn, info, debug, trace, or a filter like `borrower=debug`.
+    #[arg(long, global = true, default_value = "info", env = "PUMAPOOL_LOG", value_name = "LEVEL")]
+    log: String,
+
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Lend this machine's idle memory.
+    Lend(lend::Options),
+    /// Mount a directory so that what its page cache evicts is kept by a lender.
+    Mount(mount::Options),
+    /// Unmount what `mount` has mounted.
+    Umount(umount::Options),
+    /// Show what the lenders and mounts of this machine are doing.
+    Status(status::Options),
+    /// Say what this kernel and your rights allow, what will be used, and how to get the rest.
+    Doctor(doctor::Options),
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let filter = match EnvFilter::try_new(&cli.log) {
+        Ok(filter) => filter,
+        Err(error) => return fail(&anyhow::anyhow!("--log {}: {error}", cli.log)),
+    };
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false).init();
+    let result = match cli.command {
+        Command::Lend(options) => lend::run(options),
+        Command::Mount(options) => mount::run(options),
+        Command::Umount(options) => umount::run(&options),
+        Command::Status(options) => status::run(&options),
+        Command::Doctor(options) => doctor::run(&options),
+    };
+    match result {
+        Ok(code) => code,
+        Err(error) => fail(&error),
+    }
+}
+
+/// One line, with what led to what.
+fn fail(error: &anyhow::Error) -> ExitCode {
+    eprintln!("pumapool: {}", format!("{error:#}").replace('\n', " "));
+    ExitCode::FAILURE
+}

@@ -1,0 +1,191 @@
+//! `pumapool mount`: the borrower.
+
+use crate::{control::Control, daemon, size};
+use anyhow::{Context, Result};
+use borrower::{Borrower, Strategy};
+use clap::ValueEnum;
+use serde_json::{Map, Value, json};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+use tap::EvictionSource;
+use wire::address::Address;
+
+/// Options of `mount`.
+#[derive(clap::Args)]
+pub struct Options {
+    /// The directory whose files are to be read through the pool.
+    source: PathBuf,
+
+    /// Where to mount it; without this, in place, over the directory itself.
+    mountpoint: Option<PathBuf>,
+
+    /// The lender: HOST:PORT, [IPV6]:PORT or unix:PATH. Without one, or while it is away, files are read from SOURCE.
+    #[arg(long, value_name = "ADDR")]
+    lender: Option<Address>,
+
+    /// What happens to a page at the lender when it is read back.
+    #[arg(long, value_enum, default_value_t = StrategyName::Exclusive)]
+    strategy: StrategyName,
+
+    /// Whether a write is in SOURCE before it is answered, or gathers in the page cache first (faster small writes; SOURCE must then not
+    /// be changed beside the mount).
+    #[arg(long, value_enum, default_value_t = WriteName::Through)]
+    write: WriteName,
+
+    /// When pages are sent to the lender: as the kernel evicts them (needs BPF), or as they are read from the disk.
+    #[arg(long, value_enum, default_value_t = FillName::Auto)]
+    fill: FillName,
+
+    /// Threads that serve the mount, hence reads of the disk at once.
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=256))]
+    threads: u16,
+
+    /// How long the kernel may keep attributes without asking, in seconds: the delay with which changes made beside the mount are seen.
+    #[arg(long, value_name = "SECONDS", default_value_t = 1.0, value_parser = seconds)]
+    attribute_timeout: f64,
+
+    /// Memory for evicted pages that wait to be sent (a power of two).
+    #[arg(long, value_name = "SIZE", default_value = "32MiB", value_parser = size::parse)]
+    ring: u64,
+
+    #[command(flatten)]
+    daemon: daemon::Options,
+}
+
+#[derive(Clone, Copy, ValueEnum, PartialEq)]
+enum StrategyName {
+    /// The lender gives it away: local and remote memory add up.
+    Exclusive,
+    /// The lender keeps it: it need not be sent again.
+    NonInclusive,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum WriteName {
+    Through,
+    Back,
+}
+
+#[derive(Clone, Copy, ValueEnum, PartialEq)]
+enum FillName {
+    /// Evict where it can be had, else read.
+    Auto,
+    /// As the kernel evicts them; an error where that cannot be had.
+    Evict,
+    /// As they are read from the disk.
+    Read,
+}
+
+fn seconds(text: &str) -> Result<f64, String> {
+    let value: f64 = text.parse().map_err(|_| format!("{text:?} is no number of seconds"))?;
+    if (0.0..=86_400.0).contains(&value) { Ok(value) } else { Err("write a number from 0 to 86400".into()) }
+}
+
+/// Runs the command.
+pub fn run(options: Options) -> Result<ExitCode> {
+    if let Some(code) = options.daemon.detach()? {
+        return Ok(code);
+    }
+    let mountpoint = options.mountpoint.clone().unwrap_or_else(|| options.source.clone());
+    let config = mount::Config {
+        write: match options.write {
+            WriteName::Through => mount::WriteMode::Through,
+            WriteName::Back => mount::WriteMode::Back,
+        },
+        threads: options.threads.into(),
+        attr_timeout: Duration::from_secs_f64(options.attribute_timeout),
+        ..mount::Config::new(options.source.clone(), mountpoint)
+    };
+    let mut fill = "";
+    let mount = mount::Mount::start(config, |info| {
+        let source = eviction_source(&options, info.device)?;
+        fill = if source.is_some() { "eviction" } else { "read" };
+        let borrower = Borrower::start(
+            borrower::Config {
+                lender: options.lender.clone(),
+                strategy: match options.strategy {
+                    StrategyName::Exclusive => Strategy::Exclusive,
+                    StrategyName::NonInclusive => Strategy::NonInclusive,
+                },
+                get_connections: options.threads.into(),
+            },
+            source,
+        )?;
+        Ok(borrower)
+    })?;
+    let mount = Arc::new(mount);
+    let borrower = mount.borrower().clone();
+
+    daemon::on_signal({
+        let mount = mount.clone();
+        move || {
+            if let Err(error) = mount.unmount(false) {
+                tracing::warn!("{error}; detaching it: the daemon ends when the last file is closed");
+                let _ = mount.unmount(true);
+            }
+        }
+    })?;
+    let description = json!({
+        "kind": "mount",
+        "pid": std::process::id(),
+        "version": env!("CARGO_PKG_VERSION"),
+        "source": mount.source().to_string_lossy(),
+        "mountpoint": mount.mountpoint().to_string_lossy(),
+        "write": options.write.to_possible_value().map(|value| value.get_name().to_owned()),
+        "strategy": if fill == "eviction" { options.strategy.to_possible_value().map(|value| value.get_name().to_owned()) } else { Some("non-inclusive".to_owned()) },
+        "fill": fill,
+        "lender": options.lender.as_ref().map(Address::to_string),
+    });
+    let _control = Control::serve("mount", {
+        let (mount, borrower) = (mount.clone(), borrower.clone());
+        move || status(description.clone(), &mount, &borrower)
+    })?;
+    tracing::info!(source = %mount.source().display(), mountpoint = %mount.mountpoint().display(), fill, "mounted");
+    options.daemon.ready(
+        "mount",
+        &format!("{} is mounted at {}", mount.source().display(), mount.mountpoint().display()),
+    )?;
+    let ended = mount.wait();
+    borrower.stop();
+    ended?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The eviction tap, if it is wanted and can be had; one clear line if not.
+fn eviction_source(options: &Options, device: u64) -> Result<Option<Box<dyn EvictionSource>>> {
+    if options.fill == FillName::Read || options.lender.is_none() {
+        return Ok(None);
+    }
+    let ring_bytes = usize::try_from(options.ring).context("--ring is too large")?;
+    match tap::BpfTap::load(tap::Target { device }, ring_bytes) {
+        Ok(tap) => Ok(Some(Box::new(tap))),
+        Err(error) if options.fill == FillName::Evict => Err(error).context("cannot tap evictions (--fill evict)"),
+        Err(error) => {
+            tracing::warn!("evictions cannot be tapped: {error}. Pages are lent when they are read instead");
+            Ok(None)
+        }
+    }
+}
+
+fn status(mut description: Value, mount: &mount::Mount, borrower: &Borrower) -> Value {
+    let census = borrower.census();
+    let counters: Map<String, Value> =
+        borrower.metrics().all().into_iter().map(|(name, _, value)| (name.to_owned(), value.into())).collect();
+    description["lender_is_up"] = borrower.lender_is_up().into();
+    description["puts_under_way"] = borrower.puts_under_way().into();
+    description["borrower"] = counters.into();
+    description["catalog"] =
+        json!({"files": census.files, "live_pages": census.live_pages, "entry_bytes": census.entry_bytes});
+    description["tap"] = borrower.tap_counters().map_or(Value::Null, |counters| {
+        json!({
+            "captured_pages": counters.captured,
+            "ring_full_pages": counters.ring_full,
+            "invalidated_pages": counters.invalidated,
+            "unreadable_pages": counters.unreadable,
+        })
+    });
+    description["mount"] = serde_json::to_value(mount.status()).unwrap_or_default();
+    description
+}

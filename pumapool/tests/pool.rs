@@ -1,0 +1,240 @@
+//! The whole path: evicted pages go to a lender and come back, for real mounts, real evictions, real lenders.
+
+mod setup;
+
+use setup::{Lender, Mount, PATIENCE, can_run, write_pages};
+use std::fs;
+use std::os::unix::fs::FileExt;
+use testbed::{Group, Scratch, Squeeze, wait_until};
+
+const PAGES: u64 = 300;
+
+fn there_and_back(test: &str, strategy: &str, remaining: u64) {
+    if !can_run(test) {
+        return;
+    }
+    let scratch = Scratch::new(test).unwrap();
+    let (source, at) = (scratch.directory("source").unwrap(), scratch.directory("mount").unwrap());
+    let bytes = write_pages(&source.join("file"), PAGES as usize, 1);
+    let lender = Lender::start(scratch.path(), "64MiB", &[]);
+    let mount = Mount::start(&source, &at, &["--lender", &lender.address, "--strategy", strategy, "--fill", "evict"]);
+    let file = at.join("file");
+
+    assert!(fs::read(&file).unwrap() == bytes);
+    assert_eq!(mount.count("get_messages"), 0, "what the catalog calls absent is not asked for");
+    assert_eq!(mount.count("below_pages"), PAGES);
+
+    mount.evict(&file, PAGES);
+    assert_eq!(lender.count("stored_pages"), PAGES);
+
+    assert!(fs::read(&file).unwrap() == bytes);
+    let from_pool = mount.count("lender_pages") + mount.count("buffer_pages");
+    assert_eq!((from_pool, mount.count("below_pages")), (PAGES, PAGES), "nothing more came from below");
+    assert_eq!(lender.count("stored_pages"), remaining);
+    assert_eq!(lender.count("hits"), mount.count("lender_pages"));
+
+    // Evicted again, what the lender still has is not sent again.
+    let sent = mount.count("put_pages");
+    mount.evict(&file, PAGES);
+    assert_eq!(mount.count("put_pages") - sent, PAGES - remaining);
+    assert!(fs::read(&file).unwrap() == bytes);
+}
+
+#[test]
+fn exclusive_pages_leave_the_lender() {
+    there_and_back("exclusive_pages_leave_the_lender", "exclusive", 0);
+}
+
+#[test]
+fn non_inclusive_pages_stay() {
+    there_and_back("non_inclusive_pages_stay", "non-inclusive", PAGES);
+}
+
+#[test]
+fn without_a_tap_pages_are_lent_when_they_are_read() {
+    let test = "without_a_tap_pages_are_lent_when_they_are_read";
+    if !can_run(test) {
+        return;
+    }
+    let scratch = Scratch::new(test).unwrap();
+    let (source, at) = (scratch.directory("source").unwrap(), scratch.directory("mount").unwrap());
+    let bytes = write_pages(&source.join("file"), PAGES as usize, 2);
+    let lender = Lender::listen("127.0.0.1:0", "64MiB", &[]);
+    let mount = Mount::start(&source, &at, &["--lender", &lender.address, "--fill", "read"]);
+    assert!(fs::read(at.join("file")).unwrap() == bytes);
+    assert!(wait_until(PATIENCE, || lender.count("stored_pages") == PAGES), "{}", mount.status());
+    setup::evict(&at.join("file"));
+    assert!(fs::read(at.join("file")).unwrap() == bytes);
+    assert_eq!(mount.count("below_pages"), PAGES);
+}
+
+#[test]
+fn a_change_through_the_mount_is_never_hidden_by_the_pool() {
+    let test = "a_change_through_the_mount_is_never_hidden_by_the_pool";
+    if !can_run(test) {
+        return;
+    }
+    let scratch = Scratch::new(test).unwrap();
+    let (source, at) = (scratch.directory("source").unwrap(), scratch.directory("mount").unwrap());
+    let mut bytes = write_pages(&source.join("file"), PAGES as usize, 3);
+    let lender = Lender::start(scratch.path(), "64MiB", &[]);
+    let mount = Mount::start(&source, &at, &["--lender", &lender.address, "--fill", "evict"]);
+    let path = at.join("file");
+    let mut check = |what: &str, change: &dyn Fn(&fs::File, &mut Vec<u8>)| {
+        fs::read(&path).unwrap();
+        setup::evict(&path);
+        mount.wait_for("pages lent", |status| status["catalog"]["live_pages"].as_u64() > Some(PAGES / 2));
+        let file = fs::File::options().read(true).write(true).open(&path).unwrap();
+        change(&file, &mut bytes);
+        assert!(fs::read(&path).unwrap() == bytes, "through the mount, after {what}");
+        assert!(fs::read(source.join("file")).unwrap() == bytes, "below, after {what}");
+        drop(file);
+        setup::evict(&path);
+        assert!(fs::read(&path).unwrap() == bytes, "evicted again, after {what}");
+    };
+    check("a write inside a page", &|file, bytes| {
+        file.write_all_at(b"changed", 5000).unwrap();
+        bytes[5000..5007].copy_from_slice(b"changed");
+    });
+    check("a write over pages", &|file, bytes| {
+        let new = vec![7; 40_000];
+        file.write_all_at(&new, 10_000).unwrap();
+        bytes[10_000..50_000].copy_from_slice(&new);
+    });
+    check("punching a hole", &|file, bytes| {
+        let flags = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
+        rustix::fs::fallocate(file, flags, 8192, 20_000).unwrap();
+        bytes[8192..28_192].fill(0);
+    });
+    check("truncation and growth", &|file, bytes| {
+        let size = bytes.len();
+        file.set_len(size as u64 - 30_001).unwrap();
+        file.set_len(size as u64).unwrap();
+        bytes[size - 30_001..].fill(0);
+    });
+    check("copying inside the file", &|file, bytes| {
+        let (mut from, mut to) = (400_000, 100_000);
+        assert_eq!(rustix::fs::copy_file_range(file, Some(&mut from), file, Some(&mut to), 8192).unwrap(), 8192);
+        bytes.copy_within(400_000..408_192, 100_000);
+    });
+    assert_eq!(mount.count("bad_pages"), 0);
+    assert!(mount.count("lender_pages") + mount.count("buffer_pages") > PAGES, "{}", mount.status());
+}
+
+#[test]
+fn a_change_beside_the_mount_shows_at_the_next_open() {
+    let test = "a_change_beside_the_mount_shows_at_the_next_open";
+    if !can_run(test) {
+        return;
+    }
+    let scratch = Scratch::new(test).unwrap();
+    let (source, at) = (scratch.directory("source").unwrap(), scratch.directory("mount").unwrap());
+    write_pages(&source.join("file"), PAGES as usize, 4);
+    let lender = Lender::start(scratch.path(), "64MiB", &[]);
+    let mount = Mount::start(&source, &at, &["--lender", &lender.address, "--fill", "evict"]);
+    fs::read(at.join("file")).unwrap();
+    mount.evict(&at.join("file"), PAGES);
+    fs::read(at.join("file")).unwrap();
+    let bytes = write_pages(&source.join("file"), PAGES as usize, 5);
+    assert!(fs::read(at.join("file")).unwrap() == bytes);
+    // A file replaced by another one, too.
+    let bytes = write_pages(&source.join("new"), PAGES as usize / 2, 6);
+    fs::rename(source.join("new"), source.join("file")).unwrap();
+    assert!(fs::read(at.join("file")).unwrap() == bytes);
+    assert_eq!(mount.count("bad_pages"), 0);
+}
+
+#[test]
+fn borrowers_are_strangers_to_each_other() {
+    let test = "borrowers_are_strangers_to_each_other";
+    if !can_run(test) {
+        return;
+    }
+    let scratch = Scratch::new(test).unwrap();
+    let lender = Lender::start(scratch.path(), "64MiB", &[]);
+    let mut mounts = Vec::new();
+    for number in 0..2u64 {
+        let source = scratch.directory(&format!("source{number}")).unwrap();
+        let at = scratch.directory(&format!("mount{number}")).unwrap();
+        let bytes = write_pages(&source.join("file"), PAGES as usize, 10 + number);
+        let mount = Mount::start(&source, &at, &["--lender", &lender.address, "--fill", "evict"]);
+        assert!(fs::read(at.join("file")).unwrap() == bytes);
+        mount.evict(&at.join("file"), PAGES);
+        mounts.push((mount, bytes));
+    }
+    // Both call their file and pages by the same names, and each gets its own.
+    assert_eq!((lender.count("stored_pages"), lender.count("borrowers")), (2 * PAGES, 2));
+    for (mount, bytes) in &mounts {
+        assert!(fs::read(mount.path.join("file")).unwrap() == *bytes);
+        assert_eq!((mount.count("bad_pages"), mount.count("below_pages")), (0, PAGES));
+        mount.evict(&mount.path.join("file"), PAGES);
+    }
+    // One that dies frees its pages, and only those.
+    mounts[0].0.process.kill().unwrap();
+    assert!(wait_until(PATIENCE, || lender.count("stored_pages") == PAGES), "the dead borrower's pages stay");
+    assert!(fs::read(mounts[1].0.path.join("file")).unwrap() == mounts[1].1);
+    assert_eq!(mounts[1].0.count("below_pages"), PAGES);
+}
+
+#[test]
+fn a_lender_may_come_and_go() {
+    let test = "a_lender_may_come_and_go";
+    if !can_run(test) {
+        return;
+    }
+    let scratch = Scratch::new(test).unwrap();
+    let (source, at) = (scratch.directory("source").unwrap(), scratch.directory("mount").unwrap());
+    let bytes = write_pages(&source.join("file"), PAGES as usize, 20);
+    let address = format!("unix:{}", scratch.path().join("lender.sock").display());
+    let mut lender = Lender::listen(&address, "64MiB", &[]);
+    let mount = Mount::start(&source, &at, &["--lender", &address, "--fill", "evict"]);
+    for round in 1..=3 {
+        mount.wait_for("the lender", |status| status["lender_is_up"] == true);
+        assert!(fs::read(at.join("file")).unwrap() == bytes);
+        mount.evict(&at.join("file"), PAGES);
+        lender.process.kill().unwrap();
+        let below = mount.count("below_pages");
+        assert!(fs::read(at.join("file")).unwrap() == bytes, "round {round}");
+        assert_eq!(mount.count("below_pages"), below + PAGES, "the pages are gone with the lender");
+        mount.wait_for("the loss", |status| status["lender_is_up"] == false);
+        setup::evict(&at.join("file"));
+        assert!(fs::read(at.join("file")).unwrap() == bytes);
+        setup::evict(&at.join("file"));
+        lender = Lender::listen(&address, "64MiB", &[]);
+    }
+    assert_eq!(mount.count("lender_losses"), 3);
+}
+
+#[test]
+fn a_squeezed_lender_gives_its_memory_back() {
+    let test = "a_squeezed_lender_gives_its_memory_back";
+    if !can_run(test) {
+        return;
+    }
+    const LIMIT_BYTES: u64 = 160 << 20;
+    const FILE_PAGES: usize = 96 << 8; // 96 MiB
+    let group = match Group::create(test, Some(LIMIT_BYTES), None) {
+        Ok(group) => group,
+        Err(error) => return testbed::skip(test, error),
+    };
+    let scratch = Scratch::new(test).unwrap();
+    let (source, at) = (scratch.directory("source").unwrap(), scratch.directory("mount").unwrap());
+    let bytes = write_pages(&source.join("file"), FILE_PAGES, 30);
+    let lender = Lender::start(scratch.path(), "128MiB", &[&group]);
+    let mount = Mount::start(&source, &at, &["--lender", &lender.address, "--fill", "read"]);
+    assert!(fs::read(at.join("file")).unwrap() == bytes);
+    assert!(wait_until(PATIENCE, || lender.count("stored_pages") > FILE_PAGES as u64 * 9 / 10));
+
+    // Nearly all of the group's memory, as fast as it goes: the kernel has to take the lent pages, and kills nobody.
+    let squeeze = Squeeze::start(LIMIT_BYTES - (24 << 20), &[&group]).unwrap();
+    squeeze.wait_until_held(PATIENCE).unwrap();
+    assert!(
+        wait_until(PATIENCE, || lender.count("reclaimed_by_kernel") > 0 && mount.count("lost_pages") > 0),
+        "reclaimed {}, reported lost {}",
+        lender.count("reclaimed_by_kernel"),
+        mount.count("lost_pages"),
+    );
+    setup::evict(&at.join("file"));
+    assert!(fs::read(at.join("file")).unwrap() == bytes);
+    assert_eq!((mount.count("bad_pages"), mount.count("get_failures"), mount.count("lender_losses")), (0, 0, 0));
+}

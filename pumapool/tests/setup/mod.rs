@@ -1,0 +1,133 @@
+//! Real daemons for end-to-end tests: a lender and mounts, taken away again when dropped.
+#![allow(dead_code)] // each test binary uses its own part
+
+use serde_json::Value;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::time::Duration;
+use testbed::{Group, Process};
+
+pub const PUMAPOOL: &str = env!("CARGO_BIN_EXE_pumapool");
+
+/// How long a daemon may take to be ready, and a state to come about.
+pub const PATIENCE: Duration = Duration::from_secs(20);
+
+/// What a test needs of the machine; says which is missing.
+pub fn can_run(test: &str) -> bool {
+    let reason = if !rustix::process::geteuid().is_root() {
+        "needs root"
+    } else if File::options().read(true).write(true).open("/dev/fuse").is_err() {
+        "needs /dev/fuse"
+    } else {
+        return true;
+    };
+    testbed::skip(test, reason);
+    false
+}
+
+/// Runs the command to its end.
+pub fn pumapool(arguments: &[&str]) -> Output {
+    Command::new(PUMAPOOL).args(arguments).output().unwrap()
+}
+
+fn daemon(arguments: &[&str], groups: &[&Group]) -> Process {
+    let mut command = Command::new(PUMAPOOL);
+    command.args(arguments).arg("--foreground");
+    let mut process = Process::spawn(command, groups).unwrap();
+    process.wait_for_line("READY", PATIENCE).unwrap();
+    process
+}
+
+/// A daemon's own part of `pumapool status --json`.
+fn status_of(kind: &str, pid: u32) -> Value {
+    let output = pumapool(&["status", "--json"]);
+    let all: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let found = all[kind].as_array().unwrap().iter().find(|status| status["pid"] == pid);
+    found.unwrap_or_else(|| panic!("no status of process {pid} in {all}")).clone()
+}
+
+pub struct Lender {
+    pub process: Process,
+    pub address: String,
+}
+
+impl Lender {
+    pub fn start(folder: &Path, capacity: &str, groups: &[&Group]) -> Lender {
+        Lender::listen(&format!("unix:{}", folder.join("lender.sock").display()), capacity, groups)
+    }
+
+    pub fn listen(address: &str, capacity: &str, groups: &[&Group]) -> Lender {
+        let process =
+            daemon(&["lend", "--listen", address, "--capacity", capacity, "--reserve", "16MiB"], groups);
+        let mut lender = Lender { process, address: String::new() };
+        lender.address = status_of("lenders", lender.process.pid())["listen"].as_str().unwrap().to_owned();
+        lender
+    }
+
+    pub fn count(&self, name: &str) -> u64 {
+        let status = status_of("lenders", self.process.pid());
+        status["lender"][name].as_u64().unwrap_or_else(|| panic!("no {name} in {status}"))
+    }
+}
+
+pub struct Mount {
+    pub process: Process,
+    pub path: PathBuf,
+}
+
+impl Mount {
+    /// Mounts `source` at `path`, and waits until the lender is found, if one is named.
+    pub fn start(source: &Path, path: &Path, options: &[&str]) -> Mount {
+        let mut arguments = vec!["mount", source.to_str().unwrap()];
+        if path != source {
+            arguments.push(path.to_str().unwrap());
+        }
+        arguments.extend(options);
+        let mount = Mount { process: daemon(&arguments, &[]), path: path.to_owned() };
+        if options.contains(&"--lender") {
+            mount.wait_for("the lender", |status| status["lender_is_up"] == true);
+        }
+        mount
+    }
+
+    pub fn status(&self) -> Value {
+        status_of("mounts", self.process.pid())
+    }
+
+    pub fn count(&self, name: &str) -> u64 {
+        let status = self.status();
+        status["borrower"][name].as_u64().unwrap_or_else(|| panic!("no {name} in {status}"))
+    }
+
+    pub fn wait_for(&self, what: &str, state: impl Fn(&Value) -> bool) {
+        let came = testbed::wait_until(PATIENCE, || state(&self.status()));
+        assert!(came, "waited in vain for {what}: {}", self.status());
+    }
+
+    /// Has the kernel evict what it caches of the file, and waits until the lender has `pages` pages in all.
+    pub fn evict(&self, file: &Path, pages: u64) {
+        let seen = self.count("evictions");
+        evict(file);
+        self.wait_for(&format!("{pages} pages evicted and lent"), |status| {
+            status["borrower"]["evictions"].as_u64() >= Some(seen + pages)
+                && status["catalog"]["live_pages"] == pages
+                && status["puts_under_way"] == 0
+        });
+    }
+}
+
+/// Has the kernel evict what it caches of the file.
+pub fn evict(file: &Path) {
+    let file = File::open(file).unwrap();
+    rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+}
+
+/// Writes `pages` pages that differ from each other and, with another seed, from any other file's.
+pub fn write_pages(path: &Path, pages: usize, seed: u64) -> Vec<u8> {
+    let mut random = fastrand::Rng::with_seed(seed);
+    let mut bytes = vec![0; pages * 4096];
+    random.fill(&mut bytes);
+    fs::write(path, &bytes).unwrap();
+    bytes
+}
