@@ -36,6 +36,7 @@ struct super_block {
 } KERNEL_TYPE;
 
 struct inode {
+	unsigned short i_mode;
 	struct super_block *i_sb;
 	unsigned long i_ino;
 	u32 i_generation;
@@ -43,6 +44,7 @@ struct inode {
 
 struct address_space {
 	struct inode *host;
+	u32 wb_err;
 } KERNEL_TYPE;
 
 /* Only its size is of interest. */

@@ -28,19 +28,36 @@ struct {
 	__type(value, struct tap_counters);
 } counters SEC(".maps");
 
+#define MODE_TYPE 0170000
+#define MODE_REGULAR 0100000
+
 /* One folio on its way into the ring. */
 struct walk {
-	u64 address; /* of the folio's first byte in the linear map */
-	u64 index;   /* of its first page */
+	u64 folio;   /* address of the first page's struct page */
+	u64 address; /* of the first page's bytes in the linear map */
+	u64 index;   /* of the first page */
 	struct tap_counters *counters;
 	u32 generation;
 };
 
+/* Memory that the hardware has given up on must not be touched. The flag exists in kernels that are built to handle that. */
+static __always_inline int is_poisoned(const struct walk *walk, u64 nth)
+{
+	const struct folio *page = (const void *)(walk->folio + nth * bpf_core_type_size(struct page));
+
+	return bpf_core_enum_value_exists(enum pageflags, PG_hwpoison) && folio_flags(page) & PAGE_FLAG(PG_hwpoison);
+}
+
 static long capture_page(u64 nth, void *data)
 {
 	const struct walk *walk = data;
-	struct tap_event *event = bpf_ringbuf_reserve(&ring, sizeof(*event), 0);
+	struct tap_event *event;
 
+	if (is_poisoned(walk, nth)) {
+		walk->counters->unreadable++;
+		return 0;
+	}
+	event = bpf_ringbuf_reserve(&ring, sizeof(*event), 0);
 	if (!event) {
 		walk->counters->ring_full++;
 		return 0;
@@ -62,7 +79,8 @@ SEC("raw_tp/mm_filemap_delete_from_page_cache")
 int tap(u64 *arguments)
 {
 	const struct folio *folio = (const void *)arguments[0];
-	struct inode *inode = BPF_CORE_READ(folio, mapping, host);
+	struct address_space *mapping = BPF_CORE_READ(folio, mapping);
+	struct inode *inode = BPF_CORE_READ(mapping, host);
 	struct tap_counters *mine;
 	struct walk walk = {};
 	unsigned long flags;
@@ -70,6 +88,9 @@ int tap(u64 *arguments)
 	u64 pages, pfn;
 
 	if (BPF_CORE_READ(inode, i_sb, s_dev) != config.device)
+		return 0;
+	/* Directories and symbolic links have pages too; they are nobody's data. */
+	if ((BPF_CORE_READ(inode, i_mode) & MODE_TYPE) != MODE_REGULAR)
 		return 0;
 	mine = bpf_map_lookup_elem(&counters, &zero);
 	if (!mine)
@@ -87,13 +108,17 @@ int tap(u64 *arguments)
 		mine->unreadable += pages;
 		return 0;
 	}
-	/* Memory the hardware has given up on must not be touched. The flag exists where the kernel is built to handle that. */
-	if (bpf_core_enum_value_exists(enum pageflags, PG_hwpoison) && flags & PAGE_FLAG(PG_hwpoison)) {
+	/*
+	 * A page whose writeback failed is clean and up to date, with bytes that are not on the file system below. Which page
+	 * that is the kernel does not remember, only that it happened in this file.
+	 */
+	if (BPF_CORE_READ(mapping, wb_err) != 0) {
 		mine->unreadable += pages;
 		return 0;
 	}
 
 	pfn = ((u64)folio - config.vmemmap_base) / bpf_core_type_size(struct page);
+	walk.folio = (u64)folio;
 	walk.address = config.linear_base + pfn * TAP_PAGE_SIZE;
 	walk.index = BPF_CORE_READ(folio, index);
 	walk.generation = BPF_CORE_READ(inode, i_generation);
