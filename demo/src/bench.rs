@@ -1,0 +1,280 @@
+//! One way of reading, measured: a reader in its groups, a warm-up until the caches are full, then a measured phase.
+//!
+//! The memory limit leaves exactly the promised page cache: what the reader itself needs (its own memory, and the kernel's for
+//! its open files and page tables) is measured when it is ready, and added to the limit.
+
+use crate::data::DataSet;
+use crate::failure::{Failure, Interrupt};
+use crate::progress::{Bar, Unit};
+use crate::reader::{Answer, Order, Report, Task, disk_bytes_of};
+use page::PAGE_SIZE;
+use serde::Serialize;
+use std::io::Write;
+use std::path::Path;
+use std::process::{ChildStdin, Command, Stdio};
+use std::time::{Duration, Instant};
+use testbed::{Group, Line, Process, SlowDisk};
+
+/// Room while the reader starts, when it is not known yet what it needs itself.
+const START_ROOM_BYTES: u64 = 64 << 20;
+/// A warm-up is cut short after that: on a disk that is slow by itself, reading all pages at random takes too long.
+const WARM_UP_MAX: Duration = Duration::from_secs(60);
+/// Reads in one further round of the warm-up with Puma.
+const WARM_UP_ROUND_READS: u64 = 8192;
+/// Rounds until it is believed that the lender does not get any fuller.
+const WARM_UP_ROUNDS_MAX: u32 = 8;
+/// The caches are full when less than one read in that many still goes to the disk.
+const WARM_WHEN_ONE_IN: u64 = 100;
+/// The reader answers several times a second; one that says nothing for that long is stuck. Longer than the longest read from
+/// a slow disk with a queue before it.
+const SILENCE_MAX: Duration = Duration::from_secs(30);
+/// Between two looks whether somebody wants us to stop.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+
+/// What all ways have in common.
+pub struct Bench<'a> {
+    pub data: &'a DataSet,
+    pub seed: u64,
+    pub measure: Duration,
+    pub interrupt: &'a Interrupt,
+}
+
+/// One way of reading.
+pub struct Way<'a> {
+    /// As it is called on the screen.
+    pub title: &'a str,
+    /// Where the files are.
+    pub directory: &'a Path,
+    /// Page cache that the reader may have. None: all that there is.
+    pub page_cache_bytes: Option<u64>,
+    /// The slow disk that it reads from, and its reads per second. None: it has its full speed.
+    pub slow_disk: Option<(&'a SlowDisk, u32)>,
+    /// Processes that read the disk on its behalf.
+    pub helpers: &'a [u32],
+    /// Whether somebody else keeps pages for it, so that warming up takes more than reading all pages once.
+    pub lent: bool,
+}
+
+/// What came of it.
+#[derive(Clone, Debug, Serialize)]
+pub struct Measured {
+    /// Reads per second.
+    pub iops: f64,
+    /// Reads that were measured.
+    pub reads: u64,
+    /// Time they took.
+    pub seconds: f64,
+    /// Reads that the disk served meanwhile.
+    pub disk_reads: Option<u64>,
+    /// Share of the reads that did without the disk.
+    pub hit_ratio: Option<f64>,
+    /// Median latency.
+    pub p50_us: f64,
+    /// Latency that one in a hundred exceeds.
+    pub p99_us: f64,
+    /// The longest.
+    pub max_us: f64,
+    /// Page cache that the reader had at the end, where it was limited.
+    pub page_cache_bytes: Option<u64>,
+    /// What the reader needed itself, on top of that.
+    pub reader_own_bytes: Option<u64>,
+    /// Time the warm-up took.
+    pub warm_up_seconds: f64,
+    /// Reads of the warm-up.
+    pub warm_up_reads: u64,
+    /// Bytes compared with the original, warm-up included.
+    pub compared_bytes: u64,
+    /// Bytes that were wrong, warm-up included.
+    pub wrong_bytes: u64,
+    /// Where the first of them was.
+    pub first_wrong: Option<String>,
+    /// Whether the warm-up was cut short.
+    pub warm_up_cut_short: bool,
+}
+
+impl Bench<'_> {
+    /// Measures one way.
+    pub fn run(&self, way: &Way<'_>) -> Result<Measured, Failure> {
+        let disk = way.slow_disk.map(|(disk, _)| disk);
+        let group = Group::create("reader", way.page_cache_bytes.map(|bytes| bytes + START_ROOM_BYTES), disk)?;
+        let mut reader = Reader::start(self, way.directory, &group)?;
+        let reader_own_bytes = match way.page_cache_bytes {
+            Some(page_cache_bytes) => {
+                let own_bytes = group.memory_use()?.own_bytes();
+                group.limit_memory(page_cache_bytes + own_bytes)?;
+                Some(own_bytes)
+            }
+            None => None,
+        };
+
+        let mut all = Report::default();
+        let begin = Instant::now();
+        self.warm_up(way, &mut reader, &mut all)?;
+        let warm_up_seconds = begin.elapsed().as_secs_f64();
+        let (warm_up_reads, warm_up_cut_short) = (all.reads, all.reads < self.data.page_count());
+
+        if let Some((disk, reads_per_s)) = way.slow_disk {
+            disk.limit_reads(Some(reads_per_s))?;
+        }
+        let ms = self.measure.as_millis() as u64;
+        let bar = Bar::new(format!("{}: measuring", way.title), ms, Unit::Milliseconds);
+        let helpers_before = self.helpers_disk_bytes(way);
+        let disk_before = disk.map(SlowDisk::read_count).transpose()?;
+        let report = reader.obey(&Order::Time { ms }, |reads, elapsed_ms| {
+            bar.set(elapsed_ms);
+            bar.remark(format!("{} reads/s", reads * 1000 / elapsed_ms.max(1)));
+        })?;
+        let disk_after = disk.map(SlowDisk::read_count).transpose()?;
+        let seconds = report.elapsed_us as f64 / 1e6;
+        let iops = report.reads as f64 / seconds;
+        bar.done(&format!("{iops:.0} reads/s"));
+        let page_cache_bytes = way.page_cache_bytes.and_then(|_| Some(group.memory_use().ok()?.page_cache_bytes));
+        if let Some((disk, _)) = way.slow_disk {
+            disk.limit_reads(None)?;
+        }
+        reader.end()?;
+
+        // The controller counts what it delays; without one, the kernel's account of each process must do.
+        let disk_reads = match (disk_before, disk_after) {
+            (Some(before), Some(after)) => Some(after - before),
+            _ => {
+                let helpers = self.helpers_disk_bytes(way).zip(helpers_before).map(|(after, before)| after - before);
+                report.disk_bytes.zip(helpers).map(|(own, helpers)| (own + helpers) / PAGE_SIZE as u64)
+            }
+        };
+        add(&mut all, &report);
+        Ok(Measured {
+            iops,
+            reads: report.reads,
+            seconds,
+            disk_reads,
+            hit_ratio: disk_reads.map(|disk_reads| (1.0 - disk_reads as f64 / report.reads as f64).max(0.0)),
+            p50_us: report.p50_us,
+            p99_us: report.p99_us,
+            max_us: report.max_us,
+            page_cache_bytes,
+            reader_own_bytes,
+            warm_up_seconds,
+            warm_up_reads,
+            compared_bytes: all.compared_bytes,
+            wrong_bytes: all.wrong_bytes,
+            first_wrong: all.first_wrong,
+            warm_up_cut_short,
+        })
+    }
+
+    /// Fills the caches, from a disk that is not slowed down: all pages once in random order and, where pages are lent, further
+    /// reads until hardly any still goes to the disk.
+    fn warm_up(&self, way: &Way<'_>, reader: &mut Reader<'_>, all: &mut Report) -> Result<(), Failure> {
+        let bar = Bar::new(format!("{}: warming up", way.title), self.data.page_count(), Unit::Pages);
+        let begin = Instant::now();
+        let order = Order::Pass { max_ms: WARM_UP_MAX.as_millis() as u64 };
+        add(all, &reader.obey(&order, |reads, _| bar.set(reads))?);
+        let disk_count = |report: &Report, before: Option<u64>| match (way.slow_disk, before) {
+            (Some((disk, _)), Some(before)) => Ok(Some(disk.read_count()? - before)),
+            _ => Ok::<_, Failure>(report.disk_bytes.map(|bytes| bytes / PAGE_SIZE as u64)),
+        };
+        let rounds = if way.lent { WARM_UP_ROUNDS_MAX } else { 0 };
+        for _ in 0..rounds {
+            let before = way.slow_disk.map(|(disk, _)| disk.read_count()).transpose()?;
+            let report = reader.obey(&Order::Count { reads: WARM_UP_ROUND_READS }, |_, _| {})?;
+            add(all, &report);
+            let warm = disk_count(&report, before)?.is_some_and(|count| count < WARM_UP_ROUND_READS / WARM_WHEN_ONE_IN);
+            if warm || begin.elapsed() >= WARM_UP_MAX {
+                break;
+            }
+        }
+        bar.done(&format!("{} reads", all.reads));
+        Ok(())
+    }
+
+    fn helpers_disk_bytes(&self, way: &Way<'_>) -> Option<u64> {
+        way.helpers.iter().map(|pid| disk_bytes_of(&pid.to_string())).sum()
+    }
+}
+
+fn add(all: &mut Report, one: &Report) {
+    all.reads += one.reads;
+    all.compared_bytes += one.compared_bytes;
+    all.wrong_bytes += one.wrong_bytes;
+    all.first_wrong = all.first_wrong.take().or_else(|| one.first_wrong.clone());
+}
+
+/// A reader at work.
+struct Reader<'a> {
+    process: Process,
+    orders: Option<ChildStdin>,
+    interrupt: &'a Interrupt,
+}
+
+impl<'a> Reader<'a> {
+    fn start(bench: &Bench<'a>, directory: &Path, group: &Group) -> Result<Reader<'a>, Failure> {
+        use rustix::fd::AsRawFd;
+        let own = std::env::current_exe().map_err(Failure::attempted("finding the demo's own program"))?;
+        let mut command = Command::new(own);
+        command.arg("reader").stdin(Stdio::piped());
+        let mut process = Process::spawn(command, &[group])?;
+        let orders = process.take_stdin();
+        let mut reader = Reader { process, orders, interrupt: bench.interrupt };
+        let reference = format!("/proc/{}/fd/{}", std::process::id(), bench.data.reference.as_raw_fd());
+        reader.tell(&Task {
+            directory: directory.to_owned(),
+            files: bench.data.files.clone(),
+            reference: reference.into(),
+            seed: bench.seed,
+        })?;
+        match reader.hear()? {
+            Answer::Ready => Ok(reader),
+            answer => Err(Failure::Problem(format!("starting the reader: it answered {answer:?}"))),
+        }
+    }
+
+    /// Has an order carried out.
+    fn obey(&mut self, order: &Order, progress: impl Fn(u64, u64)) -> Result<Report, Failure> {
+        self.tell(order)?;
+        loop {
+            match self.hear()? {
+                Answer::Progress { reads, elapsed_ms } => progress(reads, elapsed_ms),
+                Answer::Done(report) => return Ok(report),
+                Answer::Failed(problem) => return Err(Failure::Problem(format!("the reader failed {problem}"))),
+                Answer::Ready => return Err(Failure::Problem("the reader started twice".to_owned())),
+            }
+        }
+    }
+
+    /// It ends when there are no more orders.
+    fn end(mut self) -> Result<(), Failure> {
+        drop(self.orders.take());
+        self.process.wait(SILENCE_MAX)?;
+        Ok(())
+    }
+
+    fn tell(&mut self, what: &impl Serialize) -> Result<(), Failure> {
+        let line = serde_json::to_string(what).map_err(|error| Failure::Problem(error.to_string()))?;
+        let orders = self.orders.as_mut().ok_or_else(|| Failure::Problem("the reader takes no orders".to_owned()))?;
+        writeln!(orders, "{line}").map_err(Failure::attempted("telling the reader what to do"))
+    }
+
+    fn hear(&mut self) -> Result<Answer, Failure> {
+        let begin = Instant::now();
+        loop {
+            self.interrupt.check()?;
+            match self.process.next_line(LOOK_EVERY) {
+                Line::Text(line) => {
+                    let understood = serde_json::from_str(&line);
+                    return understood.map_err(|error| Failure::Problem(format!("the reader said {line:?}: {error}")));
+                }
+                Line::Timeout if begin.elapsed() < SILENCE_MAX => {}
+                Line::Timeout => {
+                    let message = format!("the reader said nothing for {SILENCE_MAX:?}; one of its reads hangs");
+                    return Err(Failure::Problem(message));
+                }
+                Line::End => {
+                    let end = self.process.wait(Duration::from_secs(1))?;
+                    let end = end.map_or("closed its output".to_owned(), |status| format!("ended ({status})"));
+                    return Err(Failure::Problem(format!("the reader {end} before its work was done")));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,232 @@
+//! The chart. It is drawn once, as SVG; the PNG is that same drawing, rendered with the fonts of the machine.
+
+use crate::failure::Failure;
+use crate::report::{Summary, grouped, latency};
+use resvg::{tiny_skia, usvg};
+use std::fmt::Write;
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+
+const WIDTH: f64 = 1280.0;
+const HEIGHT: f64 = 720.0;
+/// Pixels of the PNG for one unit of the drawing: sharp on a dense screen too.
+const SCALE: f32 = 2.0;
+/// First choice of font, which `make deps` installs; any other without serifs will do.
+const FONT: &str = "DejaVu Sans";
+/// One for each way, in their order. Told apart without seeing colours by their brightness.
+const COLOURS: [&str; 3] = ["#9aa5b1", "#0b7a75", "#e0a526"];
+const INK: &str = "#1f2933";
+const PALE_INK: &str = "#52606d";
+const GRID: &str = "#e4e7eb";
+
+/// Draws the chart of a run, as SVG.
+pub fn draw(summary: &Summary) -> String {
+    let conditions = &summary.conditions;
+    let mut svg = format!(
+        r#"<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{HEIGHT}" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="'{FONT}', sans-serif"><rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>"#
+    );
+    let title = match summary.gain {
+        Some(gain) if gain >= 1.0 => format!("{} times as many random reads with lent memory", significant(gain)),
+        _ => "Random reads with and without lent memory".to_owned(),
+    };
+    text(&mut svg, 60.0, 62.0, 30.0, INK, "start", true, &title);
+    let disk = match conditions.disk_reads_per_s {
+        Some(limit) => format!("a disk slowed to {limit} reads/s"),
+        None => "a disk at its own speed".to_owned(),
+    };
+    let setting = format!(
+        "4 KiB reads at random by one thread: {} MiB of files, {} MiB of page cache, {disk}",
+        conditions.data_bytes.div_ceil(1 << 20),
+        conditions.page_cache_bytes >> 20,
+    );
+    text(&mut svg, 60.0, 94.0, 18.0, PALE_INK, "start", false, &setting);
+    reads(&mut svg, summary);
+    latencies(&mut svg, summary);
+    let checked = format!(
+        "{} wrong bytes among {:.1} GiB compared with the original.  Linux {}, {} processors, {}, seed {}.",
+        if summary.wrong_bytes == 0 { "No".to_owned() } else { grouped(summary.wrong_bytes as f64) },
+        summary.compared_bytes as f64 / f64::from(1 << 30),
+        conditions.kernel,
+        conditions.processors,
+        conditions.device.as_deref().unwrap_or("no disk of its own"),
+        conditions.seed,
+    );
+    text(&mut svg, 60.0, HEIGHT - 28.0, 15.0, PALE_INK, "start", false, &checked);
+    svg.push_str("</svg>\n");
+    svg
+}
+
+/// The left panel: bars of reads per second.
+fn reads(svg: &mut String, summary: &Summary) {
+    let (left, right) = (130.0, 690.0);
+    text(svg, 60.0, 146.0, 19.0, INK, "start", true, "Reads per second");
+    text(svg, right, 146.0, 15.0, PALE_INK, "end", false, "logarithmic; more is better");
+    let ways: Vec<_> = summary.ways.named().collect();
+    let axis = Axis::over(ways.iter().map(|(_, way)| way.iops));
+    axis.draw(svg, left, right);
+    let step = (right - left) / ways.len().max(1) as f64;
+    for (index, (name, way)) in ways.iter().enumerate() {
+        let (middle, width) = (left + step * (index as f64 + 0.5), step * 0.56);
+        let top = axis.y(way.iops);
+        let _infallible = write!(
+            svg,
+            r#"<rect x="{:.1}" y="{top:.1}" width="{width:.1}" height="{:.1}" rx="3" fill="{}"/>"#,
+            middle - width / 2.0,
+            BOTTOM - top,
+            colour(name),
+        );
+        text(svg, middle, top - 10.0, 22.0, INK, "middle", true, &grouped(way.iops));
+        text(svg, middle, BOTTOM + 28.0, 17.0, INK, "middle", false, name);
+        if let Some(ratio) = way.hit_ratio {
+            let note = format!("{} % without the disk", trimmed(ratio * 100.0));
+            text(svg, middle, BOTTOM + 51.0, 14.0, PALE_INK, "middle", false, &note);
+        }
+    }
+}
+
+/// The right panel: for each way a line from the median latency to the one that a read in a hundred exceeds.
+fn latencies(svg: &mut String, summary: &Summary) {
+    let (left, right) = (840.0, 1220.0);
+    text(svg, 770.0, 146.0, 19.0, INK, "start", true, "Latency of a read, µs");
+    text(svg, right, 146.0, 15.0, PALE_INK, "end", false, "less is better");
+    let ways: Vec<_> = summary.ways.named().collect();
+    let axis = Axis::over(ways.iter().flat_map(|(_, way)| [way.p50_us, way.p99_us]));
+    axis.draw(svg, left, right);
+    let step = (right - left) / ways.len().max(1) as f64;
+    for (index, (name, way)) in ways.iter().enumerate() {
+        let x = left + step * (index as f64 + 0.36);
+        let colour = colour(name);
+        let (median, tail) = (axis.y(way.p50_us), axis.y(way.p99_us));
+        let _infallible = write!(
+            svg,
+            r#"<line x1="{x:.1}" y1="{median:.1}" x2="{x:.1}" y2="{tail:.1}" stroke="{colour}" stroke-width="5"/><circle cx="{x:.1}" cy="{median:.1}" r="9" fill="{colour}"/><circle cx="{x:.1}" cy="{tail:.1}" r="8" fill="white" stroke="{colour}" stroke-width="4"/>"#
+        );
+        // Labels of points that lie close together are kept apart.
+        let push = ((34.0 - (median - tail)) / 2.0).max(0.0);
+        text(svg, x + 16.0, median + 6.0 + push, 16.0, INK, "start", true, &latency(way.p50_us));
+        text(svg, x + 16.0, tail + 6.0 - push, 16.0, PALE_INK, "start", false, &latency(way.p99_us));
+        text(svg, left + step * (index as f64 + 0.5), BOTTOM + 28.0, 17.0, INK, "middle", false, name);
+    }
+    let y = BOTTOM + 46.0;
+    let _infallible = write!(
+        svg,
+        r#"<circle cx="{}" cy="{y}" r="6" fill="{PALE_INK}"/><circle cx="{}" cy="{y}" r="5" fill="white" stroke="{PALE_INK}" stroke-width="3"/>"#,
+        left + 62.0,
+        left + 160.0
+    );
+    text(svg, left + 74.0, y + 5.0, 14.0, PALE_INK, "start", false, "median");
+    text(svg, left + 172.0, y + 5.0, 14.0, PALE_INK, "start", false, "99th percentile");
+}
+
+const TOP: f64 = 190.0;
+const BOTTOM: f64 = 600.0;
+
+/// A logarithmic axis from one power of ten to another.
+struct Axis {
+    low: i32,
+    high: i32,
+}
+
+impl Axis {
+    fn over(values: impl Iterator<Item = f64>) -> Axis {
+        let logs: Vec<f64> = values.filter(|value| *value > 0.0).map(f64::log10).collect();
+        let low = logs.iter().copied().fold(f64::INFINITY, f64::min);
+        let high = logs.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        if logs.is_empty() {
+            return Axis { low: 0, high: 1 };
+        }
+        let low = low.floor() as i32;
+        Axis { low, high: (high.ceil() as i32).max(low + 1) }
+    }
+
+    fn y(&self, value: f64) -> f64 {
+        let share = (value.max(f64::MIN_POSITIVE).log10() - f64::from(self.low)) / f64::from(self.high - self.low);
+        BOTTOM - share.clamp(0.0, 1.0) * (BOTTOM - TOP)
+    }
+
+    fn draw(&self, svg: &mut String, left: f64, right: f64) {
+        for power in self.low..=self.high {
+            let value = 10f64.powi(power);
+            let y = self.y(value);
+            let stroke = if power == self.low { PALE_INK } else { GRID };
+            let _infallible = write!(
+                svg,
+                r#"<line x1="{left}" y1="{y:.1}" x2="{right}" y2="{y:.1}" stroke="{stroke}" stroke-width="1.5"/>"#
+            );
+            let label = if value < 1.0 { format!("{value}") } else { grouped(value) };
+            text(svg, left - 10.0, y + 5.0, 14.0, PALE_INK, "end", false, &label);
+        }
+    }
+}
+
+fn colour(way: &str) -> &'static str {
+    COLOURS[match way {
+        "without Puma" => 0,
+        "with Puma" => 1,
+        _ => 2,
+    }]
+}
+
+/// Two digits, or all before the point.
+fn significant(number: f64) -> String {
+    if number < 10.0 { format!("{number:.1}") } else { grouped(number) }
+}
+
+/// A percentage that says 100 only if it is.
+fn trimmed(percent: f64) -> String {
+    if percent >= 100.0 { "100".to_owned() } else { format!("{:.1}", (percent * 10.0).floor() / 10.0) }
+}
+
+#[expect(clippy::too_many_arguments, reason = "a drawing primitive: each call is one line of the drawing")]
+fn text(svg: &mut String, x: f64, y: f64, size: f64, fill: &str, anchor: &str, bold: bool, content: &str) {
+    let weight = if bold { "bold" } else { "normal" };
+    let content = content.replace('&', "&amp;").replace('<', "&lt;");
+    let _infallible = write!(
+        svg,
+        r#"<text x="{x:.1}" y="{y:.1}" font-size="{size}" font-weight="{weight}" fill="{fill}" text-anchor="{anchor}">{content}</text>"#
+    );
+}
+
+/// Renders a drawing into a PNG file. False: there is no font on the machine to render its text with, and no file is made.
+pub fn render(svg: &str, file: &Path) -> Result<bool, Failure> {
+    let mut fonts = usvg::fontdb::Database::new();
+    fonts.load_system_fonts();
+    // `make deps` installs the font there; a system without a font configuration would not look.
+    fonts.load_fonts_dir("/usr/share/fonts");
+    let first = fonts.faces().next().and_then(|face| Some(face.families.first()?.0.clone()));
+    let Some(any) = first else { return Ok(false) };
+    let has_font = fonts.faces().any(|face| face.families.iter().any(|(family, _)| family == FONT));
+    fonts.set_sans_serif_family(if has_font { FONT.to_owned() } else { any });
+    let problem = |what: &str, error: &dyn std::fmt::Display| Failure::Problem(format!("{what} the chart: {error}"));
+    let options = usvg::Options { fontdb: Arc::new(fonts), ..usvg::Options::default() };
+    let tree = usvg::Tree::from_str(svg, &options).map_err(|error| problem("understanding", &error))?;
+    let (width, height) = ((WIDTH as f32 * SCALE) as u32, (HEIGHT as f32 * SCALE) as u32);
+    let mut pixels = tiny_skia::Pixmap::new(width, height).ok_or_else(|| problem("rendering", &"it has no size"))?;
+    resvg::render(&tree, tiny_skia::Transform::from_scale(SCALE, SCALE), &mut pixels.as_mut());
+    let png = pixels.encode_png().map_err(|error| problem("encoding", &error))?;
+    fs::write(file, png).map_err(Failure::attempted(format!("writing {}", file.display())))?;
+    Ok(true)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn axes_span_the_values() {
+        let axis = Axis::over([667.0, 31_000.0].into_iter());
+        assert_eq!((axis.low, axis.high), (2, 5));
+        assert!(axis.y(667.0) > axis.y(31_000.0));
+        assert_eq!((axis.y(100.0), axis.y(100_000.0)), (BOTTOM, TOP));
+        let axis = Axis::over([1000.0].into_iter());
+        assert_eq!((axis.low, axis.high), (3, 4));
+        let axis = Axis::over(std::iter::empty());
+        assert!(axis.y(0.0).is_finite());
+    }
+
+    #[test]
+    fn a_hundred_percent_is_never_rounded_up_to() {
+        assert_eq!([trimmed(99.99), trimmed(100.0), trimmed(25.04)], ["99.9", "100", "25.0"]);
+    }
+}

@@ -1,0 +1,85 @@
+//! Progress: bars on a terminal, a line now and then elsewhere. Never on standard output, which is for the results.
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressFinish, ProgressStyle};
+use std::cell::Cell;
+use std::io::IsTerminal;
+use std::time::{Duration, Instant};
+
+/// Between two lines about the same thing where there is no terminal.
+const LINE_EVERY: Duration = Duration::from_secs(5);
+
+/// What a bar counts.
+#[derive(Clone, Copy)]
+pub enum Unit {
+    /// Bytes.
+    Bytes,
+    /// Pages.
+    Pages,
+    /// Milliseconds.
+    Milliseconds,
+}
+
+/// One thing that takes a while.
+pub struct Bar {
+    title: String,
+    total: u64,
+    bar: Option<ProgressBar>,
+    said: Cell<Instant>,
+}
+
+impl Bar {
+    /// Shows it from now on.
+    pub fn new(title: impl Into<String>, total: u64, unit: Unit) -> Bar {
+        let title = title.into();
+        let bar = std::io::stderr().is_terminal().then(|| {
+            let count = match unit {
+                Unit::Bytes => "{bytes}/{total_bytes}",
+                Unit::Pages => "{human_pos}/{human_len} pages",
+                Unit::Milliseconds => "{elapsed}",
+            };
+            let template = format!("{{prefix:<36}} {{bar:28}} {{percent:>3}} %  {count}  {{msg}}");
+            let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr());
+            // A template that indicatif does not take costs the looks, nothing else.
+            let bar = match ProgressStyle::with_template(&template) {
+                Ok(style) => bar.with_style(style.progress_chars("━╸ ")),
+                Err(_) => bar,
+            };
+            bar.with_prefix(title.clone()).with_finish(ProgressFinish::Abandon)
+        });
+        if bar.is_none() {
+            eprintln!("{title} ...");
+        }
+        Bar { title, total, bar, said: Cell::new(Instant::now()) }
+    }
+
+    /// That much is done.
+    pub fn set(&self, done: u64) {
+        match &self.bar {
+            Some(bar) => bar.set_position(done.min(self.total)),
+            None if self.said.get().elapsed() >= LINE_EVERY => {
+                self.said.set(Instant::now());
+                let percent = done.min(self.total) * 100 / self.total.max(1);
+                eprintln!("{} ... {percent} %", self.title);
+            }
+            None => {}
+        }
+    }
+
+    /// A word on it, shown behind the bar.
+    pub fn remark(&self, remark: String) {
+        if let Some(bar) = &self.bar {
+            bar.set_message(remark);
+        }
+    }
+
+    /// It is done, with that result.
+    pub fn done(self, result: &str) {
+        match &self.bar {
+            Some(bar) => {
+                bar.set_position(self.total);
+                bar.finish_with_message(result.to_owned());
+            }
+            None => eprintln!("{}: {result}", self.title),
+        }
+    }
+}

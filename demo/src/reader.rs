@@ -1,0 +1,273 @@
+//! The process whose reads are measured: the demo's own program, started again with a hidden subcommand inside the
+//! groups under test.
+//!
+//! It takes orders on standard input and answers on standard output, one JSON value a line. It reads pages of the files
+//! at random and compares every byte of each with the reference. Comparing is not part of a read's latency, but is part of
+//! the time in which reads are counted: that costs the fast ways more than the slow one.
+
+use crate::data::DataFile;
+use hdrhistogram::Histogram;
+use page::PAGE_SIZE;
+use rustix::fs::Advice;
+use rustix::mm::{MapFlags, ProtFlags};
+use serde::{Deserialize, Serialize};
+use std::fs::{self, File};
+use std::io::{self, BufRead, Write};
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+/// Time between two reports of progress. Seldom enough to cost nothing, often enough for a bar.
+const PROGRESS_EVERY: Duration = Duration::from_millis(250);
+/// Reads between two looks at the clock for progress.
+const PROGRESS_LOOK: u64 = 16;
+/// Longest latency that is told from longer ones.
+const LATENCY_MAX_NS: u64 = 60_000_000_000;
+
+/// What the reader reads: its first line of input.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Task {
+    /// Where the files are: on the disk, or at the mount point.
+    pub directory: PathBuf,
+    /// The files.
+    pub files: Vec<DataFile>,
+    /// Their bytes, each file beginning on a page.
+    pub reference: PathBuf,
+    /// Of all that is random here.
+    pub seed: u64,
+}
+
+/// What the reader is told to do: its other lines of input.
+#[derive(Debug, Serialize, Deserialize)]
+pub enum Order {
+    /// Read every page once, in random order.
+    Pass {
+        /// End earlier after this time.
+        max_ms: u64,
+    },
+    /// Read that many pages, each chosen at random from all.
+    Count {
+        /// How many.
+        reads: u64,
+    },
+    /// Read pages chosen at random from all for that long.
+    Time {
+        /// How long.
+        ms: u64,
+    },
+}
+
+/// What the reader says.
+#[derive(Debug, Serialize, Deserialize)]
+pub enum Answer {
+    /// Everything is open and mapped: it can be measured what the reader itself needs.
+    Ready,
+    /// So far, of the order under way.
+    Progress {
+        /// Pages read.
+        reads: u64,
+        /// Since its begin.
+        elapsed_ms: u64,
+    },
+    /// The order has been carried out.
+    Done(Report),
+    /// It could not be.
+    Failed(String),
+}
+
+/// What an order brought.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Report {
+    /// Pages read.
+    pub reads: u64,
+    /// Time it took.
+    pub elapsed_us: u64,
+    /// Bytes compared with the reference.
+    pub compared_bytes: u64,
+    /// Bytes that were wrong or missing.
+    pub wrong_bytes: u64,
+    /// Where the first of them was.
+    pub first_wrong: Option<String>,
+    /// Bytes that the kernel read from disks for this process, if it says.
+    pub disk_bytes: Option<u64>,
+    /// Median latency of a read.
+    pub p50_us: f64,
+    /// Latency that one read in a hundred exceeds.
+    pub p99_us: f64,
+    /// The longest.
+    pub max_us: f64,
+}
+
+/// The whole life of the reader.
+pub fn run() -> Result<(), String> {
+    let mut lines = io::stdin().lock().lines();
+    let mut next = || lines.next().transpose().map_err(|error| format!("reading orders: {error}"));
+    let Some(task) = next()? else { return Ok(()) };
+    let task: Task = serde_json::from_str(&task).map_err(|error| format!("understanding the task: {error}"))?;
+    let mut reader = match Reader::new(task) {
+        Ok(reader) => reader,
+        Err(error) => return say(&Answer::Failed(error)),
+    };
+    say(&Answer::Ready)?;
+    while let Some(order) = next()? {
+        let order: Order = serde_json::from_str(&order).map_err(|error| format!("understanding an order: {error}"))?;
+        match reader.carry_out(&order) {
+            Ok(report) => say(&Answer::Done(report))?,
+            Err(error) => say(&Answer::Failed(error))?,
+        }
+    }
+    Ok(())
+}
+
+fn say(answer: &Answer) -> Result<(), String> {
+    let line = serde_json::to_string(answer).map_err(|error| error.to_string())?;
+    writeln!(io::stdout().lock(), "{line}").map_err(|error| format!("answering: {error}"))
+}
+
+struct OpenFile {
+    file: File,
+    name: String,
+    len_bytes: u64,
+    /// Of its first page among all pages.
+    first_page: u32,
+}
+
+/// What there is to read, and to compare with.
+struct Pages {
+    files: Vec<OpenFile>,
+    count: u32,
+    reference: &'static [u8],
+}
+
+struct Reader {
+    pages: Pages,
+    random: fastrand::Rng,
+    /// All pages. Shuffled for a pass; kept, so that the reader's own memory does not change between orders.
+    order: Vec<u32>,
+    latency_ns: Histogram<u64>,
+}
+
+impl Reader {
+    fn new(task: Task) -> Result<Reader, String> {
+        let mut files = Vec::with_capacity(task.files.len());
+        let mut page_count = 0u32;
+        for file in task.files {
+            let path = task.directory.join(&file.name);
+            let open = File::open(&path).and_then(|file| {
+                // As a database does that knows its reads are random: one page is one read, on the disk as through the mount.
+                rustix::fs::fadvise(&file, 0, None, Advice::Random)?;
+                Ok(file)
+            });
+            let pages = u32::try_from(file.page_count()).map_err(|_| "the data set is too large".to_owned())?;
+            let first_page = page_count;
+            page_count = page_count.checked_add(pages).ok_or("the data set is too large")?;
+            let open = open.map_err(|error| format!("opening {}: {error}", path.display()))?;
+            files.push(OpenFile { file: open, name: file.name, len_bytes: file.len_bytes, first_page });
+        }
+        let reference = File::open(&task.reference).and_then(|file| map(&file, page_count as usize * PAGE_SIZE));
+        let reference = reference.map_err(|error| format!("mapping {}: {error}", task.reference.display()))?;
+        Ok(Reader {
+            pages: Pages { files, count: page_count, reference },
+            random: fastrand::Rng::with_seed(task.seed),
+            order: (0..page_count).collect(),
+            latency_ns: Histogram::new_with_bounds(1, LATENCY_MAX_NS, 3).map_err(|error| error.to_string())?,
+        })
+    }
+
+    fn carry_out(&mut self, order: &Order) -> Result<Report, String> {
+        let (reads_max, time_max) = match order {
+            Order::Pass { max_ms } => (u64::from(self.pages.count), Duration::from_millis(*max_ms)),
+            Order::Count { reads } => (*reads, Duration::MAX),
+            Order::Time { ms } => (u64::MAX, Duration::from_millis(*ms)),
+        };
+        let pass = matches!(order, Order::Pass { .. });
+        if pass {
+            self.random.shuffle(&mut self.order);
+        }
+        self.latency_ns.reset();
+        let mut report = Report::default();
+        let mut buffer = [0u8; PAGE_SIZE];
+        let disk_before = disk_bytes();
+        let start = Instant::now();
+        let (mut now, mut told) = (start, start);
+        while report.reads < reads_max && now - start < time_max {
+            let page = if pass { self.order[report.reads as usize] } else { self.random.u32(..self.pages.count) };
+            let before = Instant::now();
+            let at = self.pages.read(page, &mut buffer)?;
+            now = Instant::now();
+            self.latency_ns.saturating_record((now - before).as_nanos().try_into().unwrap_or(LATENCY_MAX_NS));
+            report.reads += 1;
+            self.pages.compare(&at, &buffer, &mut report);
+            if report.reads.is_multiple_of(PROGRESS_LOOK) && now - told >= PROGRESS_EVERY {
+                told = now;
+                say(&Answer::Progress { reads: report.reads, elapsed_ms: (now - start).as_millis() as u64 })?;
+            }
+        }
+        report.elapsed_us = start.elapsed().as_micros() as u64;
+        report.disk_bytes = disk_bytes().zip(disk_before).map(|(after, before)| after.saturating_sub(before));
+        let us = |quantile| self.latency_ns.value_at_quantile(quantile) as f64 / 1000.0;
+        (report.p50_us, report.p99_us, report.max_us) = (us(0.50), us(0.99), us(1.0));
+        Ok(report)
+    }
+}
+
+impl Pages {
+    /// Reads a page, and returns where it is and how much of it there was.
+    fn read(&self, page: u32, buffer: &mut [u8; PAGE_SIZE]) -> Result<ReadAt<'_>, String> {
+        let index = self.files.partition_point(|file| file.first_page <= page) - 1;
+        let file = &self.files[index];
+        let offset_bytes = u64::from(page - file.first_page) * PAGE_SIZE as u64;
+        let read = file.file.read_at(buffer, offset_bytes);
+        let read_bytes = read.map_err(|error| format!("reading {} at {offset_bytes}: {error}", file.name))?;
+        Ok(ReadAt { file, page, offset_bytes, read_bytes })
+    }
+
+    fn compare(&self, at: &ReadAt<'_>, buffer: &[u8; PAGE_SIZE], report: &mut Report) {
+        let expected_bytes = (at.file.len_bytes - at.offset_bytes).min(PAGE_SIZE as u64) as usize;
+        let original = &self.reference[at.page as usize * PAGE_SIZE..][..expected_bytes];
+        let read = &buffer[..at.read_bytes];
+        report.compared_bytes += expected_bytes as u64;
+        if read == original {
+            return;
+        }
+        let differing = read.iter().zip(original).filter(|(read, original)| read != original).count();
+        report.wrong_bytes += (differing + read.len().abs_diff(original.len())) as u64;
+        report.first_wrong.get_or_insert_with(|| {
+            format!(
+                "{} at {}: {differing} of {} bytes differ, {expected_bytes} expected",
+                at.file.name,
+                at.offset_bytes,
+                read.len()
+            )
+        });
+    }
+}
+
+struct ReadAt<'a> {
+    file: &'a OpenFile,
+    page: u32,
+    offset_bytes: u64,
+    read_bytes: usize,
+}
+
+/// Maps the reference for good, with all page tables in place: they are part of what the reader itself needs.
+fn map(file: &File, len: usize) -> io::Result<&'static [u8]> {
+    let flags = MapFlags::SHARED | MapFlags::POPULATE;
+    // SAFETY: a new mapping at an address of the kernel's choice, never unmapped. The memfd behind it has that length, and
+    // nobody writes to it or shortens it once the reader runs.
+    unsafe {
+        let map = rustix::mm::mmap(std::ptr::null_mut(), len, ProtFlags::READ, flags, file, 0)?;
+        Ok(std::slice::from_raw_parts(map.cast(), len))
+    }
+}
+
+/// Bytes that this process had read from disks so far.
+fn disk_bytes() -> Option<u64> {
+    disk_bytes_of("self")
+}
+
+/// Bytes that a process had read from disks so far, if the kernel says.
+pub fn disk_bytes_of(process: &str) -> Option<u64> {
+    let text = fs::read_to_string(format!("/proc/{process}/io")).ok()?;
+    text.lines().find_map(|line| line.strip_prefix("read_bytes: "))?.parse().ok()
+}

@@ -1,0 +1,239 @@
+//! Directories of control groups: where they may be made, and that they go away again.
+//!
+//! A controller is either on a version 1 hierarchy of its own or on the version 2 hierarchy, never on both; which, is
+//! looked up per controller, so that mixed machines work. Groups are made below the group of this process wherever the
+//! kernel allows it, so that limits somebody put on us keep holding.
+//!
+//! Never in here: signalling a process outside of a directory that was made here.
+
+use crate::{attempted, mounts, wait_until_ok};
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+/// How long a group may need to become empty after its last process was killed: the kernel frees a large process late.
+const EMPTY_LIMIT: Duration = Duration::from_secs(10);
+
+/// All directories made here begin with it.
+const PREFIX: &str = "puma-";
+
+/// Version of the control-group interface.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Version {
+    /// One hierarchy for each controller.
+    V1,
+    /// One hierarchy for all of them.
+    V2,
+}
+
+/// A controller that we use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Controller {
+    Memory,
+    Disk,
+}
+
+impl Controller {
+    fn name(self, version: Version) -> &'static str {
+        match (self, version) {
+            (Controller::Memory, _) => "memory",
+            (Controller::Disk, Version::V1) => "blkio",
+            (Controller::Disk, Version::V2) => "io",
+        }
+    }
+}
+
+/// Where new directories go.
+pub(crate) struct Place {
+    pub(crate) version: Version,
+    pub(crate) parent: PathBuf,
+}
+
+/// Where a group with the first of these controllers may be made, with the others on board if they are on the same hierarchy.
+pub(crate) fn place(controllers: &[Controller]) -> io::Result<Place> {
+    let [first, others @ ..] = controllers else {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "no controller asked for"));
+    };
+    let own = fs::read_to_string("/proc/self/cgroup").map_err(attempted("reading /proc/self/cgroup"))?;
+    let mounts = mounts::list()?;
+    let name = first.name(Version::V1);
+    let v1 = mounts.iter().find(|m| m.kind == "cgroup" && m.super_options.split(',').any(|option| option == name));
+    if let Some(mount) = v1 {
+        let own = own_group(&own, |controllers| controllers.split(',').any(|controller| controller == name));
+        return Ok(Place { version: Version::V1, parent: inside(mount, own) });
+    }
+    let Some(mount) = mounts.iter().find(|mount| mount.kind == "cgroup2") else {
+        let message = format!("no control groups with the {name} controller are mounted here");
+        return Err(io::Error::new(io::ErrorKind::NotFound, message));
+    };
+    let own = inside(mount, own_group(&own, str::is_empty));
+    // The disk of a slow group is of no use without its memory on the same hierarchy; but where memory is on version 1,
+    // version 2 does not list it.
+    let root_has = |controller: &&Controller| lists(&mount.at, "cgroup.controllers", controller.name(Version::V2));
+    let wanted: Vec<&str> =
+        std::iter::once(first).chain(others.iter().filter(root_has)).map(|c| c.name(Version::V2)).collect();
+    let mut refusal = io::Error::new(io::ErrorKind::NotFound, format!("no group here has the controllers {wanted:?}"));
+    // A group that has processes itself cannot hand controllers to children, so the nearest ancestor that can is taken.
+    for parent in own.ancestors().take_while(|path| path.starts_with(&mount.at)) {
+        match hand_down(parent, &wanted) {
+            Ok(()) => return Ok(Place { version: Version::V2, parent: parent.to_owned() }),
+            Err(error) => refusal = error,
+        }
+    }
+    Err(attempted(format!("finding a control group that may have children limited in {wanted:?}"))(refusal))
+}
+
+/// Gives the children of `parent` these controllers. They keep them afterwards: it costs nothing, and somebody else may
+/// have begun to rely on it.
+pub(crate) fn hand_down(parent: &Path, controllers: &[&str]) -> io::Result<()> {
+    for controller in controllers {
+        if !lists(parent, "cgroup.subtree_control", controller) {
+            write(&parent.join("cgroup.subtree_control"), &format!("+{controller}"))?;
+        }
+    }
+    Ok(())
+}
+
+/// Writes one value to a control file.
+pub(crate) fn write(file: &Path, value: &str) -> io::Result<()> {
+    // Never creates: a control file that does not exist is a controller that is missing.
+    let open = fs::OpenOptions::new().write(true).open(file);
+    open.and_then(|mut file| io::Write::write_all(&mut file, value.as_bytes()))
+        .map_err(attempted(format!("writing {value:?} to {}", file.display())))
+}
+
+/// Reads a control file.
+pub(crate) fn read(file: &Path) -> io::Result<String> {
+    fs::read_to_string(file).map_err(attempted(format!("reading {}", file.display())))
+}
+
+/// Reads a control file that holds one number. "max" is the largest.
+pub(crate) fn read_number(file: &Path) -> io::Result<u64> {
+    let text = read(file)?;
+    match text.trim() {
+        "max" => Ok(u64::MAX),
+        digits => digits.parse().map_err(|_| {
+            io::Error::new(io::ErrorKind::InvalidData, format!("{} holds {digits:?}, not a number", file.display()))
+        }),
+    }
+}
+
+fn lists(directory: &Path, file: &str, word: &str) -> bool {
+    fs::read_to_string(directory.join(file)).is_ok_and(|text| text.split_whitespace().any(|w| w == word))
+}
+
+/// The path of our own group on the hierarchy whose controller list is accepted.
+fn own_group(proc_file: &str, accept: impl Fn(&str) -> bool) -> &str {
+    let mut lines = proc_file.lines().filter_map(|line| line.split_once(':')?.1.split_once(':'));
+    lines.find(|(controllers, _)| accept(controllers)).map_or("/", |(_, path)| path)
+}
+
+/// Where a group is in the file tree. In a container the hierarchy may be mounted in part, or with a path of outside.
+fn inside(mount: &mounts::Mount, own: &str) -> PathBuf {
+    let own = Path::new(own);
+    let below = own.strip_prefix(&mount.root).or_else(|_| own.strip_prefix("/")).unwrap_or(own);
+    let path = mount.at.join(below);
+    if path.is_dir() { path } else { mount.at.clone() }
+}
+
+/// A directory of a control group, removed when dropped, with the processes that are still in it.
+pub(crate) struct Dir {
+    path: PathBuf,
+}
+
+impl Dir {
+    /// Makes a directory whose name begins with `name`.
+    pub(crate) fn create(parent: &Path, name: &str) -> io::Result<Dir> {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        sweep(parent, name);
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        let path = parent.join(format!("{PREFIX}{name}-{}-{count}", std::process::id()));
+        fs::create_dir(&path).map_err(attempted(format!("making the control group {}", path.display())))?;
+        Ok(Dir { path })
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub(crate) fn file(&self, name: &str) -> PathBuf {
+        self.path.join(name)
+    }
+
+    pub(crate) fn has(&self, file: &str) -> bool {
+        self.file(file).exists()
+    }
+}
+
+impl Drop for Dir {
+    fn drop(&mut self) {
+        let removed = wait_until_ok(EMPTY_LIMIT, || match fs::remove_dir(&self.path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            Err(error) => {
+                kill_members(&self.path);
+                Err(error)
+            }
+            Ok(()) => Ok(()),
+        });
+        if let Err(error) = removed {
+            eprintln!("The control group {} is left behind: {error}. Remove it with rmdir.", self.path.display());
+        }
+    }
+}
+
+/// Kills what is still in a group that is to be removed: nothing gets into it but what was put there from here.
+fn kill_members(group: &Path) {
+    let members = fs::read_to_string(group.join("cgroup.procs")).unwrap_or_default();
+    let own = std::process::id();
+    for pid in members.lines().filter_map(|line| line.parse::<u32>().ok()).filter(|pid| *pid != own && *pid != 0) {
+        if let Some(pid) = i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw) {
+            let _gone_already = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+        }
+    }
+}
+
+/// Removes empty groups of that name whose makers are dead: a run that was killed outright could not.
+fn sweep(parent: &Path, name: &str) {
+    for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
+        let made_by = entry.file_name().to_str().and_then(|entry| made_by(entry, name));
+        if made_by.is_some_and(|pid| !Path::new("/proc").join(pid.to_string()).exists()) {
+            // A slow disk of version 2 has groups inside. Removal fails where there are processes: that one is left alone.
+            for inner in fs::read_dir(entry.path()).into_iter().flatten().flatten() {
+                if inner.file_type().is_ok_and(|kind| kind.is_dir()) {
+                    let _in_use = fs::remove_dir(inner.path());
+                }
+            }
+            let _in_use = fs::remove_dir(entry.path());
+        }
+    }
+}
+
+fn made_by(entry: &str, name: &str) -> Option<u32> {
+    let numbers = entry.strip_prefix(PREFIX)?.strip_prefix(name)?.strip_prefix('-')?;
+    let (pid, count) = numbers.split_once('-')?;
+    count.parse::<u32>().ok()?;
+    pid.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn own_group_is_found_on_either_version() {
+        let text = "5:cpu,memory:/a/b\n1:name=systemd:/x\n0::/user.slice/s:1.scope\n";
+        assert_eq!(own_group(text, |c| c.split(',').any(|c| c == "memory")), "/a/b");
+        assert_eq!(own_group(text, str::is_empty), "/user.slice/s:1.scope");
+        assert_eq!(own_group(text, |c| c == "blkio"), "/");
+    }
+
+    #[test]
+    fn only_our_own_names_are_swept() {
+        assert_eq!(made_by("puma-reader-12-0", "reader"), Some(12));
+        for other in ["puma-reader-12", "puma-reader-x-0", "reader-12-0", "puma-reader-2-12-x", "puma-other-12-0"] {
+            assert_eq!(made_by(other, "reader"), None, "{other}");
+        }
+    }
+}

@@ -1,0 +1,201 @@
+//! Slow disks: a limit on the reads per second that a set of processes gets from one device.
+//!
+//! The kernel delays requests; nothing is emulated. Reads of all processes in the groups of one [`SlowDisk`] share its
+//! limit, as they would share a slow disk.
+
+use crate::cgroup::{self, Controller, Dir, Version};
+use crate::{attempted, mounts};
+use std::fmt;
+use std::fs;
+use std::io;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// A block device as the controllers accept it: never a partition.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BlockDevice {
+    /// Major number.
+    pub major: u32,
+    /// Minor number.
+    pub minor: u32,
+    /// Its name in `/sys/block`.
+    pub name: String,
+}
+
+impl fmt::Display for BlockDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.name)
+    }
+}
+
+impl BlockDevice {
+    /// The device that holds a file or directory. Fails with [`io::ErrorKind::Unsupported`] where the file system has no one
+    /// device of its own (tmpfs, overlay, network): no disk can be slowed down there.
+    pub fn holding(path: &Path) -> io::Result<BlockDevice> {
+        let stat = fs::metadata(path).map_err(attempted(format!("looking at {}", path.display())))?;
+        let (mut major, mut minor) = (rustix::fs::major(stat.dev()), rustix::fs::minor(stat.dev()));
+        if major == 0 {
+            // An anonymous device. btrfs has one although it lives on a real one, which it names as the mount's source.
+            let mounts = mounts::list()?;
+            let mount = mounts.iter().rev().find(|mount| (mount.major, mount.minor) == (major, minor));
+            let source = mount.and_then(|mount| fs::metadata(&mount.source).ok());
+            let Some(source) = source.filter(|source| source.file_type().is_block_device()) else {
+                let kind = mount.map_or("unknown", |mount| &mount.kind);
+                let message = format!(
+                    "{} is on a file system ({kind}) that has no disk of its own, so no disk can be slowed down there; \
+                     choose a directory on a disk",
+                    path.display()
+                );
+                return Err(io::Error::new(io::ErrorKind::Unsupported, message));
+            };
+            (major, minor) = (rustix::fs::major(source.rdev()), rustix::fs::minor(source.rdev()));
+        }
+        whole_device(Path::new("/sys/dev/block"), major, minor)
+    }
+
+    fn number(&self) -> String {
+        format!("{}:{}", self.major, self.minor)
+    }
+}
+
+/// The disk of a partition, or the device itself: the controllers refuse partitions.
+fn whole_device(sys: &Path, major: u32, minor: u32) -> io::Result<BlockDevice> {
+    let look = |path: &Path| attempted(format!("looking up block device {major}:{minor} in {}", path.display()));
+    let link = sys.join(format!("{major}:{minor}"));
+    let mut directory = fs::canonicalize(&link).map_err(look(&link))?;
+    if directory.join("partition").exists() {
+        directory.pop();
+    }
+    let file = directory.join("dev");
+    let text = fs::read_to_string(&file).map_err(look(&file))?;
+    let number =
+        text.trim().split_once(':').and_then(|(major, minor)| Some((major.parse().ok()?, minor.parse().ok()?)));
+    let name = directory.file_name().map(|name| name.to_string_lossy().into_owned());
+    match (number, name) {
+        (Some((major, minor)), Some(name)) => Ok(BlockDevice { major, minor, name }),
+        _ => Err(io::Error::new(io::ErrorKind::InvalidData, format!("{} holds {text:?}", file.display()))),
+    }
+}
+
+/// A device slowed down for the groups that are made on it ([`crate::Group::create`]); others get it at full speed.
+pub struct SlowDisk {
+    device: BlockDevice,
+    version: Version,
+    directory: Arc<Dir>,
+    memory_in_same_tree: bool,
+}
+
+impl SlowDisk {
+    /// Prepares to slow down the device that holds `path`. It has its full speed until [`SlowDisk::limit_reads`].
+    pub fn create(name: &str, path: &Path) -> io::Result<SlowDisk> {
+        let device = BlockDevice::holding(path)?;
+        let place = cgroup::place(&[Controller::Disk, Controller::Memory])?;
+        let directory = Dir::create(&place.parent, name)?;
+        let mut memory_in_same_tree = false;
+        if place.version == Version::V2 && directory.has("memory.max") {
+            cgroup::hand_down(directory.path(), &["memory"])?;
+            memory_in_same_tree = true;
+        }
+        let disk = SlowDisk { device, version: place.version, directory: Arc::new(directory), memory_in_same_tree };
+        // Version 1 counts reads only once a limit was set; this also finds out now whether the device is accepted.
+        disk.limit_reads(None)?;
+        Ok(disk)
+    }
+
+    /// Sets the limit, in reads per second, or takes it away.
+    pub fn limit_reads(&self, reads_per_s: Option<u32>) -> io::Result<()> {
+        let device = self.device.number();
+        let (file, value) = match self.version {
+            // The largest number means no limit, but counts as one having been set.
+            Version::V1 => ("blkio.throttle.read_iops_device", format!("{device} {}", reads_per_s.unwrap_or(u32::MAX))),
+            Version::V2 => match reads_per_s {
+                Some(limit) => ("io.max", format!("{device} riops={limit}")),
+                None => ("io.max", format!("{device} riops=max")),
+            },
+        };
+        cgroup::write(&self.directory.file(file), &value)
+    }
+
+    /// Reads that the groups on this disk have asked the device for since it was made.
+    pub fn read_count(&self) -> io::Result<u64> {
+        let file = match self.version {
+            Version::V1 => "blkio.throttle.io_serviced",
+            Version::V2 => "io.stat",
+        };
+        let text = cgroup::read(&self.directory.file(file))?;
+        Ok(count_reads(&text, &self.device.number(), self.version))
+    }
+
+    /// The device.
+    pub fn device(&self) -> &BlockDevice {
+        &self.device
+    }
+
+    /// Of the controller that slows it down.
+    pub fn version(&self) -> Version {
+        self.version
+    }
+
+    pub(crate) fn directory(&self) -> &Arc<Dir> {
+        &self.directory
+    }
+
+    pub(crate) fn memory_in_same_tree(&self) -> bool {
+        self.memory_in_same_tree
+    }
+
+    pub(crate) fn processes_file(&self) -> Option<PathBuf> {
+        // On version 2 a group with limited children has no processes of its own.
+        (self.version == Version::V1).then(|| self.directory.file("cgroup.procs"))
+    }
+}
+
+/// `254:0 Read 17` on version 1, `254:0 rbytes=69632 wbytes=0 rios=17 wios=0 …` on version 2. No line: no read yet.
+fn count_reads(text: &str, device: &str, version: Version) -> u64 {
+    let mut words = text.lines().filter_map(|line| line.split_once(' ')).filter(|(name, _)| *name == device);
+    let count = match version {
+        Version::V1 => words.find_map(|(_, rest)| rest.strip_prefix("Read ")),
+        Version::V2 => words.find_map(|(_, rest)| rest.split(' ').find_map(|word| word.strip_prefix("rios="))),
+    };
+    count.and_then(|digits| digits.trim().parse().ok()).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_are_counted_on_either_version() {
+        let v1 = "8:0 Read 3\n254:0 Read 17\n254:0 Write 4\n254:0 Total 21\nTotal 24\n";
+        assert_eq!(count_reads(v1, "254:0", Version::V1), 17);
+        let v2 = "8:0 rbytes=1 wbytes=0 rios=9 wios=0\n254:0 rbytes=69632 wbytes=0 rios=17 wios=0 dbytes=0 dios=0\n";
+        assert_eq!(count_reads(v2, "254:0", Version::V2), 17);
+        assert_eq!(count_reads("254:0 \n", "254:0", Version::V2), 0);
+        assert_eq!(count_reads("", "254:0", Version::V1), 0);
+    }
+
+    #[test]
+    fn a_partition_stands_for_its_disk() {
+        let sys = tempfile::tempdir().unwrap();
+        let disk = sys.path().join("devices/vda");
+        fs::create_dir_all(disk.join("vda1")).unwrap();
+        fs::write(disk.join("dev"), "254:0\n").unwrap();
+        fs::write(disk.join("vda1/dev"), "254:1\n").unwrap();
+        fs::write(disk.join("vda1/partition"), "1\n").unwrap();
+        std::os::unix::fs::symlink("devices/vda", sys.path().join("254:0")).unwrap();
+        std::os::unix::fs::symlink("devices/vda/vda1", sys.path().join("254:1")).unwrap();
+        let expected = BlockDevice { major: 254, minor: 0, name: "vda".to_owned() };
+        assert_eq!(whole_device(sys.path(), 254, 0).unwrap(), expected);
+        assert_eq!(whole_device(sys.path(), 254, 1).unwrap(), expected);
+        assert!(whole_device(sys.path(), 254, 2).is_err());
+    }
+
+    #[test]
+    fn a_file_system_in_memory_has_no_disk() {
+        // /proc always is one.
+        let error = BlockDevice::holding(Path::new("/proc")).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::Unsupported);
+        assert!(error.to_string().contains("(proc)"), "{error}");
+    }
+}

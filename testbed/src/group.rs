@@ -1,0 +1,116 @@
+//! Control groups as tests see them: a set of processes with a memory limit, a slow disk, both, or neither.
+
+use crate::attempted;
+use crate::cgroup::{self, Controller, Dir, Version};
+use crate::disk::SlowDisk;
+use std::ffi::CString;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::sync::Arc;
+
+/// What the memory charged to a group is used for, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MemoryUse {
+    /// All that counts against the limit.
+    pub total_bytes: u64,
+    /// The page cache.
+    pub page_cache_bytes: u64,
+}
+
+impl MemoryUse {
+    /// What is not page cache: the processes' own memory, and the kernel's on their behalf.
+    pub fn own_bytes(&self) -> u64 {
+        self.total_bytes.saturating_sub(self.page_cache_bytes)
+    }
+}
+
+/// A control group. Dropping it kills what is still in it, and removes it.
+pub struct Group {
+    /// Where the memory limit is, if there is one. On version 2 it may be in the tree of a slow disk.
+    memory: Option<(Version, Dir)>,
+    /// On version 2, a group on a slow disk without a memory directory of its own.
+    _leaf: Option<Dir>,
+    joins: Vec<CString>,
+    /// Outlives the directories above, which may be in it.
+    _disk: Option<Arc<Dir>>,
+}
+
+impl Group {
+    /// Makes a group. `memory_limit_bytes` is a hard limit on memory and page cache together; `disk` the slow disk that it reads
+    /// from. A group with neither is fine, and nothing is made for it.
+    pub fn create(name: &str, memory_limit_bytes: Option<u64>, disk: Option<&SlowDisk>) -> io::Result<Group> {
+        let (mut memory, mut leaf, mut joins) = (None, None, Vec::new());
+        if let Some(disk) = disk {
+            if let Some(file) = disk.processes_file() {
+                joins.push(c_path(&file)?);
+            } else {
+                let directory = Dir::create(disk.directory().path(), name)?;
+                joins.push(c_path(&directory.file("cgroup.procs"))?);
+                if memory_limit_bytes.is_some() && disk.memory_in_same_tree() {
+                    memory = Some((Version::V2, directory));
+                } else {
+                    leaf = Some(directory);
+                }
+            }
+        }
+        if memory_limit_bytes.is_some() && memory.is_none() {
+            let place = cgroup::place(&[Controller::Memory])?;
+            let directory = Dir::create(&place.parent, name)?;
+            joins.push(c_path(&directory.file("cgroup.procs"))?);
+            memory = Some((place.version, directory));
+        }
+        let group = Group { memory, _leaf: leaf, joins, _disk: disk.map(|disk| Arc::clone(disk.directory())) };
+        memory_limit_bytes.map_or(Ok(()), |limit_bytes| group.limit_memory(limit_bytes))?;
+        Ok(group)
+    }
+
+    /// Changes the memory limit. Fails if there was none, or if the group uses more and it cannot be reclaimed.
+    pub fn limit_memory(&self, limit_bytes: u64) -> io::Result<()> {
+        let (version, directory) = self.limited()?;
+        let file = match version {
+            Version::V1 => "memory.limit_in_bytes",
+            Version::V2 => "memory.max",
+        };
+        cgroup::write(&directory.file(file), &limit_bytes.to_string())
+    }
+
+    /// What its memory is used for now. The kernel keeps the two figures apart, so they are of nearly the same moment only.
+    pub fn memory_use(&self) -> io::Result<MemoryUse> {
+        let (version, directory) = self.limited()?;
+        let (total, cache) = match version {
+            Version::V1 => ("memory.usage_in_bytes", "total_cache "),
+            Version::V2 => ("memory.current", "file "),
+        };
+        let total_bytes = cgroup::read_number(&directory.file(total))?;
+        let stat = cgroup::read(&directory.file("memory.stat"))?;
+        let cache = stat.lines().find_map(|line| line.strip_prefix(cache)?.parse().ok());
+        let page_cache_bytes = cache.ok_or_else(|| {
+            io::Error::new(
+                io::ErrorKind::InvalidData,
+                format!("{} has no line for the page cache", directory.path().display()),
+            )
+        })?;
+        Ok(MemoryUse { total_bytes, page_cache_bytes })
+    }
+
+    /// Version of the controller that holds the memory limit, if there is one.
+    pub fn memory_version(&self) -> Option<Version> {
+        self.memory.as_ref().map(|(version, _)| *version)
+    }
+
+    /// The files to which a process writes "0" to join.
+    pub(crate) fn joins(&self) -> &[CString] {
+        &self.joins
+    }
+
+    fn limited(&self) -> io::Result<(Version, &Dir)> {
+        let memory = self.memory.as_ref().map(|(version, directory)| (*version, directory));
+        memory.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "this group was made without a memory limit"))
+    }
+}
+
+fn c_path(path: &Path) -> io::Result<CString> {
+    let terminated = CString::new(path.as_os_str().as_bytes()).map_err(io::Error::other);
+    terminated.map_err(attempted(format!("naming {}", path.display())))
+}

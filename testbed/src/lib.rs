@@ -1,0 +1,52 @@
+//! What end-to-end tests and the demo need to control the machine they run on.
+//!
+//! - [`Group`]: a control group, with a memory limit or none, on or off a slow disk ([`SlowDisk`]). cgroup v1, v2, and a
+//!   machine that mixes both.
+//! - [`Process`]: a child that is in its groups before its program starts, and that dies with its guard.
+//! - [`Squeeze`]: a child that allocates memory and holds it.
+//! - [`Scratch`]: a directory for what a test writes and mounts.
+//!
+//! It promises that everything made here is gone once its guard is dropped, also on panic. What a killed run left behind
+//! is swept by the next one that uses the same name. Only processes started here, or found inside a group made here,
+//! are ever signalled.
+//!
+//! The code is our own because it is small, and because no crate covers both versions of control groups.
+
+mod cgroup;
+mod disk;
+mod group;
+mod mounts;
+mod process;
+mod scratch;
+mod squeeze;
+mod wait;
+
+pub use cgroup::Version;
+pub use disk::{BlockDevice, SlowDisk};
+pub use group::{Group, MemoryUse};
+pub use process::{Line, Process, sibling_binary};
+pub use scratch::Scratch;
+pub use squeeze::Squeeze;
+pub use wait::{wait_until, wait_until_ok};
+
+use std::fmt::Display;
+use std::io;
+
+/// Set in the environment (to anything), it turns every skipped test into a failed one.
+pub const NO_SKIP_VARIABLE: &str = "PUMA_NO_SKIP";
+
+/// Says that a test cannot run on this machine. The caller returns afterwards.
+///
+/// # Panics
+/// Where [`NO_SKIP_VARIABLE`] is set: there a test that cannot run has failed.
+pub fn skip(test: &str, reason: impl Display) {
+    if std::env::var_os(NO_SKIP_VARIABLE).is_some() {
+        panic!("{test} must not be skipped here ({NO_SKIP_VARIABLE} is set), but: {reason}");
+    }
+    println!("SKIPPED {test}: {reason}");
+}
+
+/// The same kind of error, with what was attempted before it.
+fn attempted(what: impl Display) -> impl FnOnce(io::Error) -> io::Error {
+    move |error| io::Error::new(error.kind(), format!("{what}: {error}"))
+}

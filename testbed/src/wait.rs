@@ -1,0 +1,33 @@
+//! Waiting on state, never on time alone: the only place where this crate sleeps.
+
+use std::io;
+use std::time::{Duration, Instant};
+
+/// Pause between two looks at a state that nothing announces. Short against what is waited for, long against a look.
+const LOOK_AGAIN: Duration = Duration::from_millis(5);
+
+/// Waits until `state` holds, at most `limit`. Returns whether it holds.
+pub fn wait_until(limit: Duration, mut state: impl FnMut() -> bool) -> bool {
+    let start = Instant::now();
+    loop {
+        if state() {
+            return true;
+        }
+        if start.elapsed() >= limit {
+            return false;
+        }
+        std::thread::sleep(LOOK_AGAIN);
+    }
+}
+
+/// Tries until it succeeds, at most for `limit`. Returns the last error if it never did.
+pub fn wait_until_ok<T>(limit: Duration, mut attempt: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    let start = Instant::now();
+    loop {
+        match attempt() {
+            Ok(value) => return Ok(value),
+            Err(error) if start.elapsed() >= limit => return Err(error),
+            Err(_) => std::thread::sleep(LOOK_AGAIN),
+        }
+    }
+}
