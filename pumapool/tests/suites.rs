@@ -1,0 +1,202 @@
+//! Public test programs through real mounts: fsx, fio with verification, and a POSIX suite whose verdicts must be those of the file
+//! system below. `make tools` installs them into the folder TOOLS; `PUMA_FSX_OPS` sets the operations of each fsx run (200,000 in `make test-long`).
+
+mod setup;
+
+use setup::{Lender, Mount, can_run};
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+use testbed::{Group, Line, Process, Scratch};
+
+/// Longest any of them may take.
+const LIMIT: Duration = Duration::from_secs(1800);
+
+/// A program that `make tools` installs.
+fn tool(test: &str, name: &str) -> Option<PathBuf> {
+    let tools = std::env::var_os("TOOLS").map_or(Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/tools"), PathBuf::from);
+    let installed = tools.join("bin").join(name);
+    let found = if installed.exists() {
+        Some(installed)
+    } else {
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        std::env::split_paths(&path).map(|folder| folder.join(name)).find(|path| path.exists())
+    };
+    if found.is_none() {
+        testbed::skip(test, format!("{name} is missing; `make tools` installs it"));
+    }
+    found
+}
+
+/// A lender, a mount of a fresh directory with it, and a small memory cgroup for whoever uses the mount.
+struct Bench {
+    group: Group,
+    mount: Mount,
+    lender: Lender,
+    scratch: Scratch,
+}
+
+impl Bench {
+    fn new(test: &str, group_bytes: u64, options: &[&str]) -> Option<Bench> {
+        let group = match Group::create(test, Some(group_bytes), None) {
+            Ok(group) => group,
+            Err(error) => {
+                testbed::skip(test, error);
+                return None;
+            }
+        };
+        let scratch = Scratch::new(test).unwrap();
+        let (source, at) = (scratch.directory("source").unwrap(), scratch.directory("mount").unwrap());
+        let lender = Lender::start(scratch.path(), "256MiB", &[]);
+        let options: Vec<_> = ["--lender", &lender.address].into_iter().chain(options.iter().copied()).collect();
+        let mount = Mount::start(&source, &at, &options);
+        Some(Bench { group, mount, lender, scratch })
+    }
+
+    /// Runs the command in the cgroup; returns whether it was content, and what it said.
+    fn run(&self, mut command: Command) -> (bool, String) {
+        command.stdin(Stdio::null());
+        let mut process = Process::spawn(command, &[&self.group]).unwrap();
+        let mut said = String::new();
+        while let Line::Text(line) = process.next_line(LIMIT) {
+            said.push_str(&line);
+            said.push('\n');
+        }
+        let status = process.wait(Duration::from_secs(10)).unwrap().expect("it ends after its output");
+        (status.success(), said)
+    }
+
+    fn nothing_was_wrong(&self) {
+        let (bad, failed) = (self.mount.count("bad_pages"), self.mount.count("get_failures"));
+        println!(
+            "from the lender {} pages, from put buffers {}, sent {}, READs repeated {}, not trusted {}",
+            self.mount.count("lender_pages"),
+            self.mount.count("buffer_pages"),
+            self.mount.count("put_pages"),
+            self.mount.count("reads_repeated"),
+            self.mount.count("evictions_not_trusted"),
+        );
+        assert_eq!((bad, failed), (0, 0));
+        assert!(self.mount.count("lender_pages") > 0, "nothing came from the lender: this run proves nothing");
+        assert_eq!(self.lender.count("malformed_frames"), 0);
+    }
+}
+
+fn fsx(test: &str, options: &[&str]) {
+    let (true, Some(fsx)) = (can_run(test), tool(test, "fsx")) else { return };
+    let Some(bench) = Bench::new(test, 16 << 20, options) else { return };
+    let operations = std::env::var("PUMA_FSX_OPS").unwrap_or_else(|_| "20000".into());
+    let seed = std::env::var("PUMA_SEED").unwrap_or_else(|_| fastrand::u32(..).to_string());
+    println!("PUMA_SEED={seed} PUMA_FSX_OPS={operations}");
+    let config = bench.scratch.path().join("fsx.toml");
+    // It keeps the file's contents twice in its own memory, so the file is a third of the cgroup.
+    fs::write(
+        &config,
+        "flen = 4194304\n[weights]\nclose_open = 1.0\ninvalidate = 1.0\nmapread = 10.0\nmapwrite = 10.0\nread = 10.0\nwrite = 10.0\n\
+         truncate = 3.0\nfsync = 1.0\nfdatasync = 1.0\nposix_fallocate = 1.0\npunch_hole = 3.0\nsendfile = 3.0\n\
+         posix_fadvise = 3.0\ncopy_file_range = 3.0\n",
+    )
+    .unwrap();
+    let file = bench.mount.path.join("fsx");
+    fs::write(&file, "").unwrap();
+    let mut command = Command::new(fsx);
+    command.args(["-N", &operations, "-S", &seed, "-f"]).arg(&config).arg("-P").arg(bench.scratch.path()).arg(&file);
+    command.stderr(Stdio::inherit());
+    let done = AtomicBool::new(false);
+    let (content, said) = std::thread::scope(|scope| {
+        // Memory alone evicts little of a file this small: have the kernel evict all it can, all the time.
+        scope.spawn(|| {
+            while !done.load(Ordering::Relaxed) {
+                setup::evict(&file);
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        });
+        let result = bench.run(command);
+        done.store(true, Ordering::Relaxed);
+        result
+    });
+    assert!(content, "fsx found a difference (seed {seed}): {said}");
+    bench.nothing_was_wrong();
+}
+
+#[test]
+fn fsx_exclusive() {
+    fsx("fsx_exclusive", &["--strategy", "exclusive", "--fill", "evict"]);
+}
+
+#[test]
+fn fsx_non_inclusive() {
+    fsx("fsx_non_inclusive", &["--strategy", "non-inclusive", "--fill", "evict"]);
+}
+
+#[test]
+fn fsx_fill_on_read() {
+    fsx("fsx_fill_on_read", &["--fill", "read"]);
+}
+
+#[test]
+fn fsx_write_back() {
+    fsx("fsx_write_back", &["--write", "back", "--fill", "evict"]);
+}
+
+#[test]
+fn fio_verifies_what_it_wrote() {
+    let test = "fio_verifies_what_it_wrote";
+    let (true, Some(fio)) = (can_run(test), tool(test, "fio")) else { return };
+    let Some(bench) = Bench::new(test, 64 << 20, &["--fill", "evict"]) else { return };
+    let mut command = Command::new(fio);
+    // Four jobs of 64 MiB each: four times the cgroup.
+    command.args(["--name=verify", "--rw=randrw", "--bs=4k-64k", "--size=64m", "--numjobs=4", "--ioengine=psync"]);
+    command.args(["--verify=crc32c", "--verify_fatal=1", "--do_verify=1", "--randrepeat=0", "--group_reporting"]);
+    command.arg("--fallocate=none").arg(format!("--directory={}", bench.mount.path.display()));
+    command.current_dir(bench.scratch.path());
+    let (content, said) = bench.run(command);
+    assert!(content && !said.contains("verify:"), "{said}");
+    bench.nothing_was_wrong();
+}
+
+/// Verdicts of the POSIX suite in a directory, by case.
+fn verdicts(suite: &Path, config: &Path, directory: &Path) -> BTreeMap<String, String> {
+    let output = Command::new(suite).arg("-c").arg(config).arg("-p").arg(directory).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    let cases = said.lines().filter_map(|line| {
+        let (case, verdict) = line.split_once(char::is_whitespace)?;
+        case.contains("::").then(|| (case.to_owned(), verdict.trim().to_owned()))
+    });
+    let cases: BTreeMap<_, _> = cases.collect();
+    assert!(cases.len() > 300, "the suite ran {} cases only: {said}", cases.len());
+    cases
+}
+
+#[test]
+fn posix_suite_gives_the_verdicts_of_the_file_system_below() {
+    let test = "posix_suite_gives_the_verdicts_of_the_file_system_below";
+    let (true, Some(suite)) = (can_run(test), tool(test, "pjdfstest")) else { return };
+    let scratch = Scratch::new(test).unwrap();
+    let (source, at) = (scratch.directory("source").unwrap(), scratch.directory("mount").unwrap());
+    let config = scratch.path().join("suite.toml");
+    fs::write(
+        &config,
+        "[features]\nposix_fallocate = {}\nrename_ctime = {}\nutimensat = {}\nutime_now = {}\nstat_st_birthtime = {}\n\
+         [settings]\nnaptime = 0.02\nallow_remount = false\n\
+         [dummy_auth]\nentries = [[\"nobody\", \"nogroup\"], [\"daemon\", \"daemon\"]]\n",
+    )
+    .unwrap();
+    // The suite works as other users, too: the way there must be open to them.
+    for path in [scratch.path(), &source] {
+        fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    }
+    let below = verdicts(&suite, &config, &source);
+    let mount = Mount::start(&source, &at, &[]);
+    let through = verdicts(&suite, &config, &mount.path);
+    let differences: Vec<_> = below
+        .iter()
+        .filter(|(case, verdict)| through.get(*case) != Some(verdict))
+        .map(|(case, verdict)| format!("{case}: below {verdict}, through the mount {:?}", through.get(case)))
+        .collect();
+    println!("{} cases, {} differences", below.len(), differences.len());
+    assert!(differences.is_empty(), "{differences:#?}");
+}
