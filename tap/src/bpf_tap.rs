@@ -93,9 +93,10 @@ impl BpfTap {
         let attempt = "opening the eviction tap's maps";
         let counters = MapHandle::try_from(&load::map(&object, "counters")?)
             .map_err(|error| LoadError::System { attempt, source: io::Error::other(format!("{error:#}")) })?;
+        let shared = load::map(&object, ".bss")?;
         let ring = load::map(&object, "ring")?.as_fd().try_clone_to_owned();
         let ring = ring
-            .and_then(|map| Ring::new(map, ring_bytes))
+            .and_then(|map| Ring::new(map, ring_bytes, shared.as_fd()))
             .map_err(|source| LoadError::System { attempt: "mapping the eviction ring", source })?;
         let link = load::attach(&load::program(&object, "tap")?, "attaching the eviction tap")?;
         Ok(BpfTap { ring, counters, _link: link })
