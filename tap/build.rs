@@ -14,7 +14,8 @@ fn main() {
         let built = SkeletonBuilder::new()
             .source(Path::new(SOURCES).join(format!("{name}.bpf.c")))
             .obj(out.join(format!("{name}.bpf.o")))
-            .clang_args(["-Wall", "-Wextra", "-Werror"])
+            // v3 of the instruction set (Linux 5.12) has the atomic exchange.
+            .clang_args(["-mcpu=v3", "-Wall", "-Wextra", "-Werror"])
             .build();
         if let Err(error) = built {
             panic!("compiling {SOURCES}/{name}.bpf.c failed (is clang, version 14 or newer, installed?): {error:#}");

@@ -20,7 +20,11 @@
 //!
 //! Truncation and invalidation come through the same tracepoint with references held (count > 0) and are told apart by that.
 //! `POSIX_FADV_DONTNEED` and `drop_caches` go through `remove_mapping`, that is, through the same freeze: to the tap they
-//! are evictions like any other, and rightly: what they drop is clean and up to date.
+//! are evictions like any other, and rightly: what they drop is clean and up to date. Splitting a large folio drops its part
+//! behind the end of file through the tracepoint too, after giving that part its references back: that counts as truncation.
+//!
+//! Clean is not the same as written: a page whose writeback failed is clean as well. The kernel notes only per file that this
+//! happened (`wb_err`), so no page of such a file is captured until the kernel has forgotten the inode.
 //!
 //! An event may be missing: ring full, or a program that could not run. Then the page is just not lent. An event is never
 //! late, never twice, and never of bytes that were not the page's when it left.
@@ -93,9 +97,10 @@ impl BpfTap {
         let attempt = "opening the eviction tap's maps";
         let counters = MapHandle::try_from(&load::map(&object, "counters")?)
             .map_err(|error| LoadError::System { attempt, source: io::Error::other(format!("{error:#}")) })?;
+        let shared = load::map(&object, ".bss")?;
         let ring = load::map(&object, "ring")?.as_fd().try_clone_to_owned();
         let ring = ring
-            .and_then(|map| Ring::new(map, ring_bytes))
+            .and_then(|map| Ring::new(map, ring_bytes, shared.as_fd()))
             .map_err(|source| LoadError::System { attempt: "mapping the eviction ring", source })?;
         let link = load::attach(&load::program(&object, "tap")?, "attaching the eviction tap")?;
         Ok(BpfTap { ring, counters, _link: link })

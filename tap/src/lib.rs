@@ -48,7 +48,8 @@ pub struct Counters {
     pub ring_full: u64,
     /// Pages that left the cache otherwise (truncation, invalidation): not captured.
     pub invalidated: u64,
-    /// Evictions of pages whose bytes were not valid or not readable: not captured.
+    /// Evictions of pages whose bytes were not valid, not readable, or, after a failed writeback of their file, perhaps not
+    /// those of the file system below: not captured.
     pub unreadable: u64,
 }
 

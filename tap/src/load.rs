@@ -3,7 +3,8 @@
 //! A mount without the tap is slower, not wrong; so no failure here is fatal to anybody. Each says what was attempted, what
 //! happened and what to do.
 
-use libbpf_rs::{Object, ObjectBuilder, OpenMapMut, OpenObject, PrintLevel, ProgramMut, set_print};
+use libbpf_rs::{MapCore, Object, ObjectBuilder, OpenMapMut, OpenObject, PrintLevel, ProgramMut, set_print};
+use std::ffi::OsStr;
 use std::fmt;
 use std::io;
 use std::path::Path;
@@ -203,21 +204,21 @@ pub(crate) fn program<'a>(object: &'a Object, name: &'static str) -> Result<Prog
     object.progs_mut().find(|program| program.name() == name).ok_or_else(|| missing(name))
 }
 
-/// The map called `name`.
+/// The map called `name`; `.rodata` and `.bss` are called by their section (libbpf puts the object's name before it).
 pub(crate) fn map<'a>(object: &'a Object, name: &'static str) -> Result<libbpf_rs::Map<'a>, LoadError> {
-    object.maps().find(|map| map_name(map) == name).ok_or_else(|| missing(name))
+    object.maps().find(|map| is_called(map.name(), name)).ok_or_else(|| missing(name))
 }
 
-fn map_name<'a>(map: &'a libbpf_rs::Map<'_>) -> &'a std::ffi::OsStr {
-    use libbpf_rs::MapCore;
-    map.name()
+fn is_called(full: &OsStr, name: &str) -> bool {
+    let full = full.to_string_lossy();
+    full == name || (name.starts_with('.') && full.ends_with(name))
 }
 
-/// The map called `name` of an object that is not loaded yet. `.rodata` is called by its section.
+/// The same of an object that is not loaded yet.
 pub(crate) fn open_map<'a>(object: &'a mut OpenObject, name: &str) -> libbpf_rs::Result<OpenMapMut<'a>> {
     object
         .maps_mut()
-        .find(|map| map.name().to_string_lossy().ends_with(name))
+        .find(|map| is_called(map.name(), name))
         .ok_or_else(|| libbpf_rs::Error::from(io::Error::other(format!("the object has no map {name}"))))
 }
 

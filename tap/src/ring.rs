@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Bytes of each of the two counters' mappings: a page of their own.
+/// Bytes of the mappings of the two counters and of the flag: each is alone in a page.
 const COUNTER_BYTES: usize = page::PAGE_SIZE;
 
 /// Longest wait of one call, whatever the caller asks for: keeps sums of times inside of what a clock can show.
@@ -37,6 +37,12 @@ impl Mapped {
         let start = unsafe { mmap(ptr::null_mut(), bytes, protection, MapFlags::SHARED, map, offset as u64)? };
         let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::AddrNotAvailable)?;
         Ok(Mapped { start, bytes })
+    }
+
+    /// `tap_shared.consumer_sleeps`, where that is what is mapped.
+    fn flag(&self) -> &AtomicU32 {
+        // SAFETY: as in `counter`; the programs access the flag with 4-byte atomics.
+        unsafe { self.start.cast::<AtomicU32>().as_ref() }
     }
 
     fn counter(&self) -> &AtomicU64 {
@@ -59,6 +65,7 @@ struct Mapping {
     consumer: Mapped,
     /// The producer's counter, then the ring twice.
     producer: Mapped,
+    sleeps: Mapped,
     ring_bytes: usize,
 }
 
@@ -99,13 +106,15 @@ pub(crate) struct Ring {
 }
 
 impl Ring {
-    /// Maps the ring of `ring_bytes` (a power of two of whole pages, as the map was created with).
-    pub(crate) fn new(map: OwnedFd, ring_bytes: usize) -> io::Result<Ring> {
+    /// Maps the ring of `ring_bytes` (a power of two of whole pages, as the map was created with), and the map that
+    /// holds `tap_shared`.
+    pub(crate) fn new(map: OwnedFd, ring_bytes: usize, shared: BorrowedFd<'_>) -> io::Result<Ring> {
         debug_assert!(ring_bytes.is_power_of_two() && ring_bytes >= page::PAGE_SIZE);
         let consumer = Mapped::new(map.as_fd(), ProtFlags::READ | ProtFlags::WRITE, 0, COUNTER_BYTES)?;
         let producer = Mapped::new(map.as_fd(), ProtFlags::READ, COUNTER_BYTES, COUNTER_BYTES + 2 * ring_bytes)?;
+        let sleeps = Mapped::new(shared, ProtFlags::READ | ProtFlags::WRITE, 0, COUNTER_BYTES)?;
         let position = consumer.counter().load(Ordering::Acquire);
-        let mapping = Arc::new(Mapping { consumer, producer, ring_bytes });
+        let mapping = Arc::new(Mapping { consumer, producer, sleeps, ring_bytes });
         Ok(Ring { map, mapping, consumer: position })
     }
 
@@ -169,12 +178,17 @@ impl Ring {
         Ok(taken)
     }
 
-    /// Waits until the ring holds something. poll(2) looks at the counters itself, after it has queued us and behind a full
-    /// barrier, so a record that comes in between is not slept over (the kernel wakes only a consumer that has caught
-    /// up). On a record that is still busy it returns at once: that lasts as long as one page's copy.
+    /// Waits until the ring holds something. Nothing is slept over: first the flag is set, with a full barrier, and then
+    /// poll(2), when it has queued us, looks at the counters. Whoever reserves a record before that look is seen by it;
+    /// whoever does so later sees the flag and wakes us. On a record that is still busy it returns at once: that lasts as
+    /// long as one page's copy.
     fn wait(&self, timeout: Duration) -> io::Result<()> {
         let timeout = Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: i64::from(timeout.subsec_nanos()) };
-        match poll(&mut [PollFd::new(&self.map, PollFlags::IN)], Some(&timeout)) {
+        let sleeps = self.mapping.sleeps.flag();
+        sleeps.swap(1, Ordering::SeqCst);
+        let polled = poll(&mut [PollFd::new(&self.map, PollFlags::IN)], Some(&timeout));
+        sleeps.store(0, Ordering::Relaxed);
+        match polled {
             Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
             Err(errno) => Err(errno.into()),
         }

@@ -24,6 +24,7 @@ typedef __u32 __wsum;
 #include <bpf/bpf_core_read.h>
 
 enum { BPF_MAP_TYPE_ARRAY = 2, BPF_MAP_TYPE_PERCPU_ARRAY = 6, BPF_MAP_TYPE_RINGBUF = 27 };
+enum { BPF_RB_NO_WAKEUP = 1, BPF_RB_FORCE_WAKEUP = 2 };
 
 #define KERNEL_TYPE __attribute__((preserve_access_index))
 

@@ -32,6 +32,14 @@ struct tap_config {
 	u32 reserved;     /* 0 */
 };
 
+/*
+ * Shared while the tap runs (.bss, mapped by the consumer). The consumer writes 1 before it goes to sleep. Whoever puts
+ * the next page into the ring takes the 1 away and wakes it.
+ */
+struct tap_shared {
+	u32 consumer_sleeps;
+};
+
 /* Counts since the tap was attached; one such struct per CPU. All but the last are in pages. */
 struct tap_counters {
 	u64 captured;
@@ -66,6 +74,7 @@ struct calibrate_peek {
 
 _Static_assert(sizeof(struct tap_event) == 16 + TAP_PAGE_SIZE, "tap_event");
 _Static_assert(sizeof(struct tap_config) == 24, "tap_config");
+_Static_assert(sizeof(struct tap_shared) == 4, "tap_shared");
 _Static_assert(sizeof(struct tap_counters) == 40, "tap_counters");
 _Static_assert(sizeof(struct calibrate_config) == 40, "calibrate_config");
 _Static_assert(sizeof(struct calibrate_sighting) == 16, "calibrate_sighting");

@@ -15,6 +15,7 @@
 #include "folio.h"
 
 const volatile struct tap_config config = {};
+struct tap_shared shared = {};
 
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
@@ -48,6 +49,17 @@ static __always_inline int is_poisoned(const struct walk *walk, u64 nth)
 	return bpf_core_enum_value_exists(enum pageflags, PG_hwpoison) && folio_flags(page) & PAGE_FLAG(PG_hwpoison);
 }
 
+/*
+ * How to submit. A wake-up is an interrupt to ourselves, which in a virtual machine costs more than all the rest. The kernel's
+ * own rule is to wake whenever the consumer has caught up, which a busy consumer has nearly always; so we wake only one that
+ * says it sleeps. The exchange is a full barrier between the reservation of the record and the look at the flag, as the
+ * consumer has one between its setting of the flag and its look at the ring: one of the two sees the other.
+ */
+static __always_inline u64 wakeup(void)
+{
+	return __sync_lock_test_and_set(&shared.consumer_sleeps, 0) ? BPF_RB_FORCE_WAKEUP : BPF_RB_NO_WAKEUP;
+}
+
 static long capture_page(u64 nth, void *data)
 {
 	const struct walk *walk = data;
@@ -66,11 +78,11 @@ static long capture_page(u64 nth, void *data)
 	event->reserved = 0;
 	event->index = walk->index + nth;
 	if (bpf_probe_read_kernel(event->page, sizeof(event->page), (void *)(walk->address + nth * TAP_PAGE_SIZE))) {
-		bpf_ringbuf_discard(event, 0);
+		bpf_ringbuf_discard(event, wakeup());
 		walk->counters->unreadable++;
 		return 0;
 	}
-	bpf_ringbuf_submit(event, 0);
+	bpf_ringbuf_submit(event, wakeup());
 	walk->counters->captured++;
 	return 0;
 }

@@ -5,7 +5,7 @@ use rustix::fs::{Advice, fadvise};
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -107,6 +107,16 @@ impl KnownFile {
             }
         }
         assert_eq!(bytes, self.pages * PAGE_SIZE as u64);
+    }
+
+    /// Reads all of it without read-ahead: single pages in the page cache, no large folios.
+    pub fn read_page_by_page(&self) {
+        fadvise(&self.file, 0, None, Advice::Random).unwrap();
+        let mut page = [0; PAGE_SIZE];
+        for index in 0..self.pages {
+            self.file.read_exact_at(&mut page, index * PAGE_SIZE as u64).unwrap();
+        }
+        fadvise(&self.file, 0, None, Advice::Normal).unwrap();
     }
 
     /// `i_generation`, as the file system tells it.

@@ -1,12 +1,7 @@
-//! The tap against the real kernel: what is evicted is captured byte for byte, what is not is not.
-//!
-//! Needs root (BPF), a memory cgroup, and ext4 or XFS under /var/tmp. Other files of that file system are evicted at the
-//! same time; the tests look at their own by its generation.
+//! What is evicted is captured byte for byte, and what is not is not.
 
-mod setup;
-
+use crate::setup::{KnownFile, MemoryCgroup, content, skip, tap_on, turn};
 use page::{PAGE_SIZE, Page};
-use setup::{KnownFile, MemoryCgroup, content, skip, tap_on, turn};
 use std::os::unix::fs::FileExt;
 use std::time::Duration;
 use tap::{BpfTap, Eviction, EvictionSource};
