@@ -1,0 +1,29 @@
+//! The kernel's FUSE protocol, and nothing else: no inode table, no policy, no file system.
+//!
+//! Why a crate of our own: the existing ones lack `O_TMPFILE`, statx, syncfs, the extensions of creating requests, the details
+//! of the suid rules, or taking over a connection that another process has negotiated.
+//!
+//! - [`abi`]: the structures and numbers of the kernel's interface.
+//! - [`request`]: bytes from the device become a [`Request`]; whatever does not decode becomes an error for that request.
+//! - [`reply`]: answers, written in one system call each.
+//! - [`session`]: the connection: negotiation, [`Worker`]s that read requests and hand them to a [`Filesystem`].
+//! - [`notify`]: messages to the kernel that are not answers.
+//! - [`mounting`]: making and ending the mount.
+//!
+//! Promises: nothing that the kernel sends makes this crate panic or read out of bounds; every request that expects an answer
+//! gets exactly one, also when its handler panics; and no answer is ever written twice.
+
+pub mod abi;
+mod buffer;
+pub mod mounting;
+pub mod notify;
+pub mod reply;
+pub mod request;
+pub mod session;
+
+pub use notify::Notifier;
+pub use reply::Reply;
+pub use request::{DecodeError, Operation, Request};
+pub use session::{Filesystem, Negotiated, Session, Wish, Worker};
+
+pub use rustix::io::Errno;

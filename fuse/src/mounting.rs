@@ -1,0 +1,191 @@
+//! Making and ending the mount: by mount(2) where we may, else by the set-uid program `fusermount3`.
+
+use crate::Errno;
+use crate::abi;
+use rustix::fs::{Mode, OFlags, open};
+use rustix::mount::{MountFlags, UnmountFlags};
+use rustix::net::{AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketFlags, SocketType};
+use std::ffi::CString;
+use std::io::{self, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+/// The device that all FUSE connections begin at.
+pub const DEVICE: &str = "/dev/fuse";
+/// The program that mounts for ordinary users.
+pub const FUSERMOUNT: &str = "fusermount3";
+
+/// How to mount.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// What /proc/mounts shows as the source.
+    pub fsname: String,
+    /// What follows `fuse.` in the file system's type.
+    pub subtype: String,
+    /// Whether users other than the one who mounts may use it.
+    pub allow_other: bool,
+    /// No writes, set-uid programs, devices, programs: by [`MountFlags`] `RDONLY`, `NOSUID`, `NODEV`, `NOEXEC`.
+    pub flags: MountFlags,
+}
+
+/// Mounts on `mountpoint` by mount(2), which takes CAP_SYS_ADMIN. Returns the connection's descriptor.
+pub fn mount(mountpoint: &Path, options: &Options) -> io::Result<OwnedFd> {
+    let device = open(DEVICE, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
+    let data = format!(
+        "fd={},rootmode=40000,user_id={},group_id={},default_permissions{},max_read={}",
+        device.as_raw_fd(),
+        rustix::process::geteuid().as_raw(),
+        rustix::process::getegid().as_raw(),
+        if options.allow_other { ",allow_other" } else { "" },
+        crate::session::IO_BYTES_MAX,
+    );
+    let data = CString::new(data)?;
+    let kind = format!("fuse.{}", options.subtype);
+    rustix::mount::mount(options.fsname.as_str(), mountpoint, kind.as_str(), options.flags, data.as_c_str())?;
+    Ok(device)
+}
+
+/// Mounts on `mountpoint` by `fusermount3`, as an ordinary user. Returns the connection's descriptor. `NotFound` means that the
+/// program is not installed; for other errors it has said why on the standard error, which is part of the message.
+pub fn mount_by_fusermount(mountpoint: &Path, options: &Options) -> io::Result<OwnedFd> {
+    let (ours, theirs) = rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    // The program inherits its end, so that one descriptor must not be closed on exec.
+    let inherited = rustix::io::dup(&theirs)?;
+    drop(theirs);
+    let mut list = format!(
+        "fsname={},subtype={},default_permissions,max_read={}",
+        options.fsname.replace('\\', "\\\\").replace(',', "\\,"),
+        options.subtype,
+        crate::session::IO_BYTES_MAX
+    );
+    for (flag, name) in [(MountFlags::RDONLY, ",ro"), (MountFlags::NOEXEC, ",noexec")] {
+        if options.flags.contains(flag) {
+            list.push_str(name);
+        }
+    }
+    if options.allow_other {
+        list.push_str(",allow_other");
+    }
+    let child = Command::new(FUSERMOUNT)
+        .arg("-o")
+        .arg(list)
+        .arg("--")
+        .arg(mountpoint)
+        .env("_FUSE_COMMFD", inherited.as_raw_fd().to_string())
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn();
+    drop(inherited);
+    let output = child?.wait_with_output()?;
+    if !output.status.success() {
+        return Err(io::Error::other(String::from_utf8_lossy(&output.stderr).trim().replace('\n', "; ")));
+    }
+    receive_descriptor(&ours)?.ok_or_else(|| io::Error::other(format!("{FUSERMOUNT} sent no descriptor")))
+}
+
+fn receive_descriptor(socket: &OwnedFd) -> io::Result<Option<OwnedFd>> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let mut byte = [0u8; 1];
+    rustix::net::recvmsg(socket, &mut [IoSliceMut::new(&mut byte)], &mut ancillary, RecvFlags::CMSG_CLOEXEC)?;
+    for message in ancillary.drain() {
+        if let RecvAncillaryMessage::ScmRights(mut descriptors) = message {
+            return Ok(descriptors.next());
+        }
+    }
+    Ok(None)
+}
+
+/// Ends a mount. Without `lazy`, a mount in use is an error (EBUSY); with it, it disappears at once and ends with its last use.
+pub fn unmount(mountpoint: &Path, lazy: bool) -> io::Result<()> {
+    let flags = if lazy { UnmountFlags::DETACH } else { UnmountFlags::empty() };
+    match rustix::mount::unmount(mountpoint, flags | UnmountFlags::NOFOLLOW) {
+        Err(Errno::PERM) => {}
+        result => return Ok(result?),
+    }
+    let mut command = Command::new(FUSERMOUNT);
+    command.arg("-u").arg("-q");
+    if lazy {
+        command.arg("-z");
+    }
+    let output = command.arg("--").arg(mountpoint).stdin(Stdio::null()).output()?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let said = String::from_utf8_lossy(&output.stderr);
+    if said.contains("busy") || said.is_empty() {
+        Err(Errno::BUSY.into())
+    } else {
+        Err(io::Error::other(said.trim().to_owned()))
+    }
+}
+
+/// Another descriptor of the same connection, with a queue of its own.
+pub fn clone_device(device: &OwnedFd) -> io::Result<OwnedFd> {
+    let clone = open(DEVICE, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
+    let original = device.as_raw_fd() as u32;
+    // SAFETY: FUSE_DEV_IOC_CLONE reads one u32 through the pointer, which the setter owns for the duration of the call.
+    unsafe {
+        rustix::ioctl::ioctl(&clone, rustix::ioctl::Setter::<{ abi::DEV_IOC_CLONE }, u32>::new(original))?;
+    }
+    Ok(clone)
+}
+
+/// Whether `path` is a mount point whose type is `fuse.<subtype>`, and the device number of what is mounted there. Asks nothing
+/// of the mounted file system, which need not be served yet.
+pub fn find(path: &Path, subtype: &str) -> io::Result<Option<u64>> {
+    let table = std::fs::read("/proc/self/mountinfo")?;
+    let kind = format!("fuse.{subtype}");
+    let mut found = None;
+    for line in table.split(|&byte| byte == b'\n') {
+        let fields: Vec<&[u8]> = line.split(|&byte| byte == b' ').collect();
+        let Some(dash) = fields.iter().position(|field| *field == b"-") else { continue };
+        if dash < 5 || fields.len() <= dash + 1 || unescape(fields[4]) != path.as_os_str().as_bytes() {
+            continue;
+        }
+        // A later line for the same place covers an earlier one.
+        found = None;
+        if fields[dash + 1] == kind.as_bytes() {
+            found = std::str::from_utf8(fields[2]).ok().and_then(|device| {
+                let (major, minor) = device.split_once(':')?;
+                Some(rustix::fs::makedev(major.parse().ok()?, minor.parse().ok()?))
+            });
+        }
+    }
+    Ok(found)
+}
+
+/// Undoes the octal escapes of mountinfo.
+fn unescape(field: &[u8]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(field.len());
+    let mut rest = field;
+    while let [byte, tail @ ..] = rest {
+        match (byte, tail) {
+            (b'\\', [a @ b'0'..=b'3', b @ b'0'..=b'7', c @ b'0'..=b'7', after @ ..]) => {
+                out.push((a - b'0') * 64 + (b - b'0') * 8 + (c - b'0'));
+                rest = after;
+            }
+            _ => {
+                out.push(*byte);
+                rest = tail;
+            }
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn escapes_of_mountinfo() {
+        assert_eq!(unescape(br"/a\040b\134c\011"), b"/a b\\c\t");
+        assert_eq!(unescape(br"/a\9\04"), br"/a\9\04");
+        assert_eq!(unescape(b""), b"");
+    }
+}

@@ -1,0 +1,53 @@
+//! Messages to the kernel that are not answers: drop what you cache.
+//!
+//! Never call these inside the handling of a request: the kernel takes locks (of the inode, its pages, the parent directory) that
+//! the request's caller may hold until it has its answer. Use a thread of their own.
+
+use crate::Errno;
+use crate::abi::{self, notify_code};
+use crate::reply::send;
+use std::ffi::CStr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use zerocopy::IntoBytes;
+
+/// Sends notifications. ENOENT from any of them means that the kernel does not cache the thing, which is as good as success.
+#[derive(Clone)]
+pub struct Notifier {
+    device: Arc<OwnedFd>,
+}
+
+impl Notifier {
+    pub(crate) fn new(device: Arc<OwnedFd>) -> Notifier {
+        Notifier { device }
+    }
+
+    fn send(&self, code: i32, parts: &[&[u8]]) -> Result<(), Errno> {
+        send(self.device.as_fd(), 0, code, parts)
+    }
+
+    /// Drops the attributes and the cached pages that hold bytes `offset..offset + len`; a `len` of 0 means to the end. With a
+    /// negative `offset`, only the attributes.
+    pub fn inval_inode(&self, nodeid: u64, offset: i64, len: i64) -> Result<(), Errno> {
+        let out = abi::NotifyInvalInodeOut { ino: nodeid, off: offset, len };
+        self.send(notify_code::INVAL_INODE, &[out.as_bytes()])
+    }
+
+    /// Drops a name; with `expire_only` it is looked up again at its next use, but stays.
+    pub fn inval_entry(&self, parent: u64, name: &CStr, expire_only: bool) -> Result<(), Errno> {
+        let flags = if expire_only { abi::EXPIRE_ONLY } else { 0 };
+        let out = abi::NotifyInvalEntryOut { parent, namelen: name.count_bytes() as u32, flags };
+        self.send(notify_code::INVAL_ENTRY, &[out.as_bytes(), name.to_bytes_with_nul()])
+    }
+
+    /// Tells that the name, which belonged to `child`, was deleted.
+    pub fn delete(&self, parent: u64, child: u64, name: &CStr) -> Result<(), Errno> {
+        let out = abi::NotifyDeleteOut { parent, child, namelen: name.count_bytes() as u32, padding: 0 };
+        self.send(notify_code::DELETE, &[out.as_bytes(), name.to_bytes_with_nul()])
+    }
+
+    /// Asks for all requests again that were read but not answered (after a takeover; needs HAS_RESEND).
+    pub fn resend(&self) -> Result<(), Errno> {
+        self.send(notify_code::RESEND, &[])
+    }
+}

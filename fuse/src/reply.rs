@@ -1,0 +1,85 @@
+//! Answers to requests. Each is one system call; data are written from where they lie.
+//!
+//! A [`Reply`] answers once: sending consumes it, and one that is dropped unsent answers EIO, so that no caller of the file
+//! system ever waits for an answer that was forgotten.
+
+use crate::Errno;
+use crate::abi;
+use rustix::io::writev;
+use std::io::IoSlice;
+use std::os::fd::BorrowedFd;
+use zerocopy::{Immutable, IntoBytes};
+
+/// The duty to answer one request.
+#[must_use]
+pub struct Reply<'a> {
+    device: BorrowedFd<'a>,
+    unique: u64,
+    open: bool,
+}
+
+impl<'a> Reply<'a> {
+    pub(crate) fn new(device: BorrowedFd<'a>, unique: u64) -> Reply<'a> {
+        Reply { device, unique, open: true }
+    }
+
+    /// For requests that have no answer (FORGET).
+    pub fn none(mut self) {
+        self.open = false;
+    }
+
+    /// Done, with nothing to tell.
+    pub fn ok(self) -> Result<(), Errno> {
+        self.parts(&[])
+    }
+
+    /// Refused.
+    pub fn error(mut self, errno: Errno) -> Result<(), Errno> {
+        self.open = false;
+        send(self.device, self.unique, -errno.raw_os_error(), &[])
+    }
+
+    /// Done, with a structure as the answer.
+    pub fn value<T: IntoBytes + Immutable>(self, value: &T) -> Result<(), Errno> {
+        self.parts(&[value.as_bytes()])
+    }
+
+    /// Done, with bytes as the answer.
+    pub fn data(self, data: &[u8]) -> Result<(), Errno> {
+        self.parts(&[data])
+    }
+
+    /// Done, with up to three pieces as the answer. An error means that the kernel did not take it: the caller of the file system
+    /// will never see what it says, so references it hands out (lookup counts, file handles) must be taken back.
+    pub fn parts(mut self, parts: &[&[u8]]) -> Result<(), Errno> {
+        self.open = false;
+        send(self.device, self.unique, 0, parts)
+    }
+}
+
+impl Drop for Reply<'_> {
+    fn drop(&mut self) {
+        if self.open {
+            let _ = send(self.device, self.unique, -Errno::IO.raw_os_error(), &[]);
+        }
+    }
+}
+
+/// Writes a message to the device: an answer, or with `unique` 0 a notification.
+pub(crate) fn send(device: BorrowedFd<'_>, unique: u64, error: i32, parts: &[&[u8]]) -> Result<(), Errno> {
+    const PARTS_MAX: usize = 3;
+    let parts = parts.get(..parts.len().min(PARTS_MAX)).unwrap_or_default();
+    let len = size_of::<abi::OutHeader>() + parts.iter().map(|part| part.len()).sum::<usize>();
+    let header = abi::OutHeader { len: len as u32, error, unique };
+    let mut slices = [IoSlice::new(&[]); PARTS_MAX + 1];
+    slices[0] = IoSlice::new(header.as_bytes());
+    for (slice, part) in slices[1..].iter_mut().zip(parts) {
+        *slice = IoSlice::new(part);
+    }
+    loop {
+        match writev(device, &slices[..=parts.len()]) {
+            Err(Errno::INTR) => {}
+            result => return result.map(|_| ()),
+        }
+    }
+}

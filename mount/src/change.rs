@@ -1,0 +1,96 @@
+//! Announcing changes to the borrower.
+//!
+//! Every change of a regular file is announced before it is applied, and ends before it is answered. A change holds the inode's
+//! `changing` lock from its first stamp to its last, so that what lies between them is its own doing or somebody's beside us.
+//! READ never takes that lock. Where two inodes are changed at once (rename), they are locked in the order of their node ids.
+
+use crate::filesystem::Passthrough;
+use crate::inode::{Inode, stamp_of, stat};
+use borrower::{Change, Stamp};
+use fuse::Errno;
+use rustix::fd::AsFd;
+use std::sync::Arc;
+
+/// How a change of bytes went.
+pub(crate) struct Outcome<T> {
+    /// The answer.
+    pub value: T,
+    /// Whether it was applied as announced.
+    pub as_announced: bool,
+}
+
+impl Passthrough {
+    /// A change of bytes or size. `plan` sees the stamp before and says what is going to happen; `apply` does it, and sees the stamp
+    /// too; `verify` sees the stamps before and after, and says whether what happened is what was announced.
+    pub(crate) fn change<T>(
+        &self,
+        inode: &Inode,
+        fd: impl AsFd,
+        plan: impl FnOnce(Stamp) -> Change,
+        apply: impl FnOnce(Stamp) -> Result<Outcome<T>, Errno>,
+        verify: impl FnOnce(Stamp, Stamp) -> bool,
+    ) -> Result<Outcome<T>, Errno> {
+        let fd = fd.as_fd();
+        let Some(file) = &inode.file else { return apply(stamp_of(&stat(fd)?)) };
+        let _changing = inode.changing.lock();
+        let before = stamp_of(&stat(fd)?);
+        let guard = self.borrower.change(file, plan(before), before);
+        let mut outcome = apply(before)?;
+        if outcome.as_announced {
+            match stat(fd) {
+                Ok(after) if verify(before, stamp_of(&after)) => guard.applied(stamp_of(&after)),
+                _ => outcome.as_announced = false,
+            }
+        }
+        Ok(outcome)
+    }
+
+    /// A change of attributes, names or extended attributes of up to two inodes.
+    pub(crate) fn change_attributes<T>(
+        &self,
+        inodes: [Option<&Arc<Inode>>; 2],
+        apply: impl FnOnce() -> Result<T, Errno>,
+    ) -> Result<T, Errno> {
+        let mut inodes = inodes.map(|inode| inode.filter(|inode| inode.file.is_some()));
+        match (inodes[0], inodes[1]) {
+            (Some(one), Some(two)) if one.nodeid == two.nodeid => inodes[1] = None,
+            (Some(one), Some(two)) if one.nodeid > two.nodeid => inodes.swap(0, 1),
+            _ => {}
+        }
+        let _changing = inodes.map(|inode| inode.map(|inode| inode.changing.lock()));
+        let mut guards = [None, None];
+        for (slot, inode) in guards.iter_mut().zip(inodes) {
+            let Some((inode, file)) = inode.and_then(|inode| Some((inode, inode.file.as_ref()?))) else { continue };
+            // What cannot be reached by a handle has no name left: nobody is going to open it.
+            let Ok(anchor) = self.inodes.anchor(inode) else { continue };
+            let before = stamp_of(&stat(&anchor)?);
+            *slot = Some((self.borrower.change(file, Change::Attributes, before), anchor));
+        }
+        let result = apply();
+        for (guard, anchor) in guards.into_iter().flatten() {
+            // Also if it failed: no byte has changed in any case.
+            if let Ok(after) = stat(&anchor) {
+                guard.applied(stamp_of(&after));
+            }
+        }
+        result
+    }
+
+    /// Shows the borrower what the file looks like while nothing changes it. Returns whether the kernel may keep what it caches.
+    pub(crate) fn observe_now(&self, inode: &Inode, fd: impl AsFd) -> Result<bool, Errno> {
+        let Some(file) = &inode.file else { return Ok(false) };
+        let _changing = inode.changing.lock();
+        Ok(self.borrower.observe(file, stamp_of(&stat(fd)?)))
+    }
+
+    /// Stats a node, and shows the borrower if no change is under way (whose half-done state would look like somebody else's doing).
+    pub(crate) fn stat_observed(&self, inode: &Inode, fd: impl AsFd) -> Result<rustix::fs::Statx, Errno> {
+        let Some(file) = &inode.file else { return stat(fd) };
+        let changing = inode.changing.try_lock();
+        let now = stat(fd)?;
+        if changing.is_some() {
+            self.borrower.observe(file, stamp_of(&now));
+        }
+        Ok(now)
+    }
+}

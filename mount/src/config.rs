@@ -1,0 +1,56 @@
+//! What to mount, where, and how.
+
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// When a write reaches the directory below.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum WriteMode {
+    /// Before it is answered: nothing is lost if the daemon dies.
+    Through,
+    /// When the kernel writes it back, as with a local disk: small writes are faster, and those of the last seconds are lost if
+    /// the daemon dies.
+    Back,
+}
+
+/// How to mount.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// The directory below.
+    pub source: PathBuf,
+    /// Where to mount it; the same path as `source` to mount it over itself.
+    pub mountpoint: PathBuf,
+    /// When writes reach the directory below.
+    pub write: WriteMode,
+    /// Worker threads: as many requests are handled at once. At least 2.
+    pub threads: usize,
+    /// How long the kernel believes attributes without asking: how late a change made beside the mount may be seen.
+    pub attr_timeout: Duration,
+    /// How long the kernel believes names without asking.
+    pub entry_timeout: Duration,
+    /// Descriptors that may be spent on holding inodes; beyond it, file handles are used where they can be. None: three quarters
+    /// of what the process may have, at most [`Config::INODE_DESCRIPTORS_MAX`].
+    pub inode_descriptors_max: Option<usize>,
+}
+
+impl Config {
+    /// Each descriptor pins an inode of the file system below in memory (about 1.5 KiB).
+    pub const INODE_DESCRIPTORS_MAX: usize = 256 << 10;
+    /// Threads by default: enough to keep a disk busy and to have gets from lenders overlap.
+    pub const THREADS: usize = 16;
+
+    /// The defaults.
+    pub fn new(source: impl Into<PathBuf>, mountpoint: impl Into<PathBuf>) -> Config {
+        Config {
+            source: source.into(),
+            mountpoint: mountpoint.into(),
+            write: WriteMode::Through,
+            threads: Config::THREADS,
+            attr_timeout: Duration::from_secs(1),
+            entry_timeout: Duration::from_secs(1),
+            inode_descriptors_max: None,
+        }
+    }
+}

@@ -1,0 +1,204 @@
+//! The bytes of files: open, read, write, flush, fsync.
+//!
+//! - READ goes through the borrower, unless the handle was ever used with O_DIRECT.
+//! - WRITE is in the page cache below before it is answered. O_TRUNC never arrives with OPEN, since ATOMIC_O_TRUNC is not
+//!   negotiated: the kernel sends a SETATTR instead, under the inode's lock, so no write can slip between the truncation and the
+//!   kernel's dropping of its pages. CREATE may carry it, and then truncates like a SETATTR.
+//! - O_APPEND is applied below per write (RWF_APPEND), so that others who append to the file beside us do not get overwritten. If
+//!   the bytes then landed elsewhere than the kernel believes, it must drop its pages.
+
+use crate::change::Outcome;
+use crate::config::WriteMode;
+use crate::credentials::WithoutFsetid;
+use crate::filesystem::Passthrough;
+use crate::handle::OpenFile;
+use crate::inode::Inode;
+use crate::system::{ProcPath, errno};
+use borrower::Change;
+use fuse::{Errno, abi};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::fs::{Mode, OFlags, open};
+use rustix::io::ReadWriteFlags;
+use std::io::IoSlice;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// Flags of open(2) that are not passed on: decided per request (O_APPEND, O_DIRECT), done by the kernel, or separately.
+const NOT_BELOW: OFlags = OFlags::CREATE
+    .union(OFlags::EXCL)
+    .union(OFlags::TRUNC)
+    .union(OFlags::NOCTTY)
+    .union(OFlags::APPEND)
+    .union(OFlags::DIRECT)
+    .union(OFlags::NOFOLLOW)
+    .union(OFlags::DIRECTORY)
+    .union(OFlags::NONBLOCK)
+    .union(OFlags::from_bits_retain(libc::O_ASYNC as u32));
+
+impl Passthrough {
+    /// How a file is opened below when the caller asks for `asked`.
+    pub(crate) fn flags_below(&self, asked: OFlags) -> OFlags {
+        let mut flags = asked - NOT_BELOW;
+        // The kernel's writeback cache reads the rest of a page before it writes a part.
+        if self.write_mode == WriteMode::Back && flags & OFlags::ACCMODE == OFlags::WRONLY {
+            flags = (flags - OFlags::ACCMODE) | OFlags::RDWR;
+        }
+        flags | OFlags::CLOEXEC
+    }
+
+    pub(crate) fn open(&self, node: u64, uid: u32, args: &abi::OpenIn) -> Result<abi::OpenOut, Errno> {
+        let inode = self.inodes.get(node)?;
+        let asked = OFlags::from_bits_retain(args.flags);
+        let (fd, flags) = self.open_below(&inode, asked)?;
+        let file = OpenFile::new(inode.clone(), fd, flags);
+        if asked.contains(OFlags::TRUNC) {
+            let kill = uid != 0 || args.open_flags & abi::OPEN_KILL_SUIDGID != 0;
+            self.truncate(&inode, Some(&file), file.fd.as_fd(), 0, kill)?;
+        }
+        self.add_open(inode, file, asked)
+    }
+
+    fn open_below(&self, inode: &Inode, asked: OFlags) -> Result<(OwnedFd, OFlags), Errno> {
+        let anchor = self.inodes.anchor(inode)?;
+        let path = ProcPath::new(&anchor);
+        let flags = self.flags_below(asked);
+        let result = open(path.path(), flags, Mode::empty());
+        let again = match result {
+            Ok(fd) => return Ok((fd, flags)),
+            // An append-only file opens for appending alone.
+            Err(Errno::PERM) if asked.contains(OFlags::APPEND) => flags | OFlags::APPEND,
+            // We asked to read as well; the caller did not.
+            Err(Errno::ACCESS) if flags & OFlags::ACCMODE != asked & OFlags::ACCMODE => {
+                (flags - OFlags::ACCMODE) | (asked & OFlags::ACCMODE)
+            }
+            Err(errno) => return Err(errno),
+        };
+        Ok((open(path.path(), again, Mode::empty())?, again))
+    }
+
+    /// Gives an open file its number. The kernel may keep what it caches if nobody has changed the file beside us.
+    pub(crate) fn add_open(&self, inode: Arc<Inode>, file: OpenFile, asked: OFlags) -> Result<abi::OpenOut, Errno> {
+        if asked.contains(OFlags::DIRECT) {
+            file.direct()?; // EINVAL, where the file system below has no O_DIRECT.
+            file.direct_seen.store(true, Ordering::Relaxed);
+        }
+        let keep = self.observe_now(&inode, &file.fd)?;
+        let fh = self.handles.add_file(Arc::new(file));
+        Ok(abi::OpenOut { fh, open_flags: if keep { abi::fopen::KEEP_CACHE } else { 0 }, backing_id: 0 })
+    }
+
+    pub(crate) fn read(&self, args: &abi::ReadIn, scratch: &mut [u8]) -> Result<usize, Errno> {
+        let file = self.handles.file(args.fh)?;
+        let len = scratch.len().min(args.size as usize);
+        let buf = &mut scratch[..len];
+        if args.flags & OFlags::DIRECT.bits() != 0 {
+            file.direct_seen.store(true, Ordering::Relaxed);
+        }
+        let read = if file.direct_seen.load(Ordering::Relaxed) {
+            self.counters.direct_reads.add(1);
+            file.read_past_cache(buf, args.offset)?
+        } else {
+            match &file.inode.file {
+                Some(known) => self.borrower.read(known, &*file, args.offset, buf).map_err(|error| errno(&error))?,
+                None => file.read_uncached(buf, args.offset)?,
+            }
+        };
+        self.counters.read_bytes.add(read as u64);
+        Ok(read)
+    }
+
+    pub(crate) fn write(&self, args: &abi::WriteIn, data: &[u8]) -> Result<abi::WriteOut, Errno> {
+        let file = self.handles.file(args.fh)?;
+        let inode = &file.inode;
+        let asked = OFlags::from_bits_retain(args.flags);
+        // Out of the page cache (mmap, writeback), the handle and its flags are the kernel's guess.
+        let from_cache = args.write_flags & abi::WRITE_CACHE != 0;
+        let direct = !from_cache && asked.contains(OFlags::DIRECT);
+        let append = !from_cache && self.write_mode == WriteMode::Through && asked.contains(OFlags::APPEND);
+        if direct {
+            file.direct_seen.store(true, Ordering::Relaxed);
+        }
+        let fd = if direct { file.direct()? } else { file.fd.as_fd() };
+        let len = data.len() as u64;
+        let end = args.offset.checked_add(len).ok_or(Errno::INVAL)?;
+        let outcome = self.change(
+            inode,
+            fd,
+            |before| match direct {
+                false => Change::Buffered { offset: args.offset, len },
+                true if end > before.size_bytes => {
+                    Change::Other { start: args.offset.min(before.size_bytes), end: u64::MAX }
+                }
+                true => Change::Other { start: args.offset, end },
+            },
+            |_| {
+                let _fsetid =
+                    WithoutFsetid::if_needed(self.privilege, args.write_flags & abi::WRITE_KILL_SUIDGID != 0)?;
+                let value = write_full(fd, data, args.offset, append)?;
+                Ok(Outcome { value, as_announced: value == data.len() })
+            },
+            |before, after| !append || (before.size_bytes == args.offset && after.size_bytes == end),
+        );
+        let failed = outcome.as_ref().map_or(true, |outcome| !outcome.as_announced);
+        if failed && !direct {
+            self.invalidations.request(inode.nodeid, args.offset.min(i64::MAX as u64), u64::MAX);
+        }
+        let written = outcome?.value;
+        if !direct && !append {
+            self.ledger.record(inode, &file.fd, args.offset, args.offset + written as u64);
+        } else if append && let Ok(now) = crate::inode::stat(fd) {
+            // Wherever it landed, it was at the end.
+            self.ledger.record(inode, &file.fd, now.stx_size.saturating_sub(written as u64), now.stx_size);
+        }
+        self.counters.written_bytes.add(written as u64);
+        Ok(abi::WriteOut { size: written as u32, padding: 0 })
+    }
+
+    /// Closing one of the descriptors: so that what the file system below has to say at close is heard.
+    pub(crate) fn flush(&self, fh: u64) -> Result<(), Errno> {
+        let file = self.handles.file(fh)?;
+        let fd = rustix::io::dup(&file.fd)?;
+        // SAFETY: the descriptor is ours alone and given up here; close reports what dropping it would swallow.
+        let result = unsafe { libc::close(rustix::fd::IntoRawFd::into_raw_fd(fd)) };
+        match result {
+            0 => Ok(()),
+            _ => match errno(&std::io::Error::last_os_error()) {
+                Errno::INTR => Ok(()), // It is closed all the same.
+                errno => Err(errno),
+            },
+        }
+    }
+
+    pub(crate) fn fsync(&self, args: &abi::FsyncIn) -> Result<(), Errno> {
+        let file = self.handles.file(args.fh)?;
+        match args.fsync_flags & abi::FSYNC_FDATASYNC {
+            0 => rustix::fs::fsync(&file.fd)?,
+            _ => rustix::fs::fdatasync(&file.fd)?,
+        }
+        self.ledger.synced(file.inode.nodeid, &file.fd);
+        Ok(())
+    }
+}
+
+/// Writes until everything is written or an error comes. An error after some bytes ends the writing; if it lasts, the next write
+/// finds it.
+fn write_full(fd: BorrowedFd<'_>, data: &[u8], offset: u64, append: bool) -> Result<usize, Errno> {
+    let flags = if append { ReadWriteFlags::APPEND } else { ReadWriteFlags::empty() };
+    let mut done = 0;
+    while done < data.len() {
+        let piece = [IoSlice::new(&data[done..])];
+        let result = if append {
+            rustix::io::pwritev2(fd, &piece, offset + done as u64, flags)
+        } else {
+            rustix::io::pwrite(fd, &data[done..], offset + done as u64)
+        };
+        match result {
+            Ok(0) => break,
+            Ok(len) => done += len,
+            Err(Errno::INTR) => {}
+            Err(errno) if done == 0 => return Err(errno),
+            Err(_) => break,
+        }
+    }
+    Ok(done)
+}

@@ -1,0 +1,104 @@
+//! The devices below SOURCE: SOURCE's own, and those of file systems mounted in it.
+//!
+//! All of them appear as one device, so inode numbers of the others are moved out of the way. What a device's file system can do
+//! (reading without leaving pages behind) is found out per device, by trying.
+
+use hashbrown::HashMap;
+use parking_lot::RwLock;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+/// Bits of an inode number that stay the file's own; file systems that exist use fewer.
+const INODE_BITS: u32 = 48;
+
+/// How to read below without leaving pages behind in the page cache there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(u8)]
+pub(crate) enum ReadWay {
+    /// preadv2 with RWF_DONTCACHE (Linux 6.14 and newer).
+    DontCache = 0,
+    /// A descriptor with O_DIRECT and aligned buffers.
+    Direct = 1,
+    /// A plain read, and POSIX_FADV_DONTNEED behind it.
+    Advise = 2,
+}
+
+/// One device.
+pub(crate) struct Device {
+    index: u64,
+    way: AtomicU8,
+}
+
+impl Device {
+    /// The inode number shown for `inode` of this device.
+    pub(crate) fn show_inode(&self, inode: u64) -> u64 {
+        if self.index == 0 {
+            return inode;
+        }
+        // Numbers that are too long are folded, at the risk of a collision, which costs no more than a confused `find`.
+        let folded = (inode ^ (inode >> INODE_BITS).wrapping_mul(0x9e37_79b9_7f4a)) & ((1 << INODE_BITS) - 1);
+        folded | self.index << INODE_BITS
+    }
+
+    /// The best way of reading that has not failed yet.
+    pub(crate) fn read_way(&self) -> ReadWay {
+        match self.way.load(Ordering::Relaxed) {
+            0 => ReadWay::DontCache,
+            1 => ReadWay::Direct,
+            _ => ReadWay::Advise,
+        }
+    }
+
+    /// That way does not work here: use the next one from now on.
+    pub(crate) fn give_up(&self, way: ReadWay) {
+        self.way.fetch_max(way as u8 + 1, Ordering::Relaxed);
+    }
+}
+
+/// All devices seen.
+pub(crate) struct Devices {
+    by_number: RwLock<HashMap<u64, Arc<Device>>>,
+}
+
+impl Devices {
+    /// With SOURCE's own device, whose inode numbers stay as they are.
+    pub(crate) fn new(source: u64) -> Devices {
+        let devices = Devices { by_number: RwLock::new(HashMap::new()) };
+        devices.get(source);
+        devices
+    }
+
+    /// The device of that number (`st_dev`).
+    pub(crate) fn get(&self, number: u64) -> Arc<Device> {
+        if let Some(device) = self.by_number.read().get(&number) {
+            return device.clone();
+        }
+        let mut devices = self.by_number.write();
+        let index = devices.len() as u64 & ((1 << (64 - INODE_BITS)) - 1);
+        let make = || Arc::new(Device { index, way: AtomicU8::new(ReadWay::DontCache as u8) });
+        devices.entry(number).or_insert_with(make).clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn inode_numbers_of_other_devices_do_not_collide() {
+        let devices = Devices::new(7);
+        assert_eq!(devices.get(7).show_inode(42), 42);
+        assert_ne!(devices.get(8).show_inode(42), 42);
+        assert_ne!(devices.get(8).show_inode(42), devices.get(9).show_inode(42));
+        assert_eq!(devices.get(8).show_inode(42), devices.get(8).show_inode(42));
+    }
+
+    #[test]
+    fn a_way_given_up_is_not_tried_again() {
+        let device = Devices::new(7).get(7);
+        assert_eq!(device.read_way(), ReadWay::DontCache);
+        device.give_up(ReadWay::Direct);
+        device.give_up(ReadWay::DontCache);
+        assert_eq!(device.read_way(), ReadWay::Advise);
+    }
+}

@@ -1,0 +1,89 @@
+//! Why a mount could not be made or ended: one line each, with what to do.
+
+use std::fmt;
+use std::io;
+use std::path::PathBuf;
+
+/// What went wrong.
+#[derive(Debug)]
+#[allow(missing_docs)] // The messages say what each means.
+pub enum Error {
+    SourceMissing { source: PathBuf },
+    SourceNotADirectory { source: PathBuf },
+    SourceUnreadable { source: PathBuf, error: io::Error },
+    MountpointMissing { mountpoint: PathBuf },
+    MountpointNotADirectory { mountpoint: PathBuf },
+    MountpointDead { mountpoint: PathBuf },
+    AlreadyMounted { mountpoint: PathBuf },
+    MountpointInsideSource { source: PathBuf, mountpoint: PathBuf },
+    NoDevice,
+    NoFusermount,
+    NotPermitted { mountpoint: PathBuf, error: io::Error },
+    Busy { mountpoint: PathBuf },
+    Failed { attempted: &'static str, error: io::Error },
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Error::SourceMissing { source } => {
+                write!(f, "cannot mount {}: it does not exist; create it, or name another directory", source.display())
+            }
+            Error::SourceNotADirectory { source } => {
+                write!(f, "cannot mount {}: it is not a directory; name the directory that holds it", source.display())
+            }
+            Error::SourceUnreadable { source, error } => {
+                write!(f, "cannot open {}: {error}; run as a user who may read it", source.display())
+            }
+            Error::MountpointMissing { mountpoint } => {
+                write!(f, "cannot mount on {0}: it does not exist; create it: mkdir {0}", mountpoint.display())
+            }
+            Error::MountpointNotADirectory { mountpoint } => {
+                write!(f, "cannot mount on {}: it is not a directory; name a directory", mountpoint.display())
+            }
+            Error::MountpointDead { mountpoint } => write!(
+                f,
+                "cannot mount on {0}: the daemon of an earlier mount there is gone; end that mount first: umount {0}",
+                mountpoint.display()
+            ),
+            Error::AlreadyMounted { mountpoint } => write!(
+                f,
+                "cannot mount on {0}: it is one of our mounts already; end it first (umount {0}), or mount elsewhere",
+                mountpoint.display()
+            ),
+            Error::MountpointInsideSource { source, mountpoint } => write!(
+                f,
+                "cannot mount {} on {}, which lies inside it: mount it over itself (same path twice), or outside of it",
+                source.display(),
+                mountpoint.display()
+            ),
+            Error::NoDevice => {
+                write!(
+                    f,
+                    "cannot mount: {} is missing; load the kernel's fuse module: modprobe fuse",
+                    fuse::mounting::DEVICE
+                )
+            }
+            Error::NoFusermount => write!(
+                f,
+                "cannot mount as an ordinary user: {} is not installed; install the fuse3 package, or run as root",
+                fuse::mounting::FUSERMOUNT
+            ),
+            Error::NotPermitted { mountpoint, error } => write!(
+                f,
+                "not permitted to mount on {}: {error}; run as root, or choose a directory that you own",
+                mountpoint.display()
+            ),
+            Error::Busy { mountpoint } => write!(
+                f,
+                "cannot end the mount on {0}: it is in use; close what uses it (see: fuser -vm {0}), or detach it lazily",
+                mountpoint.display()
+            ),
+            Error::Failed { attempted, error } => {
+                write!(f, "cannot {attempted}: {error}; see the log for what came before")
+            }
+        }
+    }
+}
+
+impl std::error::Error for Error {}

@@ -1,0 +1,323 @@
+//! The file system: what it is made of, and which operation is where.
+//!
+//! - names (`names.rs`): lookup, forget, create, tmpfile, mknod, mkdir, symlink, link, unlink, rmdir, rename, readlink
+//! - attributes (`attributes.rs`): getattr, statx, setattr, statfs, ioctl; extended ones in `xattr.rs`
+//! - data (`data.rs`): open, read, write, flush, fsync, release; `space.rs`: fallocate, lseek, copy_file_range
+//! - directories (below): opendir, readdir, readdirplus
+//!
+//! All of it works on descriptors below SOURCE, never on paths through the mount.
+
+use crate::config::WriteMode;
+use crate::credentials::{Creator, Privilege};
+use crate::directory::{Entries, Listing};
+use crate::handle::{Handles, OpenDirectory};
+use crate::inode::Inodes;
+use crate::invalidation::Invalidations;
+use crate::ledger::Ledger;
+use crate::status::Counters;
+use borrower::Borrower;
+use fuse::abi;
+use fuse::{Errno, Operation, Reply, Request};
+use parking_lot::Mutex;
+use rustix::fd::OwnedFd;
+use rustix::fs::{Mode, OFlags, openat};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A directory, passed through.
+pub(crate) struct Passthrough {
+    pub(crate) inodes: Inodes,
+    pub(crate) handles: Handles,
+    pub(crate) borrower: Arc<Borrower>,
+    pub(crate) ledger: Ledger,
+    pub(crate) invalidations: Invalidations,
+    pub(crate) counters: Counters,
+    pub(crate) write_mode: WriteMode,
+    pub(crate) privilege: Privilege,
+    pub(crate) attr_timeout: Duration,
+    pub(crate) entry_timeout: Duration,
+    /// SOURCE, open for reading.
+    pub(crate) source: OwnedFd,
+    /// Our own device number: what is found below must never be ourselves again.
+    pub(crate) own_device: u64,
+}
+
+impl fuse::Filesystem for Passthrough {
+    fn handle(&self, request: &Request<'_>, reply: Reply<'_>, scratch: &mut [u8]) {
+        self.counters.count(request.header.opcode);
+        let result = self.dispatch(request, reply, scratch);
+        if let Err(errno) = result {
+            // The kernel did not take the answer: it gave the request up, or the mount is gone.
+            tracing::debug!(opcode = abi::opcode::name(request.header.opcode), %errno, "an answer was not taken");
+        }
+    }
+}
+
+impl Passthrough {
+    fn dispatch(&self, request: &Request<'_>, reply: Reply<'_>, scratch: &mut [u8]) -> Result<(), Errno> {
+        let node = request.header.nodeid;
+        let uid = request.header.uid;
+        match request.operation {
+            Operation::Lookup { name } => self.answer_entry(reply, self.lookup(node, name)),
+            Operation::Forget { lookups } => {
+                reply.none();
+                self.forget(node, lookups);
+                Ok(())
+            }
+            Operation::BatchForget { nodes } => {
+                reply.none();
+                nodes.for_each(|one| self.forget(one.nodeid, one.nlookup));
+                Ok(())
+            }
+            Operation::Getattr(args) => answer(reply, self.getattr(node, &args)),
+            Operation::Statx(args) => answer(reply, self.statx(node, &args)),
+            Operation::Setattr(args) => answer(reply, self.setattr(node, uid, &args)),
+            Operation::Readlink => match self.readlink(node, scratch) {
+                Ok(target) => reply.data(target),
+                Err(errno) => reply.error(errno),
+            },
+            Operation::Symlink { name, target } => {
+                self.answer_entry(reply, self.symlink(node, name, target, creator(request, 0)))
+            }
+            Operation::Mknod { args, name } => {
+                self.answer_entry(reply, self.mknod(node, name, &args, creator(request, args.umask)))
+            }
+            Operation::Mkdir { args, name } => {
+                self.answer_entry(reply, self.mkdir(node, name, args.mode, creator(request, args.umask)))
+            }
+            Operation::Unlink { name } => answer_done(reply, self.unlink(node, name, false)),
+            Operation::Rmdir { name } => answer_done(reply, self.unlink(node, name, true)),
+            Operation::Rename { new_parent, flags, name, new_name } => {
+                answer_done(reply, self.rename(node, name, new_parent, new_name, flags, creator(request, 0)))
+            }
+            Operation::Link { node: old, new_name } => {
+                self.answer_entry(reply, self.link(old, node, new_name, creator(request, 0)))
+            }
+            Operation::Open(args) => self.answer_open(reply, self.open(node, uid, &args)),
+            Operation::Create { args, name } => {
+                self.answer_create(reply, self.create(node, name, &args, creator(request, args.umask)))
+            }
+            Operation::Tmpfile { args } => {
+                self.answer_create(reply, self.tmpfile(node, &args, creator(request, args.umask)))
+            }
+            Operation::Read(args) => match self.read(&args, scratch) {
+                Ok(len) => reply.data(&scratch[..len]),
+                Err(errno) => reply.error(errno),
+            },
+            Operation::Write { args, data } => answer(reply, self.write(&args, data)),
+            Operation::Statfs => answer(reply, self.statfs(node)),
+            Operation::Flush(args) => answer_done(reply, self.flush(args.fh)),
+            Operation::Release(args) => {
+                self.handles.remove(args.fh);
+                reply.ok()
+            }
+            Operation::Fsync(args) => answer_done(reply, self.fsync(&args)),
+            Operation::Setxattr { args, name, value } => answer_done(reply, self.setxattr(node, name, value, &args)),
+            Operation::Getxattr { size, name } => {
+                self.answer_xattr(reply, size, self.getxattr(node, name, size, scratch), scratch)
+            }
+            Operation::Listxattr { size } => {
+                self.answer_xattr(reply, size, self.listxattr(node, uid, size, scratch), scratch)
+            }
+            Operation::Removexattr { name } => answer_done(reply, self.removexattr(node, name)),
+            Operation::Opendir(args) => self.answer_open(reply, self.opendir(node, &args)),
+            Operation::Readdir(args) => self.readdir(reply, &args, scratch),
+            Operation::Readdirplus(args) => self.readdirplus(reply, &args, scratch),
+            Operation::Releasedir(args) => {
+                self.handles.remove(args.fh);
+                reply.ok()
+            }
+            Operation::Fsyncdir(args) => answer_done(reply, self.fsyncdir(&args)),
+            Operation::Ioctl { args, data } => self.answer_ioctl(reply, &args, self.ioctl(node, &args, data)),
+            Operation::Fallocate(args) => answer_done(reply, self.fallocate(uid, &args)),
+            Operation::Lseek(args) => answer(reply, self.lseek(&args)),
+            Operation::CopyFileRange { args, wide } => self.answer_copy(reply, wide, self.copy_file_range(uid, &args)),
+            Operation::Syncfs => answer_done(reply, rustix::fs::syncfs(&self.source)),
+            Operation::Destroy => reply.ok(),
+            // Nothing here can be interrupted; ENOSYS tells the kernel not to ask again. With default_permissions, access is not
+            // asked for. Locks were not negotiated.
+            Operation::Interrupt(_) | Operation::Access(_) | Operation::Unknown => reply.error(Errno::NOSYS),
+            Operation::Init { .. } => reply.error(Errno::PROTO),
+        }
+    }
+
+    fn opendir(&self, node: u64, args: &abi::OpenIn) -> Result<abi::OpenOut, Errno> {
+        let inode = self.inodes.get(node)?;
+        let keep = OFlags::from_bits_retain(args.flags) & OFlags::NOATIME;
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let anchor = self.inodes.anchor(&inode)?;
+        let fd = openat(&anchor, c".", flags | keep, Mode::empty())?;
+        drop(anchor);
+        let fh = self.handles.add_directory(OpenDirectory { inode, listing: Mutex::new(Listing::new(fd)) });
+        Ok(abi::OpenOut { fh, ..Default::default() })
+    }
+
+    fn readdir(&self, reply: Reply<'_>, args: &abi::ReadIn, scratch: &mut [u8]) -> Result<(), Errno> {
+        let directory = match self.handles.directory(args.fh) {
+            Ok(directory) => directory,
+            Err(errno) => return reply.error(errno),
+        };
+        let size = scratch.len().min(args.size as usize);
+        let mut entries = Entries::new(&mut scratch[..size]);
+        let result = directory.listing.lock().read(args.offset, |entry| {
+            let fits = entries.fits(entry.name, false);
+            if fits {
+                entries.push(None, entry, directory.inode.device.show_inode(entry.inode));
+            }
+            fits
+        });
+        let data = entries.finish();
+        match result {
+            Err(errno) if data.is_empty() => reply.error(errno),
+            _ => reply.data(data),
+        }
+    }
+
+    /// Each entry comes with a lookup, which counts only if the kernel gets it: the entry must fit before it is looked up, and an
+    /// answer that is not taken takes its lookups back.
+    fn readdirplus(&self, reply: Reply<'_>, args: &abi::ReadIn, scratch: &mut [u8]) -> Result<(), Errno> {
+        let directory = match self.handles.directory(args.fh) {
+            Ok(directory) => directory,
+            Err(errno) => return reply.error(errno),
+        };
+        let size = scratch.len().min(args.size as usize);
+        let mut entries = Entries::new(&mut scratch[..size]);
+        let mut given = Vec::new();
+        let result = directory.listing.lock().read(args.offset, |entry| {
+            if !entries.fits(entry.name, true) {
+                return false;
+            }
+            // An entry without a node is one that the kernel looks up itself when it needs it.
+            let mut out = abi::EntryOut::default();
+            if entry.name != c"." && entry.name != c".." {
+                match self.lookup_in(&directory.inode, entry.name) {
+                    Ok(found) => out = found,
+                    Err(Errno::NOENT) => return true,
+                    Err(_) => {}
+                }
+            }
+            if out.nodeid != 0 {
+                given.push(out.nodeid);
+            }
+            entries.push(Some(&out), entry, directory.inode.device.show_inode(entry.inode));
+            true
+        });
+        let data = entries.finish();
+        let sent = match result {
+            Err(errno) if data.is_empty() => reply.error(errno),
+            _ => reply.data(data),
+        };
+        if sent.is_err() {
+            given.into_iter().for_each(|node| self.forget(node, 1));
+        }
+        sent
+    }
+
+    fn fsyncdir(&self, args: &abi::FsyncIn) -> Result<(), Errno> {
+        let directory = self.handles.directory(args.fh)?;
+        let fd = rustix::io::dup(directory.listing.lock().fd())?;
+        if args.fsync_flags & abi::FSYNC_FDATASYNC != 0 { rustix::fs::fdatasync(fd) } else { rustix::fs::fsync(fd) }
+    }
+
+    fn answer_entry(&self, reply: Reply<'_>, result: Result<abi::EntryOut, Errno>) -> Result<(), Errno> {
+        match result {
+            Ok(entry) => reply.value(&entry).inspect_err(|_| self.forget(entry.nodeid, 1)),
+            Err(errno) => reply.error(errno),
+        }
+    }
+
+    fn answer_open(&self, reply: Reply<'_>, result: Result<abi::OpenOut, Errno>) -> Result<(), Errno> {
+        match result {
+            Ok(open) => reply.value(&open).inspect_err(|_| self.handles.remove(open.fh)),
+            Err(errno) => reply.error(errno),
+        }
+    }
+
+    fn answer_create(
+        &self,
+        reply: Reply<'_>,
+        result: Result<(abi::EntryOut, abi::OpenOut), Errno>,
+    ) -> Result<(), Errno> {
+        use zerocopy::IntoBytes;
+        match result {
+            Ok((entry, open)) => reply.parts(&[entry.as_bytes(), open.as_bytes()]).inspect_err(|_| {
+                self.handles.remove(open.fh);
+                self.forget(entry.nodeid, 1);
+            }),
+            Err(errno) => reply.error(errno),
+        }
+    }
+
+    fn answer_xattr(
+        &self,
+        reply: Reply<'_>,
+        asked: u32,
+        result: Result<usize, Errno>,
+        scratch: &[u8],
+    ) -> Result<(), Errno> {
+        match result {
+            Ok(len) if asked == 0 => reply.value(&abi::GetxattrOut { size: len as u32, padding: 0 }),
+            Ok(len) if len > asked as usize => reply.error(Errno::RANGE),
+            Ok(len) => reply.data(&scratch[..len]),
+            Err(errno) => reply.error(errno),
+        }
+    }
+
+    fn answer_ioctl(
+        &self,
+        reply: Reply<'_>,
+        args: &abi::IoctlIn,
+        result: Result<[u8; 64], Errno>,
+    ) -> Result<(), Errno> {
+        use zerocopy::IntoBytes;
+        match result {
+            Ok(data) => {
+                let len = data.len().min(args.out_size as usize);
+                reply.parts(&[abi::IoctlOut::default().as_bytes(), &data[..len]])
+            }
+            Err(errno) => reply.error(errno),
+        }
+    }
+
+    fn answer_copy(&self, reply: Reply<'_>, wide: bool, result: Result<u64, Errno>) -> Result<(), Errno> {
+        match result {
+            Ok(bytes_copied) if wide => reply.value(&abi::CopyFileRangeOut { bytes_copied }),
+            Ok(bytes_copied) => reply.value(&abi::WriteOut { size: bytes_copied as u32, padding: 0 }),
+            Err(errno) => reply.error(errno),
+        }
+    }
+
+    pub(crate) fn forget(&self, node: u64, lookups: u64) {
+        if let Some(inode) = self.inodes.forget(node, lookups)
+            && inode.is_deleted()
+        {
+            self.ledger.remove(node);
+        }
+    }
+}
+
+fn answer<T: zerocopy::IntoBytes + zerocopy::Immutable>(
+    reply: Reply<'_>,
+    result: Result<T, Errno>,
+) -> Result<(), Errno> {
+    match result {
+        Ok(value) => reply.value(&value),
+        Err(errno) => reply.error(errno),
+    }
+}
+
+fn answer_done(reply: Reply<'_>, result: Result<(), Errno>) -> Result<(), Errno> {
+    match result {
+        Ok(()) => reply.ok(),
+        Err(errno) => reply.error(errno),
+    }
+}
+
+fn creator(request: &Request<'_>, umask: u32) -> Creator {
+    Creator {
+        uid: request.header.uid,
+        gid: request.header.gid,
+        umask,
+        supplementary_group: request.supplementary_group,
+    }
+}

@@ -1,0 +1,214 @@
+//! Which pages were written below and may still be cached there, so that they are dropped once they are clean.
+//!
+//! A write is in the page cache below when it is answered (that is what makes it safe against a death of the daemon). The same bytes
+//! are, or soon will be, in the page cache of the mount, so the copy below is dropped: a janitor thread starts the writeback of what
+//! has lain for a while, and a round later waits for it and drops the pages. fsync does it for its file at once.
+//!
+//! Bounded: beyond [`FILES_MAX`] files the janitor is called at once and a writer drops what it wrote itself; beyond
+//! [`RANGES_MAX`] ranges those of a file merge; beyond [`BYTES_MAX`] a writer waits for its own writeback. Nothing here keeps a
+//! deleted file alive.
+
+use crate::below::drop_clean;
+use crate::inode::{Inode, Inodes};
+use crate::system::{ProcPath, SyncRange, sync_file_range};
+use hashbrown::HashMap;
+use parking_lot::{Condvar, Mutex};
+use rustix::fd::OwnedFd;
+use rustix::fs::{Mode, OFlags, open};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Files with written ranges.
+const FILES_MAX: usize = 1024;
+/// Ranges of one file; more merge into one.
+const RANGES_MAX: usize = 16;
+/// Written and not yet dropped bytes of which the janitor is woken, and of which it waits for nothing else.
+const BYTES_HURRY: u64 = 64 << 20;
+/// Written and not yet dropped bytes from which on a writer waits for its own writeback.
+const BYTES_MAX: u64 = 256 << 20;
+/// How long written pages lie before their writeback is started: long enough for small writes to the same page to meet.
+const LINGER: Duration = Duration::from_secs(1);
+
+struct Written {
+    inode: Arc<Inode>,
+    ranges: Vec<(u64, u64)>,
+    since: Instant,
+    started: bool,
+}
+
+#[derive(Default)]
+struct State {
+    files: HashMap<u64, Written>,
+    bytes: u64,
+    closing: bool,
+}
+
+/// The ledger.
+#[derive(Default)]
+pub(crate) struct Ledger {
+    state: Mutex<State>,
+    wake: Condvar,
+}
+
+impl Ledger {
+    /// `start..end` was written through `fd`.
+    pub(crate) fn record(&self, inode: &Arc<Inode>, fd: &OwnedFd, start: u64, end: u64) {
+        let mut state = self.state.lock();
+        let full = state.bytes + (end - start) > BYTES_MAX;
+        let known = state.files.contains_key(&inode.nodeid);
+        if full || (!known && state.files.len() >= FILES_MAX) {
+            drop(state);
+            self.wake.notify_one();
+            if full {
+                let _ = sync_file_range(fd, start, end - start, SyncRange::WriteAndWait);
+            }
+            drop_clean(fd, start, end);
+            return;
+        }
+        state.bytes += end - start;
+        let hurry = state.bytes > BYTES_HURRY;
+        let written = state.files.entry(inode.nodeid).or_insert_with(|| Written {
+            inode: inode.clone(),
+            ranges: Vec::new(),
+            since: Instant::now(),
+            started: false,
+        });
+        merge(&mut written.ranges, start, end);
+        drop(state);
+        if hurry || !known {
+            self.wake.notify_one();
+        }
+    }
+
+    /// Forgets a file: it is deleted, or everything of it is known to be clean.
+    pub(crate) fn remove(&self, nodeid: u64) -> Vec<(u64, u64)> {
+        let mut state = self.state.lock();
+        let removed = state.files.remove(&nodeid);
+        let ranges = removed.map(|written| written.ranges).unwrap_or_default();
+        state.bytes = state.bytes.saturating_sub(length(&ranges));
+        if state.files.is_empty() {
+            state.bytes = 0;
+        }
+        ranges
+    }
+
+    /// A file was synced through `fd`: its written pages are clean, and go.
+    pub(crate) fn synced(&self, nodeid: u64, fd: &OwnedFd) {
+        for (start, end) in self.remove(nodeid) {
+            drop_clean(fd, start, end);
+        }
+    }
+
+    /// Files with written ranges, and their bytes.
+    pub(crate) fn pending(&self) -> (usize, u64) {
+        let state = self.state.lock();
+        (state.files.len(), state.bytes)
+    }
+
+    /// Ends [`Ledger::tend`], after it has dropped everything.
+    pub(crate) fn close(&self) {
+        self.state.lock().closing = true;
+        self.wake.notify_all();
+    }
+
+    /// The janitor's work. Returns after [`Ledger::close`].
+    pub(crate) fn tend(&self, inodes: &Inodes) {
+        let mut state = self.state.lock();
+        loop {
+            let now = Instant::now();
+            let everything = state.closing || state.bytes > BYTES_HURRY;
+            // First round: start the writeback. Second: wait for it, and drop.
+            let due = |written: &Written| everything || now.duration_since(written.since) >= LINGER;
+            let mut start = Vec::new();
+            for written in state.files.values_mut().filter(|written| !written.started && due(written)) {
+                written.started = true;
+                written.since = now;
+                start.push((written.inode.clone(), written.ranges.clone()));
+            }
+            let finish: Vec<u64> = state
+                .files
+                .iter()
+                .filter(|(_, written)| written.started && (everything || now.duration_since(written.since) >= LINGER))
+                .map(|(nodeid, _)| *nodeid)
+                .collect();
+            if start.is_empty() && finish.is_empty() {
+                if state.closing {
+                    return;
+                }
+                if state.files.is_empty() {
+                    self.wake.wait(&mut state);
+                } else {
+                    self.wake.wait_for(&mut state, LINGER / 4);
+                }
+                continue;
+            }
+            drop(state);
+            for (inode, ranges) in start {
+                if let Some(fd) = reopen(inodes, &inode) {
+                    for (start, end) in ranges {
+                        drop_clean(&fd, start, end);
+                    }
+                }
+            }
+            for nodeid in finish {
+                let inode = self.state.lock().files.get(&nodeid).map(|written| written.inode.clone());
+                let ranges = self.remove(nodeid);
+                let Some(fd) = inode.and_then(|inode| reopen(inodes, &inode)) else { continue };
+                for (start, end) in ranges {
+                    let _ = sync_file_range(&fd, start, end - start, SyncRange::WriteAndWait);
+                    drop_clean(&fd, start, end);
+                }
+            }
+            state = self.state.lock();
+        }
+    }
+}
+
+/// For advice, a file need not be writable. A descriptor kept open for writing would stand in the way of executing it below.
+fn reopen(inodes: &Inodes, inode: &Inode) -> Option<OwnedFd> {
+    let anchor = inodes.anchor(inode).ok()?;
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOATIME;
+    let path = ProcPath::new(&anchor);
+    open(path.path(), flags, Mode::empty()).or_else(|_| open(path.path(), flags - OFlags::NOATIME, Mode::empty())).ok()
+}
+
+fn length(ranges: &[(u64, u64)]) -> u64 {
+    ranges.iter().map(|(start, end)| end - start).sum()
+}
+
+/// Adds a range; ranges that touch become one, and beyond the bound all do.
+fn merge(ranges: &mut Vec<(u64, u64)>, mut start: u64, mut end: u64) {
+    ranges.retain(|&(other_start, other_end)| {
+        let apart = other_end < start || end < other_start;
+        if !apart {
+            start = start.min(other_start);
+            end = end.max(other_end);
+        }
+        apart
+    });
+    ranges.push((start, end));
+    if ranges.len() > RANGES_MAX {
+        let hull = ranges.iter().fold((u64::MAX, 0), |hull, range| (hull.0.min(range.0), hull.1.max(range.1)));
+        ranges.clear();
+        ranges.push(hull);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_merge_and_stay_few() {
+        let mut ranges = Vec::new();
+        merge(&mut ranges, 0, 10);
+        merge(&mut ranges, 20, 30);
+        merge(&mut ranges, 10, 20);
+        assert_eq!(ranges, [(0, 30)]);
+        for at in 1..=RANGES_MAX as u64 {
+            merge(&mut ranges, at * 100, at * 100 + 1);
+            assert!(ranges.len() <= RANGES_MAX);
+        }
+        assert_eq!(ranges, [(0, RANGES_MAX as u64 * 100 + 1)]);
+    }
+}

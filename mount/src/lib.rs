@@ -1,0 +1,44 @@
+//! The file system of a borrower: a directory (SOURCE), passed through in full, mounted beside or over itself, so that misses of the
+//! page cache arrive here as READs and can be answered from lenders.
+//!
+//! Promises:
+//! - A read through the mount returns what a read of the directory below would return at that moment; every change that goes
+//!   through the mount is announced to the borrower before it is applied and before it is answered.
+//! - Errors of the file system below reach the caller as they are.
+//! - Nothing resolves a path through the mount itself: SOURCE is opened before mounting and all else is relative to it.
+//! - Memory is bounded: by what the kernel remembers (inodes, open files), and by named limits for the rest.
+//!
+//! What must never happen in it: waiting for the kernel to drop pages while a request is being handled; a READ waiting for a
+//! change; allocation without bound, for this daemon serves the kernel's writeback.
+//!
+//! Locks (record and flock) are left to the kernel: POSIX_LOCKS and FLOCK_LOCKS are not negotiated, so they work among all users
+//! of this mount, but not against processes that lock the directory below beside it. Exporting the mount over NFS is not supported
+//! (no EXPORT_SUPPORT: node ids do not outlive the daemon).
+//!
+//! As root the mount is for everybody, with the kernel checking permissions; as an ordinary user it is that user's alone.
+
+mod attributes;
+mod below;
+mod change;
+mod config;
+mod credentials;
+mod data;
+mod device;
+mod directory;
+mod error;
+mod filesystem;
+mod handle;
+mod inode;
+mod invalidation;
+mod ledger;
+mod names;
+mod running;
+mod space;
+mod status;
+mod system;
+mod xattr;
+
+pub use config::{Config, WriteMode};
+pub use error::Error;
+pub use running::{Mount, MountInfo};
+pub use status::Status;

@@ -1,0 +1,93 @@
+//! The shape of files: fallocate, SEEK_DATA and SEEK_HOLE, copy_file_range.
+
+use crate::below::drop_clean;
+use crate::change::Outcome;
+use crate::credentials::WithoutFsetid;
+use crate::filesystem::Passthrough;
+use borrower::Change;
+use fuse::{Errno, abi};
+use rustix::fs::{FallocateFlags, SeekFrom};
+
+/// Copied at once at most: the file's changes wait for it. The caller comes again for the rest.
+const COPY_BYTES_MAX: u64 = 64 << 20;
+const SEEK_DATA: u32 = 3;
+const SEEK_HOLE: u32 = 4;
+
+impl Passthrough {
+    pub(crate) fn fallocate(&self, uid: u32, args: &abi::FallocateIn) -> Result<(), Errno> {
+        let file = self.handles.file(args.fh)?;
+        let mode = FallocateFlags::from_bits_retain(args.mode);
+        let end = args.offset.checked_add(args.length).ok_or(Errno::FBIG)?;
+        self.change(
+            &file.inode,
+            &file.fd,
+            |before| {
+                let grows = !mode.contains(FallocateFlags::KEEP_SIZE) && end > before.size_bytes;
+                let moves = mode.intersects(
+                    FallocateFlags::COLLAPSE_RANGE | FallocateFlags::INSERT_RANGE | FallocateFlags::UNSHARE_RANGE,
+                );
+                let zeroes = mode.intersects(FallocateFlags::PUNCH_HOLE | FallocateFlags::ZERO_RANGE);
+                match (moves, grows, zeroes) {
+                    (true, _, _) => Change::Other { start: args.offset, end: u64::MAX },
+                    (_, true, true) => Change::Other { start: args.offset.min(before.size_bytes), end: u64::MAX },
+                    (_, true, false) => Change::Other { start: before.size_bytes, end: u64::MAX },
+                    (_, false, true) => Change::Other { start: args.offset, end },
+                    // Blocks are set aside; what can be read stays as it is.
+                    (_, false, false) => Change::Attributes,
+                }
+            },
+            |_| {
+                let _fsetid = WithoutFsetid::for_uid(self.privilege, uid)?;
+                rustix::fs::fallocate(&file.fd, mode, args.offset, args.length)?;
+                Ok(Outcome { value: (), as_announced: true })
+            },
+            |_, _| true,
+        )?;
+        Ok(())
+    }
+
+    pub(crate) fn lseek(&self, args: &abi::LseekIn) -> Result<abi::LseekOut, Errno> {
+        let file = self.handles.file(args.fh)?;
+        if args.offset > i64::MAX as u64 {
+            return Err(Errno::NXIO);
+        }
+        let to = match args.whence {
+            SEEK_DATA => SeekFrom::Data(args.offset),
+            SEEK_HOLE => SeekFrom::Hole(args.offset),
+            _ => return Err(Errno::INVAL),
+        };
+        Ok(abi::LseekOut { offset: rustix::fs::seek(&file.fd, to)? })
+    }
+
+    pub(crate) fn copy_file_range(&self, uid: u32, args: &abi::CopyFileRangeIn) -> Result<u64, Errno> {
+        let source = self.handles.file(args.fh_in)?;
+        let target = self.handles.file(args.fh_out)?;
+        let len = args.len.min(COPY_BYTES_MAX);
+        let end = args.off_out.checked_add(len).ok_or(Errno::FBIG)?;
+        let outcome = self.change(
+            &target.inode,
+            &target.fd,
+            |before| {
+                let grows = end > before.size_bytes;
+                let start = if grows { args.off_out.min(before.size_bytes) } else { args.off_out };
+                Change::Other { start, end: if grows { u64::MAX } else { end } }
+            },
+            |_| {
+                let _fsetid = WithoutFsetid::for_uid(self.privilege, uid)?;
+                let (mut from, mut to) = (args.off_in, args.off_out);
+                let value =
+                    rustix::fs::copy_file_range(&source.fd, Some(&mut from), &target.fd, Some(&mut to), len as usize)?;
+                // Fewer bytes than announced are within what was announced.
+                Ok(Outcome { value: value as u64, as_announced: true })
+            },
+            |_, _| true,
+        )?;
+        let copied = outcome.value;
+        // The copy went through the page cache below, unless the blocks are shared.
+        drop_clean(&source.fd, args.off_in, args.off_in.saturating_add(copied));
+        if copied > 0 {
+            self.ledger.record(&target.inode, &target.fd, args.off_out, args.off_out + copied);
+        }
+        Ok(copied)
+    }
+}

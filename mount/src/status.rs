@@ -1,0 +1,86 @@
+//! What a mount has done: counters, and a snapshot of them for `status`.
+
+use fuse::abi::opcode;
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Opcodes counted one by one. Larger ones, should the kernel have any, share the last counter.
+const OPCODES: usize = 64;
+
+/// A number that only grows.
+#[derive(Default)]
+pub(crate) struct Counter(AtomicU64);
+
+impl Counter {
+    pub(crate) fn add(&self, count: u64) {
+        self.0.fetch_add(count, Ordering::Relaxed);
+    }
+
+    pub(crate) fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// The counters.
+pub(crate) struct Counters {
+    requests: [Counter; OPCODES],
+    pub(crate) direct_reads: Counter,
+    pub(crate) read_bytes: Counter,
+    pub(crate) written_bytes: Counter,
+}
+
+impl Default for Counters {
+    fn default() -> Counters {
+        Counters {
+            requests: [const { Counter(AtomicU64::new(0)) }; OPCODES],
+            direct_reads: Counter::default(),
+            read_bytes: Counter::default(),
+            written_bytes: Counter::default(),
+        }
+    }
+}
+
+impl Counters {
+    pub(crate) fn count(&self, opcode: u32) {
+        self.requests[(opcode as usize).min(OPCODES - 1)].add(1);
+    }
+
+    /// Requests by name: those that there were.
+    pub(crate) fn requests(&self) -> BTreeMap<&'static str, u64> {
+        let mut requests = BTreeMap::new();
+        for (code, counter) in self.requests.iter().enumerate().filter(|(_, counter)| counter.get() > 0) {
+            *requests.entry(opcode::name(code as u32)).or_default() += counter.get();
+        }
+        requests
+    }
+}
+
+/// A snapshot. The counts are since the mount was made.
+#[derive(Clone, Debug, Serialize)]
+pub struct Status {
+    /// The directory below.
+    pub source: String,
+    /// Where it is mounted.
+    pub mountpoint: String,
+    /// Whether requests are still served.
+    pub serving: bool,
+    /// Requests from the kernel, by kind.
+    pub requests: BTreeMap<&'static str, u64>,
+    /// READs that went past the borrower because of O_DIRECT.
+    pub direct_reads: u64,
+    /// Bytes answered to READs.
+    pub read_bytes: u64,
+    /// Bytes written by WRITEs.
+    pub written_bytes: u64,
+    /// Files and directories open now.
+    pub open_handles: usize,
+    /// Inodes the kernel knows now.
+    pub inodes: usize,
+    /// Those of them that are held by a descriptor; the others are held by a file handle.
+    pub inodes_with_descriptor: usize,
+    /// Files with pages that were written below and not yet dropped there.
+    pub written_files_pending: usize,
+    /// The bytes of those pages.
+    pub written_bytes_pending: u64,
+}

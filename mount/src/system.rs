@@ -1,0 +1,203 @@
+//! System calls that the `rustix` crate does not wrap, and the one way to name an open file by path.
+
+use fuse::Errno;
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::ffi::CStr;
+use std::io::Write;
+
+/// Bytes of a file handle at most (the kernel's MAX_HANDLE_SZ).
+const HANDLE_BYTES_MAX: usize = 128;
+
+fn check(result: libc::c_long) -> Result<libc::c_long, Errno> {
+    if result < 0 { Err(last_error()) } else { Ok(result) }
+}
+
+fn last_error() -> Errno {
+    std::io::Error::last_os_error().raw_os_error().map_or(Errno::IO, Errno::from_raw_os_error)
+}
+
+/// The errno of an I/O error; EIO for one that has none.
+pub(crate) fn errno(error: &std::io::Error) -> Errno {
+    Errno::from_io_error(error).unwrap_or(Errno::IO)
+}
+
+/// `/proc/self/fd/N`: a path that leads to exactly what a descriptor is open on, also for O_PATH descriptors, symbolic links
+/// and deleted files.
+pub(crate) struct ProcPath {
+    bytes: [u8; 32],
+}
+
+impl ProcPath {
+    pub(crate) fn new(fd: impl AsFd) -> ProcPath {
+        let mut bytes = [0; 32];
+        // Fits: 14 bytes of prefix, at most 10 digits, and the NUL that is there already.
+        let _ = write!(&mut bytes[..31], "/proc/self/fd/{}", fd.as_fd().as_raw_fd());
+        ProcPath { bytes }
+    }
+
+    pub(crate) fn path(&self) -> &CStr {
+        CStr::from_bytes_until_nul(&self.bytes).unwrap_or(c"/proc/self/fd/-1")
+    }
+}
+
+/// A file's handle: names it for as long as it exists, without keeping it open.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct FileHandle {
+    kind: i32,
+    bytes: Box<[u8]>,
+}
+
+#[repr(C)]
+struct RawHandle {
+    len: u32,
+    kind: i32,
+    bytes: [u8; HANDLE_BYTES_MAX],
+}
+
+impl FileHandle {
+    /// The handle of what `fd` is open on, and the id of the mount it was reached through.
+    pub(crate) fn of(fd: impl AsFd) -> Result<(FileHandle, i32), Errno> {
+        let mut raw = RawHandle { len: HANDLE_BYTES_MAX as u32, kind: 0, bytes: [0; HANDLE_BYTES_MAX] };
+        let mut mount = 0i32;
+        // SAFETY: `raw` begins as the kernel's struct file_handle and has room for the `len` bytes it announces; the path is a
+        // NUL-terminated string and `mount` is writable.
+        check(unsafe {
+            libc::syscall(
+                libc::SYS_name_to_handle_at,
+                fd.as_fd().as_raw_fd(),
+                c"".as_ptr(),
+                &raw mut raw,
+                &raw mut mount,
+                libc::AT_EMPTY_PATH,
+            )
+        })?;
+        let len = (raw.len as usize).min(HANDLE_BYTES_MAX);
+        Ok((FileHandle { kind: raw.kind, bytes: raw.bytes[..len].into() }, mount))
+    }
+
+    /// Opens the file with O_PATH. `mount` is any descriptor (not O_PATH) on its mount. Takes CAP_DAC_READ_SEARCH.
+    pub(crate) fn open(&self, mount: impl AsFd) -> Result<OwnedFd, Errno> {
+        let mut raw = RawHandle { len: self.bytes.len() as u32, kind: self.kind, bytes: [0; HANDLE_BYTES_MAX] };
+        raw.bytes[..self.bytes.len()].copy_from_slice(&self.bytes);
+        // SAFETY: `raw` is a complete struct file_handle that outlives the call.
+        let fd = check(unsafe {
+            libc::syscall(
+                libc::SYS_open_by_handle_at,
+                mount.as_fd().as_raw_fd(),
+                &raw mut raw,
+                libc::O_PATH | libc::O_NOFOLLOW | libc::O_CLOEXEC,
+            )
+        })?;
+        // SAFETY: the kernel just returned this descriptor and nobody else owns it.
+        Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
+    }
+
+    /// 64 bits that differ between handles (FNV-1a), the same in every run.
+    pub(crate) fn hash(&self) -> u64 {
+        let mut hash = 0xcbf2_9ce4_8422_2325u64;
+        for byte in self.kind.to_ne_bytes().iter().chain(self.bytes.iter()) {
+            hash = (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3);
+        }
+        hash
+    }
+}
+
+/// Which parts of sync_file_range(2) to do.
+#[derive(Clone, Copy)]
+pub(crate) enum SyncRange {
+    /// Write out, and wait until it is.
+    WriteAndWait,
+}
+
+/// Writes out the dirty pages of a range (a `len` of 0: to the end), without metadata and without a promise of durability.
+pub(crate) fn sync_file_range(fd: impl AsFd, offset: u64, len: u64, what: SyncRange) -> Result<(), Errno> {
+    let flags = match what {
+        SyncRange::WriteAndWait => {
+            libc::SYNC_FILE_RANGE_WAIT_BEFORE | libc::SYNC_FILE_RANGE_WRITE | libc::SYNC_FILE_RANGE_WAIT_AFTER
+        }
+    };
+    // SAFETY: no memory is passed.
+    let result = unsafe { libc::sync_file_range(fd.as_fd().as_raw_fd(), offset as i64, len as i64, flags) };
+    check(result.into()).map(|_| ())
+}
+
+/// Tells the kernel that this thread (and those it starts) serves writeback, so that its allocations do not wait for it.
+/// Takes CAP_SYS_RESOURCE.
+pub(crate) fn set_io_flusher() -> Result<(), Errno> {
+    const PR_SET_IO_FLUSHER: i32 = 57;
+    // SAFETY: no memory is passed.
+    check(unsafe { libc::prctl(PR_SET_IO_FLUSHER, 1, 0, 0, 0) }.into()).map(|_| ())
+}
+
+/// Gives this thread a umask and a working directory of its own.
+pub(crate) fn unshare_fs() -> Result<(), Errno> {
+    // SAFETY: no memory is passed; only this thread's file-system attributes are concerned.
+    check(unsafe { libc::unshare(libc::CLONE_FS) }.into()).map(|_| ())
+}
+
+/// Keeps the capabilities of this thread as they are when its ids change.
+pub(crate) fn keep_capabilities() -> Result<(), Errno> {
+    const PR_SET_SECUREBITS: i32 = 28;
+    const SECBIT_NO_SETUID_FIXUP: u64 = 1 << 2;
+    // SAFETY: no memory is passed.
+    check(unsafe { libc::prctl(PR_SET_SECUREBITS, SECBIT_NO_SETUID_FIXUP, 0, 0, 0) }.into()).map(|_| ())
+}
+
+/// Sets the supplementary groups of this thread alone (the C library's setgroups would set those of all).
+pub(crate) fn set_thread_groups(groups: &[u32]) -> Result<(), Errno> {
+    // SAFETY: pointer and length describe `groups`.
+    check(unsafe { libc::syscall(libc::SYS_setgroups, groups.len(), groups.as_ptr()) }).map(|_| ())
+}
+
+/// Sets the user id that this thread's file accesses are made with.
+pub(crate) fn set_thread_fsuid(uid: u32) {
+    // SAFETY: no memory is passed. The call reports no errors; with CAP_SETUID it has none.
+    unsafe { libc::syscall(libc::SYS_setfsuid, uid) };
+}
+
+/// Sets the group id that this thread's file accesses are made with.
+pub(crate) fn set_thread_fsgid(gid: u32) {
+    // SAFETY: as for `set_thread_fsuid`.
+    unsafe { libc::syscall(libc::SYS_setfsgid, gid) };
+}
+
+/// An ioctl that reads and writes at most `data.len()` bytes, which `data` must have room for.
+///
+/// The callers pass only requests whose argument is a structure no longer than `data` without pointers in it.
+pub(crate) fn ioctl_on_bytes(fd: BorrowedFd<'_>, request: u32, data: &mut [u8; 64]) -> Result<i32, Errno> {
+    // SAFETY: the size of the argument is encoded in the request, checked here to fit, and the request has no inner pointers.
+    let result = unsafe {
+        if ((request >> 16) & 0x3fff) as usize > data.len() {
+            return Err(Errno::NOTTY);
+        }
+        libc::ioctl(fd.as_raw_fd(), request.into(), data.as_mut_ptr())
+    };
+    check(result.into()).map(|value| value as i32)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn handles_tell_files_apart() {
+        let directory = tempfile::tempdir().unwrap();
+        let one = std::fs::File::create(directory.path().join("one")).unwrap();
+        let two = std::fs::File::create(directory.path().join("two")).unwrap();
+        match (FileHandle::of(&one), FileHandle::of(&two)) {
+            (Ok((one_handle, _)), Ok((two_handle, _))) => {
+                assert_eq!(one_handle, FileHandle::of(&one).unwrap().0);
+                assert_ne!(one_handle, two_handle);
+                assert_ne!(one_handle.hash(), two_handle.hash());
+            }
+            _ => println!("SKIPPED handles_tell_files_apart: no file handles in the temporary directory's file system"),
+        }
+    }
+
+    #[test]
+    fn proc_paths_reach_deleted_files() {
+        let file = tempfile::tempfile().unwrap();
+        let path = ProcPath::new(&file);
+        assert!(std::fs::metadata(path.path().to_str().unwrap()).is_ok());
+    }
+}

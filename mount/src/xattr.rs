@@ -1,0 +1,63 @@
+//! Extended attributes, POSIX ACLs among them. All go by `/proc/self/fd/N`, which also reaches symbolic links.
+
+use crate::credentials::WithoutFsetid;
+use crate::filesystem::Passthrough;
+use crate::system::ProcPath;
+use fuse::{Errno, abi};
+use rustix::fs::XattrFlags;
+use std::ffi::CStr;
+
+/// Longest list of names, and longest value, in Linux.
+const XATTR_BYTES_MAX: usize = 64 << 10;
+
+impl Passthrough {
+    /// Gets a value into `scratch`; returns its length. With `size` 0, only the length.
+    pub(crate) fn getxattr(&self, node: u64, name: &CStr, size: u32, scratch: &mut [u8]) -> Result<usize, Errno> {
+        let inode = self.inodes.get(node)?;
+        let anchor = self.inodes.anchor(&inode)?;
+        let path = ProcPath::new(&anchor);
+        let len = (size as usize).min(XATTR_BYTES_MAX);
+        match len {
+            0 => rustix::fs::getxattr_query(path.path(), name),
+            _ => rustix::fs::getxattr(path.path(), name, &mut scratch[..len]),
+        }
+    }
+
+    /// Gets the names into `scratch`; returns their length. Those of `trusted.` are for root alone, as on any file system.
+    pub(crate) fn listxattr(&self, node: u64, uid: u32, _size: u32, scratch: &mut [u8]) -> Result<usize, Errno> {
+        let inode = self.inodes.get(node)?;
+        let anchor = self.inodes.anchor(&inode)?;
+        let len = rustix::fs::listxattr(ProcPath::new(&anchor).path(), &mut scratch[..XATTR_BYTES_MAX])?;
+        if uid == 0 {
+            return Ok(len);
+        }
+        let mut kept = 0;
+        let mut at = 0;
+        while at < len {
+            let end = scratch[at..len].iter().position(|&byte| byte == 0).map_or(len, |nul| at + nul + 1);
+            if !scratch[at..end].starts_with(b"trusted.") {
+                scratch.copy_within(at..end, kept);
+                kept += end - at;
+            }
+            at = end;
+        }
+        Ok(kept)
+    }
+
+    pub(crate) fn setxattr(&self, node: u64, name: &CStr, value: &[u8], args: &abi::SetxattrIn) -> Result<(), Errno> {
+        let inode = self.inodes.get(node)?;
+        let anchor = self.inodes.anchor(&inode)?;
+        let flags = XattrFlags::from_bits_retain(args.flags);
+        self.change_attributes([Some(&inode), None], || {
+            let kill = args.setxattr_flags & abi::SETXATTR_ACL_KILL_SGID != 0;
+            let _fsetid = WithoutFsetid::if_needed(self.privilege, kill)?;
+            rustix::fs::setxattr(ProcPath::new(&anchor).path(), name, value, flags)
+        })
+    }
+
+    pub(crate) fn removexattr(&self, node: u64, name: &CStr) -> Result<(), Errno> {
+        let inode = self.inodes.get(node)?;
+        let anchor = self.inodes.anchor(&inode)?;
+        self.change_attributes([Some(&inode), None], || rustix::fs::removexattr(ProcPath::new(&anchor).path(), name))
+    }
+}
