@@ -87,8 +87,8 @@ impl File {
         self.state.lock().moment()
     }
 
-    /// Whether somebody was seen to change the file beside the mount. From then on the kernel should drop, after each
-    /// buffered write of it, the pages written.
+    /// Whether the kernel was made to drop pages of the file. From then on it should drop, after each buffered write of it, the
+    /// pages written.
     pub fn is_disturbed(&self) -> bool {
         self.state.lock().is_disturbed()
     }
@@ -201,6 +201,12 @@ impl Borrower {
     /// once.
     pub fn take_kernel_cache_valid(&self, file: &File) -> bool {
         file.state.lock().take_kernel_cache_valid()
+    }
+
+    /// The mount has the kernel drop cached pages of the file. That lets a READ overtake a buffered write which waits in the
+    /// kernel's queue, so from now on no buffered write of it is trusted to tell what is cached.
+    pub fn disturb(&self, file: &File) {
+        file.state.lock().disturb();
     }
 
     /// The counters.

@@ -186,7 +186,11 @@ pub mod fopen {
 }
 
 pub const GETATTR_FH: u32 = 1 << 0;
+/// In `read_flags`: set by direct I/O and by nothing else (fs/fuse/file.c, fuse_send_read).
+pub const READ_LOCKOWNER: u32 = 1 << 1;
 pub const WRITE_CACHE: u32 = 1 << 0;
+/// In `write_flags`: set by direct I/O and by nothing else (fs/fuse/file.c, fuse_send_write).
+pub const WRITE_LOCKOWNER: u32 = 1 << 1;
 pub const WRITE_KILL_SUIDGID: u32 = 1 << 2;
 pub const OPEN_KILL_SUIDGID: u32 = 1 << 0;
 pub const SETXATTR_ACL_KILL_SGID: u32 = 1 << 0;

@@ -44,12 +44,15 @@ impl Passthrough {
     }
 
     pub(crate) fn entry_out(&self, inode: &Inode, now: &Statx) -> abi::EntryOut {
+        // Only a file has a cache to lose with its last name in the kernel, and only of a single name can we tell that it is stale.
+        let long = inode.file.is_some() && now.stx_nlink == 1;
+        let entry_timeout = if long { self.entry_timeout } else { self.attr_timeout };
         abi::EntryOut {
             nodeid: inode.nodeid,
             generation: inode.generation(),
-            entry_valid: self.entry_timeout.as_secs(),
+            entry_valid: entry_timeout.as_secs(),
             attr_valid: self.attr_timeout.as_secs(),
-            entry_valid_nsec: self.entry_timeout.subsec_nanos(),
+            entry_valid_nsec: entry_timeout.subsec_nanos(),
             attr_valid_nsec: self.attr_timeout.subsec_nanos(),
             attr: self.attr(inode, now),
         }
@@ -80,6 +83,9 @@ impl Passthrough {
     pub(crate) fn getattr(&self, node: u64, args: &abi::GetattrIn) -> Result<abi::AttrOut, Errno> {
         let inode = self.inodes.get(node)?;
         let file = self.open_file(args.getattr_flags & abi::GETATTR_FH != 0, args.fh);
+        if file.is_none() && !inode.is_open() {
+            self.check_name(&inode)?;
+        }
         let fd = self.descriptor(&inode, file.as_deref())?;
         let now = self.stat_observed(&inode, &fd)?;
         Ok(self.attr_out(&inode, &now))
@@ -88,6 +94,9 @@ impl Passthrough {
     pub(crate) fn statx(&self, node: u64, args: &abi::StatxIn) -> Result<abi::StatxOut, Errno> {
         let inode = self.inodes.get(node)?;
         let file = self.open_file(args.getattr_flags & abi::GETATTR_FH != 0, args.fh);
+        if file.is_none() && !inode.is_open() {
+            self.check_name(&inode)?;
+        }
         let fd = self.descriptor(&inode, file.as_deref())?;
         // The synchronization the caller wants; all fields in any case, since the kernel caches them.
         let sync = AtFlags::from_bits_retain(args.sx_flags) & (AtFlags::STATX_FORCE_SYNC | AtFlags::STATX_DONT_SYNC);

@@ -79,7 +79,8 @@ impl OpenFile {
     }
 }
 
-/// Calls `read` until `buf` is full or the file ends. An error after some bytes ends the reading; if it lasts, the next one finds it.
+/// Calls `read` until `buf` is full or the file ends. An error fails it all, even after some bytes: fewer bytes than asked for mean the end of
+/// the file to the kernel.
 fn read_full(
     buf: &mut [u8],
     offset: u64,
@@ -91,8 +92,7 @@ fn read_full(
             Ok(0) => break,
             Ok(len) => done += len,
             Err(Errno::INTR) => {}
-            Err(errno) if done == 0 => return Err(errno),
-            Err(_) => break,
+            Err(errno) => return Err(errno),
         }
     }
     Ok(done)

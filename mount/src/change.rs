@@ -2,7 +2,8 @@
 //!
 //! Every change of a regular file is announced before it is applied, and ends before it is answered. A change holds the inode's
 //! `changing` lock from its first stamp to its last, so that what lies between them is its own doing or somebody's beside us.
-//! READ never takes that lock. Where two inodes are changed at once (rename), they are locked in the order of their node ids.
+//! READ never takes that lock, but waits in the borrower for a change of its own pages: so what is done under it must depend on nothing
+//! but the file system below. Where two inodes are changed at once (rename), they are locked in the order of their node ids.
 
 use crate::filesystem::Passthrough;
 use crate::inode::{Inode, stamp_of, stat};
@@ -76,20 +77,24 @@ impl Passthrough {
         result
     }
 
-    /// Shows the borrower what the file looks like while nothing changes it. Returns whether the kernel may keep what it caches.
+    /// Shows the borrower what the file looks like while nothing changes it. Returns whether the kernel may keep what it caches;
+    /// if not, it must drop it now.
     pub(crate) fn observe_now(&self, inode: &Inode, fd: impl AsFd) -> Result<bool, Errno> {
         let Some(file) = &inode.file else { return Ok(false) };
         let _changing = inode.changing.lock();
-        Ok(self.borrower.observe(file, stamp_of(&stat(fd)?)))
+        let moment = file.moment();
+        self.borrower.observe(file, moment, stamp_of(&stat(fd)?));
+        Ok(self.borrower.take_kernel_cache_valid(file))
     }
 
     /// Stats a node, and shows the borrower if no change is under way (whose half-done state would look like somebody else's doing).
     pub(crate) fn stat_observed(&self, inode: &Inode, fd: impl AsFd) -> Result<rustix::fs::Statx, Errno> {
         let Some(file) = &inode.file else { return stat(fd) };
         let changing = inode.changing.try_lock();
+        let moment = file.moment();
         let now = stat(fd)?;
         if changing.is_some() {
-            self.borrower.observe(file, stamp_of(&now));
+            self.borrower.observe(file, moment, stamp_of(&now));
         }
         Ok(now)
     }

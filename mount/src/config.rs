@@ -28,7 +28,8 @@ pub struct Config {
     pub threads: usize,
     /// How long the kernel believes attributes without asking: how late a change made beside the mount may be seen.
     pub attr_timeout: Duration,
-    /// How long the kernel believes names without asking.
+    /// How long the kernel believes the name of a file without asking. Long: once it has passed, closing a file drops its last name in the
+    /// kernel, and with it the inode and all that is cached of it. Names changed beside the mount are found at open and getattr.
     pub entry_timeout: Duration,
     /// Descriptors that may be spent on holding inodes; beyond it, file handles are used where they can be. None: three quarters
     /// of what the process may have, at most [`Config::INODE_DESCRIPTORS_MAX`].
@@ -38,6 +39,8 @@ pub struct Config {
 impl Config {
     /// Each descriptor pins an inode of the file system below in memory (about 1.5 KiB).
     pub const INODE_DESCRIPTORS_MAX: usize = 256 << 10;
+    /// A day.
+    pub const ENTRY_TIMEOUT: Duration = Duration::from_secs(86_400);
     /// Threads by default: enough to keep a disk busy and to have gets from lenders overlap.
     pub const THREADS: usize = 16;
 
@@ -49,7 +52,7 @@ impl Config {
             write: WriteMode::Through,
             threads: Config::THREADS,
             attr_timeout: Duration::from_secs(1),
-            entry_timeout: Duration::from_secs(1),
+            entry_timeout: Config::ENTRY_TIMEOUT,
             inode_descriptors_max: None,
         }
     }

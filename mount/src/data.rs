@@ -1,6 +1,8 @@
 //! The bytes of files: open, read, write, flush, fsync.
 //!
-//! - READ goes through the borrower, unless the handle was ever used with O_DIRECT.
+//! - READ goes through the borrower, unless it is direct: the kernel marks direct requests (READ_LOCKOWNER, WRITE_LOCKOWNER), whatever
+//!   becomes of the handle's flags meanwhile.
+//! - A READ is answered short only where the file ends, because the kernel takes its end from it.
 //! - WRITE is in the page cache below before it is answered. O_TRUNC never arrives with OPEN, since ATOMIC_O_TRUNC is not
 //!   negotiated: the kernel sends a SETATTR instead, under the inode's lock, so no write can slip between the truncation and the
 //!   kernel's dropping of its pages. CREATE may carry it, and then truncates like a SETATTR.
@@ -14,7 +16,7 @@ use crate::filesystem::Passthrough;
 use crate::handle::OpenFile;
 use crate::inode::Inode;
 use crate::system::{ProcPath, errno};
-use borrower::Change;
+use borrower::{Change, Stamp};
 use fuse::{Errno, abi};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{Mode, OFlags, open};
@@ -48,6 +50,7 @@ impl Passthrough {
 
     pub(crate) fn open(&self, node: u64, uid: u32, args: &abi::OpenIn) -> Result<abi::OpenOut, Errno> {
         let inode = self.inodes.get(node)?;
+        self.check_name(&inode)?;
         let asked = OFlags::from_bits_retain(args.flags);
         let (fd, flags) = self.open_below(&inode, asked)?;
         let file = OpenFile::new(inode.clone(), fd, flags);
@@ -80,7 +83,6 @@ impl Passthrough {
     pub(crate) fn add_open(&self, inode: Arc<Inode>, file: OpenFile, asked: OFlags) -> Result<abi::OpenOut, Errno> {
         if asked.contains(OFlags::DIRECT) {
             file.direct()?; // EINVAL, where the file system below has no O_DIRECT.
-            file.direct_seen.store(true, Ordering::Relaxed);
         }
         let keep = self.observe_now(&inode, &file.fd)?;
         let fh = self.handles.add_file(Arc::new(file));
@@ -91,10 +93,8 @@ impl Passthrough {
         let file = self.handles.file(args.fh)?;
         let len = scratch.len().min(args.size as usize);
         let buf = &mut scratch[..len];
-        if args.flags & OFlags::DIRECT.bits() != 0 {
-            file.direct_seen.store(true, Ordering::Relaxed);
-        }
-        let read = if file.direct_seen.load(Ordering::Relaxed) {
+        let direct = args.read_flags & abi::READ_LOCKOWNER != 0 || args.flags & OFlags::DIRECT.bits() != 0;
+        let read = if direct {
             self.counters.direct_reads.add(1);
             file.read_past_cache(buf, args.offset)?
         } else {
@@ -113,12 +113,10 @@ impl Passthrough {
         let asked = OFlags::from_bits_retain(args.flags);
         // Out of the page cache (mmap, writeback), the handle and its flags are the kernel's guess.
         let from_cache = args.write_flags & abi::WRITE_CACHE != 0;
-        let direct = !from_cache && asked.contains(OFlags::DIRECT);
+        let direct = !from_cache && (args.write_flags & abi::WRITE_LOCKOWNER != 0 || asked.contains(OFlags::DIRECT));
         let append = !from_cache && self.write_mode == WriteMode::Through && asked.contains(OFlags::APPEND);
-        if direct {
-            file.direct_seen.store(true, Ordering::Relaxed);
-        }
-        let fd = if direct { file.direct()? } else { file.fd.as_fd() };
+        // Marked as direct, but the flag is gone from the handle: its bytes need not be aligned any more.
+        let fd = if direct && asked.contains(OFlags::DIRECT) { file.direct()? } else { file.fd.as_fd() };
         let len = data.len() as u64;
         let end = args.offset.checked_add(len).ok_or(Errno::INVAL)?;
         let outcome = self.change(
@@ -131,19 +129,22 @@ impl Passthrough {
                 }
                 true => Change::Other { start: args.offset, end },
             },
-            |_| {
+            |before| {
                 let _fsetid =
                     WithoutFsetid::if_needed(self.privilege, args.write_flags & abi::WRITE_KILL_SUIDGID != 0)?;
                 let value = write_full(fd, data, args.offset, append)?;
-                Ok(Outcome { value, as_announced: value == data.len() })
+                if from_cache && value < data.len() {
+                    return Err(Errno::IO); // The kernel does not look at how much of a cached page was written.
+                }
+                Ok(Outcome { value: (value, before), as_announced: value == data.len() })
             },
             |before, after| !append || (before.size_bytes == args.offset && after.size_bytes == end),
         );
-        let failed = outcome.as_ref().map_or(true, |outcome| !outcome.as_announced);
-        if failed && !direct {
-            self.invalidations.request(inode.nodeid, args.offset.min(i64::MAX as u64), u64::MAX);
+        self.drop_stale(inode, args, &outcome, direct, append);
+        if from_cache {
+            inode.mapped_writes.store(true, Ordering::Relaxed);
         }
-        let written = outcome?.value;
+        let (written, _) = outcome?.value;
         if !direct && !append {
             self.ledger.record(inode, &file.fd, args.offset, args.offset + written as u64);
         } else if append && let Ok(now) = crate::inode::stat(fd) {
@@ -152,6 +153,45 @@ impl Passthrough {
         }
         self.counters.written_bytes.add(written as u64);
         Ok(abi::WriteOut { size: written as u32, padding: 0 })
+    }
+
+    /// Has the kernel drop what it may cache wrongly after a write. Rarely: invalidation lets a READ overtake writes that wait in the
+    /// kernel's queue, so the file counts as disturbed from then on.
+    fn drop_stale(
+        &self,
+        inode: &Inode,
+        args: &abi::WriteIn,
+        outcome: &Result<Outcome<(usize, Stamp)>, Errno>,
+        direct: bool,
+        append: bool,
+    ) {
+        let (offset, end) = (args.offset, args.offset.saturating_add(args.size.into()));
+        let from_cache = args.write_flags & abi::WRITE_CACHE != 0;
+        match outcome {
+            // Landed elsewhere than the kernel believes.
+            Ok(outcome) if append && !outcome.as_announced => {
+                self.invalidations.request(inode.nodeid, offset, u64::MAX)
+            }
+            // A failed write out of the cache leaves a clean page of bytes that are not below. (Of other failed writes the kernel
+            // itself drops the pages.)
+            Err(_) if from_cache => self.invalidations.request(inode.nodeid, offset, end),
+            Ok(_) if !direct && inode.file.as_ref().is_some_and(|file| file.is_disturbed()) => {
+                self.invalidations.request(inode.nodeid, offset, end);
+            }
+            // What a mapping stored behind the old end stays in the kernel's page, but between the ends are zeros now.
+            Ok(outcome)
+                if self.write_mode == WriteMode::Through
+                    && inode.mapped_writes.load(Ordering::Relaxed)
+                    && outcome.value.1.size_bytes < offset
+                    && outcome.value.1.size_bytes % 4096 != 0 =>
+            {
+                if let Some(file) = &inode.file {
+                    self.borrower.disturb(file);
+                }
+                self.invalidations.request(inode.nodeid, outcome.value.1.size_bytes, offset);
+            }
+            _ => {}
+        }
     }
 
     /// Closing one of the descriptors: so that what the file system below has to say at close is heard.

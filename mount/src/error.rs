@@ -20,6 +20,7 @@ pub enum Error {
     NoFusermount,
     NotPermitted { mountpoint: PathBuf, error: io::Error },
     Busy { mountpoint: PathBuf },
+    Borrower(Box<dyn std::error::Error + Send + Sync>),
     Failed { attempted: &'static str, error: io::Error },
 }
 
@@ -79,6 +80,7 @@ impl fmt::Display for Error {
                 "cannot end the mount on {0}: it is in use; close what uses it (see: fuser -vm {0}), or detach it lazily",
                 mountpoint.display()
             ),
+            Error::Borrower(error) => write!(f, "{error}"),
             Error::Failed { attempted, error } => {
                 write!(f, "cannot {attempted}: {error}; see the log for what came before")
             }

@@ -8,7 +8,7 @@ use hashbrown::HashMap;
 use parking_lot::{Mutex, RwLock};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{Mode, OFlags, open};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 /// An open file.
@@ -24,21 +24,25 @@ pub(crate) struct OpenFile {
     pub readable: bool,
     /// Whether `fd` can be written to.
     pub writable: bool,
-    /// Whether a request came through it with O_DIRECT: its reads do not go through the borrower.
-    pub direct_seen: AtomicBool,
     reader: OnceLock<OwnedFd>,
     direct: OnceLock<OwnedFd>,
 }
 
+impl Drop for OpenFile {
+    fn drop(&mut self) {
+        self.inode.open_files.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 impl OpenFile {
     pub(crate) fn new(inode: Arc<Inode>, fd: OwnedFd, flags: OFlags) -> OpenFile {
+        inode.open_files.fetch_add(1, Ordering::Relaxed);
         let access = flags & OFlags::ACCMODE;
         OpenFile {
             inode,
             fd,
             readable: access != OFlags::WRONLY,
             writable: access != OFlags::RDONLY,
-            direct_seen: AtomicBool::new(false),
             reader: OnceLock::new(),
             direct: OnceLock::new(),
         }

@@ -16,6 +16,7 @@ use hashbrown::HashMap;
 use parking_lot::{Mutex, RwLock};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{AtFlags, FileType, Statx, StatxFlags, statx};
+use std::ffi::CString;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
@@ -50,11 +51,27 @@ pub(crate) struct Inode {
     pub file: Option<Arc<borrower::File>>,
     /// Held from before a change is announced until its end, so that the stamps around it belong to it alone.
     pub changing: Mutex<()>,
+    /// A write out of the page cache came for it: it was mapped, or (in `back`) simply written.
+    pub mapped_writes: AtomicBool,
+    /// How often it is open now.
+    pub open_files: AtomicUsize,
+    /// The name that the kernel last found it by.
+    pub name: Mutex<Option<Name>>,
     identity: FileIdentity,
     handle: Option<FileHandle>,
     descriptor: OnceLock<OwnedFd>,
     deleted: AtomicBool,
     lookups: AtomicU64,
+}
+
+/// A name that the kernel knows a node by.
+pub(crate) struct Name {
+    /// The directory it is in.
+    pub parent: u64,
+    /// What it is called there.
+    pub name: CString,
+    /// The kernel was told that the name is stale, and has not looked it up since.
+    pub told_stale: bool,
 }
 
 /// A descriptor of a node: its own, or one opened for this use.
@@ -87,6 +104,16 @@ impl Inode {
     /// It has a name again (linkat of an O_TMPFILE).
     pub(crate) fn mark_linked(&self) {
         self.deleted.store(false, Ordering::Relaxed);
+    }
+
+    /// Whether it is open now.
+    pub(crate) fn is_open(&self) -> bool {
+        self.open_files.load(Ordering::Relaxed) > 0
+    }
+
+    /// Whether it is what was found under a name.
+    pub(crate) fn is(&self, found: &Statx) -> bool {
+        self.identity.inode == found.stx_ino && self.identity.device == device_of(found)
     }
 
     /// Whether no name is left, as far as we know.
@@ -201,6 +228,9 @@ impl Inodes {
             device: self.devices.get(found.identity.device),
             file,
             changing: Mutex::new(()),
+            mapped_writes: AtomicBool::new(false),
+            open_files: AtomicUsize::new(0),
+            name: Mutex::new(None),
             identity: found.identity,
             handle: None,
             descriptor: OnceLock::new(),

@@ -6,7 +6,7 @@
 use crate::credentials::{Acting, Creator};
 use crate::filesystem::Passthrough;
 use crate::handle::OpenFile;
-use crate::inode::{Found, Inode, STATX_MASK, device_of, stat};
+use crate::inode::{Found, Inode, Name, STATX_MASK, device_of, stat};
 use crate::system::ProcPath;
 use fuse::{Errno, abi};
 use rustix::fd::{AsFd, OwnedFd};
@@ -37,8 +37,10 @@ impl Passthrough {
     }
 
     /// What the kernel is told of a file that was found, with one more lookup.
-    fn enter(&self, found: Found) -> Result<(abi::EntryOut, Arc<Inode>), Errno> {
+    fn enter(&self, found: Found, name: Option<(&Inode, &CStr)>) -> Result<(abi::EntryOut, Arc<Inode>), Errno> {
         let inode = self.inodes.reference(found);
+        *inode.name.lock() =
+            name.map(|(parent, name)| Name { parent: parent.nodeid, name: name.to_owned(), told_stale: false });
         // Stat again, now that the borrower's view of it can be held still.
         let now = self.inodes.anchor(&inode).and_then(|anchor| self.stat_observed(&inode, &anchor));
         match now {
@@ -56,7 +58,29 @@ impl Passthrough {
 
     pub(crate) fn lookup_in(&self, parent: &Inode, name: &CStr) -> Result<abi::EntryOut, Errno> {
         let found = self.find(self.inodes.anchor(parent)?, name)?;
-        Ok(self.enter(found)?.0)
+        Ok(self.enter(found, Some((parent, name)))?.0)
+    }
+
+    /// The kernel believes names for long (see [`crate::Config::entry_timeout`]). If this node is no longer behind the name that it was last
+    /// found by, because somebody changed the directory beside us, answers ESTALE: the kernel then looks every name of the path up
+    /// again, and comes back with what it has found. Who comes back all the same has no path to look up: a link in /proc.
+    pub(crate) fn check_name(&self, inode: &Inode) -> Result<(), Errno> {
+        if inode.file.is_none() {
+            return Ok(()); // The names of all others are not believed for long.
+        }
+        let mut known = inode.name.lock();
+        let Some(name) = known.as_mut().filter(|name| !name.told_stale) else { return Ok(()) };
+        let Ok(parent) = self.inodes.get(name.parent) else { return Ok(()) };
+        let Ok(anchor) = self.inodes.anchor(&parent) else { return Ok(()) };
+        let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::STATX_DONT_SYNC;
+        match statx(&anchor, name.name.as_c_str(), flags, STATX_MASK) {
+            Ok(found) if inode.is(&found) => Ok(()),
+            Ok(_) | Err(Errno::NOENT | Errno::NOTDIR) => {
+                name.told_stale = true;
+                Err(Errno::STALE)
+            }
+            Err(_) => Ok(()),
+        }
     }
 
     pub(crate) fn readlink<'a>(&self, node: u64, scratch: &'a mut [u8]) -> Result<&'a [u8], Errno> {
@@ -107,7 +131,7 @@ impl Passthrough {
         let acting = Acting::begin(self.privilege, creator)?;
         make(anchor.as_fd())?;
         drop(acting);
-        Ok(self.enter(self.find(&anchor, name)?)?.0)
+        Ok(self.enter(self.find(&anchor, name)?, Some((&parent, name)))?.0)
     }
 
     pub(crate) fn link(
@@ -126,7 +150,7 @@ impl Passthrough {
             rustix::fs::linkat(rustix::fs::CWD, ProcPath::new(&from).path(), &to, new_name, AtFlags::SYMLINK_FOLLOW)
         })?;
         inode.mark_linked();
-        Ok(self.enter(self.find(&to, new_name)?)?.0)
+        Ok(self.enter(self.find(&to, new_name)?, Some((&parent, new_name)))?.0)
     }
 
     pub(crate) fn unlink(&self, parent: u64, name: &CStr, directory: bool) -> Result<(), Errno> {
@@ -139,6 +163,13 @@ impl Passthrough {
         })?;
         self.after_loss(victim);
         Ok(())
+    }
+
+    /// The node was moved or unlinked through us: what it was last found by is no longer its name, and the kernel knows.
+    fn forget_name(victim: Option<&(Arc<Inode>, OwnedFd)>) {
+        if let Some((inode, _)) = victim {
+            *inode.name.lock() = None;
+        }
     }
 
     pub(crate) fn rename(
@@ -166,6 +197,8 @@ impl Passthrough {
             };
             rustix::fs::renameat_with(&from, name, &to, new_name, flags)
         })?;
+        Self::forget_name(moved.as_ref());
+        Self::forget_name(replaced.as_ref());
         if !flags.contains(RenameFlags::EXCHANGE) {
             self.after_loss(replaced);
         }
@@ -181,6 +214,7 @@ impl Passthrough {
 
     /// A name of it is gone. If it was the last one, the file lives on only as long as it is held.
     fn after_loss(&self, victim: Option<(Arc<Inode>, OwnedFd)>) {
+        Self::forget_name(victim.as_ref());
         let Some((inode, fd)) = victim else { return };
         let gone = |now: &rustix::fs::Statx| now.stx_nlink == 0 || inode.kind == FileType::Directory;
         if stat(&fd).is_ok_and(|now| gone(&now)) {
@@ -205,10 +239,10 @@ impl Passthrough {
         let created = openat(&anchor, name, flags | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW, mode);
         drop(acting);
         match created {
-            Ok(fd) => self.opened_new(fd, asked, flags),
+            Ok(fd) => self.opened_new(fd, asked, flags, Some((&parent, name))),
             Err(Errno::EXIST) if !asked.contains(OFlags::EXCL) => {
                 // Somebody beside us was faster than the kernel's view of the directory. Then this is an open.
-                let (entry, inode) = self.enter(self.find(&anchor, name)?)?;
+                let (entry, inode) = self.enter(self.find(&anchor, name)?, Some((&parent, name)))?;
                 let open = abi::OpenIn { flags: args.flags, open_flags: args.open_flags };
                 match self.open(inode.nodeid, creator.uid, &open) {
                     Ok(open) => Ok((entry, open)),
@@ -236,13 +270,19 @@ impl Passthrough {
         let mode = Mode::from_raw_mode(args.mode & 0o7777);
         let fd = openat(&anchor, c".", flags | OFlags::TMPFILE | (asked & OFlags::EXCL), mode)?;
         drop(acting);
-        self.opened_new(fd, asked, flags)
+        self.opened_new(fd, asked, flags, None)
     }
 
-    fn opened_new(&self, fd: OwnedFd, asked: OFlags, flags: OFlags) -> Result<(abi::EntryOut, abi::OpenOut), Errno> {
+    fn opened_new(
+        &self,
+        fd: OwnedFd,
+        asked: OFlags,
+        flags: OFlags,
+        name: Option<(&Inode, &CStr)>,
+    ) -> Result<(abi::EntryOut, abi::OpenOut), Errno> {
         let path_only = OFlags::PATH | OFlags::CLOEXEC;
         let anchor = rustix::fs::open(ProcPath::new(&fd).path(), path_only, Mode::empty())?;
-        let (entry, inode) = self.enter(self.found(anchor)?)?;
+        let (entry, inode) = self.enter(self.found(anchor)?, name)?;
         match self.add_open(inode, OpenFile::new(self.inodes.get(entry.nodeid)?, fd, flags), asked) {
             Ok(open) => Ok((entry, open)),
             Err(errno) => {

@@ -57,7 +57,13 @@ pub struct Mount {
 
 impl Mount {
     /// Mounts and serves. `make_borrower` runs when the mount exists, and before the first request is read.
-    pub fn start(config: Config, make_borrower: impl FnOnce(MountInfo) -> Arc<Borrower>) -> Result<Mount, Error> {
+    pub fn start<E>(
+        config: Config,
+        make_borrower: impl FnOnce(MountInfo) -> Result<Arc<Borrower>, E>,
+    ) -> Result<Mount, Error>
+    where
+        E: Into<Box<dyn std::error::Error + Send + Sync>>,
+    {
         let (source, mountpoint) = check(&config)?;
         raise_limits();
         // Before mounting, and held ever after: the way below a mount over itself.
@@ -75,6 +81,21 @@ impl Mount {
             let _ = mounting::unmount(&mountpoint, true);
         }
         result
+    }
+
+    /// The directory below, without symbolic links.
+    pub fn source(&self) -> &Path {
+        &self.shared.source
+    }
+
+    /// Where it is mounted, without symbolic links.
+    pub fn mountpoint(&self) -> &Path {
+        &self.shared.mountpoint
+    }
+
+    /// The borrower that it asks.
+    pub fn borrower(&self) -> &Arc<Borrower> {
+        &self.shared.filesystem.borrower
     }
 
     /// Waits until the mount has ended: unmounted by us or by somebody else, and no longer used.
@@ -219,7 +240,8 @@ fn mount(config: &Config, source: &Path, mountpoint: &Path, below: &OwnedFd) -> 
 }
 
 fn wish(write: WriteMode) -> Wish {
-    // Not among them, on purpose: AUTO_INVAL_DATA (our own writes would drop the cache), ATOMIC_O_TRUNC (see `data.rs`), POSIX_LOCKS
+    // Not among them, on purpose: AUTO_INVAL_DATA (our own writes would drop the cache), EXPLICIT_INVAL_DATA (growth beside us would leave
+    // zeros behind the old end), ASYNC_DIO (the kernel then leaves old pages behind a direct write), ATOMIC_O_TRUNC (see `data.rs`), POSIX_LOCKS
     // and FLOCK_LOCKS, EXPORT_SUPPORT (see `lib.rs`), SECURITY_CTX (labels are the business of the file system below).
     let mut capabilities = init::ASYNC_READ
         | init::BIG_WRITES
@@ -227,7 +249,6 @@ fn wish(write: WriteMode) -> Wish {
         | init::HAS_IOCTL_DIR
         | init::DO_READDIRPLUS
         | init::READDIRPLUS_AUTO
-        | init::ASYNC_DIO
         | init::PARALLEL_DIROPS
         | init::POSIX_ACL
         | init::CACHE_SYMLINKS
@@ -243,7 +264,7 @@ fn wish(write: WriteMode) -> Wish {
 }
 
 #[allow(clippy::too_many_arguments)] // The pieces that `start` has laid out, each used once.
-fn serve(
+fn serve<E: Into<Box<dyn std::error::Error + Send + Sync>>>(
     config: &Config,
     source: PathBuf,
     mountpoint: &Path,
@@ -252,7 +273,7 @@ fn serve(
     root: OwnedFd,
     readable: OwnedFd,
     handles_from: OwnedFd,
-    make_borrower: impl FnOnce(MountInfo) -> Arc<Borrower>,
+    make_borrower: impl FnOnce(MountInfo) -> Result<Arc<Borrower>, E>,
 ) -> Result<Mount, Error> {
     let own_device = mounting::find(mountpoint, SUBTYPE)
         .map_err(|error| failed("read the list of mounts", error))?
@@ -262,7 +283,7 @@ fn serve(
     if privilege == Privilege::Root {
         widen_readahead(own_device);
     }
-    let borrower = make_borrower(MountInfo { device: own_device });
+    let borrower = make_borrower(MountInfo { device: own_device }).map_err(|error| Error::Borrower(error.into()))?;
 
     let descriptors = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
     let share = (descriptors / 4).saturating_mul(INODE_DESCRIPTOR_QUARTERS);

@@ -140,6 +140,7 @@ pub struct FileState {
     /// Somebody changed the file beside us, and the kernel has not yet been told to drop what it caches of it.
     kernel_stale: bool,
     changes_beside: u64,
+    disturbed: bool,
 }
 
 impl FileState {
@@ -153,11 +154,16 @@ impl FileState {
         self.table.memory_bytes()
     }
 
-    /// Whether somebody was seen to change the file beside us. The kernel has then been told to drop pages, which can let a
-    /// READ overtake a buffered write that is still in its queue (fs/fuse/file.c unlocks the pages of a write before sending
+    /// Whether the kernel was told to drop pages, as it is when somebody has changed the file beside us. That can let a READ
+    /// overtake a buffered write that is still in its queue (fs/fuse/file.c unlocks the pages of a write before sending
     /// it, and invalidation does not look at references): from then on no buffered write is trusted to tell what is cached.
     pub fn is_disturbed(&self) -> bool {
-        self.changes_beside > 0
+        self.disturbed
+    }
+
+    /// The kernel is told to drop pages.
+    pub fn disturb(&mut self) {
+        self.disturbed = true;
     }
 
     /// How often somebody was seen to.
@@ -393,6 +399,7 @@ impl FileState {
         self.quarantine(PageRange::ALL, voided);
         self.kernel_stale = true;
         self.changes_beside += 1;
+        self.disturb();
     }
 
     fn lift(&mut self, range: PageRange, number: u64) {

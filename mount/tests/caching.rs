@@ -1,0 +1,112 @@
+//! Nothing is cached twice: what is read or written through the mount does not stay in the page cache below.
+
+mod support;
+
+use std::fs::{self, File};
+use std::io::Read;
+use std::path::Path;
+use support::*;
+
+const LEN: usize = 8 << 20;
+
+/// Pages of a file in the page cache of its own file system.
+fn resident_pages(path: &Path) -> usize {
+    resident_pages_of(&File::open(path).unwrap())
+}
+
+/// The same for an open file: opening it once more may drop what the mount caches.
+fn resident_pages_of(file: &File) -> usize {
+    let len = file.metadata().unwrap().len() as usize;
+    let mut pages = vec![0u8; len.div_ceil(4096)];
+    // SAFETY: a fresh mapping of `len` bytes, never touched; mincore writes one byte per page to `pages`, which has as many.
+    unsafe {
+        let flags = rustix::mm::MapFlags::SHARED;
+        let memory = rustix::mm::mmap(std::ptr::null_mut(), len, rustix::mm::ProtFlags::READ, flags, file, 0).unwrap();
+        assert_eq!(libc::mincore(memory, len, pages.as_mut_ptr()), 0);
+        rustix::mm::munmap(memory, len).unwrap();
+    }
+    pages.iter().filter(|page| **page & 1 != 0).count()
+}
+
+fn drop_below(path: &Path) {
+    let file = File::open(path).unwrap();
+    file.sync_all().unwrap();
+    rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+    assert_eq!(resident_pages(path), 0);
+}
+
+#[test]
+fn reads_leave_nothing_below() {
+    if !can_mount("reads_leave_nothing_below") {
+        return;
+    }
+    let m = Mounted::through();
+    let bytes = pattern(LEN + 100, 1);
+    fs::write(m.below("a"), &bytes).unwrap();
+    drop_below(&m.below("a"));
+    let mut file = File::open(m.path("a")).unwrap();
+    let mut read = Vec::new();
+    file.read_to_end(&mut read).unwrap();
+    assert!(read == bytes);
+    let (here, below) = (resident_pages_of(&file), resident_pages(&m.below("a")));
+    println!("after reading {} pages: {here} cached in the mount, {below} below", LEN / 4096);
+    assert!(here >= LEN / 4096 && below <= LEN / 4096 / 100);
+}
+
+#[test]
+fn writes_leave_below_when_synced() {
+    if !can_mount("writes_leave_below_when_synced") {
+        return;
+    }
+    both_modes(|m| {
+        fs::write(m.path("a"), pattern(LEN, 2)).unwrap();
+        let file = File::options().write(true).open(m.path("a")).unwrap();
+        file.sync_all().unwrap();
+        let below = resident_pages(&m.below("a"));
+        println!("after writing and syncing {} pages: {below} cached below", LEN / 4096);
+        assert!(below <= LEN / 4096 / 100);
+    });
+}
+
+#[test]
+fn writes_leave_below_by_themselves() {
+    if !can_mount("writes_leave_below_by_themselves") {
+        return;
+    }
+    let m = Mounted::through();
+    fs::write(m.path("a"), pattern(LEN, 3)).unwrap();
+    for small in 0..50 {
+        fs::write(m.path(format!("small{small}")), pattern(5000, small)).unwrap();
+    }
+    wait_until("the janitor has dropped what was written", || {
+        m.mount().status().written_files_pending == 0 && resident_pages(&m.below("a")) == 0
+    });
+    wait_until("nor is anything left of small files", || {
+        (0..50).all(|small| resident_pages(&m.below(format!("small{small}"))) == 0)
+    });
+    assert!(fs::read(m.path("a")).unwrap() == pattern(LEN, 3));
+}
+
+/// On a file system without RWF_DONTCACHE (tmpfs), the next ways read the same bytes.
+#[test]
+fn other_ways_of_reading() {
+    if !can_mount("other_ways_of_reading") {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let below = directory.path().join("below");
+    fs::create_dir(&below).unwrap();
+    let small = SmallTmpfs::on(&below, "size=32m");
+    let m = Mounted::over(directory, |_| {});
+    for len in [0, 1, 4095, 4096, 4097, 123_456, LEN + 1] {
+        let bytes = pattern(len, len as u64);
+        let (a, b) = (format!("a{len}"), format!("b{len}"));
+        fs::write(m.below(&a), &bytes).unwrap();
+        fs::write(m.path(&b), &bytes).unwrap();
+        assert!(fs::read(m.path(&a)).unwrap() == bytes && fs::read(m.path(&b)).unwrap() == bytes, "{len}");
+        fs::remove_file(m.path(&a)).unwrap();
+        fs::remove_file(m.path(&b)).unwrap();
+    }
+    drop(m);
+    drop(small);
+}

@@ -1,0 +1,320 @@
+//! Bytes through a real mount: reading and writing in every way, and the shape of files.
+
+mod support;
+
+use rustix::fs::{FallocateFlags, FlockOperation, SeekFrom, fallocate, seek};
+use std::fs::{self, File};
+use std::io::{Read, Seek, Write};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use support::*;
+
+fn open(path: std::path::PathBuf) -> File {
+    File::options().read(true).write(true).create(true).truncate(false).open(path).unwrap()
+}
+
+#[test]
+fn written_is_read() {
+    if !can_mount("written_is_read") {
+        return;
+    }
+    both_modes(|m| {
+        let bytes = pattern(3 << 20 | 1234, 1);
+        fs::write(m.path("a"), &bytes).unwrap();
+        assert!(fs::read(m.path("a")).unwrap() == bytes);
+        let file = open(m.path("a"));
+        file.write_all_at(b"middle", 1_000_001).unwrap();
+        file.sync_all().unwrap();
+        let below = fs::read(m.below("a")).unwrap();
+        assert_eq!(&below[1_000_001..1_000_007], b"middle");
+        assert_eq!(below.len(), bytes.len());
+        let mut buf = [0; 100];
+        assert_eq!(file.read_at(&mut buf, bytes.len() as u64 - 10).unwrap(), 10);
+        assert_eq!(file.read_at(&mut buf, bytes.len() as u64 + 10).unwrap(), 0);
+    });
+}
+
+#[test]
+fn truncation() {
+    if !can_mount("truncation") {
+        return;
+    }
+    both_modes(|m| {
+        fs::write(m.path("a"), pattern(10_000, 2)).unwrap();
+        let file = open(m.path("a"));
+        file.set_len(5000).unwrap();
+        assert_eq!(fs::metadata(m.below("a")).unwrap().len(), 5000);
+        file.set_len(9000).unwrap();
+        let read = fs::read(m.path("a")).unwrap();
+        assert!(read[..5000] == pattern(10_000, 2)[..5000] && read[5000..] == [0; 4000]);
+        // By path, and by a descriptor that cannot write: refused.
+        rustix::fs::ftruncate(&File::open(m.path("a")).unwrap(), 1).unwrap_err();
+        drop(File::create(m.path("a")).unwrap());
+        assert_eq!(fs::metadata(m.below("a")).unwrap().len(), 0);
+        fs::write(m.path("a"), b"x").unwrap();
+        assert_eq!(fs::read(m.below("a")).unwrap(), b"x");
+    });
+}
+
+#[test]
+fn appending() {
+    if !can_mount("appending") {
+        return;
+    }
+    both_modes(|m| {
+        let mut file = File::options().append(true).create(true).open(m.path("a")).unwrap();
+        file.write_all(b"one ").unwrap();
+        file.write_all(b"two ").unwrap();
+        file.sync_all().unwrap();
+        assert_eq!(fs::read(m.below("a")).unwrap(), b"one two ");
+    });
+    // In `through`, what somebody appends beside us is not overwritten, and the kernel sees both afterwards.
+    let m = Mounted::through();
+    let mut file = File::options().append(true).create(true).open(m.path("a")).unwrap();
+    file.write_all(b"one ").unwrap();
+    File::options().append(true).open(m.below("a")).unwrap().write_all(b"beside ").unwrap();
+    file.write_all(b"two ").unwrap();
+    assert_eq!(fs::read(m.below("a")).unwrap(), b"one beside two ");
+    wait_until("the kernel sees both", || fs::read(m.path("a")).unwrap() == b"one beside two ");
+}
+
+#[test]
+fn direct_io() {
+    if !can_mount("direct_io") {
+        return;
+    }
+    both_modes(|m| {
+        let direct = |write| {
+            File::options().read(true).write(write).create(write).custom_flags(libc::O_DIRECT).open(m.path("a"))
+        };
+        #[repr(align(4096))]
+        struct Aligned([u8; 16384]);
+        let mut buffer = Box::new(Aligned([7; 16384]));
+        let file = direct(true).unwrap();
+        file.write_all_at(&buffer.0, 0).unwrap();
+        file.write_all_at(&buffer.0, 32768).unwrap(); // Beyond the end: a hole in between.
+        assert_eq!(fs::metadata(m.below("a")).unwrap().len(), 49152);
+        // A buffered write, then a direct read, then the other way round.
+        open(m.path("a")).write_all_at(b"buffered", 4096).unwrap();
+        assert_eq!(direct(false).unwrap().read_at(&mut buffer.0, 0).unwrap(), 16384);
+        assert_eq!((&buffer.0[4096..4104], buffer.0[4104]), (&b"buffered"[..], 7));
+        assert_eq!(&fs::read(m.path("a")).unwrap()[4090..4105], b"\x07\x07\x07\x07\x07\x07buffered\x07");
+        buffer.0.fill(9);
+        file.write_all_at(&buffer.0[..4096], 4096).unwrap();
+        let read = fs::read(m.path("a")).unwrap();
+        assert!(read[..4096] == [7; 4096] && read[4096..8192] == [9; 4096] && read[16384..32768] == [0; 16384]);
+        assert!(m.mount().status().direct_reads > 0);
+        // As below, what is not aligned is refused.
+        assert_eq!(errno_of(file.write_at(&buffer.0[..100], 50)), libc::EINVAL);
+    });
+}
+
+#[test]
+fn mapped_writes() {
+    if !can_mount("mapped_writes") {
+        return;
+    }
+    both_modes(|m| {
+        // With O_APPEND among the handles: writeback may come by any of them, and must not append.
+        let appending = File::options().append(true).read(true).create(true).open(m.path("a")).unwrap();
+        let file = open(m.path("a"));
+        file.set_len(10_000).unwrap();
+        // SAFETY: a fresh shared mapping of a file of that length, unmapped below, and not used beyond its length.
+        unsafe {
+            let (protection, flags) =
+                (rustix::mm::ProtFlags::READ | rustix::mm::ProtFlags::WRITE, rustix::mm::MapFlags::SHARED);
+            let memory = rustix::mm::mmap(std::ptr::null_mut(), 10_000, protection, flags, &file, 0).unwrap();
+            let bytes = std::slice::from_raw_parts_mut(memory.cast::<u8>(), 10_000);
+            bytes[0] = b'a';
+            bytes[9_999] = b'z';
+            rustix::mm::msync(memory, 10_000, rustix::mm::MsyncFlags::SYNC).unwrap();
+            rustix::mm::munmap(memory, 10_000).unwrap();
+        }
+        drop((appending, file));
+        let below = fs::read(m.below("a")).unwrap();
+        assert_eq!((below.len(), below[0], below[1], below[9_999]), (10_000, b'a', 0, b'z'));
+    });
+}
+
+#[test]
+fn offsets_at_the_edge() {
+    if !can_mount("offsets_at_the_edge") {
+        return;
+    }
+    let m = Mounted::through();
+    let (here, below) = (open(m.path("a")), open(m.below("b")));
+    for offset in [1 << 40, 1 << 44, 1 << 46, i64::MAX as u64 - 4096, i64::MAX as u64 - 1, i64::MAX as u64] {
+        let outcomes = [&here, &below].map(|file| {
+            let written = file.write_at(b"x", offset).map_err(|error| error.raw_os_error());
+            let read = file.read_at(&mut [0; 2], offset).map_err(|error| error.raw_os_error());
+            let grown = file.set_len(offset).map_err(|error| error.raw_os_error());
+            file.set_len(0).unwrap();
+            (written, read, grown)
+        });
+        assert_eq!(outcomes[0], outcomes[1], "offset {offset}");
+    }
+}
+
+#[test]
+fn holes() {
+    if !can_mount("holes") {
+        return;
+    }
+    both_modes(|m| {
+        let file = open(m.path("a"));
+        file.write_all_at(b"x", 1 << 20).unwrap();
+        file.write_all_at(b"y", 4 << 20).unwrap();
+        file.sync_all().unwrap();
+        assert_eq!(seek(&file, SeekFrom::Data(0)).unwrap(), 1 << 20);
+        assert_eq!(seek(&file, SeekFrom::Hole(1 << 20)).unwrap(), (1 << 20) + 4096);
+        assert_eq!(seek(&file, SeekFrom::Data((1 << 20) + 4096)).unwrap(), 4 << 20);
+        assert_eq!(seek(&file, SeekFrom::Data(5 << 20)), Err(rustix::io::Errno::NXIO));
+        assert!(file.metadata().unwrap().blocks() < 64);
+    });
+}
+
+#[test]
+fn allocation() {
+    if !can_mount("allocation") {
+        return;
+    }
+    both_modes(|m| {
+        let file = open(m.path("a"));
+        let bytes = pattern(64 << 10, 3);
+        file.write_all_at(&bytes, 0).unwrap();
+        fallocate(&file, FallocateFlags::KEEP_SIZE, 0, 1 << 20).unwrap();
+        assert_eq!(file.metadata().unwrap().len(), 64 << 10);
+        fallocate(&file, FallocateFlags::empty(), 0, 100_000).unwrap();
+        assert_eq!(file.metadata().unwrap().len(), 100_000);
+        fallocate(&file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, 1000, 10_000).unwrap();
+        fallocate(&file, FallocateFlags::ZERO_RANGE, 50_000, 60_000).unwrap();
+        let mut expected = bytes.clone();
+        expected[1000..11_000].fill(0);
+        expected.truncate(50_000);
+        expected.resize(110_000, 0);
+        assert!(fs::read(m.path("a")).unwrap() == expected);
+        file.sync_all().unwrap();
+        assert!(fs::read(m.below("a")).unwrap() == expected);
+        // The kernel passes on none of the others.
+        assert_eq!(fallocate(&file, FallocateFlags::COLLAPSE_RANGE, 0, 4096), Err(rustix::io::Errno::OPNOTSUPP));
+        assert_eq!(fallocate(&file, FallocateFlags::empty(), i64::MAX as u64, 1), Err(rustix::io::Errno::FBIG));
+    });
+}
+
+#[test]
+fn copying_ranges() {
+    if !can_mount("copying_ranges") {
+        return;
+    }
+    both_modes(|m| {
+        let bytes = pattern(300_000, 4);
+        fs::write(m.path("a"), &bytes).unwrap();
+        fs::write(m.path("b"), pattern(200_000, 5)).unwrap();
+        let (from, to) = (open(m.path("a")), open(m.path("b")));
+        // Cached before, so that a copy that the page cache does not notice would be found out.
+        fs::read(m.path("b")).unwrap();
+        let (mut offset_in, mut offset_out, mut left) = (1000, 150_000, 250_000);
+        while left > 0 {
+            left -= rustix::fs::copy_file_range(&from, Some(&mut offset_in), &to, Some(&mut offset_out), left).unwrap();
+        }
+        let mut expected = pattern(200_000, 5);
+        expected.truncate(150_000);
+        expected.extend_from_slice(&bytes[1000..251_000]);
+        assert!(fs::read(m.path("b")).unwrap() == expected);
+        assert!(fs::read(m.below("b")).unwrap() == expected);
+    });
+}
+
+/// Locks are the kernel's business; they hold among the users of the mount.
+#[test]
+fn locks() {
+    if !can_mount("locks") {
+        return;
+    }
+    let m = Mounted::through();
+    let (one, two) = (open(m.path("a")), open(m.path("a")));
+    rustix::fs::flock(&one, FlockOperation::LockExclusive).unwrap();
+    assert_eq!(rustix::fs::flock(&two, FlockOperation::NonBlockingLockExclusive), Err(rustix::io::Errno::WOULDBLOCK));
+    rustix::fs::flock(&one, FlockOperation::Unlock).unwrap();
+    rustix::fs::flock(&two, FlockOperation::NonBlockingLockExclusive).unwrap();
+    let lock = |file: &File, start: i64| {
+        // SAFETY: all fields are integers; the kernel reads the structure during the call.
+        unsafe {
+            let mut range: libc::flock = std::mem::zeroed();
+            range.l_type = libc::F_WRLCK as i16;
+            range.l_start = start;
+            range.l_len = 10;
+            libc::fcntl(std::os::fd::AsRawFd::as_raw_fd(file), libc::F_OFD_SETLK, &range)
+        }
+    };
+    assert_eq!((lock(&one, 0), lock(&two, 10), lock(&two, 5)), (0, 0, -1));
+}
+
+/// The file system below is full: the caller hears of it, and what is read back is what is there.
+#[test]
+fn no_space() {
+    if !can_mount("no_space") {
+        return;
+    }
+    for write in [mount::WriteMode::Through, mount::WriteMode::Back] {
+        let directory = tempfile::tempdir().unwrap();
+        let below = directory.path().join("below");
+        fs::create_dir(&below).unwrap();
+        let small = SmallTmpfs::on(&below, "size=1m");
+        let m = Mounted::over(directory, |config| config.write = write);
+        let mut file = open(m.path("a"));
+        let bytes = pattern(2 << 20, 6);
+        let failed = file.write_all(&bytes).and_then(|()| file.sync_all()).unwrap_err();
+        assert_eq!(failed.raw_os_error(), Some(libc::ENOSPC), "{write:?}");
+        drop(file);
+        let below = fs::read(m.below("a")).unwrap();
+        assert!(below.len() <= 1 << 20);
+        if write == mount::WriteMode::Through {
+            wait_until("what is read is what is there", || fs::read(m.path("a")).unwrap() == below);
+            assert!(bytes.starts_with(&below));
+        }
+        fs::remove_file(m.path("a")).unwrap();
+        fs::write(m.path("b"), b"there is room again").unwrap();
+        drop(m);
+        drop(small);
+    }
+}
+
+/// A file that only takes appends (chattr +a) takes them through the mount.
+#[test]
+fn append_only_files() {
+    if !can_mount("append_only_files") || !has_program("append_only_files", "chattr") {
+        return;
+    }
+    let m = Mounted::through();
+    fs::write(m.path("a"), b"one").unwrap();
+    let path = m.path("a").display().to_string();
+    shell(&format!("chattr +a {path}"));
+    assert!(shell(&format!("lsattr {path}")).split(' ').next().unwrap().contains('a'));
+    let refused = errno_of(File::options().write(true).open(m.path("a")));
+    let mut file = File::options().append(true).open(m.path("a")).unwrap();
+    let written = file.write_all(b" two");
+    shell(&format!("chattr -a {path}"));
+    assert_eq!(refused, libc::EPERM);
+    written.unwrap();
+    assert_eq!(fs::read(m.below("a")).unwrap(), b"one two");
+}
+
+/// Somebody changes a file below, beside the mount: seen at the next open, at the latest when the attributes time out.
+#[test]
+fn changes_beside_are_seen_on_open() {
+    if !can_mount("changes_beside_are_seen_on_open") {
+        return;
+    }
+    let m = Mounted::through();
+    fs::write(m.path("a"), b"old").unwrap();
+    assert_eq!(fs::read(m.path("a")).unwrap(), b"old");
+    fs::write(m.below("a"), b"new").unwrap();
+    assert_eq!(fs::read(m.path("a")).unwrap(), b"new");
+    fs::write(m.below("a"), b"longer").unwrap();
+    wait_until("the new size is seen", || fs::read(m.path("a")).unwrap() == b"longer");
+    let mut file = File::open(m.path("a")).unwrap();
+    file.seek(std::io::SeekFrom::Start(3)).unwrap();
+    let mut rest = String::new();
+    file.read_to_string(&mut rest).unwrap();
+    assert_eq!(rest, "ger");
+}

@@ -1,0 +1,238 @@
+//! Names through a real mount: making, finding, moving and removing files of every kind.
+
+mod support;
+
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, RenameFlags, linkat, mkdirat, mknodat, openat, renameat_with};
+use std::collections::BTreeSet;
+use std::ffi::OsStr;
+use std::fs;
+use std::io::Write;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use support::*;
+
+#[test]
+fn files_and_directories() {
+    if !can_mount("files_and_directories") {
+        return;
+    }
+    both_modes(|m| {
+        fs::create_dir(m.path("d")).unwrap();
+        fs::write(m.path("d/a"), b"hello").unwrap();
+        assert_eq!(fs::read(m.below("d/a")).unwrap(), b"hello");
+        assert_eq!(errno_of(fs::remove_dir(m.path("d"))), libc::ENOTEMPTY);
+        assert_eq!(errno_of(fs::create_dir(m.path("d"))), libc::EEXIST);
+        assert_eq!(errno_of(fs::metadata(m.path("nothing"))), libc::ENOENT);
+        fs::rename(m.path("d/a"), m.path("b")).unwrap();
+        assert_eq!(fs::read(m.path("b")).unwrap(), b"hello");
+        fs::remove_dir(m.path("d")).unwrap();
+        fs::remove_file(m.path("b")).unwrap();
+        assert_eq!(fs::read_dir(m.below("")).unwrap().count(), 0);
+        let long = "x".repeat(256);
+        assert_eq!(errno_of(fs::write(m.path(&long), b"")), libc::ENAMETOOLONG);
+        fs::write(m.path(&long[..255]), b"").unwrap();
+    });
+}
+
+#[test]
+fn names_are_bytes() {
+    if !can_mount("names_are_bytes") {
+        return;
+    }
+    let m = Mounted::through();
+    let names: Vec<&OsStr> =
+        [&b"\xff\xfe"[..], b"a\nb", b"\x01", b"\xc3\x28", b" ", b"-"].map(OsStr::from_bytes).into();
+    for name in &names {
+        fs::write(m.path(name), name.as_bytes()).unwrap();
+    }
+    let listed: BTreeSet<_> = fs::read_dir(m.path("")).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(listed, names.iter().map(|name| name.to_os_string()).collect());
+    for name in &names {
+        assert_eq!(fs::read(m.below(name)).unwrap(), name.as_bytes());
+        fs::remove_file(m.path(name)).unwrap();
+    }
+}
+
+#[test]
+fn links() {
+    if !can_mount("links") {
+        return;
+    }
+    let m = Mounted::through();
+    fs::write(m.path("a"), b"one").unwrap();
+    fs::hard_link(m.path("a"), m.path("b")).unwrap();
+    let (a, b) = (fs::metadata(m.path("a")).unwrap(), fs::metadata(m.path("b")).unwrap());
+    assert_eq!((a.ino(), a.nlink()), (b.ino(), 2));
+    assert_eq!(a.ino(), fs::metadata(m.below("a")).unwrap().ino());
+    // One inode, one page cache: a write by one name is read by the other.
+    fs::write(m.path("b"), b"two").unwrap();
+    assert_eq!(fs::read(m.path("a")).unwrap(), b"two");
+    std::os::unix::fs::symlink("../\u{1}a b", m.path("s")).unwrap();
+    assert_eq!(fs::read_link(m.path("s")).unwrap().as_os_str(), "../\u{1}a b");
+    assert_eq!(fs::read_link(m.below("s")).unwrap().as_os_str(), "../\u{1}a b");
+    // A link to the link itself.
+    linkat(CWD, m.path("s"), CWD, m.path("t"), AtFlags::empty()).unwrap();
+    assert_eq!(fs::symlink_metadata(m.path("t")).unwrap().nlink(), 2);
+    let long = "x".repeat(4095);
+    std::os::unix::fs::symlink(&long, m.path("long")).unwrap();
+    assert_eq!(fs::read_link(m.path("long")).unwrap().as_os_str(), long.as_str());
+}
+
+#[test]
+fn special_files() {
+    if !can_mount("special_files") {
+        return;
+    }
+    let m = Mounted::through();
+    let mode = Mode::from_raw_mode(0o640);
+    let device = rustix::fs::makedev(1, 7); // /dev/full
+    let big = rustix::fs::makedev(0xabc, 0xfedcb);
+    for (name, kind, device) in [
+        ("fifo", rustix::fs::FileType::Fifo, 0),
+        ("char", rustix::fs::FileType::CharacterDevice, device),
+        ("block", rustix::fs::FileType::BlockDevice, big),
+        ("socket", rustix::fs::FileType::Socket, 0),
+    ] {
+        mknodat(CWD, m.path(name), kind, mode, device).unwrap();
+        let (here, below) = (fs::metadata(m.path(name)).unwrap(), fs::metadata(m.below(name)).unwrap());
+        assert_eq!((here.mode(), here.rdev()), (below.mode(), below.rdev()), "{name}");
+        assert_eq!(here.rdev(), device, "{name}");
+    }
+    assert!(fs::metadata(m.path("fifo")).unwrap().file_type().is_fifo());
+    assert_eq!(errno_of(fs::write(m.path("char"), b"x")), libc::ENOSPC);
+    let listener = std::os::unix::net::UnixListener::bind(m.path("listening")).unwrap();
+    let client = std::os::unix::net::UnixStream::connect(m.path("listening")).unwrap();
+    drop((listener, client));
+}
+
+#[test]
+fn rename_flags() {
+    if !can_mount("rename_flags") {
+        return;
+    }
+    let m = Mounted::through();
+    fs::write(m.path("a"), b"a").unwrap();
+    fs::create_dir(m.path("d")).unwrap();
+    fs::write(m.path("d/b"), b"b").unwrap();
+    let rename = |from: &str, to: &str, flags| renameat_with(CWD, m.path(from), CWD, m.path(to), flags);
+    assert_eq!(rename("a", "d/b", RenameFlags::NOREPLACE), Err(rustix::io::Errno::EXIST));
+    rename("a", "d/b", RenameFlags::EXCHANGE).unwrap();
+    assert_eq!((fs::read(m.path("a")).unwrap(), fs::read(m.path("d/b")).unwrap()), (b"b".to_vec(), b"a".to_vec()));
+    rename("a", "w", RenameFlags::WHITEOUT).unwrap();
+    let whiteout = fs::metadata(m.below("a")).unwrap();
+    assert!(whiteout.file_type().is_char_device() && whiteout.rdev() == 0);
+    // Replacing an open file leaves it readable.
+    let open = fs::File::open(m.path("d/b")).unwrap();
+    rename("w", "d/b", RenameFlags::empty()).unwrap();
+    assert_eq!(fs::read(m.path("d/b")).unwrap(), b"b");
+    assert_eq!(std::io::read_to_string(&open).unwrap(), "a");
+    assert_eq!(rename("d", "d/sub", RenameFlags::empty()), Err(rustix::io::Errno::INVAL));
+}
+
+/// Also for files that are held by a file handle, which cannot find a file without a name.
+#[test]
+fn open_files_outlive_their_names() {
+    if !can_mount("open_files_outlive_their_names") {
+        return;
+    }
+    for inode_descriptors_max in [None, Some(1)] {
+        let m = Mounted::with(|config| config.inode_descriptors_max = inode_descriptors_max);
+        let mut file = fs::File::options().read(true).write(true).create_new(true).open(m.path("a")).unwrap();
+        file.write_all(b"before").unwrap();
+        fs::remove_file(m.path("a")).unwrap();
+        file.write_all(b" after").unwrap();
+        file.set_permissions(fs::Permissions::from_mode(0o600)).unwrap();
+        rustix::fs::fsetxattr(&file, "user.x", b"y", rustix::fs::XattrFlags::empty()).unwrap();
+        let now = file.metadata().unwrap();
+        assert_eq!((now.nlink(), now.len(), now.mode() & 0o777), (0, 12, 0o600));
+        // A new file of that name is another one, even if it gets the same inode number below.
+        fs::write(m.path("a"), b"new").unwrap();
+        assert_eq!(fs::read(m.path("a")).unwrap(), b"new");
+        assert_eq!(file.metadata().unwrap().len(), 12);
+        drop(file);
+        fs::remove_file(m.path("a")).unwrap();
+        fs::create_dir(m.path("d")).unwrap();
+        let directory = fs::File::open(m.path("d")).unwrap();
+        fs::remove_dir(m.path("d")).unwrap();
+        assert!(directory.metadata().unwrap().is_dir());
+        assert_eq!(
+            openat(&directory, "x", OFlags::CREATE | OFlags::WRONLY, Mode::RUSR).unwrap_err(),
+            rustix::io::Errno::NOENT
+        );
+    }
+}
+
+#[test]
+fn unnamed_files_can_be_linked() {
+    if !can_mount("unnamed_files_can_be_linked") {
+        return;
+    }
+    both_modes(|m| {
+        let fd = openat(CWD, m.path(""), OFlags::TMPFILE | OFlags::RDWR, Mode::from_raw_mode(0o600)).unwrap();
+        let mut file = fs::File::from(fd);
+        file.write_all(b"unnamed").unwrap();
+        assert_eq!(file.metadata().unwrap().nlink(), 0);
+        linkat(&file, c"", CWD, m.path("named"), AtFlags::EMPTY_PATH).unwrap();
+        assert_eq!(fs::read(m.path("named")).unwrap(), b"unnamed");
+        drop(file);
+        assert_eq!(fs::read(m.below("named")).unwrap(), b"unnamed");
+        let fd = openat(CWD, m.path(""), OFlags::TMPFILE | OFlags::RDWR | OFlags::EXCL, Mode::RUSR).unwrap();
+        assert!(linkat(&fd, c"", CWD, m.path("never"), AtFlags::EMPTY_PATH).is_err());
+    });
+}
+
+/// Deep trees and many threads: lookups race forgets all the time, since every name is dropped again.
+#[test]
+fn lookups_race_forgets() {
+    if !can_mount("lookups_race_forgets") {
+        return;
+    }
+    for inode_descriptors_max in [None, Some(1)] {
+        let m = Mounted::with(|config| {
+            config.inode_descriptors_max = inode_descriptors_max;
+            config.entry_timeout = std::time::Duration::ZERO;
+        });
+        for index in 0..8 {
+            fs::create_dir(m.path(format!("d{index}"))).unwrap();
+            fs::write(m.path(format!("d{index}/f")), [index]).unwrap();
+        }
+        std::thread::scope(|scope| {
+            for thread in 0..4 {
+                let m = &m;
+                scope.spawn(move || {
+                    for round in 0..150 {
+                        let index = (round + thread) % 8;
+                        assert_eq!(fs::read(m.path(format!("d{index}/f"))).unwrap(), [index as u8]);
+                        if round % 16 == 0 {
+                            // Drops the kernel's names and inodes that are not in use.
+                            let _ = fs::write("/proc/sys/vm/drop_caches", "2");
+                        }
+                    }
+                });
+            }
+        });
+        let _ = fs::write("/proc/sys/vm/drop_caches", "2");
+        wait_until("everything but the root is forgotten", || {
+            let _ = fs::write("/proc/sys/vm/drop_caches", "2");
+            m.mount().status().inodes == 1
+        });
+        assert_eq!(m.mount().status().inodes_with_descriptor, 1);
+        assert_eq!(m.mount().status().open_handles, 0);
+    }
+}
+
+#[test]
+fn create_honours_exclusion() {
+    if !can_mount("create_honours_exclusion") {
+        return;
+    }
+    let m = Mounted::with(|config| config.entry_timeout = std::time::Duration::from_secs(60));
+    assert_eq!(errno_of(fs::metadata(m.path("a"))), libc::ENOENT);
+    fs::write(m.below("a"), b"from beside").unwrap();
+    assert_eq!(errno_of(fs::File::create_new(m.path("a"))), libc::EEXIST);
+    fs::write(m.below("b"), b"from beside").unwrap();
+    drop(fs::File::create(m.path("b")).unwrap());
+    assert_eq!(fs::read(m.below("b")).unwrap(), b"");
+    mkdirat(CWD, m.path("d"), Mode::from_raw_mode(0o700)).unwrap();
+    assert_eq!(errno_of(fs::File::create(m.path("d"))), libc::EISDIR);
+}

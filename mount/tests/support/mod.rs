@@ -1,0 +1,191 @@
+//! What the tests of real mounts share: a directory mounted in a temporary place, and taken down again whatever happens.
+#![allow(dead_code)] // Each test binary uses its part of it.
+
+use mount::{Config, Mount, WriteMode};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+/// Longest wait for a state that must come.
+const WAIT_MAX: Duration = Duration::from_secs(30);
+
+/// A borrower without lenders.
+pub fn borrower() -> std::io::Result<Arc<borrower::Borrower>> {
+    let strategy = borrower::Strategy::NonInclusive;
+    borrower::Borrower::start(borrower::Config { lender: None, strategy, get_connections: 0 }, None)
+}
+
+/// Says that a test cannot run here; with PUMA_NO_SKIP set, that is a failure.
+pub fn skip(test: &str, reason: &str) {
+    assert!(std::env::var_os("PUMA_NO_SKIP").is_none(), "{test} must not be skipped: {reason}");
+    println!("SKIPPED {test}: {reason}");
+}
+
+/// Whether real mounts as root can be tested here.
+pub fn can_mount(test: &str) -> bool {
+    if !rustix::process::geteuid().is_root() {
+        skip(test, "not root");
+    } else if !Path::new("/dev/fuse").exists() {
+        skip(test, "no /dev/fuse");
+    } else {
+        return true;
+    }
+    false
+}
+
+/// Whether a program can be run.
+pub fn has_program(test: &str, program: &str) -> bool {
+    let found = Command::new("sh").args(["-c", &format!("command -v {program}")]).output().unwrap().status.success();
+    if !found {
+        skip(test, &format!("no {program}"));
+    }
+    found
+}
+
+/// A directory below, a directory beside it, and the one mounted on the other.
+pub struct Mounted {
+    mount: Option<Mount>,
+    directory: TempDir,
+    in_place: bool,
+}
+
+impl Mounted {
+    pub fn through() -> Mounted {
+        Mounted::with(|_| {})
+    }
+
+    pub fn with(change: impl FnOnce(&mut Config)) -> Mounted {
+        let directory = tempfile::tempdir().unwrap();
+        std::fs::create_dir(directory.path().join("below")).unwrap();
+        Mounted::over(directory, change)
+    }
+
+    /// `directory` holds `below` already.
+    pub fn over(directory: TempDir, change: impl FnOnce(&mut Config)) -> Mounted {
+        use std::os::unix::fs::PermissionsExt;
+        std::fs::set_permissions(directory.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+        let below = directory.path().join("below");
+        let mountpoint = directory.path().join("mountpoint");
+        std::fs::create_dir(&mountpoint).unwrap();
+        let mut config = Config::new(below, mountpoint);
+        config.threads = 4;
+        change(&mut config);
+        let in_place = config.source == config.mountpoint;
+        let mount = Mount::start(config, |_| borrower()).unwrap();
+        Mounted { mount: Some(mount), directory, in_place }
+    }
+
+    /// A path through the mount.
+    pub fn path(&self, name: impl AsRef<Path>) -> PathBuf {
+        self.directory.path().join(if self.in_place { "below" } else { "mountpoint" }).join(name)
+    }
+
+    /// The same path below.
+    pub fn below(&self, name: impl AsRef<Path>) -> PathBuf {
+        assert!(!self.in_place);
+        self.directory.path().join("below").join(name)
+    }
+
+    pub fn mount(&self) -> &Mount {
+        self.mount.as_ref().unwrap()
+    }
+
+    /// Ends the mount; what was below stays.
+    pub fn end(mut self) -> TempDir {
+        let mount = self.mount.take().unwrap();
+        mount.unmount(false).unwrap();
+        mount.wait();
+        drop(mount);
+        std::mem::replace(&mut self.directory, tempfile::tempdir().unwrap())
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        drop(self.mount.take()); // Detaches it, before the directory is removed.
+    }
+}
+
+/// Both ways of writing; most of what holds for one must hold for the other.
+pub fn both_modes(test: impl Fn(Mounted)) {
+    for write in [WriteMode::Through, WriteMode::Back] {
+        println!("{write:?}");
+        test(Mounted::with(|config| config.write = write));
+    }
+}
+
+/// A file system of a small size, on `directory/below`.
+pub struct SmallTmpfs(PathBuf);
+
+impl SmallTmpfs {
+    pub fn on(path: &Path, options: &str) -> SmallTmpfs {
+        rustix::mount::mount(
+            "small",
+            path,
+            "tmpfs",
+            rustix::mount::MountFlags::empty(),
+            Some(std::ffi::CString::new(options).unwrap().as_c_str()),
+        )
+        .unwrap();
+        SmallTmpfs(path.to_owned())
+    }
+}
+
+impl Drop for SmallTmpfs {
+    fn drop(&mut self) {
+        let _ = rustix::mount::unmount(&self.0, rustix::mount::UnmountFlags::DETACH);
+    }
+}
+
+/// Runs a shell script as an ordinary user (uid and gid 65534, without other groups).
+pub fn as_nobody(script: &str) -> Output {
+    as_user(65534, 65534, "--clear-groups", script)
+}
+
+/// Runs a shell script as somebody.
+pub fn as_user(uid: u32, gid: u32, groups: &str, script: &str) -> Output {
+    let output = Command::new("setpriv")
+        .args([&format!("--reuid={uid}"), &format!("--regid={gid}"), groups, "--", "sh", "-c", script])
+        .current_dir("/")
+        .output()
+        .unwrap();
+    println!("{script}: {output:?}");
+    output
+}
+
+/// Runs a shell script as root, which must succeed; returns what it said.
+pub fn shell(script: &str) -> String {
+    let output = Command::new("sh").args(["-c", script]).current_dir("/").output().unwrap();
+    assert!(output.status.success(), "{script}: {output:?}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// Waits until something holds.
+pub fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !holds() {
+        assert!(start.elapsed() < WAIT_MAX, "waited in vain until {what}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Bytes that differ everywhere.
+pub fn pattern(len: usize, seed: u64) -> Vec<u8> {
+    let mut state = seed | 1;
+    let mut bytes = Vec::with_capacity(len + 8);
+    while bytes.len() < len {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        bytes.extend_from_slice(&state.to_le_bytes());
+    }
+    bytes.truncate(len);
+    bytes
+}
+
+/// The errno of a failed operation.
+pub fn errno_of<T: std::fmt::Debug>(result: std::io::Result<T>) -> i32 {
+    result.unwrap_err().raw_os_error().unwrap()
+}
