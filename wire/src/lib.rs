@@ -48,6 +48,8 @@
 //! [`Hello`] and [`Refused`] never change their layout. A lender that does not speak the version it is asked for answers
 //! Refused with [`REFUSED_PROTOCOL`] and the version it speaks in its text.
 
+pub mod address;
+
 use page::{FileKey, PAGE_SIZE, PageId, Version};
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};

@@ -1,0 +1,383 @@
+//! Where a lender listens, and the stream that leads there.
+//!
+//! One [`Address`] for configuration, command line and messages, and one [`Stream`] over TCP or a Unix socket, used by both
+//! sides, so that neither has to know which of the two it speaks over. Every stream made here has its delays switched off
+//! and finds out by itself that the peer's machine is gone ([`Stream::tune`]).
+//!
+//! Nothing here waits longer than the time it is given, except for the resolver of the system, which has its own limit:
+//! a lender named by a number is never looked up.
+
+use rustix::net::sockopt;
+use std::fmt;
+use std::io::{self, IoSlice, IoSliceMut, Read, Write};
+use std::net::{IpAddr, Ipv6Addr, Shutdown, TcpStream, ToSocketAddrs};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::time::{Duration, Instant};
+
+/// Bytes of a Unix socket's path at the most: `sun_path` has 108, one of them ends the path.
+pub const UNIX_PATH_BYTES_MAX: usize = 107;
+
+/// Silence on a TCP connection after which the kernel begins to ask whether the peer's machine is still there, in seconds.
+const KEEPALIVE_IDLE_SECONDS: u64 = 10;
+/// Time between two such questions, in seconds.
+const KEEPALIVE_INTERVAL_SECONDS: u64 = 5;
+/// Questions without an answer after which the connection is dead: 25 seconds after the last sign of life.
+const KEEPALIVE_PROBES: u32 = 3;
+/// Time that sent bytes may stay without acknowledgement, in milliseconds: as long as keepalive takes, which does not run
+/// while bytes are on their way.
+const UNACKNOWLEDGED_MS: u32 = 25_000;
+
+/// Where a lender is reached: `HOST:PORT`, `[IPV6]:PORT` or `unix:PATH`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Address {
+    /// A TCP port.
+    Tcp {
+        /// A name or a number, without brackets.
+        host: String,
+        /// The port; 0 lets the listener's kernel choose one.
+        port: u16,
+    },
+    /// A Unix socket.
+    Unix(PathBuf),
+}
+
+/// Why a text is no [`Address`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AddressError {
+    text: String,
+    problem: &'static str,
+}
+
+impl fmt::Display for AddressError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let AddressError { text, problem } = self;
+        write!(f, "{text:?} is no address: {problem}; write HOST:PORT, [IPV6]:PORT or unix:PATH")
+    }
+}
+
+impl std::error::Error for AddressError {}
+
+impl FromStr for Address {
+    type Err = AddressError;
+
+    fn from_str(text: &str) -> Result<Address, AddressError> {
+        parse(text).map_err(|problem| AddressError { text: text.to_owned(), problem })
+    }
+}
+
+fn parse(text: &str) -> Result<Address, &'static str> {
+    if let Some(path) = text.strip_prefix("unix:") {
+        return match path.len() {
+            0 => Err("the socket's path is empty"),
+            _ if path.contains('\0') => Err("the socket's path has a zero byte in it"),
+            1..=UNIX_PATH_BYTES_MAX => Ok(Address::Unix(path.into())),
+            _ => Err("a socket's path has at most 107 bytes"),
+        };
+    }
+    let (host, port) = match text.strip_prefix('[') {
+        Some(rest) => {
+            let (host, port) = rest.split_once("]:").ok_or("`]:PORT` is missing")?;
+            host.parse::<Ipv6Addr>().map_err(|_| "what the brackets hold is no IPv6 address")?;
+            (host, port)
+        }
+        None => text.rsplit_once(':').ok_or("the port is missing")?,
+    };
+    if host.is_empty() {
+        return Err("the host is missing (0.0.0.0 or [::] listens on all)");
+    }
+    if host.contains(':') && !text.starts_with('[') {
+        return Err("an IPv6 address stands in brackets");
+    }
+    if host.contains(|c: char| c.is_whitespace() || c.is_control() || c == '/') {
+        return Err("the host has a character that no host has");
+    }
+    if !port.bytes().all(|byte| byte.is_ascii_digit()) {
+        return Err("the port is no number");
+    }
+    let port = port.parse().map_err(|_| "the port is not between 0 and 65535")?;
+    Ok(Address::Tcp { host: host.to_owned(), port })
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Address::Tcp { host, port } if host.contains(':') => write!(f, "[{host}]:{port}"),
+            Address::Tcp { host, port } => write!(f, "{host}:{port}"),
+            Address::Unix(path) => write!(f, "unix:{}", path.display()),
+        }
+    }
+}
+
+impl From<std::net::SocketAddr> for Address {
+    fn from(address: std::net::SocketAddr) -> Address {
+        Address::Tcp { host: address.ip().to_string(), port: address.port() }
+    }
+}
+
+impl Address {
+    /// Connects within `timeout`, trying each of the host's addresses in turn. The stream has no time limits set.
+    ///
+    /// # Errors
+    /// Those of the last attempt, with the address in the text.
+    pub fn connect(&self, timeout: Duration) -> io::Result<Stream> {
+        let connected = match self {
+            Address::Tcp { host, port } => connect_tcp(host, *port, timeout).map(Stream::Tcp),
+            Address::Unix(path) => connect_unix(path, timeout).map(Stream::Unix),
+        };
+        let tuned = connected.and_then(|stream| stream.tune().map(|()| stream));
+        tuned.map_err(|error| io::Error::new(error.kind(), format!("cannot connect to {self}: {error}")))
+    }
+}
+
+fn connect_tcp(host: &str, port: u16, timeout: Duration) -> io::Result<TcpStream> {
+    let deadline = Instant::now() + timeout;
+    let candidates: Vec<_> = match host.parse::<IpAddr>() {
+        Ok(number) => vec![(number, port).into()],
+        Err(_) => (host, port).to_socket_addrs()?.collect(),
+    };
+    let mut last = io::Error::new(io::ErrorKind::NotFound, "the host has no address");
+    for candidate in candidates {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        match TcpStream::connect_timeout(&candidate, left) {
+            Ok(stream) => return Ok(stream),
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
+}
+
+/// The standard library's connect to a Unix socket waits without limit while the listener's queue is full; the kernel
+/// limits that wait by the socket's send timeout.
+fn connect_unix(path: &Path, timeout: Duration) -> io::Result<UnixStream> {
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(timeout))?;
+    connect(&socket, &SocketAddrUnix::new(path)?).map_err(|error| match error {
+        rustix::io::Errno::AGAIN => io::ErrorKind::TimedOut.into(),
+        other => io::Error::from(other),
+    })?;
+    sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, None)?;
+    Ok(UnixStream::from(socket))
+}
+
+/// A connection over TCP or a Unix socket.
+#[derive(Debug)]
+#[allow(missing_docs)] // the two say themselves what they are
+pub enum Stream {
+    Tcp(TcpStream),
+    Unix(UnixStream),
+}
+
+macro_rules! on_either {
+    ($stream:expr, $inner:ident => $call:expr) => {
+        match $stream {
+            Stream::Tcp($inner) => $call,
+            Stream::Unix($inner) => $call,
+        }
+    };
+}
+
+impl Stream {
+    /// Switches off the delay of small frames, and has the kernel end a connection whose peer's machine is gone. For streams
+    /// that a listener accepted; [`Address::connect`] has done it.
+    ///
+    /// # Errors
+    /// Those of the kernel, when the connection is gone already.
+    pub fn tune(&self) -> io::Result<()> {
+        let Stream::Tcp(stream) = self else { return Ok(()) };
+        stream.set_nodelay(true)?;
+        sockopt::set_tcp_keepidle(stream, Duration::from_secs(KEEPALIVE_IDLE_SECONDS))?;
+        sockopt::set_tcp_keepintvl(stream, Duration::from_secs(KEEPALIVE_INTERVAL_SECONDS))?;
+        sockopt::set_tcp_keepcnt(stream, KEEPALIVE_PROBES)?;
+        sockopt::set_socket_keepalive(stream, true)?;
+        sockopt::set_tcp_user_timeout(stream, UNACKNOWLEDGED_MS)?;
+        Ok(())
+    }
+
+    /// A second handle of the same connection; time limits and [`Stream::shutdown`] are common to both.
+    pub fn try_clone(&self) -> io::Result<Stream> {
+        match self {
+            Stream::Tcp(stream) => stream.try_clone().map(Stream::Tcp),
+            Stream::Unix(stream) => stream.try_clone().map(Stream::Unix),
+        }
+    }
+
+    /// How long one read may wait; without end when `None`. A read that runs out of time fails with `WouldBlock`.
+    pub fn set_read_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
+        on_either!(self, stream => stream.set_read_timeout(timeout))
+    }
+
+    /// How long one write may wait; without end when `None`. A write that runs out of time fails with `WouldBlock`, and
+    /// may have sent a part.
+    pub fn set_write_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
+        on_either!(self, stream => stream.set_write_timeout(timeout))
+    }
+
+    /// Whether calls return `WouldBlock` instead of waiting.
+    pub fn set_nonblocking(&self, nonblocking: bool) -> io::Result<()> {
+        on_either!(self, stream => stream.set_nonblocking(nonblocking))
+    }
+
+    /// Ends the connection in one direction or both: whoever waits in a read or write of it, in any thread, returns.
+    pub fn shutdown(&self, how: Shutdown) -> io::Result<()> {
+        on_either!(self, stream => stream.shutdown(how))
+    }
+
+    /// Who is at the other end, for messages.
+    pub fn peer(&self) -> String {
+        match self {
+            Stream::Tcp(stream) => stream.peer_addr().map_or_else(|_| "tcp peer".into(), |peer| peer.to_string()),
+            Stream::Unix(_) => "unix peer".into(),
+        }
+    }
+}
+
+impl AsFd for Stream {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        on_either!(self, stream => stream.as_fd())
+    }
+}
+
+impl Read for &Stream {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        on_either!(self, stream => { let mut stream = stream; stream.read(buffer) })
+    }
+
+    fn read_vectored(&mut self, buffers: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+        on_either!(self, stream => { let mut stream = stream; stream.read_vectored(buffers) })
+    }
+}
+
+impl Write for &Stream {
+    fn write(&mut self, buffer: &[u8]) -> io::Result<usize> {
+        on_either!(self, stream => { let mut stream = stream; stream.write(buffer) })
+    }
+
+    fn write_vectored(&mut self, buffers: &[IoSlice<'_>]) -> io::Result<usize> {
+        on_either!(self, stream => { let mut stream = stream; stream.write_vectored(buffers) })
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Read for Stream {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        (&*self).read(buffer)
+    }
+
+    fn read_vectored(&mut self, buffers: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+        (&*self).read_vectored(buffers)
+    }
+}
+
+impl Write for Stream {
+    fn write(&mut self, buffer: &[u8]) -> io::Result<usize> {
+        (&*self).write(buffer)
+    }
+
+    fn write_vectored(&mut self, buffers: &[IoSlice<'_>]) -> io::Result<usize> {
+        (&*self).write_vectored(buffers)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::TcpListener;
+    use std::os::unix::net::UnixListener;
+
+    #[test]
+    fn what_is_shown_is_read_back() {
+        for text in ["a.example:7000", "10.0.0.1:0", "[::1]:65535", "unix:/run/puma.sock", "unix:relative:7"] {
+            let address: Address = text.parse().unwrap();
+            assert_eq!(address.to_string(), text);
+            assert_eq!(text.parse::<Address>().unwrap(), address);
+        }
+    }
+
+    #[test]
+    fn mistakes_are_named() {
+        let long = format!("unix:/{}", "x".repeat(UNIX_PATH_BYTES_MAX));
+        for (text, problem) in [
+            ("", "port is missing"),
+            ("host", "port is missing"),
+            (":7000", "host is missing"),
+            ("host:", "65535"),
+            ("host:65536", "65535"),
+            ("host:+7", "no number"),
+            ("::1:7000", "brackets"),
+            ("[::1]", "]:PORT"),
+            ("[host]:7", "no IPv6"),
+            ("ho st:7", "character"),
+            ("unix:", "empty"),
+            (&long, "107"),
+        ] {
+            let error = text.parse::<Address>().unwrap_err().to_string();
+            assert!(error.contains(problem), "{text:?}: {error}");
+        }
+    }
+
+    #[test]
+    fn both_kinds_connect_and_carry_bytes() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("socket");
+        let unix = UnixListener::bind(&path).unwrap();
+        let tcp = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = Address::from(tcp.local_addr().unwrap());
+        let far_ends = std::thread::spawn(move || {
+            let accept_tcp = || Stream::Tcp(tcp.accept().unwrap().0);
+            let accept_unix = || Stream::Unix(unix.accept().unwrap().0);
+            for accept in [&accept_tcp as &dyn Fn() -> Stream, &accept_unix] {
+                let mut stream = accept();
+                stream.tune().unwrap();
+                let mut word = [0; 4];
+                stream.read_exact(&mut word).unwrap();
+                stream.write_all(&word).unwrap();
+            }
+        });
+        for address in [address, Address::Unix(path)] {
+            let mut stream = address.connect(Duration::from_secs(5)).unwrap();
+            stream.write_all(b"word").unwrap();
+            let mut answer = [0; 4];
+            stream.try_clone().unwrap().read_exact(&mut answer).unwrap();
+            assert_eq!(&answer, b"word");
+        }
+        far_ends.join().unwrap();
+    }
+
+    #[test]
+    fn a_full_queue_does_not_hold_the_caller() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("socket");
+        let listener = UnixListener::bind(&path).unwrap();
+        rustix::net::listen(&listener, 0).unwrap(); // shorten the queue
+        let address = Address::Unix(path);
+        let mut waiting = Vec::new();
+        let error = loop {
+            match address.connect(Duration::from_millis(50)) {
+                Ok(stream) => waiting.push(stream),
+                Err(error) => break error,
+            }
+            assert!(waiting.len() < 10_000);
+        };
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut, "{error}");
+    }
+
+    #[test]
+    fn nobody_there_is_an_error_with_the_address() {
+        let error = Address::Unix("/nonexistent/socket".into()).connect(Duration::from_secs(1)).unwrap_err();
+        assert!(error.to_string().contains("unix:/nonexistent/socket"), "{error}");
+    }
+}
