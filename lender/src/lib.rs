@@ -1,0 +1,4 @@
+//! The lender.
+pub mod headroom;
+mod pressure;
+pub mod store;
