@@ -31,6 +31,17 @@ pub enum Pressure {
     Shrink,
 }
 
+impl Pressure {
+    /// The status's word for a pressure that was made a number.
+    pub fn name_of(pressure: u8) -> &'static str {
+        match pressure {
+            0 => "none",
+            1 => "hold",
+            _ => "shrink",
+        }
+    }
+}
+
 /// The pressure in a window of `elapsed`, in which tasks were stalled for `stalled_us`, and which left `memory`, of which
 /// `reserve_bytes` are not for lending.
 pub fn judge(stalled_us: u64, elapsed: Duration, memory: Memory, reserve_bytes: u64) -> Pressure {

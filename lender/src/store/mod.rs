@@ -47,8 +47,9 @@ pub const CAPACITY_PAGES_MAX: u32 = 3 << 30;
 /// a stack of neighbours to be small.
 const UNSETTLED_MAX: usize = 64;
 
-/// Notices kept for an owner that does not fetch them: 128 KiB. Older ones are forgotten, and will be misses.
-const NOTICES_MAX: usize = 8192;
+/// Notices kept for an owner that has not fetched them yet: 512 KiB, and 128 MiB of pages that the kernel took at once. Older
+/// ones are forgotten, and will be misses.
+const NOTICES_MAX: usize = 32_768;
 
 /// Slots that a put looks at to find one with memory: bounds its time when the kernel took many just now. Each slot looked
 /// at in vain is one less to look at, so repeated puts get there.
@@ -149,6 +150,7 @@ pub struct Store {
     /// Written, but not yet the kernel's to take.
     unsettled: Vec<u32>,
     headroom_pages: u64,
+    grown_pages: u64,
     counters: Counters,
 }
 
@@ -177,6 +179,7 @@ impl Store {
             fresh: 0,
             unsettled: Vec::with_capacity(UNSETTLED_MAX),
             headroom_pages: 0,
+            grown_pages: 0,
             counters: Counters::default(),
         })
     }
@@ -220,6 +223,11 @@ impl Store {
     /// Sets how many pages of memory may be taken from now on. Each one that is taken counts it down.
     pub fn set_headroom_pages(&mut self, pages: u64) {
         self.headroom_pages = pages;
+    }
+
+    /// Pages of memory taken since the start, given back or not.
+    pub fn grown_pages(&self) -> u64 {
+        self.grown_pages
     }
 
     /// Adds an owner, unless there are [`OWNERS_MAX`].
@@ -407,6 +415,9 @@ impl Store {
     pub fn take_notices(&mut self, owner: Owner, max: usize, keys: &mut Vec<Key>) {
         if let Some(state) = self.owners.get_mut(owner.0 as usize).and_then(Option::as_mut) {
             keys.extend(state.notices.drain(..max.min(state.notices.len())));
+            if state.notices.is_empty() {
+                state.notices = VecDeque::new();
+            }
         }
     }
 
@@ -430,6 +441,7 @@ impl Store {
                 }
                 if self.headroom_pages > 0 {
                     self.headroom_pages -= 1;
+                    self.grown_pages += 1;
                     return self.slot_without_memory();
                 }
             }
