@@ -1,0 +1,160 @@
+//! What a lender is told at its start, and how that can fail.
+
+use crate::headroom::Memory;
+use crate::store::{CAPACITY_PAGES_MAX, PolicyName};
+use page::PAGE_SIZE;
+use std::fmt;
+use std::io;
+use wire::address::Address;
+
+/// How many pages to keep at the most.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Capacity {
+    /// As many as take this memory.
+    Bytes(u64),
+    /// Whatever the machine or the memory cgroup could ever give, less the reserve.
+    Auto,
+}
+
+/// What a lender is told at its start.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Where it listens.
+    pub listen: Address,
+    /// How much it lends at the most. It takes memory only as it is used, and only out of free memory.
+    pub capacity: Capacity,
+    /// Free memory that is never lent.
+    pub reserve_bytes: u64,
+    /// Which of an owner's pages goes first.
+    pub policy: PolicyName,
+}
+
+/// Why a lender does not start, in a line that says what to do.
+#[derive(Debug)]
+#[allow(missing_docs)] // the text that Display makes of each says what it is
+pub enum Error {
+    AddressInUse { address: Address },
+    NotASocket { address: Address },
+    Listen { address: Address, source: io::Error },
+    CapacityTooLarge { capacity_bytes: u64, total_bytes: u64 },
+    CapacityTooSmall { capacity_bytes: u64 },
+    NothingToLend { reserve_bytes: u64, total_bytes: u64 },
+    UnknownMemory { source: io::Error },
+    NoMemory { capacity_bytes: u64, source: io::Error },
+    Start { source: io::Error },
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mib = |bytes: &u64| format!("{:.1} MiB", *bytes as f64 / (1 << 20) as f64);
+        match self {
+            Error::AddressInUse { address } => {
+                write!(
+                    f,
+                    "cannot listen on {address}: another program listens there; stop it or choose another address"
+                )
+            }
+            Error::NotASocket { address } => {
+                write!(
+                    f,
+                    "cannot listen on {address}: there is a file which is no socket; remove it or choose another path"
+                )
+            }
+            Error::Listen { address, source } => {
+                write!(
+                    f,
+                    "cannot listen on {address}: {source}; check that the address is one of this machine and allowed"
+                )
+            }
+            Error::CapacityTooLarge { capacity_bytes, total_bytes } => {
+                let (capacity, total) = (mib(capacity_bytes), mib(total_bytes));
+                write!(f, "cannot lend {capacity}: this machine or memory cgroup has {total}; choose less, or `auto`")
+            }
+            Error::CapacityTooSmall { capacity_bytes } => {
+                write!(f, "cannot lend {capacity_bytes} bytes: that is less than a page of {PAGE_SIZE}; choose more")
+            }
+            Error::NothingToLend { reserve_bytes, total_bytes } => {
+                let (reserve, total) = (mib(reserve_bytes), mib(total_bytes));
+                write!(
+                    f,
+                    "nothing to lend: the reserve is {reserve}, and all there is {total}; choose a smaller reserve"
+                )
+            }
+            Error::UnknownMemory { source } => {
+                write!(f, "cannot learn how much memory there is: reading /proc/meminfo: {source}; mount /proc")
+            }
+            Error::NoMemory { capacity_bytes, source } => {
+                let capacity = mib(capacity_bytes);
+                write!(
+                    f,
+                    "cannot set up a store of {capacity}: {source}; choose a smaller capacity or raise `ulimit -v`"
+                )
+            }
+            Error::Start { source } => {
+                write!(
+                    f,
+                    "cannot start the lender: {source}; raise the limits on open files and threads (`ulimit -n -u`)"
+                )
+            }
+        }
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Error::Listen { source, .. }
+            | Error::UnknownMemory { source }
+            | Error::NoMemory { source, .. }
+            | Error::Start { source } => Some(source),
+            _ => None,
+        }
+    }
+}
+
+impl Config {
+    /// The capacity in pages, on a machine with this memory.
+    pub(crate) fn capacity_pages(&self, memory: Memory) -> Result<u32, Error> {
+        let (total_bytes, reserve_bytes) = (memory.total_bytes, self.reserve_bytes);
+        let capacity_bytes = match self.capacity {
+            Capacity::Bytes(capacity_bytes) if capacity_bytes > total_bytes => {
+                return Err(Error::CapacityTooLarge { capacity_bytes, total_bytes });
+            }
+            Capacity::Bytes(capacity_bytes) if capacity_bytes < PAGE_SIZE as u64 => {
+                return Err(Error::CapacityTooSmall { capacity_bytes });
+            }
+            Capacity::Bytes(capacity_bytes) => capacity_bytes,
+            Capacity::Auto => match total_bytes.saturating_sub(reserve_bytes) {
+                0..4096 => return Err(Error::NothingToLend { reserve_bytes, total_bytes }),
+                capacity_bytes => capacity_bytes,
+            },
+        };
+        Ok((capacity_bytes / PAGE_SIZE as u64).min(u64::from(CAPACITY_PAGES_MAX)) as u32)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn capacity_fits_the_memory() {
+        let memory = Memory { total_bytes: 100 << 20, free_bytes: 0 };
+        let config = |capacity, reserve_bytes| Config {
+            listen: "unix:/x".parse().unwrap(),
+            capacity,
+            reserve_bytes,
+            policy: PolicyName::Lru,
+        };
+        assert_eq!(config(Capacity::Auto, 60 << 20).capacity_pages(memory).unwrap(), 40 << 8);
+        assert_eq!(config(Capacity::Bytes(8192), u64::MAX).capacity_pages(memory).unwrap(), 2);
+        for (config, text) in [
+            (config(Capacity::Auto, 100 << 20), "smaller reserve"),
+            (config(Capacity::Bytes(101 << 20), 0), "choose less"),
+            (config(Capacity::Bytes(4095), 0), "choose more"),
+        ] {
+            let error = config.capacity_pages(memory).unwrap_err().to_string();
+            assert!(error.contains(text) && !error.contains('\n'), "{error}");
+        }
+    }
+}

@@ -1,0 +1,292 @@
+//! How much memory nobody uses, of the machine and of the memory cgroups that this process is in.
+//!
+//! The tightest of them counts: `MemFree` of the machine, and for the process's cgroup and each one above it the limit less
+//! the usage, in version 1 and version 2 of cgroups. The page cache counts as used (it is somebody's), and so do the pages
+//! that were lent, even those that the kernel may take: that is what keeps the lender from growing into anybody's cache.
+//!
+//! Only files are read here, below a root that tests can choose. A file that is missing or makes no sense bounds
+//! nothing, but without `meminfo` there is an error: then nothing is known, and the caller must not grow.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// Limits from here on mean "none": version 1 says so with the largest number of pages there is.
+const UNLIMITED_BYTES: u64 = 1 << 60;
+
+/// Cgroups above each other that are looked at; nobody nests them deeper, and the kernel's limit need not be known.
+const CGROUP_DEPTH_MAX: usize = 64;
+
+/// What is there, and what is free, in bytes, of the tightest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Memory {
+    /// What this process could ever have: of the machine, or the smallest limit.
+    pub total_bytes: u64,
+    /// What nobody uses.
+    pub free_bytes: u64,
+}
+
+/// The files of a cgroup that say how much it may have and how much it has.
+#[derive(Clone, Copy)]
+struct Files {
+    limits: &'static [&'static str],
+    usage: &'static str,
+    /// Stalls for want of memory, where they are told.
+    pressure: Option<&'static str>,
+}
+
+const VERSION_1: Files = Files { limits: &["memory.limit_in_bytes"], usage: "memory.usage_in_bytes", pressure: None };
+/// Above `memory.high` a cgroup is slowed down, so it is a limit as well.
+const VERSION_2: Files =
+    Files { limits: &["memory.max", "memory.high"], usage: "memory.current", pressure: Some("memory.pressure") };
+
+struct Group {
+    directory: PathBuf,
+    files: Files,
+}
+
+/// Looks at memory. Finds its cgroups anew when the process was moved.
+pub struct Headroom {
+    proc: PathBuf,
+    /// `/proc/self/cgroup` as it was when `groups` were found.
+    membership: String,
+    /// Innermost first.
+    groups: Vec<Group>,
+}
+
+impl Default for Headroom {
+    fn default() -> Headroom {
+        Headroom::new(Path::new("/proc"))
+    }
+}
+
+impl Headroom {
+    /// With the process file system at `proc`.
+    pub fn new(proc: &Path) -> Headroom {
+        Headroom { proc: proc.to_owned(), membership: String::new(), groups: Vec::new() }
+    }
+
+    /// What there is now.
+    ///
+    /// # Errors
+    /// When the machine's memory cannot be read.
+    pub fn read(&mut self) -> io::Result<Memory> {
+        self.refresh_groups();
+        let meminfo = std::fs::read_to_string(self.proc.join("meminfo"))?;
+        let field = |name| meminfo_bytes(&meminfo, name).ok_or(io::ErrorKind::InvalidData);
+        let mut memory = Memory { total_bytes: field("MemTotal:")?, free_bytes: field("MemFree:")? };
+        for Group { directory, files } in &self.groups {
+            let number = |file: &&str| number(&directory.join(file)).filter(|bytes| *bytes < UNLIMITED_BYTES);
+            let Some(limit) = files.limits.iter().filter_map(number).min() else { continue };
+            let Some(usage) = number(&files.usage) else { continue };
+            memory.total_bytes = memory.total_bytes.min(limit);
+            memory.free_bytes = memory.free_bytes.min(limit.saturating_sub(usage));
+        }
+        Ok(memory)
+    }
+
+    /// Microseconds that some task waited for memory since ever: in the process's cgroup where that is told, else on the
+    /// machine. `None` where neither is.
+    pub fn stalled_us(&self) -> Option<u64> {
+        let in_group = |group: &Group| stalled_us(&group.directory.join(group.files.pressure?));
+        self.groups.iter().find_map(in_group).or_else(|| stalled_us(&self.proc.join("pressure/memory")))
+    }
+
+    /// How many lazily freed pages the kernel has taken since ever, from anybody. `None` when it does not count them.
+    pub fn lazily_freed_pages(&self) -> Option<u64> {
+        let vmstat = std::fs::read_to_string(self.proc.join("vmstat")).ok()?;
+        vmstat.lines().find_map(|line| line.strip_prefix("pglazyfreed ")?.trim().parse().ok())
+    }
+
+    fn refresh_groups(&mut self) {
+        let membership = std::fs::read_to_string(self.proc.join("self/cgroup")).unwrap_or_default();
+        if membership != self.membership {
+            let mounts = std::fs::read_to_string(self.proc.join("self/mountinfo")).unwrap_or_default();
+            self.groups = find_groups(&membership, &mounts);
+            self.membership = membership;
+        }
+    }
+}
+
+/// The cgroups that say something about memory, the innermost of each hierarchy first, the hierarchies' roots left out:
+/// they have no limit.
+fn find_groups(membership: &str, mounts: &str) -> Vec<Group> {
+    let mut groups = Vec::new();
+    for line in membership.lines() {
+        // hierarchy:controllers:path; version 2 is hierarchy 0, without controllers.
+        let mut fields = line.splitn(3, ':');
+        let (Some(hierarchy), Some(controllers), Some(path)) = (fields.next(), fields.next(), fields.next()) else {
+            continue;
+        };
+        let (kind, files) = match (hierarchy, controllers) {
+            ("0", "") => ("cgroup2", VERSION_2),
+            (_, controllers) if controllers.split(',').any(|name| name == "memory") => ("cgroup", VERSION_1),
+            _ => continue,
+        };
+        let Some((root, mount_point)) = mounts.lines().find_map(|line| cgroup_mount(line, kind)) else { continue };
+        // In a container the mount may show only a part of the tree; what lies above it is not ours to see.
+        let inside = match Path::new(path).strip_prefix(root) {
+            Ok(inside) => inside,
+            Err(_) => Path::new(path).strip_prefix("/").unwrap_or(Path::new("")),
+        };
+        let mut directory = mount_point.join(inside);
+        if !directory.is_dir() {
+            directory = mount_point.clone();
+        }
+        for _ in 0..CGROUP_DEPTH_MAX {
+            let at_root = directory == mount_point;
+            if at_root && root == "/" {
+                break;
+            }
+            groups.push(Group { directory: directory.clone(), files });
+            if at_root || !directory.pop() {
+                break;
+            }
+        }
+    }
+    groups
+}
+
+/// Root and mount point, when this line of `mountinfo` is a mount of the kind of cgroup that governs memory.
+fn cgroup_mount<'a>(line: &'a str, kind: &str) -> Option<(&'a str, PathBuf)> {
+    // id parent major:minor root mount-point options [tags] - type source super-options
+    let (left, right) = line.split_once(" - ")?;
+    let mut left = left.split(' ').skip(3);
+    let (root, mount_point) = (left.next()?, left.next()?);
+    let mut right = right.split(' ');
+    let (found, options) = (right.next()?, right.nth(1)?);
+    let governs = kind == "cgroup2" || options.split(',').any(|option| option == "memory");
+    // Spaces are written in octal; nobody mounts cgroups at other odd names.
+    (found == kind && governs).then(|| (root, PathBuf::from(mount_point.replace("\\040", " "))))
+}
+
+fn meminfo_bytes(meminfo: &str, name: &str) -> Option<u64> {
+    let line = meminfo.lines().find_map(|line| line.strip_prefix(name))?;
+    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+}
+
+fn number(path: &Path) -> Option<u64> {
+    std::fs::read_to_string(path).ok()?.trim().parse().ok()
+}
+
+fn stalled_us(path: &Path) -> Option<u64> {
+    let text = std::fs::read_to_string(path).ok()?;
+    let some = text.lines().find(|line| line.starts_with("some "))?;
+    some.split(' ').find_map(|field| field.strip_prefix("total=")?.parse().ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::{create_dir_all, write};
+
+    const MIB: u64 = 1 << 20;
+
+    /// A process file system of 1000 MiB, 400 of them free, and a place for cgroups.
+    struct Machine {
+        directory: tempfile::TempDir,
+    }
+
+    impl Machine {
+        fn new(membership: &str, mounts: &str) -> Machine {
+            let directory = tempfile::tempdir().unwrap();
+            let root = directory.path();
+            create_dir_all(root.join("proc/self")).unwrap();
+            create_dir_all(root.join("proc/pressure")).unwrap();
+            write(root.join("proc/meminfo"), "MemTotal:  1024000 kB\nMemFree:    409600 kB\nMemAvailable: 1 kB\n")
+                .unwrap();
+            write(root.join("proc/vmstat"), "pglazyfree 7\npglazyfreed 42\n").unwrap();
+            write(root.join("proc/pressure/memory"), "some avg10=0.00 total=500\nfull total=1\n").unwrap();
+            write(root.join("proc/self/cgroup"), membership).unwrap();
+            write(root.join("proc/self/mountinfo"), mounts.replace("ROOT", root.to_str().unwrap())).unwrap();
+            Machine { directory }
+        }
+
+        fn group(&self, path: &str, files: &[(&str, &str)]) {
+            let group = self.directory.path().join(path);
+            create_dir_all(&group).unwrap();
+            files.iter().for_each(|(name, text)| write(group.join(name), text).unwrap());
+        }
+
+        fn headroom(&self) -> Headroom {
+            Headroom::new(&self.directory.path().join("proc"))
+        }
+    }
+
+    const V1_MOUNT: &str = "30 25 0:26 / ROOT/cpu rw - cgroup cgroup rw,cpu\n\
+                            31 25 0:27 / ROOT/memory rw shared:1 - cgroup cgroup rw,memory\n";
+    const V2_MOUNT: &str = "30 25 0:26 / ROOT/unified rw - cgroup2 cgroup2 rw\n";
+
+    fn memory(total_mib: u64, free_mib: u64) -> Memory {
+        Memory { total_bytes: total_mib * MIB, free_bytes: free_mib * MIB }
+    }
+
+    #[test]
+    fn without_cgroups_the_machine_counts() {
+        let machine = Machine::new("", "");
+        let mut headroom = machine.headroom();
+        assert_eq!(headroom.read().unwrap(), memory(1000, 400));
+        assert_eq!((headroom.stalled_us(), headroom.lazily_freed_pages()), (Some(500), Some(42)));
+    }
+
+    #[test]
+    fn version_1_counts_with_all_ancestors() {
+        let machine = Machine::new("4:memory:/outer/inner\n1:cpu:/\n", V1_MOUNT);
+        let files = |limit, usage| [("memory.limit_in_bytes", limit), ("memory.usage_in_bytes", usage)];
+        machine.group("memory/outer/inner", &files("9223372036854771712\n", "1048576\n"));
+        machine.group("memory/outer", &files("104857600\n", "73400320\n"));
+        machine.group("memory", &files("1048576\n", "1048576\n"));
+        assert_eq!(machine.headroom().read().unwrap(), memory(100, 30));
+        // Over the limit is no headroom, not an overflow.
+        machine.group("memory/outer/inner", &files("1048576\n", "2097152\n"));
+        assert_eq!(machine.headroom().read().unwrap(), memory(1, 0));
+    }
+
+    #[test]
+    fn version_2_counts_and_tells_its_own_pressure() {
+        let machine = Machine::new("0::/a/b\n", V2_MOUNT);
+        machine.group("unified/a/b", &[("memory.max", "max\n"), ("memory.high", "max\n"), ("memory.current", "1\n")]);
+        machine.group("unified/a", &[("memory.max", "209715200\n"), ("memory.high", "104857600\n")]);
+        machine.group("unified/a", &[("memory.current", "94371840\n"), ("memory.pressure", "some total=77\n")]);
+        let mut headroom = machine.headroom();
+        assert_eq!(headroom.read().unwrap(), memory(100, 10));
+        assert_eq!(headroom.stalled_us(), Some(77));
+    }
+
+    #[test]
+    fn a_part_of_the_tree_is_enough() {
+        // As in a container: the mount's root is the container's own cgroup, whose limit counts.
+        let mounts = "31 25 0:27 /docker/abc ROOT/memory rw - cgroup cgroup rw,memory\n";
+        for path in ["/docker/abc", "/docker/abc/gone"] {
+            let machine = Machine::new(&format!("4:memory:{path}\n"), mounts);
+            let files = [("memory.limit_in_bytes", "52428800"), ("memory.usage_in_bytes", "20971520")];
+            machine.group("memory", &files);
+            assert_eq!(machine.headroom().read().unwrap(), memory(50, 30), "{path}");
+        }
+    }
+
+    #[test]
+    fn a_process_that_is_moved_is_followed() {
+        let machine = Machine::new("4:memory:/\n", V1_MOUNT);
+        machine.group("memory/x", &[("memory.limit_in_bytes", "1048576"), ("memory.usage_in_bytes", "0")]);
+        let mut headroom = machine.headroom();
+        assert_eq!(headroom.read().unwrap(), memory(1000, 400));
+        write(machine.directory.path().join("proc/self/cgroup"), "4:memory:/x\n").unwrap();
+        assert_eq!(headroom.read().unwrap(), memory(1, 1));
+    }
+
+    #[test]
+    fn nonsense_bounds_nothing_and_no_meminfo_is_an_error() {
+        let machine = Machine::new("garbage\n4:memory\n4:memory:/x\n0::\n", V1_MOUNT);
+        machine.group("memory/x", &[("memory.limit_in_bytes", "lots"), ("memory.usage_in_bytes", "-1")]);
+        assert_eq!(machine.headroom().read().unwrap(), memory(1000, 400));
+        write(machine.directory.path().join("proc/meminfo"), "MemTotal: what kB\n").unwrap();
+        assert!(machine.headroom().read().is_err());
+        assert!(Headroom::new(Path::new("/nonexistent")).read().is_err());
+    }
+
+    #[test]
+    fn this_machine_can_be_read() {
+        let memory = Headroom::default().read().unwrap();
+        assert!(memory.free_bytes <= memory.total_bytes && memory.total_bytes > 0, "{memory:?}");
+    }
+}

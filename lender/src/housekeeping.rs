@@ -1,0 +1,156 @@
+//! The thread that keeps the store in step with the machine.
+//!
+//! Ten times a second it looks how much memory is free and tells the store, which takes no more than that until the next
+//! look; it judges the pressure; and when the kernel has taken lazily freed pages, anybody's, it searches for those of ours.
+//! What is found gone is noted for the borrowers; their connections send the notices.
+//!
+//! Nothing here waits for a borrower. When memory cannot be read, the store does not grow.
+
+use crate::headroom::{Headroom, Memory};
+use crate::pressure::{self, Pressure};
+use crate::shared::Shared;
+use crate::store::Store;
+use page::PAGE_SIZE;
+use parking_lot::MutexGuard;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+/// Time between two looks. In it a 10 Gbit/s network brings 120 MB at the most; the usual reserve is more.
+const TICK: Duration = Duration::from_millis(100);
+/// What a stored page costs of memory: itself, its record and index entry, its page table entry.
+const PAGE_COST_BYTES: u64 = PAGE_SIZE as u64 + 32 + 8 + 8;
+/// Slots searched with the store locked: 64 MiB of them, some 100 microseconds.
+const SCAN_SLOTS: u32 = 16_384;
+/// A search that took a time is not repeated before this many times as long: it may use a tenth of a processor.
+const SCAN_REST: u32 = 9;
+/// Pages given back with the store locked: well below a millisecond.
+const SHRINK_PAGES: usize = 512;
+
+/// The state of the thread.
+pub struct Housekeeper {
+    headroom: Headroom,
+    reserve_bytes: u64,
+    pressure: Pressure,
+    /// When the pressure was last judged, and the stalls by then.
+    window: Option<(Instant, u64)>,
+    /// The kernel's count of lazily freed pages when the last search began.
+    lazily_freed_pages: Option<u64>,
+    next_scan: Option<Instant>,
+    complained: bool,
+}
+
+impl Housekeeper {
+    /// One that has not looked yet.
+    pub fn new(headroom: Headroom, reserve_bytes: u64) -> Housekeeper {
+        Housekeeper {
+            headroom,
+            reserve_bytes,
+            pressure: Pressure::None,
+            window: None,
+            lazily_freed_pages: None,
+            next_scan: None,
+            complained: false,
+        }
+    }
+
+    /// Looks every [`TICK`] until the lender stops.
+    pub fn run(mut self, shared: &Shared) {
+        while !shared.stop.wait(None, Some(TICK)) {
+            self.tick(shared, Instant::now());
+        }
+    }
+
+    /// One look.
+    pub fn tick(&mut self, shared: &Shared, now: Instant) {
+        // What the store takes between this and its being told is part of what is seen as free.
+        let grown_before = shared.store.lock().grown_pages();
+        let memory = self.headroom.read();
+        let spare_bytes = match &memory {
+            Ok(memory) => {
+                self.judge(*memory, now);
+                memory.free_bytes.saturating_sub(self.reserve_bytes)
+            }
+            Err(error) => {
+                if !std::mem::replace(&mut self.complained, true) {
+                    tracing::warn!(%error, "cannot read how much memory is free: the store does not grow");
+                }
+                0
+            }
+        };
+        let spare_bytes = if self.pressure == Pressure::None { spare_bytes } else { 0 };
+        {
+            let mut store = shared.store.lock();
+            let grown_pages = store.grown_pages() - grown_before;
+            store.set_headroom_pages((spare_bytes / PAGE_COST_BYTES).saturating_sub(grown_pages));
+        }
+        shared.tally.headroom_bytes.store(spare_bytes, Relaxed);
+        shared.tally.pressure.store(self.pressure as u8, Relaxed);
+        if let Ok(memory) = memory {
+            shared.tally.memory_total_bytes.store(memory.total_bytes, Relaxed);
+        }
+        if self.pressure == Pressure::Shrink && self.window.is_some_and(|(begun, _)| begun == now) {
+            shrink(shared);
+        }
+        self.scan_when_due(shared, now);
+    }
+
+    fn judge(&mut self, memory: Memory, now: Instant) {
+        let elapsed = self.window.map(|(begun, _)| now.duration_since(begun));
+        if elapsed.is_some_and(|elapsed| elapsed < pressure::WINDOW) {
+            return;
+        }
+        let stalled_us = self.headroom.stalled_us();
+        self.pressure = match (stalled_us, self.window, elapsed) {
+            (Some(stalled_us), Some((_, before_us)), Some(elapsed)) => {
+                pressure::judge(stalled_us.saturating_sub(before_us), elapsed, memory, self.reserve_bytes)
+            }
+            _ => Pressure::None,
+        };
+        self.window = stalled_us.map(|stalled_us| (now, stalled_us));
+    }
+
+    fn scan_when_due(&mut self, shared: &Shared, now: Instant) {
+        let lazily_freed_pages = self.headroom.lazily_freed_pages();
+        // A kernel that does not count them is asked at the pace of the rest.
+        let moved = lazily_freed_pages.is_none() || lazily_freed_pages != self.lazily_freed_pages;
+        if !moved || self.next_scan.is_some_and(|next| now < next) {
+            return;
+        }
+        self.lazily_freed_pages = lazily_freed_pages;
+        let begun = Instant::now();
+        match scan(shared) {
+            Ok(lost_pages) if lost_pages > 0 => tracing::debug!(lost_pages, "the kernel took pages"),
+            Ok(_) => {}
+            Err(error) => tracing::debug!(%error, "cannot search for pages that the kernel took"),
+        }
+        shared.tally.scans.fetch_add(1, Relaxed);
+        self.next_scan = Some(now + begun.elapsed() * SCAN_REST);
+    }
+}
+
+/// Searches all slots, a part at a time.
+fn scan(shared: &Shared) -> std::io::Result<usize> {
+    let (mut first, mut lost_pages) = (0, 0);
+    let mut store = shared.store.lock();
+    while first < store.used_slots() {
+        let end = first.saturating_add(SCAN_SLOTS);
+        lost_pages += store.scan(first..end)?;
+        first = end;
+        MutexGuard::bump(&mut store);
+    }
+    Ok(lost_pages)
+}
+
+/// Gives back a share of the pages, a part at a time.
+fn shrink(shared: &Shared) {
+    let share = |store: &Store| (store.stored_pages() + store.warm_pages()) as usize / pressure::SHRINK_SHARE;
+    let mut left = share(&shared.store.lock()).max(1);
+    tracing::info!(pages = left, "memory pressure: giving pages back");
+    while left > 0 {
+        let given = shared.store.lock().shrink(left.min(SHRINK_PAGES));
+        if given == 0 {
+            break;
+        }
+        left -= given;
+    }
+}

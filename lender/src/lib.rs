@@ -1,0 +1,28 @@
+//! The lender: keeps pages for borrowers in idle memory, and gives way to whoever needs that memory.
+//!
+//! - [`store`]: the pages. Pure logic over one mapping of memory that the kernel may take back at any moment.
+//! - [`headroom`] and `pressure`: how much memory nobody uses, and whether somebody waits for some.
+//! - `housekeeping`: the thread that tells the one about the other, and finds out what the kernel took.
+//! - [`Server`]: sessions and connections, speaking the protocol of [`wire`].
+//!
+//! A lender never causes a wrong byte, only a miss; never uses memory that anybody else has; and never lets one borrower
+//! see, displace below its fair share, or hold up another.
+
+mod config;
+mod connection;
+mod frames;
+pub mod headroom;
+mod housekeeping;
+mod listener;
+mod pressure;
+mod server;
+mod sessions;
+mod shared;
+mod status;
+pub mod store;
+
+pub use config::{Capacity, Config, Error};
+pub use server::{Handle, Server};
+pub use status::{BorrowerStatus, Status};
+pub use store::PolicyName;
+pub use wire::address::Address;

@@ -1,0 +1,72 @@
+//! Whether others wait for memory, and what the lender does about it.
+//!
+//! From the kernel's pressure stall information: the share of time in which some task waited for memory. Stalls count only
+//! where free memory is scarce. Where there is plenty, they come from a cgroup that sits at its own limit (a borrower on
+//! the same machine, say), and nothing the lender gives back would help it.
+
+use crate::headroom::Memory;
+use std::time::Duration;
+
+/// Time over which stalls are averaged: shorter is noise, longer is late.
+pub const WINDOW: Duration = Duration::from_secs(1);
+
+/// Share of time stalled from which the lender does not grow, in per cent.
+const STALLED_HOLD_PERCENT: u128 = 10;
+/// Share of time stalled from which it gives memory back, in per cent.
+const STALLED_SHRINK_PERCENT: u128 = 40;
+/// Free memory, as a share of all, above which stalls are not its business: one in 16.
+const PLENTY_SHARE: u64 = 16;
+/// Part of the stored pages given back in each window under high pressure: one in 32, half of all in 22 seconds.
+pub const SHRINK_SHARE: usize = 32;
+
+/// What to do.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Pressure {
+    /// Grow into what is free.
+    #[default]
+    None,
+    /// Do not grow.
+    Hold,
+    /// Give back.
+    Shrink,
+}
+
+impl Pressure {
+    /// The status's word for a pressure that was made a number.
+    pub fn name_of(pressure: u8) -> &'static str {
+        match pressure {
+            0 => "none",
+            1 => "hold",
+            _ => "shrink",
+        }
+    }
+}
+
+/// The pressure in a window of `elapsed`, in which tasks were stalled for `stalled_us`, and which left `memory`, of which
+/// `reserve_bytes` are not for lending.
+pub fn judge(stalled_us: u64, elapsed: Duration, memory: Memory, reserve_bytes: u64) -> Pressure {
+    if memory.free_bytes.saturating_sub(reserve_bytes) > memory.total_bytes / PLENTY_SHARE {
+        return Pressure::None;
+    }
+    match u128::from(stalled_us) * 100 / elapsed.as_micros().max(1) {
+        STALLED_SHRINK_PERCENT.. => Pressure::Shrink,
+        STALLED_HOLD_PERCENT.. => Pressure::Hold,
+        _ => Pressure::None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stalls_count_where_memory_is_scarce() {
+        let scarce = Memory { total_bytes: 1600, free_bytes: 150 };
+        for (stalled_us, pressure) in [(0, Pressure::None), (99_999, Pressure::None), (100_000, Pressure::Hold)] {
+            assert_eq!(judge(stalled_us, WINDOW, scarce, 50), pressure);
+        }
+        assert_eq!(judge(400_000, WINDOW, scarce, 50), Pressure::Shrink);
+        assert_eq!(judge(u64::MAX, Duration::ZERO, scarce, 500), Pressure::Shrink);
+        assert_eq!(judge(400_000, WINDOW, scarce, 49), Pressure::None);
+    }
+}

@@ -1,0 +1,200 @@
+//! The server: accepts connections, and stops in order.
+
+use crate::config::{Config, Error};
+use crate::connection;
+use crate::headroom::Headroom;
+use crate::housekeeping::Housekeeper;
+use crate::listener::Listener;
+use crate::pressure::Pressure;
+use crate::sessions::Table;
+use crate::shared::{Complaints, Shared, Stop, Tally};
+use crate::status::{BorrowerStatus, Status};
+use crate::store::Store;
+use parking_lot::{Condvar, Mutex};
+use std::hash::{BuildHasher, RandomState};
+use std::io;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::thread;
+use std::time::{Duration, Instant};
+use wire::address::{Address, Stream};
+
+/// Stack of a connection's thread: its buffers are on the heap.
+const STACK_BYTES: usize = 128 << 10;
+/// Pause after an accept that failed for want of descriptors or memory: what is missing comes back when a connection ends.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// A lender that listens.
+pub struct Server {
+    shared: Arc<Shared>,
+    listener: Listener,
+    housekeeper: Mutex<Option<Housekeeper>>,
+    description: Arc<Description>,
+}
+
+/// What does not change while it runs.
+struct Description {
+    address: Address,
+    policy: &'static str,
+    reserve_bytes: u64,
+}
+
+/// Stops a server, and asks for its status, from any thread.
+#[derive(Clone)]
+pub struct Handle {
+    shared: Arc<Shared>,
+    description: Arc<Description>,
+}
+
+impl Server {
+    /// Sets the store up and listens. Connections wait until [`Server::run`].
+    pub fn bind(config: Config) -> Result<Server, Error> {
+        let mut headroom = Headroom::default();
+        let memory = headroom.read().map_err(|source| Error::UnknownMemory { source })?;
+        let capacity_pages = config.capacity_pages(memory)?;
+        let policy = config.policy.policy();
+        let policy_name = policy.name();
+        let capacity_bytes = u64::from(capacity_pages) * page::PAGE_SIZE as u64;
+        let store = Store::new(capacity_pages, policy).map_err(|source| Error::NoMemory { capacity_bytes, source })?;
+        let listener = Listener::bind(&config.listen)?;
+        let shared = Arc::new(Shared {
+            store: Mutex::new(store),
+            table: Mutex::new(Table::default()),
+            left: Condvar::new(),
+            // The standard library seeds this hasher's keys from the system's random numbers.
+            incarnation: RandomState::new().hash_one(std::process::id()),
+            capacity_pages: capacity_pages.into(),
+            stop: Stop::new().map_err(|source| Error::Start { source })?,
+            tally: Tally::default(),
+            complaints: Complaints::default(),
+        });
+        let mut housekeeper = Housekeeper::new(headroom, config.reserve_bytes);
+        housekeeper.tick(&shared, Instant::now());
+        let description = Description {
+            address: listener.address().clone(),
+            policy: policy_name,
+            reserve_bytes: config.reserve_bytes,
+        };
+        let housekeeper = Mutex::new(Some(housekeeper));
+        Ok(Server { shared, listener, housekeeper, description: Arc::new(description) })
+    }
+
+    /// Where it listens, with the port that the kernel chose.
+    pub fn local_address(&self) -> &Address {
+        &self.description.address
+    }
+
+    /// A handle to stop it with.
+    pub fn handle(&self) -> Handle {
+        Handle { shared: Arc::clone(&self.shared), description: Arc::clone(&self.description) }
+    }
+
+    /// What it has and what it did.
+    pub fn status(&self) -> Status {
+        self.handle().status()
+    }
+
+    /// Serves until [`Handle::shutdown`]; then ends all connections, and returns when their threads have. To be called once.
+    pub fn run(&self) -> Result<(), Error> {
+        let start = |source| Error::Start { source };
+        let housekeeping = match self.housekeeper.lock().take() {
+            Some(housekeeper) => {
+                let shared = Arc::clone(&self.shared);
+                let thread = thread::Builder::new().name("lender-keeper".into());
+                Some(thread.spawn(move || housekeeper.run(&shared)).map_err(start)?)
+            }
+            None => None,
+        };
+        self.accept_until_stopped();
+        self.shared.close_all();
+        if let Some(housekeeping) = housekeeping {
+            housekeeping.join().map_err(|_| start(io::Error::other("the housekeeping thread failed")))?;
+        }
+        Ok(())
+    }
+
+    fn accept_until_stopped(&self) {
+        let stop = &self.shared.stop;
+        while !stop.wait(Some(self.listener.as_fd()), None) {
+            match self.listener.accept() {
+                Ok(stream) => self.start_connection(stream),
+                Err(error) => match error.kind() {
+                    // Gone again before we looked.
+                    io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted => {}
+                    io::ErrorKind::NotConnected | io::ErrorKind::InvalidInput | io::ErrorKind::ConnectionReset => {}
+                    _ => {
+                        self.shared.complaints.log("nobody", &format!("cannot accept connections: {error}"));
+                        stop.wait(None, Some(ACCEPT_PAUSE));
+                    }
+                },
+            }
+        }
+    }
+
+    fn start_connection(&self, stream: Stream) {
+        let stream = Arc::new(stream);
+        let Some(entry) = self.shared.enter(&stream) else {
+            return connection::refuse(
+                &self.shared,
+                &stream,
+                wire::REFUSED_BUSY,
+                "this lender has too many connections",
+            );
+        };
+        let (shared, for_thread) = (Arc::clone(&self.shared), Arc::clone(&stream));
+        let thread = thread::Builder::new().name("lender-peer".into()).stack_size(STACK_BYTES);
+        if let Err(error) = thread.spawn(move || connection::serve(&shared, &for_thread, entry)) {
+            tracing::warn!(%error, "cannot start a thread for a connection; raise the limit on threads");
+            connection::refuse(&self.shared, &stream, wire::REFUSED_BUSY, "this lender has too many threads");
+        }
+    }
+}
+
+impl Handle {
+    /// Has [`Server::run`] return. May be called often, and before it runs.
+    pub fn shutdown(&self) {
+        self.shared.stop.request();
+    }
+
+    /// What the lender has and what it did.
+    pub fn status(&self) -> Status {
+        let table = self.shared.table.lock();
+        let store = self.shared.store.lock();
+        let tally = &self.shared.tally;
+        let borrower_list = table.sessions.iter().filter_map(|(name, session)| {
+            let (counters, stored_pages, zero_pages) = store.owner_status(session.owner)?;
+            Some(BorrowerStatus {
+                name: name[..4].iter().map(|byte| format!("{byte:02x}")).collect(),
+                connections: session.connections.into(),
+                stored_pages: stored_pages.into(),
+                zero_pages: zero_pages.into(),
+                counters,
+            })
+        });
+        let mut borrower_list: Vec<_> = borrower_list.collect();
+        borrower_list.sort_by(|one, other| one.name.cmp(&other.name));
+        Status {
+            address: self.description.address.to_string(),
+            incarnation: format!("{:016x}", self.shared.incarnation),
+            policy: self.description.policy,
+            capacity_pages: self.shared.capacity_pages,
+            stored_pages: store.stored_pages().into(),
+            zero_pages: store.zero_pages().into(),
+            free_resident_pages: store.warm_pages().into(),
+            headroom_bytes: tally.headroom_bytes.load(Relaxed),
+            reserve_bytes: self.description.reserve_bytes,
+            memory_total_bytes: tally.memory_total_bytes.load(Relaxed),
+            pressure: Pressure::name_of(tally.pressure.load(Relaxed)),
+            counters: store.counters(),
+            lost_notices_sent: tally.lost_notices_sent.load(Relaxed),
+            scans: tally.scans.load(Relaxed),
+            malformed_frames: tally.malformed_frames.load(Relaxed),
+            refused_connections: tally.refused_connections.load(Relaxed),
+            stuck_connections: tally.stuck_connections.load(Relaxed),
+            connections: table.connections() as u64,
+            borrowers: table.sessions.len() as u64,
+            borrower_list,
+        }
+    }
+}

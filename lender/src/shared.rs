@@ -1,0 +1,107 @@
+//! What the threads of a lender share.
+
+use crate::sessions::Table;
+use crate::store::Store;
+use parking_lot::{Condvar, Mutex};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// At most one line of log about bad peers in this time: they must not be able to fill a disk.
+const COMPLAINT_INTERVAL: Duration = Duration::from_secs(1);
+
+/// What the threads share.
+pub struct Shared {
+    /// The pages.
+    pub store: Mutex<Store>,
+    /// The connections. Locked before `store` where both are.
+    pub table: Mutex<Table>,
+    /// A connection left `table`.
+    pub left: Condvar,
+    /// [`wire::Welcome::incarnation`].
+    pub incarnation: u64,
+    /// Pages the store keeps at the most.
+    pub capacity_pages: u64,
+    /// The request to stop.
+    pub stop: Stop,
+    /// For the status.
+    pub tally: Tally,
+    /// Bad peers.
+    pub complaints: Complaints,
+}
+
+/// Numbers for the status that are not the store's.
+#[derive(Default)]
+#[allow(missing_docs)] // they have the names and meanings of the status
+pub struct Tally {
+    pub headroom_bytes: AtomicU64,
+    pub memory_total_bytes: AtomicU64,
+    /// A [`crate::pressure::Pressure`].
+    pub pressure: AtomicU8,
+    pub lost_notices_sent: AtomicU64,
+    pub scans: AtomicU64,
+    pub malformed_frames: AtomicU64,
+    pub refused_connections: AtomicU64,
+    pub stuck_connections: AtomicU64,
+}
+
+/// A request to stop, which wakes whoever waits with [`Stop::wait`].
+pub struct Stop {
+    requested: AtomicBool,
+    /// Readable from the request on.
+    event: OwnedFd,
+}
+
+impl Stop {
+    /// Not requested.
+    pub fn new() -> io::Result<Stop> {
+        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        Ok(Stop { requested: AtomicBool::new(false), event })
+    }
+
+    /// Requests it, once and for all.
+    pub fn request(&self) {
+        self.requested.store(true, Ordering::Release);
+        // It can only fail by overflow, which needs 2⁶⁴ requests.
+        let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
+    }
+
+    /// Whether it was requested.
+    pub fn is_requested(&self) -> bool {
+        self.requested.load(Ordering::Acquire)
+    }
+
+    /// Waits for the request, for `other` to become readable, or for the time to pass. True when it was requested.
+    pub fn wait(&self, other: Option<BorrowedFd<'_>>, timeout: Option<Duration>) -> bool {
+        let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
+        let own = PollFd::from_borrowed_fd(self.event.as_fd(), PollFlags::IN);
+        let other = PollFd::from_borrowed_fd(other.unwrap_or(self.event.as_fd()), PollFlags::IN);
+        // An interrupted wait is a short one; all callers loop.
+        let _ = poll(&mut [own, other], timeout.as_ref());
+        self.is_requested()
+    }
+}
+
+/// Log lines about bad peers, few of them.
+#[derive(Default)]
+pub struct Complaints {
+    last: Mutex<(Option<Instant>, u64)>,
+}
+
+impl Complaints {
+    /// Logs that `peer` was sent away for `reason`, or counts it for the next line.
+    pub fn log(&self, peer: &str, reason: &dyn std::fmt::Display) {
+        let suppressed = {
+            let mut last = self.last.lock();
+            let now = Instant::now();
+            if last.0.is_some_and(|last| now.duration_since(last) < COMPLAINT_INTERVAL) {
+                last.1 += 1;
+                return;
+            }
+            std::mem::replace(&mut *last, (Some(now), 0)).1
+        };
+        tracing::warn!(peer, %reason, suppressed, "connection closed");
+    }
+}

@@ -1,0 +1,66 @@
+//! What a lender tells about itself.
+
+use crate::store::Counters;
+use serde::Serialize;
+
+/// A lender's state and counters. Counters run since its start, and include borrowers that left.
+#[derive(Clone, Debug, Serialize)]
+pub struct Status {
+    /// Where it listens.
+    pub address: String,
+    /// [`wire::Welcome::incarnation`], in hexadecimal.
+    pub incarnation: String,
+    /// Name of the replacement policy.
+    pub policy: &'static str,
+    /// Pages it keeps at the most.
+    pub capacity_pages: u64,
+    /// Pages it keeps, those of zeros not counted.
+    pub stored_pages: u64,
+    /// Pages of zeros it keeps, which take no memory.
+    pub zero_pages: u64,
+    /// Free slots that likely still have memory, which the next puts will use.
+    pub free_resident_pages: u64,
+    /// Memory that it may still take, as of the last look.
+    pub headroom_bytes: u64,
+    /// Free memory that it never takes.
+    pub reserve_bytes: u64,
+    /// What the machine or the memory cgroup has in all.
+    pub memory_total_bytes: u64,
+    /// What memory pressure has it do: `none`, `hold` (not grow) or `shrink`.
+    pub pressure: &'static str,
+    /// Puts, gets and what became of pages.
+    #[serde(flatten)]
+    pub counters: Counters,
+    /// Notices of lost pages that were sent.
+    pub lost_notices_sent: u64,
+    /// Searches for pages that the kernel took.
+    pub scans: u64,
+    /// Frames that broke the protocol; each ended its connection.
+    pub malformed_frames: u64,
+    /// Connections that were refused, for whatever reason.
+    pub refused_connections: u64,
+    /// Connections ended because the peer did not send or take a frame in time.
+    pub stuck_connections: u64,
+    /// Connections now.
+    pub connections: u64,
+    /// Borrowers now.
+    pub borrowers: u64,
+    /// Each borrower.
+    pub borrower_list: Vec<BorrowerStatus>,
+}
+
+/// A borrower's part.
+#[derive(Clone, Debug, Serialize)]
+pub struct BorrowerStatus {
+    /// The first 8 hexadecimal digits of its session's name.
+    pub name: String,
+    /// Its connections.
+    pub connections: u64,
+    /// Its pages, those of zeros not counted.
+    pub stored_pages: u64,
+    /// Its pages of zeros.
+    pub zero_pages: u64,
+    /// Its puts, gets and what became of its pages.
+    #[serde(flatten)]
+    pub counters: Counters,
+}

@@ -1,0 +1,561 @@
+//! The store: pages of several owners, in memory that the kernel may take at any moment.
+//!
+//! Pure logic: no socket, no clock, no thread. How much free memory there is comes from outside, as a number of pages
+//! ([`Store::set_headroom_pages`]). It promises that
+//! - a get returns what the same owner put last under that name and version, or nothing;
+//! - memory is taken only out of the headroom: a page that finds none takes the place, and the memory, of an older one;
+//! - whatever it forgets of its own accord it notes for the owner ([`Store::take_notices`]), up to a bound;
+//! - no call takes longer than its batch: no growing tables, no sweeps, every loop bounded.
+//!
+//! # Memory
+//! A slot that was written has memory until the kernel takes it, or until it is given back. A free slot that likely has
+//! memory is *warm*, one that has none is *cold*. Whether memory is still there is looked up on reuse, by looking for
+//! a byte that is not zero (no page of zeros is ever written): so memory that the kernel took counts as growth when
+//! it is taken again, and the store does not fight with whoever needed it.
+//!
+//! A page of zeros needs a record but no memory. Such pages have a bound of their own, an eighth of the capacity on top of it,
+//! so that neither kind displaces the other.
+//!
+//! # Who loses a page when there is no room
+//! Every owner has its own list. An owner that holds its fair share or more (pages stored / number of owners) loses its own
+//! oldest page; one that holds less takes it from the owner that holds most. So an owner that stores alone may use everything,
+//! a newcomer grows until both have the same, and nobody is displaced below the fair share.
+
+mod index;
+mod list;
+mod policy;
+mod record;
+mod slots;
+#[cfg(test)]
+mod tests;
+
+use index::Index;
+pub use list::List;
+use page::{Page, PageId, Version};
+pub use policy::{Fifo, Lru, Policy, PolicyName};
+use record::State;
+pub use record::{OWNERS_MAX, Record};
+use slots::Slots;
+use std::collections::VecDeque;
+use std::ops::Range;
+use zerocopy::FromZeros;
+
+/// Pages at the most: slots are numbered by 32 bits, and an eighth goes on top for pages of zeros. 12 TiB.
+pub const CAPACITY_PAGES_MAX: u32 = 3 << 30;
+
+/// Slots written before they are given to the kernel all at once: enough to spread the cost of the call, few enough for
+/// a stack of neighbours to be small.
+const UNSETTLED_MAX: usize = 64;
+
+/// Notices kept for an owner that has not fetched them yet: 512 KiB, and 128 MiB of pages that the kernel took at once. Older
+/// ones are forgotten, and will be misses.
+const NOTICES_MAX: usize = 32_768;
+
+/// Slots that a put looks at to find one with memory: bounds its time when the kernel took many just now. Each slot looked
+/// at in vain is one less to look at, so repeated puts get there.
+const TRIES_MAX: usize = 64;
+
+/// Name of one content of one page, within its owner.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Key {
+    /// The page.
+    pub id: PageId,
+    /// The version of its bytes.
+    pub version: Version,
+}
+
+/// Somebody whose pages are kept. Numbers come back after [`Store::remove_owner`] has finished with one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Owner(u8);
+
+/// What a get found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Got {
+    /// Nothing.
+    Miss,
+    /// The page, now in the buffer.
+    Page {
+        /// As it came with the put.
+        checksum: u64,
+    },
+    /// A page of zeros. The buffer holds nothing of use.
+    Zero {
+        /// As it came with the put.
+        checksum: u64,
+    },
+}
+
+/// What happened, in pages. The totals of the store keep those of owners that left.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub struct Counters {
+    /// Pages put, stored or not.
+    pub puts: u64,
+    /// Pages put and not stored, for want of memory.
+    pub puts_refused: u64,
+    /// Pages asked for.
+    pub gets: u64,
+    /// Pages asked for and returned, those of zeros among them.
+    pub hits: u64,
+    /// Pages asked for and not here.
+    pub misses: u64,
+    /// Pages dropped on the owner's word.
+    pub drops: u64,
+    /// Pages given up for newer ones.
+    pub replaced: u64,
+    /// Pages given up under memory pressure.
+    pub shrunk: u64,
+    /// Pages that the kernel took.
+    pub reclaimed_by_kernel: u64,
+    /// Notices that the owner did not fetch in time.
+    pub notices_forgotten: u64,
+}
+
+/// The two kinds of stored pages, each with lists and a bound of its own.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Class {
+    Page = 0,
+    Zero = 1,
+}
+
+impl Class {
+    fn of(state: State) -> Class {
+        if state == State::Zero { Class::Zero } else { Class::Page }
+    }
+}
+
+struct OwnerState {
+    lists: [List; 2],
+    counters: Counters,
+    notices: VecDeque<Key>,
+    leaving: bool,
+}
+
+/// The pages.
+pub struct Store {
+    slots: Slots,
+    records: Vec<Record>,
+    index: Index,
+    policy: Box<dyn Policy>,
+    owners: Vec<Option<OwnerState>>,
+    /// Owners that are there, leaving ones included.
+    owner_count: u32,
+    /// Bound of each [`Class`].
+    limits: [u32; 2],
+    /// Stored pages of each [`Class`].
+    stored: [u32; 2],
+    warm: List,
+    cold: List,
+    /// Slots from here on were never used.
+    fresh: u32,
+    /// Written, but not yet the kernel's to take.
+    unsettled: Vec<u32>,
+    headroom_pages: u64,
+    grown_pages: u64,
+    counters: Counters,
+}
+
+impl Store {
+    /// An empty store for `capacity_pages` pages, which takes memory for nothing yet.
+    ///
+    /// # Errors
+    /// When there is not even address space for it, or the capacity is 0 or above [`CAPACITY_PAGES_MAX`].
+    pub fn new(capacity_pages: u32, policy: Box<dyn Policy>) -> std::io::Result<Store> {
+        if !(1..=CAPACITY_PAGES_MAX).contains(&capacity_pages) {
+            return Err(std::io::Error::new(std::io::ErrorKind::InvalidInput, "capacity out of range"));
+        }
+        let limits = [capacity_pages, capacity_pages.div_ceil(8)];
+        let slots = limits[0] + limits[1];
+        Ok(Store {
+            slots: Slots::new(slots)?,
+            records: Record::new_vec_zeroed(slots as usize).map_err(|_| std::io::ErrorKind::OutOfMemory)?,
+            index: Index::new(slots).ok_or(std::io::ErrorKind::OutOfMemory)?,
+            policy,
+            owners: Vec::new(),
+            owner_count: 0,
+            limits,
+            stored: [0; 2],
+            warm: List::EMPTY,
+            cold: List::EMPTY,
+            fresh: 0,
+            unsettled: Vec::with_capacity(UNSETTLED_MAX),
+            headroom_pages: 0,
+            grown_pages: 0,
+            counters: Counters::default(),
+        })
+    }
+
+    /// Pages it keeps at the most, those of zeros not counted.
+    pub fn capacity_pages(&self) -> u32 {
+        self.limits[Class::Page as usize]
+    }
+
+    /// Pages it keeps, those of zeros not counted. Some of them the kernel may have taken since the last scan.
+    pub fn stored_pages(&self) -> u32 {
+        self.stored[Class::Page as usize]
+    }
+
+    /// Pages of zeros it keeps.
+    pub fn zero_pages(&self) -> u32 {
+        self.stored[Class::Zero as usize]
+    }
+
+    /// Free slots that likely still have memory.
+    pub fn warm_pages(&self) -> u32 {
+        self.warm.count()
+    }
+
+    /// Slots that were ever used: what there is to scan.
+    pub fn used_slots(&self) -> u32 {
+        self.fresh
+    }
+
+    /// Everything counted since the start.
+    pub fn counters(&self) -> Counters {
+        self.counters
+    }
+
+    /// An owner's counters, stored pages and pages of zeros.
+    pub fn owner_status(&self, owner: Owner) -> Option<(Counters, u32, u32)> {
+        let state = self.owners.get(owner.0 as usize)?.as_ref()?;
+        Some((state.counters, state.lists[0].count(), state.lists[1].count()))
+    }
+
+    /// Sets how many pages of memory may be taken from now on. Each one that is taken counts it down.
+    pub fn set_headroom_pages(&mut self, pages: u64) {
+        self.headroom_pages = pages;
+    }
+
+    /// Pages of memory taken since the start, given back or not.
+    pub fn grown_pages(&self) -> u64 {
+        self.grown_pages
+    }
+
+    /// Adds an owner, unless there are [`OWNERS_MAX`].
+    pub fn add_owner(&mut self) -> Option<Owner> {
+        let state = OwnerState {
+            lists: [List::EMPTY, List::EMPTY],
+            counters: Counters::default(),
+            notices: VecDeque::new(),
+            leaving: false,
+        };
+        let at = match self.owners.iter().position(Option::is_none) {
+            Some(at) => at,
+            None if self.owners.len() < OWNERS_MAX => {
+                self.owners.push(None);
+                self.owners.len() - 1
+            }
+            None => return None,
+        };
+        self.owners[at] = Some(state);
+        self.owner_count += 1;
+        Some(Owner(at as u8))
+    }
+
+    /// Frees up to `pages` pages of an owner and gives their memory back; to be repeated until it returns true, when the
+    /// owner is gone. In between all its puts are refused and all its gets miss.
+    pub fn remove_owner(&mut self, owner: Owner, pages: usize) -> bool {
+        let Some(state) = self.owners.get_mut(owner.0 as usize).and_then(Option::as_mut) else { return true };
+        state.leaving = true;
+        state.notices = VecDeque::new();
+        let mut freed = Vec::with_capacity(pages);
+        for _ in 0..pages {
+            let Some(state) = &self.owners[owner.0 as usize] else { return true };
+            let Some(slot) = state.lists[0].oldest().or(state.lists[1].oldest()) else {
+                self.give_back(freed);
+                self.owners[owner.0 as usize] = None;
+                self.owner_count -= 1;
+                return true;
+            };
+            self.release(slot, State::Cold);
+            freed.push(slot);
+        }
+        self.give_back(freed);
+        false
+    }
+
+    /// Stores a page, in place of what was stored under its id; false when there is no memory for it. It becomes the
+    /// kernel's to take with the next [`Store::settle`].
+    pub fn put(&mut self, owner: Owner, key: Key, checksum: u64, page: &Page) -> bool {
+        self.count(owner, |counters| counters.puts += 1);
+        let stored = self.try_put(owner, key, checksum, page);
+        if !stored {
+            self.count(owner, |counters| counters.puts_refused += 1);
+        }
+        stored
+    }
+
+    fn try_put(&mut self, owner: Owner, key: Key, checksum: u64, page: &Page) -> bool {
+        let present = self.owners.get(owner.0 as usize).and_then(Option::as_ref).is_some_and(|state| !state.leaving);
+        if !present || key.version > Version::MAX {
+            return false;
+        }
+        if let Some(slot) = self.index.find(&self.records, owner.0, key.id) {
+            self.release(slot, State::Warm);
+        }
+        let (class, state) = if page::is_zero(page) { (Class::Zero, State::Zero) } else { (Class::Page, State::Page) };
+        let slot = match class {
+            Class::Zero => self.slot_for_zero(owner),
+            Class::Page => self.slot_with_memory(owner),
+        };
+        let Some(slot) = slot else { return false };
+        self.records[slot as usize].set_used(state, owner.0, key.id, key.version, checksum);
+        self.index.insert(&self.records, slot);
+        if let Some(owner) = &mut self.owners[owner.0 as usize] {
+            self.policy.inserted(&mut owner.lists[class as usize], &mut self.records, slot);
+        }
+        self.stored[class as usize] += 1;
+        if class == Class::Page {
+            self.slots.write(slot, page);
+            self.unsettled.push(slot);
+            if self.unsettled.len() == UNSETTLED_MAX {
+                self.settle();
+            }
+        }
+        true
+    }
+
+    /// Lets the kernel take what was put since the last call. To be called after each batch of puts.
+    pub fn settle(&mut self) {
+        if let Err(error) = self.slots.settle(&mut self.unsettled) {
+            // Only a kernel without MADV_FREE, or out of memory for its own tables, gets here: the pages stay
+            // unreclaimable until they are overwritten. No page is worth less for it.
+            tracing::warn!(%error, "the kernel does not accept pages as reclaimable");
+        }
+        self.unsettled.clear();
+    }
+
+    /// Copies a page out. An `exclusive` get takes it with it.
+    pub fn get(&mut self, owner: Owner, key: Key, exclusive: bool, page: &mut Page) -> Got {
+        let got = self.try_get(owner, key, exclusive, page);
+        self.count(owner, |counters| {
+            counters.gets += 1;
+            *(if got == Got::Miss { &mut counters.misses } else { &mut counters.hits }) += 1;
+        });
+        got
+    }
+
+    fn try_get(&mut self, owner: Owner, key: Key, exclusive: bool, page: &mut Page) -> Got {
+        let Some(slot) = self.find(owner, key) else { return Got::Miss };
+        let record = self.records[slot as usize];
+        let checksum = record.checksum;
+        let zero = record.state() == State::Zero;
+        if !zero && !self.slots.read(slot, page) {
+            // Now, not later: having been read, it looks present to a scan.
+            self.release(slot, State::Cold);
+            self.count(owner, |counters| counters.reclaimed_by_kernel += 1);
+            return Got::Miss;
+        }
+        if exclusive {
+            self.release(slot, State::Warm);
+        } else if let Some(owner) = &mut self.owners[owner.0 as usize] {
+            let list = &mut owner.lists[Class::of(record.state()) as usize];
+            self.policy.used(list, &mut self.records, slot);
+        }
+        if zero { Got::Zero { checksum } } else { Got::Page { checksum } }
+    }
+
+    /// Forgets a page, if it is kept in this version.
+    pub fn drop_page(&mut self, owner: Owner, key: Key) {
+        if let Some(slot) = self.find(owner, key) {
+            self.release(slot, State::Warm);
+            self.count(owner, |counters| counters.drops += 1);
+        }
+    }
+
+    /// Gives the memory of up to `pages` pages back: of free slots first, then of the oldest pages of whoever has most.
+    /// Returns how many.
+    pub fn shrink(&mut self, pages: usize) -> usize {
+        let mut freed = Vec::new();
+        while freed.len() < pages {
+            let slot = match self.warm.oldest() {
+                Some(slot) => slot,
+                None => match self.largest(Class::Page).and_then(|owner| self.evict(owner, Class::Page)) {
+                    Some((slot, owner)) => {
+                        self.count(owner, |counters| counters.shrunk += 1);
+                        slot
+                    }
+                    None => break,
+                },
+            };
+            self.move_free(slot, State::Cold);
+            freed.push(slot);
+        }
+        let count = freed.len();
+        self.give_back(freed);
+        count
+    }
+
+    /// Finds out which of these slots the kernel took, frees them, and notes it for the owners. Returns how many pages
+    /// were lost. `slots` may exceed [`Store::used_slots`].
+    pub fn scan(&mut self, slots: Range<u32>) -> std::io::Result<usize> {
+        let end = slots.end.min(self.fresh);
+        let mut runs = Vec::new();
+        if slots.start < end {
+            self.slots.absent(slots.start..end, &mut runs)?;
+        }
+        let mut lost = 0;
+        for slot in runs.into_iter().flatten() {
+            let record = self.records[slot as usize];
+            match record.state() {
+                State::Warm => self.move_free(slot, State::Cold),
+                State::Page => {
+                    let owner = Owner(record.owner());
+                    self.release(slot, State::Cold);
+                    self.notice(owner, Key { id: record.id(), version: record.version() });
+                    self.count(owner, |counters| counters.reclaimed_by_kernel += 1);
+                    lost += 1;
+                }
+                State::Cold | State::Zero => {}
+            }
+        }
+        Ok(lost)
+    }
+
+    /// Moves up to `max` notices of pages that are gone to `keys`, oldest first.
+    pub fn take_notices(&mut self, owner: Owner, max: usize, keys: &mut Vec<Key>) {
+        if let Some(state) = self.owners.get_mut(owner.0 as usize).and_then(Option::as_mut) {
+            keys.extend(state.notices.drain(..max.min(state.notices.len())));
+            if state.notices.is_empty() {
+                state.notices = VecDeque::new();
+            }
+        }
+    }
+
+    fn find(&self, owner: Owner, key: Key) -> Option<u32> {
+        let leaving = self.owners.get(owner.0 as usize)?.as_ref()?.leaving;
+        let slot = self.index.find(&self.records, owner.0, key.id)?;
+        (!leaving && self.records[slot as usize].version() == key.version).then_some(slot)
+    }
+
+    /// A slot that has memory, or may take some.
+    fn slot_with_memory(&mut self, owner: Owner) -> Option<u32> {
+        for _ in 0..TRIES_MAX {
+            if self.stored[Class::Page as usize] < self.limits[Class::Page as usize] {
+                if let Some(slot) = self.warm.newest() {
+                    if self.slots.is_present(slot) {
+                        self.warm.unlink(&mut self.records, slot);
+                        return Some(slot);
+                    }
+                    self.move_free(slot, State::Cold);
+                    continue;
+                }
+                if self.headroom_pages > 0 {
+                    self.headroom_pages -= 1;
+                    self.grown_pages += 1;
+                    return self.slot_without_memory();
+                }
+            }
+            if !self.replace(owner, Class::Page) {
+                return None;
+            }
+        }
+        None
+    }
+
+    fn slot_for_zero(&mut self, owner: Owner) -> Option<u32> {
+        if self.stored[Class::Zero as usize] == self.limits[Class::Zero as usize] && !self.replace(owner, Class::Zero) {
+            return None;
+        }
+        self.slot_without_memory().or_else(|| {
+            let slot = self.warm.newest()?;
+            self.warm.unlink(&mut self.records, slot);
+            Some(slot)
+        })
+    }
+
+    fn slot_without_memory(&mut self) -> Option<u32> {
+        if let Some(slot) = self.cold.newest() {
+            self.cold.unlink(&mut self.records, slot);
+            return Some(slot);
+        }
+        let fresh = self.fresh;
+        ((fresh as usize) < self.records.len()).then(|| {
+            self.fresh += 1;
+            fresh
+        })
+    }
+
+    /// Makes room for a page of `owner` (see the module's text); false when nothing is stored.
+    fn replace(&mut self, owner: Owner, class: Class) -> bool {
+        let stored = self.stored[class as usize];
+        let own = self.owners[owner.0 as usize].as_ref().map_or(0, |state| state.lists[class as usize].count());
+        let has_fair_share = own > 0 && u64::from(own) * u64::from(self.owner_count) >= u64::from(stored);
+        let loser = if has_fair_share { Some(owner) } else { self.largest(class) };
+        match loser.and_then(|loser| self.evict(loser, class)) {
+            Some((_, loser)) => {
+                self.count(loser, |counters| counters.replaced += 1);
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// The owner that has most.
+    fn largest(&self, class: Class) -> Option<Owner> {
+        let len = |state: &Option<OwnerState>| state.as_ref().map_or(0, |state| state.lists[class as usize].count());
+        let (at, state) = self.owners.iter().enumerate().max_by_key(|(_, state)| len(state))?;
+        (len(state) > 0).then_some(Owner(at as u8))
+    }
+
+    /// Frees the page that the policy chooses, and notes it for its owner.
+    fn evict(&mut self, owner: Owner, class: Class) -> Option<(u32, Owner)> {
+        let state = self.owners[owner.0 as usize].as_ref()?;
+        let slot = self.policy.victim(&state.lists[class as usize])?;
+        let key = Key { id: self.records[slot as usize].id(), version: self.records[slot as usize].version() };
+        self.release(slot, State::Warm);
+        self.notice(owner, key);
+        Some((slot, owner))
+    }
+
+    /// Frees a used slot.
+    fn release(&mut self, slot: u32, free: State) {
+        self.index.remove(&self.records, slot);
+        let record = &self.records[slot as usize];
+        let class = Class::of(record.state()) as usize;
+        if let Some(owner) = &mut self.owners[record.owner() as usize] {
+            owner.lists[class].unlink(&mut self.records, slot);
+        }
+        self.stored[class] -= 1;
+        self.push_free(slot, free);
+    }
+
+    /// Moves a warm slot, or leaves it.
+    fn move_free(&mut self, slot: u32, free: State) {
+        self.warm.unlink(&mut self.records, slot);
+        self.push_free(slot, free);
+    }
+
+    fn push_free(&mut self, slot: u32, free: State) {
+        self.records[slot as usize].set_free(free);
+        let list = if free == State::Warm { &mut self.warm } else { &mut self.cold };
+        list.push_newest(&mut self.records, slot);
+    }
+
+    fn give_back(&mut self, mut slots: Vec<u32>) {
+        if let Err(error) = self.slots.give_back(&mut slots) {
+            tracing::warn!(%error, "the kernel does not take memory back");
+        }
+    }
+
+    fn notice(&mut self, owner: Owner, key: Key) {
+        let Some(Some(state)) = self.owners.get_mut(owner.0 as usize) else { return };
+        if state.leaving {
+            return;
+        }
+        let full = state.notices.len() == NOTICES_MAX;
+        if full {
+            state.notices.pop_front();
+        }
+        state.notices.push_back(key);
+        if full {
+            self.count(owner, |counters| counters.notices_forgotten += 1);
+        }
+    }
+
+    fn count(&mut self, owner: Owner, change: impl Fn(&mut Counters)) {
+        change(&mut self.counters);
+        if let Some(Some(state)) = self.owners.get_mut(owner.0 as usize) {
+            change(&mut state.counters);
+        }
+    }
+}

@@ -1,0 +1,315 @@
+//! The memory that is lent: slots of one page each in one large anonymous mapping.
+//!
+//! The mapping takes address space only; a slot gets memory when it is written. [`Slots::settle`] then tells the kernel
+//! that it may take that memory whenever it likes (`MADV_FREE`): such pages sit on the inactive *file* list of the kernel's
+//! LRU, and leave without a word and without I/O. Whoever reads a slot that was taken finds zeros, which is why a page of
+//! zeros must never be kept in a slot.
+//!
+//! This module promises that a copy out of a slot is either what was last written there, whole, or reported as taken, and
+//! that a slot being taken in the middle of anything does no harm. It is the only one of this crate with `unsafe` code. A
+//! slot number beyond the mapping is a bug of the caller and panics.
+
+use page::{PAGE_SIZE, Page};
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
+use std::ptr::NonNull;
+
+/// Entries of `/proc/self/pagemap` read at once where `PAGEMAP_SCAN` is missing: 4 KiB of them.
+const PAGEMAP_ENTRIES: usize = 512;
+/// Bytes of one entry.
+const PAGEMAP_ENTRY_BYTES: usize = 8;
+/// The entry's page is in memory.
+const PAGEMAP_PRESENT: u64 = 1 << 63;
+/// The entry's page is in swap.
+const PAGEMAP_SWAPPED: u64 = 1 << 62;
+
+/// Regions that one `PAGEMAP_SCAN` reports at the most.
+const SCAN_REGIONS: usize = 256;
+/// `_IOWR('f', 16, struct pm_scan_arg)`, Linux 6.7.
+const PAGEMAP_SCAN: libc::c_ulong = 0xc060_6610;
+/// A category of pages: in memory.
+const PAGE_IS_PRESENT: u64 = 1 << 3;
+/// A category of pages: in swap.
+const PAGE_IS_SWAPPED: u64 = 1 << 4;
+
+/// The kernel's `struct pm_scan_arg`.
+#[derive(Default)]
+#[repr(C)]
+struct ScanArgument {
+    size: u64,
+    flags: u64,
+    start: u64,
+    end: u64,
+    walk_end: u64,
+    vec: u64,
+    vec_len: u64,
+    max_pages: u64,
+    category_inverted: u64,
+    category_mask: u64,
+    category_anyof_mask: u64,
+    return_mask: u64,
+}
+
+/// The kernel's `struct page_region`.
+#[derive(Clone, Copy, Default)]
+#[repr(C)]
+struct ScanRegion {
+    start: u64,
+    end: u64,
+    categories: u64,
+}
+
+/// How to learn which pages the kernel took.
+enum Presence {
+    /// `PAGEMAP_SCAN`.
+    Scan(File),
+    /// Reading `/proc/self/pagemap` (before Linux 6.7).
+    Read(File),
+    /// Not at all: no `/proc`. Gets will find out one by one.
+    Unknown,
+}
+
+/// The mapping.
+pub struct Slots {
+    start: NonNull<Page>,
+    count: u32,
+    presence: Presence,
+}
+
+// SAFETY: the mapping belongs to this value alone, and no thread keeps anything of its own in it.
+unsafe impl Send for Slots {}
+
+impl Slots {
+    /// Address space for `count` slots.
+    pub fn new(count: u32) -> io::Result<Slots> {
+        let bytes = count as usize * PAGE_SIZE;
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        // SAFETY: a new mapping at an address that the kernel chooses replaces nothing.
+        let start = unsafe { libc::mmap(std::ptr::null_mut(), bytes, protection, flags, -1, 0) };
+        if start == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let start = NonNull::new(start.cast::<Page>()).ok_or(io::ErrorKind::OutOfMemory)?;
+        let presence = File::open("/proc/self/pagemap").map_or(Presence::Unknown, Presence::Scan);
+        let slots = Slots { start, count, presence };
+        // A huge page would have 512 slots come and go together; a dump or a child has no use for other people's pages,
+        // and pages shared with a child could not be taken. A kernel built without one of them does not need it.
+        for advice in [libc::MADV_NOHUGEPAGE, libc::MADV_DONTDUMP, libc::MADV_DONTFORK] {
+            let _ = slots.advise(0..count, advice);
+        }
+        Ok(slots)
+    }
+
+    fn slot(&self, slot: u32) -> *mut Page {
+        assert!(slot < self.count, "slot {slot} of {}", self.count);
+        // SAFETY: the slot lies within the mapping.
+        unsafe { self.start.as_ptr().add(slot as usize) }
+    }
+
+    /// Writes a slot, which takes memory if it has none. It is the kernel's to take only after [`Slots::settle`].
+    pub fn write(&mut self, slot: u32, page: &Page) {
+        debug_assert!(!page::is_zero(page), "zeros in a slot mean that the kernel took it");
+        let to = self.slot(slot);
+        // SAFETY: `to` is a page of our mapping, writable, and no reference into the mapping ever exists.
+        unsafe { std::ptr::copy_nonoverlapping(page, to, 1) }
+    }
+
+    /// Copies a slot out. False when the kernel has taken it; `page` then holds nothing of use.
+    ///
+    /// The kernel may take it while it is being copied: the copy then ends in zeros that were never written. But then the
+    /// whole slot reads as zeros afterwards, so a second look at a byte that was not zero tells.
+    pub fn read(&self, slot: u32, page: &mut Page) -> bool {
+        let from = self.slot(slot);
+        // SAFETY: `from` is a page of our mapping. The kernel may turn it to zeros meanwhile, which any copy tolerates.
+        unsafe { std::ptr::copy_nonoverlapping(from, page, 1) };
+        let witness = if page[0] != 0 { Some(0) } else { page.iter().position(|byte| *byte != 0) };
+        // SAFETY: the witness is an offset within the page.
+        witness.is_some_and(|at| unsafe { from.cast::<u8>().add(at).read_volatile() } != 0)
+    }
+
+    /// Whether a slot that was written still has its memory.
+    pub fn is_present(&self, slot: u32) -> bool {
+        let words = self.slot(slot).cast::<u64>();
+        // SAFETY: the words of a page of our mapping, which is aligned to pages.
+        (0..PAGE_SIZE / size_of::<u64>()).any(|at| unsafe { words.add(at).read_volatile() } != 0)
+    }
+
+    /// Lets the kernel take the memory of these slots from now on, whenever it needs it. Sorts them.
+    pub fn settle(&mut self, slots: &mut [u32]) -> io::Result<()> {
+        self.advise_each(slots, libc::MADV_FREE)
+    }
+
+    /// Gives the memory of these slots back at once. Sorts them.
+    pub fn give_back(&mut self, slots: &mut [u32]) -> io::Result<()> {
+        self.advise_each(slots, libc::MADV_DONTNEED)
+    }
+
+    /// One call of the kernel for each run of neighbours.
+    fn advise_each(&mut self, slots: &mut [u32], advice: libc::c_int) -> io::Result<()> {
+        slots.sort_unstable();
+        for run in slots.chunk_by(|slot, next| next - slot <= 1) {
+            self.advise(run[0]..run[run.len() - 1] + 1, advice)?;
+        }
+        Ok(())
+    }
+
+    fn advise(&self, run: Range<u32>, advice: libc::c_int) -> io::Result<()> {
+        assert!(run.start <= run.end && run.end <= self.count, "slots {run:?} of {}", self.count);
+        let bytes = run.len() * PAGE_SIZE;
+        // SAFETY: the run lies within our mapping, and none of the advice given here does more than to turn it to zeros.
+        let result = unsafe { libc::madvise(self.start.as_ptr().add(run.start as usize).cast(), bytes, advice) };
+        if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    }
+
+    /// Appends those of `within` that have no memory, in ascending order, as runs. Nothing is appended where the kernel
+    /// does not tell.
+    pub fn absent(&mut self, within: Range<u32>, runs: &mut Vec<Range<u32>>) -> io::Result<()> {
+        assert!(within.start <= within.end && within.end <= self.count, "slots {within:?} of {}", self.count);
+        if let Presence::Scan(pagemap) = &self.presence {
+            match self.absent_by_scan(pagemap, within.clone(), runs) {
+                Err(error) if error.raw_os_error() == Some(libc::ENOTTY) => {
+                    let Presence::Scan(pagemap) = std::mem::replace(&mut self.presence, Presence::Unknown) else {
+                        return Ok(());
+                    };
+                    self.presence = Presence::Read(pagemap);
+                }
+                done => return done,
+            }
+        }
+        match &self.presence {
+            Presence::Read(pagemap) => self.absent_by_reading(pagemap, within, runs),
+            _ => Ok(()),
+        }
+    }
+
+    fn absent_by_scan(&self, pagemap: &File, within: Range<u32>, runs: &mut Vec<Range<u32>>) -> io::Result<()> {
+        let base = self.start.as_ptr() as u64;
+        let address_of = |slot: u32| base + u64::from(slot) * PAGE_SIZE as u64;
+        let slot_at = |address: u64| ((address - base) / PAGE_SIZE as u64) as u32;
+        let mut regions = [ScanRegion::default(); SCAN_REGIONS];
+        let mut start = address_of(within.start);
+        let end = address_of(within.end);
+        while start < end {
+            let mut argument = ScanArgument {
+                size: size_of::<ScanArgument>() as u64,
+                start,
+                end,
+                vec: regions.as_mut_ptr() as u64,
+                vec_len: SCAN_REGIONS as u64,
+                category_inverted: PAGE_IS_PRESENT | PAGE_IS_SWAPPED,
+                category_mask: PAGE_IS_PRESENT | PAGE_IS_SWAPPED,
+                return_mask: PAGE_IS_PRESENT | PAGE_IS_SWAPPED,
+                ..ScanArgument::default()
+            };
+            // SAFETY: the argument has the kernel's layout and says its size; it writes at most `vec_len` regions.
+            let found = unsafe { libc::ioctl(pagemap.as_raw_fd(), PAGEMAP_SCAN, &mut argument) };
+            if found < 0 {
+                return Err(io::Error::last_os_error());
+            }
+            runs.extend(regions.iter().take(found as usize).map(|found| slot_at(found.start)..slot_at(found.end)));
+            // The kernel says how far it came; an end that does not move would have us ask for ever.
+            start = argument.walk_end.max(start + PAGE_SIZE as u64);
+        }
+        Ok(())
+    }
+
+    fn absent_by_reading(&self, pagemap: &File, within: Range<u32>, runs: &mut Vec<Range<u32>>) -> io::Result<()> {
+        let base = self.start.as_ptr() as usize / PAGE_SIZE;
+        let mut entries = [0u8; PAGEMAP_ENTRIES * PAGEMAP_ENTRY_BYTES];
+        let mut first = within.start;
+        while first < within.end {
+            let count = PAGEMAP_ENTRIES.min((within.end - first) as usize);
+            let bytes = &mut entries[..count * PAGEMAP_ENTRY_BYTES];
+            pagemap.read_exact_at(bytes, ((base + first as usize) * PAGEMAP_ENTRY_BYTES) as u64)?;
+            let (words, _) = bytes.as_chunks::<PAGEMAP_ENTRY_BYTES>();
+            for (slot, word) in (first..).zip(words) {
+                if u64::from_ne_bytes(*word) & (PAGEMAP_PRESENT | PAGEMAP_SWAPPED) != 0 {
+                    continue;
+                }
+                match runs.last_mut() {
+                    Some(run) if run.end == slot => run.end += 1,
+                    _ => runs.push(slot..slot + 1),
+                }
+            }
+            first += count as u32;
+        }
+        Ok(())
+    }
+
+    /// Does to a slot what the kernel does when it takes it.
+    #[cfg(test)]
+    pub fn take_silently(&mut self, slot: u32) {
+        self.advise(slot..slot + 1, libc::MADV_DONTNEED).unwrap();
+    }
+}
+
+impl Drop for Slots {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is ours, whole, and nothing refers to it any more.
+        unsafe { libc::munmap(self.start.as_ptr().cast(), self.count as usize * PAGE_SIZE) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use page::ZERO_PAGE;
+
+    fn filled(byte: u8) -> Page {
+        [byte; PAGE_SIZE]
+    }
+
+    #[test]
+    fn what_is_written_is_read_and_what_is_taken_is_told() {
+        let mut slots = Slots::new(8).unwrap();
+        let mut page = Box::new(ZERO_PAGE);
+        slots.write(3, &filled(7));
+        slots.write(4, &filled(8));
+        slots.settle(&mut [4, 3]).unwrap();
+        assert!(slots.read(3, &mut page) && *page == filled(7));
+        assert!(slots.is_present(4));
+        slots.give_back(&mut [3]).unwrap();
+        assert!(!slots.read(3, &mut page));
+        assert!(!slots.is_present(3));
+        assert!(slots.read(4, &mut page) && *page == filled(8));
+        slots.write(3, &filled(9));
+        assert!(slots.read(3, &mut page) && *page == filled(9));
+    }
+
+    #[test]
+    fn a_page_that_begins_with_zeros_is_there() {
+        let mut slots = Slots::new(1).unwrap();
+        let mut page = filled(0);
+        page[PAGE_SIZE - 1] = 1;
+        slots.write(0, &page);
+        let mut copy = Box::new(ZERO_PAGE);
+        assert!(slots.is_present(0) && slots.read(0, &mut copy) && *copy == page);
+    }
+
+    #[test]
+    fn both_ways_of_looking_agree() {
+        let mut slots = Slots::new(3000).unwrap();
+        for slot in (0..3000).filter(|slot| slot % 7 < 3) {
+            slots.write(slot, &filled(1));
+        }
+        for slot in (0..3000).filter(|slot| slot % 21 == 0) {
+            slots.take_silently(slot);
+        }
+        let expected: Vec<u32> = (10..2990).filter(|slot| slot % 7 >= 3 || slot % 21 == 0).collect();
+        let mut ways = vec![];
+        for by_reading in [false, true] {
+            if by_reading {
+                slots.presence = Presence::Read(File::open("/proc/self/pagemap").unwrap());
+            }
+            let mut runs = vec![];
+            slots.absent(10..2990, &mut runs).unwrap();
+            ways.push(matches!(slots.presence, Presence::Scan(_)));
+            assert_eq!(runs.into_iter().flatten().collect::<Vec<_>>(), expected, "by reading: {by_reading}");
+        }
+        println!("by PAGEMAP_SCAN: {}", ways[0]);
+    }
+}

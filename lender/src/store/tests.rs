@@ -1,0 +1,426 @@
+//! The store against a simple model, and its promises one by one.
+
+use super::*;
+use page::{FileKey, PAGE_SIZE, ZERO_PAGE, checksum};
+use std::collections::{HashMap, HashSet};
+
+/// Numbers that a seed decides (SplitMix64).
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (z ^ (z >> 31)) % bound
+    }
+}
+
+fn key(index: u32, version: u64) -> Key {
+    Key { id: PageId { file: FileKey(1), index }, version: Version(version) }
+}
+
+/// The bytes that a key and an owner stand for.
+fn page_of(owner: Owner, key: Key) -> Page {
+    let mut page = [0; PAGE_SIZE];
+    page[..4].copy_from_slice(&key.id.index.to_le_bytes());
+    page[8..16].copy_from_slice(&key.version.0.to_le_bytes());
+    page[PAGE_SIZE - 1] = owner.0 + 1;
+    page
+}
+
+fn store(capacity_pages: u32) -> Store {
+    let mut store = Store::new(capacity_pages, PolicyName::Lru.policy()).unwrap();
+    store.set_headroom_pages(u64::MAX);
+    store
+}
+
+fn put(store: &mut Store, owner: Owner, key: Key) -> bool {
+    let page = page_of(owner, key);
+    store.put(owner, key, checksum(key.id, key.version, &page), &page)
+}
+
+fn get(store: &mut Store, owner: Owner, key: Key) -> bool {
+    let mut page = ZERO_PAGE;
+    match store.get(owner, key, false, &mut page) {
+        Got::Miss => false,
+        Got::Zero { .. } => panic!("{key:?} is not zero"),
+        Got::Page { checksum: sum } => {
+            assert!(page == page_of(owner, key), "{key:?} of {owner:?}");
+            assert_eq!(sum, checksum(key.id, key.version, &page));
+            true
+        }
+    }
+}
+
+fn notices(store: &mut Store, owner: Owner) -> Vec<Key> {
+    let mut keys = Vec::new();
+    store.take_notices(owner, usize::MAX, &mut keys);
+    keys
+}
+
+/// Which of these indexes are kept (FIFO order is not changed by looking, LRU order is).
+fn kept(store: &Store, owner: Owner, indexes: impl IntoIterator<Item = u32>) -> Vec<u32> {
+    indexes.into_iter().filter(|index| store.find(owner, key(*index, 1)).is_some()).collect()
+}
+
+impl Store {
+    /// Everything that must hold between two calls.
+    fn check(&self) {
+        let mut seen = HashSet::new();
+        let mut walk = |list: &List, expected: &dyn Fn(&Record) -> bool| {
+            let (mut next, mut count) = (list.oldest(), 0);
+            while let Some(slot) = next {
+                assert!(seen.insert(slot) && expected(&self.records[slot as usize]), "slot {slot}");
+                let newer = self.records[slot as usize].newer;
+                next = (newer != record::NONE).then_some(newer);
+                count += 1;
+            }
+            assert_eq!(count, list.count());
+        };
+        walk(&self.warm, &|record| record.state() == State::Warm);
+        walk(&self.cold, &|record| record.state() == State::Cold);
+        let mut stored = [0; 2];
+        for (at, state) in self.owners.iter().enumerate() {
+            let Some(state) = state else { continue };
+            for (class, expected) in [State::Page, State::Zero].into_iter().enumerate() {
+                stored[class] += state.lists[class].count();
+                walk(&state.lists[class], &|record| {
+                    let found = self.index.find(&self.records, at as u8, record.id());
+                    found.is_some() && record.state() == expected && record.owner() == at as u8
+                });
+            }
+        }
+        assert_eq!(stored, self.stored);
+        assert!(stored[0] <= self.limits[0] && stored[1] <= self.limits[1]);
+        assert_eq!(seen.len(), self.fresh as usize);
+        assert_eq!(self.owner_count as usize, self.owners.iter().flatten().count());
+    }
+
+    fn take_silently(&mut self, owner: Owner, key: Key) {
+        let slot = self.find(owner, key).unwrap();
+        self.slots.take_silently(slot);
+    }
+}
+
+#[test]
+fn random_operations_agree_with_a_model() {
+    for seed in 1..=12u64 {
+        println!("seed {seed}");
+        let mut random = Random(seed);
+        let policy = if seed % 2 == 0 { PolicyName::Fifo } else { PolicyName::Lru };
+        let mut store = Store::new(64, policy.policy()).unwrap();
+        let mut owners = vec![store.add_owner().unwrap(), store.add_owner().unwrap()];
+        // What may be there: the store may lose any of it, but must not have anything else.
+        let mut model: HashMap<(Owner, u32), (u64, bool)> = HashMap::new();
+        for version in 1..6000u64 {
+            let owner = owners[random.below(owners.len() as u64) as usize];
+            let index = random.below(150) as u32;
+            let known = model.get(&(owner, index)).copied();
+            match random.below(100) {
+                0..40 => {
+                    let zero = random.below(4) == 0;
+                    let key = key(index, version);
+                    let stored = if zero { store.put(owner, key, 5, &ZERO_PAGE) } else { put(&mut store, owner, key) };
+                    model.remove(&(owner, index));
+                    if stored {
+                        model.insert((owner, index), (version, zero));
+                    }
+                }
+                40..70 => {
+                    let exclusive = random.below(5) == 0;
+                    let asked = match known {
+                        Some((version, _)) if random.below(4) > 0 => version,
+                        _ => 1 + random.below(version),
+                    };
+                    let mut page = ZERO_PAGE;
+                    match store.get(owner, key(index, asked), exclusive, &mut page) {
+                        Got::Miss => {}
+                        Got::Zero { checksum } => assert_eq!((known, checksum), (Some((asked, true)), 5)),
+                        Got::Page { checksum: sum } => {
+                            assert_eq!(known, Some((asked, false)));
+                            assert!(page == page_of(owner, key(index, asked)));
+                            assert_eq!(sum, checksum(key(index, asked).id, Version(asked), &page));
+                        }
+                    }
+                    if exclusive && known.is_some_and(|(version, _)| version == asked) {
+                        model.remove(&(owner, index));
+                    }
+                }
+                70..80 => {
+                    let dropped = known.map_or(version, |(version, _)| version - random.below(2));
+                    store.drop_page(owner, key(index, dropped));
+                    if known.is_some_and(|(version, _)| version == dropped) {
+                        model.remove(&(owner, index));
+                    }
+                }
+                80..85 => store.set_headroom_pages(random.below(20)),
+                85..92 => {
+                    store.settle();
+                    store.slots.take_silently(random.below(72) as u32);
+                }
+                92..95 => {
+                    store.scan(0..u32::MAX).unwrap();
+                }
+                95..97 => {
+                    store.shrink(random.below(10) as usize);
+                }
+                97 => {
+                    for owner in &owners {
+                        for lost in notices(&mut store, *owner) {
+                            // What is said to be lost is lost, unless it was put again.
+                            let known = model.get(&(*owner, lost.id.index));
+                            if known.is_some_and(|(version, _)| *version == lost.version.0) {
+                                model.remove(&(*owner, lost.id.index));
+                                assert_eq!(store.get(*owner, lost, false, &mut ZERO_PAGE.clone()), Got::Miss);
+                            }
+                        }
+                    }
+                }
+                98 => {
+                    owners.retain(|other| *other != owner);
+                    while !store.remove_owner(owner, 7) {
+                        store.check();
+                        assert!(!put(&mut store, owner, key(index, version)));
+                    }
+                    model.retain(|(other, _), _| *other != owner);
+                }
+                _ => {}
+            }
+            if owners.len() < 2 || (owners.len() < 5 && random.below(50) == 0) {
+                owners.push(store.add_owner().unwrap());
+            }
+            if version % 16 == 0 {
+                store.check();
+            }
+        }
+        store.check();
+    }
+}
+
+#[test]
+fn owners_never_see_each_others_pages() {
+    let mut store = store(100);
+    let (one, two) = (store.add_owner().unwrap(), store.add_owner().unwrap());
+    assert!(put(&mut store, one, key(1, 1)) && put(&mut store, two, key(2, 1)));
+    assert!(!get(&mut store, two, key(1, 1)) && !get(&mut store, one, key(2, 1)));
+    assert!(put(&mut store, two, key(1, 1)));
+    assert!(get(&mut store, one, key(1, 1)) && get(&mut store, two, key(1, 1)));
+    store.drop_page(two, key(1, 1));
+    assert!(get(&mut store, one, key(1, 1)) && !get(&mut store, two, key(1, 1)));
+}
+
+#[test]
+fn a_removed_owner_leaves_nothing_to_its_successor() {
+    let mut store = store(100);
+    let one = store.add_owner().unwrap();
+    for index in 0..100 {
+        assert!(put(&mut store, one, key(index, 1)));
+    }
+    store.put(one, key(200, 1), 0, &ZERO_PAGE);
+    let mut calls = 1;
+    while !store.remove_owner(one, 30) {
+        calls += 1;
+        assert!(!get(&mut store, one, key(99, 1)));
+    }
+    assert_eq!((calls, store.stored_pages(), store.zero_pages()), (4, 0, 0));
+    let mut absent = vec![];
+    store.slots.absent(0..100, &mut absent).unwrap();
+    assert_eq!(absent.into_iter().flatten().count(), 100);
+    let next = store.add_owner().unwrap();
+    assert_eq!(next, one);
+    assert!(!get(&mut store, next, key(1, 1)) && notices(&mut store, next).is_empty());
+    store.check();
+}
+
+#[test]
+fn versions_are_told_apart() {
+    let mut store = store(10);
+    let owner = store.add_owner().unwrap();
+    put(&mut store, owner, key(1, 5));
+    assert!(!get(&mut store, owner, key(1, 4)));
+    store.drop_page(owner, key(1, 6));
+    assert!(get(&mut store, owner, key(1, 5)));
+    put(&mut store, owner, key(1, 6));
+    assert!(!get(&mut store, owner, key(1, 5)) && get(&mut store, owner, key(1, 6)));
+    assert_eq!(store.stored_pages(), 1);
+    let too_large = Key { version: Version(Version::MAX.0 + 1), ..key(1, 0) };
+    assert!(!put(&mut store, owner, too_large) && !get(&mut store, owner, too_large));
+    assert!(put(&mut store, owner, Key { version: Version::MAX, ..too_large }));
+    assert!(get(&mut store, owner, Key { version: Version::MAX, ..too_large }));
+}
+
+#[test]
+fn the_least_recently_used_goes_first() {
+    for (policy, left) in [(PolicyName::Lru, [0, 3, 4]), (PolicyName::Fifo, [2, 3, 4])] {
+        let mut store = Store::new(3, policy.policy()).unwrap();
+        store.set_headroom_pages(u64::MAX);
+        let owner = store.add_owner().unwrap();
+        for index in 0..3 {
+            put(&mut store, owner, key(index, 1));
+        }
+        assert!(get(&mut store, owner, key(0, 1)));
+        put(&mut store, owner, key(3, 1));
+        put(&mut store, owner, key(4, 1));
+        assert_eq!(kept(&store, owner, 0..5), left, "{policy:?}");
+        let lost: Vec<u32> = (0..5).filter(|index| !left.contains(index)).collect();
+        assert_eq!(notices(&mut store, owner).iter().map(|key| key.id.index).collect::<Vec<_>>(), lost);
+        assert_eq!(store.counters().replaced, 2);
+    }
+}
+
+#[test]
+fn without_headroom_the_store_does_not_grow() {
+    let mut store = store(100);
+    let owner = store.add_owner().unwrap();
+    store.set_headroom_pages(0);
+    assert!(!put(&mut store, owner, key(1, 1)));
+    assert_eq!(store.counters().puts_refused, 1);
+    store.set_headroom_pages(5);
+    for index in 0..50 {
+        assert!(put(&mut store, owner, key(index, 1)));
+    }
+    assert_eq!((store.stored_pages(), store.used_slots()), (5, 5));
+    assert_eq!(kept(&store, owner, 0..50), [45, 46, 47, 48, 49]);
+    // Memory that is gone may not be taken again; memory of a dropped page may.
+    store.drop_page(owner, key(49, 1));
+    store.settle();
+    store.take_silently(owner, key(48, 1));
+    store.take_silently(owner, key(45, 1));
+    assert_eq!(store.scan(0..100).unwrap(), 2);
+    for index in 100..150 {
+        assert!(put(&mut store, owner, key(index, 1)));
+    }
+    assert_eq!(store.stored_pages(), 3);
+    store.check();
+}
+
+#[test]
+fn memory_taken_silently_is_not_taken_back_by_replacing() {
+    let mut store = store(100);
+    let owner = store.add_owner().unwrap();
+    store.set_headroom_pages(10);
+    for index in 0..10 {
+        put(&mut store, owner, key(index, 1));
+    }
+    store.settle();
+    for index in 0..6 {
+        store.take_silently(owner, key(index, 1));
+    }
+    for index in 10..30 {
+        assert!(put(&mut store, owner, key(index, 1)));
+    }
+    assert_eq!(kept(&store, owner, 0..30), [26, 27, 28, 29]);
+}
+
+#[test]
+fn what_the_kernel_took_is_a_miss_and_is_told() {
+    let mut store = store(100);
+    let owner = store.add_owner().unwrap();
+    for index in 0..10 {
+        put(&mut store, owner, key(index, 1));
+    }
+    store.settle();
+    for index in [2, 3, 7] {
+        store.take_silently(owner, key(index, 1));
+    }
+    assert!(!get(&mut store, owner, key(2, 1)));
+    assert_eq!((store.stored_pages(), store.counters().reclaimed_by_kernel), (9, 1));
+    assert_eq!(store.scan(0..u32::MAX).unwrap(), 2);
+    assert_eq!(notices(&mut store, owner), [key(3, 1), key(7, 1)]);
+    assert_eq!((store.stored_pages(), store.counters().reclaimed_by_kernel), (7, 3));
+    assert_eq!(store.scan(0..u32::MAX).unwrap(), 0);
+    store.check();
+}
+
+#[test]
+fn zeros_take_no_memory() {
+    let mut store = store(16);
+    let owner = store.add_owner().unwrap();
+    store.set_headroom_pages(0);
+    for index in 0..3 {
+        assert!(store.put(owner, key(index, 1), 7, &ZERO_PAGE));
+    }
+    // The bound is an eighth of the capacity.
+    assert_eq!((store.zero_pages(), kept(&store, owner, 0..3)), (2, vec![1, 2]));
+    let mut page = [1; PAGE_SIZE];
+    assert_eq!(store.get(owner, key(2, 1), false, &mut page), Got::Zero { checksum: 7 });
+    assert_eq!(store.scan(0..u32::MAX).unwrap(), 0);
+    assert_eq!(store.get(owner, key(2, 1), true, &mut page), Got::Zero { checksum: 7 });
+    assert_eq!(store.get(owner, key(2, 1), true, &mut page), Got::Miss);
+    // A slot that stood for zeros has no memory to reuse.
+    assert!(!put(&mut store, owner, key(9, 1)));
+    store.set_headroom_pages(1);
+    assert!(put(&mut store, owner, key(9, 1)) && get(&mut store, owner, key(9, 1)));
+    store.check();
+}
+
+#[test]
+fn shrinking_gives_memory_back_oldest_first() {
+    let mut store = store(10);
+    let owner = store.add_owner().unwrap();
+    for index in 0..10 {
+        put(&mut store, owner, key(index, 1));
+    }
+    store.drop_page(owner, key(9, 1));
+    assert_eq!(store.shrink(4), 4);
+    assert_eq!(kept(&store, owner, 0..10), [3, 4, 5, 6, 7, 8]);
+    assert_eq!(notices(&mut store, owner), [key(0, 1), key(1, 1), key(2, 1)]);
+    let mut absent = vec![];
+    store.slots.absent(0..10, &mut absent).unwrap();
+    assert_eq!(absent.into_iter().flatten().count(), 4);
+    store.set_headroom_pages(0);
+    put(&mut store, owner, key(20, 1));
+    assert_eq!(store.stored_pages(), 6);
+    assert_eq!(store.shrink(100), 6);
+    assert_eq!(store.stored_pages(), 0);
+    store.check();
+}
+
+#[test]
+fn shares_become_even_and_nobody_falls_below() {
+    let mut store = store(90);
+    let one = store.add_owner().unwrap();
+    for index in 0..200 {
+        put(&mut store, one, key(index, 1));
+    }
+    assert_eq!(store.owner_status(one).unwrap().1, 90);
+    let two = store.add_owner().unwrap();
+    for index in 0..200 {
+        put(&mut store, two, key(index, 1));
+    }
+    assert_eq!((store.owner_status(one).unwrap().1, store.owner_status(two).unwrap().1), (45, 45));
+    // The one that is busy displaces itself, not the one that is quiet.
+    for index in 200..400 {
+        put(&mut store, one, key(index, 1));
+    }
+    assert_eq!(kept(&store, two, 0..200), (155..200).collect::<Vec<_>>());
+    let three = store.add_owner().unwrap();
+    for index in 0..200 {
+        put(&mut store, three, key(index, 1));
+    }
+    let pages = [one, two, three].map(|owner| store.owner_status(owner).unwrap().1);
+    assert!(pages.iter().all(|pages| (29..=31).contains(pages)), "{pages:?}");
+}
+
+#[test]
+fn notices_are_bounded() {
+    let mut store = store(2);
+    let owner = store.add_owner().unwrap();
+    for index in 0..NOTICES_MAX as u32 + 12 {
+        put(&mut store, owner, key(index, 1));
+    }
+    let keys = notices(&mut store, owner);
+    assert_eq!((keys.len(), keys[0]), (NOTICES_MAX, key(10, 1)));
+    assert_eq!(store.counters().notices_forgotten, 10);
+}
+
+#[test]
+fn there_is_a_last_owner_number() {
+    let mut store = store(1);
+    let owners: Vec<_> = (0..OWNERS_MAX).map(|_| store.add_owner().unwrap()).collect();
+    assert_eq!(store.add_owner(), None);
+    assert!(store.remove_owner(owners[7], 1));
+    assert_eq!(store.add_owner(), Some(owners[7]));
+}

@@ -1,0 +1,281 @@
+//! The lender in a memory cgroup that somebody else fills: it must give way, without anybody being killed.
+//!
+//! The lender runs in a process of its own (this program again, told so by the environment), so that the cgroup holds it
+//! and the one who squeezes it, but not this test. Each test has both versions of cgroups in mind and takes what there is.
+
+mod client;
+
+use client::{Client, PATIENCE, config, key};
+use lender::{Address, Server};
+use std::collections::HashSet;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+use wire::{ROLE_GET, ROLE_MAIN};
+
+const MIB: u64 = 1 << 20;
+/// Says to this program what it is to be.
+const PART: &str = "LENDER_TEST_PART";
+
+/// A memory cgroup, removed with the value.
+struct Group {
+    directory: PathBuf,
+    version_2: bool,
+}
+
+impl Group {
+    fn new(name: &str, limit_bytes: u64) -> Result<Group, String> {
+        let mounts = std::fs::read_to_string("/proc/self/mountinfo").map_err(|error| error.to_string())?;
+        let mount_of = |kind: &str, option: &str| {
+            let line = mounts.lines().find(|line| {
+                let (_, right) = line.split_once(" - ").unwrap_or_default();
+                right.split(' ').next() == Some(kind) && right.contains(option)
+            })?;
+            line.split(' ').nth(4).map(PathBuf::from)
+        };
+        let unified = mount_of("cgroup2", "");
+        let governs = |root: &PathBuf| {
+            let _ = std::fs::write(root.join("cgroup.subtree_control"), "+memory");
+            std::fs::read_to_string(root.join("cgroup.subtree_control")).is_ok_and(|text| text.contains("memory"))
+        };
+        let (root, version_2) = match (unified.filter(governs), mount_of("cgroup", ",memory")) {
+            (Some(root), _) => (root, true),
+            (None, Some(root)) => (root, false),
+            (None, None) => return Err("no memory cgroup is mounted".into()),
+        };
+        let group = Group { directory: root.join(format!("lender-test-{}-{name}", std::process::id())), version_2 };
+        std::fs::create_dir(&group.directory).map_err(|error| format!("cannot make a cgroup: {error}"))?;
+        let limit = if version_2 { "memory.max" } else { "memory.limit_in_bytes" };
+        group.write(limit, &limit_bytes.to_string())?;
+        if version_2 {
+            let _ = group.write("memory.swap.max", "0");
+        } else {
+            let _ = group.write("memory.swappiness", "0");
+        }
+        Ok(group)
+    }
+
+    fn write(&self, file: &str, text: &str) -> Result<(), String> {
+        std::fs::write(self.directory.join(file), text).map_err(|error| format!("cannot write {file}: {error}"))
+    }
+
+    fn read(&self, file: &str) -> String {
+        std::fs::read_to_string(self.directory.join(file)).unwrap()
+    }
+
+    fn usage_bytes(&self) -> u64 {
+        let file = if self.version_2 { "memory.current" } else { "memory.usage_in_bytes" };
+        self.read(file).trim().parse().unwrap()
+    }
+
+    fn oom_kills(&self) -> u64 {
+        let file = if self.version_2 { "memory.events" } else { "memory.oom_control" };
+        let text = self.read(file);
+        text.lines().find_map(|line| line.strip_prefix("oom_kill ")?.trim().parse().ok()).unwrap()
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        // The processes are gone, but the kernel may still be about to notice.
+        let begun = Instant::now();
+        while std::fs::remove_dir(&self.directory).is_err() && begun.elapsed() < Duration::from_secs(5) {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+/// This program as another process, inside a cgroup; killed with the value.
+struct Part {
+    child: Child,
+    output: BufReader<std::process::ChildStdout>,
+}
+
+impl Part {
+    fn start(part: &str, argument: &str, group: &Group) -> Part {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "a_part_of_another_test", "--nocapture", "--quiet"])
+            .env(PART, part)
+            .env("LENDER_TEST_ARGUMENT", argument)
+            .env("LENDER_TEST_GROUP", &group.directory)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let output = BufReader::new(child.stdout.take().unwrap());
+        Part { child, output }
+    }
+
+    /// The rest of the next line that begins with `word`.
+    fn told(&mut self, word: &str) -> String {
+        let mut line = String::new();
+        loop {
+            line.clear();
+            assert!(self.output.read_line(&mut line).unwrap() > 0, "ended before it said {word:?}");
+            // The test harness writes in front of what is said first.
+            if let Some((_, rest)) = line.split_once(word) {
+                return rest.trim().to_owned();
+            }
+        }
+    }
+
+    /// Lets it end by itself.
+    fn finish(mut self) {
+        drop(self.child.stdin.take());
+        assert!(self.child.wait().unwrap().success());
+    }
+}
+
+impl Drop for Part {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Does nothing on its own: it is how the others get a process.
+#[test]
+fn a_part_of_another_test() {
+    let Ok(part) = std::env::var(PART) else { return };
+    let argument = std::env::var("LENDER_TEST_ARGUMENT").unwrap();
+    let group = std::env::var("LENDER_TEST_GROUP").unwrap();
+    std::fs::write(Path::new(&group).join("cgroup.procs"), std::process::id().to_string()).unwrap();
+    let wait_for_the_end = || std::io::stdin().read_to_end(&mut Vec::new()).unwrap();
+    match part.as_str() {
+        "lender" => {
+            let mut config = config(&argument, 0);
+            config.capacity = lender::Capacity::Auto;
+            config.reserve_bytes = 16 * MIB;
+            let server = Server::bind(config).unwrap();
+            println!("\nlistening {}", server.local_address());
+            let handle = server.handle();
+            std::thread::scope(|scope| {
+                scope.spawn(|| server.run().unwrap());
+                let mut line = String::new();
+                while std::io::stdin().read_line(&mut line).unwrap() > 0 {
+                    println!("\nstatus {}", serde_json::to_string(&handle.status()).unwrap());
+                }
+                handle.shutdown();
+            });
+        }
+        "squeeze" => {
+            let bytes: usize = argument.parse().unwrap();
+            let mut memory = vec![0u8; bytes];
+            // Step by step, as a program that does something with it.
+            memory.chunks_mut(4096).for_each(|page| page[0] = 1);
+            println!("\nsqueezed");
+            wait_for_the_end();
+            drop(memory);
+        }
+        other => panic!("no such part: {other}"),
+    }
+}
+
+/// The cgroup, or a line that says why there is none.
+fn group_or_skip(test: &str, limit_bytes: u64) -> Option<Group> {
+    match Group::new(test, limit_bytes) {
+        Ok(group) => Some(group),
+        Err(reason) => {
+            assert!(std::env::var_os("PUMA_NO_SKIP").is_none(), "{test}: {reason}");
+            println!("SKIPPED {test}: {reason}");
+            None
+        }
+    }
+}
+
+fn status(lender: &mut Part) -> serde_json::Value {
+    lender.child.stdin.as_mut().unwrap().write_all(b"\n").unwrap();
+    serde_json::from_str(&lender.told("status ")).unwrap()
+}
+
+fn wait_for(lender: &mut Part, what: &str, condition: impl Fn(&serde_json::Value) -> bool) -> serde_json::Value {
+    let begun = Instant::now();
+    loop {
+        let status = status(lender);
+        if condition(&status) {
+            return status;
+        }
+        assert!(begun.elapsed() < PATIENCE, "{what} did not happen: {status}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn a_squeezed_lender_gives_way() {
+    let test = "a_squeezed_lender_gives_way";
+    let limit_bytes = 256 * MIB;
+    let Some(group) = group_or_skip(test, limit_bytes) else { return };
+    let mut lender = Part::start("lender", "127.0.0.1:0", &group);
+    let address: Address = lender.told("listening ").parse().unwrap();
+    let mut main = Client::connect(&address, ROLE_MAIN, 1);
+    let mut get = Client::connect(&address, ROLE_GET, 1);
+
+    // More than there is: it grows to the reserve, and then replaces its own.
+    let keys: Vec<_> = (0..80_000).map(|index| key(index, 1)).collect();
+    let mut lost = HashSet::new();
+    for keys in keys.chunks(4096) {
+        main.put(keys);
+    }
+    main.ping();
+    lost.extend(main.lost.drain(..));
+    let full = status(&mut lender);
+    let stored_pages = full["stored_pages"].as_u64().unwrap();
+    println!("full: {} pages stored, {} MiB used", stored_pages, group.usage_bytes() / MIB);
+    assert!(stored_pages * 4096 > limit_bytes / 2, "{full}");
+    assert!(group.usage_bytes() <= limit_bytes - 8 * MIB, "the reserve is left free");
+    assert_eq!(full["memory_total_bytes"].as_u64(), Some(limit_bytes));
+
+    // Somebody needs 150 MiB. He gets them, from pages that are told to be lost.
+    let begun = Instant::now();
+    let mut squeeze = Part::start("squeeze", &(150 * MIB).to_string(), &group);
+    squeeze.told("squeezed");
+    println!("squeezed in {:?}", begun.elapsed());
+    // Until the search has seen all: another one finds nothing more.
+    let seen = wait_for(&mut lender, "the loss is seen", |status| {
+        let lost = status["reclaimed_by_kernel"].as_u64().unwrap();
+        lost > 20_000 && lost + status["stored_pages"].as_u64().unwrap() >= stored_pages
+    });
+    println!("squeezed: {} pages taken", seen["reclaimed_by_kernel"]);
+    let present: Vec<_> = keys.iter().rev().take(stored_pages as usize).copied().collect();
+    let mut hits = 0;
+    for keys in present.chunks(4096) {
+        hits += get.hits(keys); // each of them verified
+    }
+    main.ping();
+    wait_for(&mut lender, "the notices are sent", |status| {
+        let sent = status["lost_notices_sent"].as_u64().unwrap();
+        sent + status["notices_forgotten"].as_u64().unwrap() + status["misses"].as_u64().unwrap()
+            >= status["replaced"].as_u64().unwrap() + status["reclaimed_by_kernel"].as_u64().unwrap()
+    });
+    main.ping();
+    lost.extend(main.lost.drain(..));
+    assert_eq!(group.oom_kills(), 0);
+    assert!(hits > 1000, "{hits} left");
+    let statuses = get.get(&present, 0);
+    let told = present.iter().zip(&statuses).filter(|(key, status)| **status == 0 && lost.contains(*key)).count();
+    let gone = statuses.iter().filter(|status| **status == 0).count();
+    println!("{hits} pages left and right, {gone} gone, {told} of them told");
+    assert!(gone > 10_000 && told > 0);
+    // What is told to be lost is lost.
+    let wrong = present.iter().zip(&statuses).filter(|(key, status)| **status == 1 && lost.contains(*key)).count();
+    assert_eq!(wrong, 0);
+
+    // While it is tight the lender does not take it back ...
+    let before = status(&mut lender)["stored_pages"].as_u64().unwrap();
+    let more: Vec<_> = (100_000..140_000).map(|index| key(index, 1)).collect();
+    main.put(&more);
+    let after = status(&mut lender)["stored_pages"].as_u64().unwrap();
+    println!("tight: {before} pages, {after} after 40000 more puts");
+    assert!(after < before + 8192, "{before} pages became {after}");
+    // ... but it does when it is free again.
+    squeeze.finish();
+    wait_for(&mut lender, "there is room", |status| status["headroom_bytes"].as_u64().unwrap() > 100 * MIB);
+    main.put(&more);
+    let regrown = status(&mut lender)["stored_pages"].as_u64().unwrap();
+    println!("free again: {regrown} pages");
+    assert!(regrown > after + 10_000);
+    assert_eq!(group.oom_kills(), 0);
+    drop((main, get));
+    lender.finish();
+}
