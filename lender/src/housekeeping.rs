@@ -154,3 +154,80 @@ fn shrink(shared: &Shared) {
         left -= given;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::{Key, Owner, PolicyName};
+    use page::{FileKey, PageId, Version};
+    use std::fs::write;
+    use std::path::Path;
+
+    const MIB: u64 = 1 << 20;
+
+    fn machine(root: &Path, free_mib: u64, stalled_us: u64) {
+        std::fs::create_dir_all(root.join("pressure")).unwrap();
+        let free_kib = free_mib * 1024;
+        write(root.join("meminfo"), format!("MemTotal: 1024000 kB\nMemFree: {free_kib} kB\n")).unwrap();
+        write(root.join("pressure/memory"), format!("some avg10=0.00 total={stalled_us}\n")).unwrap();
+    }
+
+    fn store(capacity_pages: u32) -> (Shared, Owner) {
+        let mut store = Store::new(capacity_pages, PolicyName::Lru.policy()).unwrap();
+        let owner = store.add_owner().unwrap();
+        (Shared::new(store).unwrap(), owner)
+    }
+
+    fn put(shared: &Shared, owner: Owner, indexes: std::ops::Range<u32>) -> usize {
+        let id = |index| PageId { file: FileKey(1), index };
+        let mut store = shared.store.lock();
+        let mut stored = |index| store.put(owner, Key { id: id(index), version: Version(1) }, 0, &[1; PAGE_SIZE]);
+        indexes.filter(|index| stored(*index)).count()
+    }
+
+    #[test]
+    fn the_store_grows_by_what_is_free() {
+        let directory = tempfile::tempdir().unwrap();
+        let (shared, owner) = store(1000);
+        let mut keeper = Housekeeper::new(Headroom::new(directory.path()), 100 * MIB);
+        // Nothing is known: nothing is taken.
+        keeper.tick(&shared, Instant::now());
+        assert_eq!(put(&shared, owner, 0..10), 0);
+        machine(directory.path(), 101, 0);
+        keeper.tick(&shared, Instant::now());
+        put(&shared, owner, 0..900);
+        let grown = shared.store.lock().stored_pages();
+        assert_eq!(u64::from(grown), MIB / PAGE_COST_BYTES);
+        // The reserve is not touched.
+        machine(directory.path(), 99, 0);
+        keeper.tick(&shared, Instant::now());
+        put(&shared, owner, 0..900);
+        assert_eq!(shared.store.lock().stored_pages(), grown);
+    }
+
+    #[test]
+    fn pressure_stops_growth_and_then_takes_pages() {
+        let directory = tempfile::tempdir().unwrap();
+        let (shared, owner) = store(1000);
+        let mut keeper = Housekeeper::new(Headroom::new(directory.path()), 0);
+        let begun = Instant::now();
+        let second = |seconds| begun + Duration::from_secs(seconds);
+        machine(directory.path(), 40, 0);
+        keeper.tick(&shared, begun);
+        assert_eq!(put(&shared, owner, 0..640), 640);
+        machine(directory.path(), 40, 200_000);
+        keeper.tick(&shared, second(1));
+        put(&shared, owner, 640..700);
+        assert_eq!(shared.store.lock().stored_pages(), 640);
+        machine(directory.path(), 40, 900_000);
+        keeper.tick(&shared, second(2));
+        assert_eq!(shared.store.lock().stored_pages(), 620);
+        // Once for each window.
+        keeper.tick(&shared, second(2) + TICK);
+        assert_eq!(shared.store.lock().stored_pages(), 620);
+        // It passes, and growth goes on.
+        keeper.tick(&shared, second(3));
+        put(&shared, owner, 700..800);
+        assert_eq!(shared.store.lock().stored_pages(), 720);
+    }
+}

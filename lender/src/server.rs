@@ -6,12 +6,10 @@ use crate::headroom::Headroom;
 use crate::housekeeping::Housekeeper;
 use crate::listener::Listener;
 use crate::pressure::Pressure;
-use crate::sessions::Table;
-use crate::shared::{Complaints, Shared, Stop, Tally};
+use crate::shared::Shared;
 use crate::status::{BorrowerStatus, Status};
 use crate::store::Store;
-use parking_lot::{Condvar, Mutex};
-use std::hash::{BuildHasher, RandomState};
+use parking_lot::Mutex;
 use std::io;
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -58,17 +56,7 @@ impl Server {
         let capacity_bytes = u64::from(capacity_pages) * page::PAGE_SIZE as u64;
         let store = Store::new(capacity_pages, policy).map_err(|source| Error::NoMemory { capacity_bytes, source })?;
         let listener = Listener::bind(&config.listen)?;
-        let shared = Arc::new(Shared {
-            store: Mutex::new(store),
-            table: Mutex::new(Table::default()),
-            left: Condvar::new(),
-            // The standard library seeds this hasher's keys from the system's random numbers.
-            incarnation: RandomState::new().hash_one(std::process::id()),
-            capacity_pages: capacity_pages.into(),
-            stop: Stop::new().map_err(|source| Error::Start { source })?,
-            tally: Tally::default(),
-            complaints: Complaints::default(),
-        });
+        let shared = Arc::new(Shared::new(store).map_err(|source| Error::Start { source })?);
         let mut housekeeper = Housekeeper::new(headroom, config.reserve_bytes);
         housekeeper.tick(&shared, Instant::now());
         let description = Description {

@@ -4,6 +4,7 @@ use crate::sessions::Table;
 use crate::store::Store;
 use parking_lot::{Condvar, Mutex};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
@@ -30,6 +31,23 @@ pub struct Shared {
     pub tally: Tally,
     /// Bad peers.
     pub complaints: Complaints,
+}
+
+impl Shared {
+    /// With nobody connected.
+    pub fn new(store: Store) -> io::Result<Shared> {
+        Ok(Shared {
+            capacity_pages: store.capacity_pages().into(),
+            store: Mutex::new(store),
+            table: Mutex::new(Table::default()),
+            left: Condvar::new(),
+            // The standard library seeds this hasher's keys from the system's random numbers.
+            incarnation: RandomState::new().hash_one(std::process::id()),
+            stop: Stop::new()?,
+            tally: Tally::default(),
+            complaints: Complaints::default(),
+        })
+    }
 }
 
 /// Numbers for the status that are not the store's.
