@@ -55,7 +55,7 @@ pub struct Config {
     pub lender: Option<Address>,
     /// What happens to a page at the lender when it is read.
     pub strategy: Strategy,
-    /// Connections for gets: as many as there are threads that read.
+    /// Connections for gets: as many as there are threads that read, within [`wire::SESSION_CONNECTIONS_MAX`].
     pub get_connections: usize,
 }
 

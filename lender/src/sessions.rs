@@ -16,7 +16,7 @@ use wire::address::Stream;
 /// Connections at once. A borrower has a main one and a few for gets; each takes a thread here, and up to 2 MiB while busy.
 pub const CONNECTIONS_MAX: usize = 256;
 /// Connections of a session at once.
-pub const SESSION_CONNECTIONS_MAX: u32 = 16;
+pub const SESSION_CONNECTIONS_MAX: u32 = wire::SESSION_CONNECTIONS_MAX as u32;
 /// Sessions at once.
 pub const SESSIONS_MAX: usize = 64;
 

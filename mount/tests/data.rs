@@ -47,7 +47,7 @@ fn truncation() {
         let read = fs::read(m.path("a")).unwrap();
         assert!(read[..5000] == pattern(10_000, 2)[..5000] && read[5000..] == [0; 4000]);
         // By path, and by a descriptor that cannot write: refused.
-        rustix::fs::ftruncate(&File::open(m.path("a")).unwrap(), 1).unwrap_err();
+        rustix::fs::ftruncate(File::open(m.path("a")).unwrap(), 1).unwrap_err();
         drop(File::create(m.path("a")).unwrap());
         assert_eq!(fs::metadata(m.below("a")).unwrap().len(), 0);
         fs::write(m.path("a"), b"x").unwrap();

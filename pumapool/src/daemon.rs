@@ -15,6 +15,7 @@ use std::process::{Command, ExitCode, Stdio};
 
 /// Options of every daemon.
 #[derive(clap::Args, Clone)]
+#[group(id = "daemon")]
 pub struct Options {
     /// Stay in the foreground and log to standard error.
     #[arg(long)]

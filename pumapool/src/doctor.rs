@@ -31,7 +31,8 @@ struct Finding {
 
 /// Runs the command. Fails if something is missing without which nothing works.
 pub fn run(options: &Options) -> Result<ExitCode> {
-    let findings = [kernel(), rights(), fuse(), unmounting(), tap(), uncached_reads(), reclaim_scan(), pressure(), cgroup()];
+    let findings =
+        [kernel(), rights(), fuse(), unmounting(), tap(), uncached_reads(), reclaim_scan(), pressure(), cgroup()];
     if options.json {
         println!("{}", serde_json::to_string(&findings)?);
     } else {
@@ -118,8 +119,8 @@ fn unmounting() -> Finding {
 }
 
 fn tap() -> Finding {
-    let (works, finding) = match tap::BpfTap::check() {
-        Ok(()) => (true, "BPF loads and reads pages: pages are lent as they are evicted".into()),
+    let (works, finding) = match tap::BpfTap::load(tap::Target { device: 0 }, tap::BpfTap::RING_BYTES_MIN) {
+        Ok(_) => (true, "BPF loads and reads pages: pages are lent as they are evicted".into()),
         Err(error) => (false, format!("{error}: pages are lent as they are read")),
     };
     Finding {

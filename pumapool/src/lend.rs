@@ -41,12 +41,14 @@ pub fn run(options: Options) -> Result<ExitCode> {
         listen: options.listen,
         capacity: options.capacity,
         reserve_bytes: options.reserve,
-        ..lender::Config::default()
+        policy: lender::PolicyName::Lru,
     })?;
     let address = server.local_address().to_string();
-    let stop = server.stopper();
-    daemon::on_signal(move || stop.stop())?;
-    let status = server.status_source();
+    let handle = server.handle();
+    daemon::on_signal({
+        let handle = handle.clone();
+        move || handle.shutdown()
+    })?;
     let _control = Control::serve("lend", {
         let address = address.clone();
         move || {
@@ -55,7 +57,7 @@ pub fn run(options: Options) -> Result<ExitCode> {
                 "pid": std::process::id(),
                 "version": env!("CARGO_PKG_VERSION"),
                 "listen": address,
-                "lender": status.status(),
+                "lender": handle.status(),
             })
         }
     })?;

@@ -10,6 +10,7 @@ mod status;
 mod umount;
 
 use clap::{Parser, Subcommand};
+use std::io::IsTerminal;
 use std::process::ExitCode;
 use tracing_subscriber::EnvFilter;
 
@@ -45,7 +46,13 @@ fn main() -> ExitCode {
         Ok(filter) => filter,
         Err(error) => return fail(&anyhow::anyhow!("--log {}: {error}", cli.log)),
     };
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false).init();
+    let colours = std::io::stderr().is_terminal();
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(colours)
+        .with_target(false)
+        .init();
     let result = match cli.command {
         Command::Lend(options) => lend::run(options),
         Command::Mount(options) => mount::run(options),

@@ -113,7 +113,7 @@ pub fn run(options: Options) -> Result<ExitCode> {
             },
             source,
         )?;
-        Ok(borrower)
+        anyhow::Ok(borrower)
     })?;
     let mount = Arc::new(mount);
     let borrower = mount.borrower().clone();
@@ -143,13 +143,11 @@ pub fn run(options: Options) -> Result<ExitCode> {
         move || status(description.clone(), &mount, &borrower)
     })?;
     tracing::info!(source = %mount.source().display(), mountpoint = %mount.mountpoint().display(), fill, "mounted");
-    options.daemon.ready(
-        "mount",
-        &format!("{} is mounted at {}", mount.source().display(), mount.mountpoint().display()),
-    )?;
-    let ended = mount.wait();
+    options
+        .daemon
+        .ready("mount", &format!("{} is mounted at {}", mount.source().display(), mount.mountpoint().display()))?;
+    mount.wait();
     borrower.stop();
-    ended?;
     Ok(ExitCode::SUCCESS)
 }
 

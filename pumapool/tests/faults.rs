@@ -54,12 +54,12 @@ fn lending_what_cannot_be_lent() {
     let test = "lending_what_cannot_be_lent";
     let scratch = Scratch::new(test).unwrap();
     let socket = format!("unix:{}", scratch.path().join("socket").display());
-    refuses(&["lend", "--listen", &socket, "--capacity", "900TiB"], &["900"]);
+    refuses(&["lend", "--listen", &socket, "--capacity", "900TiB"], &["this machine", "choose less"]);
     refuses(&["lend", "--listen", "unix:/nonexistent/folder/socket", "--capacity", "1MiB"], &["/nonexistent"]);
     let lender = Lender::listen("127.0.0.1:0", "16MiB", &[]);
-    refuses(&["lend", "--listen", &lender.address, "--capacity", "1MiB"], &["in use"]);
+    refuses(&["lend", "--listen", &lender.address, "--capacity", "1MiB"], &["listens there"]);
     let lender = Lender::listen(&socket, "16MiB", &[]);
-    refuses(&["lend", "--listen", &lender.address, "--capacity", "1MiB"], &["in use"]);
+    refuses(&["lend", "--listen", &lender.address, "--capacity", "1MiB"], &["listens there"]);
 }
 
 #[test]
@@ -79,7 +79,7 @@ fn in_the_background_the_caller_learns_how_it_went() {
     assert_eq!(fs::read_to_string(source.join("file")).unwrap(), "below");
     fs::write(source.join("new"), "through").unwrap();
     let kind = Command::new("stat").args(["-f", "-c", "%T", source_text]).output().unwrap();
-    assert_eq!(String::from_utf8_lossy(&kind.stdout).trim(), "fuseblk".replace("blk", ""), "the mount covers it");
+    assert!(String::from_utf8_lossy(&kind.stdout).starts_with("fuse"), "the mount covers it");
     // In use, it stays; then it goes, and the daemon with it.
     let held = fs::File::open(source.join("file")).unwrap();
     refuses(&["umount", source_text], &["in use"]);
@@ -139,12 +139,7 @@ fn a_stranger_at_the_lenders_door_is_sent_away() {
     assert!(knock(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n").len() < 200);
     assert!(knock(&[0xff; 65536]).len() < 200);
     // A borrower of another version learns which one is spoken here.
-    let hello = wire::Hello {
-        magic: wire::MAGIC,
-        protocol: 99.into(),
-        role: wire::ROLE_MAIN.into(),
-        session: [1; 16],
-    };
+    let hello = wire::Hello { magic: wire::MAGIC, protocol: 99.into(), role: wire::ROLE_MAIN.into(), session: [1; 16] };
     let header = wire::Header::new(wire::Kind::Hello, 0, size_of::<wire::Hello>(), 0);
     use zerocopy::IntoBytes;
     let answer = knock(&[header.as_bytes(), hello.as_bytes()].concat());

@@ -17,7 +17,8 @@ const LIMIT: Duration = Duration::from_secs(1800);
 
 /// A program that `make tools` installs.
 fn tool(test: &str, name: &str) -> Option<PathBuf> {
-    let tools = std::env::var_os("TOOLS").map_or(Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/tools"), PathBuf::from);
+    let tools =
+        std::env::var_os("TOOLS").map_or(Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/tools"), PathBuf::from);
     let installed = tools.join("bin").join(name);
     let found = if installed.exists() {
         Some(installed)
@@ -149,14 +150,17 @@ fn fio_verifies_what_it_wrote() {
     let Some(bench) = Bench::new(test, 64 << 20, &["--fill", "evict"]) else { return };
     let mut command = Command::new(fio);
     // Four jobs of 64 MiB each: four times the cgroup.
-    command.args(["--name=verify", "--rw=randrw", "--bs=4k-64k", "--size=64m", "--numjobs=4", "--ioengine=psync"]);
+    command.args(["--name=puma", "--rw=randrw", "--bs=4k-64k", "--size=64m", "--numjobs=4", "--ioengine=psync"]);
     command.args(["--verify=crc32c", "--verify_fatal=1", "--do_verify=1", "--randrepeat=0", "--group_reporting"]);
     command.arg("--fallocate=none").arg(format!("--directory={}", bench.mount.path.display()));
     command.current_dir(bench.scratch.path());
     let (content, said) = bench.run(command);
-    assert!(content && !said.contains("verify:"), "{said}");
+    assert!(content && said.contains("err= 0") && !said.contains("verify:"), "{said}");
     bench.nothing_was_wrong();
 }
+
+/// Differences that docs/posix.md explains.
+const ACCEPTED: [&str; 1] = ["link::link_count_max"];
 
 /// Verdicts of the POSIX suite in a directory, by case.
 fn verdicts(suite: &Path, config: &Path, directory: &Path) -> BTreeMap<String, String> {
@@ -194,7 +198,7 @@ fn posix_suite_gives_the_verdicts_of_the_file_system_below() {
     let through = verdicts(&suite, &config, &mount.path);
     let differences: Vec<_> = below
         .iter()
-        .filter(|(case, verdict)| through.get(*case) != Some(verdict))
+        .filter(|(case, verdict)| through.get(*case) != Some(verdict) && !ACCEPTED.contains(&case.as_str()))
         .map(|(case, verdict)| format!("{case}: below {verdict}, through the mount {:?}", through.get(case)))
         .collect();
     println!("{} cases, {} differences", below.len(), differences.len());

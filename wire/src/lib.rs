@@ -60,6 +60,9 @@ pub const PROTOCOL: u32 = 1;
 /// First bytes of a [`Hello`].
 pub const MAGIC: [u8; 8] = *b"PUMAPOOL";
 
+/// Connections of a session at the most. More would not make the network faster.
+pub const SESSION_CONNECTIONS_MAX: usize = 16;
+
 /// Items in a frame at the most: the pages of a 1 MiB read-ahead window.
 pub const ITEMS_MAX: usize = 256;
 

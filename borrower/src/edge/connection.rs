@@ -17,7 +17,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// How long a lender may take for any one answer, or for taking what we send. A lender that is slower is given up: the
 /// directory below is there.
-const ANSWER_TIMEOUT: Duration = Duration::from_millis(500);
+pub(crate) const ANSWER_TIMEOUT: Duration = Duration::from_millis(500);
 
 fn protocol_error(what: impl Into<String>) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what.into())

@@ -4,9 +4,9 @@
 //! goes wrong on any of them ends the session: the lender's epoch moves on, and a new session is tried, less and less often
 //! while it fails. Losing a lender costs its pages and nothing else.
 
-use super::connection::{Connection, GetConnection, send_ping};
+use super::connection::{ANSWER_TIMEOUT, Connection, GetConnection, send_ping};
 use crate::Borrower;
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 use std::io;
 use std::net::Shutdown;
 use std::time::{Duration, Instant};
@@ -32,12 +32,16 @@ pub(crate) const LENDER: u8 = 0;
 pub(crate) struct Link {
     main: Mutex<Option<Stream>>,
     gets: Mutex<Gets>,
+    /// A get connection became idle.
+    idle: Condvar,
 }
 
 #[derive(Default)]
 struct Gets {
     /// Counts the sessions, so that a connection of an earlier one is not taken for one of this.
     session: u64,
+    /// How many there are, in use or not; 0 while there is no session.
+    open: usize,
     idle: Vec<GetConnection>,
 }
 
@@ -48,9 +52,11 @@ pub(crate) struct Taken {
 }
 
 impl Link {
-    /// Takes a get connection for one question; [`Link::give_back`] or [`Link::give_up`] it then.
+    /// Takes a get connection for one question; [`Link::give_back`] or [`Link::give_up`] it then. Waits for one while all are in
+    /// use, as long as an answer may take.
     pub(crate) fn take(&self) -> Option<Taken> {
         let mut gets = self.gets.lock();
+        self.idle.wait_while_for(&mut gets, |gets| gets.open > 0 && gets.idle.is_empty(), ANSWER_TIMEOUT);
         let connection = gets.idle.pop()?;
         Some(Taken { session: gets.session, connection })
     }
@@ -60,6 +66,7 @@ impl Link {
         let mut gets = self.gets.lock();
         if gets.session == taken.session {
             gets.idle.push(taken.connection);
+            self.idle.notify_one();
         }
     }
 
@@ -68,6 +75,12 @@ impl Link {
         if self.gets.lock().session == taken.session {
             self.shut_down();
         }
+    }
+
+    fn replace_gets(&self, idle: Vec<GetConnection>) {
+        let mut gets = self.gets.lock();
+        *gets = Gets { session: gets.session + 1, open: idle.len(), idle };
+        self.idle.notify_all();
     }
 
     /// Ends the session.
@@ -97,7 +110,11 @@ pub(crate) fn supervise(borrower: &Borrower, address: &Address, get_connections:
                 tracing::info!(lender = %address, capacity_pages = main.welcome.capacity_pages.get(), "lender found");
                 (pause, last_failure) = (RETRY_FIRST, String::new());
                 borrower.metrics.lender_connects.one();
-                let error = follow(borrower, &mut main).err();
+                let error = follow(borrower, &mut main).err().map(|error| match error.kind() {
+                    io::ErrorKind::UnexpectedEof => "it closed the connection".to_owned(),
+                    io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock => "it does not answer".to_owned(),
+                    _ => error.to_string(),
+                });
                 close_session(borrower);
                 if let Some(error) = error.filter(|_| !borrower.stopping()) {
                     borrower.metrics.lender_losses.one();
@@ -121,12 +138,9 @@ fn open_session(borrower: &Borrower, address: &Address, get_connections: usize) 
     let mut session = [0; 16];
     rustix::rand::getrandom(&mut session, rustix::rand::GetRandomFlags::empty())?;
     let main = Connection::open(address, wire::ROLE_MAIN, session)?;
+    let get_connections = get_connections.min(wire::SESSION_CONNECTIONS_MAX - 1);
     let gets: io::Result<Vec<_>> = (0..get_connections).map(|_| GetConnection::open(address, session)).collect();
-    let idle = gets?;
-    {
-        let mut gets = borrower.link.gets.lock();
-        *gets = Gets { session: gets.session + 1, idle };
-    }
+    borrower.link.replace_gets(gets?);
     *borrower.link.main.lock() = Some(main.stream()?);
     borrower.catalog.lender_up(LENDER);
     Ok(main)
@@ -135,10 +149,7 @@ fn open_session(borrower: &Borrower, address: &Address, get_connections: usize) 
 fn close_session(borrower: &Borrower) {
     borrower.catalog.lender_down(LENDER);
     *borrower.link.main.lock() = None;
-    {
-        let mut gets = borrower.link.gets.lock();
-        *gets = Gets { session: gets.session + 1, idle: Vec::new() };
-    }
+    borrower.link.replace_gets(Vec::new());
     borrower.abandon_puts();
 }
 

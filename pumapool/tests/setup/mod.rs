@@ -58,8 +58,7 @@ impl Lender {
     }
 
     pub fn listen(address: &str, capacity: &str, groups: &[&Group]) -> Lender {
-        let process =
-            daemon(&["lend", "--listen", address, "--capacity", capacity, "--reserve", "16MiB"], groups);
+        let process = daemon(&["lend", "--listen", address, "--capacity", capacity, "--reserve", "16MiB"], groups);
         let mut lender = Lender { process, address: String::new() };
         lender.address = status_of("lenders", lender.process.pid())["listen"].as_str().unwrap().to_owned();
         lender
