@@ -43,6 +43,11 @@ pub fn draw(summary: &Summary) -> String {
     text(&mut svg, 60.0, 94.0, 18.0, PALE_INK, "start", false, &setting);
     reads(&mut svg, summary);
     latencies(&mut svg, summary);
+    if conditions.disk_reads_per_s.is_some() {
+        let throttle = "Linux slows a disk down by holding reads back for up to a tenth of a second at a time: from the disk, the mean tells, \
+                        not the median.";
+        text(&mut svg, 60.0, HEIGHT - 44.0, 14.0, PALE_INK, "start", false, throttle);
+    }
     let checked = format!(
         "{} wrong bytes among {:.1} GiB compared with the original.  Linux {}, {} processors, {}, seed {}.",
         if summary.wrong_bytes == 0 { "No".to_owned() } else { grouped(summary.wrong_bytes as f64) },
@@ -52,7 +57,7 @@ pub fn draw(summary: &Summary) -> String {
         conditions.device.as_deref().unwrap_or("no disk of its own"),
         conditions.seed,
     );
-    text(&mut svg, 60.0, HEIGHT - 28.0, 15.0, PALE_INK, "start", false, &checked);
+    text(&mut svg, 60.0, HEIGHT - 22.0, 14.0, PALE_INK, "start", false, &checked);
     svg.push_str("</svg>\n");
     svg
 }
@@ -80,7 +85,7 @@ fn reads(svg: &mut String, summary: &Summary) {
         text(svg, middle, BOTTOM + 28.0, 17.0, INK, "middle", false, name);
         if let Some(ratio) = way.hit_ratio {
             let note = format!("{} % not from the disk", trimmed(ratio * 100.0));
-            text(svg, middle, BOTTOM + 51.0, 14.0, PALE_INK, "middle", false, &note);
+            text(svg, middle, BOTTOM + 50.0, 13.0, PALE_INK, "middle", false, &note);
         }
     }
 }
@@ -105,9 +110,10 @@ fn latencies(svg: &mut String, summary: &Summary) {
             x + 11.0,
         );
         // Labels of points that lie close together are kept apart.
-        let labels = spread([median, mean, tail], LABEL_GAP);
-        let values = [(way.p50_us, true), (way.mean_us, false), (way.p99_us, false)];
-        for (y, (value, bold)) in labels.into_iter().zip(values) {
+        let mut labels = [(way.p50_us, true), (way.mean_us, false), (way.p99_us, false)];
+        labels.sort_by(|(one, _), (other, _)| one.total_cmp(other));
+        let places = spread(labels.map(|(value, _)| axis.y(value)), LABEL_GAP);
+        for (y, (value, bold)) in places.into_iter().zip(labels) {
             text(svg, x + 18.0, y + 5.5, 15.0, if bold { INK } else { PALE_INK }, "start", bold, &latency(value));
         }
         text(svg, left + step * (index as f64 + 0.5), BOTTOM + 28.0, 17.0, INK, "middle", false, name);
@@ -125,24 +131,19 @@ fn latencies(svg: &mut String, summary: &Summary) {
     }
 }
 
-/// Moves labels apart that would lie on each other, keeping their order (in drawing coordinates, from the lowest label up) and
-/// their middle.
+/// Moves labels apart that would lie on each other, around the middle one. They come in the order from the lowest one up, which
+/// is that of falling coordinates.
 fn spread(wanted: [f64; 3], gap: f64) -> [f64; 3] {
     let [mut low, middle, mut high] = wanted;
-    // The middle one stays; a median above its mean is drawn where it is, as the gap is only ever widened.
-    if (low - middle).abs() < gap {
-        low = middle + gap;
-    }
-    if (middle - high).abs() < gap {
-        high = middle - gap;
-    }
+    low = low.max(middle + gap);
+    high = high.min(middle - gap);
     [low, middle, high]
 }
 
 /// Between the base lines of two labels.
 const LABEL_GAP: f64 = 19.0;
-const TOP: f64 = 190.0;
-const BOTTOM: f64 = 600.0;
+const TOP: f64 = 184.0;
+const BOTTOM: f64 = 588.0;
 
 /// Room between the lowest value and the axis, in powers of ten.
 const MARGIN: f64 = 0.1;
@@ -163,7 +164,7 @@ impl Axis {
         }
         // Points at the very edge would sit on the axis line.
         let low = (low - MARGIN).floor() as i32;
-        Axis { low, high: ((high + MARGIN / 2.0).ceil() as i32).max(low + 1) }
+        Axis { low, high: (high.ceil() as i32).max(low + 1) }
     }
 
     fn y(&self, value: f64) -> f64 {
@@ -206,11 +207,12 @@ fn trimmed(percent: f64) -> String {
 
 #[expect(clippy::too_many_arguments, reason = "a drawing primitive: each call is one line of the drawing")]
 fn text(svg: &mut String, x: f64, y: f64, size: f64, fill: &str, anchor: &str, bold: bool, content: &str) {
+    // The white outline keeps lines of the grid from crossing letters.
     let weight = if bold { "bold" } else { "normal" };
     let content = content.replace('&', "&amp;").replace('<', "&lt;");
     let _infallible = write!(
         svg,
-        r#"<text x="{x:.1}" y="{y:.1}" font-size="{size}" font-weight="{weight}" fill="{fill}" text-anchor="{anchor}">{content}</text>"#
+        r#"<text x="{x:.1}" y="{y:.1}" font-size="{size}" font-weight="{weight}" fill="{fill}" text-anchor="{anchor}" stroke="white" stroke-width="4" stroke-linejoin="round" paint-order="stroke">{content}</text>"#
     );
 }
 
@@ -248,7 +250,7 @@ mod tests {
         assert!(axis.y(667.0) > axis.y(31_000.0));
         assert_eq!((axis.y(100.0), axis.y(100_000.0)), (BOTTOM, TOP));
         let axis = Axis::over([1000.0].into_iter());
-        assert_eq!((axis.low, axis.high), (2, 4));
+        assert_eq!((axis.low, axis.high), (2, 3));
         let axis = Axis::over(std::iter::empty());
         assert!(axis.y(0.0).is_finite());
     }
