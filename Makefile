@@ -8,7 +8,7 @@ PACKAGES := clang llvm libelf-dev zlib1g-dev pkg-config make gcc fuse3 fonts-dej
 # Options of the demo, such as DEMO="--seconds 30 --seed 7"; `target/release/demo --help` lists them.
 DEMO ?=
 
-.PHONY: help deps build test demo check clean
+.PHONY: help deps build test demo check lint clean
 
 help:
 	@echo 'make demo    show what lent memory does for random reads, in about a minute'
@@ -45,10 +45,11 @@ test: deps
 demo: build
 	target/release/demo $(DEMO)
 
-check: deps
+check: lint test
+
+lint: deps
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
-	$(CARGO) test --workspace
 	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --workspace --no-deps --document-private-items
 
 clean:

@@ -5,7 +5,8 @@
 
 use crate::data::DataSet;
 use crate::failure::{Failure, Interrupt};
-use crate::progress::{Bar, Unit};
+use crate::progress::Bar;
+use crate::puma::Puma;
 use crate::reader::{Answer, Order, Report, Task, disk_bytes_of};
 use page::PAGE_SIZE;
 use serde::Serialize;
@@ -49,14 +50,12 @@ pub struct Way<'a> {
     pub page_cache_bytes: Option<u64>,
     /// The slow disk that it reads from, and its reads per second. None: it has its full speed.
     pub slow_disk: Option<(&'a SlowDisk, u32)>,
-    /// Processes that read the disk on its behalf.
-    pub helpers: &'a [u32],
-    /// Whether somebody else keeps pages for it, so that warming up takes more than reading all pages once.
-    pub lent: bool,
+    /// Who keeps pages for it and reads the disk on its behalf, if somebody does.
+    pub puma: Option<&'a Puma>,
 }
 
 /// What came of it.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Default, Serialize)]
 pub struct Measured {
     /// Reads per second.
     pub iops: f64,
@@ -68,6 +67,10 @@ pub struct Measured {
     pub disk_reads: Option<u64>,
     /// Share of the reads that did without the disk.
     pub hit_ratio: Option<f64>,
+    /// Share of the reads that lent memory answered.
+    pub lent_ratio: Option<f64>,
+    /// Mean latency.
+    pub mean_us: f64,
     /// Median latency.
     pub p50_us: f64,
     /// Latency that one in a hundred exceeds.
@@ -117,8 +120,9 @@ impl Bench<'_> {
             disk.limit_reads(Some(reads_per_s))?;
         }
         let ms = self.measure.as_millis() as u64;
-        let bar = Bar::new(format!("{}: measuring", way.title), ms, Unit::Milliseconds);
-        let helpers_before = self.helpers_disk_bytes(way);
+        let bar = Bar::new(format!("{}: measuring", way.title), ms);
+        let pool_pages = || way.puma.and_then(Puma::pool_pages);
+        let (daemon_before, pool_before) = (daemon_disk_bytes(way), pool_pages());
         let disk_before = disk.map(SlowDisk::read_count).transpose()?;
         let report = reader.obey(&Order::Time { ms }, |reads, elapsed_ms| {
             bar.set(elapsed_ms);
@@ -138,10 +142,12 @@ impl Bench<'_> {
         let disk_reads = match (disk_before, disk_after) {
             (Some(before), Some(after)) => Some(after - before),
             _ => {
-                let helpers = self.helpers_disk_bytes(way).zip(helpers_before).map(|(after, before)| after - before);
-                report.disk_bytes.zip(helpers).map(|(own, helpers)| (own + helpers) / PAGE_SIZE as u64)
+                let daemon =
+                    daemon_disk_bytes(way).zip(daemon_before).map(|(after, before)| after.saturating_sub(before));
+                report.disk_bytes.zip(daemon).map(|(own, daemon)| (own + daemon) / PAGE_SIZE as u64)
             }
         };
+        let lent = pool_pages().zip(pool_before).map(|(after, before)| after.saturating_sub(before));
         add(&mut all, &report);
         Ok(Measured {
             iops,
@@ -149,6 +155,8 @@ impl Bench<'_> {
             seconds,
             disk_reads,
             hit_ratio: disk_reads.map(|disk_reads| (1.0 - disk_reads as f64 / report.reads as f64).max(0.0)),
+            lent_ratio: lent.map(|lent| lent as f64 / report.reads as f64),
+            mean_us: report.mean_us,
             p50_us: report.p50_us,
             p99_us: report.p99_us,
             max_us: report.max_us,
@@ -166,7 +174,7 @@ impl Bench<'_> {
     /// Fills the caches, from a disk that is not slowed down: all pages once in random order and, where pages are lent, further
     /// reads until hardly any still goes to the disk.
     fn warm_up(&self, way: &Way<'_>, reader: &mut Reader<'_>, all: &mut Report) -> Result<(), Failure> {
-        let bar = Bar::new(format!("{}: warming up", way.title), self.data.page_count(), Unit::Pages);
+        let bar = Bar::new(format!("{}: warming up", way.title), self.data.page_count());
         let begin = Instant::now();
         let order = Order::Pass { max_ms: WARM_UP_MAX.as_millis() as u64 };
         add(all, &reader.obey(&order, |reads, _| bar.set(reads))?);
@@ -174,7 +182,8 @@ impl Bench<'_> {
             (Some((disk, _)), Some(before)) => Ok(Some(disk.read_count()? - before)),
             _ => Ok::<_, Failure>(report.disk_bytes.map(|bytes| bytes / PAGE_SIZE as u64)),
         };
-        let rounds = if way.lent { WARM_UP_ROUNDS_MAX } else { 0 };
+        // Without lent memory, reading everything once has filled all there is to fill.
+        let rounds = if way.puma.is_some() { WARM_UP_ROUNDS_MAX } else { 0 };
         for _ in 0..rounds {
             let before = way.slow_disk.map(|(disk, _)| disk.read_count()).transpose()?;
             let report = reader.obey(&Order::Count { reads: WARM_UP_ROUND_READS }, |_, _| {})?;
@@ -187,10 +196,11 @@ impl Bench<'_> {
         bar.done(&format!("{} reads", all.reads));
         Ok(())
     }
+}
 
-    fn helpers_disk_bytes(&self, way: &Way<'_>) -> Option<u64> {
-        way.helpers.iter().map(|pid| disk_bytes_of(&pid.to_string())).sum()
-    }
+/// Bytes that the mount daemon had read from the disk for the reader. Nothing, where there is none.
+fn daemon_disk_bytes(way: &Way<'_>) -> Option<u64> {
+    way.puma.map_or(Some(0), |puma| disk_bytes_of(&puma.mount_pid().to_string()))
 }
 
 fn add(all: &mut Report, one: &Report) {

@@ -18,7 +18,7 @@ use bench::{Bench, Way};
 use clap::Parser;
 use data::DataSet;
 use failure::{Failure, Interrupt};
-use progress::{Bar, Unit};
+use progress::Bar;
 use puma::{Puma, Setup};
 use report::{Conditions, GAIN_MIN, Summary, Ways};
 use std::fs;
@@ -125,7 +125,7 @@ fn measure(options: &Options, interrupt: &Interrupt) -> Result<Summary, Failure>
     let data_bytes = options.data_mib << 20;
     check_room(scratch.path(), data_bytes)?;
 
-    let bar = Bar::new(format!("copying files from {}", options.from.display()), data_bytes, Unit::Bytes);
+    let bar = Bar::new(format!("copying files of {}", options.from.display()), data_bytes);
     let files = scratch.directory("files")?;
     let data = DataSet::copy(&options.from, files, data_bytes, options.seed, &bar, interrupt)?;
     bar.done(&format!("{} files, {} MiB", data.files.len(), data.len_bytes() >> 20));
@@ -147,23 +147,13 @@ fn measure(options: &Options, interrupt: &Interrupt) -> Result<Summary, Failure>
     let throttle = slow_disk.as_ref().map(|disk| (disk, options.disk_reads));
 
     let bench = Bench { data: &data, seed: options.seed, measure: Duration::from_secs(options.seconds), interrupt };
-    let mut from_scratch = |data: &DataSet| -> Result<(), Failure> {
-        match data.drop_from_page_cache()? {
-            0 => Ok(()),
-            pages => {
-                left_out.push(format!("{pages} pages could not be dropped from the page cache before a measurement"));
-                Ok(())
-            }
-        }
-    };
-
-    from_scratch(&data)?;
+    forget_cached(&data, &mut left_out)?;
     let title = "without Puma";
     let directory = &data.directory;
-    let plain = Way { title, directory, page_cache_bytes, slow_disk: throttle, helpers: &[], lent: false };
+    let plain = Way { title, directory, page_cache_bytes, slow_disk: throttle, puma: None };
     let baseline = bench.run(&plain)?;
 
-    from_scratch(&data)?;
+    forget_cached(&data, &mut left_out)?;
     let (mut puma, mut puma_status, mut pages_cached_twice) = (None, None, None);
     match options.pumapool.clone().or_else(|| testbed::sibling_binary("pumapool")) {
         None => left_out
@@ -180,9 +170,14 @@ fn measure(options: &Options, interrupt: &Interrupt) -> Result<Summary, Failure>
                 logs: &options.out,
             };
             let running = Puma::start(&setup, interrupt)?;
-            let helpers = [running.mount_pid()];
+            if running.fills_on_read() {
+                left_out.push(
+                    "evictions were not seen, so pages were lent as they were read; `pumapool doctor` says why"
+                        .to_owned(),
+                );
+            }
             let directory = &setup.mount_point;
-            puma = Some(bench.run(&Way { title: "with Puma", directory, helpers: &helpers, lent: true, ..plain })?);
+            puma = Some(bench.run(&Way { title: "with Puma", directory, puma: Some(&running), ..plain })?);
             puma_status = running.status();
             pages_cached_twice = Some(data.cached_pages()?);
             running.end()?;
@@ -210,6 +205,16 @@ fn measure(options: &Options, interrupt: &Interrupt) -> Result<Summary, Failure>
     let mut summary = Summary::new(Ways { baseline, puma, ideal }, conditions, left_out);
     (summary.puma_status, summary.pages_cached_twice) = (puma_status, pages_cached_twice);
     Ok(summary)
+}
+
+/// Has the page cache hold nothing of the files.
+fn forget_cached(data: &DataSet, left_out: &mut Vec<String>) -> Result<(), Failure> {
+    let pages = data.drop_from_page_cache()?;
+    let remark = format!("{pages} pages could not be dropped from the page cache before a measurement");
+    if pages > 0 && !left_out.contains(&remark) {
+        left_out.push(remark);
+    }
+    Ok(())
 }
 
 /// The directory that was asked for, or the first usual one whose disk can be slowed down.

@@ -8,17 +8,6 @@ use std::time::{Duration, Instant};
 /// Between two lines about the same thing where there is no terminal.
 const LINE_EVERY: Duration = Duration::from_secs(5);
 
-/// What a bar counts.
-#[derive(Clone, Copy)]
-pub enum Unit {
-    /// Bytes.
-    Bytes,
-    /// Pages.
-    Pages,
-    /// Milliseconds.
-    Milliseconds,
-}
-
 /// One thing that takes a while.
 pub struct Bar {
     title: String,
@@ -29,18 +18,13 @@ pub struct Bar {
 
 impl Bar {
     /// Shows it from now on.
-    pub fn new(title: impl Into<String>, total: u64, unit: Unit) -> Bar {
+    pub fn new(title: impl Into<String>, total: u64) -> Bar {
         let title = title.into();
         let bar = std::io::stderr().is_terminal().then(|| {
-            let count = match unit {
-                Unit::Bytes => "{bytes}/{total_bytes}",
-                Unit::Pages => "{human_pos}/{human_len} pages",
-                Unit::Milliseconds => "{elapsed}",
-            };
-            let template = format!("{{prefix:<36}} {{bar:28}} {{percent:>3}} %  {count}  {{msg}}");
+            let template = "{prefix:<28} {wide_bar} {percent:>3} %  {msg:<20}";
             let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr());
             // A template that indicatif does not take costs the looks, nothing else.
-            let bar = match ProgressStyle::with_template(&template) {
+            let bar = match ProgressStyle::with_template(template) {
                 Ok(style) => bar.with_style(style.progress_chars("━╸ ")),
                 Err(_) => bar,
             };

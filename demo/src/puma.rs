@@ -14,6 +14,8 @@ use testbed::{Group, Line, Process, Scratch, SlowDisk};
 const READY_MAX: Duration = Duration::from_secs(30);
 /// For a command that asks or tells a daemon something.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
+/// For taking a mount away: `pumapool umount` itself waits for ten seconds.
+const UNMOUNT_MAX: Duration = Duration::from_secs(20);
 /// Free memory that the lender leaves alone.
 const RESERVE_BYTES: u64 = 64 << 20;
 /// What the lender itself needs, next to what it lends.
@@ -93,6 +95,25 @@ impl Puma {
         self.mount.pid()
     }
 
+    /// Pages that lent memory has answered so far, those on their way there included.
+    pub fn pool_pages(&self) -> Option<u64> {
+        let status = self.mount_status()?;
+        let count = |name: &str| status["borrower"][name].as_u64();
+        ["lender_pages", "buffer_pages", "zero_pages"].into_iter().map(count).sum()
+    }
+
+    /// Whether pages are lent only as they are read from the disk, because their eviction cannot be seen.
+    pub fn fills_on_read(&self) -> bool {
+        self.mount_status().is_some_and(|status| status["fill"] != "eviction")
+    }
+
+    fn mount_status(&self) -> Option<serde_json::Value> {
+        let mut status = self.status()?;
+        let mounts = status["mounts"].as_array_mut()?;
+        let at = self.mount_point.to_str()?;
+        mounts.iter_mut().find(|mount| mount["mountpoint"] == at).map(serde_json::Value::take)
+    }
+
     /// What Puma says about itself, if it says anything.
     pub fn status(&self) -> Option<serde_json::Value> {
         let mut command = Command::new(&self.pumapool);
@@ -127,12 +148,17 @@ impl Puma {
         let mut command = Command::new(&self.pumapool);
         command.arg("umount").arg(&self.mount_point).stdin(Stdio::null()).stderr(Stdio::null());
         let mut umount = Process::spawn(command, &[]).map_err(|error| error.to_string())?;
-        match umount.wait(ANSWER_MAX) {
-            Ok(Some(status)) if status.success() => Ok(()),
-            Ok(Some(status)) => Err(format!("pumapool umount ended with {status}")),
-            Ok(None) => Err(format!("pumapool umount did not end within {ANSWER_MAX:?}")),
-            Err(error) => Err(error.to_string()),
+        let begin = Instant::now();
+        while begin.elapsed() < UNMOUNT_MAX {
+            // The daemon is our child, and umount waits until it is gone: it is gone only when we have heard of its end.
+            self.mount.wait(Duration::ZERO).map_err(|error| error.to_string())?;
+            match umount.wait(LOOK_EVERY).map_err(|error| error.to_string())? {
+                Some(status) if status.success() => return Ok(()),
+                Some(status) => return Err(format!("pumapool umount ended with {status}")),
+                None => {}
+            }
         }
+        Err(format!("pumapool umount did not end within {UNMOUNT_MAX:?}"))
     }
 }
 

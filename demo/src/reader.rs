@@ -90,6 +90,8 @@ pub struct Report {
     pub first_wrong: Option<String>,
     /// Bytes that the kernel read from disks for this process, if it says.
     pub disk_bytes: Option<u64>,
+    /// Mean latency of a read.
+    pub mean_us: f64,
     /// Median latency of a read.
     pub p50_us: f64,
     /// Latency that one read in a hundred exceeds.
@@ -206,6 +208,7 @@ impl Reader {
         report.elapsed_us = start.elapsed().as_micros() as u64;
         report.disk_bytes = disk_bytes().zip(disk_before).map(|(after, before)| after.saturating_sub(before));
         let us = |quantile| self.latency_ns.value_at_quantile(quantile) as f64 / 1000.0;
+        report.mean_us = self.latency_ns.mean() / 1000.0;
         (report.p50_us, report.p99_us, report.max_us) = (us(0.50), us(0.99), us(1.0));
         Ok(report)
     }
@@ -270,4 +273,71 @@ fn disk_bytes() -> Option<u64> {
 pub fn disk_bytes_of(process: &str) -> Option<u64> {
     let text = fs::read_to_string(format!("/proc/{process}/io")).ok()?;
     text.lines().find_map(|line| line.strip_prefix("read_bytes: "))?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Two files, the second of which ends within a page, and a reference for them.
+    fn reader(scratch: &testbed::Scratch) -> Reader {
+        let contents = [vec![1u8; 3 * PAGE_SIZE], vec![2u8; PAGE_SIZE + 100]];
+        let mut reference = Vec::new();
+        let mut files = Vec::new();
+        for (index, content) in contents.iter().enumerate() {
+            let name = format!("file-{index}");
+            fs::write(scratch.path().join(&name), content).unwrap();
+            reference.extend_from_slice(content);
+            reference.resize(reference.len().next_multiple_of(PAGE_SIZE), 0);
+            files.push(DataFile { name, len_bytes: content.len() as u64 });
+        }
+        let path = scratch.path().join("reference");
+        fs::write(&path, reference).unwrap();
+        Reader::new(Task { directory: scratch.path().to_owned(), files, reference: path, seed: 1 }).unwrap()
+    }
+
+    fn pass(reader: &mut Reader) -> Report {
+        reader.carry_out(&Order::Pass { max_ms: 60_000 }).unwrap()
+    }
+
+    #[test]
+    fn every_wrong_byte_is_counted() {
+        let scratch = testbed::Scratch::new("demo-reader").unwrap();
+        let mut reader = reader(&scratch);
+        let report = pass(&mut reader);
+        assert_eq!((report.reads, report.compared_bytes, report.wrong_bytes), (5, 4 * PAGE_SIZE as u64 + 100, 0));
+        assert_eq!(report.first_wrong, None);
+
+        let file = fs::OpenOptions::new().write(true).open(scratch.path().join("file-1")).unwrap();
+        file.write_all_at(&[7, 2, 7], PAGE_SIZE as u64 + 96).unwrap();
+        let report = pass(&mut reader);
+        assert_eq!(report.wrong_bytes, 2);
+        assert!(report.first_wrong.unwrap().starts_with("file-1 at 4096: 2 of 100 bytes differ"));
+
+        // Missing bytes are wrong bytes, and so are those that should not be there.
+        file.set_len(PAGE_SIZE as u64 + 90).unwrap();
+        assert_eq!(pass(&mut reader).wrong_bytes, 10);
+        file.set_len(PAGE_SIZE as u64).unwrap();
+        assert_eq!(pass(&mut reader).wrong_bytes, 100);
+        file.write_all_at(&[2; 110], PAGE_SIZE as u64).unwrap();
+        assert_eq!(pass(&mut reader).wrong_bytes, 10);
+    }
+
+    #[test]
+    fn orders_end_when_they_should() {
+        let scratch = testbed::Scratch::new("demo-reader").unwrap();
+        let mut reader = reader(&scratch);
+        assert_eq!(reader.carry_out(&Order::Count { reads: 17 }).unwrap().reads, 17);
+        let report = reader.carry_out(&Order::Time { ms: 20 }).unwrap();
+        assert!(report.reads > 0 && report.elapsed_us >= 20_000, "{report:?}");
+        assert!(report.p50_us <= report.p99_us && report.p99_us <= report.max_us, "{report:?}");
+        fs::remove_file(scratch.path().join("file-0")).unwrap();
+        let task = Task {
+            directory: scratch.path().to_owned(),
+            files: vec![DataFile { name: "file-0".to_owned(), len_bytes: 1 }],
+            reference: scratch.path().join("reference"),
+            seed: 1,
+        };
+        assert!(Reader::new(task).is_err_and(|error| error.contains("file-0")));
+    }
 }

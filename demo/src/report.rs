@@ -57,7 +57,7 @@ impl Ways {
 }
 
 /// What everything was measured with.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Default, Serialize)]
 pub struct Conditions {
     /// Of the files.
     pub data_bytes: u64,
@@ -113,7 +113,17 @@ impl Summary {
     /// The table, and what there is to say about it.
     pub fn table(&self) -> String {
         let mut text = String::new();
-        let head = ["", "reads/s", "disk reads/s", "without disk", "p50 µs", "p99 µs", "wrong bytes"];
+        let head = [
+            "",
+            "reads/s",
+            "disk reads/s",
+            "not from disk",
+            "lent memory",
+            "mean µs",
+            "p50 µs",
+            "p99 µs",
+            "wrong bytes",
+        ];
         let mut rows = vec![head.map(str::to_owned)];
         for (name, way) in self.ways.named() {
             rows.push([
@@ -121,6 +131,8 @@ impl Summary {
                 grouped(way.iops),
                 way.disk_reads.map_or("?".to_owned(), |reads| grouped(reads as f64 / way.seconds)),
                 way.hit_ratio.map_or("?".to_owned(), |ratio| format!("{:.1} %", ratio * 100.0)),
+                way.lent_ratio.map_or("-".to_owned(), |ratio| format!("{:.1} %", ratio * 100.0)),
+                latency(way.mean_us),
                 latency(way.p50_us),
                 latency(way.p99_us),
                 way.wrong_bytes.to_string(),

@@ -150,8 +150,15 @@ impl Dir {
         sweep(parent, name);
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
         let path = parent.join(format!("{PREFIX}{name}-{}-{count}", std::process::id()));
-        fs::create_dir(&path).map_err(attempted(format!("making the control group {}", path.display())))?;
-        Ok(Dir { path })
+        match fs::create_dir(&path) {
+            Ok(()) => Ok(Dir { path }),
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                let message =
+                    format!("control groups cannot be made in {} without root: run it as root", parent.display());
+                Err(io::Error::new(error.kind(), message))
+            }
+            Err(error) => Err(attempted(format!("making the control group {}", path.display()))(error)),
+        }
     }
 
     pub(crate) fn path(&self) -> &Path {
