@@ -150,7 +150,7 @@ fn fio_verifies_what_it_wrote() {
     let Some(bench) = Bench::new(test, 64 << 20, &["--fill", "evict"]) else { return };
     let mut command = Command::new(fio);
     // Four jobs of 64 MiB each: four times the cgroup.
-    command.args(["--name=puma", "--rw=randrw", "--bs=4k-64k", "--size=64m", "--numjobs=4", "--ioengine=psync"]);
+    command.args(["--name=puma", "--rw=randrw", "--bs=8k", "--size=64m", "--numjobs=4", "--ioengine=psync"]);
     command.args(["--verify=crc32c", "--verify_fatal=1", "--do_verify=1", "--randrepeat=0", "--group_reporting"]);
     command.arg("--fallocate=none").arg(format!("--directory={}", bench.mount.path.display()));
     command.current_dir(bench.scratch.path());
