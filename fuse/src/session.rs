@@ -155,8 +155,9 @@ impl Worker {
     pub fn serve(&mut self, filesystem: &dyn Filesystem) -> io::Result<()> {
         loop {
             let len = match read_request(&self.device, &mut self.request[REQUEST_START..]) {
+                // Nothing at all is the end of a stream, which stands in for the device in tests.
+                Ok(0) | Err(Errno::NODEV) => return Ok(()),
                 Ok(len) => len,
-                Err(Errno::NODEV) => return Ok(()),
                 Err(errno) => return Err(errno.into()),
             };
             let bytes = &self.request[REQUEST_START..][..len];
@@ -185,5 +186,60 @@ fn read_request(device: &OwnedFd, buffer: &mut [u8]) -> Result<usize, Errno> {
             }
             result => return result,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+    use zerocopy::{FromBytes, IntoBytes};
+
+    struct Odd;
+
+    impl Filesystem for Odd {
+        fn handle(&self, request: &Request<'_>, reply: Reply<'_>, _scratch: &mut [u8]) {
+            match request.operation {
+                Operation::Statfs => drop(reply.data(b"12345678")),
+                Operation::Readlink => {} // Forgets to answer.
+                Operation::Unknown => drop(reply.error(Errno::NOSYS)),
+                _ => panic!("a bug"),
+            }
+        }
+    }
+
+    /// Whatever arrives and whatever the file system does with it: one answer each, in order, and serving goes on.
+    #[test]
+    fn every_request_is_answered_once() {
+        let (kernel, device) =
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+        let negotiated = Negotiated { minor: abi::MINOR, capabilities: 0 };
+        let session = Session::resume(device, negotiated);
+        assert_eq!(session.negotiated(), negotiated);
+        let mut worker = session.worker().unwrap();
+        let thread = std::thread::spawn(move || worker.serve(&Odd));
+        let ask = |opcode, unique, body: &[u8]| {
+            let len = (size_of::<abi::InHeader>() + body.len()) as u32;
+            let header = abi::InHeader { len, opcode, unique, ..Default::default() };
+            rustix::io::write(&kernel, &[header.as_bytes(), body].concat()).unwrap();
+            let mut answer = [0; 64];
+            let len = rustix::io::read(&kernel, &mut answer).unwrap();
+            let (header, _) = abi::OutHeader::read_from_prefix(&answer).unwrap();
+            assert_eq!((header.len as usize, header.unique), (len, unique));
+            (header.error, answer[size_of::<abi::OutHeader>()..len].to_vec())
+        };
+        rustix::io::write(&kernel, &[1, 2, 3]).unwrap(); // No header: nobody to answer.
+        assert_eq!(ask(abi::opcode::STATFS, 1, &[]), (0, b"12345678".to_vec()));
+        assert_eq!(ask(abi::opcode::LOOKUP, 2, b"no end"), (-libc_errno(Errno::INVAL), vec![]));
+        assert_eq!(ask(abi::opcode::LOOKUP, 3, b"name\0"), (-libc_errno(Errno::IO), vec![]));
+        assert_eq!(ask(abi::opcode::READLINK, 4, &[]), (-libc_errno(Errno::IO), vec![]));
+        assert_eq!(ask(4096, 5, &[]), (-libc_errno(Errno::NOSYS), vec![]));
+        drop(kernel);
+        drop(session);
+        thread.join().unwrap().unwrap();
+    }
+
+    fn libc_errno(errno: Errno) -> i32 {
+        errno.raw_os_error()
     }
 }

@@ -51,13 +51,11 @@ impl OpenFile {
                         rustix::io::preadv2(fd, &mut [IoSliceMut::new(piece)], at, DONTCACHE)
                     })
                 }
-                ReadWay::Direct => self.direct().and_then(|fd| read_direct(fd, buf, offset)),
-                ReadWay::Advise => {
-                    let fd = self.reader()?;
-                    let result = read_full(buf, offset, |piece, at| rustix::io::pread(fd, piece, at));
-                    drop_clean(fd, offset, offset.saturating_add(buf.len() as u64));
-                    result
-                }
+                ReadWay::Direct => match self.direct() {
+                    Err(errno) if refused_again(errno) => self.read_and_advise(buf, offset),
+                    fd => fd.and_then(|fd| read_direct(fd, buf, offset)),
+                },
+                ReadWay::Advise => self.read_and_advise(buf, offset),
             };
             match result {
                 // An offset beyond what can be addressed is EINVAL in every way; do not blame the way for it.
@@ -72,11 +70,28 @@ impl OpenFile {
         }
     }
 
+    fn read_and_advise(&self, buf: &mut [u8], offset: u64) -> Result<usize, Errno> {
+        let fd = self.reader()?;
+        let result = read_full(buf, offset, |piece, at| rustix::io::pread(fd, piece, at));
+        drop_clean(fd, offset, offset.saturating_add(buf.len() as u64));
+        result
+    }
+
     /// Reads past the page cache, as the caller of the mount asked for by O_DIRECT. `buf` is page-aligned.
     pub(crate) fn read_past_cache(&self, buf: &mut [u8], offset: u64) -> Result<usize, Errno> {
-        let fd = self.direct()?;
+        let fd = match self.direct() {
+            Ok(fd) => fd,
+            // O_DIRECT came by fcntl, and the file system below has none, or lets the file be opened no more.
+            Err(errno) if errno == Errno::INVAL || refused_again(errno) => return self.read_uncached(buf, offset),
+            Err(errno) => return Err(errno),
+        };
         read_full(buf, offset, |piece, at| rustix::io::pread(fd, piece, at))
     }
+}
+
+/// A file that was open already cannot be opened once more: its mode or its flags have changed since. What is open goes on.
+pub(crate) fn refused_again(errno: Errno) -> bool {
+    matches!(errno, Errno::ACCESS | Errno::PERM | Errno::TXTBSY)
 }
 
 /// Calls `read` until `buf` is full or the file ends. An error fails it all, even after some bytes: fewer bytes than asked for mean the end of
@@ -128,5 +143,57 @@ pub(crate) fn drop_clean(fd: impl AsFd, start: u64, end: u64) {
     if start <= i64::MAX as u64 {
         // Advice that is not taken costs memory, not correctness.
         let _ = rustix::fs::fadvise(fd, start, NonZeroU64::new(len.min(i64::MAX as u64)), Advice::DontNeed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::inode::{Found, Inodes};
+    use rustix::fs::{Mode, OFlags, open};
+
+    fn found(path: &std::path::Path) -> Found {
+        let fd = open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).unwrap();
+        let now = stat(&fd).unwrap();
+        Found::new(fd, now)
+    }
+
+    /// All three ways read the same, whatever the alignment: kernels before 6.14 never use the first.
+    #[test]
+    fn all_ways_read_the_same() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("a");
+        let bytes: Vec<u8> = (0..300_001u32).map(|at| (at.wrapping_mul(2_654_435_761) >> 11) as u8).collect();
+        std::fs::write(&path, &bytes).unwrap();
+        for given_up in [None, Some(ReadWay::DontCache), Some(ReadWay::Direct)] {
+            let config =
+                borrower::Config { lender: None, strategy: borrower::Strategy::NonInclusive, get_connections: 0 };
+            let borrower = borrower::Borrower::start(config, None).unwrap();
+            let inodes = Inodes::new(found(directory.path()), borrower, 10, None);
+            let inode = inodes.reference(found(&path));
+            if let Some(way) = given_up {
+                inode.device.give_up(way);
+            }
+            let fd = open(&path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).unwrap();
+            let file = OpenFile::new(inode, fd, OFlags::RDWR);
+            let mut buffer = vec![AlignedPage([0; PAGE_BYTES]); 80];
+            // SAFETY: pages of plain bytes without padding, exclusively borrowed for as long as the slice is used.
+            let buffer = unsafe { std::slice::from_raw_parts_mut(buffer.as_mut_ptr().cast::<u8>(), 80 * PAGE_BYTES) };
+            for skip in [0, 1, 512] {
+                for offset in [0, 1, 511, 4096, 65_535, 299_008, 299_999, 300_000, 300_001, 400_000] {
+                    for len in [1, 100, 4096, 4097, 131_072, 200_000, 320_000] {
+                        let buf = &mut buffer[skip..skip + len];
+                        let read = file.read_at(buf, offset as u64).unwrap();
+                        let expected = &bytes[offset.min(bytes.len())..(offset + len).min(bytes.len())];
+                        assert!(buf[..read] == *expected, "{given_up:?} skip {skip} offset {offset} len {len}: {read}");
+                    }
+                }
+            }
+            let way = file.inode.device.read_way();
+            println!("given up {given_up:?}: read by {way:?}");
+            assert!(given_up.is_none_or(|given_up| way > given_up));
+            assert!(file.read_at(&mut buffer[..10], u64::MAX - 5).is_err());
+            assert_eq!(file.inode.device.read_way(), way, "an impossible offset is not the way's fault");
+        }
     }
 }

@@ -35,7 +35,11 @@ pub(crate) fn prepare_thread(privilege: Privilege) -> Result<(), Errno> {
     if privilege == Privilege::Root {
         system::set_thread_groups(&[])?;
         system::keep_capabilities()?;
-        CAPABILITIES.set(Some(rustix::thread::capabilities(None)?));
+        // With this capability, quotas would not hold for anybody whose writes come by us.
+        let mut sets = rustix::thread::capabilities(None)?;
+        sets.effective.remove(CapabilitySet::SYS_RESOURCE);
+        rustix::thread::set_capabilities(None, sets)?;
+        CAPABILITIES.set(Some(sets));
     }
     Ok(())
 }
@@ -65,9 +69,10 @@ impl Acting {
     /// From now on, new files are the creator's.
     pub(crate) fn begin(privilege: Privilege, creator: Creator) -> Result<Acting, Errno> {
         rustix::process::umask(Mode::from_bits_truncate(creator.umask & 0o777));
-        // Ids that the mount's user namespace cannot name arrive as -1; such a caller cannot own anything either way.
-        let known = creator.uid != u32::MAX && creator.gid != u32::MAX;
-        if privilege == Privilege::User || !known || (creator.uid == 0 && creator.gid == 0) {
+        if creator.uid == u32::MAX || creator.gid == u32::MAX {
+            return Err(Errno::OVERFLOW); // An id that the mount's user namespace cannot name: it can own nothing.
+        }
+        if privilege == Privilege::User || (creator.uid == 0 && creator.gid == 0) {
             return Ok(Acting { ids: false, groups: false, _fsetid: None });
         }
         let mut acting = Acting { ids: true, groups: false, _fsetid: WithoutFsetid::for_uid(privilege, creator.uid)? };

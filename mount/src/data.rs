@@ -9,6 +9,7 @@
 //! - O_APPEND is applied below per write (RWF_APPEND), so that others who append to the file beside us do not get overwritten. If
 //!   the bytes then landed elsewhere than the kernel believes, it must drop its pages.
 
+use crate::below::refused_again;
 use crate::change::Outcome;
 use crate::config::WriteMode;
 use crate::credentials::WithoutFsetid;
@@ -115,8 +116,13 @@ impl Passthrough {
         let from_cache = args.write_flags & abi::WRITE_CACHE != 0;
         let direct = !from_cache && (args.write_flags & abi::WRITE_LOCKOWNER != 0 || asked.contains(OFlags::DIRECT));
         let append = !from_cache && self.write_mode == WriteMode::Through && asked.contains(OFlags::APPEND);
-        // Marked as direct, but the flag is gone from the handle: its bytes need not be aligned any more.
-        let fd = if direct && asked.contains(OFlags::DIRECT) { file.direct()? } else { file.fd.as_fd() };
+        // Marked as direct, but the flag may be gone from the handle: its bytes need not be aligned any more.
+        let direct_below = direct && asked.contains(OFlags::DIRECT);
+        let fd = match direct_below.then(|| file.direct()) {
+            None => file.fd.as_fd(),
+            Some(Err(errno)) if errno == Errno::INVAL || refused_again(errno) => file.fd.as_fd(),
+            Some(fd) => fd?,
+        };
         let len = data.len() as u64;
         let end = args.offset.checked_add(len).ok_or(Errno::INVAL)?;
         let outcome = self.change(

@@ -90,9 +90,7 @@ impl Passthrough {
             Operation::Rename { new_parent, flags, name, new_name } => {
                 answer_done(reply, self.rename(node, name, new_parent, new_name, flags, creator(request, 0)))
             }
-            Operation::Link { node: old, new_name } => {
-                self.answer_entry(reply, self.link(old, node, new_name, creator(request, 0)))
-            }
+            Operation::Link { node: old, new_name } => self.answer_entry(reply, self.link(old, node, new_name)),
             Operation::Open(args) => self.answer_open(reply, self.open(node, uid, &args)),
             Operation::Create { args, name } => {
                 self.answer_create(reply, self.create(node, name, &args, creator(request, args.umask)))

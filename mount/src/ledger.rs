@@ -65,17 +65,17 @@ impl Ledger {
             drop_clean(fd, start, end);
             return;
         }
-        state.bytes += end - start;
-        let hurry = state.bytes > BYTES_HURRY;
+        let state = &mut *state;
         let written = state.files.entry(inode.nodeid).or_insert_with(|| Written {
             inode: inode.clone(),
             ranges: Vec::new(),
             since: Instant::now(),
             started: false,
         });
+        let before = length(&written.ranges);
         merge(&mut written.ranges, start, end);
-        drop(state);
-        if hurry || !known {
+        state.bytes = state.bytes - before + length(&written.ranges);
+        if state.bytes > BYTES_HURRY || !known {
             self.wake.notify_one();
         }
     }
@@ -85,10 +85,7 @@ impl Ledger {
         let mut state = self.state.lock();
         let removed = state.files.remove(&nodeid);
         let ranges = removed.map(|written| written.ranges).unwrap_or_default();
-        state.bytes = state.bytes.saturating_sub(length(&ranges));
-        if state.files.is_empty() {
-            state.bytes = 0;
-        }
+        state.bytes -= length(&ranges);
         ranges
     }
 

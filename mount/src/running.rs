@@ -75,12 +75,11 @@ impl Mount {
         let handles_from = readable.try_clone().map_err(|error| failed("duplicate a descriptor", error))?;
 
         let (device, privilege) = mount(&config, &source, &mountpoint, &readable)?;
-        let result =
-            serve(&config, source, &mountpoint, device, privilege, root, readable, handles_from, make_borrower);
-        if result.is_err() {
-            let _ = mounting::unmount(&mountpoint, true);
-        }
-        result
+        let detach = Detach(&mountpoint);
+        let mount =
+            serve(&config, source, &mountpoint, device, privilege, root, readable, handles_from, make_borrower)?;
+        let _ = std::mem::ManuallyDrop::new(detach); // It is served: from here on it is the mount's to end.
+        Ok(mount)
     }
 
     /// The directory below, without symbolic links.
@@ -151,6 +150,15 @@ impl Drop for Mount {
     }
 }
 
+/// Takes away a mount that does not come to be served, also when making the borrower panics.
+struct Detach<'a>(&'a Path);
+
+impl Drop for Detach<'_> {
+    fn drop(&mut self) {
+        let _ = mounting::unmount(self.0, true);
+    }
+}
+
 fn failed(attempted: &'static str, error: impl Into<io::Error>) -> Error {
     Error::Failed { attempted, error: error.into() }
 }
@@ -160,6 +168,7 @@ fn check(config: &Config) -> Result<(PathBuf, PathBuf), Error> {
     let source = &config.source;
     let source = fs::canonicalize(source).map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => Error::SourceMissing { source: source.clone() },
+        io::ErrorKind::NotConnected => Error::MountpointDead { mountpoint: source.clone() },
         _ => Error::SourceUnreadable { source: source.clone(), error },
     })?;
     let mountpoint = &config.mountpoint;
@@ -174,8 +183,13 @@ fn check(config: &Config) -> Result<(PathBuf, PathBuf), Error> {
             _ => Error::AlreadyMounted { mountpoint },
         });
     }
-    if !source.is_dir() {
-        return Err(Error::SourceNotADirectory { source });
+    match fs::metadata(&source) {
+        Ok(found) if found.is_dir() => {}
+        Ok(_) => return Err(Error::SourceNotADirectory { source }),
+        Err(error) if error.kind() == io::ErrorKind::NotConnected => {
+            return Err(Error::MountpointDead { mountpoint: source });
+        }
+        Err(error) => return Err(Error::SourceUnreadable { source, error }),
     }
     if !mountpoint.is_dir() {
         return Err(Error::MountpointNotADirectory { mountpoint });

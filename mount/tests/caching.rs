@@ -97,7 +97,7 @@ fn other_ways_of_reading() {
     let below = directory.path().join("below");
     fs::create_dir(&below).unwrap();
     let small = SmallTmpfs::on(&below, "size=32m");
-    let m = Mounted::over(directory, |_| {});
+    let m = Mounted::over(directory, Some(small), |_| {});
     for len in [0, 1, 4095, 4096, 4097, 123_456, LEN + 1] {
         let bytes = pattern(len, len as u64);
         let (a, b) = (format!("a{len}"), format!("b{len}"));
@@ -107,6 +107,4 @@ fn other_ways_of_reading() {
         fs::remove_file(m.path(&a)).unwrap();
         fs::remove_file(m.path(&b)).unwrap();
     }
-    drop(m);
-    drop(small);
 }

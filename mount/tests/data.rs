@@ -260,7 +260,7 @@ fn no_space() {
         let below = directory.path().join("below");
         fs::create_dir(&below).unwrap();
         let small = SmallTmpfs::on(&below, "size=1m");
-        let m = Mounted::over(directory, |config| config.write = write);
+        let m = Mounted::over(directory, Some(small), |config| config.write = write);
         let mut file = open(m.path("a"));
         let bytes = pattern(2 << 20, 6);
         let failed = file.write_all(&bytes).and_then(|()| file.sync_all()).unwrap_err();
@@ -274,8 +274,6 @@ fn no_space() {
         }
         fs::remove_file(m.path("a")).unwrap();
         fs::write(m.path("b"), b"there is room again").unwrap();
-        drop(m);
-        drop(small);
     }
 }
 

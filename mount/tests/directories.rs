@@ -87,7 +87,7 @@ fn file_systems_mounted_below() {
     let other = directory.path().join("below/other");
     fs::create_dir_all(&other).unwrap();
     let small = SmallTmpfs::on(&other, "size=4m");
-    let m = Mounted::over(directory, |config| config.inode_descriptors_max = Some(1));
+    let m = Mounted::over(directory, Some(small), |config| config.inode_descriptors_max = Some(1));
     fs::write(m.path("other/a"), b"on another file system").unwrap();
     assert_eq!(fs::read(m.path("other/a")).unwrap(), b"on another file system");
     let (here, below) = (fs::metadata(m.path("other/a")).unwrap(), fs::metadata(m.below("other/a")).unwrap());
@@ -95,6 +95,4 @@ fn file_systems_mounted_below() {
     assert_ne!(here.ino(), below.ino());
     assert_eq!(errno_of(fs::rename(m.path("other/a"), m.path("a"))), libc::EXDEV);
     assert_eq!(errno_of(fs::hard_link(m.path("other/a"), m.path("a"))), libc::EXDEV);
-    drop(m);
-    drop(small);
 }

@@ -45,8 +45,11 @@ pub fn has_program(test: &str, program: &str) -> bool {
 }
 
 /// A directory below, a directory beside it, and the one mounted on the other.
+///
+/// The fields are dropped in this order: the mount is detached before what it is over, and that before the directory is removed.
 pub struct Mounted {
-    mount: Option<Mount>,
+    mount: Mount,
+    _over: Option<SmallTmpfs>,
     directory: TempDir,
     in_place: bool,
 }
@@ -59,11 +62,11 @@ impl Mounted {
     pub fn with(change: impl FnOnce(&mut Config)) -> Mounted {
         let directory = tempfile::tempdir().unwrap();
         std::fs::create_dir(directory.path().join("below")).unwrap();
-        Mounted::over(directory, change)
+        Mounted::over(directory, None, change)
     }
 
-    /// `directory` holds `below` already.
-    pub fn over(directory: TempDir, change: impl FnOnce(&mut Config)) -> Mounted {
+    /// `directory` holds `below` already; `over` is mounted somewhere in there.
+    pub fn over(directory: TempDir, over: Option<SmallTmpfs>, change: impl FnOnce(&mut Config)) -> Mounted {
         use std::os::unix::fs::PermissionsExt;
         std::fs::set_permissions(directory.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
         let below = directory.path().join("below");
@@ -74,7 +77,7 @@ impl Mounted {
         change(&mut config);
         let in_place = config.source == config.mountpoint;
         let mount = Mount::start(config, |_| borrower()).unwrap();
-        Mounted { mount: Some(mount), directory, in_place }
+        Mounted { mount, _over: over, directory, in_place }
     }
 
     /// A path through the mount.
@@ -89,22 +92,15 @@ impl Mounted {
     }
 
     pub fn mount(&self) -> &Mount {
-        self.mount.as_ref().unwrap()
+        &self.mount
     }
 
-    /// Ends the mount; what was below stays.
-    pub fn end(mut self) -> TempDir {
-        let mount = self.mount.take().unwrap();
+    /// Ends the mount; what was below stays until the directory is dropped.
+    pub fn end(self) -> TempDir {
+        let Mounted { mount, directory, .. } = self;
         mount.unmount(false).unwrap();
         mount.wait();
-        drop(mount);
-        std::mem::replace(&mut self.directory, tempfile::tempdir().unwrap())
-    }
-}
-
-impl Drop for Mounted {
-    fn drop(&mut self) {
-        drop(self.mount.take()); // Detaches it, before the directory is removed.
+        directory
     }
 }
 

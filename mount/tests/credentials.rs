@@ -1,0 +1,118 @@
+//! Who owns what is made through the mount, with which mode, and when set-id bits fall.
+
+mod support;
+
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
+use support::*;
+
+fn ready(test: &str) -> bool {
+    can_mount(test) && has_program(test, "setpriv")
+}
+
+fn set_mode(path: std::path::PathBuf, mode: u32) {
+    fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+}
+
+#[test]
+fn new_files_are_their_makers() {
+    if !ready("new_files_are_their_makers") {
+        return;
+    }
+    both_modes(|m| {
+        fs::create_dir(m.path("d")).unwrap();
+        set_mode(m.path("d"), 0o777);
+        let d = m.path("d").display().to_string();
+        let script = format!("umask 027; cd {d} && touch f && mkdir s && ln -s x l && mkfifo p && ln f h");
+        assert!(as_nobody(&script).status.success());
+        for (name, mode) in [("f", 0o640), ("s", 0o750), ("l", 0o777), ("p", 0o640)] {
+            let made = fs::symlink_metadata(m.below(format!("d/{name}"))).unwrap();
+            assert_eq!((made.uid(), made.gid(), made.mode() & 0o7777), (65534, 65534, mode), "{name}");
+        }
+        // And the next file is root's again.
+        fs::write(m.path("d/root"), b"").unwrap();
+        assert_eq!(fs::metadata(m.below("d/root")).unwrap().uid(), 0);
+        shell(&format!("umask 0; touch {d}/open; umask 077; touch {d}/closed"));
+        assert_eq!(fs::metadata(m.below("d/open")).unwrap().mode() & 0o777, 0o666);
+        assert_eq!(fs::metadata(m.below("d/closed")).unwrap().mode() & 0o777, 0o600);
+    });
+}
+
+#[test]
+fn permissions_are_checked() {
+    if !ready("permissions_are_checked") {
+        return;
+    }
+    let m = Mounted::through();
+    fs::write(m.path("secret"), b"x").unwrap();
+    set_mode(m.path("secret"), 0o600);
+    let secret = m.path("secret").display().to_string();
+    for script in
+        [format!("cat {secret}"), format!("rm -f {secret}"), format!("chmod 777 {secret}"), format!("touch {secret}2")]
+    {
+        assert!(!as_nobody(&script).status.success(), "{script}");
+    }
+    // A sticky directory: only the owner removes.
+    fs::create_dir(m.path("tmp")).unwrap();
+    set_mode(m.path("tmp"), 0o1777);
+    fs::write(m.path("tmp/a"), b"x").unwrap();
+    assert!(!as_nobody(&format!("rm -f {}", m.path("tmp/a").display())).status.success());
+    assert!(m.below("tmp/a").exists());
+}
+
+#[test]
+fn set_gid_directories() {
+    if !ready("set_gid_directories") {
+        return;
+    }
+    let m = Mounted::through();
+    fs::create_dir(m.path("d")).unwrap();
+    chown(m.path("d"), None, Some(4242)).unwrap();
+    set_mode(m.path("d"), 0o2777);
+    let d = m.path("d").display().to_string();
+    // Not in the group: the file gets the group, but may not be set-gid. In it: it may.
+    for (groups, name, expected) in [("--clear-groups", "out", 0o770), ("--groups=4242", "in", 0o2770)] {
+        let script = format!(
+            "umask 0; mkdir {d}/{name}s; python3 -c 'import os; os.close(os.open(\"{d}/{name}\", os.O_CREAT|os.O_WRONLY, 0o2770))'"
+        );
+        assert!(as_user(65534, 65534, groups, &script).status.success());
+        let file = fs::metadata(m.below(format!("d/{name}"))).unwrap();
+        assert_eq!((file.uid(), file.gid(), file.mode() & 0o7777), (65534, 4242, expected), "{name}");
+        let directory = fs::metadata(m.below(format!("d/{name}s"))).unwrap();
+        assert_eq!((directory.gid(), directory.mode() & 0o2000), (4242, 0o2000));
+    }
+}
+
+/// Writing, truncating and allocating take set-id bits away for an ordinary user, and leave them for root.
+#[test]
+fn set_id_bits_fall() {
+    if !ready("set_id_bits_fall") {
+        return;
+    }
+    for write in [mount::WriteMode::Through, mount::WriteMode::Back] {
+        let m = Mounted::with(|config| config.write = write);
+        let actions = [
+            "echo x >> F",
+            "truncate -s 1 F",
+            "fallocate -l 9000 F",
+            ": > F",
+            "echo y | dd of=F conv=notrunc status=none",
+        ];
+        for (index, action) in actions.iter().enumerate() {
+            for (nobody, expected) in [(true, 0o777), (false, 0o6777)] {
+                let name = format!("f{index}{nobody}");
+                fs::write(m.path(&name), b"some bytes").unwrap();
+                set_mode(m.path(&name), 0o6777);
+                let script = action.replace('F', &m.path(&name).display().to_string());
+                if nobody {
+                    assert!(as_nobody(&script).status.success());
+                } else {
+                    shell(&script);
+                }
+                let below = fs::metadata(m.below(&name)).unwrap().mode() & 0o7777;
+                assert_eq!(below, expected, "{write:?}: {action}, by nobody: {nobody}");
+                assert_eq!(fs::metadata(m.path(&name)).unwrap().mode() & 0o7777, expected, "{write:?}: {action}");
+            }
+        }
+    }
+}
