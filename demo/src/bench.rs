@@ -1,7 +1,7 @@
 //! One way of reading, measured: a reader in its groups, a warm-up until the caches are full, then a measured phase.
 //!
-//! The memory limit leaves exactly the promised page cache: what the reader itself needs (its own memory, and the kernel's for
-//! its open files and page tables) is measured when it is ready, and added to the limit.
+//! The memory limit leaves exactly the promised page cache: what the reader itself needs (its own memory, its program's
+//! pages, and the kernel's memory for its open files and page tables) is measured when it is ready, and added to the limit.
 
 use crate::data::DataSet;
 use crate::failure::{Failure, Interrupt};
@@ -20,9 +20,9 @@ use testbed::{Group, Line, Process, SlowDisk};
 const START_ROOM_BYTES: u64 = 64 << 20;
 /// A warm-up is cut short after that: on a disk that is slow by itself, reading all pages at random takes too long.
 const WARM_UP_MAX: Duration = Duration::from_secs(60);
-/// Reads in one further round of the warm-up with Puma.
+/// Reads in one further round of the warm-up with Puma. Without a limit, a round is another pass.
 const WARM_UP_ROUND_READS: u64 = 8192;
-/// Rounds until it is believed that the lender does not get any fuller.
+/// Rounds until it is believed that the caches do not get any fuller.
 const WARM_UP_ROUNDS_MAX: u32 = 8;
 /// The caches are full when less than one read in that many still goes to the disk.
 const WARM_WHEN_ONE_IN: u64 = 100;
@@ -101,11 +101,12 @@ impl Bench<'_> {
         let disk = way.slow_disk.map(|(disk, _)| disk);
         let group = Group::create("reader", way.page_cache_bytes.map(|bytes| bytes + START_ROOM_BYTES), disk)?;
         let mut reader = Reader::start(self, way.directory, &group)?;
-        let reader_own_bytes = match way.page_cache_bytes {
+        let own = match way.page_cache_bytes {
             Some(page_cache_bytes) => {
-                let own_bytes = group.memory_use()?.own_bytes();
-                group.limit_memory(page_cache_bytes + own_bytes)?;
-                Some(own_bytes)
+                // Nothing of the files is in it yet: all of this is the reader's own, its program's pages included.
+                let own = group.memory_use()?;
+                group.limit_memory(page_cache_bytes + own.total_bytes)?;
+                Some(own)
             }
             None => None,
         };
@@ -132,7 +133,10 @@ impl Bench<'_> {
         let seconds = report.elapsed_us as f64 / 1e6;
         let iops = report.reads as f64 / seconds;
         bar.done(&format!("{iops:.0} reads/s"));
-        let page_cache_bytes = way.page_cache_bytes.and_then(|_| Some(group.memory_use().ok()?.page_cache_bytes));
+        let page_cache_bytes = match own {
+            Some(own) => Some(group.memory_use()?.page_cache_bytes.saturating_sub(own.page_cache_bytes)),
+            None => None,
+        };
         if let Some((disk, _)) = way.slow_disk {
             disk.limit_reads(None)?;
         }
@@ -161,7 +165,7 @@ impl Bench<'_> {
             p99_us: report.p99_us,
             max_us: report.max_us,
             page_cache_bytes,
-            reader_own_bytes,
+            reader_own_bytes: own.map(|own| own.total_bytes),
             warm_up_seconds,
             warm_up_reads,
             compared_bytes: all.compared_bytes,
@@ -171,30 +175,36 @@ impl Bench<'_> {
         })
     }
 
-    /// Fills the caches, from a disk that is not slowed down: all pages once in random order and, where pages are lent, further
-    /// reads until hardly any still goes to the disk.
+    /// Fills the caches, from a disk that is not slowed down: all pages once in random order and, where they ought to be in memory
+    /// somewhere, further reads until hardly any still goes to the disk.
     fn warm_up(&self, way: &Way<'_>, reader: &mut Reader<'_>, all: &mut Report) -> Result<(), Failure> {
         let bar = Bar::new(format!("{}: warming up", way.title), self.data.page_count());
+        let done = |bar: Bar, all: &Report| {
+            bar.done(&format!("{} reads", all.reads));
+            Ok(())
+        };
         let begin = Instant::now();
         let order = Order::Pass { max_ms: WARM_UP_MAX.as_millis() as u64 };
         add(all, &reader.obey(&order, |reads, _| bar.set(reads))?);
-        let disk_count = |report: &Report, before: Option<u64>| match (way.slow_disk, before) {
-            (Some((disk, _)), Some(before)) => Ok(Some(disk.read_count()? - before)),
-            _ => Ok::<_, Failure>(report.disk_bytes.map(|bytes| bytes / PAGE_SIZE as u64)),
+        // A limited cache is full by now. Where there is room for everything, or memory is lent, it takes until the disk is quiet.
+        let (again, quiet_reads) = match (way.puma, way.page_cache_bytes) {
+            (Some(_), _) => (Order::Count { reads: WARM_UP_ROUND_READS }, WARM_UP_ROUND_READS / WARM_WHEN_ONE_IN),
+            (None, None) => (order, 1),
+            (None, Some(_)) => return done(bar, all),
         };
-        // Without lent memory, reading everything once has filled all there is to fill.
-        let rounds = if way.puma.is_some() { WARM_UP_ROUNDS_MAX } else { 0 };
-        for _ in 0..rounds {
+        for _ in 0..WARM_UP_ROUNDS_MAX {
             let before = way.slow_disk.map(|(disk, _)| disk.read_count()).transpose()?;
-            let report = reader.obey(&Order::Count { reads: WARM_UP_ROUND_READS }, |_, _| {})?;
+            let report = reader.obey(&again, |_, _| {})?;
             add(all, &report);
-            let warm = disk_count(&report, before)?.is_some_and(|count| count < WARM_UP_ROUND_READS / WARM_WHEN_ONE_IN);
-            if warm || begin.elapsed() >= WARM_UP_MAX {
+            let disk_reads = match (way.slow_disk, before) {
+                (Some((disk, _)), Some(before)) => Some(disk.read_count()? - before),
+                _ => report.disk_bytes.map(|bytes| bytes / PAGE_SIZE as u64),
+            };
+            if disk_reads.is_some_and(|count| count < quiet_reads) || begin.elapsed() >= WARM_UP_MAX {
                 break;
             }
         }
-        bar.done(&format!("{} reads", all.reads));
-        Ok(())
+        done(bar, all)
     }
 }
 

@@ -288,6 +288,10 @@ fn judge(summary: &Summary, left_out: Vec<String>) -> ExitCode {
         println!("FAILED: {} wrong bytes in {compared_gib:.1} GiB. The first: {place}.", summary.wrong_bytes);
         return ExitCode::from(PROMISE_BROKEN);
     }
+    if let Some(pages) = summary.pages_cached_twice.filter(|pages| *pages > 0) {
+        let mib = (pages * page::PAGE_SIZE as u64) as f64 / f64::from(1 << 20);
+        println!("Below the mount, {mib:.1} MiB were cached a second time.");
+    }
     println!("No wrong byte in {compared_gib:.1} GiB compared with the original.");
     match summary.gain {
         Some(gain) if gain >= GAIN_MIN => {

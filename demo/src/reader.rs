@@ -106,6 +106,8 @@ pub fn run() -> Result<(), String> {
     let mut next = || lines.next().transpose().map_err(|error| format!("reading orders: {error}"));
     let Some(task) = next()? else { return Ok(()) };
     let task: Task = serde_json::from_str(&task).map_err(|error| format!("understanding the task: {error}"))?;
+    // Pages of the program itself must not be read from the disk in the middle of a measurement. Where it is not allowed, a few are.
+    let _not_allowed = rustix::mm::mlockall(rustix::mm::MlockAllFlags::CURRENT);
     let mut reader = match Reader::new(task) {
         Ok(reader) => reader,
         Err(error) => return say(&Answer::Failed(error)),

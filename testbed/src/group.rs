@@ -18,13 +18,6 @@ pub struct MemoryUse {
     pub page_cache_bytes: u64,
 }
 
-impl MemoryUse {
-    /// What is not page cache: the processes' own memory, and the kernel's on their behalf.
-    pub fn own_bytes(&self) -> u64 {
-        self.total_bytes.saturating_sub(self.page_cache_bytes)
-    }
-}
-
 /// A control group. Dropping it kills what is still in it, and removes it.
 pub struct Group {
     /// Where the memory limit is, if there is one. On version 2 it may be in the tree of a slow disk.
