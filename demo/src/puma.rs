@@ -211,5 +211,5 @@ fn tail(log: &Path) -> String {
     let text = fs::read_to_string(log).unwrap_or_default();
     let lines: Vec<&str> = text.lines().collect();
     let last = &lines[lines.len().saturating_sub(LOG_TAIL_LINES)..];
-    format!("; the end of {}:\n{}", log.display(), last.join("\n"))
+    format!("; {} ends with: {}", log.display(), last.join(" / "))
 }
