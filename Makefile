@@ -5,27 +5,35 @@ CARGO ?= cargo
 # To build: the eBPF program (clang, llvm), libbpf (libelf-dev, zlib1g-dev, pkg-config, make, gcc).
 # To run: fusermount3 (fuse3). To draw the demo's chart as PNG: a font.
 PACKAGES := clang llvm libelf-dev zlib1g-dev pkg-config make gcc fuse3 fonts-dejavu-core
+# To test: fio, and what the POSIX suite is built with.
+TEST_PACKAGES := fio acl attr e2fsprogs libacl1-dev
+# Where the public test programs are installed; set it to keep them when the checkout goes.
+TOOLS ?= $(CURDIR)/target/tools
 # Options of the demo, such as DEMO="--seconds 30 --seed 7"; `target/release/demo --help` lists them.
 DEMO ?=
 
-.PHONY: help deps build test demo check lint clean
+.PHONY: help deps build test test-long test-deps tools deny demo check lint clean
+
+deps: WANTED := $(PACKAGES)
+test-deps: WANTED := $(PACKAGES) $(TEST_PACKAGES)
 
 help:
 	@echo 'make demo    show what lent memory does for random reads, in about a minute'
 	@echo 'make deps    install the Debian packages that are missing (as root)'
 	@echo 'make build   build the release binaries, in target/release'
 	@echo 'make test    run all tests; those that this machine cannot run say so'
+	@echo 'make test-long   the public test programs at full length, some 20 minutes'
 	@echo 'make check   what CI runs: format, lints, tests, documentation'
 	@echo 'make clean   remove everything that was built'
 
 # Only what is missing is installed, so that this needs neither root nor a network once everything is there.
-deps:
+deps test-deps:
 	@command -v $(CARGO) >/dev/null || { \
 		echo 'Rust is missing: install the stable toolchain, then try again.' >&2; exit 1; }
 	@if ! command -v dpkg-query >/dev/null; then \
-		echo 'This is not Debian: install the counterparts of $(PACKAGES) yourself.' >&2; exit 0; fi; \
+		echo 'This is not Debian: install the counterparts of $(WANTED) yourself.' >&2; exit 0; fi; \
 	missing=; \
-	for package in $(PACKAGES); do \
+	for package in $(WANTED); do \
 		dpkg-query -W -f '$${db:Status-Status}' "$$package" 2>/dev/null | grep -qx installed || missing="$$missing $$package"; \
 	done; \
 	if [ -z "$$missing" ]; then exit 0; fi; \
@@ -39,13 +47,32 @@ deps:
 build: deps
 	$(CARGO) build --release --workspace --bins
 
-test: deps
-	$(CARGO) test --workspace
+test: test-deps tools
+	TOOLS=$(TOOLS) $(CARGO) test --workspace
+
+test-long: test-deps tools
+	TOOLS=$(TOOLS) PUMA_FSX_OPS=200000 $(CARGO) test -p pumapool --test suites -- --nocapture --test-threads 2
+
+# Public test programs: fsx (file system exerciser) and pjdfstest (POSIX suite).
+tools: $(TOOLS)/bin/fsx $(TOOLS)/bin/pjdfstest
+
+$(TOOLS)/bin/fsx:
+	$(CARGO) install --quiet --locked --root $(TOOLS) fsx@0.3.2
+
+$(TOOLS)/bin/pjdfstest: | test-deps
+	$(CARGO) install --quiet --locked --root $(TOOLS) pjdfstest@0.2.2
+
+$(TOOLS)/bin/cargo-deny:
+	$(CARGO) install --quiet --locked --root $(TOOLS) cargo-deny
+
+# Licences and sources of the dependencies. (Advisories need the network: `cargo deny check advisories`.)
+deny: $(TOOLS)/bin/cargo-deny
+	$(TOOLS)/bin/cargo-deny --offline check licenses bans sources
 
 demo: build
 	target/release/demo $(DEMO)
 
-check: lint test
+check: lint deny test
 
 lint: deps
 	$(CARGO) fmt --all --check

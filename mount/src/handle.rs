@@ -37,6 +37,7 @@ impl Drop for OpenFile {
 impl OpenFile {
     pub(crate) fn new(inode: Arc<Inode>, fd: OwnedFd, flags: OFlags) -> OpenFile {
         inode.open_files.fetch_add(1, Ordering::Relaxed);
+        no_readahead(&fd);
         let access = flags & OFlags::ACCMODE;
         OpenFile {
             inode,
@@ -68,8 +69,14 @@ impl OpenFile {
         }
         let synchronous = rustix::fs::fcntl_getfl(&self.fd)? & (OFlags::SYNC | OFlags::DSYNC);
         let fd = open(ProcPath::new(&self.fd).path(), flags | synchronous | OFlags::CLOEXEC, Mode::empty())?;
+        no_readahead(&fd);
         Ok(slot.get_or_init(|| fd).as_fd())
     }
+}
+
+/// The kernel has read ahead on the mount already: what it read ahead below, too, would be cached there and asked for by nobody.
+fn no_readahead(fd: impl AsFd) {
+    let _ = rustix::fs::fadvise(fd, 0, None, rustix::fs::Advice::Random);
 }
 
 /// An open directory.

@@ -54,6 +54,29 @@ fn reads_leave_nothing_below() {
 }
 
 #[test]
+fn random_reads_leave_nothing_below() {
+    if !can_mount("random_reads_leave_nothing_below") {
+        return;
+    }
+    use std::os::unix::fs::FileExt;
+    let m = Mounted::through();
+    let bytes = pattern(LEN, 4);
+    fs::write(m.below("a"), &bytes).unwrap();
+    drop_below(&m.below("a"));
+    let file = File::open(m.path("a")).unwrap();
+    // Every 7th page, from the back: nothing that invites read-ahead, and nothing that would drop what was read ahead.
+    let offsets: Vec<_> = (0..LEN).step_by(7 * 4096).rev().collect();
+    for offset in &offsets {
+        let mut page = [0; 4096];
+        file.read_exact_at(&mut page, *offset as u64).unwrap();
+        assert!(page == bytes[*offset..*offset + 4096]);
+    }
+    let below = resident_pages(&m.below("a"));
+    println!("after reading {} pages at random: {below} cached below", offsets.len());
+    assert!(below <= 2);
+}
+
+#[test]
 fn writes_leave_below_when_synced() {
     if !can_mount("writes_leave_below_when_synced") {
         return;

@@ -3,12 +3,14 @@
 use crate::control;
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fd::OwnedFd;
+use rustix::process::{Pid, PidfdFlags};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
-use std::time::{Duration, Instant};
 
 /// How long the daemon may take to end after its mount is gone.
-const END_TIMEOUT: Duration = Duration::from_secs(10);
+const END_TIMEOUT_SECONDS: i64 = 10;
 
 /// Options of `umount`.
 #[derive(clap::Args)]
@@ -36,9 +38,10 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     if daemon.is_none() && !mounted_types_at(&wanted)?.iter().any(|kind| kind == "fuse.pumapool") {
         bail!("nothing of ours is mounted at {}; `pumapool status` lists the mounts", wanted.display());
     }
+    let process = daemon.as_ref().and_then(|status| process(&status["pid"]));
     take_away(&wanted, options.lazy)?;
-    if let Some(pid) = daemon.as_ref().and_then(|status| status["pid"].as_i64()).filter(|_| !options.lazy) {
-        wait_for_end(pid);
+    if let Some(process) = process.filter(|_| !options.lazy) {
+        wait_for_end(&process);
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -80,14 +83,16 @@ fn take_away(mountpoint: &Path, lazy: bool) -> Result<()> {
     Ok(())
 }
 
+/// A descriptor of the process, so that its end can be waited for even if nobody reaps it.
+fn process(pid: &Value) -> Option<OwnedFd> {
+    let pid = Pid::from_raw(i32::try_from(pid.as_i64()?).ok()?)?;
+    rustix::process::pidfd_open(pid, PidfdFlags::empty()).ok()
+}
+
 /// Waits until the process has ended, so that what follows finds its resources free.
-fn wait_for_end(pid: i64) {
-    let deadline = Instant::now() + END_TIMEOUT;
-    let process = PathBuf::from(format!("/proc/{pid}"));
-    while process.exists() && Instant::now() < deadline {
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    if process.exists() {
-        tracing::warn!(pid, "the mount is gone, but its daemon has not ended yet");
+fn wait_for_end(process: &OwnedFd) {
+    let limit = Timespec { tv_sec: END_TIMEOUT_SECONDS, tv_nsec: 0 };
+    if !matches!(poll(&mut [PollFd::new(process, PollFlags::IN)], Some(&limit)), Ok(1)) {
+        tracing::warn!("the mount is gone, but its daemon has not ended yet");
     }
 }
