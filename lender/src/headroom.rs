@@ -68,9 +68,9 @@ impl Headroom {
     /// What there is now.
     ///
     /// # Errors
-    /// When the machine's memory cannot be read.
+    /// When the machine's memory, or what cgroups there are, cannot be read.
     pub fn read(&mut self) -> io::Result<Memory> {
-        self.refresh_groups();
+        self.refresh_groups()?;
         let meminfo = std::fs::read_to_string(self.proc.join("meminfo"))?;
         let field = |name| meminfo_bytes(&meminfo, name).ok_or(io::ErrorKind::InvalidData);
         let mut memory = Memory { total_bytes: field("MemTotal:")?, free_bytes: field("MemFree:")? };
@@ -97,13 +97,19 @@ impl Headroom {
         vmstat.lines().find_map(|line| line.strip_prefix("pglazyfreed ")?.trim().parse().ok())
     }
 
-    fn refresh_groups(&mut self) {
-        let membership = std::fs::read_to_string(self.proc.join("self/cgroup")).unwrap_or_default();
+    /// Without cgroups there is no list of them; any other failure must not look as if there were no limit.
+    fn refresh_groups(&mut self) -> io::Result<()> {
+        let read = |name| match std::fs::read(self.proc.join(name)) {
+            Ok(bytes) => Ok(String::from_utf8_lossy(&bytes).into_owned()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(String::new()),
+            Err(error) => Err(error),
+        };
+        let membership = read("self/cgroup")?;
         if membership != self.membership {
-            let mounts = std::fs::read_to_string(self.proc.join("self/mountinfo")).unwrap_or_default();
-            self.groups = find_groups(&membership, &mounts);
+            self.groups = find_groups(&membership, &read("self/mountinfo")?);
             self.membership = membership;
         }
+        Ok(())
     }
 }
 

@@ -17,6 +17,7 @@ pub enum Error {
     AlreadyMounted { mountpoint: PathBuf },
     MountpointInsideSource { source: PathBuf, mountpoint: PathBuf },
     NoDevice,
+    DeviceForbidden,
     NoFusermount,
     NotPermitted { mountpoint: PathBuf, error: io::Error },
     Busy { mountpoint: PathBuf },
@@ -65,6 +66,11 @@ impl fmt::Display for Error {
                     fuse::mounting::DEVICE
                 )
             }
+            Error::DeviceForbidden => write!(
+                f,
+                "cannot mount as an ordinary user: {0} may not be opened; have root allow it (chmod 666 {0}, as udev does), or run as root",
+                fuse::mounting::DEVICE
+            ),
             Error::NoFusermount => write!(
                 f,
                 "cannot mount as an ordinary user: {} is not installed; install the fuse3 package, or run as root",
@@ -88,4 +94,11 @@ impl fmt::Display for Error {
     }
 }
 
-impl std::error::Error for Error {}
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Error::Borrower(error) => error.source(),
+            _ => None,
+        }
+    }
+}

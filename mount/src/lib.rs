@@ -40,5 +40,5 @@ mod xattr;
 
 pub use config::{Config, WriteMode};
 pub use error::Error;
-pub use running::{Mount, MountInfo};
+pub use running::{Mount, MountInfo, is_mounted};
 pub use status::Status;

@@ -42,6 +42,14 @@ pub struct MountInfo {
     pub device: u64,
 }
 
+/// Whether one of our mounts is there, alive or dead.
+///
+/// # Errors
+/// When the list of mounts cannot be read.
+pub fn is_mounted(mountpoint: &Path) -> io::Result<bool> {
+    Ok(mounting::find(mountpoint, SUBTYPE)?.is_some())
+}
+
 struct Shared {
     filesystem: Passthrough,
     source: PathBuf,
@@ -246,6 +254,12 @@ fn mount(config: &Config, source: &Path, mountpoint: &Path, below: &OwnedFd) -> 
         }
     }
     options.allow_other = false;
+    let opened = fs::File::options().read(true).write(true).open(mounting::DEVICE);
+    if let Err(error) = opened.as_ref()
+        && error.kind() == io::ErrorKind::PermissionDenied
+    {
+        return Err(Error::DeviceForbidden);
+    }
     match mounting::mount_by_fusermount(mountpoint, &options) {
         Ok(device) => Ok((device, Privilege::User)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Err(Error::NoFusermount),

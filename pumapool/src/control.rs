@@ -5,7 +5,7 @@ use anyhow::{Context, Result};
 use serde_json::Value;
 use std::fs;
 use std::io::{Read, Write};
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -36,27 +36,48 @@ pub fn make_folder() -> Result<PathBuf> {
         .mode(0o700)
         .create(&folder)
         .with_context(|| format!("cannot create {}", folder.display()))?;
-    let owner = rustix::fs::stat(&folder).with_context(|| format!("cannot look at {}", folder.display()))?.st_uid;
+    let found = fs::symlink_metadata(&folder).with_context(|| format!("cannot look at {}", folder.display()))?;
     anyhow::ensure!(
-        owner == rustix::process::geteuid().as_raw(),
+        found.is_dir() && found.uid() == rustix::process::geteuid().as_raw(),
         "{} belongs to somebody else; remove it or set XDG_RUNTIME_DIR",
         folder.display()
     );
     Ok(folder)
 }
 
-/// The socket of a running daemon; removed when dropped.
+/// The socket of a daemon that does not serve yet.
 pub struct Control {
-    path: PathBuf,
+    listener: UnixListener,
+    path: RemovedOnDrop,
+}
+
+/// The socket of a running daemon; removed when dropped.
+pub struct Serving {
+    _path: RemovedOnDrop,
+}
+
+struct RemovedOnDrop(PathBuf);
+
+impl Drop for RemovedOnDrop {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.0);
+    }
 }
 
 impl Control {
-    /// Answers connections with what `status` returns, from a thread of its own, as long as the process runs.
-    pub fn serve(kind: &str, status: impl Fn() -> Value + Send + 'static) -> Result<Control> {
+    /// Takes the socket of this process.
+    pub fn bind(kind: &str) -> Result<Control> {
         let path = make_folder()?.join(format!("{kind}-{}.sock", std::process::id()));
         let _ = fs::remove_file(&path);
         let listener = UnixListener::bind(&path).with_context(|| format!("cannot listen on {}", path.display()))?;
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o600))?;
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o600))
+            .with_context(|| format!("cannot protect {}", path.display()))?;
+        Ok(Control { listener, path: RemovedOnDrop(path) })
+    }
+
+    /// Answers connections with what `status` returns, from a thread of its own, as long as the process runs.
+    pub fn serve(self, status: impl Fn() -> Value + Send + 'static) -> Result<Serving> {
+        let Control { listener, path } = self;
         std::thread::Builder::new().name("puma-control".into()).spawn(move || {
             for stream in listener.incoming() {
                 let Ok(mut stream) = stream else {
@@ -67,19 +88,21 @@ impl Control {
                 let _ = stream.write_all(status().to_string().as_bytes());
             }
         })?;
-        Ok(Control { path })
+        Ok(Serving { _path: path })
     }
 }
 
-impl Drop for Control {
-    fn drop(&mut self) {
-        let _ = fs::remove_file(&self.path);
-    }
-}
-
-/// The status of every daemon that can be reached. Sockets that nobody listens on any more are removed.
+/// The status of every daemon that can be reached. What daemons that are gone have left (sockets nobody listens on, logs) is
+/// removed.
 pub fn ask_all() -> Vec<Value> {
-    let Ok(entries) = fs::read_dir(folder()) else { return Vec::new() };
+    let folder = folder();
+    // Anybody may make a folder of that name in a shared place before us: what is not ours is not looked into.
+    let ours = fs::symlink_metadata(&folder)
+        .is_ok_and(|found| found.is_dir() && found.uid() == rustix::process::geteuid().as_raw());
+    if !ours {
+        return Vec::new();
+    }
+    let Ok(entries) = fs::read_dir(folder) else { return Vec::new() };
     let mut paths: Vec<_> = entries.flatten().map(|entry| entry.path()).collect();
     paths.retain(|path| path.extension().is_some_and(|extension| extension == "sock"));
     paths.sort();
@@ -91,12 +114,17 @@ fn ask(path: &Path) -> Option<Value> {
         Ok(stream) => stream,
         Err(error) if error.kind() == std::io::ErrorKind::ConnectionRefused => {
             let _ = fs::remove_file(path);
+            let _ = fs::remove_file(path.with_extension("log"));
             return None;
         }
         Err(_) => return None,
     };
     stream.set_read_timeout(Some(ANSWER_TIMEOUT)).ok()?;
     let mut text = String::new();
-    stream.take(STATUS_BYTES_MAX).read_to_string(&mut text).ok()?;
+    let answer = stream.take(STATUS_BYTES_MAX).read_to_string(&mut text);
+    if let Err(error) = answer {
+        tracing::warn!("the daemon behind {} does not answer: {error}", path.display());
+        return None;
+    }
     serde_json::from_str(&text).ok()
 }

@@ -1,17 +1,23 @@
-//! What the daemons have in common: the way into the background, readiness, and the signals that end them.
+//! What the daemons have in common: the way into the background, readiness, the log, and the signals that end them.
 //!
 //! Without `--foreground` the command starts itself again as a session of its own and waits until that one says READY on its
 //! standard output, or fails; so the caller gets the error, and goes on only when the daemon serves.
+//!
+//! All that can fail (log, control socket, signals) is done by [`Daemon::prepare`], before the daemon's own work begins: a
+//! mount that exists must never be left behind by an error.
 
-use crate::control;
-use anyhow::{Context, Result};
-use signal_hook::consts::{SIGINT, SIGTERM};
+use crate::control::{self, Control};
+use anyhow::{Context, Result, bail};
+use serde_json::Value;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use signal_hook::iterator::Signals;
-use std::ffi::OsString;
-use std::fs::OpenOptions;
+use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
 use std::process::{Command, ExitCode, Stdio};
+
+/// Tells the process that it is the one in the background: the value is the process id of the one that started it.
+const STARTED_BY: &str = "PUMAPOOL_STARTED_BY";
 
 /// Options of every daemon.
 #[derive(clap::Args, Clone)]
@@ -21,79 +27,143 @@ pub struct Options {
     #[arg(long)]
     pub foreground: bool,
 
-    /// In the background, log to this file [default: next to the daemon's socket].
+    /// In the background, log to this file [default: next to the daemon's socket, removed when it ends well].
     #[arg(long, value_name = "FILE")]
     pub log_file: Option<PathBuf>,
-
-    /// The process is the one in the background.
-    #[arg(long, hide = true)]
-    detached: bool,
 }
 
-impl Options {
-    /// Where the process is to go on: here, or (Some) it has been started in the background and this one is to end.
-    pub fn detach(&self) -> Result<Option<ExitCode>> {
-        if self.detached {
+/// A daemon about to begin its work.
+pub struct Daemon {
+    log: Option<Log>,
+    signals: Signals,
+    control: Control,
+}
+
+struct Log {
+    file: File,
+    /// Ours to remove.
+    default: Option<PathBuf>,
+}
+
+impl Daemon {
+    /// Goes into the background, if that is wanted, and prepares what every daemon needs. None: this process has started the one
+    /// in the background, and is to end with this code.
+    pub fn prepare(kind: &str, options: &Options) -> Result<Result<Daemon, ExitCode>> {
+        let parent = rustix::process::getppid().map(|parent| parent.as_raw_nonzero().to_string());
+        let detached = std::env::var(STARTED_BY).is_ok_and(|started_by| Some(started_by) == parent);
+        if !options.foreground && !detached {
+            return start_in_background().map(Err);
+        }
+        let log = if detached { Some(open_log(kind, options)?) } else { None };
+        if detached {
             let _ = rustix::process::setsid();
-            return Ok(None);
         }
-        if self.foreground {
-            return Ok(None);
-        }
-        let program = std::env::current_exe().context("cannot find this program to start it in the background")?;
-        let mut arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
-        arguments.push("--detached".into());
-        let mut child = Command::new(program)
-            .args(arguments)
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .spawn()
-            .context("cannot start in the background; try --foreground")?;
-        let mut line = String::new();
-        if let Some(stdout) = child.stdout.take() {
-            BufReader::new(stdout).read_line(&mut line).context("cannot hear from the background")?;
-        }
-        if line.starts_with("READY") {
-            print!("{line}");
-            return Ok(Some(ExitCode::SUCCESS));
-        }
-        child.wait().context("cannot wait for the background")?;
-        Ok(Some(ExitCode::FAILURE)) // it has said why on standard error, which it shares
+        let signals = Signals::new([SIGINT, SIGTERM, SIGQUIT, SIGHUP]).context("cannot listen for signals")?;
+        Ok(Ok(Daemon { log, signals, control: Control::bind(kind)? }))
     }
 
-    /// Tells everybody who waits that the daemon serves: the caller by a line, systemd by its socket.
-    pub fn ready(&self, kind: &str, message: &str) -> Result<()> {
-        // The caller may have gone away; that is no reason to stop serving.
+    /// The daemon serves. Has `stop` run on the first signal, answers who asks for the status, and tells everybody who waits:
+    /// the caller by a line, systemd by its socket. The guard cleans up when dropped.
+    pub fn serve(
+        self,
+        message: &str,
+        status: impl Fn() -> Value + Send + 'static,
+        stop: impl FnOnce() + Send + 'static,
+    ) -> Result<Serving> {
+        on_signals(self.signals, self.log.is_some(), stop)?;
+        let control = self.control.serve(status)?;
+        let mut default_log = None;
         let mut stdout = std::io::stdout();
-        let _ = writeln!(stdout, "READY {message}").and_then(|()| stdout.flush());
-        let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
-        if self.detached {
-            let path = match &self.log_file {
-                Some(path) => path.clone(),
-                None => control::make_folder()?.join(format!("{kind}-{}.log", std::process::id())),
-            };
-            let log = OpenOptions::new()
-                .create(true)
-                .append(true)
-                .open(&path)
-                .with_context(|| format!("cannot write the log {}", path.display()))?;
-            rustix::stdio::dup2_stderr(&log)?;
-            rustix::stdio::dup2_stdout(&log)?;
+        if let Some(log) = self.log {
+            rustix::stdio::dup2_stderr(&log.file).context("cannot turn to the log")?;
             let _ = std::env::set_current_dir("/");
+            default_log = log.default;
+            // The caller may have gone away; that is no reason to stop serving.
+            let _ = writeln!(stdout, "READY {message}").and_then(|()| stdout.flush());
+            let _ = rustix::stdio::dup2_stdout(&log.file);
+        } else {
+            let _ = writeln!(stdout, "READY {message}").and_then(|()| stdout.flush());
         }
-        Ok(())
+        let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
+        Ok(Serving { _control: control, default_log })
     }
 }
 
-/// Runs `stop` once, on the first SIGINT or SIGTERM.
-pub fn on_signal(stop: impl FnOnce() + Send + 'static) -> Result<()> {
-    let mut signals = Signals::new([SIGINT, SIGTERM]).context("cannot listen for signals")?;
-    std::thread::Builder::new().name("puma-signals".into()).spawn(move || {
-        if let Some(signal) = signals.forever().next() {
-            tracing::info!(signal = signal_hook::low_level::signal_name(signal).unwrap_or("?"), "stopping");
+/// A daemon that serves.
+pub struct Serving {
+    _control: control::Serving,
+    default_log: Option<PathBuf>,
+}
+
+impl Serving {
+    /// It has ended well: what it logged is of no more interest.
+    pub fn ended_well(self) {
+        if let Some(path) = &self.default_log {
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}
+
+fn open_log(kind: &str, options: &Options) -> Result<Log> {
+    let (path, default) = match &options.log_file {
+        Some(path) => (path.clone(), None),
+        None => {
+            let path = control::make_folder()?.join(format!("{kind}-{}.log", std::process::id()));
+            (path.clone(), Some(path))
+        }
+    };
+    let file = OpenOptions::new()
+        .create(true)
+        .append(true)
+        .open(&path)
+        .with_context(|| format!("cannot write the log {}", path.display()))?;
+    Ok(Log { file, default })
+}
+
+/// Starts this command again in the background, and waits until it serves or fails.
+fn start_in_background() -> Result<ExitCode> {
+    keep_descriptors_to_ourselves();
+    let program = std::env::current_exe().context("cannot find this program to start it in the background")?;
+    let mut child = Command::new(program)
+        .args(std::env::args_os().skip(1))
+        .env(STARTED_BY, std::process::id().to_string())
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .context("cannot start in the background; try --foreground")?;
+    let Some(stdout) = child.stdout.take() else { bail!("cannot hear from the background; try --foreground") };
+    let mut line = String::new();
+    BufReader::new(stdout).read_line(&mut line).context("cannot hear from the background")?;
+    if line.starts_with("READY") {
+        let _ = std::io::stdout().write_all(line.as_bytes());
+        return Ok(ExitCode::SUCCESS);
+    }
+    child.wait().context("cannot wait for the background")?;
+    Ok(ExitCode::FAILURE) // it has said why on standard error, which it shares
+}
+
+/// Whatever else the caller has open (a lock, a pipe) must not stay open for as long as the daemon runs.
+fn keep_descriptors_to_ourselves() {
+    // SAFETY: the call marks descriptors to be closed at exec; it closes none and touches no memory.
+    let _ = unsafe { libc::close_range(3, libc::c_uint::MAX, libc::CLOSE_RANGE_CLOEXEC as libc::c_int) };
+}
+
+/// Runs `stop` on the first signal; on a second one, ends at once. In the background a SIGHUP means nothing: nobody hangs up there,
+/// and what rotates logs must not end a mount.
+fn on_signals(mut signals: Signals, in_background: bool, stop: impl FnOnce() + Send + 'static) -> Result<()> {
+    let watch = move || {
+        let mut stop = Some(stop);
+        for signal in signals.forever().filter(|signal| !(in_background && *signal == SIGHUP)) {
+            let name = signal_hook::low_level::signal_name(signal).unwrap_or("?");
+            let Some(stop) = stop.take() else {
+                tracing::warn!("{name} again: ending at once, whatever is in use");
+                std::process::exit(128 + signal);
+            };
             let _ = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);
+            tracing::info!("stopping on {name}");
             stop();
         }
-    })?;
+    };
+    std::thread::Builder::new().name("puma-signals".into()).spawn(watch).context("cannot start a thread")?;
     Ok(())
 }

@@ -3,6 +3,7 @@
 use anyhow::Result;
 use serde::Serialize;
 use std::fs;
+use std::io::Write;
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -34,17 +35,18 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     let findings =
         [kernel(), rights(), fuse(), unmounting(), tap(), uncached_reads(), reclaim_scan(), pressure(), cgroup()];
     if options.json {
-        println!("{}", serde_json::to_string(&findings)?);
+        writeln!(std::io::stdout(), "{}", serde_json::to_string(&findings)?)?;
     } else {
+        let mut out = std::io::stdout().lock();
         for finding in &findings {
             let mark = match (finding.works, finding.needed) {
                 (true, _) => "ok     ",
                 (false, true) => "MISSING",
                 (false, false) => "without",
             };
-            println!("{mark}  {:<18} {}", finding.what, finding.finding);
+            writeln!(out, "{mark}  {:<18} {}", finding.what, finding.finding)?;
             if !finding.works && !finding.advice.is_empty() {
-                println!("{:29}→ {}", "", finding.advice);
+                writeln!(out, "{:29}→ {}", "", finding.advice)?;
             }
         }
     }
@@ -96,7 +98,7 @@ fn fuse() -> Finding {
         works: opened.is_ok(),
         needed: true,
         finding: opened.map_or_else(|error| format!("cannot be opened: {error}"), |_| "can be opened".into()),
-        advice: "modprobe fuse; in a container, add the device /dev/fuse",
+        advice: "modprobe fuse; in a container, add the device /dev/fuse; where it may not be opened, chmod 666 /dev/fuse (udev does so)",
     }
 }
 
@@ -179,18 +181,10 @@ fn pressure() -> Finding {
 
 /// The daemon serves the page cache's misses and writes: it must not wait for memory that only it can free.
 fn cgroup() -> Finding {
-    let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-    let limited = own.lines().find_map(|line| {
-        let mut parts = line.splitn(3, ':').skip(1);
-        let (controllers, path) = (parts.next()?, parts.next()?.trim_start_matches('/'));
-        let file = match controllers {
-            "" => Path::new("/sys/fs/cgroup").join(path).join("memory.max"),
-            "memory" => Path::new("/sys/fs/cgroup/memory").join(path).join("memory.limit_in_bytes"),
-            _ => return None,
-        };
-        let limit: u64 = fs::read_to_string(file).ok()?.trim().parse().ok()?;
-        (limit < 1 << 60).then_some(limit)
-    });
+    let machine = machine_bytes();
+    let limited = lender::headroom::Headroom::new(Path::new("/proc")).read().ok();
+    let limited =
+        limited.map(|memory| memory.total_bytes).filter(|total| machine.is_some_and(|machine| *total < machine));
     Finding {
         what: "memory cgroup",
         works: limited.is_none(),
@@ -201,4 +195,13 @@ fn cgroup() -> Finding {
         },
         advice: "start `pumapool mount` outside the cgroup of the programs that it serves",
     }
+}
+
+/// All memory of the machine.
+fn machine_bytes() -> Option<u64> {
+    let meminfo = fs::read_to_string("/proc/meminfo").ok()?;
+    let kibibytes: u64 = meminfo
+        .lines()
+        .find_map(|line| line.strip_prefix("MemTotal:")?.trim().strip_suffix("kB")?.trim().parse().ok())?;
+    Some(kibibytes * 1024)
 }

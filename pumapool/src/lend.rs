@@ -1,6 +1,7 @@
 //! `pumapool lend`: the lender.
 
-use crate::{control::Control, daemon, size};
+use crate::daemon::{self, Daemon};
+use crate::size;
 use anyhow::Result;
 use serde_json::json;
 use std::process::ExitCode;
@@ -34,23 +35,21 @@ fn capacity(text: &str) -> Result<lender::Capacity, String> {
 
 /// Runs the command.
 pub fn run(options: Options) -> Result<ExitCode> {
-    if let Some(code) = options.daemon.detach()? {
-        return Ok(code);
-    }
+    let daemon = match Daemon::prepare("lend", &options.daemon)? {
+        Ok(daemon) => daemon,
+        Err(code) => return Ok(code),
+    };
     let server = lender::Server::bind(lender::Config {
-        listen: options.listen,
+        // The daemon leaves its folder; the address must not.
+        listen: options.listen.absolute()?,
         capacity: options.capacity,
         reserve_bytes: options.reserve,
         policy: lender::PolicyName::Lru,
     })?;
     let address = server.local_address().to_string();
     let handle = server.handle();
-    daemon::on_signal({
-        let handle = handle.clone();
-        move || handle.shutdown()
-    })?;
-    let _control = Control::serve("lend", {
-        let address = address.clone();
+    let status = {
+        let (address, handle) = (address.clone(), handle.clone());
         move || {
             json!({
                 "kind": "lend",
@@ -60,9 +59,10 @@ pub fn run(options: Options) -> Result<ExitCode> {
                 "lender": handle.status(),
             })
         }
-    })?;
-    tracing::info!(listen = address, "lending");
-    options.daemon.ready("lend", &format!("lending on {address}"))?;
+    };
+    let serving = daemon.serve(&format!("lending on {address}"), status, move || handle.shutdown())?;
+    tracing::info!("lending on {address}");
     server.run()?;
+    serving.ended_well();
     Ok(ExitCode::SUCCESS)
 }

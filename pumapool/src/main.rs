@@ -10,7 +10,7 @@ mod status;
 mod umount;
 
 use clap::{Parser, Subcommand};
-use std::io::IsTerminal;
+use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 use tracing_subscriber::EnvFilter;
 
@@ -52,6 +52,8 @@ fn main() -> ExitCode {
         .with_writer(std::io::stderr)
         .with_ansi(colours)
         .with_target(false)
+        // A log that cannot be written is no reason to stop: without this, the complaint about it would panic in turn.
+        .log_internal_errors(false)
         .init();
     let result = match cli.command {
         Command::Lend(options) => lend::run(options),
@@ -68,6 +70,6 @@ fn main() -> ExitCode {
 
 /// One line, with what led to what.
 fn fail(error: &anyhow::Error) -> ExitCode {
-    eprintln!("pumapool: {}", format!("{error:#}").replace('\n', " "));
+    let _ = writeln!(std::io::stderr(), "pumapool: {}", format!("{error:#}").replace('\n', " "));
     ExitCode::FAILURE
 }

@@ -1,6 +1,7 @@
 //! `pumapool mount`: the borrower.
 
-use crate::{control::Control, daemon, size};
+use crate::daemon::{self, Daemon};
+use crate::size;
 use anyhow::{Context, Result};
 use borrower::{Borrower, Strategy};
 use clap::ValueEnum;
@@ -47,8 +48,8 @@ pub struct Options {
     attribute_timeout: f64,
 
     /// Memory for evicted pages that wait to be sent (a power of two).
-    #[arg(long, value_name = "SIZE", default_value = "32MiB", value_parser = size::parse)]
-    ring: u64,
+    #[arg(long, value_name = "SIZE", default_value = "32MiB", value_parser = ring_bytes)]
+    ring: usize,
 
     #[command(flatten)]
     daemon: daemon::Options,
@@ -78,6 +79,19 @@ enum FillName {
     Read,
 }
 
+fn ring_bytes(text: &str) -> Result<usize, String> {
+    let bytes = usize::try_from(size::parse(text)?).map_err(|error| error.to_string())?;
+    let bounds = tap::BpfTap::RING_BYTES_MIN..=tap::BpfTap::RING_BYTES_MAX;
+    if bytes.is_power_of_two() && bounds.contains(&bytes) {
+        return Ok(bytes);
+    }
+    Err(format!(
+        "write a power of two from {} to {}",
+        size::display(*bounds.start() as u64),
+        size::display(*bounds.end() as u64)
+    ))
+}
+
 fn seconds(text: &str) -> Result<f64, String> {
     let value: f64 = text.parse().map_err(|_| format!("{text:?} is no number of seconds"))?;
     if (0.0..=86_400.0).contains(&value) { Ok(value) } else { Err("write a number from 0 to 86400".into()) }
@@ -85,9 +99,12 @@ fn seconds(text: &str) -> Result<f64, String> {
 
 /// Runs the command.
 pub fn run(options: Options) -> Result<ExitCode> {
-    if let Some(code) = options.daemon.detach()? {
-        return Ok(code);
-    }
+    let daemon = match Daemon::prepare("mount", &options.daemon)? {
+        Ok(daemon) => daemon,
+        Err(code) => return Ok(code),
+    };
+    // The daemon leaves its folder; the address must not.
+    let lender = options.lender.clone().map(Address::absolute).transpose()?;
     let mountpoint = options.mountpoint.clone().unwrap_or_else(|| options.source.clone());
     let config = mount::Config {
         write: match options.write {
@@ -104,7 +121,7 @@ pub fn run(options: Options) -> Result<ExitCode> {
         fill = if source.is_some() { "eviction" } else { "read" };
         let borrower = Borrower::start(
             borrower::Config {
-                lender: options.lender.clone(),
+                lender: lender.clone(),
                 strategy: match options.strategy {
                     StrategyName::Exclusive => Strategy::Exclusive,
                     StrategyName::NonInclusive => Strategy::NonInclusive,
@@ -115,40 +132,49 @@ pub fn run(options: Options) -> Result<ExitCode> {
         )?;
         anyhow::Ok(borrower)
     })?;
-    let mount = Arc::new(mount);
-    let borrower = mount.borrower().clone();
-
-    daemon::on_signal({
-        let mount = mount.clone();
+    // Whatever happens from here on: no mount without its daemon.
+    let mount = DetachedOnDrop(Arc::new(mount));
+    let borrower = mount.0.borrower().clone();
+    let description = json!({
+        "kind": "mount",
+        "pid": std::process::id(),
+        "version": env!("CARGO_PKG_VERSION"),
+        "source": mount.0.source().to_string_lossy(),
+        "mountpoint": mount.0.mountpoint().to_string_lossy(),
+        "write": options.write.to_possible_value().map(|value| value.get_name().to_owned()),
+        "strategy": if fill == "eviction" { options.strategy.to_possible_value().map(|value| value.get_name().to_owned()) } else { Some("non-inclusive".to_owned()) },
+        "fill": fill,
+        "lender": lender.as_ref().map(Address::to_string),
+    });
+    let message = format!("{} is mounted at {}", mount.0.source().display(), mount.0.mountpoint().display());
+    let status = {
+        let (mount, borrower) = (mount.0.clone(), borrower.clone());
+        move || status(description.clone(), &mount, &borrower)
+    };
+    let stop = {
+        let mount = mount.0.clone();
         move || {
             if let Err(error) = mount.unmount(false) {
                 tracing::warn!("{error}; detaching it: the daemon ends when the last file is closed");
                 let _ = mount.unmount(true);
             }
         }
-    })?;
-    let description = json!({
-        "kind": "mount",
-        "pid": std::process::id(),
-        "version": env!("CARGO_PKG_VERSION"),
-        "source": mount.source().to_string_lossy(),
-        "mountpoint": mount.mountpoint().to_string_lossy(),
-        "write": options.write.to_possible_value().map(|value| value.get_name().to_owned()),
-        "strategy": if fill == "eviction" { options.strategy.to_possible_value().map(|value| value.get_name().to_owned()) } else { Some("non-inclusive".to_owned()) },
-        "fill": fill,
-        "lender": options.lender.as_ref().map(Address::to_string),
-    });
-    let _control = Control::serve("mount", {
-        let (mount, borrower) = (mount.clone(), borrower.clone());
-        move || status(description.clone(), &mount, &borrower)
-    })?;
-    tracing::info!(source = %mount.source().display(), mountpoint = %mount.mountpoint().display(), fill, "mounted");
-    options
-        .daemon
-        .ready("mount", &format!("{} is mounted at {}", mount.source().display(), mount.mountpoint().display()))?;
-    mount.wait();
+    };
+    let serving = daemon.serve(&message, status, stop)?;
+    tracing::info!("{message}, filled on {fill}");
+    mount.0.wait();
     borrower.stop();
+    serving.ended_well();
     Ok(ExitCode::SUCCESS)
+}
+
+/// The mount; taken out of the tree when dropped, if it still is there.
+struct DetachedOnDrop(Arc<mount::Mount>);
+
+impl Drop for DetachedOnDrop {
+    fn drop(&mut self) {
+        let _ = self.0.unmount(true);
+    }
 }
 
 /// The eviction tap, if it is wanted and can be had; one clear line if not.
@@ -156,8 +182,7 @@ fn eviction_source(options: &Options, device: u64) -> Result<Option<Box<dyn Evic
     if options.fill == FillName::Read || options.lender.is_none() {
         return Ok(None);
     }
-    let ring_bytes = usize::try_from(options.ring).context("--ring is too large")?;
-    match tap::BpfTap::load(tap::Target { device }, ring_bytes) {
+    match tap::BpfTap::load(tap::Target { device }, options.ring) {
         Ok(tap) => Ok(Some(Box::new(tap))),
         Err(error) if options.fill == FillName::Evict => Err(error).context("cannot tap evictions (--fill evict)"),
         Err(error) => {

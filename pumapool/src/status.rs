@@ -3,6 +3,7 @@
 use crate::{control, size};
 use anyhow::Result;
 use serde_json::Value;
+use std::io::{ErrorKind, Write};
 use std::process::ExitCode;
 
 /// Options of `status`.
@@ -19,14 +20,18 @@ pub fn run(options: &Options) -> Result<ExitCode> {
         control::ask_all().into_iter().partition(|status| status["kind"] == "mount");
     let lenders: Vec<_> = others.into_iter().filter(|status| status["kind"] == "lend").collect();
     if options.json {
-        println!("{}", serde_json::json!({"mounts": mounts, "lenders": lenders}));
+        writeln!(std::io::stdout(), "{}", serde_json::json!({"mounts": mounts, "lenders": lenders}))?;
         return Ok(ExitCode::SUCCESS);
     }
-    if mounts.is_empty() && lenders.is_empty() {
-        println!("no lender and no mount of yours runs on this machine");
-    }
-    lenders.iter().for_each(print_lender);
-    mounts.iter().for_each(print_mount);
+    let mut out = std::io::stdout().lock();
+    let printed = if mounts.is_empty() && lenders.is_empty() {
+        writeln!(out, "no lender and no mount of yours runs on this machine")
+    } else {
+        let lenders = lenders.iter().try_for_each(|status| print_lender(&mut out, status));
+        lenders.and_then(|()| mounts.iter().try_for_each(|status| print_mount(&mut out, status)))
+    };
+    // Who reads may have seen enough.
+    printed.or_else(|error| if error.kind() == ErrorKind::BrokenPipe { Ok(()) } else { Err(error) })?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -42,56 +47,66 @@ fn percent(part: u64, whole: u64) -> String {
     if whole == 0 { "–".into() } else { format!("{:.1} %", 100.0 * part as f64 / whole as f64) }
 }
 
-fn print_lender(status: &Value) {
+fn print_lender(out: &mut impl Write, status: &Value) -> std::io::Result<()> {
     let lender = &status["lender"];
-    println!("lender {} (pid {})", status["listen"].as_str().unwrap_or("?"), status["pid"]);
-    println!(
-        "  lent        {} of {} to {} borrowers; room to grow {}",
+    let unused_bytes = count(lender, "capacity_pages").saturating_sub(count(lender, "stored_pages")) * 4096;
+    writeln!(out, "lender {} (pid {})", status["listen"].as_str().unwrap_or("?"), status["pid"])?;
+    writeln!(
+        out,
+        "  lent        {} of {} to {} borrowers; room to grow {}, ready for reuse {}",
         pages(lender, "stored_pages"),
         pages(lender, "capacity_pages"),
         count(lender, "borrowers"),
-        size::display(count(lender, "headroom_bytes")),
-    );
-    println!(
+        size::display(count(lender, "headroom_bytes").min(unused_bytes)),
+        pages(lender, "free_resident_pages"),
+    )?;
+    writeln!(
+        out,
         "  gets        {}, of which {} hits; puts {}",
         count(lender, "gets"),
         percent(count(lender, "hits"), count(lender, "gets")),
         count(lender, "puts"),
-    );
-    println!(
+    )?;
+    writeln!(
+        out,
         "  given up    {} replaced, {} reclaimed by the kernel",
         pages(lender, "replaced"),
         pages(lender, "reclaimed_by_kernel"),
-    );
+    )?;
+    Ok(())
 }
 
-fn print_mount(status: &Value) {
+fn print_mount(out: &mut impl Write, status: &Value) -> std::io::Result<()> {
     let borrower = &status["borrower"];
     let text = |name: &str| status[name].as_str().unwrap_or("?").to_owned();
-    println!("mount {} at {} (pid {})", text("source"), text("mountpoint"), status["pid"]);
+    writeln!(out, "mount {} at {} (pid {})", text("source"), text("mountpoint"), status["pid"])?;
     let lender = match (status["lender"].as_str(), status["lender_is_up"].as_bool()) {
         (None, _) => "none".to_owned(),
         (Some(address), Some(true)) => format!("{address}, up"),
         (Some(address), _) => format!("{address}, AWAY: reading from the directory below"),
     };
-    println!("  lender      {lender}");
-    println!("  policy      {}, filled on {}, write {}", text("strategy"), text("fill"), text("write"));
-    println!(
+    writeln!(out, "  lender      {lender}")?;
+    writeln!(out, "  policy      {}, filled on {}, write {}", text("strategy"), text("fill"), text("write"))?;
+    writeln!(
+        out,
         "  lent        {} of {} files",
         pages(&status["catalog"], "live_pages"),
         count(&status["catalog"], "files")
-    );
+    )?;
     let remote: u64 = ["lender_pages", "buffer_pages", "zero_pages"].iter().map(|name| count(borrower, name)).sum();
-    println!(
+    writeln!(
+        out,
         "  misses      {} pages, of which {} from the pool, the others from the directory below",
         remote + count(borrower, "below_pages"),
         percent(remote, remote + count(borrower, "below_pages")),
-    );
-    println!(
+    )?;
+    writeln!(
+        out,
         "  evictions   {} pages seen, {} sent, {} not trusted, {} lost (ring full)",
         count(borrower, "evictions"),
         count(borrower, "put_pages"),
         count(borrower, "evictions_not_trusted"),
         count(&status["tap"], "ring_full_pages"),
-    );
+    )?;
+    Ok(())
 }

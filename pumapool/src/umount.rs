@@ -2,10 +2,10 @@
 
 use crate::control;
 use anyhow::{Context, Result, bail};
-use serde_json::Value;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::OwnedFd;
 use rustix::process::{Pid, PidfdFlags};
+use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
@@ -26,18 +26,7 @@ pub struct Options {
 /// Runs the command.
 pub fn run(options: &Options) -> Result<ExitCode> {
     let given = &options.mountpoint;
-    // The last component may be a dead mount, which cannot be looked at: only what leads there is resolved.
-    let wanted = match (given.parent(), given.file_name()) {
-        (Some(parent), Some(name)) => {
-            let parent = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
-            parent.canonicalize().with_context(|| format!("cannot find {}", parent.display()))?.join(name)
-        }
-        _ => given.canonicalize().with_context(|| format!("cannot find {}", given.display()))?,
-    };
-    let daemon = control::ask_all().into_iter().find(|status| is_mount_at(status, &wanted));
-    if daemon.is_none() && !mounted_types_at(&wanted)?.iter().any(|kind| kind == "fuse.pumapool") {
-        bail!("nothing of ours is mounted at {}; `pumapool status` lists the mounts", wanted.display());
-    }
+    let (wanted, daemon) = find(given)?;
     let process = daemon.as_ref().and_then(|status| process(&status["pid"]));
     take_away(&wanted, options.lazy)?;
     if let Some(process) = process.filter(|_| !options.lazy) {
@@ -46,18 +35,26 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn is_mount_at(status: &Value, mountpoint: &Path) -> bool {
-    status["kind"] == "mount" && status["mountpoint"].as_str().is_some_and(|at| Path::new(at) == mountpoint)
-}
-
-fn mounted_types_at(mountpoint: &Path) -> Result<Vec<String>> {
-    let table = std::fs::read_to_string("/proc/self/mounts").context("cannot read /proc/self/mounts")?;
-    let kinds = table.lines().filter_map(|line| {
-        let mut words = line.split(' ').skip(1);
-        let at = words.next()?.replace("\\040", " ").replace("\\011", "\t").replace("\\134", "\\");
-        (Path::new(&at) == mountpoint).then(|| words.next().unwrap_or_default().to_owned())
-    });
-    Ok(kinds.collect())
+/// Where the mount is, and its daemon's status.
+fn find(given: &Path) -> Result<(PathBuf, Option<Value>)> {
+    let daemons = control::ask_all();
+    let mut places = Vec::new();
+    // The last component may be a dead mount, which cannot be looked at: first only what leads there is resolved. It may also be
+    // a symbolic link to the mount.
+    if let (Some(parent), Some(name)) = (given.parent(), given.file_name()) {
+        let parent = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
+        places.extend(parent.canonicalize().map(|parent| parent.join(name)));
+    }
+    places.extend(given.canonicalize());
+    for place in places {
+        let daemon = daemons.iter().find(|status| {
+            status["kind"] == "mount" && status["mountpoint"].as_str().is_some_and(|at| Path::new(at) == place)
+        });
+        if daemon.is_some() || mount::is_mounted(&place).context("cannot read the list of mounts")? {
+            return Ok((place, daemon.cloned()));
+        }
+    }
+    bail!("nothing of ours is mounted at {}; `pumapool status` lists the mounts", given.display())
 }
 
 fn take_away(mountpoint: &Path, lazy: bool) -> Result<()> {

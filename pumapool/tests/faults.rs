@@ -2,6 +2,7 @@
 
 mod setup;
 
+use rustix::process::Signal;
 use setup::{Lender, Mount, PATIENCE, can_run, pumapool, write_pages};
 use std::ffi::OsStr;
 use std::fs;
@@ -11,6 +12,7 @@ use std::os::unix::fs::FileExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::process::Command;
+use std::time::{Duration, Instant};
 use testbed::{Scratch, wait_until};
 
 /// The command fails with one line on standard error, in which each of `words` occurs.
@@ -111,6 +113,153 @@ fn a_lender_that_speaks_nonsense_is_no_lender() {
     setup::evict(&at.join("file"));
     assert!(fs::read(at.join("file")).unwrap() == bytes);
     assert_eq!((mount.count("lender_connects"), mount.count("get_messages")), (0, 0));
+}
+
+/// A lender that greets, takes what is put, and answers a get one byte at a time, for ever.
+fn trickle(mut stream: UnixStream) -> std::io::Result<()> {
+    use wire::{Header, Kind};
+    use zerocopy::{FromZeros, IntoBytes};
+    loop {
+        let mut header = Header::new_zeroed();
+        stream.read_exact(header.as_mut_bytes())?;
+        let mut body = vec![0; header.body_bytes.get() as usize];
+        stream.read_exact(&mut body)?;
+        let (request, items) = (header.request.get(), usize::from(header.items.get()));
+        match header.validate() {
+            Ok(Kind::Hello) => {
+                let welcome = wire::Welcome { protocol: wire::PROTOCOL.into(), ..FromZeros::new_zeroed() };
+                stream.write_all(Header::new(Kind::Welcome, 0, size_of_val(&welcome), 0).as_bytes())?;
+                stream.write_all(welcome.as_bytes())?;
+            }
+            Ok(Kind::Put) => {
+                stream.write_all(Header::new(Kind::PutReply, items, items, request).as_bytes())?;
+                stream.write_all(&vec![1; items])?;
+            }
+            Ok(Kind::Get) => {
+                let item = wire::GetItem { status: wire::STATUS_PAGE, ..FromZeros::new_zeroed() };
+                let body_bytes = items * (size_of_val(&item) + 4096);
+                stream.write_all(Header::new(Kind::GetReply, items, body_bytes, request).as_bytes())?;
+                for _ in 0..body_bytes {
+                    std::thread::sleep(Duration::from_millis(200));
+                    stream.write_all(&[1])?;
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+#[test]
+fn a_lender_that_trickles_holds_nobody_up() {
+    let test = "a_lender_that_trickles_holds_nobody_up";
+    if !can_run(test) {
+        return;
+    }
+    let scratch = Scratch::new(test).unwrap();
+    let (source, at) = (scratch.directory("source").unwrap(), scratch.directory("mount").unwrap());
+    let bytes = write_pages(&source.join("file"), 50, 41);
+    let socket = scratch.path().join("trickle");
+    let listener = UnixListener::bind(&socket).unwrap();
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            std::thread::spawn(move || trickle(stream.unwrap()));
+        }
+    });
+    let mount = Mount::start(&source, &at, &["--lender", &format!("unix:{}", socket.display()), "--fill", "evict"]);
+    assert!(fs::read(at.join("file")).unwrap() == bytes);
+    mount.evict(&at.join("file"), 50);
+    let before = Instant::now();
+    assert!(fs::read(at.join("file")).unwrap() == bytes);
+    // Not a claim about speed: a page alone would take a quarter of an hour.
+    assert!(before.elapsed() < PATIENCE, "the read took {:?}", before.elapsed());
+    assert!(mount.count("get_failures") > 0);
+}
+
+#[test]
+fn signals_and_failures_leave_no_dead_mount() {
+    let test = "signals_and_failures_leave_no_dead_mount";
+    if !can_run(test) {
+        return;
+    }
+    let scratch = Scratch::new(test).unwrap();
+    let (source, at) = (scratch.directory("source").unwrap(), scratch.directory("mount").unwrap());
+    fs::write(source.join("file"), "below").unwrap();
+    let (source_text, at_text) = (source.to_str().unwrap(), at.to_str().unwrap());
+    refuses(&["mount", source_text, at_text, "--log-file", "/nonexistent/log"], &["/nonexistent/log"]);
+    assert!(!at.join("file").exists());
+    for signal in [Signal::TERM, Signal::INT, Signal::QUIT, Signal::HUP] {
+        let mut mount = Mount::start(&source, &at, &[]);
+        assert!(at.join("file").exists());
+        mount.process.signal(signal).unwrap();
+        assert!(mount.process.wait(PATIENCE).unwrap().unwrap().success(), "{signal:?}");
+        assert!(!at.join("file").exists(), "{signal:?}");
+    }
+    // Nobody reads what the daemon logs, or prints.
+    let output = pumapool(&["mount", source_text, at_text, "--log-file", "/dev/full"]);
+    assert!(output.status.success(), "{output:?}");
+    assert!(at.join("file").exists());
+    assert!(pumapool(&["umount", at_text]).status.success());
+    assert!(!at.join("file").exists());
+}
+
+#[test]
+fn without_the_device_nothing_is_mounted() {
+    let test = "without_the_device_nothing_is_mounted";
+    if !can_run(test) {
+        return;
+    }
+    let scratch = Scratch::new(test).unwrap();
+    let source = scratch.directory("source").unwrap();
+    let script =
+        format!("mount -t tmpfs none /dev && exec {} mount --foreground {}", setup::PUMAPOOL, source.display());
+    let output = Command::new("unshare").args(["--mount", "sh", "-c", &script]).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success() && said.contains("/dev/fuse") && said.contains("modprobe"), "{said}");
+}
+
+#[test]
+fn a_disk_that_fails_fails_the_read_and_nothing_else() {
+    let test = "a_disk_that_fails_fails_the_read_and_nothing_else";
+    if !can_run(test) {
+        return;
+    }
+    const FILE_BYTES: u64 = 12 << 20;
+    const CHUNK_BYTES: usize = 64 << 10;
+    let scratch = Scratch::new(test).unwrap();
+    let (source, at) = (scratch.directory("source").unwrap(), scratch.directory("mount").unwrap());
+    let image = scratch.path().join("image");
+    let run = |program: &str, arguments: &[&std::ffi::OsStr]| {
+        let output = Command::new(program).args(arguments).output().unwrap();
+        assert!(output.status.success(), "{program} {arguments:?}: {output:?}");
+    };
+    fs::File::create(&image).unwrap().set_len(16 << 20).unwrap();
+    run("mkfs.ext4", &["-q".as_ref(), "-F".as_ref(), image.as_os_str()]);
+    let mount_image = || run("mount", &["-o".as_ref(), "loop".as_ref(), image.as_os_str(), source.as_os_str()]);
+    mount_image();
+    let bytes = write_pages(&source.join("file"), FILE_BYTES as usize / 4096, 42);
+    run("umount", &[source.as_os_str()]);
+    mount_image();
+    // The second half of the disk goes: whoever reads it gets EIO.
+    fs::File::options().write(true).open(&image).unwrap().set_len(8 << 20).unwrap();
+    let devices = Command::new("losetup").args(["-n", "-O", "NAME", "-j"]).arg(&image).output().unwrap();
+    run("losetup", &["-c".as_ref(), String::from_utf8_lossy(&devices.stdout).trim().as_ref()]);
+
+    let lender = Lender::start(scratch.path(), "64MiB", &[]);
+    let mount = Mount::start(&source, &at, &["--lender", &lender.address]);
+    let [through, below] = [&at, &source].map(|folder| {
+        let file = fs::File::open(folder.join("file")).unwrap();
+        rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::Random).unwrap();
+        let chunks = (0..FILE_BYTES).step_by(CHUNK_BYTES).map(|offset| {
+            let mut chunk = vec![0; CHUNK_BYTES];
+            let read = file.read_exact_at(&mut chunk, offset);
+            read.map(|()| chunk == bytes[offset as usize..][..CHUNK_BYTES]).map_err(|error| error.raw_os_error())
+        });
+        chunks.collect::<Vec<_>>()
+    });
+    assert_eq!(through, below);
+    assert!(through.contains(&Err(Some(5))) && !through.contains(&Ok(false)), "{through:?}");
+    drop(mount);
+    run("umount", &[source.as_os_str()]);
 }
 
 fn start(source: &Path, at: &Path, lender: &str) -> testbed::Process {

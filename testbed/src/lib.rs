@@ -30,7 +30,7 @@ pub use squeeze::Squeeze;
 pub use wait::{wait_until, wait_until_ok};
 
 use std::fmt::Display;
-use std::io;
+use std::io::{self, Write};
 
 /// Set in the environment (to anything), it turns every skipped test into a failed one.
 pub const NO_SKIP_VARIABLE: &str = "PUMA_NO_SKIP";
@@ -43,7 +43,8 @@ pub fn skip(test: &str, reason: impl Display) {
     if std::env::var_os(NO_SKIP_VARIABLE).is_some() {
         panic!("{test} must not be skipped here ({NO_SKIP_VARIABLE} is set), but: {reason}");
     }
-    println!("SKIPPED {test}: {reason}");
+    // Past the test runner, which shows what a passing test prints to nobody.
+    let _ = writeln!(io::stderr(), "SKIPPED {test}: {reason}");
 }
 
 /// The same kind of error, with what was attempted before it.

@@ -118,6 +118,21 @@ impl From<std::net::SocketAddr> for Address {
 }
 
 impl Address {
+    /// The same address, whatever the process's working folder becomes.
+    ///
+    /// # Errors
+    /// When there is no working folder, or the path is too long with it.
+    pub fn absolute(self) -> io::Result<Address> {
+        let Address::Unix(path) = self else { return Ok(self) };
+        let path = std::path::absolute(path)?;
+        if path.as_os_str().len() > UNIX_PATH_BYTES_MAX {
+            let text =
+                format!("unix:{}: with its folder the path has more than {UNIX_PATH_BYTES_MAX} bytes", path.display());
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+        }
+        Ok(Address::Unix(path))
+    }
+
     /// Connects within `timeout`, trying each of the host's addresses in turn. The stream has no time limits set.
     ///
     /// # Errors

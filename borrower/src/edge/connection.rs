@@ -1,12 +1,13 @@
 //! One connection to a lender: greeting, and whole frames in and out.
 //!
-//! Whatever the lender sends that does not fit the protocol ends the connection. Nothing here waits longer than the time
-//! limits set on the stream.
+//! Whatever the lender sends that does not fit the protocol ends the connection. Nothing here waits much longer than the time
+//! limits below, whatever the lender does: the stream's own limit holds for one system call, a deadline for all calls of one
+//! answer, so that bytes that trickle in do not count as an answer. Together: twice the limit.
 
 use page::PAGE_SIZE;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use wire::address::{Address, Stream};
 use wire::{GetItem, Header, Hello, Kind, MAGIC, PROTOCOL, PutItem, Refused, STATUS_PAGE, Welcome, WireKey};
 use zerocopy::little_endian::{U32, U64};
@@ -39,19 +40,20 @@ impl Connection {
         let hello = Hello { magic: MAGIC, protocol: U32::new(PROTOCOL), role: U32::new(role), session };
         let header = Header::new(Kind::Hello, 0, size_of::<Hello>(), 0);
         write_all(&mut stream, &mut [IoSlice::new(header.as_bytes()), IoSlice::new(hello.as_bytes())])?;
+        let deadline = Instant::now() + CONNECT_TIMEOUT;
         let mut header = Header::new_zeroed();
-        stream.read_exact(header.as_mut_bytes())?;
+        read_all(&mut stream, header.as_mut_bytes(), deadline)?;
         match header.validate().map_err(|malformed| protocol_error(malformed.to_string()))? {
             Kind::Welcome => {
                 let mut welcome = Welcome::new_zeroed();
-                stream.read_exact(welcome.as_mut_bytes())?;
+                read_all(&mut stream, welcome.as_mut_bytes(), deadline)?;
                 stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;
                 stream.set_write_timeout(Some(ANSWER_TIMEOUT))?;
                 Ok(Connection { stream, welcome })
             }
             Kind::Refused => {
                 let mut refused = Refused::new_zeroed();
-                stream.read_exact(refused.as_mut_bytes())?;
+                read_all(&mut stream, refused.as_mut_bytes(), deadline)?;
                 Err(io::Error::new(io::ErrorKind::ConnectionRefused, format!("the lender refuses: {}", refused.text())))
             }
             other => Err(protocol_error(format!("the lender answered the greeting with {other:?}"))),
@@ -71,11 +73,12 @@ impl Connection {
             Ok(_) => {}
             Err(error) => return Err(error.into()),
         }
+        let deadline = Instant::now() + ANSWER_TIMEOUT;
         let mut header = Header::new_zeroed();
-        self.stream.read_exact(header.as_mut_bytes())?;
+        read_all(&mut self.stream, header.as_mut_bytes(), deadline)?;
         let kind = header.validate().map_err(|malformed| protocol_error(malformed.to_string()))?;
         body.resize(header.body_bytes.get() as usize, 0);
-        self.stream.read_exact(body)?;
+        read_all(&mut self.stream, body, deadline)?;
         Ok(Some((kind, header)))
     }
 }
@@ -182,6 +185,7 @@ impl GetConnection {
             (rest, at) = (tail, places[run] + (end - run) * PAGE_SIZE);
             run = end;
         }
+        let deadline = Instant::now() + ANSWER_TIMEOUT;
         let mut slices = &mut slices[..];
         let (mut received, mut expected) = (0, head_bytes);
         let mut header = Header::new_zeroed();
@@ -209,6 +213,9 @@ impl GetConnection {
                 }
             }
             received += bytes;
+            if received < expected {
+                in_time(deadline)?;
+            }
             IoSliceMut::advance_slices(&mut slices, bytes);
         }
         if received > expected {
@@ -238,13 +245,36 @@ pub fn send_ping(stream: &mut Stream, request: u64) -> io::Result<()> {
     write_all(stream, &mut [IoSlice::new(header.as_bytes())])
 }
 
+fn in_time(deadline: Instant) -> io::Result<()> {
+    if Instant::now() < deadline { Ok(()) } else { Err(io::ErrorKind::TimedOut.into()) }
+}
+
+fn read_all(stream: &mut Stream, mut rest: &mut [u8], deadline: Instant) -> io::Result<()> {
+    while !rest.is_empty() {
+        match stream.read(rest) {
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(bytes) => rest = &mut rest[bytes..],
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+        if !rest.is_empty() {
+            in_time(deadline)?;
+        }
+    }
+    Ok(())
+}
+
 fn write_all(stream: &mut Stream, mut parts: &mut [IoSlice<'_>]) -> io::Result<()> {
+    let deadline = Instant::now() + ANSWER_TIMEOUT;
     while !parts.is_empty() {
         match stream.write_vectored(parts) {
             Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
             Ok(bytes) => IoSlice::advance_slices(&mut parts, bytes),
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) => return Err(error),
+        }
+        if !parts.is_empty() {
+            in_time(deadline)?;
         }
     }
     Ok(())

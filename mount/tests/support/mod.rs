@@ -17,11 +17,7 @@ pub fn borrower() -> std::io::Result<Arc<borrower::Borrower>> {
     borrower::Borrower::start(borrower::Config { lender: None, strategy, get_connections: 0 }, None)
 }
 
-/// Says that a test cannot run here; with PUMA_NO_SKIP set, that is a failure.
-pub fn skip(test: &str, reason: &str) {
-    assert!(std::env::var_os("PUMA_NO_SKIP").is_none(), "{test} must not be skipped: {reason}");
-    println!("SKIPPED {test}: {reason}");
-}
+pub use testbed::skip;
 
 /// Whether real mounts as root can be tested here.
 pub fn can_mount(test: &str) -> bool {
@@ -39,7 +35,7 @@ pub fn can_mount(test: &str) -> bool {
 pub fn has_program(test: &str, program: &str) -> bool {
     let found = Command::new("sh").args(["-c", &format!("command -v {program}")]).output().unwrap().status.success();
     if !found {
-        skip(test, &format!("no {program}"));
+        skip(test, format!("no {program}"));
     }
     found
 }

@@ -24,11 +24,7 @@ pub fn turn() -> MutexGuard<'static, ()> {
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Says that a test cannot run here, or fails if the environment forbids that.
-pub fn skip(test: &str, reason: impl std::fmt::Display) {
-    assert!(std::env::var_os("PUMA_NO_SKIP").is_none(), "{test} cannot run here: {reason}");
-    println!("SKIPPED {test}: {reason}");
-}
+pub use testbed::skip;
 
 /// A tap on the file's file system; `None` (and a line that says so) where there can be none.
 pub fn tap_on(file: &KnownFile, ring_bytes: usize, test: &str) -> Option<BpfTap> {
