@@ -68,6 +68,8 @@ pub enum Change {
         offset: u64,
         /// Bytes written.
         len: u64,
+        /// The kernel's number of the request.
+        request: u64,
     },
     /// Any other change of the bytes `start..end`: truncation, fallocate, direct write, copy. The kernel drops what it
     /// caches of them only after the answer. A change of the file's size reaches to the end of the file: `end` is `u64::MAX`.
@@ -87,10 +89,21 @@ impl File {
         self.state.lock().moment()
     }
 
-    /// Whether the kernel was made to drop pages of the file. From then on it should drop, after each buffered write of it, the
-    /// pages written.
-    pub fn is_disturbed(&self) -> bool {
-        self.state.lock().is_disturbed()
+    /// The kernel is about to be told to drop pages of the file, or will drop them itself. From now on buffered writes that a READ has
+    /// overtaken are found ([`ChangeGuard::is_overtaken`]).
+    pub fn watch_overtaking(&self) {
+        self.state.lock().watch_overtaking();
+    }
+
+    /// Whether the kernel caches bytes that somebody has changed beside the mount. If so, the caller has the kernel drop all it caches of
+    /// the file, and says so with this number to [`File::kernel_dropped`].
+    pub fn kernel_stale(&self) -> Option<u64> {
+        self.state.lock().kernel_stale()
+    }
+
+    /// The kernel has dropped all that it cached when [`File::kernel_stale`] said this number.
+    pub fn kernel_dropped(&self, number: u64) {
+        self.state.lock().kernel_dropped(number);
     }
 }
 
@@ -180,33 +193,32 @@ impl Borrower {
     pub fn change<'a>(&'a self, file: &'a File, change: Change, before: Stamp) -> ChangeGuard<'a> {
         let size = before.size_bytes;
         let range = match change {
-            Change::Attributes => return ChangeGuard { borrower: self, file, change, before, ticket: None },
-            Change::Buffered { offset, len } => PageRange::touched_by(offset.min(size), offset.saturating_add(len)),
+            Change::Attributes => {
+                file.state.lock().begin_attributes();
+                let ticket = Some(Ticket::Attributes);
+                return ChangeGuard { borrower: self, file, change, before, overtaken: false, ticket };
+            }
+            Change::Buffered { offset, len, .. } => PageRange::touched_by(offset.min(size), offset.saturating_add(len)),
             // A change that reaches behind the end moves it.
             Change::Other { start, end } if end > size => PageRange::touched_by(start.min(size), u64::MAX),
             Change::Other { start, end } => PageRange::touched_by(start, end),
         };
         self.metrics.changes.one();
-        let ticket = self.watching_beside(file, |state, void| state.begin_change(range, before, void));
-        ChangeGuard { borrower: self, file, change, before, ticket: Some(ticket) }
+        let (ticket, overtaken) = self.watching_beside(file, |state, void| {
+            let ticket = state.begin_change(range, before, void);
+            let overtaken = match change {
+                Change::Buffered { request, .. } => state.has_overtaken(request, range),
+                _ => false,
+            };
+            (ticket, overtaken)
+        });
+        ChangeGuard { borrower: self, file, change, before, overtaken, ticket: Some(Ticket::Bytes(ticket)) }
     }
 
     /// Compares the file with what we left; `moment` was taken before `now` was. If somebody changed it beside us, its remote
-    /// pages are forgotten, and [`Borrower::take_kernel_cache_valid`] will say so.
+    /// pages are forgotten, and [`File::kernel_stale`] says so.
     pub fn observe(&self, file: &File, moment: u64, now: Stamp) {
         self.watching_beside(file, |state, void| state.observe(moment, now, void));
-    }
-
-    /// Whether what the kernel caches of the file is still right. If not, the caller has the kernel drop it now: this is said
-    /// once.
-    pub fn take_kernel_cache_valid(&self, file: &File) -> bool {
-        file.state.lock().take_kernel_cache_valid()
-    }
-
-    /// The mount has the kernel drop cached pages of the file. That lets a READ overtake a buffered write which waits in the
-    /// kernel's queue, so from now on no buffered write of it is trusted to tell what is cached.
-    pub fn disturb(&self, file: &File) {
-        file.state.lock().disturb();
     }
 
     /// The counters.
@@ -243,6 +255,7 @@ impl Borrower {
         let mut state = file.state.lock();
         let before = state.changes_beside();
         let result = run(&mut state, &mut |index, entry| self.catalog.void(file.key(), index, entry));
+        self.catalog.account(&mut state);
         self.metrics.changes_beside.add(state.changes_beside() - before);
         result
     }
@@ -309,10 +322,15 @@ impl Borrower {
     /// changes the page before its entry says where it is.
     fn offer(&self, file: &File, state: &mut logic::file::FileState, index: u32, position: u64, page: &Page) {
         let metrics = &self.metrics;
-        match state.evict(index, position, page::is_zero(page), |place| self.catalog.is_valid(place)) {
+        let valid = |place| self.catalog.is_valid(place);
+        match state.evict(index, position, page::is_zero(page), valid, self.catalog.has_room()) {
             Verdict::Put => {}
             Verdict::Known => return metrics.evictions_known.one(),
-            Verdict::Zero => return metrics.evictions_zero.one(),
+            Verdict::Zero => {
+                self.catalog.account(state);
+                return metrics.evictions_zero.one();
+            }
+            Verdict::NoRoom => return metrics.evictions_no_room.one(),
             Verdict::Changing | Verdict::Tainted | Verdict::Quarantined => return metrics.evictions_not_trusted.one(),
         }
         let Some(place) = self.catalog.place(LENDER) else { return metrics.evictions_no_lender.one() };
@@ -320,6 +338,7 @@ impl Borrower {
         let id = PageId { file: file.key(), index };
         if self.puts.lock().push(id, version, page::checksum(id, version, page), page) {
             state.put(index, place, version);
+            self.catalog.account(state);
         } else {
             metrics.evictions_no_room.one();
         }
@@ -393,36 +412,58 @@ impl Borrower {
     }
 }
 
-/// A change under way. Must end, by [`ChangeGuard::applied`] or by being dropped (the change failed or its extent is not known),
-/// before the kernel gets its answer.
+/// A change under way. Must end before the kernel gets its answer: by [`ChangeGuard::applied`], by [`ChangeGuard::failed`], or by being
+/// dropped, which says that something else has happened than what was announced.
 pub struct ChangeGuard<'a> {
     borrower: &'a Borrower,
     file: &'a File,
     change: Change,
     before: Stamp,
-    ticket: Option<ChangeTicket>,
+    overtaken: bool,
+    ticket: Option<Ticket>,
+}
+
+enum Ticket {
+    Bytes(ChangeTicket),
+    Attributes,
 }
 
 impl ChangeGuard<'_> {
+    /// Whether the kernel has cached older bytes behind this write, and must drop its pages.
+    pub fn is_overtaken(&self) -> bool {
+        self.overtaken
+    }
+
     /// The change was applied below as announced; `after` is what the file looks like now.
     pub fn applied(mut self, after: Stamp) {
-        match self.change {
-            Change::Attributes => self.file.state.lock().attributes_changed(self.before, after),
-            Change::Buffered { offset, len } => {
+        let ended = match self.change {
+            Change::Buffered { offset, len, .. } if !self.overtaken => Ended::Buffered {
+                offset,
+                end_offset: offset.saturating_add(len),
+                old_size_bytes: self.before.size_bytes,
                 // Read after the change was applied: every event of older content lies before it.
-                let position = self.borrower.produced();
-                let end_offset = offset.saturating_add(len);
-                let old_size_bytes = self.before.size_bytes;
-                self.end(Ended::Buffered { offset, end_offset, old_size_bytes, position }, Some(after));
-            }
-            Change::Other { .. } => self.end(Ended::Other, Some(after)),
-        }
+                position: self.borrower.produced(),
+            },
+            _ => Ended::Other,
+        };
+        self.end(ended, Some(after));
+    }
+
+    /// The change failed, wholly or in part, within what was announced; `after` is what the file looks like now.
+    pub fn failed(mut self, after: Stamp) {
+        self.end(Ended::Other, Some(after));
     }
 
     fn end(&mut self, ended: Ended, after: Option<Stamp>) {
-        if let Some(ticket) = self.ticket.take() {
-            self.file.state.lock().end_change(ticket, ended, after, self.borrower.consumed());
-            self.file.settled.notify_all();
+        let Some(ticket) = self.ticket.take() else { return };
+        let mut state = self.file.state.lock();
+        match ticket {
+            Ticket::Attributes => state.end_attributes(self.before, after),
+            Ticket::Bytes(ticket) => {
+                state.end_change(ticket, ended, after, self.borrower.consumed());
+                self.borrower.catalog.account(&mut state);
+                self.file.settled.notify_all();
+            }
         }
     }
 }

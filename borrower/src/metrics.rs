@@ -56,7 +56,7 @@ metrics! {
     evictions_not_trusted: "evictions dropped because the page may have changed since",
     evictions_unknown_file: "evictions of files that are no longer known",
     evictions_no_lender: "evictions dropped because no lender was there",
-    evictions_no_room: "evictions dropped because all put buffers were taken",
+    evictions_no_room: "evictions dropped because all put buffers were taken, or the catalog was full",
     put_pages: "pages sent to a lender",
     put_messages: "Put messages sent",
     put_pages_refused: "pages that the lender did not take",

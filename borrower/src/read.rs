@@ -14,8 +14,8 @@ use wire::{ITEMS_MAX, WireKey};
 const ATTEMPTS_MAX: u32 = 4;
 
 /// How long a READ waits for a change of its pages that is being applied below. It depends on nothing but the file system
-/// below, never on the kernel's FUSE pages, so it ends; the limit is for a disk that hangs.
-const CHANGE_WAIT: Duration = Duration::from_secs(1);
+/// below, never on the kernel's FUSE pages, so it ends; the limit is for a disk that hangs, on which the READ would hang too.
+const CHANGE_WAIT: Duration = Duration::from_secs(30);
 
 /// What a thread needs for a READ, kept so that nothing is allocated while it is answered.
 #[derive(Default)]
@@ -34,13 +34,14 @@ thread_local! {
 
 impl Borrower {
     /// Answers a READ out of the kernel's page cache (never a direct one): from lenders where they have the pages, else from
-    /// below. Returns the bytes read, which are fewer than asked for only at the end of the file.
+    /// below. `request` is the kernel's number of it. Returns the bytes read, which are fewer than asked for only at the end of the
+    /// file.
     ///
     /// # Errors
     /// Those of the file below.
-    pub fn read(&self, file: &File, below: &dyn Below, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
+    pub fn read(&self, file: &File, below: &dyn Below, request: u64, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
         self.metrics.reads.one();
-        SCRATCH.with_borrow_mut(|scratch| self.read_with(scratch, file, below, offset, buf))
+        SCRATCH.with_borrow_mut(|scratch| self.read_with(scratch, file, below, request, offset, buf))
     }
 
     fn read_with(
@@ -48,6 +49,7 @@ impl Borrower {
         scratch: &mut Scratch,
         file: &File,
         below: &dyn Below,
+        request: u64,
         offset: u64,
         buf: &mut [u8],
     ) -> io::Result<usize> {
@@ -62,11 +64,13 @@ impl Borrower {
                 self.produced(),
                 self.consumed(),
                 |place| self.catalog.is_valid(place),
+                self.catalog.has_room(),
                 &mut scratch.sources,
             );
+            self.catalog.account(&mut state);
             if attempt == ATTEMPTS_MAX {
                 let read = below.read_at(buf, offset)?;
-                state.end_read(&ticket, void);
+                state.end_read(&ticket, request, void);
                 return Ok(read);
             }
             drop(state);
@@ -77,10 +81,10 @@ impl Borrower {
             for (index, version) in scratch.gone.drain(..) {
                 state.gone(index, version, Some(&ticket));
             }
-            if state.end_read(&ticket, void) {
+            if state.end_read(&ticket, request, void) {
                 self.metrics.read_pages.add(read.div_ceil(PAGE_SIZE) as u64);
                 if self.positions.is_none() {
-                    self.fill_pool(scratch, file, &mut state, range, &buf[..read]);
+                    self.fill_pool(scratch, file, &mut state, offset, &buf[..read]);
                 }
                 return Ok(read);
             }
@@ -236,10 +240,11 @@ impl Borrower {
         scratch: &Scratch,
         file: &File,
         state: &mut crate::logic::file::FileState,
-        range: PageRange,
+        offset: u64,
         bytes: &[u8],
     ) {
-        if !self.lender_is_up() {
+        let range = PageRange::touched_by(offset, offset + bytes.len() as u64);
+        if !self.lender_is_up() || range.first * PAGE_SIZE as u64 != offset {
             return;
         }
         let (whole, tail) = bytes.as_chunks::<PAGE_SIZE>();

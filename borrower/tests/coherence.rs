@@ -144,7 +144,7 @@ impl Model {
             return false;
         }
         let mut sources = Vec::new();
-        let ticket = self.state.begin_read(range, self.produced, self.consumed, |_| true, &mut sources);
+        let ticket = self.state.begin_read(range, self.produced, self.consumed, |_| true, true, &mut sources);
         self.doing.push(Doing::Read { range, ticket, sources, fetched: None });
         true
     }
@@ -186,7 +186,7 @@ impl Model {
 
     fn consume(&mut self) {
         let Some((position, index, content)) = self.events.pop_front() else { return };
-        if self.state.evict(index as u32, position, false, |_| true) == Verdict::Put {
+        if self.state.evict(index as u32, position, false, |_| true, true) == Verdict::Put {
             self.versions += 1;
             let version = Version(self.versions);
             self.state.put(index as u32, PLACE, version);
@@ -225,7 +225,7 @@ impl Model {
         let moment = self.state.moment();
         let stamp = self.stamp();
         self.state.observe(moment, stamp, |_, _| {});
-        assert!(!self.state.take_kernel_cache_valid() || self.state.moment() == 0 || moment == 0);
+        assert!(self.state.kernel_stale().is_some());
         self.doing.push(Doing::Other { range: PageRange { first: 0, end: PAGES }, content: 0, phase: Phase::Answered });
     }
 
@@ -264,7 +264,7 @@ impl Model {
                 }
                 Some(pages) => {
                     finished = true;
-                    if self.state.end_read(ticket, |_, _| {}) {
+                    if self.state.end_read(ticket, 0, |_, _| {}) {
                         for (index, content) in (range.first..range.end).zip(pages.iter()) {
                             assert_eq!(*content, self.below[index as usize], "stale page {index}");
                             self.cache[index as usize] = Some(Cached { content: *content, pins: 0 });

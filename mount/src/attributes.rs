@@ -44,8 +44,7 @@ impl Passthrough {
     }
 
     pub(crate) fn entry_out(&self, inode: &Inode, now: &Statx) -> abi::EntryOut {
-        // Only a file has a cache to lose with its last name in the kernel, and only of a single name can we tell that it is stale.
-        let long = inode.file.is_some() && now.stx_nlink == 1;
+        let long = self.is_believed_for_long(inode, now);
         let entry_timeout = if long { self.entry_timeout } else { self.attr_timeout };
         abi::EntryOut {
             nodeid: inode.nodeid,
@@ -56,6 +55,11 @@ impl Passthrough {
             attr_valid_nsec: self.attr_timeout.subsec_nanos(),
             attr: self.attr(inode, now),
         }
+    }
+
+    /// Only a file has a cache to lose with its last name in the kernel; and while it has a single name, few are to be watched.
+    pub(crate) fn is_believed_for_long(&self, inode: &Inode, now: &Statx) -> bool {
+        inode.file.is_some() && now.stx_nlink == 1
     }
 
     fn attr_out(&self, inode: &Inode, now: &Statx) -> abi::AttrOut {
@@ -83,9 +87,7 @@ impl Passthrough {
     pub(crate) fn getattr(&self, node: u64, args: &abi::GetattrIn) -> Result<abi::AttrOut, Errno> {
         let inode = self.inodes.get(node)?;
         let file = self.open_file(args.getattr_flags & abi::GETATTR_FH != 0, args.fh);
-        if file.is_none() && !inode.is_open() {
-            self.check_name(&inode)?;
-        }
+        self.drop_stale_names(&inode);
         let fd = self.descriptor(&inode, file.as_deref())?;
         let now = self.stat_observed(&inode, &fd)?;
         Ok(self.attr_out(&inode, &now))
@@ -94,9 +96,7 @@ impl Passthrough {
     pub(crate) fn statx(&self, node: u64, args: &abi::StatxIn) -> Result<abi::StatxOut, Errno> {
         let inode = self.inodes.get(node)?;
         let file = self.open_file(args.getattr_flags & abi::GETATTR_FH != 0, args.fh);
-        if file.is_none() && !inode.is_open() {
-            self.check_name(&inode)?;
-        }
+        self.drop_stale_names(&inode);
         let fd = self.descriptor(&inode, file.as_deref())?;
         // The synchronization the caller wants; all fields in any case, since the kernel caches them.
         let sync = AtFlags::from_bits_retain(args.sx_flags) & (AtFlags::STATX_FORCE_SYNC | AtFlags::STATX_DONT_SYNC);
@@ -197,7 +197,7 @@ impl Passthrough {
             |_| {
                 let _fsetid = WithoutFsetid::if_needed(self.privilege, kill)?;
                 rustix::fs::ftruncate(target, size)?;
-                Ok(Outcome { value: (), as_announced: true })
+                Ok(Outcome::done(()))
             },
             |_, after| after.size_bytes == size,
         )?;

@@ -18,6 +18,15 @@ pub(crate) struct Outcome<T> {
     pub value: T,
     /// Whether it was applied as announced.
     pub as_announced: bool,
+    /// Whether the kernel caches older bytes behind it.
+    pub overtaken: bool,
+}
+
+impl<T> Outcome<T> {
+    /// Applied as announced.
+    pub(crate) fn done(value: T) -> Outcome<T> {
+        Outcome { value, as_announced: true, overtaken: false }
+    }
 }
 
 impl Passthrough {
@@ -36,12 +45,25 @@ impl Passthrough {
         let _changing = inode.changing.lock();
         let before = stamp_of(&stat(fd)?);
         let guard = self.borrower.change(file, plan(before), before);
-        let mut outcome = apply(before)?;
-        if outcome.as_announced {
-            match stat(fd) {
-                Ok(after) if verify(before, stamp_of(&after)) => guard.applied(stamp_of(&after)),
-                _ => outcome.as_announced = false,
+        let result = apply(before);
+        let after = stat(fd).map(|after| stamp_of(&after));
+        let (mut outcome, after) = match (result, after) {
+            (Ok(outcome), Ok(after)) => (outcome, after),
+            (Ok(outcome), Err(_)) => return Ok(Outcome { as_announced: false, ..outcome }),
+            (Err(errno), Ok(after)) => {
+                guard.failed(after);
+                return Err(errno);
             }
+            (Err(errno), Err(_)) => return Err(errno),
+        };
+        outcome.overtaken = guard.is_overtaken();
+        if !outcome.as_announced {
+            guard.failed(after);
+        } else if verify(before, after) {
+            guard.applied(after);
+        } else {
+            // Something else has happened as well: dropping the guard says so.
+            outcome.as_announced = false;
         }
         Ok(outcome)
     }
@@ -77,14 +99,21 @@ impl Passthrough {
         result
     }
 
-    /// Shows the borrower what the file looks like while nothing changes it. Returns whether the kernel may keep what it caches;
-    /// if not, it must drop it now.
-    pub(crate) fn observe_now(&self, inode: &Inode, fd: impl AsFd) -> Result<bool, Errno> {
+    /// Shows the borrower what the file looks like while nothing changes it. Returns whether the kernel may keep what it caches. If
+    /// not, it drops it when the open is answered; but opens at the same time could read what it has not dropped yet, so none of them
+    /// may keep it until we have had it dropped ourselves.
+    pub(crate) fn observe_now(&self, inode: &Arc<Inode>, fd: impl AsFd) -> Result<bool, Errno> {
         let Some(file) = &inode.file else { return Ok(false) };
         let _changing = inode.changing.lock();
         let moment = file.moment();
         self.borrower.observe(file, moment, stamp_of(&stat(fd)?));
-        Ok(self.borrower.take_kernel_cache_valid(file))
+        match file.kernel_stale() {
+            None => Ok(true),
+            Some(number) => {
+                self.invalidations.request_all(inode, number);
+                Ok(false)
+            }
+        }
     }
 
     /// Stats a node, and shows the borrower if no change is under way (whose half-done state would look like somebody else's doing).

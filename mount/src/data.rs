@@ -5,7 +5,7 @@
 //! - A READ is answered short only where the file ends, because the kernel takes its end from it.
 //! - WRITE is in the page cache below before it is answered. O_TRUNC never arrives with OPEN, since ATOMIC_O_TRUNC is not
 //!   negotiated: the kernel sends a SETATTR instead, under the inode's lock, so no write can slip between the truncation and the
-//!   kernel's dropping of its pages. CREATE may carry it, and then truncates like a SETATTR.
+//!   kernel's dropping of its pages.
 //! - O_APPEND is applied below per write (RWF_APPEND), so that others who append to the file beside us do not get overwritten. If
 //!   the bytes then landed elsewhere than the kernel believes, it must drop its pages.
 
@@ -20,7 +20,7 @@ use crate::system::{ProcPath, errno};
 use borrower::{Change, Stamp};
 use fuse::{Errno, abi};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
-use rustix::fs::{Mode, OFlags, open};
+use rustix::fs::{FileType, Mode, OFlags, open};
 use rustix::io::ReadWriteFlags;
 use std::io::IoSlice;
 use std::sync::Arc;
@@ -49,20 +49,21 @@ impl Passthrough {
         flags | OFlags::CLOEXEC
     }
 
-    pub(crate) fn open(&self, node: u64, uid: u32, args: &abi::OpenIn) -> Result<abi::OpenOut, Errno> {
+    pub(crate) fn open(&self, node: u64, args: &abi::OpenIn) -> Result<abi::OpenOut, Errno> {
         let inode = self.inodes.get(node)?;
-        self.check_name(&inode)?;
+        if self.drop_stale_names(&inode) {
+            return Err(Errno::STALE); // The kernel looks every name of the path up again, and comes back with what it has found.
+        }
         let asked = OFlags::from_bits_retain(args.flags);
         let (fd, flags) = self.open_below(&inode, asked)?;
         let file = OpenFile::new(inode.clone(), fd, flags);
-        if asked.contains(OFlags::TRUNC) {
-            let kill = uid != 0 || args.open_flags & abi::OPEN_KILL_SUIDGID != 0;
-            self.truncate(&inode, Some(&file), file.fd.as_fd(), 0, kill)?;
-        }
         self.add_open(inode, file, asked)
     }
 
     fn open_below(&self, inode: &Inode, asked: OFlags) -> Result<(OwnedFd, OFlags), Errno> {
+        if inode.kind != FileType::RegularFile {
+            return Err(Errno::NXIO); // The kernel opens special files itself; opening one here could wait for ever.
+        }
         let anchor = self.inodes.anchor(inode)?;
         let path = ProcPath::new(&anchor);
         let flags = self.flags_below(asked);
@@ -90,17 +91,19 @@ impl Passthrough {
         Ok(abi::OpenOut { fh, open_flags: if keep { abi::fopen::KEEP_CACHE } else { 0 }, backing_id: 0 })
     }
 
-    pub(crate) fn read(&self, args: &abi::ReadIn, scratch: &mut [u8]) -> Result<usize, Errno> {
+    pub(crate) fn read(&self, request: u64, args: &abi::ReadIn, scratch: &mut [u8]) -> Result<usize, Errno> {
         let file = self.handles.file(args.fh)?;
         let len = scratch.len().min(args.size as usize);
         let buf = &mut scratch[..len];
-        let direct = args.read_flags & abi::READ_LOCKOWNER != 0 || args.flags & OFlags::DIRECT.bits() != 0;
+        let direct = args.read_flags & abi::READ_LOCKOWNER != 0;
         let read = if direct {
             self.counters.direct_reads.add(1);
             file.read_past_cache(buf, args.offset)?
         } else {
             match &file.inode.file {
-                Some(known) => self.borrower.read(known, &*file, args.offset, buf).map_err(|error| errno(&error))?,
+                Some(known) => {
+                    self.borrower.read(known, &*file, request, args.offset, buf).map_err(|error| errno(&error))?
+                }
                 None => file.read_uncached(buf, args.offset)?,
             }
         };
@@ -108,13 +111,13 @@ impl Passthrough {
         Ok(read)
     }
 
-    pub(crate) fn write(&self, args: &abi::WriteIn, data: &[u8]) -> Result<abi::WriteOut, Errno> {
+    pub(crate) fn write(&self, request: u64, args: &abi::WriteIn, data: &[u8]) -> Result<abi::WriteOut, Errno> {
         let file = self.handles.file(args.fh)?;
         let inode = &file.inode;
         let asked = OFlags::from_bits_retain(args.flags);
         // Out of the page cache (mmap, writeback), the handle and its flags are the kernel's guess.
         let from_cache = args.write_flags & abi::WRITE_CACHE != 0;
-        let direct = !from_cache && (args.write_flags & abi::WRITE_LOCKOWNER != 0 || asked.contains(OFlags::DIRECT));
+        let direct = args.write_flags & abi::WRITE_LOCKOWNER != 0;
         let append = !from_cache && self.write_mode == WriteMode::Through && asked.contains(OFlags::APPEND);
         // Marked as direct, but the flag may be gone from the handle: its bytes need not be aligned any more.
         let direct_below = direct && asked.contains(OFlags::DIRECT);
@@ -129,7 +132,7 @@ impl Passthrough {
             inode,
             fd,
             |before| match direct {
-                false => Change::Buffered { offset: args.offset, len },
+                false => Change::Buffered { offset: args.offset, len, request },
                 true if end > before.size_bytes => {
                     Change::Other { start: args.offset.min(before.size_bytes), end: u64::MAX }
                 }
@@ -142,11 +145,11 @@ impl Passthrough {
                 if from_cache && value < data.len() {
                     return Err(Errno::IO); // The kernel does not look at how much of a cached page was written.
                 }
-                Ok(Outcome { value: (value, before), as_announced: value == data.len() })
+                Ok(Outcome { as_announced: value == data.len(), ..Outcome::done((value, before)) })
             },
             |before, after| !append || (before.size_bytes == args.offset && after.size_bytes == end),
         );
-        self.drop_stale(inode, args, &outcome, direct, append);
+        self.drop_stale(inode, args, &outcome, append);
         if from_cache {
             inode.mapped_writes.store(true, Ordering::Relaxed);
         }
@@ -161,29 +164,24 @@ impl Passthrough {
         Ok(abi::WriteOut { size: written as u32, padding: 0 })
     }
 
-    /// Has the kernel drop what it may cache wrongly after a write. Rarely: invalidation lets a READ overtake writes that wait in the
-    /// kernel's queue, so the file counts as disturbed from then on.
+    /// Has the kernel drop what it may cache wrongly after a write. Rarely, because that lets READs overtake writes that wait in the
+    /// kernel's queue.
     fn drop_stale(
         &self,
-        inode: &Inode,
+        inode: &Arc<Inode>,
         args: &abi::WriteIn,
         outcome: &Result<Outcome<(usize, Stamp)>, Errno>,
-        direct: bool,
         append: bool,
     ) {
         let (offset, end) = (args.offset, args.offset.saturating_add(args.size.into()));
         let from_cache = args.write_flags & abi::WRITE_CACHE != 0;
         match outcome {
             // Landed elsewhere than the kernel believes.
-            Ok(outcome) if append && !outcome.as_announced => {
-                self.invalidations.request(inode.nodeid, offset, u64::MAX)
-            }
+            Ok(outcome) if append && !outcome.as_announced => self.invalidations.request(inode, offset, u64::MAX),
             // A failed write out of the cache leaves a clean page of bytes that are not below. (Of other failed writes the kernel
             // itself drops the pages.)
-            Err(_) if from_cache => self.invalidations.request(inode.nodeid, offset, end),
-            Ok(_) if !direct && inode.file.as_ref().is_some_and(|file| file.is_disturbed()) => {
-                self.invalidations.request(inode.nodeid, offset, end);
-            }
+            Err(_) if from_cache => self.invalidations.request(inode, offset, end),
+            Ok(outcome) if outcome.overtaken => self.invalidations.request(inode, offset, end),
             // What a mapping stored behind the old end stays in the kernel's page, but between the ends are zeros now.
             Ok(outcome)
                 if self.write_mode == WriteMode::Through
@@ -191,10 +189,7 @@ impl Passthrough {
                     && outcome.value.1.size_bytes < offset
                     && outcome.value.1.size_bytes % 4096 != 0 =>
             {
-                if let Some(file) = &inode.file {
-                    self.borrower.disturb(file);
-                }
-                self.invalidations.request(inode.nodeid, outcome.value.1.size_bytes, offset);
+                self.invalidations.request(inode, outcome.value.1.size_bytes, offset);
             }
             _ => {}
         }

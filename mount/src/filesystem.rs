@@ -15,6 +15,7 @@ use crate::inode::Inodes;
 use crate::invalidation::Invalidations;
 use crate::ledger::Ledger;
 use crate::status::Counters;
+use crate::sweep::Sweep;
 use borrower::Borrower;
 use fuse::abi;
 use fuse::{Errno, Operation, Reply, Request};
@@ -31,6 +32,7 @@ pub(crate) struct Passthrough {
     pub(crate) borrower: Arc<Borrower>,
     pub(crate) ledger: Ledger,
     pub(crate) invalidations: Invalidations,
+    pub(crate) sweep: Sweep,
     pub(crate) counters: Counters,
     pub(crate) write_mode: WriteMode,
     pub(crate) privilege: Privilege,
@@ -91,18 +93,18 @@ impl Passthrough {
                 answer_done(reply, self.rename(node, name, new_parent, new_name, flags, creator(request, 0)))
             }
             Operation::Link { node: old, new_name } => self.answer_entry(reply, self.link(old, node, new_name)),
-            Operation::Open(args) => self.answer_open(reply, self.open(node, uid, &args)),
+            Operation::Open(args) => self.answer_open(reply, self.open(node, &args)),
             Operation::Create { args, name } => {
                 self.answer_create(reply, self.create(node, name, &args, creator(request, args.umask)))
             }
             Operation::Tmpfile { args } => {
                 self.answer_create(reply, self.tmpfile(node, &args, creator(request, args.umask)))
             }
-            Operation::Read(args) => match self.read(&args, scratch) {
+            Operation::Read(args) => match self.read(request.header.unique, &args, scratch) {
                 Ok(len) => reply.data(&scratch[..len]),
                 Err(errno) => reply.error(errno),
             },
-            Operation::Write { args, data } => answer(reply, self.write(&args, data)),
+            Operation::Write { args, data } => answer(reply, self.write(request.header.unique, &args, data)),
             Operation::Statfs => answer(reply, self.statfs(node)),
             Operation::Flush(args) => answer_done(reply, self.flush(args.fh)),
             Operation::Release(args) => {

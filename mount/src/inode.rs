@@ -55,8 +55,8 @@ pub(crate) struct Inode {
     pub mapped_writes: AtomicBool,
     /// How often it is open now.
     pub open_files: AtomicUsize,
-    /// The name that the kernel last found it by.
-    pub name: Mutex<Option<Name>>,
+    /// The names that the kernel was told to believe for long.
+    pub names: Mutex<Vec<Name>>,
     identity: FileIdentity,
     handle: Option<FileHandle>,
     descriptor: OnceLock<OwnedFd>,
@@ -65,13 +65,12 @@ pub(crate) struct Inode {
 }
 
 /// A name that the kernel knows a node by.
+#[derive(PartialEq, Eq)]
 pub(crate) struct Name {
     /// The directory it is in.
     pub parent: u64,
     /// What it is called there.
     pub name: CString,
-    /// The kernel was told that the name is stale, and has not looked it up since.
-    pub told_stale: bool,
 }
 
 /// A descriptor of a node: its own, or one opened for this use.
@@ -194,6 +193,12 @@ impl Inodes {
         self.table.read().by_node.len()
     }
 
+    /// The ids of those that a descriptor holds.
+    pub(crate) fn nodes(&self) -> Vec<u64> {
+        let held = |inode: &&Arc<Inode>| inode.file.is_some() && inode.descriptor.get().is_some();
+        self.table.read().by_node.values().filter(held).map(|inode| inode.nodeid).collect()
+    }
+
     /// How many of them hold a descriptor.
     pub(crate) fn descriptors(&self) -> usize {
         self.descriptors.load(Ordering::Relaxed)
@@ -230,7 +235,7 @@ impl Inodes {
             changing: Mutex::new(()),
             mapped_writes: AtomicBool::new(false),
             open_files: AtomicUsize::new(0),
-            name: Mutex::new(None),
+            names: Mutex::default(),
             identity: found.identity,
             handle: None,
             descriptor: OnceLock::new(),

@@ -1,15 +1,30 @@
 //! Having the kernel drop cached pages, from a thread of its own.
 //!
 //! Never inside the handling of a request: the kernel waits for pages that the request's caller holds locked until it has its answer.
-//! So requests only note what must go. What is noted is bounded by the number of inodes: ranges of one inode merge.
+//! So requests only note what must go. What is noted is bounded by the number of inodes (ranges of one inode merge), and by
+//! [`NAMES_MAX`].
 
-use fuse::Notifier;
+use crate::inode::{Inode, Name};
+use fuse::{Errno, Notifier};
 use hashbrown::HashMap;
 use parking_lot::{Condvar, Mutex};
+use std::sync::Arc;
+
+/// Names noted at the most. One more is forgotten: it is found again when it is used again.
+const NAMES_MAX: usize = 4096;
+
+struct Pages {
+    inode: Arc<Inode>,
+    start: u64,
+    end: u64,
+    /// What to tell the borrower when everything is dropped.
+    number: Option<u64>,
+}
 
 #[derive(Default)]
 struct State {
-    ranges: HashMap<u64, (u64, u64)>,
+    pages: HashMap<u64, Pages>,
+    names: Vec<Name>,
     closing: bool,
 }
 
@@ -21,12 +36,36 @@ pub(crate) struct Invalidations {
 }
 
 impl Invalidations {
-    /// The kernel must drop what it caches of bytes `start..end` of a node.
-    pub(crate) fn request(&self, nodeid: u64, start: u64, end: u64) {
+    /// The kernel must drop what it caches of bytes `start..end` of a file.
+    pub(crate) fn request(&self, inode: &Arc<Inode>, start: u64, end: u64) {
+        self.add(inode, start, end, None);
+    }
+
+    /// The kernel must drop all it caches of a file; the borrower is told then, with that number.
+    pub(crate) fn request_all(&self, inode: &Arc<Inode>, number: u64) {
+        self.add(inode, 0, u64::MAX, Some(number));
+    }
+
+    fn add(&self, inode: &Arc<Inode>, start: u64, end: u64, number: Option<u64>) {
+        if let Some(file) = &inode.file {
+            file.watch_overtaking();
+        }
         let mut state = self.state.lock();
-        let range = state.ranges.entry(nodeid).or_insert((start, end));
-        *range = (range.0.min(start), range.1.max(end));
+        let pages =
+            state.pages.entry(inode.nodeid).or_insert_with(|| Pages { inode: inode.clone(), start, end, number });
+        pages.start = pages.start.min(start);
+        pages.end = pages.end.max(end);
+        pages.number = pages.number.max(number);
         self.wake.notify_one();
+    }
+
+    /// The kernel must look the name up again.
+    pub(crate) fn request_name(&self, name: Name) {
+        let mut state = self.state.lock();
+        if state.names.len() < NAMES_MAX {
+            state.names.push(name);
+            self.wake.notify_one();
+        }
     }
 
     /// Ends [`Invalidations::deliver`].
@@ -39,18 +78,33 @@ impl Invalidations {
     pub(crate) fn deliver(&self, notifier: &Notifier) {
         let mut state = self.state.lock();
         while !state.closing {
-            let Some(nodeid) = state.ranges.keys().next().copied() else {
+            let name = state.names.pop();
+            let node = state.pages.keys().next().copied();
+            let pages = node.and_then(|node| state.pages.remove(&node));
+            if name.is_none() && pages.is_none() {
                 self.wake.wait(&mut state);
                 continue;
-            };
-            let Some((start, end)) = state.ranges.remove(&nodeid) else { continue };
+            }
             drop(state);
-            let start = i64::try_from(start).unwrap_or(i64::MAX);
-            // A length of 0 means to the end of the file.
-            let len = i64::try_from(end).map_or(0, |end| end.saturating_sub(start));
-            // Whatever the error: the kernel does not know the node any more, or the mount is gone.
-            let _ = notifier.inval_inode(nodeid, start, len);
+            if let Some(name) = name {
+                // Whatever the error: the kernel does not know the name any more, or the mount is gone.
+                let _ = notifier.inval_entry(name.parent, &name.name, false);
+            }
+            if let Some(pages) = pages {
+                deliver_pages(notifier, &pages);
+            }
             state = self.state.lock();
         }
+    }
+}
+
+fn deliver_pages(notifier: &Notifier, pages: &Pages) {
+    let start = i64::try_from(pages.start).unwrap_or(i64::MAX);
+    // A length of 0 means to the end of the file.
+    let len = i64::try_from(pages.end).map_or(0, |end| end.saturating_sub(start));
+    let result = notifier.inval_inode(pages.inode.nodeid, start, len);
+    // What the kernel does not know, it does not cache either. After any other error the next open tries again.
+    if let (Ok(()) | Err(Errno::NOENT), Some(number), Some(file)) = (result, pages.number, &pages.inode.file) {
+        file.kernel_dropped(number);
     }
 }

@@ -35,6 +35,7 @@ mod names;
 mod running;
 mod space;
 mod status;
+mod sweep;
 mod system;
 mod xattr;
 

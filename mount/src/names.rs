@@ -14,6 +14,8 @@ use rustix::fs::{AtFlags, FileType, Mode, OFlags, RenameFlags, openat, statx};
 use std::ffi::CStr;
 use std::sync::Arc;
 
+/// Names remembered of one file. They are more than one only if the directory is changed beside us.
+const NAMES_MAX: usize = 4;
 /// Longest target of a symbolic link, as everywhere in Linux.
 const TARGET_BYTES_MAX: usize = 4096;
 
@@ -39,12 +41,16 @@ impl Passthrough {
     /// What the kernel is told of a file that was found, with one more lookup.
     fn enter(&self, found: Found, name: Option<(&Inode, &CStr)>) -> Result<(abi::EntryOut, Arc<Inode>), Errno> {
         let inode = self.inodes.reference(found);
-        *inode.name.lock() =
-            name.map(|(parent, name)| Name { parent: parent.nodeid, name: name.to_owned(), told_stale: false });
         // Stat again, now that the borrower's view of it can be held still.
         let now = self.inodes.anchor(&inode).and_then(|anchor| self.stat_observed(&inode, &anchor));
         match now {
-            Ok(now) => Ok((self.entry_out(&inode, &now), inode)),
+            Ok(now) => {
+                let long = self.is_believed_for_long(&inode, &now);
+                if let (true, Some((parent, name))) = (long, name) {
+                    self.remember_name(&inode, Name { parent: parent.nodeid, name: name.to_owned() });
+                }
+                Ok((self.entry_out(&inode, &now), inode))
+            }
             Err(errno) => {
                 self.forget(inode.nodeid, 1);
                 Err(errno)
@@ -61,26 +67,34 @@ impl Passthrough {
         Ok(self.enter(found, Some((parent, name)))?.0)
     }
 
-    /// The kernel believes names for long (see [`crate::Config::entry_timeout`]). If this node is no longer behind the name that it was last
-    /// found by, because somebody changed the directory beside us, answers ESTALE: the kernel then looks every name of the path up
-    /// again, and comes back with what it has found. Who comes back all the same has no path to look up: a link in /proc.
-    pub(crate) fn check_name(&self, inode: &Inode) -> Result<(), Errno> {
-        if inode.file.is_none() {
-            return Ok(()); // The names of all others are not believed for long.
-        }
-        let mut known = inode.name.lock();
-        let Some(name) = known.as_mut().filter(|name| !name.told_stale) else { return Ok(()) };
-        let Ok(parent) = self.inodes.get(name.parent) else { return Ok(()) };
-        let Ok(anchor) = self.inodes.anchor(&parent) else { return Ok(()) };
-        let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::STATX_DONT_SYNC;
-        match statx(&anchor, name.name.as_c_str(), flags, STATX_MASK) {
-            Ok(found) if inode.is(&found) => Ok(()),
-            Ok(_) | Err(Errno::NOENT | Errno::NOTDIR) => {
-                name.told_stale = true;
-                Err(Errno::STALE)
+    fn remember_name(&self, inode: &Inode, name: Name) {
+        let mut names = inode.names.lock();
+        if !names.contains(&name) {
+            if names.len() == NAMES_MAX {
+                self.invalidations.request_name(names.remove(0));
             }
-            Err(_) => Ok(()),
+            names.push(name);
         }
+    }
+
+    /// The kernel believes the names of files for long (see [`crate::Config::entry_timeout`]). Has it look those up again that are no
+    /// longer this node's, because somebody changed the directory beside us. Returns whether there were any.
+    pub(crate) fn drop_stale_names(&self, inode: &Inode) -> bool {
+        let is_stale = |name: &mut Name| {
+            let Ok(parent) = self.inodes.get(name.parent) else { return false };
+            let Ok(anchor) = self.inodes.anchor(&parent) else { return false };
+            let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::STATX_DONT_SYNC;
+            match statx(&anchor, name.name.as_c_str(), flags, STATX_MASK) {
+                Ok(found) => !inode.is(&found),
+                Err(errno) => matches!(errno, Errno::NOENT | Errno::NOTDIR),
+            }
+        };
+        let mut names = inode.names.lock();
+        let stale: Vec<_> = names.extract_if(.., is_stale).collect();
+        drop(names);
+        let any = !stale.is_empty();
+        stale.into_iter().for_each(|name| self.invalidations.request_name(name));
+        any
     }
 
     pub(crate) fn readlink<'a>(&self, node: u64, scratch: &'a mut [u8]) -> Result<&'a [u8], Errno> {
@@ -154,14 +168,20 @@ impl Passthrough {
         self.change_attributes([victim.as_ref().map(|(inode, _)| inode), None], || {
             rustix::fs::unlinkat(&anchor, name, flags)
         })?;
+        Self::name_changed(victim.as_ref(), (&*parent, name), None);
         self.after_loss(victim);
         Ok(())
     }
 
-    /// The node was moved or unlinked through us: what it was last found by is no longer its name, and the kernel knows.
-    fn forget_name(victim: Option<&(Arc<Inode>, OwnedFd)>) {
-        if let Some((inode, _)) = victim {
-            *inode.name.lock() = None;
+    /// A name was moved or removed through us: the kernel knows. With `to`, it has taken what it believes of the name along.
+    fn name_changed(victim: Option<&(Arc<Inode>, OwnedFd)>, from: (&Inode, &CStr), to: Option<(&Inode, &CStr)>) {
+        let Some((inode, _)) = victim else { return };
+        let mut names = inode.names.lock();
+        if let Some(at) = names.iter().position(|name| name.parent == from.0.nodeid && *name.name == *from.1) {
+            match to {
+                Some((parent, name)) => names[at] = Name { parent: parent.nodeid, name: name.to_owned() },
+                None => drop(names.remove(at)),
+            }
         }
     }
 
@@ -190,8 +210,10 @@ impl Passthrough {
             };
             rustix::fs::renameat_with(&from, name, &to, new_name, flags)
         })?;
-        Self::forget_name(moved.as_ref());
-        Self::forget_name(replaced.as_ref());
+        let (here, there) = ((&*parent, name), (&*new_parent, new_name));
+        Self::name_changed(moved.as_ref(), here, Some(there));
+        let exchanged = flags.contains(RenameFlags::EXCHANGE).then_some(here);
+        Self::name_changed(replaced.as_ref(), there, exchanged);
         if !flags.contains(RenameFlags::EXCHANGE) {
             self.after_loss(replaced);
         }
@@ -207,7 +229,6 @@ impl Passthrough {
 
     /// A name of it is gone. If it was the last one, the file lives on only as long as it is held.
     fn after_loss(&self, victim: Option<(Arc<Inode>, OwnedFd)>) {
-        Self::forget_name(victim.as_ref());
         let Some((inode, fd)) = victim else { return };
         let gone = |now: &rustix::fs::Statx| now.stx_nlink == 0 || inode.kind == FileType::Directory;
         if stat(&fd).is_ok_and(|now| gone(&now)) {
@@ -233,18 +254,9 @@ impl Passthrough {
         drop(acting);
         match created {
             Ok(fd) => self.opened_new(fd, asked, flags, Some((&parent, name))),
-            Err(Errno::EXIST) if !asked.contains(OFlags::EXCL) => {
-                // Somebody beside us was faster than the kernel's view of the directory. Then this is an open.
-                let (entry, inode) = self.enter(self.find(&anchor, name)?, Some((&parent, name)))?;
-                let open = abi::OpenIn { flags: args.flags, open_flags: args.open_flags };
-                match self.open(inode.nodeid, creator.uid, &open) {
-                    Ok(open) => Ok((entry, open)),
-                    Err(errno) => {
-                        self.forget(inode.nodeid, 1);
-                        Err(errno)
-                    }
-                }
-            }
+            // Somebody beside us was faster than the kernel's view of the directory. The kernel believes that the file is new, and
+            // asks nobody's permission; so it must look the name up again, and open the file as any other.
+            Err(Errno::EXIST) if !asked.contains(OFlags::EXCL) => Err(Errno::STALE),
             Err(errno) => Err(errno),
         }
     }

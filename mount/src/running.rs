@@ -9,6 +9,7 @@ use crate::inode::{Found, Inodes, stat};
 use crate::invalidation::Invalidations;
 use crate::ledger::Ledger;
 use crate::status::{Counters, Status};
+use crate::sweep::Sweep;
 use borrower::Borrower;
 use fuse::abi::init;
 use fuse::mounting::{self, Options};
@@ -325,6 +326,7 @@ fn serve<E: Into<Box<dyn std::error::Error + Send + Sync>>>(
         borrower,
         ledger: Ledger::default(),
         invalidations: Invalidations::default(),
+        sweep: Sweep::default(),
         counters: Counters::default(),
         write_mode: match session.negotiated().capabilities & init::WRITEBACK_CACHE {
             0 => WriteMode::Through,
@@ -358,6 +360,7 @@ fn start_threads(shared: &Arc<Shared>, session: &Session, threads: usize, privil
     let notifier = session.notifier();
     for (name, work) in [
         ("puma-notify", Box::new(move |shared: &Shared| shared.filesystem.invalidations.deliver(&notifier)) as Work),
+        ("puma-sweep", Box::new(|shared: &Shared| shared.filesystem.sweep.run(&shared.filesystem))),
         ("puma-janitor", Box::new(|shared: &Shared| shared.filesystem.ledger.tend(&shared.filesystem.inodes))),
     ] {
         let shared = shared.clone();
@@ -396,6 +399,7 @@ impl Shared {
         *workers -= 1;
         if *workers == 0 {
             self.filesystem.ledger.close();
+            self.filesystem.sweep.close();
             self.filesystem.invalidations.close();
             self.filesystem.inodes.forget_all();
             self.ended.notify_all();

@@ -39,7 +39,7 @@ impl Passthrough {
             |_| {
                 let _fsetid = WithoutFsetid::for_uid(self.privilege, uid)?;
                 rustix::fs::fallocate(&file.fd, mode, args.offset, args.length)?;
-                Ok(Outcome { value: (), as_announced: true })
+                Ok(Outcome::done(()))
             },
             |_, _| true,
         )?;
@@ -78,7 +78,7 @@ impl Passthrough {
                 let value =
                     rustix::fs::copy_file_range(&source.fd, Some(&mut from), &target.fd, Some(&mut to), len as usize)?;
                 // Fewer bytes than announced are within what was announced.
-                Ok(Outcome { value: value as u64, as_announced: true })
+                Ok(Outcome::done(value as u64))
             },
             |_, _| true,
         )?;

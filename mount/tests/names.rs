@@ -236,3 +236,51 @@ fn create_honours_exclusion() {
     mkdirat(CWD, m.path("d"), Mode::from_raw_mode(0o700)).unwrap();
     assert_eq!(errno_of(fs::File::create(m.path("d"))), libc::EISDIR);
 }
+
+/// A file that is deleted beside the mount does not keep its disk space.
+#[test]
+fn what_is_deleted_beside_is_let_go() {
+    if !can_mount("what_is_deleted_beside_is_let_go") {
+        return;
+    }
+    let m = Mounted::through();
+    fs::write(m.path("a"), "content").unwrap();
+    let known = m.mount().status().inodes;
+    fs::remove_file(m.below("a")).unwrap();
+    wait_until("the node is forgotten", || m.mount().status().inodes < known);
+}
+
+/// Names changed beside the mount show at the next open, whatever was done to them through the mount before.
+#[test]
+fn names_changed_beside_show_at_the_next_open() {
+    if !can_mount("names_changed_beside_show_at_the_next_open") {
+        return;
+    }
+    let m = Mounted::through();
+    let replace_beside = |name: &str, content: &str| {
+        fs::write(m.below("new"), content).unwrap();
+        fs::rename(m.below("new"), m.below(name)).unwrap();
+        assert_eq!(fs::read_to_string(m.path(name)).unwrap(), content);
+    };
+    fs::write(m.path("temporary"), "one").unwrap();
+    fs::rename(m.path("temporary"), m.path("renamed")).unwrap();
+    assert_eq!(fs::read_to_string(m.path("renamed")).unwrap(), "one");
+    replace_beside("renamed", "two");
+    replace_beside("renamed", "three");
+
+    fs::write(m.path("linked"), "one").unwrap();
+    fs::hard_link(m.path("linked"), m.path("other")).unwrap();
+    assert_eq!(fs::read_to_string(m.path("other")).unwrap(), "one");
+    replace_beside("linked", "two");
+    assert_eq!(fs::read_to_string(m.path("other")).unwrap(), "one");
+
+    fs::write(m.path("x"), "x").unwrap();
+    fs::write(m.path("y"), "y").unwrap();
+    let folder = fs::File::open(m.path(".")).unwrap();
+    rustix::fs::renameat_with(&folder, "x", &folder, "y", rustix::fs::RenameFlags::EXCHANGE).unwrap();
+    assert_eq!(fs::read_to_string(m.path("x")).unwrap(), "y");
+    replace_beside("x", "another x");
+    replace_beside("y", "another y");
+    fs::remove_file(m.below("x")).unwrap();
+    assert!(fs::read_to_string(m.path("x")).is_err());
+}

@@ -151,6 +151,7 @@ fn close_session(borrower: &Borrower) {
     *borrower.link.main.lock() = None;
     borrower.link.replace_gets(Vec::new());
     borrower.abandon_puts();
+    borrower.catalog.sweep();
 }
 
 /// Receives what the lender sends on the main connection, until it fails or the borrower stops.

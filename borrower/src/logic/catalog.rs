@@ -17,6 +17,10 @@ use wire::WireKey;
 /// Files remembered that the kernel has forgotten. At some 400 bytes each beside their entries, 100 MiB at the most.
 const RETIRED_FILES_MAX: usize = 1 << 18;
 
+/// Bytes of memory that all entries may take: those of 128 GiB lent. Beyond it no page more is lent or lifted out of quarantine until
+/// others go.
+pub const ENTRY_BYTES_MAX: u64 = 256 << 20;
+
 /// Drops waiting to be told. Beyond it they are not told: the lender finds out when the pages grow old.
 const DROPS_MAX: usize = 1 << 14;
 
@@ -46,6 +50,7 @@ pub struct Catalog {
     /// Of each lender the epoch, and whether it can be used at all ([`UP`]).
     lenders: Vec<AtomicU32>,
     drops: Mutex<Vec<WireKey>>,
+    entry_bytes: AtomicU64,
 }
 
 struct Names {
@@ -66,6 +71,7 @@ impl Catalog {
             next_version: AtomicU64::new(1),
             lenders: (0..lenders).map(|_| AtomicU32::new(0)).collect(),
             drops: Mutex::new(Vec::new()),
+            entry_bytes: AtomicU64::new(0),
         }
     }
 
@@ -117,7 +123,9 @@ impl Catalog {
     fn remove(&self, names: &mut Names, file: &Arc<File>) {
         names.by_identity.remove(&file.identity);
         self.by_key.write().remove(&file.key);
-        file.state.lock().forget_pages(|index, entry| self.void(file.key, index, entry));
+        let mut state = file.state.lock();
+        state.forget_pages(|index, entry| self.void(file.key, index, entry));
+        self.account(&mut state);
     }
 
     /// The file of that key, if it is still known.
@@ -154,6 +162,35 @@ impl Catalog {
         });
     }
 
+    /// Gives back the memory of entries whose lender is lost. They are void already; this may take its time.
+    pub fn sweep(&self) {
+        for file in self.files() {
+            let mut state = file.state.lock();
+            state.sweep(|place| self.is_valid(place));
+            self.account(&mut state);
+        }
+    }
+
+    /// Whether entries may be added.
+    pub fn has_room(&self) -> bool {
+        self.entry_bytes.load(Ordering::Relaxed) < ENTRY_BYTES_MAX
+    }
+
+    /// Takes note of what a file's entries take, after they may have become more or fewer.
+    pub fn account(&self, state: &mut FileState) {
+        let (before, now) = (state.accounted_bytes, state.memory_bytes());
+        state.accounted_bytes = now;
+        if now >= before {
+            self.entry_bytes.fetch_add(now - before, Ordering::Relaxed);
+        } else {
+            self.entry_bytes.fetch_sub(before - now, Ordering::Relaxed);
+        }
+    }
+
+    fn files(&self) -> Vec<Arc<File>> {
+        self.by_key.read().values().cloned().collect()
+    }
+
     /// The entry of a page was voided: notes what its lender keeps in vain.
     pub fn void(&self, file: FileKey, index: u32, entry: Entry) {
         if let Entry::Present { place, version } = entry
@@ -180,9 +217,9 @@ impl Catalog {
 
     /// Pages live in all files, bytes that their entries take, and files known.
     pub fn census(&self) -> Census {
-        let by_key = self.by_key.read();
-        let mut census = Census { files: by_key.len() as u64, ..Census::default() };
-        for file in by_key.values() {
+        let files = self.files();
+        let mut census = Census { files: files.len() as u64, ..Census::default() };
+        for file in files {
             let state = file.state.lock();
             census.live_pages += state.live_pages();
             census.entry_bytes += state.memory_bytes();

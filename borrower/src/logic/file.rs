@@ -19,6 +19,7 @@
 //! Pure logic: no I/O, no clock. What must never happen here: a page live in the table whose bytes differ from the file's.
 
 use super::entry::{Entry, Place, UNKNOWN};
+use super::overtaking::Watch;
 use super::table::PageTable;
 use crate::below::Stamp;
 use page::{PAGE_SHIFT, PageRange, Version};
@@ -55,14 +56,15 @@ pub struct ReadTicket {
     changes: u64,
     quarantine: u64,
     raced: bool,
-    /// What the file looked like when we last left it, if no change is under way.
+    moment: u64,
+    /// What the file looked like when we last left it, if nothing is under way.
     pub stamp: Option<Stamp>,
 }
 
 impl ReadTicket {
     /// Where the file's changes stood when the READ began.
     pub fn moment(&self) -> u64 {
-        self.changes
+        self.moment
     }
 }
 
@@ -97,6 +99,8 @@ pub enum Verdict {
     Zero,
     /// A lender has it already.
     Known,
+    /// The catalog has no room for its entry.
+    NoRoom,
     /// It may be of older content: a change is under way.
     Changing,
     /// It may be of older content: tainted.
@@ -131,16 +135,24 @@ pub struct FileState {
     /// What the last of those moves were about: that of number n is at n modulo [`RECENT_MAX`].
     recent: Vec<PageRange>,
     active: Vec<Active>,
+    /// Operations on attributes under way.
+    attribute_changes: u64,
+    /// Moves at the beginning and at the end of each of those.
+    attribute_moves: u64,
     taints: Vec<Taint>,
     quarantines: Vec<Quarantine>,
     /// Number of the newest quarantine.
     quarantine: u64,
     /// What the file looked like when the last change of ours, or the last look at it, ended.
     stamp: Option<Stamp>,
-    /// Somebody changed the file beside us, and the kernel has not yet been told to drop what it caches of it.
-    kernel_stale: bool,
+    /// How often somebody changed the file beside us.
     changes_beside: u64,
-    disturbed: bool,
+    /// Of those, how many the kernel's cache has been rid of.
+    changes_dropped: u64,
+    /// Since the kernel was first told to drop pages.
+    watch: Option<Box<Watch>>,
+    /// Bytes of memory that the catalog has on its account for this file.
+    pub(super) accounted_bytes: u64,
 }
 
 impl FileState {
@@ -154,19 +166,7 @@ impl FileState {
         self.table.memory_bytes()
     }
 
-    /// Whether the kernel was told to drop pages, as it is when somebody has changed the file beside us. That can let a READ
-    /// overtake a buffered write that is still in its queue (fs/fuse/file.c unlocks the pages of a write before sending
-    /// it, and invalidation does not look at references): from then on no buffered write is trusted to tell what is cached.
-    pub fn is_disturbed(&self) -> bool {
-        self.disturbed
-    }
-
-    /// The kernel is told to drop pages.
-    pub fn disturb(&mut self) {
-        self.disturbed = true;
-    }
-
-    /// How often somebody was seen to.
+    /// How often somebody was seen to change the file beside us.
     pub fn changes_beside(&self) -> u64 {
         self.changes_beside
     }
@@ -176,9 +176,20 @@ impl FileState {
         self.active.iter().any(|active| active.range.overlaps(range))
     }
 
-    /// A number that moves with every change.
+    /// A number that moves with every change, also of attributes.
     pub fn moment(&self) -> u64 {
-        self.changes
+        self.changes + self.attribute_moves
+    }
+
+    /// The kernel is about to be told to drop pages: from now on READs may overtake writes.
+    pub fn watch_overtaking(&mut self) {
+        self.watch.get_or_insert_default();
+    }
+
+    /// Whether a READ of these pages that the kernel queued behind the write with that number was answered before it. To be asked
+    /// when the write's change has begun.
+    pub fn has_overtaken(&self, request: u64, range: PageRange) -> bool {
+        self.watch.as_ref().is_some_and(|watch| watch.has_overtaken(request, range))
     }
 
     /// A change of the bytes of `range` begins; `before` is what the file looks like now. Shows the entries that it voids.
@@ -189,7 +200,7 @@ impl FileState {
         mut voided: impl FnMut(u32, Entry),
     ) -> ChangeTicket {
         // While another change is under way, what the file looked like before it is gone: only the first can compare.
-        if self.active.is_empty() && self.stamp.is_some_and(|stamp| stamp != before) {
+        if self.is_settled() && self.is_comparable() && self.stamp != Some(before) {
             self.changed_beside(&mut voided);
         }
         self.moved(range);
@@ -208,7 +219,7 @@ impl FileState {
         let Active { range, quarantine, .. } = self.active.swap_remove(at);
         self.moved(range);
         match ended {
-            Ended::Buffered { offset, end_offset, old_size_bytes, position } if !self.is_disturbed() => {
+            Ended::Buffered { offset, end_offset, old_size_bytes, position } => {
                 let (touched, whole) =
                     (PageRange::touched_by(offset, end_offset), PageRange::inside(offset, end_offset));
                 self.taint(touched, position, consumed);
@@ -229,29 +240,47 @@ impl FileState {
         };
     }
 
-    /// An operation of ours changed attributes only: from `before` to `after`.
-    pub fn attributes_changed(&mut self, before: Stamp, after: Stamp) {
+    /// An operation of ours on attributes begins: no byte changes, but the change time does.
+    pub fn begin_attributes(&mut self) {
+        self.attribute_changes += 1;
+        self.attribute_moves += 1;
+    }
+
+    /// It has ended, and moved the file from `before` to `after`, if that is known.
+    pub fn end_attributes(&mut self, before: Stamp, after: Option<Stamp>) {
+        self.attribute_changes -= 1;
+        self.attribute_moves += 1;
         if self.active.is_empty() && self.stamp == Some(before) {
-            self.stamp = Some(after);
+            self.stamp = after;
         }
     }
 
     /// Compares the file with what we left, if nothing of ours has changed it since `moment`. If somebody else has, beside
     /// us, everything known of it is void.
     pub fn observe(&mut self, moment: u64, now: Stamp, voided: impl FnMut(u32, Entry)) {
-        if !self.active.is_empty() || moment != self.changes || self.stamp == Some(now) {
-            return;
+        if self.is_settled() && moment == self.moment() && self.stamp != Some(now) {
+            if self.is_comparable() {
+                self.changed_beside(voided);
+            }
+            self.stamp = Some(now);
         }
-        // A file never looked at before has nothing known or cached; one whose stamp a failed change took away may have.
-        if self.stamp.is_some() || self.changes > 0 {
-            self.changed_beside(voided);
-        }
-        self.stamp = Some(now);
     }
 
-    /// Whether what the kernel caches of the file is still right. If not, the caller has the kernel drop it now.
-    pub fn take_kernel_cache_valid(&mut self) -> bool {
-        !std::mem::take(&mut self.kernel_stale)
+    /// Whether the kernel caches bytes that somebody has changed beside us. If so, the number to say to
+    /// [`FileState::kernel_dropped`] when it has dropped all it caches.
+    pub fn kernel_stale(&self) -> Option<u64> {
+        (self.changes_dropped < self.changes_beside).then_some(self.changes_beside)
+    }
+
+    /// The kernel has dropped all that it cached when [`FileState::kernel_stale`] said this number.
+    pub fn kernel_dropped(&mut self, number: u64) {
+        self.changes_dropped = self.changes_dropped.max(number);
+    }
+
+    /// Forgets the entries of lenders that are lost.
+    pub fn sweep(&mut self, valid: impl Fn(Place) -> bool) {
+        self.table
+            .sweep(|entry| matches!(entry, Entry::Busy { place, .. } | Entry::Present { place, .. } if !valid(place)));
     }
 
     /// A READ of the pages of `range`, out of the page cache, has arrived at `position` of the event stream. Says for each
@@ -262,6 +291,7 @@ impl FileState {
         position: u64,
         consumed: u64,
         valid: impl Fn(Place) -> bool,
+        has_room: bool,
         sources: &mut Vec<Source>,
     ) -> ReadTicket {
         sources.clear();
@@ -286,7 +316,8 @@ impl FileState {
                 Entry::Busy { place, version } => Source::Busy(place, version),
                 Entry::Present { place, version } => Source::Lender(place, version),
             });
-            if held && !raced && self.is_quarantined(index) {
+            // Without room for it the page stays quarantined: it will not be lent.
+            if held && !raced && has_room && self.is_quarantined(index) {
                 lifted = true;
                 self.table.set(index, Entry::Absent { lifted: self.quarantine });
             }
@@ -294,8 +325,9 @@ impl FileState {
         if lifted {
             self.taint(range, position, consumed);
         }
-        let stamp = self.stamp.filter(|_| self.active.is_empty());
-        ReadTicket { range, changes: self.changes, quarantine: self.quarantine, raced, stamp }
+        let stamp = self.stamp.filter(|_| self.is_settled());
+        let (changes, moment) = (self.changes, self.moment());
+        ReadTicket { range, changes, quarantine: self.quarantine, raced, moment, stamp }
     }
 
     /// The lender no longer has the page: it gave it away (exclusive), or answered that it is not there. `ticket` is the READ
@@ -310,22 +342,32 @@ impl FileState {
         }
     }
 
-    /// The READ is about to be answered. False: a change came in between, so that all of it must be read again below; what
+    /// The READ, the kernel's `request`, is about to be answered. False: a change came in between, so that all of it must be read again below; what
     /// is cached of the answer will not be believed.
-    pub fn end_read(&mut self, ticket: &ReadTicket, voided: impl FnMut(u32, Entry)) -> bool {
+    pub fn end_read(&mut self, ticket: &ReadTicket, request: u64, voided: impl FnMut(u32, Entry)) -> bool {
         let moves = self.changes - ticket.changes;
         let raced = ticket.raced
             || moves > RECENT_MAX as u64
             || (0..moves).any(|back| self.recent[self.recent_at(self.changes - back)].overlaps(ticket.range));
         if raced {
             self.quarantine(ticket.range, voided);
+        } else if let Some(watch) = &mut self.watch {
+            watch.answered(request, ticket.range);
         }
         !raced
     }
 
-    /// The page was evicted, with an event at `position`; `is_zero` tells whether all its bytes are zero. After
+    /// The page was evicted, with an event at `position`; `is_zero` tells whether all its bytes are zero, `has_room` whether the
+    /// catalog may grow. After
     /// [`Verdict::Put`] the caller must call [`FileState::put`] before anything else is asked of this file.
-    pub fn evict(&mut self, index: u32, position: u64, is_zero: bool, valid: impl Fn(Place) -> bool) -> Verdict {
+    pub fn evict(
+        &mut self,
+        index: u32,
+        position: u64,
+        is_zero: bool,
+        valid: impl Fn(Place) -> bool,
+        has_room: bool,
+    ) -> Verdict {
         if self.active.iter().any(|active| active.range.contains(index.into())) {
             return Verdict::Changing;
         }
@@ -339,6 +381,9 @@ impl FileState {
         }
         if self.is_quarantined(index) {
             return Verdict::Quarantined;
+        }
+        if !has_room {
+            return Verdict::NoRoom;
         }
         if is_zero {
             self.table.set(index, Entry::Zero);
@@ -394,12 +439,21 @@ impl FileState {
         self.recent[at] = range;
     }
 
+    /// Whether nothing of ours is under way.
+    fn is_settled(&self) -> bool {
+        self.active.is_empty() && self.attribute_changes == 0
+    }
+
+    /// Whether what the file looks like tells something: a file never looked at before has nothing known or cached. One whose stamp
+    /// a failed change took away may have, so there anything is a difference.
+    fn is_comparable(&self) -> bool {
+        self.stamp.is_some() || self.moment() > 0
+    }
+
     fn changed_beside(&mut self, voided: impl FnMut(u32, Entry)) {
         self.moved(PageRange::ALL);
         self.quarantine(PageRange::ALL, voided);
-        self.kernel_stale = true;
         self.changes_beside += 1;
-        self.disturb();
     }
 
     fn lift(&mut self, range: PageRange, number: u64) {

@@ -3,5 +3,6 @@
 pub mod catalog;
 pub mod entry;
 pub mod file;
+pub mod overtaking;
 pub mod puts;
 pub mod table;

@@ -78,6 +78,19 @@ impl PageTable {
         }
     }
 
+    /// Forgets the live entries that `gone` says are void.
+    pub fn sweep(&mut self, gone: impl Fn(Entry) -> bool) {
+        let numbers: Vec<u32> = self.chunks.keys().copied().collect();
+        for number in numbers {
+            for index in (0..CHUNK_PAGES).map(|at| number * CHUNK_PAGES + at) {
+                let entry = self.get(index);
+                if entry.is_live() && gone(entry) {
+                    self.set(index, UNKNOWN);
+                }
+            }
+        }
+    }
+
     /// Pages whose entries are not absent.
     pub fn live_pages(&self) -> u64 {
         self.live_pages
