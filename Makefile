@@ -63,7 +63,7 @@ $(TOOLS)/bin/pjdfstest: | test-deps
 	$(CARGO) install --quiet --locked --root $(TOOLS) pjdfstest@0.2.2
 
 $(TOOLS)/bin/cargo-deny:
-	$(CARGO) install --quiet --locked --root $(TOOLS) cargo-deny
+	$(CARGO) install --quiet --locked --root $(TOOLS) cargo-deny@0.20.2
 
 # Licences and sources of the dependencies. (Advisories need the network: `cargo deny check advisories`.)
 deny: $(TOOLS)/bin/cargo-deny

@@ -56,11 +56,21 @@ pub struct Serving {
     _path: RemovedOnDrop,
 }
 
-struct RemovedOnDrop(PathBuf);
+/// A file that goes when this is dropped.
+pub struct RemovedOnDrop(pub PathBuf);
+
+impl RemovedOnDrop {
+    /// Lets the file stay.
+    pub fn keep(mut self) {
+        self.0 = PathBuf::new();
+    }
+}
 
 impl Drop for RemovedOnDrop {
     fn drop(&mut self) {
-        let _ = fs::remove_file(&self.0);
+        if !self.0.as_os_str().is_empty() {
+            let _ = fs::remove_file(&self.0);
+        }
     }
 }
 

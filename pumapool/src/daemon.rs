@@ -6,7 +6,7 @@
 //! All that can fail (log, control socket, signals) is done by [`Daemon::prepare`], before the daemon's own work begins: a
 //! mount that exists must never be left behind by an error.
 
-use crate::control::{self, Control};
+use crate::control::{self, Control, RemovedOnDrop};
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
@@ -41,8 +41,8 @@ pub struct Daemon {
 
 struct Log {
     file: File,
-    /// Ours to remove.
-    default: Option<PathBuf>,
+    /// Ours to remove: if the daemon does not come to serve, the caller has been told why.
+    default: Option<RemovedOnDrop>,
 }
 
 impl Daemon {
@@ -92,14 +92,20 @@ impl Daemon {
 /// A daemon that serves.
 pub struct Serving {
     _control: control::Serving,
-    default_log: Option<PathBuf>,
+    default_log: Option<RemovedOnDrop>,
 }
 
 impl Serving {
     /// It has ended well: what it logged is of no more interest.
-    pub fn ended_well(self) {
-        if let Some(path) = &self.default_log {
-            let _ = std::fs::remove_file(path);
+    pub fn ended_well(mut self) {
+        drop(self.default_log.take());
+    }
+}
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        if let Some(log) = self.default_log.take() {
+            log.keep();
         }
     }
 }
@@ -109,7 +115,7 @@ fn open_log(kind: &str, options: &Options) -> Result<Log> {
         Some(path) => (path.clone(), None),
         None => {
             let path = control::make_folder()?.join(format!("{kind}-{}.log", std::process::id()));
-            (path.clone(), Some(path))
+            (path.clone(), Some(RemovedOnDrop(path)))
         }
     };
     let file = OpenOptions::new()
