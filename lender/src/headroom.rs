@@ -84,6 +84,15 @@ impl Headroom {
         Ok(memory)
     }
 
+    /// All memory of the machine, whatever the cgroups allow.
+    ///
+    /// # Errors
+    /// When it cannot be read.
+    pub fn machine_bytes(&self) -> io::Result<u64> {
+        let meminfo = std::fs::read_to_string(self.proc.join("meminfo"))?;
+        Ok(meminfo_bytes(&meminfo, "MemTotal:").ok_or(io::ErrorKind::InvalidData)?)
+    }
+
     /// Microseconds that some task waited for memory since ever: in the process's cgroup where that is told, else on the
     /// machine. `None` where neither is.
     pub fn stalled_us(&self) -> Option<u64> {

@@ -245,15 +245,9 @@ impl Passthrough {
         creator: Creator,
     ) -> Result<(abi::EntryOut, abi::OpenOut), Errno> {
         let parent = self.inodes.get(parent)?;
-        let anchor = self.inodes.anchor(&parent)?;
         let asked = OFlags::from_bits_retain(args.flags);
-        let flags = self.flags_below(asked);
-        let acting = Acting::begin(self.privilege, creator)?;
-        let mode = Mode::from_raw_mode(args.mode & 0o7777);
-        let created = openat(&anchor, name, flags | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW, mode);
-        drop(acting);
-        match created {
-            Ok(fd) => self.opened_new(fd, asked, flags, Some((&parent, name))),
+        match self.open_as(&parent, name, args, OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW, creator) {
+            Ok(fd) => self.opened_new(fd, asked, Some((&parent, name))),
             // Somebody beside us was faster than the kernel's view of the directory. The kernel believes that the file is new, and
             // asks nobody's permission; so it must look the name up again, and open the file as any other.
             Err(Errno::EXIST) if !asked.contains(OFlags::EXCL) => Err(Errno::STALE),
@@ -268,27 +262,36 @@ impl Passthrough {
         creator: Creator,
     ) -> Result<(abi::EntryOut, abi::OpenOut), Errno> {
         let parent = self.inodes.get(parent)?;
-        let anchor = self.inodes.anchor(&parent)?;
         let asked = OFlags::from_bits_retain(args.flags);
-        let flags = self.flags_below(asked);
-        let acting = Acting::begin(self.privilege, creator)?;
-        let mode = Mode::from_raw_mode(args.mode & 0o7777);
-        let fd = openat(&anchor, c".", flags | OFlags::TMPFILE | (asked & OFlags::EXCL), mode)?;
-        drop(acting);
-        self.opened_new(fd, asked, flags, None)
+        let fd = self.open_as(&parent, c".", args, OFlags::TMPFILE | (asked & OFlags::EXCL), creator)?;
+        self.opened_new(fd, asked, None)
+    }
+
+    /// Opens a new file below, as the caller; `making` says how it is made.
+    fn open_as(
+        &self,
+        parent: &Inode,
+        name: &CStr,
+        args: &abi::CreateIn,
+        making: OFlags,
+        creator: Creator,
+    ) -> Result<OwnedFd, Errno> {
+        let anchor = self.inodes.anchor(parent)?;
+        let flags = self.flags_below(OFlags::from_bits_retain(args.flags));
+        let _acting = Acting::begin(self.privilege, creator)?;
+        openat(&anchor, name, flags | making, Mode::from_raw_mode(args.mode & 0o7777))
     }
 
     fn opened_new(
         &self,
         fd: OwnedFd,
         asked: OFlags,
-        flags: OFlags,
         name: Option<(&Inode, &CStr)>,
     ) -> Result<(abi::EntryOut, abi::OpenOut), Errno> {
         let path_only = OFlags::PATH | OFlags::CLOEXEC;
         let anchor = rustix::fs::open(ProcPath::new(&fd).path(), path_only, Mode::empty())?;
         let (entry, inode) = self.enter(self.found(anchor)?, name)?;
-        match self.add_open(inode, OpenFile::new(self.inodes.get(entry.nodeid)?, fd, flags), asked) {
+        match self.add_open(inode, OpenFile::new(self.inodes.get(entry.nodeid)?, fd, self.flags_below(asked)), asked) {
             Ok(open) => Ok((entry, open)),
             Err(errno) => {
                 self.forget(entry.nodeid, 1);

@@ -181,10 +181,10 @@ fn pressure() -> Finding {
 
 /// The daemon serves the page cache's misses and writes: it must not wait for memory that only it can free.
 fn cgroup() -> Finding {
-    let machine = machine_bytes();
-    let limited = lender::headroom::Headroom::new(Path::new("/proc")).read().ok();
-    let limited =
-        limited.map(|memory| memory.total_bytes).filter(|total| machine.is_some_and(|machine| *total < machine));
+    let mut headroom = lender::headroom::Headroom::new(Path::new("/proc"));
+    let machine = headroom.machine_bytes().ok();
+    let limited = headroom.read().map(|memory| memory.total_bytes).ok();
+    let limited = limited.filter(|total| machine.is_some_and(|machine| *total < machine));
     Finding {
         what: "memory cgroup",
         works: limited.is_none(),
@@ -195,13 +195,4 @@ fn cgroup() -> Finding {
         },
         advice: "start `pumapool mount` outside the cgroup of the programs that it serves",
     }
-}
-
-/// All memory of the machine.
-fn machine_bytes() -> Option<u64> {
-    let meminfo = fs::read_to_string("/proc/meminfo").ok()?;
-    let kibibytes: u64 = meminfo
-        .lines()
-        .find_map(|line| line.strip_prefix("MemTotal:")?.trim().strip_suffix("kB")?.trim().parse().ok())?;
-    Some(kibibytes * 1024)
 }

@@ -10,7 +10,7 @@ use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::time::{Duration, Instant};
 use wire::address::{Address, Stream};
 use wire::{GetItem, Header, Hello, Kind, MAGIC, PROTOCOL, PutItem, Refused, STATUS_PAGE, Welcome, WireKey};
-use zerocopy::little_endian::{U32, U64};
+use zerocopy::little_endian::U32;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 /// How long connecting and greeting may take.
@@ -240,8 +240,7 @@ pub fn send_drop(stream: &mut Stream, keys: &[WireKey]) -> io::Result<()> {
 
 /// Sends a Ping message.
 pub fn send_ping(stream: &mut Stream, request: u64) -> io::Result<()> {
-    let mut header = Header::new(Kind::Ping, 0, 0, request);
-    header.request = U64::new(request);
+    let header = Header::new(Kind::Ping, 0, 0, request);
     write_all(stream, &mut [IoSlice::new(header.as_bytes())])
 }
 
