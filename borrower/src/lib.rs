@@ -190,6 +190,12 @@ impl Borrower {
         self.catalog.adopt(identity)
     }
 
+    /// A file that the kernel knows from a daemon before this one, under the key that it was given then; `left` is what it looked like
+    /// when that daemon left it, if that is known ([`File::kernel_stale`] if not). Before anything else is asked.
+    pub fn restore(&self, identity: FileIdentity, key: FileKey, left: Option<Stamp>) -> Arc<File> {
+        self.catalog.restore(identity, key, left)
+    }
+
     /// The kernel has forgotten the inode. If it was `deleted` below, its pages are dropped; else they stay known as long as
     /// there is room.
     pub fn retire(&self, file: &Arc<File>, deleted: bool) {

@@ -5,7 +5,7 @@
 
 use super::entry::{Entry, Place};
 use super::file::FileState;
-use crate::below::FileIdentity;
+use crate::below::{FileIdentity, Stamp};
 use hashbrown::HashMap;
 use page::{FileKey, PageId, Version};
 use parking_lot::{Condvar, Mutex, RwLock};
@@ -97,6 +97,23 @@ impl Catalog {
             settled: Condvar::new(),
         });
         by_key.insert(key, file.clone());
+        names.by_identity.insert(identity, file.clone());
+        file
+    }
+
+    /// A file that a daemon before this one had given that key to, and that the kernel still knows by it. `left` is what it looked
+    /// like when that daemon left it, if that is known. To be called before anything else is asked of the catalog.
+    pub fn restore(&self, identity: FileIdentity, key: FileKey, left: Option<Stamp>) -> Arc<File> {
+        let mut names = self.names.lock();
+        let file = Arc::new(File {
+            key,
+            identity,
+            users: AtomicU32::new(1),
+            state: Mutex::new(FileState::restored(left)),
+            settled: Condvar::new(),
+        });
+        names.next_key = names.next_key.max(key.0.wrapping_add(1));
+        self.by_key.write().insert(key, file.clone());
         names.by_identity.insert(identity, file.clone());
         file
     }
@@ -275,6 +292,21 @@ mod tests {
         assert_ne!(again.key(), file.key(), "a key is not given twice");
         catalog.retire(&again, false);
         assert!(catalog.file(again.key()).is_none(), "nothing to remember");
+    }
+
+    #[test]
+    fn a_restored_file_keeps_its_key_and_trusts_no_cached_copy() {
+        use crate::logic::file::Verdict;
+        let catalog = Catalog::new(1);
+        let file = catalog.restore(identity(1), FileKey(7), None);
+        assert_eq!(catalog.adopt(identity(1)).key(), FileKey(7));
+        assert_eq!(catalog.adopt(identity(2)).key(), FileKey(8), "a key is not given twice");
+        let mut state = file.state.lock();
+        assert!(state.kernel_stale().is_some(), "nobody knows whether the kernel caches what the file holds");
+        let event = |state: &mut FileState| state.evict(3, 0, false, |_| true, true);
+        assert_eq!(event(&mut state), Verdict::Quarantined);
+        state.begin_read(page::PageRange { first: 3, end: 4 }, 0, 0, |_| true, true, &mut Vec::new());
+        assert_eq!(event(&mut state), Verdict::Put);
     }
 
     #[test]

@@ -156,6 +156,16 @@ pub struct FileState {
 }
 
 impl FileState {
+    /// A file that the kernel caches already, by answers that another daemon gave. Nothing is known of the births of its cached copies,
+    /// so all is quarantined. `left` is what it looked like when that daemon left it; without it, what the kernel caches may be older
+    /// than what the file holds.
+    pub fn restored(left: Option<Stamp>) -> FileState {
+        let mut state = FileState { stamp: left, changes_beside: u64::from(left.is_none()), ..FileState::default() };
+        state.moved(PageRange::ALL);
+        state.quarantine(PageRange::ALL, |_, _| {});
+        state
+    }
+
     /// Pages that need not come from the disk.
     pub fn live_pages(&self) -> u64 {
         self.table.live_pages()
