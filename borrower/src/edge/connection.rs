@@ -4,6 +4,7 @@
 //! limits below, whatever the lender does: the stream's own limit holds for one system call, a deadline for all calls of one
 //! answer, so that bytes that trickle in do not count as an answer. Together: twice the limit.
 
+use crate::logic::reading::Got;
 use page::PAGE_SIZE;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
@@ -81,18 +82,6 @@ impl Connection {
         read_all(&mut self.stream, body, deadline)?;
         Ok(Some((kind, header)))
     }
-}
-
-/// What became of one page of a get.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Got {
-    /// The lender does not have it.
-    Miss,
-    /// Its bytes are in place; the checksum is what the lender returned with them, not yet compared.
-    Page {
-        /// To be compared with [`page::checksum`].
-        checksum: u64,
-    },
 }
 
 /// A connection for gets, with room for its largest answer's head.

@@ -26,6 +26,8 @@ const SILENCE_MAX: Duration = Duration::from_secs(3);
 
 /// The lender that the catalog knows by this number.
 pub(crate) const LENDER: u8 = 0;
+/// Lenders that the catalog knows.
+pub(crate) const LENDERS: u8 = 1;
 
 /// The connections of the session.
 #[derive(Default)]
@@ -109,7 +111,7 @@ pub(crate) fn supervise(borrower: &Borrower, address: &Address, get_connections:
             Ok(mut main) => {
                 tracing::info!(lender = %address, capacity_pages = main.welcome.capacity_pages.get(), "lender found");
                 (pause, last_failure) = (RETRY_FIRST, String::new());
-                borrower.metrics.lender_connects.one();
+                borrower.core.metrics.lender_connects.one();
                 let error = follow(borrower, &mut main).err().map(|error| match error.kind() {
                     io::ErrorKind::UnexpectedEof => "it closed the connection".to_owned(),
                     io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock => "it does not answer".to_owned(),
@@ -117,7 +119,7 @@ pub(crate) fn supervise(borrower: &Borrower, address: &Address, get_connections:
                 });
                 close_session(borrower);
                 if let Some(error) = error.filter(|_| !borrower.stopping()) {
-                    borrower.metrics.lender_losses.one();
+                    borrower.core.metrics.lender_losses.one();
                     tracing::warn!(lender = %address, "lender lost ({error}); reading from the directory below until it is back");
                 }
             }
@@ -142,16 +144,16 @@ fn open_session(borrower: &Borrower, address: &Address, get_connections: usize) 
     let gets: io::Result<Vec<_>> = (0..get_connections).map(|_| GetConnection::open(address, session)).collect();
     borrower.link.replace_gets(gets?);
     *borrower.link.main.lock() = Some(main.stream()?);
-    borrower.catalog.lender_up(LENDER);
+    borrower.core.catalog.lender_up(LENDER);
     Ok(main)
 }
 
 fn close_session(borrower: &Borrower) {
-    borrower.catalog.lender_down(LENDER);
+    borrower.core.catalog.lender_down(LENDER);
     *borrower.link.main.lock() = None;
     borrower.link.replace_gets(Vec::new());
     borrower.abandon_puts();
-    borrower.catalog.sweep();
+    borrower.core.catalog.sweep();
 }
 
 /// Receives what the lender sends on the main connection, until it fails or the borrower stops.
@@ -167,7 +169,7 @@ fn follow(borrower: &Borrower, main: &mut Connection) -> io::Result<()> {
                     Kind::PutReply => borrower.puts_answered(header.request.get(), &body)?,
                     Kind::Lost => {
                         let keys = <[WireKey]>::ref_from_bytes(&body).map_err(|_| io::ErrorKind::InvalidData)?;
-                        borrower.pages_lost(keys);
+                        borrower.core.pages_lost(keys);
                     }
                     Kind::Pong => {}
                     other => {

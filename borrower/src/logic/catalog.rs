@@ -5,6 +5,7 @@
 
 use super::entry::{Entry, Place};
 use super::file::FileState;
+use super::rules::{Rule, keeps};
 use crate::below::{FileIdentity, Stamp};
 use hashbrown::HashMap;
 use page::{FileKey, PageId, Version};
@@ -88,7 +89,9 @@ impl Catalog {
             names.next_key = names.next_key.wrapping_add(1);
         }
         let key = FileKey(names.next_key);
-        names.next_key = names.next_key.wrapping_add(1);
+        if keeps(Rule::Key) {
+            names.next_key = names.next_key.wrapping_add(1);
+        }
         let file = Arc::new(File {
             key,
             identity,
@@ -152,7 +155,8 @@ impl Catalog {
 
     /// A version that was never given out before; None when there are no more.
     pub fn next_version(&self) -> Option<Version> {
-        let version = Version(self.next_version.fetch_add(1, Ordering::Relaxed));
+        let step = u64::from(keeps(Rule::Version));
+        let version = Version(self.next_version.fetch_add(step, Ordering::Relaxed));
         (version <= Version::MAX).then_some(version)
     }
 
@@ -205,7 +209,10 @@ impl Catalog {
     }
 
     fn files(&self) -> Vec<Arc<File>> {
-        self.by_key.read().values().cloned().collect()
+        let mut files: Vec<_> = self.by_key.read().values().cloned().collect();
+        // In the same order in every run, so that a simulation repeats itself.
+        files.sort_unstable_by_key(|file| file.key.0);
+        files
     }
 
     /// The entry of a page was voided: notes what its lender keeps in vain.

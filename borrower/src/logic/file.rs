@@ -20,6 +20,7 @@
 
 use super::entry::{Entry, Place, UNKNOWN};
 use super::overtaking::Watch;
+use super::rules::{Rule, keeps};
 use super::table::PageTable;
 use crate::below::Stamp;
 use page::{PAGE_SHIFT, PageRange, Version};
@@ -162,7 +163,9 @@ impl FileState {
     pub fn restored(left: Option<Stamp>) -> FileState {
         let mut state = FileState { stamp: left, changes_beside: u64::from(left.is_none()), ..FileState::default() };
         state.moved(PageRange::ALL);
-        state.quarantine(PageRange::ALL, |_, _| {});
+        if keeps(Rule::TakenOver) {
+            state.quarantine(PageRange::ALL, |_, _| {});
+        }
         state
     }
 
@@ -184,6 +187,11 @@ impl FileState {
     /// Whether a change of any of these pages is under way.
     pub fn is_changing(&self, range: PageRange) -> bool {
         self.active.iter().any(|active| active.range.overlaps(range))
+    }
+
+    /// Whether a READ of these pages has to wait.
+    pub fn must_wait(&self, range: PageRange) -> bool {
+        keeps(Rule::Wait) && self.is_changing(range)
     }
 
     /// A number that moves with every change, also of attributes.
@@ -210,12 +218,14 @@ impl FileState {
         mut voided: impl FnMut(u32, Entry),
     ) -> ChangeTicket {
         // While another change is under way, what the file looked like before it is gone: only the first can compare.
-        if self.is_settled() && self.is_comparable() && self.stamp != Some(before) {
+        if self.is_settled() && self.is_comparable() && self.stamp != Some(before) && keeps(Rule::Stamp) {
             self.changed_beside(&mut voided);
         }
         self.moved(range);
         self.active.push(Active { id: self.changes, range, quarantine: self.quarantine });
-        self.table.forget(range, voided);
+        if keeps(Rule::Void) {
+            self.table.forget(range, voided);
+        }
         ChangeTicket(self.changes)
     }
 
@@ -232,16 +242,20 @@ impl FileState {
             Ended::Buffered { offset, end_offset, old_size_bytes, position } => {
                 let (touched, whole) =
                     (PageRange::touched_by(offset, end_offset), PageRange::inside(offset, end_offset));
-                self.taint(touched, position, consumed);
+                if keeps(Rule::Taint) {
+                    self.taint(touched, position, consumed);
+                }
                 // A quarantine that came while the write was under way may be of a change that was applied after it.
-                self.lift(whole, quarantine);
+                let older = if keeps(Rule::Older) { quarantine } else { self.quarantine };
+                self.lift(if keeps(Rule::Whole) { whole } else { touched }, older);
                 // The write began behind the end of the file: what lies between are zeros now, but the kernel's page may
                 // hold there what somebody stored through a mapping, behind the old end.
-                if old_size_bytes < offset {
+                if old_size_bytes < offset && keeps(Rule::Gap) {
                     self.quarantine(PageRange::touched_by(old_size_bytes, offset), |_, _| {});
                 }
             }
-            _ => self.quarantine(range, |_, _| {}),
+            Ended::Other if keeps(Rule::Quarantine) => self.quarantine(range, |_, _| {}),
+            Ended::Other => {}
         }
         // Of changes that overlap in time, the one that looked last knows best.
         self.stamp = match (self.stamp, after) {
@@ -268,8 +282,9 @@ impl FileState {
     /// Compares the file with what we left, if nothing of ours has changed it since `moment`. If somebody else has, beside
     /// us, everything known of it is void.
     pub fn observe(&mut self, moment: u64, now: Stamp, voided: impl FnMut(u32, Entry)) {
-        if self.is_settled() && moment == self.moment() && self.stamp != Some(now) {
-            if self.is_comparable() {
+        let unmoved = self.is_settled() && moment == self.moment() || !keeps(Rule::Moment);
+        if unmoved && self.stamp != Some(now) {
+            if self.is_comparable() && keeps(Rule::Stamp) {
                 self.changed_beside(voided);
             }
             self.stamp = Some(now);
@@ -279,7 +294,7 @@ impl FileState {
     /// Whether the kernel caches bytes that somebody has changed beside us. If so, the number to say to
     /// [`FileState::kernel_dropped`] when it has dropped all it caches.
     pub fn kernel_stale(&self) -> Option<u64> {
-        (self.changes_dropped < self.changes_beside).then_some(self.changes_beside)
+        (keeps(Rule::Drop) && self.changes_dropped < self.changes_beside).then_some(self.changes_beside)
     }
 
     /// The kernel has dropped all that it cached when [`FileState::kernel_stale`] said this number.
@@ -332,7 +347,7 @@ impl FileState {
                 self.table.set(index, Entry::Absent { lifted: self.quarantine });
             }
         }
-        if lifted {
+        if lifted && keeps(Rule::Lift) {
             self.taint(range, position, consumed);
         }
         let stamp = self.stamp.filter(|_| self.is_settled());
@@ -358,7 +373,8 @@ impl FileState {
         let moves = self.changes - ticket.changes;
         let raced = ticket.raced
             || moves > RECENT_MAX as u64
-            || (0..moves).any(|back| self.recent[self.recent_at(self.changes - back)].overlaps(ticket.range));
+            || keeps(Rule::Repeat)
+                && (0..moves).any(|back| self.recent[self.recent_at(self.changes - back)].overlaps(ticket.range));
         if raced {
             self.quarantine(ticket.range, voided);
         } else if let Some(watch) = &mut self.watch {
@@ -378,7 +394,7 @@ impl FileState {
         valid: impl Fn(Place) -> bool,
         has_room: bool,
     ) -> Verdict {
-        if self.active.iter().any(|active| active.range.contains(index.into())) {
+        if keeps(Rule::Active) && self.active.iter().any(|active| active.range.contains(index.into())) {
             return Verdict::Changing;
         }
         if self.taints.iter().any(|taint| taint.range.contains(index.into()) && position < taint.position) {
@@ -410,7 +426,7 @@ impl FileState {
     /// The lender answered the put. False: the page has changed in the meantime; what the lender has is of no use.
     pub fn put_done(&mut self, index: u32, version: Version, stored: bool) -> bool {
         match self.table.get(index) {
-            Entry::Busy { place, version: known } if known == version => {
+            Entry::Busy { place, version: known } if known == version || !keeps(Rule::Busy) => {
                 self.table.set(index, if stored { Entry::Present { place, version } } else { UNKNOWN });
                 true
             }
@@ -428,6 +444,7 @@ impl FileState {
             self.quarantines.iter().filter(|held| held.range.contains(index.into())).map(|held| held.number).max();
         match (newest, self.table.get(index)) {
             (None, _) => false,
+            (Some(_), Entry::Absent { lifted }) if !keeps(Rule::Lifted) => lifted == 0,
             (Some(number), Entry::Absent { lifted }) => lifted < number,
             // A live page was put while no quarantine held it, and a change of its own would have voided it: it is held
             // only by a merged range.
@@ -491,7 +508,8 @@ impl FileState {
             let at = nearest(&self.quarantines, |held| held.range);
             let other = self.quarantines.remove(at + 1);
             let held = &mut self.quarantines[at];
-            *held = Quarantine { range: held.range.hull(other.range), number: held.number.max(other.number) };
+            let number = if keeps(Rule::Merge) { held.number.max(other.number) } else { held.number.min(other.number) };
+            *held = Quarantine { range: held.range.hull(other.range), number };
         }
     }
 

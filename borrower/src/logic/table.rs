@@ -62,11 +62,13 @@ impl PageTable {
         }
         let numbers = first / CHUNK_PAGES..=last / CHUNK_PAGES;
         // A range can be far larger than what is known of the file: walk whichever is shorter.
-        let touched: Vec<u32> = if numbers.clone().count() <= self.chunks.len() {
+        let mut touched: Vec<u32> = if numbers.clone().count() <= self.chunks.len() {
             numbers.filter(|number| self.chunks.contains_key(number)).collect()
         } else {
             self.chunks.keys().copied().filter(|number| numbers.contains(number)).collect()
         };
+        // In the same order in every run, so that a simulation repeats itself.
+        touched.sort_unstable();
         for number in touched {
             let start = number * CHUNK_PAGES;
             for index in start.max(first)..=(start + (CHUNK_PAGES - 1)).min(last) {

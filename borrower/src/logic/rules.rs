@@ -1,0 +1,75 @@
+//! The rules of docs/consistency.md that this crate keeps, each with a switch that breaks it.
+//!
+//! A rule whose removal no test notices is not tested. So builds with debug assertions, and only those, can break one rule in the
+//! current thread; the simulation shows that it catches each. In every other build [`keeps`] is a constant, and nothing is left
+//! of it.
+
+macro_rules! rules {
+    ($($name:ident = $number:literal: $meaning:literal,)*) => {
+        /// A rule, numbered as in docs/consistency.md.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum Rule { $(#[doc = $meaning] $name = $number,)* }
+
+        impl Rule {
+            /// All of them.
+            pub const ALL: &[Rule] = &[$(Rule::$name,)*];
+
+            /// What it says.
+            pub fn meaning(self) -> &'static str {
+                match self { $(Rule::$name => $meaning,)* }
+            }
+        }
+    };
+}
+
+rules! {
+    Checksum = 1: "bytes from a lender count only if their checksum over bytes, identity and version verifies",
+    Version = 2: "a version is never given twice",
+    Void = 3: "a change makes its pages absent before it is applied",
+    Active = 4: "while a change is under way, no event of its pages is believed",
+    Taint = 5: "after a buffered write, events from before the position read at its end are not believed",
+    Position = 6: "that position is read after the change is applied and before it is answered",
+    Quarantine = 7: "after any other change no event of its pages is believed until a READ of the page arrives",
+    Failure = 8: "a change that failed, or did something else than announced, counts as any other change",
+    Lift = 9: "a READ lifts the quarantine at its arrival, and taints with the position at its arrival",
+    Wait = 10: "a READ waits for changes of its pages that are under way",
+    Repeat = 11: "a READ is done again if a change of its pages began or ended in between",
+    Older = 12: "a buffered write lifts only quarantines older than its beginning",
+    Whole = 13: "a buffered write lifts quarantines only of pages that it covers whole",
+    End = 14: "a change that moves the end of the file covers everything from the page of the lower end",
+    Gap = 15: "a write that begins behind an unaligned end quarantines the gap",
+    Size = 16: "an answer ends at the file's size",
+    Stamp = 17: "a file that is not what we left was changed beside us: void, and quarantined",
+    Moment = 18: "that comparison counts only if nothing of ours moved the file meanwhile",
+    Drop = 19: "after a change beside, no open keeps the kernel's cache until it has been dropped",
+    Overtaken = 20: "a buffered write that a READ has overtaken counts as any other change, and its pages are dropped",
+    Key = 21: "a file is known by a key that is never given twice",
+    Busy = 22: "the answer to a put makes the page present only if its entry still names that version",
+    Lifted = 23: "what a READ has lifted does not hold against a newer quarantine",
+    Merge = 24: "merged ranges keep their hull, and the newest number or position",
+    TakenOver = 25: "a new daemon trusts no cached copy that it cannot prove",
+}
+
+#[cfg(debug_assertions)]
+std::thread_local! {
+    static BROKEN: std::cell::Cell<Option<Rule>> = const { std::cell::Cell::new(None) };
+}
+
+/// Breaks a rule in this thread from now on, or none.
+#[cfg(debug_assertions)]
+pub fn break_rule(rule: Option<Rule>) {
+    BROKEN.set(rule);
+}
+
+/// Whether the rule is kept: always, but for a test that breaks it.
+#[cfg(debug_assertions)]
+pub fn keeps(rule: Rule) -> bool {
+    BROKEN.get() != Some(rule)
+}
+
+/// Whether the rule is kept: always, but for a test that breaks it.
+#[cfg(not(debug_assertions))]
+#[inline(always)]
+pub const fn keeps(_rule: Rule) -> bool {
+    true
+}
