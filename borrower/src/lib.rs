@@ -20,7 +20,7 @@ use edge::connection::{send_drop, send_put};
 use edge::link::{self, LENDER, LENDERS, Link};
 pub use logic::core::{Change, Strategy};
 use logic::core::{Changing, Confused, Core, Outcome};
-use page::FileKey;
+use page::{ChecksumKey, FileKey};
 use parking_lot::{Condvar, Mutex};
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -73,6 +73,12 @@ impl File {
         self.state.lock().kernel_stale()
     }
 
+    /// What the file looked like when it was left, for a daemon that takes over ([`Borrower::restore`]). None while anything is under
+    /// way, or while the kernel may cache older bytes.
+    pub fn left(&self) -> Option<Stamp> {
+        self.state.lock().left()
+    }
+
     /// The kernel has dropped all that it cached when [`File::kernel_stale`] said this number.
     pub fn kernel_dropped(&self, number: u64) {
         self.state.lock().kernel_dropped(number);
@@ -100,10 +106,12 @@ impl Borrower {
     /// non-inclusive, as evictions are not seen).
     ///
     /// # Errors
-    /// When its threads cannot be started.
+    /// When its threads cannot be started, or the kernel has no random bytes.
     pub fn start(config: Config, source: Option<Box<dyn EvictionSource>>) -> io::Result<Arc<Borrower>> {
+        let mut key = [0; 32];
+        rustix::rand::getrandom(&mut key, rustix::rand::GetRandomFlags::empty())?;
         let borrower = Arc::new(Borrower {
-            core: Core::new(LENDERS, config.strategy, source.is_some()),
+            core: Core::new(LENDERS, ChecksumKey::new(key), config.strategy, source.is_some()),
             link: Link::default(),
             room: Condvar::new(),
             work: Condvar::new(),

@@ -2,6 +2,8 @@
 //!
 //! No I/O, no clock, no allocation. Every other crate speaks in these terms.
 
+use highway::HighwayHash;
+
 /// Bytes in a page. x86-64's base page, and the unit of everything that is lent.
 pub const PAGE_SIZE: usize = 4096;
 
@@ -32,7 +34,7 @@ pub struct PageId {
 }
 
 /// One content of one page. Two different contents never share a version within a borrower's session, so that naming a
-/// version names the bytes: a lender that answers with anything else is found out by [`checksum`].
+/// version names the bytes: a lender that answers with anything else is found out by [`ChecksumKey::checksum`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Version(pub u64);
 
@@ -88,19 +90,37 @@ impl PageRange {
     }
 }
 
-/// Checksum of a page's bytes together with its name and version (CRC-64/NVME).
-///
-/// It finds bytes that were damaged, mixed up with another page's, of another version, or taken away by the kernel. It is
-/// no protection against somebody who forges it.
-pub fn checksum(id: PageId, version: Version, page: &Page) -> u64 {
-    let mut name = [0u8; 16];
-    name[..4].copy_from_slice(&id.file.0.to_le_bytes());
-    name[4..8].copy_from_slice(&id.index.to_le_bytes());
-    name[8..].copy_from_slice(&version.0.to_le_bytes());
-    let mut digest = crc_fast::Digest::new(crc_fast::CrcAlgorithm::Crc64Nvme);
-    digest.update(page);
-    digest.update(&name);
-    digest.finalize()
+/// What a borrower makes its checksums with. It never leaves the borrower, so a lender can neither make one up nor pass off what another
+/// borrower, or an earlier one on the same machine, has put under the same name.
+#[derive(Clone, Copy)]
+pub struct ChecksumKey(highway::Key);
+
+impl ChecksumKey {
+    /// From random bytes.
+    pub fn new(bytes: [u8; 32]) -> ChecksumKey {
+        let (words, _) = bytes.as_chunks::<8>();
+        ChecksumKey(highway::Key(std::array::from_fn(|at| u64::from_le_bytes(words[at]))))
+    }
+
+    /// Keyed checksum (HighwayHash, 64 bits) of a page's bytes together with its name and version.
+    ///
+    /// It finds bytes that were damaged, made up, mixed up with another page's, of another version, or taken away by the kernel.
+    pub fn checksum(&self, id: PageId, version: Version, page: &Page) -> u64 {
+        let mut name = [0u8; 16];
+        name[..4].copy_from_slice(&id.file.0.to_le_bytes());
+        name[4..8].copy_from_slice(&id.index.to_le_bytes());
+        name[8..].copy_from_slice(&version.0.to_le_bytes());
+        let mut hasher = highway::HighwayHasher::new(self.0);
+        hasher.append(page);
+        hasher.append(&name);
+        hasher.finalize64()
+    }
+}
+
+impl std::fmt::Debug for ChecksumKey {
+    fn fmt(&self, to: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        to.write_str("ChecksumKey(secret)")
+    }
 }
 
 /// Whether all bytes are zero.
@@ -117,6 +137,8 @@ mod tests {
     fn checksum_binds_name_version_and_bytes() {
         let id = PageId { file: FileKey(7), index: 9 };
         let page = [0x5a; PAGE_SIZE];
+        let key = ChecksumKey::new([1; 32]);
+        let checksum = |id, version, page: &Page| key.checksum(id, version, page);
         let sum = checksum(id, Version(1), &page);
         assert_eq!(sum, checksum(id, Version(1), &page));
         assert_ne!(sum, checksum(id, Version(2), &page));
@@ -128,6 +150,7 @@ mod tests {
             assert_ne!(sum, checksum(id, Version(1), &other), "byte {at}");
         }
         assert_ne!(sum, checksum(id, Version(1), &ZERO_PAGE));
+        assert_ne!(sum, ChecksumKey::new([2; 32]).checksum(id, Version(1), &page), "another borrower's");
     }
 
     #[test]

@@ -40,6 +40,11 @@ impl File {
     pub fn key(&self) -> FileKey {
         self.key
     }
+
+    /// What is known of its pages, for who drives a [`super::reading::Reading`].
+    pub fn lock(&self) -> parking_lot::MutexGuard<'_, FileState> {
+        self.state.lock()
+    }
 }
 
 /// The catalog.

@@ -11,7 +11,7 @@ use super::puts::{Batch, PutQueue};
 use super::rules::{Rule, keeps};
 use crate::below::Stamp;
 use crate::metrics::Metrics;
-use page::{FileKey, Page, PageId, PageRange};
+use page::{ChecksumKey, FileKey, Page, PageId, PageRange};
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -90,6 +90,8 @@ pub struct Core {
     pub catalog: Catalog,
     /// The counters.
     pub metrics: Metrics,
+    /// What checksums are made with.
+    key: ChecksumKey,
     strategy: Strategy,
     sees_evictions: bool,
     /// For each lender, what is on its way there.
@@ -100,10 +102,11 @@ pub struct Core {
 
 impl Core {
     /// For that many lenders, none of them up. Where evictions are not seen, the pool is filled with what is read.
-    pub fn new(lenders: u8, strategy: Strategy, sees_evictions: bool) -> Core {
+    pub fn new(lenders: u8, key: ChecksumKey, strategy: Strategy, sees_evictions: bool) -> Core {
         Core {
             catalog: Catalog::new(lenders),
             metrics: Metrics::default(),
+            key,
             strategy,
             sees_evictions,
             queues: (0..lenders).map(|_| Mutex::default()).collect(),
@@ -114,6 +117,11 @@ impl Core {
     /// How many lenders there are.
     pub fn lenders(&self) -> u8 {
         self.queues.len() as u8
+    }
+
+    /// What checksums are made with.
+    pub fn key(&self) -> &ChecksumKey {
+        &self.key
     }
 
     /// Whether lenders give away what they answer. Without a tap an eviction is not seen, so that a page given away would not
@@ -255,7 +263,7 @@ impl Core {
         let version = self.catalog.next_version()?;
         let id = PageId { file: file.key(), index };
         let mut queue = self.queue(lender).lock();
-        if !queue.push(id, version, page::checksum(id, version, page), page) {
+        if !queue.push(id, version, self.key.checksum(id, version, page), page) {
             drop(queue);
             self.metrics.evictions_no_room.one();
             // Another lender may have room for the next one.

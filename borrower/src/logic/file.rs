@@ -297,6 +297,11 @@ impl FileState {
         (keeps(Rule::Drop) && self.changes_dropped < self.changes_beside).then_some(self.changes_beside)
     }
 
+    /// What the file looked like when it was left. None while anything is under way, or while the kernel may cache older bytes.
+    pub fn left(&self) -> Option<Stamp> {
+        self.stamp.filter(|_| self.is_settled() && self.changes_dropped >= self.changes_beside)
+    }
+
     /// The kernel has dropped all that it cached when [`FileState::kernel_stale`] said this number.
     pub fn kernel_dropped(&mut self, number: u64) {
         self.changes_dropped = self.changes_dropped.max(number);
@@ -481,6 +486,8 @@ impl FileState {
         self.moved(PageRange::ALL);
         self.quarantine(PageRange::ALL, voided);
         self.changes_beside += 1;
+        // The kernel drops its pages when it sees another size, too.
+        self.watch_overtaking();
     }
 
     fn lift(&mut self, range: PageRange, number: u64) {

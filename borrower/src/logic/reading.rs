@@ -29,7 +29,7 @@ pub enum Got {
     Miss,
     /// Its bytes are in place; the checksum is what the lender returned with them, not yet compared.
     Page {
-        /// To be compared with [`page::checksum`].
+        /// To be compared with [`page::ChecksumKey::checksum`].
         checksum: u64,
     },
 }
@@ -168,7 +168,7 @@ impl Reading {
                 }
                 Some(Got::Page { checksum }) => {
                     let bytes = buf[*place..].first_chunk::<PAGE_SIZE>();
-                    let verifies = bytes.is_some_and(|page| page::checksum(id, version, page) == *checksum);
+                    let verifies = bytes.is_some_and(|page| core.key().checksum(id, version, page) == *checksum);
                     let good = verifies || !keeps(Rule::Checksum);
                     if !good {
                         core.metrics.bad_pages.one();

@@ -48,6 +48,7 @@ rules! {
     Lifted = 23: "what a READ has lifted does not hold against a newer quarantine",
     Merge = 24: "merged ranges keep their hull, and the newest number or position",
     TakenOver = 25: "a new daemon trusts no cached copy that it cannot prove",
+    Tap = 27: "an event comes only from a clean, up-to-date page that reclaim has frozen (the tap's; here of its model)",
 }
 
 #[cfg(debug_assertions)]

@@ -411,6 +411,12 @@ impl Store {
         Ok(lost)
     }
 
+    /// Does to a slot what the kernel does when it takes it, for tests that decide themselves when that happens.
+    #[cfg(debug_assertions)]
+    pub fn take_slot_silently(&mut self, slot: u32) {
+        self.slots.take_silently(slot);
+    }
+
     /// Moves up to `max` notices of pages that are gone to `keys`, oldest first.
     pub fn take_notices(&mut self, owner: Owner, max: usize, keys: &mut Vec<Key>) {
         if let Some(state) = self.owners.get_mut(owner.0 as usize).and_then(Option::as_mut) {

@@ -241,7 +241,7 @@ impl Slots {
     }
 
     /// Does to a slot what the kernel does when it takes it.
-    #[cfg(test)]
+    #[cfg(debug_assertions)]
     pub fn take_silently(&mut self, slot: u32) {
         self.advise(slot..slot + 1, libc::MADV_DONTNEED).unwrap();
     }

@@ -1,0 +1,497 @@
+//! Files are changed through the mount: the kernel's part before the request, the mount's order of steps, and the kernel's part after
+//! the answer.
+
+use crate::file::{Cached, FileModel, Inode, UNIT_BYTES, UNITS};
+use crate::machine::{Context, Doing, Machine, Task};
+use crate::truth::EOF;
+use borrower::Change;
+use borrower::logic::core::{Changing, Outcome};
+use fastrand::Rng;
+
+/// What is changed. Ranges are in units.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Kind {
+    /// A write out of the page cache.
+    Write { first: usize, end: usize },
+    /// The kernel writes back what was stored through a mapping.
+    Writeback { page: usize, units: Vec<u64> },
+    /// The end moves.
+    Truncate { size: usize },
+    /// A hole is punched.
+    Punch { first: usize, end: usize },
+    /// A write past the page cache.
+    Direct { first: usize, end: usize },
+    /// No byte changes.
+    Attributes,
+}
+
+impl Kind {
+    /// Some write.
+    pub fn write(units: usize, random: &mut Rng) -> Kind {
+        let (mut first, mut end) = range(units, random);
+        if random.bool() {
+            (first, end) = (first / UNITS * UNITS, end.next_multiple_of(UNITS));
+        }
+        Kind::Write { first, end }
+    }
+
+    /// Some other change of bytes.
+    pub fn other(units: usize, random: &mut Rng) -> Kind {
+        let (first, end) = range(units, random);
+        match random.u32(0..3) {
+            0 => Kind::Truncate { size: random.usize(0..=units) },
+            1 => Kind::Punch { first, end },
+            _ => Kind::Direct { first, end },
+        }
+    }
+}
+
+fn range(units: usize, random: &mut Rng) -> (usize, usize) {
+    let first = random.usize(0..units);
+    (first, random.usize(first + 1..=units.min(first + 3 * UNITS)))
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Stage {
+    Lock,
+    Prepare,
+    Queued,
+    Begun,
+    Applied,
+    Answer,
+    Drop { next: usize },
+}
+
+/// How it went below.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Went {
+    Well,
+    /// Only a part was written.
+    Short,
+    Wrong,
+}
+
+/// A change under way.
+pub struct Altering {
+    kind: Kind,
+    stage: Stage,
+    unique: u64,
+    /// Another daemon had it before.
+    resent: bool,
+    /// What is written, for the first unit of the file.
+    value: u64,
+    changing: Option<Changing>,
+    went: Went,
+    overtaken: bool,
+    size_before: usize,
+    /// Size that the kernel knew when it began.
+    kernel_size: usize,
+    /// Pages that it holds a reference to, or the lock of, and their numbers.
+    pinned: Vec<(usize, u64)>,
+    locked: Vec<usize>,
+}
+
+impl Altering {
+    fn new(kind: Kind, value: u64) -> Altering {
+        Altering {
+            kind,
+            stage: Stage::Lock,
+            unique: 0,
+            resent: false,
+            value,
+            changing: None,
+            went: Went::Well,
+            overtaken: false,
+            size_before: 0,
+            kernel_size: 0,
+            pinned: Vec::new(),
+            locked: Vec::new(),
+        }
+    }
+
+    /// The kernel writes a page back.
+    pub fn writeback(page: usize, units: Vec<u64>, unique: u64) -> Altering {
+        Altering { stage: Stage::Queued, unique, ..Altering::new(Kind::Writeback { page, units }, 0) }
+    }
+
+    /// Whether the kernel does it by itself.
+    pub fn is_writeback(&self) -> bool {
+        matches!(self.kind, Kind::Writeback { .. })
+    }
+
+    /// The daemon has died: what it was doing is asked again.
+    pub fn send_again(&mut self) {
+        if matches!(self.stage, Stage::Begun | Stage::Applied | Stage::Answer) {
+            self.stage = Stage::Queued;
+            self.resent = true;
+            self.changing = None;
+        }
+    }
+
+    /// What the change makes of a unit, if it touches it.
+    fn result(&self, unit: usize) -> Option<u64> {
+        let written = |first: usize, end: usize| match unit {
+            _ if first <= unit && unit < end => Some(self.value + unit as u64),
+            _ if self.size_before <= unit && unit < first => Some(0),
+            _ => None,
+        };
+        match self.kind {
+            Kind::Write { first, end } | Kind::Direct { first, end } => written(first, end),
+            Kind::Truncate { size } if unit >= size => Some(EOF),
+            Kind::Truncate { .. } if unit >= self.size_before => Some(0),
+            Kind::Punch { first, end } if first <= unit && unit < end && unit < self.size_before => Some(0),
+            _ => None,
+        }
+    }
+}
+
+impl Machine {
+    /// Begins a change of a file.
+    pub fn start_change(&mut self, context: &mut Context, file: usize, kind: Kind) {
+        let value = context.number() * 4096;
+        self.start(context, file, Doing::Change(Box::new(Altering::new(kind, value))));
+    }
+
+    /// One step of a change. True: it has ended.
+    pub fn advance_change(&mut self, context: &mut Context, task: &Task, change: &mut Altering) -> bool {
+        let produced = self.positions().0;
+        let consumed = self.positions().1;
+        let file = &mut self.files[task.file];
+        let Some(inode) = &mut file.inode else { return true };
+        match change.stage {
+            Stage::Lock => {
+                if inode.lock.is_none() {
+                    inode.lock = Some(task.id);
+                    change.stage = Stage::Prepare;
+                }
+            }
+            Stage::Prepare => match prepare(context, file, task, change) {
+                Prepared::Wait => {}
+                Prepared::GivenUp => {
+                    if let Some(inode) = &mut file.inode {
+                        inode.lock = None;
+                    }
+                    return true;
+                }
+                Prepared::Queued => {
+                    self.unique += 1;
+                    change.unique = self.unique;
+                    change.stage = Stage::Queued;
+                    context.note(|| format!("file {} request {}: {:?}", task.file, change.unique, change.kind));
+                }
+            },
+            Stage::Queued => {
+                if file.changing.is_some() {
+                    return false;
+                }
+                file.changing = Some(task.id);
+                if change.is_writeback() {
+                    file.mapped_writes = true;
+                }
+                let announced = announce(change, file.below.size);
+                let known = &inode.file;
+                let changing = self.core.begin_change(known, announced, file.below.stamp(), produced);
+                change.overtaken = changing.is_overtaken();
+                change.changing = Some(changing);
+                change.stage = Stage::Begun;
+            }
+            Stage::Begun => {
+                change.went = apply(context, file, change);
+                change.stage = Stage::Applied;
+            }
+            Stage::Applied => {
+                let after = file.below.stamp();
+                let outcome = if change.went == Went::Well { Outcome::Applied(after) } else { Outcome::Failed(after) };
+                if let Some(changing) = change.changing.take() {
+                    self.core.end_change(&inode.file, changing, outcome, produced, consumed);
+                }
+                file.changing = None;
+                has_to_drop(file, change);
+                context.note(|| format!("file {} request {} ended {:?}", task.file, change.unique, change.went));
+                change.stage = Stage::Answer;
+            }
+            Stage::Answer => {
+                answer(file, change);
+                match change.kind {
+                    Kind::Truncate { .. } | Kind::Punch { .. } | Kind::Direct { .. } => {
+                        change.stage = Stage::Drop { next: first_page(change) };
+                    }
+                    _ => return settle(context, file, task, change),
+                }
+            }
+            Stage::Drop { next } => match self.drop_page(task.file, next, last_page(change)) {
+                Some(next) => change.stage = Stage::Drop { next },
+                None => return settle(context, &mut self.files[task.file], task, change),
+            },
+        }
+        false
+    }
+}
+
+enum Prepared {
+    /// Something stands in its way.
+    Wait,
+    /// It would be too much of a mixture for the model.
+    GivenUp,
+    Queued,
+}
+
+/// The kernel's part before the request.
+fn prepare(context: &mut Context, file: &mut FileModel, task: &Task, change: &mut Altering) -> Prepared {
+    let Some(inode) = &mut file.inode else { return Prepared::GivenUp };
+    change.size_before = file.below.size;
+    change.kernel_size = inode.size;
+    match change.kind {
+        Kind::Write { first, end } => {
+            let pages = first / UNITS..end.div_ceil(UNITS);
+            if inode.size != file.below.size || end > inode.size && inode.is_dirty() {
+                // A size changed beside is not known yet; or a dirty page would meet the new end.
+                return Prepared::GivenUp;
+            }
+            let busy = |page: usize| {
+                inode.temporary[page] || inode.pages[page].is_some_and(|cached| cached.locked || cached.writeback)
+            };
+            if pages.clone().any(busy) {
+                return Prepared::Wait;
+            }
+            if pages.clone().any(|page| inode.pages[page].is_some_and(|cached| cached.dirty)) {
+                return Prepared::GivenUp;
+            }
+            let gap = inode.size..first.min(inode.size.next_multiple_of(UNITS));
+            for unit in gap {
+                if let Some(cached) = inode.pages[unit / UNITS] {
+                    file.truth.linger(unit, cached.units[unit % UNITS], context.now);
+                }
+            }
+            for page in pages {
+                let whole = first <= page * UNITS && (page + 1) * UNITS <= end;
+                let number = context.number();
+                let cached = inode.pages[page].filter(|cached| cached.uptodate);
+                if cached.is_none() && !whole {
+                    // It is not known as a whole, so it stays locked until the answer, and is not cached then.
+                    inode.pages[page] = Some(Cached { locked: true, ..Cached::default() });
+                    change.locked.push(page);
+                    continue;
+                }
+                let mut cached = cached.unwrap_or(Cached { uptodate: true, ..Cached::default() });
+                for at in 0..UNITS {
+                    let unit = page * UNITS + at;
+                    if first <= unit && unit < end {
+                        cached.units[at] = change.value + unit as u64;
+                    }
+                }
+                cached.pins += 1;
+                cached.number = number;
+                inode.pages[page] = Some(cached);
+                change.pinned.push((page, number));
+            }
+            inode.size_unstable = end > inode.size;
+        }
+        Kind::Truncate { .. } | Kind::Punch { .. } | Kind::Direct { .. } => {
+            if inode.is_dirty() || inode.size != file.below.size {
+                return Prepared::GivenUp;
+            }
+            if let Kind::Truncate { size } = change.kind {
+                inode.size_unstable = true;
+                // What a mapping has left behind the end may be seen until the pages are dropped.
+                for unit in inode.size..size.min(inode.size.next_multiple_of(UNITS)) {
+                    if let Some(cached) = inode.pages[unit / UNITS] {
+                        file.truth.announce(task.id, unit, cached.units[unit % UNITS]);
+                    }
+                }
+            }
+            inode.no_writeback = true;
+        }
+        Kind::Writeback { .. } | Kind::Attributes => {}
+    }
+    for unit in 0..file.below.units.len() {
+        if let Some(value) = change.result(unit) {
+            file.truth.announce(task.id, unit, value);
+            let is_direct = matches!(change.kind, Kind::Direct { .. }) && unit >= change.size_before;
+            if value == EOF || is_direct {
+                // A READ may meet the new end while the kernel still believes in the old one; or the kernel knows of the new end
+                // before it has dropped its pages. In between are zeros.
+                file.truth.announce(task.id, unit, 0);
+            }
+        }
+    }
+    Prepared::Queued
+}
+
+/// What the mount tells the borrower before the change (mount/src/data.rs, attributes.rs, space.rs).
+fn announce(change: &Altering, size: usize) -> Change {
+    let bytes = |unit: usize| unit as u64 * UNIT_BYTES;
+    let other = |first: usize, end: usize| Change::Other {
+        start: bytes(if end > size { first.min(size) } else { first }),
+        end: if end > size { u64::MAX } else { bytes(end) },
+    };
+    let buffered = |first: usize, end: usize| match change.resent {
+        // It may have been applied, and overtaken.
+        true => other(first, end),
+        false => Change::Buffered { offset: bytes(first), len: bytes(end - first), request: change.unique },
+    };
+    match &change.kind {
+        Kind::Write { first, end } => buffered(*first, *end),
+        Kind::Writeback { page, units } => buffered(page * UNITS, page * UNITS + units.len()),
+        Kind::Truncate { size: to } => Change::Other { start: bytes(*to.min(&size)), end: u64::MAX },
+        Kind::Punch { first, end } => Change::Other { start: bytes(*first), end: bytes((*end).min(size.max(*first))) },
+        Kind::Direct { first, end } => other(*first, *end),
+        Kind::Attributes => Change::Attributes,
+    }
+}
+
+/// The change is done below, or fails.
+fn apply(context: &mut Context, file: &mut FileModel, change: &Altering) -> Went {
+    let below = &mut file.below;
+    let mut went = Went::Well;
+    if context.weather.fails(&mut context.random) {
+        went = if context.random.bool() { Went::Short } else { Went::Wrong };
+    }
+    let values = |first: usize, end: usize| (first..end).map(|unit| change.value + unit as u64).collect::<Vec<_>>();
+    let (first, values) = match &change.kind {
+        Kind::Write { first, end } | Kind::Direct { first, end } => (*first, values(*first, *end)),
+        Kind::Writeback { page, units } => (page * UNITS, units.clone()),
+        kind => {
+            if went != Went::Well && *kind != Kind::Attributes {
+                return Went::Wrong;
+            }
+            match *kind {
+                Kind::Truncate { size } => below.truncate(size),
+                Kind::Punch { first, end } => {
+                    let size = below.size;
+                    below.units[first.min(size)..end.min(size)].fill(0);
+                }
+                _ => {}
+            }
+            below.changed = context.now;
+            return Went::Well;
+        }
+    };
+    let count = match went {
+        Went::Well => values.len(),
+        Went::Short => context.random.usize(0..values.len()),
+        Went::Wrong => 0,
+    };
+    if count == 0 {
+        return Went::Wrong;
+    }
+    below.write(first, &values[..count]);
+    below.changed = context.now;
+    // The kernel does not look at how much of a page out of its cache was written: so that is an error.
+    if went == Went::Short && change.is_writeback() { Went::Wrong } else { went }
+}
+
+/// What the mount has the kernel drop after a change (mount/src/data.rs, drop_stale).
+fn has_to_drop(file: &mut FileModel, change: &Altering) {
+    let (first, end) = match &change.kind {
+        Kind::Write { first, end } => (*first, *end),
+        Kind::Writeback { page, .. } => (page * UNITS, (page + 1) * UNITS),
+        _ => return,
+    };
+    let failed = change.went == Went::Wrong;
+    let size = change.size_before;
+    if change.overtaken || change.resent || failed && change.is_writeback() {
+        file.invalidate(first / UNITS, end.div_ceil(UNITS), None);
+    }
+    if !failed && file.mapped_writes && size < first && !size.is_multiple_of(UNITS) {
+        file.invalidate(size / UNITS, first.div_ceil(UNITS), None);
+    }
+}
+
+/// The kernel gets its answer.
+fn answer(file: &mut FileModel, change: &Altering) {
+    let Some(inode) = &mut file.inode else { return };
+    for page in &change.locked {
+        inode.pages[*page] = None;
+    }
+    for (page, number) in &change.pinned {
+        if let Some(cached) = inode.pages[*page].as_mut().filter(|cached| cached.number == *number) {
+            cached.pins -= 1;
+            if change.went != Went::Well {
+                cached.uptodate = false;
+            }
+        }
+    }
+    let end = match change.kind {
+        Kind::Writeback { page, .. } => {
+            inode.temporary[page] = false;
+            if let Some(cached) = &mut inode.pages[page] {
+                cached.writeback = false;
+            }
+            return;
+        }
+        Kind::Attributes => return,
+        Kind::Truncate { size } if change.went == Went::Well => {
+            for page in inode.pages.iter_mut().skip(size.div_ceil(UNITS)) {
+                if page.is_some_and(|cached| !cached.locked) {
+                    *page = None;
+                }
+            }
+            size
+        }
+        Kind::Write { end, .. } | Kind::Direct { end, .. } if change.went == Went::Well => end.max(inode.size),
+        // After a short write the kernel knows how far it went.
+        Kind::Write { .. } | Kind::Direct { .. } => file.below.size.max(inode.size),
+        _ => inode.size,
+    };
+    if end != inode.size {
+        inode.size = end;
+    }
+    inode.size_version += 1;
+    inode.size_unstable = false;
+}
+
+fn first_page(change: &Altering) -> usize {
+    match change.kind {
+        Kind::Punch { first, .. } | Kind::Direct { first, .. } => first / UNITS,
+        _ => 0,
+    }
+}
+
+fn last_page(change: &Altering) -> usize {
+    match change.kind {
+        Kind::Punch { end, .. } | Kind::Direct { end, .. } => end.div_ceil(UNITS),
+        _ => usize::MAX,
+    }
+}
+
+/// The change is over: what the file holds now is what reads must return.
+fn settle(context: &mut Context, file: &mut FileModel, task: &Task, change: &Altering) -> bool {
+    let lingers = file.invalidation.is_some() || file.invalidating;
+    if let Kind::Writeback { page, units } = &change.kind {
+        let cached = file.inode.as_ref().and_then(|inode| inode.pages[*page]);
+        // What was stored is lost, unless it is stored again.
+        if change.went != Went::Well && !cached.is_some_and(|cached| cached.dirty) {
+            for unit in page * UNITS..page * UNITS + units.len() {
+                file.truth.settle(task.id, unit, file.below.read(unit), context.now, lingers, true);
+            }
+        }
+    } else {
+        for unit in 0..file.below.units.len() {
+            if change.result(unit).is_some() {
+                let overtaken = change.overtaken || change.resent;
+                let lingers = overtaken && lingers;
+                let fresh = match change.kind {
+                    Kind::Write { first, end } | Kind::Direct { first, end } => first <= unit && unit < end,
+                    _ => true,
+                };
+                file.truth.settle(task.id, unit, file.below.read(unit), context.now, lingers, fresh);
+            }
+        }
+        file.truth.end(task.id, context.now);
+    }
+    if !lingers {
+        file.truth.expire(context.now, context.now);
+    }
+    if let Some(inode) = &mut file.inode
+        && inode.lock == Some(task.id)
+    {
+        release(inode);
+    }
+    true
+}
+
+fn release(inode: &mut Inode) {
+    inode.lock = None;
+    inode.no_writeback = false;
+}

@@ -1,0 +1,107 @@
+//! Whole pools on the real logic of borrowers and lenders, in one thread, in virtual time, from one seed.
+//!
+//! Each machine reads and changes its files while pages are evicted at any moment, lenders die and come back, forget, lie, connections
+//! break in mid-message, the event ring overflows, files are changed beside the mount, and daemons are killed and replaced. A model of
+//! the directory  decides what each read may return. The logic is the real one ([`borrower::logic`], [`lender::store`]); the
+//! kernel, the network and the order of the mount's steps are models , which docs/consistency.md lists as assumptions.
+//!
+//! The same seed and number of steps give the same run.
+
+mod changing;
+mod file;
+mod lending;
+mod machine;
+mod opening;
+mod reading;
+mod truth;
+mod weather;
+
+use fastrand::Rng;
+use lending::Lender;
+pub use machine::Tally;
+use machine::{Context, Machine};
+
+/// Machines and lenders at the most.
+const MACHINES_MAX: usize = 3;
+const LENDERS_MAX: usize = 3;
+/// Lines of the trace that are shown of a run that went wrong.
+const TRACE_LINES: usize = 1000;
+
+/// A run that went wrong.
+#[derive(Debug)]
+pub struct Failure {
+    /// The seed that repeats it.
+    pub seed: u64,
+    /// The step.
+    pub step: u64,
+    /// What was read that must not be.
+    pub what: String,
+    /// The last things that happened before.
+    pub trace: Vec<String>,
+}
+
+/// One run of so many steps.
+///
+/// # Errors
+/// When a read returned what it must not.
+pub fn run(seed: u64, steps: u64) -> Result<Tally, Box<Failure>> {
+    attempt(seed, steps, false).map_err(|_| match attempt(seed, steps, true) {
+        Err(failure) => failure,
+        Ok(_) => Box::new(Failure {
+            seed,
+            step: 0,
+            what: "the run went wrong, but well when it was repeated: something does not depend on the seed alone"
+                .to_owned(),
+            trace: Vec::new(),
+        }),
+    })
+}
+
+fn attempt(seed: u64, steps: u64, trace: bool) -> Result<Tally, Box<Failure>> {
+    let mut context = Context::new(Rng::with_seed(seed), trace);
+    let lender_count = context.random.usize(1..=LENDERS_MAX);
+    let machine_count = context.random.usize(1..=MACHINES_MAX);
+    let mut lenders: Vec<Lender> = (0..lender_count).map(|_| Lender::running()).collect();
+    let mut machines: Vec<Machine> = (0..machine_count).map(|_| Machine::new(&mut context, lender_count)).collect();
+    for step in 0..steps {
+        context.now += 1;
+        context.tally.steps += 1;
+        let machine = context.random.usize(0..machines.len());
+        context.machine = machine;
+        let stepped = machines[machine].step(&mut context, &mut lenders);
+        if let Err(wrong) = stepped {
+            let trace = context.trace.take().unwrap_or_default();
+            let from = trace.len().saturating_sub(TRACE_LINES);
+            return Err(Box::new(Failure { seed, step, what: wrong.0, trace: trace[from..].to_vec() }));
+        }
+        trouble(&mut context, &mut machines, &mut lenders);
+    }
+    for machine in &machines {
+        context.tally.lent += machine.core.metrics.lender_pages.get();
+    }
+    Ok(context.tally)
+}
+
+/// What happens to lenders and daemons.
+fn trouble(context: &mut Context, machines: &mut [Machine], lenders: &mut [Lender]) {
+    let draw = context.random.u32(0..10_000);
+    let weather = &context.weather;
+    let (crashes, kills) = (weather.crashes, weather.kills);
+    if draw < crashes {
+        let lender = context.random.usize(0..lenders.len());
+        lenders[lender].toggle();
+        context.note(|| format!("lender {lender} runs: {}", lenders[lender].is_alive()));
+    } else if draw < crashes + kills {
+        let machine = context.random.usize(0..machines.len());
+        machines[machine].kill(context);
+    } else if draw < crashes + kills + 100 {
+        let lender = context.random.usize(0..lenders.len());
+        lenders[lender].squeeze(&mut context.random);
+    } else if draw < crashes + kills + 150 {
+        // A lender notices which sessions are over.
+        let lender = context.random.usize(0..lenders.len());
+        let over = |session: &u64| !machines.iter().any(|machine| machine.links[lender].session == Some(*session));
+        let sessions: Vec<u64> = lenders[lender].sessions().filter(over).collect();
+        sessions.into_iter().for_each(|session| lenders[lender].leave(session));
+    }
+}

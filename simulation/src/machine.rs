@@ -1,0 +1,613 @@
+//! One borrowing machine: a model of its kernel (page cache, eviction, FUSE requests) and of the mount's order of steps, around the
+//! real logic of the borrower.
+
+use crate::changing::{Altering, Kind};
+use crate::file::{Cached, FileModel, Inode, UNITS, encode};
+use crate::lending::{Asked, Lender, Link, Said, Told};
+use crate::opening::{Delivering, Opening};
+use crate::reading::Read;
+use crate::truth::Time;
+use crate::weather::Weather;
+use borrower::FileIdentity;
+use borrower::logic::core::{Core, Strategy};
+use borrower::logic::rules::{Rule, keeps};
+use fastrand::Rng;
+use page::{ChecksumKey, FileKey, PAGE_SIZE};
+use std::collections::VecDeque;
+use wire::ITEMS_MAX;
+
+/// Events that the ring holds. Beyond it they are lost.
+const RING_EVENTS_MAX: usize = 24;
+/// Bytes of the ring that an event takes.
+const EVENT_BYTES: u64 = PAGE_SIZE as u64;
+/// Files of a machine.
+const FILES: usize = 2;
+
+/// What a read returned that it must not.
+#[derive(Debug)]
+pub struct Wrong(pub String);
+
+/// What all machines share.
+pub struct Context {
+    /// The only source of chance.
+    pub random: Rng,
+    /// How often what happens.
+    pub weather: Weather,
+    /// The time.
+    pub now: Time,
+    /// What happened, if it is wanted.
+    pub trace: Option<Vec<String>>,
+    /// What was done.
+    pub tally: Tally,
+    /// Which machine has its turn.
+    pub machine: usize,
+    numbers: u64,
+}
+
+impl Context {
+    /// At the beginning of time.
+    pub fn new(mut random: Rng, trace: bool) -> Context {
+        let weather = Weather::draw(&mut random);
+        let trace = trace.then(Vec::new);
+        Context { random, weather, now: 1, trace, tally: Tally::default(), machine: 0, numbers: 0 }
+    }
+
+    /// A number that was not given before.
+    pub fn number(&mut self) -> u64 {
+        self.numbers += 1;
+        self.numbers
+    }
+
+    /// Notes what happens.
+    pub fn note(&mut self, what: impl FnOnce() -> String) {
+        if let Some(trace) = &mut self.trace {
+            trace.push(format!("{:6} machine {}: {}", self.now, self.machine, what()));
+        }
+    }
+}
+
+/// How much of what was done.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Tally {
+    /// Steps of everything.
+    pub steps: u64,
+    /// Reads of applications that ended.
+    pub reads: u64,
+    /// Pages compared.
+    pub pages: u64,
+    /// Changes that ended.
+    pub changes: u64,
+    /// Pages evicted.
+    pub evictions: u64,
+    /// Pages that a lender answered and that were taken.
+    pub lent: u64,
+    /// Changes made beside.
+    pub beside: u64,
+    /// Daemons killed.
+    pub kills: u64,
+    /// Lenders lost.
+    pub losses: u64,
+}
+
+impl std::ops::AddAssign for Tally {
+    fn add_assign(&mut self, other: Tally) {
+        self.steps += other.steps;
+        self.reads += other.reads;
+        self.pages += other.pages;
+        self.changes += other.changes;
+        self.evictions += other.evictions;
+        self.lent += other.lent;
+        self.beside += other.beside;
+        self.kills += other.kills;
+        self.losses += other.losses;
+    }
+}
+
+struct Event {
+    key: FileKey,
+    page: usize,
+    units: [u64; UNITS],
+    position: u64,
+}
+
+/// Something under way.
+pub struct Task {
+    /// Its number.
+    pub id: u64,
+    /// The file it is about.
+    pub file: usize,
+    /// When it began.
+    pub began: Time,
+    /// The opens that it has to know of.
+    pub opened: Time,
+    /// What it is.
+    pub doing: Doing,
+}
+
+/// What can be under way.
+pub enum Doing {
+    /// An application reads.
+    Read(Read),
+    /// A file is changed.
+    Change(Box<Altering>),
+    /// An application opens a file.
+    Open(Opening),
+    /// The kernel is told to drop pages.
+    Deliver(Delivering),
+}
+
+/// One machine.
+pub struct Machine {
+    /// The real thing.
+    pub core: Core,
+    /// Its files.
+    pub files: Vec<FileModel>,
+    /// Its lenders.
+    pub links: Vec<Link>,
+    /// What is under way.
+    pub tasks: Vec<Task>,
+    events: VecDeque<Event>,
+    produced: u64,
+    consumed: u64,
+    /// The number of the kernel's last request.
+    pub unique: u64,
+    strategy: Strategy,
+    inodes: u64,
+}
+
+impl Machine {
+    /// A machine with that many lenders.
+    pub fn new(context: &mut Context, lenders: usize) -> Machine {
+        let strategy = if context.random.bool() { Strategy::Exclusive } else { Strategy::NonInclusive };
+        let mut machine = Machine {
+            core: new_core(context, lenders, strategy),
+            files: Vec::new(),
+            links: (0..lenders).map(|_| Link::default()).collect(),
+            tasks: Vec::new(),
+            events: VecDeque::new(),
+            produced: 0,
+            consumed: 0,
+            unique: 0,
+            strategy,
+            inodes: 0,
+        };
+        for _ in 0..FILES {
+            let file = machine.new_file(context, None);
+            machine.files.push(file);
+        }
+        machine
+    }
+
+    /// Both ends of the event stream.
+    pub fn positions(&self) -> (u64, u64) {
+        (self.produced, self.consumed)
+    }
+
+    fn new_file(&mut self, context: &mut Context, old: Option<FileIdentity>) -> FileModel {
+        let units = context.weather.file_pages as usize * UNITS;
+        let size = context.random.usize(0..=units);
+        let value = context.number() * 4096;
+        let mut all: Vec<u64> = (0..units as u64).map(|unit| value + unit).collect();
+        all[size..].fill(0);
+        let identity = match old {
+            Some(old) if context.weather.twins => old,
+            Some(old) => FileIdentity { generation: old.generation + 1, ..old },
+            None => {
+                self.inodes += 1;
+                FileIdentity { device: 1, inode: self.inodes, generation: 0 }
+            }
+        };
+        FileModel::new(identity, all, size, context.now)
+    }
+
+    /// One step of this machine.
+    pub fn step(&mut self, context: &mut Context, lenders: &mut [Lender]) -> Result<(), Wrong> {
+        let weather = &context.weather;
+        let (evictions, haste) = (weather.evictions, weather.haste);
+        let draw = context.random.u32(0..1000);
+        if draw < haste && !self.tasks.is_empty() {
+            let at = context.random.usize(0..self.tasks.len());
+            return self.advance(context, at);
+        }
+        if context.random.u32(0..1000) < evictions {
+            self.evict(context);
+            return Ok(());
+        }
+        match context.random.u32(0..100) {
+            0..25 => self.consume(context),
+            25..30 => self.send(context, true),
+            30..65 => self.exchange(context, lenders),
+            65..67 => self.core.catalog.sweep(),
+            67..75 => self.deliver(context),
+            75..80 => self.write_back(context),
+            _ => self.begin(context),
+        }
+        Ok(())
+    }
+
+    fn advance(&mut self, context: &mut Context, at: usize) -> Result<(), Wrong> {
+        let mut task = self.tasks.swap_remove(at);
+        let mut doing = std::mem::replace(&mut task.doing, Doing::Open(Opening::default()));
+        let done = match &mut doing {
+            Doing::Read(read) => self.advance_read(context, &task, read)?,
+            Doing::Change(change) => self.advance_change(context, &task, change),
+            Doing::Open(open) => self.advance_open(context, &task, open),
+            Doing::Deliver(delivering) => self.advance_delivery(context, &task, delivering),
+        };
+        task.doing = doing;
+        if !done {
+            self.tasks.push(task);
+            return Ok(());
+        }
+        let file = &mut self.files[task.file];
+        match &task.doing {
+            Doing::Deliver(_) => return Ok(()),
+            Doing::Change(change) => {
+                context.tally.changes += 1;
+                if !change.is_writeback() {
+                    file.changes -= 1;
+                }
+            }
+            Doing::Read(_) => context.tally.reads += 1,
+            Doing::Open(_) => {}
+        }
+        file.tasks -= 1;
+        let of_file = || self.tasks.iter().filter(|other| other.file == task.file);
+        let oldest = of_file().map(|other| other.began).min().unwrap_or(context.now);
+        let opened = of_file().map(|other| other.opened).min().unwrap_or(context.now);
+        file.truth.prune(oldest, opened);
+        Ok(())
+    }
+
+    /// Adds something under way.
+    pub fn start(&mut self, context: &mut Context, file: usize, doing: Doing) {
+        let id = context.number();
+        let model = &mut self.files[file];
+        match &doing {
+            Doing::Deliver(_) => {}
+            Doing::Change(change) if !change.is_writeback() => {
+                model.tasks += 1;
+                model.changes += 1;
+            }
+            _ => model.tasks += 1,
+        }
+        let opened = model.truth.opened();
+        self.tasks.push(Task { id, file, began: context.now, opened, doing });
+    }
+
+    fn begin(&mut self, context: &mut Context) {
+        if self.tasks.len() >= context.weather.tasks_max {
+            return;
+        }
+        let file = context.random.usize(0..FILES);
+        if self.files[file].inode.is_none() {
+            self.look_up(context, file);
+        }
+        let weather = context.weather.clone();
+        let mut draw = context.random.u32(0..1000);
+        let mut falls = |share: u32| {
+            let hit = draw < share;
+            draw = draw.saturating_sub(share);
+            hit
+        };
+        if falls(weather.writes) {
+            let kind = Kind::write(self.files[file].below.units.len(), &mut context.random);
+            self.start_change(context, file, kind);
+        } else if falls(weather.stores) {
+            self.store(context, file);
+        } else if falls(weather.others) {
+            let kind = Kind::other(self.files[file].below.units.len(), &mut context.random);
+            self.start_change(context, file, kind);
+        } else if falls(weather.attributes) {
+            self.start_change(context, file, Kind::Attributes);
+        } else if falls(weather.opens) {
+            self.start(context, file, Doing::Open(Opening::default()));
+        } else if falls(weather.beside) {
+            self.change_beside(context, file);
+        } else if falls(weather.forgets) {
+            self.forget(context, file);
+        } else {
+            let pages = self.files[file].page_count();
+            let first = context.random.usize(0..pages);
+            let end = context.random.usize(first + 1..=pages.min(first + 5));
+            self.start(context, file, Doing::Read(Read::new(first, end)));
+        }
+    }
+
+    /// A name is looked up: the kernel gets an inode, and we look at the file.
+    fn look_up(&mut self, context: &mut Context, file: usize) {
+        let model = &mut self.files[file];
+        let known = self.core.catalog.adopt(model.identity);
+        context.note(|| format!("file {file} looked up: key {}", known.key().0));
+        self.core.observe(&known, known.moment(), model.below.stamp());
+        model.inode = Some(Inode::new(known, &model.below));
+        model.truth.open(context.now);
+    }
+
+    /// The kernel forgets the inode; perhaps because the file was deleted, and then there is another with its number.
+    fn forget(&mut self, context: &mut Context, file: usize) {
+        let model = &mut self.files[file];
+        let busy = model.tasks > 0 || model.invalidation.is_some() || model.invalidating;
+        if busy || model.inode.as_ref().is_none_or(Inode::is_dirty) {
+            return;
+        }
+        let Some(inode) = model.inode.take() else { return };
+        let deleted = context.random.bool();
+        context.note(|| format!("file {file} forgotten, deleted: {deleted}"));
+        self.core.catalog.retire(&inode.file, deleted);
+        if deleted || context.random.bool() {
+            // Else it is deleted and made anew beside the mount, or stays as it is.
+            if deleted || context.random.bool() {
+                let identity = self.files[file].identity;
+                self.files[file] = self.new_file(context, Some(identity));
+            }
+        }
+    }
+
+    /// Somebody changes the file below. The promise is close-to-open, so not while the mount changes it, too.
+    fn change_beside(&mut self, context: &mut Context, file: usize) {
+        let model = &mut self.files[file];
+        if model.changes > 0 || model.inode.as_ref().is_some_and(Inode::is_dirty) {
+            return;
+        }
+        let units = model.below.units.len();
+        let before: Vec<u64> = (0..units).map(|unit| model.below.read(unit)).collect();
+        let first = context.random.usize(0..units);
+        let end = context.random.usize(first + 1..=units.min(first + 20));
+        if context.random.bool() {
+            let value = context.number() * 4096;
+            let values: Vec<u64> = (first..end).map(|unit| value + unit as u64).collect();
+            model.below.write(first, &values);
+        } else {
+            model.below.truncate(first);
+        }
+        model.below.changed = context.now;
+        for (unit, old) in before.into_iter().enumerate() {
+            let new = model.below.read(unit);
+            if new != old {
+                model.truth.beside(unit, new, context.now);
+            }
+        }
+        context.tally.beside += 1;
+        context.note(|| format!("file {file} changed beside, units {first}.., size {}", self.files[file].below.size));
+    }
+
+    /// A program stores through a mapping of a cached page.
+    fn store(&mut self, context: &mut Context, file: usize) {
+        let model = &mut self.files[file];
+        let Some(inode) = model.inode.as_mut().filter(|_| model.changes == 0) else { return };
+        let page = context.random.usize(0..inode.pages.len());
+        let fresh = (0..UNITS).all(|at| model.truth.is(page * UNITS + at, inode.seen(page, at)));
+        let size = inode.size;
+        let Some(cached) = &mut inode.pages[page] else { return };
+        if !fresh || !cached.uptodate || cached.locked || cached.writeback || page * UNITS >= size {
+            return;
+        }
+        let at = context.random.usize(0..UNITS);
+        let unit = page * UNITS + at;
+        // What is stored behind the end has no meaning, but stays in the kernel's page.
+        if unit >= size && !model.mapped_writes {
+            return;
+        }
+        let value = context.number() * 4096 + unit as u64;
+        cached.units[at] = value;
+        cached.dirty = true;
+        if unit < size {
+            model.truth.store(unit, value, context.now);
+        }
+        context.note(|| format!("file {file} unit {unit} stored through a mapping"));
+    }
+
+    /// The kernel writes a dirty page back.
+    fn write_back(&mut self, context: &mut Context) {
+        let file = context.random.usize(0..FILES);
+        let temporary = context.weather.temporary_pages;
+        let Some(inode) = self.files[file].inode.as_mut() else { return };
+        let size = inode.size;
+        let writable = |(page, cached): &(usize, &mut Option<Cached>)| {
+            let free = cached.as_ref().is_some_and(|cached| cached.dirty && !cached.locked && !cached.writeback);
+            free && !inode.temporary[*page]
+        };
+        if inode.no_writeback {
+            return;
+        }
+        let Some((page, Some(cached))) = inode.pages.iter_mut().enumerate().find(writable) else { return };
+        cached.dirty = false;
+        if page * UNITS >= size {
+            return;
+        }
+        cached.writeback = !temporary;
+        inode.temporary[page] = temporary;
+        let units = cached.units[..UNITS.min(size - page * UNITS)].to_vec();
+        self.unique += 1;
+        let unique = self.unique;
+        context.note(|| format!("file {file} page {page} written back as request {unique}"));
+        self.start(context, file, Doing::Change(Box::new(Altering::writeback(page, units, unique))));
+    }
+
+    /// The kernel is told what waits to be told.
+    fn deliver(&mut self, context: &mut Context) {
+        let file = context.random.usize(0..FILES);
+        let model = &mut self.files[file];
+        if model.invalidating {
+            return;
+        }
+        if let Some(invalidation) = model.invalidation.take() {
+            model.invalidating = true;
+            let now = context.now;
+            self.start(context, file, Doing::Deliver(Delivering::new(invalidation, now)));
+        }
+    }
+
+    fn evict(&mut self, context: &mut Context) {
+        let file = context.random.usize(0..FILES);
+        let Some(inode) = &mut self.files[file].inode else { return };
+        let page = context.random.usize(0..inode.pages.len());
+        let Some(cached) = inode.pages[page].filter(Cached::is_evictable) else { return };
+        inode.pages[page] = None;
+        context.tally.evictions += 1;
+        let lost = context.random.u32(0..1000) < context.weather.lost_events;
+        let told = cached.uptodate || !keeps(Rule::Tap);
+        context.note(|| format!("file {file} page {page} evicted at {}: {:?}", self.produced, cached.units));
+        if told && !lost && self.events.len() < RING_EVENTS_MAX {
+            let key = inode.file.key();
+            self.events.push_back(Event { key, page, units: cached.units, position: self.produced });
+            self.produced += EVENT_BYTES;
+        }
+    }
+
+    fn consume(&mut self, context: &mut Context) {
+        for _ in 0..context.random.u32(1..4) {
+            let Some(event) = self.events.pop_front() else { return };
+            let mut page = [0; PAGE_SIZE];
+            encode(&event.units, &mut page);
+            let full = self.core.evicted(event.key, event.page as u64, event.position, &page);
+            self.consumed = event.position + EVENT_BYTES;
+            if full.is_some() {
+                self.send(context, false);
+            }
+        }
+    }
+
+    /// Puts that wait, and drops, set out.
+    fn send(&mut self, context: &mut Context, partial: bool) {
+        for lender in 0..self.links.len() {
+            while let Some((request, batch)) = self.core.next_put(lender as u8, partial) {
+                let Some(session) = self.links[lender].session else {
+                    self.core.abandon_puts(lender as u8);
+                    break;
+                };
+                self.core.put_sent(batch.items().len());
+                self.links[lender].told.push_back((session, Told::Put(request, batch)));
+            }
+        }
+        let mut keys = Vec::new();
+        self.core.catalog.take_drops(ITEMS_MAX, &mut keys);
+        let lender = context.random.usize(0..self.links.len());
+        if let Some(session) = self.links[lender].session.filter(|_| !keys.is_empty()) {
+            self.links[lender].told.push_back((session, Told::Drop(keys)));
+        }
+    }
+
+    /// Something happens between this machine and one of its lenders.
+    fn exchange(&mut self, context: &mut Context, lenders: &mut [Lender]) {
+        let at = context.random.usize(0..lenders.len());
+        let (link, lender) = (&mut self.links[at], &mut lenders[at]);
+        let Some(session) = link.session else {
+            if context.random.u32(0..10) == 0 {
+                let session = context.number();
+                if lender.join(session) {
+                    link.session = Some(session);
+                    self.core.catalog.lender_up(at as u8);
+                }
+            }
+            return;
+        };
+        if context.random.u32(0..10_000) < context.weather.losses * 10
+            || !lender.is_alive() && context.random.u32(0..4) == 0
+        {
+            return self.lose(context, at);
+        }
+        match context.random.u32(0..8) {
+            0..3 => lender.receive(link, &context.weather, &mut context.random),
+            3 => lender.notify(session, link),
+            4..6 => {
+                if !link.asked.is_empty() {
+                    let number = context.random.usize(0..link.asked.len());
+                    let asked = link.asked.swap_remove(number);
+                    let answer = lender.answer(&asked, &context.weather, &mut context.random);
+                    link.answers.insert(asked.number, answer);
+                }
+            }
+            _ => {
+                let Some((of, said)) = link.said.pop_front() else { return };
+                if of != session {
+                    return;
+                }
+                match said {
+                    Said::Lost(keys) => self.core.pages_lost(&keys),
+                    Said::PutReply(request, statuses) => {
+                        if self.core.puts_answered(at as u8, request, &statuses).is_err() {
+                            self.lose(context, at);
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// A question sets out. False: there is no lender to ask.
+    pub fn ask(&mut self, lender: u8, asked: Asked) -> bool {
+        let link = &mut self.links[usize::from(lender)];
+        if link.session != Some(asked.session) {
+            return false;
+        }
+        link.asked.push(asked);
+        true
+    }
+
+    /// The session with a lender is over.
+    pub fn lose(&mut self, context: &mut Context, lender: usize) {
+        let link = &mut self.links[lender];
+        if link.session.take().is_none() {
+            return;
+        }
+        context.note(|| format!("lender {lender} lost"));
+        context.tally.losses += 1;
+        // What was sent may still arrive.
+        if context.random.bool() {
+            link.told.clear();
+        }
+        link.said.clear();
+        link.asked.clear();
+        self.core.catalog.lender_down(lender as u8);
+        self.core.abandon_puts(lender as u8);
+    }
+
+    /// The daemon is killed, and another takes over: the kernel and what is below stay as they are, requests that were not answered
+    /// are sent again.
+    pub fn kill(&mut self, context: &mut Context) {
+        context.note(|| "the daemon is killed".to_owned());
+        context.tally.kills += 1;
+        context.tally.lent += self.core.metrics.lender_pages.get();
+        for lender in 0..self.links.len() {
+            self.lose(context, lender);
+        }
+        let left: Vec<_> = self.files.iter().map(FileModel::left).collect();
+        self.core = new_core(context, self.links.len(), self.strategy);
+        self.events.clear();
+        (self.produced, self.consumed) = (0, 0);
+        self.tasks.retain_mut(|task| match &mut task.doing {
+            Doing::Read(read) => {
+                read.send_again();
+                true
+            }
+            Doing::Change(change) => {
+                change.send_again();
+                true
+            }
+            Doing::Open(open) => {
+                open.send_again();
+                true
+            }
+            Doing::Deliver(_) => false,
+        });
+        for (file, left) in self.files.iter_mut().zip(left) {
+            file.changing = None;
+            file.invalidating = false;
+            file.invalidation = None;
+            if let Some(inode) = &mut file.inode {
+                inode.file = self.core.catalog.restore(file.identity, inode.file.key(), left);
+                if let Some(number) = inode.file.kernel_stale() {
+                    file.invalidate(0, usize::MAX, Some(number));
+                }
+            }
+        }
+    }
+}
+
+fn new_core(context: &mut Context, lenders: usize, strategy: Strategy) -> Core {
+    let mut key = [0; 32];
+    context.random.fill(&mut key);
+    Core::new(lenders as u8, ChecksumKey::new(key), strategy, true)
+}

@@ -1,0 +1,154 @@
+//! Opens, which look at the file below, and the kernel dropping its pages when it is told to.
+
+use crate::file::{Invalidation, UNITS};
+use crate::machine::{Context, Machine, Task};
+use crate::truth::Time;
+
+/// An open of an application.
+#[derive(Default)]
+pub struct Opening {
+    stage: Stage,
+}
+
+#[derive(Default)]
+enum Stage {
+    /// The kernel asks for attributes.
+    #[default]
+    Ask,
+    /// They were looked at: the size, and what the kernel knew of it then.
+    Attributes { size: usize, version: u64 },
+    /// The kernel drops pages because the size is another.
+    Drop { next: usize },
+    /// The kernel opens.
+    Open,
+    /// We were answered that the cache must not be kept: the kernel drops it.
+    DropAll { next: usize },
+}
+
+/// The kernel is being told to drop pages.
+pub struct Delivering {
+    what: Invalidation,
+    since: Time,
+    next: usize,
+}
+
+impl Opening {
+    /// The daemon has died: what it was answering is asked again.
+    pub fn send_again(&mut self) {
+        if let Stage::Attributes { .. } = self.stage {
+            self.stage = Stage::Ask;
+        }
+    }
+}
+
+impl Delivering {
+    /// Of those pages, begun at `since`.
+    pub fn new(what: Invalidation, since: Time) -> Delivering {
+        Delivering { what, since, next: what.first }
+    }
+}
+
+impl Machine {
+    /// Drops the page `next` and says which comes after it; none after the last. A page that is locked, or written back, is waited
+    /// for. Dirty ones stay (they would be written back first).
+    pub fn drop_page(&mut self, file: usize, next: usize, end: usize) -> Option<usize> {
+        let inode = self.files[file].inode.as_mut()?;
+        if next >= end.min(inode.pages.len()) {
+            return None;
+        }
+        match &inode.pages[next] {
+            Some(cached) if cached.locked || cached.writeback => return Some(next),
+            Some(cached) if cached.dirty => {}
+            _ => inode.pages[next] = None,
+        }
+        Some(next + 1)
+    }
+
+    /// One step of an open. True: it has ended.
+    pub fn advance_open(&mut self, context: &mut Context, task: &Task, open: &mut Opening) -> bool {
+        let file = &mut self.files[task.file];
+        let Some(inode) = &mut file.inode else { return true };
+        match open.stage {
+            Stage::Ask => {
+                let (size, version) = (file.below.size, inode.size_version);
+                if file.changing.is_none() {
+                    self.core.observe(&inode.file, inode.file.moment(), file.below.stamp());
+                }
+                open.stage = Stage::Attributes { size, version };
+            }
+            Stage::Attributes { size, version } => {
+                if inode.size_unstable || inode.size_version != version {
+                    open.stage = Stage::Ask;
+                } else if inode.size == size {
+                    inode.size_version += 1;
+                    open.stage = Stage::Open;
+                } else {
+                    context.note(|| format!("file {}: the kernel sees size {size}", task.file));
+                    // What is dirty behind the new end goes, too.
+                    for page in inode.pages.iter_mut().skip(size.div_ceil(UNITS)).flatten() {
+                        page.dirty = false;
+                    }
+                    if size < inode.size
+                        && size % UNITS > 0
+                        && let Some(page) = &mut inode.pages[size / UNITS]
+                        && page.uptodate
+                    {
+                        page.units[size % UNITS..].fill(0);
+                    }
+                    inode.size = size;
+                    inode.size_version += 1;
+                    open.stage = Stage::Drop { next: 0 };
+                }
+            }
+            Stage::Drop { next } => match self.drop_page(task.file, next, usize::MAX) {
+                Some(next) => open.stage = Stage::Drop { next },
+                None => open.stage = Stage::Open,
+            },
+            Stage::Open => {
+                if file.changing.is_some() {
+                    return false;
+                }
+                self.core.observe(&inode.file, inode.file.moment(), file.below.stamp());
+                let Some(number) = inode.file.kernel_stale() else {
+                    context.note(|| format!("file {} opened, cache kept", task.file));
+                    file.truth.open(task.began);
+                    return true;
+                };
+                context.note(|| format!("file {} opened, cache not kept", task.file));
+                file.invalidate(0, usize::MAX, Some(number));
+                open.stage = Stage::DropAll { next: 0 };
+            }
+            Stage::DropAll { next } => match self.drop_page(task.file, next, usize::MAX) {
+                Some(next) => open.stage = Stage::DropAll { next },
+                None => {
+                    self.files[task.file].truth.open(task.began);
+                    return true;
+                }
+            },
+        }
+        false
+    }
+
+    /// One step of telling the kernel. True: it is done.
+    pub fn advance_delivery(&mut self, context: &mut Context, task: &Task, delivering: &mut Delivering) -> bool {
+        let dirty = |inode: &crate::file::Inode| {
+            inode.pages.get(delivering.next).is_some_and(|page| page.is_some_and(|cached| cached.dirty))
+        };
+        // A dirty page is written back first.
+        if self.files[task.file].inode.as_ref().is_some_and(dirty) {
+            return false;
+        }
+        if let Some(next) = self.drop_page(task.file, delivering.next, delivering.what.end) {
+            delivering.next = next;
+            return false;
+        }
+        let file = &mut self.files[task.file];
+        file.invalidating = false;
+        file.truth.expire(delivering.since, context.now);
+        if let (Some(inode), Some(number)) = (&file.inode, delivering.what.number) {
+            inode.file.kernel_dropped(number);
+        }
+        context.note(|| format!("file {}: the kernel has dropped pages {}..", task.file, delivering.what.first));
+        true
+    }
+}

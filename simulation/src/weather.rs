@@ -1,0 +1,93 @@
+//! How often what happens. Each seed draws its own, and leaves some things out altogether: rare orders of events come up when
+//! little else happens.
+
+use fastrand::Rng;
+
+/// Chances, in so many of 1,000 or of 10,000, as each says.
+#[derive(Clone, Debug)]
+pub struct Weather {
+    /// Of 1,000 new operations: buffered writes.
+    pub writes: u32,
+    /// Stores through a mapping.
+    pub stores: u32,
+    /// Truncations, punched holes, direct writes.
+    pub others: u32,
+    /// Attributes changed.
+    pub attributes: u32,
+    /// Opens.
+    pub opens: u32,
+    /// Changes beside the mount.
+    pub beside: u32,
+    /// The kernel forgets an inode, or the file is deleted and made anew.
+    pub forgets: u32,
+    /// Of 10,000 steps: a lender dies or comes back.
+    pub crashes: u32,
+    /// A connection is lost.
+    pub losses: u32,
+    /// The daemon is killed, and a new one takes over.
+    pub kills: u32,
+    /// Of 1,000 answers: lies.
+    pub lies: u32,
+    /// Answers cut in the middle.
+    pub cuts: u32,
+    /// Of 1,000 operations below: failures.
+    pub failures: u32,
+    /// Of 1,000 evictions: events lost.
+    pub lost_events: u32,
+    /// Of 1,000 steps: evictions.
+    pub evictions: u32,
+    /// Of 1,000 steps: a step of something that is under way.
+    pub haste: u32,
+    /// Old kernels' writeback lets go of its page before it is answered (until 6.15).
+    pub temporary_pages: bool,
+    /// A new file may have all that told an old one from it: inode number and generation.
+    pub twins: bool,
+    /// Operations that may be under way at once on a machine.
+    pub tasks_max: usize,
+    /// Pages of a file.
+    pub file_pages: u64,
+}
+
+impl Weather {
+    /// Draws one.
+    pub fn draw(random: &mut Rng) -> Weather {
+        let mut some = |share: u32, most: u32| if random.u32(0..100) < share { random.u32(1..=most) } else { 0 };
+        Weather {
+            writes: some(85, 400),
+            stores: some(40, 150),
+            others: some(60, 150),
+            attributes: some(30, 100),
+            opens: some(80, 150),
+            beside: some(40, 60),
+            forgets: some(30, 40),
+            crashes: some(40, 20),
+            losses: some(40, 30),
+            kills: some(25, 15),
+            lies: some(40, 300),
+            cuts: some(40, 100),
+            failures: some(30, 60),
+            lost_events: some(50, 300),
+            evictions: some(100, 300).max(40),
+            haste: some(100, 500).max(150),
+            temporary_pages: some(50, 1) == 1,
+            twins: some(50, 1) == 1,
+            tasks_max: some(100, 10).max(2) as usize,
+            file_pages: some(100, 12).max(1).into(),
+        }
+    }
+
+    /// Whether this answer is a lie.
+    pub fn lies(&self, random: &mut Rng) -> bool {
+        random.u32(0..1000) < self.lies
+    }
+
+    /// Whether this answer is cut in the middle.
+    pub fn cuts(&self, random: &mut Rng) -> bool {
+        random.u32(0..1000) < self.cuts
+    }
+
+    /// Whether this operation below fails.
+    pub fn fails(&self, random: &mut Rng) -> bool {
+        random.u32(0..1000) < self.failures
+    }
+}
