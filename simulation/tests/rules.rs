@@ -1,0 +1,66 @@
+//! The simulation is tested, too: each rule of docs/consistency.md is broken in turn, and must be caught. And kept rules, with seeds
+//! nobody has tried, must show no wrong byte.
+//!
+//! `PUMA_SECONDS=n` sets for how long fresh seeds are run.
+
+use borrower::logic::rules::{Rule, break_rule};
+use std::time::{Duration, Instant};
+
+const STEPS: u64 = 20_000;
+/// The time in which every broken rule must be caught.
+const CATCH_MAX: Duration = Duration::from_secs(120);
+
+/// Runs of fresh seeds until one goes wrong or the time is up: the runs, and what went wrong.
+fn fresh_runs(limit: Duration) -> (u64, Result<simulation::Tally, Box<simulation::Failure>>) {
+    let first = fastrand::u64(..1 << 48);
+    let (began, mut tally, mut runs) = (Instant::now(), simulation::Tally::default(), 0);
+    while began.elapsed() < limit {
+        match simulation::run(first + runs, STEPS) {
+            Ok(of_run) => tally += of_run,
+            Err(failure) => return (runs + 1, Err(failure)),
+        }
+        runs += 1;
+    }
+    println!("seeds {first}..{}, {STEPS} steps each", first + runs);
+    (runs, Ok(tally))
+}
+
+#[test]
+fn every_broken_rule_is_caught() {
+    let mut missed = Vec::new();
+    println!("rule                 caught after");
+    for rule in Rule::ALL {
+        break_rule(Some(*rule));
+        let began = Instant::now();
+        let (runs, result) = fresh_runs(CATCH_MAX);
+        break_rule(None);
+        let name = format!("R{} {rule:?}", *rule as u8);
+        match result {
+            Err(failure) => {
+                let (steps, seconds) = ((runs - 1) * STEPS + failure.step, began.elapsed().as_secs_f64());
+                println!("{name:20} {steps:>9} steps, {seconds:5.1} s (seed {})", failure.seed);
+            }
+            Ok(_) => {
+                println!("{name:20} NOT CAUGHT: {}", rule.meaning());
+                missed.push(name);
+            }
+        }
+    }
+    assert!(missed.is_empty(), "rules whose removal nothing notices: {missed:?}");
+}
+
+#[test]
+fn kept_rules_show_no_wrong_byte() {
+    let seconds = std::env::var("PUMA_SECONDS").ok().and_then(|seconds| seconds.parse().ok()).unwrap_or(120);
+    let (runs, result) = fresh_runs(Duration::from_secs(seconds));
+    match result {
+        Ok(tally) => {
+            println!("{runs} runs: {tally:?}");
+            assert!(tally.lent > runs, "{} pages came from lenders: the simulation proves nothing", tally.lent);
+        }
+        Err(failure) => {
+            failure.trace.iter().for_each(|line| println!("{line}"));
+            panic!("{} at step {}: make simulate SEED={} STEPS={STEPS}", failure.what, failure.step, failure.seed);
+        }
+    }
+}
