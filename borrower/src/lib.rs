@@ -61,10 +61,20 @@ impl File {
         self.state.lock().moment()
     }
 
-    /// The kernel is about to be told to drop pages of the file, or will drop them itself. From now on buffered writes that a READ has
-    /// overtaken are found ([`ChangeGuard::is_overtaken`]).
-    pub fn watch_overtaking(&self) {
-        self.state.lock().watch_overtaking();
+    /// The kernel is about to be told to drop pages of the file. Buffered writes that it drops them under are found
+    /// ([`ChangeGuard::is_overtaken`]).
+    pub fn drop_begins(&self) {
+        self.state.lock().drop_begins();
+    }
+
+    /// It has dropped them; as often as [`File::drop_begins`].
+    pub fn drop_ended(&self) {
+        self.state.lock().drop_ended();
+    }
+
+    /// The kernel is about to be told the file's size. If it is another than it knows, it drops pages by itself.
+    pub fn tell_size(&self, size_bytes: u64) {
+        self.state.lock().tell_size(size_bytes);
     }
 
     /// Whether the kernel caches bytes that somebody has changed beside the mount. If so, the caller has the kernel drop all it caches of

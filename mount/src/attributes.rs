@@ -22,6 +22,9 @@ mod request {
 
 impl Passthrough {
     fn attr(&self, inode: &Inode, now: &Statx) -> abi::Attr {
+        if let Some(file) = &inode.file {
+            file.tell_size(now.stx_size);
+        }
         abi::Attr {
             ino: inode.device.show_inode(now.stx_ino),
             size: now.stx_size,
@@ -102,6 +105,9 @@ impl Passthrough {
         let sync = AtFlags::from_bits_retain(args.sx_flags) & (AtFlags::STATX_FORCE_SYNC | AtFlags::STATX_DONT_SYNC);
         let mask = STATX_MASK | (StatxFlags::from_bits_retain(args.sx_mask) & StatxFlags::ALL);
         let now = statx(&fd, c"", AtFlags::EMPTY_PATH | sync, mask)?;
+        if let Some(file) = &inode.file {
+            file.tell_size(now.stx_size);
+        }
         let time =
             |time: rustix::fs::StatxTimestamp| abi::SxTime { tv_sec: time.tv_sec, tv_nsec: time.tv_nsec, reserved: 0 };
         Ok(abi::StatxOut {

@@ -132,7 +132,7 @@ impl Passthrough {
             inode,
             fd,
             |before| match direct {
-                false => Change::Buffered { offset: args.offset, len, request },
+                false => Change::Buffered { offset: args.offset, len, request, writeback: from_cache },
                 true if end > before.size_bytes => {
                     Change::Other { start: args.offset.min(before.size_bytes), end: u64::MAX }
                 }

@@ -47,12 +47,13 @@ impl Invalidations {
     }
 
     fn add(&self, inode: &Arc<Inode>, start: u64, end: u64, number: Option<u64>) {
-        if let Some(file) = &inode.file {
-            file.watch_overtaking();
-        }
         let mut state = self.state.lock();
-        let pages =
-            state.pages.entry(inode.nodeid).or_insert_with(|| Pages { inode: inode.clone(), start, end, number });
+        let pages = state.pages.entry(inode.nodeid).or_insert_with(|| {
+            if let Some(file) = &inode.file {
+                file.drop_begins();
+            }
+            Pages { inode: inode.clone(), start, end, number }
+        });
         pages.start = pages.start.min(start);
         pages.end = pages.end.max(end);
         pages.number = pages.number.max(number);
@@ -103,8 +104,10 @@ fn deliver_pages(notifier: &Notifier, pages: &Pages) {
     // A length of 0 means to the end of the file.
     let len = i64::try_from(pages.end).map_or(0, |end| end.saturating_sub(start));
     let result = notifier.inval_inode(pages.inode.nodeid, start, len);
+    let Some(file) = &pages.inode.file else { return };
+    file.drop_ended();
     // What the kernel does not know, it does not cache either. After any other error the next open tries again.
-    if let (Ok(()) | Err(Errno::NOENT), Some(number), Some(file)) = (result, pages.number, &pages.inode.file) {
+    if let (Ok(()) | Err(Errno::NOENT), Some(number)) = (result, pages.number) {
         file.kernel_dropped(number);
     }
 }

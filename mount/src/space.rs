@@ -29,9 +29,9 @@ impl Passthrough {
                 let zeroes = mode.intersects(FallocateFlags::PUNCH_HOLE | FallocateFlags::ZERO_RANGE);
                 match (moves, grows, zeroes) {
                     (true, _, _) => Change::Other { start: args.offset, end: u64::MAX },
-                    (_, true, true) => Change::Other { start: args.offset.min(before.size_bytes), end: u64::MAX },
-                    (_, true, false) => Change::Other { start: before.size_bytes, end: u64::MAX },
-                    (_, false, true) => Change::Other { start: args.offset, end },
+                    (_, true, true) => Change::Hole { start: args.offset.min(before.size_bytes), end: u64::MAX },
+                    (_, true, false) => Change::Hole { start: before.size_bytes, end: u64::MAX },
+                    (_, false, true) => Change::Hole { start: args.offset, end },
                     // Blocks are set aside; what can be read stays as it is.
                     (_, false, false) => Change::Attributes,
                 }

@@ -55,11 +55,17 @@ fn range(units: usize, random: &mut Rng) -> (usize, usize) {
 enum Stage {
     Lock,
     Prepare,
+    /// The pages hold what is to be written, and are let go; the request has no number yet.
+    Filled,
     Queued,
+    /// A worker has read the request.
+    Read,
     Begun,
     Applied,
     Answer,
-    Drop { next: usize },
+    Drop {
+        next: usize,
+    },
 }
 
 /// How it went below.
@@ -80,6 +86,8 @@ pub struct Altering {
     resent: bool,
     /// What is written, for the first unit of the file.
     value: u64,
+    /// What the request holds.
+    data: Vec<u64>,
     changing: Option<Changing>,
     went: Went,
     overtaken: bool,
@@ -99,6 +107,7 @@ impl Altering {
             unique: 0,
             resent: false,
             value,
+            data: Vec::new(),
             changing: None,
             went: Went::Well,
             overtaken: false,
@@ -121,7 +130,7 @@ impl Altering {
 
     /// The daemon has died: what it was doing is asked again.
     pub fn send_again(&mut self) {
-        if matches!(self.stage, Stage::Begun | Stage::Applied | Stage::Answer) {
+        if matches!(self.stage, Stage::Read | Stage::Begun | Stage::Applied | Stage::Answer) {
             self.stage = Stage::Queued;
             self.resent = true;
             self.changing = None;
@@ -173,14 +182,19 @@ impl Machine {
                     }
                     return true;
                 }
-                Prepared::Queued => {
-                    self.unique += 1;
-                    change.unique = self.unique;
-                    change.stage = Stage::Queued;
-                    context.note(|| format!("file {} request {}: {:?}", task.file, change.unique, change.kind));
-                }
+                Prepared::Filled => change.stage = Stage::Filled,
             },
+            Stage::Filled => {
+                self.unique += 1;
+                change.unique = self.unique;
+                change.stage = Stage::Queued;
+                context.note(|| format!("file {} request {}: {:?}", task.file, change.unique, change.kind));
+            }
             Stage::Queued => {
+                change.data = data(inode, change);
+                change.stage = Stage::Read;
+            }
+            Stage::Read => {
                 if file.changing.is_some() {
                     return false;
                 }
@@ -219,7 +233,7 @@ impl Machine {
                     _ => return settle(context, file, task, change),
                 }
             }
-            Stage::Drop { next } => match self.drop_page(task.file, next, last_page(change)) {
+            Stage::Drop { next } => match self.drop_changed(task.file, change, next) {
                 Some(next) => change.stage = Stage::Drop { next },
                 None => return settle(context, &mut self.files[task.file], task, change),
             },
@@ -228,12 +242,38 @@ impl Machine {
     }
 }
 
+impl Machine {
+    /// Drops the next page of a change after its answer, as [`Machine::drop_page`] does. Of a hole, whole pages go whatever they hold;
+    /// of those at the edges the kernel zeroes its part, and leaves them as clean or dirty as they are.
+    fn drop_changed(&mut self, file: usize, change: &Altering, next: usize) -> Option<usize> {
+        let Kind::Punch { first, end } = change.kind else { return self.drop_page(file, next, last_page(change)) };
+        let inode = self.files[file].inode.as_mut()?;
+        if next >= last_page(change).min(inode.pages.len()) {
+            return None;
+        }
+        if inode.pages[next].is_some_and(|cached| cached.locked || cached.writeback) {
+            return Some(next);
+        }
+        if change.went == Went::Well {
+            let whole = first <= next * UNITS && (next + 1) * UNITS <= end;
+            match &mut inode.pages[next] {
+                page if whole => *page = None,
+                Some(cached) => (0..UNITS)
+                    .filter(|at| (first..end).contains(&(next * UNITS + at)))
+                    .for_each(|at| cached.units[at] = 0),
+                None => {}
+            }
+        }
+        Some(next + 1)
+    }
+}
+
 enum Prepared {
     /// Something stands in its way.
     Wait,
     /// It would be too much of a mixture for the model.
     GivenUp,
-    Queued,
+    Filled,
 }
 
 /// The kernel's part before the request.
@@ -256,12 +296,6 @@ fn prepare(context: &mut Context, file: &mut FileModel, task: &Task, change: &mu
             }
             if pages.clone().any(|page| inode.pages[page].is_some_and(|cached| cached.dirty)) {
                 return Prepared::GivenUp;
-            }
-            let gap = inode.size..first.min(inode.size.next_multiple_of(UNITS));
-            for unit in gap {
-                if let Some(cached) = inode.pages[unit / UNITS] {
-                    file.truth.linger(unit, cached.units[unit % UNITS], context.now);
-                }
             }
             for page in pages {
                 let whole = first <= page * UNITS && (page + 1) * UNITS <= end;
@@ -291,7 +325,9 @@ fn prepare(context: &mut Context, file: &mut FileModel, task: &Task, change: &mu
             if inode.is_dirty() || inode.size != file.below.size {
                 return Prepared::GivenUp;
             }
+            inode.no_stores = !matches!(change.kind, Kind::Punch { .. });
             if let Kind::Truncate { size } = change.kind {
+                inode.no_writeback = true;
                 inode.size_unstable = true;
                 // What a mapping has left behind the end may be seen until the pages are dropped.
                 for unit in inode.size..size.min(inode.size.next_multiple_of(UNITS)) {
@@ -300,9 +336,16 @@ fn prepare(context: &mut Context, file: &mut FileModel, task: &Task, change: &mu
                     }
                 }
             }
-            inode.no_writeback = true;
         }
         Kind::Writeback { .. } | Kind::Attributes => {}
+    }
+    if let Kind::Write { first, .. } | Kind::Direct { first, .. } = change.kind {
+        // What a mapping has left behind the end may be seen until the mount has had the pages dropped.
+        for unit in inode.size..first.min(inode.size.next_multiple_of(UNITS)) {
+            if let Some(cached) = inode.pages[unit / UNITS] {
+                file.truth.linger(unit, cached.units[unit % UNITS], context.now);
+            }
+        }
     }
     for unit in 0..file.below.units.len() {
         if let Some(value) = change.result(unit) {
@@ -315,7 +358,22 @@ fn prepare(context: &mut Context, file: &mut FileModel, task: &Task, change: &mu
             }
         }
     }
-    Prepared::Queued
+    Prepared::Filled
+}
+
+/// What a request to write holds: the kernel copies it out of its pages when it is read.
+fn data(inode: &Inode, change: &Altering) -> Vec<u64> {
+    let (first, end) = match &change.kind {
+        Kind::Write { first, end } | Kind::Direct { first, end } => (*first, *end),
+        Kind::Writeback { units, .. } => return units.clone(),
+        _ => return Vec::new(),
+    };
+    let in_page = |unit: usize| {
+        let (_, number) = change.pinned.iter().find(|(page, _)| *page == unit / UNITS)?;
+        let cached = inode.pages[unit / UNITS].filter(|cached| cached.number == *number)?;
+        Some(cached.units[unit % UNITS])
+    };
+    (first..end).map(|unit| in_page(unit).unwrap_or(change.value + unit as u64)).collect()
 }
 
 /// What the mount tells the borrower before the change (mount/src/data.rs, attributes.rs, space.rs).
@@ -327,14 +385,19 @@ fn announce(change: &Altering, size: usize) -> Change {
     };
     let buffered = |first: usize, end: usize| match change.resent {
         // It may have been applied, and overtaken.
-        true => other(first, end),
-        false => Change::Buffered { offset: bytes(first), len: bytes(end - first), request: change.unique },
+        true => Change::Doubtful { start: bytes(first), end: bytes(end) },
+        false => Change::Buffered {
+            offset: bytes(first),
+            len: bytes(end - first),
+            request: change.unique,
+            writeback: change.is_writeback(),
+        },
     };
     match &change.kind {
         Kind::Write { first, end } => buffered(*first, *end),
         Kind::Writeback { page, units } => buffered(page * UNITS, page * UNITS + units.len()),
         Kind::Truncate { size: to } => Change::Other { start: bytes(*to.min(&size)), end: u64::MAX },
-        Kind::Punch { first, end } => Change::Other { start: bytes(*first), end: bytes((*end).min(size.max(*first))) },
+        Kind::Punch { first, end } => Change::Hole { start: bytes(*first), end: bytes((*end).min(size.max(*first))) },
         Kind::Direct { first, end } => other(*first, *end),
         Kind::Attributes => Change::Attributes,
     }
@@ -347,10 +410,10 @@ fn apply(context: &mut Context, file: &mut FileModel, change: &Altering) -> Went
     if context.weather.fails(&mut context.random) {
         went = if context.random.bool() { Went::Short } else { Went::Wrong };
     }
-    let values = |first: usize, end: usize| (first..end).map(|unit| change.value + unit as u64).collect::<Vec<_>>();
-    let (first, values) = match &change.kind {
-        Kind::Write { first, end } | Kind::Direct { first, end } => (*first, values(*first, *end)),
-        Kind::Writeback { page, units } => (page * UNITS, units.clone()),
+    let values = &change.data;
+    let first = match &change.kind {
+        Kind::Write { first, .. } | Kind::Direct { first, .. } => *first,
+        Kind::Writeback { page, .. } => page * UNITS,
         kind => {
             if went != Went::Well && *kind != Kind::Attributes {
                 return Went::Wrong;
@@ -384,7 +447,7 @@ fn apply(context: &mut Context, file: &mut FileModel, change: &Altering) -> Went
 /// What the mount has the kernel drop after a change (mount/src/data.rs, drop_stale).
 fn has_to_drop(file: &mut FileModel, change: &Altering) {
     let (first, end) = match &change.kind {
-        Kind::Write { first, end } => (*first, *end),
+        Kind::Write { first, end } | Kind::Direct { first, end } => (*first, *end),
         Kind::Writeback { page, .. } => (page * UNITS, (page + 1) * UNITS),
         _ => return,
     };
@@ -494,4 +557,5 @@ fn settle(context: &mut Context, file: &mut FileModel, task: &Task, change: &Alt
 fn release(inode: &mut Inode) {
     inode.lock = None;
     inode.no_writeback = false;
+    inode.no_stores = false;
 }

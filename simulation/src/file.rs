@@ -120,6 +120,8 @@ pub struct Inode {
     pub lock: Option<u64>,
     /// No writeback may begin.
     pub no_writeback: bool,
+    /// Nothing is stored through mappings, because the model would not know what that means.
+    pub no_stores: bool,
     /// The size is being changed.
     pub size_unstable: bool,
 }
@@ -136,6 +138,7 @@ impl Inode {
             size_version: 0,
             lock: None,
             no_writeback: false,
+            no_stores: false,
             size_unstable: false,
         }
     }
@@ -183,6 +186,8 @@ pub struct FileModel {
     pub invalidating: bool,
     /// It was written through a mapping.
     pub mapped_writes: bool,
+    /// Programs have stored and written the same units at the same time: either may be what they hold in the end.
+    pub mixed: bool,
     /// Operations of applications under way.
     pub tasks: usize,
     /// Of those, changes.
@@ -203,6 +208,7 @@ impl FileModel {
             invalidation: None,
             invalidating: false,
             mapped_writes: false,
+            mixed: false,
             tasks: 0,
             changes: 0,
         }
@@ -215,13 +221,25 @@ impl FileModel {
 
     /// The kernel must drop these pages (as mount/src/invalidation.rs notes it).
     pub fn invalidate(&mut self, first: usize, end: usize, number: Option<u64>) {
-        if let Some(inode) = &self.inode {
-            inode.file.watch_overtaking();
+        if let (Some(inode), None) = (&self.inode, self.invalidation) {
+            inode.file.drop_begins();
         }
         let noted = self.invalidation.get_or_insert(Invalidation { first, end, number });
         noted.first = noted.first.min(first);
         noted.end = noted.end.max(end);
         noted.number = noted.number.max(number);
+    }
+
+    /// Once nothing is under way any more, what lies below is what is right, whoever came first.
+    pub fn calm(&mut self, now: Time) {
+        let dirty = self.inode.as_ref().is_some_and(Inode::is_dirty);
+        if self.mixed && !dirty && self.changes == 0 && self.invalidation.is_none() && !self.invalidating {
+            self.mixed = false;
+            for unit in 0..self.below.units.len() {
+                self.truth.store(unit, self.below.read(unit), now);
+            }
+            self.truth.expire(Time::MAX, now);
+        }
     }
 
     /// What a successor of the daemon may believe the file to have looked like when it was left: only what the kernel caches nothing

@@ -252,6 +252,7 @@ impl Machine {
             Doing::Open(_) => {}
         }
         file.tasks -= 1;
+        file.calm(context.now);
         let of_file = || self.tasks.iter().filter(|other| other.file == task.file);
         let oldest = of_file().map(|other| other.began).min().unwrap_or(context.now);
         let opened = of_file().map(|other| other.opened).min().unwrap_or(context.now);
@@ -320,6 +321,7 @@ impl Machine {
         let known = self.core.catalog.adopt(model.identity);
         context.note(|| format!("file {file} looked up: key {}", known.key().0));
         self.core.observe(&known, known.moment(), model.below.stamp());
+        known.tell_size(model.below.stamp().size_bytes);
         model.inode = Some(Inode::new(known, &model.below));
         model.truth.open(context.now);
     }
@@ -375,9 +377,13 @@ impl Machine {
     /// A program stores through a mapping of a cached page.
     fn store(&mut self, context: &mut Context, file: usize) {
         let model = &mut self.files[file];
-        let Some(inode) = model.inode.as_mut().filter(|_| model.changes == 0) else { return };
+        let Some(inode) = model.inode.as_mut() else { return };
+        // While a change of the size is under way, the model would not know what a store means.
+        if inode.size_unstable || inode.no_stores || inode.size != model.below.size {
+            return;
+        }
         let page = context.random.usize(0..inode.pages.len());
-        let fresh = (0..UNITS).all(|at| model.truth.is(page * UNITS + at, inode.seen(page, at)));
+        let fresh = model.changes > 0 || (0..UNITS).all(|at| model.truth.is(page * UNITS + at, inode.seen(page, at)));
         let size = inode.size;
         let Some(cached) = &mut inode.pages[page] else { return };
         if !fresh || !cached.uptodate || cached.locked || cached.writeback || page * UNITS >= size {
@@ -393,7 +399,12 @@ impl Machine {
         cached.units[at] = value;
         cached.dirty = true;
         if unit < size {
-            model.truth.store(unit, value, context.now);
+            if model.changes > 0 {
+                model.mixed = true;
+                model.truth.linger(unit, value, Time::MAX);
+            } else {
+                model.truth.store(unit, value, context.now);
+            }
         }
         context.note(|| format!("file {file} unit {unit} stored through a mapping"));
     }

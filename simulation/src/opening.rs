@@ -74,6 +74,7 @@ impl Machine {
                 if file.changing.is_none() {
                     self.core.observe(&inode.file, inode.file.moment(), file.below.stamp());
                 }
+                inode.file.tell_size(file.below.stamp().size_bytes);
                 open.stage = Stage::Attributes { size, version };
             }
             Stage::Attributes { size, version } => {
@@ -145,8 +146,11 @@ impl Machine {
         let file = &mut self.files[task.file];
         file.invalidating = false;
         file.truth.expire(delivering.since, context.now);
-        if let (Some(inode), Some(number)) = (&file.inode, delivering.what.number) {
-            inode.file.kernel_dropped(number);
+        if let Some(inode) = &file.inode {
+            inode.file.drop_ended();
+            if let Some(number) = delivering.what.number {
+                inode.file.kernel_dropped(number);
+            }
         }
         context.note(|| format!("file {}: the kernel has dropped pages {}..", task.file, delivering.what.first));
         true

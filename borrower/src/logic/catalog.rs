@@ -132,7 +132,12 @@ impl Catalog {
         if file.users.fetch_sub(1, Ordering::Relaxed) != 1 {
             return;
         }
-        if deleted || file.state.lock().live_pages() == 0 {
+        let live_pages = {
+            let mut state = file.state.lock();
+            state.forgotten();
+            state.live_pages()
+        };
+        if deleted || live_pages == 0 {
             self.remove(&mut names, file);
             return;
         }

@@ -37,10 +37,28 @@ pub enum Change {
         len: u64,
         /// The kernel's number of the request.
         request: u64,
+        /// Whether the kernel writes back by itself, without the inode's lock, rather than for a write(2).
+        writeback: bool,
     },
-    /// Any other change of the bytes `start..end`: truncation, fallocate, direct write, copy. The kernel drops what it
-    /// caches of them only after the answer. A change of the file's size reaches to the end of the file: `end` is `u64::MAX`.
+    /// Any other change of the bytes `start..end`, by a request that the kernel sends with the inode locked: truncation, direct write, copy.
+    /// The kernel drops what it caches of them only after the answer. A change of the file's size reaches to the end of the file: `end` is
+    /// `u64::MAX`.
     Other {
+        /// First byte changed.
+        start: u64,
+        /// Byte behind the last one changed.
+        end: u64,
+    },
+    /// As `Other`, by fallocate: the kernel then zeroes those parts of its pages at the edges that are in the range, and drops the rest.
+    Hole {
+        /// First byte changed.
+        start: u64,
+        /// Byte behind the last one changed.
+        end: u64,
+    },
+    /// As `Other`, by a request of which nothing more is known: a buffered write that is sent again, because the daemon that had it
+    /// died.
+    Doubtful {
         /// First byte changed.
         start: u64,
         /// Byte behind the last one changed.
@@ -160,14 +178,27 @@ impl Core {
             }
             Change::Buffered { offset, len, .. } => PageRange::touched_by(offset.min(size), offset.saturating_add(len)),
             // A change that reaches behind the end moves it.
-            Change::Other { start, end } if end > size => PageRange::touched_by(start.min(size), u64::MAX),
-            Change::Other { start, end } => PageRange::touched_by(start, end),
+            Change::Other { start, end } | Change::Hole { start, end } | Change::Doubtful { start, end } => {
+                if end > size {
+                    PageRange::touched_by(start.min(size), u64::MAX)
+                } else {
+                    PageRange::touched_by(start, end)
+                }
+            }
         };
         self.metrics.changes.one();
         self.watching_beside(file, |state, void| {
             changing.ticket = Some(state.begin_change(range, before, void));
-            if let Change::Buffered { request, .. } = change {
-                changing.overtaken = keeps(Rule::Overtaken) && state.has_overtaken(request, range);
+            if matches!(change, Change::Buffered { writeback: false, .. } | Change::Other { .. } | Change::Hole { .. })
+            {
+                state.locked_request();
+            }
+            match change {
+                Change::Buffered { request, writeback, .. } => {
+                    changing.overtaken = state.write_begins(request, range, writeback);
+                }
+                Change::Hole { start, end } => state.hole_begins(start.min(size), end),
+                _ => {}
             }
         });
         changing

@@ -23,7 +23,7 @@ use super::overtaking::Watch;
 use super::rules::{Rule, keeps};
 use super::table::PageTable;
 use crate::below::Stamp;
-use page::{PAGE_SHIFT, PageRange, Version};
+use page::{PAGE_SHIFT, PAGE_SIZE, PageRange, Version};
 
 /// Quarantined ranges a file remembers. Beyond it the two nearest are merged: some pages more need a READ before they are
 /// lent again.
@@ -32,6 +32,10 @@ const QUARANTINES_MAX: usize = 32;
 /// Tainted ranges a file remembers. Beyond it the two nearest are merged: some events more are not believed, for as long as
 /// it takes the consumer to reach the position.
 const TAINTS_MAX: usize = 32;
+
+/// Pages at the edges of holes that a file remembers. Beyond it the two nearest ranges are merged: what lies between is not lent
+/// either.
+const EDGES_MAX: usize = 8;
 
 /// Beginnings and ends of changes that a file remembers, to tell a READ whether one of its own pages changed meanwhile. A
 /// READ that is older than the memory counts as overtaken.
@@ -150,8 +154,13 @@ pub struct FileState {
     changes_beside: u64,
     /// Of those, how many the kernel's cache has been rid of.
     changes_dropped: u64,
-    /// Since the kernel was first told to drop pages.
+    /// Since the first write, or the first time that pages were dropped.
     watch: Option<Box<Watch>>,
+    /// The size that the kernel was last told, or learned from its own changes.
+    told_size_bytes: Option<u64>,
+    /// Pages at the edges of holes: the kernel zeroes a part of its copy after our answer, and leaves it clean, whatever was stored in
+    /// between (mm/truncate.c, truncate_inode_partial_folio).
+    edges: Vec<PageRange>,
     /// Bytes of memory that the catalog has on its account for this file.
     pub(super) accounted_bytes: u64,
 }
@@ -161,7 +170,12 @@ impl FileState {
     /// so all is quarantined. `left` is what it looked like when that daemon left it; without it, what the kernel caches may be older
     /// than what the file holds.
     pub fn restored(left: Option<Stamp>) -> FileState {
-        let mut state = FileState { stamp: left, changes_beside: u64::from(left.is_none()), ..FileState::default() };
+        let mut state = FileState {
+            stamp: left,
+            changes_beside: u64::from(left.is_none()),
+            watch: Some(Box::new(Watch::taken_over())),
+            ..FileState::default()
+        };
         state.moved(PageRange::ALL);
         if keeps(Rule::TakenOver) {
             state.quarantine(PageRange::ALL, |_, _| {});
@@ -199,15 +213,60 @@ impl FileState {
         self.changes + self.attribute_moves
     }
 
-    /// The kernel is about to be told to drop pages: from now on READs may overtake writes.
-    pub fn watch_overtaking(&mut self) {
-        self.watch.get_or_insert_default();
+    /// The kernel is about to be told to drop pages.
+    pub fn drop_begins(&mut self) {
+        self.watch.get_or_insert_default().drop_begins();
     }
 
-    /// Whether a READ of these pages that the kernel queued behind the write with that number was answered before it. To be asked
-    /// when the write's change has begun.
-    pub fn has_overtaken(&self, request: u64, range: PageRange) -> bool {
-        self.watch.as_ref().is_some_and(|watch| watch.has_overtaken(request, range))
+    /// It has dropped them.
+    pub fn drop_ended(&mut self) {
+        self.watch.get_or_insert_default().drop_ended();
+    }
+
+    /// The kernel is about to be told the file's size: if it is another than it knows, it drops pages.
+    pub fn tell_size(&mut self, size_bytes: u64) {
+        if self.told_size_bytes.replace(size_bytes).is_some_and(|told| told != size_bytes) {
+            self.drop_begins();
+            self.drop_ended();
+        }
+    }
+
+    /// The kernel has forgotten the file: nothing of it is cached or under way.
+    pub fn forgotten(&mut self) {
+        self.watch = None;
+        self.edges = Vec::new();
+        self.told_size_bytes = None;
+    }
+
+    /// A buffered write of these pages begins. Whether the kernel may cache something else behind it.
+    pub fn write_begins(&mut self, request: u64, range: PageRange, writeback: bool) -> bool {
+        self.watch.get_or_insert_default().write_begins(request, range, writeback)
+    }
+
+    /// A hole is punched from `start` to `end`, in bytes: the pages that it covers in part are not lent.
+    pub fn hole_begins(&mut self, start: u64, end: u64) {
+        if !keeps(Rule::Edge) {
+            return;
+        }
+        for at in [start, end] {
+            if !at.is_multiple_of(PAGE_SIZE as u64) && at < u64::MAX {
+                self.edges.push(PageRange::touched_by(at, at + 1));
+            }
+        }
+        while self.edges.len() > EDGES_MAX {
+            self.edges.sort_by_key(|edge| edge.first);
+            let at = nearest(&self.edges, |edge| *edge);
+            let other = self.edges.remove(at + 1);
+            self.edges[at] = self.edges[at].hull(other);
+        }
+    }
+
+    /// A request has arrived that the kernel sends with the inode locked: it has done with the holes before. What it caches of their
+    /// edges is gone once they are read again.
+    pub fn locked_request(&mut self) {
+        for edge in std::mem::take(&mut self.edges) {
+            self.quarantine(edge, |_, _| {});
+        }
     }
 
     /// A change of the bytes of `range` begins; `before` is what the file looks like now. Shows the entries that it voids.
@@ -257,6 +316,8 @@ impl FileState {
             Ended::Other if keeps(Rule::Quarantine) => self.quarantine(range, |_, _| {}),
             Ended::Other => {}
         }
+        // The kernel learns its own changes of the size from our answer.
+        self.told_size_bytes = after.map(|after| after.size_bytes);
         // Of changes that overlap in time, the one that looked last knows best.
         self.stamp = match (self.stamp, after) {
             (Some(stamp), Some(after)) if stamp.ctime_ns > after.ctime_ns => Some(stamp),
@@ -383,7 +444,7 @@ impl FileState {
         if raced {
             self.quarantine(ticket.range, voided);
         } else if let Some(watch) = &mut self.watch {
-            watch.answered(request, ticket.range);
+            watch.read_answered(request, ticket.range);
         }
         !raced
     }
@@ -410,7 +471,7 @@ impl FileState {
             Entry::Zero => return Verdict::Known,
             _ => {}
         }
-        if self.is_quarantined(index) {
+        if self.is_quarantined(index) || self.edges.iter().any(|edge| edge.contains(index.into())) {
             return Verdict::Quarantined;
         }
         if !has_room {
@@ -486,8 +547,6 @@ impl FileState {
         self.moved(PageRange::ALL);
         self.quarantine(PageRange::ALL, voided);
         self.changes_beside += 1;
-        // The kernel drops its pages when it sees another size, too.
-        self.watch_overtaking();
     }
 
     fn lift(&mut self, range: PageRange, number: u64) {

@@ -1,43 +1,112 @@
-//! Whether a READ has overtaken a buffered write.
+//! Whether the kernel may cache something else behind a buffered write than the write's bytes.
 //!
 //! The kernel lets go of a write's pages before it sends the write (fs/fuse/file.c, fuse_fill_write_pages), and dropping cached pages does
-//! not wait for it: so once pages are dropped, a READ can be queued behind a write that we have not seen yet, and be answered before
-//! it, with older bytes, which then stay in the kernel's cache. The kernel numbers its requests in the order in which it queues them
-//! (fs/fuse/dev.c, fuse_get_unique), which tells the two cases apart: a READ that was answered although its number is higher.
+//! not wait for it. So a READ can be answered with older bytes before the write is applied, and these then stay in the kernel's cache;
+//! and two writes of the same bytes, of which the kernel's pages hold the later one, can be applied the other way round. Three ways to
+//! tell:
 //!
-//! Only files of which pages were dropped need the watch.
+//! * The kernel numbers its requests in the order in which it queues them (fs/fuse/dev.c, fuse_get_unique): a READ or a write with
+//!   a higher number that was dealt with first has overtaken.
+//! * A write(2) gets its number after its pages were filled. So a READ with a lower number may have come in between, but only if the page
+//!   was dropped in between: of the writes that begin while pages are being dropped, and of the first one after that (the kernel
+//!   holds the inode's lock from filling to answer, so that there is only one), none is trusted if a READ of its pages was
+//!   answered since the drop began.
+//! * What a daemon before this one has answered is not known: the first write after it is not trusted.
 
+use super::rules::{Rule, keeps};
 use page::PageRange;
 
-/// Answered READs remembered. A write that waited for longer counts as overtaken.
-const READS_MAX: usize = 16;
+/// Requests remembered of each kind. A write that waited for longer counts as overtaken.
+const REQUESTS_MAX: usize = 16;
 
-/// The READs that were answered last.
-pub struct Watch {
-    reads: [(u64, PageRange); READS_MAX],
-    next: usize,
-    /// Highest number of a READ that is no longer remembered.
+/// The last requests of one kind.
+struct Recent {
+    requests: [(u64, PageRange); REQUESTS_MAX],
+    count: usize,
+    /// Highest number of those that are no longer remembered.
     forgotten: u64,
 }
 
-impl Default for Watch {
-    fn default() -> Watch {
-        Watch { reads: [(0, PageRange { first: 0, end: 0 }); READS_MAX], next: 0, forgotten: 0 }
+impl Default for Recent {
+    fn default() -> Recent {
+        Recent { requests: [(0, PageRange { first: 0, end: 0 }); REQUESTS_MAX], count: 0, forgotten: 0 }
     }
 }
 
-impl Watch {
-    /// A READ of `range` is answered.
-    pub fn answered(&mut self, request: u64, range: PageRange) {
-        let slot = &mut self.reads[self.next % READS_MAX];
+impl Recent {
+    fn note(&mut self, request: u64, range: PageRange) {
+        let slot = &mut self.requests[self.count % REQUESTS_MAX];
         self.forgotten = self.forgotten.max(slot.0);
         *slot = (request, range);
-        self.next += 1;
+        self.count += 1;
     }
 
-    /// Whether a READ of a page of `range` that was queued behind this write is answered already.
-    pub fn has_overtaken(&self, request: u64, range: PageRange) -> bool {
-        self.forgotten > request || self.reads.iter().any(|(read, of)| *read > request && of.overlaps(range))
+    /// Whether a higher number was, of a page of `range`.
+    fn has_higher(&self, request: u64, range: PageRange) -> bool {
+        self.forgotten > request || self.requests.iter().any(|(other, of)| *other > request && of.overlaps(range))
+    }
+
+    /// Whether one of a page of `range` was among those after the first `count`.
+    fn has_since(&self, count: usize, range: PageRange) -> bool {
+        let news = self.count - count;
+        news > REQUESTS_MAX
+            || (0..news).any(|back| self.requests[(self.count - 1 - back) % REQUESTS_MAX].1.overlaps(range))
+    }
+}
+
+/// What is known of one file. Reads are noted from its first write or drop on; before, no page can have been dropped under a write.
+#[derive(Default)]
+pub struct Watch {
+    reads: Recent,
+    writes: Recent,
+    /// Times that the kernel is being told to drop pages.
+    drops: u32,
+    /// The next write(2) may have been filled before the last drop.
+    first_after_drop: bool,
+    /// READs answered when that drop began.
+    reads_before_drop: usize,
+    /// What was answered before is not known.
+    taken_over: bool,
+}
+
+impl Watch {
+    /// Of a file that a daemon before this one has answered for.
+    pub fn taken_over() -> Watch {
+        Watch { first_after_drop: true, taken_over: true, ..Watch::default() }
+    }
+
+    /// A READ of `range` is answered.
+    pub fn read_answered(&mut self, request: u64, range: PageRange) {
+        self.reads.note(request, range);
+    }
+
+    /// Pages are about to be dropped.
+    pub fn drop_begins(&mut self) {
+        if self.drops == 0 && !self.first_after_drop {
+            self.reads_before_drop = self.reads.count;
+            self.first_after_drop = true;
+        }
+        self.drops += 1;
+    }
+
+    /// They are.
+    pub fn drop_ended(&mut self) {
+        self.drops = self.drops.saturating_sub(1);
+    }
+
+    /// A buffered write begins; `writeback` tells whether the kernel does it by itself, without the inode's lock. Returns whether it counts
+    /// as overtaken.
+    pub fn write_begins(&mut self, request: u64, range: PageRange, writeback: bool) -> bool {
+        let by_read = keeps(Rule::Overtaken) && self.reads.has_higher(request, range);
+        let by_write = keeps(Rule::Order) && self.writes.has_higher(request, range);
+        let unknown = self.taken_over || self.reads.has_since(self.reads_before_drop, range);
+        let by_drop = keeps(Rule::Filled) && self.first_after_drop && unknown;
+        self.writes.note(request, range);
+        if !writeback && self.drops == 0 {
+            self.first_after_drop = false;
+            self.taken_over = false;
+        }
+        by_read || by_write || by_drop
     }
 }
 
@@ -45,19 +114,51 @@ impl Watch {
 mod tests {
     use super::*;
 
+    fn pages(first: u64, end: u64) -> PageRange {
+        PageRange { first, end }
+    }
+
     #[test]
     fn a_higher_number_answered_first_has_overtaken() {
-        let pages = |first, end| PageRange { first, end };
         let mut watch = Watch::default();
-        assert!(!watch.has_overtaken(2, pages(0, 9)));
-        watch.answered(10, pages(4, 6));
-        assert!(watch.has_overtaken(8, pages(5, 9)));
-        assert!(!watch.has_overtaken(12, pages(5, 9)), "queued before the write");
-        assert!(!watch.has_overtaken(8, pages(6, 9)), "other pages");
-        for request in 0..READS_MAX as u64 {
-            watch.answered(20 + request, pages(100, 101));
+        assert!(!watch.write_begins(2, pages(0, 9), false));
+        watch.read_answered(10, pages(4, 6));
+        assert!(watch.write_begins(8, pages(5, 9), false));
+        assert!(!watch.write_begins(12, pages(5, 9), false), "queued before the write");
+        assert!(!watch.write_begins(11, pages(6, 7), false) || watch.writes.has_higher(11, pages(6, 7)));
+        for request in 0..REQUESTS_MAX as u64 {
+            watch.read_answered(20 + request, pages(100, 101));
         }
-        assert!(watch.has_overtaken(8, pages(6, 9)), "it cannot know any more");
-        assert!(!watch.has_overtaken(12, pages(6, 9)));
+        assert!(watch.write_begins(8, pages(30, 31), false), "it cannot know any more");
+        assert!(!watch.write_begins(40, pages(30, 31), false));
+    }
+
+    #[test]
+    fn a_later_write_applied_first_has_overtaken() {
+        let mut watch = Watch::default();
+        assert!(!watch.write_begins(7, pages(3, 4), true));
+        assert!(watch.write_begins(6, pages(2, 4), false));
+        assert!(!watch.write_begins(5, pages(0, 2), false), "other pages");
+    }
+
+    #[test]
+    fn a_write_filled_before_a_drop_is_not_trusted_after_a_read() {
+        let mut watch = Watch::default();
+        watch.read_answered(1, pages(0, 4));
+        watch.drop_begins();
+        assert!(!watch.write_begins(2, pages(0, 4), false), "nothing was read since");
+        watch.read_answered(3, pages(0, 4));
+        assert!(watch.write_begins(4, pages(3, 4), false));
+        watch.drop_ended();
+        assert!(watch.write_begins(5, pages(3, 4), true), "writeback is not what may have waited");
+        assert!(watch.write_begins(6, pages(3, 4), false));
+        assert!(!watch.write_begins(7, pages(3, 4), false), "filled after the drop");
+    }
+
+    #[test]
+    fn the_first_write_after_a_take_over_is_not_trusted() {
+        let mut watch = Watch::taken_over();
+        assert!(watch.write_begins(9, pages(0, 1), false));
+        assert!(!watch.write_begins(10, pages(0, 1), false));
     }
 }

@@ -49,6 +49,9 @@ rules! {
     Merge = 24: "merged ranges keep their hull, and the newest number or position",
     TakenOver = 25: "a new daemon trusts no cached copy that it cannot prove",
     Tap = 27: "an event comes only from a clean, up-to-date page that reclaim has frozen (the tap's; here of its model)",
+    Order = 28: "a buffered write that begins after a later one of the same pages counts as overtaken",
+    Filled = 29: "so does one that may have been filled before its pages were dropped, if they were read since",
+    Edge = 30: "no event of a page at the edge of a punched hole is believed until the kernel is known to have done with it",
 }
 
 #[cfg(debug_assertions)]
