@@ -344,8 +344,12 @@ impl Borrower {
         loop {
             keys.clear();
             self.core.catalog.take_drops(ITEMS_MAX, &mut keys);
-            if keys.is_empty() || self.link.send(|stream| send_drop(stream, &keys)).is_err() {
+            if keys.is_empty() {
                 return;
+            }
+            if self.link.send(|stream| send_drop(stream, &keys)).is_err() {
+                // For when it is back with the pages.
+                return keys.iter().for_each(|key| self.core.catalog.drop_at_lender(key.id(), key.version()));
             }
             self.core.metrics.drop_pages.add(keys.len() as u64);
         }
