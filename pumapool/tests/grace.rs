@@ -286,10 +286,13 @@ fn umount_frees_at_once() {
     assert_eq!((lender.count("kept_sessions"), lender.count("expired_sessions")), (0, 0));
 }
 
+/// A page's checksum and bytes.
+type Kept = (u64, Vec<u8>);
+
 /// A lender that keeps what is put. Once it lies, it says that it has kept everything, and mixes it up.
 #[derive(Default)]
 struct Liar {
-    pages: Mutex<HashMap<[u8; 16], (u64, Vec<u8>)>>,
+    pages: Mutex<HashMap<[u8; 16], Kept>>,
     streams: Mutex<Vec<UnixStream>>,
     lies: AtomicBool,
 }
