@@ -20,7 +20,7 @@ use edge::connection::{send_drop, send_put};
 use edge::link::{self, LENDER, LENDERS, Link};
 pub use logic::core::{Change, Strategy};
 use logic::core::{Changing, Confused, Core, Outcome};
-use page::{ChecksumKey, FileKey};
+use page::{ChecksumKey, FileKey, Version};
 use parking_lot::{Condvar, Mutex};
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -53,6 +53,28 @@ pub struct Config {
     pub strategy: Strategy,
     /// Connections for gets: as many as there are threads that read, within [`wire::SESSION_CONNECTIONS_MAX`].
     pub get_connections: usize,
+    /// The session that a daemon before this one has left at the lender ([`Borrower::stop_for_successor`]).
+    pub session: Option<Session>,
+}
+
+/// A session at the lender, as one daemon leaves it to the next. Whoever knows its name reaches its pages: it is a secret.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Session {
+    /// The name.
+    pub name: [u8; 16],
+    /// What the checksums of its pages are keyed with.
+    pub checksum_key: [u8; 32],
+    /// The version to go on with. A lower one could name older bytes that the lender still has.
+    pub next_version: Version,
+    /// The lender's epoch: entries of it are valid again once the lender says that it has kept the session.
+    pub epoch: u8,
+}
+
+impl std::fmt::Debug for Session {
+    /// Without name and key, which must not get into a log.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Session").field("next_version", &self.next_version).finish_non_exhaustive()
+    }
 }
 
 impl File {
@@ -99,6 +121,7 @@ impl File {
 pub struct Borrower {
     pub(crate) core: Core,
     pub(crate) link: Link,
+    checksum_key: [u8; 32],
     config: Config,
     /// A put buffer became free.
     room: Condvar,
@@ -118,11 +141,22 @@ impl Borrower {
     /// # Errors
     /// When its threads cannot be started, or the kernel has no random bytes.
     pub fn start(config: Config, source: Option<Box<dyn EvictionSource>>) -> io::Result<Arc<Borrower>> {
-        let mut key = [0; 32];
-        rustix::rand::getrandom(&mut key, rustix::rand::GetRandomFlags::empty())?;
+        let mut checksum_key = [0; 32];
+        match &config.session {
+            Some(session) => checksum_key = session.checksum_key,
+            None => {
+                rustix::rand::getrandom(&mut checksum_key, rustix::rand::GetRandomFlags::empty())?;
+            }
+        }
+        let core = Core::new(LENDERS, ChecksumKey::new(checksum_key), config.strategy, source.is_some());
+        if let Some(session) = &config.session {
+            core.catalog.continue_versions(session.next_version);
+            core.catalog.lender_expect(LENDER, session.epoch);
+        }
         let borrower = Arc::new(Borrower {
-            core: Core::new(LENDERS, ChecksumKey::new(key), config.strategy, source.is_some()),
-            link: Link::default(),
+            core,
+            checksum_key,
+            link: Link::new(config.session.map(|session| session.name))?,
             room: Condvar::new(),
             work: Condvar::new(),
             positions: source.as_ref().map(|source| source.positions()),
@@ -152,15 +186,28 @@ impl Borrower {
         Ok(borrower)
     }
 
-    /// Ends its threads and connections. Reads go on, from below.
+    /// Ends its threads and connections, and has the lender free its pages. Reads go on, from below.
     pub fn stop(&self) {
         self.stop.store(true, Ordering::Release);
-        self.link.shut_down();
+        self.link.end();
         self.work.notify_all();
         drop(self.stopped.0.lock());
         self.stopped.1.notify_all();
         for thread in self.threads.get().map(|threads| std::mem::take(&mut *threads.lock())).unwrap_or_default() {
             let _ = thread.join();
+        }
+    }
+
+    /// As [`Borrower::stop`], but the lender keeps the pages for its grace time, in which a successor may resume the session.
+    pub fn stop_for_successor(&self) -> Session {
+        self.link.leave();
+        self.stop();
+        let catalog = &self.core.catalog;
+        Session {
+            name: self.link.name(),
+            checksum_key: self.checksum_key,
+            next_version: catalog.version(),
+            epoch: catalog.epoch(LENDER),
         }
     }
 
@@ -307,8 +354,12 @@ impl Borrower {
         loop {
             keys.clear();
             self.core.catalog.take_drops(ITEMS_MAX, &mut keys);
-            if keys.is_empty() || self.link.send(|stream| send_drop(stream, &keys)).is_err() {
+            if keys.is_empty() {
                 return;
+            }
+            if self.link.send(|stream| send_drop(stream, &keys)).is_err() {
+                // For when it is back with the pages.
+                return keys.iter().for_each(|key| self.core.catalog.drop_at_lender(key.id(), key.version()));
             }
             self.core.metrics.drop_pages.add(keys.len() as u64);
         }

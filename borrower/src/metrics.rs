@@ -66,5 +66,6 @@ metrics! {
     changes: "changes of files",
     changes_beside: "changes of files made beside the mount that were found",
     lender_connects: "times a lender was reached",
-    lender_losses: "times a lender was lost",
+    lender_resumes: "times a lender was reached again that had kept what was put before",
+    lender_losses: "times the connection to a lender was lost",
 }

@@ -38,6 +38,7 @@ fn main() -> Result<()> {
         capacity: Capacity::Bytes(u64::from(STORE_PAGES) * PAGE_SIZE as u64),
         reserve_bytes: 64 << 20,
         policy: PolicyName::Lru,
+        grace: Duration::ZERO,
     })?;
     let (address, handle) = (server.local_address().clone(), server.handle());
     std::thread::scope(|scope| {

@@ -5,6 +5,7 @@ use crate::store::{CAPACITY_PAGES_MAX, PolicyName};
 use page::PAGE_SIZE;
 use std::fmt;
 use std::io;
+use std::time::Duration;
 use wire::address::Address;
 
 /// How many pages to keep at the most.
@@ -27,7 +28,14 @@ pub struct Config {
     pub reserve_bytes: u64,
     /// Which of an owner's pages goes first.
     pub policy: PolicyName,
+    /// How long the pages of a borrower that lost its connection are kept for it; zero: not at all. Longer than
+    /// [`wire::GRACE_SECONDS_MAX`] is of no use.
+    pub grace: Duration,
 }
+
+/// [`Config::grace`] if nobody says anything else: a switch or a daemon starts again in this time, and memory that nobody comes
+/// back for is not held for long.
+pub const GRACE_DEFAULT: Duration = Duration::from_secs(30);
 
 /// Why a lender does not start, in a line that says what to do.
 #[derive(Debug)]
@@ -145,6 +153,7 @@ mod tests {
             capacity,
             reserve_bytes,
             policy: PolicyName::Lru,
+            grace: GRACE_DEFAULT,
         };
         assert_eq!(config(Capacity::Auto, 60 << 20).capacity_pages(memory).unwrap(), 40 << 8);
         assert_eq!(config(Capacity::Bytes(8192), u64::MAX).capacity_pages(memory).unwrap(), 2);

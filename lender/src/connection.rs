@@ -4,10 +4,11 @@
 //! count and at most one line of log. The store is locked for a few pages at a time and never while bytes travel, so that a
 //! slow peer delays itself only.
 
+use crate::entry::Entry;
 use crate::frames::{Broken, Frame, FrameReader, Next, send};
-use crate::sessions::Entry;
+use crate::sessions::{Joined, Name, Refusal};
 use crate::shared::Shared;
-use crate::store::{Got, Key, Owner};
+use crate::store::{Got, Key};
 use page::{PAGE_SIZE, Page};
 use parking_lot::MutexGuard;
 use std::net::Shutdown;
@@ -37,9 +38,9 @@ const LOCKED_PAGES: usize = 32;
 /// Bytes of reply buffer that an idle connection keeps.
 const IDLE_REPLY_BYTES: usize = 8192;
 
-/// Serves a connection until it ends. Dropping `entry` is what frees the session's pages.
-pub fn serve(shared: &Shared, stream: &Stream, mut entry: Entry) {
-    let ended = greet(shared, stream, &mut entry);
+/// Serves a connection until it ends. Dropping `entry` is what leaves the session.
+pub fn serve(shared: &Shared, stream: &Stream, entry: Entry) {
+    let ended = greet(shared, stream, &entry);
     let broken = match ended {
         Ok((mut connection, reader)) => connection.run(reader),
         Err(broken) => broken,
@@ -47,7 +48,9 @@ pub fn serve(shared: &Shared, stream: &Stream, mut entry: Entry) {
     let _ = stream.shutdown(Shutdown::Both);
     match &broken {
         // A peer may go as it likes, and its network too.
-        Broken::Closed | Broken::Io(_) => tracing::debug!(peer = stream.peer(), reason = %broken, "connection ended"),
+        Broken::Closed | Broken::Goodbye | Broken::Io(_) => {
+            tracing::debug!(peer = stream.peer(), reason = %broken, "connection ended")
+        }
         _ if shared.stop.is_requested() => {}
         Broken::Refused => {}
         Broken::Stuck => {
@@ -75,7 +78,7 @@ pub fn refuse(shared: &Shared, stream: &Stream, code: u32, text: &str) {
 fn greet<'a>(
     shared: &'a Shared,
     stream: &'a Stream,
-    entry: &mut Entry,
+    entry: &'a Entry,
 ) -> Result<(Connection<'a>, FrameReader), Broken> {
     stream.set_read_timeout(Some(HELLO_TICK)).map_err(Broken::Io)?;
     stream.set_write_timeout(Some(SEND_TICK)).map_err(Broken::Io)?;
@@ -107,16 +110,26 @@ fn greet<'a>(
         wire::ROLE_GET => false,
         _ => return Err(refused(wire::REFUSED_HELLO, "the Hello names a role that there is not")),
     };
-    let owner = match entry.join(hello.session) {
-        Ok(owner) => owner,
-        Err(text) => return Err(refused(wire::REFUSED_BUSY, text)),
+    let joined = if is_main { entry.join_main(hello.session) } else { entry.join_get(hello.session) };
+    let joined = match joined {
+        Ok(joined) => joined,
+        Err(Refusal::Busy(text)) => return Err(refused(wire::REFUSED_BUSY, text)),
+        Err(Refusal::NoSession) => {
+            return Err(refused(wire::REFUSED_SESSION, "this session has no main connection here"));
+        }
     };
     let idle = if is_main { MAIN_IDLE } else { GET_IDLE };
     stream.set_read_timeout(Some(idle)).map_err(Broken::Io)?;
-    let mut connection = Connection { shared, stream, owner, is_main, reply: Vec::new(), lost: Vec::new() };
+    let resumed = is_main && joined.resumed;
+    if resumed {
+        shared.tally.resumed_sessions.fetch_add(1, Relaxed);
+    }
+    let session = hello.session;
+    let mut connection =
+        Connection { shared, stream, entry, session, joined, is_main, reply: Vec::new(), lost: Vec::new() };
     let welcome = Welcome {
         protocol: U32::new(wire::PROTOCOL),
-        reserved: U32::ZERO,
+        flags: U32::new(if resumed { wire::WELCOME_RESUMED } else { 0 }),
         incarnation: U64::new(shared.incarnation),
         capacity_pages: U64::new(shared.capacity_pages),
     };
@@ -128,7 +141,9 @@ fn greet<'a>(
 struct Connection<'a> {
     shared: &'a Shared,
     stream: &'a Stream,
-    owner: Owner,
+    entry: &'a Entry,
+    session: Name,
+    joined: Joined,
     is_main: bool,
     /// What goes out next, in one write.
     reply: Vec<u8>,
@@ -141,7 +156,7 @@ impl Connection<'_> {
             let is_main = self.is_main;
             let may_come = |kind| match kind {
                 Kind::Ping => true,
-                Kind::Put | Kind::Drop => is_main,
+                Kind::Put | Kind::Drop | Kind::Bye => is_main,
                 Kind::Get => !is_main,
                 _ => false,
             };
@@ -160,6 +175,7 @@ impl Connection<'_> {
     }
 
     fn answer(&mut self, frame: &Frame<'_>) -> Result<(), Broken> {
+        self.joined.heard.note(Instant::now());
         let request = frame.header.request.get();
         let understood = match frame.kind {
             Kind::Put => self.put(frame.body, frame.header.items.get().into(), request),
@@ -168,6 +184,10 @@ impl Connection<'_> {
             Kind::Ping => {
                 push_header(&mut self.reply, Kind::Pong, 0, 0, request);
                 Some(())
+            }
+            Kind::Bye => {
+                self.entry.end_session(self.session);
+                return Err(Broken::Goodbye);
             }
             _ => None,
         };
@@ -186,7 +206,7 @@ impl Connection<'_> {
         let mut store = self.shared.store.lock();
         for (items, pages) in items.chunks(LOCKED_PAGES).zip(pages.chunks(LOCKED_PAGES)) {
             for (item, page) in items.iter().zip(pages) {
-                let stored = store.put(self.owner, key(&item.key), item.checksum.get(), page);
+                let stored = store.put(self.joined.owner, key(&item.key), item.checksum.get(), page);
                 self.reply.push(stored.into());
             }
             store.settle();
@@ -209,7 +229,7 @@ impl Connection<'_> {
         for (keys, items) in keys.chunks(LOCKED_PAGES).zip(items.chunks_mut(LOCKED_PAGES)) {
             for (wire_key, item) in keys.iter().zip(items) {
                 let page: &mut Page = &mut pages[page_count];
-                let (status, checksum) = match store.get(self.owner, key(wire_key), exclusive, page) {
+                let (status, checksum) = match store.get(self.joined.owner, key(wire_key), exclusive, page) {
                     Got::Miss => (wire::STATUS_MISS, 0),
                     Got::Zero { checksum } => (wire::STATUS_ZERO, checksum),
                     Got::Page { checksum } => {
@@ -231,14 +251,14 @@ impl Connection<'_> {
     fn drop_pages(&mut self, body: &[u8]) -> Option<()> {
         let keys = <[WireKey]>::ref_from_bytes(body).ok()?;
         let mut store = self.shared.store.lock();
-        keys.iter().for_each(|wire_key| store.drop_page(self.owner, key(wire_key)));
+        keys.iter().for_each(|wire_key| store.drop_page(self.joined.owner, key(wire_key)));
         Some(())
     }
 
     /// Appends a frame of notices, when there are any.
     fn push_lost(&mut self) {
         self.lost.clear();
-        self.shared.store.lock().take_notices(self.owner, wire::ITEMS_MAX, &mut self.lost);
+        self.shared.store.lock().take_notices(self.joined.owner, wire::ITEMS_MAX, &mut self.lost);
         if self.lost.is_empty() {
             return;
         }

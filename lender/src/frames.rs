@@ -18,6 +18,8 @@ const IDLE_BYTES: usize = size_of::<Header>() + wire::ITEMS_MAX * size_of::<wire
 pub enum Broken {
     /// The peer closed between two frames.
     Closed,
+    /// It said that it is going for good.
+    Goodbye,
     /// It broke the protocol.
     Malformed(Malformed),
     /// It sent a frame that has no business here.
@@ -36,6 +38,7 @@ impl std::fmt::Display for Broken {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Broken::Closed => write!(f, "closed"),
+            Broken::Goodbye => write!(f, "said goodbye"),
             Broken::Malformed(malformed) => write!(f, "{malformed}"),
             Broken::Unexpected(kind) => write!(f, "{kind:?} where none may come"),
             Broken::Truncated => write!(f, "closed in the middle of a frame"),

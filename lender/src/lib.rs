@@ -3,13 +3,15 @@
 //! - [`store`]: the pages. Pure logic over one mapping of memory that the kernel may take back at any moment.
 //! - [`headroom`] and `pressure`: how much memory nobody uses, and whether somebody waits for some.
 //! - `housekeeping`: the thread that tells the one about the other, and finds out what the kernel took.
-//! - [`Server`]: sessions and connections, speaking the protocol of [`wire`].
+//! - `sessions`: who is connected, and whose pages are kept for a while because he may come back.
+//! - [`Server`]: connections, speaking the protocol of [`wire`].
 //!
 //! A lender never causes a wrong byte, only a miss; never uses memory that anybody else has; and never lets one borrower
 //! see, displace below its fair share, or hold up another.
 
 mod config;
 mod connection;
+mod entry;
 mod frames;
 pub mod headroom;
 mod housekeeping;
@@ -21,7 +23,7 @@ mod shared;
 mod status;
 pub mod store;
 
-pub use config::{Capacity, Config, Error};
+pub use config::{Capacity, Config, Error, GRACE_DEFAULT};
 pub use server::{Handle, Server};
 pub use status::{BorrowerStatus, Status};
 pub use store::PolicyName;

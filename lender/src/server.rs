@@ -56,7 +56,7 @@ impl Server {
         let capacity_bytes = u64::from(capacity_pages) * page::PAGE_SIZE as u64;
         let store = Store::new(capacity_pages, policy).map_err(|source| Error::NoMemory { capacity_bytes, source })?;
         let listener = Listener::bind(&config.listen)?;
-        let shared = Arc::new(Shared::new(store).map_err(|source| Error::Start { source })?);
+        let shared = Arc::new(Shared::new(store, config.grace).map_err(|source| Error::Start { source })?);
         let mut housekeeper = Housekeeper::new(headroom, config.reserve_bytes);
         housekeeper.tick(&shared, Instant::now());
         let description = Description {
@@ -150,11 +150,13 @@ impl Handle {
         let table = self.shared.table.lock();
         let store = self.shared.store.lock();
         let tally = &self.shared.tally;
-        let borrower_list = table.sessions.iter().filter_map(|(name, session)| {
+        let now = Instant::now();
+        let borrower_list = table.sessions().iter().filter_map(|(name, session)| {
             let (counters, stored_pages, zero_pages) = store.owner_status(session.owner)?;
             Some(BorrowerStatus {
                 name: name[..4].iter().map(|byte| format!("{byte:02x}")).collect(),
                 connections: session.connections.into(),
+                kept_ms: session.kept_since.map(|since| now.saturating_duration_since(since).as_millis() as u64),
                 stored_pages: stored_pages.into(),
                 zero_pages: zero_pages.into(),
                 counters,
@@ -181,7 +183,10 @@ impl Handle {
             refused_connections: tally.refused_connections.load(Relaxed),
             stuck_connections: tally.stuck_connections.load(Relaxed),
             connections: table.connections() as u64,
-            borrowers: table.sessions.len() as u64,
+            borrowers: (table.sessions().len() - table.kept_sessions()) as u64,
+            kept_sessions: table.kept_sessions() as u64,
+            expired_sessions: tally.expired_sessions.load(Relaxed),
+            resumed_sessions: tally.resumed_sessions.load(Relaxed),
             borrower_list,
         }
     }

@@ -1,32 +1,58 @@
-//! Who is connected: connections, and the sessions that they belong to.
+//! Who is connected: connections, and the sessions that they belong to, as [`wire`] specifies them.
 //!
-//! A session exists as long as it has a connection, and so do its pages. Both are given up by dropping the [`Entry`] that
-//! [`Shared::enter`] gave, so that no way out of a connection's thread, not even a panic, can forget it.
+//! A session is *connected* while it has a main connection, then *kept* for the grace time, so that a borrower who comes back
+//! finds its pages. This is the logic alone: it gets the time as an argument, waits for nothing, and the only thing it does to
+//! a socket is to shut it down; the thread of that connection then finds out and leaves. [`crate::entry`] is the edge.
 //!
-//! Lock order: [`Shared::table`], then [`Shared::store`]. Neither is ever held during I/O on a socket.
+//! What must never happen here: an owner's number given back while a connection that knows it still runs, as the store may
+//! give the number to somebody else. So a session's owner leaves only when its last connection has.
 
-use crate::shared::Shared;
-use crate::store::Owner;
-use parking_lot::MutexGuard;
-use std::collections::HashMap;
+use crate::store::{Owner, Store};
+use std::collections::{HashMap, VecDeque};
 use std::net::Shutdown;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
 use wire::address::Stream;
 
 /// Connections at once. A borrower has a main one and a few for gets; each takes a thread here, and up to 2 MiB while busy.
 pub const CONNECTIONS_MAX: usize = 256;
 /// Connections of a session at once.
 pub const SESSION_CONNECTIONS_MAX: u32 = wire::SESSION_CONNECTIONS_MAX as u32;
-/// Sessions at once.
+/// Sessions at once, kept ones included.
 pub const SESSIONS_MAX: usize = 64;
-
-/// Pages of a leaving session freed in one go, with the store locked: well below a millisecond.
-const REMOVAL_PAGES: usize = 512;
+/// Silence after which a session that never put a page may be ended, when its place is needed: a borrower sends Pings
+/// ([`wire::PING_SECONDS_MAX`]), even one that has nothing to lend.
+pub const SILENCE_MAX: Duration = Duration::from_secs(6 * wire::PING_SECONDS_MAX);
 
 const _: () = assert!(SESSIONS_MAX * 2 <= crate::store::OWNERS_MAX); // those that leave still have their number
 
 /// A session's name.
 pub type Name = [u8; 16];
+
+/// When a connection was last heard of: the time since the lender's start, so that its thread can tell without a lock.
+#[derive(Debug)]
+pub struct Heard {
+    start: Instant,
+    after_ms: AtomicU64,
+}
+
+impl Heard {
+    fn new(start: Instant, now: Instant) -> Heard {
+        let heard = Heard { start, after_ms: AtomicU64::new(0) };
+        heard.note(now);
+        heard
+    }
+
+    /// A frame came.
+    pub fn note(&self, now: Instant) {
+        self.after_ms.store(now.saturating_duration_since(self.start).as_millis() as u64, Relaxed);
+    }
+
+    fn silence(&self, now: Instant) -> Duration {
+        now.saturating_duration_since(self.start + Duration::from_millis(self.after_ms.load(Relaxed)))
+    }
+}
 
 /// What is known of a session.
 pub struct Session {
@@ -34,101 +60,422 @@ pub struct Session {
     pub owner: Owner,
     /// Its connections.
     pub connections: u32,
+    /// Its main connection; none once that has ended.
+    main: Option<u64>,
+    /// When the main connection ended.
+    pub kept_since: Option<Instant>,
+    /// It goes with its last connection.
+    ended: bool,
+    heard: Arc<Heard>,
+}
+
+impl Session {
+    fn is_kept(&self) -> bool {
+        self.connections == 0
+    }
+}
+
+struct Connection {
+    stream: Arc<Stream>,
+    session: Option<Name>,
+}
+
+/// What a connection gets when it joins a session.
+#[derive(Clone, Debug)]
+pub struct Joined {
+    /// Whose pages it is about.
+    pub owner: Owner,
+    /// The session was here already.
+    pub resumed: bool,
+    /// To be told of each frame.
+    pub heard: Arc<Heard>,
+}
+
+/// Why a connection cannot join a session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// There is too much of what the text says.
+    Busy(&'static str),
+    /// There is no such session.
+    NoSession,
 }
 
 /// All connections and sessions.
-#[derive(Default)]
 pub struct Table {
-    streams: HashMap<u64, Arc<Stream>>,
+    connections: HashMap<u64, Connection>,
     next_number: u64,
     closed: bool,
-    /// Sessions by name.
-    pub sessions: HashMap<Name, Session>,
+    start: Instant,
+    sessions: HashMap<Name, Session>,
+    /// Owners of sessions that are over, whose pages the housekeeping frees.
+    leaving: VecDeque<Owner>,
 }
 
 impl Table {
+    /// With nobody connected.
+    pub fn new(now: Instant) -> Table {
+        Table {
+            connections: HashMap::new(),
+            next_number: 0,
+            closed: false,
+            start: now,
+            sessions: HashMap::new(),
+            leaving: VecDeque::new(),
+        }
+    }
+
     /// Number of connections.
     pub fn connections(&self) -> usize {
-        self.streams.len()
+        self.connections.len()
     }
-}
 
-/// A connection's place in the table, and its session's, once it has one.
-pub struct Entry {
-    shared: Arc<Shared>,
-    number: u64,
-    session: Option<(Name, Owner)>,
-}
+    /// Sessions by name.
+    pub fn sessions(&self) -> &HashMap<Name, Session> {
+        &self.sessions
+    }
 
-impl Shared {
-    /// Makes room for a connection; `None` when there are too many, or the lender is shutting down.
-    pub fn enter(self: &Arc<Shared>, stream: &Arc<Stream>) -> Option<Entry> {
-        let mut table = self.table.lock();
-        if table.closed || table.streams.len() >= CONNECTIONS_MAX {
+    /// Number of kept sessions.
+    pub fn kept_sessions(&self) -> usize {
+        self.sessions.values().filter(|session| session.is_kept()).count()
+    }
+
+    /// Makes room for a connection and numbers it, later ones higher; `None` when there are too many, or the lender is shutting
+    /// down. Then a session that is there in vain is told to go, so that there is room when the peer tries again.
+    pub fn enter(&mut self, stream: &Arc<Stream>, store: &Store, now: Instant) -> Option<u64> {
+        if self.closed {
             return None;
         }
-        let number = table.next_number;
-        table.next_number += 1;
-        table.streams.insert(number, Arc::clone(stream));
-        Some(Entry { shared: Arc::clone(self), number, session: None })
+        if self.connections.len() >= CONNECTIONS_MAX {
+            self.end_silent(store, now);
+            return None;
+        }
+        let number = self.next_number;
+        self.next_number += 1;
+        self.connections.insert(number, Connection { stream: Arc::clone(stream), session: None });
+        Some(number)
     }
 
-    /// Ends all connections, lets no more in, and waits until all their threads are done.
-    pub fn close_all(&self) {
-        let mut table = self.table.lock();
-        table.closed = true;
-        for stream in table.streams.values() {
-            let _ = stream.shutdown(Shutdown::Both);
+    /// Joins a main connection to the session, which may begin with it. `None`: older connections have to leave before it can be
+    /// done; they have been told to, and this is to be called again when one has.
+    pub fn join_main(
+        &mut self,
+        number: u64,
+        name: Name,
+        store: &mut Store,
+        now: Instant,
+    ) -> Result<Option<Joined>, Refusal> {
+        if self.closed {
+            return Err(Refusal::Busy("this lender is shutting down"));
         }
-        while !table.streams.is_empty() {
-            self.left.wait(&mut table);
-        }
-    }
-}
-
-impl Entry {
-    /// Joins a session, which begins with its first connection. An error says what there is too much of.
-    pub fn join(&mut self, name: Name) -> Result<Owner, &'static str> {
-        let mut table = self.shared.table.lock();
-        if let Some(session) = table.sessions.get_mut(&name) {
-            if session.connections >= SESSION_CONNECTIONS_MAX {
-                return Err("this borrower has too many connections");
+        if let Some(session) = self.sessions.get_mut(&name) {
+            if session.main.is_some_and(|main| main > number) {
+                return Err(Refusal::Busy("a newer connection has taken this session over"));
             }
-            session.connections += 1;
-            self.session = Some((name, session.owner));
-            return Ok(session.owner);
-        }
-        if table.sessions.len() >= SESSIONS_MAX {
-            return Err("too many borrowers");
-        }
-        let owner = self.shared.store.lock().add_owner().ok_or("too many borrowers")?;
-        table.sessions.insert(name, Session { owner, connections: 1 });
-        self.session = Some((name, owner));
-        Ok(owner)
-    }
-
-    fn leave(&mut self) {
-        let Some((name, owner)) = self.session.take() else { return };
-        {
-            let mut table = self.shared.table.lock();
-            let Some(session) = table.sessions.get_mut(&name) else { return };
-            session.connections -= 1;
             if session.connections > 0 {
-                return;
+                self.shut_down(name);
+                return Ok(None);
             }
-            table.sessions.remove(&name);
+            (session.main, session.connections, session.kept_since) = (Some(number), 1, None);
+            session.heard.note(now);
+            let joined = Joined { owner: session.owner, resumed: true, heard: Arc::clone(&session.heard) };
+            self.connections.entry(number).and_modify(|connection| connection.session = Some(name));
+            return Ok(Some(joined));
         }
-        let mut store = self.shared.store.lock();
-        while !store.remove_owner(owner, REMOVAL_PAGES) {
-            MutexGuard::bump(&mut store);
+        if self.sessions.len() >= SESSIONS_MAX && !self.forget_oldest_kept() {
+            return if self.end_silent(store, now) { Ok(None) } else { Err(Refusal::Busy("too many borrowers")) };
+        }
+        let owner = store.add_owner().ok_or(Refusal::Busy("too many borrowers"))?;
+        let heard = Arc::new(Heard::new(self.start, now));
+        let joined = Joined { owner, resumed: false, heard: Arc::clone(&heard) };
+        let session = Session { owner, connections: 1, main: Some(number), kept_since: None, ended: false, heard };
+        self.sessions.insert(name, session);
+        self.connections.entry(number).and_modify(|connection| connection.session = Some(name));
+        Ok(Some(joined))
+    }
+
+    /// Joins a get connection to the session.
+    pub fn join_get(&mut self, number: u64, name: Name) -> Result<Joined, Refusal> {
+        let session = self.sessions.get_mut(&name).filter(|session| session.main.is_some() && !session.ended);
+        let session = session.ok_or(Refusal::NoSession)?;
+        if session.connections >= SESSION_CONNECTIONS_MAX {
+            return Err(Refusal::Busy("this borrower has too many connections"));
+        }
+        session.connections += 1;
+        let joined = Joined { owner: session.owner, resumed: true, heard: Arc::clone(&session.heard) };
+        self.connections.entry(number).and_modify(|connection| connection.session = Some(name));
+        Ok(joined)
+    }
+
+    /// The borrower says that it will not come back: the session goes with its last connection.
+    pub fn end_session(&mut self, name: Name) {
+        if let Some(session) = self.sessions.get_mut(&name) {
+            session.ended = true;
+            self.shut_down(name);
+        }
+    }
+
+    /// The connection asks nothing more of the store. Returns the owner whose pages the caller is to free before it calls
+    /// [`Table::remove`].
+    pub fn leave(&mut self, number: u64, store: &Store, grace: Duration, now: Instant) -> Option<Owner> {
+        let name = self.connections.get_mut(&number)?.session.take()?;
+        let session = self.sessions.get_mut(&name)?;
+        session.connections -= 1;
+        let was_main = session.main == Some(number);
+        if was_main {
+            (session.main, session.kept_since) = (None, Some(now));
+        }
+        if session.connections == 0 {
+            return self.let_go(name, store, grace);
+        }
+        if was_main {
+            self.shut_down(name);
+        }
+        None
+    }
+
+    /// The connection's thread is about to end.
+    pub fn remove(&mut self, number: u64) {
+        self.connections.remove(&number);
+    }
+
+    /// The session's last connection has left: keeps it, if there is something to keep and somebody to keep it for.
+    fn let_go(&mut self, name: Name, store: &Store, grace: Duration) -> Option<Owner> {
+        let Session { owner, ended, .. } = *self.sessions.get(&name)?;
+        let has_pages = store.owner_status(owner).is_some_and(|(_, pages, zeros)| pages + zeros > 0);
+        if has_pages && !ended && !self.closed && !grace.is_zero() {
+            return None;
+        }
+        self.sessions.remove(&name);
+        Some(owner)
+    }
+
+    /// Forgets the sessions that were kept for the grace time. Returns how many.
+    pub fn expire(&mut self, grace: Duration, now: Instant) -> usize {
+        let over = |session: &Session| {
+            session.is_kept() && session.kept_since.is_some_and(|since| now.saturating_duration_since(since) >= grace)
+        };
+        let before = self.sessions.len();
+        self.leaving.extend(self.sessions.extract_if(|_, session| over(session)).map(|(_, session)| session.owner));
+        before - self.sessions.len()
+    }
+
+    /// The next owner whose pages are to be freed by the housekeeping.
+    pub fn next_leaving(&self) -> Option<Owner> {
+        self.leaving.front().copied()
+    }
+
+    /// That owner's pages are free.
+    pub fn has_left(&mut self, owner: Owner) {
+        self.leaving.retain(|leaving| *leaving != owner);
+    }
+
+    /// Ends all connections, and lets no more in.
+    pub fn close(&mut self) {
+        self.closed = true;
+        for connection in self.connections.values() {
+            let _ = connection.stream.shutdown(Shutdown::Both);
+        }
+    }
+
+    /// Makes room for a new session. False: none is kept.
+    fn forget_oldest_kept(&mut self) -> bool {
+        let kept = self.sessions.iter().filter(|(_, session)| session.is_kept());
+        let Some((name, _)) = kept.min_by_key(|(_, session)| session.kept_since) else { return false };
+        let name = *name;
+        self.leaving.extend(self.sessions.remove(&name).map(|session| session.owner));
+        true
+    }
+
+    /// Tells the session to go that never put a page and was silent for longest, beyond [`SILENCE_MAX`]. False: there is none.
+    fn end_silent(&mut self, store: &Store, now: Instant) -> bool {
+        let silent = self.sessions.iter().filter(|(_, session)| {
+            let puts = store.owner_status(session.owner).map_or(0, |(counters, ..)| counters.puts);
+            puts == 0 && session.heard.silence(now) > SILENCE_MAX
+        });
+        let Some((name, _)) = silent.max_by_key(|(_, session)| session.heard.silence(now)) else { return false };
+        let name = *name;
+        self.end_session(name);
+        true
+    }
+
+    fn shut_down(&self, name: Name) {
+        for connection in self.connections.values().filter(|connection| connection.session == Some(name)) {
+            let _ = connection.stream.shutdown(Shutdown::Both);
         }
     }
 }
 
-impl Drop for Entry {
-    fn drop(&mut self) {
-        self.leave();
-        self.shared.table.lock().streams.remove(&self.number);
-        self.shared.left.notify_all();
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::{Key, PolicyName};
+    use page::{FileKey, PAGE_SIZE, PageId, Version};
+    use std::os::unix::net::UnixStream;
+
+    const GRACE: Duration = Duration::from_secs(30);
+
+    /// A table and a store, and what the threads of the connections would do.
+    struct House {
+        table: Table,
+        store: Store,
+        begun: Instant,
+        far: HashMap<u64, UnixStream>,
+    }
+
+    impl House {
+        fn new() -> House {
+            let mut store = Store::new(1000, PolicyName::Lru.policy()).unwrap();
+            store.set_headroom_pages(1000);
+            let begun = Instant::now();
+            House { table: Table::new(begun), store, begun, far: HashMap::new() }
+        }
+
+        fn second(&self, seconds: u64) -> Instant {
+            self.begun + Duration::from_secs(seconds)
+        }
+
+        fn enter(&mut self, second: u64) -> Option<u64> {
+            let (near, far) = UnixStream::pair().unwrap();
+            far.set_nonblocking(true).unwrap();
+            let number = self.table.enter(&Arc::new(Stream::Unix(near)), &self.store, self.second(second))?;
+            self.far.insert(number, far);
+            Some(number)
+        }
+
+        fn join(&mut self, number: u64, name: u8, second: u64) -> Result<Option<Joined>, Refusal> {
+            let now = self.second(second);
+            self.table.join_main(number, [name; 16], &mut self.store, now)
+        }
+
+        fn main(&mut self, name: u8, second: u64) -> (u64, Joined) {
+            let number = self.enter(second).unwrap();
+            (number, self.join(number, name, second).unwrap().unwrap())
+        }
+
+        fn get(&mut self, name: u8) -> Result<u64, Refusal> {
+            let number = self.enter(0).unwrap();
+            self.table.join_get(number, [name; 16]).map(|_| number)
+        }
+
+        fn put(&mut self, owner: Owner) {
+            let key = Key { id: PageId { file: FileKey(1), index: 1 }, version: Version(1) };
+            assert!(self.store.put(owner, key, 0, &[1; PAGE_SIZE]));
+        }
+
+        /// The connection's thread ends; whether the session's pages went with it.
+        fn leave(&mut self, number: u64, second: u64) -> bool {
+            let over = self.table.leave(number, &self.store, GRACE, self.second(second));
+            if let Some(owner) = over {
+                while !self.store.remove_owner(owner, 10) {}
+            }
+            self.table.remove(number);
+            over.is_some()
+        }
+
+        fn was_shut_down(&self, number: u64) -> bool {
+            use std::io::Read;
+            matches!((&self.far[&number]).read(&mut [0]), Ok(0))
+        }
+    }
+
+    #[test]
+    fn a_session_is_kept_and_resumed() {
+        let mut house = House::new();
+        assert_eq!(house.get(1), Err(Refusal::NoSession), "main comes first");
+        let (main, joined) = house.main(1, 0);
+        assert!(!joined.resumed);
+        house.put(joined.owner);
+        let get = house.get(1).unwrap();
+        assert!(!house.leave(main, 1));
+        assert!(house.was_shut_down(get), "gets end with main");
+        assert_eq!(house.get(1), Err(Refusal::NoSession));
+        assert_eq!(house.table.expire(GRACE, house.second(100)), 0, "the get's thread still knows the owner");
+        assert!(!house.leave(get, 2));
+        assert_eq!(house.table.kept_sessions(), 1);
+        // Kept from the end of its main connection on.
+        assert_eq!(house.table.expire(GRACE, house.second(30)), 0);
+        let (main, again) = house.main(1, 30);
+        assert_eq!((again.resumed, again.owner), (true, joined.owner));
+        assert_eq!(house.table.expire(GRACE, house.second(100)), 0);
+        assert!(!house.leave(main, 100));
+        assert_eq!(house.table.expire(GRACE, house.second(130)), 1);
+        assert_eq!(house.table.next_leaving(), Some(joined.owner));
+        assert!(!house.main(1, 131).1.resumed);
+    }
+
+    #[test]
+    fn nothing_is_kept_for_who_says_goodbye_or_has_no_pages() {
+        let mut house = House::new();
+        let (main, joined) = house.main(1, 0);
+        house.put(joined.owner);
+        let get = house.get(1).unwrap();
+        house.table.end_session([1; 16]);
+        assert!(house.was_shut_down(get));
+        assert!(!house.leave(main, 1), "the get's thread still knows the owner");
+        assert!(house.leave(get, 1));
+        let (main, _) = house.main(2, 1);
+        assert!(house.leave(main, 2));
+        assert_eq!((house.table.sessions().len(), house.store.stored_pages()), (0, 0));
+    }
+
+    #[test]
+    fn the_newest_main_takes_over_when_the_others_have_left() {
+        let mut house = House::new();
+        let (old, joined) = house.main(1, 0);
+        house.put(joined.owner);
+        let get = house.get(1).unwrap();
+        let [late, new] = [house.enter(1).unwrap(), house.enter(1).unwrap()];
+        assert!(house.join(new, 1, 1).unwrap().is_none());
+        assert!(house.was_shut_down(old) && house.was_shut_down(get));
+        house.leave(get, 1);
+        assert!(house.join(new, 1, 1).unwrap().is_none(), "the old main may still apply a Put");
+        house.leave(old, 1);
+        assert!(house.join(new, 1, 1).unwrap().unwrap().resumed);
+        assert!(matches!(house.join(late, 1, 1), Err(Refusal::Busy(_))), "it has been overtaken");
+        assert!(!house.was_shut_down(new));
+    }
+
+    #[test]
+    fn kept_and_silent_sessions_make_room() {
+        let mut house = House::new();
+        let mut mains = Vec::new();
+        for name in 1..=SESSIONS_MAX as u8 {
+            let (main, joined) = house.main(name, u64::from(name));
+            if name <= 3 {
+                house.put(joined.owner);
+            }
+            mains.push((main, joined));
+        }
+        // Nobody was silent for long.
+        let stranger = house.enter(60).unwrap();
+        assert!(matches!(house.join(stranger, 100, 60), Err(Refusal::Busy(_))));
+        // The one kept for longest goes first.
+        house.leave(mains[1].0, 60);
+        house.leave(mains[0].0, 61);
+        assert!(house.join(stranger, 100, 62).unwrap().is_some());
+        assert_eq!(house.table.next_leaving(), Some(mains[1].1.owner));
+        assert!(house.table.sessions().contains_key(&[1; 16]));
+        house.main(101, 62);
+        assert!(!house.table.sessions().contains_key(&[1; 16]));
+        // Then those that never put a page, and were silent for long: session 4, not 3.
+        let stranger = house.enter(200).unwrap();
+        mains[4].1.heard.note(house.second(199));
+        assert!(house.join(stranger, 102, 200).unwrap().is_none());
+        assert!(house.was_shut_down(mains[3].0) && !house.was_shut_down(mains[2].0));
+        house.leave(mains[3].0, 200);
+        assert!(house.join(stranger, 102, 200).unwrap().is_some());
+        assert!(!house.was_shut_down(mains[4].0));
+    }
+
+    #[test]
+    fn silent_crowds_make_room_for_connections() {
+        let mut house = House::new();
+        let (silent, _) = house.main(1, 0);
+        while house.enter(0).is_some() {}
+        assert!(!house.was_shut_down(silent));
+        assert!(house.enter(100).is_none(), "there is room when it has left");
+        assert!(house.was_shut_down(silent));
+        house.leave(silent, 100);
+        assert!(house.enter(100).is_some());
     }
 }

@@ -17,10 +17,12 @@ const COMPLAINT_INTERVAL: Duration = Duration::from_secs(1);
 pub struct Shared {
     /// The pages.
     pub store: Mutex<Store>,
-    /// The connections. Locked before `store` where both are.
+    /// Connections and sessions. Locked before `store` where both are.
     pub table: Mutex<Table>,
-    /// A connection left `table`.
+    /// A connection left its session, or `table`.
     pub left: Condvar,
+    /// How long the pages of a borrower that lost its connection are kept for it.
+    pub grace: Duration,
     /// [`wire::Welcome::incarnation`].
     pub incarnation: u64,
     /// Pages the store keeps at the most.
@@ -35,12 +37,13 @@ pub struct Shared {
 
 impl Shared {
     /// With nobody connected.
-    pub fn new(store: Store) -> io::Result<Shared> {
+    pub fn new(store: Store, grace: Duration) -> io::Result<Shared> {
         Ok(Shared {
             capacity_pages: store.capacity_pages().into(),
             store: Mutex::new(store),
-            table: Mutex::new(Table::default()),
+            table: Mutex::new(Table::new(Instant::now())),
             left: Condvar::new(),
+            grace,
             // The standard library seeds this hasher's keys from the system's random numbers.
             incarnation: RandomState::new().hash_one(std::process::id()),
             stop: Stop::new()?,
@@ -63,6 +66,8 @@ pub struct Tally {
     pub malformed_frames: AtomicU64,
     pub refused_connections: AtomicU64,
     pub stuck_connections: AtomicU64,
+    pub expired_sessions: AtomicU64,
+    pub resumed_sessions: AtomicU64,
 }
 
 /// A request to stop, which wakes whoever waits with [`Stop::wait`].

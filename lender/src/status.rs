@@ -43,9 +43,15 @@ pub struct Status {
     pub stuck_connections: u64,
     /// Connections now.
     pub connections: u64,
-    /// Borrowers now.
+    /// Borrowers connected now.
     pub borrowers: u64,
-    /// Each borrower.
+    /// Borrowers that lost their connection and whose pages are kept for a while.
+    pub kept_sessions: u64,
+    /// Of those, how many did not come back in time.
+    pub expired_sessions: u64,
+    /// How often one did come back, or took over from a connection that was still there.
+    pub resumed_sessions: u64,
+    /// Each borrower, connected or kept.
     pub borrower_list: Vec<BorrowerStatus>,
 }
 
@@ -56,6 +62,8 @@ pub struct BorrowerStatus {
     pub name: String,
     /// Its connections.
     pub connections: u64,
+    /// Time since its main connection ended, if that was.
+    pub kept_ms: Option<u64>,
     /// Its pages, those of zeros not counted.
     pub stored_pages: u64,
     /// Its pages of zeros.

@@ -50,16 +50,18 @@ fn two_sessions_each_with_its_own_pages() {
         let json = serde_json::to_value(&status).unwrap();
         assert_eq!((&json["puts_refused"], &json["borrower_list"][0]["puts"]), (&0.into(), &402.into()));
 
-        // One connection keeps the session; with the last one its pages go.
+        // The main connection is the session: with it the others end, and the pages go, where there is no grace.
         let [mut get_1, get_2] = get;
         let [main_1, main_2] = main;
         drop(main_1);
-        lender.wait_for("the main connection is gone", |status| status.connections == 3);
-        assert_eq!(get_1.hits(&keys[..300]), 300);
-        drop((get_1, get_2, main_2));
+        assert!(get_1.is_closed());
+        let status = lender.wait_for("the first is gone", |status| status.borrowers == 1 && status.connections == 2);
+        assert_eq!(status.stored_pages, 298);
+        drop((get_2, main_2));
         let status = lender.wait_for("everybody is gone", |status| status.connections == 0);
         assert_eq!((status.borrowers, status.stored_pages, status.zero_pages), (0, 0, 0));
         // The same name is a new session.
+        let _main = Client::connect(&lender.address, ROLE_MAIN, 1);
         assert_eq!(Client::connect(&lender.address, ROLE_GET, 1).hits(&keys), 0);
     });
 }
@@ -107,9 +109,11 @@ fn garbage_is_shown_the_door() {
         let mut bad = Client::connect_raw(&lender.address);
         bad.send(Kind::Put, 0, 256, &[1; 256 * 4120][..]).ok();
         assert!(bad.is_closed());
+        let main = Client::connect(&lender.address, ROLE_MAIN, 2);
         let mut bad = Client::connect(&lender.address, ROLE_GET, 2);
         bad.send(Kind::Put, 0, 1, &[1; 4120]).unwrap();
         assert!(bad.is_closed());
+        drop(main);
         let mut bad = Client::connect(&lender.address, ROLE_MAIN, 2);
         bad.send(Kind::Get, 0, 1, &[1; 16]).unwrap();
         assert!(bad.is_closed());
@@ -133,13 +137,14 @@ fn strangers_are_told_why() {
     let other = wire::Hello { protocol: 77.into(), ..hello(ROLE_MAIN, [1; 16]) };
     let refused = Client::connect_raw(&lender.address).greet(other).unwrap_err();
     assert_eq!(refused.code, wire::REFUSED_PROTOCOL);
-    assert!(refused.text.contains("protocol 1, not 77"), "{}", refused.text);
+    assert!(refused.text.contains("protocol 2, not 77"), "{}", refused.text);
     for bad in [hello(9, [1; 16]), wire::Hello { magic: *b"PUMAFOOL", ..hello(ROLE_MAIN, [1; 16]) }] {
         let refused = Client::connect_raw(&lender.address).greet(bad).unwrap_err();
         assert_eq!(refused.code, wire::REFUSED_HELLO, "{}", refused.text);
     }
     // Connections of one session are limited, sessions are, and connections are.
-    let mut crowd: Vec<_> = (0..16).map(|_| Client::connect(&lender.address, ROLE_GET, 1)).collect();
+    let mut crowd = vec![Client::connect(&lender.address, ROLE_MAIN, 1)];
+    crowd.extend((1..16).map(|_| Client::connect(&lender.address, ROLE_GET, 1)));
     let refused = Client::connect_raw(&lender.address).greet(hello(ROLE_GET, [1; 16])).unwrap_err();
     assert_eq!(refused.code, wire::REFUSED_BUSY, "{}", refused.text);
     crowd.extend((2..=64).map(|name| Client::connect(&lender.address, ROLE_MAIN, name)));
@@ -157,6 +162,9 @@ fn strangers_are_told_why() {
     crowd.truncate(100);
     lender.wait_for("there is room", |status| status.connections == 100);
     Client::connect(&lender.address, ROLE_GET, 2).ping();
+    // A get connection belongs to a main one.
+    let refused = Client::connect_raw(&lender.address).greet(hello(ROLE_GET, [99; 16])).unwrap_err();
+    assert_eq!(refused.code, wire::REFUSED_SESSION, "{}", refused.text);
 }
 
 #[test]

@@ -5,6 +5,7 @@ use crate::size;
 use anyhow::Result;
 use serde_json::json;
 use std::process::ExitCode;
+use std::time::Duration;
 use wire::address::Address;
 
 /// Options of `lend`.
@@ -21,6 +22,11 @@ pub struct Options {
     /// How much memory to leave free.
     #[arg(long, value_name = "SIZE", default_value = "256MiB", value_parser = size::parse)]
     reserve: u64,
+
+    /// How long to keep the pages of a borrower that lost its connection, in seconds; 0: not at all.
+    #[arg(long, value_name = "SECONDS", default_value_t = lender::GRACE_DEFAULT.as_secs(),
+        value_parser = clap::value_parser!(u64).range(0..=wire::GRACE_SECONDS_MAX))]
+    grace: u64,
 
     #[command(flatten)]
     daemon: daemon::Options,
@@ -45,6 +51,7 @@ pub fn run(options: Options) -> Result<ExitCode> {
         capacity: options.capacity,
         reserve_bytes: options.reserve,
         policy: lender::PolicyName::Lru,
+        grace: Duration::from_secs(options.grace),
     })?;
     let address = server.local_address().to_string();
     let handle = server.handle();

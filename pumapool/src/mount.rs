@@ -127,6 +127,7 @@ pub fn run(options: Options) -> Result<ExitCode> {
                     StrategyName::NonInclusive => Strategy::NonInclusive,
                 },
                 get_connections: options.threads.into(),
+                session: None,
             },
             source,
         )?;

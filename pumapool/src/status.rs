@@ -53,10 +53,11 @@ fn print_lender(out: &mut impl Write, status: &Value) -> std::io::Result<()> {
     writeln!(out, "lender {} (pid {})", status["listen"].as_str().unwrap_or("?"), status["pid"])?;
     writeln!(
         out,
-        "  lent        {} of {} to {} borrowers; room to grow {}, ready for reuse {}",
+        "  lent        {} of {} to {} borrowers and {} that may come back; room to grow {}, ready for reuse {}",
         pages(lender, "stored_pages"),
         pages(lender, "capacity_pages"),
         count(lender, "borrowers"),
+        count(lender, "kept_sessions"),
         size::display(count(lender, "headroom_bytes").min(unused_bytes)),
         pages(lender, "free_resident_pages"),
     )?;

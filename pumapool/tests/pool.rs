@@ -172,7 +172,8 @@ fn borrowers_are_strangers_to_each_other() {
         return;
     }
     let scratch = Scratch::new(test).unwrap();
-    let lender = Lender::start(scratch.path(), "64MiB", &[]);
+    let address = format!("unix:{}", scratch.path().join("lender.sock").display());
+    let lender = Lender::with(&address, &["--capacity", "64MiB", "--grace", "0"], &[]);
     let mut mounts = Vec::new();
     for number in 0..2u64 {
         let source = scratch.directory(&format!("source{number}")).unwrap();

@@ -571,7 +571,7 @@ impl Machine {
         }
         link.said.clear();
         link.asked.clear();
-        self.core.catalog.lender_down(lender as u8);
+        self.core.catalog.lender_lost(lender as u8);
         self.core.abandon_puts(lender as u8);
     }
 

@@ -1,9 +1,10 @@
 //! The protocol between borrower and lender. This file *is* its specification.
 //!
 //! # Connections
-//! A borrower makes up a random 16-byte name for its session and opens, to each lender, one *main* connection and several
-//! *get* connections, all under that name. All share one namespace of pages at the lender, which no other name can reach.
-//! The lender frees the namespace when the last connection of that name is closed.
+//! A borrower makes up a random 16-byte name for its session and opens, to each lender, one *main* connection and then
+//! several *get* connections, all under that name. All share one namespace of pages at the lender, which no other name can
+//! reach. The name is known to nobody else, so whoever says it is that borrower: it is the token by which a session is
+//! resumed (see below).
 //!
 //! ```text
 //! borrower                                   lender
@@ -16,6 +17,7 @@
 //!       │ Ping ────────────────────────────────▶│
 //!       │◀─────────────────────────────── Pong  │
 //!       │◀─────────────────────── Lost{keys}    │   at any time: pages the lender no longer has
+//!       │ Bye ─────────────────────────────────▶│   last frame of the session; no reply, the lender closes
 //!
 //!  get  │ Get{keys} ───────────────────────────▶│   one GetReply for each Get, in order
 //!       │◀──────────── GetReply{items, pages}   │
@@ -37,7 +39,46 @@
 //! | Get | items × [`WireKey`] |
 //! | GetReply | items × [`GetItem`], then a page for each item with status [`STATUS_PAGE`] |
 //! | Drop, Lost | items × [`WireKey`] |
-//! | Ping, Pong | nothing |
+//! | Ping, Pong, Bye | nothing |
+//!
+//! # Sessions
+//! A session lives at the lender as long as its main connection, and a grace time longer.
+//!
+//! ```text
+//!             Welcome{}               main ends
+//!   unknown ─────────────▶ connected ───────────────▶ kept
+//!      ▲                     │   ▲                    │ │
+//!      │ Bye, or no pages    │   │ Welcome{RESUMED}   │ │
+//!      ├─────────────────────┘   └────────────────────┘ │
+//!      │ the grace time is over, or the place is needed │
+//!      └────────────────────────────────────────────────┘
+//! ```
+//!
+//! 1. *Main opens it.* A main connection under an unknown name begins a session, and its Welcome has no flags. Under a known name
+//!    it resumes that session with all pages the lender still has of it, and its Welcome says [`WELCOME_RESUMED`].
+//! 2. *The newest main takes over.* The borrower may have seen a time-out where the lender still sees a connection. So a main
+//!    connection under the name of a session that has connections ends these first, and is welcomed when all they had sent
+//!    and the lender had received was dealt with. So no Put of an old connection is applied after the session was resumed.
+//!    Bytes do not depend on that, as a version names them; but a late Put would replace the newer version of its page, which
+//!    would be a miss, and a page that is of no use to anybody would stay. If the old ones take longer than the lender
+//!    likes to wait, it answers [`REFUSED_BUSY`], and the borrower tries again.
+//! 3. *Gets follow main.* A get connection under a name that has no main connection is refused ([`REFUSED_SESSION`]): it could
+//!    not learn whether the pages are there. When the main connection ends, the lender ends the get connections.
+//! 4. *Kept.* When the main connection ends, for whatever reason but Bye, the lender keeps the session for its grace time, if it has
+//!    pages. These are pages like all others: memory pressure, the kernel and newer pages take them as before, and what is
+//!    taken is told (Lost) when the session is resumed, as far as the lender has room for such notes. A kept session makes
+//!    room, the oldest one first, when a new one has no place.
+//! 5. *Bye* ends the session at once and frees its pages. A borrower that stops for good says it. One that stops only for a
+//!    successor, who knows the name, closes without it.
+//! 6. *Silence.* A borrower sends Ping when it has nothing else to say, at least every [`PING_SECONDS_MAX`]. When the lender
+//!    has no place for another session or connection, it may end a session that never put a page and from which
+//!    nothing came for several times as long: else strangers that say nothing could shut the others out.
+//!
+//! *What the borrower may conclude.* After a lost connection it uses nothing at this lender. It goes on noting what it would have
+//! dropped there. A Welcome with [`WELCOME_RESUMED`] says that what was put before may be asked for again, by the same versions;
+//! what the borrower still has on record as the current version of a page is current, because changes in between
+//! have taken their pages off the record. A Welcome without it says that all is gone. A lender that says the one or the other falsely costs
+//! misses. A successor in a session must give out no version that its predecessor has given out.
 //!
 //! # What a page is called
 //! [`WireKey`]: file, index and version. A version stands for one content for ever, so a message that comes late, twice or
@@ -55,13 +96,20 @@ use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// The version of the protocol described here.
-pub const PROTOCOL: u32 = 1;
+pub const PROTOCOL: u32 = 2;
 
 /// First bytes of a [`Hello`].
 pub const MAGIC: [u8; 8] = *b"PUMAPOOL";
 
 /// Connections of a session at the most. More would not make the network faster.
 pub const SESSION_CONNECTIONS_MAX: usize = 16;
+
+/// The longest grace time that a lender may be told, in seconds, and the time for which a borrower remembers what it has at a lender
+/// that is away: beyond it the one could not make use of the other.
+pub const GRACE_SECONDS_MAX: u64 = 600;
+
+/// A borrower that has nothing to say sends a Ping at least this often, in seconds.
+pub const PING_SECONDS_MAX: u64 = 10;
 
 /// Items in a frame at the most: the pages of a 1 MiB read-ahead window.
 pub const ITEMS_MAX: usize = 256;
@@ -88,12 +136,13 @@ pub enum Kind {
     Lost = 9,
     Ping = 10,
     Pong = 11,
+    Bye = 12,
 }
 
 impl Kind {
     fn from_wire(kind: u8) -> Option<Kind> {
         use Kind::*;
-        [Hello, Welcome, Refused, Put, PutReply, Get, GetReply, Drop, Lost, Ping, Pong]
+        [Hello, Welcome, Refused, Put, PutReply, Get, GetReply, Drop, Lost, Ping, Pong, Bye]
             .into_iter()
             .find(|known| *known as u8 == kind)
     }
@@ -173,7 +222,7 @@ impl Header {
             Kind::GetReply => body
                 .checked_sub(items * size_of::<GetItem>())
                 .is_some_and(|pages| pages % PAGE_SIZE == 0 && pages <= items * PAGE_SIZE),
-            Kind::Ping | Kind::Pong => body == 0,
+            Kind::Ping | Kind::Pong | Kind::Bye => body == 0,
         };
         if fits { Ok(kind) } else { Err(Malformed::Length(self.body_bytes.get())) }
     }
@@ -198,15 +247,18 @@ pub struct Hello {
     pub session: [u8; 16],
 }
 
+/// [`Welcome::flags`] on a main connection: the session was here already, with what the lender still has of its pages.
+pub const WELCOME_RESUMED: u32 = 1;
+
 /// The lender accepts.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct Welcome {
     /// [`PROTOCOL`] of the lender.
     pub protocol: U32,
-    /// 0.
-    pub reserved: U32,
-    /// Random, new at each start of the lender: whoever sees another one knows that all pages are gone.
+    /// [`WELCOME_RESUMED`], or 0.
+    pub flags: U32,
+    /// Random, new at each start of the lender.
     pub incarnation: U64,
     /// Pages that the lender keeps at the most.
     pub capacity_pages: U64,
@@ -218,6 +270,8 @@ pub const REFUSED_PROTOCOL: u32 = 1;
 pub const REFUSED_BUSY: u32 = 2;
 /// [`Refused::code`]: the first frame was no Hello, or had an unknown role.
 pub const REFUSED_HELLO: u32 = 3;
+/// [`Refused::code`]: a get connection of a session that has no main connection here.
+pub const REFUSED_SESSION: u32 = 4;
 
 /// The lender does not accept; it closes the connection behind this frame.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -315,6 +369,7 @@ mod tests {
             Header::new(Kind::Put, ITEMS_MAX, BODY_BYTES_MAX, 1),
             Header::new(Kind::GetReply, 3, 3 * 16 + 2 * 4096, 1),
             Header::new(Kind::Ping, 0, 0, 1),
+            Header::new(Kind::Bye, 0, 0, 0),
         ];
         for header in good {
             assert!(header.validate().is_ok(), "{header:?}");

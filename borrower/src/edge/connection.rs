@@ -66,6 +66,13 @@ impl Connection {
         self.stream.try_clone()
     }
 
+    /// Waits until the lender has closed, for as long as an answer may take. What still comes is of no interest.
+    pub fn wait_for_end(&mut self) {
+        let deadline = Instant::now() + ANSWER_TIMEOUT;
+        let mut rest = [0; 4096];
+        while in_time(deadline).is_ok() && self.stream.read(&mut rest).is_ok_and(|bytes| bytes > 0) {}
+    }
+
     /// Waits for a frame, at most `timeout`. None: there is none yet.
     pub fn next_frame(&mut self, timeout: Duration, body: &mut Vec<u8>) -> io::Result<Option<(Kind, Header)>> {
         let limit = Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: timeout.subsec_nanos().into() };
@@ -231,6 +238,11 @@ pub fn send_drop(stream: &mut Stream, keys: &[WireKey]) -> io::Result<()> {
 pub fn send_ping(stream: &mut Stream, request: u64) -> io::Result<()> {
     let header = Header::new(Kind::Ping, 0, 0, request);
     write_all(stream, &mut [IoSlice::new(header.as_bytes())])
+}
+
+/// Sends a Bye message: the last one of the session.
+pub fn send_bye(stream: &mut Stream) -> io::Result<()> {
+    write_all(stream, &mut [IoSlice::new(Header::new(Kind::Bye, 0, 0, 0).as_bytes())])
 }
 
 fn in_time(deadline: Instant) -> io::Result<()> {

@@ -3,8 +3,9 @@
 //! It hands out file keys and versions, neither of them twice, and remembers files whose inode the kernel has forgotten, so
 //! that their pages are found again when it comes back. What lenders keep in vain is noted for a Drop message.
 
-use super::entry::{Entry, Place};
+use super::entry::{Entry, Place, Standing};
 use super::file::FileState;
+use super::lender::LenderWord;
 use super::rules::{Rule, keeps};
 use crate::below::{FileIdentity, Stamp};
 use hashbrown::HashMap;
@@ -53,7 +54,7 @@ pub struct Catalog {
     /// The same files by key, apart because every event asks here.
     by_key: RwLock<HashMap<FileKey, Arc<File>>>,
     next_version: AtomicU64,
-    /// Of each lender the epoch, and whether it can be used at all ([`UP`]).
+    /// Of each lender the [`LenderWord`].
     lenders: Vec<AtomicU32>,
     drops: Mutex<Vec<WireKey>>,
     entry_bytes: AtomicU64,
@@ -64,8 +65,6 @@ struct Names {
     retired: VecDeque<FileKey>,
     next_key: u32,
 }
-
-const UP: u32 = 1 << 16;
 
 impl Catalog {
     /// A catalog for that many lenders, none of them up.
@@ -170,34 +169,89 @@ impl Catalog {
         (version <= Version::MAX).then_some(version)
     }
 
+    /// Gives out no version below `next` from now on: a predecessor has, in the session that is being resumed.
+    pub fn continue_versions(&self, next: Version) {
+        self.next_version.fetch_max(next.0, Ordering::Relaxed);
+    }
+
+    /// The version that will be given out next.
+    pub fn version(&self) -> Version {
+        Version(self.next_version.load(Ordering::Relaxed))
+    }
+
     /// Where new pages go, if that lender can be used.
     pub fn place(&self, lender: u8) -> Option<Place> {
-        let word = self.lenders.get(usize::from(lender))?.load(Ordering::Acquire);
-        (word & UP != 0).then_some(Place { lender, epoch: word as u8 })
+        let word = self.word(lender);
+        word.is_up().then_some(Place { lender, epoch: word.epoch() })
     }
 
-    /// Whether what was sent there can still be asked for.
-    pub fn is_valid(&self, place: Place) -> bool {
-        self.place(place.lender) == Some(place)
+    /// Whether what was sent there can be asked for, now or perhaps later.
+    pub fn standing(&self, place: Place) -> Standing {
+        self.word(place.lender).standing(place.epoch)
     }
 
-    /// The lender can be used from now on.
-    pub fn lender_up(&self, lender: u8) {
-        self.lenders[usize::from(lender)].fetch_or(UP, Ordering::AcqRel);
+    fn word(&self, lender: u8) -> LenderWord {
+        self.lenders
+            .get(usize::from(lender))
+            .map_or(LenderWord::default(), |word| LenderWord(word.load(Ordering::Acquire)))
     }
 
-    /// The lender is lost, and all pages it had: no scan, its epoch moves on.
-    pub fn lender_down(&self, lender: u8) {
-        let _ = self.lenders[usize::from(lender)].fetch_update(Ordering::AcqRel, Ordering::Acquire, |word| {
-            (word & UP != 0).then_some((word + 1) & u32::from(Place::EPOCHS - 1))
-        });
+    fn any_is_up(&self) -> bool {
+        self.lenders.iter().any(|word| LenderWord(word.load(Ordering::Acquire)).is_up())
+    }
+
+    fn turn(&self, lender: u8, turn: impl Fn(LenderWord) -> Option<LenderWord>) -> bool {
+        let word = &self.lenders[usize::from(lender)];
+        word.fetch_update(Ordering::AcqRel, Ordering::Acquire, |word| turn(LenderWord(word)).map(|word| word.0)).is_ok()
+    }
+
+    /// The lender can be used from now on, and has nothing yet. False: it is up or suspended already.
+    pub fn lender_up(&self, lender: u8) -> bool {
+        self.turn(lender, LenderWord::up)
+    }
+
+    /// The connection is lost. What the lender has is of no use until [`Catalog::lender_resume`], and is remembered until
+    /// [`Catalog::lender_lost`].
+    pub fn lender_suspend(&self, lender: u8) -> bool {
+        self.turn(lender, LenderWord::suspend)
+    }
+
+    /// The lender is back and has kept the session. What is on record as present is current: whatever changed a page meanwhile has taken
+    /// its entry off. False: it was not suspended, and nothing of before may be asked for.
+    pub fn lender_resume(&self, lender: u8) -> bool {
+        self.turn(lender, LenderWord::resume)
+    }
+
+    /// The lender is lost, and all pages it had: no scan, its epoch moves on. False: it was down already.
+    pub fn lender_lost(&self, lender: u8) -> bool {
+        let lost = self.turn(lender, LenderWord::lost);
+        // Drops do not say for whom they are; told to another lender they do nothing.
+        if lost && !self.any_is_up() {
+            self.drops.lock().clear();
+        }
+        lost
+    }
+
+    /// A predecessor left a session with pages at the lender; what is restored under that epoch is valid once the session is resumed.
+    pub fn lender_expect(&self, lender: u8, epoch: u8) -> bool {
+        self.turn(lender, |word| word.expect(epoch))
+    }
+
+    /// The lender's epoch, whatever it is doing.
+    pub fn epoch(&self, lender: u8) -> u8 {
+        self.word(lender).epoch()
+    }
+
+    /// Whether the lender is away and may come back with its pages.
+    pub fn is_suspended(&self, lender: u8) -> bool {
+        self.word(lender).is_suspended()
     }
 
     /// Gives back the memory of entries whose lender is lost. They are void already; this may take its time.
     pub fn sweep(&self) {
         for file in self.files() {
             let mut state = file.state.lock();
-            state.sweep(|place| self.is_valid(place));
+            state.sweep(|place| self.standing(place) != Standing::Lost);
             self.account(&mut state);
         }
     }
@@ -225,10 +279,11 @@ impl Catalog {
         files
     }
 
-    /// The entry of a page was voided: notes what its lender keeps in vain.
+    /// The entry of a page was voided: notes what its lender keeps in vain, also of a lender that is away. What is busy is noted too,
+    /// as its put may never be answered; if it is, and comes behind the Drop, that answer has it dropped once more.
     pub fn void(&self, file: FileKey, index: u32, entry: Entry) {
-        if let Entry::Present { place, version } = entry
-            && self.is_valid(place)
+        if let Entry::Busy { place, version } | Entry::Present { place, version } = entry
+            && self.standing(place) != Standing::Lost
         {
             self.drop_at_lender(PageId { file, index }, version);
         }
@@ -242,8 +297,11 @@ impl Catalog {
         }
     }
 
-    /// Moves up to `room` noted drops into `into`.
+    /// Moves up to `room` noted drops into `into`. None while no lender is there to be told: they are kept until it is.
     pub fn take_drops(&self, room: usize, into: &mut Vec<WireKey>) {
+        if !self.any_is_up() {
+            return;
+        }
         let mut drops = self.drops.lock();
         let keep = drops.len() - drops.len().min(room);
         into.extend(drops.drain(keep..));
@@ -276,6 +334,7 @@ pub struct Census {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::logic::file::{Source, Verdict};
 
     fn identity(inode: u64) -> FileIdentity {
         FileIdentity { device: 1, inode, generation: 0 }
@@ -313,16 +372,15 @@ mod tests {
 
     #[test]
     fn a_restored_file_keeps_its_key_and_trusts_no_cached_copy() {
-        use crate::logic::file::Verdict;
         let catalog = Catalog::new(1);
         let file = catalog.restore(identity(1), FileKey(7), None);
         assert_eq!(catalog.adopt(identity(1)).key(), FileKey(7));
         assert_eq!(catalog.adopt(identity(2)).key(), FileKey(8), "a key is not given twice");
         let mut state = file.state.lock();
         assert!(state.kernel_stale().is_some(), "nobody knows whether the kernel caches what the file holds");
-        let event = |state: &mut FileState| state.evict(3, 0, false, |_| true, true);
+        let event = |state: &mut FileState| state.evict(3, 0, false, |_| Standing::Valid, true);
         assert_eq!(event(&mut state), Verdict::Quarantined);
-        state.begin_read(page::PageRange { first: 3, end: 4 }, 0, 0, |_| true, true, &mut Vec::new());
+        state.begin_read(page::PageRange { first: 3, end: 4 }, 0, 0, |_| Standing::Valid, true, &mut Vec::new());
         assert_eq!(event(&mut state), Verdict::Put);
     }
 
@@ -330,16 +388,80 @@ mod tests {
     fn losing_a_lender_voids_its_pages_at_once() {
         let catalog = Catalog::new(2);
         assert_eq!(catalog.place(0), None);
-        catalog.lender_up(0);
+        assert!(catalog.lender_up(0));
         let place = catalog.place(0).unwrap();
-        assert!(catalog.is_valid(place));
-        catalog.lender_down(0);
-        assert!(!catalog.is_valid(place));
-        catalog.lender_down(0);
-        catalog.lender_up(0);
-        assert!(!catalog.is_valid(place));
+        assert_eq!(catalog.standing(place), Standing::Valid);
+        assert!(catalog.lender_lost(0));
+        assert_eq!(catalog.standing(place), Standing::Lost);
+        assert!(!catalog.lender_lost(0) && catalog.lender_up(0));
+        assert_eq!(catalog.standing(place), Standing::Lost);
         assert_ne!(catalog.place(0).unwrap(), place);
-        assert_eq!(catalog.place(1), None);
-        assert_eq!(catalog.place(9), None);
+        assert_eq!((catalog.place(1), catalog.place(9)), (None, None));
+    }
+
+    /// What becomes of the page at index 3 when it is read, and when it is evicted.
+    fn asked(catalog: &Catalog, file: &File) -> (Source, Verdict) {
+        let mut sources = Vec::new();
+        let mut state = file.state.lock();
+        let range = page::PageRange { first: 3, end: 4 };
+        state.begin_read(range, 0, 0, |place| catalog.standing(place), true, &mut sources);
+        (sources[0], state.evict(3, 0, false, |place| catalog.standing(place), true))
+    }
+
+    #[test]
+    fn a_suspended_lenders_pages_wait_and_come_back() {
+        let catalog = Catalog::new(1);
+        catalog.lender_up(0);
+        let (file, changed) = (catalog.adopt(identity(1)), catalog.adopt(identity(2)));
+        with_page(&catalog, &file);
+        with_page(&catalog, &changed);
+        assert!(catalog.lender_suspend(0));
+        assert_eq!((catalog.place(0), asked(&catalog, &file)), (None, (Source::Below, Verdict::Known)));
+        catalog.sweep();
+        assert_eq!(catalog.census().live_pages, 2, "nothing is forgotten");
+        // What changes meanwhile is off the record, and the lender hears of it when it is back.
+        catalog.remove(&mut catalog.names.lock(), &changed);
+        let mut drops = Vec::new();
+        catalog.take_drops(8, &mut drops);
+        assert!(drops.is_empty(), "nobody is there to be told");
+        assert!(catalog.lender_resume(0) && !catalog.lender_resume(0));
+        assert!(matches!(asked(&catalog, &file), (Source::Lender(..), Verdict::Known)));
+        catalog.take_drops(8, &mut drops);
+        assert_eq!((drops.len(), drops[0].id().file), (1, changed.key()));
+        // Suspended again, it does not come back.
+        assert!(catalog.lender_suspend(0));
+        catalog.retire(&file, true);
+        assert!(catalog.lender_lost(0) && !catalog.lender_resume(0));
+        catalog.sweep();
+        assert!(catalog.lender_up(0));
+        assert_eq!(catalog.census().live_pages, 0);
+        drops.clear();
+        catalog.take_drops(8, &mut drops);
+        assert!(drops.is_empty(), "a new session has nothing to drop");
+    }
+
+    #[test]
+    fn a_put_that_was_never_answered_is_asked_for_or_dropped() {
+        let catalog = Catalog::new(1);
+        catalog.lender_up(0);
+        let file = catalog.adopt(identity(1));
+        let version = catalog.next_version().unwrap();
+        file.state.lock().put(3, catalog.place(0).unwrap(), version);
+        catalog.lender_suspend(0);
+        catalog.lender_resume(0);
+        assert!(matches!(asked(&catalog, &file), (Source::Busy(..), Verdict::Known)));
+        catalog.retire(&file, true);
+        let mut drops = Vec::new();
+        catalog.take_drops(8, &mut drops);
+        assert_eq!(drops[0].version(), version);
+    }
+
+    #[test]
+    fn a_successor_takes_over_a_session_and_repeats_no_version() {
+        let catalog = Catalog::new(1);
+        catalog.continue_versions(Version(100));
+        assert_eq!(catalog.next_version(), Some(Version(100)));
+        assert!(catalog.lender_expect(0, 7) && !catalog.lender_up(0) && catalog.lender_resume(0));
+        assert_eq!(catalog.place(0), Some(Place { lender: 0, epoch: 7 }));
     }
 }

@@ -271,8 +271,8 @@ impl Core {
         page: &Page,
     ) -> Option<u8> {
         let metrics = &self.metrics;
-        let valid = |place| self.catalog.is_valid(place);
-        let counter = match state.evict(index, position, page::is_zero(page), valid, self.catalog.has_room()) {
+        let standing = |place| self.catalog.standing(place);
+        let counter = match state.evict(index, position, page::is_zero(page), standing, self.catalog.has_room()) {
             Verdict::Put => return self.put(file, state, index, page),
             Verdict::Known => &metrics.evictions_known,
             Verdict::Zero => {

@@ -18,7 +18,7 @@ use page::Version;
 pub struct Place {
     /// The lender's number.
     pub lender: u8,
-    /// The lender's epoch when the page was sent. Losing a lender moves its epoch on, which makes all its entries void at
+    /// The lender's epoch when the page was sent. Losing a lender for good moves its epoch on, which makes all its entries void at
     /// once. The epoch wraps after [`Place::EPOCHS`] losses; an entry that seems valid again then costs one miss, because no
     /// lender knows its version any more.
     pub epoch: u8,
@@ -29,6 +29,18 @@ impl Place {
     pub const LENDERS: u8 = 1 << 6;
     /// Epochs before they repeat.
     pub const EPOCHS: u8 = 1 << 6;
+}
+
+/// Whether what was sent to a [`Place`] can be asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Standing {
+    /// It can.
+    Valid,
+    /// Not now. The lender is away, and may still have it when it is back: the entry stays, is voided by changes like all others, and
+    /// is of no use meanwhile.
+    Suspended,
+    /// Never again.
+    Lost,
 }
 
 /// The meaning of an entry.

@@ -18,7 +18,7 @@
 //!
 //! Pure logic: no I/O, no clock. What must never happen here: a page live in the table whose bytes differ from the file's.
 
-use super::entry::{Entry, Place, UNKNOWN};
+use super::entry::{Entry, Place, Standing, UNKNOWN};
 use super::overtaking::Watch;
 use super::rules::{Rule, keeps};
 use super::table::PageTable;
@@ -369,19 +369,19 @@ impl FileState {
     }
 
     /// Forgets the entries of lenders that are lost.
-    pub fn sweep(&mut self, valid: impl Fn(Place) -> bool) {
+    pub fn sweep(&mut self, kept: impl Fn(Place) -> bool) {
         self.table
-            .sweep(|entry| matches!(entry, Entry::Busy { place, .. } | Entry::Present { place, .. } if !valid(place)));
+            .sweep(|entry| matches!(entry, Entry::Busy { place, .. } | Entry::Present { place, .. } if !kept(place)));
     }
 
     /// A READ of the pages of `range`, out of the page cache, has arrived at `position` of the event stream. Says for each
-    /// page where it comes from; `valid` tells whether a place still stands.
+    /// page where it comes from; `standing` tells whether a place can be asked.
     pub fn begin_read(
         &mut self,
         range: PageRange,
         position: u64,
         consumed: u64,
-        valid: impl Fn(Place) -> bool,
+        standing: impl Fn(Place) -> Standing,
         has_room: bool,
         sources: &mut Vec<Source>,
     ) -> ReadTicket {
@@ -395,11 +395,18 @@ impl FileState {
                 continue;
             };
             let mut entry = self.table.get(index);
-            if let Entry::Busy { place, .. } | Entry::Present { place, .. } = entry
-                && !valid(place)
-            {
-                entry = UNKNOWN;
-                self.table.set(index, entry);
+            if let Entry::Busy { place, .. } | Entry::Present { place, .. } = entry {
+                match standing(place) {
+                    Standing::Valid => {}
+                    Standing::Suspended => {
+                        sources.push(Source::Below); // what the lender has stays current
+                        continue;
+                    }
+                    Standing::Lost => {
+                        entry = UNKNOWN;
+                        self.table.set(index, entry);
+                    }
+                }
             }
             sources.push(match entry {
                 Entry::Absent { .. } => Source::Below,
@@ -457,7 +464,7 @@ impl FileState {
         index: u32,
         position: u64,
         is_zero: bool,
-        valid: impl Fn(Place) -> bool,
+        standing: impl Fn(Place) -> Standing,
         has_room: bool,
     ) -> Verdict {
         if keeps(Rule::Active) && self.active.iter().any(|active| active.range.contains(index.into())) {
@@ -467,7 +474,9 @@ impl FileState {
             return Verdict::Tainted;
         }
         match self.table.get(index) {
-            Entry::Busy { place, .. } | Entry::Present { place, .. } if valid(place) => return Verdict::Known,
+            Entry::Busy { place, .. } | Entry::Present { place, .. } if standing(place) != Standing::Lost => {
+                return Verdict::Known;
+            }
             Entry::Zero => return Verdict::Known,
             _ => {}
         }

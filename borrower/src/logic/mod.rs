@@ -4,6 +4,7 @@ pub mod catalog;
 pub mod core;
 pub mod entry;
 pub mod file;
+pub mod lender;
 pub mod overtaking;
 pub mod puts;
 pub mod reading;

@@ -74,9 +74,9 @@ impl Reading {
         len: usize,
     ) {
         let range = Reading::range(offset, len);
-        let valid = |place| core.catalog.is_valid(place);
+        let standing = |place| core.catalog.standing(place);
         let has_room = core.catalog.has_room();
-        self.ticket = Some(state.begin_read(range, produced, consumed, valid, has_room, &mut self.sources));
+        self.ticket = Some(state.begin_read(range, produced, consumed, standing, has_room, &mut self.sources));
         core.catalog.account(state);
         (self.offset, self.len) = (offset, len);
         (self.asked, self.filled, self.asking) = (0, 0, 0);

@@ -5,7 +5,7 @@ use lender::{Address, Capacity, Config, Handle, PolicyName, Server, Status};
 use page::{FileKey, PAGE_SIZE, Page, PageId, Version};
 
 /// A checksum as a borrower would make it.
-fn checksum(id: page::PageId, version: page::Version, page: &page::Page) -> u64 {
+pub fn checksum(id: page::PageId, version: page::Version, page: &page::Page) -> u64 {
     page::ChecksumKey::new([7; 32]).checksum(id, version, page)
 }
 
@@ -166,6 +166,12 @@ impl Client {
         assert_eq!(self.answer(request).0, Kind::Pong);
     }
 
+    /// Ends the session, and waits until the lender has closed the connection.
+    pub fn bye(mut self) {
+        self.send(Kind::Bye, 0, 0, &[]).unwrap();
+        assert!(self.is_closed());
+    }
+
     /// Whether the lender has closed it.
     pub fn is_closed(&mut self) -> bool {
         loop {
@@ -193,6 +199,7 @@ pub fn config(listen: &str, capacity_pages: u64) -> Config {
         capacity: Capacity::Bytes(capacity_pages * PAGE_SIZE as u64),
         reserve_bytes: 64 << 20,
         policy: PolicyName::Lru,
+        grace: Duration::ZERO,
     }
 }
 

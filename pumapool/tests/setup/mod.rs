@@ -58,7 +58,12 @@ impl Lender {
     }
 
     pub fn listen(address: &str, capacity: &str, groups: &[&Group]) -> Lender {
-        let process = daemon(&["lend", "--listen", address, "--capacity", capacity, "--reserve", "16MiB"], groups);
+        Lender::with(address, &["--capacity", capacity], groups)
+    }
+
+    pub fn with(address: &str, options: &[&str], groups: &[&Group]) -> Lender {
+        let arguments = [&["lend", "--listen", address, "--reserve", "16MiB"], options].concat();
+        let process = daemon(&arguments, groups);
         let mut lender = Lender { process, address: String::new() };
         lender.address = status_of("lenders", lender.process.pid())["listen"].as_str().unwrap().to_owned();
         lender

@@ -1,0 +1,90 @@
+//! A connection's place among the [`sessions`](crate::sessions): the edge that waits for others to leave, and frees pages.
+//!
+//! Place, session and pages are given up by dropping the [`Entry`] that [`Shared::enter`] gave, so that no way out of a
+//! connection's thread, not even a panic, can forget it.
+//!
+//! Lock order: [`Shared::table`], then [`Shared::store`]. Neither is ever held during I/O on a socket.
+
+use crate::sessions::{Joined, Name, Refusal};
+use crate::shared::Shared;
+use parking_lot::MutexGuard;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use wire::address::Stream;
+
+/// How long a connection that resumes a session waits for those of before to leave. They are told to, so it takes them as long
+/// as what they have received takes to store; a borrower waits twice as long for its Welcome.
+const TAKE_OVER_LIMIT: Duration = Duration::from_secs(1);
+
+/// Pages of a leaving session freed in one go, with the store locked: well below a millisecond.
+const REMOVAL_PAGES: usize = 512;
+
+/// A connection's place.
+pub struct Entry {
+    shared: Arc<Shared>,
+    number: u64,
+}
+
+impl Shared {
+    /// Makes room for a connection; `None` when there are too many, or the lender is shutting down.
+    pub fn enter(self: &Arc<Shared>, stream: &Arc<Stream>) -> Option<Entry> {
+        let mut table = self.table.lock();
+        let number = table.enter(stream, &self.store.lock(), Instant::now())?;
+        Some(Entry { shared: Arc::clone(self), number })
+    }
+
+    /// Ends all connections, lets no more in, and waits until all their threads are done.
+    pub fn close_all(&self) {
+        let mut table = self.table.lock();
+        table.close();
+        while table.connections() > 0 {
+            self.left.wait(&mut table);
+        }
+    }
+}
+
+impl Entry {
+    /// Joins a session as its main connection; waits for those that it replaces.
+    pub fn join_main(&self, name: Name) -> Result<Joined, Refusal> {
+        let deadline = Instant::now() + TAKE_OVER_LIMIT;
+        let mut table = self.shared.table.lock();
+        loop {
+            let joined = table.join_main(self.number, name, &mut self.shared.store.lock(), Instant::now())?;
+            if let Some(joined) = joined {
+                return Ok(joined);
+            }
+            if self.shared.left.wait_until(&mut table, deadline).timed_out() {
+                return Err(Refusal::Busy("connections of before are still ending: try again"));
+            }
+        }
+    }
+
+    /// Joins a session for gets.
+    pub fn join_get(&self, name: Name) -> Result<Joined, Refusal> {
+        self.shared.table.lock().join_get(self.number, name)
+    }
+
+    /// The borrower ends the session and will not come back.
+    pub fn end_session(&self, name: Name) {
+        self.shared.table.lock().end_session(name);
+    }
+}
+
+impl Drop for Entry {
+    fn drop(&mut self) {
+        let over = {
+            let mut table = self.shared.table.lock();
+            let store = self.shared.store.lock();
+            table.leave(self.number, &store, self.shared.grace, Instant::now())
+        };
+        self.shared.left.notify_all();
+        if let Some(owner) = over {
+            let mut store = self.shared.store.lock();
+            while !store.remove_owner(owner, REMOVAL_PAGES) {
+                MutexGuard::bump(&mut store);
+            }
+        }
+        self.shared.table.lock().remove(self.number);
+        self.shared.left.notify_all();
+    }
+}
