@@ -69,6 +69,8 @@ pub struct Lender {
 pub struct Link {
     /// The session, while there is one.
     pub session: Option<u64>,
+    /// The session that was lost, and may be resumed.
+    pub away: Option<u64>,
     /// On the way to the lender, of the sessions they belong to.
     pub told: VecDeque<(u64, Told)>,
     /// On the way back.
@@ -101,6 +103,11 @@ impl Lender {
             self.store = new_store();
             self.owners.clear();
         }
+    }
+
+    /// Whether it has kept a session.
+    pub fn has(&self, session: u64) -> bool {
+        self.alive && self.owners.contains_key(&session)
     }
 
     /// A borrower connects. Whether it is let in.

@@ -87,6 +87,8 @@ pub struct Tally {
     pub kills: u64,
     /// Lenders lost.
     pub losses: u64,
+    /// Of those, resumed with their pages.
+    pub resumed: u64,
 }
 
 impl std::ops::AddAssign for Tally {
@@ -100,6 +102,7 @@ impl std::ops::AddAssign for Tally {
         self.beside += other.beside;
         self.kills += other.kills;
         self.losses += other.losses;
+        self.resumed += other.resumed;
     }
 }
 
@@ -505,12 +508,14 @@ impl Machine {
         let at = context.random.usize(0..lenders.len());
         let (link, lender) = (&mut self.links[at], &mut lenders[at]);
         let Some(session) = link.session else {
-            if context.random.u32(0..10) == 0 {
-                let session = context.number();
-                if lender.join(session) {
-                    link.session = Some(session);
-                    self.core.catalog.lender_up(at as u8);
+            match context.random.u32(0..20) {
+                0 => self.connect(context, at, lender),
+                1 if context.random.u32(0..10) == 0 => {
+                    // It is waited for no longer.
+                    link.away = None;
+                    self.core.catalog.lender_lost(at as u8);
                 }
+                _ => {}
             }
             return;
         };
@@ -547,6 +552,29 @@ impl Machine {
         }
     }
 
+    /// A lender is connected to: it has kept the session, or says so, or begins a new one.
+    fn connect(&mut self, context: &mut Context, at: usize, lender: &mut Lender) {
+        let link = &mut self.links[at];
+        if let Some(session) = link.away.take() {
+            // What was under way on the old connections is not let in any more.
+            link.told.clear();
+            let kept = lender.has(session) || lender.is_alive() && context.weather.lies(&mut context.random);
+            if kept && lender.join(session) {
+                context.note(|| format!("lender {at} resumed"));
+                link.session = Some(session);
+                self.core.catalog.lender_resume(at as u8);
+                context.tally.resumed += 1;
+                return;
+            }
+            self.core.catalog.lender_lost(at as u8);
+        }
+        let session = context.number();
+        if lender.join(session) {
+            link.session = Some(session);
+            self.core.catalog.lender_up(at as u8);
+        }
+    }
+
     /// A question sets out. False: there is no lender to ask.
     pub fn ask(&mut self, lender: u8, asked: Asked) -> bool {
         let link = &mut self.links[usize::from(lender)];
@@ -560,9 +588,8 @@ impl Machine {
     /// The session with a lender is over.
     pub fn lose(&mut self, context: &mut Context, lender: usize) {
         let link = &mut self.links[lender];
-        if link.session.take().is_none() {
-            return;
-        }
+        let Some(session) = link.session.take() else { return };
+        link.away = Some(session);
         context.note(|| format!("lender {lender} lost"));
         context.tally.losses += 1;
         // What was sent may still arrive.
@@ -571,7 +598,7 @@ impl Machine {
         }
         link.said.clear();
         link.asked.clear();
-        self.core.catalog.lender_lost(lender as u8);
+        self.core.catalog.lender_suspend(lender as u8);
         self.core.abandon_puts(lender as u8);
     }
 
@@ -583,6 +610,7 @@ impl Machine {
         context.tally.lent += self.core.metrics.lender_pages.get();
         for lender in 0..self.links.len() {
             self.lose(context, lender);
+            self.links[lender].away = None;
         }
         let left: Vec<_> = self.files.iter().map(FileModel::left).collect();
         self.core = new_core(context, self.links.len(), self.strategy);

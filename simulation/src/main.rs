@@ -50,7 +50,7 @@ fn main() -> Result<()> {
             let seconds = began.elapsed().as_secs_f64();
             println!(
                 "seeds {first}..{}: {} steps ({:.1} million a minute), {} reads, {} pages compared, {} changes, {} evictions, \
-                 {} pages from lenders, {} changes beside, {} lenders lost, {} daemons killed; no wrong byte",
+                 {} pages from lenders, {} changes beside, {} lenders lost ({} resumed), {} daemons killed; no wrong byte",
                 first + runs,
                 tally.steps,
                 tally.steps as f64 / seconds * 60.0 / 1e6,
@@ -61,6 +61,7 @@ fn main() -> Result<()> {
                 tally.lent,
                 tally.beside,
                 tally.losses,
+                tally.resumed,
                 tally.kills,
             );
         }
