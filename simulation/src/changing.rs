@@ -167,6 +167,10 @@ impl Machine {
         let consumed = self.positions().1;
         let file = &mut self.files[task.file];
         let Some(inode) = &mut file.inode else { return true };
+        let is_below = matches!(change.stage, Stage::Begun | Stage::Applied);
+        if is_below && context.random.u32(0..1000) < context.weather.stalls {
+            return false;
+        }
         match change.stage {
             Stage::Lock => {
                 if inode.lock.is_none() {

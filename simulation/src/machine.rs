@@ -308,6 +308,10 @@ impl Machine {
             self.start(context, file, Doing::Open(Opening::default()));
         } else if falls(weather.beside) {
             self.change_beside(context, file);
+        } else if falls(weather.drops) {
+            let pages = self.files[file].page_count();
+            let first = context.random.usize(0..pages);
+            self.files[file].invalidate(first, context.random.usize(first + 1..=pages), None);
         } else if falls(weather.forgets) {
             self.forget(context, file);
         } else {

@@ -18,6 +18,8 @@ pub struct Weather {
     pub opens: u32,
     /// Changes beside the mount.
     pub beside: u32,
+    /// The mount has the kernel drop some pages, for whatever reason.
+    pub drops: u32,
     /// The kernel forgets an inode, or the file is deleted and made anew.
     pub forgets: u32,
     /// Of 10,000 steps: a lender dies or comes back.
@@ -32,6 +34,8 @@ pub struct Weather {
     pub cuts: u32,
     /// Of 1,000 operations below: failures.
     pub failures: u32,
+    /// Of 1,000 steps of a change below: those in which nothing happens, because the disk is slow.
+    pub stalls: u32,
     /// Of 1,000 evictions: events lost.
     pub lost_events: u32,
     /// Of 1,000 steps: evictions.
@@ -59,6 +63,7 @@ impl Weather {
             attributes: some(30, 100),
             opens: some(80, 150),
             beside: some(40, 60),
+            drops: some(40, 80),
             forgets: some(30, 40),
             crashes: some(40, 20),
             losses: some(40, 30),
@@ -66,6 +71,7 @@ impl Weather {
             lies: some(40, 300),
             cuts: some(40, 100),
             failures: some(30, 60),
+            stalls: some(40, 950),
             lost_events: some(50, 300),
             evictions: some(100, 300).max(40),
             haste: some(100, 500).max(150),
