@@ -12,7 +12,11 @@ TOOLS ?= $(CURDIR)/target/tools
 # Options of the demo, such as DEMO="--seconds 30 --seed 7"; `target/release/demo --help` lists them.
 DEMO ?=
 
-.PHONY: help deps build test test-long test-deps tools deny demo check lint clean
+# The simulation: a seed to repeat (else fresh ones for two minutes), and the steps of a run.
+SEED ?=
+STEPS ?= 20000
+
+.PHONY: help deps build test simulate rules test-long test-deps tools deny demo check lint clean
 
 deps: WANTED := $(PACKAGES)
 test-deps: WANTED := $(PACKAGES) $(TEST_PACKAGES)
@@ -22,6 +26,8 @@ help:
 	@echo 'make deps    install the Debian packages that are missing (as root)'
 	@echo 'make build   build the release binaries, in target/release'
 	@echo 'make test    run all tests; those that this machine cannot run say so'
+	@echo 'make simulate    whole pools from fresh seeds for two minutes; SEED=n STEPS=n repeats a run'
+	@echo 'make rules   break each rule of docs/consistency.md in turn: the simulation must catch it'
 	@echo 'make test-long   the public test programs at full length, some 20 minutes'
 	@echo 'make check   what CI runs: format, lints, tests, documentation'
 	@echo 'make clean   remove everything that was built'
@@ -48,7 +54,14 @@ build: deps
 	$(CARGO) build --release --workspace --bins
 
 test: test-deps tools
-	TOOLS=$(TOOLS) $(CARGO) test --workspace
+	TOOLS=$(TOOLS) $(CARGO) test --workspace --exclude simulation
+	$(CARGO) test --profile simulation -p simulation -- --nocapture --test-threads 1
+
+simulate: deps
+	$(CARGO) run --quiet --profile simulation -p simulation -- --steps $(STEPS) $(if $(SEED),--seed $(SEED))
+
+rules: deps
+	$(CARGO) test --profile simulation -p simulation --test rules -- --nocapture every_broken_rule
 
 test-long: test-deps tools
 	TOOLS=$(TOOLS) PUMA_FSX_OPS=200000 $(CARGO) test -p pumapool --test suites -- --nocapture --test-threads 2
