@@ -4,6 +4,8 @@
 //! `PUMA_SECONDS=n` sets for how long fresh seeds are run.
 
 use borrower::logic::rules::{Rule, break_rule};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 const STEPS: u64 = 20_000;
@@ -25,42 +27,55 @@ fn fresh_runs(limit: Duration) -> (u64, Result<simulation::Tally, Box<simulation
     (runs, Ok(tally))
 }
 
+/// Both cores: each thread does what is left to do.
+const THREADS: usize = 2;
+
 #[test]
 fn every_broken_rule_is_caught() {
-    let mut missed = Vec::new();
+    let (next, missed) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     println!("rule                 caught after");
-    for rule in Rule::ALL {
-        break_rule(Some(*rule));
-        let began = Instant::now();
-        let (runs, result) = fresh_runs(CATCH_MAX);
-        break_rule(None);
-        let name = format!("R{} {rule:?}", *rule as u8);
-        match result {
-            Err(failure) => {
-                let (steps, seconds) = ((runs - 1) * STEPS + failure.step, began.elapsed().as_secs_f64());
-                println!("{name:20} {steps:>9} steps, {seconds:5.1} s (seed {})", failure.seed);
-            }
-            Ok(_) => {
-                println!("{name:20} NOT CAUGHT: {}", rule.meaning());
-                missed.push(name);
+    let work = || {
+        while let Some(rule) = Rule::ALL.get(next.fetch_add(1, Ordering::Relaxed)) {
+            // In this thread alone.
+            break_rule(Some(*rule));
+            let began = Instant::now();
+            let (runs, result) = fresh_runs(CATCH_MAX);
+            let name = format!("R{} {rule:?}", *rule as u8);
+            match result {
+                Err(failure) => {
+                    let (steps, seconds) = ((runs - 1) * STEPS + failure.step, began.elapsed().as_secs_f64());
+                    println!("{name:20} {steps:>9} steps, {seconds:5.1} s (seed {})", failure.seed);
+                }
+                Ok(_) => {
+                    println!("{name:20} NOT CAUGHT: {}", rule.meaning());
+                    missed.lock().unwrap().push(name);
+                }
             }
         }
-    }
+    };
+    std::thread::scope(|scope| (0..THREADS).for_each(|_| drop(scope.spawn(work))));
+    let missed = missed.into_inner().unwrap();
     assert!(missed.is_empty(), "rules whose removal nothing notices: {missed:?}");
 }
 
 #[test]
 fn kept_rules_show_no_wrong_byte() {
     let seconds = std::env::var("PUMA_SECONDS").ok().and_then(|seconds| seconds.parse().ok()).unwrap_or(120);
-    let (runs, result) = fresh_runs(Duration::from_secs(seconds));
-    match result {
-        Ok(tally) => {
-            println!("{runs} runs: {tally:?}");
-            assert!(tally.lent > runs, "{} pages came from lenders: the simulation proves nothing", tally.lent);
-        }
-        Err(failure) => {
-            failure.trace.iter().for_each(|line| println!("{line}"));
-            panic!("{} at step {}: make simulate SEED={} STEPS={STEPS}", failure.what, failure.step, failure.seed);
+    let work = || fresh_runs(Duration::from_secs(seconds));
+    let results = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..THREADS).map(|_| scope.spawn(work)).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect::<Vec<_>>()
+    });
+    for (runs, result) in results {
+        match result {
+            Ok(tally) => {
+                println!("{runs} runs: {tally:?}");
+                assert!(tally.lent > runs, "{} pages came from lenders: the simulation proves nothing", tally.lent);
+            }
+            Err(failure) => {
+                failure.trace.iter().for_each(|line| println!("{line}"));
+                panic!("{} at step {}: make simulate SEED={} STEPS={STEPS}", failure.what, failure.step, failure.seed);
+            }
         }
     }
 }

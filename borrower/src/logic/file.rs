@@ -26,12 +26,12 @@ use crate::below::Stamp;
 use page::{PAGE_SHIFT, PAGE_SIZE, PageRange, Version};
 
 /// Quarantined ranges a file remembers. Beyond it the two nearest are merged: some pages more need a READ before they are
-/// lent again.
-const QUARANTINES_MAX: usize = 32;
+/// lent again. (Few in test builds, so that merging is common there.)
+const QUARANTINES_MAX: usize = if cfg!(debug_assertions) { 4 } else { 32 };
 
 /// Tainted ranges a file remembers. Beyond it the two nearest are merged: some events more are not believed, for as long as
-/// it takes the consumer to reach the position.
-const TAINTS_MAX: usize = 32;
+/// it takes the consumer to reach the position. (Few in test builds, too.)
+const TAINTS_MAX: usize = if cfg!(debug_assertions) { 4 } else { 32 };
 
 /// Pages at the edges of holes that a file remembers. Beyond it the two nearest ranges are merged: what lies between is not lent
 /// either.
