@@ -5,6 +5,7 @@
 
 mod bpf_tap;
 mod calibrate;
+mod consume;
 mod intf;
 mod load;
 mod record;
