@@ -7,7 +7,7 @@
 
 use crate::sessions::{Joined, Name, Refusal};
 use crate::shared::Shared;
-use parking_lot::MutexGuard;
+use sync::MutexGuard;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use wire::address::Stream;

@@ -15,6 +15,8 @@ mod entry;
 mod frames;
 pub mod headroom;
 mod housekeeping;
+#[cfg(all(test, feature = "shuttle"))]
+mod interleavings;
 mod listener;
 mod pressure;
 mod server;

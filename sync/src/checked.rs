@@ -1,0 +1,121 @@
+//! parking_lot's calls on shuttle's locks.
+//!
+//! Shuttle's locks are poisoned by a panic like the standard library's; here a panic ends the test, so that poison is never
+//! met. A time limit never runs out: who waits for a notice that nobody gives is a deadlock, which shuttle reports.
+
+use std::ops::{Deref, DerefMut};
+use std::time::Duration;
+
+/// As parking_lot's.
+#[derive(Default)]
+pub struct Mutex<T>(shuttle::sync::Mutex<T>);
+
+impl<T> Mutex<T> {
+    /// Unlocked.
+    pub fn new(value: T) -> Mutex<T> {
+        Mutex(shuttle::sync::Mutex::new(value))
+    }
+
+    /// Waits for the lock.
+    pub fn lock(&self) -> MutexGuard<'_, T> {
+        MutexGuard { mutex: self, inner: Some(self.take()) }
+    }
+
+    fn take(&self) -> shuttle::sync::MutexGuard<'_, T> {
+        self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+}
+
+/// As parking_lot's.
+pub struct MutexGuard<'a, T> {
+    mutex: &'a Mutex<T>,
+    /// Missing only while a call below has given the lock away.
+    inner: Option<shuttle::sync::MutexGuard<'a, T>>,
+}
+
+impl<T> MutexGuard<'_, T> {
+    /// Lets somebody else have the lock for a moment.
+    pub fn bump(guard: &mut Self) {
+        guard.inner = None;
+        shuttle::thread::yield_now();
+        guard.inner = Some(guard.mutex.take());
+    }
+}
+
+impl<T> Deref for MutexGuard<'_, T> {
+    type Target = T;
+    fn deref(&self) -> &T {
+        self.inner.as_ref().expect("locked")
+    }
+}
+
+impl<T> DerefMut for MutexGuard<'_, T> {
+    fn deref_mut(&mut self) -> &mut T {
+        self.inner.as_mut().expect("locked")
+    }
+}
+
+/// As parking_lot's.
+#[derive(Default)]
+pub struct Condvar(shuttle::sync::Condvar);
+
+impl Condvar {
+    /// Nobody waits.
+    pub fn new() -> Condvar {
+        Condvar::default()
+    }
+
+    /// Waits for a notice.
+    pub fn wait<T>(&self, guard: &mut MutexGuard<'_, T>) {
+        let inner = guard.inner.take().expect("locked");
+        guard.inner = Some(self.0.wait(inner).unwrap_or_else(|poisoned| poisoned.into_inner()));
+    }
+
+    /// Waits for a notice.
+    pub fn wait_for<T>(&self, guard: &mut MutexGuard<'_, T>, _limit: Duration) {
+        self.wait(guard);
+    }
+
+    /// Waits for as long as `condition` holds.
+    pub fn wait_while_for<T>(
+        &self,
+        guard: &mut MutexGuard<'_, T>,
+        mut condition: impl FnMut(&mut T) -> bool,
+        _limit: Duration,
+    ) {
+        while condition(guard) {
+            self.wait(guard);
+        }
+    }
+
+    /// Wakes one.
+    pub fn notify_one(&self) {
+        self.0.notify_one();
+    }
+
+    /// Wakes all.
+    pub fn notify_all(&self) {
+        self.0.notify_all();
+    }
+}
+
+/// As parking_lot's.
+#[derive(Default)]
+pub struct RwLock<T>(shuttle::sync::RwLock<T>);
+
+impl<T> RwLock<T> {
+    /// Unlocked.
+    pub fn new(value: T) -> RwLock<T> {
+        RwLock(shuttle::sync::RwLock::new(value))
+    }
+
+    /// Waits for a reader's lock.
+    pub fn read(&self) -> shuttle::sync::RwLockReadGuard<'_, T> {
+        self.0.read().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// Waits for the writer's lock.
+    pub fn write(&self) -> shuttle::sync::RwLockWriteGuard<'_, T> {
+        self.0.write().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+}
