@@ -8,6 +8,8 @@
 
 mod below;
 mod edge;
+#[doc(hidden)]
+pub mod fuzzing;
 pub mod logic;
 mod metrics;
 mod read;

@@ -13,6 +13,8 @@ mod config;
 mod connection;
 mod entry;
 mod frames;
+#[doc(hidden)]
+pub mod fuzzing;
 pub mod headroom;
 mod housekeeping;
 #[cfg(all(test, feature = "shuttle"))]

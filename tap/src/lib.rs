@@ -6,6 +6,8 @@
 mod bpf_tap;
 mod calibrate;
 mod consume;
+#[doc(hidden)]
+pub mod fuzzing;
 mod intf;
 mod load;
 mod record;
