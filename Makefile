@@ -89,6 +89,22 @@ fuzz: fuzz-program
 fuzz-short: fuzz-program
 	$(CARGO) run -q -p fuzz --bin fuzz -- --seconds 2 --jobs 2
 
+# The sanitizers are unstable options of the stable compiler. What they cannot see through (BPF, other processes) is in the
+# ordinary tests. The thread sanitizer wants a standard library that was built with it, hence rust-src.
+SANITIZE = RUSTC_BOOTSTRAP=1 RUST_BACKTRACE=0 RUSTFLAGS=-Zsanitizer=$(1) $(CARGO) test --target $(TRIPLE) --target-dir target/$(1)
+sanitize: test-deps
+	@test -d "$$(rustc --print sysroot)/lib/rustlib/src/rust/library" || { \
+		echo 'The sources of the standard library are missing: rustup component add rust-src' >&2; exit 1; }
+	$(call SANITIZE,address) -p page -p wire -p fuse -p lender -p tap -p borrower -p mount -p fuzz
+	$(call SANITIZE,thread) -Zbuild-std -p lender -p borrower -p mount
+
+# Under Miri goes what makes no system calls.
+miri:
+	@cargo +nightly miri --version >/dev/null 2>&1 || { \
+		echo 'Miri is missing: rustup toolchain install nightly --component miri,rust-src' >&2; exit 1; }
+	MIRIFLAGS=-Zmiri-disable-isolation cargo +nightly miri test --target-dir target/miri -p page -p wire --lib -- --skip address
+	MIRIFLAGS=-Zmiri-disable-isolation cargo +nightly miri test --target-dir target/miri -p borrower --lib -- logic --skip puts
+
 test-long: test-deps tools
 	TOOLS=$(TOOLS) PUMA_FSX_OPS=200000 $(CARGO) test -p pumapool --test suites -- --nocapture --test-threads 2
 

@@ -21,23 +21,16 @@ use crate::store::{PolicyName, Store};
 use page::{FileKey, PAGE_SIZE, PageId, Version};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use sync::shuttle;
 use sync::shuttle::thread;
 use wire::WireKey;
 use wire::address::Stream;
 
-/// Schedules tried of each test, in two ways each: any thread next, and few changes of priority (PCT).
-const SCHEDULES: usize = 3000;
-/// Changes of priority in a schedule: most bugs need one or two.
-const CHANGES: usize = 3;
+/// Schedules tried of each test, in each of two ways.
+const SCHEDULES: usize = 1500;
 const CAPACITY_PAGES: u32 = 6;
 
 fn check(run: impl Fn() + Send + Sync + 'static) {
-    let schedules = std::env::var("PUMA_SCHEDULES").ok().and_then(|text| text.parse().ok()).unwrap_or(SCHEDULES);
-    let run = Arc::new(run);
-    let again = Arc::clone(&run);
-    shuttle::check_random(move || run(), schedules);
-    shuttle::check_pct(move || again(), schedules, CHANGES);
+    sync::explore(SCHEDULES, run);
 }
 
 fn lender() -> Arc<Shared> {

@@ -119,3 +119,30 @@ impl<T> RwLock<T> {
         self.0.write().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 }
+
+/// Bytes of a thread's stack in a test: some of the code keeps pages on it.
+const STACK_BYTES: usize = 256 << 10;
+
+/// Changes of priority in a schedule: most bugs need one or two.
+const CHANGES: usize = 3;
+
+/// Runs a test under that many schedules (or `PUMA_SCHEDULES`) of two kinds each: any thread next, and few changes of priority
+/// (PCT). `PUMA_SEED` repeats a run. A panic or a deadlock in any of them ends the test, with the schedule to replay.
+pub fn explore(schedules: usize, run: impl Fn() + Send + Sync + 'static) {
+    use shuttle::scheduler::{PctScheduler, RandomScheduler};
+    use std::hash::{BuildHasher, RandomState};
+    let told = |name| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
+    let schedules = told("PUMA_SCHEDULES").map_or(schedules, |told| told as usize);
+    let seed = told("PUMA_SEED").unwrap_or_else(|| RandomState::new().hash_one(0) >> 32);
+    println!("PUMA_SEED={seed}, twice {schedules} schedules");
+    let mut config = shuttle::Config::new();
+    config.stack_size = STACK_BYTES;
+    // Atomics have one order for all threads here: what weaker orderings allow is loom's part (tap's ring).
+    config.silence_warnings = true;
+    let run = std::sync::Arc::new(run);
+    let again = run.clone();
+    let random = RandomScheduler::new_from_seed(seed, schedules);
+    shuttle::Runner::new(random, config.clone()).run(move || run());
+    let few_changes = PctScheduler::new_from_seed(seed, CHANGES, schedules);
+    shuttle::Runner::new(few_changes, config).run(move || again());
+}

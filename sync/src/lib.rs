@@ -11,7 +11,7 @@
 mod checked;
 
 #[cfg(feature = "shuttle")]
-pub use checked::{Condvar, Mutex, MutexGuard, RwLock};
+pub use checked::{Condvar, Mutex, MutexGuard, RwLock, explore};
 #[cfg(not(feature = "shuttle"))]
 pub use parking_lot::{Condvar, Mutex, MutexGuard, RwLock};
 
