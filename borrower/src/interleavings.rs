@@ -14,7 +14,7 @@ use crate::logic::core::{Change, Core, Outcome, Strategy};
 use crate::logic::puts::Batch;
 use crate::logic::reading::{ATTEMPTS_MAX, Got, Reading};
 use crate::{File, FileIdentity, Stamp};
-use page::{PAGE_SIZE, Page, Version};
+use page::{ChecksumKey, PAGE_SIZE, Page, Version};
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
@@ -72,7 +72,7 @@ fn identity(inode: u64) -> FileIdentity {
 
 impl World {
     fn new(strategy: Strategy) -> Arc<World> {
-        let core = Core::new(1, strategy, true);
+        let core = Core::new(1, ChecksumKey::new([7; 32]), strategy, true);
         core.catalog.lender_up(0);
         let file = core.catalog.adopt(identity(1));
         Arc::new(World {
@@ -172,7 +172,7 @@ impl World {
                             };
                             known.map_or(Got::Miss, |page| {
                                 buf.copy_from_slice(&page);
-                                Got::Page { checksum: page::checksum(key.id(), version, &page) }
+                                Got::Page { checksum: self.core.key().checksum(key.id(), version, &page) }
                             })
                         })
                         .collect();

@@ -2,7 +2,7 @@
 
 use super::{Target, number, take};
 use lender::fuzzing::{Broken, FrameReader, Lender, Next};
-use page::{FileKey, PAGE_SIZE, PageId, Version};
+use page::{ChecksumKey, FileKey, PAGE_SIZE, PageId, Version};
 use std::collections::HashMap;
 use std::io::{Read, Write};
 use std::net::Shutdown;
@@ -260,7 +260,7 @@ fn put(pages: &[(u32, u32, u64, u8)]) -> Vec<u8> {
     let mut body = Vec::new();
     for (file, index, version, fill) in pages {
         let (key, page) = (key((*file, *index, *version)), [*fill; PAGE_SIZE]);
-        let checksum = U64::new(page::checksum(key.id(), key.version(), &page));
+        let checksum = U64::new(ChecksumKey::new([7; 32]).checksum(key.id(), key.version(), &page));
         body.extend_from_slice(PutItem { key, checksum }.as_bytes());
     }
     pages.iter().for_each(|(.., fill)| body.extend_from_slice(&[*fill; PAGE_SIZE]));
