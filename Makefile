@@ -96,7 +96,8 @@ sanitize: test-deps
 	@test -d "$$(rustc --print sysroot)/lib/rustlib/src/rust/library" || { \
 		echo 'The sources of the standard library are missing: rustup component add rust-src' >&2; exit 1; }
 	$(call SANITIZE,address) -p page -p wire -p fuse -p lender -p tap -p borrower -p mount -p fuzz
-	$(call SANITIZE,thread) -Zbuild-std -p lender -p borrower -p mount
+	$(call SANITIZE,thread) -Zbuild-std -p lender --lib --test server --test descriptors
+	$(call SANITIZE,thread) -Zbuild-std -p borrower
 
 # Under Miri goes what makes no system calls.
 miri:

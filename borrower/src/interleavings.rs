@@ -8,7 +8,9 @@
 //! can be read and is the file's; what the catalog has on its account is what the entries take; no version and no key is given
 //! twice; nobody waits for ever (shuttle reports a deadlock; a time limit never runs out).
 //!
-//! What the tests can catch was tried by breaking the code, one place at a time: see the table at the end of this file.
+//! What the tests can catch was tried by breaking the code, one place at a time: `Core::end_change` without its notice was found by
+//! `no_read_is_stale` (deadlock); `Catalog::retire` letting go of the names between counting off the last user and removing the
+//! file by `files_come_and_go` ("a file in use is known").
 
 use crate::logic::core::{Change, Core, Outcome, Strategy};
 use crate::logic::puts::Batch;
