@@ -111,7 +111,7 @@ impl World {
     fn write(&self, at: usize, request: u64) {
         let mut cached = self.cached[at].lock();
         let offset = (at * PAGE_SIZE) as u64;
-        let change = Change::Buffered { offset, len: PAGE_SIZE as u64, request };
+        let change = Change::Buffered { offset, len: PAGE_SIZE as u64, request, writeback: false };
         *cached = Some(self.below.lock().0[at] + 1);
         let changing = self.core.begin_change(&self.file, change, self.stamp(), self.positions().0);
         assert_eq!(Some(self.apply(at)), *cached);
@@ -238,15 +238,21 @@ impl World {
         self.lent.lock().retain(|version, _| drops.iter().all(|key| key.version().0 != *version));
     }
 
-    /// What the link's thread does when the lender is lost, and found again.
-    fn lose_lender(&self) {
+    /// What the link's thread does when the connection is lost and comes back: to a lender that has `kept` the session, or not.
+    fn lose_lender(&self, kept: bool) {
         let _link = self.link.lock();
-        self.core.catalog.lender_down(0);
+        let catalog = &self.core.catalog;
+        catalog.lender_suspend(0);
         self.core.abandon_puts(0);
-        self.core.catalog.sweep();
         self.sent.lock().clear();
-        self.lent.lock().clear();
-        self.core.catalog.lender_up(0);
+        if kept {
+            assert!(catalog.lender_resume(0));
+        } else {
+            self.lent.lock().clear();
+            catalog.lender_lost(0);
+            catalog.sweep();
+            assert!(catalog.lender_up(0));
+        }
     }
 
     /// Nothing is under way any more: everything must agree.
@@ -319,7 +325,7 @@ fn a_lost_lender_costs_no_byte() {
                 Box::new(|world| (0..4).for_each(|at| world.evict(at % PAGES))),
                 Box::new(|world| (0..3).for_each(|_| world.take_events())),
                 Box::new(|world| (0..2).for_each(|_| world.take_answers())),
-                Box::new(|world| (0..2).for_each(|_| world.lose_lender())),
+                Box::new(|world| [true, false].into_iter().for_each(|kept| world.lose_lender(kept))),
                 Box::new(|world| world.write(0, 10)),
             ],
         );
@@ -355,7 +361,7 @@ fn files_come_and_go() {
             world.core.catalog.retire(&again, true);
         }));
         threads.push(Box::new(|world| {
-            world.lose_lender();
+            world.lose_lender(false);
             let _ = world.core.catalog.census();
         }));
         threads.push(Box::new(|world| world.take_answers()));

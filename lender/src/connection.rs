@@ -311,8 +311,15 @@ pub(crate) mod tests {
     pub struct Peer<'a>(Connection<'a>);
 
     impl<'a> Peer<'a> {
-        pub fn new(shared: &'a Shared, stream: &'a Stream, owner: Owner, is_main: bool) -> Peer<'a> {
-            Peer(Connection { shared, stream, owner, is_main, reply: Vec::new(), lost: Vec::new() })
+        pub fn new(
+            shared: &'a Shared,
+            stream: &'a Stream,
+            entry: &'a Entry,
+            session: Name,
+            joined: Joined,
+        ) -> Peer<'a> {
+            let (reply, lost) = (Vec::new(), Vec::new());
+            Peer(Connection { shared, stream, entry, session, joined, is_main: true, reply, lost })
         }
 
         pub fn put(&mut self, pages: &[(WireKey, Page)]) {

@@ -1,17 +1,18 @@
 //! Doors for the crate `fuzz`: what takes apart the bytes of borrowers and of the kernel's files. No part of the interface,
 //! and nothing of it decides anything.
 
+use crate::entry::Entry;
 pub use crate::frames::{Broken, FrameReader, Next};
 use crate::headroom::{self, Memory};
 use crate::pressure;
-use crate::sessions::{Entry, Name};
+use crate::sessions::Name;
 use crate::shared::Shared;
 use crate::store::{PolicyName, Store};
-use crate::{Capacity, Config, connection};
+use crate::{Capacity, Config, connection, housekeeping};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use wire::address::Stream;
 
 /// A lender without a listener and without housekeeping: connections are handed to it.
@@ -19,7 +20,10 @@ pub struct Lender {
     shared: Arc<Shared>,
 }
 
-/// Keeps a session alive between its connections.
+/// How long sessions are kept: as long as an input takes.
+const GRACE: Duration = Duration::from_secs(3600);
+
+/// A session's main connection on which nothing comes.
 pub struct Held {
     _entry: Entry,
 }
@@ -29,14 +33,19 @@ impl Lender {
     pub fn new(capacity_pages: u32) -> io::Result<Lender> {
         let mut store = Store::new(capacity_pages, PolicyName::Lru.policy())?;
         store.set_headroom_pages(u64::MAX);
-        Ok(Lender { shared: Arc::new(Shared::new(store)?) })
+        Ok(Lender { shared: Arc::new(Shared::new(store, GRACE)?) })
     }
 
-    /// Joins a session; `stream` stands for the connection. `None`: there are too many.
+    /// Joins a session; `stream` stands for the main connection. `None`: there are too many.
     pub fn hold(&self, name: Name, stream: Stream) -> Option<Held> {
-        let mut entry = self.shared.enter(&Arc::new(stream))?;
-        entry.join(name).ok()?;
+        let entry = self.shared.enter(&Arc::new(stream))?;
+        entry.join_main(name).ok()?;
         Some(Held { _entry: entry })
+    }
+
+    /// The time for which sessions are kept passes.
+    pub fn forget_kept(&self) {
+        housekeeping::forget_left_behind(&self.shared, Instant::now() + GRACE);
     }
 
     /// Serves a connection until it ends.
@@ -52,7 +61,7 @@ impl Lender {
         let table = self.shared.table.lock();
         let store = self.shared.store.lock();
         let pages = store.stored_pages() + store.zero_pages();
-        (pages, table.sessions.len(), table.connections(), self.shared.tally.malformed_frames.load(Relaxed))
+        (pages, table.sessions().len(), table.connections(), self.shared.tally.malformed_frames.load(Relaxed))
     }
 }
 
@@ -65,7 +74,8 @@ pub fn memory_files(meminfo: &str, membership: &str, mounts: &str, vmstat: &str,
     pressure::judge(stalled_us, Duration::from_micros(stalled_us), memory, memory.free_bytes / 2);
     for capacity in [Capacity::Auto, Capacity::Bytes(stalled_us)] {
         let listen = "unix:/x".parse().ok()?;
-        let config = Config { listen, capacity, reserve_bytes: memory.free_bytes, policy: PolicyName::Lru };
+        let config =
+            Config { listen, capacity, reserve_bytes: memory.free_bytes, policy: PolicyName::Lru, grace: GRACE };
         if let Ok(pages) = config.capacity_pages(memory) {
             assert!(pages > 0 && u64::from(pages) <= memory.total_bytes / page::PAGE_SIZE as u64);
         }

@@ -133,7 +133,7 @@ impl Housekeeper {
 }
 
 /// Forgets borrowers that did not come back in time, and frees the pages of those forgotten, a part at a time.
-fn forget_left_behind(shared: &Shared, now: Instant) {
+pub(crate) fn forget_left_behind(shared: &Shared, now: Instant) {
     let expired = shared.table.lock().expire(shared.grace, now);
     if expired > 0 {
         tracing::info!(borrowers = expired, "did not come back in time; freeing their pages");

@@ -4,7 +4,7 @@
 //! shrinking, and the session table; only the sockets' waiting is left out, as there is nothing to order in it. Run with
 //! `make interleavings`.
 //!
-//! What the tests can catch was tried by breaking the code, one place at a time:
+//! What the tests can catch was tried by breaking the code, one place at a time, before sessions were kept for a grace time:
 //!
 //! | broken | found by |
 //! |---|---|
@@ -15,12 +15,13 @@
 //! | `close_all` does not set `closed` | `closing_waits_for_all`: somebody came in behind the end |
 
 use crate::connection::tests::Peer;
-use crate::housekeeping::{scan, shrink};
+use crate::housekeeping::{forget_left_behind, scan, shrink};
 use crate::shared::Shared;
 use crate::store::{PolicyName, Store};
 use page::{FileKey, PAGE_SIZE, PageId, Version};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 use sync::shuttle::thread;
 use wire::WireKey;
 use wire::address::Stream;
@@ -28,15 +29,17 @@ use wire::address::Stream;
 /// Schedules tried of each test, in each of two ways.
 const SCHEDULES: usize = 1500;
 const CAPACITY_PAGES: u32 = 6;
+/// How long sessions are kept, where they are.
+const GRACE: Duration = Duration::from_secs(3600);
 
 fn check(run: impl Fn() + Send + Sync + 'static) {
     sync::explore(SCHEDULES, run);
 }
 
-fn lender() -> Arc<Shared> {
+fn lender(grace: Duration) -> Arc<Shared> {
     let mut store = Store::new(CAPACITY_PAGES, PolicyName::Lru.policy()).unwrap();
     store.set_headroom_pages(u64::MAX);
-    Arc::new(Shared::new(store).unwrap())
+    Arc::new(Shared::new(store, grace).unwrap())
 }
 
 fn stream() -> Arc<Stream> {
@@ -59,25 +62,22 @@ fn key(index: u32, version: u64) -> WireKey {
 #[test]
 fn pages_stay_whole_and_apart() {
     check(|| {
-        let shared = lender();
+        let shared = lender(Duration::ZERO);
         let mut threads = Vec::new();
         for session in 1..=2u8 {
-            for is_main in [true, false] {
-                let shared = Arc::clone(&shared);
-                threads.push(thread::spawn(move || {
+            let shared = Arc::clone(&shared);
+            threads.push(thread::spawn(move || {
+                let main = stream();
+                let entry = shared.enter(&main).unwrap();
+                let joined = entry.join_main([session; 16]).unwrap();
+                let other = Arc::clone(&shared);
+                let gets = thread::spawn(move || {
                     let stream = stream();
-                    let mut entry = shared.enter(&stream).unwrap();
-                    let owner = entry.join([session; 16]).unwrap();
-                    let mut peer = Peer::new(&shared, &stream, owner, is_main);
+                    let entry = other.enter(&stream).unwrap();
+                    // The main connection may be gone already.
+                    let Ok(joined) = entry.join_get([session; 16]) else { return };
+                    let mut peer = Peer::new(&other, &stream, &entry, [session; 16], joined);
                     for version in 1..=2 {
-                        if is_main {
-                            let pages: Vec<_> =
-                                (0..4).map(|at| (key(at, version), content(session, at, version))).collect();
-                            peer.put(&pages);
-                            peer.drop_pages(&[key(0, version)]);
-                            peer.take_lost();
-                            continue;
-                        }
                         let keys: Vec<_> = (0..4).map(|at| key(at, version)).collect();
                         for (at, page) in peer.get(&keys, version == 2).into_iter().enumerate() {
                             if let Some(page) = page {
@@ -85,8 +85,17 @@ fn pages_stay_whole_and_apart() {
                             }
                         }
                     }
-                }));
-            }
+                });
+                let mut peer = Peer::new(&shared, &main, &entry, [session; 16], joined);
+                for version in 1..=2 {
+                    let pages: Vec<_> = (0..4).map(|at| (key(at, version), content(session, at, version))).collect();
+                    peer.put(&pages);
+                    peer.drop_pages(&[key(0, version)]);
+                    peer.take_lost();
+                }
+                drop(entry);
+                gets.join().unwrap();
+            }));
         }
         let keeper = Arc::clone(&shared);
         threads.push(thread::spawn(move || {
@@ -97,33 +106,37 @@ fn pages_stay_whole_and_apart() {
             scan(&keeper).unwrap();
         }));
         threads.into_iter().for_each(|thread| thread.join().unwrap());
-        let (table, store) = (shared.table.lock(), shared.store.lock());
-        assert_eq!((table.sessions.len(), table.connections()), (0, 0));
-        assert_eq!((store.stored_pages(), store.zero_pages()), (0, 0), "sessions left, and pages stayed");
+        nothing_is_left(&shared);
     });
 }
 
-/// Connections of one session join while others leave: its pages live exactly as long as it has a connection.
+/// Main connections of a session take each other's place, another session comes and goes, and the housekeeping forgets whoever
+/// is kept: a connection that has joined has what it put.
 #[test]
 fn sessions_come_and_go() {
     check(|| {
-        let shared = lender();
+        let shared = lender(GRACE);
+        let mut number = 0;
         let threads = [1u8, 1, 1, 2].map(|session| {
-            let shared = Arc::clone(&shared);
+            number += 1;
+            let (shared, version) = (Arc::clone(&shared), number);
             thread::spawn(move || {
                 let stream = stream();
-                let mut entry = shared.enter(&stream).unwrap();
-                let owner = entry.join([session; 16]).unwrap();
-                let mut peer = Peer::new(&shared, &stream, owner, true);
-                peer.put(&[(key(7, 1), content(session, 7, 1))]);
-                let page = peer.get(&[key(7, 1)], false).remove(0);
-                assert!(page == Some(content(session, 7, 1)), "a session with a connection lost its page");
+                let entry = shared.enter(&stream).unwrap();
+                // Refused, if a newer connection was faster.
+                let Ok(joined) = entry.join_main([session; 16]) else { return };
+                let mut peer = Peer::new(&shared, &stream, &entry, [session; 16], joined);
+                peer.put(&[(key(7, version), content(session, 7, version))]);
+                let page = peer.get(&[key(7, version)], false).remove(0);
+                assert!(page == Some(content(session, 7, version)), "a session with a connection lost its page");
             })
         });
+        let keeper = Arc::clone(&shared);
+        let keeper = thread::spawn(move || forget_left_behind(&keeper, Instant::now() + GRACE));
         threads.into_iter().for_each(|thread| thread.join().unwrap());
-        let store = shared.store.lock();
-        assert_eq!(store.stored_pages(), 0);
-        assert!(shared.table.lock().sessions.is_empty());
+        keeper.join().unwrap();
+        forget_left_behind(&shared, Instant::now() + GRACE);
+        nothing_is_left(&shared);
     });
 }
 
@@ -131,13 +144,13 @@ fn sessions_come_and_go() {
 #[test]
 fn closing_waits_for_all() {
     check(|| {
-        let shared = lender();
+        let shared = lender(GRACE);
         let threads: Vec<_> = (0..3u8)
             .map(|session| {
                 let shared = Arc::clone(&shared);
                 thread::spawn(move || {
-                    if let Some(mut entry) = shared.enter(&stream()) {
-                        entry.join([session; 16]).unwrap();
+                    if let Some(entry) = shared.enter(&stream()) {
+                        let _ = entry.join_main([session; 16]);
                     }
                 })
             })
@@ -148,4 +161,10 @@ fn closing_waits_for_all() {
         threads.into_iter().for_each(|thread| thread.join().unwrap());
         assert_eq!(shared.table.lock().connections(), 0, "somebody came in behind the end");
     });
+}
+
+fn nothing_is_left(shared: &Shared) {
+    let (table, store) = (shared.table.lock(), shared.store.lock());
+    assert_eq!((table.sessions().len(), table.connections()), (0, 0));
+    assert_eq!((store.stored_pages(), store.zero_pages()), (0, 0), "sessions left, and pages stayed");
 }

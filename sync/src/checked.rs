@@ -4,7 +4,7 @@
 //! met. A time limit never runs out: who waits for a notice that nobody gives is a deadlock, which shuttle reports.
 
 use std::ops::{Deref, DerefMut};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// As parking_lot's.
 #[derive(Default)]
@@ -76,6 +76,12 @@ impl Condvar {
         self.wait(guard);
     }
 
+    /// Waits for a notice.
+    pub fn wait_until<T>(&self, guard: &mut MutexGuard<'_, T>, _deadline: Instant) -> Waited {
+        self.wait(guard);
+        Waited
+    }
+
     /// Waits for as long as `condition` holds.
     pub fn wait_while_for<T>(
         &self,
@@ -96,6 +102,16 @@ impl Condvar {
     /// Wakes all.
     pub fn notify_all(&self) {
         self.0.notify_all();
+    }
+}
+
+/// How a wait with a limit has ended.
+pub struct Waited;
+
+impl Waited {
+    /// Never: see above.
+    pub fn timed_out(&self) -> bool {
+        false
     }
 }
 

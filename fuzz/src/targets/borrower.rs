@@ -157,7 +157,7 @@ fn key(index: u32) -> WireKey {
 fn welcome() -> Vec<u8> {
     let welcome = Welcome {
         protocol: U32::new(PROTOCOL),
-        reserved: U32::ZERO,
+        flags: U32::ZERO,
         incarnation: U64::new(1),
         capacity_pages: U64::new(1000),
     };

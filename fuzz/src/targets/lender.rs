@@ -129,10 +129,14 @@ fn connections(mut bytes: &[u8]) {
     let main = take(&mut bytes, main_bytes);
     let lender = Lender::new(CAPACITY_PAGES).expect("a small store");
     let mut kept = Kept::new();
-    let held = lender.hold(SESSION, near_end(&[]).0).expect("the first session");
     play(&lender, main, &mut kept);
+    // The session is kept. It takes a main connection for one for gets to join; another main one would take its place.
+    let hello = Hello::read_from_prefix(bytes.get(size_of::<Header>()..).unwrap_or_default());
+    let is_main = hello.is_ok_and(|(hello, _)| hello.session == SESSION && hello.role.get() == wire::ROLE_MAIN);
+    let held = (!is_main).then(|| lender.hold(SESSION, near_end(&[]).0).expect("there is room for a session"));
     play(&lender, bytes, &mut kept);
     drop(held);
+    lender.forget_kept();
     let (pages, sessions, connections, _) = lender.left();
     assert_eq!((pages, sessions, connections), (0, 0, 0), "somebody left, and something stayed");
 }
@@ -167,6 +171,8 @@ fn play(lender: &Lender, asked: &[u8], kept: &mut Kept) {
     let role = hello.role.get();
     let good = hello.magic == wire::MAGIC && hello.protocol.get() == wire::PROTOCOL && (1..=2).contains(&role);
     let first = next_answer().map(|(kind, ..)| kind);
+    // Only to the session that is held here, at most, can a connection for gets be joined.
+    let good = good && (role == wire::ROLE_MAIN || first == Some(Kind::Welcome) && hello.session == SESSION);
     assert_eq!(first, Some(if good { Kind::Welcome } else { Kind::Refused }));
     // Pages of another session are not this one's, and end with its only connection.
     let mut own = Kept::new();
@@ -197,6 +203,10 @@ fn play(lender: &Lender, asked: &[u8], kept: &mut Kept) {
                 let keys = <[WireKey]>::ref_from_bytes(body).expect("a valid Get");
                 let exclusive = header.flags & wire::GET_EXCLUSIVE != 0;
                 compare(keys, got, exclusive, kept);
+            }
+            (Kind::Bye, wire::ROLE_MAIN) => {
+                kept.clear();
+                break;
             }
             _ => break,
         }
@@ -274,6 +284,7 @@ fn connection_seeds() -> Vec<Vec<u8>> {
         [&(main.len() as u16).to_le_bytes()[..], &main, &gets].concat()
     };
     let many: Vec<(u32, u32, u64, u8)> = (0..7).map(|at| (1, at, 1, at as u8)).collect();
+    let bye = Header::new(Kind::Bye, 0, 0, 0).as_bytes().to_vec();
     let names: Vec<Name> = (0..7).map(|at| (1, at, 1)).collect();
     vec![
         both(
@@ -284,5 +295,6 @@ fn connection_seeds() -> Vec<Vec<u8>> {
         both(&[put(&[(1, 1, 1, 0)]), put(&[(1, 1, 2, 5)]), drop_pages(&[(1, 1, 1)])], &[get(&[(1, 1, 2)], false, 1)]),
         both(&[put(&[(2, 3, 9, 7)]), drop_pages(&[(2, 3, 9)])], &[get(&[(2, 3, 9)], false, 1)]),
         both(&[put(&[(1, 1, Version::MAX.0 + 1, 7)])], &[put(&[(1, 1, 1, 7)])]),
+        both(&[put(&[(1, 1, 1, 7)]), bye], &[get(&[(1, 1, 1)], false, 1)]),
     ]
 }

@@ -30,7 +30,7 @@ fn header(bytes: &[u8]) {
         Kind::Put => drop(<[PutItem]>::ref_from_prefix_with_elems(body, items).unwrap()),
         Kind::GetReply => drop(<[GetItem]>::ref_from_prefix_with_elems(body, items).unwrap()),
         Kind::Get | Kind::Drop | Kind::Lost => assert_eq!(<[WireKey]>::ref_from_bytes(body).unwrap().len(), items),
-        Kind::PutReply | Kind::Ping | Kind::Pong => {}
+        Kind::PutReply | Kind::Ping | Kind::Pong | Kind::Bye => {}
     }
 }
 
