@@ -107,9 +107,9 @@ fn gets(mut bytes: &[u8]) {
     let greeted = Connection::greet(near, wire::ROLE_GET, [7; 16]).expect("a good greeting");
     let mut connection = GetConnection::over(greeted);
     let mut got = Vec::new();
-    for request in 1..=3 {
+    for request in 1..=3u64 {
         let mut window = vec![UNTOUCHED; 16 * PAGE_SIZE];
-        if connection.get(&keys, &places, request % 2 == 0, &mut window, &mut got).is_err() {
+        if connection.get(&keys, &places, request.is_multiple_of(2), &mut window, &mut got).is_err() {
             return;
         }
         let (expected, rest) = plain_answer(bytes, keys.len(), request).expect("an answer that is none");

@@ -75,11 +75,11 @@ fn request_seeds() -> Vec<Vec<u8>> {
             opcode::SYMLINK => b"name\0target\0".to_vec(),
             _ => [&[0; 64][..], b"name\0other\0"].concat(),
         };
-        let extensions = if code % 2 == 0 { &[][..] } else { &extension };
+        let extensions = if code.is_multiple_of(2) { &[][..] } else { &extension };
         let len = (size_of::<abi::InHeader>() + body.len() + extensions.len()) as u32;
         let total_extlen = (extensions.len() / 8) as u16;
         let header = abi::InHeader { len, opcode: code, total_extlen, ..Default::default() };
-        let capabilities = if code % 3 == 0 { u64::MAX } else { 0 };
+        let capabilities = if code.is_multiple_of(3) { u64::MAX } else { 0 };
         seeds.push([capabilities.as_bytes(), header.as_bytes(), &body, extensions].concat());
     }
     seeds

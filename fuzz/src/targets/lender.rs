@@ -80,7 +80,7 @@ fn frames(mut bytes: &[u8]) {
             (Err(broken), _) => panic!("{broken} with {} bytes left", rest.len()),
             (Ok(_), _) => panic!("a frame that is none, with {} bytes left", rest.len()),
         }
-        if cut % 2 == 0 {
+        if cut.is_multiple_of(2) {
             reader.shrink();
         }
     }
