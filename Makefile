@@ -5,8 +5,8 @@ CARGO ?= cargo
 # To build: the eBPF program (clang, llvm), libbpf (libelf-dev, zlib1g-dev, pkg-config, make, gcc).
 # To run: fusermount3 (fuse3). To draw the demo's chart as PNG: a font.
 PACKAGES := clang llvm libelf-dev zlib1g-dev pkg-config make gcc fuse3 fonts-dejavu-core
-# To test: fio, and what the POSIX suite is built with.
-TEST_PACKAGES := fio acl attr e2fsprogs libacl1-dev
+# To test: fio, what the POSIX suite is built with, and a C++ compiler for libFuzzer.
+TEST_PACKAGES := fio g++ acl attr e2fsprogs libacl1-dev
 # Where the public test programs are installed; set it to keep them when the checkout goes.
 TOOLS ?= $(CURDIR)/target/tools
 # Options of the demo, such as DEMO="--seconds 30 --seed 7"; `target/release/demo --help` lists them.
@@ -16,7 +16,11 @@ DEMO ?=
 SEED ?=
 STEPS ?= 20000
 
-.PHONY: help deps build test simulate rules test-long test-deps tools deny demo check lint clean
+# Options of the fuzzing, such as FUZZ="--seconds 3600 --jobs 2 tap_ring"; `cargo run -p fuzz -- --help` lists them.
+FUZZ ?=
+
+.PHONY: help deps build test simulate rules test-long test-deps tools interleavings fuzz fuzz-short fuzz-program sanitize miri deny demo \
+	check lint clean
 
 deps: WANTED := $(PACKAGES)
 test-deps: WANTED := $(PACKAGES) $(TEST_PACKAGES)
@@ -29,6 +33,8 @@ help:
 	@echo 'make simulate    whole pools from fresh seeds for two minutes; SEED=n STEPS=n repeats a run'
 	@echo 'make rules   break each rule of docs/consistency.md in turn: the simulation must catch it'
 	@echo 'make test-long   the public test programs at full length, some 20 minutes'
+	@echo 'make fuzz    inputs that libFuzzer makes up, for every decoder, 5 minutes each'
+	@echo 'make sanitize    tests under the address and the thread sanitizer; make miri: under Miri'
 	@echo 'make check   what CI runs: format, lints, tests, documentation'
 	@echo 'make clean   remove everything that was built'
 
@@ -53,7 +59,7 @@ deps test-deps:
 build: deps
 	$(CARGO) build --release --workspace --bins
 
-test: test-deps tools
+test: test-deps tools interleavings fuzz-short
 	TOOLS=$(TOOLS) $(CARGO) test --workspace --exclude simulation
 	$(CARGO) test --profile simulation -p simulation -- --nocapture --test-threads 1
 
@@ -62,6 +68,43 @@ simulate: deps
 
 rules: deps
 	$(CARGO) test --profile simulation -p simulation --test rules -- --nocapture every_broken_rule
+
+# Locked parts under every order of threads that shuttle tries. (The ring's reader is tried with loom, by the ordinary tests.)
+# PUMA_SCHEDULES=100000 tries so many of each.
+interleavings: deps
+	$(CARGO) test -p lender -p borrower --features lender/shuttle,borrower/shuttle --lib -- interleavings
+
+# Coverage-guided, with the stable compiler: the flags make it count what runs and tell what is compared.
+TRIPLE := x86_64-unknown-linux-gnu
+COVERAGE := -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
+	-Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
+	-Cllvm-args=-sanitizer-coverage-trace-compares
+fuzz-program: test-deps
+	RUSTFLAGS='$(COVERAGE)' $(CARGO) build --profile fuzz --target $(TRIPLE) --target-dir target/fuzz \
+		-p fuzz --features libfuzzer --bin fuzz_target
+
+fuzz: fuzz-program
+	$(CARGO) run -q -p fuzz --bin fuzz -- $(FUZZ)
+
+fuzz-short: fuzz-program
+	$(CARGO) run -q -p fuzz --bin fuzz -- --seconds 2 --jobs 2
+
+# The sanitizers are unstable options of the stable compiler. What they cannot see through (BPF, other processes) is in the
+# ordinary tests. The thread sanitizer wants a standard library that was built with it, hence rust-src.
+SANITIZE = RUSTC_BOOTSTRAP=1 RUST_BACKTRACE=0 RUSTFLAGS=-Zsanitizer=$(1) $(CARGO) test --target $(TRIPLE) --target-dir target/$(1)
+sanitize: test-deps
+	@test -d "$$(rustc --print sysroot)/lib/rustlib/src/rust/library" || { \
+		echo 'The sources of the standard library are missing: rustup component add rust-src' >&2; exit 1; }
+	$(call SANITIZE,address) -p page -p wire -p fuse -p lender -p tap -p borrower -p mount -p fuzz
+	$(call SANITIZE,thread) -Zbuild-std -p lender --lib --test server --test descriptors
+	$(call SANITIZE,thread) -Zbuild-std -p borrower
+
+# Under Miri goes what makes no system calls.
+miri:
+	@cargo +nightly miri --version >/dev/null 2>&1 || { \
+		echo 'Miri is missing: rustup toolchain install nightly --component miri,rust-src' >&2; exit 1; }
+	MIRIFLAGS=-Zmiri-disable-isolation cargo +nightly miri test --target-dir target/miri -p page -p wire --lib -- --skip address
+	MIRIFLAGS=-Zmiri-disable-isolation cargo +nightly miri test --target-dir target/miri -p borrower --lib -- logic --skip puts
 
 test-long: test-deps tools
 	TOOLS=$(TOOLS) PUMA_FSX_OPS=200000 $(CARGO) test -p pumapool --test suites -- --nocapture --test-threads 2

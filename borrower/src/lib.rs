@@ -8,6 +8,10 @@
 
 mod below;
 mod edge;
+#[doc(hidden)]
+pub mod fuzzing;
+#[cfg(all(test, feature = "shuttle"))]
+mod interleavings;
 pub mod logic;
 mod metrics;
 mod read;
@@ -21,12 +25,12 @@ use edge::link::{self, LENDER, LENDERS, Link};
 pub use logic::core::{Change, Strategy};
 use logic::core::{Changing, Confused, Core, Outcome};
 use page::{ChecksumKey, FileKey, Version};
-use parking_lot::{Condvar, Mutex};
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+use sync::{Condvar, Mutex};
 use tap::{Eviction, EvictionSource, Positions};
 use wire::ITEMS_MAX;
 use wire::address::Address;

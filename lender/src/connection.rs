@@ -10,10 +10,10 @@ use crate::sessions::{Joined, Name, Refusal};
 use crate::shared::Shared;
 use crate::store::{Got, Key};
 use page::{PAGE_SIZE, Page};
-use parking_lot::MutexGuard;
 use std::net::Shutdown;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
+use sync::MutexGuard;
 use wire::address::Stream;
 use wire::{GetItem, Header, Hello, Kind, PutItem, Refused, Welcome, WireKey};
 use zerocopy::little_endian::{U32, U64};
@@ -301,4 +301,50 @@ fn push_header(frame: &mut Vec<u8>, kind: Kind, items: usize, body_bytes: usize,
 fn push_frame<T: IntoBytes + Immutable>(frame: &mut Vec<u8>, kind: Kind, request: u64, body: &T) {
     push_header(frame, kind, 0, size_of::<T>(), request);
     frame.extend_from_slice(body.as_bytes());
+}
+
+/// A connection without its socket's waiting, for the tests of interleavings.
+#[cfg(all(test, feature = "shuttle"))]
+pub(crate) mod tests {
+    use super::*;
+
+    pub struct Peer<'a>(Connection<'a>);
+
+    impl<'a> Peer<'a> {
+        pub fn new(
+            shared: &'a Shared,
+            stream: &'a Stream,
+            entry: &'a Entry,
+            session: Name,
+            joined: Joined,
+        ) -> Peer<'a> {
+            let (reply, lost) = (Vec::new(), Vec::new());
+            Peer(Connection { shared, stream, entry, session, joined, is_main: true, reply, lost })
+        }
+
+        pub fn put(&mut self, pages: &[(WireKey, Page)]) {
+            let items: Vec<_> = pages.iter().map(|(key, _)| PutItem { key: *key, checksum: U64::ZERO }).collect();
+            let pages: Vec<_> = pages.iter().map(|(_, page)| *page).collect();
+            self.0.put(&[items.as_bytes(), pages.as_flattened()].concat(), items.len(), 1).unwrap();
+            self.0.reply.clear();
+        }
+
+        pub fn get(&mut self, keys: &[WireKey], exclusive: bool) -> Vec<Option<Page>> {
+            self.0.get(keys.as_bytes(), exclusive, 1).unwrap();
+            let reply = std::mem::take(&mut self.0.reply);
+            let body = &reply[size_of::<Header>()..];
+            let (items, pages) = <[GetItem]>::ref_from_prefix_with_elems(body, keys.len()).unwrap();
+            let mut pages = pages.as_chunks::<PAGE_SIZE>().0.iter();
+            items.iter().map(|item| (item.status == wire::STATUS_PAGE).then(|| *pages.next().unwrap())).collect()
+        }
+
+        pub fn drop_pages(&mut self, keys: &[WireKey]) {
+            self.0.drop_pages(keys.as_bytes()).unwrap();
+        }
+
+        pub fn take_lost(&mut self) {
+            self.0.push_lost();
+            self.0.reply.clear();
+        }
+    }
 }

@@ -7,9 +7,9 @@
 
 use crate::sessions::{Joined, Name, Refusal};
 use crate::shared::Shared;
-use parking_lot::MutexGuard;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use sync::MutexGuard;
 use wire::address::Stream;
 
 /// How long a connection that resumes a session waits for those of before to leave. They are told to, so it takes them as long

@@ -68,6 +68,7 @@ pub enum Next<'a> {
 }
 
 /// Receives frames.
+#[derive(Default)]
 pub struct FrameReader {
     buffer: Vec<u8>,
     /// What was received and not yet handed out: `start..end`.
@@ -80,7 +81,7 @@ pub struct FrameReader {
 impl FrameReader {
     /// A reader that has read nothing.
     pub fn new() -> FrameReader {
-        FrameReader { buffer: Vec::new(), start: 0, end: 0, handed_out: 0 }
+        FrameReader::default()
     }
 
     /// Waits for a frame that `may_come`, as long as the stream's read timeout for its first byte, and for `limit` from

@@ -72,8 +72,7 @@ impl Headroom {
     pub fn read(&mut self) -> io::Result<Memory> {
         self.refresh_groups()?;
         let meminfo = std::fs::read_to_string(self.proc.join("meminfo"))?;
-        let field = |name| meminfo_bytes(&meminfo, name).ok_or(io::ErrorKind::InvalidData);
-        let mut memory = Memory { total_bytes: field("MemTotal:")?, free_bytes: field("MemFree:")? };
+        let mut memory = machine_memory(&meminfo).ok_or(io::ErrorKind::InvalidData)?;
         for Group { directory, files } in &self.groups {
             let number = |file: &&str| number(&directory.join(file)).filter(|bytes| *bytes < UNLIMITED_BYTES);
             let Some(limit) = files.limits.iter().filter_map(number).min() else { continue };
@@ -96,14 +95,14 @@ impl Headroom {
     /// Microseconds that some task waited for memory since ever: in the process's cgroup where that is told, else on the
     /// machine. `None` where neither is.
     pub fn stalled_us(&self) -> Option<u64> {
-        let in_group = |group: &Group| stalled_us(&group.directory.join(group.files.pressure?));
-        self.groups.iter().find_map(in_group).or_else(|| stalled_us(&self.proc.join("pressure/memory")))
+        let told = |path: PathBuf| stalled_us(&std::fs::read_to_string(path).ok()?);
+        let in_group = |group: &Group| told(group.directory.join(group.files.pressure?));
+        self.groups.iter().find_map(in_group).or_else(|| told(self.proc.join("pressure/memory")))
     }
 
     /// How many lazily freed pages the kernel has taken since ever, from anybody. `None` when it does not count them.
     pub fn lazily_freed_pages(&self) -> Option<u64> {
-        let vmstat = std::fs::read_to_string(self.proc.join("vmstat")).ok()?;
-        vmstat.lines().find_map(|line| line.strip_prefix("pglazyfreed ")?.trim().parse().ok())
+        lazily_freed_pages(&std::fs::read_to_string(self.proc.join("vmstat")).ok()?)
     }
 
     /// Without cgroups there is no list of them; any other failure must not look as if there were no limit.
@@ -120,6 +119,11 @@ impl Headroom {
         }
         Ok(())
     }
+}
+
+/// Where the files of [`find_groups`] are.
+pub(crate) fn group_directories(membership: &str, mounts: &str) -> Vec<PathBuf> {
+    find_groups(membership, mounts).into_iter().map(|group| group.directory).collect()
 }
 
 /// The cgroups that say something about memory, the innermost of each hierarchy first, the hierarchies' roots left out:
@@ -174,6 +178,10 @@ fn cgroup_mount<'a>(line: &'a str, kind: &str) -> Option<(&'a str, PathBuf)> {
     (found == kind && governs).then(|| (root, PathBuf::from(mount_point.replace("\\040", " "))))
 }
 
+pub(crate) fn machine_memory(meminfo: &str) -> Option<Memory> {
+    Some(Memory { total_bytes: meminfo_bytes(meminfo, "MemTotal:")?, free_bytes: meminfo_bytes(meminfo, "MemFree:")? })
+}
+
 fn meminfo_bytes(meminfo: &str, name: &str) -> Option<u64> {
     let line = meminfo.lines().find_map(|line| line.strip_prefix(name))?;
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
@@ -183,9 +191,12 @@ fn number(path: &Path) -> Option<u64> {
     std::fs::read_to_string(path).ok()?.trim().parse().ok()
 }
 
-fn stalled_us(path: &Path) -> Option<u64> {
-    let text = std::fs::read_to_string(path).ok()?;
-    let some = text.lines().find(|line| line.starts_with("some "))?;
+pub(crate) fn lazily_freed_pages(vmstat: &str) -> Option<u64> {
+    vmstat.lines().find_map(|line| line.strip_prefix("pglazyfreed ")?.trim().parse().ok())
+}
+
+pub(crate) fn stalled_us(pressure: &str) -> Option<u64> {
+    let some = pressure.lines().find(|line| line.starts_with("some "))?;
     some.split(' ').find_map(|field| field.strip_prefix("total=")?.parse().ok())
 }
 

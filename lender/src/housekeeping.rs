@@ -12,9 +12,9 @@ use crate::pressure::{self, Pressure};
 use crate::shared::Shared;
 use crate::store::Store;
 use page::PAGE_SIZE;
-use parking_lot::MutexGuard;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
+use sync::MutexGuard;
 
 /// Time between two looks. In it a 10 Gbit/s network brings 120 MB at the most; the usual reserve is more.
 const TICK: Duration = Duration::from_millis(100);
@@ -133,7 +133,7 @@ impl Housekeeper {
 }
 
 /// Forgets borrowers that did not come back in time, and frees the pages of those forgotten, a part at a time.
-fn forget_left_behind(shared: &Shared, now: Instant) {
+pub(crate) fn forget_left_behind(shared: &Shared, now: Instant) {
     let expired = shared.table.lock().expire(shared.grace, now);
     if expired > 0 {
         tracing::info!(borrowers = expired, "did not come back in time; freeing their pages");
@@ -149,7 +149,7 @@ fn forget_left_behind(shared: &Shared, now: Instant) {
 }
 
 /// Searches all slots, a part at a time.
-fn scan(shared: &Shared) -> std::io::Result<usize> {
+pub(crate) fn scan(shared: &Shared) -> std::io::Result<usize> {
     let (mut first, mut lost_pages) = (0, 0);
     let mut store = shared.store.lock();
     while first < store.used_slots() {
@@ -162,7 +162,7 @@ fn scan(shared: &Shared) -> std::io::Result<usize> {
 }
 
 /// Gives back a share of the pages, a part at a time.
-fn shrink(shared: &Shared) {
+pub(crate) fn shrink(shared: &Shared) {
     let share = |store: &Store| (store.stored_pages() + store.warm_pages()) as usize / pressure::SHRINK_SHARE;
     let mut left = share(&shared.store.lock()).max(1);
     tracing::info!(pages = left, "memory pressure: giving pages back");

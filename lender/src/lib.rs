@@ -13,8 +13,12 @@ mod config;
 mod connection;
 mod entry;
 mod frames;
+#[doc(hidden)]
+pub mod fuzzing;
 pub mod headroom;
 mod housekeeping;
+#[cfg(all(test, feature = "shuttle"))]
+mod interleavings;
 mod listener;
 mod pressure;
 mod server;

@@ -9,13 +9,13 @@ use crate::pressure::Pressure;
 use crate::shared::Shared;
 use crate::status::{BorrowerStatus, Status};
 use crate::store::Store;
-use parking_lot::Mutex;
 use std::io;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::thread;
 use std::time::{Duration, Instant};
+use sync::Mutex;
 use wire::address::{Address, Stream};
 
 /// Stack of a connection's thread: its buffers are on the heap.

@@ -2,13 +2,13 @@
 
 use crate::sessions::Table;
 use crate::store::Store;
-use parking_lot::{Condvar, Mutex};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
+use sync::{Condvar, Mutex};
 
 /// At most one line of log about bad peers in this time: they must not be able to fill a disk.
 const COMPLAINT_INTERVAL: Duration = Duration::from_secs(1);

@@ -13,7 +13,7 @@ pub fn parse(text: &str) -> Result<u64, String> {
         _ => return Err(format!("{text:?} is no size; write for example 512MiB or 4GiB")),
     };
     let number: u64 = number.parse().map_err(|_| format!("{text:?} is no size; write for example 512MiB or 4GiB"))?;
-    number.checked_mul(1 << shift).ok_or_else(|| format!("{text} is more than any machine has"))
+    number.checked_mul(1 << shift).ok_or_else(|| format!("{text:?} is more than any machine has"))
 }
 
 /// A size for people to read.
@@ -39,6 +39,8 @@ mod tests {
         for text in ["", "M", "-1", "1.5G", "4X", "99999999999T"] {
             assert!(parse(text).is_err(), "{text}");
         }
+        // Found by fuzzing: the line was two.
+        assert!(!parse("99999999999\nT").unwrap_err().contains('\n'));
         assert_eq!((display(512 << 20).as_str(), display(1536).as_str()), ("512 MiB", "1.5 KiB"));
     }
 }

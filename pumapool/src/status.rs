@@ -40,16 +40,17 @@ fn count(value: &Value, name: &str) -> u64 {
 }
 
 fn pages(value: &Value, name: &str) -> String {
-    size::display(count(value, name) * 4096)
+    size::display(count(value, name).saturating_mul(4096))
 }
 
 fn percent(part: u64, whole: u64) -> String {
     if whole == 0 { "–".into() } else { format!("{:.1} %", 100.0 * part as f64 / whole as f64) }
 }
 
-fn print_lender(out: &mut impl Write, status: &Value) -> std::io::Result<()> {
+pub(crate) fn print_lender(out: &mut impl Write, status: &Value) -> std::io::Result<()> {
     let lender = &status["lender"];
-    let unused_bytes = count(lender, "capacity_pages").saturating_sub(count(lender, "stored_pages")) * 4096;
+    let unused_bytes =
+        count(lender, "capacity_pages").saturating_sub(count(lender, "stored_pages")).saturating_mul(4096);
     writeln!(out, "lender {} (pid {})", status["listen"].as_str().unwrap_or("?"), status["pid"])?;
     writeln!(
         out,
@@ -77,7 +78,7 @@ fn print_lender(out: &mut impl Write, status: &Value) -> std::io::Result<()> {
     Ok(())
 }
 
-fn print_mount(out: &mut impl Write, status: &Value) -> std::io::Result<()> {
+pub(crate) fn print_mount(out: &mut impl Write, status: &Value) -> std::io::Result<()> {
     let borrower = &status["borrower"];
     let text = |name: &str| status[name].as_str().unwrap_or("?").to_owned();
     writeln!(out, "mount {} at {} (pid {})", text("source"), text("mountpoint"), status["pid"])?;
@@ -94,12 +95,15 @@ fn print_mount(out: &mut impl Write, status: &Value) -> std::io::Result<()> {
         pages(&status["catalog"], "live_pages"),
         count(&status["catalog"], "files")
     )?;
-    let remote: u64 = ["lender_pages", "buffer_pages", "zero_pages"].iter().map(|name| count(borrower, name)).sum();
+    let remote: u64 = ["lender_pages", "buffer_pages", "zero_pages"]
+        .iter()
+        .map(|name| count(borrower, name))
+        .fold(0, u64::saturating_add);
     writeln!(
         out,
         "  misses      {} pages, of which {} from the pool, the others from the directory below",
-        remote + count(borrower, "below_pages"),
-        percent(remote, remote + count(borrower, "below_pages")),
+        remote.saturating_add(count(borrower, "below_pages")),
+        percent(remote, remote.saturating_add(count(borrower, "below_pages"))),
     )?;
     writeln!(
         out,

@@ -136,7 +136,7 @@ fn find_vmemmap(object: &Object, files: &[OwnPage], frames: &[u64]) -> Result<u6
 }
 
 /// The address that all sightings agree on.
-fn vmemmap_base(sightings: &[Sighting], frames: &[u64]) -> Result<u64, LoadError> {
+pub(crate) fn vmemmap_base(sightings: &[Sighting], frames: &[u64]) -> Result<u64, LoadError> {
     let disagree = |detail: String| Err(LoadError::MemoryMap { detail });
     if sightings.len() < 2 || sightings.len() != frames.len() {
         return disagree(format!("{} of {} folios were seen", sightings.len(), frames.len()));

@@ -67,13 +67,12 @@ pub(crate) struct TapCounters {
 }
 
 impl TapCounters {
-    /// Adds one CPU's counts.
+    /// Adds one CPU's counts. Counts that make no sense give the largest there is, and no panic.
     pub(crate) fn add(&mut self, bytes: &[u8]) -> Option<()> {
-        self.captured += word(bytes, 0)?;
-        self.ring_full += word(bytes, 1)?;
-        self.invalidated += word(bytes, 2)?;
-        self.unreadable += word(bytes, 3)?;
-        self.large_folios += word(bytes, 4)?;
+        let TapCounters { captured, ring_full, invalidated, unreadable, large_folios } = self;
+        for (nth, counter) in [captured, ring_full, invalidated, unreadable, large_folios].into_iter().enumerate() {
+            *counter = counter.saturating_add(word(bytes, nth)?);
+        }
         Some(())
     }
 }
@@ -150,6 +149,9 @@ mod tests {
         let expected = TapCounters { captured: 2, ring_full: 4, invalidated: 6, unreadable: 8, large_folios: 10 };
         assert_eq!(sum, expected);
         assert!(sum.add(&cpu[..39]).is_none());
+        // Found by fuzzing: it overflowed.
+        sum.add(&[0xff; 40]).unwrap();
+        assert_eq!(sum.ring_full, u64::MAX);
     }
 
     #[test]

@@ -5,6 +5,9 @@
 
 mod bpf_tap;
 mod calibrate;
+mod consume;
+#[doc(hidden)]
+pub mod fuzzing;
 mod intf;
 mod load;
 mod record;

@@ -6,10 +6,11 @@
 //!
 //! Promises: records are handed out in order, each once, from the ring itself without a copy; the consumer's counter moves
 //! only after a record was dealt with. Must never happen: a read outside of the mapping, or of a record that the kernel
-//! may still write. What the numbers in the ring mean, and which of them to distrust, is in [`crate::record`].
+//! may still write. In which order its words are looked at is in [`crate::consume`]; what the numbers mean, and which of them
+//! to distrust, in [`crate::record`].
 
 use crate::Positions;
-use crate::record::{self, Step};
+use crate::consume::{self, Memory, Word, consume};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use std::io;
@@ -75,25 +76,67 @@ unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
 
-impl Mapping {
-    fn header(&self, offset: usize) -> u32 {
+impl Memory for Mapping {
+    type Word32 = AtomicU32;
+    type Word64 = AtomicU64;
+
+    fn ring_bytes(&self) -> u64 {
+        self.ring_bytes as u64
+    }
+
+    fn producer(&self) -> &AtomicU64 {
+        self.producer.counter()
+    }
+
+    fn consumer(&self) -> &AtomicU64 {
+        self.consumer.counter()
+    }
+
+    fn header(&self, offset: usize) -> &AtomicU32 {
         debug_assert!(offset + size_of::<u64>() <= self.ring_bytes && offset.is_multiple_of(8));
         // SAFETY: `offset` comes from `record::header_offset`: 8-aligned and inside of the ring, which starts
         // COUNTER_BYTES into this mapping. The kernel writes the word atomically.
-        let header = unsafe { self.producer.start.add(COUNTER_BYTES + offset).cast::<AtomicU32>().as_ref() };
-        // Pairs with the kernel's exchange that clears BUSY: what the record holds is seen after it.
-        header.load(Ordering::Acquire)
+        unsafe { self.producer.start.add(COUNTER_BYTES + offset).cast::<AtomicU32>().as_ref() }
+    }
+
+    fn record<T>(&self, offset: usize, length: usize, look: impl FnOnce(&[u8]) -> T) -> T {
+        debug_assert!(offset + length <= 2 * self.ring_bytes);
+        // SAFETY: `record::step` keeps offset + length inside of the twice mapped ring. The record is not BUSY, so the
+        // kernel has finished writing it, and writes there again only after the consumer's counter has passed it, which
+        // happens when the slice is gone.
+        let bytes =
+            unsafe { std::slice::from_raw_parts(self.producer.start.add(COUNTER_BYTES + offset).as_ptr(), length) };
+        look(bytes)
+    }
+}
+
+impl Word<u32> for AtomicU32 {
+    fn load(&self, ordering: Ordering) -> u32 {
+        AtomicU32::load(self, ordering)
+    }
+
+    fn store(&self, value: u32, ordering: Ordering) {
+        AtomicU32::store(self, value, ordering);
+    }
+}
+
+impl Word<u64> for AtomicU64 {
+    fn load(&self, ordering: Ordering) -> u64 {
+        AtomicU64::load(self, ordering)
+    }
+
+    fn store(&self, value: u64, ordering: Ordering) {
+        AtomicU64::store(self, value, ordering);
     }
 }
 
 impl Positions for Mapping {
     fn produced(&self) -> u64 {
-        // Pairs with the kernel's store-release after it has marked the reserved record BUSY.
-        self.producer.counter().load(Ordering::Acquire)
+        consume::produced(self)
     }
 
     fn consumed(&self) -> u64 {
-        self.consumer.counter().load(Ordering::Acquire)
+        consume::consumed(self)
     }
 }
 
@@ -135,47 +178,13 @@ impl Ring {
     ) -> io::Result<usize> {
         let deadline = Instant::now() + timeout.min(WAIT_MAX);
         loop {
-            let taken = self.take_present(take)?;
+            let taken = consume(&*self.mapping, &mut self.consumer, take)?;
             let left = deadline.saturating_duration_since(Instant::now());
             if taken > 0 || left.is_zero() {
                 return Ok(taken);
             }
             self.wait(left)?;
         }
-    }
-
-    /// Up to the producer's position at the call, or the first record that is still busy.
-    fn take_present(&mut self, take: &mut dyn FnMut(u64, &[u8]) -> io::Result<()>) -> io::Result<usize> {
-        let producer = self.mapping.produced();
-        let ring_bytes = self.mapping.ring_bytes as u64;
-        let invalid = |corrupt: record::Corrupt| io::Error::new(io::ErrorKind::InvalidData, corrupt.to_string());
-        let mut taken = 0;
-        while let Some(at) = record::header_offset(self.consumer, producer, ring_bytes).map_err(invalid)? {
-            let header = self.mapping.header(at);
-            let next = match record::step(header, self.consumer, producer, ring_bytes).map_err(invalid)? {
-                Step::Busy => break,
-                Step::Skip { next } => next,
-                Step::Record { offset, length, next } => {
-                    debug_assert!(offset + length <= 2 * self.mapping.ring_bytes);
-                    // SAFETY: `step` keeps offset + length inside of the twice mapped ring. The record is not BUSY, so
-                    // the kernel has finished writing it, and writes there again only after the consumer's counter has
-                    // passed it, which happens below, when the slice is gone.
-                    let bytes = unsafe {
-                        std::slice::from_raw_parts(
-                            self.mapping.producer.start.add(COUNTER_BYTES + offset).as_ptr(),
-                            length,
-                        )
-                    };
-                    take(self.consumer, bytes)?;
-                    taken += 1;
-                    next
-                }
-            };
-            self.consumer = next;
-            // Release: our reads of the record come before the kernel may use its place again.
-            self.mapping.consumer.counter().store(next, Ordering::Release);
-        }
-        Ok(taken)
     }
 
     /// Waits until the ring holds something. Nothing is slept over: first the flag is set, with a full barrier, and then

@@ -35,7 +35,11 @@ pub struct Connection {
 impl Connection {
     /// Connects and greets.
     pub fn open(address: &Address, role: u32, session: [u8; 16]) -> io::Result<Connection> {
-        let mut stream = address.connect(CONNECT_TIMEOUT)?;
+        Connection::greet(address.connect(CONNECT_TIMEOUT)?, role, session)
+    }
+
+    /// Greets whoever is at the other end.
+    pub fn greet(mut stream: Stream, role: u32, session: [u8; 16]) -> io::Result<Connection> {
         stream.set_read_timeout(Some(CONNECT_TIMEOUT))?;
         stream.set_write_timeout(Some(CONNECT_TIMEOUT))?;
         let hello = Hello { magic: MAGIC, protocol: U32::new(PROTOCOL), role: U32::new(role), session };
@@ -101,8 +105,12 @@ pub struct GetConnection {
 impl GetConnection {
     /// Connects and greets.
     pub fn open(address: &Address, session: [u8; 16]) -> io::Result<GetConnection> {
-        let connection = Connection::open(address, wire::ROLE_GET, session)?;
-        Ok(GetConnection { connection, head: Vec::new(), request: 0 })
+        Connection::open(address, wire::ROLE_GET, session).map(GetConnection::over)
+    }
+
+    /// With a connection that was greeted in that role.
+    pub fn over(connection: Connection) -> GetConnection {
+        GetConnection { connection, head: Vec::new(), request: 0 }
     }
 
     /// Asks for `keys` in one message. The page of `keys[n]` goes to `buf` at `places[n]` (in bytes, rising); `got[n]` says what became of

@@ -8,11 +8,11 @@
 
 use super::connection::{ANSWER_TIMEOUT, Connection, GetConnection, send_bye, send_ping};
 use crate::Borrower;
-use parking_lot::{Condvar, Mutex};
 use std::io;
 use std::net::Shutdown;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
+use sync::{Condvar, Mutex};
 use wire::address::{Address, Stream};
 use wire::{Kind, WireKey};
 use zerocopy::FromBytes;

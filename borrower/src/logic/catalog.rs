@@ -10,10 +10,10 @@ use super::rules::{Rule, keeps};
 use crate::below::{FileIdentity, Stamp};
 use hashbrown::HashMap;
 use page::{FileKey, PageId, Version};
-use parking_lot::{Condvar, Mutex, RwLock};
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use sync::{Condvar, Mutex, RwLock};
 use wire::WireKey;
 
 /// Files remembered that the kernel has forgotten. At some 400 bytes each beside their entries, 100 MiB at the most.
@@ -43,7 +43,7 @@ impl File {
     }
 
     /// What is known of its pages, for who drives a [`super::reading::Reading`].
-    pub fn lock(&self) -> parking_lot::MutexGuard<'_, FileState> {
+    pub fn lock(&self) -> sync::MutexGuard<'_, FileState> {
         self.state.lock()
     }
 }
@@ -270,6 +270,12 @@ impl Catalog {
         } else {
             self.entry_bytes.fetch_sub(before - now, Ordering::Relaxed);
         }
+    }
+
+    /// What [`Catalog::account`] has summed up.
+    #[cfg(all(test, feature = "shuttle"))]
+    pub fn accounted_bytes(&self) -> u64 {
+        self.entry_bytes.load(Ordering::Relaxed)
     }
 
     fn files(&self) -> Vec<Arc<File>> {

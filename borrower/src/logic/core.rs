@@ -12,9 +12,9 @@ use super::rules::{Rule, keeps};
 use crate::below::Stamp;
 use crate::metrics::Metrics;
 use page::{ChecksumKey, FileKey, Page, PageId, PageRange};
-use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
+use sync::Mutex;
 use wire::WireKey;
 
 /// Which copy of a page stays when it is read back (Puma 2015, §3.3.4).

@@ -564,4 +564,10 @@ impl Store {
             change(&mut state.counters);
         }
     }
+
+    /// Does to slots what the kernel does when it takes them.
+    #[cfg(test)]
+    pub fn take_slots_silently(&mut self, slots: Range<u32>) {
+        slots.for_each(|slot| self.slots.take_silently(slot));
+    }
 }

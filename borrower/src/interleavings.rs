@@ -1,0 +1,387 @@
+//! The borrower's threads in every order that shuttle tries: READs, changes, evictions, answers to puts, a lender that is lost
+//! and found, files that come and go.
+//!
+//! The code under test is [`Core`], the catalog and [`Reading`], driven as the edge drives them. The kernel's page cache, the
+//! file below and the lender are models. Run with `make interleavings`.
+//!
+//! Invariants: a READ returns what the file held at some moment between its arrival and its answer; at the end every page
+//! can be read and is the file's; what the catalog has on its account is what the entries take; no version and no key is given
+//! twice; nobody waits for ever (shuttle reports a deadlock; a time limit never runs out).
+//!
+//! What the tests can catch was tried by breaking the code, one place at a time: `Core::end_change` without its notice was found by
+//! `no_read_is_stale` (deadlock); `Catalog::retire` letting go of the names between counting off the last user and removing the
+//! file by `files_come_and_go` ("a file in use is known").
+
+use crate::logic::core::{Change, Core, Outcome, Strategy};
+use crate::logic::puts::Batch;
+use crate::logic::reading::{ATTEMPTS_MAX, Got, Reading};
+use crate::{File, FileIdentity, Stamp};
+use page::{ChecksumKey, PAGE_SIZE, Page, Version};
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+use sync::shuttle::thread;
+use sync::{Condvar, Mutex};
+
+/// Schedules tried of each test, in each of two ways.
+const SCHEDULES: usize = 400;
+const PAGES: usize = 2;
+const SIZE_BYTES: u64 = (PAGES * PAGE_SIZE) as u64;
+/// No test waits for it: shuttle's time does not pass.
+const LIMIT: Duration = Duration::from_secs(1);
+
+fn check(run: impl Fn() + Send + Sync + 'static) {
+    sync::explore(SCHEDULES, run);
+}
+
+/// One file below, the kernel above it, and a lender.
+struct World {
+    core: Core,
+    file: Arc<File>,
+    /// The content of each page below, which only grows, and how often the file was changed.
+    below: Mutex<([u64; PAGES], u64)>,
+    /// The kernel's copies; a lock stands for the page's lock, or for references that keep it in the cache.
+    cached: [Mutex<Option<u64>>; PAGES],
+    stream: Mutex<Stream>,
+    /// What the lender keeps.
+    lent: Mutex<HashMap<u64, Page>>,
+    versions: Mutex<HashSet<u64>>,
+    /// Puts that were sent and not answered.
+    sent: Mutex<VecDeque<(u64, Arc<Batch>)>>,
+    link: Mutex<()>,
+}
+
+#[derive(Default)]
+struct Stream {
+    events: VecDeque<(u64, u32, u64)>,
+    produced: u64,
+    consumed: u64,
+}
+
+fn page(content: u64) -> Page {
+    let mut page = [1; PAGE_SIZE];
+    page[..8].copy_from_slice(&content.to_le_bytes());
+    page
+}
+
+fn content(page: &[u8]) -> u64 {
+    u64::from_le_bytes(*page.first_chunk().unwrap())
+}
+
+fn identity(inode: u64) -> FileIdentity {
+    FileIdentity { device: 1, inode, generation: 0 }
+}
+
+impl World {
+    fn new(strategy: Strategy) -> Arc<World> {
+        let core = Core::new(1, ChecksumKey::new([7; 32]), strategy, true);
+        core.catalog.lender_up(0);
+        let file = core.catalog.adopt(identity(1));
+        Arc::new(World {
+            core,
+            file,
+            below: Mutex::new(([1; PAGES], 1)),
+            cached: [Mutex::default(), Mutex::default()],
+            stream: Mutex::default(),
+            lent: Mutex::default(),
+            versions: Mutex::default(),
+            sent: Mutex::default(),
+            link: Mutex::default(),
+        })
+    }
+
+    fn stamp(&self) -> Stamp {
+        let changes = self.below.lock().1;
+        Stamp { size_bytes: SIZE_BYTES, mtime_ns: changes.into(), ctime_ns: changes.into() }
+    }
+
+    fn positions(&self) -> (u64, u64) {
+        let stream = self.stream.lock();
+        (stream.produced, stream.consumed)
+    }
+
+    fn apply(&self, at: usize) -> u64 {
+        let mut below = self.below.lock();
+        below.0[at] += 1;
+        below.1 += 1;
+        below.0[at]
+    }
+
+    /// A program writes a page through the page cache.
+    fn write(&self, at: usize, request: u64) {
+        let mut cached = self.cached[at].lock();
+        let offset = (at * PAGE_SIZE) as u64;
+        let change = Change::Buffered { offset, len: PAGE_SIZE as u64, request, writeback: false };
+        *cached = Some(self.below.lock().0[at] + 1);
+        let changing = self.core.begin_change(&self.file, change, self.stamp(), self.positions().0);
+        assert_eq!(Some(self.apply(at)), *cached);
+        let after = self.stamp();
+        let (produced, consumed) = self.positions();
+        self.core.end_change(&self.file, changing, Outcome::Applied(after), produced, consumed);
+    }
+
+    /// A program writes a page past the page cache: the kernel drops its copy after the answer. The inode's lock keeps other writers out.
+    fn write_directly(&self, at: usize) {
+        let start = (at * PAGE_SIZE) as u64;
+        let change = Change::Other { start, end: start + PAGE_SIZE as u64 };
+        let changing = self.core.begin_change(&self.file, change, self.stamp(), self.positions().0);
+        self.apply(at);
+        let after = self.stamp();
+        let (produced, consumed) = self.positions();
+        self.core.end_change(&self.file, changing, Outcome::Applied(after), produced, consumed);
+        *self.cached[at].lock() = None;
+    }
+
+    /// A program reads a page: if the kernel has no copy, it sends a READ.
+    fn read(&self, at: usize, request: u64) -> u64 {
+        let mut cached = self.cached[at].lock();
+        *cached.get_or_insert_with(|| self.answer(at, request))
+    }
+
+    fn read_again(&self, at: usize, request: u64) {
+        self.read(at, request);
+    }
+
+    /// As `Borrower::read` does it.
+    fn answer(&self, at: usize, request: u64) -> u64 {
+        let (mut reading, mut buf) = (Reading::default(), vec![0xee; PAGE_SIZE]);
+        let offset = (at * PAGE_SIZE) as u64;
+        let earliest = self.below.lock().0[at];
+        for attempt in 0.. {
+            let mut state = self.file.state.lock();
+            let range = Reading::range(offset, buf.len());
+            self.file.settled.wait_while_for(&mut state, |state| state.must_wait(range), LIMIT);
+            reading.begin(&self.core, &mut state, self.positions(), offset, buf.len());
+            if attempt == ATTEMPTS_MAX {
+                buf = page(self.below.lock().0[at]).to_vec();
+                reading.end(&self.core, &self.file, &mut state, request, &[]);
+                break;
+            }
+            drop(state);
+            if !reading.is_plain() {
+                reading.fill_from_buffers(&self.core, &mut buf);
+                while let Some(question) = reading.next_question(&self.file, 1) {
+                    let mut lent = self.lent.lock();
+                    let got: Vec<Got> = question
+                        .keys
+                        .iter()
+                        .map(|key| {
+                            let version = key.version();
+                            let known = if self.core.is_exclusive() {
+                                lent.remove(&version.0)
+                            } else {
+                                lent.get(&version.0).copied()
+                            };
+                            known.map_or(Got::Miss, |page| {
+                                buf.copy_from_slice(&page);
+                                Got::Page { checksum: self.core.key().checksum(key.id(), version, &page) }
+                            })
+                        })
+                        .collect();
+                    drop(lent);
+                    reading.answered(&self.core, Some(&got), true, &buf);
+                }
+                while reading.next_below().is_some() {
+                    buf = page(self.below.lock().0[at]).to_vec();
+                }
+                assert_eq!(reading.length(&self.core, &self.file, self.stamp()), PAGE_SIZE);
+            } else {
+                buf = page(self.below.lock().0[at]).to_vec();
+            }
+            if reading.end(&self.core, &self.file, &mut self.file.state.lock(), request, &buf) {
+                break;
+            }
+        }
+        let (read, latest) = (content(&buf), self.below.lock().0[at]);
+        assert!((earliest..=latest).contains(&read), "page {at}: read {read}, the file held {earliest} to {latest}");
+        read
+    }
+
+    /// The kernel evicts a page. Its event is in the stream before another copy can be made.
+    fn evict(&self, at: usize) {
+        let mut cached = self.cached[at].lock();
+        if let Some(content) = cached.take() {
+            let mut stream = self.stream.lock();
+            let position = stream.produced;
+            stream.events.push_back((position, at as u32, content));
+            stream.produced += 1;
+        }
+    }
+
+    /// What the tap's thread does: events become puts, which are sent.
+    fn take_events(&self) {
+        loop {
+            let Some((position, index, content)) = self.stream.lock().events.pop_front() else { break };
+            self.core.evicted(self.file.key(), index.into(), position, &page(content));
+            self.stream.lock().consumed = position + 1;
+        }
+        let _link = self.link.lock();
+        while let Some((request, batch)) = self.core.next_put(0, true) {
+            for (item, page) in batch.items().iter().zip(batch.pages()) {
+                let Version(version) = item.key.version();
+                assert!(self.versions.lock().insert(version), "version {version} is given twice");
+                self.lent.lock().insert(version, *page);
+            }
+            self.core.put_sent(batch.items().len());
+            self.sent.lock().push_back((request, batch));
+        }
+    }
+
+    /// What the link's thread does with the answers to puts.
+    fn take_answers(&self) {
+        let _link = self.link.lock();
+        while let Some((request, batch)) = self.sent.lock().pop_front() {
+            self.core.puts_answered(0, request, &vec![1; batch.items().len()]).expect("they are answered in order");
+        }
+        let mut drops = Vec::new();
+        self.core.catalog.take_drops(8, &mut drops);
+        self.lent.lock().retain(|version, _| drops.iter().all(|key| key.version().0 != *version));
+    }
+
+    /// What the link's thread does when the connection is lost and comes back: to a lender that has `kept` the session, or not.
+    fn lose_lender(&self, kept: bool) {
+        let _link = self.link.lock();
+        let catalog = &self.core.catalog;
+        catalog.lender_suspend(0);
+        self.core.abandon_puts(0);
+        self.sent.lock().clear();
+        if kept {
+            assert!(catalog.lender_resume(0));
+        } else {
+            self.lent.lock().clear();
+            catalog.lender_lost(0);
+            catalog.sweep();
+            assert!(catalog.lender_up(0));
+        }
+    }
+
+    /// Nothing is under way any more: everything must agree.
+    fn check_end(&self) {
+        self.take_events();
+        self.take_answers();
+        for at in 0..PAGES {
+            for request in [900, 902] {
+                assert_eq!(self.read(at, request), self.below.lock().0[at], "the kernel's copy of page {at} is stale");
+                self.evict(at);
+                self.take_events();
+                self.take_answers();
+            }
+        }
+        assert_eq!(self.core.catalog.accounted_bytes(), self.core.catalog.census().entry_bytes);
+    }
+}
+
+fn together(world: &Arc<World>, threads: Vec<Box<dyn FnOnce(&World) + Send>>) {
+    let threads: Vec<_> = threads
+        .into_iter()
+        .map(|run| {
+            let world = Arc::clone(world);
+            thread::spawn(move || run(&world))
+        })
+        .collect();
+    threads.into_iter().for_each(|thread| thread.join().unwrap());
+    world.check_end();
+}
+
+/// READs, writes of both kinds and evictions of the same pages, while events are dealt with and puts answered.
+#[test]
+fn no_read_is_stale() {
+    for strategy in [Strategy::Exclusive, Strategy::NonInclusive] {
+        check(move || {
+            let world = World::new(strategy);
+            together(
+                &world,
+                vec![
+                    Box::new(|world| {
+                        world.write(0, 10);
+                        world.write(0, 20);
+                    }),
+                    Box::new(|world| {
+                        world.write_directly(1);
+                        world.write_directly(1);
+                    }),
+                    Box::new(|world| (0..4).for_each(|at| world.read_again(at % PAGES, 30 + at as u64))),
+                    Box::new(|world| (0..6).for_each(|at| world.evict(at % PAGES))),
+                    Box::new(|world| (0..3).for_each(|_| world.take_events())),
+                    Box::new(|world| (0..3).for_each(|_| world.take_answers())),
+                ],
+            );
+        });
+    }
+}
+
+/// A lender that is lost and found while its pages are read, put and answered.
+#[test]
+fn a_lost_lender_costs_no_byte() {
+    check(|| {
+        let world = World::new(Strategy::Exclusive);
+        world.read(0, 2);
+        world.evict(0);
+        world.take_events();
+        together(
+            &world,
+            vec![
+                Box::new(|world| (0..3).for_each(|at| world.read_again(at % PAGES, 30 + at as u64))),
+                Box::new(|world| (0..4).for_each(|at| world.evict(at % PAGES))),
+                Box::new(|world| (0..3).for_each(|_| world.take_events())),
+                Box::new(|world| (0..2).for_each(|_| world.take_answers())),
+                Box::new(|world| [true, false].into_iter().for_each(|kept| world.lose_lender(kept))),
+                Box::new(|world| world.write(0, 10)),
+            ],
+        );
+    });
+}
+
+/// Files adopted, retired and deleted from several threads, beside the one that is in use: no key is given twice, no file in
+/// use is lost, and nothing stays on the account.
+#[test]
+fn files_come_and_go() {
+    check(|| {
+        let world = World::new(Strategy::NonInclusive);
+        let keys = Arc::new(Mutex::new(HashMap::new()));
+        let mut threads: Vec<Box<dyn FnOnce(&World) + Send>> = Vec::new();
+        for thread in 0..3u64 {
+            let keys = Arc::clone(&keys);
+            threads.push(Box::new(move |world| {
+                for round in 0..2 {
+                    let inode = 2 + (thread + round) % 2;
+                    let file = world.core.catalog.adopt(identity(inode));
+                    let first = *keys.lock().entry(file.key()).or_insert(inode);
+                    assert_eq!(first, inode, "a key is given to two files");
+                    world.core.evicted(file.key(), 7, 0, &page(inode));
+                    let found = world.core.catalog.file(file.key()).expect("a file in use is known");
+                    assert!(Arc::ptr_eq(&found, &file));
+                    world.core.catalog.retire(&file, thread == 1);
+                }
+            }));
+        }
+        threads.push(Box::new(|world| {
+            let again = world.core.catalog.adopt(identity(1));
+            assert_eq!(again.key(), world.file.key());
+            world.core.catalog.retire(&again, true);
+        }));
+        threads.push(Box::new(|world| {
+            world.lose_lender(false);
+            let _ = world.core.catalog.census();
+        }));
+        threads.push(Box::new(|world| world.take_answers()));
+        together(&world, threads);
+        assert!(world.core.catalog.file(world.file.key()).is_some(), "the file has a user left");
+    });
+}
+
+/// Shuttle's own condition variable is what the waits above rely on.
+#[test]
+fn a_wait_ends_with_its_notice() {
+    check(|| {
+        let pair = Arc::new((Mutex::new(false), Condvar::new()));
+        let other = Arc::clone(&pair);
+        let waiter = thread::spawn(move || {
+            let mut done = other.0.lock();
+            other.1.wait_while_for(&mut done, |done| !*done, LIMIT);
+        });
+        *pair.0.lock() = true;
+        pair.1.notify_all();
+        waiter.join().unwrap();
+    });
+}

@@ -1,0 +1,56 @@
+//! The list of targets.
+
+mod borrower;
+mod fuse;
+mod host;
+mod lender;
+mod tap;
+mod wire;
+
+/// One place where bytes are taken apart.
+pub struct Target {
+    /// What it is called on the command line, and its file in `corpus/`.
+    pub name: &'static str,
+    /// Whose bytes these are, and what takes them apart.
+    pub about: &'static str,
+    /// Bytes of an input at the most: enough for everything the format can do, not more.
+    pub input_bytes_max: usize,
+    /// Takes an input apart. A panic is a bug found.
+    pub run: fn(&[u8]),
+    /// Inputs to begin with.
+    pub seeds: fn() -> Vec<Vec<u8>>,
+}
+
+/// All of them.
+pub static TARGETS: &[Target] = &[
+    wire::HEADER,
+    wire::ADDRESS,
+    lender::FRAMES,
+    lender::CONNECTIONS,
+    borrower::ANSWERS,
+    borrower::GETS,
+    fuse::REQUESTS,
+    tap::RECORDS,
+    tap::RING,
+    tap::CALIBRATION,
+    host::MEMORY_FILES,
+    host::SIZES,
+    host::STATUS,
+];
+
+/// The target of that name.
+pub fn find(name: &str) -> Option<&'static Target> {
+    TARGETS.iter().find(|target| target.name == name)
+}
+
+/// Takes `count` bytes from the front, or what there is.
+fn take<'a>(bytes: &mut &'a [u8], count: usize) -> &'a [u8] {
+    let (front, rest) = bytes.split_at(count.min(bytes.len()));
+    *bytes = rest;
+    front
+}
+
+/// The next number of an input, in little-endian; what is missing of it is zero.
+fn number(bytes: &mut &[u8], byte_count: usize) -> u64 {
+    take(bytes, byte_count).iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte))
+}

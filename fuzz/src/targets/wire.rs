@@ -1,0 +1,76 @@
+//! The protocol's header and bodies, and addresses.
+
+use super::Target;
+use wire::address::Address;
+use wire::{BODY_BYTES_MAX, GetItem, Header, Hello, ITEMS_MAX, Kind, PutItem, Refused, Welcome, WireKey};
+use zerocopy::{FromBytes, IntoBytes};
+
+pub const HEADER: Target = Target {
+    name: "wire_header",
+    about: "the peer's header, and the bodies that it announces",
+    input_bytes_max: 512,
+    run: header,
+    seeds: header_seeds,
+};
+
+fn header(bytes: &[u8]) {
+    let Ok((header, body)) = Header::read_from_prefix(bytes) else { return };
+    let (items, body_bytes) = (usize::from(header.items.get()), header.body_bytes.get() as usize);
+    let Ok(kind) = header.validate() else { return };
+    assert!(items <= ITEMS_MAX && body_bytes <= BODY_BYTES_MAX, "{header:?}");
+    let Some(body) = body.get(..body_bytes) else { return };
+    // What validate lets through, the readers can take apart.
+    match kind {
+        Kind::Hello => drop(Hello::read_from_bytes(body).unwrap()),
+        Kind::Welcome => drop(Welcome::read_from_bytes(body).unwrap()),
+        Kind::Refused => {
+            let text = Refused::read_from_bytes(body).unwrap().text();
+            assert!(!text.contains(|c: char| c.is_control()), "{text:?}");
+        }
+        Kind::Put => drop(<[PutItem]>::ref_from_prefix_with_elems(body, items).unwrap()),
+        Kind::GetReply => drop(<[GetItem]>::ref_from_prefix_with_elems(body, items).unwrap()),
+        Kind::Get | Kind::Drop | Kind::Lost => assert_eq!(<[WireKey]>::ref_from_bytes(body).unwrap().len(), items),
+        Kind::PutReply | Kind::Ping | Kind::Pong | Kind::Bye => {}
+    }
+}
+
+fn header_seeds() -> Vec<Vec<u8>> {
+    let frame = |kind, items: usize, body: &[u8]| [Header::new(kind, items, body.len(), 7).as_bytes(), body].concat();
+    let key = WireKey::new(page::PageId { file: page::FileKey(1), index: 2 }, page::Version(3));
+    vec![
+        frame(Kind::Hello, 0, &super::lender::hello(wire::ROLE_MAIN)[size_of::<Header>()..]),
+        frame(Kind::Welcome, 0, &[1; size_of::<Welcome>()]),
+        frame(Kind::Refused, 0, Refused::new(2, "too many borrowers").as_bytes()),
+        frame(Kind::Get, 2, [key, key].as_bytes()),
+        frame(Kind::Lost, 1, key.as_bytes()),
+        frame(Kind::PutReply, 3, &[1, 0, 1]),
+        frame(Kind::GetReply, 1, &[0; size_of::<GetItem>()]),
+        frame(Kind::Ping, 0, &[]),
+    ]
+}
+
+pub const ADDRESS: Target = Target {
+    name: "address",
+    about: "where a lender is, as a person writes it",
+    input_bytes_max: 160,
+    run: address,
+    seeds: || {
+        let texts =
+            ["a.example:7000", "10.0.0.1:0", "[::1]:65535", "unix:/run/puma.sock", "unix:relative:7", "host:65536"];
+        texts.map(|text| text.as_bytes().to_vec()).to_vec()
+    },
+};
+
+fn address(bytes: &[u8]) {
+    let Ok(text) = str::from_utf8(bytes) else { return };
+    match text.parse::<Address>() {
+        Ok(address) => {
+            let shown = address.to_string();
+            assert_eq!(shown.parse().as_ref(), Ok(&address), "{text:?} is shown as {shown:?}");
+        }
+        Err(error) => {
+            let line = error.to_string();
+            assert!(!line.contains('\n') && line.contains("write HOST:PORT"), "{line:?}");
+        }
+    }
+}

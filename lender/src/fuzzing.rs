@@ -1,0 +1,84 @@
+//! Doors for the crate `fuzz`: what takes apart the bytes of borrowers and of the kernel's files. No part of the interface,
+//! and nothing of it decides anything.
+
+use crate::entry::Entry;
+pub use crate::frames::{Broken, FrameReader, Next};
+use crate::headroom::{self, Memory};
+use crate::pressure;
+use crate::sessions::Name;
+use crate::shared::Shared;
+use crate::store::{PolicyName, Store};
+use crate::{Capacity, Config, connection, housekeeping};
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+use wire::address::Stream;
+
+/// A lender without a listener and without housekeeping: connections are handed to it.
+pub struct Lender {
+    shared: Arc<Shared>,
+}
+
+/// How long sessions are kept: as long as an input takes.
+const GRACE: Duration = Duration::from_secs(3600);
+
+/// A session's main connection on which nothing comes.
+pub struct Held {
+    _entry: Entry,
+}
+
+impl Lender {
+    /// One of that capacity, for which there is memory.
+    pub fn new(capacity_pages: u32) -> io::Result<Lender> {
+        let mut store = Store::new(capacity_pages, PolicyName::Lru.policy())?;
+        store.set_headroom_pages(u64::MAX);
+        Ok(Lender { shared: Arc::new(Shared::new(store, GRACE)?) })
+    }
+
+    /// Joins a session; `stream` stands for the main connection. `None`: there are too many.
+    pub fn hold(&self, name: Name, stream: Stream) -> Option<Held> {
+        let entry = self.shared.enter(&Arc::new(stream))?;
+        entry.join_main(name).ok()?;
+        Some(Held { _entry: entry })
+    }
+
+    /// The time for which sessions are kept passes.
+    pub fn forget_kept(&self) {
+        housekeeping::forget_left_behind(&self.shared, Instant::now() + GRACE);
+    }
+
+    /// Serves a connection until it ends.
+    pub fn serve(&self, stream: Stream) {
+        let stream = Arc::new(stream);
+        if let Some(entry) = self.shared.enter(&stream) {
+            connection::serve(&self.shared, &stream, entry);
+        }
+    }
+
+    /// Pages stored (those of zeros too), sessions, connections, and connections given up for a broken frame.
+    pub fn left(&self) -> (u32, usize, usize, u64) {
+        let table = self.shared.table.lock();
+        let store = self.shared.store.lock();
+        let pages = store.stored_pages() + store.zero_pages();
+        (pages, table.sessions().len(), table.connections(), self.shared.tally.malformed_frames.load(Relaxed))
+    }
+}
+
+/// Everything that is worked out from the texts of `/proc`, and what is decided from it.
+pub fn memory_files(meminfo: &str, membership: &str, mounts: &str, vmstat: &str, stalls: &str) -> Option<Memory> {
+    headroom::group_directories(membership, mounts);
+    headroom::lazily_freed_pages(vmstat);
+    let memory = headroom::machine_memory(meminfo)?;
+    let stalled_us = headroom::stalled_us(stalls).unwrap_or(0);
+    pressure::judge(stalled_us, Duration::from_micros(stalled_us), memory, memory.free_bytes / 2);
+    for capacity in [Capacity::Auto, Capacity::Bytes(stalled_us)] {
+        let listen = "unix:/x".parse().ok()?;
+        let config =
+            Config { listen, capacity, reserve_bytes: memory.free_bytes, policy: PolicyName::Lru, grace: GRACE };
+        if let Ok(pages) = config.capacity_pages(memory) {
+            assert!(pages > 0 && u64::from(pages) <= memory.total_bytes / page::PAGE_SIZE as u64);
+        }
+    }
+    Some(memory)
+}
