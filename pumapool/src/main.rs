@@ -5,6 +5,7 @@ mod control;
 mod daemon;
 mod doctor;
 mod lend;
+mod log;
 mod mount;
 mod size;
 mod status;
@@ -50,7 +51,7 @@ fn main() -> ExitCode {
     let colours = std::io::stderr().is_terminal();
     tracing_subscriber::fmt()
         .with_env_filter(filter)
-        .with_writer(std::io::stderr)
+        .with_writer(|| log::Stderr)
         .with_ansi(colours)
         .with_target(false)
         // A log that cannot be written is no reason to stop: without this, the complaint about it would panic in turn.
