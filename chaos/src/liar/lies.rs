@@ -1,12 +1,12 @@
 //! The lies: which answer a hostile lender gives to which question. Pure logic: randomness comes from a seed, nothing is sent here.
 //!
 //! Two sorts, in moods, as a lie that breaks the protocol ends the session and would leave no time for subtler ones. *About
-//! pages*, in well-formed answers: an older version, another page, a flipped bit, another page's checksum, "all zeros", "not here",
+//! pages*, in well-formed answers: an older version, another page, a flipped bit, another page's checksum, a forged one, "all zeros", "not here",
 //! "stored" for what was thrown away and the other way round, notices that pages are lost which are not. *About frames*: cut
 //! short, too long, of the wrong kind or number, of absurd lengths, late, trickled, or none at all; absurd greetings.
 
 use super::hoard::{Content, Hoard};
-use page::PAGE_SIZE;
+use page::{ChecksumKey, PAGE_SIZE};
 use std::time::Duration;
 use wire::{GetItem, Header, ITEMS_MAX, Kind, PutItem, WireKey};
 use zerocopy::little_endian::{U16, U32, U64};
@@ -154,7 +154,7 @@ impl Liar {
     /// Makes something else of the right answer.
     fn twist(&mut self, hoard: &Hoard, key: &WireKey, right: Option<Content>, item: &mut GetItem) -> Option<Content> {
         let right_checksum = right.as_ref().map_or(0, |content| content.checksum);
-        match self.random.u32(..8) {
+        match self.random.u32(..9) {
             // An older version, as it was put, or under the checksum of the right one.
             0 => hoard.versions(key).find(|content| content.key != *key).cloned(),
             1 => {
@@ -176,6 +176,14 @@ impl Liar {
                 item.status = if self.random.bool() { wire::STATUS_ZERO } else { self.random.u8(3..) };
                 item.checksum = U64::new(right_checksum);
                 None
+            }
+            // Other bytes, with a checksum made as a borrower would make it, but for the key, which no lender knows.
+            7 => {
+                let mut page = [0; PAGE_SIZE];
+                self.random.fill(&mut page);
+                let forger = ChecksumKey::new(std::array::from_fn(|_| self.random.u8(..)));
+                let checksum = forger.checksum(key.id(), key.version(), &page);
+                Some(Content { key: *key, checksum, page: Box::new(page) })
             }
             // Not here.
             _ => None,

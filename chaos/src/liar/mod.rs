@@ -1,8 +1,7 @@
 //! A hostile lender of our own. It speaks the real protocol, through the `wire` crate, so that it gets as far as a real one;
 //! then it lies: see [`lies`].
 //!
-//! It does not forge: a checksum that it returns is one that a borrower once gave it, for whichever page. [`page::checksum`] says
-//! that it is no protection against somebody who computes it anew, and this program cannot show more than is promised.
+//! It forges as well as anybody can who does not know the key of a borrower's checksums ([`page::ChecksumKey`]).
 //!
 //! Never in here: harm to anybody but the borrower that connects. Threads, memory and time are bounded.
 
