@@ -115,9 +115,9 @@ impl Site {
         name: &'static str,
         scenario: Scenario,
         number: u8,
+        mode: Mode,
         seed: u64,
     ) -> Result<Site, Failure> {
-        let mode = Mode::ALL[fastrand::Rng::with_seed(seed).usize(..Mode::ALL.len())];
         let folder = |path: PathBuf| {
             fs::create_dir(&path).map_err(Failure::attempted(format!("making {}", path.display()))).map(|()| path)
         };
@@ -329,9 +329,14 @@ impl Site {
 
 /// Runs a soak.
 pub fn run(setup: &Setup<'_>, seed: u64) -> Result<Soak, Failure> {
+    // Two different ones, the first of them with a tap.
+    let mut modes = Mode::ALL;
+    fastrand::Rng::with_seed(seed).shuffle(&mut modes);
+    modes.sort_by_key(|mode| mode.fill != "evict");
+    modes[1..].rotate_left((seed % 5) as usize);
     let mut sites = [
-        Site::start(setup, "all", Scenario::All, 0, seed)?,
-        Site::start(setup, "survived", Scenario::Survived, 1, seed.wrapping_add(1))?,
+        Site::start(setup, "all", Scenario::All, 0, modes[0], seed)?,
+        Site::start(setup, "survived", Scenario::Survived, 1, modes[1], seed.wrapping_add(1))?,
     ];
     for site in &mut sites {
         if let Some(probe) = &mut site.probe {

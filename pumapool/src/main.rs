@@ -1,6 +1,7 @@
 //! `pumapool`: one file per subcommand, each a thin layer over the crate that does the work.
 #![allow(rustdoc::broken_intra_doc_links)] // the options' comments are help texts, in which brackets are brackets
 
+mod allocator;
 mod control;
 mod daemon;
 mod doctor;
@@ -43,6 +44,7 @@ enum Command {
 }
 
 fn main() -> ExitCode {
+    allocator::give_large_buffers_back();
     let cli = Cli::parse();
     let filter = match EnvFilter::try_new(&cli.log) {
         Ok(filter) => filter,
