@@ -2,7 +2,8 @@
 //!
 //! Two sorts, in moods, as a lie that breaks the protocol ends the session and would leave no time for subtler ones. *About
 //! pages*, in well-formed answers: an older version, another page, a flipped bit, another page's checksum, a forged one, "all zeros", "not here",
-//! "stored" for what was thrown away and the other way round, notices that pages are lost which are not. *About frames*: cut
+//! "stored" for what was thrown away and the other way round, notices that pages are lost which are not, sessions
+//! resumed that it never had. *About frames*: cut
 //! short, too long, of the wrong kind or number, of absurd lengths, late, trickled, or none at all; absurd greetings.
 
 use super::hoard::{Content, Hoard};
@@ -57,14 +58,7 @@ impl Liar {
     }
 
     /// Answers a frame.
-    pub fn answer(
-        &mut self,
-        hoard: &mut Hoard,
-        _session: [u8; 16],
-        kind: Kind,
-        header: &Header,
-        body: &[u8],
-    ) -> Vec<Answer> {
+    pub fn answer(&mut self, hoard: &mut Hoard, kind: Kind, header: &Header, body: &[u8]) -> Vec<Answer> {
         let request = header.request.get();
         let (kind, items, body) = match kind {
             Kind::Hello => return self.greet(),
@@ -95,6 +89,10 @@ impl Liar {
         welcome.protocol = U32::new(wire::PROTOCOL);
         welcome.incarnation = U64::new(self.random.u64(..));
         welcome.capacity_pages = U64::new(1 << 14);
+        // "I still have what you put", of whatever session.
+        if self.about_pages && self.random.bool() {
+            welcome.flags = U32::new(wire::WELCOME_RESUMED);
+        }
         let mut header = Header::new(Kind::Welcome, 0, size_of_val(&welcome), 0);
         if self.one_in(GREETING_LIE_ONE_IN) {
             match self.random.u32(..6) {
@@ -263,7 +261,7 @@ mod tests {
         let header = Header::new(Kind::Get, keys.len(), size_of_val(&*keys), 9);
         let (mut right, mut wrong, mut none) = (0, 0, 0);
         for _ in 0..50 {
-            let answers = liar.answer(&mut hoard, [0; 16], Kind::Get, &header, keys.as_bytes());
+            let answers = liar.answer(&mut hoard, Kind::Get, &header, keys.as_bytes());
             let [Answer::Bytes(bytes)] = &answers[..] else { panic!("{answers:?}") };
             let (header, body) = Header::read_from_prefix(bytes).unwrap();
             assert_eq!((header.validate(), header.request.get()), (Ok(Kind::GetReply), 9));

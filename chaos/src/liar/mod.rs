@@ -17,8 +17,8 @@ use std::sync::Arc;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
+use wire::Header;
 use wire::address::{Address, Stream};
-use wire::{Header, Kind};
 use zerocopy::{FromZeros, IntoBytes};
 
 /// Connections at once, each with its thread.
@@ -74,21 +74,15 @@ fn ready(address: &str) {
 /// One connection, from its Hello to its bitter end.
 fn serve(stream: &Stream, hoard: &Mutex<Hoard>, mut liar: Liar) -> io::Result<()> {
     stream.tune()?;
-    let mut session = [0; 16];
     loop {
         let mut header = Header::new_zeroed();
         (&*stream).read_exact(header.as_mut_bytes())?;
         let kind = header.validate().map_err(io::Error::other)?;
         let mut body = vec![0; header.body_bytes.get() as usize];
         (&*stream).read_exact(&mut body)?;
-        if let Ok((hello, _)) = <wire::Hello as zerocopy::FromBytes>::read_from_prefix(&body)
-            && kind == Kind::Hello
-        {
-            session = hello.session;
-        }
         let answers = {
             let mut hoard = hoard.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-            liar.answer(&mut hoard, session, kind, &header, &body)
+            liar.answer(&mut hoard, kind, &header, &body)
         };
         for answer in answers {
             match answer {
