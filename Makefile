@@ -5,8 +5,8 @@ CARGO ?= cargo
 # To build: the eBPF program (clang, llvm), libbpf (libelf-dev, zlib1g-dev, pkg-config, make, gcc).
 # To run: fusermount3 (fuse3). To draw the demo's chart as PNG: a font.
 PACKAGES := clang llvm libelf-dev zlib1g-dev pkg-config make gcc fuse3 fonts-dejavu-core
-# To test: fio, what the POSIX suite is built with, and a C++ compiler for libFuzzer.
-TEST_PACKAGES := fio g++ acl attr e2fsprogs libacl1-dev
+# To test: fio, network namespaces (iproute2), file systems (e2fsprogs), what the POSIX suite is built with, and a C++ compiler for libFuzzer.
+TEST_PACKAGES := fio g++ acl attr e2fsprogs iproute2 libacl1-dev
 # Where the public test programs are installed; set it to keep them when the checkout goes.
 TOOLS ?= $(CURDIR)/target/tools
 # Options of the demo, such as DEMO="--seconds 30 --seed 7"; `target/release/demo --help` lists them.
@@ -15,12 +15,14 @@ DEMO ?=
 # The simulation: a seed to repeat (else fresh ones for two minutes), and the steps of a run.
 SEED ?=
 STEPS ?= 20000
+# Options of chaos and soak, such as CHAOS="--seconds 120 --seed 7"; `target/release/chaos run --help` lists them.
+CHAOS ?=
 
 # Options of the fuzzing, such as FUZZ="--seconds 3600 --jobs 2 tap_ring"; `cargo run -p fuzz -- --help` lists them.
 FUZZ ?=
 
 .PHONY: help deps build test simulate rules test-long test-deps tools interleavings fuzz fuzz-short fuzz-program sanitize miri deny demo \
-	check lint clean
+	chaos soak check lint clean
 
 deps: WANTED := $(PACKAGES)
 test-deps: WANTED := $(PACKAGES) $(TEST_PACKAGES)
@@ -35,6 +37,8 @@ help:
 	@echo 'make test-long   the public test programs at full length, some 20 minutes'
 	@echo 'make fuzz    inputs that libFuzzer makes up, for every decoder, 5 minutes each'
 	@echo 'make sanitize    tests under the address and the thread sanitizer; make miri: under Miri'
+	@echo 'make chaos   lenders killed, stopped, squeezed, cut off, lying: some 5 minutes, as root'
+	@echo 'make soak    a mixed load with such troubles for 10 minutes: does anything grow?'
 	@echo 'make check   what CI runs: format, lints, tests, documentation'
 	@echo 'make clean   remove everything that was built'
 
@@ -127,6 +131,13 @@ deny: $(TOOLS)/bin/cargo-deny
 
 demo: build
 	target/release/demo $(DEMO)
+
+# Options go to both; each prints its seed, and ends with 0 only if all was well. Results: target/chaos, target/soak.
+chaos: test-deps tools build
+	TOOLS=$(TOOLS) target/release/chaos run --out target/chaos $(CHAOS)
+
+soak: test-deps tools build
+	TOOLS=$(TOOLS) target/release/chaos soak --out target/soak $(CHAOS)
 
 check: lint deny test
 

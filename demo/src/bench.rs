@@ -4,7 +4,6 @@
 //! pages, and the kernel's memory for its open files and page tables) is measured when it is ready, and added to the limit.
 
 use crate::data::DataSet;
-use crate::failure::{Failure, Interrupt};
 use crate::progress::Bar;
 use crate::puma::Puma;
 use crate::reader::{Answer, Order, Report, Task, disk_bytes_of};
@@ -14,7 +13,7 @@ use std::io::Write;
 use std::path::Path;
 use std::process::{ChildStdin, Command, Stdio};
 use std::time::{Duration, Instant};
-use testbed::{Group, Line, Process, SlowDisk};
+use testbed::{Failure, Group, Interrupt, Line, Process, SlowDisk};
 
 /// Room while the reader starts, when it is not known yet what it needs itself.
 const START_ROOM_BYTES: u64 = 64 << 20;

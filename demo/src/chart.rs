@@ -1,12 +1,12 @@
 //! The chart. It is drawn once, as SVG; the PNG is that same drawing, rendered with the fonts of the machine.
 
-use crate::failure::Failure;
 use crate::report::{Summary, grouped, latency};
 use resvg::{tiny_skia, usvg};
 use std::fmt::Write;
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
+use testbed::Failure;
 
 const WIDTH: f64 = 1280.0;
 const HEIGHT: f64 = 720.0;

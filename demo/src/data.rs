@@ -4,7 +4,6 @@
 //! a memfd filled by this process, so it is charged to this process's memory group and not to the reader's, which only
 //! maps it. Comparing with the bytes themselves trusts no checksum, and counts wrong bytes exactly.
 
-use crate::failure::{Failure, Interrupt};
 use crate::progress::Bar;
 use page::PAGE_SIZE;
 use rustix::fd::OwnedFd;
@@ -14,6 +13,7 @@ use std::fs::{self, File};
 use std::io::{self, Read};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use testbed::{Failure, Interrupt};
 
 /// Smaller files would make the number of open files the subject, and not the number of pages.
 const FILE_MIN_BYTES: u64 = 128 << 10;

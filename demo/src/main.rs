@@ -8,7 +8,6 @@
 mod bench;
 mod chart;
 mod data;
-mod failure;
 mod progress;
 mod puma;
 mod reader;
@@ -17,7 +16,6 @@ mod report;
 use bench::{Bench, Way};
 use clap::Parser;
 use data::DataSet;
-use failure::{Failure, Interrupt};
 use progress::Bar;
 use puma::{Puma, Setup};
 use report::{Conditions, GAIN_MIN, Summary, Ways};
@@ -25,7 +23,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
-use testbed::{BlockDevice, Group, Scratch, SlowDisk};
+use testbed::{BlockDevice, Failure, Group, Interrupt, Scratch, SlowDisk};
 
 /// Exit code: a byte was wrong, or the gain too small.
 const PROMISE_BROKEN: u8 = 1;

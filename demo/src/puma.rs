@@ -3,12 +3,11 @@
 //! The lender is in a memory group of its own, as if it were another machine. The mount daemon is outside of the reader's
 //! memory group, whose pages are not its own, but on the same slow disk: it reads it on the reader's behalf.
 
-use crate::failure::{Failure, Interrupt};
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
-use testbed::{Group, Line, Process, Scratch, SlowDisk};
+use testbed::{Failure, Group, Interrupt, Line, Process, Scratch, SlowDisk};
 
 /// Until a daemon is ready. Loading and calibrating the eviction tap is the longest part.
 const READY_MAX: Duration = Duration::from_secs(30);

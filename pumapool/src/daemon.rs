@@ -78,6 +78,9 @@ impl Daemon {
             rustix::stdio::dup2_stderr(&log.file).context("cannot turn to the log")?;
             let _ = std::env::set_current_dir("/");
             default_log = log.default;
+            if default_log.is_some() {
+                crate::log::bound();
+            }
             // The caller may have gone away; that is no reason to stop serving.
             let _ = writeln!(stdout, "READY {message}").and_then(|()| stdout.flush());
             let _ = rustix::stdio::dup2_stdout(&log.file);

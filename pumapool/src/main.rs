@@ -1,10 +1,12 @@
 //! `pumapool`: one file per subcommand, each a thin layer over the crate that does the work.
 #![allow(rustdoc::broken_intra_doc_links)] // the options' comments are help texts, in which brackets are brackets
 
+mod allocator;
 mod control;
 mod daemon;
 mod doctor;
 mod lend;
+mod log;
 mod mount;
 mod size;
 mod status;
@@ -42,6 +44,7 @@ enum Command {
 }
 
 fn main() -> ExitCode {
+    allocator::give_large_buffers_back();
     let cli = Cli::parse();
     let filter = match EnvFilter::try_new(&cli.log) {
         Ok(filter) => filter,
@@ -50,7 +53,7 @@ fn main() -> ExitCode {
     let colours = std::io::stderr().is_terminal();
     tracing_subscriber::fmt()
         .with_env_filter(filter)
-        .with_writer(std::io::stderr)
+        .with_writer(|| log::Stderr)
         .with_ansi(colours)
         .with_target(false)
         // A log that cannot be written is no reason to stop: without this, the complaint about it would panic in turn.

@@ -5,6 +5,7 @@
 //! - [`Process`]: a child that is in its groups before its program starts, and that dies with its guard.
 //! - [`Squeeze`]: a child that allocates memory and holds it.
 //! - [`Scratch`]: a directory for what a test writes and mounts.
+//! - [`Failure`], [`Interrupt`]: how a program that uses all this ends early.
 //!
 //! It promises that everything made here is gone once its guard is dropped, also on panic. What a killed run left behind
 //! is swept by the next one that uses the same name. Only processes started here, or found inside a group made here,
@@ -14,6 +15,7 @@
 
 mod cgroup;
 mod disk;
+mod failure;
 mod group;
 mod mounts;
 mod process;
@@ -23,6 +25,7 @@ mod wait;
 
 pub use cgroup::Version;
 pub use disk::{BlockDevice, SlowDisk};
+pub use failure::{Failure, Interrupt};
 pub use group::{Group, MemoryUse};
 pub use process::{Line, Process, sibling_binary};
 pub use scratch::Scratch;

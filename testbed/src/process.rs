@@ -167,6 +167,10 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
+        // One that has ended, or that its owner has killed on purpose, needs no word.
+        if matches!(self.child.try_wait(), Ok(Some(_))) {
+            return;
+        }
         match self.stop(DROP_GRACE) {
             Ok(status) if status.signal() == Some(Signal::KILL.as_raw()) => {
                 eprintln!("{} (process {}) did not end in order and was killed.", self.name, self.child.id());

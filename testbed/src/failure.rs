@@ -1,12 +1,12 @@
-//! How the demo ends early: a problem that it can name, or a signal. Either way by unwinding through the guards that
-//! clean up, never by exiting on the spot.
+//! How a program ends early that controls the machine: a problem that it can name, or a signal. Either way by unwinding
+//! through the guards that clean up, never by exiting on the spot.
 
 use std::fmt;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Why the demo did not reach its end.
+/// Why a program did not reach its end.
 #[derive(Debug)]
 pub enum Failure {
     /// This signal arrived.

@@ -1,0 +1,101 @@
+//! A hostile lender of our own. It speaks the real protocol, through the `wire` crate, so that it gets as far as a real one;
+//! then it lies: see [`lies`].
+//!
+//! It forges as well as anybody can who does not know the key of a borrower's checksums ([`page::ChecksumKey`]).
+//!
+//! Never in here: harm to anybody but the borrower that connects. Threads, memory and time are bounded.
+
+mod hoard;
+mod lies;
+
+use hoard::Hoard;
+use lies::{Answer, Liar};
+use std::io::{self, Read, Write};
+use std::net::{Shutdown, TcpListener};
+use std::os::unix::net::UnixListener;
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+use wire::Header;
+use wire::address::{Address, Stream};
+use zerocopy::{FromZeros, IntoBytes};
+
+/// Connections at once, each with its thread.
+const CONNECTIONS_MAX: usize = 64;
+
+/// Between two bytes of an answer that trickles.
+const TRICKLE: Duration = Duration::from_millis(20);
+
+/// Lies at `listen` until it is killed. Says READY and where.
+pub fn run(listen: &Address, seed: u64) -> Result<(), String> {
+    let hoard = Arc::new(Mutex::new(Hoard::default()));
+    let connections = Arc::new(AtomicUsize::new(0));
+    let mut number = 0;
+    let mut serve = |stream: Stream| {
+        number += 1;
+        if connections.fetch_add(1, Ordering::Relaxed) >= CONNECTIONS_MAX {
+            connections.fetch_sub(1, Ordering::Relaxed);
+            return;
+        }
+        let (hoard, connections, liar) = (Arc::clone(&hoard), Arc::clone(&connections), Liar::new(seed, number));
+        std::thread::spawn(move || {
+            // However it ends, it ends.
+            let _ = serve(&stream, &hoard, liar);
+            let _ = stream.shutdown(Shutdown::Both);
+            connections.fetch_sub(1, Ordering::Relaxed);
+        });
+    };
+    let failed = |error: io::Error| format!("listening on {listen}: {error}");
+    match listen {
+        Address::Tcp { host, port } => {
+            let listener = TcpListener::bind((host.as_str(), *port)).map_err(failed)?;
+            ready(&Address::from(listener.local_addr().map_err(failed)?).to_string());
+            loop {
+                serve(Stream::Tcp(listener.accept().map_err(failed)?.0));
+            }
+        }
+        Address::Unix(path) => {
+            let listener = UnixListener::bind(path).map_err(failed)?;
+            ready(&listen.to_string());
+            loop {
+                serve(Stream::Unix(listener.accept().map_err(failed)?.0));
+            }
+        }
+    }
+}
+
+fn ready(address: &str) {
+    let mut out = io::stdout().lock();
+    // Nobody there to hear it is no reason not to lie.
+    let _ = writeln!(out, "READY lying on {address}").and_then(|()| out.flush());
+}
+
+/// One connection, from its Hello to its bitter end.
+fn serve(stream: &Stream, hoard: &Mutex<Hoard>, mut liar: Liar) -> io::Result<()> {
+    stream.tune()?;
+    loop {
+        let mut header = Header::new_zeroed();
+        (&*stream).read_exact(header.as_mut_bytes())?;
+        let kind = header.validate().map_err(io::Error::other)?;
+        let mut body = vec![0; header.body_bytes.get() as usize];
+        (&*stream).read_exact(&mut body)?;
+        let answers = {
+            let mut hoard = hoard.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+            liar.answer(&mut hoard, kind, &header, &body)
+        };
+        for answer in answers {
+            match answer {
+                Answer::Bytes(bytes) => (&*stream).write_all(&bytes)?,
+                Answer::Trickle(bytes) => {
+                    for byte in bytes {
+                        (&*stream).write_all(&[byte])?;
+                        std::thread::sleep(TRICKLE);
+                    }
+                }
+                Answer::Wait(time) => std::thread::sleep(time),
+                Answer::Close => return Ok(()),
+            }
+        }
+    }
+}

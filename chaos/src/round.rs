@@ -1,0 +1,157 @@
+//! One round of chaos: a mount with a lender in trouble, the load on it, and beside it the same probe on a mount without a
+//! lender and on a plain directory, which say what this machine takes for the same reads at that moment.
+
+use crate::lender::{Lender, Place};
+use crate::network::Network;
+use crate::probe::Report;
+use crate::probing::Probing;
+use crate::puma::{Mode, Mount, Puma, count};
+use crate::scenario::{Scenario, Trouble};
+use crate::suite::{Kind, Suite};
+use crate::verdict::{Outcome, READ_MAX, judge_probe};
+use std::fs;
+use std::path::Path;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+use testbed::{Failure, Interrupt, Scratch, wait_until};
+
+/// Between two looks at everything.
+const TICK: Duration = Duration::from_millis(10);
+/// For programs that have begun to come to their end after the load was to end.
+const END_MAX: Duration = Duration::from_secs(120);
+/// For gauges to return when the load is over.
+const GAUGES_MAX: Duration = Duration::from_secs(20);
+/// Reads per second of each of a probe's three readers.
+const PROBE_RATE: u32 = 250;
+/// Reads and writes per second of each of fio's jobs.
+const FIO_JOB_IOPS: u32 = 1_000;
+/// Between two troubles.
+const REST_MS: std::ops::Range<u64> = 300..1500;
+/// When it is to happen each second.
+const REST_KILLED_MS: std::ops::Range<u64> = 700..1000;
+
+/// What all rounds have in common.
+pub struct Setup<'a> {
+    /// The command under test.
+    pub puma: &'a Puma,
+    /// For mounts, sockets and the like.
+    pub scratch: &'a Scratch,
+    /// A directory on a disk; empty.
+    pub disk: &'a Path,
+    /// How long the load goes on.
+    pub length: Duration,
+    /// Whether somebody wants us to stop.
+    pub interrupt: &'a Interrupt,
+}
+
+impl Setup<'_> {
+    /// Runs a round.
+    pub fn round(&self, scenario: Scenario, mode: Mode, seed: u64) -> Result<Outcome, Failure> {
+        let name = scenario.name();
+        // Of the round, and empty: nothing of an earlier one is found.
+        let folder = |parent: &Path, suffix: &str| {
+            let path = parent.join(format!("{name}-{suffix}"));
+            fs::create_dir(&path).map_err(Failure::attempted(format!("making {}", path.display()))).map(|()| path)
+        };
+        let scratch = self.scratch.path();
+        let sources = [folder(self.disk, "shared")?, folder(self.disk, "alone")?, folder(self.disk, "plain")?];
+        let ats = [folder(scratch, "at")?, folder(scratch, "at-alone")?];
+        let place = if scenario.needs_network() {
+            Place::Network(Rc::new(Network::create(0)?))
+        } else if seed.is_multiple_of(2) {
+            Place::Tcp
+        } else {
+            Place::Unix(scratch.join(format!("{name}.sock")))
+        };
+        let mut lender = Lender::start(self.puma, place, &format!("{name}-lender"))?;
+        let options = ["--strategy", mode.strategy, "--write", mode.write, "--fill", mode.fill];
+        let with_lender: Vec<&str> = options.into_iter().chain(["--lender", lender.address()]).collect();
+        let mut mount = self.puma.mount(&sources[0], &ats[0], &with_lender, &format!("{name}-mount"))?;
+        let alone = self.puma.mount(&sources[1], &ats[1], &["--write", mode.write], &format!("{name}-alone"))?;
+
+        let probe = |directory: &Path| Probing::start(directory, seed, READ_MAX, PROBE_RATE);
+        let mut probes = [probe(&ats[0])?, probe(&ats[1])?, probe(&sources[2])?];
+        for probe in &mut probes {
+            probe.wait_ready(self.interrupt)?;
+        }
+        let mut suites = [Kind::Fsx, Kind::Fio]
+            .map(|kind| Suite::new(kind, &ats[0], scratch, seed, FIO_JOB_IOPS))
+            .into_iter()
+            .collect::<Result<Vec<_>, _>>()?;
+        let rest = if scenario == Scenario::Killed { REST_KILLED_MS } else { REST_MS };
+        let mut trouble = Trouble::new(scenario, seed, rest);
+        let mut outcome = Outcome::new(scenario.name(), mode.to_string());
+
+        let begin = Instant::now();
+        loop {
+            self.interrupt.check()?;
+            trouble.step(&mut lender)?;
+            outcome.note(mount.check());
+            let more = begin.elapsed() < self.length && outcome.violations.is_empty();
+            if !more {
+                suites.iter_mut().for_each(Suite::cut_short);
+            }
+            let running = suites.iter_mut().map(|suite| suite.step(more)).collect::<Vec<_>>();
+            let still = running.iter().any(|running| matches!(running, Ok(true)));
+            running.into_iter().for_each(|result| outcome.note(result.map(|_| ())));
+            if begin.elapsed() > self.length + END_MAX {
+                outcome.violations.push(format!("fio did not end within {END_MAX:?} after the load was to end"));
+            }
+            if !more && (!still || !outcome.violations.is_empty()) {
+                break;
+            }
+            std::thread::sleep(TICK);
+        }
+        (outcome.fsx_runs, outcome.fio_runs) = (suites[0].runs, suites[1].runs);
+        drop(suites);
+
+        // What was written is read once more while there is still trouble.
+        probes.iter_mut().for_each(Probing::finish);
+        let mut reports = Vec::new();
+        for probe in &mut probes {
+            reports.push(probe.report(|| {
+                self.interrupt.check()?;
+                trouble.step(&mut lender)
+            })?);
+        }
+        trouble.heal(&mut lender)?;
+        outcome.seconds = begin.elapsed().as_secs_f64();
+        outcome.harm_count = trouble.harm_count;
+        for (place, report) in ["with a lender", "without a lender", "plain directory"].into_iter().zip(&reports) {
+            judge_probe(place, report, &trouble, &mut outcome);
+        }
+        self.gauges_return(&mount, &mut outcome);
+        outcome.status = mount.status()?;
+        if count(&outcome.status, "/borrower/lender_pages") == 0 {
+            outcome.violations.push("not a page came from a lender: this round proves nothing".to_owned());
+        }
+        if scenario == Scenario::Hostile && count(&outcome.status, "/borrower/bad_pages") == 0 {
+            outcome.violations.push("not one lie was found out: this round proves nothing".to_owned());
+        }
+        outcome.note(mount.end());
+        outcome.note(alone.end());
+        for ((probe, source), report) in probes.iter().zip(&sources).zip(&reports) {
+            outcome.note(probe.check_below(source, report));
+        }
+        outcome.reports = reports.into_iter().map(|report| Report { generations: Vec::new(), ..report }).collect();
+        drop(probes);
+        for source in sources {
+            fs::remove_dir_all(&source).map_err(Failure::attempted(format!("removing {}", source.display())))?;
+        }
+        Ok(outcome)
+    }
+
+    /// Everything that counts what is under way must be at zero again when nothing is.
+    fn gauges_return(&self, mount: &Mount, outcome: &mut Outcome) {
+        const GAUGES: [&str; 3] = ["/mount/open_handles", "/puts_under_way", "/mount/written_bytes_pending"];
+        let mut last = String::new();
+        let returned = wait_until(GAUGES_MAX, || {
+            let Ok(status) = mount.status() else { return false };
+            last = GAUGES.map(|gauge| format!("{gauge} {}", count(&status, gauge))).join(", ");
+            GAUGES.iter().all(|gauge| count(&status, gauge) == 0)
+        });
+        if !returned {
+            outcome.violations.push(format!("gauges did not return to zero within {GAUGES_MAX:?}: {last}"));
+        }
+    }
+}

@@ -1,0 +1,226 @@
+//! What is done to lenders, and when: a schedule drawn from a seed, carried out step by step by whoever runs the load.
+//!
+//! Every step that harms is followed by one that heals, so that a mount meets lenders that go, that come, and that hang between.
+//! [`Trouble::heal`] ends it, whatever the last step was.
+
+use crate::lender::{Lender, Who};
+use crate::probe::now_ms;
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+use testbed::Failure;
+
+/// Steps remembered, for whoever asks what was done when something went wrong.
+const JOURNAL_MAX: usize = 512;
+
+/// What is done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scenario {
+    /// Killed and started again each second.
+    Killed,
+    /// Stopped (SIGSTOP) for a while, again and again.
+    Stopped,
+    /// Another process takes its memory.
+    Squeezed,
+    /// Cut off: cable pulled, address gone, or vanished without a word while the cable was out.
+    CutOff,
+    /// A liar in its place.
+    Hostile,
+    /// Any of that.
+    All,
+    /// What a lender lives through, so that its memory can be followed from the beginning to the end of a soak.
+    Survived,
+}
+
+impl Scenario {
+    /// Those of chaos, in the order in which they are run.
+    pub const EVERY: [Scenario; 6] =
+        [Scenario::Killed, Scenario::Stopped, Scenario::Squeezed, Scenario::CutOff, Scenario::Hostile, Scenario::All];
+
+    /// As it is called.
+    pub fn name(self) -> &'static str {
+        match self {
+            Scenario::Killed => "killed",
+            Scenario::Stopped => "stopped",
+            Scenario::Squeezed => "squeezed",
+            Scenario::CutOff => "cut-off",
+            Scenario::Hostile => "hostile",
+            Scenario::All => "all",
+            Scenario::Survived => "survived",
+        }
+    }
+
+    /// Whether the lender must be in a network of its own.
+    pub fn needs_network(self) -> bool {
+        matches!(self, Scenario::CutOff | Scenario::All | Scenario::Survived)
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Harm {
+    Kill,
+    Stop,
+    Squeeze,
+    Pull,
+    LoseAddress,
+    Vanish,
+    Lie,
+}
+
+/// The trouble that a lender is in.
+pub struct Trouble {
+    scenario: Scenario,
+    random: fastrand::Rng,
+    next: Instant,
+    /// The last step harmed in that way, and is to be healed next.
+    harm: Option<Harm>,
+    /// Between two troubles, in milliseconds; more for a soak than for chaos.
+    rest_ms: std::ops::Range<u64>,
+    journal: VecDeque<(u64, String)>,
+    /// Steps that harmed.
+    pub harm_count: u64,
+}
+
+impl Trouble {
+    /// None yet. It comes after rests of so many milliseconds.
+    pub fn new(scenario: Scenario, seed: u64, rest_ms: std::ops::Range<u64>) -> Trouble {
+        Trouble {
+            scenario,
+            random: fastrand::Rng::with_seed(seed),
+            next: Instant::now(),
+            harm: None,
+            rest_ms,
+            journal: VecDeque::new(),
+            harm_count: 0,
+        }
+    }
+
+    /// Takes the next step if it is time.
+    pub fn step(&mut self, lender: &mut Lender) -> Result<(), Failure> {
+        if Instant::now() < self.next {
+            return Ok(());
+        }
+        let pause_ms = match self.harm.take() {
+            Some(harm) => {
+                self.undo(harm, lender)?;
+                self.random.u64(self.rest_ms.clone())
+            }
+            None => {
+                if lender.revive()? {
+                    self.note("had ended by itself: started again".to_owned());
+                }
+                let harm = self.choose();
+                self.harm_count += 1;
+                let pause_ms = self.harm(harm, lender)?;
+                self.note(format!("{harm:?} for {pause_ms} ms"));
+                self.harm = Some(harm);
+                pause_ms
+            }
+        };
+        self.next = Instant::now() + Duration::from_millis(pause_ms);
+        Ok(())
+    }
+
+    /// Whether the lender may be unable to answer just now.
+    pub fn is_harming(&self) -> bool {
+        self.harm.is_some()
+    }
+
+    /// Ends all trouble, with the real lender at its place.
+    pub fn heal(&mut self, lender: &mut Lender) -> Result<(), Failure> {
+        if let Some(harm) = self.harm.take() {
+            self.undo(harm, lender)?;
+        }
+        if lender.who() != Who::Lender {
+            lender.run(Who::Lender)?;
+        }
+        lender.revive()?;
+        self.note("all healed".to_owned());
+        Ok(())
+    }
+
+    /// What was done in the seconds before a time (milliseconds since the epoch), one line.
+    pub fn before(&self, at_ms: u64, took_ms: u64) -> String {
+        let near = self.journal.iter().filter(|(when, _)| *when + 6000 > at_ms && *when < at_ms + took_ms);
+        let near = near.map(|(when, what)| format!("{:+} ms {what}", *when as i64 - at_ms as i64));
+        near.collect::<Vec<_>>().join("; ")
+    }
+
+    fn note(&mut self, what: String) {
+        if self.journal.len() == JOURNAL_MAX {
+            self.journal.pop_front();
+        }
+        self.journal.push_back((now_ms(), what));
+    }
+
+    fn choose(&mut self) -> Harm {
+        use Harm::*;
+        let harms: &[Harm] = match self.scenario {
+            Scenario::Killed => &[Kill],
+            Scenario::Stopped => &[Stop],
+            Scenario::Squeezed => &[Squeeze],
+            Scenario::CutOff => &[Pull, LoseAddress, Vanish],
+            Scenario::Hostile => &[Lie],
+            Scenario::All => &[Kill, Stop, Squeeze, Pull, LoseAddress, Vanish, Lie],
+            Scenario::Survived => &[Stop, Squeeze, Pull, LoseAddress],
+        };
+        harms[self.random.usize(..harms.len())]
+    }
+
+    /// Does it, and returns for how many milliseconds it is to last.
+    fn harm(&mut self, harm: Harm, lender: &mut Lender) -> Result<u64, Failure> {
+        let network = lender.network();
+        let network = || network.as_ref().ok_or_else(|| Failure::Problem("this lender has no network".to_owned()));
+        Ok(match harm {
+            Harm::Kill => {
+                lender.kill()?;
+                self.random.u64(0..300)
+            }
+            Harm::Stop => {
+                lender.stop()?;
+                self.random.u64(200..4000)
+            }
+            Harm::Squeeze => {
+                lender.squeeze()?;
+                self.random.u64(500..2500)
+            }
+            Harm::Pull => {
+                network()?.pull()?;
+                self.random.u64(200..5000)
+            }
+            Harm::LoseAddress => {
+                network()?.lose_address()?;
+                self.random.u64(200..5000)
+            }
+            Harm::Vanish => {
+                // It cannot even say good-bye.
+                network()?.pull()?;
+                lender.kill()?;
+                self.random.u64(200..2000)
+            }
+            Harm::Lie => {
+                lender.run(Who::Liar(self.random.u64(..)))?;
+                self.random.u64(2000..6000)
+            }
+        })
+    }
+
+    fn undo(&mut self, harm: Harm, lender: &mut Lender) -> Result<(), Failure> {
+        let network = lender.network();
+        match harm {
+            Harm::Kill => lender.run(Who::Lender)?,
+            Harm::Stop => lender.go_on()?,
+            Harm::Squeeze => lender.release(),
+            Harm::Pull => network.map_or(Ok(()), |network| network.plug())?,
+            Harm::LoseAddress => network.map_or(Ok(()), |network| network.plug_in_address())?,
+            Harm::Vanish => {
+                lender.run(Who::Lender)?;
+                network.map_or(Ok(()), |network| network.plug())?;
+            }
+            // In its own scenario, one liar follows the other.
+            Harm::Lie if self.scenario == Scenario::Hostile => {}
+            Harm::Lie => lender.run(Who::Lender)?,
+        }
+        self.note(format!("end of {harm:?}"));
+        Ok(())
+    }
+}

@@ -1,0 +1,445 @@
+//! The soak: a mixed load on two mounts for a long time, with trouble now and then, while every daemon is looked at each second.
+//!
+//! The lender of the first mount goes through everything. That of the second is never killed, so that its memory can be
+//! followed from the beginning to the end. When the load is over, the files are removed and the kernel forgets their inodes;
+//! from then on every gauge must come back to what it was before, and after the mounts are gone the lenders must be as they
+//! were when they started.
+//!
+//! *Flat*: a daemon's own memory ([`Sample::own_bytes`]), as the median of the last fifth of the run, may exceed the median of the
+//! second fifth by [`GROWTH_MAX_BYTES`] at the most. The first fifth is left to caches and buffers that fill up; medians leave
+//! out moments. A daemon that was restarted on the way is judged since then, if that was in the first fifth, else not.
+
+use crate::chart;
+use crate::churn::Churn;
+use crate::lender::{Lender, Place};
+use crate::network::Network;
+use crate::probe::Report;
+use crate::probing::Probing;
+use crate::puma::{Mode, Mount, ask, count};
+use crate::round::Setup;
+use crate::sampling::{Sample, fifth, look, median_own_bytes};
+use crate::scenario::{Scenario, Trouble};
+use crate::suite::{Kind, Suite};
+use crate::verdict::{READ_MAX, TOLD_MAX};
+use serde::Serialize;
+use serde_json::Value;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+use testbed::{Failure, wait_until};
+
+/// What a daemon's own memory may grow by between the second and the last fifth of a run: whatever leaks 12 KB a second is found in a
+/// run of ten minutes, and an allocator that takes another arena (1 MiB or so a thread) is not.
+const GROWTH_MAX_BYTES: u64 = 4 << 20;
+/// Between two looks at the daemons.
+const SAMPLE_EVERY: Duration = Duration::from_secs(1);
+/// Between two looks at the load.
+const TICK: Duration = Duration::from_millis(20);
+/// Rests between two troubles, in milliseconds.
+const REST_MS: std::ops::Range<u64> = 4_000..15_000;
+/// Reads per second of each of a probe's three readers.
+const PROBE_RATE: u32 = 60;
+/// Reads and writes per second of each of fio's jobs.
+const FIO_JOB_IOPS: u32 = 250;
+/// For everything to come back to what it was.
+const RETURN_MAX: Duration = Duration::from_secs(60);
+/// For a lender's status, asked now and then while it may be stopped.
+const LENDER_ANSWER_MAX: Duration = Duration::from_millis(200);
+
+/// A mount and its lender, with all that is done to them.
+struct Site {
+    name: &'static str,
+    mode: Mode,
+    source: PathBuf,
+    at: PathBuf,
+    // In this order: the load before the mount, the mount before its lender.
+    churn: Option<Churn>,
+    probe: Option<Probing>,
+    suites: Vec<Suite>,
+    mount: Mount,
+    lender: Lender,
+    trouble: Trouble,
+    /// Of mount and lender, when nothing had been done yet.
+    before: [Option<Sample>; 2],
+    inodes_before: u64,
+    /// Descriptors and threads of the lender without any connection.
+    lender_idle: [u64; 2],
+    samples: [Vec<Sample>; 2],
+    gauges: Vec<Value>,
+}
+
+/// What a soak found.
+#[derive(Debug, Serialize)]
+pub struct Soak {
+    /// Of everything drawn.
+    pub seed: u64,
+    /// How long the load went on.
+    pub seconds: f64,
+    /// Of the source, if git says.
+    pub revision: String,
+    /// Release of the kernel.
+    pub kernel: String,
+    /// Processors of the machine.
+    pub processors: usize,
+    /// Memory of the machine.
+    pub memory_bytes: u64,
+    /// What the load did, one line each.
+    pub load: Vec<String>,
+    /// Each daemon, by name.
+    pub daemons: Vec<(String, Judged)>,
+    /// What must not have happened.
+    pub violations: Vec<String>,
+    /// Status figures of each mount, each second.
+    pub gauges: Vec<(String, Vec<Value>)>,
+    /// Each daemon's samples.
+    pub samples: Vec<(String, Vec<Sample>)>,
+}
+
+/// What was judged of a daemon.
+#[derive(Debug, Default, Serialize)]
+pub struct Judged {
+    /// Median of its own memory in the second fifth.
+    pub early_bytes: Option<u64>,
+    /// In the last.
+    pub late_bytes: Option<u64>,
+    /// Descriptors before the load, at the most, and after it.
+    pub descriptors: [u64; 3],
+    /// Threads, likewise.
+    pub threads: [u64; 3],
+}
+
+impl Site {
+    fn start(
+        setup: &Setup<'_>,
+        name: &'static str,
+        scenario: Scenario,
+        number: u8,
+        mode: Mode,
+        seed: u64,
+    ) -> Result<Site, Failure> {
+        let folder = |path: PathBuf| {
+            fs::create_dir(&path).map_err(Failure::attempted(format!("making {}", path.display()))).map(|()| path)
+        };
+        let source = folder(setup.disk.join(name))?;
+        let at = folder(setup.scratch.path().join(format!("at-{name}")))?;
+        let private = folder(setup.scratch.path().join(format!("tools-{name}")))?;
+        let place = Place::Network(Rc::new(Network::create(number)?));
+        let lender = Lender::start(setup.puma, place, &format!("{name}-lender"))?;
+        let pid = lender.pid().unwrap_or(0);
+        let options =
+            ["--strategy", mode.strategy, "--write", mode.write, "--fill", mode.fill, "--lender", lender.address()];
+        let mount = setup.puma.mount(&source, &at, &options, &format!("{name}-mount"))?;
+        let found = wait_until(RETURN_MAX, || mount.status().is_ok_and(|status| status["lender_is_up"] == true));
+        if !found {
+            return Err(Failure::Problem(format!("the mount {name} does not find its lender")));
+        }
+        let inodes_before = count(&mount.status()?, "/mount/inodes");
+        let before = [look(mount.pid, 0.0).ok(), look(pid, 0.0).ok()];
+        // Each connection of a lender has a descriptor and a thread. (When it says READY, not all its threads run yet.)
+        let connections = count(&ask("lend", pid, RETURN_MAX)?, "/lender/connections");
+        let idle = |figure: fn(&Sample) -> u64| before[1].map_or(0, |now| figure(&now)).saturating_sub(connections);
+        let lender_idle = [idle(|now| now.descriptor_count), idle(|now| now.thread_count)];
+        let suites = [Kind::Fsx, Kind::Fio].map(|kind| Suite::new(kind, &at, &private, seed, FIO_JOB_IOPS));
+        Ok(Site {
+            name,
+            mode,
+            churn: Some(Churn::start(&at, seed)),
+            probe: Some(Probing::start(&at, seed, READ_MAX, PROBE_RATE)?),
+            suites: suites.into_iter().collect::<Result<_, _>>()?,
+            source,
+            at,
+            mount,
+            lender,
+            trouble: Trouble::new(scenario, seed, REST_MS),
+            before,
+            inodes_before,
+            lender_idle,
+            samples: [Vec::new(), Vec::new()],
+            gauges: Vec::new(),
+        })
+    }
+
+    fn sample(&mut self, at_s: f64) {
+        let pids = [Some(self.mount.pid), self.lender.pid()];
+        for (samples, pid) in self.samples.iter_mut().zip(pids) {
+            samples.extend(pid.and_then(|pid| look(pid, at_s).ok()));
+        }
+        let Ok(status) = self.mount.status() else { return };
+        let mut gauges = serde_json::json!({
+            "at_s": at_s,
+            "open_handles": status["mount"]["open_handles"],
+            "inodes": status["mount"]["inodes"],
+            "written_bytes_pending": status["mount"]["written_bytes_pending"],
+            "puts_under_way": status["puts_under_way"],
+            "entry_bytes": status["catalog"]["entry_bytes"],
+            "live_pages": status["catalog"]["live_pages"],
+        });
+        if let (false, Some(pid)) = (self.trouble.is_harming(), self.lender.pid())
+            && let Ok(status) = ask("lend", pid, LENDER_ANSWER_MAX)
+        {
+            gauges["lender_connections"] = status["lender"]["connections"].clone();
+            gauges["lender_borrowers"] = status["lender"]["borrowers"].clone();
+            gauges["stored_pages"] = status["lender"]["stored_pages"].clone();
+        }
+        self.gauges.push(gauges);
+    }
+
+    /// Ends the load; returns what it did, and notes what it found.
+    fn end_load(&mut self, setup: &Setup<'_>, violations: &mut Vec<String>) -> Result<String, Failure> {
+        self.suites.iter_mut().for_each(Suite::cut_short);
+        let begin = Instant::now();
+        while self.suites.iter_mut().any(|suite| matches!(suite.step(false), Ok(true))) {
+            setup.interrupt.check()?;
+            if begin.elapsed() > RETURN_MAX * 2 {
+                violations.push(format!("{}: fio did not end", self.name));
+                break;
+            }
+            std::thread::sleep(TICK);
+        }
+        let runs = [self.suites[0].runs, self.suites[1].runs];
+        self.suites.clear();
+        let mut report = Report::default();
+        if let Some(mut probe) = self.probe.take() {
+            probe.finish();
+            report = probe.report(|| setup.interrupt.check())?;
+        }
+        for (_, wrong) in report.wrong.iter().take(TOLD_MAX) {
+            violations.push(format!("{}: WRONG BYTES ({} pages): {wrong}", self.name, report.wrong_pages));
+        }
+        for error in report.errors.iter().take(TOLD_MAX) {
+            violations.push(format!("{}: ERROR ({} in all): {error}", self.name, report.error_count));
+        }
+        let (operations, complaints) = self.churn.take().map(Churn::end).unwrap_or_default();
+        violations.extend(complaints.into_iter().take(TOLD_MAX).map(|complaint| format!("{}: {complaint}", self.name)));
+        Ok(format!(
+            "{}: {}; {} times harmed; probe {} reads, slowest {} ms; fsx {} runs, fio {}; {operations} operations on names",
+            self.name,
+            self.mode,
+            self.trouble.harm_count,
+            report.reads,
+            report.max_us / 1000,
+            runs[0],
+            runs[1],
+        ))
+    }
+
+    /// Removes all files through the mount, and waits until all gauges are as they were.
+    fn settle(&mut self, violations: &mut Vec<String>) -> Result<[Judged; 2], Failure> {
+        for entry in fs::read_dir(&self.at)?.flatten() {
+            let path = entry.path();
+            let removed = if path.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
+            removed.map_err(Failure::attempted(format!("removing {}", path.display())))?;
+        }
+        let mut last = String::new();
+        let mut returned = |what: &str, violations: &mut Vec<String>, state: &mut dyn FnMut(&mut String) -> bool| {
+            last.clear();
+            if !wait_until(RETURN_MAX, || state(&mut last)) {
+                violations.push(format!("{}: {what} did not return within {RETURN_MAX:?}: {last}", self.name));
+            }
+        };
+        let limits = [
+            ("/mount/open_handles", 0),
+            ("/mount/inodes", self.inodes_before),
+            ("/mount/written_bytes_pending", 0),
+            ("/mount/written_files_pending", 0),
+            ("/puts_under_way", 0),
+            ("/catalog/live_pages", 0),
+            ("/catalog/entry_bytes", 0),
+        ];
+        let mount = &self.mount;
+        returned("gauges of the mount", violations, &mut |last| {
+            // The kernel forgets what nobody uses; it is asked again as long as something holds on.
+            let _as_root = fs::write("/proc/sys/vm/drop_caches", "2");
+            let Ok(status) = mount.status() else { return false };
+            let above = limits.iter().filter(|(gauge, limit)| count(&status, gauge) > *limit);
+            *last = above
+                .map(|(gauge, limit)| format!("{gauge} {} > {limit}", count(&status, gauge)))
+                .collect::<Vec<_>>()
+                .join(", ");
+            last.is_empty()
+        });
+        let pids = [Some(self.mount.pid), self.lender.pid()];
+        let mut judged = [Judged::default(), Judged::default()];
+        for (at, (pid, judged)) in pids.into_iter().zip(&mut judged).enumerate() {
+            let before = self.before[at].unwrap_or_default();
+            let mut after = Sample::default();
+            let what = ["descriptors or threads of the mount", "descriptors or threads of the lender"][at];
+            returned(what, violations, &mut |last| {
+                let Some(now) = pid.and_then(|pid| look(pid, 0.0).ok()) else { return false };
+                after = now;
+                *last = format!(
+                    "{} descriptors and {} threads, before {} and {}",
+                    now.descriptor_count, now.thread_count, before.descriptor_count, before.thread_count
+                );
+                now.descriptor_count <= before.descriptor_count && now.thread_count <= before.thread_count
+            });
+            let samples = &self.samples[at];
+            let most = |figure: fn(&Sample) -> u64| samples.iter().map(figure).max().unwrap_or(0);
+            judged.descriptors =
+                [before.descriptor_count, most(|sample| sample.descriptor_count), after.descriptor_count];
+            judged.threads = [before.thread_count, most(|sample| sample.thread_count), after.thread_count];
+            let second = fifth(samples, 1);
+            let same = pid.is_some_and(|pid| second.iter().all(|sample| sample.pid == pid));
+            if same {
+                (judged.early_bytes, judged.late_bytes) =
+                    (median_own_bytes(second), median_own_bytes(fifth(samples, 4)));
+            }
+            if let (Some(early), Some(late)) = (judged.early_bytes, judged.late_bytes)
+                && late > early + GROWTH_MAX_BYTES
+            {
+                violations.push(format!(
+                    "{}: {} grew from {early} to {late} bytes of its own",
+                    self.name,
+                    ["the mount", "the lender"][at]
+                ));
+            }
+        }
+        Ok(judged)
+    }
+
+    /// Takes the mount away; its lender must then be as it was before.
+    fn end(self, violations: &mut Vec<String>) {
+        let Site { name, mount, lender, lender_idle: [descriptors, threads], .. } = self;
+        violations.extend(mount.end().err().map(|problem| format!("{name}: {problem}")));
+        let mut last = String::new();
+        let returned = wait_until(RETURN_MAX, || {
+            let Some(pid) = lender.pid() else { return false };
+            let (Ok(status), Ok(now)) = (ask("lend", pid, LENDER_ANSWER_MAX), look(pid, 0.0)) else { return false };
+            let gauges = ["connections", "borrowers", "stored_pages", "zero_pages"];
+            let left: Vec<String> = gauges
+                .iter()
+                .map(|gauge| (gauge, count(&status, &format!("/lender/{gauge}"))))
+                .filter(|(_, count)| *count > 0)
+                .map(|(gauge, count)| format!("{gauge} {count}"))
+                .collect();
+            last = format!(
+                "{} {} descriptors (before {descriptors}), {} threads (before {threads})",
+                left.join(", "),
+                now.descriptor_count,
+                now.thread_count,
+            );
+            left.is_empty() && now.descriptor_count <= descriptors && now.thread_count <= threads
+        });
+        if !returned {
+            violations.push(format!("{name}: the lender is not as it was before within {RETURN_MAX:?}: {last}"));
+        }
+    }
+}
+
+/// Runs a soak.
+pub fn run(setup: &Setup<'_>, seed: u64) -> Result<Soak, Failure> {
+    // Two different ones, the first of them with a tap.
+    let mut modes = Mode::ALL;
+    fastrand::Rng::with_seed(seed).shuffle(&mut modes);
+    modes.sort_by_key(|mode| mode.fill != "evict");
+    modes[1..].rotate_left((seed % 5) as usize);
+    let mut sites = [
+        Site::start(setup, "all", Scenario::All, 0, modes[0], seed)?,
+        Site::start(setup, "survived", Scenario::Survived, 1, modes[1], seed.wrapping_add(1))?,
+    ];
+    for site in &mut sites {
+        if let Some(probe) = &mut site.probe {
+            probe.wait_ready(setup.interrupt)?;
+        }
+    }
+    let mut violations = Vec::new();
+    let (begin, mut sampled) = (Instant::now(), Instant::now());
+    while begin.elapsed() < setup.length && violations.is_empty() {
+        setup.interrupt.check()?;
+        for site in &mut sites {
+            site.trouble.step(&mut site.lender)?;
+            violations.extend(site.mount.check().err());
+            violations.extend(site.suites.iter_mut().filter_map(|suite| suite.step(true).err()));
+        }
+        if sampled.elapsed() >= SAMPLE_EVERY {
+            sampled = Instant::now();
+            sites.iter_mut().for_each(|site| site.sample(begin.elapsed().as_secs_f64()));
+        }
+        std::thread::sleep(TICK);
+    }
+    let seconds = begin.elapsed().as_secs_f64();
+    let mut soak = Soak {
+        seed,
+        seconds,
+        revision: output_of("git", &["rev-parse", "HEAD"]),
+        kernel: rustix::system::uname().release().to_string_lossy().into_owned(),
+        processors: std::thread::available_parallelism().map_or(1, usize::from),
+        memory_bytes: rustix::system::sysinfo().totalram * u64::from(rustix::system::sysinfo().mem_unit),
+        load: Vec::new(),
+        daemons: Vec::new(),
+        violations,
+        gauges: Vec::new(),
+        samples: Vec::new(),
+    };
+    for site in &mut sites {
+        site.trouble.heal(&mut site.lender)?;
+        let did = site.end_load(setup, &mut soak.violations)?;
+        println!("{did}");
+        soak.load.push(did);
+    }
+    for mut site in sites {
+        let [mount, lender] = site.settle(&mut soak.violations)?;
+        let names = [format!("mount, {}", site.name), format!("lender, {}", site.name)];
+        let [mount_samples, lender_samples] = std::mem::take(&mut site.samples);
+        soak.gauges.push((site.name.to_owned(), std::mem::take(&mut site.gauges)));
+        soak.samples.extend(names.iter().cloned().zip([mount_samples, lender_samples]));
+        soak.daemons.extend(names.into_iter().zip([mount, lender]));
+        let source = site.source.clone();
+        site.end(&mut soak.violations);
+        nothing_left(&source, &mut soak.violations);
+    }
+    Ok(soak)
+}
+
+/// What was removed through the mount must be gone below.
+fn nothing_left(source: &Path, violations: &mut Vec<String>) {
+    let left = fs::read_dir(source).map_or(0, |entries| entries.count());
+    if left > 0 {
+        violations.push(format!("{left} files are left below, which were removed through the mount"));
+    }
+}
+
+fn output_of(program: &str, arguments: &[&str]) -> String {
+    let output = std::process::Command::new(program).args(arguments).output();
+    let text = output.ok().filter(|output| output.status.success()).map(|output| output.stdout).unwrap_or_default();
+    String::from_utf8_lossy(&text).trim().to_owned()
+}
+
+impl Soak {
+    /// The figures that were judged.
+    pub fn table(&self) -> String {
+        let mib = |bytes: Option<u64>| {
+            bytes.map_or("-".to_owned(), |bytes| format!("{:.1}", bytes as f64 / f64::from(1 << 20)))
+        };
+        let mut text = format!(
+            "{:<18} {:>22} {:>12} {:>26} {:>26}\n",
+            "", "own MiB, 2nd fifth", "last fifth", "descriptors before/most/end", "threads before/most/end"
+        );
+        for (name, judged) in &self.daemons {
+            let three = |numbers: [u64; 3]| numbers.map(|number| number.to_string()).join(" / ");
+            text.push_str(&format!(
+                "{name:<18} {:>22} {:>12} {:>26} {:>26}\n",
+                mib(judged.early_bytes),
+                mib(judged.late_bytes),
+                three(judged.descriptors),
+                three(judged.threads),
+            ));
+        }
+        text
+    }
+
+    /// The chart.
+    pub fn chart(&self) -> String {
+        let revision = self.revision.get(..10).unwrap_or("unknown");
+        let subtitle = format!(
+            "{:.0} s of fsx, fio, a probe and churn of names, lenders in trouble. Revision {revision}, Linux {}, {} processors, {} GiB, seed {}.",
+            self.seconds,
+            self.kernel,
+            self.processors,
+            self.memory_bytes >> 30,
+            self.seed,
+        );
+        chart::draw(&self.samples, &subtitle)
+    }
+}

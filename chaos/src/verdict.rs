@@ -1,0 +1,161 @@
+//! What a round found, and whether that keeps the promise: zero wrong bytes, no error, no read slower than [`READ_MAX`].
+
+use crate::probe::Report;
+use crate::puma::count;
+use crate::scenario::Trouble;
+use serde::Serialize;
+use serde_json::Value;
+use std::time::Duration;
+
+/// No read may take longer, whatever is done to lenders.
+pub const READ_MAX: Duration = Duration::from_secs(2);
+
+/// Violations of one sort that are told in words.
+pub const TOLD_MAX: usize = 3;
+
+/// What a round found.
+#[derive(Debug, Serialize)]
+pub struct Outcome {
+    /// What was done to the lender.
+    pub scenario: &'static str,
+    /// How the mount worked.
+    pub mode: String,
+    /// How long the load went on.
+    pub seconds: f64,
+    /// How often the lender was harmed.
+    pub harm_count: u64,
+    /// Runs of fsx that ended.
+    pub fsx_runs: u64,
+    /// Runs of fio that ended.
+    pub fio_runs: u64,
+    /// Of the probes: with a lender, without one, in a plain directory.
+    pub reports: Vec<Report>,
+    /// The mount's status at the end.
+    pub status: Value,
+    /// What must not have happened, one line each.
+    pub violations: Vec<String>,
+}
+
+impl Outcome {
+    /// Of a round that is about to begin.
+    pub fn new(scenario: &'static str, mode: String) -> Outcome {
+        Outcome {
+            scenario,
+            mode,
+            seconds: 0.0,
+            harm_count: 0,
+            fsx_runs: 0,
+            fio_runs: 0,
+            reports: Vec::new(),
+            status: Value::Null,
+            violations: Vec::new(),
+        }
+    }
+
+    /// Keeps what went wrong, if something did.
+    pub fn note(&mut self, result: Result<(), String>) {
+        self.violations.extend(result.err());
+    }
+
+    /// One line for the eye.
+    pub fn line(&self) -> String {
+        let verdict = if self.violations.is_empty() { "good" } else { "BAD" };
+        let probe = self.reports.first();
+        format!(
+            "{:<9} {verdict}: {} for {:.0} s, {} times harmed; probe {} reads, {} wrong, {} errors, slowest {} ms; fsx {} runs, fio {}",
+            self.scenario,
+            self.mode,
+            self.seconds,
+            self.harm_count,
+            probe.map_or(0, |report| report.reads),
+            probe.map_or(0, |report| report.wrong_pages),
+            probe.map_or(0, |report| report.error_count),
+            probe.map_or(0, |report| report.max_us / 1000),
+            self.fsx_runs,
+            self.fio_runs,
+        )
+    }
+}
+
+/// Notes what a probe found that must not be. The two controls must be right, too, but how slow they are is nobody's fault here.
+pub fn judge_probe(place: &str, report: &Report, trouble: &Trouble, outcome: &mut Outcome) {
+    for (at_ms, wrong) in report.wrong.iter().take(TOLD_MAX) {
+        outcome.violations.push(format!(
+            "WRONG BYTES ({place}, {} pages in all): {wrong} [{}]",
+            report.wrong_pages,
+            trouble.before(*at_ms, 0)
+        ));
+    }
+    for error in report.errors.iter().take(TOLD_MAX) {
+        outcome.violations.push(format!("ERROR ({place}, {} in all): {error}", report.error_count));
+    }
+    if place == "with a lender" {
+        for slow in report.slow.iter().take(TOLD_MAX) {
+            outcome.violations.push(format!(
+                "SLOW READ ({} in all): {} took {} ms [{}]",
+                report.slow_count,
+                slow.what,
+                slow.took_ms,
+                trouble.before(slow.began_ms, slow.took_ms)
+            ));
+        }
+    }
+}
+
+/// The table of all rounds.
+pub fn table(outcomes: &[Outcome]) -> String {
+    let head = [
+        "scenario",
+        "harm",
+        "reads",
+        "wrong",
+        "errors",
+        "p99 ms",
+        "slowest ms",
+        "no lender",
+        "plain dir",
+        "lent pages",
+        "bad",
+        "failed gets",
+        "losses",
+        "fsx",
+        "fio",
+        "mode",
+    ];
+    let mut rows = vec![head.map(str::to_owned)];
+    for outcome in outcomes {
+        let sum = |figure: fn(&Report) -> u64| outcome.reports.iter().map(figure).sum::<u64>().to_string();
+        let ms = |at: usize, figure: fn(&Report) -> u64| {
+            outcome.reports.get(at).map_or("-".to_owned(), |report| format!("{:.1}", figure(report) as f64 / 1000.0))
+        };
+        let borrower = |name: &str| count(&outcome.status, &format!("/borrower/{name}")).to_string();
+        rows.push([
+            outcome.scenario.to_owned(),
+            outcome.harm_count.to_string(),
+            sum(|report| report.reads),
+            sum(|report| report.wrong_pages),
+            sum(|report| report.error_count),
+            ms(0, |report| report.p99_us),
+            ms(0, |report| report.max_us),
+            ms(1, |report| report.max_us),
+            ms(2, |report| report.max_us),
+            borrower("lender_pages"),
+            borrower("bad_pages"),
+            borrower("get_failures"),
+            borrower("lender_losses"),
+            outcome.fsx_runs.to_string(),
+            outcome.fio_runs.to_string(),
+            outcome.mode.clone(),
+        ]);
+    }
+    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
+    let widths: Vec<usize> = (0..head.len()).map(width).collect();
+    let line = |row: &[String; 16]| {
+        let cells = row.iter().zip(&widths).enumerate().map(|(column, (cell, width))| match column {
+            0 | 15 => format!("{cell:<width$}"),
+            _ => format!("{cell:>width$}"),
+        });
+        cells.collect::<Vec<_>>().join("  ").trim_end().to_owned() + "\n"
+    };
+    rows.iter().map(line).collect()
+}
