@@ -4,6 +4,7 @@
 //! [`Trouble::heal`] ends it, whatever the last step was.
 
 use crate::lender::{Lender, Who};
+use crate::liar::MOODS;
 use crate::probe::now_ms;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -70,6 +71,8 @@ enum Harm {
 pub struct Trouble {
     scenario: Scenario,
     random: fastrand::Rng,
+    /// Liars so far.
+    liars: u64,
     next: Instant,
     /// The last step harmed in that way, and is to be healed next.
     harm: Option<Harm>,
@@ -86,6 +89,7 @@ impl Trouble {
         Trouble {
             scenario,
             random: fastrand::Rng::with_seed(seed),
+            liars: 0,
             next: Instant::now(),
             harm: None,
             rest_ms,
@@ -198,7 +202,10 @@ impl Trouble {
                 self.random.u64(200..2000)
             }
             Harm::Lie => {
-                lender.run(Who::Liar(self.random.u64(..)))?;
+                // A short round must see lies about pages, a longer one all moods.
+                let mood = self.liars * 3 % MOODS;
+                self.liars += 1;
+                lender.run(Who::Liar(self.random.u64(..u64::MAX / MOODS) * MOODS + mood))?;
                 self.random.u64(2000..6000)
             }
         })

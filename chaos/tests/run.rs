@@ -1,5 +1,5 @@
-//! Chaos itself, briefly: every kind of trouble once, with nothing wrong; nothing is left behind, also when it is interrupted; and
-//! a promise that is broken on purpose is noticed.
+//! Chaos itself, briefly: every kind of trouble once, with nothing wrong; nothing is left behind, also when it is interrupted. (That
+//! a broken promise is noticed is tested where it is judged: `content.rs`, `churn.rs`.)
 
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs::{self, File};

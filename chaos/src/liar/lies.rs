@@ -13,6 +13,8 @@ use wire::{GetItem, Header, ITEMS_MAX, Kind, PutItem, WireKey};
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
+/// Moods of a liar: the seed's remainder. The first seven lie about pages, those from the sixth on about frames.
+pub const MOODS: u64 = 10;
 /// A get item of that many is a lie, to a liar about pages.
 const PAGE_LIE_ONE_IN: usize = 4;
 /// An answer of that many is broken, to a liar about frames.
@@ -45,7 +47,7 @@ pub struct Liar {
 impl Liar {
     /// Of a lender with that seed, on its connection of that number. What all its connections lie about follows from the seed.
     pub fn new(seed: u64, connection: u64) -> Liar {
-        let mood = fastrand::Rng::with_seed(seed).u32(..10);
+        let mood = seed % MOODS;
         Liar {
             random: fastrand::Rng::with_seed(seed ^ connection << 32),
             about_pages: mood < 7,

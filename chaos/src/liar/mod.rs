@@ -9,6 +9,7 @@ mod hoard;
 mod lies;
 
 use hoard::Hoard;
+pub use lies::MOODS;
 use lies::{Answer, Liar};
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpListener};
