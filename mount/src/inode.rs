@@ -311,7 +311,11 @@ impl Inodes {
         let key = page::FileKey(known.key);
         let file = (known.key != 0).then(|| self.borrower.restore(known.identity, key, left));
         if known.flags & node::WATCHED != 0 {
-            file.iter().for_each(|file| file.watch_overtaking());
+            // The kernel has dropped pages of it before: from then on READs may overtake writes.
+            file.iter().for_each(|file| {
+                file.drop_begins();
+                file.drop_ended();
+            });
         }
         let is_held = held.is_some();
         let is_deleted = known.flags & node::DELETED != 0;

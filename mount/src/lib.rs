@@ -50,5 +50,5 @@ pub use config::{Config, WriteMode};
 pub use error::Error;
 pub use fuse::Served;
 pub use running::{Mount, MountInfo};
-pub use starting::is_mounted;
+pub use starting::{detach, is_mounted, raise_limits};
 pub use status::Status;

@@ -48,6 +48,14 @@ pub fn is_mounted(mountpoint: &Path) -> io::Result<bool> {
     Ok(mounting::find(mountpoint, SUBTYPE)?.is_some())
 }
 
+/// Takes a mount away that nobody serves any more.
+///
+/// # Errors
+/// When it cannot be; also when there is none.
+pub fn detach(mountpoint: &Path) -> io::Result<()> {
+    mounting::unmount(mountpoint, true)
+}
+
 impl Mount {
     /// Mounts and serves. `make_borrower` runs when the mount exists, and before the first request is read.
     pub fn start<E>(
@@ -143,7 +151,7 @@ fn check(config: &Config) -> Result<(PathBuf, PathBuf), Error> {
 }
 
 /// As many descriptors, and files as large, as we may.
-pub(crate) fn raise_limits() {
+pub fn raise_limits() {
     let files = getrlimit(Resource::Nofile);
     let most = fs::read_to_string("/proc/sys/fs/nr_open").ok().and_then(|text| text.trim().parse::<u64>().ok());
     if let Some(most) = most.filter(|most| files.maximum.is_some_and(|maximum| maximum < *most))

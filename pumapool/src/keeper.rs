@@ -56,8 +56,21 @@ enum End {
     Died { status: ExitStatus, was_ready: bool },
     /// Left its mount to this program.
     HandedOver { upgrade: Upgrade },
-    /// A signal came while no daemon was there to be told.
-    Stopped,
+}
+
+/// What serves next.
+enum Next {
+    /// The program that served before; who is to be told that it does again.
+    Same(Option<Reply>),
+    /// This one, on trial.
+    Other(File, Upgrade),
+}
+
+impl Next {
+    fn refused(upgrade: Upgrade, why: String) -> Next {
+        tracing::error!("no upgrade: {why}; the program before it serves on");
+        Next::Same(Some(Reply { to: upgrade.reply, failed: Some(why) }))
+    }
 }
 
 /// Who wants another program to serve.
@@ -102,25 +115,47 @@ pub fn run(log: Option<Log>, control: Control, held: BTreeMap<Held, OwnedFd>) ->
         was_ready: false,
         gap: None,
     };
-    let code = keeper.keep()?;
-    Ok(code)
+    keeper.keep()
 }
 
 impl Keeper {
     fn keep(&mut self) -> Result<ExitCode> {
         let mut program = File::open("/proc/self/exe").context("cannot find this program to start the daemon")?;
+        let mut next = Next::Same(None);
         let (mut idle_deaths, mut crashes) = (0, 0);
         loop {
             let began = Instant::now();
-            match self.run_daemon(&program, None, None)? {
+            let (candidate, limit, reply) = match std::mem::replace(&mut next, Next::Same(None)) {
+                Next::Same(reply) => (None, None, reply),
+                Next::Other(file, upgrade) => {
+                    let to = upgrade.reply.as_ref().map(|fd| fd.try_clone()).transpose()?;
+                    (Some((file, upgrade)), Some(START_LIMIT), Some(Reply { to, failed: None }))
+                }
+            };
+            let serves = candidate.as_ref().map_or(&program, |(file, _)| file);
+            let end = self.run_daemon(serves, limit, reply)?;
+            if let Some((file, upgrade)) = candidate {
+                if let End::Died { status, was_ready: false } = end {
+                    let why = format!("{} did not come to serve ({status})", upgrade.program.display());
+                    next = Next::refused(upgrade, why);
+                    continue;
+                }
+                program = file;
+            }
+            match end {
                 End::Ended(code) => return Ok(self.ended(code)),
-                End::Stopped => return Ok(self.let_go("it was told to stop")),
-                End::HandedOver { upgrade } => match self.upgrade(&program, upgrade)? {
-                    Ok(newer) => program = newer,
-                    Err(code) => return Ok(code),
-                },
+                End::HandedOver { upgrade } => {
+                    self.gap = Some((upgrade.began, format!("upgrade to {}", upgrade.program.display())));
+                    next = match File::open(&upgrade.program) {
+                        Ok(file) => Next::Other(file, upgrade),
+                        Err(error) => {
+                            let why = format!("{} cannot be opened: {error}", upgrade.program.display());
+                            Next::refused(upgrade, why)
+                        }
+                    };
+                }
                 End::Died { status, was_ready } => {
-                    if !self.was_ready || self.held.is_empty() {
+                    if !self.was_ready {
                         anyhow::ensure!(status.code().is_some(), "the daemon died before it served ({status})");
                         return Ok(exit_code(status));
                     }
@@ -129,11 +164,11 @@ impl Keeper {
                     let is_crash = status.signal() != Some(Signal::KILL.as_raw());
                     crashes = if is_crash && began.elapsed() < SOON { crashes + 1 } else { 0 };
                     let how = format!("the daemon died ({status})");
+                    let in_a_row: u32 = idle_deaths.max(crashes);
                     if idle_deaths >= IDLE_DEATHS_MAX || crashes >= CRASHES_MAX {
-                        return Ok(self.let_go(&format!("{how}, as {} before it did", idle_deaths.max(crashes) - 1)));
+                        return Ok(self.let_go(&format!("{how}, the {in_a_row}th in a row")));
                     }
                     self.gap.get_or_insert((Instant::now(), how));
-                    let in_a_row = idle_deaths.max(crashes);
                     if in_a_row > 1 && self.pause(FIRST_PAUSE * 2u32.pow(in_a_row - 2)) {
                         return Ok(self.let_go("it was told to stop"));
                     }
@@ -190,42 +225,6 @@ impl Keeper {
             log.keep();
         }
         code
-    }
-
-    /// Has another program take over; if it does not come to serve, the one before it does. Returns the program that serves from now on
-    /// (which has died by now, as everything does), or how all has ended.
-    fn upgrade(&mut self, old: &File, upgrade: Upgrade) -> Result<Result<File, ExitCode>> {
-        self.gap = Some((upgrade.began, format!("upgrade to {}", upgrade.program.display())));
-        let mut why = String::new();
-        match File::open(&upgrade.program) {
-            Err(error) => why = format!("{} cannot be opened: {error}", upgrade.program.display()),
-            Ok(new) => {
-                let reply = upgrade.reply.as_ref().map(|fd| fd.try_clone()).transpose()?;
-                match self.run_daemon(&new, Some(START_LIMIT), Some(Reply { to: reply, failed: None }))? {
-                    End::Ended(code) => return Ok(Err(self.ended(code))),
-                    End::Stopped => return Ok(Err(self.let_go("it was told to stop"))),
-                    End::HandedOver { upgrade } => return self.upgrade(&new, upgrade),
-                    End::Died { was_ready: true, status } => {
-                        self.gap = Some((Instant::now(), format!("the daemon died ({status})")));
-                        return Ok(Ok(new));
-                    }
-                    End::Died { was_ready: false, status } => {
-                        why.push_str(&format!("{} did not come to serve ({status})", upgrade.program.display()));
-                    }
-                }
-            }
-        }
-        tracing::error!("no upgrade: {why}; the program before it serves on");
-        let old = old.try_clone()?;
-        match self.run_daemon(&old, None, Some(Reply { to: upgrade.reply, failed: Some(why) }))? {
-            End::Ended(code) => Ok(Err(self.ended(code))),
-            End::Stopped => Ok(Err(self.let_go("it was told to stop"))),
-            End::HandedOver { upgrade } => self.upgrade(&old, upgrade),
-            End::Died { status, .. } => {
-                self.gap = Some((Instant::now(), format!("the daemon died ({status})")));
-                Ok(Ok(old))
-            }
-        }
     }
 
     /// Starts a daemon and accompanies it to its end. With a `limit`, it is killed if it does not serve by then.
@@ -337,7 +336,9 @@ impl Keeper {
                     None => serde_json::json!({"pid": pid, "pause_ms": pause_ms}),
                     Some(why) => serde_json::json!({"error": why, "pause_ms": pause_ms}),
                 };
-                let _ = File::from(to).write_all(answer.to_string().as_bytes());
+                let mut to = UnixStream::from(to);
+                let _ = to.write_all(answer.to_string().as_bytes());
+                let _ = to.shutdown(std::net::Shutdown::Both); // A duplicate of it may stay open.
             }
         }
         if std::mem::replace(&mut self.was_ready, true) {
