@@ -72,7 +72,11 @@ impl Database {
             Some(log) => command.stderr(log),
         };
         command.arg(self.programs.join(program)).args(arguments).current_dir(&self.socket).stdin(Stdio::null());
-        command.env("PGHOST", &self.socket).env("PGUSER", "puma").env("PGDATABASE", "postgres").env("HOME", &self.socket);
+        command
+            .env("PGHOST", &self.socket)
+            .env("PGUSER", "puma")
+            .env("PGDATABASE", "postgres")
+            .env("HOME", &self.socket);
         Process::spawn(command, &[&self.group]).unwrap()
     }
 

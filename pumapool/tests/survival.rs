@@ -3,15 +3,18 @@
 
 mod setup;
 
+use rustix::fd::{AsRawFd, OwnedFd};
 use rustix::fs::{FlockOperation, OFlags, XattrFlags};
 use rustix::process::Signal;
 use setup::{Lender, Mount, PATIENCE, can_run, kill, pumapool, tool};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::CString;
 use std::fs::{self, File};
 use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::net::UnixDatagram;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -481,6 +484,99 @@ fn signals_to_the_keeper_end_the_mount() {
     mount.process.signal(Signal::TERM).unwrap();
     assert!(mount.process.wait(PATIENCE).unwrap().unwrap().success());
     assert!(!setup::PUMAPOOL.is_empty() && fs::read_dir(&at).unwrap().next().is_none());
+}
+
+/// What a service manager stores, by name.
+fn store(manager: &UnixDatagram, stored: &mut BTreeMap<String, OwnedFd>) {
+    use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+    let mut bytes = [0; 4096];
+    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let mut parts = [std::io::IoSliceMut::new(&mut bytes)];
+    let Ok(received) = recvmsg(manager, &mut parts, &mut ancillary, RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT)
+    else {
+        return;
+    };
+    let text = String::from_utf8_lossy(&bytes[..received.bytes]).into_owned();
+    let name = text.lines().find_map(|line| line.strip_prefix("FDNAME=")).unwrap_or_default().to_owned();
+    for message in ancillary.drain() {
+        if let RecvAncillaryMessage::ScmRights(fds) = message {
+            fds.for_each(|fd| drop(stored.insert(name.clone(), fd)));
+        }
+    }
+    if text.contains("FDSTOREREMOVE=1") {
+        stored.remove(&name);
+    }
+}
+
+#[test]
+fn what_a_service_manager_stores_survives_the_keeper() {
+    let test = "what_a_service_manager_stores_survives_the_keeper";
+    if !can_run(test) {
+        return;
+    }
+    let scratch = Scratch::new(test).unwrap();
+    let (source, at) = (scratch.directory("source").unwrap(), scratch.directory("mount").unwrap());
+    let address = scratch.path().join("manager");
+    let manager = UnixDatagram::bind(&address).unwrap();
+    let command = || {
+        let mut command = Command::new("sh");
+        command.args(["-c", "LISTEN_PID=$$ exec \"$@\"", "sh", setup::PUMAPOOL, "mount"]).args([&source, &at]);
+        command.args(["--foreground", "--threads", "4"]).env("NOTIFY_SOCKET", &address).env("FDSTORE", "100");
+        command
+    };
+    let mut first = Process::spawn(command(), &[]).unwrap();
+    first.wait_for_line("READY", PATIENCE).unwrap();
+    let mut file = File::options().read(true).write(true).create(true).truncate(false).open(at.join("file")).unwrap();
+    file.write_all(b"before").unwrap();
+    let closed = File::create(at.join("closed")).unwrap();
+    let mut stored = BTreeMap::new();
+    let mut stores = |count: usize| {
+        let came = wait_until(PATIENCE, || {
+            store(&manager, &mut stored);
+            stored.len() == count
+        });
+        assert!(came, "{:?} instead of {count}", stored.keys());
+    };
+    // State, directory, connection, a descriptor of it for each worker, and what is open.
+    stores(3 + 4 + 2);
+    drop(closed);
+    stores(3 + 4 + 1);
+
+    let daemon = children(first.pid())[0];
+    first.kill().unwrap();
+    // Now an attempt to take over finds that somebody serves.
+    let numbers: Vec<_> = stored.values().map(|fd| rustix::io::fcntl_dupfd_cloexec(fd, 200).unwrap()).collect();
+    let names = stored.keys().cloned().collect::<Vec<_>>().join(":");
+    let again = || {
+        let mut command = command();
+        command.env("LISTEN_FDS", numbers.len().to_string()).env("LISTEN_FDNAMES", &names);
+        let raw: Vec<i32> = numbers.iter().map(|fd| fd.as_raw_fd()).collect();
+        // SAFETY: the closure runs between fork and exec, makes system calls only, and allocates nothing.
+        unsafe {
+            command.pre_exec(move || {
+                for (number, fd) in (3..).zip(&raw) {
+                    if libc::dup2(*fd, number) < 0 {
+                        return Err(std::io::Error::last_os_error());
+                    }
+                }
+                Ok(())
+            });
+        }
+        Process::spawn(command, &[]).unwrap()
+    };
+    let mut second = again();
+    assert!(!second.wait(PATIENCE).unwrap().unwrap().success(), "two daemons served one mount");
+    kill(daemon);
+    let mut third = again();
+    third.wait_for_line("READY", PATIENCE).unwrap();
+    file.write_all(b" and after").unwrap();
+    assert_eq!(fs::read(at.join("file")).unwrap(), b"before and after");
+    assert_eq!(fs::read(source.join("file")).unwrap(), b"before and after");
+    drop(file);
+    third.signal(Signal::TERM).unwrap();
+    assert!(third.wait(PATIENCE).unwrap().unwrap().success());
+    assert_eq!(fs::read_dir(&at).unwrap().count(), 0);
 }
 
 #[test]

@@ -7,7 +7,8 @@ use super::layout::{self, DecodeError, State, WORD, header, intent, node, open};
 use borrower::{FileIdentity, Stamp};
 use parking_lot::Mutex;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
-use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fstat, ftruncate, memfd_create};
+use rustix::fs::{FlockOperation, MemfdFlags, SealFlags, fcntl_add_seals, fcntl_lock, fstat, ftruncate, memfd_create};
+use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use std::ffi::CStr;
 use std::io;
@@ -58,16 +59,18 @@ impl Memory {
         ftruncate(&fd, layout::TOTAL_BYTES as u64)?;
         // Nobody can cut it off under a mapping of it.
         fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+        claim(&fd)?;
         let memory = Memory::map(fd)?;
         memory.intents.lock().extend((0..layout::INTENTS as u32).rev());
         Ok(memory)
     }
 
-    /// That of a daemon which is gone, and what it says. The slots in use are claimed by [`Memory::node_at`], [`Memory::open_at`].
+    /// That of a daemon which is gone, and what it says. An error if that daemon is not gone. The slots in use are claimed by [`Memory::node_at`], [`Memory::open_at`].
     pub(crate) fn take_over(fd: OwnedFd) -> io::Result<(Memory, State)> {
         if fstat(&fd)?.st_size != layout::TOTAL_BYTES as i64 {
             return Err(io::Error::new(io::ErrorKind::InvalidData, DecodeError::Short));
         }
+        claim(&fd)?;
         let memory = Memory::map(fd)?;
         let state = memory.read()?;
         let unused = |used: u32, taken: &mut dyn Iterator<Item = u32>| {
@@ -247,6 +250,16 @@ impl Drop for Memory {
     fn drop(&mut self) {
         // SAFETY: the mapping was made by `map`, and every slot holds this value alive.
         let _ = unsafe { munmap(self.start.as_ptr().cast(), layout::TOTAL_BYTES) };
+    }
+}
+
+/// Makes this process the one that serves the mount, until it ends: two would undo each other's work.
+fn claim(fd: &OwnedFd) -> io::Result<()> {
+    match fcntl_lock(fd, FlockOperation::NonBlockingLockExclusive) {
+        Err(Errno::AGAIN | Errno::ACCESS) => {
+            Err(io::Error::new(io::ErrorKind::ResourceBusy, "another daemon still serves it; end that one first"))
+        }
+        result => Ok(result?),
     }
 }
 
