@@ -6,6 +6,7 @@
 
 use mount::handover::channel::Held;
 use rustix::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
     AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
     sendmsg_addr, socket_with,
@@ -14,6 +15,10 @@ use std::collections::BTreeMap;
 use std::io::IoSlice;
 use std::mem::MaybeUninit;
 use std::os::unix::ffi::OsStrExt;
+use std::time::Duration;
+
+/// How long the service manager may leave its socket full: less than the daemon gives us.
+const SEND_LIMIT: Duration = Duration::from_secs(2);
 
 /// The first descriptor that a service manager passes.
 const FIRST: i32 = 3;
@@ -62,7 +67,7 @@ impl Store {
         all.for_each(|held| self.remove(*held));
     }
 
-    fn send(&self, text: &str, fd: Option<BorrowedFd<'_>>) {
+    fn send(&mut self, text: &str, fd: Option<BorrowedFd<'_>>) {
         let Some((socket, address)) = &self.socket else { return };
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut ancillary = SendAncillaryBuffer::new(&mut space);
@@ -72,7 +77,8 @@ impl Store {
         }
         let text = [IoSlice::new(text.as_bytes())];
         if let Err(error) = sendmsg_addr(socket, address, &text, &mut ancillary, SendFlags::NOSIGNAL) {
-            tracing::debug!(%error, "the service manager was not told");
+            tracing::warn!("the service manager does not listen ({error}): the mount may not survive its keeper");
+            self.socket = None;
         }
     }
 }
@@ -84,6 +90,7 @@ fn connect() -> Option<(OwnedFd, SocketAddrUnix)> {
         path => SocketAddrUnix::new(path).ok()?,
     };
     let socket = socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None).ok()?;
+    set_socket_timeout(&socket, Timeout::Send, Some(SEND_LIMIT)).ok()?;
     Some((socket, address))
 }
 

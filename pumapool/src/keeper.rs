@@ -218,7 +218,10 @@ impl Keeper {
     }
 
     fn ended(&mut self, code: ExitCode) -> ExitCode {
-        self.store.clear(self.held.keys());
+        // Who never came to serve has ended nothing: what is stored is for the next attempt.
+        if self.was_ready {
+            self.store.clear(self.held.keys());
+        }
         if let (true, Some(log)) = (code == ExitCode::SUCCESS, self.log.take()) {
             log.remove(); // It has ended well: what it logged is of no more interest.
         } else if let Some(log) = self.log.take() {

@@ -17,6 +17,12 @@ use std::path::Path;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// How long a daemon before this one may take to be gone.
+const CLAIM_LIMIT: Duration = Duration::from_secs(2);
+/// How often that is looked at.
+const CLAIM_AGAIN: Duration = Duration::from_millis(10);
 
 /// Slots of one kind: which are free below the highest that was ever used.
 #[derive(Default)]
@@ -255,11 +261,16 @@ impl Drop for Memory {
 
 /// Makes this process the one that serves the mount, until it ends: two would undo each other's work.
 fn claim(fd: &OwnedFd) -> io::Result<()> {
-    match fcntl_lock(fd, FlockOperation::NonBlockingLockExclusive) {
-        Err(Errno::AGAIN | Errno::ACCESS) => {
-            Err(io::Error::new(io::ErrorKind::ResourceBusy, "another daemon still serves it; end that one first"))
+    let start = Instant::now();
+    loop {
+        match fcntl_lock(fd, FlockOperation::NonBlockingLockExclusive) {
+            Err(Errno::AGAIN | Errno::ACCESS) if start.elapsed() < CLAIM_LIMIT => std::thread::sleep(CLAIM_AGAIN),
+            Err(Errno::AGAIN | Errno::ACCESS) => {
+                let why = "another daemon still serves it; end that one first";
+                return Err(io::Error::new(io::ErrorKind::ResourceBusy, why));
+            }
+            result => return Ok(result?),
         }
-        result => Ok(result?),
     }
 }
 
