@@ -304,7 +304,7 @@ impl Keeper {
         let mut arguments = std::env::args_os();
         let name = arguments.next().unwrap_or_else(|| "pumapool".into());
         let mut command = Command::new(format!("/proc/self/fd/{}", program.as_raw_fd()));
-        command.arg0(name).args(arguments).env(INHERITED, numbers.join(",")).stdin(Stdio::null());
+        command.arg0(name).args(arguments).env(INHERITED, numbers.join(",")).stdin(Stdio::inherit());
         for variable in [crate::daemon::STARTED_BY, "NOTIFY_SOCKET", "LISTEN_FDS", "LISTEN_FDNAMES", "LISTEN_PID"] {
             command.env_remove(variable);
         }

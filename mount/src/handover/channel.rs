@@ -3,7 +3,7 @@
 //! What was sent is safe in the socket from then on, whatever becomes of the sender; so nothing is ever answered. Each message is one
 //! datagram of a sequence: kind, number, text, and one descriptor at the most.
 //!
-//! What must never happen: a daemon that waits for its keeper without end. After [`SEND_SECONDS_MAX`] the keeper counts as lost.
+//! What must never happen: a daemon that waits for its keeper without end. After some seconds (`SEND_SECONDS_MAX`) the keeper counts as lost.
 
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;

@@ -1,7 +1,7 @@
 //! How a mount survives its daemon: what is written down all the time, what a keeper holds, and how a successor goes on with both.
 //!
 //! - [`layout`]: the state memory, byte by byte, and reading it. Pure.
-//! - [`memory`]: writing it.
+//! - `memory`: writing it.
 //! - [`channel`]: to and from the keeper, with descriptors.
 //! - [`given`]: what a successor gets.
 //!
