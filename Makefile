@@ -5,8 +5,8 @@ CARGO ?= cargo
 # To build: the eBPF program (clang, llvm), libbpf (libelf-dev, zlib1g-dev, pkg-config, make, gcc).
 # To run: fusermount3 (fuse3). To draw the demo's chart as PNG: a font.
 PACKAGES := clang llvm libelf-dev zlib1g-dev pkg-config make gcc fuse3 fonts-dejavu-core
-# To test: fio, network namespaces (iproute2), file systems (e2fsprogs), what the POSIX suite is built with, and a C++ compiler for libFuzzer.
-TEST_PACKAGES := fio g++ acl attr e2fsprogs iproute2 libacl1-dev
+# To test: fio, network namespaces (iproute2), file systems (e2fsprogs), a database, what the POSIX suite is built with, and a C++ compiler for libFuzzer.
+TEST_PACKAGES := fio g++ acl attr e2fsprogs iproute2 libacl1-dev python3 postgresql postgresql-contrib
 # Where the public test programs are installed; set it to keep them when the checkout goes.
 TOOLS ?= $(CURDIR)/target/tools
 # Options of the demo, such as DEMO="--seconds 30 --seed 7"; `target/release/demo --help` lists them.
@@ -21,7 +21,7 @@ CHAOS ?=
 # Options of the fuzzing, such as FUZZ="--seconds 3600 --jobs 2 tap_ring"; `cargo run -p fuzz -- --help` lists them.
 FUZZ ?=
 
-.PHONY: help deps build test simulate rules test-long test-deps tools interleavings fuzz fuzz-short fuzz-program sanitize miri deny demo \
+.PHONY: help deps build test simulate rules test-long database test-deps tools interleavings fuzz fuzz-short fuzz-program sanitize miri deny demo \
 	chaos soak check lint clean
 
 deps: WANTED := $(PACKAGES)
@@ -39,6 +39,7 @@ help:
 	@echo 'make sanitize    tests under the address and the thread sanitizer; make miri: under Miri'
 	@echo 'make chaos   lenders killed, stopped, squeezed, cut off, lying: some 5 minutes, as root'
 	@echo 'make soak    a mixed load with such troubles for 10 minutes: does anything grow?'
+	@echo 'make database    kill the daemon 20 times under PostgreSQL, some four minutes'
 	@echo 'make check   what CI runs: format, lints, tests, documentation'
 	@echo 'make clean   remove everything that was built'
 
@@ -112,6 +113,11 @@ miri:
 
 test-long: test-deps tools
 	TOOLS=$(TOOLS) PUMA_FSX_OPS=200000 $(CARGO) test -p pumapool --test suites -- --nocapture --test-threads 2
+
+# PostgreSQL must not notice that the daemon under it is killed. Three kills of it are part of `make test`.
+database: test-deps
+	PUMA_DATABASE_KILLS=20 PUMA_DATABASE_SECONDS=60 PUMA_DATABASE_SCALE=20 \
+		$(CARGO) test -p pumapool --test database -- --nocapture
 
 # Public test programs: fsx (file system exerciser) and pjdfstest (POSIX suite).
 tools: $(TOOLS)/bin/fsx $(TOOLS)/bin/pjdfstest

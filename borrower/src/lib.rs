@@ -226,6 +226,11 @@ impl Borrower {
         self.core.catalog.restore(identity, key, left)
     }
 
+    /// Gives out no key below this one: a daemon before this one may have given those out, and the kernel may still know files by them.
+    pub fn keys_from(&self, key: FileKey) {
+        self.core.catalog.keys_from(key);
+    }
+
     /// The kernel has forgotten the inode. If it was `deleted` below, its pages are dropped; else they stay known as long as
     /// there is room.
     pub fn retire(&self, file: &Arc<File>, deleted: bool) {

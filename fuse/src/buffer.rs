@@ -24,6 +24,14 @@ impl Buffer {
             None => Err(std::io::ErrorKind::OutOfMemory.into()),
         }
     }
+
+    /// Has all its pages there now, as far as there is memory.
+    pub(crate) fn populate(&self) {
+        // SAFETY: the range is this mapping, and advice to populate changes no byte of it.
+        let _ = unsafe {
+            rustix::mm::madvise(self.start.as_ptr().cast(), self.len, rustix::mm::Advice::LinuxPopulateWrite)
+        };
+    }
 }
 
 impl Deref for Buffer {

@@ -24,6 +24,6 @@ pub mod session;
 pub use notify::Notifier;
 pub use reply::Reply;
 pub use request::{DecodeError, Operation, Request};
-pub use session::{Filesystem, Negotiated, Session, Wish, Worker};
+pub use session::{Filesystem, Negotiated, Served, Session, Wish, Worker};
 
 pub use rustix::io::Errno;

@@ -176,6 +176,16 @@ pub fn header(bytes: &[u8]) -> Result<abi::InHeader, DecodeError> {
 }
 
 impl<'a> Request<'a> {
+    /// The kernel's number of the request, the same when it is sent again. Numbers grow in the order in which requests are queued.
+    pub fn number(&self) -> u64 {
+        self.header.unique & !abi::UNIQUE_RESEND
+    }
+
+    /// Whether it is sent again, because a daemon before this one has read it and not answered: it may have been done already.
+    pub fn is_resent(&self) -> bool {
+        self.header.unique & abi::UNIQUE_RESEND != 0
+    }
+
     /// Decodes what was read from the device; `capabilities` are those negotiated (see [`abi::init`]).
     pub fn decode(bytes: &'a [u8], capabilities: u64) -> Result<Request<'a>, DecodeError> {
         let header = header(bytes)?;

@@ -10,9 +10,10 @@ use crate::reply::Reply;
 use crate::request::{self, Operation, Request};
 use crate::{Errno, mounting};
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Largest WRITE and READ, in bytes. The kernel's own bound is 256 pages.
 pub const IO_BYTES_MAX: usize = 1 << 20;
@@ -49,10 +50,20 @@ pub trait Filesystem: Sync {
     fn handle(&self, request: &Request<'_>, reply: Reply<'_>, scratch: &mut [u8]);
 }
 
+/// Why a worker has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Served {
+    /// The mount is gone.
+    Gone,
+    /// It was asked to leave ([`Session::leave`]); the connection is there for a successor.
+    Left,
+}
+
 /// A negotiated connection.
 pub struct Session {
     device: Arc<OwnedFd>,
     negotiated: Negotiated,
+    leave: Arc<AtomicBool>,
 }
 
 impl Session {
@@ -60,7 +71,7 @@ impl Session {
     pub fn negotiate(device: OwnedFd, wish: Wish) -> io::Result<Session> {
         let mut buffer = Buffer::new(REQUEST_BUFFER_BYTES)?;
         loop {
-            let len = read_request(&device, &mut buffer)?;
+            let len = read_request(&device, &mut buffer, &AtomicBool::new(false))?;
             let request = Request::decode(&buffer[..len], 0).map_err(io::Error::other)?;
             let reply = Reply::new(device.as_fd(), request.header.unique);
             let Operation::Init { args, flags2 } = request.operation else {
@@ -102,13 +113,19 @@ impl Session {
                 max_pages: (IO_BYTES_MAX / PAGE_BYTES) as u16,
                 ..Default::default()
             })?;
-            return Ok(Session { device: Arc::new(device), negotiated });
+            return Ok(Session::resume(device, negotiated));
         }
     }
 
     /// Goes on with a connection that another process negotiated.
     pub fn resume(device: OwnedFd, negotiated: Negotiated) -> Session {
-        Session { device: Arc::new(device), negotiated }
+        Session { device: Arc::new(device), negotiated, leave: Arc::default() }
+    }
+
+    /// Set, it has every worker end before it reads one request more. One that waits for a request must be interrupted by a signal to
+    /// see it, again and again while [`Worker::reading`] says that it reads.
+    pub fn leave(&self) -> &Arc<AtomicBool> {
+        &self.leave
     }
 
     /// What was agreed on.
@@ -133,11 +150,22 @@ impl Session {
             // Where /dev/fuse cannot be opened (a sandbox), the workers share one queue: slower, and as right.
             Err(_) => self.device.try_clone()?,
         };
+        self.worker_on(device)
+    }
+
+    /// A worker with a descriptor of this connection that a daemon before this one had.
+    pub fn worker_on(&self, device: OwnedFd) -> io::Result<Worker> {
+        let request = Buffer::new(REQUEST_BUFFER_BYTES)?;
+        // A page that is not there yet is faulted in while the kernel hands over a request. If we are killed just then, that fails, and
+        // the kernel fails the request for good instead of sending it again.
+        request.populate();
         Ok(Worker {
             device,
             capabilities: self.negotiated.capabilities,
-            request: Buffer::new(REQUEST_BUFFER_BYTES)?,
+            request,
             scratch: Buffer::new(IO_BYTES_MAX + PAGE_BYTES)?,
+            reading: Arc::default(),
+            leave: self.leave.clone(),
         })
     }
 }
@@ -148,16 +176,33 @@ pub struct Worker {
     capabilities: u64,
     request: Buffer,
     scratch: Buffer,
+    reading: Arc<AtomicBool>,
+    leave: Arc<AtomicBool>,
 }
 
 impl Worker {
-    /// Serves until the mount is gone, which is no error.
-    pub fn serve(&mut self, filesystem: &dyn Filesystem) -> io::Result<()> {
+    /// Its descriptor of the connection. As long as any process has it open, the kernel keeps the requests that were read from it
+    /// and not answered.
+    pub fn device(&self) -> BorrowedFd<'_> {
+        self.device.as_fd()
+    }
+
+    /// Whether it waits for a request, so that a signal to its thread interrupts nothing else.
+    pub fn reading(&self) -> &Arc<AtomicBool> {
+        &self.reading
+    }
+
+    /// Serves until the mount is gone or the worker is asked to leave, neither of which is an error.
+    pub fn serve(&mut self, filesystem: &dyn Filesystem) -> io::Result<Served> {
         loop {
-            let len = match read_request(&self.device, &mut self.request[REQUEST_START..]) {
+            self.reading.store(true, Ordering::Release);
+            let read = read_request(&self.device, &mut self.request[REQUEST_START..], &self.leave);
+            self.reading.store(false, Ordering::Release);
+            let len = match read {
                 // Nothing at all is the end of a stream, which stands in for the device in tests.
-                Ok(0) | Err(Errno::NODEV) => return Ok(()),
+                Ok(0) | Err(Errno::NODEV) => return Ok(Served::Gone),
                 Ok(len) => len,
+                Err(Errno::CANCELED) => return Ok(Served::Left),
                 Err(errno) => return Err(errno.into()),
             };
             let bytes = &self.request[REQUEST_START..][..len];
@@ -175,9 +220,13 @@ impl Worker {
     }
 }
 
-/// Reads one request. A request that was taken back (ENOENT), a signal, or nothing to read only mean: try again.
-fn read_request(device: &OwnedFd, buffer: &mut [u8]) -> Result<usize, Errno> {
+/// Reads one request. A request that was taken back (ENOENT), a signal, or nothing to read only mean: try again, unless it is time to
+/// `leave` (ECANCELED).
+fn read_request(device: &OwnedFd, buffer: &mut [u8], leave: &AtomicBool) -> Result<usize, Errno> {
     loop {
+        if leave.load(Ordering::Acquire) {
+            return Err(Errno::CANCELED);
+        }
         match rustix::io::read(device, &mut *buffer) {
             Err(Errno::INTR | Errno::NOENT) => {}
             Err(Errno::AGAIN) => {
@@ -236,7 +285,21 @@ mod tests {
         assert_eq!(ask(4096, 5, &[]), (-libc_errno(Errno::NOSYS), vec![]));
         drop(kernel);
         drop(session);
-        thread.join().unwrap().unwrap();
+        assert_eq!(thread.join().unwrap().unwrap(), Served::Gone);
+    }
+
+    #[test]
+    fn who_is_asked_to_leave_reads_nothing_more() {
+        let (kernel, device) =
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+        let session = Session::resume(device, Negotiated { minor: abi::MINOR, capabilities: 0 });
+        let mut worker = session.worker().unwrap();
+        rustix::io::write(&kernel, &[0; 64]).unwrap();
+        session.leave().store(true, Ordering::Release);
+        assert_eq!(worker.serve(&Odd).unwrap(), Served::Left);
+        assert!(!worker.reading().load(Ordering::Acquire));
+        let mut left = [0; 64];
+        assert_eq!(rustix::io::read(worker.device(), &mut left).unwrap(), 64, "it is there for the successor");
     }
 
     fn libc_errno(errno: Errno) -> i32 {

@@ -46,8 +46,8 @@ impl Passthrough {
         }
     }
 
-    pub(crate) fn entry_out(&self, inode: &Inode, now: &Statx) -> abi::EntryOut {
-        let long = self.is_believed_for_long(inode, now);
+    /// `long`: the name is remembered, to be watched.
+    pub(crate) fn entry_out(&self, inode: &Inode, now: &Statx, long: bool) -> abi::EntryOut {
         let entry_timeout = if long { self.entry_timeout } else { self.attr_timeout };
         abi::EntryOut {
             nodeid: inode.nodeid,

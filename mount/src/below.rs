@@ -173,7 +173,9 @@ mod tests {
                 session: None,
             };
             let borrower = borrower::Borrower::start(config, None).unwrap();
-            let inodes = Inodes::new(found(directory.path()), borrower, 10, None);
+            let memory = crate::handover::memory::Memory::create().unwrap();
+            let keep = crate::handover::Keep::new(memory.into(), None);
+            let inodes = Inodes::new(found(directory.path()), borrower, keep, 10, None);
             let inode = inodes.reference(found(&path));
             if let Some(way) = given_up {
                 inode.device.give_up(way);

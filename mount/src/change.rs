@@ -9,7 +9,7 @@ use crate::filesystem::Passthrough;
 use crate::inode::{Inode, stamp_of, stat};
 use borrower::{Change, Stamp};
 use fuse::Errno;
-use rustix::fd::AsFd;
+use rustix::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 /// How a change of bytes went.
@@ -41,8 +41,24 @@ impl Passthrough {
         verify: impl FnOnce(Stamp, Stamp) -> bool,
     ) -> Result<Outcome<T>, Errno> {
         let fd = fd.as_fd();
-        let Some(file) = &inode.file else { return apply(stamp_of(&stat(fd)?)) };
+        if inode.file.is_none() {
+            return apply(stamp_of(&stat(fd)?));
+        }
         let _changing = inode.changing.lock();
+        let result = self.change_held(inode, fd, plan, apply, verify);
+        inode.record_stamp();
+        result
+    }
+
+    fn change_held<T>(
+        &self,
+        inode: &Inode,
+        fd: BorrowedFd<'_>,
+        plan: impl FnOnce(Stamp) -> Change,
+        apply: impl FnOnce(Stamp) -> Result<Outcome<T>, Errno>,
+        verify: impl FnOnce(Stamp, Stamp) -> bool,
+    ) -> Result<Outcome<T>, Errno> {
+        let Some(file) = &inode.file else { return Err(Errno::BADF) };
         let before = stamp_of(&stat(fd)?);
         let guard = self.borrower.change(file, plan(before), before);
         let result = apply(before);
@@ -96,6 +112,7 @@ impl Passthrough {
                 guard.applied(stamp_of(&after));
             }
         }
+        inodes.iter().flatten().for_each(|inode| inode.record_stamp());
         result
     }
 
@@ -107,6 +124,7 @@ impl Passthrough {
         let _changing = inode.changing.lock();
         let moment = file.moment();
         self.borrower.observe(file, moment, stamp_of(&stat(fd)?));
+        inode.record_stamp();
         match file.kernel_stale() {
             None => Ok(true),
             Some(number) => {
@@ -124,6 +142,7 @@ impl Passthrough {
         let now = stat(fd)?;
         if changing.is_some() {
             self.borrower.observe(file, moment, stamp_of(&now));
+            inode.record_stamp();
         }
         Ok(now)
     }

@@ -16,6 +16,7 @@ use crate::credentials::WithoutFsetid;
 use crate::filesystem::Passthrough;
 use crate::handle::OpenFile;
 use crate::inode::Inode;
+use crate::resent::Attempt;
 use crate::system::{ProcPath, errno};
 use borrower::{Change, Stamp};
 use fuse::{Errno, abi};
@@ -49,7 +50,10 @@ impl Passthrough {
         flags | OFlags::CLOEXEC
     }
 
-    pub(crate) fn open(&self, node: u64, args: &abi::OpenIn) -> Result<abi::OpenOut, Errno> {
+    pub(crate) fn open(&self, node: u64, args: &abi::OpenIn, attempt: &Attempt<'_>) -> Result<abi::OpenOut, Errno> {
+        if let Some(Ok(fh)) = attempt.done() {
+            self.handles.remove(fh); // Nobody has it.
+        }
         let inode = self.inodes.get(node)?;
         if self.drop_stale_names(&inode) {
             return Err(Errno::STALE); // The kernel looks every name of the path up again, and comes back with what it has found.
@@ -57,7 +61,8 @@ impl Passthrough {
         let asked = OFlags::from_bits_retain(args.flags);
         let (fd, flags) = self.open_below(&inode, asked)?;
         let file = OpenFile::new(inode.clone(), fd, flags);
-        self.add_open(inode, file, asked)
+        attempt.begin(0);
+        attempt.finish(self.add_open(inode, file, asked), |open| open.fh)
     }
 
     fn open_below(&self, inode: &Inode, asked: OFlags) -> Result<(OwnedFd, OFlags), Errno> {
@@ -111,7 +116,16 @@ impl Passthrough {
         Ok(read)
     }
 
-    pub(crate) fn write(&self, request: u64, args: &abi::WriteIn, data: &[u8]) -> Result<abi::WriteOut, Errno> {
+    /// A write that is sent again writes the same bytes to the same place. One that appends looks at where the file ended before the
+    /// first attempt: if bytes of it are there already, it goes on there, and nothing is appended twice. A READ may have overtaken it
+    /// before, which nobody remembers: so its pages are dropped.
+    pub(crate) fn write(
+        &self,
+        args: &abi::WriteIn,
+        data: &[u8],
+        attempt: &Attempt<'_>,
+    ) -> Result<abi::WriteOut, Errno> {
+        let request = attempt.number();
         let file = self.handles.file(args.fh)?;
         let inode = &file.inode;
         let asked = OFlags::from_bits_retain(args.flags);
@@ -119,6 +133,11 @@ impl Passthrough {
         let from_cache = args.write_flags & abi::WRITE_CACHE != 0;
         let direct = args.write_flags & abi::WRITE_LOCKOWNER != 0;
         let append = !from_cache && self.write_mode == WriteMode::Through && asked.contains(OFlags::APPEND);
+        if let (true, Some(result)) = (append, attempt.done()) {
+            let size = result? as u32;
+            self.invalidations.request(inode, args.offset, u64::MAX);
+            return Ok(abi::WriteOut { size, padding: 0 });
+        }
         // Marked as direct, but the flag may be gone from the handle: its bytes need not be aligned any more.
         let direct_below = direct && asked.contains(OFlags::DIRECT);
         let fd = match direct_below.then(|| file.direct()) {
@@ -131,7 +150,7 @@ impl Passthrough {
         let outcome = self.change(
             inode,
             fd,
-            |before| match direct {
+            |before| match direct || attempt.is_resent() {
                 false => Change::Buffered { offset: args.offset, len, request, writeback: from_cache },
                 true if end > before.size_bytes => {
                     Change::Other { start: args.offset.min(before.size_bytes), end: u64::MAX }
@@ -141,7 +160,12 @@ impl Passthrough {
             |before| {
                 let _fsetid =
                     WithoutFsetid::if_needed(self.privilege, args.write_flags & abi::WRITE_KILL_SUIDGID != 0)?;
-                let value = write_full(fd, data, args.offset, append)?;
+                let mut there = 0;
+                if append {
+                    there = attempt.begun().map_or(0, |end| appended(&file, end, data));
+                    attempt.begin(before.size_bytes);
+                }
+                let value = there + write_full(fd, &data[there..], args.offset + there as u64, append)?;
                 if from_cache && value < data.len() {
                     return Err(Errno::IO); // The kernel does not look at how much of a cached page was written.
                 }
@@ -150,10 +174,13 @@ impl Passthrough {
             |before, after| !append || (before.size_bytes == args.offset && after.size_bytes == end),
         );
         self.drop_stale(inode, args, &outcome, append);
-        if from_cache {
-            inode.mapped_writes.store(true, Ordering::Relaxed);
+        if attempt.is_resent() {
+            self.invalidations.request(inode, args.offset, if append { u64::MAX } else { end });
         }
-        let (written, _) = outcome?.value;
+        if from_cache {
+            inode.mark_mapped_writes();
+        }
+        let (written, _) = attempt.finish(outcome, |outcome| outcome.value.0 as u64)?.value;
         if !direct && !append {
             self.ledger.record(inode, &file.fd, args.offset, args.offset + written as u64);
         } else if append && let Ok(now) = crate::inode::stat(fd) {
@@ -219,6 +246,12 @@ impl Passthrough {
         self.ledger.synced(file.inode.nodeid, &file.fd);
         Ok(())
     }
+}
+
+/// How much of `data` a first attempt to append it, where the file ended at `end`, has left there.
+fn appended(file: &OpenFile, end: u64, data: &[u8]) -> usize {
+    let mut there = vec![0; data.len()];
+    file.read_uncached(&mut there, end).ok().filter(|len| there[..*len] == data[..*len]).unwrap_or(0)
 }
 
 /// Writes until everything is written or an error comes. An error after some bytes ends the writing; if it lasts, the next write

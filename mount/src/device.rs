@@ -3,6 +3,7 @@
 //! All of them appear as one device, so inode numbers of the others are moved out of the way. What a device's file system can do
 //! (reading without leaving pages behind) is found out per device, by trying.
 
+use crate::handover::memory::Memory;
 use hashbrown::HashMap;
 use parking_lot::RwLock;
 use std::sync::Arc;
@@ -58,13 +59,15 @@ impl Device {
 /// All devices seen.
 pub(crate) struct Devices {
     by_number: RwLock<HashMap<u64, Arc<Device>>>,
+    /// Where they are written down, so that a successor shows the same inode numbers.
+    memory: Option<Arc<Memory>>,
 }
 
 impl Devices {
-    /// With SOURCE's own device, whose inode numbers stay as they are.
-    pub(crate) fn new(source: u64) -> Devices {
-        let devices = Devices { by_number: RwLock::new(HashMap::new()) };
-        devices.get(source);
+    /// With SOURCE's own device first, whose inode numbers stay as they are, and others in the order in which they were seen.
+    pub(crate) fn new(seen: &[u64], memory: Option<Arc<Memory>>) -> Devices {
+        let devices = Devices { by_number: RwLock::new(HashMap::new()), memory };
+        seen.iter().for_each(|number| drop(devices.get(*number)));
         devices
     }
 
@@ -74,6 +77,9 @@ impl Devices {
             return device.clone();
         }
         let mut devices = self.by_number.write();
+        if let (false, Some(memory)) = (devices.contains_key(&number), &self.memory) {
+            memory.record_device(devices.len(), number);
+        }
         let index = devices.len() as u64 & ((1 << (64 - INODE_BITS)) - 1);
         let make = || Arc::new(Device { index, way: AtomicU8::new(ReadWay::DontCache as u8) });
         devices.entry(number).or_insert_with(make).clone()
@@ -86,7 +92,7 @@ mod tests {
 
     #[test]
     fn inode_numbers_of_other_devices_do_not_collide() {
-        let devices = Devices::new(7);
+        let devices = Devices::new(&[7], None);
         assert_eq!(devices.get(7).show_inode(42), 42);
         assert_ne!(devices.get(8).show_inode(42), 42);
         assert_ne!(devices.get(8).show_inode(42), devices.get(9).show_inode(42));
@@ -95,7 +101,7 @@ mod tests {
 
     #[test]
     fn a_way_given_up_is_not_tried_again() {
-        let device = Devices::new(7).get(7);
+        let device = Devices::new(&[7], None).get(7);
         assert_eq!(device.read_way(), ReadWay::DontCache);
         device.give_up(ReadWay::Direct);
         device.give_up(ReadWay::DontCache);

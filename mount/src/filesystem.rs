@@ -11,9 +11,11 @@ use crate::config::WriteMode;
 use crate::credentials::{Creator, Privilege};
 use crate::directory::{Entries, Listing};
 use crate::handle::{Handles, OpenDirectory};
+use crate::handover::Keep;
 use crate::inode::Inodes;
 use crate::invalidation::Invalidations;
 use crate::ledger::Ledger;
+use crate::resent::{Attempt, Resent};
 use crate::status::Counters;
 use crate::sweep::Sweep;
 use borrower::Borrower;
@@ -29,6 +31,8 @@ use std::time::Duration;
 pub(crate) struct Passthrough {
     pub(crate) inodes: Inodes,
     pub(crate) handles: Handles,
+    pub(crate) keep: Arc<Keep>,
+    pub(crate) resent: Resent,
     pub(crate) borrower: Arc<Borrower>,
     pub(crate) ledger: Ledger,
     pub(crate) invalidations: Invalidations,
@@ -47,7 +51,10 @@ pub(crate) struct Passthrough {
 impl fuse::Filesystem for Passthrough {
     fn handle(&self, request: &Request<'_>, reply: Reply<'_>, scratch: &mut [u8]) {
         self.counters.count(request.header.opcode);
-        let result = self.dispatch(request, reply, scratch);
+        let attempt = self.resent.attempt(request);
+        let result = self.dispatch(request, &attempt, reply, scratch);
+        attempt.answered();
+        self.keep.memory.served();
         if let Err(errno) = result {
             // The kernel did not take the answer: it gave the request up, or the mount is gone.
             tracing::debug!(opcode = abi::opcode::name(request.header.opcode), %errno, "an answer was not taken");
@@ -56,7 +63,13 @@ impl fuse::Filesystem for Passthrough {
 }
 
 impl Passthrough {
-    fn dispatch(&self, request: &Request<'_>, reply: Reply<'_>, scratch: &mut [u8]) -> Result<(), Errno> {
+    fn dispatch(
+        &self,
+        request: &Request<'_>,
+        attempt: &Attempt<'_>,
+        reply: Reply<'_>,
+        scratch: &mut [u8],
+    ) -> Result<(), Errno> {
         let node = request.header.nodeid;
         let uid = request.header.uid;
         match request.operation {
@@ -79,32 +92,34 @@ impl Passthrough {
                 Err(errno) => reply.error(errno),
             },
             Operation::Symlink { name, target } => {
-                self.answer_entry(reply, self.symlink(node, name, target, creator(request, 0)))
+                self.answer_entry(reply, self.symlink(node, name, target, creator(request, 0), attempt))
             }
             Operation::Mknod { args, name } => {
-                self.answer_entry(reply, self.mknod(node, name, &args, creator(request, args.umask)))
+                self.answer_entry(reply, self.mknod(node, name, &args, creator(request, args.umask), attempt))
             }
             Operation::Mkdir { args, name } => {
-                self.answer_entry(reply, self.mkdir(node, name, args.mode, creator(request, args.umask)))
+                self.answer_entry(reply, self.mkdir(node, name, args.mode, creator(request, args.umask), attempt))
             }
-            Operation::Unlink { name } => answer_done(reply, self.unlink(node, name, false)),
-            Operation::Rmdir { name } => answer_done(reply, self.unlink(node, name, true)),
+            Operation::Unlink { name } => answer_done(reply, self.unlink(node, name, false, attempt)),
+            Operation::Rmdir { name } => answer_done(reply, self.unlink(node, name, true, attempt)),
             Operation::Rename { new_parent, flags, name, new_name } => {
-                answer_done(reply, self.rename(node, name, new_parent, new_name, flags, creator(request, 0)))
+                answer_done(reply, self.rename(node, name, new_parent, new_name, flags, creator(request, 0), attempt))
             }
-            Operation::Link { node: old, new_name } => self.answer_entry(reply, self.link(old, node, new_name)),
-            Operation::Open(args) => self.answer_open(reply, self.open(node, &args)),
+            Operation::Link { node: old, new_name } => {
+                self.answer_entry(reply, self.link(old, node, new_name, attempt))
+            }
+            Operation::Open(args) => self.answer_open(reply, self.open(node, &args, attempt)),
             Operation::Create { args, name } => {
-                self.answer_create(reply, self.create(node, name, &args, creator(request, args.umask)))
+                self.answer_create(reply, self.create(node, name, &args, creator(request, args.umask), attempt))
             }
             Operation::Tmpfile { args } => {
-                self.answer_create(reply, self.tmpfile(node, &args, creator(request, args.umask)))
+                self.answer_create(reply, self.tmpfile(node, &args, creator(request, args.umask), attempt))
             }
-            Operation::Read(args) => match self.read(request.header.unique, &args, scratch) {
+            Operation::Read(args) => match self.read(attempt.number(), &args, scratch) {
                 Ok(len) => reply.data(&scratch[..len]),
                 Err(errno) => reply.error(errno),
             },
-            Operation::Write { args, data } => answer(reply, self.write(request.header.unique, &args, data)),
+            Operation::Write { args, data } => answer(reply, self.write(&args, data, attempt)),
             Operation::Statfs => answer(reply, self.statfs(node)),
             Operation::Flush(args) => answer_done(reply, self.flush(args.fh)),
             Operation::Release(args) => {
@@ -112,15 +127,17 @@ impl Passthrough {
                 reply.ok()
             }
             Operation::Fsync(args) => answer_done(reply, self.fsync(&args)),
-            Operation::Setxattr { args, name, value } => answer_done(reply, self.setxattr(node, name, value, &args)),
+            Operation::Setxattr { args, name, value } => {
+                answer_done(reply, self.setxattr(node, name, value, &args, attempt))
+            }
             Operation::Getxattr { size, name } => {
                 self.answer_xattr(reply, size, self.getxattr(node, name, size, scratch), scratch)
             }
             Operation::Listxattr { size } => {
                 self.answer_xattr(reply, size, self.listxattr(node, uid, size, scratch), scratch)
             }
-            Operation::Removexattr { name } => answer_done(reply, self.removexattr(node, name)),
-            Operation::Opendir(args) => self.answer_open(reply, self.opendir(node, &args)),
+            Operation::Removexattr { name } => answer_done(reply, self.removexattr(node, name, attempt)),
+            Operation::Opendir(args) => self.answer_open(reply, self.opendir(node, &args, attempt)),
             Operation::Readdir(args) => self.readdir(reply, &args, scratch),
             Operation::Readdirplus(args) => self.readdirplus(reply, &args, scratch),
             Operation::Releasedir(args) => {
@@ -129,7 +146,7 @@ impl Passthrough {
             }
             Operation::Fsyncdir(args) => answer_done(reply, self.fsyncdir(&args)),
             Operation::Ioctl { args, data } => self.answer_ioctl(reply, &args, self.ioctl(node, &args, data)),
-            Operation::Fallocate(args) => answer_done(reply, self.fallocate(uid, &args)),
+            Operation::Fallocate(args) => answer_done(reply, self.fallocate(uid, &args, attempt)),
             Operation::Lseek(args) => answer(reply, self.lseek(&args)),
             Operation::CopyFileRange { args, wide } => self.answer_copy(reply, wide, self.copy_file_range(uid, &args)),
             Operation::Syncfs => answer_done(reply, rustix::fs::syncfs(&self.source)),
@@ -141,15 +158,19 @@ impl Passthrough {
         }
     }
 
-    fn opendir(&self, node: u64, args: &abi::OpenIn) -> Result<abi::OpenOut, Errno> {
+    fn opendir(&self, node: u64, args: &abi::OpenIn, attempt: &Attempt<'_>) -> Result<abi::OpenOut, Errno> {
+        if let Some(Ok(fh)) = attempt.done() {
+            self.handles.remove(fh); // Nobody has it.
+        }
         let inode = self.inodes.get(node)?;
         let keep = OFlags::from_bits_retain(args.flags) & OFlags::NOATIME;
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let anchor = self.inodes.anchor(&inode)?;
         let fd = openat(&anchor, c".", flags | keep, Mode::empty())?;
         drop(anchor);
+        attempt.begin(0);
         let fh = self.handles.add_directory(OpenDirectory { inode, listing: Mutex::new(Listing::new(fd)) });
-        Ok(abi::OpenOut { fh, ..Default::default() })
+        attempt.finish(Ok(abi::OpenOut { fh, ..Default::default() }), |open| open.fh)
     }
 
     fn readdir(&self, reply: Reply<'_>, args: &abi::ReadIn, scratch: &mut [u8]) -> Result<(), Errno> {

@@ -1,6 +1,12 @@
 //! What is open: files and directories, each under a number that is never used twice.
+//!
+//! The keeper has a duplicate of each descriptor, from before the kernel learns the number: so what is open outlives this daemon.
 
 use crate::directory::Listing;
+use crate::handover::Keep;
+use crate::handover::channel::Held;
+use crate::handover::layout::header;
+use crate::handover::memory::OpenSlot;
 use crate::inode::Inode;
 use crate::system::ProcPath;
 use fuse::Errno;
@@ -8,7 +14,7 @@ use hashbrown::HashMap;
 use parking_lot::{Mutex, RwLock};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{Mode, OFlags, open};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
 
 /// An open file.
@@ -87,39 +93,66 @@ pub(crate) struct OpenDirectory {
     pub listing: Mutex<Listing>,
 }
 
-#[derive(Clone)]
 enum Handle {
     File(Arc<OpenFile>),
     Directory(Arc<OpenDirectory>),
 }
 
 /// All that is open.
-#[derive(Default)]
 pub(crate) struct Handles {
-    open: RwLock<HashMap<u64, Handle>>,
-    next: AtomicU64,
+    open: RwLock<HashMap<u64, Slotted>>,
+    keep: Arc<Keep>,
+}
+
+struct Slotted {
+    handle: Handle,
+    /// Where it is written down. None beyond the bound of the state memory.
+    _slot: Option<OpenSlot>,
 }
 
 impl Handles {
-    fn insert(&self, handle: Handle) -> u64 {
-        let number = self.next.fetch_add(1, Ordering::Relaxed) + 1;
-        self.open.write().insert(number, handle);
+    pub(crate) fn new(keep: Arc<Keep>) -> Handles {
+        Handles { open: RwLock::default(), keep }
+    }
+
+    fn insert(&self, inode: &Inode, handle: Handle, fd: BorrowedFd<'_>) -> u64 {
+        let memory = &self.keep.memory;
+        let number = memory.header(header::LAST_HANDLE).fetch_add(1, Ordering::Relaxed) + 1;
+        let slot = memory.take_open();
+        if let Some(slot) = &slot {
+            self.keep.hold(Held::Open(number), fd);
+            slot.fill(number, inode.nodeid, matches!(handle, Handle::Directory(_)));
+        }
+        self.open.write().insert(number, Slotted { handle, _slot: slot });
         number
     }
 
     /// Adds a file; returns its number.
     pub(crate) fn add_file(&self, file: Arc<OpenFile>) -> u64 {
-        self.insert(Handle::File(file))
+        self.insert(&file.inode, Handle::File(file.clone()), file.fd.as_fd())
     }
 
     /// Adds a directory; returns its number.
     pub(crate) fn add_directory(&self, directory: OpenDirectory) -> u64 {
-        self.insert(Handle::Directory(Arc::new(directory)))
+        let directory = Arc::new(directory);
+        let listing = directory.listing.lock();
+        self.insert(&directory.inode, Handle::Directory(directory.clone()), listing.fd().as_fd())
+    }
+
+    /// Adds what was open in a daemon before this one.
+    pub(crate) fn restore(&self, number: u64, slot: OpenSlot, fd: OwnedFd, inode: Arc<Inode>, is_directory: bool) {
+        let handle = if is_directory {
+            Handle::Directory(Arc::new(OpenDirectory { inode, listing: Mutex::new(Listing::new(fd)) }))
+        } else {
+            let flags = rustix::fs::fcntl_getfl(&fd).unwrap_or(OFlags::RDONLY);
+            Handle::File(Arc::new(OpenFile::new(inode, fd, flags)))
+        };
+        self.open.write().insert(number, Slotted { handle, _slot: Some(slot) });
     }
 
     /// The open file of that number.
     pub(crate) fn file(&self, number: u64) -> Result<Arc<OpenFile>, Errno> {
-        match self.open.read().get(&number) {
+        match self.open.read().get(&number).map(|open| &open.handle) {
             Some(Handle::File(file)) => Ok(file.clone()),
             _ => Err(Errno::BADF),
         }
@@ -127,7 +160,7 @@ impl Handles {
 
     /// The open directory of that number.
     pub(crate) fn directory(&self, number: u64) -> Result<Arc<OpenDirectory>, Errno> {
-        match self.open.read().get(&number) {
+        match self.open.read().get(&number).map(|open| &open.handle) {
             Some(Handle::Directory(directory)) => Ok(directory.clone()),
             _ => Err(Errno::BADF),
         }
@@ -136,7 +169,10 @@ impl Handles {
     /// Closes it.
     pub(crate) fn remove(&self, number: u64) {
         let removed = self.open.write().remove(&number);
-        drop(removed); // Closing may take its time: not under the lock.
+        if removed.is_some() {
+            drop(removed); // Closing may take its time: not under the lock.
+            self.keep.release(Held::Open(number));
+        }
     }
 
     /// How many there are.

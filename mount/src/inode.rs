@@ -7,8 +7,15 @@
 //!
 //! Each node is held by an *anchor*: an O_PATH descriptor, or beyond a budget of descriptors and where the file system has them, a
 //! file handle, which is opened for each use. A file without a name left is always held by a descriptor.
+//!
+//! All that a successor of this daemon needs to know of a node is in its slot of the state memory, before the kernel gets to know the
+//! node. A successor finds it by its file handle; where there are none, and for files without a name, the keeper has a descriptor.
 
 use crate::device::{Device, Devices};
+use crate::handover::Keep;
+use crate::handover::channel::Held;
+use crate::handover::layout::{self, header, node};
+use crate::handover::memory::NodeSlot;
 use crate::system::FileHandle;
 use borrower::{Borrower, FileIdentity, Stamp};
 use fuse::Errno;
@@ -16,7 +23,7 @@ use hashbrown::HashMap;
 use parking_lot::{Mutex, RwLock};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{AtFlags, FileType, Statx, StatxFlags, statx};
-use std::ffi::CString;
+use std::ffi::{CStr, CString};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
@@ -55,13 +62,32 @@ pub(crate) struct Inode {
     pub mapped_writes: AtomicBool,
     /// How often it is open now.
     pub open_files: AtomicUsize,
-    /// The names that the kernel was told to believe for long.
-    pub names: Mutex<Vec<Name>>,
+    /// The name that the kernel was told to believe for long.
+    pub name: Mutex<Believed>,
+    /// Where it is written down for a successor. None beyond [`layout::NODES_MAX`].
+    pub slot: Option<NodeSlot>,
     identity: FileIdentity,
     handle: Option<FileHandle>,
     descriptor: OnceLock<OwnedFd>,
+    /// Whether its descriptor counts for the budget.
+    is_counted: AtomicBool,
     deleted: AtomicBool,
-    lookups: AtomicU64,
+    /// Whether the keeper has a descriptor of it.
+    is_kept: AtomicBool,
+    /// Used without a slot only.
+    own_lookups: AtomicU64,
+}
+
+/// The name of a file that the kernel was told to believe for long, if any.
+#[derive(Default)]
+pub(crate) enum Believed {
+    /// None.
+    #[default]
+    Nothing,
+    /// This one.
+    Name(Name),
+    /// One that the kernel is about to drop. Until then no other is believed for long: a successor knows one name of each file.
+    Dropping,
 }
 
 /// A name that the kernel knows a node by.
@@ -94,15 +120,64 @@ impl Inode {
         self.file.as_ref().map_or(0, |file| u64::from(file.key().0))
     }
 
-    /// The last name was seen to be gone; `fd` is open on the file, and kept if it is held by a handle only.
-    pub(crate) fn mark_deleted(&self, fd: OwnedFd) {
-        self.deleted.store(true, Ordering::Relaxed);
-        let _ = self.descriptor.set(fd);
-    }
-
     /// It has a name again (linkat of an O_TMPFILE).
     pub(crate) fn mark_linked(&self) {
         self.deleted.store(false, Ordering::Relaxed);
+        self.slot.iter().for_each(|slot| slot.clear_flag(node::DELETED));
+    }
+
+    /// A write out of the page cache came for it.
+    pub(crate) fn mark_mapped_writes(&self) {
+        self.mapped_writes.store(true, Ordering::Relaxed);
+        self.slot.iter().for_each(|slot| slot.set_flag(node::MAPPED_WRITES));
+    }
+
+    /// The kernel is about to be told to believe this name for long. False: it must not, because no successor would know of it.
+    pub(crate) fn remember_name(&self, parent: u64, name: &CStr) -> bool {
+        let mut believed = self.name.lock();
+        match &*believed {
+            Believed::Name(known) => known.parent == parent && *known.name == *name,
+            Believed::Dropping => false,
+            Believed::Nothing => {
+                let is_recorded = self.slot.as_ref().is_some_and(|slot| slot.record_name(Some((parent, name))));
+                if is_recorded {
+                    *believed = Believed::Name(Name { parent, name: name.to_owned() });
+                }
+                is_recorded
+            }
+        }
+    }
+
+    /// The kernel has moved the name, or removed it.
+    pub(crate) fn name_moved(&self, from: (u64, &CStr), to: Option<(u64, &CStr)>) {
+        let mut believed = self.name.lock();
+        if matches!(&*believed, Believed::Name(known) if known.parent == from.0 && *known.name == *from.1) {
+            if let Some(slot) = &self.slot {
+                slot.record_name(to);
+            }
+            *believed =
+                to.map_or(Believed::Nothing, |(parent, name)| Believed::Name(Name { parent, name: name.to_owned() }));
+        }
+    }
+
+    /// The kernel has dropped the name that it was told to drop.
+    pub(crate) fn name_dropped(&self) {
+        let mut believed = self.name.lock();
+        if let Some(slot) = &self.slot {
+            slot.record_name(None);
+        }
+        *believed = Believed::Nothing;
+    }
+
+    /// Writes down what the file looks like now, if that is certain. The caller holds `changing`.
+    pub(crate) fn record_stamp(&self) {
+        if let (Some(slot), Some(file)) = (&self.slot, &self.file) {
+            slot.record_stamp(file.left());
+        }
+    }
+
+    fn lookups(&self) -> &AtomicU64 {
+        self.slot.as_ref().map_or(&self.own_lookups, NodeSlot::lookups)
     }
 
     /// Whether it is open now.
@@ -159,7 +234,7 @@ pub(crate) struct Inodes {
     table: RwLock<Table>,
     devices: Devices,
     borrower: Arc<Borrower>,
-    next_node: AtomicU64,
+    keep: Arc<Keep>,
     descriptors: AtomicUsize,
     descriptors_max: usize,
     /// SOURCE, open for reading, and the id of its mount: file handles are opened through it. None: no right to use handles.
@@ -171,21 +246,128 @@ impl Inodes {
     pub(crate) fn new(
         root: Found,
         borrower: Arc<Borrower>,
+        keep: Arc<Keep>,
+        descriptors_max: usize,
+        handles_from: Option<OwnedFd>,
+    ) -> Inodes {
+        keep.memory.header(header::NEXT_NODE).store(fuse::abi::ROOT_ID, Ordering::Release);
+        let inodes = Inodes::empty(&[root.identity.device], borrower, keep, descriptors_max, handles_from);
+        inodes.reference(root);
+        inodes
+    }
+
+    fn empty(
+        devices: &[u64],
+        borrower: Arc<Borrower>,
+        keep: Arc<Keep>,
         descriptors_max: usize,
         handles_from: Option<OwnedFd>,
     ) -> Inodes {
         let handles_from = handles_from.and_then(|fd| FileHandle::of(&fd).ok().map(|(_, mount)| (fd, mount)));
-        let inodes = Inodes {
+        Inodes {
             table: RwLock::default(),
-            devices: Devices::new(root.identity.device),
+            devices: Devices::new(devices, Some(keep.memory.clone())),
             borrower,
-            next_node: AtomicU64::new(fuse::abi::ROOT_ID),
+            keep,
             descriptors: AtomicUsize::new(0),
             descriptors_max: descriptors_max.max(1),
             handles_from,
-        };
-        inodes.reference(root);
-        inodes
+        }
+    }
+
+    /// With the nodes that the kernel knows from a daemon before this one. `held` has descriptors of some of them. What cannot be found
+    /// again is left out, and answers ESTALE; returns how many that are, too.
+    pub(crate) fn restore(
+        devices: &[u64],
+        nodes: Vec<layout::Node>,
+        mut held: HashMap<u64, OwnedFd>,
+        borrower: Arc<Borrower>,
+        keep: Arc<Keep>,
+        descriptors_max: usize,
+        handles_from: Option<OwnedFd>,
+    ) -> (Inodes, usize) {
+        let inodes = Inodes::empty(devices, borrower, keep, descriptors_max, handles_from);
+        let mut lost = 0;
+        for node in nodes {
+            let fd = held.remove(&node.nodeid);
+            if inodes.restore_one(node, fd).is_none() {
+                lost += 1;
+            }
+        }
+        (inodes, lost)
+    }
+
+    fn restore_one(&self, known: layout::Node, held: Option<OwnedFd>) -> Option<()> {
+        let slot = self.keep.memory.node_at(known.slot); // Free again, if we leave early.
+        let held = held.filter(|fd| {
+            stat(fd).is_ok_and(|now| now.stx_ino == known.identity.inode && device_of(&now) == known.identity.device)
+        });
+        let handle = known.handle.as_ref().filter(|_| held.is_none() && self.handles_from.is_some());
+        let handle = handle.map(|(kind, bytes)| FileHandle::from_parts(*kind, bytes));
+        if held.is_none() && handle.is_none() {
+            return None;
+        }
+        let left = known.stamp.filter(|_| known.flags & node::DROP_PENDING == 0);
+        let key = page::FileKey(known.key);
+        let file = (known.key != 0).then(|| self.borrower.restore(known.identity, key, left));
+        if known.flags & node::WATCHED != 0 {
+            // The kernel has dropped pages of it before: from then on READs may overtake writes.
+            file.iter().for_each(|file| {
+                file.drop_begins();
+                file.drop_ended();
+            });
+        }
+        let is_held = held.is_some();
+        let is_deleted = known.flags & node::DELETED != 0;
+        let believed = known.name.map_or(Believed::Nothing, |(parent, name)| Believed::Name(Name { parent, name }));
+        let inode = Arc::new(Inode {
+            nodeid: known.nodeid,
+            kind: FileType::from_raw_mode(known.kind),
+            device: self.devices.get(known.identity.device),
+            file,
+            changing: Mutex::new(()),
+            mapped_writes: AtomicBool::new(known.flags & node::MAPPED_WRITES != 0),
+            open_files: AtomicUsize::new(0),
+            name: Mutex::new(believed),
+            slot: Some(slot),
+            identity: known.identity,
+            handle,
+            descriptor: held.map_or_else(OnceLock::new, OnceLock::from),
+            is_counted: AtomicBool::new(is_held),
+            deleted: AtomicBool::new(is_deleted),
+            is_kept: AtomicBool::new(known.flags & node::KEPT != 0),
+            own_lookups: AtomicU64::new(0),
+        });
+        if is_held {
+            self.descriptors.fetch_add(1, Ordering::Relaxed);
+        }
+        let mut table = self.table.write();
+        table.by_identity.insert(inode.identity, inode.clone());
+        table.by_node.insert(inode.nodeid, inode);
+        Some(())
+    }
+
+    /// The nodes whose cached pages the kernel must drop, because what it caches is not known to be what the files hold.
+    pub(crate) fn stale(&self) -> Vec<(Arc<Inode>, u64)> {
+        let stale = |inode: &Arc<Inode>| Some((inode.clone(), inode.file.as_ref()?.kernel_stale()?));
+        self.table.read().by_node.values().filter_map(stale).collect()
+    }
+
+    /// The last name was seen to be gone; `fd` is open on the file, and held from now on: no handle finds it for certain.
+    pub(crate) fn mark_deleted(&self, inode: &Inode, fd: OwnedFd) {
+        inode.deleted.store(true, Ordering::Relaxed);
+        inode.slot.iter().for_each(|slot| slot.set_flag(node::DELETED));
+        self.keep_descriptor(inode, fd.as_fd());
+        let _ = inode.descriptor.set(fd);
+    }
+
+    fn keep_descriptor(&self, inode: &Inode, fd: BorrowedFd<'_>) {
+        if let Some(slot) = &inode.slot
+            && !inode.is_kept.swap(true, Ordering::Relaxed)
+        {
+            self.keep.hold(Held::Node(inode.nodeid), fd);
+            slot.set_flag(node::KEPT);
+        }
     }
 
     /// How many there are.
@@ -217,43 +399,60 @@ impl Inodes {
     /// The node of that file, new or not, with one more lookup.
     pub(crate) fn reference(&self, found: Found) -> Arc<Inode> {
         if let Some(inode) = self.table.read().by_identity.get(&found.identity) {
-            inode.lookups.fetch_add(1, Ordering::Relaxed);
+            inode.lookups().fetch_add(1, Ordering::Relaxed);
             return inode.clone();
         }
         let mut table = self.table.write();
         if let Some(inode) = table.by_identity.get(&found.identity) {
-            inode.lookups.fetch_add(1, Ordering::Relaxed);
+            inode.lookups().fetch_add(1, Ordering::Relaxed);
             return inode.clone();
         }
         let kind = FileType::from_raw_mode(found.stat.stx_mode.into());
         let file = (kind == FileType::RegularFile).then(|| self.borrower.adopt(found.identity));
+        let memory = &self.keep.memory;
+        if let Some(file) = &file {
+            memory.header(header::NEXT_KEY).fetch_max(u64::from(file.key().0) + 1, Ordering::Release);
+        }
         let mut inode = Inode {
-            nodeid: self.next_node.fetch_add(1, Ordering::Relaxed),
+            nodeid: memory.header(header::NEXT_NODE).fetch_add(1, Ordering::Relaxed),
             kind,
             device: self.devices.get(found.identity.device),
             file,
             changing: Mutex::new(()),
             mapped_writes: AtomicBool::new(false),
             open_files: AtomicUsize::new(0),
-            names: Mutex::default(),
+            name: Mutex::default(),
+            slot: memory.take_node(),
             identity: found.identity,
             handle: None,
             descriptor: OnceLock::new(),
+            is_counted: AtomicBool::new(false),
             deleted: AtomicBool::new(found.stat.stx_nlink == 0),
-            lookups: AtomicU64::new(1),
+            is_kept: AtomicBool::new(false),
+            own_lookups: AtomicU64::new(1),
         };
-        match (found.handle, &self.handles_from) {
-            (Some((handle, mount)), Some((_, our_mount)))
-                if mount == *our_mount
-                    && found.stat.stx_nlink > 0
-                    && self.descriptors.load(Ordering::Relaxed) >= self.descriptors_max =>
-            {
-                inode.handle = Some(handle);
+        let handle = found.handle.filter(|(_, mount)| {
+            found.stat.stx_nlink > 0 && self.handles_from.as_ref().is_some_and(|(_, ours)| mount == ours)
+        });
+        let handle = handle.map(|(handle, _)| handle);
+        if handle.is_none() && inode.nodeid != fuse::abi::ROOT_ID {
+            self.keep_descriptor(&inode, found.fd.as_fd());
+        }
+        if let Some(slot) = &inode.slot {
+            let key = inode.file.as_ref().map_or(0, |file| file.key().0);
+            let mut flags = if inode.is_kept.load(Ordering::Relaxed) { node::KEPT } else { 0 };
+            if inode.deleted.load(Ordering::Relaxed) {
+                flags |= node::DELETED;
             }
-            _ => {
-                self.descriptors.fetch_add(1, Ordering::Relaxed);
-                inode.descriptor = OnceLock::from(found.fd);
-            }
+            let parts = handle.as_ref().map(FileHandle::parts);
+            slot.fill(inode.nodeid, inode.identity, key, kind.as_raw_mode(), flags, parts);
+        }
+        if handle.is_some() && self.descriptors.load(Ordering::Relaxed) >= self.descriptors_max {
+            inode.handle = handle;
+        } else {
+            self.descriptors.fetch_add(1, Ordering::Relaxed);
+            inode.is_counted = AtomicBool::new(true);
+            inode.descriptor = OnceLock::from(found.fd);
         }
         let inode = Arc::new(inode);
         table.by_node.insert(inode.nodeid, inode.clone());
@@ -268,16 +467,20 @@ impl Inodes {
         }
         let mut table = self.table.write();
         let inode = table.by_node.get(&nodeid).cloned()?;
-        let before = inode.lookups.load(Ordering::Relaxed);
+        let before = inode.lookups().load(Ordering::Relaxed);
         let left = before.saturating_sub(lookups);
-        inode.lookups.store(left, Ordering::Relaxed);
+        inode.lookups().store(left, Ordering::Relaxed);
         if left > 0 {
             return None;
         }
         table.by_node.remove(&nodeid);
         table.by_identity.remove(&inode.identity);
-        if inode.handle.is_none() {
+        if inode.is_counted.load(Ordering::Relaxed) {
             self.descriptors.fetch_sub(1, Ordering::Relaxed);
+        }
+        inode.slot.iter().for_each(NodeSlot::clear);
+        if inode.is_kept.load(Ordering::Relaxed) {
+            self.keep.release(Held::Node(nodeid));
         }
         if let Some(file) = &inode.file {
             self.borrower.retire(file, inode.is_deleted());
@@ -302,7 +505,18 @@ impl Inodes {
             return Ok(Anchor::Held(fd.as_fd()));
         }
         match (&inode.handle, &self.handles_from) {
-            (Some(handle), Some((mount, _))) => Ok(Anchor::Opened(handle.open(mount)?)),
+            (Some(handle), Some((mount, _))) => {
+                let fd = handle.open(mount)?;
+                // Nodes that were taken over have handles only; those that are used get their descriptors back.
+                if self.descriptors.load(Ordering::Relaxed) < self.descriptors_max {
+                    if inode.descriptor.set(fd).is_ok() {
+                        inode.is_counted.store(true, Ordering::Relaxed);
+                        self.descriptors.fetch_add(1, Ordering::Relaxed);
+                    }
+                    return inode.descriptor.get().map(|fd| Anchor::Held(fd.as_fd())).ok_or(Errno::STALE);
+                }
+                Ok(Anchor::Opened(fd))
+            }
             _ => Err(Errno::STALE),
         }
     }

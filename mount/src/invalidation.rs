@@ -1,17 +1,15 @@
 //! Having the kernel drop cached pages, from a thread of its own.
 //!
 //! Never inside the handling of a request: the kernel waits for pages that the request's caller holds locked until it has its answer.
-//! So requests only note what must go. What is noted is bounded by the number of inodes (ranges of one inode merge), and by
-//! [`NAMES_MAX`].
+//! So requests only note what must go. What is noted is bounded by the number of inodes: ranges of one inode merge, and of each inode
+//! one name is believed for long. It is also written down, so that a successor drops what this daemon could not any more.
 
+use crate::handover::layout::node;
 use crate::inode::{Inode, Name};
 use fuse::{Errno, Notifier};
 use hashbrown::HashMap;
 use parking_lot::{Condvar, Mutex};
 use std::sync::Arc;
-
-/// Names noted at the most. One more is forgotten: it is found again when it is used again.
-const NAMES_MAX: usize = 4096;
 
 struct Pages {
     inode: Arc<Inode>,
@@ -24,7 +22,7 @@ struct Pages {
 #[derive(Default)]
 struct State {
     pages: HashMap<u64, Pages>,
-    names: Vec<Name>,
+    names: Vec<(Arc<Inode>, Name)>,
     closing: bool,
 }
 
@@ -48,6 +46,7 @@ impl Invalidations {
 
     fn add(&self, inode: &Arc<Inode>, start: u64, end: u64, number: Option<u64>) {
         let mut state = self.state.lock();
+        inode.slot.iter().for_each(|slot| slot.set_flag(node::WATCHED | node::DROP_PENDING));
         let pages = state.pages.entry(inode.nodeid).or_insert_with(|| {
             if let Some(file) = &inode.file {
                 file.drop_begins();
@@ -60,13 +59,10 @@ impl Invalidations {
         self.wake.notify_one();
     }
 
-    /// The kernel must look the name up again.
-    pub(crate) fn request_name(&self, name: Name) {
-        let mut state = self.state.lock();
-        if state.names.len() < NAMES_MAX {
-            state.names.push(name);
-            self.wake.notify_one();
-        }
+    /// The kernel must look the name up again. The inode is told when it has dropped it.
+    pub(crate) fn request_name(&self, inode: &Arc<Inode>, name: Name) {
+        self.state.lock().names.push((inode.clone(), name));
+        self.wake.notify_one();
     }
 
     /// Ends [`Invalidations::deliver`].
@@ -87,27 +83,36 @@ impl Invalidations {
                 continue;
             }
             drop(state);
-            if let Some(name) = name {
+            if let Some((inode, name)) = name {
                 // Whatever the error: the kernel does not know the name any more, or the mount is gone.
                 let _ = notifier.inval_entry(name.parent, &name.name, false);
+                inode.name_dropped();
             }
-            if let Some(pages) = pages {
-                deliver_pages(notifier, &pages);
-            }
+            let delivered = pages.filter(|pages| deliver_pages(notifier, pages));
             state = self.state.lock();
+            // Unless there is more to drop by now.
+            if let Some(pages) = delivered.filter(|pages| !state.pages.contains_key(&pages.inode.nodeid)) {
+                pages.inode.slot.iter().for_each(|slot| slot.clear_flag(node::DROP_PENDING));
+                if let Some(_changing) = pages.inode.changing.try_lock() {
+                    pages.inode.record_stamp();
+                }
+            }
         }
     }
 }
 
-fn deliver_pages(notifier: &Notifier, pages: &Pages) {
+/// Returns whether the kernel has nothing of them any more.
+fn deliver_pages(notifier: &Notifier, pages: &Pages) -> bool {
     let start = i64::try_from(pages.start).unwrap_or(i64::MAX);
     // A length of 0 means to the end of the file.
     let len = i64::try_from(pages.end).map_or(0, |end| end.saturating_sub(start));
     let result = notifier.inval_inode(pages.inode.nodeid, start, len);
-    let Some(file) = &pages.inode.file else { return };
+    let Some(file) = &pages.inode.file else { return true };
     file.drop_ended();
     // What the kernel does not know, it does not cache either. After any other error the next open tries again.
-    if let (Ok(()) | Err(Errno::NOENT), Some(number)) = (result, pages.number) {
+    let is_dropped = matches!(result, Ok(()) | Err(Errno::NOENT));
+    if let (true, Some(number)) = (is_dropped, pages.number) {
         file.kernel_dropped(number);
     }
+    is_dropped
 }

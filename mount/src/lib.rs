@@ -11,6 +11,9 @@
 //! What must never happen in it: waiting for the kernel to drop pages while a request is being handled; a READ waiting for a
 //! change; allocation without bound, for this daemon serves the kernel's writeback.
 //!
+//! The mount can outlive its daemon: what a successor needs is written down as it arises (`handover/`), and descriptors are held by a
+//! keeper. Requests that the kernel sends again then are done once (`resent.rs`).
+//!
 //! Locks (record and flock) are left to the kernel: POSIX_LOCKS and FLOCK_LOCKS are not negotiated, so they work among all users
 //! of this mount, but not against processes that lock the directory below beside it. Exporting the mount over NFS is not supported
 //! (no EXPORT_SUPPORT: node ids do not outlive the daemon).
@@ -28,18 +31,24 @@ mod directory;
 mod error;
 mod filesystem;
 mod handle;
+pub mod handover;
 mod inode;
 mod invalidation;
 mod ledger;
 mod names;
+mod resent;
 mod running;
 mod space;
+mod starting;
 mod status;
 mod sweep;
 mod system;
+mod takeover;
 mod xattr;
 
 pub use config::{Config, WriteMode};
 pub use error::Error;
-pub use running::{Mount, MountInfo, is_mounted};
+pub use fuse::Served;
+pub use running::{Mount, MountInfo};
+pub use starting::{detach, is_mounted, raise_limits};
 pub use status::Status;

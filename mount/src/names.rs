@@ -2,20 +2,22 @@
 //!
 //! Whatever gives the kernel a node counts a lookup. Making is done as the caller ([`Acting`]); moving and removing as ourselves,
 //! for the kernel has checked who may. Removing or replacing a name of a file moves its change time, so the borrower is told.
+//!
+//! None of these can be done twice, so each leaves an intent (see `resent.rs`). One that was begun by a daemon that died counts as done
+//! when the names say so: the removed or moved file is no longer under its name, or what was to be made is there.
 
-use crate::credentials::{Acting, Creator};
+use crate::credentials::{Acting, Creator, Privilege};
 use crate::filesystem::Passthrough;
 use crate::handle::OpenFile;
-use crate::inode::{Found, Inode, Name, STATX_MASK, device_of, stat};
+use crate::inode::{Believed, Found, Inode, Name, STATX_MASK, device_of, stat};
+use crate::resent::Attempt;
 use crate::system::ProcPath;
 use fuse::{Errno, abi};
-use rustix::fd::{AsFd, OwnedFd};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, RenameFlags, openat, statx};
 use std::ffi::CStr;
 use std::sync::Arc;
 
-/// Names remembered of one file. They are more than one only if the directory is changed beside us.
-const NAMES_MAX: usize = 4;
 /// Longest target of a symbolic link, as everywhere in Linux.
 const TARGET_BYTES_MAX: usize = 4096;
 
@@ -45,11 +47,9 @@ impl Passthrough {
         let now = self.inodes.anchor(&inode).and_then(|anchor| self.stat_observed(&inode, &anchor));
         match now {
             Ok(now) => {
-                let long = self.is_believed_for_long(&inode, &now);
-                if let (true, Some((parent, name))) = (long, name) {
-                    self.remember_name(&inode, Name { parent: parent.nodeid, name: name.to_owned() });
-                }
-                Ok((self.entry_out(&inode, &now), inode))
+                let long = self.is_believed_for_long(&inode, &now)
+                    && name.is_some_and(|(parent, name)| inode.remember_name(parent.nodeid, name));
+                Ok((self.entry_out(&inode, &now, long), inode))
             }
             Err(errno) => {
                 self.forget(inode.nodeid, 1);
@@ -67,20 +67,10 @@ impl Passthrough {
         Ok(self.enter(found, Some((parent, name)))?.0)
     }
 
-    fn remember_name(&self, inode: &Inode, name: Name) {
-        let mut names = inode.names.lock();
-        if !names.contains(&name) {
-            if names.len() == NAMES_MAX {
-                self.invalidations.request_name(names.remove(0));
-            }
-            names.push(name);
-        }
-    }
-
     /// The kernel believes the names of files for long (see [`crate::Config::entry_timeout`]). Has it look those up again that are no
     /// longer this node's, because somebody changed the directory beside us. Returns whether there were any.
-    pub(crate) fn drop_stale_names(&self, inode: &Inode) -> bool {
-        let is_stale = |name: &mut Name| {
+    pub(crate) fn drop_stale_names(&self, inode: &Arc<Inode>) -> bool {
+        let is_stale = |name: &Name| {
             let Ok(parent) = self.inodes.get(name.parent) else { return false };
             let Ok(anchor) = self.inodes.anchor(&parent) else { return false };
             let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::STATX_DONT_SYNC;
@@ -89,12 +79,16 @@ impl Passthrough {
                 Err(errno) => matches!(errno, Errno::NOENT | Errno::NOTDIR),
             }
         };
-        let mut names = inode.names.lock();
-        let stale: Vec<_> = names.extract_if(.., is_stale).collect();
-        drop(names);
-        let any = !stale.is_empty();
-        stale.into_iter().for_each(|name| self.invalidations.request_name(name));
-        any
+        let mut believed = inode.name.lock();
+        match &*believed {
+            Believed::Name(name) if is_stale(name) => {
+                if let Believed::Name(name) = std::mem::replace(&mut *believed, Believed::Dropping) {
+                    self.invalidations.request_name(inode, name);
+                }
+                true
+            }
+            _ => false,
+        }
     }
 
     pub(crate) fn readlink<'a>(&self, node: u64, scratch: &'a mut [u8]) -> Result<&'a [u8], Errno> {
@@ -110,13 +104,23 @@ impl Passthrough {
         name: &CStr,
         target: &CStr,
         creator: Creator,
+        attempt: &Attempt<'_>,
     ) -> Result<abi::EntryOut, Errno> {
-        self.make(parent, name, creator, |parent| rustix::fs::symlinkat(target, parent, name))
+        self.make(parent, name, FileType::Symlink, creator, attempt, |parent| {
+            rustix::fs::symlinkat(target, parent, name)
+        })
     }
 
-    pub(crate) fn mkdir(&self, parent: u64, name: &CStr, mode: u32, creator: Creator) -> Result<abi::EntryOut, Errno> {
+    pub(crate) fn mkdir(
+        &self,
+        parent: u64,
+        name: &CStr,
+        mode: u32,
+        creator: Creator,
+        attempt: &Attempt<'_>,
+    ) -> Result<abi::EntryOut, Errno> {
         let mode = Mode::from_raw_mode(mode & 0o7777);
-        self.make(parent, name, creator, |parent| rustix::fs::mkdirat(parent, name, mode))
+        self.make(parent, name, FileType::Directory, creator, attempt, |parent| rustix::fs::mkdirat(parent, name, mode))
     }
 
     pub(crate) fn mknod(
@@ -125,49 +129,107 @@ impl Passthrough {
         name: &CStr,
         args: &abi::MknodIn,
         creator: Creator,
+        attempt: &Attempt<'_>,
     ) -> Result<abi::EntryOut, Errno> {
         let kind = FileType::from_raw_mode(args.mode);
         let mode = Mode::from_raw_mode(args.mode & 0o7777);
         // The kernel's encoding of device numbers: minor in bits 0..8 and 20..32, major in 8..20.
         let device = rustix::fs::makedev((args.rdev >> 8) & 0xfff, (args.rdev & 0xff) | ((args.rdev >> 12) & 0xfff00));
-        self.make(parent, name, creator, |parent| rustix::fs::mknodat(parent, name, kind, mode, device))
+        self.make(parent, name, kind, creator, attempt, |parent| rustix::fs::mknodat(parent, name, kind, mode, device))
     }
 
+    /// Begun before and there now, of that kind and the creator's: it was made by the first attempt.
     fn make(
         &self,
         parent: u64,
         name: &CStr,
+        kind: FileType,
         creator: Creator,
-        make: impl FnOnce(rustix::fd::BorrowedFd<'_>) -> Result<(), Errno>,
+        attempt: &Attempt<'_>,
+        make: impl FnOnce(BorrowedFd<'_>) -> Result<(), Errno>,
     ) -> Result<abi::EntryOut, Errno> {
         let parent = self.inodes.get(parent)?;
         let anchor = self.inodes.anchor(&parent)?;
-        let acting = Acting::begin(self.privilege, creator)?;
-        make(anchor.as_fd())?;
-        drop(acting);
+        match attempt.done() {
+            Some(result) => drop(result?),
+            None => {
+                let acting = Acting::begin(self.privilege, creator)?;
+                attempt.begin(0);
+                let made = match make(anchor.as_fd()) {
+                    Err(Errno::EXIST) if attempt.begun().is_some() && self.was_made(&anchor, name, kind, creator) => {
+                        Ok(())
+                    }
+                    made => made,
+                };
+                drop(acting);
+                attempt.finish(made, |()| 0)?;
+            }
+        }
         Ok(self.enter(self.find(&anchor, name)?, Some((&parent, name)))?.0)
     }
 
-    pub(crate) fn link(&self, node: u64, new_parent: u64, new_name: &CStr) -> Result<abi::EntryOut, Errno> {
+    /// Whether what is there looks like what an attempt before this one was to make.
+    fn was_made(&self, parent: impl AsFd, name: &CStr, kind: FileType, creator: Creator) -> bool {
+        self.find(parent, name).is_ok_and(|found| {
+            FileType::from_raw_mode(found.stat.stx_mode.into()) == kind
+                && (self.privilege == Privilege::User || found.stat.stx_uid == creator.uid)
+                && (kind != FileType::RegularFile || found.stat.stx_size == 0)
+        })
+    }
+
+    /// Begun before, and the name is the file's now: done.
+    pub(crate) fn link(
+        &self,
+        node: u64,
+        new_parent: u64,
+        new_name: &CStr,
+        attempt: &Attempt<'_>,
+    ) -> Result<abi::EntryOut, Errno> {
         let inode = self.inodes.get(node)?;
         let parent = self.inodes.get(new_parent)?;
         let to = self.inodes.anchor(&parent)?;
         let from = self.inodes.anchor(&inode)?;
-        self.change_attributes([Some(&inode), None], || {
-            rustix::fs::linkat(rustix::fs::CWD, ProcPath::new(&from).path(), &to, new_name, AtFlags::SYMLINK_FOLLOW)
-        })?;
+        match attempt.done() {
+            Some(result) => drop(result?),
+            None => {
+                attempt.begin(0);
+                let path = ProcPath::new(&from);
+                let link = || rustix::fs::linkat(rustix::fs::CWD, path.path(), &to, new_name, AtFlags::SYMLINK_FOLLOW);
+                let linked = match self.change_attributes([Some(&inode), None], link) {
+                    Err(Errno::EXIST)
+                        if attempt.begun().is_some()
+                            && self.find(&to, new_name).is_ok_and(|found| inode.is(&found.stat)) =>
+                    {
+                        Ok(())
+                    }
+                    linked => linked,
+                };
+                attempt.finish(linked, |()| 0)?;
+            }
+        }
         inode.mark_linked();
         Ok(self.enter(self.find(&to, new_name)?, Some((&parent, new_name)))?.0)
     }
 
-    pub(crate) fn unlink(&self, parent: u64, name: &CStr, directory: bool) -> Result<(), Errno> {
+    /// Begun before, and the name is not that file's any more: done.
+    pub(crate) fn unlink(&self, parent: u64, name: &CStr, directory: bool, attempt: &Attempt<'_>) -> Result<(), Errno> {
+        if let Some(result) = attempt.done() {
+            return result.map(drop);
+        }
         let parent = self.inodes.get(parent)?;
         let anchor = self.inodes.anchor(&parent)?;
-        let victim = self.victim(&anchor, name);
+        let found = self.find(&anchor, name);
+        let subject = found.as_ref().map_or(0, |found| found.stat.stx_ino);
+        if attempt.begun().is_some_and(|was| was != 0 && was != subject) {
+            return Ok(());
+        }
+        let victim = self.known(found);
+        attempt.begin(subject);
         let flags = if directory { AtFlags::REMOVEDIR } else { AtFlags::empty() };
-        self.change_attributes([victim.as_ref().map(|(inode, _)| inode), None], || {
+        let removed = self.change_attributes([victim.as_ref().map(|(inode, _)| inode), None], || {
             rustix::fs::unlinkat(&anchor, name, flags)
-        })?;
+        });
+        attempt.finish(removed, |()| 0)?;
         Self::name_changed(victim.as_ref(), (&*parent, name), None);
         self.after_loss(victim);
         Ok(())
@@ -176,15 +238,10 @@ impl Passthrough {
     /// A name was moved or removed through us: the kernel knows. With `to`, it has taken what it believes of the name along.
     fn name_changed(victim: Option<&(Arc<Inode>, OwnedFd)>, from: (&Inode, &CStr), to: Option<(&Inode, &CStr)>) {
         let Some((inode, _)) = victim else { return };
-        let mut names = inode.names.lock();
-        if let Some(at) = names.iter().position(|name| name.parent == from.0.nodeid && *name.name == *from.1) {
-            match to {
-                Some((parent, name)) => names[at] = Name { parent: parent.nodeid, name: name.to_owned() },
-                None => drop(names.remove(at)),
-            }
-        }
+        inode.name_moved((from.0.nodeid, from.1), to.map(|(parent, name)| (parent.nodeid, name)));
     }
 
+    #[allow(clippy::too_many_arguments)] // As many as the request has.
     pub(crate) fn rename(
         &self,
         parent: u64,
@@ -193,23 +250,40 @@ impl Passthrough {
         new_name: &CStr,
         flags: u32,
         creator: Creator,
+        attempt: &Attempt<'_>,
     ) -> Result<(), Errno> {
+        if let Some(result) = attempt.done() {
+            return result.map(drop);
+        }
         let parent = self.inodes.get(parent)?;
         let new_parent = self.inodes.get(new_parent)?;
         let from = self.inodes.anchor(&parent)?;
         let to = self.inodes.anchor(&new_parent)?;
-        let moved = self.victim(&from, name);
-        let replaced = self.victim(&to, new_name);
+        let (found, target) = (self.find(&from, name), self.find(&to, new_name));
+        let inode_of = |found: &Result<Found, Errno>| found.as_ref().map_or(0, |found| found.stat.stx_ino);
+        let subject = inode_of(&found);
+        // Begun before, and the file has left its old name for the new one: done. (Two names of one file stay as they are.)
+        if let Some(was) = attempt.begun()
+            && was != 0
+            && was == inode_of(&target)
+            && was != subject
+        {
+            Self::name_changed(self.known(target).as_ref(), (&*parent, name), Some((&*new_parent, new_name)));
+            return Ok(());
+        }
+        let (moved, replaced) = (self.known(found), self.known(target));
         let flags = RenameFlags::from_bits_retain(flags);
         let inodes = [moved.as_ref().map(|(inode, _)| inode), replaced.as_ref().map(|(inode, _)| inode)];
-        self.change_attributes(inodes, || {
+        attempt.begin(subject);
+        let renamed = self.change_attributes(inodes, || {
             // A whiteout is a new file, and the caller's.
             let _acting = match flags.contains(RenameFlags::WHITEOUT) {
                 true => Some(Acting::begin(self.privilege, creator)?),
                 false => None,
             };
             rustix::fs::renameat_with(&from, name, &to, new_name, flags)
-        })?;
+        });
+        attempt.finish(renamed, |()| 0)?;
         let (here, there) = ((&*parent, name), (&*new_parent, new_name));
         Self::name_changed(moved.as_ref(), here, Some(there));
         let exchanged = flags.contains(RenameFlags::EXCHANGE).then_some(here);
@@ -221,8 +295,8 @@ impl Passthrough {
     }
 
     /// The node behind a name that is about to be lost or moved, if the kernel knows it, and a descriptor that keeps it.
-    fn victim(&self, parent: impl AsFd, name: &CStr) -> Option<(Arc<Inode>, OwnedFd)> {
-        let found = self.find(parent, name).ok()?;
+    fn known(&self, found: Result<Found, Errno>) -> Option<(Arc<Inode>, OwnedFd)> {
+        let found = found.ok()?;
         let inode = self.inodes.known(&found)?;
         Some((inode, found.fd))
     }
@@ -233,7 +307,7 @@ impl Passthrough {
         let gone = |now: &rustix::fs::Statx| now.stx_nlink == 0 || inode.kind == FileType::Directory;
         if stat(&fd).is_ok_and(|now| gone(&now)) {
             self.ledger.remove(inode.nodeid);
-            inode.mark_deleted(fd);
+            self.inodes.mark_deleted(&inode, fd);
         }
     }
 
@@ -243,11 +317,41 @@ impl Passthrough {
         name: &CStr,
         args: &abi::CreateIn,
         creator: Creator,
+        attempt: &Attempt<'_>,
     ) -> Result<(abi::EntryOut, abi::OpenOut), Errno> {
         let parent = self.inodes.get(parent)?;
         let asked = OFlags::from_bits_retain(args.flags);
-        match self.open_as(&parent, name, args, OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW, creator) {
-            Ok(fd) => self.opened_new(fd, asked, Some((&parent, name))),
+        if let Some(result) = attempt.done() {
+            let fh = result?;
+            let file = self.handles.file(fh)?;
+            let entry = self.enter(self.found_open(&file.fd)?, Some((&parent, name)))?.0;
+            return Ok((entry, abi::OpenOut { fh, ..Default::default() }));
+        }
+        attempt.begin(0);
+        let created = self.create_new(&parent, name, args, creator, attempt);
+        let result = created.and_then(|fd| self.opened_new(fd, asked, Some((&parent, name))));
+        attempt.finish(result, |(_, open)| open.fh)
+    }
+
+    fn create_new(
+        &self,
+        parent: &Inode,
+        name: &CStr,
+        args: &abi::CreateIn,
+        creator: Creator,
+        attempt: &Attempt<'_>,
+    ) -> Result<OwnedFd, Errno> {
+        let asked = OFlags::from_bits_retain(args.flags);
+        match self.open_as(parent, name, args, OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW, creator) {
+            Ok(fd) => Ok(fd),
+            // Made by an attempt before this one: opened as ourselves, because its mode need not allow what its maker may.
+            Err(Errno::EXIST)
+                if attempt.begun().is_some()
+                    && self.was_made(self.inodes.anchor(parent)?, name, FileType::RegularFile, creator) =>
+            {
+                let flags = self.flags_below(asked) | OFlags::NOFOLLOW;
+                openat(self.inodes.anchor(parent)?, name, flags, Mode::empty())
+            }
             // Somebody beside us was faster than the kernel's view of the directory. The kernel believes that the file is new, and
             // asks nobody's permission; so it must look the name up again, and open the file as any other.
             Err(Errno::EXIST) if !asked.contains(OFlags::EXCL) => Err(Errno::STALE),
@@ -260,11 +364,23 @@ impl Passthrough {
         parent: u64,
         args: &abi::CreateIn,
         creator: Creator,
+        attempt: &Attempt<'_>,
     ) -> Result<(abi::EntryOut, abi::OpenOut), Errno> {
+        if let Some(Ok(fh)) = attempt.done() {
+            self.handles.remove(fh); // Nobody has it; a new one is as good.
+        }
         let parent = self.inodes.get(parent)?;
         let asked = OFlags::from_bits_retain(args.flags);
-        let fd = self.open_as(&parent, c".", args, OFlags::TMPFILE | (asked & OFlags::EXCL), creator)?;
-        self.opened_new(fd, asked, None)
+        attempt.begin(0);
+        let created = self.open_as(&parent, c".", args, OFlags::TMPFILE | (asked & OFlags::EXCL), creator);
+        let result = created.and_then(|fd| self.opened_new(fd, asked, None));
+        attempt.finish(result, |(_, open)| open.fh)
+    }
+
+    /// Who it is that is open here.
+    fn found_open(&self, fd: &OwnedFd) -> Result<Found, Errno> {
+        let path_only = OFlags::PATH | OFlags::CLOEXEC;
+        self.found(rustix::fs::open(ProcPath::new(fd).path(), path_only, Mode::empty())?)
     }
 
     /// Opens a new file below, as the caller; `making` says how it is made.
@@ -288,9 +404,7 @@ impl Passthrough {
         asked: OFlags,
         name: Option<(&Inode, &CStr)>,
     ) -> Result<(abi::EntryOut, abi::OpenOut), Errno> {
-        let path_only = OFlags::PATH | OFlags::CLOEXEC;
-        let anchor = rustix::fs::open(ProcPath::new(&fd).path(), path_only, Mode::empty())?;
-        let (entry, inode) = self.enter(self.found(anchor)?, name)?;
+        let (entry, inode) = self.enter(self.found_open(&fd)?, name)?;
         match self.add_open(inode, OpenFile::new(self.inodes.get(entry.nodeid)?, fd, self.flags_below(asked)), asked) {
             Ok(open) => Ok((entry, open)),
             Err(errno) => {

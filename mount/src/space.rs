@@ -4,6 +4,7 @@ use crate::below::drop_clean;
 use crate::change::Outcome;
 use crate::credentials::WithoutFsetid;
 use crate::filesystem::Passthrough;
+use crate::resent::Attempt;
 use borrower::Change;
 use fuse::{Errno, abi};
 use rustix::fs::{FallocateFlags, SeekFrom};
@@ -14,11 +15,15 @@ const SEEK_DATA: u32 = 3;
 const SEEK_HOLE: u32 = 4;
 
 impl Passthrough {
-    pub(crate) fn fallocate(&self, uid: u32, args: &abi::FallocateIn) -> Result<(), Errno> {
+    /// Most of it can be done twice. What moves bytes moves the end, too: if that is not where it was before the first attempt, it is done.
+    pub(crate) fn fallocate(&self, uid: u32, args: &abi::FallocateIn, attempt: &Attempt<'_>) -> Result<(), Errno> {
+        if let Some(result) = attempt.done() {
+            return result.map(drop);
+        }
         let file = self.handles.file(args.fh)?;
         let mode = FallocateFlags::from_bits_retain(args.mode);
         let end = args.offset.checked_add(args.length).ok_or(Errno::FBIG)?;
-        self.change(
+        let outcome = self.change(
             &file.inode,
             &file.fd,
             |before| {
@@ -36,13 +41,22 @@ impl Passthrough {
                     (_, false, false) => Change::Attributes,
                 }
             },
-            |_| {
+            |before| {
+                let moves = mode.intersects(FallocateFlags::COLLAPSE_RANGE | FallocateFlags::INSERT_RANGE);
+                if moves && attempt.begun().is_some_and(|size_bytes| size_bytes != before.size_bytes) {
+                    return Ok(Outcome::done(()));
+                }
+                if moves {
+                    attempt.begin(before.size_bytes);
+                }
                 let _fsetid = WithoutFsetid::for_uid(self.privilege, uid)?;
-                rustix::fs::fallocate(&file.fd, mode, args.offset, args.length)?;
+                // Only a daemon that is about to hand over is interrupted.
+                rustix::io::retry_on_intr(|| rustix::fs::fallocate(&file.fd, mode, args.offset, args.length))?;
                 Ok(Outcome::done(()))
             },
             |_, _| true,
-        )?;
+        );
+        attempt.finish(outcome, |_| 0)?;
         Ok(())
     }
 

@@ -56,7 +56,7 @@ impl Counters {
     }
 }
 
-/// A snapshot. The counts are since the mount was made.
+/// A snapshot. The counts are since this daemon began.
 #[derive(Clone, Debug, Serialize)]
 pub struct Status {
     /// The directory below.
@@ -65,6 +65,8 @@ pub struct Status {
     pub mountpoint: String,
     /// Whether requests are still served.
     pub serving: bool,
+    /// How often a new daemon has taken the mount over from one before it.
+    pub takeovers: u64,
     /// Requests from the kernel, by kind.
     pub requests: BTreeMap<&'static str, u64>,
     /// READs that went past the borrower because of O_DIRECT.

@@ -92,6 +92,16 @@ impl FileHandle {
         Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
     }
 
+    /// A handle that was written down.
+    pub(crate) fn from_parts(kind: i32, bytes: &[u8]) -> FileHandle {
+        FileHandle { kind, bytes: bytes[..bytes.len().min(HANDLE_BYTES_MAX)].into() }
+    }
+
+    /// To be written down.
+    pub(crate) fn parts(&self) -> (i32, &[u8]) {
+        (self.kind, &self.bytes)
+    }
+
     /// 64 bits that differ between handles (FNV-1a), the same in every run.
     pub(crate) fn hash(&self) -> u64 {
         let mut hash = 0xcbf2_9ce4_8422_2325u64;
@@ -127,6 +137,29 @@ pub(crate) fn set_io_flusher() -> Result<(), Errno> {
     const PR_SET_IO_FLUSHER: i32 = 57;
     // SAFETY: no memory is passed.
     check(unsafe { libc::prctl(PR_SET_IO_FLUSHER, 1, 0, 0, 0) }.into()).map(|_| ())
+}
+
+/// The number by which the kernel knows this thread.
+pub(crate) fn thread_id() -> i32 {
+    rustix::thread::gettid().as_raw_nonzero().get()
+}
+
+/// Has SIGUSR1 do nothing but interrupt what a thread waits for. (A handler with SA_RESTART, as crates install them, would not.)
+pub(crate) fn make_usr1_interrupt() -> Result<(), Errno> {
+    extern "C" fn nothing(_: libc::c_int) {}
+    // SAFETY: an all-zero sigaction is a valid one; the handler does nothing, hence nothing that a handler may not do.
+    let result = unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = nothing as *const () as usize;
+        libc::sigaction(libc::SIGUSR1, &action, std::ptr::null_mut())
+    };
+    check(result.into()).map(|_| ())
+}
+
+/// Interrupts a thread of this process, after [`make_usr1_interrupt`].
+pub(crate) fn interrupt_thread(id: i32) {
+    // SAFETY: no memory is passed. A thread that has ended is no thread of ours any more: ESRCH.
+    unsafe { libc::syscall(libc::SYS_tgkill, rustix::process::getpid().as_raw_nonzero().get(), id, libc::SIGUSR1) };
 }
 
 /// Gives this thread a umask and a working directory of its own.

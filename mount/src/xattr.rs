@@ -2,6 +2,7 @@
 
 use crate::credentials::WithoutFsetid;
 use crate::filesystem::Passthrough;
+use crate::resent::Attempt;
 use crate::system::ProcPath;
 use fuse::{Errno, abi};
 use rustix::fs::XattrFlags;
@@ -44,20 +45,51 @@ impl Passthrough {
         Ok(kept)
     }
 
-    pub(crate) fn setxattr(&self, node: u64, name: &CStr, value: &[u8], args: &abi::SetxattrIn) -> Result<(), Errno> {
+    /// Begun before, and there with that value: done.
+    pub(crate) fn setxattr(
+        &self,
+        node: u64,
+        name: &CStr,
+        value: &[u8],
+        args: &abi::SetxattrIn,
+        attempt: &Attempt<'_>,
+    ) -> Result<(), Errno> {
+        if let Some(result) = attempt.done() {
+            return result.map(drop);
+        }
         let inode = self.inodes.get(node)?;
         let anchor = self.inodes.anchor(&inode)?;
         let flags = XattrFlags::from_bits_retain(args.flags);
-        self.change_attributes([Some(&inode), None], || {
+        attempt.begin(0);
+        let set = self.change_attributes([Some(&inode), None], || {
             let kill = args.setxattr_flags & abi::SETXATTR_ACL_KILL_SGID != 0;
             let _fsetid = WithoutFsetid::if_needed(self.privilege, kill)?;
             rustix::fs::setxattr(ProcPath::new(&anchor).path(), name, value, flags)
-        })
+        });
+        let set = match set {
+            Err(Errno::EXIST) if attempt.begun().is_some() => {
+                let mut there = vec![0; value.len() + 1];
+                let len = rustix::fs::getxattr(ProcPath::new(&anchor).path(), name, &mut there[..])?;
+                if there[..len] == *value { Ok(()) } else { Err(Errno::EXIST) }
+            }
+            set => set,
+        };
+        attempt.finish(set, |()| 0)
     }
 
-    pub(crate) fn removexattr(&self, node: u64, name: &CStr) -> Result<(), Errno> {
+    /// Begun before, and not there: done.
+    pub(crate) fn removexattr(&self, node: u64, name: &CStr, attempt: &Attempt<'_>) -> Result<(), Errno> {
+        if let Some(result) = attempt.done() {
+            return result.map(drop);
+        }
         let inode = self.inodes.get(node)?;
         let anchor = self.inodes.anchor(&inode)?;
-        self.change_attributes([Some(&inode), None], || rustix::fs::removexattr(ProcPath::new(&anchor).path(), name))
+        attempt.begin(0);
+        let remove = || rustix::fs::removexattr(ProcPath::new(&anchor).path(), name);
+        let removed = match self.change_attributes([Some(&inode), None], remove) {
+            Err(Errno::NODATA) if attempt.begun().is_some() => Ok(()),
+            removed => removed,
+        };
+        attempt.finish(removed, |()| 0)
     }
 }

@@ -1,7 +1,8 @@
 //! How the commands find the daemons of this machine: each has a Unix socket in one folder, and answers a connection with its
-//! status as one JSON object.
+//! status as one JSON object. Who connects says what is wanted, by one line, or nothing for the status, and then closes that direction.
 
 use anyhow::{Context, Result};
+use rustix::fd::{AsFd, BorrowedFd};
 use serde_json::Value;
 use std::fs;
 use std::io::{Read, Write};
@@ -12,6 +13,12 @@ use std::time::Duration;
 
 /// How long a daemon may take to tell its status.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// How long a daemon waits for what is wanted. Who says nothing wants the status.
+const QUESTION_TIMEOUT: Duration = Duration::from_millis(200);
+
+/// Bytes of what is wanted, at the most.
+const QUESTION_BYTES_MAX: u64 = 8192;
 
 /// Bytes of a status at the most.
 const STATUS_BYTES_MAX: u64 = 4 << 20;
@@ -88,18 +95,40 @@ impl Control {
     /// Answers connections with what `status` returns, from a thread of its own, as long as the process runs.
     pub fn serve(self, status: impl Fn() -> Value + Send + 'static) -> Result<Serving> {
         let Control { listener, path } = self;
-        std::thread::Builder::new().name("puma-control".into()).spawn(move || {
-            for stream in listener.incoming() {
-                let Ok(mut stream) = stream else {
-                    std::thread::sleep(Duration::from_millis(100)); // out of descriptors: do not spin
-                    continue;
-                };
-                let _ = stream.set_write_timeout(Some(ANSWER_TIMEOUT));
-                let _ = stream.write_all(status().to_string().as_bytes());
-            }
-        })?;
+        serve_on(listener, status, |_, stream| drop(stream))?;
         Ok(Serving { _path: path })
     }
+
+    /// To be served by another process.
+    pub fn listener(&self) -> BorrowedFd<'_> {
+        self.listener.as_fd()
+    }
+}
+
+/// Answers connections with what `status` returns, from a thread of its own, as long as the process runs. What is wanted beside the
+/// status goes to `command`, which answers on the stream.
+pub fn serve_on(
+    listener: UnixListener,
+    status: impl Fn() -> Value + Send + 'static,
+    command: impl Fn(&str, UnixStream) + Send + 'static,
+) -> Result<()> {
+    std::thread::Builder::new().name("puma-control".into()).spawn(move || {
+        for stream in listener.incoming() {
+            let Ok(mut stream) = stream else {
+                std::thread::sleep(Duration::from_millis(100)); // out of descriptors: do not spin
+                continue;
+            };
+            let _ = stream.set_write_timeout(Some(ANSWER_TIMEOUT));
+            let _ = stream.set_read_timeout(Some(QUESTION_TIMEOUT));
+            let mut question = String::new();
+            let _ = (&stream).take(QUESTION_BYTES_MAX).read_to_string(&mut question);
+            match question.trim_end() {
+                "" => drop(stream.write_all(status().to_string().as_bytes())),
+                wanted => command(wanted, stream),
+            }
+        }
+    })?;
+    Ok(())
 }
 
 /// The status of every daemon that can be reached. What daemons that are gone have left (sockets nobody listens on, logs) is
@@ -130,11 +159,25 @@ fn ask(path: &Path) -> Option<Value> {
         Err(_) => return None,
     };
     stream.set_read_timeout(Some(ANSWER_TIMEOUT)).ok()?;
+    let _ = stream.shutdown(std::net::Shutdown::Write); // Nothing but the status.
     let mut text = String::new();
     let answer = stream.take(STATUS_BYTES_MAX).read_to_string(&mut text);
     if let Err(error) = answer {
         tracing::warn!("the daemon behind {} does not answer: {error}", path.display());
         return None;
     }
-    serde_json::from_str(&text).ok()
+    let mut status: Value = serde_json::from_str(&text).ok()?;
+    status["socket"] = path.to_string_lossy().into();
+    Some(status)
+}
+
+/// Asks the daemon behind a socket for something else than its status, and waits for the answer.
+pub fn request(path: &Path, wanted: &str, limit: Duration) -> Result<Value> {
+    let mut stream = UnixStream::connect(path).with_context(|| format!("cannot reach {}", path.display()))?;
+    stream.set_read_timeout(Some(limit))?;
+    writeln!(stream, "{wanted}").context("cannot ask the daemon")?;
+    stream.shutdown(std::net::Shutdown::Write).context("cannot ask the daemon")?;
+    let mut text = String::new();
+    stream.take(STATUS_BYTES_MAX).read_to_string(&mut text).context("the daemon does not answer")?;
+    serde_json::from_str(&text).context("the daemon's answer makes no sense; is it of an older version?")
 }

@@ -17,7 +17,7 @@ use std::path::PathBuf;
 use std::process::{Command, ExitCode, Stdio};
 
 /// Tells the process that it is the one in the background: the value is the process id of the one that started it.
-const STARTED_BY: &str = "PUMAPOOL_STARTED_BY";
+pub const STARTED_BY: &str = "PUMAPOOL_STARTED_BY";
 
 /// Options of every daemon.
 #[derive(clap::Args, Clone)]
@@ -39,10 +39,28 @@ pub struct Daemon {
     control: Control,
 }
 
-struct Log {
+/// Where a daemon in the background logs.
+pub struct Log {
     file: File,
     /// Ours to remove: if the daemon does not come to serve, the caller has been told why.
     default: Option<RemovedOnDrop>,
+}
+
+impl Log {
+    /// The open file.
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// What is in it is of no more interest: if its place was ours to choose, it goes.
+    pub fn remove(self) {
+        drop(self.default);
+    }
+
+    /// It stays.
+    pub fn keep(self) {
+        self.default.into_iter().for_each(RemovedOnDrop::keep);
+    }
 }
 
 impl Daemon {
@@ -60,6 +78,11 @@ impl Daemon {
         }
         let signals = Signals::new([SIGINT, SIGTERM, SIGQUIT, SIGHUP]).context("cannot listen for signals")?;
         Ok(Ok(Daemon { log, signals, control: Control::bind(kind)? }))
+    }
+
+    /// For a process that leaves the serving to another one: the log, and the control socket.
+    pub fn into_parts(self) -> (Option<Log>, Control) {
+        (self.log, self.control)
     }
 
     /// The daemon serves. Has `stop` run on the first signal, answers who asks for the status, and tells everybody who waits:

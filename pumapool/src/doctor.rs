@@ -32,8 +32,18 @@ struct Finding {
 
 /// Runs the command. Fails if something is missing without which nothing works.
 pub fn run(options: &Options) -> Result<ExitCode> {
-    let findings =
-        [kernel(), rights(), fuse(), unmounting(), tap(), uncached_reads(), reclaim_scan(), pressure(), cgroup()];
+    let findings = [
+        kernel(),
+        rights(),
+        fuse(),
+        unmounting(),
+        resending(),
+        tap(),
+        uncached_reads(),
+        reclaim_scan(),
+        pressure(),
+        cgroup(),
+    ];
     if options.json {
         writeln!(std::io::stdout(), "{}", serde_json::to_string(&findings)?)?;
     } else {
@@ -117,6 +127,21 @@ fn unmounting() -> Finding {
         needed: !root,
         finding,
         advice: "install the package fuse3",
+    }
+}
+
+fn resending() -> Finding {
+    let works = kernel_version() >= (6, 9);
+    Finding {
+        what: "takeover",
+        works,
+        needed: false,
+        finding: if works {
+            "requests under way are sent again: a daemon that is killed is replaced, and programs do not notice".into()
+        } else {
+            "a daemon that is killed is replaced, but requests under way fail with an error".into()
+        },
+        advice: "Linux 6.9 or newer",
     }
 }
 

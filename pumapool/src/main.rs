@@ -5,12 +5,16 @@ mod allocator;
 mod control;
 mod daemon;
 mod doctor;
+mod fdstore;
+mod keeper;
+mod kept;
 mod lend;
 mod log;
 mod mount;
 mod size;
 mod status;
 mod umount;
+mod upgrade;
 
 use clap::{Parser, Subcommand};
 use std::io::{IsTerminal, Write};
@@ -37,6 +41,8 @@ enum Command {
     Mount(mount::Options),
     /// Unmount what `mount` has mounted.
     Umount(umount::Options),
+    /// Have another program, such as a newer version, serve a mount that is in use.
+    Upgrade(upgrade::Options),
     /// Show what the lenders and mounts of this machine are doing.
     Status(status::Options),
     /// Say what this kernel and your rights allow, what will be used, and how to get the rest.
@@ -63,6 +69,7 @@ fn main() -> ExitCode {
         Command::Lend(options) => lend::run(options),
         Command::Mount(options) => mount::run(options),
         Command::Umount(options) => umount::run(&options),
+        Command::Upgrade(options) => upgrade::run(&options),
         Command::Status(options) => status::run(&options),
         Command::Doctor(options) => doctor::run(&options),
     };

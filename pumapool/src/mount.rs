@@ -1,15 +1,23 @@
 //! `pumapool mount`: the borrower.
+//!
+//! The process that is started becomes the keeper (`keeper.rs`), and starts this program again as the daemon that serves.
 
 use crate::daemon::{self, Daemon};
-use crate::size;
+use crate::kept::Kept;
+use crate::{fdstore, keeper, size};
 use anyhow::{Context, Result};
 use borrower::{Borrower, Strategy};
 use clap::ValueEnum;
+use mount::handover::channel::{Channel, Message};
+use mount::handover::given::Given;
 use serde_json::{Map, Value, json};
+use std::io::Write;
+use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::time::Duration;
+use std::sync::mpsc::{SyncSender, sync_channel};
+use std::time::{Duration, Instant};
 use tap::EvictionSource;
 use wire::address::Address;
 
@@ -97,12 +105,30 @@ fn seconds(text: &str) -> Result<f64, String> {
     if (0.0..=86_400.0).contains(&value) { Ok(value) } else { Err("write a number from 0 to 86400".into()) }
 }
 
+/// How long the requests in hand may take when the mount is left to another program. Beyond it there is no upgrade.
+const LEAVE_LIMIT: Duration = Duration::from_secs(10);
+
+/// How long the keeper may take to be told who takes over.
+const TELL_LIMIT: Duration = Duration::from_secs(10);
+
 /// Runs the command.
 pub fn run(options: Options) -> Result<ExitCode> {
-    let daemon = match Daemon::prepare("mount", &options.daemon)? {
-        Ok(daemon) => daemon,
-        Err(code) => return Ok(code),
-    };
+    if let Some(kept) = Kept::inherited()? {
+        return serve(options, kept);
+    }
+    let held = fdstore::inherited();
+    match Daemon::prepare("mount", &options.daemon)? {
+        Ok(daemon) => {
+            let (log, control) = daemon.into_parts();
+            keeper::run(log, control, held)
+        }
+        Err(code) => Ok(code),
+    }
+}
+
+/// The daemon: mounts, or takes over what the keeper gives, and serves.
+fn serve(options: Options, kept: Kept) -> Result<ExitCode> {
+    let given = Given::receive(&kept.channel).context("cannot hear from the keeper")?;
     // The daemon leaves its folder; the address must not.
     let lender = options.lender.clone().map(Address::absolute).transpose()?;
     let mountpoint = options.mountpoint.clone().unwrap_or_else(|| options.source.clone());
@@ -116,7 +142,7 @@ pub fn run(options: Options) -> Result<ExitCode> {
         ..mount::Config::new(options.source.clone(), mountpoint)
     };
     let mut fill = "";
-    let mount = mount::Mount::start(config, |info| {
+    let make_borrower = |info: mount::MountInfo| {
         let source = eviction_source(&options, info.device)?;
         fill = if source.is_some() { "eviction" } else { "read" };
         let borrower = Borrower::start(
@@ -132,13 +158,19 @@ pub fn run(options: Options) -> Result<ExitCode> {
             source,
         )?;
         anyhow::Ok(borrower)
-    })?;
+    };
+    // The catalog of a daemon before this one, and its session with the lender, would be claimed here: as of now the new borrower
+    // begins with an empty catalog, which is right and only slower.
+    let mount = match given.is_empty() {
+        true => mount::Mount::start_kept(config, Some(kept.channel.clone()), make_borrower)?,
+        false => mount::Mount::take_over(&config, given, Some(kept.channel.clone()), make_borrower)?,
+    };
     // Whatever happens from here on: no mount without its daemon.
     let mount = DetachedOnDrop(Arc::new(mount));
     let borrower = mount.0.borrower().clone();
     let description = json!({
         "kind": "mount",
-        "pid": std::process::id(),
+        "daemon_pid": std::process::id(),
         "version": env!("CARGO_PKG_VERSION"),
         "source": mount.0.source().to_string_lossy(),
         "mountpoint": mount.0.mountpoint().to_string_lossy(),
@@ -150,7 +182,20 @@ pub fn run(options: Options) -> Result<ExitCode> {
     let message = format!("{} is mounted at {}", mount.0.source().display(), mount.0.mountpoint().display());
     let status = {
         let (mount, borrower) = (mount.0.clone(), borrower.clone());
-        move || status(description.clone(), &mount, &borrower)
+        let (keeper_pid, channel) = (kept.keeper_pid(), kept.channel.clone());
+        move || {
+            let mut status = status(description.clone(), &mount, &borrower);
+            status["pid"] = Kept::pid(keeper_pid, &channel).into();
+            status
+        }
+    };
+    let (told, was_told) = sync_channel(1);
+    let command = {
+        let (mount, channel) = (mount.0.clone(), kept.channel.clone());
+        move |wanted: &str, stream: UnixStream| match wanted.strip_prefix("upgrade ") {
+            Some(program) => hand_over(&mount, &channel, program, stream, &told),
+            None => answer(stream, &json!({"error": format!("{wanted:?} is nothing that can be asked of a mount")})),
+        }
     };
     let stop = {
         let mount = mount.0.clone();
@@ -161,12 +206,41 @@ pub fn run(options: Options) -> Result<ExitCode> {
             }
         }
     };
-    let serving = daemon.serve(&message, status, stop)?;
+    kept.serve(&message, status, command, stop)?;
     tracing::info!("{message}, filled on {fill}");
-    mount.0.wait();
+    if mount.0.wait() == mount::Served::Left {
+        // The lender takes the end of our connections for the end of the session. What it keeps for a successor is to be arranged here.
+        let _ = was_told.recv_timeout(TELL_LIMIT);
+        return Ok(ExitCode::from(keeper::HANDED_OVER));
+    }
     borrower.stop();
-    serving.ended_well();
     Ok(ExitCode::SUCCESS)
+}
+
+/// Leaves the mount to another program: the keeper starts it, and answers on the stream when it serves.
+fn hand_over(mount: &mount::Mount, channel: &Channel, program: &str, stream: UnixStream, told: &SyncSender<()>) {
+    if channel.is_lost() {
+        let error = "the keeper of this mount is gone: unmount it, and mount it again with the new program";
+        return answer(stream, &json!({"error": error}));
+    }
+    let start = Instant::now();
+    match mount.leave(LEAVE_LIMIT) {
+        Ok(true) => {
+            let message = format!("{} {program}", start.elapsed().as_millis());
+            let _ = channel.send(&Message::Upgrade(message, Some(stream.into())));
+            let _ = told.send(());
+        }
+        Ok(false) => {
+            let error = format!("requests do not end within {LEAVE_LIMIT:?}, or the mount is gone; try again");
+            answer(stream, &json!({"error": error}));
+        }
+        Err(error) => answer(stream, &json!({"error": format!("the workers cannot be interrupted: {error}")})),
+    }
+}
+
+fn answer(mut stream: UnixStream, answer: &Value) {
+    // Who asked may have gone.
+    let _ = stream.write_all(answer.to_string().as_bytes());
 }
 
 /// The mount; taken out of the tree when dropped, if it still is there.

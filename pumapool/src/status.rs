@@ -87,6 +87,12 @@ pub(crate) fn print_mount(out: &mut impl Write, status: &Value) -> std::io::Resu
         (Some(address), Some(true)) => format!("{address}, up"),
         (Some(address), _) => format!("{address}, AWAY: reading from the directory below"),
     };
+    writeln!(
+        out,
+        "  daemon      process {}, after {} takeovers",
+        status["daemon_pid"],
+        count(&status["mount"], "takeovers")
+    )?;
     writeln!(out, "  lender      {lender}")?;
     writeln!(out, "  policy      {}, filled on {}, write {}", text("strategy"), text("fill"), text("write"))?;
     writeln!(

@@ -191,8 +191,8 @@ fn borrowers_are_strangers_to_each_other() {
         assert_eq!((mount.count("bad_pages"), mount.count("below_pages")), (0, PAGES));
         mount.evict(&mount.path.join("file"), PAGES);
     }
-    // One that dies frees its pages, and only those.
-    mounts[0].0.process.kill().unwrap();
+    // A daemon that dies frees its pages, and only those; the one that takes over has none of them.
+    mounts[0].0.kill_daemon();
     assert!(wait_until(PATIENCE, || lender.count("stored_pages") == PAGES), "the dead borrower's pages stay");
     assert!(fs::read(mounts[1].0.path.join("file")).unwrap() == mounts[1].1);
     assert_eq!(mounts[1].0.count("below_pages"), PAGES);

@@ -3,10 +3,10 @@
 
 mod setup;
 
-use setup::{Lender, Mount, can_run};
+use setup::{Lender, Mount, can_run, tool};
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -18,23 +18,6 @@ const LIMIT: Duration = Duration::from_secs(1800);
 /// Operations of fsx in one process. Version 0.3.2 does not unmap what it has mapped: a run of 200,000 held 18,620 mappings of the file
 /// (`/proc/PID/maps`) when it was killed for memory in a cgroup of 16 MiB, of which it had 8.5 MiB itself and the page cache 2.
 const FSX_ROUND_OPS: u64 = 20_000;
-
-/// A program that `make tools` installs.
-fn tool(test: &str, name: &str) -> Option<PathBuf> {
-    let tools =
-        std::env::var_os("TOOLS").map_or(Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/tools"), PathBuf::from);
-    let installed = tools.join("bin").join(name);
-    let found = if installed.exists() {
-        Some(installed)
-    } else {
-        let path = std::env::var_os("PATH").unwrap_or_default();
-        std::env::split_paths(&path).map(|folder| folder.join(name)).find(|path| path.exists())
-    };
-    if found.is_none() {
-        testbed::skip(test, format!("{name} is missing; `make tools` installs it"));
-    }
-    found
-}
 
 /// A lender, a mount of a fresh directory with it, and a small memory cgroup for whoever uses the mount.
 struct Bench {

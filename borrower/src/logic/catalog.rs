@@ -125,6 +125,12 @@ impl Catalog {
         file
     }
 
+    /// Gives out no key below this one. To be called before any file is adopted.
+    pub fn keys_from(&self, key: FileKey) {
+        let mut names = self.names.lock();
+        names.next_key = names.next_key.max(key.0);
+    }
+
     /// One user less. The last one leaves a file that is remembered if it has pages and is not `deleted`.
     pub fn retire(&self, file: &Arc<File>, deleted: bool) {
         let mut names = self.names.lock();

@@ -26,6 +26,23 @@ pub fn can_run(test: &str) -> bool {
     false
 }
 
+/// A program that `make tools` installs.
+pub fn tool(test: &str, name: &str) -> Option<PathBuf> {
+    let tools =
+        std::env::var_os("TOOLS").map_or(Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/tools"), PathBuf::from);
+    let installed = tools.join("bin").join(name);
+    let found = if installed.exists() {
+        Some(installed)
+    } else {
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        std::env::split_paths(&path).map(|folder| folder.join(name)).find(|path| path.exists())
+    };
+    if found.is_none() {
+        testbed::skip(test, format!("{name} is missing; `make tools` installs it"));
+    }
+    found
+}
+
 /// Runs the command to its end.
 pub fn pumapool(arguments: &[&str]) -> Output {
     Command::new(PUMAPOOL).args(arguments).output().unwrap()
@@ -104,6 +121,23 @@ impl Mount {
         status["borrower"][name].as_u64().unwrap_or_else(|| panic!("no {name} in {status}"))
     }
 
+    /// The process that serves, which is not the one that was started.
+    pub fn daemon_pid(&self) -> u32 {
+        self.status()["daemon_pid"].as_u64().unwrap() as u32
+    }
+
+    /// How often a new daemon took over.
+    pub fn takeovers(&self) -> u64 {
+        self.status()["mount"]["takeovers"].as_u64().unwrap()
+    }
+
+    /// Kills the daemon, and waits until another one has taken over.
+    pub fn kill_daemon(&self) {
+        let before = self.takeovers();
+        kill(self.daemon_pid());
+        self.wait_for("a takeover", |status| status["mount"]["takeovers"].as_u64() > Some(before));
+    }
+
     pub fn wait_for(&self, what: &str, state: impl Fn(&Value) -> bool) {
         let came = testbed::wait_until(PATIENCE, || state(&self.status()));
         assert!(came, "waited in vain for {what}: {}", self.status());
@@ -119,6 +153,12 @@ impl Mount {
                 && status["puts_under_way"] == 0
         });
     }
+}
+
+/// Kills a process outright.
+pub fn kill(pid: u32) {
+    let pid = rustix::process::Pid::from_raw(pid as i32).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
 }
 
 /// Has the kernel evict what it caches of the file.

@@ -1,0 +1,253 @@
+//! Between a daemon and its keeper: a pair of sockets, over which descriptors go to be kept, and come back to a successor.
+//!
+//! What was sent is safe in the socket from then on, whatever becomes of the sender; so nothing is ever answered. Each message is one
+//! datagram of a sequence: kind, number, text, and one descriptor at the most.
+//!
+//! What must never happen: a daemon that waits for its keeper without end. After some seconds (`SEND_SECONDS_MAX`) the keeper counts as lost.
+
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::io::Errno;
+use rustix::net::sockopt::{
+    Timeout, set_socket_send_buffer_size, set_socket_send_buffer_size_force, set_socket_timeout,
+};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
+};
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+/// How long the other side may leave its socket full, in seconds.
+const SEND_SECONDS_MAX: u64 = 5;
+/// Bytes of messages under way. The kernel accounts some 800 for each.
+const BUFFER_BYTES: usize = 4 << 20;
+/// Longest text: a path, and words around it.
+const TEXT_BYTES_MAX: usize = 8192;
+const HEAD_BYTES: usize = 16;
+
+/// What a descriptor is kept for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Held {
+    /// The state memory.
+    State,
+    /// The directory below.
+    Source,
+    /// The connection to the kernel (0), and the workers' own descriptors of it.
+    Device(u64),
+    /// An open file or directory, by its handle.
+    Open(u64),
+    /// A node that cannot be found again in another way.
+    Node(u64),
+}
+
+impl Held {
+    fn code(self) -> (u32, u64) {
+        match self {
+            Held::State => (1, 0),
+            Held::Source => (2, 0),
+            Held::Device(index) => (3, index),
+            Held::Open(handle) => (4, handle),
+            Held::Node(node) => (5, node),
+        }
+    }
+
+    fn from_code(code: u32, number: u64) -> Option<Held> {
+        Some(match code {
+            1 => Held::State,
+            2 => Held::Source,
+            3 => Held::Device(number),
+            4 => Held::Open(number),
+            5 => Held::Node(number),
+            _ => return None,
+        })
+    }
+}
+
+/// What is said.
+#[derive(Debug)]
+pub enum Message {
+    /// To the keeper: keep this. To a successor: this was kept.
+    Hold(Held, OwnedFd),
+    /// To the keeper: let go of it.
+    Release(Held),
+    /// To a successor: that was all.
+    AllGiven,
+    /// To the keeper: the daemon serves; what to tell whoever waits.
+    Ready(String),
+    /// To the keeper: the daemon is about to end, so that this program takes over; who asked is to be told on the descriptor.
+    Upgrade(String, Option<OwnedFd>),
+    /// To the daemon: end in order, as this signal demands.
+    Stop(i32),
+}
+
+const RELEASE: u32 = 16;
+const ALL_GIVEN: u32 = 32;
+const READY: u32 = 33;
+const UPGRADE: u32 = 34;
+const STOP: u32 = 35;
+
+/// One end.
+pub struct Channel {
+    socket: OwnedFd,
+    lost: AtomicBool,
+}
+
+impl Channel {
+    /// Both ends.
+    ///
+    /// # Errors
+    /// When no socket can be had.
+    pub fn pair() -> io::Result<(Channel, Channel)> {
+        let (one, two) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+        Ok((Channel::new(one), Channel::new(two)))
+    }
+
+    /// An end that was inherited.
+    pub fn new(socket: OwnedFd) -> Channel {
+        if set_socket_send_buffer_size_force(&socket, BUFFER_BYTES).is_err() {
+            let _ = set_socket_send_buffer_size(&socket, BUFFER_BYTES); // As far as an ordinary user may.
+        }
+        let _ = set_socket_timeout(&socket, Timeout::Send, Some(Duration::from_secs(SEND_SECONDS_MAX)));
+        Channel { socket, lost: AtomicBool::new(false) }
+    }
+
+    /// Its descriptor, to wait on or to pass on.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    /// Whether the other side was found to be gone or stuck; nothing is sent any more then.
+    pub fn is_lost(&self) -> bool {
+        self.lost.load(Ordering::Relaxed)
+    }
+
+    /// Says that the other side is gone. Returns whether that is news.
+    pub fn lose(&self) -> bool {
+        !self.lost.swap(true, Ordering::Relaxed)
+    }
+
+    /// Sends one message.
+    ///
+    /// # Errors
+    /// When the other side is gone, or has not read for long.
+    pub fn send(&self, message: &Message) -> io::Result<()> {
+        let (kind, number, text, fd) = match message {
+            Message::Hold(held, fd) => return self.hold(*held, fd.as_fd()),
+            Message::Release(held) => (RELEASE + held.code().0, held.code().1, "", None),
+            Message::AllGiven => (ALL_GIVEN, 0, "", None),
+            Message::Ready(text) => (READY, 0, text.as_str(), None),
+            Message::Upgrade(text, fd) => (UPGRADE, 0, text.as_str(), fd.as_ref().map(AsFd::as_fd)),
+            Message::Stop(signal) => (STOP, *signal as u64, "", None),
+        };
+        self.send_parts(kind, number, text, fd)
+    }
+
+    /// Has a descriptor kept. The caller's own stays its own.
+    ///
+    /// # Errors
+    /// As for [`Channel::send`].
+    pub fn hold(&self, held: Held, fd: BorrowedFd<'_>) -> io::Result<()> {
+        let (kind, number) = held.code();
+        self.send_parts(kind, number, "", Some(fd))
+    }
+
+    fn send_parts(&self, kind: u32, number: u64, text: &str, fd: Option<BorrowedFd<'_>>) -> io::Result<()> {
+        if self.is_lost() {
+            return Err(io::ErrorKind::BrokenPipe.into());
+        }
+        let mut head = [0; HEAD_BYTES];
+        head[..4].copy_from_slice(&kind.to_ne_bytes());
+        head[8..].copy_from_slice(&number.to_ne_bytes());
+        let text = &text.as_bytes()[..text.len().min(TEXT_BYTES_MAX)];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        let fds = fd.map(|fd| [fd]);
+        if let Some(fds) = &fds {
+            ancillary.push(SendAncillaryMessage::ScmRights(fds));
+        }
+        loop {
+            match sendmsg(&self.socket, &[IoSlice::new(&head), IoSlice::new(text)], &mut ancillary, SendFlags::NOSIGNAL)
+            {
+                Ok(_) => return Ok(()),
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+    }
+
+    /// Waits for the next message. None: the other side is gone.
+    ///
+    /// # Errors
+    /// When a descriptor came that there was no room for, or a message that means nothing. The next one may be read all the same.
+    pub fn receive(&self) -> io::Result<Option<Message>> {
+        let mut head = [0; HEAD_BYTES];
+        let mut text = [0; TEXT_BYTES_MAX];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+        let received = loop {
+            let mut parts = [IoSliceMut::new(&mut head), IoSliceMut::new(&mut text)];
+            match recvmsg(&self.socket, &mut parts, &mut ancillary, RecvFlags::CMSG_CLOEXEC) {
+                Ok(received) => break received,
+                Err(Errno::INTR) => {}
+                Err(Errno::CONNRESET) => return Ok(None),
+                Err(errno) => return Err(errno.into()),
+            }
+        };
+        let mut fd = None;
+        for message in ancillary.drain() {
+            if let RecvAncillaryMessage::ScmRights(mut fds) = message {
+                fd = fds.next();
+            }
+        }
+        if received.bytes == 0 {
+            return Ok(None);
+        }
+        let word = |at: usize| u32::from_ne_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]);
+        let (kind, number) = (word(0), u64::from(word(8)) | u64::from(word(12)) << 32);
+        let text = || String::from_utf8_lossy(&text[..received.bytes.saturating_sub(HEAD_BYTES)]).into_owned();
+        let message = match (kind, fd) {
+            (RELEASE.., _) if Held::from_code(kind - RELEASE, number).is_some() => {
+                Held::from_code(kind - RELEASE, number).map(Message::Release)
+            }
+            (ALL_GIVEN, _) => Some(Message::AllGiven),
+            (READY, _) => Some(Message::Ready(text())),
+            (UPGRADE, fd) => Some(Message::Upgrade(text(), fd)),
+            (STOP, _) => Some(Message::Stop(number as i32)),
+            (kind, Some(fd)) => Held::from_code(kind, number).map(|held| Message::Hold(held, fd)),
+            (kind, None) if Held::from_code(kind, number).is_some() => {
+                return Err(io::Error::other("a descriptor to be kept found no room; raise the limit of open files"));
+            }
+            _ => None,
+        };
+        message.map(Some).ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "a message that means nothing"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_sent_outlives_its_sender() {
+        let (daemon, keeper) = Channel::pair().unwrap();
+        let file = tempfile::tempfile().unwrap();
+        for handle in 0..1000 {
+            daemon.hold(Held::Open(handle), file.as_fd()).unwrap();
+        }
+        daemon.send(&Message::Release(Held::Open(7))).unwrap();
+        daemon.send(&Message::Ready("of use".into())).unwrap();
+        daemon.send(&Message::Upgrade("/a/program".into(), None)).unwrap();
+        drop(daemon);
+        for handle in 0..1000 {
+            let Some(Message::Hold(held, _fd)) = keeper.receive().unwrap() else { panic!() };
+            assert_eq!(held, Held::Open(handle));
+        }
+        assert!(matches!(keeper.receive().unwrap(), Some(Message::Release(Held::Open(7)))));
+        assert!(matches!(keeper.receive().unwrap(), Some(Message::Ready(text)) if text == "of use"));
+        assert!(matches!(keeper.receive().unwrap(), Some(Message::Upgrade(path, None)) if path == "/a/program"));
+        assert!(keeper.receive().unwrap().is_none());
+        assert!(keeper.send(&Message::AllGiven).is_err());
+    }
+}

@@ -1,0 +1,51 @@
+//! What a successor gets from the keeper.
+
+use super::channel::{Channel, Held, Message};
+use hashbrown::HashMap;
+use rustix::fd::OwnedFd;
+use std::collections::BTreeMap;
+use std::io;
+
+/// The descriptors that a daemon before this one has left.
+#[derive(Debug, Default)]
+pub struct Given {
+    pub(crate) state: Option<OwnedFd>,
+    pub(crate) source: Option<OwnedFd>,
+    pub(crate) devices: BTreeMap<u64, OwnedFd>,
+    pub(crate) opens: HashMap<u64, OwnedFd>,
+    pub(crate) nodes: HashMap<u64, OwnedFd>,
+}
+
+impl Given {
+    /// Reads all that the keeper gives.
+    ///
+    /// # Errors
+    /// When the keeper goes away meanwhile, or sends nonsense.
+    pub fn receive(channel: &Channel) -> io::Result<Given> {
+        let mut given = Given::default();
+        loop {
+            match channel.receive()? {
+                Some(Message::Hold(held, fd)) => given.add(held, fd),
+                Some(Message::AllGiven) => return Ok(given),
+                Some(message) => return Err(io::Error::other(format!("the keeper sent {message:?}"))),
+                None => return Err(io::ErrorKind::UnexpectedEof.into()),
+            }
+        }
+    }
+
+    /// One more.
+    pub fn add(&mut self, held: Held, fd: OwnedFd) {
+        match held {
+            Held::State => self.state = Some(fd),
+            Held::Source => self.source = Some(fd),
+            Held::Device(index) => drop(self.devices.insert(index, fd)),
+            Held::Open(handle) => drop(self.opens.insert(handle, fd)),
+            Held::Node(node) => drop(self.nodes.insert(node, fd)),
+        }
+    }
+
+    /// Whether there is nothing: this daemon is the first.
+    pub fn is_empty(&self) -> bool {
+        self.state.is_none()
+    }
+}

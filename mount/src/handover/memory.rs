@@ -1,0 +1,508 @@
+//! Writing the state memory (see [`super::layout`] for what is where).
+//!
+//! Cost: plain stores into a shared mapping, no system call. Each slot has one owner here, which is dropped last: so no straggler writes
+//! into a slot that belongs to somebody else by then. What finds no slot is served as everything else, but does not survive.
+
+use super::layout::{self, DecodeError, State, WORD, header, intent, node, open};
+use borrower::{FileIdentity, Stamp};
+use parking_lot::Mutex;
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::fs::{FlockOperation, MemfdFlags, SealFlags, fcntl_add_seals, fcntl_lock, fstat, ftruncate, memfd_create};
+use rustix::io::Errno;
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use std::ffi::CStr;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// How long a daemon before this one may take to be gone.
+const CLAIM_LIMIT: Duration = Duration::from_secs(2);
+/// How often that is looked at.
+const CLAIM_AGAIN: Duration = Duration::from_millis(10);
+
+/// Slots of one kind: which are free below the highest that was ever used.
+#[derive(Default)]
+struct Free {
+    slots: Vec<u32>,
+    used: u32,
+}
+
+/// The mapping.
+pub(crate) struct Memory {
+    fd: OwnedFd,
+    start: NonNull<u8>,
+    nodes: Mutex<Free>,
+    opens: Mutex<Free>,
+    intents: Mutex<Vec<u32>>,
+    full: AtomicBool,
+    frozen: AtomicBool,
+}
+
+// SAFETY: the mapping is reached through atomic words only, and lives as long as the value.
+unsafe impl Send for Memory {}
+// SAFETY: as above.
+unsafe impl Sync for Memory {}
+
+/// What the header says of the whole mount.
+pub(crate) struct Header<'a> {
+    pub minor: u32,
+    pub capabilities: u64,
+    pub write_back: bool,
+    pub root: bool,
+    pub own_device: u64,
+    pub source: &'a Path,
+    pub mountpoint: &'a Path,
+}
+
+impl Memory {
+    /// An empty one.
+    pub(crate) fn create() -> io::Result<Memory> {
+        let fd = memfd_create("pumapool-state", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        ftruncate(&fd, layout::TOTAL_BYTES as u64)?;
+        // Nobody can cut it off under a mapping of it.
+        fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+        claim(&fd)?;
+        let memory = Memory::map(fd)?;
+        memory.intents.lock().extend((0..layout::INTENTS as u32).rev());
+        Ok(memory)
+    }
+
+    /// That of a daemon which is gone, and what it says. An error if that daemon is not gone. The slots in use are claimed by [`Memory::node_at`], [`Memory::open_at`].
+    pub(crate) fn take_over(fd: OwnedFd) -> io::Result<(Memory, State)> {
+        if fstat(&fd)?.st_size != layout::TOTAL_BYTES as i64 {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, DecodeError::Short));
+        }
+        claim(&fd)?;
+        let memory = Memory::map(fd)?;
+        let state = memory.read()?;
+        let unused = |used: u32, taken: &mut dyn Iterator<Item = u32>| {
+            let mut is_free = vec![true; used as usize];
+            taken.for_each(|slot| is_free[slot as usize] = false);
+            Free { slots: (0..used).filter(|slot| is_free[*slot as usize]).collect(), used }
+        };
+        *memory.nodes.lock() = unused(state.nodes_used, &mut state.nodes.iter().map(|node| node.slot));
+        *memory.opens.lock() = unused(state.opens_used, &mut state.opens.iter().map(|open| open.slot));
+        *memory.intents.lock() =
+            unused(layout::INTENTS as u32, &mut state.intents.iter().map(|intent| intent.slot)).slots;
+        memory.word(layout::HEADER_AT, header::SERVED).store(0, Ordering::Release);
+        memory.word(layout::HEADER_AT, header::TAKEOVERS).fetch_add(1, Ordering::Release);
+        Ok((memory, state))
+    }
+
+    /// What it says, while nobody uses it.
+    fn read(&self) -> io::Result<State> {
+        let used = self.header(header::NODES_USED).load(Ordering::Acquire) as usize;
+        let len = layout::NODES_AT + used.min(layout::NODES_MAX) * layout::NODE_BYTES;
+        // SAFETY: `len` lies within the mapping, which is initialized (zero where nothing was written). Its writer is dead, and nobody has
+        // a slot of this mapping yet, so no byte changes while the slice lives.
+        let bytes = unsafe { std::slice::from_raw_parts(self.start.as_ptr(), len) };
+        layout::decode(bytes).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
+    }
+
+    fn map(fd: OwnedFd) -> io::Result<Memory> {
+        // SAFETY: a fresh mapping at an address of the kernel's choice; no existing memory is touched. The file cannot shrink.
+        let start = unsafe {
+            mmap(
+                std::ptr::null_mut(),
+                layout::TOTAL_BYTES,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::SHARED | MapFlags::NORESERVE,
+                &fd,
+                0,
+            )?
+        };
+        let start = NonNull::new(start.cast::<u8>()).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(Memory {
+            fd,
+            start,
+            nodes: Mutex::default(),
+            opens: Mutex::default(),
+            intents: Mutex::default(),
+            full: AtomicBool::new(false),
+            frozen: AtomicBool::new(false),
+        })
+    }
+
+    /// To be kept by the keeper.
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
+    fn word(&self, at: usize, index: usize) -> &AtomicU64 {
+        let offset = at + index * WORD;
+        assert!(offset + WORD <= layout::TOTAL_BYTES);
+        // SAFETY: within the mapping, aligned because `at` is, and reached by atomic operations only.
+        unsafe { AtomicU64::from_ptr(self.start.as_ptr().add(offset).cast()) }
+    }
+
+    pub(crate) fn header(&self, index: usize) -> &AtomicU64 {
+        self.word(layout::HEADER_AT, index)
+    }
+
+    /// Writes the header of a new mount, before its first request.
+    pub(crate) fn begin(&self, about: &Header<'_>) {
+        for (at, path, len) in [
+            (layout::SOURCE_AT, about.source, header::SOURCE_BYTES),
+            (layout::MOUNTPOINT_AT, about.mountpoint, header::MOUNTPOINT_BYTES),
+        ] {
+            let bytes = path.as_os_str().as_bytes();
+            let bytes = &bytes[..bytes.len().min(layout::PATH_BYTES_MAX)];
+            self.store_bytes(at, 0, bytes);
+            self.header(len).store(bytes.len() as u64, Ordering::Release);
+        }
+        for (index, value) in [
+            (header::MAGIC, layout::MAGIC),
+            (header::VERSION, layout::VERSION),
+            (header::MINOR, about.minor.into()),
+            (header::CAPABILITIES, about.capabilities),
+            (header::WRITE_BACK, about.write_back.into()),
+            (header::ROOT, about.root.into()),
+            (header::OWN_DEVICE, about.own_device),
+            (header::COMPLETE, 1),
+        ] {
+            self.header(index).store(value, Ordering::Release);
+        }
+    }
+
+    /// Slots that are dropped from now on stay as they are: they are the successor's.
+    pub(crate) fn freeze(&self) {
+        self.frozen.store(true, Ordering::Release);
+    }
+
+    fn is_frozen(&self) -> bool {
+        self.frozen.load(Ordering::Acquire)
+    }
+
+    /// A request was answered: this daemon is of use.
+    pub(crate) fn served(&self) {
+        let served = self.header(header::SERVED);
+        if served.load(Ordering::Relaxed) == 0 {
+            served.store(1, Ordering::Relaxed);
+        }
+    }
+
+    /// The device with that index was seen.
+    pub(crate) fn record_device(&self, index: usize, device: u64) {
+        if index < layout::DEVICES_MAX {
+            self.header(header::FIRST_DEVICE + index).store(device, Ordering::Release);
+            self.header(header::DEVICES).fetch_max(index as u64 + 1, Ordering::Release);
+        }
+    }
+
+    fn store_bytes(&self, at: usize, index: usize, bytes: &[u8]) {
+        for (word, chunk) in bytes.chunks(WORD).enumerate() {
+            let mut value = [0; WORD];
+            value[..chunk.len()].copy_from_slice(chunk);
+            self.word(at, index + word).store(u64::from_ne_bytes(value), Ordering::Release);
+        }
+    }
+
+    fn take(&self, free: &Mutex<Free>, max: usize, used_word: usize, what: &str) -> Option<u32> {
+        let mut free = free.lock();
+        if let Some(slot) = free.slots.pop() {
+            return Some(slot);
+        }
+        if free.used as usize == max {
+            if !self.full.swap(true, Ordering::Relaxed) {
+                tracing::warn!("more than {max} {what}: those beyond would be lost if this daemon had to be replaced");
+            }
+            return None;
+        }
+        let slot = free.used;
+        free.used += 1;
+        self.header(used_word).store(free.used.into(), Ordering::Release);
+        Some(slot)
+    }
+
+    /// A slot for one more node. None: there are too many.
+    pub(crate) fn take_node(self: &Arc<Memory>) -> Option<NodeSlot> {
+        let index = self.take(&self.nodes, layout::NODES_MAX, header::NODES_USED, "inodes")?;
+        Some(self.node_at(index))
+    }
+
+    /// The slot of a node that was taken over.
+    pub(crate) fn node_at(self: &Arc<Memory>, index: u32) -> NodeSlot {
+        NodeSlot { memory: self.clone(), index }
+    }
+
+    /// A slot for one more open file. None: there are too many.
+    pub(crate) fn take_open(self: &Arc<Memory>) -> Option<OpenSlot> {
+        let index = self.take(&self.opens, layout::OPENS_MAX, header::OPENS_USED, "open files")?;
+        Some(self.open_at(index))
+    }
+
+    /// The slot of an open file that was taken over.
+    pub(crate) fn open_at(self: &Arc<Memory>, index: u32) -> OpenSlot {
+        OpenSlot { memory: self.clone(), index }
+    }
+
+    /// A slot for what a worker is about to do. None only if hundreds were left by daemons that died one after the other.
+    pub(crate) fn take_intent(self: &Arc<Memory>) -> Option<IntentSlot> {
+        let index = self.intents.lock().pop()?;
+        Some(IntentSlot { memory: self.clone(), index })
+    }
+
+    /// The slot of what was left undone, to be cleared when its request is answered.
+    pub(crate) fn intent_at(self: &Arc<Memory>, index: u32) -> IntentSlot {
+        IntentSlot { memory: self.clone(), index }
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // SAFETY: the mapping was made by `map`, and every slot holds this value alive.
+        let _ = unsafe { munmap(self.start.as_ptr().cast(), layout::TOTAL_BYTES) };
+    }
+}
+
+/// Makes this process the one that serves the mount, until it ends: two would undo each other's work.
+fn claim(fd: &OwnedFd) -> io::Result<()> {
+    let start = Instant::now();
+    loop {
+        match fcntl_lock(fd, FlockOperation::NonBlockingLockExclusive) {
+            Err(Errno::AGAIN | Errno::ACCESS) if start.elapsed() < CLAIM_LIMIT => std::thread::sleep(CLAIM_AGAIN),
+            Err(Errno::AGAIN | Errno::ACCESS) => {
+                let why = "another daemon still serves it; end that one first";
+                return Err(io::Error::new(io::ErrorKind::ResourceBusy, why));
+            }
+            result => return Ok(result?),
+        }
+    }
+}
+
+/// A node's slot.
+pub(crate) struct NodeSlot {
+    memory: Arc<Memory>,
+    index: u32,
+}
+
+impl NodeSlot {
+    fn word(&self, index: usize) -> &AtomicU64 {
+        self.memory.word(layout::NODES_AT + self.index as usize * layout::NODE_BYTES, index)
+    }
+
+    /// Describes a node, with one lookup. From the last store on it is the node's.
+    pub(crate) fn fill(
+        &self,
+        nodeid: u64,
+        identity: FileIdentity,
+        key: u32,
+        kind: u32,
+        flags: u64,
+        handle: Option<(i32, &[u8])>,
+    ) {
+        let (handle_kind, handle_bytes) = handle.unwrap_or_default();
+        self.memory.store_bytes(
+            layout::NODES_AT + self.index as usize * layout::NODE_BYTES,
+            node::HANDLE_BYTES,
+            &handle_bytes[..handle_bytes.len().min(layout::HANDLE_BYTES_MAX)],
+        );
+        for (index, value) in [
+            (node::LOOKUPS, 1),
+            (node::DEVICE, identity.device),
+            (node::INODE, identity.inode),
+            (node::GENERATION, identity.generation),
+            (node::KEY_AND_KIND, u64::from(kind) << 32 | u64::from(key)),
+            (node::FLAGS, flags),
+            (node::STAMP_SEQUENCE, 0),
+            (node::HANDLE, u64::from(handle_kind as u32) | (handle_bytes.len() as u64) << 32),
+            (node::NAME_LEN, 0),
+            (node::NODE, nodeid),
+        ] {
+            self.word(index).store(value, Ordering::Release);
+        }
+    }
+
+    /// The kernel has forgotten the node.
+    pub(crate) fn clear(&self) {
+        self.word(node::NODE).store(0, Ordering::Release);
+    }
+
+    /// How often the kernel was given the node, less what it gave back.
+    pub(crate) fn lookups(&self) -> &AtomicU64 {
+        self.word(node::LOOKUPS)
+    }
+
+    pub(crate) fn set_flag(&self, flag: u64) {
+        if self.word(node::FLAGS).load(Ordering::Relaxed) & flag == 0 {
+            self.word(node::FLAGS).fetch_or(flag, Ordering::Release);
+        }
+    }
+
+    pub(crate) fn clear_flag(&self, flag: u64) {
+        self.word(node::FLAGS).fetch_and(!flag, Ordering::Release);
+    }
+
+    /// What the file looks like, and what the kernel caches of it is no older; or that this is not known. One caller at a time.
+    pub(crate) fn record_stamp(&self, stamp: Option<Stamp>) {
+        let sequence = self.word(node::STAMP_SEQUENCE);
+        let before = sequence.load(Ordering::Relaxed);
+        let Some(stamp) = stamp else { return sequence.store(before | 1, Ordering::Release) };
+        let (mtime, ctime) = (stamp.mtime_ns as u128, stamp.ctime_ns as u128);
+        let words = [stamp.size_bytes, mtime as u64, (mtime >> 64) as u64, ctime as u64, (ctime >> 64) as u64];
+        let is_whole = before != 0 && before.is_multiple_of(2);
+        if is_whole && (0..).zip(words).all(|(at, word)| self.word(node::STAMP + at).load(Ordering::Relaxed) == word) {
+            return;
+        }
+        sequence.store(before | 1, Ordering::Release);
+        for (at, word) in (0..).zip(words) {
+            self.word(node::STAMP + at).store(word, Ordering::Release);
+        }
+        sequence.store((before | 1) + 1, Ordering::Release);
+    }
+
+    /// The name that the kernel was told to believe for long, if any. False: it is too long to be kept. One caller at a time.
+    pub(crate) fn record_name(&self, name: Option<(u64, &CStr)>) -> bool {
+        self.word(node::NAME_LEN).store(0, Ordering::Release);
+        let Some((parent, name)) = name else { return true };
+        let bytes = name.to_bytes();
+        if bytes.is_empty() || bytes.len() > layout::NAME_BYTES_MAX {
+            return false;
+        }
+        self.word(node::NAME_PARENT).store(parent, Ordering::Release);
+        let at = layout::NODES_AT + self.index as usize * layout::NODE_BYTES;
+        self.memory.store_bytes(at, node::NAME_BYTES, bytes);
+        self.word(node::NAME_LEN).store(bytes.len() as u64, Ordering::Release);
+        true
+    }
+}
+
+impl Drop for NodeSlot {
+    fn drop(&mut self) {
+        if !self.memory.is_frozen() {
+            self.clear();
+            self.memory.nodes.lock().slots.push(self.index);
+        }
+    }
+}
+
+/// An open file's slot.
+pub(crate) struct OpenSlot {
+    memory: Arc<Memory>,
+    index: u32,
+}
+
+impl OpenSlot {
+    fn word(&self, index: usize) -> &AtomicU64 {
+        self.memory.word(layout::OPENS_AT + self.index as usize * layout::OPEN_BYTES, index)
+    }
+
+    pub(crate) fn fill(&self, handle: u64, nodeid: u64, is_directory: bool) {
+        for (index, value) in [(open::NODE, nodeid), (open::IS_DIRECTORY, is_directory.into()), (open::HANDLE, handle)]
+        {
+            self.word(index).store(value, Ordering::Release);
+        }
+    }
+}
+
+impl Drop for OpenSlot {
+    fn drop(&mut self) {
+        if !self.memory.is_frozen() {
+            self.word(open::HANDLE).store(0, Ordering::Release);
+            self.memory.opens.lock().slots.push(self.index);
+        }
+    }
+}
+
+/// A worker's slot for what it is about to do. What is in it outlives the worker, until its request is answered.
+pub(crate) struct IntentSlot {
+    memory: Arc<Memory>,
+    index: u32,
+}
+
+impl IntentSlot {
+    fn word(&self, index: usize) -> &AtomicU64 {
+        self.memory.word(layout::INTENTS_AT + self.index as usize * layout::INTENT_BYTES, index)
+    }
+
+    /// The request is about to be applied.
+    pub(crate) fn begin(&self, request: u64, opcode: u32, subject: u64) {
+        self.clear();
+        for (index, value) in [
+            (intent::REQUEST, request),
+            (intent::OPCODE, opcode.into()),
+            (intent::SUBJECT, subject),
+            (intent::PHASE, intent::BEGUN),
+        ] {
+            self.word(index).store(value, Ordering::Release);
+        }
+    }
+
+    /// It was applied, and this came of it.
+    pub(crate) fn done(&self, errno: i32, value: u64) {
+        for (index, value) in [(intent::ERRNO, errno as u64), (intent::VALUE, value), (intent::PHASE, intent::DONE)] {
+            self.word(index).store(value, Ordering::Release);
+        }
+    }
+
+    /// It was answered.
+    pub(crate) fn clear(&self) {
+        self.word(intent::PHASE).store(intent::NONE, Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_one_writes_the_next_reads() {
+        let memory = Arc::new(Memory::create().unwrap());
+        let (source, mountpoint) = (Path::new("/a/source"), Path::new("/mnt"));
+        memory.begin(&Header {
+            minor: 40,
+            capabilities: 1 << 39,
+            write_back: true,
+            root: true,
+            own_device: 77,
+            source,
+            mountpoint,
+        });
+        memory.record_device(1, 5);
+        let identity = FileIdentity { device: 1, inode: 2, generation: 3 };
+        let stamp = Stamp { size_bytes: 9, mtime_ns: -5, ctime_ns: i128::MAX };
+        let slots: Vec<_> = (0..3).map(|_| memory.take_node().unwrap()).collect();
+        for (number, slot) in (10..).zip(&slots) {
+            slot.fill(number, identity, 4, 0o100_000, node::DELETED, Some((1, &[7; 20])));
+            slot.record_stamp(Some(stamp));
+            assert!(slot.record_name(Some((1, c"a name"))) && !slot.record_name(Some((1, &c"x".repeat(300)))));
+            slot.record_name(Some((1, c"a name")));
+        }
+        slots[2].record_stamp(None);
+        slots[1].clear();
+        let open = memory.take_open().unwrap();
+        open.fill(3, 10, true);
+        let intent = memory.take_intent().unwrap();
+        intent.begin(8, 9, 10);
+        intent.done(2, 11);
+        let fd = rustix::io::dup(memory.fd()).unwrap();
+        let (successor, state) = Memory::take_over(fd).unwrap();
+        assert_eq!((state.source.as_path(), state.mountpoint.as_path()), (source, mountpoint));
+        assert_eq!((state.own_device, state.devices.as_slice(), state.write_back), (77, &[0, 5][..], true));
+        let found: Vec<_> = state.nodes.iter().map(|node| (node.nodeid, node.stamp)).collect();
+        assert_eq!(found, [(10, Some(stamp)), (12, None)]);
+        let first = &state.nodes[0];
+        assert_eq!((first.identity, first.key, first.kind, first.flags), (identity, 4, 0o100_000, node::DELETED));
+        assert_eq!(first.handle, Some((1, vec![7; 20])));
+        assert_eq!(first.name, Some((1, c"a name".to_owned())));
+        assert_eq!(state.opens.len(), 1);
+        assert_eq!(state.intents[0].done, Some((2, 11)));
+        let successor = Arc::new(successor);
+        assert_eq!(successor.take_node().unwrap().index, 1, "the free slot, and no other");
+        assert_ne!(successor.take_intent().unwrap().index, state.intents[0].slot);
+    }
+
+    trait Repeat {
+        fn repeat(&self, times: usize) -> std::ffi::CString;
+    }
+
+    impl Repeat for CStr {
+        fn repeat(&self, times: usize) -> std::ffi::CString {
+            std::ffi::CString::new(self.to_bytes().repeat(times)).unwrap()
+        }
+    }
+}

@@ -1,0 +1,311 @@
+//! Making a mount: the checks before, the mounting, and the first daemon that serves it.
+
+use crate::config::{Config, WriteMode};
+use crate::credentials::Privilege;
+use crate::error::Error;
+use crate::filesystem::Passthrough;
+use crate::handle::Handles;
+use crate::handover::Keep;
+use crate::handover::channel::{Channel, Held};
+use crate::handover::memory::{Header, Memory};
+use crate::inode::{Found, Inodes, stat};
+use crate::invalidation::Invalidations;
+use crate::ledger::Ledger;
+use crate::resent::Resent;
+use crate::running::{Mount, MountInfo, Source};
+use crate::status::Counters;
+use crate::sweep::Sweep;
+use borrower::Borrower;
+use fuse::abi::init;
+use fuse::mounting::{self, Options};
+use fuse::{Errno, Session, Wish};
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::fs::{Mode, OFlags, StatVfsMountFlags, open};
+use rustix::mount::MountFlags;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// The mount's type is `fuse.` and this.
+const SUBTYPE: &str = "pumapool";
+/// Read-ahead window. Large, because a lender answers many pages for the price of one.
+const READAHEAD_BYTES_MAX: u32 = 1 << 20;
+/// Requests in the background at once: some read-ahead windows of each of several readers.
+const BACKGROUND_MAX: u16 = 64;
+/// Fewer threads than this, and one slow request stops all others.
+pub(crate) const THREADS_MIN: usize = 2;
+/// Share of the descriptors that inodes may hold, in quarters; the rest is for open files and connections.
+const INODE_DESCRIPTOR_QUARTERS: u64 = 3;
+
+/// Whether one of our mounts is there, alive or dead.
+///
+/// # Errors
+/// When the list of mounts cannot be read.
+pub fn is_mounted(mountpoint: &Path) -> io::Result<bool> {
+    Ok(mounting::find(mountpoint, SUBTYPE)?.is_some())
+}
+
+/// Takes a mount away that nobody serves any more.
+///
+/// # Errors
+/// When it cannot be; also when there is none.
+pub fn detach(mountpoint: &Path) -> io::Result<()> {
+    mounting::unmount(mountpoint, true)
+}
+
+impl Mount {
+    /// Mounts and serves. `make_borrower` runs when the mount exists, and before the first request is read.
+    pub fn start<E>(
+        config: Config,
+        make_borrower: impl FnOnce(MountInfo) -> Result<Arc<Borrower>, E>,
+    ) -> Result<Mount, Error>
+    where
+        E: Into<Box<dyn std::error::Error + Send + Sync>>,
+    {
+        Mount::start_kept(config, None, make_borrower)
+    }
+
+    /// The same, with a keeper at the other end of the channel, so that a successor can take the mount over ([`Mount::take_over`]).
+    pub fn start_kept<E>(
+        config: Config,
+        keeper: Option<Arc<Channel>>,
+        make_borrower: impl FnOnce(MountInfo) -> Result<Arc<Borrower>, E>,
+    ) -> Result<Mount, Error>
+    where
+        E: Into<Box<dyn std::error::Error + Send + Sync>>,
+    {
+        let (source, mountpoint) = check(&config)?;
+        raise_limits();
+        // Before mounting, and held ever after: the way below a mount over itself.
+        let unreadable = |errno: Errno| Error::SourceUnreadable { source: source.clone(), error: errno.into() };
+        let root =
+            open(&source, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).map_err(unreadable)?;
+        let readable =
+            open(&source, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).map_err(unreadable)?;
+        let memory = Memory::create().map_err(|error| failed("make the state memory", error))?;
+        let keep = Keep::new(Arc::new(memory), keeper);
+
+        let (device, privilege) = mount(&config, &source, &mountpoint, &readable)?;
+        let detach = Detach(&mountpoint);
+        let mount =
+            serve(&config, &source, &mountpoint, device, privilege, Source { root, readable }, keep, make_borrower)?;
+        let _ = std::mem::ManuallyDrop::new(detach); // It is served: from here on it is the mount's to end.
+        Ok(mount)
+    }
+}
+
+/// Takes away a mount that does not come to be served, also when making the borrower panics.
+struct Detach<'a>(&'a Path);
+
+impl Drop for Detach<'_> {
+    fn drop(&mut self) {
+        let _ = mounting::unmount(self.0, true);
+    }
+}
+
+pub(crate) fn failed(attempted: &'static str, error: impl Into<io::Error>) -> Error {
+    Error::Failed { attempted, error: error.into() }
+}
+
+/// Checks what can be checked before mounting. Returns the two paths, absolute and without symbolic links.
+fn check(config: &Config) -> Result<(PathBuf, PathBuf), Error> {
+    let source = &config.source;
+    let source = fs::canonicalize(source).map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound => Error::SourceMissing { source: source.clone() },
+        io::ErrorKind::NotConnected => Error::MountpointDead { mountpoint: source.clone() },
+        _ => Error::SourceUnreadable { source: source.clone(), error },
+    })?;
+    let mountpoint = &config.mountpoint;
+    let mountpoint = fs::canonicalize(mountpoint).map_err(|error| match error.raw_os_error() {
+        Some(libc::ENOTCONN) => Error::MountpointDead { mountpoint: mountpoint.clone() },
+        Some(libc::ENOENT) => Error::MountpointMissing { mountpoint: mountpoint.clone() },
+        _ => Error::NotPermitted { mountpoint: mountpoint.clone(), error },
+    })?;
+    if mounting::find(&mountpoint, SUBTYPE).map_err(|error| failed("read the list of mounts", error))?.is_some() {
+        return Err(match fs::metadata(&mountpoint) {
+            Err(error) if error.raw_os_error() == Some(libc::ENOTCONN) => Error::MountpointDead { mountpoint },
+            _ => Error::AlreadyMounted { mountpoint },
+        });
+    }
+    match fs::metadata(&source) {
+        Ok(found) if found.is_dir() => {}
+        Ok(_) => return Err(Error::SourceNotADirectory { source }),
+        Err(error) if error.kind() == io::ErrorKind::NotConnected => {
+            return Err(Error::MountpointDead { mountpoint: source });
+        }
+        Err(error) => return Err(Error::SourceUnreadable { source, error }),
+    }
+    if !mountpoint.is_dir() {
+        return Err(Error::MountpointNotADirectory { mountpoint });
+    }
+    if mountpoint != source && mountpoint.starts_with(&source) {
+        return Err(Error::MountpointInsideSource { source, mountpoint });
+    }
+    if !Path::new(mounting::DEVICE).exists() {
+        return Err(Error::NoDevice);
+    }
+    Ok((source, mountpoint))
+}
+
+/// As many descriptors, and files as large, as we may.
+pub fn raise_limits() {
+    let files = getrlimit(Resource::Nofile);
+    let most = fs::read_to_string("/proc/sys/fs/nr_open").ok().and_then(|text| text.trim().parse::<u64>().ok());
+    if let Some(most) = most.filter(|most| files.maximum.is_some_and(|maximum| maximum < *most))
+        && setrlimit(Resource::Nofile, Rlimit { current: Some(most), maximum: Some(most) }).is_ok()
+    {
+        // Raised beyond the hard limit, as root may.
+    } else {
+        let _ = setrlimit(Resource::Nofile, Rlimit { current: files.maximum, maximum: files.maximum });
+    }
+    // The callers' limits count, and the kernel checks them; ours would only get us killed.
+    let sizes = getrlimit(Resource::Fsize);
+    let _ = setrlimit(Resource::Fsize, Rlimit { current: sizes.maximum, maximum: sizes.maximum });
+}
+
+fn mount(config: &Config, source: &Path, mountpoint: &Path, below: &OwnedFd) -> Result<(OwnedFd, Privilege), Error> {
+    let mut flags = MountFlags::empty();
+    // What the mount below forbids stays forbidden.
+    if let Ok(below) = rustix::fs::fstatvfs(below) {
+        for (here, there) in [
+            (StatVfsMountFlags::RDONLY, MountFlags::RDONLY),
+            (StatVfsMountFlags::NOSUID, MountFlags::NOSUID),
+            (StatVfsMountFlags::NODEV, MountFlags::NODEV),
+            (StatVfsMountFlags::NOEXEC, MountFlags::NOEXEC),
+        ] {
+            if below.f_flag.contains(here) {
+                flags |= there;
+            }
+        }
+    }
+    let fsname = source.to_string_lossy().into_owned();
+    let mut options = Options { fsname, subtype: SUBTYPE.to_owned(), allow_other: true, flags };
+    let not_permitted = |error| Error::NotPermitted { mountpoint: config.mountpoint.clone(), error };
+    if rustix::process::geteuid().is_root() {
+        match mounting::mount(mountpoint, &options) {
+            Ok(device) => return Ok((device, Privilege::Root)),
+            // Root in name only (a container): try as an ordinary user.
+            Err(error) if error.raw_os_error() == Some(libc::EPERM) => {}
+            Err(error) => return Err(failed("mount", error)),
+        }
+    }
+    options.allow_other = false;
+    let opened = fs::File::options().read(true).write(true).open(mounting::DEVICE);
+    if let Err(error) = opened.as_ref()
+        && error.kind() == io::ErrorKind::PermissionDenied
+    {
+        return Err(Error::DeviceForbidden);
+    }
+    match mounting::mount_by_fusermount(mountpoint, &options) {
+        Ok(device) => Ok((device, Privilege::User)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Err(Error::NoFusermount),
+        Err(error) => Err(not_permitted(error)),
+    }
+}
+
+fn wish(write: WriteMode) -> Wish {
+    // Not among them, on purpose: AUTO_INVAL_DATA (our own writes would drop the cache), EXPLICIT_INVAL_DATA (growth beside us would leave
+    // zeros behind the old end), ASYNC_DIO (the kernel then leaves old pages behind a direct write), ATOMIC_O_TRUNC (see `data.rs`), POSIX_LOCKS
+    // and FLOCK_LOCKS, EXPORT_SUPPORT (see `lib.rs`), SECURITY_CTX (labels are the business of the file system below).
+    let mut capabilities = init::ASYNC_READ
+        | init::BIG_WRITES
+        | init::DONT_MASK
+        | init::HAS_IOCTL_DIR
+        | init::DO_READDIRPLUS
+        | init::READDIRPLUS_AUTO
+        | init::PARALLEL_DIROPS
+        | init::POSIX_ACL
+        | init::CACHE_SYMLINKS
+        | init::HANDLE_KILLPRIV_V2
+        | init::SETXATTR_EXT
+        | init::CREATE_SUPP_GROUP
+        | init::HAS_EXPIRE_ONLY
+        | init::HAS_RESEND;
+    if write == WriteMode::Back {
+        capabilities |= init::WRITEBACK_CACHE;
+    }
+    Wish { capabilities, readahead_bytes_max: READAHEAD_BYTES_MAX, background_max: BACKGROUND_MAX }
+}
+
+#[allow(clippy::too_many_arguments)] // The pieces that `start_kept` has laid out, each used once.
+fn serve<E: Into<Box<dyn std::error::Error + Send + Sync>>>(
+    config: &Config,
+    source: &Path,
+    mountpoint: &Path,
+    device: OwnedFd,
+    privilege: Privilege,
+    below: Source,
+    keep: Arc<Keep>,
+    make_borrower: impl FnOnce(MountInfo) -> Result<Arc<Borrower>, E>,
+) -> Result<Mount, Error> {
+    let own_device = mounting::find(mountpoint, SUBTYPE)
+        .map_err(|error| failed("read the list of mounts", error))?
+        .ok_or_else(|| failed("find the new mount", io::ErrorKind::NotFound))?;
+    let session =
+        Session::negotiate(device, wish(config.write)).map_err(|error| failed("negotiate with the kernel", error))?;
+    if privilege == Privilege::Root {
+        widen_readahead(own_device);
+    }
+    let negotiated = session.negotiated();
+    let write_mode = match negotiated.capabilities & init::WRITEBACK_CACHE {
+        0 => WriteMode::Through,
+        _ => WriteMode::Back,
+    };
+    keep.memory.begin(&Header {
+        minor: negotiated.minor,
+        capabilities: negotiated.capabilities,
+        write_back: write_mode == WriteMode::Back,
+        root: privilege == Privilege::Root,
+        own_device,
+        source,
+        mountpoint,
+    });
+    keep.hold(Held::State, keep.memory.fd());
+    keep.hold(Held::Source, below.readable.as_fd());
+    keep.hold(Held::Device(0), session.device().as_fd());
+    let borrower = make_borrower(MountInfo { device: own_device }).map_err(|error| Error::Borrower(error.into()))?;
+
+    let found = Found::new(below.root, stat(&below.readable).map_err(|error| failed("stat the directory", error))?);
+    let handles_from = below.readable.try_clone().map_err(|error| failed("duplicate a descriptor", error))?;
+    let handles_from = (privilege == Privilege::Root).then_some(handles_from);
+    let descriptors_max = inode_descriptors_max(config);
+    let filesystem = Passthrough {
+        inodes: Inodes::new(found, borrower.clone(), keep.clone(), descriptors_max, handles_from),
+        handles: Handles::new(keep.clone()),
+        keep,
+        resent: Resent::default(),
+        borrower,
+        ledger: Ledger::default(),
+        invalidations: Invalidations::default(),
+        sweep: Sweep::default(),
+        counters: Counters::default(),
+        write_mode,
+        privilege,
+        attr_timeout: config.attr_timeout,
+        entry_timeout: config.entry_timeout,
+        source: below.readable,
+        own_device,
+    };
+    let (source, mountpoint, threads) = (source.to_owned(), mountpoint.to_owned(), config.threads.max(THREADS_MIN));
+    Mount::begin(filesystem, source, mountpoint, &session, threads, BTreeMap::new())
+        .map_err(|error| failed("start the threads", error))
+}
+
+/// How many descriptors inodes may hold.
+pub(crate) fn inode_descriptors_max(config: &Config) -> usize {
+    let descriptors = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    let share = (descriptors / 4).saturating_mul(INODE_DESCRIPTOR_QUARTERS);
+    config.inode_descriptors_max.unwrap_or(Config::INODE_DESCRIPTORS_MAX.min(share as usize))
+}
+
+/// By default the kernel reads ahead no more than 128 KiB on any FUSE mount.
+fn widen_readahead(device: u64) {
+    let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
+    let knob = format!("/sys/class/bdi/{major}:{minor}/read_ahead_kb");
+    if let Err(error) = fs::write(&knob, (READAHEAD_BYTES_MAX / 1024).to_string()) {
+        tracing::info!(%knob, %error, "cannot widen the read-ahead window of the mount: sequential reads will be slower");
+    }
+}

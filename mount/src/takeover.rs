@@ -1,0 +1,164 @@
+//! Going on with a mount whose daemon is gone: the kernel's connection, the inodes and open files that it knows, the requests that
+//! nobody answered.
+//!
+//! The order matters. All is restored before the first request is read; the unanswered requests are asked for again before that, too,
+//! because the kernel sends again *whatever* was read and not answered; and what the kernel caches wrongly is dropped only when the
+//! workers serve, since that makes it write to us.
+
+use crate::config::{Config, WriteMode};
+use crate::credentials::Privilege;
+use crate::error::Error;
+use crate::filesystem::Passthrough;
+use crate::handle::Handles;
+use crate::handover::Keep;
+use crate::handover::channel::{Channel, Held};
+use crate::handover::given::Given;
+use crate::handover::layout::{self, State};
+use crate::handover::memory::Memory;
+use crate::inode::Inodes;
+use crate::invalidation::Invalidations;
+use crate::ledger::Ledger;
+use crate::resent::Resent;
+use crate::running::{Mount, MountInfo};
+use crate::starting::{THREADS_MIN, failed, inode_descriptors_max, raise_limits};
+use crate::status::Counters;
+use crate::sweep::Sweep;
+use crate::system::ProcPath;
+use borrower::Borrower;
+use fuse::abi::init;
+use fuse::{Negotiated, Session};
+use hashbrown::HashMap;
+use rustix::fd::OwnedFd;
+use rustix::fs::{Mode, OFlags, open};
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::Arc;
+
+impl Mount {
+    /// Takes a mount over from a daemon that is gone. Of `config`, what was decided when it was mounted is not looked at: the paths, and
+    /// how writes are treated.
+    ///
+    /// # Errors
+    /// When what is given is not complete, or of another version.
+    pub fn take_over<E>(
+        config: &Config,
+        given: Given,
+        keeper: Option<Arc<Channel>>,
+        make_borrower: impl FnOnce(MountInfo) -> Result<Arc<Borrower>, E>,
+    ) -> Result<Mount, Error>
+    where
+        E: Into<Box<dyn std::error::Error + Send + Sync>>,
+    {
+        raise_limits();
+        let taking = |error: io::Error| failed("take the mount over", error);
+        let missing = |what: &str| taking(io::Error::other(format!("{what} was not given")));
+        let Given { state, source, mut devices, opens, nodes } = given;
+        let state = state.ok_or_else(|| missing("the state memory"))?;
+        let readable = source.ok_or_else(|| missing("the directory below"))?;
+        let device = devices.remove(&0).ok_or_else(|| missing("the connection to the kernel"))?;
+        let (memory, state) = Memory::take_over(state).map_err(taking)?;
+        let keep = Keep::new(Arc::new(memory), keeper);
+        let session = Session::resume(device, Negotiated { minor: state.minor, capabilities: state.capabilities });
+        let can_resend = state.capabilities & init::HAS_RESEND != 0;
+        if !can_resend {
+            // Nobody would ever answer what was read from them: closed everywhere, they fail it.
+            devices.keys().for_each(|number| keep.release(Held::Device(*number)));
+            devices = BTreeMap::new();
+            tracing::warn!(
+                "this kernel cannot send requests again (Linux 6.9 can): those that were under way fail with an error"
+            );
+        }
+        let own_device = state.own_device;
+        let borrower =
+            make_borrower(MountInfo { device: own_device }).map_err(|error| Error::Borrower(error.into()))?;
+        let (source, mountpoint) = (state.source.clone(), state.mountpoint.clone());
+        let filesystem = restore(config, state, readable, opens, nodes, keep, borrower).map_err(taking)?;
+        if can_resend && let Err(error) = session.notifier().resend() {
+            // The mount has gone meanwhile.
+            tracing::debug!(%error, "the kernel does not send requests again");
+        }
+        let threads = config.threads.max(THREADS_MIN);
+        let mount = Mount::begin(filesystem, source, mountpoint, &session, threads, devices)
+            .map_err(|error| failed("start the threads", error))?;
+        mount.drop_stale();
+        Ok(mount)
+    }
+}
+
+fn restore(
+    config: &Config,
+    state: State,
+    readable: OwnedFd,
+    opens: HashMap<u64, OwnedFd>,
+    mut held: HashMap<u64, OwnedFd>,
+    keep: Arc<Keep>,
+    borrower: Arc<Borrower>,
+) -> io::Result<Passthrough> {
+    let privilege = if state.root { Privilege::Root } else { Privilege::User };
+    let memory = keep.memory.clone();
+    let path_only = |fd: &OwnedFd| open(ProcPath::new(fd).path(), OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
+    held.insert(fuse::abi::ROOT_ID, path_only(&readable)?);
+    // What is open may have no name left: its own descriptor leads there for certain.
+    for known in &state.opens {
+        if let (Some(fd), false) = (opens.get(&known.handle), held.contains_key(&known.nodeid)) {
+            held.insert(known.nodeid, path_only(fd)?);
+        }
+    }
+    borrower.keys_from(page::FileKey(state.next_key));
+    let handles_from = (privilege == Privilege::Root).then(|| readable.try_clone()).transpose()?;
+    let resent = Resent::new(&memory, state.intents);
+    let (inodes, lost_nodes) = Inodes::restore(
+        &state.devices,
+        state.nodes,
+        held,
+        borrower.clone(),
+        keep.clone(),
+        inode_descriptors_max(config),
+        handles_from,
+    );
+    inodes.get(fuse::abi::ROOT_ID)?;
+    let handles = Handles::new(keep.clone());
+    let lost_opens = restore_opens(&state.opens, opens, &handles, &inodes, &keep);
+    if lost_nodes + lost_opens > 0 {
+        tracing::warn!(
+            "{lost_nodes} inodes and {lost_opens} open files could not be found again: who uses them gets an error"
+        );
+    }
+    Ok(Passthrough {
+        inodes,
+        handles,
+        keep,
+        resent,
+        borrower,
+        ledger: Ledger::default(),
+        invalidations: Invalidations::default(),
+        sweep: Sweep::default(),
+        counters: Counters::default(),
+        write_mode: if state.write_back { WriteMode::Back } else { WriteMode::Through },
+        privilege,
+        attr_timeout: config.attr_timeout,
+        entry_timeout: config.entry_timeout,
+        source: readable,
+        own_device: state.own_device,
+    })
+}
+
+/// Returns how many could not be restored. Descriptors of what is in no slot belong to opens that were not answered: let go.
+fn restore_opens(
+    known: &[layout::Open],
+    mut opens: HashMap<u64, OwnedFd>,
+    handles: &Handles,
+    inodes: &Inodes,
+    keep: &Keep,
+) -> usize {
+    let mut lost = 0;
+    for open in known {
+        let slot = keep.memory.open_at(open.slot); // Free again, if it cannot be restored.
+        match (opens.remove(&open.handle), inodes.get(open.nodeid)) {
+            (Some(fd), Ok(inode)) => handles.restore(open.handle, slot, fd, inode, open.is_directory),
+            _ => lost += 1,
+        }
+    }
+    opens.keys().for_each(|handle| keep.release(Held::Open(*handle)));
+    lost
+}

@@ -1,0 +1,389 @@
+//! The keeper: the process that `pumapool mount` leaves behind, whose child is the daemon that serves the mount.
+//!
+//! It holds descriptors and waits. When its daemon dies, it starts another one, gives it all it holds, and the mount goes on: programs
+//! see a pause. It has one thread, no table but that of the descriptors (bounded by the limit of open files), and touches nothing of
+//! what it holds. What the daemon sent before it died is safe in the socket between them, so the keeper never answers.
+//!
+//! - The daemon ends in order: so does the keeper, with its exit code.
+//! - It is killed, or crashes: a successor takes over. [`IDLE_DEATHS_MAX`] deaths in a row without a request served, or [`CRASHES_MAX`]
+//!   crashes in a row soon after the beginning, and the keeper lets go of the mount.
+//! - It hands over (`pumapool upgrade`): the new program takes over; if that does not come to serve, the old one does.
+//! - The keeper is killed: the daemon serves on, alone, and says so.
+//!
+//! What must never happen in it: waiting for its daemon without looking for its end; holding a mount that nobody serves.
+
+use crate::control::Control;
+use crate::daemon::Log;
+use crate::fdstore::Store;
+use anyhow::{Context, Result};
+use mount::handover::channel::{Channel, Held, Message};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fd::{AsFd, AsRawFd, OwnedFd};
+use rustix::io::{FdFlags, fcntl_setfd};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+/// Tells the process that it is a daemon, and what it has inherited: see [`crate::kept`].
+pub const INHERITED: &str = "PUMAPOOL_KEPT";
+/// With this code a daemon says that it has left its mount to a successor.
+pub const HANDED_OVER: u8 = 75;
+/// The code of a Rust program whose main thread panicked.
+const PANICKED: i32 = 101;
+/// Deaths in a row without a request served, after which the mount is let go.
+const IDLE_DEATHS_MAX: u32 = 5;
+/// Crashes (not kills) in a row, each soon after the beginning, after which the mount is let go: the same request might be the cause.
+const CRASHES_MAX: u32 = 5;
+/// A daemon that has served for longer did not die of its beginning.
+const SOON: Duration = Duration::from_secs(10);
+/// The pause before the second start in a row; it doubles with each.
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+/// How long a new program may take to come to serve.
+const START_LIMIT: Duration = Duration::from_secs(10);
+
+/// How a daemon has ended.
+enum End {
+    /// In order.
+    Ended(ExitCode),
+    /// Killed, crashed, or never came to serve.
+    Died { status: ExitStatus, was_ready: bool },
+    /// Left its mount to this program.
+    HandedOver { upgrade: Upgrade },
+}
+
+/// What serves next.
+enum Next {
+    /// The program that served before; who is to be told that it does again.
+    Same(Option<Reply>),
+    /// This one, on trial.
+    Other(File, Upgrade),
+}
+
+impl Next {
+    fn refused(upgrade: Upgrade, why: String) -> Next {
+        tracing::error!("no upgrade: {why}; the program before it serves on");
+        Next::Same(Some(Reply { to: upgrade.reply, failed: Some(why) }))
+    }
+}
+
+/// Who wants another program to serve.
+struct Upgrade {
+    program: PathBuf,
+    /// Where to say how it went.
+    reply: Option<OwnedFd>,
+    began: Instant,
+}
+
+struct Keeper {
+    held: BTreeMap<Held, OwnedFd>,
+    store: Store,
+    log: Option<Log>,
+    control: Control,
+    signals: Vec<(i32, UnixStream)>,
+    in_background: bool,
+    /// Where the command was given: paths in its arguments may be relative.
+    folder: PathBuf,
+    was_ready: bool,
+    /// Since when the mount is not served.
+    gap: Option<(Instant, String)>,
+}
+
+/// Runs until the mount has ended. `held` is what a keeper before this one has left with systemd.
+pub fn run(log: Option<Log>, control: Control, held: BTreeMap<Held, OwnedFd>) -> Result<ExitCode> {
+    let mut signals = Vec::new();
+    for signal in [SIGINT, SIGTERM, SIGQUIT, SIGHUP] {
+        let (ours, theirs) = UnixStream::pair().context("cannot listen for signals")?;
+        signal_hook::low_level::pipe::register(signal, theirs).context("cannot listen for signals")?;
+        signals.push((signal, ours));
+    }
+    mount::raise_limits();
+    let mut keeper = Keeper {
+        store: Store::new(&held),
+        held,
+        in_background: log.is_some(),
+        log,
+        control,
+        signals,
+        folder: std::env::current_dir().unwrap_or_else(|_| "/".into()),
+        was_ready: false,
+        gap: None,
+    };
+    keeper.keep()
+}
+
+impl Keeper {
+    fn keep(&mut self) -> Result<ExitCode> {
+        let mut program = File::open("/proc/self/exe").context("cannot find this program to start the daemon")?;
+        let mut next = Next::Same(None);
+        let (mut idle_deaths, mut crashes) = (0, 0);
+        loop {
+            let began = Instant::now();
+            let (candidate, limit, reply) = match std::mem::replace(&mut next, Next::Same(None)) {
+                Next::Same(reply) => (None, None, reply),
+                Next::Other(file, upgrade) => {
+                    let to = upgrade.reply.as_ref().map(|fd| fd.try_clone()).transpose()?;
+                    (Some((file, upgrade)), Some(START_LIMIT), Some(Reply { to, failed: None }))
+                }
+            };
+            let serves = candidate.as_ref().map_or(&program, |(file, _)| file);
+            let end = self.run_daemon(serves, limit, reply)?;
+            if let Some((file, upgrade)) = candidate {
+                if let End::Died { status, was_ready: false } = end {
+                    let why = format!("{} did not come to serve ({status})", upgrade.program.display());
+                    next = Next::refused(upgrade, why);
+                    continue;
+                }
+                program = file;
+            }
+            match end {
+                End::Ended(code) => return Ok(self.ended(code)),
+                End::HandedOver { upgrade } => {
+                    self.gap = Some((upgrade.began, format!("upgrade to {}", upgrade.program.display())));
+                    next = match File::open(&upgrade.program) {
+                        Ok(file) => Next::Other(file, upgrade),
+                        Err(error) => {
+                            let why = format!("{} cannot be opened: {error}", upgrade.program.display());
+                            Next::refused(upgrade, why)
+                        }
+                    };
+                }
+                End::Died { status, was_ready } => {
+                    if !self.was_ready {
+                        anyhow::ensure!(status.code().is_some(), "the daemon died before it served ({status})");
+                        return Ok(exit_code(status));
+                    }
+                    let has_served = was_ready && self.has_served();
+                    idle_deaths = if has_served { 0 } else { idle_deaths + 1 };
+                    let is_crash = status.signal() != Some(Signal::KILL.as_raw());
+                    crashes = if is_crash && began.elapsed() < SOON { crashes + 1 } else { 0 };
+                    let how = format!("the daemon died ({status})");
+                    let in_a_row: u32 = idle_deaths.max(crashes);
+                    if idle_deaths >= IDLE_DEATHS_MAX || crashes >= CRASHES_MAX {
+                        return Ok(self.let_go(&format!("{how}, the {in_a_row}th in a row")));
+                    }
+                    self.gap.get_or_insert((Instant::now(), how));
+                    if in_a_row > 1 && self.pause(FIRST_PAUSE * 2u32.pow(in_a_row - 2)) {
+                        return Ok(self.let_go("it was told to stop"));
+                    }
+                }
+            }
+        }
+    }
+
+    fn has_served(&self) -> bool {
+        let state = self.held.get(&Held::State);
+        state.and_then(|state| mount::handover::about(state).ok()).is_some_and(|about| about.has_served)
+    }
+
+    /// Waits, unless a signal comes: then true.
+    fn pause(&self, time: Duration) -> bool {
+        let mut fds: Vec<_> = self.signals.iter().map(|(_, pipe)| PollFd::new(pipe, PollFlags::IN)).collect();
+        let _ = poll(&mut fds, Some(&timespec(time)));
+        self.take_signal().is_some()
+    }
+
+    fn take_signal(&self) -> Option<i32> {
+        let has_come = |pipe: &UnixStream| {
+            let mut poll_fd = [PollFd::new(pipe, PollFlags::IN)];
+            matches!(poll(&mut poll_fd, Some(&timespec(Duration::ZERO))), Ok(1))
+        };
+        for (signal, mut pipe) in self.signals.iter().map(|(signal, pipe)| (*signal, pipe)) {
+            if has_come(pipe) {
+                let _ = pipe.read(&mut [0; 1]);
+                // In the background nobody hangs up.
+                if !(self.in_background && signal == SIGHUP) {
+                    return Some(signal);
+                }
+            }
+        }
+        None
+    }
+
+    /// Gives the mount up: nobody serves it any more.
+    fn let_go(&mut self, why: &str) -> ExitCode {
+        let about = self.held.get(&Held::State).and_then(|state| mount::handover::about(state).ok());
+        let mountpoint = about.map(|about| about.mountpoint).unwrap_or_default();
+        tracing::error!("{} is unmounted, because {why}; see the log, and mount it again", mountpoint.display());
+        let _ = mount::detach(&mountpoint);
+        self.store.clear(self.held.keys());
+        self.held.clear();
+        ExitCode::FAILURE
+    }
+
+    fn ended(&mut self, code: ExitCode) -> ExitCode {
+        // Who never came to serve has ended nothing: what is stored is for the next attempt.
+        if self.was_ready {
+            self.store.clear(self.held.keys());
+        }
+        if let (true, Some(log)) = (code == ExitCode::SUCCESS, self.log.take()) {
+            log.remove(); // It has ended well: what it logged is of no more interest.
+        } else if let Some(log) = self.log.take() {
+            log.keep();
+        }
+        code
+    }
+
+    /// Starts a daemon and accompanies it to its end. With a `limit`, it is killed if it does not serve by then.
+    fn run_daemon(&mut self, program: &File, limit: Option<Duration>, mut reply: Option<Reply>) -> Result<End> {
+        let start = Instant::now();
+        let (ours, theirs) = Channel::pair().context("cannot make a socket for the daemon")?;
+        let mut child = self.spawn(program, &theirs)?;
+        drop(theirs);
+        let given = self.held.iter().try_for_each(|(held, fd)| ours.hold(*held, fd.as_fd()));
+        // A daemon that is gone already is found below.
+        let _ = given.and_then(|()| ours.send(&Message::AllGiven));
+        let pid = Pid::from_child(&child);
+        let end = pidfd_open(pid, PidfdFlags::empty()).context("cannot watch the daemon")?;
+        let mut upgrade = None;
+        let mut was_ready = false;
+        let mut is_open = true;
+        loop {
+            let mut fds = vec![PollFd::new(&end, PollFlags::IN)];
+            fds.extend(self.signals.iter().map(|(_, pipe)| PollFd::new(pipe, PollFlags::IN)));
+            if is_open {
+                fds.push(PollFd::from_borrowed_fd(ours.fd(), PollFlags::IN));
+            }
+            let left = limit.filter(|_| !was_ready).map(|limit| limit.saturating_sub(start.elapsed()));
+            let ready = poll(&mut fds, left.map(timespec).as_ref());
+            let has_ended = !fds[0].revents().is_empty();
+            if left.is_some_and(|left| left.is_zero()) {
+                let _ = child.kill();
+            }
+            if ready.is_err() {
+                continue; // A signal: its pipe can be read now.
+            }
+            if let Some(signal) = self.take_signal() {
+                let _ = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);
+                let _ = ours.send(&Message::Stop(signal));
+            }
+            // Once it has ended, everything that it sent is there, and then the end of it.
+            while is_open && (has_ended || can_read(&ours)) {
+                match ours.receive() {
+                    Ok(Some(Message::Hold(held, fd))) => self.hold(held, fd),
+                    Ok(Some(Message::Release(held))) => self.release(held),
+                    Ok(Some(Message::Ready(text))) => {
+                        was_ready = true;
+                        self.daemon_ready(&text, child.id(), reply.take());
+                    }
+                    Ok(Some(Message::Upgrade(text, to))) => upgrade = Upgrade::parse(&text, to),
+                    Ok(Some(_)) => {}
+                    Ok(None) => is_open = false,
+                    Err(error) => tracing::warn!("{error}: it is lost if the daemon dies"),
+                }
+            }
+            if has_ended {
+                break;
+            }
+        }
+        let status = child.wait().context("cannot wait for the daemon")?;
+        Ok(match (status.code(), upgrade) {
+            (Some(code), Some(upgrade)) if code == i32::from(HANDED_OVER) => End::HandedOver { upgrade },
+            (None | Some(PANICKED), _) => End::Died { status, was_ready },
+            // A successor that says why it cannot serve: perhaps the next one can.
+            (Some(_), _) if self.was_ready && !was_ready => End::Died { status, was_ready },
+            (Some(_), _) => End::Ended(exit_code(status)),
+        })
+    }
+
+    fn spawn(&self, program: &File, channel: &Channel) -> Result<Child> {
+        let listener = self.control.listener();
+        let mut inherited = vec![channel.fd(), listener];
+        inherited.extend(self.log.as_ref().map(|log| log.file().as_fd()));
+        // This process has one thread: nothing else is started while they are open to be inherited.
+        for fd in &inherited {
+            fcntl_setfd(fd, FdFlags::empty()).context("cannot pass a descriptor on")?;
+        }
+        let numbers: Vec<String> = inherited.iter().map(|fd| fd.as_raw_fd().to_string()).collect();
+        let mut arguments = std::env::args_os();
+        let name = arguments.next().unwrap_or_else(|| "pumapool".into());
+        let mut command = Command::new(format!("/proc/self/fd/{}", program.as_raw_fd()));
+        command.arg0(name).args(arguments).env(INHERITED, numbers.join(",")).stdin(Stdio::inherit());
+        for variable in [crate::daemon::STARTED_BY, "NOTIFY_SOCKET", "LISTEN_FDS", "LISTEN_FDNAMES", "LISTEN_PID"] {
+            command.env_remove(variable);
+        }
+        if self.folder.is_dir() {
+            command.current_dir(&self.folder);
+        }
+        // A group of its own: what is typed at the terminal is for us to pass on.
+        let child = command.process_group(0).spawn().context("cannot start the daemon")?;
+        for fd in &inherited {
+            fcntl_setfd(fd, FdFlags::CLOEXEC).context("cannot keep a descriptor to ourselves")?;
+        }
+        Ok(child)
+    }
+
+    fn hold(&mut self, held: Held, fd: OwnedFd) {
+        self.store.add(held, fd.as_fd());
+        self.held.insert(held, fd);
+    }
+
+    fn release(&mut self, held: Held) {
+        if self.held.remove(&held).is_some() {
+            self.store.remove(held);
+        }
+    }
+
+    fn daemon_ready(&mut self, text: &str, pid: u32, reply: Option<Reply>) {
+        if let Some((since, how)) = self.gap.take() {
+            let pause_ms = since.elapsed().as_millis();
+            tracing::warn!("{how}: process {pid} has taken the mount over after {pause_ms} ms");
+            if let Some(Reply { to: Some(to), failed }) = reply {
+                let answer = match failed {
+                    None => serde_json::json!({"pid": pid, "pause_ms": pause_ms}),
+                    Some(why) => serde_json::json!({"error": why, "pause_ms": pause_ms}),
+                };
+                let mut to = UnixStream::from(to);
+                let _ = to.write_all(answer.to_string().as_bytes());
+                let _ = to.shutdown(std::net::Shutdown::Both); // A duplicate of it may stay open.
+            }
+        }
+        if std::mem::replace(&mut self.was_ready, true) {
+            return;
+        }
+        let mut stdout = std::io::stdout();
+        // The caller may have gone away; that is no reason to stop.
+        let _ = writeln!(stdout, "READY {text}").and_then(|()| stdout.flush());
+        if let Some(log) = &self.log {
+            let _ = rustix::stdio::dup2_stderr(log.file());
+            let _ = rustix::stdio::dup2_stdout(log.file());
+            let _ = std::env::set_current_dir("/");
+        }
+        let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
+    }
+}
+
+/// Whom to tell how an upgrade went.
+struct Reply {
+    to: Option<OwnedFd>,
+    /// Why the new program does not serve, if so.
+    failed: Option<String>,
+}
+
+impl Upgrade {
+    /// What a daemon says: how long ago it began to leave, in milliseconds, and the program.
+    fn parse(text: &str, reply: Option<OwnedFd>) -> Option<Upgrade> {
+        let (ago_ms, program) = text.split_once(' ')?;
+        let began = Instant::now().checked_sub(Duration::from_millis(ago_ms.parse().ok()?))?;
+        Some(Upgrade { program: Path::new(program).to_owned(), reply, began })
+    }
+}
+
+fn can_read(channel: &Channel) -> bool {
+    let mut fds = [PollFd::from_borrowed_fd(channel.fd(), PollFlags::IN)];
+    matches!(poll(&mut fds, Some(&timespec(Duration::ZERO))), Ok(1))
+}
+
+fn timespec(time: Duration) -> Timespec {
+    Timespec { tv_sec: time.as_secs() as i64, tv_nsec: time.subsec_nanos().into() }
+}
+
+fn exit_code(status: ExitStatus) -> ExitCode {
+    ExitCode::from(status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(1))
+}

@@ -1,0 +1,137 @@
+//! The daemon's side of its keeper: what it has inherited, when it says what, and what it does when it is told to stop.
+//!
+//! The control socket and the log are the keeper's, so they stay the same when a new daemon takes over: who connects in between waits in
+//! the socket's queue, and is answered by the successor.
+
+use crate::control;
+use crate::keeper::INHERITED;
+use anyhow::{Context, Result};
+use mount::handover::channel::{Channel, Message};
+use parking_lot::Mutex;
+use rustix::fd::{FromRawFd, OwnedFd, RawFd};
+use serde_json::Value;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
+use signal_hook::iterator::Signals;
+use std::fs::File;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::Arc;
+
+/// What a daemon has inherited.
+pub struct Kept {
+    /// To the keeper.
+    pub channel: Arc<Channel>,
+    listener: UnixListener,
+    log: Option<File>,
+    keeper_pid: u32,
+}
+
+/// What stops the daemon, once.
+type Stop = Box<dyn FnOnce() + Send>;
+
+/// Asked to stop by two who do not know of each other: by signals of its own, and by the keeper, which passes its own on. (A service
+/// manager signals both.) The first one ends it in order, the second one of either ends it at once.
+struct Stopping {
+    stop: Mutex<Option<Stop>>,
+}
+
+impl Stopping {
+    fn demand(&self, signal: i32, is_first: bool) {
+        let name = signal_hook::low_level::signal_name(signal).unwrap_or("?");
+        if !is_first {
+            tracing::warn!("{name} again: ending at once, whatever is in use");
+            std::process::exit(128 + signal);
+        }
+        if let Some(stop) = self.stop.lock().take() {
+            tracing::info!("stopping on {name}");
+            stop();
+        }
+    }
+}
+
+impl Kept {
+    /// What the keeper has passed on. None: this process is not a keeper's daemon.
+    pub fn inherited() -> Result<Option<Kept>> {
+        let Ok(numbers) = std::env::var(INHERITED) else { return Ok(None) };
+        // The keeper starts a program that it has open, by a path that ends in a number.
+        let _ = rustix::thread::set_name(c"pumapool");
+        let numbers: Vec<RawFd> = numbers
+            .split(',')
+            .map(str::parse)
+            .collect::<Result<_, _>>()
+            .context("what a keeper passes makes no sense")?;
+        anyhow::ensure!(matches!(numbers.len(), 2 | 3), "what a keeper passes makes no sense");
+        let mut fds = numbers.into_iter().map(|number| {
+            // SAFETY: the keeper has left exactly these open for us, and nobody else in this process knows them.
+            let fd = unsafe { OwnedFd::from_raw_fd(number) };
+            rustix::io::fcntl_setfd(&fd, rustix::io::FdFlags::CLOEXEC).map(|()| fd)
+        });
+        let mut next = || fds.next().transpose().context("what a keeper passes is not open");
+        let (channel, listener, log) = (next()?, next()?, next()?);
+        let keeper_pid = rustix::process::getppid().map_or(0, |pid| pid.as_raw_nonzero().get() as u32);
+        let (Some(channel), Some(listener)) = (channel, listener) else { return Ok(None) };
+        let (channel, listener) = (Arc::new(Channel::new(channel)), UnixListener::from(listener));
+        Ok(Some(Kept { channel, listener, log: log.map(File::from), keeper_pid }))
+    }
+
+    /// The process that stands for the mount: the keeper, as long as it is there.
+    pub fn pid(keeper_pid: u32, channel: &Channel) -> u32 {
+        if channel.is_lost() { std::process::id() } else { keeper_pid }
+    }
+
+    /// The keeper.
+    pub fn keeper_pid(&self) -> u32 {
+        self.keeper_pid
+    }
+
+    /// The daemon serves: tells the keeper, answers who asks, stops when it is told to.
+    pub fn serve(
+        self,
+        message: &str,
+        status: impl Fn() -> Value + Send + 'static,
+        command: impl Fn(&str, UnixStream) + Send + 'static,
+        stop: impl FnOnce() + Send + 'static,
+    ) -> Result<()> {
+        let stopping = Arc::new(Stopping { stop: Mutex::new(Some(Box::new(stop))) });
+        let in_background = self.log.is_some();
+        let mut signals = Signals::new([SIGINT, SIGTERM, SIGQUIT, SIGHUP]).context("cannot listen for signals")?;
+        let spawn = |name: &str, work: Box<dyn FnOnce() + Send>| {
+            std::thread::Builder::new().name(name.into()).spawn(work).map(drop).context("cannot start a thread")
+        };
+        let by_signal = stopping.clone();
+        spawn(
+            "puma-signals",
+            Box::new(move || {
+                let mut is_first = true;
+                // In the background a SIGHUP means nothing: nobody hangs up there.
+                for signal in signals.forever().filter(|signal| !(in_background && *signal == SIGHUP)) {
+                    by_signal.demand(signal, std::mem::replace(&mut is_first, false));
+                }
+            }),
+        )?;
+        control::serve_on(self.listener, status, command)?;
+        // A keeper that is gone is no reason not to serve.
+        let _ = self.channel.send(&Message::Ready(message.to_owned()));
+        if let Some(log) = &self.log {
+            rustix::stdio::dup2_stderr(log).context("cannot turn to the log")?;
+            let _ = rustix::stdio::dup2_stdout(log);
+            let _ = std::env::set_current_dir("/");
+        }
+        let channel = self.channel;
+        spawn("puma-keeper", Box::new(move || listen(&channel, &stopping)))
+    }
+}
+
+/// Listens to the keeper until it is gone.
+fn listen(channel: &Channel, stopping: &Stopping) {
+    let mut is_first = true;
+    loop {
+        match channel.receive() {
+            Ok(Some(Message::Stop(signal))) => stopping.demand(signal, std::mem::replace(&mut is_first, false)),
+            Ok(Some(_)) | Err(_) => {}
+            Ok(None) => break,
+        }
+    }
+    if channel.lose() {
+        tracing::warn!("the keeper of this mount is gone: the mount goes on, but dies with this daemon");
+    }
+}

@@ -1,0 +1,46 @@
+//! `pumapool upgrade`: another program takes a mount over, while it is in use.
+
+use crate::{control, umount};
+use anyhow::{Context, Result, bail};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+/// How long it may take: the daemon leaves, the new program starts or fails to, the old one serves again.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// Options of `upgrade`.
+#[derive(clap::Args)]
+pub struct Options {
+    /// Where it is mounted.
+    mountpoint: PathBuf,
+
+    /// The program that is to serve it [default: the one that this command is].
+    #[arg(long, value_name = "FILE")]
+    binary: Option<PathBuf>,
+}
+
+/// Runs the command.
+pub fn run(options: &Options) -> Result<ExitCode> {
+    let binary = match &options.binary {
+        Some(binary) => binary.clone(),
+        None => std::env::current_exe().context("cannot find this program; name one by --binary")?,
+    };
+    let binary = binary.canonicalize().with_context(|| format!("cannot find {}", binary.display()))?;
+    let Some(program) = binary.to_str().filter(|path| !path.contains('\n')) else {
+        bail!("{} is no path that can be passed on; put the program elsewhere", binary.display());
+    };
+    let (mountpoint, daemon) = umount::find(&options.mountpoint)?;
+    let Some(socket) = daemon.as_ref().and_then(|status| status["socket"].as_str()) else {
+        bail!("the daemon of {} does not answer; `pumapool status` shows those that do", mountpoint.display());
+    };
+    let answer = control::request(socket.as_ref(), &format!("upgrade {program}"), LIMIT)?;
+    if let Some(error) = answer["error"].as_str() {
+        bail!("not upgraded: {error}");
+    }
+    let Some(pause_ms) = answer["pause_ms"].as_u64() else {
+        bail!("the daemon's answer makes no sense; is it of an older version? Unmount and mount again");
+    };
+    println!("{} is served by process {} now, after a pause of {pause_ms} ms", mountpoint.display(), answer["pid"]);
+    Ok(ExitCode::SUCCESS)
+}
