@@ -150,12 +150,16 @@ impl Passthrough {
         let outcome = self.change(
             inode,
             fd,
-            |before| match direct || attempt.is_resent() {
-                false => Change::Buffered { offset: args.offset, len, request, writeback: from_cache },
-                true if end > before.size_bytes => {
-                    Change::Other { start: args.offset.min(before.size_bytes), end: u64::MAX }
+            |before| {
+                let (start, end) = match end > before.size_bytes {
+                    true => (args.offset.min(before.size_bytes), u64::MAX),
+                    false => (args.offset, end),
+                };
+                match direct {
+                    true => Change::Other { start, end },
+                    false if attempt.is_resent() => Change::Doubtful { start, end },
+                    false => Change::Buffered { offset: args.offset, len, request, writeback: from_cache },
                 }
-                true => Change::Other { start: args.offset, end },
             },
             |before| {
                 let _fsetid =

@@ -49,6 +49,6 @@ mod xattr;
 pub use config::{Config, WriteMode};
 pub use error::Error;
 pub use fuse::Served;
-pub use running::{Mount, MountInfo};
+pub use running::{Mount, MountInfo, NOTIFIER};
 pub use starting::{detach, is_mounted, raise_limits};
 pub use status::Status;

@@ -203,7 +203,7 @@ fn start_threads(
     }
     let notifier = session.notifier();
     for (name, work) in [
-        ("puma-notify", Box::new(move |shared: &Shared| shared.filesystem.invalidations.deliver(&notifier)) as Work),
+        (NOTIFIER, Box::new(move |shared: &Shared| shared.filesystem.invalidations.deliver(&notifier)) as Work),
         ("puma-sweep", Box::new(|shared: &Shared| shared.filesystem.sweep.run(&shared.filesystem))),
         ("puma-janitor", Box::new(|shared: &Shared| shared.filesystem.ledger.tend(&shared.filesystem.inodes))),
     ] {
@@ -224,6 +224,9 @@ fn start_threads(
     }
     Ok(())
 }
+
+/// The name of the thread that has the kernel drop pages. Killed, it may not end before a successor has written them.
+pub const NOTIFIER: &str = "puma-notify";
 
 type Work = Box<dyn FnOnce(&Shared) + Send>;
 

@@ -48,6 +48,14 @@ const FIRST_PAUSE: Duration = Duration::from_millis(50);
 /// How long a new program may take to come to serve.
 const START_LIMIT: Duration = Duration::from_secs(10);
 
+/// How long what is left of a daemon may take to be gone when its first thread is, before a look at what is left. A thread that waits in the kernel for a page to be
+/// written back, because it has pages dropped, waits for an answer that only the successor can give.
+const DYING_LIMIT: Duration = Duration::from_millis(500);
+/// Daemons in that state at the most: beyond it, the keeper waits.
+const DYING_MAX: usize = 8;
+/// How often the keeper looks for that state, of which no event tells.
+const LOOK_AGAIN: Duration = Duration::from_millis(500);
+
 /// How a daemon has ended.
 enum End {
     /// In order.
@@ -91,6 +99,8 @@ struct Keeper {
     /// Where the command was given: paths in its arguments may be relative.
     folder: PathBuf,
     was_ready: bool,
+    /// Killed, but not gone yet.
+    dying: Vec<Child>,
     /// Since when the mount is not served.
     gap: Option<(Instant, String)>,
 }
@@ -113,6 +123,7 @@ pub fn run(log: Option<Log>, control: Control, held: BTreeMap<Held, OwnedFd>) ->
         signals,
         folder: std::env::current_dir().unwrap_or_else(|_| "/".into()),
         was_ready: false,
+        dying: Vec::new(),
         gap: None,
     };
     keeper.keep()
@@ -241,6 +252,7 @@ impl Keeper {
         let _ = given.and_then(|()| ours.send(&Message::AllGiven));
         let pid = Pid::from_child(&child);
         let end = pidfd_open(pid, PidfdFlags::empty()).context("cannot watch the daemon")?;
+        self.dying.retain_mut(|child| matches!(child.try_wait(), Ok(None)));
         let mut upgrade = None;
         let mut was_ready = false;
         let mut is_open = true;
@@ -251,8 +263,18 @@ impl Keeper {
                 fds.push(PollFd::from_borrowed_fd(ours.fd(), PollFlags::IN));
             }
             let left = limit.filter(|_| !was_ready).map(|limit| limit.saturating_sub(start.elapsed()));
-            let ready = poll(&mut fds, left.map(timespec).as_ref());
-            let has_ended = !fds[0].revents().is_empty();
+            let ready = poll(&mut fds, Some(&timespec(left.unwrap_or(LOOK_AGAIN).min(LOOK_AGAIN))));
+            let has_ended = !fds[0].revents().is_empty() || ready == Ok(0) && is_dying(pid);
+            // Any other thread that is left may still be writing below: the successor must not begin before that is done.
+            let is_gone = has_ended
+                && loop {
+                    if ends_within(&end, DYING_LIMIT) {
+                        break true;
+                    }
+                    if self.dying.len() < DYING_MAX && only_notifier_left(pid) {
+                        break false;
+                    }
+                };
             if left.is_some_and(|left| left.is_zero()) {
                 let _ = child.kill();
             }
@@ -263,8 +285,8 @@ impl Keeper {
                 let _ = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);
                 let _ = ours.send(&Message::Stop(signal));
             }
-            // Once it has ended, everything that it sent is there, and then the end of it.
-            while is_open && (has_ended || can_read(&ours)) {
+            // Once it is gone, everything that it sent is there, and then the end of it.
+            while is_open && (is_gone || can_read(&ours)) {
                 match ours.receive() {
                     Ok(Some(Message::Hold(held, fd))) => self.hold(held, fd),
                     Ok(Some(Message::Release(held))) => self.release(held),
@@ -277,6 +299,14 @@ impl Keeper {
                     Ok(None) => is_open = false,
                     Err(error) => tracing::warn!("{error}: it is lost if the daemon dies"),
                 }
+            }
+            if has_ended && !is_gone {
+                tracing::warn!(
+                    "the daemon {} was killed while the kernel drops pages: it ends when they are written",
+                    child.id()
+                );
+                self.dying.push(child);
+                return Ok(End::Died { status: ExitStatus::from_raw(Signal::KILL.as_raw()), was_ready });
             }
             if has_ended {
                 break;
@@ -373,6 +403,27 @@ impl Upgrade {
         let began = Instant::now().checked_sub(Duration::from_millis(ago_ms.parse().ok()?))?;
         Some(Upgrade { program: Path::new(program).to_owned(), reply, began })
     }
+}
+
+fn ends_within(process: &OwnedFd, limit: Duration) -> bool {
+    let mut fds = [PollFd::new(process, PollFlags::IN)];
+    matches!(poll(&mut fds, Some(&timespec(limit))), Ok(1))
+}
+
+/// Whether the first thread of a process has ended.
+fn is_dying(process: Pid) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{}/stat", process.as_raw_nonzero())).unwrap_or_default();
+    // The state stands behind the name, which may hold anything.
+    stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with(['Z', 'X']))
+}
+
+/// Whether of a process whose first thread has ended only the thread that has pages dropped is left.
+fn only_notifier_left(process: Pid) -> bool {
+    let first = process.as_raw_nonzero().to_string();
+    let Ok(threads) = std::fs::read_dir(format!("/proc/{first}/task")) else { return false };
+    threads.flatten().filter(|thread| thread.file_name() != first.as_str()).all(|thread| {
+        std::fs::read_to_string(thread.path().join("comm")).is_ok_and(|name| name.trim_end() == mount::NOTIFIER)
+    })
 }
 
 fn can_read(channel: &Channel) -> bool {

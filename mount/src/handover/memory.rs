@@ -264,6 +264,8 @@ fn claim(fd: &OwnedFd) -> io::Result<()> {
     let start = Instant::now();
     loop {
         match fcntl_lock(fd, FlockOperation::NonBlockingLockExclusive) {
+            // What is left of it waits in the kernel for what we are going to answer.
+            Err(Errno::AGAIN | Errno::ACCESS) if holder_is_dying(fd) => return Ok(()),
             Err(Errno::AGAIN | Errno::ACCESS) if start.elapsed() < CLAIM_LIMIT => std::thread::sleep(CLAIM_AGAIN),
             Err(Errno::AGAIN | Errno::ACCESS) => {
                 let why = "another daemon still serves it; end that one first";
@@ -272,6 +274,22 @@ fn claim(fd: &OwnedFd) -> io::Result<()> {
             result => return Ok(result?),
         }
     }
+}
+
+/// Whether the process that holds the lock was killed, and only threads that wait in the kernel are left of it.
+fn holder_is_dying(fd: &OwnedFd) -> bool {
+    use rustix::fd::AsRawFd;
+    // SAFETY: all fields are integers, for which zero is a value.
+    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+    lock.l_type = libc::F_WRLCK as libc::c_short;
+    // SAFETY: the call reads and writes `lock` only, which outlives it.
+    let result = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GETLK, &mut lock) };
+    if result != 0 || lock.l_type == libc::F_UNLCK as libc::c_short {
+        return false;
+    }
+    let stat = std::fs::read_to_string(format!("/proc/{}/stat", lock.l_pid)).unwrap_or_default();
+    // The state of its first thread stands behind the name, which may hold anything.
+    stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with(['Z', 'X']))
 }
 
 /// A node's slot.
