@@ -4,6 +4,7 @@ mod borrower;
 mod fuse;
 mod host;
 mod lender;
+mod mount;
 mod tap;
 mod wire;
 
@@ -36,6 +37,7 @@ pub static TARGETS: &[Target] = &[
     host::MEMORY_FILES,
     host::SIZES,
     host::STATUS,
+    mount::HANDED_OVER,
 ];
 
 /// The target of that name.
