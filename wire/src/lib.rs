@@ -334,7 +334,7 @@ impl WireKey {
 pub struct PutItem {
     /// Its name.
     pub key: WireKey,
-    /// [`page::checksum`], made by the borrower, kept and returned by the lender.
+    /// [`page::ChecksumKey::checksum`], made by the borrower, kept and returned by the lender.
     pub checksum: U64,
 }
 
