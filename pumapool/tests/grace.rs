@@ -259,10 +259,10 @@ fn pages_of_a_borrower_that_died_are_freed_after_the_grace_time() {
     let scratch = Scratch::new(test).unwrap();
     write_pages(&scratch.directory("source").unwrap().join("file"), PAGES as usize, 12);
     let lender = tcp_lender("2");
-    let mut mount = mount(&scratch, &lender.address);
+    let mount = mount(&scratch, &lender.address);
     fs::read(mount.path.join("file")).unwrap();
     mount.evict(&mount.path.join("file"), PAGES);
-    mount.process.kill().unwrap();
+    mount.kill_daemon();
     assert!(wait_until(PATIENCE, || lender.count("kept_sessions") == 1));
     assert_eq!(lender.count("stored_pages"), PAGES);
     assert!(wait_until(PATIENCE, || lender.count("expired_sessions") == 1 && lender.count("stored_pages") == 0));
