@@ -58,10 +58,16 @@ fn daemon(arguments: &[&str], groups: &[&Group]) -> Process {
 
 /// A daemon's own part of `pumapool status --json`.
 fn status_of(kind: &str, pid: u32) -> Value {
-    let output = pumapool(&["status", "--json"]);
-    let all: Value = serde_json::from_slice(&output.stdout).unwrap();
-    let found = all[kind].as_array().unwrap().iter().find(|status| status["pid"] == pid);
-    found.unwrap_or_else(|| panic!("no status of process {pid} in {all}")).clone()
+    // While a successor takes a mount over, nobody answers for it.
+    let mut found = None;
+    let mut ask = || {
+        let output = pumapool(&["status", "--json"]);
+        let all: Value = serde_json::from_slice(&output.stdout).unwrap();
+        found = all[kind].as_array().unwrap().iter().find(|status| status["pid"] == pid).cloned();
+        found.is_some()
+    };
+    assert!(testbed::wait_until(PATIENCE, &mut ask), "no status of process {pid}");
+    found.unwrap()
 }
 
 pub struct Lender {
