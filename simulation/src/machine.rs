@@ -437,6 +437,12 @@ impl Machine {
         cached.writeback = !temporary;
         inode.temporary[page] = temporary;
         let units = cached.units[..UNITS.min(size - page * UNITS)].to_vec();
+        if self.files[file].mixed {
+            // The page may hold what a failed write has left there, and brings it down after all.
+            for (at, value) in units.iter().enumerate() {
+                self.files[file].truth.linger(page * UNITS + at, *value, Time::MAX);
+            }
+        }
         self.unique += 1;
         let unique = self.unique;
         context.note(|| format!("file {file} page {page} written back as request {unique}"));
