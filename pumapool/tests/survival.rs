@@ -399,7 +399,11 @@ fn programs_do_not_notice_an_upgrade() {
             let exe = fs::read_link(format!("/proc/{}/exe", mount.daemon_pid())).unwrap();
             assert_eq!(exe, newer);
         }
-        _ => mount.kill_daemon(),
+        _ => {
+            let before = mount.takeovers();
+            mount.kill_daemon();
+            assert!(testbed::wait_until(PATIENCE, || mount.takeovers() > before));
+        }
     });
     let output = pumapool(&["upgrade", "/nonexistent"]);
     assert!(!output.status.success());

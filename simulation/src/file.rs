@@ -90,6 +90,9 @@ pub struct Cached {
     pub locked: bool,
     /// Whether it is being written back.
     pub writeback: bool,
+    /// A program stored through a mapping while the file was changed by requests: this copy may differ from the file until it is dropped
+    /// (docs/consistency.md, L2 and L6), so it is not compared. If it is lent, what is read back is.
+    pub is_torn: bool,
     /// References held by writes under way.
     pub pins: u32,
     /// Which write put its bytes there last, so that another page in its place is not taken for it.

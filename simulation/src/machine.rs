@@ -408,6 +408,7 @@ impl Machine {
         if unit < size {
             if model.changes > 0 {
                 model.mixed = true;
+                inode.pages.iter_mut().flatten().for_each(|cached| cached.is_torn = true);
                 model.truth.linger(unit, value, Time::MAX);
             } else {
                 model.truth.store(unit, value, context.now);
