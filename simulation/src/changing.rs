@@ -351,6 +351,14 @@ fn prepare(context: &mut Context, file: &mut FileModel, task: &Task, change: &mu
             }
         }
     }
+    if let Kind::Direct { end, .. } = change.kind {
+        // And what lies under a direct write, until its own drop.
+        for unit in inode.size..end.min(inode.size.next_multiple_of(UNITS)) {
+            if let Some(cached) = inode.pages[unit / UNITS] {
+                file.truth.announce(task.id, unit, cached.units[unit % UNITS]);
+            }
+        }
+    }
     for unit in 0..file.below.units.len() {
         if let Some(value) = change.result(unit) {
             file.truth.announce(task.id, unit, value);
