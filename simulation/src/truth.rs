@@ -108,6 +108,10 @@ impl Truth {
                 _ => {}
             }
         }
+        if lingering && self.units[unit].current == EOF {
+            // The kernel may know of the new end, and still cache what it read before the old one: zeros.
+            self.linger(unit, 0, now);
+        }
         self.replace(unit, value, if lingering { Why::Lingering(now) } else { Why::Until(now) });
     }
 
