@@ -419,7 +419,8 @@ fn announce(change: &Altering, size: usize) -> Change {
 fn apply(context: &mut Context, file: &mut FileModel, change: &Altering) -> Went {
     let below = &mut file.below;
     let mut went = Went::Well;
-    if context.weather.fails(&mut context.random) {
+    // A second attempt that fails after a first one that was applied is a change that nobody has heard of: not modelled.
+    if !change.resent && context.weather.fails(&mut context.random) {
         went = if context.random.bool() { Went::Short } else { Went::Wrong };
     }
     let values = &change.data;
