@@ -310,13 +310,6 @@ impl Inodes {
         let left = known.stamp.filter(|_| known.flags & node::DROP_PENDING == 0);
         let key = page::FileKey(known.key);
         let file = (known.key != 0).then(|| self.borrower.restore(known.identity, key, left));
-        if known.flags & node::WATCHED != 0 {
-            // The kernel has dropped pages of it before: from then on READs may overtake writes.
-            file.iter().for_each(|file| {
-                file.drop_begins();
-                file.drop_ended();
-            });
-        }
         let is_held = held.is_some();
         let is_deleted = known.flags & node::DELETED != 0;
         let believed = known.name.map_or(Believed::Nothing, |(parent, name)| Believed::Name(Name { parent, name }));

@@ -46,7 +46,7 @@ impl Invalidations {
 
     fn add(&self, inode: &Arc<Inode>, start: u64, end: u64, number: Option<u64>) {
         let mut state = self.state.lock();
-        inode.slot.iter().for_each(|slot| slot.set_flag(node::WATCHED | node::DROP_PENDING));
+        inode.slot.iter().for_each(|slot| slot.set_flag(node::DROP_PENDING));
         let pages = state.pages.entry(inode.nodeid).or_insert_with(|| {
             if let Some(file) = &inode.file {
                 file.drop_begins();

@@ -264,7 +264,8 @@ impl Keeper {
             }
             let left = limit.filter(|_| !was_ready).map(|limit| limit.saturating_sub(start.elapsed()));
             let ready = poll(&mut fds, Some(&timespec(left.unwrap_or(LOOK_AGAIN).min(LOOK_AGAIN))));
-            let has_ended = !fds[0].revents().is_empty() || ready == Ok(0) && is_dying(pid);
+            let has_ended =
+                !fds[0].revents().is_empty() || ready == Ok(0) && mount::handover::is_dying(pid.as_raw_nonzero().get());
             // Any other thread that is left may still be writing below: the successor must not begin before that is done.
             let is_gone = has_ended
                 && loop {
@@ -408,13 +409,6 @@ impl Upgrade {
 fn ends_within(process: &OwnedFd, limit: Duration) -> bool {
     let mut fds = [PollFd::new(process, PollFlags::IN)];
     matches!(poll(&mut fds, Some(&timespec(limit))), Ok(1))
-}
-
-/// Whether the first thread of a process has ended.
-fn is_dying(process: Pid) -> bool {
-    let stat = std::fs::read_to_string(format!("/proc/{}/stat", process.as_raw_nonzero())).unwrap_or_default();
-    // The state stands behind the name, which may hold anything.
-    stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with(['Z', 'X']))
 }
 
 /// Whether of a process whose first thread has ended only the thread that has pages dropped is left.

@@ -287,8 +287,13 @@ fn holder_is_dying(fd: &OwnedFd) -> bool {
     if result != 0 || lock.l_type == libc::F_UNLCK as libc::c_short {
         return false;
     }
-    let stat = std::fs::read_to_string(format!("/proc/{}/stat", lock.l_pid)).unwrap_or_default();
-    // The state of its first thread stands behind the name, which may hold anything.
+    is_dying(lock.l_pid)
+}
+
+/// Whether the first thread of a process has ended, whatever others are left.
+pub fn is_dying(process: i32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
+    // The state stands behind the name, which may hold anything.
     stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with(['Z', 'X']))
 }
 
