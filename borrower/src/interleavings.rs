@@ -13,7 +13,7 @@
 //! file by `files_come_and_go` ("a file in use is known").
 
 use crate::logic::core::{Change, Core, Outcome, Strategy};
-use crate::logic::puts::Batch;
+use crate::logic::puts::{BATCH_PAGES, Batch};
 use crate::logic::reading::{ATTEMPTS_MAX, Got, Reading};
 use crate::{File, FileIdentity, Stamp};
 use page::{ChecksumKey, PAGE_SIZE, Page, Version};
@@ -74,7 +74,7 @@ fn identity(inode: u64) -> FileIdentity {
 
 impl World {
     fn new(strategy: Strategy) -> Arc<World> {
-        let core = Core::new(1, ChecksumKey::new([7; 32]), strategy, true);
+        let core = Core::new(1, (2, BATCH_PAGES), ChecksumKey::new([7; 32]), strategy, true);
         core.catalog.lender_up(0);
         let file = core.catalog.adopt(identity(1));
         Arc::new(World {
@@ -113,7 +113,7 @@ impl World {
         let offset = (at * PAGE_SIZE) as u64;
         let change = Change::Buffered { offset, len: PAGE_SIZE as u64, request, writeback: false };
         *cached = Some(self.below.lock().0[at] + 1);
-        let changing = self.core.begin_change(&self.file, change, self.stamp(), self.positions().0);
+        let changing = self.core.begin_change(&self.file, change, self.stamp());
         assert_eq!(Some(self.apply(at)), *cached);
         let after = self.stamp();
         let (produced, consumed) = self.positions();
@@ -124,7 +124,7 @@ impl World {
     fn write_directly(&self, at: usize) {
         let start = (at * PAGE_SIZE) as u64;
         let change = Change::Other { start, end: start + PAGE_SIZE as u64 };
-        let changing = self.core.begin_change(&self.file, change, self.stamp(), self.positions().0);
+        let changing = self.core.begin_change(&self.file, change, self.stamp());
         self.apply(at);
         let after = self.stamp();
         let (produced, consumed) = self.positions();

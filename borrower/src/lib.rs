@@ -24,6 +24,8 @@ use edge::connection::{send_drop, send_put};
 use edge::link::{self, LENDER, LENDERS, Link};
 pub use logic::core::{Change, Strategy};
 use logic::core::{Changing, Confused, Core, Outcome};
+pub use logic::file::Left;
+use logic::puts::{BATCH_PAGES, BATCHES_MAX};
 use page::{ChecksumKey, FileKey, Version};
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -109,9 +111,8 @@ impl File {
         self.state.lock().kernel_stale()
     }
 
-    /// What the file looked like when it was left, for a daemon that takes over ([`Borrower::restore`]). None while anything is under
-    /// way, or while the kernel may cache older bytes.
-    pub fn left(&self) -> Option<Stamp> {
+    /// How the file is left to a daemon that takes over ([`Borrower::restore`]).
+    pub fn left(&self) -> Left {
         self.state.lock().left()
     }
 
@@ -152,7 +153,13 @@ impl Borrower {
                 rustix::rand::getrandom(&mut checksum_key, rustix::rand::GetRandomFlags::empty())?;
             }
         }
-        let core = Core::new(LENDERS, ChecksumKey::new(checksum_key), config.strategy, source.is_some());
+        let core = Core::new(
+            LENDERS,
+            (BATCHES_MAX, BATCH_PAGES),
+            ChecksumKey::new(checksum_key),
+            config.strategy,
+            source.is_some(),
+        );
         if let Some(session) = &config.session {
             core.catalog.continue_versions(session.next_version);
             core.catalog.lender_expect(LENDER, session.epoch);
@@ -220,9 +227,9 @@ impl Borrower {
         self.core.catalog.adopt(identity)
     }
 
-    /// A file that the kernel knows from a daemon before this one, under the key that it was given then; `left` is what it looked like
-    /// when that daemon left it, if that is known ([`File::kernel_stale`] if not). Before anything else is asked.
-    pub fn restore(&self, identity: FileIdentity, key: FileKey, left: Option<Stamp>) -> Arc<File> {
+    /// A file that the kernel knows from a daemon before this one, under the key that it was given then, and as that daemon
+    /// left it ([`File::kernel_stale`] if it is not known how). Before anything else is asked.
+    pub fn restore(&self, identity: FileIdentity, key: FileKey, left: Left) -> Arc<File> {
         self.core.catalog.restore(identity, key, left)
     }
 
@@ -239,7 +246,7 @@ impl Borrower {
 
     /// Announces a change, before it is applied below; `before` is what the file looks like now.
     pub fn change<'a>(&'a self, file: &'a File, change: Change, before: Stamp) -> ChangeGuard<'a> {
-        let changing = self.core.begin_change(file, change, before, self.produced());
+        let changing = self.core.begin_change(file, change, before);
         ChangeGuard { borrower: self, file, changing: Some(changing) }
     }
 

@@ -12,6 +12,7 @@ use borrower::Stamp;
 use borrower::logic::entry::{Place, Standing};
 use borrower::logic::file::{ChangeTicket, Ended, FileState, ReadTicket, Source, Verdict};
 use borrower::logic::lender::LenderWord;
+use borrower::logic::rules::{Rule, break_rule};
 use page::{PAGE_SIZE, PageRange, Version};
 use std::collections::{HashMap, VecDeque};
 
@@ -394,4 +395,23 @@ fn a_read_never_gets_a_stale_page_from_the_pool() {
     println!("{hits} pages from the pool, {resumed_hits} of them after a resumption, {repeated} READs repeated");
     assert!(resumed_hits > 100 || fixed.is_some(), "only {resumed_hits} pages were found again after a resumption");
     assert!(hits > 10_000 || fixed.is_some(), "only {hits} pages came from the pool: the test proves nothing");
+}
+
+/// Two rules matter only where changes of a file overlap. The mount's do not, so that the simulation of whole pools cannot notice when they
+/// are broken: this model must.
+#[test]
+fn rules_of_overlapping_changes_are_needed() {
+    for rule in [Rule::Older, Rule::Lifted] {
+        let first = fastrand::u64(..1 << 48);
+        let caught = (first..first + 2000).find(|seed| {
+            let run = move || {
+                break_rule(Some(rule));
+                let mut model = Model::new(*seed);
+                (0..4000).for_each(|_| model.step());
+            };
+            // In a thread of its own: the rule is broken in that alone.
+            std::thread::scope(|scope| scope.spawn(run).join()).is_err()
+        });
+        println!("R{} {rule:?} is caught by the seed {}", rule as u8, caught.expect("its removal is noticed"));
+    }
 }

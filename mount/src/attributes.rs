@@ -199,7 +199,7 @@ impl Passthrough {
         self.change(
             inode,
             target,
-            |before| Change::Other { start: before.size_bytes.min(size), end: u64::MAX },
+            |_| Change::Other { start: size, end: u64::MAX },
             |_| {
                 let _fsetid = WithoutFsetid::if_needed(self.privilege, kill)?;
                 rustix::fs::ftruncate(target, size)?;

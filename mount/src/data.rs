@@ -92,12 +92,16 @@ impl Passthrough {
             file.direct()?; // EINVAL, where the file system below has no O_DIRECT.
         }
         let keep = self.observe_now(&inode, &file.fd)?;
+        if !keep {
+            file.drops_cache();
+        }
         let fh = self.handles.add_file(Arc::new(file));
         Ok(abi::OpenOut { fh, open_flags: if keep { abi::fopen::KEEP_CACHE } else { 0 }, backing_id: 0 })
     }
 
     pub(crate) fn read(&self, request: u64, args: &abi::ReadIn, scratch: &mut [u8]) -> Result<usize, Errno> {
         let file = self.handles.file(args.fh)?;
+        file.in_use();
         let len = scratch.len().min(args.size as usize);
         let buf = &mut scratch[..len];
         let direct = args.read_flags & abi::READ_LOCKOWNER != 0;
@@ -131,6 +135,9 @@ impl Passthrough {
         let asked = OFlags::from_bits_retain(args.flags);
         // Out of the page cache (mmap, writeback), the handle and its flags are the kernel's guess.
         let from_cache = args.write_flags & abi::WRITE_CACHE != 0;
+        if !from_cache {
+            file.in_use();
+        }
         let direct = args.write_flags & abi::WRITE_LOCKOWNER != 0;
         let append = !from_cache && self.write_mode == WriteMode::Through && asked.contains(OFlags::APPEND);
         if let (true, Some(result)) = (append, attempt.done()) {
@@ -150,16 +157,10 @@ impl Passthrough {
         let outcome = self.change(
             inode,
             fd,
-            |before| {
-                let (start, end) = match end > before.size_bytes {
-                    true => (args.offset.min(before.size_bytes), u64::MAX),
-                    false => (args.offset, end),
-                };
-                match direct {
-                    true => Change::Other { start, end },
-                    false if attempt.is_resent() => Change::Doubtful { start, end },
-                    false => Change::Buffered { offset: args.offset, len, request, writeback: from_cache },
-                }
+            |_| match direct {
+                true => Change::Other { start: args.offset, end },
+                false if attempt.is_resent() => Change::Doubtful { start: args.offset, end },
+                false => Change::Buffered { offset: args.offset, len, request, writeback: from_cache },
             },
             |before| {
                 let _fsetid =
@@ -229,6 +230,7 @@ impl Passthrough {
     /// Closing one of the descriptors: so that what the file system below has to say at close is heard.
     pub(crate) fn flush(&self, fh: u64) -> Result<(), Errno> {
         let file = self.handles.file(fh)?;
+        file.in_use();
         let fd = rustix::io::dup(&file.fd)?;
         // SAFETY: the descriptor is ours alone and given up here; close reports what dropping it would swallow.
         let result = unsafe { libc::close(rustix::fd::IntoRawFd::into_raw_fd(fd)) };

@@ -14,7 +14,7 @@ use hashbrown::HashMap;
 use parking_lot::{Mutex, RwLock};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{Mode, OFlags, open};
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 /// An open file.
@@ -30,12 +30,15 @@ pub(crate) struct OpenFile {
     pub readable: bool,
     /// Whether `fd` can be written to.
     pub writable: bool,
+    /// The kernel was told at open to drop what it caches of the file, and nothing has shown yet that it has.
+    drops: AtomicBool,
     reader: OnceLock<OwnedFd>,
     direct: OnceLock<OwnedFd>,
 }
 
 impl Drop for OpenFile {
     fn drop(&mut self) {
+        self.in_use();
         self.inode.open_files.fetch_sub(1, Ordering::Relaxed);
     }
 }
@@ -50,8 +53,28 @@ impl OpenFile {
             fd,
             readable: access != OFlags::WRONLY,
             writable: access != OFlags::RDONLY,
+            drops: AtomicBool::new(false),
             reader: OnceLock::new(),
             direct: OnceLock::new(),
+        }
+    }
+
+    /// The kernel is about to be told that this file is open, and to drop what it caches of it. It does so before it gives the
+    /// descriptor to who asked for it (fs/fuse/file.c, fuse_open).
+    pub(crate) fn drops_cache(&self) {
+        if let Some(file) = &self.inode.file {
+            file.drop_begins();
+            self.drops.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Who opened the file uses it, or has closed it: what the open made the kernel drop is dropped.
+    pub(crate) fn in_use(&self) {
+        if self.drops.load(Ordering::Relaxed)
+            && self.drops.swap(false, Ordering::Relaxed)
+            && let Some(file) = &self.inode.file
+        {
+            file.drop_ended();
         }
     }
 

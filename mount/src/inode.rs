@@ -17,7 +17,7 @@ use crate::handover::channel::Held;
 use crate::handover::layout::{self, header, node};
 use crate::handover::memory::NodeSlot;
 use crate::system::FileHandle;
-use borrower::{Borrower, FileIdentity, Stamp};
+use borrower::{Borrower, FileIdentity, Left, Stamp};
 use fuse::Errno;
 use hashbrown::HashMap;
 use parking_lot::{Mutex, RwLock};
@@ -169,10 +169,15 @@ impl Inode {
         *believed = Believed::Nothing;
     }
 
-    /// Writes down what the file looks like now, if that is certain. The caller holds `changing`.
+    /// Writes down how the file is left if we die. The caller holds `changing`.
     pub(crate) fn record_stamp(&self) {
         if let (Some(slot), Some(file)) = (&self.slot, &self.file) {
-            slot.record_stamp(file.left());
+            let left = file.left();
+            match left.has_edges {
+                true => slot.set_flag(node::EDGES),
+                false => slot.clear_flag(node::EDGES),
+            }
+            slot.record_stamp(left.stamp);
         }
     }
 
@@ -307,7 +312,10 @@ impl Inodes {
         if held.is_none() && handle.is_none() {
             return None;
         }
-        let left = known.stamp.filter(|_| known.flags & node::DROP_PENDING == 0);
+        let left = Left {
+            stamp: known.stamp.filter(|_| known.flags & node::DROP_PENDING == 0),
+            has_edges: known.flags & node::EDGES != 0,
+        };
         let key = page::FileKey(known.key);
         let file = (known.key != 0).then(|| self.borrower.restore(known.identity, key, left));
         let is_held = held.is_some();

@@ -81,11 +81,7 @@ impl Passthrough {
         let outcome = self.change(
             &target.inode,
             &target.fd,
-            |before| {
-                let grows = end > before.size_bytes;
-                let start = if grows { args.off_out.min(before.size_bytes) } else { args.off_out };
-                Change::Other { start, end: if grows { u64::MAX } else { end } }
-            },
+            |_| Change::Other { start: args.off_out, end },
             |_| {
                 let _fsetid = WithoutFsetid::for_uid(self.privilege, uid)?;
                 let (mut from, mut to) = (args.off_in, args.off_out);

@@ -3,7 +3,7 @@
 
 use crate::file::{Cached, FileModel, Inode, UNIT_BYTES, UNITS};
 use crate::machine::{Context, Doing, Machine, Task};
-use crate::truth::EOF;
+use crate::truth::{EOF, Time};
 use borrower::Change;
 use borrower::logic::core::{Changing, Outcome};
 use fastrand::Rng;
@@ -27,9 +27,13 @@ pub enum Kind {
 
 impl Kind {
     /// Some write.
-    pub fn write(units: usize, random: &mut Rng) -> Kind {
+    pub fn write(units: usize, size: usize, random: &mut Rng) -> Kind {
         let (mut first, mut end) = range(units, random);
-        if random.bool() {
+        if random.u32(0..4) == 0 && size < units {
+            // Behind the end, and not far.
+            first = random.usize(size..units.min(size + 2 * UNITS));
+            end = random.usize(first + 1..=units.min(first + UNITS));
+        } else if random.bool() {
             (first, end) = (first / UNITS * UNITS, end.next_multiple_of(UNITS));
         }
         Kind::Write { first, end }
@@ -38,9 +42,9 @@ impl Kind {
     /// Some other change of bytes.
     pub fn other(units: usize, random: &mut Rng) -> Kind {
         let (first, end) = range(units, random);
-        match random.u32(0..3) {
-            0 => Kind::Truncate { size: random.usize(0..=units) },
-            1 => Kind::Punch { first, end },
+        match random.u32(0..4) {
+            0..2 => Kind::Truncate { size: random.usize(0..=units) },
+            2 => Kind::Punch { first, end },
             _ => Kind::Direct { first, end },
         }
     }
@@ -82,6 +86,8 @@ pub struct Altering {
     kind: Kind,
     stage: Stage,
     unique: u64,
+    /// When its pages were filled.
+    filled: Time,
     /// Another daemon had it before.
     resent: bool,
     /// What is written, for the first unit of the file.
@@ -105,6 +111,7 @@ impl Altering {
             kind,
             stage: Stage::Lock,
             unique: 0,
+            filled: 0,
             resent: false,
             value,
             data: Vec::new(),
@@ -121,6 +128,11 @@ impl Altering {
     /// The kernel writes a page back.
     pub fn writeback(page: usize, units: Vec<u64>, unique: u64) -> Altering {
         Altering { stage: Stage::Queued, unique, ..Altering::new(Kind::Writeback { page, units }, 0) }
+    }
+
+    /// Whether it has filled that page since then, and is not sent yet.
+    pub fn has_filled(&self, page: usize, since: Time) -> bool {
+        self.stage == Stage::Filled && self.filled > since && self.pinned.iter().any(|(pinned, _)| *pinned == page)
     }
 
     /// Whether the kernel does it by itself.
@@ -186,13 +198,19 @@ impl Machine {
                     }
                     return true;
                 }
-                Prepared::Filled => change.stage = Stage::Filled,
+                Prepared::Filled => {
+                    context.note(|| {
+                        format!("file {} task {} has filled its pages: {:?}", task.file, task.id, change.kind)
+                    });
+                    change.filled = context.now;
+                    change.stage = Stage::Filled;
+                }
             },
             Stage::Filled => {
                 self.unique += 1;
                 change.unique = self.unique;
                 change.stage = Stage::Queued;
-                context.note(|| format!("file {} request {}: {:?}", task.file, change.unique, change.kind));
+                context.note(|| format!("file {} task {} sent as request {}", task.file, task.id, change.unique));
             }
             Stage::Queued => {
                 change.data = data(inode, change);
@@ -208,8 +226,10 @@ impl Machine {
                 }
                 let announced = announce(change, file.below.size);
                 let known = &inode.file;
-                let changing = self.core.begin_change(known, announced, file.below.stamp(), produced);
+                let changing = self.core.begin_change(known, announced, file.below.stamp());
                 change.overtaken = changing.is_overtaken();
+                let overtaken = change.overtaken;
+                context.note(|| format!("file {} request {} begins, overtaken: {overtaken}", task.file, change.unique));
                 change.changing = Some(changing);
                 change.stage = Stage::Begun;
             }
@@ -251,6 +271,7 @@ impl Machine {
     /// of those at the edges the kernel zeroes its part, and leaves them as clean or dirty as they are.
     fn drop_changed(&mut self, file: usize, change: &Altering, next: usize) -> Option<usize> {
         let Kind::Punch { first, end } = change.kind else { return self.drop_page(file, next, last_page(change)) };
+        let mixed = self.files[file].mixed;
         let inode = self.files[file].inode.as_mut()?;
         if next >= last_page(change).min(inode.pages.len()) {
             return None;
@@ -262,9 +283,12 @@ impl Machine {
             let whole = first <= next * UNITS && (next + 1) * UNITS <= end;
             match &mut inode.pages[next] {
                 page if whole => *page = None,
-                Some(cached) => (0..UNITS)
-                    .filter(|at| (first..end).contains(&(next * UNITS + at)))
-                    .for_each(|at| cached.units[at] = 0),
+                Some(cached) => {
+                    // A program may have stored there after the hole was punched, and the page may have been written back and read.
+                    cached.is_torn |= mixed;
+                    let in_hole = (0..UNITS).filter(|at| (first..end).contains(&(next * UNITS + at)));
+                    in_hole.for_each(|at| cached.units[at] = 0);
+                }
                 None => {}
             }
         }
@@ -288,7 +312,7 @@ fn prepare(context: &mut Context, file: &mut FileModel, task: &Task, change: &mu
     match change.kind {
         Kind::Write { first, end } => {
             let pages = first / UNITS..end.div_ceil(UNITS);
-            if inode.size != file.below.size || end > inode.size && inode.is_dirty() {
+            if inode.size != file.below.size || end > inode.size && inode.is_dirty_from(inode.size / UNITS) {
                 // A size changed beside is not known yet; or a dirty page would meet the new end.
                 return Prepared::GivenUp;
             }
@@ -391,10 +415,6 @@ fn data(inode: &Inode, change: &Altering) -> Vec<u64> {
 /// What the mount tells the borrower before the change (mount/src/data.rs, attributes.rs, space.rs).
 fn announce(change: &Altering, size: usize) -> Change {
     let bytes = |unit: usize| unit as u64 * UNIT_BYTES;
-    let other = |first: usize, end: usize| Change::Other {
-        start: bytes(if end > size { first.min(size) } else { first }),
-        end: if end > size { u64::MAX } else { bytes(end) },
-    };
     let buffered = |first: usize, end: usize| match change.resent {
         // It may have been applied, and overtaken.
         true => Change::Doubtful { start: bytes(first), end: bytes(end) },
@@ -408,9 +428,9 @@ fn announce(change: &Altering, size: usize) -> Change {
     match &change.kind {
         Kind::Write { first, end } => buffered(*first, *end),
         Kind::Writeback { page, units } => buffered(page * UNITS, page * UNITS + units.len()),
-        Kind::Truncate { size: to } => Change::Other { start: bytes(*to.min(&size)), end: u64::MAX },
+        Kind::Truncate { size } => Change::Other { start: bytes(*size), end: u64::MAX },
         Kind::Punch { first, end } => Change::Hole { start: bytes(*first), end: bytes((*end).min(size.max(*first))) },
-        Kind::Direct { first, end } => other(*first, *end),
+        Kind::Direct { first, end } => Change::Other { start: bytes(*first), end: bytes(*end) },
         Kind::Attributes => Change::Attributes,
     }
 }
@@ -484,7 +504,8 @@ fn answer(file: &mut FileModel, change: &Altering) {
         if let Some(cached) = inode.pages[*page].as_mut().filter(|cached| cached.number == *number) {
             cached.pins -= 1;
             if change.went != Went::Well {
-                cached.uptodate = false;
+                // What a mapping has stored meanwhile is lost with it. (The kernel keeps the page dirty, and reads into it.)
+                (cached.uptodate, cached.dirty) = (false, false);
             }
         }
     }
@@ -548,6 +569,8 @@ fn settle(context: &mut Context, file: &mut FileModel, task: &Task, change: &Alt
                 let overtaken = change.overtaken || change.resent;
                 let lingers = overtaken && lingers;
                 let fresh = match change.kind {
+                    // It has put nothing into the kernel's page.
+                    _ if change.went != Went::Well => false,
                     Kind::Write { first, end } | Kind::Direct { first, end } => first <= unit && unit < end,
                     _ => true,
                 };

@@ -1,7 +1,7 @@
 //! One file: as it lies below, as the kernel caches it, and what the mount keeps of it.
 
 use crate::truth::{EOF, Time, Truth};
-use borrower::{File, FileIdentity, Stamp};
+use borrower::{File, FileIdentity, Left, Stamp};
 use page::PAGE_SIZE;
 use std::sync::Arc;
 
@@ -148,7 +148,13 @@ impl Inode {
 
     /// Whether any page is dirty or being written back.
     pub fn is_dirty(&self) -> bool {
-        self.temporary.contains(&true) || self.pages.iter().flatten().any(|page| page.dirty || page.writeback)
+        self.is_dirty_from(0)
+    }
+
+    /// Whether any is from that page on.
+    pub fn is_dirty_from(&self, first: usize) -> bool {
+        let is_dirty = |page: &Option<Cached>| page.is_some_and(|cached| cached.dirty || cached.writeback);
+        self.temporary.iter().skip(first).any(|temporary| *temporary) || self.pages.iter().skip(first).any(is_dirty)
     }
 
     /// What a reader sees of a cached unit.
@@ -245,12 +251,10 @@ impl FileModel {
         }
     }
 
-    /// What a successor of the daemon may believe the file to have looked like when it was left: only what the kernel caches nothing
-    /// older than.
-    pub fn left(&self) -> Option<Stamp> {
-        if self.invalidation.is_some() || self.invalidating {
-            return None;
-        }
-        self.inode.as_ref()?.file.left()
+    /// How a daemon leaves the file to its successor: it may believe that the file looks the same only if the kernel caches nothing older.
+    pub fn left(&self) -> Left {
+        let left = self.inode.as_ref().map(|inode| inode.file.left()).unwrap_or_default();
+        let is_dropped = self.invalidation.is_none() && !self.invalidating;
+        Left { stamp: left.stamp.filter(|_| is_dropped), ..left }
     }
 }

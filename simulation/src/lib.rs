@@ -2,8 +2,8 @@
 //!
 //! Each machine reads and changes its files while pages are evicted at any moment, lenders die and come back, forget, lie, connections
 //! break in mid-message, the event ring overflows, files are changed beside the mount, and daemons are killed and replaced. A model of
-//! the directory  decides what each read may return. The logic is the real one ([`borrower::logic`], [`lender::store`]); the
-//! kernel, the network and the order of the mount's steps are models , which docs/consistency.md lists as assumptions.
+//! the directory decides what each read may return. The logic is the real one ([`borrower::logic`], [`lender::store`]); the
+//! kernel, the network and the order of the mount's steps are models, which docs/consistency.md lists as assumptions.
 //!
 //! The same seed and number of steps give the same run.
 
@@ -21,9 +21,6 @@ use lending::Lender;
 pub use machine::Tally;
 use machine::{Context, Machine};
 
-/// Machines and lenders at the most.
-const MACHINES_MAX: usize = 3;
-const LENDERS_MAX: usize = 3;
 /// Lines of the trace that are shown of a run that went wrong.
 const TRACE_LINES: usize = 1000;
 
@@ -59,8 +56,7 @@ pub fn run(seed: u64, steps: u64) -> Result<Tally, Box<Failure>> {
 
 fn attempt(seed: u64, steps: u64, trace: bool) -> Result<Tally, Box<Failure>> {
     let mut context = Context::new(Rng::with_seed(seed), trace);
-    let lender_count = context.random.usize(1..=LENDERS_MAX);
-    let machine_count = context.random.usize(1..=MACHINES_MAX);
+    let (lender_count, machine_count) = (context.weather.lenders, context.weather.machines);
     let mut lenders: Vec<Lender> = (0..lender_count).map(|_| Lender::running()).collect();
     let mut machines: Vec<Machine> = (0..machine_count).map(|_| Machine::new(&mut context, lender_count)).collect();
     for step in 0..steps {

@@ -6,7 +6,7 @@ use crate::file::{Cached, FileModel, Inode, UNITS, encode};
 use crate::lending::{Asked, Lender, Link, Said, Told};
 use crate::opening::{Delivering, Opening};
 use crate::reading::Read;
-use crate::truth::Time;
+use crate::truth::{EOF, Time};
 use crate::weather::Weather;
 use borrower::FileIdentity;
 use borrower::logic::core::{Core, Strategy};
@@ -20,8 +20,9 @@ use wire::ITEMS_MAX;
 const RING_EVENTS_MAX: usize = 24;
 /// Bytes of the ring that an event takes.
 const EVENT_BYTES: u64 = PAGE_SIZE as u64;
-/// Files of a machine.
-const FILES: usize = 2;
+/// Buffers for puts to a lender, and their pages: few, so that they run out.
+const PUT_BATCHES: usize = 16;
+const BATCH_PAGES: usize = 4;
 
 /// What a read returned that it must not.
 #[derive(Debug)]
@@ -174,7 +175,7 @@ impl Machine {
             strategy,
             inodes: 0,
         };
-        for _ in 0..FILES {
+        for _ in 0..context.weather.files {
             let file = machine.new_file(context, None);
             machine.files.push(file);
         }
@@ -216,10 +217,13 @@ impl Machine {
             self.evict(context);
             return Ok(());
         }
+        if context.random.u32(0..100) < context.weather.consumption {
+            self.consume(context);
+            return Ok(());
+        }
         match context.random.u32(0..100) {
-            0..25 => self.consume(context),
-            25..30 => self.send(context, true),
-            30..65 => self.exchange(context, lenders),
+            0..10 => self.send(context, true),
+            10..65 => self.exchange(context, lenders),
             65..67 => self.core.catalog.sweep(),
             67..75 => self.deliver(context),
             75..80 => self.write_back(context),
@@ -283,7 +287,7 @@ impl Machine {
         if self.tasks.len() >= context.weather.tasks_max {
             return;
         }
-        let file = context.random.usize(0..FILES);
+        let file = context.random.usize(0..context.weather.files);
         if self.files[file].inode.is_none() {
             self.look_up(context, file);
         }
@@ -295,7 +299,8 @@ impl Machine {
             hit
         };
         if falls(weather.writes) {
-            let kind = Kind::write(self.files[file].below.units.len(), &mut context.random);
+            let kind =
+                Kind::write(self.files[file].below.units.len(), self.files[file].below.size, &mut context.random);
             self.start_change(context, file, kind);
         } else if falls(weather.stores) {
             self.store(context, file);
@@ -356,7 +361,7 @@ impl Machine {
     /// Somebody changes the file below. The promise is close-to-open, so not while the mount changes it, too.
     fn change_beside(&mut self, context: &mut Context, file: usize) {
         let model = &mut self.files[file];
-        if model.changes > 0 || model.inode.as_ref().is_some_and(Inode::is_dirty) {
+        if model.changes > 0 || model.mixed || model.inode.as_ref().is_some_and(Inode::is_dirty) {
             return;
         }
         let units = model.below.units.len();
@@ -376,6 +381,12 @@ impl Machine {
             if new != old {
                 model.truth.beside(unit, new, context.now);
             }
+            if old == EOF
+                && let Some(cached) = model.inode.as_ref().and_then(|inode| inode.pages[unit / UNITS])
+            {
+                // What a mapping has left behind the old end may come to light with it, until an open.
+                model.truth.outlast(unit, cached.units[unit % UNITS], context.now);
+            }
         }
         context.tally.beside += 1;
         context.note(|| format!("file {file} changed beside, units {first}.., size {}", self.files[file].below.size));
@@ -389,14 +400,21 @@ impl Machine {
         if inode.size_unstable || inode.no_stores || inode.size != model.below.size {
             return;
         }
-        let page = context.random.usize(0..inode.pages.len());
+        let mut page = context.random.usize(0..inode.pages.len());
+        if context.random.u32(0..4) == 0 {
+            // What is stored behind the end is worth a closer look.
+            page = (inode.size / UNITS).min(page);
+        }
         let fresh = model.changes > 0 || (0..UNITS).all(|at| model.truth.is(page * UNITS + at, inode.seen(page, at)));
         let size = inode.size;
         let Some(cached) = &mut inode.pages[page] else { return };
         if !fresh || !cached.uptodate || cached.locked || cached.writeback || page * UNITS >= size {
             return;
         }
-        let at = context.random.usize(0..UNITS);
+        let mut at = context.random.usize(0..UNITS);
+        if page == size / UNITS && context.random.bool() {
+            at = context.random.usize(size % UNITS..UNITS);
+        }
         let unit = page * UNITS + at;
         // What is stored behind the end has no meaning, but stays in the kernel's page.
         if unit >= size && !model.mapped_writes {
@@ -405,21 +423,20 @@ impl Machine {
         let value = context.number() * 4096 + unit as u64;
         cached.units[at] = value;
         cached.dirty = true;
-        if unit < size {
-            if model.changes > 0 {
-                model.mixed = true;
-                inode.pages.iter_mut().flatten().for_each(|cached| cached.is_torn = true);
-                model.truth.linger(unit, value, Time::MAX);
-            } else {
-                model.truth.store(unit, value, context.now);
-            }
+        if model.changes > 0 {
+            // Also behind the end: the whole page is written back, with what it holds then.
+            model.mixed = true;
+            inode.pages.iter_mut().flatten().for_each(|cached| cached.is_torn = true);
+            model.truth.linger(unit, value, Time::MAX);
+        } else if unit < size {
+            model.truth.store(unit, value, context.now);
         }
         context.note(|| format!("file {file} unit {unit} stored through a mapping"));
     }
 
     /// The kernel writes a dirty page back.
     fn write_back(&mut self, context: &mut Context) {
-        let file = context.random.usize(0..FILES);
+        let file = context.random.usize(0..context.weather.files);
         let temporary = context.weather.temporary_pages;
         let Some(inode) = self.files[file].inode.as_mut() else { return };
         let size = inode.size;
@@ -452,7 +469,7 @@ impl Machine {
 
     /// The kernel is told what waits to be told.
     fn deliver(&mut self, context: &mut Context) {
-        let file = context.random.usize(0..FILES);
+        let file = context.random.usize(0..context.weather.files);
         let model = &mut self.files[file];
         if model.invalidating {
             return;
@@ -465,7 +482,7 @@ impl Machine {
     }
 
     fn evict(&mut self, context: &mut Context) {
-        let file = context.random.usize(0..FILES);
+        let file = context.random.usize(0..context.weather.files);
         let Some(inode) = &mut self.files[file].inode else { return };
         let page = context.random.usize(0..inode.pages.len());
         let Some(cached) = inode.pages[page].filter(Cached::is_evictable) else { return };
@@ -637,7 +654,7 @@ impl Machine {
                 true
             }
             Doing::Open(open) => {
-                open.send_again();
+                open.send_again(context.now);
                 true
             }
             Doing::Deliver(_) => false,
@@ -659,5 +676,5 @@ impl Machine {
 fn new_core(context: &mut Context, lenders: usize, strategy: Strategy) -> Core {
     let mut key = [0; 32];
     context.random.fill(&mut key);
-    Core::new(lenders as u8, ChecksumKey::new(key), strategy, true)
+    Core::new(lenders as u8, (PUT_BATCHES, BATCH_PAGES), ChecksumKey::new(key), strategy, true)
 }

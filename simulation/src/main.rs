@@ -1,12 +1,15 @@
 //! `make simulate`: runs of the simulation, with seeds nobody has tried or with a given one.
 
-use anyhow::{Result, bail};
+use anyhow::{Context as _, Result, bail};
+use borrower::logic::rules::{Rule, break_rule};
 use clap::Parser;
 use simulation::Tally;
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// Simulates whole pools on the real logic, and says so when a read returns what it must not.
 #[derive(Parser)]
+#[command(args_override_self = true)]
 struct Options {
     /// Repeat the run of this seed; without it, fresh seeds one after another.
     #[arg(long)]
@@ -19,10 +22,32 @@ struct Options {
     /// Without a seed: for how long new runs are begun.
     #[arg(long, default_value_t = 120)]
     seconds: u64,
+
+    /// Without a seed: processes at once. (Threads would wait for each other: lenders map and unmap memory.)
+    #[arg(long, default_value_t = 1)]
+    jobs: usize,
+
+    /// The number of a rule of docs/consistency.md to break: this must be noticed.
+    #[arg(long = "break", value_name = "NUMBER")]
+    broken: Option<u8>,
 }
 
 fn main() -> Result<()> {
     let options = Options::parse();
+    if options.jobs > 1 && options.seed.is_none() {
+        return run_jobs(options.jobs);
+    }
+    if let Some(number) = options.broken {
+        let rule = Rule::ALL
+            .iter()
+            .find(|rule| **rule as u8 == number)
+            .with_context(|| format!("there is no rule {number}"))?;
+        break_rule(Some(*rule));
+    }
+    run(&options)
+}
+
+fn run(options: &Options) -> Result<()> {
     let began = Instant::now();
     let first = options.seed.unwrap_or_else(|| fastrand::u64(..1 << 48));
     let mut tally = Tally::default();
@@ -35,9 +60,10 @@ fn main() -> Result<()> {
             Err(failure) => {
                 failure.trace.iter().for_each(|line| println!("{line}"));
                 bail!(
-                    "{} at step {}; to see it again: make simulate SEED={} STEPS={}",
+                    "{} at step {}, after {} steps of other runs; to see it again: make simulate SEED={} STEPS={}",
                     failure.what,
                     failure.step,
+                    tally.steps,
                     failure.seed,
                     options.steps
                 );
@@ -69,4 +95,34 @@ fn main() -> Result<()> {
             return Ok(());
         }
     }
+}
+
+/// This program several times, until all have ended or one has failed.
+fn run_jobs(jobs: usize) -> Result<()> {
+    let begin = || {
+        let mut command = Command::new(std::env::current_exe()?);
+        command.args(std::env::args_os().skip(1)).args(["--jobs", "1"]).stdin(Stdio::null());
+        command.spawn()
+    };
+    let mut children = (0..jobs).map(|_| begin()).collect::<Result<Vec<Child>, _>>()?;
+    let mut failed = false;
+    while !children.is_empty() && !failed {
+        std::thread::sleep(Duration::from_millis(20));
+        let mut left = Vec::new();
+        for mut child in children {
+            match child.try_wait()? {
+                Some(status) => failed |= !status.success(),
+                None => left.push(child),
+            }
+        }
+        children = left;
+    }
+    for mut child in children {
+        child.kill()?;
+        child.wait()?;
+    }
+    if failed {
+        bail!("a run went wrong: its trace and seed stand above");
+    }
+    Ok(())
 }

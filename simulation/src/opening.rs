@@ -1,13 +1,17 @@
 //! Opens, which look at the file below, and the kernel dropping its pages when it is told to.
 
 use crate::file::{Invalidation, UNITS};
-use crate::machine::{Context, Machine, Task};
+use crate::machine::{Context, Doing, Machine, Task};
 use crate::truth::Time;
 
 /// An open of an application.
 #[derive(Default)]
 pub struct Opening {
     stage: Stage,
+    /// Who has answered it is dead.
+    orphaned: bool,
+    /// When the kernel was last told the size; or when the daemon was killed, if that was later.
+    told: Time,
 }
 
 #[derive(Default)]
@@ -23,6 +27,8 @@ enum Stage {
     Open,
     /// We were answered that the cache must not be kept: the kernel drops it.
     DropAll { next: usize },
+    /// The file is open; nothing was asked for through this handle yet.
+    Unused,
 }
 
 /// The kernel is being told to drop pages.
@@ -34,7 +40,9 @@ pub struct Delivering {
 
 impl Opening {
     /// The daemon has died: what it was answering is asked again.
-    pub fn send_again(&mut self) {
+    pub fn send_again(&mut self, now: Time) {
+        self.orphaned = true;
+        self.told = now;
         if let Stage::Attributes { .. } = self.stage {
             self.stage = Stage::Ask;
         }
@@ -64,17 +72,40 @@ impl Machine {
         Some(next + 1)
     }
 
+    /// Whether a write has filled that page since then and is not sent yet: a drop of which the daemon does not learn when it ends is
+    /// assumed not to come in between (docs/consistency.md, L1).
+    fn is_filled(&self, file: usize, page: usize, since: Time) -> bool {
+        self.tasks.iter().any(|task| {
+            task.file == file && matches!(&task.doing, Doing::Change(change) if change.has_filled(page, since))
+        })
+    }
+
     /// One step of an open. True: it has ended.
     pub fn advance_open(&mut self, context: &mut Context, task: &Task, open: &mut Opening) -> bool {
+        let unseen = match open.stage {
+            Stage::Drop { next } => Some(next),
+            Stage::DropAll { next } if open.orphaned => Some(next),
+            _ => None,
+        };
+        if matches!(open.stage, Stage::Drop { .. } | Stage::DropAll { .. })
+            && context.random.u32(0..1000) < context.weather.slow_drops
+        {
+            return false;
+        }
+        if unseen.is_some_and(|page| self.is_filled(task.file, page, open.told)) {
+            return false;
+        }
         let file = &mut self.files[task.file];
         let Some(inode) = &mut file.inode else { return true };
         match open.stage {
             Stage::Ask => {
                 let (size, version) = (file.below.size, inode.size_version);
+                open.told = context.now;
                 if file.changing.is_none() {
                     self.core.observe(&inode.file, inode.file.moment(), file.below.stamp());
                 }
                 inode.file.tell_size(file.below.stamp().size_bytes);
+                context.note(|| format!("file {} asked for its size: {size}", task.file));
                 open.stage = Stage::Attributes { size, version };
             }
             Stage::Attributes { size, version } => {
@@ -110,6 +141,7 @@ impl Machine {
                     return false;
                 }
                 self.core.observe(&inode.file, inode.file.moment(), file.below.stamp());
+                open.orphaned = false;
                 let Some(number) = inode.file.kernel_stale() else {
                     context.note(|| format!("file {} opened, cache kept", task.file));
                     file.truth.open(task.began);
@@ -117,15 +149,22 @@ impl Machine {
                 };
                 context.note(|| format!("file {} opened, cache not kept", task.file));
                 file.invalidate(0, usize::MAX, Some(number));
+                file.inode.iter().for_each(|inode| inode.file.drop_begins());
                 open.stage = Stage::DropAll { next: 0 };
             }
             Stage::DropAll { next } => match self.drop_page(task.file, next, usize::MAX) {
                 Some(next) => open.stage = Stage::DropAll { next },
                 None => {
                     self.files[task.file].truth.open(task.began);
-                    return true;
+                    open.stage = Stage::Unused;
                 }
             },
+            Stage::Unused => {
+                if !open.orphaned {
+                    inode.file.drop_ended();
+                }
+                return true;
+            }
         }
         false
     }

@@ -1,6 +1,6 @@
 //! An application reads: pages that the kernel caches as they are, others by a READ, which the real [`Reading`] answers.
 
-use crate::file::{Cached, UNITS, decode};
+use crate::file::{Cached, UNIT_BYTES, UNITS, decode};
 use crate::lending::Asked;
 use crate::machine::{Context, Machine, Task, Wrong};
 use crate::truth::EOF;
@@ -34,6 +34,8 @@ struct Request {
     attempt: u32,
     buf: Vec<u8>,
     size_version: u64,
+    /// The greatest size of the file below, in units, since it was asked.
+    size_max: usize,
 }
 
 /// How a READ goes on.
@@ -67,6 +69,12 @@ impl Machine {
         match self.advance_request(context, task.file, request) {
             Progress::UnderWay => Ok(false),
             Progress::Answered(len) => {
+                if len > 0 && request.first * UNITS + len / UNIT_BYTES as usize > request.size_max {
+                    return Err(Wrong(format!(
+                        "machine {}, file {}: READ {} was answered behind the end",
+                        context.machine, task.file, request.unique
+                    )));
+                }
                 self.answer_read(task.file, request, len);
                 context.note(|| {
                     format!(
@@ -100,11 +108,13 @@ impl Machine {
                 _ if page * UNITS >= inode.size => {}
                 Some(cached) if cached.locked => return Ok(false),
                 Some(cached) if cached.uptodate => {}
+                Some(cached) if cached.writeback => return Ok(false),
                 _ if inode.temporary[page] => return Ok(false),
                 _ => {
                     let absent = |page: &usize| {
                         !inode.temporary[*page]
-                            && inode.pages[*page].is_none_or(|cached| !cached.uptodate && !cached.locked)
+                            && inode.pages[*page]
+                                .is_none_or(|cached| !cached.uptodate && !cached.locked && !cached.writeback)
                     };
                     let end = page + (page..read.end).take_while(absent).count();
                     for page in page..end {
@@ -122,6 +132,7 @@ impl Machine {
                         attempt: 0,
                         buf: vec![0xee; (end - page) * PAGE_SIZE],
                         size_version: inode.size_version,
+                        size_max: 0,
                     }));
                     return Ok(false);
                 }
@@ -148,6 +159,7 @@ impl Machine {
     fn advance_request(&mut self, context: &mut Context, at: usize, request: &mut Request) -> Progress {
         let positions = self.positions();
         let file = &self.files[at];
+        request.size_max = request.size_max.max(file.below.size);
         let Some(known) = file.inode.as_ref().map(|inode| inode.file.clone()) else { return Progress::Failed };
         let below = &file.below;
         let offset = (request.first * PAGE_SIZE) as u64;
@@ -258,7 +270,7 @@ impl Machine {
             }
             inode.pages[page] = Some(Cached { units: decode(&bytes), uptodate: true, ..Cached::default() });
         }
-        let end = request.first * UNITS + len / 512;
+        let end = request.first * UNITS + len / UNIT_BYTES as usize;
         let is_short = len < request.buf.len();
         if is_short && end < inode.size && inode.size_version == request.size_version && !inode.size_unstable {
             inode.size = end;

@@ -83,8 +83,13 @@ impl Truth {
         self.replace(unit, value, Why::Beside(now));
         if value == EOF || old == EOF {
             // Until it is opened, the kernel may know the one size and cache the zeros of the other.
-            self.units[unit].others.push((0, Why::Beside(now)));
+            self.outlast(unit, 0, now);
         }
+    }
+
+    /// The kernel's page holds that, and may show it until the file is opened after a change beside the mount.
+    pub fn outlast(&mut self, unit: usize, value: u64, now: Time) {
+        self.units[unit].others.push((value, Why::Beside(now)));
     }
 
     /// A change begins that may make the unit hold that.

@@ -36,8 +36,12 @@ pub struct Weather {
     pub failures: u32,
     /// Of 1,000 steps of a change below: those in which nothing happens, because the disk is slow.
     pub stalls: u32,
+    /// Of 1,000 steps of an open in which it drops pages: those in which nothing happens.
+    pub slow_drops: u32,
     /// Of 1,000 evictions: events lost.
     pub lost_events: u32,
+    /// Of 100 steps that are not spent on what is under way: events taken out of the ring.
+    pub consumption: u32,
     /// Of 1,000 steps: evictions.
     pub evictions: u32,
     /// Of 1,000 steps: a step of something that is under way.
@@ -46,6 +50,11 @@ pub struct Weather {
     pub temporary_pages: bool,
     /// A new file may have all that told an old one from it: inode number and generation.
     pub twins: bool,
+    /// Machines, and lenders of each.
+    pub machines: usize,
+    pub lenders: usize,
+    /// Files of a machine.
+    pub files: usize,
     /// Operations that may be under way at once on a machine.
     pub tasks_max: usize,
     /// Pages of a file.
@@ -55,30 +64,36 @@ pub struct Weather {
 impl Weather {
     /// Draws one.
     pub fn draw(random: &mut Rng) -> Weather {
+        let few_pages = random.bool();
         let mut some = |share: u32, most: u32| if random.u32(0..100) < share { random.u32(1..=most) } else { 0 };
         Weather {
             writes: some(85, 400),
-            stores: some(40, 150),
-            others: some(60, 150),
+            stores: some(60, 250),
+            others: some(70, 200),
             attributes: some(30, 100),
-            opens: some(80, 150),
-            beside: some(40, 60),
+            opens: some(85, 200),
+            beside: some(50, 80),
             drops: some(40, 80),
             forgets: some(30, 40),
             crashes: some(40, 20),
             losses: some(40, 30),
-            kills: some(25, 15),
+            kills: some(40, 25),
             lies: some(40, 300),
             cuts: some(40, 100),
             failures: some(30, 60),
             stalls: some(40, 950),
+            slow_drops: some(40, 950),
             lost_events: some(50, 300),
+            consumption: some(100, 40),
+            machines: some(35, 2) as usize + 1,
+            lenders: some(50, 2) as usize + 1,
+            files: some(40, 1) as usize + 1,
             evictions: some(100, 300).max(40),
             haste: some(100, 500).max(150),
             temporary_pages: some(50, 1) == 1,
             twins: some(50, 1) == 1,
             tasks_max: some(100, 10).max(2) as usize,
-            file_pages: some(100, 12).max(1).into(),
+            file_pages: some(100, if few_pages { 3 } else { 12 }).max(1).into(),
         }
     }
 

@@ -4,10 +4,10 @@
 //! that their pages are found again when it comes back. What lenders keep in vain is noted for a Drop message.
 
 use super::entry::{Entry, Place, Standing};
-use super::file::FileState;
+use super::file::{FileState, Left};
 use super::lender::LenderWord;
 use super::rules::{Rule, keeps};
-use crate::below::{FileIdentity, Stamp};
+use crate::below::FileIdentity;
 use hashbrown::HashMap;
 use page::{FileKey, PageId, Version};
 use std::collections::VecDeque;
@@ -108,9 +108,9 @@ impl Catalog {
         file
     }
 
-    /// A file that a daemon before this one had given that key to, and that the kernel still knows by it. `left` is what it looked
-    /// like when that daemon left it, if that is known. To be called before anything else is asked of the catalog.
-    pub fn restore(&self, identity: FileIdentity, key: FileKey, left: Option<Stamp>) -> Arc<File> {
+    /// A file that a daemon before this one had given that key to, and that the kernel still knows by it. `left` is how that
+    /// daemon left it. To be called before anything else is asked of the catalog.
+    pub fn restore(&self, identity: FileIdentity, key: FileKey, left: Left) -> Arc<File> {
         let mut names = self.names.lock();
         let file = Arc::new(File {
             key,
@@ -385,7 +385,7 @@ mod tests {
     #[test]
     fn a_restored_file_keeps_its_key_and_trusts_no_cached_copy() {
         let catalog = Catalog::new(1);
-        let file = catalog.restore(identity(1), FileKey(7), None);
+        let file = catalog.restore(identity(1), FileKey(7), Left::default());
         assert_eq!(catalog.adopt(identity(1)).key(), FileKey(7));
         assert_eq!(catalog.adopt(identity(2)).key(), FileKey(8), "a key is not given twice");
         let mut state = file.state.lock();

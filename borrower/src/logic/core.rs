@@ -75,9 +75,6 @@ pub struct Changing {
     overtaken: bool,
     /// None: of attributes only.
     ticket: Option<ChangeTicket>,
-    /// Where the stream stood when it began.
-    #[cfg(debug_assertions)]
-    began_at: u64,
 }
 
 impl Changing {
@@ -119,15 +116,21 @@ pub struct Core {
 }
 
 impl Core {
-    /// For that many lenders, none of them up. Where evictions are not seen, the pool is filled with what is read.
-    pub fn new(lenders: u8, key: ChecksumKey, strategy: Strategy, sees_evictions: bool) -> Core {
+    /// For that many lenders, none of them up, with so many put buffers of so many pages each. Where evictions are not seen, the pool is filled with what is read.
+    pub fn new(
+        lenders: u8,
+        (put_batches, batch_pages): (usize, usize),
+        key: ChecksumKey,
+        strategy: Strategy,
+        sees_evictions: bool,
+    ) -> Core {
         Core {
             catalog: Catalog::new(lenders),
             metrics: Metrics::default(),
             key,
             strategy,
             sees_evictions,
-            queues: (0..lenders).map(|_| Mutex::default()).collect(),
+            queues: (0..lenders).map(|_| Mutex::new(PutQueue::new(put_batches, batch_pages))).collect(),
             filling: AtomicU8::new(0),
         }
     }
@@ -159,17 +162,8 @@ impl Core {
     }
 
     /// Announces a change, before it is applied below; `before` is what the file looks like now.
-    pub fn begin_change(&self, file: &File, change: Change, before: Stamp, produced: u64) -> Changing {
-        #[cfg(not(debug_assertions))]
-        let _ = produced;
-        let mut changing = Changing {
-            change,
-            before,
-            overtaken: false,
-            ticket: None,
-            #[cfg(debug_assertions)]
-            began_at: produced,
-        };
+    pub fn begin_change(&self, file: &File, change: Change, before: Stamp) -> Changing {
+        let mut changing = Changing { change, before, overtaken: false, ticket: None };
         let size = if keeps(Rule::End) { before.size_bytes } else { u64::MAX };
         let range = match change {
             Change::Attributes => {
@@ -219,10 +213,7 @@ impl Core {
                 offset,
                 end_offset: offset.saturating_add(len),
                 old_size_bytes: changing.before.size_bytes,
-                #[cfg(not(debug_assertions))]
                 position: produced,
-                #[cfg(debug_assertions)]
-                position: if keeps(Rule::Position) { produced } else { changing.began_at },
             },
             _ => Ended::Other,
         };

@@ -33,6 +33,15 @@ const QUARANTINES_MAX: usize = if cfg!(debug_assertions) { 4 } else { 32 };
 /// it takes the consumer to reach the position. (Few in test builds, too.)
 const TAINTS_MAX: usize = if cfg!(debug_assertions) { 4 } else { 32 };
 
+/// How a daemon leaves a file to the one that takes over.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Left {
+    /// What the file looked like. None while anything is under way, or while the kernel may cache older bytes.
+    pub stamp: Option<Stamp>,
+    /// Whether the kernel may still zero a part of its page at the edge of a hole.
+    pub has_edges: bool,
+}
+
 /// Pages at the edges of holes that a file remembers. Beyond it the two nearest ranges are merged: what lies between is not lent
 /// either.
 const EDGES_MAX: usize = 8;
@@ -156,7 +165,7 @@ pub struct FileState {
     changes_dropped: u64,
     /// Since the first write, or the first time that pages were dropped.
     watch: Option<Box<Watch>>,
-    /// The size that the kernel was last told, or learned from its own changes.
+    /// The size that the kernel was last told, or learned from its own buffered writes.
     told_size_bytes: Option<u64>,
     /// Pages at the edges of holes: the kernel zeroes a part of its copy after our answer, and leaves it clean, whatever was stored in
     /// between (mm/truncate.c, truncate_inode_partial_folio).
@@ -169,10 +178,11 @@ impl FileState {
     /// A file that the kernel caches already, by answers that another daemon gave. Nothing is known of the births of its cached copies,
     /// so all is quarantined. `left` is what it looked like when that daemon left it; without it, what the kernel caches may be older
     /// than what the file holds.
-    pub fn restored(left: Option<Stamp>) -> FileState {
+    pub fn restored(left: Left) -> FileState {
         let mut state = FileState {
-            stamp: left,
-            changes_beside: u64::from(left.is_none()),
+            stamp: left.stamp,
+            changes_beside: u64::from(left.stamp.is_none()),
+            edges: if left.has_edges { vec![PageRange::ALL] } else { Vec::new() },
             watch: Some(Box::new(Watch::taken_over())),
             ..FileState::default()
         };
@@ -299,6 +309,9 @@ impl FileState {
         self.moved(range);
         match ended {
             Ended::Buffered { offset, end_offset, old_size_bytes, position } => {
+                // The kernel learns the size that it has made itself from our answer, and lets in no other one until then
+                // (FUSE_I_SIZE_UNSTABLE). After other changes, a direct write's above all, it may be told before.
+                self.told_size_bytes = after.map_or(self.told_size_bytes, |after| Some(after.size_bytes));
                 let (touched, whole) =
                     (PageRange::touched_by(offset, end_offset), PageRange::inside(offset, end_offset));
                 if keeps(Rule::Taint) {
@@ -316,8 +329,6 @@ impl FileState {
             Ended::Other if keeps(Rule::Quarantine) => self.quarantine(range, |_, _| {}),
             Ended::Other => {}
         }
-        // The kernel learns its own changes of the size from our answer.
-        self.told_size_bytes = after.map(|after| after.size_bytes);
         // Of changes that overlap in time, the one that looked last knows best.
         self.stamp = match (self.stamp, after) {
             (Some(stamp), Some(after)) if stamp.ctime_ns > after.ctime_ns => Some(stamp),
@@ -343,8 +354,7 @@ impl FileState {
     /// Compares the file with what we left, if nothing of ours has changed it since `moment`. If somebody else has, beside
     /// us, everything known of it is void.
     pub fn observe(&mut self, moment: u64, now: Stamp, voided: impl FnMut(u32, Entry)) {
-        let unmoved = self.is_settled() && moment == self.moment() || !keeps(Rule::Moment);
-        if unmoved && self.stamp != Some(now) {
+        if self.is_settled() && moment == self.moment() && self.stamp != Some(now) {
             if self.is_comparable() && keeps(Rule::Stamp) {
                 self.changed_beside(voided);
             }
@@ -358,9 +368,10 @@ impl FileState {
         (keeps(Rule::Drop) && self.changes_dropped < self.changes_beside).then_some(self.changes_beside)
     }
 
-    /// What the file looked like when it was left. None while anything is under way, or while the kernel may cache older bytes.
-    pub fn left(&self) -> Option<Stamp> {
-        self.stamp.filter(|_| self.is_settled() && self.changes_dropped >= self.changes_beside)
+    /// What a daemon that takes over has to know.
+    pub fn left(&self) -> Left {
+        let is_sure = self.is_settled() && self.changes_dropped >= self.changes_beside;
+        Left { stamp: self.stamp.filter(|_| is_sure), has_edges: !self.edges.is_empty() }
     }
 
     /// The kernel has dropped all that it cached when [`FileState::kernel_stale`] said this number.
@@ -583,8 +594,9 @@ impl FileState {
             let at = nearest(&self.quarantines, |held| held.range);
             let other = self.quarantines.remove(at + 1);
             let held = &mut self.quarantines[at];
-            let number = if keeps(Rule::Merge) { held.number.max(other.number) } else { held.number.min(other.number) };
-            *held = Quarantine { range: held.range.hull(other.range), number };
+            if keeps(Rule::Merge) {
+                *held = Quarantine { range: held.range.hull(other.range), number: held.number.max(other.number) };
+            }
         }
     }
 
@@ -606,7 +618,9 @@ impl FileState {
             let at = nearest(&self.taints, |taint| taint.range);
             let other = self.taints.remove(at + 1);
             let taint = &mut self.taints[at];
-            *taint = Taint { range: taint.range.hull(other.range), position: taint.position.max(other.position) };
+            if keeps(Rule::Merge) {
+                *taint = Taint { range: taint.range.hull(other.range), position: taint.position.max(other.position) };
+            }
         }
     }
 }

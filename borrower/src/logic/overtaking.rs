@@ -97,16 +97,16 @@ impl Watch {
     /// A buffered write begins; `writeback` tells whether the kernel does it by itself, without the inode's lock. Returns whether it counts
     /// as overtaken.
     pub fn write_begins(&mut self, request: u64, range: PageRange, writeback: bool) -> bool {
-        let by_read = keeps(Rule::Overtaken) && self.reads.has_higher(request, range);
+        let by_read = self.reads.has_higher(request, range);
         let by_write = keeps(Rule::Order) && self.writes.has_higher(request, range);
         let unknown = self.taken_over || self.reads.has_since(self.reads_before_drop, range);
-        let by_drop = keeps(Rule::Filled) && self.first_after_drop && unknown;
+        let by_drop = self.first_after_drop && unknown;
         self.writes.note(request, range);
         if !writeback && self.drops == 0 {
             self.first_after_drop = false;
             self.taken_over = false;
         }
-        by_read || by_write || by_drop
+        keeps(Rule::Overtaken) && (by_read || by_drop) || by_write
     }
 }
 

@@ -1,7 +1,7 @@
 //! Put aggregation: evicted pages gather in preallocated buffers, one message each, and stay readable until the lender has
 //! answered (Puma 2015, §3.3.1: preallocation of request buffers, aggregation of put requests).
 //!
-//! No memory is allocated on the way of an evicted page, and there is never more than [`BATCHES_MAX`] buffers' worth of
+//! No memory is allocated on the way of an evicted page, and there is never more than their worth of
 //! pages between the kernel and a lender. When all buffers are taken, the page is not lent: it is only a cache.
 
 use page::{PAGE_SIZE, Page, PageId, Version};
@@ -13,7 +13,7 @@ use zerocopy::little_endian::U64;
 /// Pages in a message: 256 KiB, some 40 µs of a 50 Gb/s network, so that a get on the same machine waits for no more.
 pub const BATCH_PAGES: usize = 64;
 
-/// Buffers, hence puts under way: 8 MiB.
+/// Buffers of a lender, hence puts under way: 8 MiB.
 pub const BATCHES_MAX: usize = 32;
 
 /// The pages of one Put message.
@@ -23,8 +23,8 @@ pub struct Batch {
 }
 
 impl Batch {
-    fn new() -> Batch {
-        Batch { items: Vec::with_capacity(BATCH_PAGES), pages: vec![[0; PAGE_SIZE]; BATCH_PAGES].into_boxed_slice() }
+    fn new(pages: usize) -> Batch {
+        Batch { items: Vec::with_capacity(pages), pages: vec![[0; PAGE_SIZE]; pages].into_boxed_slice() }
     }
 
     /// What they are called.
@@ -54,10 +54,11 @@ pub struct PutQueue {
     next_request: u64,
 }
 
-impl Default for PutQueue {
-    fn default() -> Self {
+impl PutQueue {
+    /// With that many buffers of so many pages.
+    pub fn new(batches: usize, batch_pages: usize) -> PutQueue {
         PutQueue {
-            free: (0..BATCHES_MAX).map(|_| Batch::new()).collect(),
+            free: (0..batches).map(|_| Batch::new(batch_pages)).collect(),
             filling: None,
             ready: VecDeque::new(),
             sent: VecDeque::new(),
@@ -65,9 +66,7 @@ impl Default for PutQueue {
             next_request: 1,
         }
     }
-}
 
-impl PutQueue {
     /// Whether [`PutQueue::push`] would find room.
     pub fn has_room(&mut self) -> bool {
         self.collect_leaving();
@@ -82,7 +81,7 @@ impl PutQueue {
         let Some(mut batch) = self.filling.take().or_else(|| self.free.pop()) else { return false };
         batch.pages[batch.items.len()] = *page;
         batch.items.push(PutItem { key: WireKey::new(id, version), checksum: U64::new(checksum) });
-        if batch.items.len() == BATCH_PAGES {
+        if batch.items.len() == batch.pages.len() {
             self.ready.push_back(Arc::new(batch));
         } else {
             self.filling = Some(batch);
@@ -173,7 +172,7 @@ mod tests {
 
     #[test]
     fn bounded_and_readable_until_answered() {
-        let mut queue = PutQueue::default();
+        let mut queue = PutQueue::new(BATCHES_MAX, BATCH_PAGES);
         assert_eq!(fill(&mut queue) as usize, BATCHES_MAX * BATCH_PAGES);
         assert!(!queue.has_room());
         let (request, batch) = queue.next(false).unwrap();
@@ -192,7 +191,7 @@ mod tests {
 
     #[test]
     fn a_partial_buffer_goes_when_asked() {
-        let mut queue = PutQueue::default();
+        let mut queue = PutQueue::new(BATCHES_MAX, BATCH_PAGES);
         assert!(queue.push(id(1), Version(9), 7, &[1; PAGE_SIZE]));
         assert!(queue.next(false).is_none());
         let (_, batch) = queue.next(true).unwrap();

@@ -27,8 +27,7 @@ rules! {
     Version = 2: "a version is never given twice",
     Void = 3: "a change makes its pages absent before it is applied",
     Active = 4: "while a change is under way, no event of its pages is believed",
-    Taint = 5: "after a buffered write, events from before the position read at its end are not believed",
-    Position = 6: "that position is read after the change is applied and before it is answered",
+    Taint = 5: "after a buffered write, events from before the position read at its end, before the answer, are not believed",
     Quarantine = 7: "after any other change no event of its pages is believed until a READ of the page arrives",
     Failure = 8: "a change that failed, or did something else than announced, counts as any other change",
     Lift = 9: "a READ lifts the quarantine at its arrival, and taints with the position at its arrival",
@@ -40,9 +39,8 @@ rules! {
     Gap = 15: "a write that begins behind an unaligned end quarantines the gap",
     Size = 16: "an answer ends at the file's size",
     Stamp = 17: "a file that is not what we left was changed beside us: void, and quarantined",
-    Moment = 18: "that comparison counts only if nothing of ours moved the file meanwhile",
     Drop = 19: "after a change beside, no open keeps the kernel's cache until it has been dropped",
-    Overtaken = 20: "a buffered write that a READ has overtaken counts as any other change, and its pages are dropped",
+    Overtaken = 20: "a buffered write that a READ has overtaken, or may have, counts as any other change, and its pages are dropped",
     Key = 21: "a file is known by a key that is never given twice",
     Busy = 22: "the answer to a put makes the page present only if its entry still names that version",
     Lifted = 23: "what a READ has lifted does not hold against a newer quarantine",
@@ -50,7 +48,6 @@ rules! {
     TakenOver = 25: "a new daemon trusts no cached copy that it cannot prove",
     Tap = 27: "an event comes only from a clean, up-to-date page that reclaim has frozen (the tap's; here of its model)",
     Order = 28: "a buffered write that begins after a later one of the same pages counts as overtaken",
-    Filled = 29: "so does one that may have been filled before its pages were dropped, if they were read since",
     Edge = 30: "no event of a page at the edge of a punched hole is believed until the kernel is known to have done with it",
 }
 

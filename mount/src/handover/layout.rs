@@ -119,6 +119,8 @@ pub mod node {
     pub const DELETED: u64 = 1;
     /// A write out of the page cache came for it.
     pub const MAPPED_WRITES: u64 = 2;
+    /// The kernel may still zero a part of a page at the edge of a hole.
+    pub const EDGES: u64 = 4;
     /// Pages that the kernel must drop were not dropped yet.
     pub const DROP_PENDING: u64 = 8;
     /// The keeper has a descriptor of it.

@@ -357,7 +357,9 @@ impl NodeSlot {
     }
 
     pub(crate) fn clear_flag(&self, flag: u64) {
-        self.word(node::FLAGS).fetch_and(!flag, Ordering::Release);
+        if self.word(node::FLAGS).load(Ordering::Relaxed) & flag != 0 {
+            self.word(node::FLAGS).fetch_and(!flag, Ordering::Release);
+        }
     }
 
     /// What the file looks like, and what the kernel caches of it is no older; or that this is not known. One caller at a time.
