@@ -39,6 +39,11 @@ pub struct Delivering {
 }
 
 impl Opening {
+    /// Whether the kernel is about to learn of another size than the one it knows.
+    pub fn brings_size(&self, known: usize) -> bool {
+        matches!(self.stage, Stage::Attributes { size, .. } if size != known)
+    }
+
     /// The daemon has died: what it was answering is asked again.
     pub fn send_again(&mut self, now: Time) {
         self.orphaned = true;
