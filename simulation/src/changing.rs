@@ -245,6 +245,8 @@ impl Machine {
                 }
                 file.changing = None;
                 has_to_drop(file, change);
+                // Drops that were under way before do not count.
+                linger_in_gap(file, change, context.now);
                 context.note(|| format!("file {} request {} ended {:?}", task.file, change.unique, change.went));
                 change.stage = Stage::Answer;
             }
@@ -293,6 +295,18 @@ impl Machine {
             }
         }
         Some(next + 1)
+    }
+}
+
+/// What a mapping has left behind the end may be seen once a change moves the end beyond, until the mount has had the pages dropped.
+fn linger_in_gap(file: &mut FileModel, change: &Altering, now: Time) {
+    let (Kind::Write { first, .. } | Kind::Direct { first, .. }, Some(inode)) = (&change.kind, &file.inode) else {
+        return;
+    };
+    for unit in change.size_before..(*first).min(change.size_before.next_multiple_of(UNITS)) {
+        if let Some(cached) = inode.pages[unit / UNITS] {
+            file.truth.linger(unit, cached.units[unit % UNITS], now);
+        }
     }
 }
 
@@ -367,14 +381,8 @@ fn prepare(context: &mut Context, file: &mut FileModel, task: &Task, change: &mu
         }
         Kind::Writeback { .. } | Kind::Attributes => {}
     }
-    if let Kind::Write { first, .. } | Kind::Direct { first, .. } = change.kind {
-        // What a mapping has left behind the end may be seen until the mount has had the pages dropped.
-        for unit in inode.size..first.min(inode.size.next_multiple_of(UNITS)) {
-            if let Some(cached) = inode.pages[unit / UNITS] {
-                file.truth.linger(unit, cached.units[unit % UNITS], context.now);
-            }
-        }
-    }
+    linger_in_gap(file, change, context.now);
+    let Some(inode) = &mut file.inode else { return Prepared::GivenUp };
     if let Kind::Direct { end, .. } = change.kind {
         // And what lies under a direct write, until its own drop.
         for unit in inode.size..end.min(inode.size.next_multiple_of(UNITS)) {
