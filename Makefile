@@ -12,9 +12,10 @@ TOOLS ?= $(CURDIR)/target/tools
 # Options of the demo, such as DEMO="--seconds 30 --seed 7"; `target/release/demo --help` lists them.
 DEMO ?=
 
-# The simulation: a seed to repeat (else fresh ones for two minutes), and the steps of a run.
+# The simulation: a seed to repeat (else fresh ones for two minutes), the steps of a run, and processes at once.
 SEED ?=
 STEPS ?= 20000
+JOBS ?= $(shell nproc)
 # Options of chaos and soak, such as CHAOS="--seconds 120 --seed 7"; `target/release/chaos run --help` lists them.
 CHAOS ?=
 
@@ -69,7 +70,7 @@ test: test-deps tools interleavings fuzz-short
 	$(CARGO) test --profile simulation -p simulation -- --nocapture --test-threads 1
 
 simulate: deps
-	$(CARGO) run --quiet --profile simulation -p simulation -- --steps $(STEPS) $(if $(SEED),--seed $(SEED))
+	$(CARGO) run --quiet --profile simulation -p simulation -- --steps $(STEPS) --jobs $(JOBS) $(if $(SEED),--seed $(SEED))
 
 rules: deps
 	$(CARGO) test --profile simulation -p simulation --test rules -- --nocapture every_broken_rule

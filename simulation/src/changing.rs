@@ -563,6 +563,7 @@ fn last_page(change: &Altering) -> usize {
 /// The change is over: what the file holds now is what reads must return.
 fn settle(context: &mut Context, file: &mut FileModel, task: &Task, change: &Altering) -> bool {
     let lingers = file.invalidation.is_some() || file.invalidating;
+    let kernel_size = file.inode.as_ref().map_or(0, |inode| inode.size);
     if let Kind::Writeback { page, units } = &change.kind {
         let cached = file.inode.as_ref().and_then(|inode| inode.pages[*page]);
         // What was stored is lost, unless it is stored again.
@@ -579,6 +580,8 @@ fn settle(context: &mut Context, file: &mut FileModel, task: &Task, change: &Alt
                 let fresh = match change.kind {
                     // It has put nothing into the kernel's page.
                     _ if change.went != Went::Well => false,
+                    // Nor does it show what lies behind the end that it believes in.
+                    Kind::Punch { .. } => unit < kernel_size,
                     Kind::Write { first, end } | Kind::Direct { first, end } => first <= unit && unit < end,
                     _ => true,
                 };
