@@ -63,7 +63,7 @@ deps test-deps:
 		{ apt-get update -q && apt-get install -y -q --no-install-recommends $$missing; }
 
 build: deps
-	$(CARGO) build --release --workspace --bins
+	$(CARGO) build --release
 
 test: test-deps tools interleavings fuzz-short
 	TOOLS=$(TOOLS) $(CARGO) test --workspace --exclude simulation
@@ -153,6 +153,7 @@ check: lint deny test
 lint: deps
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
+	$(CARGO) check --release
 	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --workspace --no-deps --document-private-items
 
 clean:

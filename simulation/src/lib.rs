@@ -7,6 +7,9 @@
 //!
 //! The same seed and number of steps give the same run.
 
+#[cfg(not(debug_assertions))]
+compile_error!("the simulation wants debug assertions: build it with `--profile simulation`, or run `make simulate`");
+
 mod changing;
 mod file;
 mod lending;
