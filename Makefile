@@ -105,7 +105,7 @@ sanitize: test-deps
 	$(call SANITIZE,address) -p page -p wire -p fuse -p lender -p borrower -p mount -p fuzz
 	$(call SANITIZE,address) -p tap -- --skip consume::tests
 	$(call SANITIZE,thread) -Zbuild-std -p lender --lib --test server --test descriptors
-	$(call SANITIZE,thread) -Zbuild-std -p borrower
+	$(call SANITIZE,thread) -Zbuild-std -p borrower --lib --tests
 
 # Under Miri goes what makes no system calls.
 miri:
