@@ -18,7 +18,7 @@ use crate::fdstore::Store;
 use anyhow::{Context, Result};
 use mount::handover::channel::{Channel, Held, Message};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fd::{AsFd, AsRawFd, OwnedFd};
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
@@ -48,8 +48,8 @@ const FIRST_PAUSE: Duration = Duration::from_millis(50);
 /// How long a new program may take to come to serve.
 const START_LIMIT: Duration = Duration::from_secs(10);
 
-/// How long what is left of a daemon may take to be gone when its first thread is, before a look at what is left. A thread that waits in the kernel for a page to be
-/// written back, because it has pages dropped, waits for an answer that only the successor can give.
+/// How long what is left of a daemon may take to be gone when its first thread is, before a look at what is left. A thread that waits
+/// in the kernel for a page to be written back, because it has pages dropped, waits for an answer that only the successor can give.
 const DYING_LIMIT: Duration = Duration::from_millis(500);
 /// Daemons in that state at the most: beyond it, the keeper waits.
 const DYING_MAX: usize = 8;
@@ -269,7 +269,7 @@ impl Keeper {
             // Any other thread that is left may still be writing below: the successor must not begin before that is done.
             let is_gone = has_ended
                 && loop {
-                    if ends_within(&end, DYING_LIMIT) {
+                    if is_ready_within(end.as_fd(), DYING_LIMIT) {
                         break true;
                     }
                     if self.dying.len() < DYING_MAX && only_notifier_left(pid) {
@@ -287,7 +287,7 @@ impl Keeper {
                 let _ = ours.send(&Message::Stop(signal));
             }
             // Once it is gone, everything that it sent is there, and then the end of it.
-            while is_open && (is_gone || can_read(&ours)) {
+            while is_open && (is_gone || is_ready_within(ours.fd(), Duration::ZERO)) {
                 match ours.receive() {
                     Ok(Some(Message::Hold(held, fd))) => self.hold(held, fd),
                     Ok(Some(Message::Release(held))) => self.release(held),
@@ -406,8 +406,9 @@ impl Upgrade {
     }
 }
 
-fn ends_within(process: &OwnedFd, limit: Duration) -> bool {
-    let mut fds = [PollFd::new(process, PollFlags::IN)];
+/// Whether there is something to read, or of a process: whether it has ended.
+fn is_ready_within(fd: BorrowedFd<'_>, limit: Duration) -> bool {
+    let mut fds = [PollFd::from_borrowed_fd(fd, PollFlags::IN)];
     matches!(poll(&mut fds, Some(&timespec(limit))), Ok(1))
 }
 
@@ -418,11 +419,6 @@ fn only_notifier_left(process: Pid) -> bool {
     threads.flatten().filter(|thread| thread.file_name() != first.as_str()).all(|thread| {
         std::fs::read_to_string(thread.path().join("comm")).is_ok_and(|name| name.trim_end() == mount::NOTIFIER)
     })
-}
-
-fn can_read(channel: &Channel) -> bool {
-    let mut fds = [PollFd::from_borrowed_fd(channel.fd(), PollFlags::IN)];
-    matches!(poll(&mut fds, Some(&timespec(Duration::ZERO))), Ok(1))
 }
 
 fn timespec(time: Duration) -> Timespec {

@@ -228,8 +228,9 @@ impl Machine {
                 let known = &inode.file;
                 let changing = self.core.begin_change(known, announced, file.below.stamp());
                 change.overtaken = changing.is_overtaken();
-                let overtaken = change.overtaken;
-                context.note(|| format!("file {} request {} begins, overtaken: {overtaken}", task.file, change.unique));
+                context.note(|| {
+                    format!("file {} request {} begins, overtaken: {}", task.file, change.unique, change.overtaken)
+                });
                 change.changing = Some(changing);
                 change.stage = Stage::Begun;
             }
@@ -368,27 +369,24 @@ fn prepare(context: &mut Context, file: &mut FileModel, task: &Task, change: &mu
                 return Prepared::GivenUp;
             }
             inode.no_stores = !matches!(change.kind, Kind::Punch { .. });
-            if let Kind::Truncate { size } = change.kind {
+            if let Kind::Truncate { .. } = change.kind {
                 inode.no_writeback = true;
                 inode.size_unstable = true;
-                // What a mapping has left behind the end may be seen until the pages are dropped.
-                for unit in inode.size..size.min(inode.size.next_multiple_of(UNITS)) {
-                    if let Some(cached) = inode.pages[unit / UNITS] {
-                        file.truth.announce(task.id, unit, cached.units[unit % UNITS]);
-                    }
-                }
             }
         }
         Kind::Writeback { .. } | Kind::Attributes => {}
     }
     linger_in_gap(file, change, context.now);
     let Some(inode) = &mut file.inode else { return Prepared::GivenUp };
-    if let Kind::Direct { end, .. } = change.kind {
-        // And what lies under a direct write, until its own drop.
-        for unit in inode.size..end.min(inode.size.next_multiple_of(UNITS)) {
-            if let Some(cached) = inode.pages[unit / UNITS] {
-                file.truth.announce(task.id, unit, cached.units[unit % UNITS]);
-            }
+    // And what it has left where the file reaches now, until the change's own drop.
+    let reaches = match change.kind {
+        Kind::Truncate { size } => size,
+        Kind::Direct { end, .. } => end,
+        _ => 0,
+    };
+    for unit in inode.size..reaches.min(inode.size.next_multiple_of(UNITS)) {
+        if let Some(cached) = inode.pages[unit / UNITS] {
+            file.truth.announce(task.id, unit, cached.units[unit % UNITS]);
         }
     }
     for unit in 0..file.below.units.len() {

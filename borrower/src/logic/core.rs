@@ -116,7 +116,8 @@ pub struct Core {
 }
 
 impl Core {
-    /// For that many lenders, none of them up, with so many put buffers of so many pages each. Where evictions are not seen, the pool is filled with what is read.
+    /// For that many lenders, none of them up, with so many put buffers of so many pages each. Where evictions are not seen, the pool
+    /// is filled with what is read.
     pub fn new(
         lenders: u8,
         (put_batches, batch_pages): (usize, usize),

@@ -451,8 +451,8 @@ impl FileState {
         }
     }
 
-    /// The READ, the kernel's `request`, is about to be answered. False: a change came in between, so that all of it must be read again below; what
-    /// is cached of the answer will not be believed.
+    /// The READ, the kernel's `request`, is about to be answered. False: a change came in between, so that all of it must be read again
+    /// below; what is cached of the answer will not be believed.
     pub fn end_read(&mut self, ticket: &ReadTicket, request: u64, voided: impl FnMut(u32, Entry)) -> bool {
         let moves = self.changes - ticket.changes;
         let raced = ticket.raced
