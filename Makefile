@@ -5,14 +5,14 @@ CARGO ?= cargo
 # To build: the eBPF program (clang, llvm), libbpf (libelf-dev, zlib1g-dev, pkg-config, make, gcc).
 # To run: fusermount3 (fuse3). To draw the demo's chart as PNG: a font.
 PACKAGES := clang llvm libelf-dev zlib1g-dev pkg-config make gcc fuse3 fonts-dejavu-core
-# To test: fio, network namespaces (iproute2), file systems (e2fsprogs), a database, what the POSIX suite is built with, and a C++ compiler for libFuzzer.
-TEST_PACKAGES := fio g++ acl attr e2fsprogs iproute2 libacl1-dev python3 postgresql postgresql-contrib
+# To test: fio, network namespaces (iproute2), captures (tshark), file systems (e2fsprogs), a database, what the POSIX suite is built with, and a C++ compiler for libFuzzer.
+TEST_PACKAGES := fio g++ acl attr e2fsprogs iproute2 libacl1-dev python3 postgresql postgresql-contrib tshark
 # Where the public test programs are installed; set it to keep them when the checkout goes.
 TOOLS ?= $(CURDIR)/target/tools
 # Options of the demo, such as DEMO="--seconds 30 --seed 7"; `target/release/demo --help` lists them.
 DEMO ?=
 
-# The simulation: a seed to repeat (else fresh ones for two minutes), the steps of a run, and processes at once.
+# The simulation (`make test` has fixed seeds): a seed to repeat (else fresh ones for two minutes), the steps of a run, and processes at once.
 SEED ?=
 STEPS ?= 20000
 JOBS ?= $(shell nproc)
@@ -23,7 +23,7 @@ CHAOS ?=
 FUZZ ?=
 
 .PHONY: help deps build test simulate rules test-long database test-deps tools interleavings fuzz fuzz-short fuzz-program sanitize miri deny demo \
-	chaos soak check lint clean
+	gossip chaos soak check lint clean
 
 deps: WANTED := $(PACKAGES)
 test-deps: WANTED := $(PACKAGES) $(TEST_PACKAGES)
@@ -35,6 +35,7 @@ help:
 	@echo 'make test    run all tests; those that this machine cannot run say so'
 	@echo 'make simulate    whole pools from fresh seeds for two minutes; SEED=n STEPS=n repeats a run'
 	@echo 'make rules   break each rule of docs/consistency.md in turn: the simulation must catch it'
+	@echo 'make gossip  up to a thousand nodes of a pool find each other, some 20 minutes'
 	@echo 'make test-long   the public test programs at full length, some 20 minutes'
 	@echo 'make fuzz    inputs that libFuzzer makes up, for every decoder, 5 minutes each'
 	@echo 'make sanitize    tests under the address and the thread sanitizer; make miri: under Miri'
@@ -75,6 +76,10 @@ simulate: deps
 rules: deps
 	$(CARGO) test --profile simulation -p simulation --test rules -- --nocapture every_broken_rule
 
+# The figures of docs/discovery.md.
+gossip: deps
+	$(CARGO) test --profile simulation -p pool --test convergence -- --ignored --nocapture
+
 # Locked parts under every order of threads that shuttle tries. (The ring's reader is tried with loom, by the ordinary tests.)
 # PUMA_SCHEDULES=100000 tries so many of each.
 interleavings: deps
@@ -111,7 +116,7 @@ sanitize: test-deps
 miri:
 	@cargo +nightly miri --version >/dev/null 2>&1 || { \
 		echo 'Miri is missing: rustup toolchain install nightly --component miri,rust-src' >&2; exit 1; }
-	MIRIFLAGS=-Zmiri-disable-isolation cargo +nightly miri test --target-dir target/miri -p page -p wire --lib -- --skip address
+	MIRIFLAGS=-Zmiri-disable-isolation cargo +nightly miri test --target-dir target/miri -p page -p wire --lib -- --skip address --skip key --skip secure --skip seal
 	MIRIFLAGS=-Zmiri-disable-isolation cargo +nightly miri test --target-dir target/miri -p borrower --lib -- logic --skip puts
 
 test-long: test-deps tools

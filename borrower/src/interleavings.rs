@@ -12,8 +12,8 @@
 //! `no_read_is_stale` (deadlock); `Catalog::retire` letting go of the names between counting off the last user and removing the
 //! file by `files_come_and_go` ("a file in use is known").
 
-use crate::logic::core::{Change, Core, Outcome, Strategy};
-use crate::logic::puts::{BATCH_PAGES, Batch};
+use crate::logic::core::{Change, Core, Outcome, Setup, Strategy};
+use crate::logic::puts::Batch;
 use crate::logic::reading::{ATTEMPTS_MAX, Got, Reading};
 use crate::{File, FileIdentity, Stamp};
 use page::{ChecksumKey, PAGE_SIZE, Page, Version};
@@ -74,7 +74,7 @@ fn identity(inode: u64) -> FileIdentity {
 
 impl World {
     fn new(strategy: Strategy) -> Arc<World> {
-        let core = Core::new(1, (2, BATCH_PAGES), ChecksumKey::new([7; 32]), strategy, true);
+        let core = Core::new(Setup { put_batches: 2, ..Setup::new(1, ChecksumKey::new([7; 32]), strategy, true) });
         core.catalog.lender_up(0);
         let file = core.catalog.adopt(identity(1));
         Arc::new(World {
@@ -151,7 +151,7 @@ impl World {
             let mut state = self.file.state.lock();
             let range = Reading::range(offset, buf.len());
             self.file.settled.wait_while_for(&mut state, |state| state.must_wait(range), LIMIT);
-            reading.begin(&self.core, &mut state, self.positions(), offset, buf.len());
+            reading.begin(&self.core, &self.file, &mut state, self.positions(), offset, buf.len());
             if attempt == ATTEMPTS_MAX {
                 buf = page(self.below.lock().0[at]).to_vec();
                 reading.end(&self.core, &self.file, &mut state, request, &[]);
@@ -159,8 +159,8 @@ impl World {
             }
             drop(state);
             if !reading.is_plain() {
-                reading.fill_from_buffers(&self.core, &mut buf);
-                while let Some(question) = reading.next_question(&self.file, 1) {
+                reading.fill_from_buffers(&self.core, &self.file, &mut buf);
+                while let Some(question) = reading.next_question(&self.file) {
                     let mut lent = self.lent.lock();
                     let got: Vec<Got> = question
                         .keys
@@ -174,12 +174,13 @@ impl World {
                             };
                             known.map_or(Got::Miss, |page| {
                                 buf.copy_from_slice(&page);
-                                Got::Page { checksum: self.core.key().checksum(key.id(), version, &page) }
+                                let checksum = self.core.sealing().seal(key.id(), version, &page, &mut [0; PAGE_SIZE]);
+                                Got::Page { checksum }
                             })
                         })
                         .collect();
                     drop(lent);
-                    reading.answered(&self.core, Some(&got), true, &buf);
+                    reading.answered(&self.core, Some(&got), true, &mut buf);
                 }
                 while reading.next_below().is_some() {
                     buf = page(self.below.lock().0[at]).to_vec();
@@ -234,7 +235,7 @@ impl World {
             self.core.puts_answered(0, request, &vec![1; batch.items().len()]).expect("they are answered in order");
         }
         let mut drops = Vec::new();
-        self.core.catalog.take_drops(8, &mut drops);
+        self.core.catalog.take_drops(0, 8, &mut drops);
         self.lent.lock().retain(|version, _| drops.iter().all(|key| key.version().0 != *version));
     }
 

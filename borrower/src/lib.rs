@@ -20,64 +20,175 @@ pub use below::{Below, FileIdentity, Stamp};
 pub use logic::catalog::{Census, File};
 pub use metrics::{Counter, Metrics};
 
-use edge::connection::{send_drop, send_put};
-use edge::link::{self, LENDER, LENDERS, Link};
+use edge::link::Link;
+use edge::links::Links;
+use edge::racing::Racers;
 pub use logic::core::{Change, Strategy};
-use logic::core::{Changing, Confused, Core, Outcome};
+use logic::core::{Changing, Confused, Core, Outcome, Setup};
 pub use logic::file::Left;
-use logic::puts::{BATCH_PAGES, BATCHES_MAX};
+pub use logic::gate;
+use logic::hedging::{Hedges, LATE_PERCENT, late_us};
+use logic::latencies::Latencies;
+use page::seal::Sealing;
 use page::{ChecksumKey, FileKey, Version};
+use serde::Serialize;
 use std::io;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
-use sync::{Condvar, Mutex};
+use std::time::Duration;
+use sync::Mutex;
 use tap::{Eviction, EvictionSource, Positions};
-use wire::ITEMS_MAX;
 use wire::address::Address;
+pub use wire::secure::Security;
 
 /// How long an evicted page may wait for a put buffer. Meanwhile the event ring takes what the kernel evicts.
 const ROOM_WAIT: Duration = Duration::from_millis(50);
 
-/// How long the put thread waits for events, hence the delay of noted drops.
+/// How long the tap's thread waits for events.
 const EVENT_WAIT: Duration = Duration::from_millis(100);
 
-/// How long the put thread rests after it has found events, so that it is woken for many at once. At the highest speed of
+/// How long the tap's thread rests after it has found events, so that it is woken for many at once. At the highest speed of
 /// reclaim, some 500 pages in this time, the ring has room for ten times as many.
 const EVENT_REST: Duration = Duration::from_millis(1);
 
-/// How long a put buffer may wait to become full. Its pages can be read meanwhile.
-const FILL_WAIT: Duration = Duration::from_millis(5);
+/// [`Config::bad_pages_max`] if nobody says anything else: more than a bit that flips now and then will ever bring about, and far too few to
+/// guess a seal.
+pub const BAD_PAGES_MAX: u64 = 1024;
 
 /// How a borrower is set up.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Where the lender is; without one, everything is read from below.
-    pub lender: Option<Address>,
+    /// The lenders, at first; without any, everything is read from below. [`Borrower::set_lenders`] changes them.
+    pub lenders: Vec<LenderAddress>,
     /// What happens to a page at the lender when it is read.
     pub strategy: Strategy,
-    /// Connections for gets: as many as there are threads that read, within [`wire::SESSION_CONNECTIONS_MAX`].
+    /// Connections to each lender for gets: as many as there are threads that read, within [`wire::SESSION_CONNECTIONS_MAX`].
     pub get_connections: usize,
-    /// The session that a daemon before this one has left at the lender ([`Borrower::stop_for_successor`]).
+    /// Whether what is read in a sequential stream is not lent.
+    pub filter: bool,
+    /// When a lender is too slow to be used; without it, never.
+    pub gate: Option<gate::Config>,
+    /// Whether gets that are late are raced by reads of the directory below.
+    pub hedge: bool,
+    /// A lender that has returned that many pages that do not verify is not used any more.
+    pub bad_pages_max: u64,
+    /// Memory that the catalog's entries may take, in bytes.
+    pub catalog_bytes_max: u64,
+    /// What a daemon before this one has left at the lenders ([`Borrower::stop_for_successor`]).
     pub session: Option<Session>,
+    /// Whether connections and pages are sealed, and with which pool's key.
+    pub security: Security,
 }
 
-/// A session at the lender, as one daemon leaves it to the next. Whoever knows its name reaches its pages: it is a secret.
-#[derive(Clone, Copy, PartialEq, Eq)]
+impl Default for Config {
+    /// No lenders, all policies on, and nothing sealed.
+    fn default() -> Config {
+        Config {
+            lenders: Vec::new(),
+            strategy: Strategy::Exclusive,
+            get_connections: 4,
+            filter: true,
+            gate: Some(gate::Config::default()),
+            hedge: true,
+            bad_pages_max: BAD_PAGES_MAX,
+            catalog_bytes_max: logic::catalog::ENTRY_BYTES_MAX,
+            session: None,
+            security: Security::Trusting,
+        }
+    }
+}
+
+/// A lender, as it is told to the borrower.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LenderAddress {
+    /// Where it is reached.
+    pub address: Address,
+    /// What it is called in the pool, if it is known from there: one that comes back under another name has nothing of before.
+    pub id: Option<String>,
+}
+
+impl From<Address> for LenderAddress {
+    fn from(address: Address) -> LenderAddress {
+        LenderAddress { address, id: None }
+    }
+}
+
+/// What there is to say of a lender.
+#[derive(Clone, Debug, Serialize)]
+pub struct LenderStatus {
+    /// Its number here.
+    pub number: u8,
+    /// Where it is reached.
+    pub address: String,
+    /// What it is called in the pool.
+    pub id: Option<String>,
+    /// `used`, `shunned` (there, but too slow), `away` (it may come back with its pages) or `down`.
+    pub state: &'static str,
+    /// Why it is not used.
+    pub reason: String,
+    /// How long this has been so.
+    pub since_ms: u64,
+    /// Round-trip time of pings now.
+    pub ping_us: u64,
+    /// Their average over 15 seconds.
+    pub ping_short_us: u64,
+    /// Their average over a minute.
+    pub ping_long_us: u64,
+    /// What gets take on average, if there were any lately.
+    pub get_us: Option<u64>,
+    /// Its weight in the placement.
+    pub weight: u32,
+    /// Pages that it keeps at the most.
+    pub capacity_pages: u64,
+    /// Pages that it could take without forgetting others.
+    pub free_pages: u64,
+    /// Put messages that are being filled, wait to be sent, or wait for their answer.
+    pub puts_under_way: u64,
+    /// Pages sent to it.
+    pub put_pages: u64,
+    /// Pages got from it.
+    pub get_pages: u64,
+    /// Pages asked for that it no longer had.
+    pub get_misses: u64,
+    /// Pages from it whose checksum was wrong.
+    pub bad_pages: u64,
+    /// Its gets that were late and raced.
+    pub hedges: u64,
+    /// Times that it was reached.
+    pub connects: u64,
+    /// Times that the connection was lost.
+    pub losses: u64,
+    /// Times that it was found too slow.
+    pub shuns: u64,
+}
+
+/// The sessions at the lenders, as one daemon leaves them to the next. Whoever knows their names reaches their pages: they are secrets.
+#[derive(Clone, PartialEq, Eq)]
 pub struct Session {
-    /// The name.
-    pub name: [u8; 16],
-    /// What the checksums of its pages are keyed with.
+    /// What the checksums or the seals of its pages are keyed with.
     pub checksum_key: [u8; 32],
-    /// The version to go on with. A lower one could name older bytes that the lender still has.
+    /// The version to go on with. A lower one could name older bytes that a lender still has.
     pub next_version: Version,
+    /// Each lender's part.
+    pub lenders: Vec<LeftLender>,
+}
+
+/// A session at one lender.
+#[derive(Clone, PartialEq, Eq)]
+pub struct LeftLender {
+    /// The lender.
+    pub lender: LenderAddress,
+    /// The lender's number in entries.
+    pub number: u8,
     /// The lender's epoch: entries of it are valid again once the lender says that it has kept the session.
     pub epoch: u8,
+    /// The session's name.
+    pub name: [u8; 16],
 }
 
 impl std::fmt::Debug for Session {
-    /// Without name and key, which must not get into a log.
+    /// Without names and key, which must not get into a log.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Session").field("next_version", &self.next_version).finish_non_exhaustive()
     }
@@ -98,6 +209,11 @@ impl File {
     /// It has dropped them; as often as [`File::drop_begins`].
     pub fn drop_ended(&self) {
         self.state.lock().drop_ended();
+    }
+
+    /// The answer to a write(2) has waited until it had dropped them, and is given next.
+    pub fn drop_waited(&self) {
+        self.state.lock().drop_waited();
     }
 
     /// The kernel is about to be told the file's size. If it is another than it knows, it drops pages by itself.
@@ -122,21 +238,47 @@ impl File {
     }
 }
 
+/// What reads of the directory below take lately.
+#[derive(Default)]
+struct Disk {
+    latencies: Mutex<Latencies>,
+    /// After how many microseconds a get is late; 0: nothing is known.
+    late_us: AtomicU64,
+}
+
+impl Disk {
+    fn note(&self, took: Duration) {
+        let mut latencies = self.latencies.lock();
+        latencies.note(took.as_micros() as u64);
+        self.late_us.store(late_us(latencies.quantile_us(LATE_PERCENT)), Ordering::Relaxed);
+    }
+
+    fn mean_us(&self) -> Option<f64> {
+        self.latencies.lock().mean_us()
+    }
+
+    /// After how long a get is late.
+    fn late(&self) -> Duration {
+        match self.late_us.load(Ordering::Relaxed) {
+            0 => Duration::from_micros(late_us(None)),
+            us => Duration::from_micros(us),
+        }
+    }
+}
+
 /// The borrower.
 pub struct Borrower {
     pub(crate) core: Core,
-    pub(crate) link: Link,
+    links: Links,
+    racers: Arc<Racers>,
+    hedges: Hedges,
+    disk: Disk,
     checksum_key: [u8; 32],
     config: Config,
-    /// A put buffer became free.
-    room: Condvar,
-    /// A page waits to be sent (only without a tap, whose thread sends what it finds).
-    work: Condvar,
     positions: Option<Arc<dyn Positions>>,
     tap_counters: Mutex<tap::Counters>,
     stop: AtomicBool,
-    stopped: (Mutex<()>, Condvar),
-    threads: OnceLock<Mutex<Vec<JoinHandle<()>>>>,
+    tap_thread: OnceLock<Mutex<Option<JoinHandle<()>>>>,
 }
 
 impl Borrower {
@@ -153,72 +295,95 @@ impl Borrower {
                 rustix::rand::getrandom(&mut checksum_key, rustix::rand::GetRandomFlags::empty())?;
             }
         }
-        let core = Core::new(
-            LENDERS,
-            (BATCHES_MAX, BATCH_PAGES),
-            ChecksumKey::new(checksum_key),
-            config.strategy,
-            source.is_some(),
-        );
-        if let Some(session) = &config.session {
-            core.catalog.continue_versions(session.next_version);
-            core.catalog.lender_expect(LENDER, session.epoch);
-        }
+        let sealing = match &config.security {
+            Security::Keyed(_) => Sealing::aead(&checksum_key).ok_or(io::ErrorKind::Unsupported)?,
+            Security::Trusting => Sealing::Checksum(ChecksumKey::new(checksum_key)),
+        };
+        let lenders = logic::entry::Place::LENDERS;
+        let core = Core::new(Setup {
+            filter: config.filter,
+            entry_bytes_max: config.catalog_bytes_max,
+            ..Setup::new(lenders, sealing, config.strategy, source.is_some())
+        });
         let borrower = Arc::new(Borrower {
             core,
+            links: Links::default(),
+            racers: Arc::default(),
+            hedges: Hedges::default(),
+            disk: Disk::default(),
             checksum_key,
-            link: Link::new(config.session.map(|session| session.name))?,
-            room: Condvar::new(),
-            work: Condvar::new(),
             positions: source.as_ref().map(|source| source.positions()),
             tap_counters: Mutex::default(),
             stop: AtomicBool::new(false),
-            stopped: Default::default(),
-            threads: OnceLock::new(),
+            tap_thread: OnceLock::new(),
             config,
         });
-        let mut threads = Vec::new();
-        let mut spawn = |name: &str, run: Box<dyn FnOnce(&Borrower) + Send>| {
-            let borrower = borrower.clone();
-            std::thread::Builder::new()
-                .name(name.into())
-                .spawn(move || run(&borrower))
-                .map(|thread| threads.push(thread))
-        };
-        match source {
-            Some(source) => spawn("puma-tap", Box::new(|borrower| borrower.run_tap(source)))?,
-            None => spawn("puma-put", Box::new(Borrower::run_puts))?,
+        if let Some(session) = &borrower.config.session {
+            borrower.core.catalog.continue_versions(session.next_version);
+            for left in &session.lenders {
+                borrower.core.catalog.lender_expect(left.number, left.epoch);
+                borrower.links.add(&borrower, Some(left.number), |number| {
+                    Link::new(number, left.lender.clone(), Some(left.name), borrower.config.gate.unwrap_or_default())
+                })?;
+            }
         }
-        if let Some(address) = borrower.config.lender.clone() {
-            let connections = borrower.config.get_connections;
-            spawn("puma-link", Box::new(move |borrower| link::supervise(borrower, &address, connections)))?;
+        if borrower.config.hedge {
+            borrower.racers.start()?;
         }
-        let _ = borrower.threads.set(Mutex::new(threads));
+        let lenders = borrower.config.lenders.clone();
+        borrower.set_lenders(&lenders);
+        if let Some(source) = source {
+            let for_thread = borrower.clone();
+            let thread =
+                std::thread::Builder::new().name("puma-tap".into()).spawn(move || for_thread.run_tap(source))?;
+            let _ = borrower.tap_thread.set(Mutex::new(Some(thread)));
+        }
         Ok(borrower)
     }
 
-    /// Ends its threads and connections, and has the lender free its pages. Reads go on, from below.
+    /// From now on these are the lenders: others are left, with all that they have, and new ones are used as soon as they are reached. Waits
+    /// for those that are left, some seconds at the most. At most [`logic::entry::Place::LENDERS`]; of more, some are not used.
+    pub fn set_lenders(self: &Arc<Self>, lenders: &[LenderAddress]) {
+        if self.stopping() {
+            return;
+        }
+        let too_many = self.links.set(self, lenders);
+        if too_many > 0 {
+            tracing::warn!("{too_many} lenders are not used: there are too many, or no threads for them");
+        }
+    }
+
+    /// What there is to say of each lender.
+    pub fn lenders(&self) -> Vec<LenderStatus> {
+        self.links.all().iter().map(|link| link.status(self)).collect()
+    }
+
+    /// Ends its threads and connections, and has the lenders free its pages. Reads go on, from below.
     pub fn stop(&self) {
         self.stop.store(true, Ordering::Release);
-        self.link.end();
-        self.work.notify_all();
-        drop(self.stopped.0.lock());
-        self.stopped.1.notify_all();
-        for thread in self.threads.get().map(|threads| std::mem::take(&mut *threads.lock())).unwrap_or_default() {
+        self.links.stop(self);
+        self.racers.stop();
+        if let Some(thread) = self.tap_thread.get().and_then(|thread| thread.lock().take()) {
             let _ = thread.join();
         }
     }
 
-    /// As [`Borrower::stop`], but the lender keeps the pages for its grace time, in which a successor may resume the session.
+    /// As [`Borrower::stop`], but the lenders keep the pages for their grace time, in which a successor may resume the sessions.
     pub fn stop_for_successor(&self) -> Session {
-        self.link.leave();
+        let links = self.links.all();
+        links.iter().for_each(|link| link.leave());
         self.stop();
         let catalog = &self.core.catalog;
+        let left = |link: &Arc<Link>| LeftLender {
+            lender: link.lender.clone(),
+            number: link.number,
+            epoch: catalog.epoch(link.number),
+            name: link.name(),
+        };
         Session {
-            name: self.link.name(),
             checksum_key: self.checksum_key,
             next_version: catalog.version(),
-            epoch: catalog.epoch(LENDER),
+            lenders: links.iter().map(left).collect(),
         }
     }
 
@@ -273,12 +438,32 @@ impl Borrower {
 
     /// Put messages that are being filled, wait to be sent, or wait for their answer.
     pub fn puts_under_way(&self) -> usize {
-        self.core.queue(LENDER).lock().under_way()
+        self.links.all().iter().map(|link| self.core.queue(link.number).lock().under_way()).sum()
     }
 
-    /// Whether the lender is there.
+    /// Whether a lender is there, used or not.
     pub fn lender_is_up(&self) -> bool {
-        self.core.catalog.place(LENDER).is_some()
+        self.links.all().iter().any(|link| self.core.catalog.is_up(link.number))
+    }
+
+    /// Whether pages are put at lenders from now on; at first they are. What lenders have is got from them all the same.
+    pub fn set_borrowing(&self, borrowing: bool) {
+        self.core.set_borrowing(borrowing);
+    }
+
+    /// Whether pages are put at lenders.
+    pub fn is_borrowing(&self) -> bool {
+        self.core.is_borrowing()
+    }
+
+    /// Whether the kernel's evictions are seen.
+    pub fn sees_evictions(&self) -> bool {
+        self.core.sees_evictions()
+    }
+
+    /// What reads of the directory below take on average lately, in microseconds, and after what time a get counts as late.
+    pub fn disk_us(&self) -> (Option<u64>, u64) {
+        (self.disk.mean_us().map(|us| us as u64), self.disk.late().as_micros() as u64)
     }
 
     fn produced(&self) -> u64 {
@@ -293,29 +478,16 @@ impl Borrower {
         self.stop.load(Ordering::Acquire)
     }
 
-    pub(crate) fn sleep(&self, time: Duration) {
-        let mut guard = self.stopped.0.lock();
-        if !self.stopping() {
-            self.stopped.1.wait_for(&mut guard, time);
-        }
-    }
-
     fn run_tap(&self, mut source: Box<dyn EvictionSource>) {
-        let mut filled_since = None;
         while !self.stopping() {
-            let wait = if filled_since.is_some() { FILL_WAIT } else { EVENT_WAIT };
-            let events = match source.poll(wait, &mut |event| self.evicted(event)) {
+            let events = match source.poll(EVENT_WAIT, &mut |event| self.evicted(event)) {
                 Ok(events) => events,
                 Err(error) => {
                     tracing::warn!("the eviction tap failed ({error}); evicted pages are no longer lent");
                     return;
                 }
             };
-            if filled_since.is_some_and(|since: Instant| since.elapsed() >= FILL_WAIT) {
-                self.send_puts(true);
-            }
-            filled_since = filled_since.filter(|_| self.puts_wait()).or_else(|| self.puts_wait().then(Instant::now));
-            self.send_drops();
+            self.reclaim_catalog();
             if events > 0 {
                 std::thread::sleep(EVENT_REST);
             }
@@ -323,72 +495,24 @@ impl Borrower {
         }
     }
 
-    /// Whether pages wait to be sent.
-    fn puts_wait(&self) -> bool {
-        self.core.queue(LENDER).lock().has_any()
-    }
-
-    fn run_puts(&self) {
-        while !self.stopping() {
-            let mut puts = self.core.queue(LENDER).lock();
-            if !puts.has_any() {
-                self.work.wait_for(&mut puts, EVENT_WAIT);
-            }
-            drop(puts);
-            self.send_puts(true);
-            self.send_drops();
-        }
-    }
-
     fn evicted(&self, event: Eviction<'_>) {
-        self.wait_for_room();
-        if self.core.evicted(FileKey(event.generation), event.index, event.position, event.page).is_some() {
-            self.send_puts(false);
+        let buffers = self.core.buffers();
+        if !buffers.has_free() && self.core.usable() != 0 {
+            buffers.wait(ROOM_WAIT);
+        }
+        self.core.evicted(FileKey(event.generation), event.index, event.position, event.page);
+    }
+
+    fn reclaim_catalog(&self) {
+        let pages = self.core.catalog.reclaim();
+        if pages > 0 {
+            tracing::info!(pages, "the catalog is full: forgetting the files that were not used for longest");
+            self.core.metrics.catalog_reclaimed_pages.add(pages);
         }
     }
 
-    fn wait_for_room(&self) {
-        let mut puts = self.core.queue(LENDER).lock();
-        if !puts.has_room() && self.lender_is_up() {
-            self.room.wait_while_for(&mut puts, |puts| !puts.has_room(), ROOM_WAIT);
-        }
-    }
-
-    fn send_puts(&self, partial: bool) {
-        while let Some((request, batch)) = self.core.next_put(LENDER, partial) {
-            let sent = self.link.send(|stream| send_put(stream, request, batch.items(), batch.pages()));
-            if sent.is_err() {
-                drop(batch);
-                return self.abandon_puts();
-            }
-            self.core.put_sent(batch.items().len());
-        }
-    }
-
-    fn send_drops(&self) {
-        let mut keys = Vec::new();
-        loop {
-            keys.clear();
-            self.core.catalog.take_drops(ITEMS_MAX, &mut keys);
-            if keys.is_empty() {
-                return;
-            }
-            if self.link.send(|stream| send_drop(stream, &keys)).is_err() {
-                // For when it is back with the pages.
-                return keys.iter().for_each(|key| self.core.catalog.drop_at_lender(key.id(), key.version()));
-            }
-            self.core.metrics.drop_pages.add(keys.len() as u64);
-        }
-    }
-
-    pub(crate) fn abandon_puts(&self) {
-        self.core.abandon_puts(LENDER);
-        self.room.notify_all();
-    }
-
-    pub(crate) fn puts_answered(&self, request: u64, statuses: &[u8]) -> io::Result<()> {
-        let answered = self.core.puts_answered(LENDER, request, statuses);
-        self.room.notify_all();
+    pub(crate) fn puts_answered(&self, lender: u8, request: u64, statuses: &[u8]) -> io::Result<()> {
+        let answered = self.core.puts_answered(lender, request, statuses);
         answered.map_err(|Confused| io::Error::new(io::ErrorKind::InvalidData, "an answer to a put that was not made"))
     }
 }

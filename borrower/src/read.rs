@@ -1,11 +1,20 @@
 //! Answering a READ: drives a [`Reading`] with the lenders' connections and the file below.
 
-use crate::logic::reading::{ATTEMPTS_MAX, Got, Reading};
+use crate::edge::connection::{ANSWER_TIMEOUT, GetConnection};
+use crate::edge::link::{Link, Taken};
+use crate::edge::racing::Race;
+use crate::logic::reading::{ATTEMPTS_MAX, Got, Question, Reading};
 use crate::{Below, Borrower, File};
 use page::PAGE_SIZE;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::cell::RefCell;
 use std::io;
-use std::time::Duration;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Pages of a READ of the directory below up to which it is compared with a get: beyond, it is the disk's bandwidth that counts.
+const COMPARED_PAGES_MAX: usize = 32;
 
 /// How long a READ waits for a change of its pages that is being applied below. It depends on nothing but the file system
 /// below, never on the kernel's FUSE pages, so it ends; the limit is for a disk that hangs, on which the READ would hang too.
@@ -23,29 +32,58 @@ impl Borrower {
     ///
     /// # Errors
     /// Those of the file below.
-    pub fn read(&self, file: &File, below: &dyn Below, request: u64, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
-        self.core.metrics.reads.one();
-        SCRATCH.with_borrow_mut(|(reading, got)| self.read_with(reading, got, file, below, request, offset, buf))
-    }
-
-    #[allow(clippy::too_many_arguments)] // the scratch, and what was asked
-    fn read_with(
+    pub fn read<B: Below + Send + Sync + 'static>(
         &self,
-        reading: &mut Reading,
-        got: &mut Vec<Got>,
         file: &File,
-        below: &dyn Below,
+        below: &Arc<B>,
         request: u64,
         offset: u64,
         buf: &mut [u8],
     ) -> io::Result<usize> {
-        let core = &self.core;
+        self.core.metrics.reads.one();
+        let asking = Asking { borrower: self, file, below: &**below, shared: &|| below.clone() };
+        SCRATCH.with_borrow_mut(|(reading, got)| asking.read(reading, got, request, offset, buf))
+    }
+}
+
+/// One READ.
+struct Asking<'a> {
+    borrower: &'a Borrower,
+    file: &'a File,
+    below: &'a dyn Below,
+    /// The file below for a thread that races.
+    shared: &'a dyn Fn() -> Arc<dyn Below + Send + Sync>,
+}
+
+/// What became of a question.
+enum Answer {
+    /// It was answered, by this one.
+    Got(Arc<Link>),
+    /// It could not be asked.
+    NotAsked,
+    /// It failed: what the lender has is not known.
+    Failed,
+    /// The directory below was faster, with these bytes of the READ.
+    Late(Range<usize>, Vec<u8>),
+}
+
+impl Asking<'_> {
+    fn read(
+        &self,
+        reading: &mut Reading,
+        got: &mut Vec<Got>,
+        request: u64,
+        offset: u64,
+        buf: &mut [u8],
+    ) -> io::Result<usize> {
+        let Asking { borrower, file, below, .. } = *self;
+        let core = &borrower.core;
         let range = Reading::range(offset, buf.len());
         for attempt in 0.. {
             let mut state = file.state.lock();
             // Answered while a change is being applied, older bytes could stay in the kernel's page cache behind it.
             file.settled.wait_while_for(&mut state, |state| state.must_wait(range), CHANGE_WAIT);
-            reading.begin(core, &mut state, (self.produced(), self.consumed()), offset, buf.len());
+            reading.begin(core, file, &mut state, (borrower.produced(), borrower.consumed()), offset, buf.len());
             if attempt == ATTEMPTS_MAX {
                 let read = below.read_at(buf, offset)?;
                 reading.end(core, file, &mut state, request, &[]);
@@ -53,11 +91,11 @@ impl Borrower {
             }
             drop(state);
 
-            let read = self.fill(reading, got, file, below, offset, buf)?;
+            let read = self.fill(reading, got, offset, buf)?;
 
             if reading.end(core, file, &mut file.state.lock(), request, &buf[..read]) {
                 if !core.sees_evictions() {
-                    self.work.notify_one();
+                    borrower.reclaim_catalog();
                 }
                 return Ok(read);
             }
@@ -66,53 +104,148 @@ impl Borrower {
     }
 
     /// Fills `buf` from wherever the pages are. Returns the bytes before the end of the file.
-    fn fill(
-        &self,
-        reading: &mut Reading,
-        got: &mut Vec<Got>,
-        file: &File,
-        below: &dyn Below,
-        offset: u64,
-        buf: &mut [u8],
-    ) -> io::Result<usize> {
-        let core = &self.core;
+    fn fill(&self, reading: &mut Reading, got: &mut Vec<Got>, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
+        let Asking { borrower, file, below, .. } = *self;
+        let core = &borrower.core;
         if reading.is_plain() {
-            let read = below.read_at(buf, offset)?;
+            let read = self.read_below(reading, buf, offset)?;
             core.metrics.below_pages.add(read.div_ceil(PAGE_SIZE) as u64);
             if read < buf.len() {
                 reading.short_end(core, file, below.stamp()?);
             }
             return Ok(read);
         }
-        reading.fill_from_buffers(core, buf);
-        while let Some(question) = reading.next_question(file, core.lenders()) {
-            // None: more readers than connections, or the lender is just being lost: nothing is known of the pages.
-            let Some(mut session) = self.link.take() else {
-                reading.answered(core, None, false, buf);
-                continue;
-            };
-            core.metrics.get_messages.one();
-            let answer = session.connection.get(question.keys, question.places, core.is_exclusive(), buf, got).map_err(
-                |error| {
-                    tracing::debug!("get failed: {error}");
-                },
-            );
-            match answer {
-                Ok(()) => self.link.give_back(session),
-                Err(()) => {
-                    self.link.give_up(session);
-                    core.metrics.get_failures.one();
+        reading.fill_from_buffers(core, file, buf);
+        let mut raced = None;
+        while let Some(question) = reading.next_question(file) {
+            match self.ask(&question, got, offset, buf) {
+                Answer::Got(link) => {
+                    let bad_pages = reading.answered(core, Some(got), true, buf);
+                    if bad_pages > 0 {
+                        link.returned_bad(borrower, bad_pages);
+                    }
+                }
+                Answer::NotAsked => {
+                    reading.answered(core, None, false, buf);
+                }
+                Answer::Failed => {
+                    reading.answered(core, None, true, buf);
+                }
+                Answer::Late(bytes, read) => {
+                    raced = Some((bytes, read));
+                    reading.late(core);
                 }
             }
-            reading.answered(core, answer.is_ok().then_some(got), true, buf);
         }
         while let Some(bytes) = reading.next_below() {
             let at = offset + bytes.start as u64;
-            let piece = &mut buf[bytes];
-            let read = below.read_at(piece, at)?;
+            let piece = &mut buf[bytes.clone()];
+            let read = match &raced {
+                // What it read is as new as what would be read now: the READ is done again if anything has changed since it began.
+                Some((span, read)) if span.start <= bytes.start && bytes.end <= span.end => {
+                    let there = read.len().min(bytes.end - span.start).saturating_sub(bytes.start - span.start);
+                    piece[..there].copy_from_slice(&read[bytes.start - span.start..][..there]);
+                    there
+                }
+                _ => self.read_below(reading, piece, at)?,
+            };
             piece[read..].fill(0);
             core.metrics.below_pages.add(read.div_ceil(PAGE_SIZE) as u64);
         }
         Ok(reading.length(core, file, below.stamp()?))
     }
+
+    /// Reads below, and notes how long that takes.
+    fn read_below(&self, reading: &Reading, buf: &mut [u8], offset: u64) -> io::Result<usize> {
+        let is_compared = buf.len() <= COMPARED_PAGES_MAX * PAGE_SIZE && !reading.is_sequential();
+        let begun = Instant::now();
+        let read = self.below.read_at(buf, offset)?;
+        if is_compared && read > 0 {
+            self.borrower.disk.note(begun.elapsed());
+        }
+        Ok(read)
+    }
+
+    /// Asks a lender. If its answer is late, and not too many were, the directory below is asked, too, and the first answer counts.
+    fn ask(&self, question: &Question<'_>, got: &mut Vec<Got>, offset: u64, buf: &mut [u8]) -> Answer {
+        let Asking { borrower, .. } = *self;
+        let metrics = &borrower.core.metrics;
+        // Without hedges a get is waited for as long as one may take.
+        let late = if borrower.config.hedge { borrower.disk.late() } else { ANSWER_TIMEOUT };
+        let Some(link) = borrower.links.get(question.lender) else { return Answer::NotAsked };
+        // None: more readers than connections, or the lender is just being lost: nothing is known of the pages.
+        let Some(mut taken) = link.take(late) else { return Answer::NotAsked };
+        let asked = Instant::now();
+        metrics.get_messages.one();
+        borrower.hedges.earn();
+        let outcome = self.receive(&link, &mut taken, question, late, got, offset, buf);
+        match outcome {
+            Ok(None) => {
+                link.give_back(taken, asked.elapsed());
+                let pages = got.iter().filter(|got| matches!(got, Got::Page { .. })).count() as u64;
+                link.counters.get_pages.add(pages);
+                link.counters.get_misses.add(got.len() as u64 - pages);
+                Answer::Got(link)
+            }
+            Ok(Some((span, read))) => {
+                metrics.hedges_won.one();
+                link.give_late(taken, asked);
+                Answer::Late(span, read)
+            }
+            Err(error) => {
+                tracing::debug!("get failed: {error}");
+                metrics.get_failures.one();
+                link.give_up(taken);
+                Answer::Failed
+            }
+        }
+    }
+
+    /// Sends the question and waits for its answer; or for that of the directory below, which is returned if it is first.
+    #[allow(clippy::too_many_arguments)] // the question, and where its answer goes
+    fn receive(
+        &self,
+        link: &Link,
+        taken: &mut Taken,
+        question: &Question<'_>,
+        late: Duration,
+        got: &mut Vec<Got>,
+        offset: u64,
+        buf: &mut [u8],
+    ) -> io::Result<Option<(Range<usize>, Vec<u8>)>> {
+        let borrower = self.borrower;
+        let (connection, asked) = (&mut taken.connection, Instant::now());
+        connection.ask(question.keys, borrower.core.is_exclusive())?;
+        if borrower.config.hedge && !connection.wait(late)? && borrower.hedges.spend() {
+            let span = question.places[0]..question.places[question.places.len() - 1] + PAGE_SIZE;
+            let race = borrower.racers.race((self.shared)(), offset + span.start as u64, span.len());
+            if let Some(race) = race {
+                borrower.core.metrics.hedges.one();
+                link.counters.hedges.one();
+                let left = ANSWER_TIMEOUT.saturating_sub(asked.elapsed());
+                if let Some(read) = below_wins(connection, &race, left)? {
+                    return Ok(Some((span, read)));
+                }
+            }
+        }
+        connection.receive(question.places, buf, got)?;
+        Ok(None)
+    }
+}
+
+/// Waits for the lender's answer and the race. Returns what was read below, if that was first.
+fn below_wins(connection: &GetConnection, race: &Race, limit: Duration) -> io::Result<Option<Vec<u8>>> {
+    let limit = Timespec::try_from(limit).map_err(io::Error::other)?;
+    let mut fds = [PollFd::new(connection, PollFlags::IN), PollFd::new(race, PollFlags::IN)];
+    match poll(&mut fds, Some(&limit)) {
+        // The lender's time is up, and the disk is no faster.
+        Ok(0) => return Err(io::ErrorKind::TimedOut.into()),
+        Ok(_) | Err(rustix::io::Errno::INTR) => {}
+        Err(error) => return Err(error.into()),
+    }
+    if !fds[0].revents().is_empty() {
+        return Ok(None);
+    }
+    // A disk that fails is no answer: the lender's is waited for.
+    Ok(race.take().and_then(Result::ok))
 }

@@ -155,7 +155,7 @@ impl Model {
         }
         let mut sources = Vec::new();
         let standing = standing(self.word);
-        let ticket = self.state.begin_read(range, self.produced, self.consumed, standing, true, &mut sources);
+        let ticket = self.state.begin_read(range, self.produced, self.consumed, standing, true, true, &mut sources);
         self.doing.push(Doing::Read { range, ticket, sources, fetched: None });
         true
     }
@@ -197,7 +197,7 @@ impl Model {
 
     fn consume(&mut self) {
         let Some((position, index, content)) = self.events.pop_front() else { return };
-        let verdict = self.state.evict(index as u32, position, false, standing(self.word), true);
+        let verdict = self.state.evict(index as u32, position, false, standing(self.word), true, false);
         if verdict == Verdict::Put && self.word.is_up() {
             self.versions += 1;
             let version = Version(self.versions);

@@ -3,11 +3,10 @@
 //! All processes are started from the thread that owns this value: the kernel ends them with that thread.
 
 use crate::network::Network;
-use crate::puma::Puma;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::rc::Rc;
-use testbed::{Failure, Group, Process, Squeeze};
+use testbed::{Failure, Group, Process, Puma, Squeeze};
 
 use rustix::process::Signal;
 
@@ -108,6 +107,8 @@ impl Lender {
         match who {
             Who::Lender => {
                 command.args(["lend", "--foreground", "--capacity", &CAPACITY_BYTES.to_string(), "--reserve", "8MiB"]);
+                // The liar in its place has no key: nobody who has one would lie in so many ways.
+                command.arg("--trust-network").env_remove("PUMAPOOL_KEY_FILE");
             }
             Who::Liar(seed) => {
                 command.args(["liar", "--seed", &seed.to_string()]);

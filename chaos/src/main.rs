@@ -23,14 +23,14 @@ mod suite;
 mod verdict;
 
 use clap::{Parser, Subcommand};
-use puma::{Mode, Puma};
+use puma::Mode;
 use round::Setup;
 use scenario::Scenario;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
-use testbed::{Failure, Interrupt, Scratch};
+use testbed::{Failure, Interrupt, Puma, Scratch};
 use verdict::Outcome;
 use wire::address::Address;
 
@@ -177,7 +177,7 @@ fn run(options: &RunOptions, interrupt: &Interrupt) -> Result<bool, Failure> {
             continue;
         }
         let mut outcome = setup.round(scenario, mode, seed.wrapping_add(number))?;
-        outcome.violations.extend(puma.panics());
+        outcome.violations.extend(puma::panics(&puma));
         println!("{}", outcome.line());
         outcome.violations.iter().for_each(|violation| println!("    {violation}"));
         outcomes.push(outcome);
@@ -200,7 +200,7 @@ fn soak(options: &SoakOptions, interrupt: &Interrupt) -> Result<bool, Failure> {
     let length = Duration::from_secs(options.seconds);
     let mut result = soak::run(&Setup { puma: &puma, scratch: &scratch, disk: &disk.0, length, interrupt }, seed)?;
     drop(disk);
-    result.violations.extend(puma.panics());
+    result.violations.extend(puma::panics(&puma));
     println!("\n{}", result.table());
     write_json(&options.common.out.join("soak.json"), &result)?;
     let chart = options.common.out.join("soak.svg");

@@ -5,7 +5,7 @@ use crate::lender::{Lender, Place};
 use crate::network::Network;
 use crate::probe::Report;
 use crate::probing::Probing;
-use crate::puma::{Mode, Mount, Puma, count};
+use crate::puma::{self, Mode, count};
 use crate::scenario::{Scenario, Trouble};
 use crate::suite::{Kind, Suite};
 use crate::verdict::{Outcome, READ_MAX, judge_probe};
@@ -13,7 +13,7 @@ use std::fs;
 use std::path::Path;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
-use testbed::{Failure, Interrupt, Scratch, wait_until};
+use testbed::{Failure, Interrupt, Puma, PumaMount, Scratch, wait_until};
 
 /// Between two looks at everything.
 const TICK: Duration = Duration::from_millis(10);
@@ -66,8 +66,8 @@ impl Setup<'_> {
         let mut lender = Lender::start(self.puma, place, &format!("{name}-lender"))?;
         let options = ["--strategy", mode.strategy, "--write", mode.write, "--fill", mode.fill];
         let with_lender: Vec<&str> = options.into_iter().chain(["--lender", lender.address()]).collect();
-        let mut mount = self.puma.mount(&sources[0], &ats[0], &with_lender, &format!("{name}-mount"))?;
-        let alone = self.puma.mount(&sources[1], &ats[1], &["--write", mode.write], &format!("{name}-alone"))?;
+        let mut mount = puma::mount(self.puma, &sources[0], &ats[0], &with_lender, &format!("{name}-mount"))?;
+        let alone = puma::mount(self.puma, &sources[1], &ats[1], &["--write", mode.write], &format!("{name}-alone"))?;
 
         let probe = |directory: &Path| Probing::start(directory, seed, READ_MAX, PROBE_RATE);
         let mut probes = [probe(&ats[0])?, probe(&ats[1])?, probe(&sources[2])?];
@@ -142,7 +142,7 @@ impl Setup<'_> {
     }
 
     /// Everything that counts what is under way must be at zero again when nothing is.
-    fn gauges_return(&self, mount: &Mount, outcome: &mut Outcome) {
+    fn gauges_return(&self, mount: &PumaMount, outcome: &mut Outcome) {
         const GAUGES: [&str; 3] = ["/mount/open_handles", "/puts_under_way", "/mount/written_bytes_pending"];
         let mut last = String::new();
         let returned = wait_until(GAUGES_MAX, || {

@@ -15,7 +15,7 @@ use crate::lender::{Lender, Place};
 use crate::network::Network;
 use crate::probe::Report;
 use crate::probing::Probing;
-use crate::puma::{Mode, Mount, ask, count};
+use crate::puma::{self, Mode, count};
 use crate::round::Setup;
 use crate::sampling::{Sample, fifth, look, median_own_bytes};
 use crate::scenario::{Scenario, Trouble};
@@ -27,7 +27,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
-use testbed::{Failure, wait_until};
+use testbed::{Failure, PumaMount, ask_daemon, wait_until};
 
 /// What a daemon's own memory may grow by between the second and the last fifth of a run: whatever leaks 12 KB a second is found in a
 /// run of ten minutes, and an allocator that takes another arena (1 MiB or so a thread) is not.
@@ -57,7 +57,7 @@ struct Site {
     churn: Option<Churn>,
     probe: Option<Probing>,
     suites: Vec<Suite>,
-    mount: Mount,
+    mount: PumaMount,
     lender: Lender,
     trouble: Trouble,
     /// Of mount and lender, when nothing had been done yet.
@@ -129,15 +129,15 @@ impl Site {
         let pid = lender.pid().unwrap_or(0);
         let options =
             ["--strategy", mode.strategy, "--write", mode.write, "--fill", mode.fill, "--lender", lender.address()];
-        let mount = setup.puma.mount(&source, &at, &options, &format!("{name}-mount"))?;
+        let mount = puma::mount(setup.puma, &source, &at, &options, &format!("{name}-mount"))?;
         let found = wait_until(RETURN_MAX, || mount.status().is_ok_and(|status| status["lender_is_up"] == true));
         if !found {
             return Err(Failure::Problem(format!("the mount {name} does not find its lender")));
         }
         let inodes_before = count(&mount.status()?, "/mount/inodes");
-        let before = [look(mount.pid, 0.0).ok(), look(pid, 0.0).ok()];
+        let before = [look(mount.pid(), 0.0).ok(), look(pid, 0.0).ok()];
         // Each connection of a lender has a descriptor and a thread. (When it says READY, not all its threads run yet.)
-        let connections = count(&ask("lend", pid, RETURN_MAX)?, "/lender/connections");
+        let connections = count(&ask_daemon("lend", pid, RETURN_MAX)?, "/lender/connections");
         let idle = |figure: fn(&Sample) -> u64| before[1].map_or(0, |now| figure(&now)).saturating_sub(connections);
         let lender_idle = [idle(|now| now.descriptor_count), idle(|now| now.thread_count)];
         let suites = [Kind::Fsx, Kind::Fio].map(|kind| Suite::new(kind, &at, &private, seed, FIO_JOB_IOPS));
@@ -161,7 +161,7 @@ impl Site {
     }
 
     fn sample(&mut self, at_s: f64) {
-        let pids = [Some(self.mount.pid), self.lender.pid()];
+        let pids = [Some(self.mount.pid()), self.lender.pid()];
         for (samples, pid) in self.samples.iter_mut().zip(pids) {
             samples.extend(pid.and_then(|pid| look(pid, at_s).ok()));
         }
@@ -176,7 +176,7 @@ impl Site {
             "live_pages": status["catalog"]["live_pages"],
         });
         if let (false, Some(pid)) = (self.trouble.is_harming(), self.lender.pid())
-            && let Ok(status) = ask("lend", pid, LENDER_ANSWER_MAX)
+            && let Ok(status) = ask_daemon("lend", pid, LENDER_ANSWER_MAX)
         {
             gauges["lender_connections"] = status["lender"]["connections"].clone();
             gauges["lender_borrowers"] = status["lender"]["borrowers"].clone();
@@ -259,7 +259,7 @@ impl Site {
                 .join(", ");
             last.is_empty()
         });
-        let pids = [Some(self.mount.pid), self.lender.pid()];
+        let pids = [Some(self.mount.pid()), self.lender.pid()];
         let mut judged = [Judged::default(), Judged::default()];
         for (at, (pid, judged)) in pids.into_iter().zip(&mut judged).enumerate() {
             let before = self.before[at].unwrap_or_default();
@@ -305,7 +305,9 @@ impl Site {
         let mut last = String::new();
         let returned = wait_until(RETURN_MAX, || {
             let Some(pid) = lender.pid() else { return false };
-            let (Ok(status), Ok(now)) = (ask("lend", pid, LENDER_ANSWER_MAX), look(pid, 0.0)) else { return false };
+            let (Ok(status), Ok(now)) = (ask_daemon("lend", pid, LENDER_ANSWER_MAX), look(pid, 0.0)) else {
+                return false;
+            };
             let gauges = ["connections", "borrowers", "stored_pages", "zero_pages"];
             let left: Vec<String> = gauges
                 .iter()

@@ -8,12 +8,11 @@ use crate::progress::Bar;
 use page::PAGE_SIZE;
 use rustix::fd::OwnedFd;
 use rustix::fs::{Advice, MemfdFlags};
-use rustix::mm::{MapFlags, ProtFlags};
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use testbed::{Failure, Interrupt};
+use testbed::{Failure, Interrupt, cached_pages};
 
 /// Smaller files would make the number of open files the subject, and not the number of pages.
 const FILE_MIN_BYTES: u64 = 128 << 10;
@@ -122,32 +121,6 @@ impl DataSet {
         let count = |file: &DataFile| cached_pages(&self.directory.join(&file.name), file.len_bytes);
         let counts: io::Result<Vec<u64>> = self.files.iter().map(count).collect();
         Ok(counts.map_err(Failure::attempted("looking what is in the page cache"))?.into_iter().sum())
-    }
-}
-
-fn cached_pages(path: &Path, len_bytes: u64) -> io::Result<u64> {
-    let file = File::open(path)?;
-    let len = usize::try_from(len_bytes).map_err(io::Error::other)?;
-    let mut resident = vec![0u8; len.div_ceil(PAGE_SIZE)];
-    // SAFETY: a new mapping at an address of the kernel's choice; it is never read, so it does not matter if the file shrinks.
-    // mincore writes one byte for each of its pages into `resident`, which has that many. It is unmapped once.
-    unsafe {
-        let map = rustix::mm::mmap(std::ptr::null_mut(), len, ProtFlags::READ, MapFlags::SHARED, &file, 0)?;
-        let counted = mincore(map, len, &mut resident);
-        rustix::mm::munmap(map, len)?;
-        counted?;
-    }
-    Ok(resident.iter().filter(|page| **page & 1 == 1).count() as u64)
-}
-
-/// # Safety
-/// `map..map + len` must be mapped.
-unsafe fn mincore(map: *mut std::ffi::c_void, len: usize, resident: &mut [u8]) -> io::Result<()> {
-    assert!(resident.len() >= len.div_ceil(PAGE_SIZE));
-    // SAFETY: the caller vouches for the mapping, the assertion for the vector.
-    match unsafe { libc::mincore(map, len, resident.as_mut_ptr()) } {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
     }
 }
 

@@ -63,16 +63,30 @@ impl Puma {
         // In the system's place for temporary files, because paths of sockets must be short.
         let socket = Scratch::new("demo-socket")?;
         let address = format!("unix:{}", socket.path().join("lender").display());
+        // As between machines: what is shown has the cost of sealing in it.
+        let key = socket.path().join("pool.key");
+        let made = Command::new(setup.pumapool).args(["key", "new"]).arg(&key).stdout(Stdio::null()).status();
+        if !made.map_err(Failure::attempted("making a pool key"))?.success() {
+            return Err(Failure::Problem("`pumapool key new` failed".to_owned()));
+        }
         let limit_bytes = setup.capacity_bytes + RESERVE_BYTES + LENDER_OWN_BYTES;
         let lender_group = Group::create("lender", setup.limit_lender.then_some(limit_bytes), None)?;
         let mut lend = Command::new(setup.pumapool);
-        lend.args(["lend", "--listen", &address, "--foreground"]);
+        lend.args(["lend", "--listen", &address, "--foreground"]).arg("--key").arg(&key);
         lend.args(["--capacity", &mib(setup.capacity_bytes), "--reserve", &mib(RESERVE_BYTES)]);
         let lender = start(lend, &lender_group, "lend", setup.logs, interrupt)?;
 
         let mount_group = Group::create("mount", None, setup.slow_disk)?;
         let mut mount = Command::new(setup.pumapool);
-        mount.arg("mount").arg(setup.source).arg(&setup.mount_point).args(["--lender", &address, "--foreground"]);
+        mount
+            .arg("mount")
+            .arg(setup.source)
+            .arg(&setup.mount_point)
+            .args(["--lender", &address, "--foreground"])
+            .arg("--key")
+            .arg(&key);
+        // The disk is as fast as it is while the pool is filled, and slowed down only then: the gate would leave the lender alone until then.
+        mount.args(["--gate", "off"]);
         if let Some(strategy) = setup.strategy {
             mount.args(["--strategy", strategy]);
         }

@@ -3,7 +3,7 @@
 //! `cargo run --release -p lender --example bench`. Each line says what was measured, its median and 99th percentile for
 //! one request, and pages a second. The floor of a get is a bare ping-pong of the same sizes.
 
-use lender::{Capacity, Config, PolicyName, Server};
+use lender::{Capacity, Config, PolicyName, Security, Server};
 use page::{FileKey, PAGE_SIZE, PageId, Version};
 
 /// A checksum as a borrower would make it.
@@ -39,6 +39,8 @@ fn main() -> Result<()> {
         reserve_bytes: 64 << 20,
         policy: PolicyName::Lru,
         grace: Duration::ZERO,
+        limits: lender::Limits::default(),
+        security: Security::Trusting,
     })?;
     let (address, handle) = (server.local_address().clone(), server.handle());
     std::thread::scope(|scope| {

@@ -1,12 +1,14 @@
 //! What a lender is told at its start, and how that can fail.
 
 use crate::headroom::Memory;
+use crate::pace::Limits;
 use crate::store::{CAPACITY_PAGES_MAX, PolicyName};
 use page::PAGE_SIZE;
 use std::fmt;
 use std::io;
 use std::time::Duration;
 use wire::address::Address;
+use wire::secure::Security;
 
 /// How many pages to keep at the most.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,6 +33,10 @@ pub struct Config {
     /// How long the pages of a borrower that lost its connection are kept for it; zero: not at all. Longer than
     /// [`wire::GRACE_SECONDS_MAX`] is of no use.
     pub grace: Duration,
+    /// What it may use of the network and of the processors.
+    pub limits: Limits,
+    /// Who may connect.
+    pub security: Security,
 }
 
 /// [`Config::grace`] if nobody says anything else: a switch or a daemon starts again in this time, and memory that nobody comes
@@ -154,6 +160,8 @@ mod tests {
             reserve_bytes,
             policy: PolicyName::Lru,
             grace: GRACE_DEFAULT,
+            limits: Limits::default(),
+            security: Security::Trusting,
         };
         assert_eq!(config(Capacity::Auto, 60 << 20).capacity_pages(memory).unwrap(), 40 << 8);
         assert_eq!(config(Capacity::Bytes(8192), u64::MAX).capacity_pages(memory).unwrap(), 2);

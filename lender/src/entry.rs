@@ -8,6 +8,7 @@
 use crate::sessions::{Joined, Name, Refusal};
 use crate::shared::Shared;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 use sync::MutexGuard;
 use wire::address::Stream;
@@ -29,6 +30,9 @@ impl Shared {
     /// Makes room for a connection; `None` when there are too many, or the lender is shutting down.
     pub fn enter(self: &Arc<Shared>, stream: &Arc<Stream>) -> Option<Entry> {
         let mut table = self.table.lock();
+        if table.crowd_out() {
+            self.tally.crowded_out.fetch_add(1, Relaxed);
+        }
         let number = table.enter(stream, &self.store.lock(), Instant::now())?;
         Some(Entry { shared: Arc::clone(self), number })
     }

@@ -3,15 +3,18 @@
 //! What comes in is checked before any memory is spent on it: kind, length and whether it may come now. A frame that has
 //! begun must be complete within a time limit, and one that goes out must leave within one, so that a peer that is
 //! slow, stuck or evil holds a thread for so long and no longer.
+//!
+//! On a sealed channel ([`wire::secure`]) a frame is handed out only after its seal was verified.
 
-use std::io::{self, Read, Write};
+use std::io::{self, IoSlice, Read, Write};
 use std::time::{Duration, Instant};
 use wire::address::Stream;
+use wire::secure::{Channel, SEAL_BYTES};
 use wire::{Header, Kind, Malformed};
 use zerocopy::FromBytes;
 
 /// Bytes of an idle connection's buffer: room for a Get of a whole read-ahead window.
-const IDLE_BYTES: usize = size_of::<Header>() + wire::ITEMS_MAX * size_of::<wire::WireKey>();
+const IDLE_BYTES: usize = size_of::<Header>() + SEAL_BYTES + wire::ITEMS_MAX * size_of::<wire::WireKey>();
 
 /// Why there will be no more frames.
 #[derive(Debug)]
@@ -76,12 +79,20 @@ pub struct FrameReader {
     end: usize,
     /// Length of the frame handed out last, which is in front of the rest.
     handed_out: usize,
+    channel: Channel,
+    /// What a sealed frame is opened into.
+    opened: Vec<u8>,
 }
 
 impl FrameReader {
     /// A reader that has read nothing.
     pub fn new() -> FrameReader {
         FrameReader::default()
+    }
+
+    /// From the next frame on, all come through this channel.
+    pub fn open_with(&mut self, channel: Channel) {
+        self.channel = channel;
     }
 
     /// Waits for a frame that `may_come`, as long as the stream's read timeout for its first byte, and for `limit` from
@@ -99,7 +110,7 @@ impl FrameReader {
             let header = self.header()?;
             let needed = match header {
                 Some((_, kind)) if !may_come(kind) => return Err(Broken::Unexpected(kind)),
-                Some((header, _)) => frame_bytes(&header),
+                Some((header, _)) => self.frame_bytes(&header),
                 None => size_of::<Header>(),
             };
             match header {
@@ -124,9 +135,21 @@ impl FrameReader {
                 },
             }
         };
-        self.handed_out = frame_bytes(&header);
-        let body = &self.buffer[self.start + size_of::<Header>()..self.start + self.handed_out];
-        Ok(Next::Frame(Frame { header, kind, body }))
+        self.handed_out = self.frame_bytes(&header);
+        let mut body = self.start + size_of::<Header>()..self.start + self.handed_out;
+        if self.channel.is_sealed() {
+            let sealed = body.start..body.start + SEAL_BYTES + header.items_bytes();
+            let items = self.channel.open_head(&header, &self.buffer[sealed.clone()], &mut self.opened);
+            let items = items.map_err(Broken::Malformed)?;
+            // Where they belong, in front of the pages.
+            body.start = sealed.end - items.len();
+            self.buffer[body.start..sealed.end].copy_from_slice(items);
+        }
+        Ok(Next::Frame(Frame { header, kind, body: &self.buffer[body] }))
+    }
+
+    fn frame_bytes(&self, header: &Header) -> usize {
+        size_of::<Header>() + self.channel.extra_bytes() + header.body_bytes.get() as usize
     }
 
     fn header(&self) -> Result<Option<(Header, Kind)>, Broken> {
@@ -155,27 +178,64 @@ impl FrameReader {
     pub fn shrink(&mut self) {
         self.start += std::mem::take(&mut self.handed_out);
         if self.start == self.end && self.buffer.len() > IDLE_BYTES {
-            *self = FrameReader::new();
+            let channel = std::mem::take(&mut self.channel);
+            *self = FrameReader { channel, ..FrameReader::new() };
         }
     }
 }
 
-fn frame_bytes(header: &Header) -> usize {
-    size_of::<Header>() + header.body_bytes.get() as usize
+/// Sends whole frames through the channel, all of them within `limit`, give or take the stream's write timeout. `heads` is for the sealed
+/// parts of them; its content is of no interest.
+pub fn send_frames(
+    stream: &Stream,
+    channel: &Channel,
+    frames: &[u8],
+    heads: &mut Vec<u8>,
+    limit: Duration,
+) -> Result<(), Broken> {
+    if !channel.is_sealed() {
+        return send(stream, frames, limit);
+    }
+    heads.clear();
+    let mut pieces = Vec::new();
+    let mut rest = frames;
+    while let Ok((header, behind)) = Header::read_from_prefix(rest) {
+        let (body, behind) = behind.split_at_checked(header.body_bytes.get() as usize).ok_or(Broken::Truncated)?;
+        let (items, pages) = body.split_at(header.items_bytes());
+        channel.push_head(&header, items, heads).map_err(Broken::Malformed)?;
+        if !pages.is_empty() {
+            pieces.push((heads.len(), pages));
+        }
+        rest = behind;
+    }
+    let mut slices = Vec::with_capacity(2 * pieces.len() + 1);
+    let mut begin = 0;
+    for (end, pages) in pieces {
+        slices.extend([IoSlice::new(&heads[begin..end]), IoSlice::new(pages)]);
+        begin = end;
+    }
+    slices.push(IoSlice::new(&heads[begin..]));
+    send_all(stream, &mut slices, limit)
 }
 
 /// Sends bytes, all of them within `limit`, give or take the stream's write timeout.
-pub fn send(stream: &Stream, mut bytes: &[u8], limit: Duration) -> Result<(), Broken> {
+pub fn send(stream: &Stream, bytes: &[u8], limit: Duration) -> Result<(), Broken> {
+    send_all(stream, &mut [IoSlice::new(bytes)], limit)
+}
+
+fn send_all(stream: &Stream, mut slices: &mut [IoSlice<'_>], limit: Duration) -> Result<(), Broken> {
     let begun = Instant::now();
-    while !bytes.is_empty() {
-        match (&*stream).write(bytes) {
-            Ok(sent) => bytes = &bytes[sent..],
+    // Empty ones at the front go.
+    IoSlice::advance_slices(&mut slices, 0);
+    while !slices.is_empty() {
+        match (&*stream).write_vectored(slices) {
+            Ok(sent) => IoSlice::advance_slices(&mut slices, sent),
             Err(error) => match error.kind() {
                 io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock => {}
                 _ => return Err(Broken::Io(error)),
             },
         }
-        if !bytes.is_empty() && begun.elapsed() >= limit {
+        if !slices.is_empty() && begun.elapsed() >= limit {
             return Err(Broken::Stuck);
         }
     }

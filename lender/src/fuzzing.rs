@@ -14,6 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 use wire::address::Stream;
+use wire::secure::Security;
 
 /// A lender without a listener and without housekeeping: connections are handed to it.
 pub struct Lender {
@@ -30,10 +31,10 @@ pub struct Held {
 
 impl Lender {
     /// One of that capacity, for which there is memory.
-    pub fn new(capacity_pages: u32) -> io::Result<Lender> {
+    pub fn new(capacity_pages: u32, security: Security) -> io::Result<Lender> {
         let mut store = Store::new(capacity_pages, PolicyName::Lru.policy())?;
         store.set_headroom_pages(u64::MAX);
-        Ok(Lender { shared: Arc::new(Shared::new(store, GRACE)?) })
+        Ok(Lender { shared: Arc::new(Shared::new(store, GRACE, security)?) })
     }
 
     /// Joins a session; `stream` stands for the main connection. `None`: there are too many.
@@ -74,8 +75,15 @@ pub fn memory_files(meminfo: &str, membership: &str, mounts: &str, vmstat: &str,
     pressure::judge(stalled_us, Duration::from_micros(stalled_us), memory, memory.free_bytes / 2);
     for capacity in [Capacity::Auto, Capacity::Bytes(stalled_us)] {
         let listen = "unix:/x".parse().ok()?;
-        let config =
-            Config { listen, capacity, reserve_bytes: memory.free_bytes, policy: PolicyName::Lru, grace: GRACE };
+        let config = Config {
+            listen,
+            capacity,
+            reserve_bytes: memory.free_bytes,
+            policy: PolicyName::Lru,
+            grace: GRACE,
+            limits: crate::Limits::default(),
+            security: Security::Trusting,
+        };
         if let Ok(pages) = config.capacity_pages(memory) {
             assert!(pages > 0 && u64::from(pages) <= memory.total_bytes / page::PAGE_SIZE as u64);
         }

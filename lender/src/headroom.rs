@@ -121,6 +121,15 @@ impl Headroom {
     }
 }
 
+/// The folders of the files that tell how much memory there is and how it is used, now and should the process be moved to another cgroup:
+/// for who takes all others out of a lender's reach.
+pub fn memory_folders() -> Vec<PathBuf> {
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    let cgroups =
+        mounts.lines().filter_map(|line| cgroup_mount(line, "cgroup2").or_else(|| cgroup_mount(line, "cgroup")));
+    ["/proc", "/sys"].map(PathBuf::from).into_iter().chain(cgroups.map(|(_, mount_point)| mount_point)).collect()
+}
+
 /// Where the files of [`find_groups`] are.
 pub(crate) fn group_directories(membership: &str, mounts: &str) -> Vec<PathBuf> {
     find_groups(membership, mounts).into_iter().map(|group| group.directory).collect()

@@ -3,7 +3,7 @@
 //! Ten times a second it looks how much memory is free and tells the store, which takes no more than that until the next
 //! look; it judges the pressure; and when the kernel has taken lazily freed pages, anybody's, it searches for those of ours.
 //! What is found gone is noted for the borrowers; their connections send the notices. And it frees the pages of borrowers that
-//! did not come back.
+//! did not come back. While nothing is to be lent, it gives back what still is.
 //!
 //! Nothing here waits for a borrower. When memory cannot be read, the store does not grow.
 
@@ -96,6 +96,7 @@ impl Housekeeper {
         }
         self.scan_when_due(shared, now);
         forget_left_behind(shared, now);
+        give_back_unlent(shared);
     }
 
     fn judge(&mut self, memory: Memory, now: Instant) {
@@ -148,6 +149,17 @@ pub(crate) fn forget_left_behind(shared: &Shared, now: Instant) {
     }
 }
 
+/// While nothing is lent, gives back what still is, a part at a time.
+pub(crate) fn give_back_unlent(shared: &Shared) {
+    for _ in 0..LEAVING_PARTS {
+        let mut store = shared.store.lock();
+        if store.is_lending() || store.clear(SHRINK_PAGES) == 0 {
+            return;
+        }
+        drop(store);
+    }
+}
+
 /// Searches all slots, a part at a time.
 pub(crate) fn scan(shared: &Shared) -> std::io::Result<usize> {
     let (mut first, mut lost_pages) = (0, 0);
@@ -195,7 +207,7 @@ mod tests {
     fn store(capacity_pages: u32) -> (Shared, Owner) {
         let mut store = Store::new(capacity_pages, PolicyName::Lru.policy()).unwrap();
         let owner = store.add_owner().unwrap();
-        (Shared::new(store, crate::GRACE_DEFAULT).unwrap(), owner)
+        (Shared::new(store, crate::GRACE_DEFAULT, crate::Security::Trusting).unwrap(), owner)
     }
 
     fn put(shared: &Shared, owner: Owner, indexes: std::ops::Range<u32>) -> usize {
@@ -249,5 +261,22 @@ mod tests {
         keeper.tick(&shared, second(3));
         put(&shared, owner, 700..800);
         assert_eq!(shared.store.lock().stored_pages(), 720);
+    }
+
+    #[test]
+    fn what_is_lent_no_more_is_gone_with_the_next_look() {
+        let directory = tempfile::tempdir().unwrap();
+        let (shared, owner) = store(2000);
+        let mut keeper = Housekeeper::new(Headroom::new(directory.path()), 0);
+        machine(directory.path(), 100, 0);
+        keeper.tick(&shared, Instant::now());
+        assert_eq!(put(&shared, owner, 0..1500), 1500);
+        shared.store.lock().set_lending(false);
+        keeper.tick(&shared, Instant::now());
+        assert_eq!(put(&shared, owner, 0..1), 0);
+        assert_eq!(shared.store.lock().stored_pages(), 0);
+        assert_eq!(shared.store.lock().warm_pages(), 0);
+        shared.store.lock().set_lending(true);
+        assert_eq!(put(&shared, owner, 0..1), 1);
     }
 }

@@ -39,7 +39,7 @@ fn check(run: impl Fn() + Send + Sync + 'static) {
 fn lender(grace: Duration) -> Arc<Shared> {
     let mut store = Store::new(CAPACITY_PAGES, PolicyName::Lru.policy()).unwrap();
     store.set_headroom_pages(u64::MAX);
-    Arc::new(Shared::new(store, grace).unwrap())
+    Arc::new(Shared::new(store, grace, crate::Security::Trusting).unwrap())
 }
 
 fn stream() -> Arc<Stream> {

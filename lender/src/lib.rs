@@ -3,6 +3,7 @@
 //! - [`store`]: the pages. Pure logic over one mapping of memory that the kernel may take back at any moment.
 //! - [`headroom`] and `pressure`: how much memory nobody uses, and whether somebody waits for some.
 //! - `housekeeping`: the thread that tells the one about the other, and finds out what the kernel took.
+//! - `pace`: how much of the network and of the processors its owner lets it use, and whose turn it is.
 //! - `sessions`: who is connected, and whose pages are kept for a while because he may come back.
 //! - [`Server`]: connections, speaking the protocol of [`wire`].
 //!
@@ -20,6 +21,7 @@ mod housekeeping;
 #[cfg(all(test, feature = "shuttle"))]
 mod interleavings;
 mod listener;
+mod pace;
 mod pressure;
 mod server;
 mod sessions;
@@ -28,7 +30,9 @@ mod status;
 pub mod store;
 
 pub use config::{Capacity, Config, Error, GRACE_DEFAULT};
+pub use pace::{Limits, PACE_WAIT_MAX, RATE_MIN_BYTES};
 pub use server::{Handle, Server};
 pub use status::{BorrowerStatus, Status};
 pub use store::PolicyName;
 pub use wire::address::Address;
+pub use wire::secure::Security;

@@ -1,4 +1,4 @@
-//! The door: a listening socket over TCP or in the file system.
+//! The door: a listening socket over TCP, in the file system, or for the machines of a host (vsock).
 //!
 //! A Unix socket's file is made with mode 0600, replaces one that a dead lender left behind, never one that somebody
 //! listens on nor a file that is no socket, and is removed with the listener.
@@ -13,6 +13,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+use wire::address::vsock::VsockListener;
 use wire::address::{Address, Stream};
 
 /// Connections that wait to be accepted: all those that a few borrowers open at once.
@@ -24,6 +25,7 @@ const ALIVE_TIMEOUT: Duration = Duration::from_millis(200);
 enum Socket {
     Tcp(TcpListener),
     Unix { socket: UnixListener, path: PathBuf, device: u64, inode: u64 },
+    Vsock(VsockListener),
 }
 
 /// A listening socket. Accepting does not wait.
@@ -38,6 +40,7 @@ impl Listener {
         let bound = match address {
             Address::Tcp { host, port } => bind_tcp(host, *port),
             Address::Unix(path) => replace_stale(path, address)?,
+            Address::Vsock { cid, port } => bind_vsock(*cid, *port),
         };
         bound.map_err(|source| match source.kind() {
             io::ErrorKind::AddrInUse => Error::AddressInUse { address: address.clone() },
@@ -55,6 +58,7 @@ impl Listener {
         let stream = match &self.socket {
             Socket::Tcp(socket) => Stream::Tcp(socket.accept()?.0),
             Socket::Unix { socket, .. } => Stream::Unix(socket.accept()?.0),
+            Socket::Vsock(socket) => Stream::Vsock(socket.accept()?),
         };
         stream.set_nonblocking(false)?;
         stream.tune()?;
@@ -67,6 +71,7 @@ impl AsFd for Listener {
         match &self.socket {
             Socket::Tcp(socket) => socket.as_fd(),
             Socket::Unix { socket, .. } => socket.as_fd(),
+            Socket::Vsock(socket) => socket.as_fd(),
         }
     }
 }
@@ -87,6 +92,12 @@ fn bind_tcp(host: &str, port: u16) -> io::Result<Listener> {
     socket.set_nonblocking(true)?;
     let address = Address::from(socket.local_addr()?);
     Ok(Listener { socket: Socket::Tcp(socket), address })
+}
+
+fn bind_vsock(cid: u32, port: u32) -> io::Result<Listener> {
+    let socket = VsockListener::bind(cid, port, BACKLOG)?;
+    let address = Address::Vsock { cid, port: socket.port() };
+    Ok(Listener { socket: Socket::Vsock(socket), address })
 }
 
 /// Binds a Unix socket, after removing the file of a dead one.
@@ -155,6 +166,21 @@ mod tests {
         std::fs::write(&path, "mine").unwrap();
         assert!(matches!(Listener::bind(&address), Err(Error::NotASocket { .. })));
         assert_eq!(std::fs::read(&path).unwrap(), b"mine");
+    }
+
+    /// Where the kernel has no vsock, its error is told with the address.
+    #[test]
+    fn a_vsock_port_is_taken_once() {
+        match Listener::bind(&"vsock:0".parse().unwrap()) {
+            Ok(first) => {
+                assert!(matches!(first.address(), Address::Vsock { port: 1024.., .. }), "{}", first.address());
+                assert!(matches!(Listener::bind(first.address()), Err(Error::AddressInUse { .. })));
+            }
+            Err(error) => {
+                println!("this kernel has no vsock: {error}");
+                assert!(error.to_string().contains("vsock:any:0"), "{error}");
+            }
+        }
     }
 
     #[test]

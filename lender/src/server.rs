@@ -5,6 +5,7 @@ use crate::connection;
 use crate::headroom::Headroom;
 use crate::housekeeping::Housekeeper;
 use crate::listener::Listener;
+use crate::pace::{Limits, Pace};
 use crate::pressure::Pressure;
 use crate::shared::Shared;
 use crate::status::{BorrowerStatus, Status};
@@ -12,11 +13,13 @@ use crate::store::Store;
 use std::io;
 use std::os::fd::AsFd;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 use std::thread;
 use std::time::{Duration, Instant};
 use sync::Mutex;
 use wire::address::{Address, Stream};
+use wire::secure::Channel;
 
 /// Stack of a connection's thread: its buffers are on the heap.
 const STACK_BYTES: usize = 128 << 10;
@@ -36,6 +39,7 @@ struct Description {
     address: Address,
     policy: &'static str,
     reserve_bytes: u64,
+    limits: Limits,
 }
 
 /// Stops a server, and asks for its status, from any thread.
@@ -56,13 +60,16 @@ impl Server {
         let capacity_bytes = u64::from(capacity_pages) * page::PAGE_SIZE as u64;
         let store = Store::new(capacity_pages, policy).map_err(|source| Error::NoMemory { capacity_bytes, source })?;
         let listener = Listener::bind(&config.listen)?;
-        let shared = Arc::new(Shared::new(store, config.grace).map_err(|source| Error::Start { source })?);
+        let mut shared = Shared::new(store, config.grace, config.security).map_err(|source| Error::Start { source })?;
+        shared.pace = Pace::new(config.limits, Instant::now()).map(Mutex::new);
+        let shared = Arc::new(shared);
         let mut housekeeper = Housekeeper::new(headroom, config.reserve_bytes);
         housekeeper.tick(&shared, Instant::now());
         let description = Description {
             address: listener.address().clone(),
             policy: policy_name,
             reserve_bytes: config.reserve_bytes,
+            limits: config.limits,
         };
         let housekeeper = Mutex::new(Some(housekeeper));
         Ok(Server { shared, listener, housekeeper, description: Arc::new(description) })
@@ -126,6 +133,7 @@ impl Server {
             return connection::refuse(
                 &self.shared,
                 &stream,
+                &Channel::plain(),
                 wire::REFUSED_BUSY,
                 "this lender has too many connections",
             );
@@ -134,7 +142,8 @@ impl Server {
         let thread = thread::Builder::new().name("lender-peer".into()).stack_size(STACK_BYTES);
         if let Err(error) = thread.spawn(move || connection::serve(&shared, &for_thread, entry)) {
             tracing::warn!(%error, "cannot start a thread for a connection; raise the limit on threads");
-            connection::refuse(&self.shared, &stream, wire::REFUSED_BUSY, "this lender has too many threads");
+            let text = "this lender has too many threads";
+            connection::refuse(&self.shared, &stream, &Channel::plain(), wire::REFUSED_BUSY, text);
         }
     }
 }
@@ -145,12 +154,21 @@ impl Handle {
         self.shared.stop.request();
     }
 
+    /// Whether it lends from now on. If not, it takes no page, says that it has no room, and gives back all that it has within the next
+    /// looks; borrowers stay connected, are told what is lost, and get what is still there.
+    pub fn set_lending(&self, lending: bool) {
+        self.shared.store.lock().set_lending(lending);
+    }
+
     /// What the lender has and what it did.
     pub fn status(&self) -> Status {
         let table = self.shared.table.lock();
         let store = self.shared.store.lock();
         let tally = &self.shared.tally;
         let now = Instant::now();
+        let limits = &self.description.limits;
+        let milliseconds = |ns: &AtomicU64| ns.load(Relaxed) / 1_000_000;
+        let cpu_ms = |ns: &AtomicU64| limits.cpu_percent.map(|_| milliseconds(ns));
         let borrower_list = table.sessions().iter().filter_map(|(name, session)| {
             let (counters, stored_pages, zero_pages) = store.owner_status(session.owner)?;
             Some(BorrowerStatus {
@@ -159,6 +177,9 @@ impl Handle {
                 kept_ms: session.kept_since.map(|since| now.saturating_duration_since(since).as_millis() as u64),
                 stored_pages: stored_pages.into(),
                 zero_pages: zero_pages.into(),
+                cpu_ms: cpu_ms(&session.usage.cpu_ns),
+                paced_ms: milliseconds(&session.usage.paced_ns),
+                paced_misses: session.usage.paced_misses.load(Relaxed),
                 counters,
             })
         });
@@ -168,6 +189,7 @@ impl Handle {
             address: self.description.address.to_string(),
             incarnation: format!("{:016x}", self.shared.incarnation),
             policy: self.description.policy,
+            lending: store.is_lending(),
             capacity_pages: self.shared.capacity_pages,
             stored_pages: store.stored_pages().into(),
             zero_pages: store.zero_pages().into(),
@@ -181,12 +203,19 @@ impl Handle {
             scans: tally.scans.load(Relaxed),
             malformed_frames: tally.malformed_frames.load(Relaxed),
             refused_connections: tally.refused_connections.load(Relaxed),
+            refused_keys: tally.refused_keys.load(Relaxed),
+            crowded_out_connections: tally.crowded_out.load(Relaxed),
             stuck_connections: tally.stuck_connections.load(Relaxed),
             connections: table.connections() as u64,
             borrowers: (table.sessions().len() - table.kept_sessions()) as u64,
             kept_sessions: table.kept_sessions() as u64,
             expired_sessions: tally.expired_sessions.load(Relaxed),
             resumed_sessions: tally.resumed_sessions.load(Relaxed),
+            cpu_percent: limits.cpu_percent.map(|percent| percent.get()),
+            rate_bytes: limits.rate_bytes.map(|rate| rate.get()),
+            cpu_ms: cpu_ms(&tally.cpu_ns),
+            paced_ms: milliseconds(&tally.paced_ns),
+            paced_misses: tally.paced_misses.load(Relaxed),
             borrower_list,
         }
     }

@@ -15,8 +15,15 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 use wire::address::Stream;
 
-/// Connections at once. A borrower has a main one and a few for gets; each takes a thread here, and up to 2 MiB while busy.
+/// Connections of borrowers at once. A borrower has a main one and a few for gets; each takes a thread here, and up to 2 MiB while busy.
 pub const CONNECTIONS_MAX: usize = 256;
+/// Connections at once that have not joined a session yet, beside those that have: the borrowers of a large pool that come back at the
+/// same moment. Each takes a thread and some kilobytes, for 2 s at the most. When one more comes, the oldest goes: a borrower
+/// is through in a few milliseconds, so that only who makes thousands of connections a second shuts others out, and never
+/// those who are in.
+pub const STRANGERS_MAX: usize = 64;
+/// With those that were told to go and whose threads have not ended yet.
+const LEAVING_STRANGERS_MAX: usize = 2 * STRANGERS_MAX;
 /// Connections of a session at once.
 pub const SESSION_CONNECTIONS_MAX: u32 = wire::SESSION_CONNECTIONS_MAX as u32;
 /// Sessions at once, kept ones included.
@@ -54,6 +61,19 @@ impl Heard {
     }
 }
 
+/// What a session has used of the lender's share of the machine, and what its connections have waited for that.
+#[derive(Debug)]
+pub struct Usage {
+    /// Its number, which no other session has or had.
+    pub number: u64,
+    /// Time of a processor, where that is measured.
+    pub cpu_ns: AtomicU64,
+    /// Time that its connections waited for their turn, together.
+    pub paced_ns: AtomicU64,
+    /// Pages that it asked for and was not sent because it was too far behind its share.
+    pub paced_misses: AtomicU64,
+}
+
 /// What is known of a session.
 pub struct Session {
     /// Its pages' owner.
@@ -67,17 +87,36 @@ pub struct Session {
     /// It goes with its last connection.
     ended: bool,
     heard: Arc<Heard>,
+    /// What it has used.
+    pub usage: Arc<Usage>,
 }
 
 impl Session {
     fn is_kept(&self) -> bool {
         self.connections == 0
     }
+
+    fn joined(&self) -> Joined {
+        let (heard, usage) = (Arc::clone(&self.heard), Arc::clone(&self.usage));
+        Joined { owner: self.owner, resumed: true, heard, usage }
+    }
 }
 
 struct Connection {
     stream: Arc<Stream>,
     session: Option<Name>,
+    standing: Standing,
+}
+
+/// How far a connection has come.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Standing {
+    /// Nothing is known of it.
+    Stranger,
+    /// Nothing was known of it when it was told to go.
+    CrowdedOut,
+    /// It has joined a session.
+    Joined,
 }
 
 /// What a connection gets when it joins a session.
@@ -89,6 +128,8 @@ pub struct Joined {
     pub resumed: bool,
     /// To be told of each frame.
     pub heard: Arc<Heard>,
+    /// To be told what it cost.
+    pub usage: Arc<Usage>,
 }
 
 /// Why a connection cannot join a session.
@@ -107,6 +148,7 @@ pub struct Table {
     closed: bool,
     start: Instant,
     sessions: HashMap<Name, Session>,
+    next_session: u64,
     /// Owners of sessions that are over, whose pages the housekeeping frees.
     leaving: VecDeque<Owner>,
 }
@@ -120,6 +162,7 @@ impl Table {
             closed: false,
             start: now,
             sessions: HashMap::new(),
+            next_session: 0,
             leaving: VecDeque::new(),
         }
     }
@@ -145,14 +188,46 @@ impl Table {
         if self.closed {
             return None;
         }
-        if self.connections.len() >= CONNECTIONS_MAX {
+        let joined = self.count(Standing::Joined);
+        if joined >= CONNECTIONS_MAX {
             self.end_silent(store, now);
+            return None;
+        }
+        if self.connections.len() - joined >= LEAVING_STRANGERS_MAX {
             return None;
         }
         let number = self.next_number;
         self.next_number += 1;
-        self.connections.insert(number, Connection { stream: Arc::clone(stream), session: None });
+        self.connections
+            .insert(number, Connection { stream: Arc::clone(stream), session: None, standing: Standing::Stranger });
         Some(number)
+    }
+
+    /// Tells the oldest stranger to go if there are so many that one more would be too many. To be called before [`Table::enter`]. Whether
+    /// it had to be.
+    pub fn crowd_out(&mut self) -> bool {
+        if self.count(Standing::Stranger) < STRANGERS_MAX {
+            return false;
+        }
+        let strangers = self.connections.iter_mut().filter(|(_, other)| other.standing == Standing::Stranger);
+        let Some((_, oldest)) = strangers.min_by_key(|(number, _)| **number) else { return false };
+        oldest.standing = Standing::CrowdedOut;
+        let _ = oldest.stream.shutdown(Shutdown::Both);
+        true
+    }
+
+    fn count(&self, standing: Standing) -> usize {
+        self.connections.values().filter(|connection| connection.standing == standing).count()
+    }
+
+    fn is_full(&self) -> bool {
+        self.count(Standing::Joined) >= CONNECTIONS_MAX
+    }
+
+    fn note_joined(&mut self, number: u64, name: Name) {
+        if let Some(connection) = self.connections.get_mut(&number) {
+            (connection.session, connection.standing) = (Some(name), Standing::Joined);
+        }
     }
 
     /// Joins a main connection to the session, which may begin with it. `None`: older connections have to leave before it can be
@@ -167,6 +242,10 @@ impl Table {
         if self.closed {
             return Err(Refusal::Busy("this lender is shutting down"));
         }
+        // Those who entered together may have joined meanwhile.
+        if self.is_full() {
+            return Err(Refusal::Busy("this lender has too many connections"));
+        }
         if let Some(session) = self.sessions.get_mut(&name) {
             if session.main.is_some_and(|main| main > number) {
                 return Err(Refusal::Busy("a newer connection has taken this session over"));
@@ -177,8 +256,8 @@ impl Table {
             }
             (session.main, session.connections, session.kept_since) = (Some(number), 1, None);
             session.heard.note(now);
-            let joined = Joined { owner: session.owner, resumed: true, heard: Arc::clone(&session.heard) };
-            self.connections.entry(number).and_modify(|connection| connection.session = Some(name));
+            let joined = session.joined();
+            self.note_joined(number, name);
             return Ok(Some(joined));
         }
         if self.sessions.len() >= SESSIONS_MAX && !self.forget_oldest_kept() {
@@ -186,23 +265,35 @@ impl Table {
         }
         let owner = store.add_owner().ok_or(Refusal::Busy("too many borrowers"))?;
         let heard = Arc::new(Heard::new(self.start, now));
-        let joined = Joined { owner, resumed: false, heard: Arc::clone(&heard) };
-        let session = Session { owner, connections: 1, main: Some(number), kept_since: None, ended: false, heard };
+        let usage = Arc::new(Usage {
+            number: self.next_session,
+            cpu_ns: AtomicU64::new(0),
+            paced_ns: AtomicU64::new(0),
+            paced_misses: AtomicU64::new(0),
+        });
+        self.next_session += 1;
+        let session =
+            Session { owner, connections: 1, main: Some(number), kept_since: None, ended: false, heard, usage };
+        let joined = Joined { resumed: false, ..session.joined() };
         self.sessions.insert(name, session);
-        self.connections.entry(number).and_modify(|connection| connection.session = Some(name));
+        self.note_joined(number, name);
         Ok(Some(joined))
     }
 
     /// Joins a get connection to the session.
     pub fn join_get(&mut self, number: u64, name: Name) -> Result<Joined, Refusal> {
+        let is_full = self.is_full();
         let session = self.sessions.get_mut(&name).filter(|session| session.main.is_some() && !session.ended);
         let session = session.ok_or(Refusal::NoSession)?;
+        if is_full {
+            return Err(Refusal::Busy("this lender has too many connections"));
+        }
         if session.connections >= SESSION_CONNECTIONS_MAX {
             return Err(Refusal::Busy("this borrower has too many connections"));
         }
         session.connections += 1;
-        let joined = Joined { owner: session.owner, resumed: true, heard: Arc::clone(&session.heard) };
-        self.connections.entry(number).and_modify(|connection| connection.session = Some(name));
+        let joined = session.joined();
+        self.note_joined(number, name);
         Ok(joined)
     }
 
@@ -471,11 +562,39 @@ mod tests {
     fn silent_crowds_make_room_for_connections() {
         let mut house = House::new();
         let (silent, _) = house.main(1, 0);
-        while house.enter(0).is_some() {}
-        assert!(!house.was_shut_down(silent));
+        for name in 1..=16 {
+            if name > 1 {
+                let (_, joined) = house.main(name, 0);
+                joined.heard.note(house.second(100));
+            }
+            for _ in 1..SESSION_CONNECTIONS_MAX {
+                house.get(name).unwrap();
+            }
+        }
+        assert_eq!(house.table.connections(), CONNECTIONS_MAX);
+        assert!(house.enter(10).is_none() && !house.was_shut_down(silent));
         assert!(house.enter(100).is_none(), "there is room when it has left");
         assert!(house.was_shut_down(silent));
         house.leave(silent, 100);
         assert!(house.enter(100).is_some());
+    }
+
+    #[test]
+    fn strangers_take_no_places_of_borrowers() {
+        let mut house = House::new();
+        let (main, _) = house.main(1, 0);
+        let strangers: Vec<u64> = (0..STRANGERS_MAX).map(|_| house.enter(0).unwrap()).collect();
+        assert!(house.table.crowd_out());
+        assert!(house.was_shut_down(strangers[0]) && !house.was_shut_down(strangers[1]));
+        let borrower = house.enter(0).unwrap();
+        assert!(house.table.crowd_out() && house.was_shut_down(strangers[1]));
+        assert!(house.join(borrower, 2, 0).unwrap().is_some(), "the youngest is the last to go");
+        assert!(!house.table.crowd_out());
+        // Those that were told to go, and do not, take no more places than that.
+        while house.enter(0).is_some() {
+            house.table.crowd_out();
+        }
+        assert_eq!(house.table.connections(), 2 + LEAVING_STRANGERS_MAX);
+        assert!(!house.was_shut_down(main) && !house.was_shut_down(borrower));
     }
 }

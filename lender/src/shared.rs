@@ -1,5 +1,6 @@
 //! What the threads of a lender share.
 
+use crate::pace::Pace;
 use crate::sessions::Table;
 use crate::store::Store;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
@@ -9,6 +10,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use sync::{Condvar, Mutex};
+use wire::secure::Security;
 
 /// At most one line of log about bad peers in this time: they must not be able to fill a disk.
 const COMPLAINT_INTERVAL: Duration = Duration::from_secs(1);
@@ -23,6 +25,10 @@ pub struct Shared {
     pub left: Condvar,
     /// How long the pages of a borrower that lost its connection are kept for it.
     pub grace: Duration,
+    /// Whose turn it is, where the lender's share of the machine is limited. Locked by itself, for some arithmetic.
+    pub pace: Option<Mutex<Pace>>,
+    /// Who may connect.
+    pub security: Security,
     /// [`wire::Welcome::incarnation`].
     pub incarnation: u64,
     /// Pages the store keeps at the most.
@@ -37,13 +43,15 @@ pub struct Shared {
 
 impl Shared {
     /// With nobody connected.
-    pub fn new(store: Store, grace: Duration) -> io::Result<Shared> {
+    pub fn new(store: Store, grace: Duration, security: Security) -> io::Result<Shared> {
         Ok(Shared {
             capacity_pages: store.capacity_pages().into(),
             store: Mutex::new(store),
             table: Mutex::new(Table::new(Instant::now())),
             left: Condvar::new(),
             grace,
+            pace: None,
+            security,
             // The standard library seeds this hasher's keys from the system's random numbers.
             incarnation: RandomState::new().hash_one(std::process::id()),
             stop: Stop::new()?,
@@ -65,9 +73,14 @@ pub struct Tally {
     pub scans: AtomicU64,
     pub malformed_frames: AtomicU64,
     pub refused_connections: AtomicU64,
+    pub refused_keys: AtomicU64,
+    pub crowded_out: AtomicU64,
     pub stuck_connections: AtomicU64,
     pub expired_sessions: AtomicU64,
     pub resumed_sessions: AtomicU64,
+    pub cpu_ns: AtomicU64,
+    pub paced_ns: AtomicU64,
+    pub paced_misses: AtomicU64,
 }
 
 /// A request to stop, which wakes whoever waits with [`Stop::wait`].
@@ -104,6 +117,16 @@ impl Stop {
         // An interrupted wait is a short one; all callers loop.
         let _ = poll(&mut [own, other], timeout.as_ref());
         self.is_requested()
+    }
+
+    /// Waits for the time to pass, for the request, or until the connection has ended in both directions.
+    pub fn pause(&self, stream: &impl AsFd, time: Duration) {
+        let timeout = Timespec::try_from(time).ok();
+        let own = PollFd::from_borrowed_fd(self.event.as_fd(), PollFlags::IN);
+        // Without any event that is asked for, poll tells of the end only.
+        let other = PollFd::new(stream, PollFlags::empty());
+        // An interrupted pause is a short one: what was not waited for stays owed.
+        let _ = poll(&mut [own, other], timeout.as_ref());
     }
 }
 

@@ -12,6 +12,8 @@ pub struct Status {
     pub incarnation: String,
     /// Name of the replacement policy.
     pub policy: &'static str,
+    /// Whether it takes pages. If not, it gives back those that it has.
+    pub lending: bool,
     /// Pages it keeps at the most.
     pub capacity_pages: u64,
     /// Pages it keeps, those of zeros not counted.
@@ -39,6 +41,10 @@ pub struct Status {
     pub malformed_frames: u64,
     /// Connections that were refused, for whatever reason.
     pub refused_connections: u64,
+    /// Of those, how many did not have the pool's key, or had one where none is wanted.
+    pub refused_keys: u64,
+    /// Connections ended before they had said who they are, because too many others came.
+    pub crowded_out_connections: u64,
     /// Connections ended because the peer did not send or take a frame in time.
     pub stuck_connections: u64,
     /// Connections now.
@@ -51,6 +57,16 @@ pub struct Status {
     pub expired_sessions: u64,
     /// How often one did come back, or took over from a connection that was still there.
     pub resumed_sessions: u64,
+    /// What it may use of processors, in percent of one, if that is limited.
+    pub cpu_percent: Option<u32>,
+    /// Bytes a second that it may receive and send, if that is limited.
+    pub rate_bytes: Option<u64>,
+    /// Time of processors that connections of borrowers used, if that is limited, hence measured.
+    pub cpu_ms: Option<u64>,
+    /// Time that connections of borrowers waited for their turn, together.
+    pub paced_ms: u64,
+    /// Pages asked for and not sent because their borrower was too far behind its share.
+    pub paced_misses: u64,
     /// Each borrower, connected or kept.
     pub borrower_list: Vec<BorrowerStatus>,
 }
@@ -68,6 +84,12 @@ pub struct BorrowerStatus {
     pub stored_pages: u64,
     /// Its pages of zeros.
     pub zero_pages: u64,
+    /// Time of processors that its connections used, if that is measured.
+    pub cpu_ms: Option<u64>,
+    /// Time that its connections waited for their turn, together.
+    pub paced_ms: u64,
+    /// Pages that it asked for and was not sent because it was too far behind its share.
+    pub paced_misses: u64,
     /// Its puts, gets and what became of its pages.
     #[serde(flatten)]
     pub counters: Counters,

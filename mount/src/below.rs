@@ -166,13 +166,7 @@ mod tests {
         let bytes: Vec<u8> = (0..300_001u32).map(|at| (at.wrapping_mul(2_654_435_761) >> 11) as u8).collect();
         std::fs::write(&path, &bytes).unwrap();
         for given_up in [None, Some(ReadWay::DontCache), Some(ReadWay::Direct)] {
-            let config = borrower::Config {
-                lender: None,
-                strategy: borrower::Strategy::NonInclusive,
-                get_connections: 0,
-                session: None,
-            };
-            let borrower = borrower::Borrower::start(config, None).unwrap();
+            let borrower = borrower::Borrower::start(borrower::Config::default(), None).unwrap();
             let memory = crate::handover::memory::Memory::create().unwrap();
             let keep = crate::handover::Keep::new(memory.into(), None);
             let inodes = Inodes::new(found(directory.path()), borrower, keep, 10, None);

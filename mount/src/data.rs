@@ -8,6 +8,8 @@
 //!   kernel's dropping of its pages.
 //! - O_APPEND is applied below per write (RWF_APPEND), so that others who append to the file beside us do not get overwritten. If
 //!   the bytes then landed elsewhere than the kernel believes, it must drop its pages.
+//! - Where the kernel must drop pages because of a write(2), the answer waits until it has, for a limited time: so that who has written
+//!   reads what he wrote.
 
 use crate::below::refused_again;
 use crate::change::Outcome;
@@ -20,12 +22,23 @@ use crate::resent::Attempt;
 use crate::system::{ProcPath, errno};
 use borrower::{Change, Stamp};
 use fuse::{Errno, abi};
+use page::PAGE_SIZE;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{FileType, Mode, OFlags, open};
 use rustix::io::ReadWriteFlags;
 use std::io::IoSlice;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+/// How long the answer to a write of whole pages may wait until the kernel has dropped them. That takes some 0.1 ms, but may wait in turn for
+/// READs of these pages, and for what was stored through mappings to be written.
+const WHOLE_PAGES_WAIT: Duration = Duration::from_secs(1);
+
+/// The same, where a page is written in part: if the kernel has no bytes for the rest of it, it holds that page locked until it has its
+/// answer (fs/fuse/file.c, fuse_fill_write_pages), so that the drop cannot end before. Under fsx three of four such waits are in vain, and the
+/// others take less than 1 ms; so with 0.1 s here it took twice as long.
+const PART_OF_PAGE_WAIT: Duration = Duration::from_millis(10);
 
 /// Flags of open(2) that are not passed on: decided per request (O_APPEND, O_DIRECT), done by the kernel, or separately.
 const NOT_BELOW: OFlags = OFlags::CREATE
@@ -111,7 +124,7 @@ impl Passthrough {
         } else {
             match &file.inode.file {
                 Some(known) => {
-                    self.borrower.read(known, &*file, request, args.offset, buf).map_err(|error| errno(&error))?
+                    self.borrower.read(known, &file, request, args.offset, buf).map_err(|error| errno(&error))?
                 }
                 None => file.read_uncached(buf, args.offset)?,
             }
@@ -143,6 +156,7 @@ impl Passthrough {
         if let (true, Some(result)) = (append, attempt.done()) {
             let size = result? as u32;
             self.invalidations.request(inode, args.offset, u64::MAX);
+            self.wait_for_drop(inode, args);
             return Ok(abi::WriteOut { size, padding: 0 });
         }
         // Marked as direct, but the flag may be gone from the handle: its bytes need not be aligned any more.
@@ -178,9 +192,10 @@ impl Passthrough {
             },
             |before, after| !append || (before.size_bytes == args.offset && after.size_bytes == end),
         );
-        self.drop_stale(inode, args, &outcome, append);
+        let mut waits = self.drop_stale(inode, args, &outcome, append);
         if attempt.is_resent() {
             self.invalidations.request(inode, args.offset, if append { u64::MAX } else { end });
+            waits = true;
         }
         if from_cache {
             inode.mark_mapped_writes();
@@ -193,27 +208,48 @@ impl Passthrough {
             self.ledger.record(inode, &file.fd, now.stx_size.saturating_sub(written as u64), now.stx_size);
         }
         self.counters.written_bytes.add(written as u64);
+        if waits && !from_cache {
+            self.wait_for_drop(inode, args);
+        }
         Ok(abi::WriteOut { size: written as u32, padding: 0 })
     }
 
+    /// Waits until the kernel has dropped what this write(2) has asked it to. Nothing of ours is locked here that the drop, or what it waits
+    /// for, could need. A write out of the cache must not wait: its page is under writeback until the answer, and the drop waits for that.
+    fn wait_for_drop(&self, inode: &Inode, args: &abi::WriteIn) {
+        let is_whole = args.offset.is_multiple_of(PAGE_SIZE as u64) && args.size.is_multiple_of(PAGE_SIZE as u32);
+        let limit = if is_whole { WHOLE_PAGES_WAIT } else { PART_OF_PAGE_WAIT };
+        if self.invalidations.wait(inode, limit)
+            && let Some(file) = &inode.file
+        {
+            file.drop_waited();
+        }
+    }
+
     /// Has the kernel drop what it may cache wrongly after a write. Rarely, because that lets READs overtake writes that wait in the
-    /// kernel's queue.
+    /// kernel's queue. Returns whether it may show something else than was written until it has.
     fn drop_stale(
         &self,
         inode: &Arc<Inode>,
         args: &abi::WriteIn,
         outcome: &Result<Outcome<(usize, Stamp)>, Errno>,
         append: bool,
-    ) {
+    ) -> bool {
         let (offset, end) = (args.offset, args.offset.saturating_add(args.size.into()));
-        let from_cache = args.write_flags & abi::WRITE_CACHE != 0;
         match outcome {
             // Landed elsewhere than the kernel believes.
-            Ok(outcome) if append && !outcome.as_announced => self.invalidations.request(inode, offset, u64::MAX),
-            // A failed write out of the cache leaves a clean page of bytes that are not below. (Of other failed writes the kernel
-            // itself drops the pages.)
-            Err(_) if from_cache => self.invalidations.request(inode, offset, end),
-            Ok(outcome) if outcome.overtaken => self.invalidations.request(inode, offset, end),
+            Ok(outcome) if append && !outcome.as_announced => {
+                self.invalidations.request(inode, offset, u64::MAX);
+                return true;
+            }
+            // A failed write out of the cache leaves a clean page of bytes that are not below. Of other failed writes the kernel itself
+            // gives up the pages that it holds for them; but a READ that has overtaken may have brought others, and the bytes may be below
+            // all the same (O_SYNC).
+            Err(_) => self.invalidations.request(inode, offset, end),
+            Ok(outcome) if outcome.overtaken => {
+                self.invalidations.request(inode, offset, end);
+                return true;
+            }
             // What a mapping stored behind the old end stays in the kernel's page, but between the ends are zeros now.
             Ok(outcome)
                 if self.write_mode == WriteMode::Through
@@ -225,6 +261,7 @@ impl Passthrough {
             }
             _ => {}
         }
+        false
     }
 
     /// Closing one of the descriptors: so that what the file system below has to say at close is heard.

@@ -3,6 +3,9 @@
 //! Never inside the handling of a request: the kernel waits for pages that the request's caller holds locked until it has its answer.
 //! So requests only note what must go. What is noted is bounded by the number of inodes: ranges of one inode merge, and of each inode
 //! one name is believed for long. It is also written down, so that a successor drops what this daemon could not any more.
+//!
+//! Only the answer to a write(2) may wait for what it has asked for, and for a limited time: the drop may wait in turn for pages that
+//! another request holds, or that very write, and for what the workers write back. So never all workers wait.
 
 use crate::handover::layout::node;
 use crate::inode::{Inode, Name};
@@ -10,6 +13,7 @@ use fuse::{Errno, Notifier};
 use hashbrown::HashMap;
 use parking_lot::{Condvar, Mutex};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 struct Pages {
     inode: Arc<Inode>,
@@ -23,17 +27,49 @@ struct Pages {
 struct State {
     pages: HashMap<u64, Pages>,
     names: Vec<(Arc<Inode>, Name)>,
+    /// The node whose pages the kernel is being told to drop.
+    delivering: Option<u64>,
+    /// Threads in [`Invalidations::wait`].
+    waiting: usize,
     closing: bool,
 }
 
 /// What must go.
-#[derive(Default)]
 pub(crate) struct Invalidations {
     state: Mutex<State>,
     wake: Condvar,
+    /// The pages of a node were dropped.
+    delivered: Condvar,
+    waiting_max: usize,
 }
 
 impl Invalidations {
+    /// For that many workers, of which at most half wait at a time.
+    pub(crate) fn new(workers: usize) -> Invalidations {
+        Invalidations {
+            state: Mutex::default(),
+            wake: Condvar::new(),
+            delivered: Condvar::new(),
+            waiting_max: workers / 2,
+        }
+    }
+
+    /// Waits until nothing of the file is to be dropped any more, or being dropped, but not for longer than `limit`. Returns whether that
+    /// is so.
+    pub(crate) fn wait(&self, inode: &Inode, limit: Duration) -> bool {
+        let deadline = Instant::now() + limit;
+        let is_dropped =
+            |state: &State| !state.pages.contains_key(&inode.nodeid) && state.delivering != Some(inode.nodeid);
+        let mut state = self.state.lock();
+        if is_dropped(&state) || state.waiting >= self.waiting_max {
+            return is_dropped(&state);
+        }
+        state.waiting += 1;
+        while !is_dropped(&state) && !self.delivered.wait_until(&mut state, deadline).timed_out() {}
+        state.waiting -= 1;
+        is_dropped(&state)
+    }
+
     /// The kernel must drop what it caches of bytes `start..end` of a file.
     pub(crate) fn request(&self, inode: &Arc<Inode>, start: u64, end: u64) {
         self.add(inode, start, end, None);
@@ -78,6 +114,7 @@ impl Invalidations {
             let name = state.names.pop();
             let node = state.pages.keys().next().copied();
             let pages = node.and_then(|node| state.pages.remove(&node));
+            state.delivering = node;
             if name.is_none() && pages.is_none() {
                 self.wake.wait(&mut state);
                 continue;
@@ -90,6 +127,8 @@ impl Invalidations {
             }
             let delivered = pages.filter(|pages| deliver_pages(notifier, pages));
             state = self.state.lock();
+            state.delivering = None;
+            self.delivered.notify_all();
             // Unless there is more to drop by now.
             if let Some(pages) = delivered.filter(|pages| !state.pages.contains_key(&pages.inode.nodeid)) {
                 pages.inode.slot.iter().for_each(|slot| slot.clear_flag(node::DROP_PENDING));

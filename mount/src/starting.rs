@@ -279,7 +279,7 @@ fn serve<E: Into<Box<dyn std::error::Error + Send + Sync>>>(
         resent: Resent::default(),
         borrower,
         ledger: Ledger::default(),
-        invalidations: Invalidations::default(),
+        invalidations: Invalidations::new(config.threads.max(THREADS_MIN)),
         sweep: Sweep::default(),
         counters: Counters::default(),
         write_mode,

@@ -131,7 +131,7 @@ fn restore(
         resent,
         borrower,
         ledger: Ledger::default(),
-        invalidations: Invalidations::default(),
+        invalidations: Invalidations::new(config.threads.max(THREADS_MIN)),
         sweep: Sweep::default(),
         counters: Counters::default(),
         write_mode: if state.write_back { WriteMode::Back } else { WriteMode::Through },

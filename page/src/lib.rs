@@ -2,6 +2,8 @@
 //!
 //! No I/O, no clock, no allocation. Every other crate speaks in these terms.
 
+pub mod seal;
+
 use highway::HighwayHash;
 
 /// Bytes in a page. x86-64's base page, and the unit of everything that is lent.
@@ -34,7 +36,7 @@ pub struct PageId {
 }
 
 /// One content of one page. Two different contents never share a version within a borrower's session, so that naming a
-/// version names the bytes: a lender that answers with anything else is found out by [`ChecksumKey::checksum`].
+/// version names the bytes: a lender that answers with anything else is found out by [`seal::Sealing::open`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Version(pub u64);
 

@@ -92,10 +92,14 @@ impl Control {
         Ok(Control { listener, path: RemovedOnDrop(path) })
     }
 
-    /// Answers connections with what `status` returns, from a thread of its own, as long as the process runs.
-    pub fn serve(self, status: impl Fn() -> Value + Send + 'static) -> Result<Serving> {
+    /// As [`serve_on`].
+    pub fn serve(
+        self,
+        status: impl Fn() -> Value + Send + 'static,
+        command: impl Fn(&str, UnixStream) + Send + 'static,
+    ) -> Result<Serving> {
         let Control { listener, path } = self;
-        serve_on(listener, status, |_, stream| drop(stream))?;
+        serve_on(listener, status, command)?;
         Ok(Serving { _path: path })
     }
 
@@ -131,6 +135,12 @@ pub fn serve_on(
     Ok(())
 }
 
+/// Answers who wanted something else than the status.
+pub fn answer(mut stream: UnixStream, answer: &Value) {
+    // Who asked may have gone.
+    let _ = stream.write_all(answer.to_string().as_bytes());
+}
+
 /// The status of every daemon that can be reached. What daemons that are gone have left (sockets nobody listens on, logs) is
 /// removed.
 pub fn ask_all() -> Vec<Value> {
@@ -143,7 +153,10 @@ pub fn ask_all() -> Vec<Value> {
     }
     let Ok(entries) = fs::read_dir(folder) else { return Vec::new() };
     let mut paths: Vec<_> = entries.flatten().map(|entry| entry.path()).collect();
+    // Who asks may be a daemon that is about to begin, and does not answer yet.
+    let own = format!("-{}.sock", std::process::id());
     paths.retain(|path| path.extension().is_some_and(|extension| extension == "sock"));
+    paths.retain(|path| !path.to_string_lossy().ends_with(&own));
     paths.sort();
     paths.iter().filter_map(|path| ask(path)).collect()
 }

@@ -13,6 +13,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use signal_hook::iterator::Signals;
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode, Stdio};
 
@@ -93,8 +94,19 @@ impl Daemon {
         status: impl Fn() -> Value + Send + 'static,
         stop: impl FnOnce() + Send + 'static,
     ) -> Result<Serving> {
+        self.serve_commands(message, status, |_, stream| drop(stream), stop)
+    }
+
+    /// As [`Daemon::serve`], and has `command` answer who wants something else than the status.
+    pub fn serve_commands(
+        self,
+        message: &str,
+        status: impl Fn() -> Value + Send + 'static,
+        command: impl Fn(&str, UnixStream) + Send + 'static,
+        stop: impl FnOnce() + Send + 'static,
+    ) -> Result<Serving> {
         on_signals(self.signals, self.log.is_some(), stop)?;
-        let control = self.control.serve(status)?;
+        let control = self.control.serve(status, command)?;
         let mut default_log = None;
         let mut stdout = std::io::stdout();
         if let Some(log) = self.log {

@@ -12,6 +12,7 @@
 //!
 //! What must never happen in it: waiting for its daemon without looking for its end; holding a mount that nobody serves.
 
+use crate::confine;
 use crate::control::Control;
 use crate::daemon::Log;
 use crate::fdstore::Store;
@@ -114,6 +115,7 @@ pub fn run(log: Option<Log>, control: Control, held: BTreeMap<Held, OwnedFd>) ->
         signals.push((signal, ours));
     }
     mount::raise_limits();
+    confine::keeper();
     let mut keeper = Keeper {
         store: Store::new(&held),
         held,

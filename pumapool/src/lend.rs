@@ -1,19 +1,38 @@
 //! `pumapool lend`: the lender.
 
 use crate::daemon::{self, Daemon};
-use crate::size;
+use crate::{confine, control, pool, security, size};
 use anyhow::Result;
 use serde_json::json;
+use std::num::{NonZeroU32, NonZeroU64};
 use std::process::ExitCode;
 use std::time::Duration;
 use wire::address::Address;
+use wire::secure::Security;
 
 /// Options of `lend`.
 #[derive(clap::Args)]
 pub struct Options {
-    /// Where to listen: HOST:PORT, [IPV6]:PORT or unix:PATH. Port 0 lets the kernel choose one.
+    #[command(flatten)]
+    lending: Lending,
+
+    #[command(flatten)]
+    pool: pool::Options,
+
+    #[command(flatten)]
+    security: security::Options,
+
+    #[command(flatten)]
+    daemon: daemon::Options,
+}
+
+/// What is lent, and where; the same for `lend` and `join`.
+#[derive(clap::Args)]
+#[group(id = "lending", multiple = true)]
+pub struct Lending {
+    /// Where to listen: HOST:PORT, [IPV6]:PORT, unix:PATH or vsock:PORT. Port 0 lets the kernel choose one.
     #[arg(long, value_name = "ADDR")]
-    listen: Address,
+    pub listen: Address,
 
     /// How much to lend at the most; `auto` lends all that the machine (or its cgroup) could spare.
     #[arg(long, value_name = "SIZE|auto", default_value = "auto", value_parser = capacity)]
@@ -28,8 +47,29 @@ pub struct Options {
         value_parser = clap::value_parser!(u64).range(0..=wire::GRACE_SECONDS_MAX))]
     grace: u64,
 
-    #[command(flatten)]
-    daemon: daemon::Options,
+    /// Time of processors that serving borrowers may take, in percent of one processor (200: two of them); without it, any.
+    #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    cpu: Option<u32>,
+
+    /// Bytes a second that borrowers may send and get, together; at least 4MiB; without it, any.
+    #[arg(long, value_name = "SIZE", value_parser = rate)]
+    rate: Option<NonZeroU64>,
+}
+
+impl Lending {
+    /// For [`lender::Server::bind`].
+    pub fn config(&self, security: Security) -> Result<lender::Config> {
+        Ok(lender::Config {
+            // The daemon leaves its folder; the address must not.
+            listen: self.listen.clone().absolute()?,
+            capacity: self.capacity,
+            reserve_bytes: self.reserve,
+            policy: lender::PolicyName::Lru,
+            grace: Duration::from_secs(self.grace),
+            limits: lender::Limits { cpu_percent: self.cpu.and_then(NonZeroU32::new), rate_bytes: self.rate },
+            security,
+        })
+    }
 }
 
 fn capacity(text: &str) -> Result<lender::Capacity, String> {
@@ -39,35 +79,47 @@ fn capacity(text: &str) -> Result<lender::Capacity, String> {
     size::parse(text).map(lender::Capacity::Bytes)
 }
 
+fn rate(text: &str) -> Result<NonZeroU64, String> {
+    let rate = NonZeroU64::new(size::parse(text)?).filter(|rate| rate.get() >= lender::RATE_MIN_BYTES);
+    rate.ok_or_else(|| format!("write at least {} a second", size::display(lender::RATE_MIN_BYTES)))
+}
+
 /// Runs the command.
 pub fn run(options: Options) -> Result<ExitCode> {
+    let networks: Vec<_> = options.pool.network().into_iter().chain([options.lending.listen.clone()]).collect();
+    let security = options.security.security(&networks)?;
+    let security_name = security::name(&security);
     let daemon = match Daemon::prepare("lend", &options.daemon)? {
         Ok(daemon) => daemon,
         Err(code) => return Ok(code),
     };
-    let server = lender::Server::bind(lender::Config {
-        // The daemon leaves its folder; the address must not.
-        listen: options.listen.absolute()?,
-        capacity: options.capacity,
-        reserve_bytes: options.reserve,
-        policy: lender::PolicyName::Lru,
-        grace: Duration::from_secs(options.grace),
-    })?;
+    let server = lender::Server::bind(options.lending.config(security.clone())?)?;
+    // Before the first thread is started: threads inherit it.
+    let confined = confine::lender(server.local_address(), &control::folder());
     let address = server.local_address().to_string();
     let handle = server.handle();
+    let gossip = pool::lend(&options.pool, security, &handle, server.local_address())?;
     let status = {
-        let (address, handle) = (address.clone(), handle.clone());
+        let (address, handle, gossip) = (address.clone(), handle.clone(), gossip.clone());
         move || {
             json!({
                 "kind": "lend",
                 "pid": std::process::id(),
                 "version": env!("CARGO_PKG_VERSION"),
                 "listen": address,
+                "confined": confined,
+                "security": security_name,
                 "lender": handle.status(),
+                "pool": pool::status(gossip.as_ref()),
             })
         }
     };
-    let serving = daemon.serve(&format!("lending on {address}"), status, move || handle.shutdown())?;
+    let stop = move || {
+        // First of all nobody should come any more.
+        gossip.iter().for_each(|gossip| gossip.stop());
+        handle.shutdown();
+    };
+    let serving = daemon.serve(&format!("lending on {address}"), status, stop)?;
     tracing::info!("lending on {address}");
     server.run()?;
     serving.ended_well();

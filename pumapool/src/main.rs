@@ -2,15 +2,23 @@
 #![allow(rustdoc::broken_intra_doc_links)] // the options' comments are help texts, in which brackets are brackets
 
 mod allocator;
+mod confine;
 mod control;
 mod daemon;
 mod doctor;
 mod fdstore;
+mod join;
+mod joined;
 mod keeper;
 mod kept;
+mod key;
 mod lend;
+mod lenders;
 mod log;
 mod mount;
+mod pool;
+mod role;
+mod security;
 mod size;
 mod status;
 mod umount;
@@ -39,10 +47,16 @@ enum Command {
     Lend(lend::Options),
     /// Mount a directory so that what its page cache evicts is kept by a lender.
     Mount(mount::Options),
+    /// Do both by need: lend while this machine's memory is idle, and borrow while its mounts evict.
+    Join(join::Options),
+    /// Have a node that has joined lend, or borrow, or do what it needs.
+    Role(role::Options),
     /// Unmount what `mount` has mounted.
     Umount(umount::Options),
     /// Have another program, such as a newer version, serve a mount that is in use.
     Upgrade(upgrade::Options),
+    /// Make the key that all machines of a pool share.
+    Key(key::Options),
     /// Show what the lenders and mounts of this machine are doing.
     Status(status::Options),
     /// Say what this kernel and your rights allow, what will be used, and how to get the rest.
@@ -52,7 +66,8 @@ enum Command {
 fn main() -> ExitCode {
     allocator::give_large_buffers_back();
     let cli = Cli::parse();
-    let filter = match EnvFilter::try_new(&cli.log) {
+    // What chitchat has to say of single datagrams, our own lines say better; `chitchat=LEVEL` shows it all the same.
+    let filter = match EnvFilter::try_new(format!("chitchat=off,{}", cli.log)) {
         Ok(filter) => filter,
         Err(error) => return fail(&anyhow::anyhow!("--log {}: {error}", cli.log)),
     };
@@ -68,8 +83,11 @@ fn main() -> ExitCode {
     let result = match cli.command {
         Command::Lend(options) => lend::run(options),
         Command::Mount(options) => mount::run(options),
+        Command::Join(options) => join::run(options, &cli.log),
+        Command::Role(options) => role::run(&options),
         Command::Umount(options) => umount::run(&options),
         Command::Upgrade(options) => upgrade::run(&options),
+        Command::Key(options) => key::run(&options),
         Command::Status(options) => status::run(&options),
         Command::Doctor(options) => doctor::run(&options),
     };

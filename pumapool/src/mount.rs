@@ -2,16 +2,17 @@
 //!
 //! The process that is started becomes the keeper (`keeper.rs`), and starts this program again as the daemon that serves.
 
+use crate::control::answer;
 use crate::daemon::{self, Daemon};
 use crate::kept::Kept;
-use crate::{fdstore, keeper, size};
+use crate::lenders::Lenders;
+use crate::{confine, fdstore, joined, keeper, pool, security, size};
 use anyhow::{Context, Result};
 use borrower::{Borrower, Strategy};
 use clap::ValueEnum;
 use mount::handover::channel::{Channel, Message};
 use mount::handover::given::Given;
 use serde_json::{Map, Value, json};
-use std::io::Write;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -30,10 +31,36 @@ pub struct Options {
     /// Where to mount it; without this, in place, over the directory itself.
     mountpoint: Option<PathBuf>,
 
-    /// The lender: HOST:PORT, [IPV6]:PORT or unix:PATH. Without one, or while it is away, files are read from SOURCE.
+    /// A lender: HOST:PORT, [IPV6]:PORT, unix:PATH or vsock:CID:PORT. May be given several times; each address that a name has is a
+    /// lender. Without one, or while it is away, files are read from SOURCE.
     #[arg(long, value_name = "ADDR")]
-    lender: Option<Address>,
+    lender: Vec<Address>,
 
+    #[command(flatten)]
+    pool: pool::Options,
+
+    #[command(flatten)]
+    policies: Policies,
+
+    /// Whether pages are put at lenders from the beginning. `pumapool join` begins with `off`, and turns it on and off.
+    #[arg(long, value_enum, default_value_t = Switch::On, hide = true)]
+    borrow: Switch,
+
+    /// A lender of the pool that is not used: the one of this node.
+    #[arg(long, value_name = "ADDR", hide = true)]
+    except: Option<Address>,
+
+    #[command(flatten)]
+    security: security::Options,
+
+    #[command(flatten)]
+    daemon: daemon::Options,
+}
+
+/// How it is served; the same for `mount` and `join`.
+#[derive(clap::Args)]
+#[group(id = "policies", multiple = true)]
+pub struct Policies {
     /// What happens to a page at the lender when it is read back.
     #[arg(long, value_enum, default_value_t = StrategyName::Exclusive)]
     strategy: StrategyName,
@@ -47,6 +74,30 @@ pub struct Options {
     #[arg(long, value_enum, default_value_t = FillName::Auto)]
     fill: FillName,
 
+    /// Whether what is read in long sequential streams is left to the disk, which is good at that, and not lent.
+    #[arg(long, value_enum, default_value_t = Switch::On)]
+    filter: Switch,
+    /// Whether a lender is left alone while it answers later than the directory below, or than the thresholds.
+    #[arg(long, value_enum, default_value_t = Switch::On)]
+    gate: Switch,
+    /// The gate's thresholds for the average latency of 15 seconds: it closes above the first and opens below the second, in
+    /// microseconds.
+    #[arg(long, value_name = "UPPER,LOWER", default_value_t = Thresholds(borrower::gate::Config::default().short))]
+    gate_short: Thresholds,
+    /// As --gate-short, for the average of a minute.
+    #[arg(long, value_name = "UPPER,LOWER", default_value_t = Thresholds(borrower::gate::Config::default().long))]
+    gate_long: Thresholds,
+    /// Whether a get that takes longer than a read of SOURCE would is raced by one.
+    #[arg(long, value_enum, default_value_t = Switch::On)]
+    hedge: Switch,
+    /// After how many returned pages that do not verify a lender is not used any more, until the mount starts anew.
+    #[arg(long, value_name = "COUNT", default_value_t = borrower::BAD_PAGES_MAX,
+        value_parser = clap::value_parser!(u64).range(1..))]
+    bad_pages: u64,
+    /// Memory for the catalog of lent pages: 2 MiB for each GiB lent. When it is full, the files that were not used for longest are
+    /// forgotten.
+    #[arg(long, value_name = "SIZE", default_value = "256MiB", value_parser = size::parse)]
+    catalog: u64,
     /// Threads that serve the mount, hence reads of the disk at once.
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=256))]
     threads: u16,
@@ -58,9 +109,35 @@ pub struct Options {
     /// Memory for evicted pages that wait to be sent (a power of two).
     #[arg(long, value_name = "SIZE", default_value = "32MiB", value_parser = ring_bytes)]
     ring: usize,
+}
 
-    #[command(flatten)]
-    daemon: daemon::Options,
+impl Policies {
+    /// As options of `mount`.
+    pub fn arguments(&self) -> Vec<String> {
+        let mut arguments = Vec::new();
+        for (option, value) in [
+            ("--strategy", name(self.strategy)),
+            ("--write", name(self.write)),
+            ("--fill", name(self.fill)),
+            ("--filter", name(self.filter)),
+            ("--gate", name(self.gate)),
+            ("--gate-short", self.gate_short.to_string()),
+            ("--gate-long", self.gate_long.to_string()),
+            ("--hedge", name(self.hedge)),
+            ("--catalog", self.catalog.to_string()),
+            ("--threads", self.threads.to_string()),
+            ("--attribute-timeout", self.attribute_timeout.to_string()),
+            ("--ring", self.ring.to_string()),
+        ] {
+            arguments.extend([option.to_owned(), value]);
+        }
+        arguments
+    }
+}
+
+/// What a choice is called on the command line.
+fn name(choice: impl ValueEnum) -> String {
+    choice.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
 }
 
 #[derive(Clone, Copy, ValueEnum, PartialEq)]
@@ -85,6 +162,36 @@ enum FillName {
     Evict,
     /// As they are read from the disk.
     Read,
+}
+
+#[derive(Clone, Copy, ValueEnum, PartialEq)]
+enum Switch {
+    On,
+    Off,
+}
+
+/// `UPPER,LOWER` in microseconds.
+#[derive(Clone, Copy)]
+struct Thresholds(borrower::gate::Thresholds);
+
+impl std::fmt::Display for Thresholds {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{},{}", self.0.upper_us, self.0.lower_us)
+    }
+}
+
+impl std::str::FromStr for Thresholds {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Thresholds, String> {
+        let parsed = text.split_once(',').and_then(|(upper, lower)| {
+            Some(borrower::gate::Thresholds { upper_us: upper.parse().ok()?, lower_us: lower.parse().ok()? })
+        });
+        parsed
+            .filter(|thresholds| thresholds.lower_us <= thresholds.upper_us)
+            .map(Thresholds)
+            .ok_or_else(|| "write two numbers of microseconds, the upper one first, such as 40000,1500".to_owned())
+    }
 }
 
 fn ring_bytes(text: &str) -> Result<usize, String> {
@@ -116,6 +223,9 @@ pub fn run(options: Options) -> Result<ExitCode> {
     if let Some(kept) = Kept::inherited()? {
         return serve(options, kept);
     }
+    // Looked at before anything is started; the daemon reads it for itself.
+    let networks: Vec<_> = options.lender.iter().cloned().chain(options.pool.network()).collect();
+    options.security.security(&networks)?;
     let held = fdstore::inherited();
     match Daemon::prepare("mount", &options.daemon)? {
         Ok(daemon) => {
@@ -130,33 +240,46 @@ pub fn run(options: Options) -> Result<ExitCode> {
 fn serve(options: Options, kept: Kept) -> Result<ExitCode> {
     let given = Given::receive(&kept.channel).context("cannot hear from the keeper")?;
     // The daemon leaves its folder; the address must not.
-    let lender = options.lender.clone().map(Address::absolute).transpose()?;
+    let named: Vec<Address> = options.lender.iter().cloned().map(Address::absolute).collect::<Result<_, _>>()?;
+    let networks: Vec<_> = named.iter().cloned().chain(options.pool.network()).collect();
+    let security = options.security.security(&networks)?;
     let mountpoint = options.mountpoint.clone().unwrap_or_else(|| options.source.clone());
     let config = mount::Config {
-        write: match options.write {
+        write: match options.policies.write {
             WriteName::Through => mount::WriteMode::Through,
             WriteName::Back => mount::WriteMode::Back,
         },
-        threads: options.threads.into(),
-        attr_timeout: Duration::from_secs_f64(options.attribute_timeout),
+        threads: options.policies.threads.into(),
+        attr_timeout: Duration::from_secs_f64(options.policies.attribute_timeout),
         ..mount::Config::new(options.source.clone(), mountpoint)
     };
+    let gossip = pool::join(&options.pool, security.clone(), !given.is_empty())?;
     let mut fill = "";
     let make_borrower = |info: mount::MountInfo| {
         let source = eviction_source(&options, info.device)?;
         fill = if source.is_some() { "eviction" } else { "read" };
         let borrower = Borrower::start(
             borrower::Config {
-                lender: lender.clone(),
-                strategy: match options.strategy {
+                lenders: Lenders::at_first(&named),
+                strategy: match options.policies.strategy {
                     StrategyName::Exclusive => Strategy::Exclusive,
                     StrategyName::NonInclusive => Strategy::NonInclusive,
                 },
-                get_connections: options.threads.into(),
+                get_connections: options.policies.threads.into(),
+                filter: options.policies.filter == Switch::On,
+                gate: (options.policies.gate == Switch::On).then_some(borrower::gate::Config {
+                    short: options.policies.gate_short.0,
+                    long: options.policies.gate_long.0,
+                }),
+                hedge: options.policies.hedge == Switch::On,
+                bad_pages_max: options.policies.bad_pages,
+                catalog_bytes_max: options.policies.catalog,
                 session: None,
+                security: security.clone(),
             },
             source,
         )?;
+        borrower.set_borrowing(options.borrow == Switch::On);
         anyhow::Ok(borrower)
     };
     // The catalog of a daemon before this one, and its session with the lender, would be claimed here: as of now the new borrower
@@ -168,16 +291,19 @@ fn serve(options: Options, kept: Kept) -> Result<ExitCode> {
     // Whatever happens from here on: no mount without its daemon.
     let mount = DetachedOnDrop(Arc::new(mount));
     let borrower = mount.0.borrower().clone();
+    let lenders = Lenders::follow(&borrower, &named);
+    gossip.iter().for_each(|gossip| pool::follow(gossip, &lenders, options.except.clone()));
     let description = json!({
         "kind": "mount",
         "daemon_pid": std::process::id(),
         "version": env!("CARGO_PKG_VERSION"),
         "source": mount.0.source().to_string_lossy(),
         "mountpoint": mount.0.mountpoint().to_string_lossy(),
-        "write": options.write.to_possible_value().map(|value| value.get_name().to_owned()),
-        "strategy": if fill == "eviction" { options.strategy.to_possible_value().map(|value| value.get_name().to_owned()) } else { Some("non-inclusive".to_owned()) },
+        "write": options.policies.write.to_possible_value().map(|value| value.get_name().to_owned()),
+        "strategy": if fill == "eviction" { options.policies.strategy.to_possible_value().map(|value| value.get_name().to_owned()) } else { Some("non-inclusive".to_owned()) },
         "fill": fill,
-        "lender": lender.as_ref().map(Address::to_string),
+        "confined": confine::now(),
+        "security": (!networks.is_empty()).then(|| security::name(&security)),
     });
     let message = format!("{} is mounted at {}", mount.0.source().display(), mount.0.mountpoint().display());
     let status = {
@@ -186,15 +312,18 @@ fn serve(options: Options, kept: Kept) -> Result<ExitCode> {
         move || {
             let mut status = status(description.clone(), &mount, &borrower);
             status["pid"] = Kept::pid(keeper_pid, &channel).into();
+            status["pool"] = pool::status(gossip.as_ref());
             status
         }
     };
     let (told, was_told) = sync_channel(1);
     let command = {
-        let (mount, channel) = (mount.0.clone(), kept.channel.clone());
-        move |wanted: &str, stream: UnixStream| match wanted.strip_prefix("upgrade ") {
-            Some(program) => hand_over(&mount, &channel, program, stream, &told),
-            None => answer(stream, &json!({"error": format!("{wanted:?} is nothing that can be asked of a mount")})),
+        let (mount, borrower, channel) = (mount.0.clone(), borrower.clone(), kept.channel.clone());
+        move |wanted: &str, stream: UnixStream| match (wanted, wanted.strip_prefix("upgrade ")) {
+            (_, Some(program)) => hand_over(&mount, &channel, program, stream, &told),
+            (joined::BORROW, _) => answer(stream, &borrow(&borrower, true)),
+            (joined::BORROW_NOT, _) => answer(stream, &borrow(&borrower, false)),
+            _ => answer(stream, &json!({"error": format!("{wanted:?} is nothing that can be asked of a mount")})),
         }
     };
     let stop = {
@@ -238,9 +367,20 @@ fn hand_over(mount: &mount::Mount, channel: &Channel, program: &str, stream: Uni
     }
 }
 
-fn answer(mut stream: UnixStream, answer: &Value) {
-    // Who asked may have gone.
-    let _ = stream.write_all(answer.to_string().as_bytes());
+/// Whether to borrow is said about twice a second, and what has been evicted is told in return.
+fn borrow(borrower: &Borrower, borrowing: bool) -> Value {
+    if borrowing != borrower.is_borrowing() {
+        borrower.set_borrowing(borrowing);
+        tracing::info!(
+            "{}",
+            if borrowing { "borrowing" } else { "not borrowing: what is evicted is not put at lenders" }
+        );
+    }
+    json!({
+        "borrowing": borrower.is_borrowing(),
+        "puts_under_way": borrower.puts_under_way(),
+        "evictions": borrower.sees_evictions().then(|| borrower.metrics().evictions.get()),
+    })
 }
 
 /// The mount; taken out of the tree when dropped, if it still is there.
@@ -254,12 +394,14 @@ impl Drop for DetachedOnDrop {
 
 /// The eviction tap, if it is wanted and can be had; one clear line if not.
 fn eviction_source(options: &Options, device: u64) -> Result<Option<Box<dyn EvictionSource>>> {
-    if options.fill == FillName::Read || options.lender.is_none() {
+    if options.policies.fill == FillName::Read || (options.lender.is_empty() && !options.pool.is_wanted()) {
         return Ok(None);
     }
-    match tap::BpfTap::load(tap::Target { device }, options.ring) {
+    match tap::BpfTap::load(tap::Target { device }, options.policies.ring) {
         Ok(tap) => Ok(Some(Box::new(tap))),
-        Err(error) if options.fill == FillName::Evict => Err(error).context("cannot tap evictions (--fill evict)"),
+        Err(error) if options.policies.fill == FillName::Evict => {
+            Err(error).context("cannot tap evictions (--fill evict)")
+        }
         Err(error) => {
             tracing::warn!("evictions cannot be tapped: {error}. Pages are lent when they are read instead");
             Ok(None)
@@ -272,6 +414,10 @@ fn status(mut description: Value, mount: &mount::Mount, borrower: &Borrower) -> 
     let counters: Map<String, Value> =
         borrower.metrics().all().into_iter().map(|(name, _, value)| (name.to_owned(), value.into())).collect();
     description["lender_is_up"] = borrower.lender_is_up().into();
+    description["lenders"] = serde_json::to_value(borrower.lenders()).unwrap_or_default();
+    let (disk_us, late_us) = borrower.disk_us();
+    description["disk"] = json!({"read_us": disk_us, "get_is_late_us": late_us});
+    description["borrowing"] = borrower.is_borrowing().into();
     description["puts_under_way"] = borrower.puts_under_way().into();
     description["borrower"] = counters.into();
     description["catalog"] =

@@ -9,7 +9,7 @@ use std::process::ExitCode;
 /// Options of `status`.
 #[derive(clap::Args)]
 pub struct Options {
-    /// Everything, as one JSON object: {"mounts": […], "lenders": […]}.
+    /// Everything, as one JSON object: {"mounts": […], "lenders": […], "nodes": […]}; nodes are those that have joined a pool.
     #[arg(long)]
     json: bool,
 }
@@ -18,16 +18,18 @@ pub struct Options {
 pub fn run(options: &Options) -> Result<ExitCode> {
     let (mounts, others): (Vec<_>, Vec<_>) =
         control::ask_all().into_iter().partition(|status| status["kind"] == "mount");
-    let lenders: Vec<_> = others.into_iter().filter(|status| status["kind"] == "lend").collect();
+    let (lenders, mut nodes): (Vec<_>, Vec<_>) = others.into_iter().partition(|status| status["kind"] == "lend");
+    nodes.retain(|status| status["kind"] == "join");
     if options.json {
-        writeln!(std::io::stdout(), "{}", serde_json::json!({"mounts": mounts, "lenders": lenders}))?;
+        writeln!(std::io::stdout(), "{}", serde_json::json!({"mounts": mounts, "lenders": lenders, "nodes": nodes}))?;
         return Ok(ExitCode::SUCCESS);
     }
     let mut out = std::io::stdout().lock();
-    let printed = if mounts.is_empty() && lenders.is_empty() {
+    let printed = if mounts.is_empty() && lenders.is_empty() && nodes.is_empty() {
         writeln!(out, "no lender and no mount of yours runs on this machine")
     } else {
-        let lenders = lenders.iter().try_for_each(|status| print_lender(&mut out, status));
+        let nodes = nodes.iter().try_for_each(|status| print_node(&mut out, status));
+        let lenders = nodes.and_then(|()| lenders.iter().try_for_each(|status| print_lender(&mut out, status)));
         lenders.and_then(|()| mounts.iter().try_for_each(|status| print_mount(&mut out, status)))
     };
     // Who reads may have seen enough.
@@ -45,6 +47,30 @@ fn pages(value: &Value, name: &str) -> String {
 
 fn percent(part: u64, whole: u64) -> String {
     if whole == 0 { "–".into() } else { format!("{:.1} %", 100.0 * part as f64 / whole as f64) }
+}
+
+/// A node that has joined: its role, its mounts in a line each, and its lender.
+fn print_node(out: &mut impl Write, status: &Value) -> std::io::Result<()> {
+    let role = &status["role"];
+    let text = |value: &Value, name: &str| value[name].as_str().unwrap_or("?").to_owned();
+    writeln!(out, "node {} (pid {})", text(status, "listen"), status["pid"])?;
+    writeln!(
+        out,
+        "  role        {} for {} s ({}), wanted: {}; {} changes, lends again after {} s of calm",
+        text(role, "role"),
+        count(role, "since_ms") / 1000,
+        text(role, "reason"),
+        text(role, "wanted"),
+        count(role, "changes"),
+        count(role, "calm_ms") / 1000,
+    )?;
+    writeln!(out, "  evictions   {} pages a second by its mounts", count(role, "evicted_pages_per_second"))?;
+    for mount in status["mounts"].as_array().map(Vec::as_slice).unwrap_or_default() {
+        let blind = if mount["sees_evictions"] == true { "" } else { "; its evictions are not seen" };
+        writeln!(out, "  mount       {}: {}{blind}", text(mount, "mountpoint"), text(mount, "state"))?;
+    }
+    print_pool(out, status)?;
+    print_lender(out, status)
 }
 
 pub(crate) fn print_lender(out: &mut impl Write, status: &Value) -> std::io::Result<()> {
@@ -75,26 +101,50 @@ pub(crate) fn print_lender(out: &mut impl Write, status: &Value) -> std::io::Res
         pages(lender, "replaced"),
         pages(lender, "reclaimed_by_kernel"),
     )?;
+    print_pace(out, lender)?;
+    print_confined(out, &status["confined"])
+}
+
+/// How a lender that may use a part of the machine only has got along with it, and with whom.
+fn print_pace(out: &mut impl Write, lender: &Value) -> std::io::Result<()> {
+    let (rate, cpu) = (lender["rate_bytes"].as_u64(), lender["cpu_percent"].as_u64());
+    if rate.is_none() && cpu.is_none() {
+        return Ok(());
+    }
+    let rate = rate.map(|rate| format!("{}/s", size::display(rate)));
+    let cpu = cpu.map(|percent| format!("{percent} % of a processor"));
+    let limits: Vec<_> = rate.into_iter().chain(cpu).collect();
+    writeln!(out, "  limits      {}: {}", limits.join(", "), paced(lender))?;
+    for borrower in lender["borrower_list"].as_array().into_iter().flatten() {
+        let name = borrower["name"].as_str().unwrap_or("?");
+        writeln!(out, "  borrower    {name}, has {}: {}", pages(borrower, "stored_pages"), paced(borrower))?;
+    }
     Ok(())
+}
+
+fn paced(value: &Value) -> String {
+    let seconds = |name: &str| count(value, name) as f64 / 1000.0;
+    let used = value["cpu_ms"].as_u64().map(|_| format!("used {:.1} s, ", seconds("cpu_ms")));
+    let (used, misses) = (used.unwrap_or_default(), pages(value, "paced_misses"));
+    format!("{used}waited {:.1} s, {misses} not sent", seconds("paced_ms"))
 }
 
 pub(crate) fn print_mount(out: &mut impl Write, status: &Value) -> std::io::Result<()> {
     let borrower = &status["borrower"];
     let text = |name: &str| status[name].as_str().unwrap_or("?").to_owned();
     writeln!(out, "mount {} at {} (pid {})", text("source"), text("mountpoint"), status["pid"])?;
-    let lender = match (status["lender"].as_str(), status["lender_is_up"].as_bool()) {
-        (None, _) => "none".to_owned(),
-        (Some(address), Some(true)) => format!("{address}, up"),
-        (Some(address), _) => format!("{address}, AWAY: reading from the directory below"),
-    };
     writeln!(
         out,
         "  daemon      process {}, after {} takeovers",
         status["daemon_pid"],
         count(&status["mount"], "takeovers")
     )?;
-    writeln!(out, "  lender      {lender}")?;
+    print_lenders(out, status)?;
+    print_pool(out, status)?;
     writeln!(out, "  policy      {}, filled on {}, write {}", text("strategy"), text("fill"), text("write"))?;
+    if status["borrowing"] == false {
+        writeln!(out, "  borrows     nothing now: its node lends")?;
+    }
     writeln!(
         out,
         "  lent        {} of {} files",
@@ -113,11 +163,80 @@ pub(crate) fn print_mount(out: &mut impl Write, status: &Value) -> std::io::Resu
     )?;
     writeln!(
         out,
-        "  evictions   {} pages seen, {} sent, {} not trusted, {} lost (ring full)",
+        "  evictions   {} pages seen, {} sent, {} sequential, {} not trusted, {} lost (ring full)",
         count(borrower, "evictions"),
         count(borrower, "put_pages"),
+        count(borrower, "evictions_sequential"),
         count(borrower, "evictions_not_trusted"),
         count(&status["tap"], "ring_full_pages"),
     )?;
+    print_confined(out, &status["confined"])
+}
+
+/// What a daemon may do.
+fn print_confined(out: &mut impl Write, confined: &Value) -> std::io::Result<()> {
+    let Some(capabilities) = confined["capabilities"].as_array() else { return Ok(()) };
+    writeln!(
+        out,
+        "  rights      {} capabilities{}; files it opens: {}",
+        capabilities.len(),
+        if confined["no_new_privs"] == true { ", and no way to more" } else { "" },
+        confined["files"].as_str().unwrap_or("?"),
+    )
+}
+
+fn print_lenders(out: &mut impl Write, status: &Value) -> std::io::Result<()> {
+    let lenders = status["lenders"].as_array().map(Vec::as_slice).unwrap_or_default();
+    if lenders.is_empty() {
+        return writeln!(out, "  lenders     none: reading from the directory below");
+    }
+    for lender in lenders {
+        let text = |name: &str| lender[name].as_str().unwrap_or_default();
+        let reason = if text("reason").is_empty() { String::new() } else { format!(" ({})", text("reason")) };
+        writeln!(
+            out,
+            "  lender      {}, {}{reason}, ping {} µs, {} put, {} got, weight {}",
+            text("address"),
+            text("state"),
+            count(lender, "ping_us"),
+            pages(lender, "put_pages"),
+            pages(lender, "get_pages"),
+            count(lender, "weight"),
+        )?;
+    }
+    Ok(())
+}
+
+/// What `status` shows of it.
+fn print_pool(out: &mut impl Write, status: &Value) -> std::io::Result<()> {
+    let pool = &status["pool"];
+    if pool.is_null() {
+        return Ok(());
+    }
+    let count = |name: &str| pool[name].as_u64().unwrap_or(0);
+    let refused: u64 = pool.as_object().map_or(0, |pool| {
+        let refused = pool.iter().filter(|(name, _)| name.starts_with("refused_"));
+        refused.filter_map(|(_, value)| value.as_u64()).fold(0, u64::saturating_add)
+    });
+    let members = pool["members"].as_array().map(Vec::as_slice).unwrap_or_default();
+    writeln!(
+        out,
+        "  pool        gossip at {}: {} nodes beside this one, {} gone; {} datagrams sent, {} received, {refused} refused",
+        pool["advertise"].as_str().unwrap_or("?"),
+        count("live_nodes"),
+        count("dead_nodes"),
+        count("sent_datagrams"),
+        count("received_datagrams"),
+    )?;
+    for member in members {
+        writeln!(
+            out,
+            "  member      {} ({}), {} left of {}",
+            member["address"].as_str().unwrap_or("?"),
+            member["node"].as_str().unwrap_or("?"),
+            size::display(member["free_bytes"].as_u64().unwrap_or(0)),
+            size::display(member["capacity_bytes"].as_u64().unwrap_or(0)),
+        )?;
+    }
     Ok(())
 }

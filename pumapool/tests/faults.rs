@@ -59,7 +59,7 @@ fn lending_what_cannot_be_lent() {
     refuses(&["lend", "--listen", &socket, "--capacity", "900TiB"], &["this machine", "choose less"]);
     refuses(&["lend", "--listen", "unix:/nonexistent/folder/socket", "--capacity", "1MiB"], &["/nonexistent"]);
     let lender = Lender::listen("127.0.0.1:0", "16MiB", &[]);
-    refuses(&["lend", "--listen", &lender.address, "--capacity", "1MiB"], &["listens there"]);
+    refuses(&["lend", "--listen", &lender.address, "--capacity", "1MiB", "--trust-network"], &["listens there"]);
     let lender = Lender::listen(&socket, "16MiB", &[]);
     refuses(&["lend", "--listen", &lender.address, "--capacity", "1MiB"], &["listens there"]);
 }
@@ -165,7 +165,8 @@ fn a_lender_that_trickles_holds_nobody_up() {
             std::thread::spawn(move || trickle(stream.unwrap()));
         }
     });
-    let mount = Mount::start(&source, &at, &["--lender", &format!("unix:{}", socket.display()), "--fill", "evict"]);
+    let address = format!("unix:{}", socket.display());
+    let mount = Mount::start(&source, &at, &["--lender", &address, "--fill", "evict", "--trust-network"]);
     assert!(fs::read(at.join("file")).unwrap() == bytes);
     mount.evict(&at.join("file"), 50);
     let before = Instant::now();

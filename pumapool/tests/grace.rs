@@ -13,6 +13,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use testbed::{Scratch, wait_until};
+use wire::secure::Channel;
 use wire::{GetItem, Header, Kind, PutItem, WireKey};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
@@ -192,8 +193,10 @@ fn what_changes_while_the_lender_is_away_is_never_claimed() {
     assert!(wait_until(PATIENCE, || lender.count("drops") == 210), "{} drops", lender.count("drops"));
     assert_eq!((lender.count("hits"), mount.count("lender_pages")), (190, 190), "the pages that did not change");
     assert_eq!((mount.count("put_pages"), mount.count("get_misses"), mount.count("bad_pages")), (sent, 0, 0));
-    // 100 while the lender was away, 10 written, 100 changed beside.
-    assert_eq!(mount.count("below_pages"), below + 210);
+    // 100 while the lender was away, 10 written, 100 changed beside; these last perhaps twice, as the kernel is told to drop what it had of
+    // them while they are read.
+    let from_below = mount.count("below_pages") - below;
+    assert!((210..=310).contains(&from_below), "{from_below} pages from below");
 }
 
 #[test]
@@ -289,7 +292,7 @@ fn umount_frees_at_once() {
 /// A page's checksum and bytes.
 type Kept = (u64, Vec<u8>);
 
-/// A lender that keeps what is put. Once it lies, it says that it has kept everything, and mixes it up.
+/// A lender that has the key, and keeps what is put. Once it lies, it says that it has kept everything, and mixes it up.
 #[derive(Default)]
 struct Liar {
     pages: Mutex<HashMap<[u8; 16], Kept>>,
@@ -299,13 +302,31 @@ struct Liar {
 
 impl Liar {
     fn serve(&self, mut stream: UnixStream) -> std::io::Result<()> {
+        let mut channel = Channel::plain();
         loop {
             let mut header = Header::new_zeroed();
             stream.read_exact(header.as_mut_bytes())?;
-            let mut body = vec![0; header.body_bytes.get() as usize];
+            let mut body = vec![0; header.body_bytes.get() as usize + channel.extra_bytes()];
             stream.read_exact(&mut body)?;
+            if channel.is_sealed() {
+                let sealed = ..header.items_bytes() + channel.extra_bytes();
+                let mut opened = Vec::new();
+                let items = channel.open_head(&header, &body[sealed], &mut opened).unwrap();
+                body.splice(sealed, items.iter().copied());
+            }
+            let mut say = |channel: &Channel, header: &Header, items: &[u8], pages: &[u8]| {
+                let mut frame = Vec::new();
+                channel.push_head(header, items, &mut frame).unwrap();
+                frame.extend_from_slice(pages);
+                stream.write_all(&frame)
+            };
             let (request, items) = (header.request.get(), usize::from(header.items.get()));
             match header.validate() {
+                Ok(Kind::Handshake1) => {
+                    let (answer, sealed) = wire::secure::answer(&setup::key(), &body).unwrap();
+                    say(&channel, &Header::new(Kind::Handshake2, 0, answer.len(), 0), &answer, &[])?;
+                    channel = sealed;
+                }
                 Ok(Kind::Hello) => {
                     let flags = if self.lies.load(Ordering::SeqCst) { wire::WELCOME_RESUMED } else { 0 };
                     let welcome = wire::Welcome {
@@ -314,7 +335,7 @@ impl Liar {
                         ..FromZeros::new_zeroed()
                     };
                     let header = Header::new(Kind::Welcome, 0, size_of_val(&welcome), 0);
-                    stream.write_all(&[header.as_bytes(), welcome.as_bytes()].concat())?;
+                    say(&channel, &header, welcome.as_bytes(), &[])?;
                 }
                 Ok(Kind::Put) => {
                     let (items_read, pages) = <[PutItem]>::ref_from_prefix_with_elems(&body, items).unwrap();
@@ -322,8 +343,7 @@ impl Liar {
                     for (item, page) in items_read.iter().zip(pages.chunks(PAGE_SIZE)) {
                         kept.insert(item.key.as_bytes().try_into().unwrap(), (item.checksum.get(), page.to_vec()));
                     }
-                    stream.write_all(Header::new(Kind::PutReply, items, items, request).as_bytes())?;
-                    stream.write_all(&vec![1; items])?;
+                    say(&channel, &Header::new(Kind::PutReply, items, items, request), &vec![1; items], &[])?;
                 }
                 Ok(Kind::Get) => {
                     let keys = <[WireKey]>::ref_from_bytes(&body).unwrap();
@@ -347,7 +367,7 @@ impl Liar {
                     }
                     let header =
                         Header::new(Kind::GetReply, keys.len(), size_of_val(&items[..]) + pages.len(), request);
-                    stream.write_all(&[header.as_bytes(), items.as_bytes(), &pages].concat())?;
+                    say(&channel, &header, items.as_bytes(), &pages)?;
                 }
                 _ => {}
             }
@@ -374,7 +394,9 @@ fn a_lender_that_lies_about_what_it_kept_does_no_harm() {
             std::thread::spawn(move || liar.serve(stream));
         }
     });
-    let mount = mount(&scratch, &format!("unix:{}", socket.display()));
+    let (source, at) = (scratch.path().join("source"), scratch.directory("mount").unwrap());
+    let address = format!("unix:{}", socket.display());
+    let mount = Mount::start(&source, &at, &["--lender", &address, "--fill", "evict"]);
     let file = mount.path.join("file");
     assert!(fs::read(&file).unwrap() == bytes);
     mount.evict(&file, PAGES);
@@ -406,14 +428,17 @@ fn a_successor_resumes_the_session() {
     let scratch = Scratch::new("a_successor_resumes_the_session").unwrap();
     let path = scratch.path().join("file");
     let bytes = write_pages(&path, 64, 15);
-    let below = Below(fs::File::open(&path).unwrap());
+    let below = std::sync::Arc::new(Below(fs::File::open(&path).unwrap()));
     let lender = tcp_lender("600");
     let start = |session| {
         let config = borrower::Config {
-            lender: Some(lender.address.parse().unwrap()),
+            lenders: [lender.address.parse::<wire::address::Address>().unwrap().into()].into(),
             strategy: borrower::Strategy::NonInclusive,
-            get_connections: 2,
+            filter: false,
+            gate: None,
             session,
+            security: borrower::Security::Keyed(setup::key()),
+            ..borrower::Config::default()
         };
         let borrower = borrower::Borrower::start(config, None).unwrap();
         assert!(wait_until(PATIENCE, || borrower.lender_is_up()));
@@ -431,7 +456,7 @@ fn a_successor_resumes_the_session() {
     let session = first.stop_for_successor();
     assert!(session.next_version.0 > 64);
     assert!(wait_until(PATIENCE, || lender.count("kept_sessions") == 1));
-    let second = start(Some(session));
+    let second = start(Some(session.clone()));
     assert_eq!((second.metrics().lender_resumes.get(), lender.count("stored_pages")), (1, 64));
     // It knows nothing of the pages, so it puts them again, under versions of its own.
     read(&second);
@@ -439,7 +464,7 @@ fn a_successor_resumes_the_session() {
     read(&second);
     assert_eq!((second.metrics().lender_pages.get(), second.metrics().bad_pages.get()), (64, 0));
     let next = second.stop_for_successor();
-    assert!(next.next_version.0 >= session.next_version.0 + 64 && next.name == session.name);
+    assert!(next.next_version.0 >= session.next_version.0 + 64 && next.lenders == session.lenders);
     start(Some(next)).stop();
     assert!(wait_until(PATIENCE, || lender.count("stored_pages") == 0), "who stops for good frees the pages");
     assert_eq!((lender.count("kept_sessions"), lender.count("expired_sessions")), (0, 0));

@@ -2,11 +2,14 @@
 //! the answer.
 
 use crate::file::{Cached, FileModel, Inode, UNIT_BYTES, UNITS};
-use crate::machine::{Context, Doing, Machine, Task};
+use crate::machine::{Context, Doing, Machine, Task, Wrong};
 use crate::truth::{EOF, Time};
 use borrower::Change;
 use borrower::logic::core::{Changing, Outcome};
 use fastrand::Rng;
+
+/// Steps of a write for which its answer waits until the kernel has dropped pages (mount/src/data.rs, wait_for_drop).
+const PATIENCE: u32 = 100;
 
 /// What is changed. Ranges are in units.
 #[derive(Clone, Debug, PartialEq)]
@@ -66,6 +69,10 @@ enum Stage {
     Read,
     Begun,
     Applied,
+    /// The answer waits until the kernel has dropped pages.
+    Await {
+        patience: u32,
+    },
     Answer,
     Drop {
         next: usize,
@@ -97,6 +104,8 @@ pub struct Altering {
     changing: Option<Changing>,
     went: Went,
     overtaken: bool,
+    /// Its answer has waited until the kernel had dropped its pages.
+    has_waited: bool,
     size_before: usize,
     /// Size that the kernel knew when it began.
     kernel_size: usize,
@@ -118,6 +127,7 @@ impl Altering {
             changing: None,
             went: Went::Well,
             overtaken: false,
+            has_waited: false,
             size_before: 0,
             kernel_size: 0,
             pinned: Vec::new(),
@@ -142,11 +152,18 @@ impl Altering {
 
     /// The daemon has died: what it was doing is asked again.
     pub fn send_again(&mut self) {
-        if matches!(self.stage, Stage::Read | Stage::Begun | Stage::Applied | Stage::Answer) {
+        if matches!(self.stage, Stage::Read | Stage::Begun | Stage::Applied | Stage::Await { .. } | Stage::Answer) {
             self.stage = Stage::Queued;
             self.resent = true;
+            self.has_waited = false;
             self.changing = None;
         }
+    }
+
+    /// Whether its answer waits until the kernel has dropped its pages. One out of the cache must not: the kernel waits for it.
+    fn waits(&self) -> bool {
+        let is_write = matches!(self.kind, Kind::Write { .. } | Kind::Direct { .. });
+        is_write && self.went != Went::Wrong && (self.overtaken || self.resent)
     }
 
     /// What the change makes of a unit, if it touches it.
@@ -174,14 +191,14 @@ impl Machine {
     }
 
     /// One step of a change. True: it has ended.
-    pub fn advance_change(&mut self, context: &mut Context, task: &Task, change: &mut Altering) -> bool {
+    pub fn advance_change(&mut self, context: &mut Context, task: &Task, change: &mut Altering) -> Result<bool, Wrong> {
         let produced = self.positions().0;
         let consumed = self.positions().1;
         let file = &mut self.files[task.file];
-        let Some(inode) = &mut file.inode else { return true };
+        let Some(inode) = &mut file.inode else { return Ok(true) };
         let is_below = matches!(change.stage, Stage::Begun | Stage::Applied);
         if is_below && context.random.u32(0..1000) < context.weather.stalls {
-            return false;
+            return Ok(false);
         }
         match change.stage {
             Stage::Lock => {
@@ -196,7 +213,7 @@ impl Machine {
                     if let Some(inode) = &mut file.inode {
                         inode.lock = None;
                     }
-                    return true;
+                    return Ok(true);
                 }
                 Prepared::Filled => {
                     context.note(|| {
@@ -218,7 +235,7 @@ impl Machine {
             }
             Stage::Read => {
                 if file.changing.is_some() {
-                    return false;
+                    return Ok(false);
                 }
                 file.changing = Some(task.id);
                 if change.is_writeback() {
@@ -249,7 +266,19 @@ impl Machine {
                 // Drops that were under way before do not count.
                 linger_in_gap(file, change, context.now);
                 context.note(|| format!("file {} request {} ended {:?}", task.file, change.unique, change.went));
-                change.stage = Stage::Answer;
+                change.stage = if change.waits() { Stage::Await { patience: PATIENCE } } else { Stage::Answer };
+            }
+            Stage::Await { patience } => {
+                if file.invalidation.is_none() && !file.invalidating {
+                    inode.file.drop_waited();
+                    change.has_waited = true;
+                    file.truth.expire(context.now, context.now);
+                    change.stage = Stage::Answer;
+                } else if patience == 0 {
+                    change.stage = Stage::Answer;
+                } else {
+                    change.stage = Stage::Await { patience: patience - 1 };
+                }
             }
             Stage::Answer => {
                 answer(file, change);
@@ -257,15 +286,21 @@ impl Machine {
                     Kind::Truncate { .. } | Kind::Punch { .. } | Kind::Direct { .. } => {
                         change.stage = Stage::Drop { next: first_page(change) };
                     }
-                    _ => return settle(context, file, task, change),
+                    _ => {
+                        settle(context, file, task, change);
+                        return check_own(context, file, task, change).map(|()| true);
+                    }
                 }
             }
             Stage::Drop { next } => match self.drop_changed(task.file, change, next) {
                 Some(next) => change.stage = Stage::Drop { next },
-                None => return settle(context, &mut self.files[task.file], task, change),
+                None => {
+                    settle(context, &mut self.files[task.file], task, change);
+                    return Ok(true);
+                }
             },
         }
-        false
+        Ok(false)
     }
 }
 
@@ -559,7 +594,7 @@ fn last_page(change: &Altering) -> usize {
 }
 
 /// The change is over: what the file holds now is what reads must return.
-fn settle(context: &mut Context, file: &mut FileModel, task: &Task, change: &Altering) -> bool {
+fn settle(context: &mut Context, file: &mut FileModel, task: &Task, change: &Altering) {
     let lingers = file.invalidation.is_some() || file.invalidating;
     let kernel_size = file.inode.as_ref().map_or(0, |inode| inode.size);
     if let Kind::Writeback { page, units } = &change.kind {
@@ -574,7 +609,8 @@ fn settle(context: &mut Context, file: &mut FileModel, task: &Task, change: &Alt
         for unit in 0..file.below.units.len() {
             if change.result(unit).is_some() {
                 let overtaken = change.overtaken || change.resent;
-                let lingers = overtaken && lingers;
+                // What is to be dropped since it has waited is none of its business.
+                let lingers = overtaken && lingers && !change.has_waited;
                 let fresh = match change.kind {
                     // It has put nothing into the kernel's page.
                     _ if change.went != Went::Well => false,
@@ -596,7 +632,28 @@ fn settle(context: &mut Context, file: &mut FileModel, task: &Task, change: &Alt
     {
         release(inode);
     }
-    true
+}
+
+/// Who has written reads what he wrote, at once, if the answer has waited for that: it is not left to chance that somebody looks.
+fn check_own(context: &Context, file: &FileModel, task: &Task, change: &Altering) -> Result<(), Wrong> {
+    let (Kind::Write { first, end }, Some(inode)) = (&change.kind, &file.inode) else { return Ok(()) };
+    if !change.has_waited || change.went != Went::Well {
+        return Ok(());
+    }
+    for unit in *first..*end {
+        let value = inode.seen(unit / UNITS, unit % UNITS);
+        let is_seen = inode.pages[unit / UNITS].is_some_and(|cached| cached.uptodate && !cached.is_torn);
+        if is_seen && !file.truth.accepts(unit, value, context.now + 1, file.truth.opened()) {
+            return Err(Wrong(format!(
+                "machine {}, file {}: who wrote unit {unit} by request {} reads {value}; {}",
+                context.machine,
+                task.file,
+                change.unique,
+                file.truth.explain(unit)
+            )));
+        }
+    }
+    Ok(())
 }
 
 fn release(inode: &mut Inode) {

@@ -9,7 +9,7 @@ use crate::reading::Read;
 use crate::truth::{EOF, Time};
 use crate::weather::Weather;
 use borrower::FileIdentity;
-use borrower::logic::core::{Core, Strategy};
+use borrower::logic::core::{Core, Setup, Strategy};
 use borrower::logic::rules::{Rule, keeps};
 use fastrand::Rng;
 use page::{ChecksumKey, FileKey, PAGE_SIZE};
@@ -222,7 +222,7 @@ impl Machine {
             return Ok(());
         }
         match context.random.u32(0..100) {
-            0..10 => self.send(context, true),
+            0..10 => self.send(true),
             10..65 => self.exchange(context, lenders),
             65..67 => self.core.catalog.sweep(),
             67..75 => self.deliver(context),
@@ -237,7 +237,7 @@ impl Machine {
         let mut doing = std::mem::replace(&mut task.doing, Doing::Open(Opening::default()));
         let done = match &mut doing {
             Doing::Read(read) => self.advance_read(context, &task, read)?,
-            Doing::Change(change) => self.advance_change(context, &task, change),
+            Doing::Change(change) => self.advance_change(context, &task, change)?,
             Doing::Open(open) => self.advance_open(context, &task, open),
             Doing::Deliver(delivering) => self.advance_delivery(context, &task, delivering),
         };
@@ -512,13 +512,13 @@ impl Machine {
             let full = self.core.evicted(event.key, event.page as u64, event.position, &page);
             self.consumed = event.position + EVENT_BYTES;
             if full.is_some() {
-                self.send(context, false);
+                self.send(false);
             }
         }
     }
 
     /// Puts that wait, and drops, set out.
-    fn send(&mut self, context: &mut Context, partial: bool) {
+    fn send(&mut self, partial: bool) {
         for lender in 0..self.links.len() {
             while let Some((request, batch)) = self.core.next_put(lender as u8, partial) {
                 let Some(session) = self.links[lender].session else {
@@ -529,17 +529,23 @@ impl Machine {
                 self.links[lender].told.push_back((session, Told::Put(request, batch)));
             }
         }
-        let mut keys = Vec::new();
-        self.core.catalog.take_drops(ITEMS_MAX, &mut keys);
-        let lender = context.random.usize(0..self.links.len());
-        if let Some(session) = self.links[lender].session.filter(|_| !keys.is_empty()) {
-            self.links[lender].told.push_back((session, Told::Drop(keys)));
+        for lender in 0..self.links.len() {
+            let mut keys = Vec::new();
+            self.core.catalog.take_drops(lender as u8, ITEMS_MAX, &mut keys);
+            if let Some(session) = self.links[lender].session.filter(|_| !keys.is_empty()) {
+                self.links[lender].told.push_back((session, Told::Drop(keys)));
+            }
         }
     }
 
     /// Something happens between this machine and one of its lenders.
     fn exchange(&mut self, context: &mut Context, lenders: &mut [Lender]) {
         let at = context.random.usize(0..lenders.len());
+        // The latency gate closes now and then, and opens again.
+        let shunned = self.core.catalog.is_shunned(at as u8);
+        if context.random.u32(0..if shunned { 20 } else { 1000 }) == 0 {
+            self.core.catalog.lender_shun(at as u8, !shunned);
+        }
         let (link, lender) = (&mut self.links[at], &mut lenders[at]);
         let Some(session) = link.session else {
             match context.random.u32(0..20) {
@@ -682,5 +688,6 @@ impl Machine {
 fn new_core(context: &mut Context, lenders: usize, strategy: Strategy) -> Core {
     let mut key = [0; 32];
     context.random.fill(&mut key);
-    Core::new(lenders as u8, (PUT_BATCHES, BATCH_PAGES), ChecksumKey::new(key), strategy, true)
+    let setup = Setup::new(lenders as u8, ChecksumKey::new(key), strategy, true);
+    Core::new(Setup { put_batches: PUT_BATCHES * lenders.max(1), batch_pages: BATCH_PAGES, ..setup })
 }

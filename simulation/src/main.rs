@@ -15,6 +15,10 @@ struct Options {
     #[arg(long)]
     seed: Option<u64>,
 
+    /// With a seed: runs of so many seeds, from that one on.
+    #[arg(long, default_value_t = 1)]
+    runs: u64,
+
     /// Steps of a run.
     #[arg(long, default_value_t = 20_000)]
     steps: u64,
@@ -70,7 +74,8 @@ fn run(options: &Options) -> Result<()> {
             }
         }
         runs += 1;
-        let over = options.seed.is_some() || began.elapsed() >= Duration::from_secs(options.seconds);
+        let over = options.seed.is_some() && runs >= options.runs
+            || options.seed.is_none() && began.elapsed() >= Duration::from_secs(options.seconds);
         if over || said.elapsed() > Duration::from_secs(10) {
             said = Instant::now();
             let seconds = began.elapsed().as_secs_f64();

@@ -170,7 +170,7 @@ impl Machine {
                 if state.must_wait(Reading::range(offset, buf.len())) {
                     return Progress::UnderWay;
                 }
-                reading.begin(core, &mut state, positions, offset, buf.len());
+                reading.begin(core, &known, &mut state, positions, offset, buf.len());
                 if request.attempt == ATTEMPTS_MAX {
                     let read = below.read_at(buf, offset);
                     reading.end(core, &known, &mut state, request.unique, &[]);
@@ -180,7 +180,7 @@ impl Machine {
                 if reading.is_plain() {
                     Stage::Plain
                 } else {
-                    reading.fill_from_buffers(core, buf);
+                    reading.fill_from_buffers(core, &known, buf);
                     Stage::Ask
                 }
             }
@@ -195,7 +195,7 @@ impl Machine {
                 reading.short_end(core, &known, below.stamp());
                 Stage::End(*read)
             }
-            Stage::Ask => match reading.next_question(&known, core.lenders()) {
+            Stage::Ask => match reading.next_question(&known) {
                 None => Stage::Below,
                 Some(question) => {
                     let (lender, places) = (question.lender, question.places.to_vec());
@@ -206,7 +206,7 @@ impl Machine {
                     if self.ask(lender, asked) {
                         Stage::Waiting { lender, number, session, places }
                     } else {
-                        request.reading.answered(&self.core, None, false, &request.buf);
+                        request.reading.answered(&self.core, None, false, &mut request.buf);
                         Stage::Ask
                     }
                 }
@@ -215,8 +215,10 @@ impl Machine {
                 let link = &mut self.links[usize::from(*lender)];
                 let (lender, lost) = (usize::from(*lender), link.session != Some(*session));
                 let answer = link.answers.remove(number);
-                let impatient = context.random.u32(0..200) == 0;
+                let [late, impatient] = [(); 2].map(|()| context.random.u32(0..200) == 0);
                 match answer {
+                    // A read below was faster. The answer comes all the same, to nobody.
+                    None if !lost && late => reading.late(core),
                     None if !lost && !impatient => return Progress::UnderWay,
                     Some(answer) if !answer.cut => {
                         for (place, page) in places.iter().zip(&answer.pages) {

@@ -18,10 +18,10 @@ pub use parking_lot::{Condvar, Mutex, MutexGuard, RwLock};
 /// Atomics of the same names as the standard library's.
 pub mod atomic {
     #[cfg(feature = "shuttle")]
-    pub use shuttle::sync::atomic::{AtomicU32, AtomicU64};
+    pub use shuttle::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
     pub use std::sync::atomic::Ordering;
     #[cfg(not(feature = "shuttle"))]
-    pub use std::sync::atomic::{AtomicU32, AtomicU64};
+    pub use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 }
 
 /// What tests need of shuttle itself.

@@ -1,4 +1,4 @@
-//! Slow disks: a limit on the reads per second that a set of processes gets from one device.
+//! Slow disks: a limit on the reads, writes and bytes per second that a set of processes gets from one device.
 //!
 //! The kernel delays requests; nothing is emulated. Reads of all processes in the groups of one [`SlowDisk`] share its
 //! limit, as they would share a slow disk.
@@ -105,14 +105,28 @@ impl SlowDisk {
 
     /// Sets the limit, in reads per second, or takes it away.
     pub fn limit_reads(&self, reads_per_s: Option<u32>) -> io::Result<()> {
+        self.limit("blkio.throttle.read_iops_device", "riops", reads_per_s.map(u64::from), u64::from(u32::MAX))
+    }
+
+    /// Sets the limit on what is read, in bytes per second, or takes it away.
+    pub fn limit_read_bytes(&self, bytes_per_s: Option<u64>) -> io::Result<()> {
+        self.limit("blkio.throttle.read_bps_device", "rbps", bytes_per_s, u64::MAX)
+    }
+
+    /// Sets the limit, in writes per second, or takes it away. What the kernel writes of its own accord (a journal, pages that have been
+    /// dirty for long) is not the groups' and not limited.
+    pub fn limit_writes(&self, writes_per_s: Option<u32>) -> io::Result<()> {
+        self.limit("blkio.throttle.write_iops_device", "wiops", writes_per_s.map(u64::from), u64::from(u32::MAX))
+    }
+
+    /// Sets one limit: by its file on version 1, by its key on version 2.
+    fn limit(&self, file: &str, key: &str, limit: Option<u64>, largest: u64) -> io::Result<()> {
         let device = self.device.number();
-        let (file, value) = match self.version {
+        let (file, value) = match (self.version, limit) {
             // The largest number means no limit, but counts as one having been set.
-            Version::V1 => ("blkio.throttle.read_iops_device", format!("{device} {}", reads_per_s.unwrap_or(u32::MAX))),
-            Version::V2 => match reads_per_s {
-                Some(limit) => ("io.max", format!("{device} riops={limit}")),
-                None => ("io.max", format!("{device} riops=max")),
-            },
+            (Version::V1, _) => (file, format!("{device} {}", limit.unwrap_or(largest))),
+            (Version::V2, Some(limit)) => ("io.max", format!("{device} {key}={limit}")),
+            (Version::V2, None) => ("io.max", format!("{device} {key}=max")),
         };
         cgroup::write(&self.directory.file(file), &value)
     }

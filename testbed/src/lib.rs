@@ -4,6 +4,8 @@
 //!   machine that mixes both.
 //! - [`Process`]: a child that is in its groups before its program starts, and that dies with its guard.
 //! - [`Squeeze`]: a child that allocates memory and holds it.
+//! - [`Puma`]: the real command, with daemons that are ready and mounts that go with their guard.
+//! - [`Relay`]: passes TCP connections on, late.
 //! - [`Scratch`]: a directory for what a test writes and mounts.
 //! - [`Failure`], [`Interrupt`]: how a program that uses all this ends early.
 //!
@@ -19,6 +21,9 @@ mod failure;
 mod group;
 mod mounts;
 mod process;
+mod pumapool;
+mod relay;
+mod resident;
 mod scratch;
 mod squeeze;
 mod wait;
@@ -28,6 +33,9 @@ pub use disk::{BlockDevice, SlowDisk};
 pub use failure::{Failure, Interrupt};
 pub use group::{Group, MemoryUse};
 pub use process::{Line, Process, sibling_binary};
+pub use pumapool::{Puma, PumaMount, ask_daemon};
+pub use relay::Relay;
+pub use resident::cached_pages;
 pub use scratch::Scratch;
 pub use squeeze::Squeeze;
 pub use wait::{wait_until, wait_until_ok};

@@ -1,11 +1,13 @@
 //! Where a lender listens, and the stream that leads there.
 //!
-//! One [`Address`] for configuration, command line and messages, and one [`Stream`] over TCP or a Unix socket, used by both
-//! sides, so that neither has to know which of the two it speaks over. Every stream made here has its delays switched off
-//! and finds out by itself that the peer's machine is gone ([`Stream::tune`]).
+//! One [`Address`] for configuration, command line and messages, and one [`Stream`] over TCP, a Unix socket, or between a virtual
+//! machine and its host, used by both sides, so that neither has to know which of them it speaks over. Every stream made here has
+//! its delays switched off and finds out by itself that the peer's machine is gone ([`Stream::tune`]).
 //!
 //! Nothing here waits longer than the time it is given, except for the resolver of the system, which has its own limit:
 //! a lender named by a number is never looked up.
+
+pub mod vsock;
 
 use rustix::net::sockopt;
 use std::fmt;
@@ -16,6 +18,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::{Duration, Instant};
+use vsock::{CID_ANY, VsockStream};
 
 /// Bytes of a Unix socket's path at the most: `sun_path` has 108, one of them ends the path.
 pub const UNIX_PATH_BYTES_MAX: usize = 107;
@@ -30,7 +33,7 @@ const KEEPALIVE_PROBES: u32 = 3;
 /// while bytes are on their way.
 const UNACKNOWLEDGED_MS: u32 = 25_000;
 
-/// Where a lender is reached: `HOST:PORT`, `[IPV6]:PORT` or `unix:PATH`.
+/// Where a lender is reached: `HOST:PORT`, `[IPV6]:PORT`, `unix:PATH` or `vsock:CID:PORT`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Address {
     /// A TCP port.
@@ -42,6 +45,13 @@ pub enum Address {
     },
     /// A Unix socket.
     Unix(PathBuf),
+    /// A port of a virtual machine or its host.
+    Vsock {
+        /// The machine; 2 is the host of whoever asks. [`vsock::CID_ANY`] only to listen.
+        cid: u32,
+        /// The port; 0 lets the listener's kernel choose one.
+        port: u32,
+    },
 }
 
 /// Why a text is no [`Address`].
@@ -54,7 +64,7 @@ pub struct AddressError {
 impl fmt::Display for AddressError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let AddressError { text, problem } = self;
-        write!(f, "{text:?} is no address: {problem}; write HOST:PORT, [IPV6]:PORT or unix:PATH")
+        write!(f, "{text:?} is no address: {problem}; write HOST:PORT, [IPV6]:PORT, unix:PATH or vsock:CID:PORT")
     }
 }
 
@@ -76,6 +86,9 @@ fn parse(text: &str) -> Result<Address, &'static str> {
             1..=UNIX_PATH_BYTES_MAX => Ok(Address::Unix(path.into())),
             _ => Err("a socket's path has at most 107 bytes"),
         };
+    }
+    if let Some(rest) = text.strip_prefix("vsock:") {
+        return parse_vsock(rest);
     }
     let (host, port) = match text.strip_prefix('[') {
         Some(rest) => {
@@ -101,12 +114,28 @@ fn parse(text: &str) -> Result<Address, &'static str> {
     Ok(Address::Tcp { host: host.to_owned(), port })
 }
 
+/// `CID:PORT`, or to listen on every CID that this machine has, `any:PORT` or `PORT`.
+fn parse_vsock(text: &str) -> Result<Address, &'static str> {
+    let number = |text: &str| match text.bytes().all(|byte| byte.is_ascii_digit()) {
+        true => text.parse::<u32>().ok().filter(|number| *number != u32::MAX),
+        false => None,
+    };
+    let (cid, port) = match text.split_once(':') {
+        None | Some(("any", _)) => (CID_ANY, text.strip_prefix("any:").unwrap_or(text)),
+        Some((cid, port)) => (number(cid).ok_or("the CID is no number (`any` listens on all)")?, port),
+    };
+    let port = number(port).ok_or("a vsock port is a number up to 4294967294")?;
+    Ok(Address::Vsock { cid, port })
+}
+
 impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Address::Tcp { host, port } if host.contains(':') => write!(f, "[{host}]:{port}"),
             Address::Tcp { host, port } => write!(f, "{host}:{port}"),
             Address::Unix(path) => write!(f, "unix:{}", path.display()),
+            Address::Vsock { cid: CID_ANY, port } => write!(f, "vsock:any:{port}"),
+            Address::Vsock { cid, port } => write!(f, "vsock:{cid}:{port}"),
         }
     }
 }
@@ -133,6 +162,27 @@ impl Address {
         Ok(Address::Unix(path))
     }
 
+    /// Whether it has to be looked up ([`Address::resolve`]).
+    pub fn is_name(&self) -> bool {
+        matches!(self, Address::Tcp { host, .. } if host.parse::<IpAddr>().is_err())
+    }
+
+    /// Each address that the name stands for now, as an address of its own; numbers, and what has no name, are what they are. Where
+    /// the name cannot be looked up it is itself, too: connecting says why. Waits for the resolver of the system.
+    pub fn resolve(&self) -> Vec<Address> {
+        let Address::Tcp { host, port } = self else { return vec![self.clone()] };
+        if !self.is_name() {
+            return vec![self.clone()];
+        }
+        let mut all: Vec<Address> = Vec::new();
+        for found in (host.as_str(), *port).to_socket_addrs().into_iter().flatten().map(Address::from) {
+            if !all.contains(&found) {
+                all.push(found);
+            }
+        }
+        if all.is_empty() { vec![self.clone()] } else { all }
+    }
+
     /// Connects within `timeout`, trying each of the host's addresses in turn. The stream has no time limits set.
     ///
     /// # Errors
@@ -141,6 +191,11 @@ impl Address {
         let connected = match self {
             Address::Tcp { host, port } => connect_tcp(host, *port, timeout).map(Stream::Tcp),
             Address::Unix(path) => connect_unix(path, timeout).map(Stream::Unix),
+            Address::Vsock { cid: CID_ANY, .. } => Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "that is an address to listen on; write vsock:CID:PORT",
+            )),
+            Address::Vsock { cid, port } => VsockStream::connect(*cid, *port, timeout).map(Stream::Vsock),
         };
         let tuned = connected.and_then(|stream| stream.tune().map(|()| stream));
         tuned.map_err(|error| io::Error::new(error.kind(), format!("cannot connect to {self}: {error}")))
@@ -181,19 +236,21 @@ fn connect_unix(path: &Path, timeout: Duration) -> io::Result<UnixStream> {
     Ok(UnixStream::from(socket))
 }
 
-/// A connection over TCP or a Unix socket.
+/// A connection over TCP, a Unix socket or vsock.
 #[derive(Debug)]
-#[allow(missing_docs)] // the two say themselves what they are
+#[allow(missing_docs)] // they say themselves what they are
 pub enum Stream {
     Tcp(TcpStream),
     Unix(UnixStream),
+    Vsock(VsockStream),
 }
 
-macro_rules! on_either {
+macro_rules! on_each {
     ($stream:expr, $inner:ident => $call:expr) => {
         match $stream {
             Stream::Tcp($inner) => $call,
             Stream::Unix($inner) => $call,
+            Stream::Vsock($inner) => $call,
         }
     };
 }
@@ -220,28 +277,29 @@ impl Stream {
         match self {
             Stream::Tcp(stream) => stream.try_clone().map(Stream::Tcp),
             Stream::Unix(stream) => stream.try_clone().map(Stream::Unix),
+            Stream::Vsock(stream) => stream.try_clone().map(Stream::Vsock),
         }
     }
 
     /// How long one read may wait; without end when `None`. A read that runs out of time fails with `WouldBlock`.
     pub fn set_read_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
-        on_either!(self, stream => stream.set_read_timeout(timeout))
+        on_each!(self, stream => stream.set_read_timeout(timeout))
     }
 
     /// How long one write may wait; without end when `None`. A write that runs out of time fails with `WouldBlock`, and
     /// may have sent a part.
     pub fn set_write_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
-        on_either!(self, stream => stream.set_write_timeout(timeout))
+        on_each!(self, stream => stream.set_write_timeout(timeout))
     }
 
     /// Whether calls return `WouldBlock` instead of waiting.
     pub fn set_nonblocking(&self, nonblocking: bool) -> io::Result<()> {
-        on_either!(self, stream => stream.set_nonblocking(nonblocking))
+        on_each!(self, stream => stream.set_nonblocking(nonblocking))
     }
 
     /// Ends the connection in one direction or both: whoever waits in a read or write of it, in any thread, returns.
     pub fn shutdown(&self, how: Shutdown) -> io::Result<()> {
-        on_either!(self, stream => stream.shutdown(how))
+        on_each!(self, stream => stream.shutdown(how))
     }
 
     /// Who is at the other end, for messages.
@@ -249,33 +307,36 @@ impl Stream {
         match self {
             Stream::Tcp(stream) => stream.peer_addr().map_or_else(|_| "tcp peer".into(), |peer| peer.to_string()),
             Stream::Unix(_) => "unix peer".into(),
+            Stream::Vsock(stream) => {
+                stream.peer().map_or_else(|| "vsock peer".into(), |(cid, port)| format!("vsock:{cid}:{port}"))
+            }
         }
     }
 }
 
 impl AsFd for Stream {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        on_either!(self, stream => stream.as_fd())
+        on_each!(self, stream => stream.as_fd())
     }
 }
 
 impl Read for &Stream {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        on_either!(self, stream => { let mut stream = stream; stream.read(buffer) })
+        on_each!(self, stream => { let mut stream = stream; stream.read(buffer) })
     }
 
     fn read_vectored(&mut self, buffers: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
-        on_either!(self, stream => { let mut stream = stream; stream.read_vectored(buffers) })
+        on_each!(self, stream => { let mut stream = stream; stream.read_vectored(buffers) })
     }
 }
 
 impl Write for &Stream {
     fn write(&mut self, buffer: &[u8]) -> io::Result<usize> {
-        on_either!(self, stream => { let mut stream = stream; stream.write(buffer) })
+        on_each!(self, stream => { let mut stream = stream; stream.write(buffer) })
     }
 
     fn write_vectored(&mut self, buffers: &[IoSlice<'_>]) -> io::Result<usize> {
-        on_either!(self, stream => { let mut stream = stream; stream.write_vectored(buffers) })
+        on_each!(self, stream => { let mut stream = stream; stream.write_vectored(buffers) })
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -315,11 +376,41 @@ mod tests {
 
     #[test]
     fn what_is_shown_is_read_back() {
-        for text in ["a.example:7000", "10.0.0.1:0", "[::1]:65535", "unix:/run/puma.sock", "unix:relative:7"] {
+        for text in [
+            "a.example:7000",
+            "10.0.0.1:0",
+            "[::1]:65535",
+            "unix:/run/puma.sock",
+            "unix:relative:7",
+            "vsock:2:7000",
+            "vsock:any:0",
+        ] {
             let address: Address = text.parse().unwrap();
             assert_eq!(address.to_string(), text);
             assert_eq!(text.parse::<Address>().unwrap(), address);
         }
+    }
+
+    #[test]
+    fn a_vsock_port_alone_is_one_to_listen_on() {
+        let address: Address = "vsock:7000".parse().unwrap();
+        assert_eq!(address, Address::Vsock { cid: CID_ANY, port: 7000 });
+        assert_eq!(address.to_string(), "vsock:any:7000");
+        let error = address.connect(Duration::from_secs(1)).unwrap_err();
+        assert!(error.to_string().contains("vsock:CID:PORT"), "{error}");
+    }
+
+    #[test]
+    fn a_name_is_each_of_its_addresses() {
+        for number in ["127.0.0.1:7", "[::1]:7", "unix:/run/socket", "vsock:2:7"] {
+            let address: Address = number.parse().unwrap();
+            assert_eq!(address.resolve(), vec![address.clone()]);
+        }
+        let all = "localhost:7".parse::<Address>().unwrap().resolve();
+        let known = ["127.0.0.1:7", "[::1]:7"].map(|text| text.parse::<Address>().unwrap());
+        assert!(!all.is_empty() && all.iter().all(|one| known.contains(one)), "{all:?}");
+        let unknown: Address = "no-such-host.invalid:7".parse().unwrap();
+        assert_eq!(unknown.resolve(), vec![unknown.clone()]);
     }
 
     #[test]
@@ -338,6 +429,15 @@ mod tests {
             ("ho st:7", "character"),
             ("unix:", "empty"),
             (&long, "107"),
+            ("vsock:", "vsock port"),
+            ("vsock:2:", "vsock port"),
+            ("vsock:2:-1", "vsock port"),
+            ("vsock:2:4294967295", "vsock port"),
+            ("vsock:any", "vsock port"),
+            ("vsock::7", "CID"),
+            ("vsock:all:7", "CID"),
+            ("vsock:4294967295:7", "CID"),
+            ("vsock:1:2:3", "vsock port"),
         ] {
             let error = text.parse::<Address>().unwrap_err().to_string();
             assert!(error.contains(problem), "{text:?}: {error}");

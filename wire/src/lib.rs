@@ -14,8 +14,8 @@
 //!  main │ Put{items, pages} ───────────────────▶│   one PutReply for each Put, in order
 //!       │◀───────────────── PutReply{statuses}  │
 //!       │ Drop{keys} ──────────────────────────▶│   no reply
-//!       │ Ping ────────────────────────────────▶│
-//!       │◀─────────────────────────────── Pong  │
+//!       │ Ping ────────────────────────────────▶│   on any connection
+//!       │◀────────────────────────── Pong{room} │
 //!       │◀─────────────────────── Lost{keys}    │   at any time: pages the lender no longer has
 //!       │ Bye ─────────────────────────────────▶│   last frame of the session; no reply, the lender closes
 //!
@@ -31,6 +31,7 @@
 //!
 //! | kind | body |
 //! |---|---|
+//! | Handshake1, Handshake2 | [`secure::HANDSHAKE_BYTES`] of Noise; the request number of the first is [`PROTOCOL`] |
 //! | Hello | [`Hello`] |
 //! | Welcome | [`Welcome`] |
 //! | Refused | [`Refused`] |
@@ -39,7 +40,14 @@
 //! | Get | items × [`WireKey`] |
 //! | GetReply | items × [`GetItem`], then a page for each item with status [`STATUS_PAGE`] |
 //! | Drop, Lost | items × [`WireKey`] |
-//! | Ping, Pong, Bye | nothing |
+//! | Pong | [`Room`] |
+//! | Ping, Bye | nothing |
+//!
+//! # Keys
+//! A lender either has the pool's key or trusts its network, and a borrower likewise. With the key, a connection begins with Handshake1 and
+//! Handshake2, and from then on each frame is sealed, in both directions ([`secure`] has the layout). Without it, a connection begins with
+//! Hello. Who comes the wrong way or with another key is answered [`REFUSED_KEY`], in clear; nothing but such a refusal is ever in clear
+//! where a key is used.
 //!
 //! # Sessions
 //! A session lives at the lender as long as its main connection, and a grace time longer.
@@ -86,17 +94,19 @@
 //! keeps at most one version of a page; a Put replaces what it had. A Get of another version than the one kept is a miss.
 //!
 //! # Compatibility
-//! [`Hello`] and [`Refused`] never change their layout. A lender that does not speak the version it is asked for answers
-//! Refused with [`REFUSED_PROTOCOL`] and the version it speaks in its text.
+//! [`Hello`] and [`Refused`] never change their layout, nor does the place of the version in Handshake1. A lender that does not speak the
+//! version it is asked for answers Refused with [`REFUSED_PROTOCOL`] and the version it speaks in its text, before it looks for a key.
 
 pub mod address;
+pub mod key;
+pub mod secure;
 
 use page::{FileKey, PAGE_SIZE, PageId, Version};
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// The version of the protocol described here.
-pub const PROTOCOL: u32 = 2;
+pub const PROTOCOL: u32 = 3;
 
 /// First bytes of a [`Hello`].
 pub const MAGIC: [u8; 8] = *b"PUMAPOOL";
@@ -137,12 +147,14 @@ pub enum Kind {
     Ping = 10,
     Pong = 11,
     Bye = 12,
+    Handshake1 = 13,
+    Handshake2 = 14,
 }
 
 impl Kind {
     fn from_wire(kind: u8) -> Option<Kind> {
         use Kind::*;
-        [Hello, Welcome, Refused, Put, PutReply, Get, GetReply, Drop, Lost, Ping, Pong, Bye]
+        [Hello, Welcome, Refused, Put, PutReply, Get, GetReply, Drop, Lost, Ping, Pong, Bye, Handshake1, Handshake2]
             .into_iter()
             .find(|known| *known as u8 == kind)
     }
@@ -176,6 +188,8 @@ pub enum Malformed {
     Items(u16),
     /// The body's length does not fit kind and items.
     Length(u32),
+    /// It was not sealed by the other side of this connection, or not as the next frame.
+    Seal,
 }
 
 impl std::fmt::Display for Malformed {
@@ -183,6 +197,7 @@ impl std::fmt::Display for Malformed {
         match self {
             Malformed::Kind(kind) => write!(f, "frame of unknown kind {kind}"),
             Malformed::Items(items) => write!(f, "frame with {items} items"),
+            Malformed::Seal => write!(f, "frame whose seal does not open"),
             Malformed::Length(bytes) => write!(f, "frame whose length of {bytes} bytes does not fit its kind"),
         }
     }
@@ -222,9 +237,22 @@ impl Header {
             Kind::GetReply => body
                 .checked_sub(items * size_of::<GetItem>())
                 .is_some_and(|pages| pages % PAGE_SIZE == 0 && pages <= items * PAGE_SIZE),
-            Kind::Ping | Kind::Pong | Kind::Bye => body == 0,
+            Kind::Pong => body == size_of::<Room>(),
+            Kind::Ping | Kind::Bye => body == 0,
+            Kind::Handshake1 | Kind::Handshake2 => body == secure::HANDSHAKE_BYTES,
         };
         if fits { Ok(kind) } else { Err(Malformed::Length(self.body_bytes.get())) }
+    }
+
+    /// How many bytes of the body are in front of its pages. For a header that is valid.
+    pub fn items_bytes(&self) -> usize {
+        let (items, body) = (self.items.get() as usize, self.body_bytes.get() as usize);
+        let items_bytes = match self.kind {
+            kind if kind == Kind::Put as u8 => items * size_of::<PutItem>(),
+            kind if kind == Kind::GetReply as u8 => items * size_of::<GetItem>(),
+            _ => body,
+        };
+        items_bytes.min(body)
     }
 }
 
@@ -264,6 +292,14 @@ pub struct Welcome {
     pub capacity_pages: U64,
 }
 
+/// The answer to a Ping: what the borrower chooses among lenders by.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct Room {
+    /// Pages that the lender could take now without forgetting others.
+    pub free_pages: U64,
+}
+
 /// [`Refused::code`]: another version of the protocol is spoken here.
 pub const REFUSED_PROTOCOL: u32 = 1;
 /// [`Refused::code`]: too many connections or borrowers.
@@ -272,6 +308,8 @@ pub const REFUSED_BUSY: u32 = 2;
 pub const REFUSED_HELLO: u32 = 3;
 /// [`Refused::code`]: a get connection of a session that has no main connection here.
 pub const REFUSED_SESSION: u32 = 4;
+/// [`Refused::code`]: the pool's key is wanted here, or is another one, or none is.
+pub const REFUSED_KEY: u32 = 5;
 
 /// The lender does not accept; it closes the connection behind this frame.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -334,7 +372,7 @@ impl WireKey {
 pub struct PutItem {
     /// Its name.
     pub key: WireKey,
-    /// [`page::ChecksumKey::checksum`], made by the borrower, kept and returned by the lender.
+    /// What [`page::seal::Sealing::seal`] has returned: made by the borrower, kept and returned by the lender.
     pub checksum: U64,
 }
 
@@ -370,6 +408,7 @@ mod tests {
             Header::new(Kind::GetReply, 3, 3 * 16 + 2 * 4096, 1),
             Header::new(Kind::Ping, 0, 0, 1),
             Header::new(Kind::Bye, 0, 0, 0),
+            Header::new(Kind::Handshake1, 0, secure::HANDSHAKE_BYTES, PROTOCOL.into()),
         ];
         for header in good {
             assert!(header.validate().is_ok(), "{header:?}");

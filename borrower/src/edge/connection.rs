@@ -3,13 +3,18 @@
 //! Whatever the lender sends that does not fit the protocol ends the connection. Nothing here waits much longer than the time
 //! limits below, whatever the lender does: the stream's own limit holds for one system call, a deadline for all calls of one
 //! answer, so that bytes that trickle in do not count as an answer. Together: twice the limit.
+//!
+//! With the pool's key every frame is sealed ([`wire::secure`]), but for its pages, which come sealed from the put buffers. What a frame
+//! says is used only once its seal was verified; until then its header says how much to read, within bounds.
 
 use crate::logic::reading::Got;
 use page::PAGE_SIZE;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 use wire::address::{Address, Stream};
+use wire::secure::{Channel, HANDSHAKE_BYTES, Handshake, Security};
 use wire::{GetItem, Header, Hello, Kind, MAGIC, PROTOCOL, PutItem, Refused, STATUS_PAGE, Welcome, WireKey};
 use zerocopy::little_endian::U32;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
@@ -28,46 +33,87 @@ fn protocol_error(what: impl Into<String>) -> io::Error {
 /// A greeted connection.
 pub struct Connection {
     stream: Stream,
+    channel: Channel,
+    /// What a frame is opened into.
+    opened: Vec<u8>,
     /// What the lender said of itself.
     pub welcome: Welcome,
 }
 
 impl Connection {
     /// Connects and greets.
-    pub fn open(address: &Address, role: u32, session: [u8; 16]) -> io::Result<Connection> {
-        Connection::greet(address.connect(CONNECT_TIMEOUT)?, role, session)
+    pub fn open(address: &Address, role: u32, session: [u8; 16], security: &Security) -> io::Result<Connection> {
+        Connection::greet(address.connect(CONNECT_TIMEOUT)?, role, session, security)
     }
 
     /// Greets whoever is at the other end.
-    pub fn greet(mut stream: Stream, role: u32, session: [u8; 16]) -> io::Result<Connection> {
+    pub fn greet(stream: Stream, role: u32, session: [u8; 16], security: &Security) -> io::Result<Connection> {
         stream.set_read_timeout(Some(CONNECT_TIMEOUT))?;
         stream.set_write_timeout(Some(CONNECT_TIMEOUT))?;
+        let deadline = Instant::now() + CONNECT_TIMEOUT;
+        let mut connection =
+            Connection { stream, channel: Channel::plain(), opened: Vec::new(), welcome: Welcome::new_zeroed() };
+        if let Security::Keyed(key) = security {
+            connection.shake_hands(key, deadline)?;
+        }
         let hello = Hello { magic: MAGIC, protocol: U32::new(PROTOCOL), role: U32::new(role), session };
         let header = Header::new(Kind::Hello, 0, size_of::<Hello>(), 0);
-        write_all(&mut stream, &mut [IoSlice::new(header.as_bytes()), IoSlice::new(hello.as_bytes())])?;
-        let deadline = Instant::now() + CONNECT_TIMEOUT;
-        let mut header = Header::new_zeroed();
-        read_all(&mut stream, header.as_mut_bytes(), deadline)?;
-        match header.validate().map_err(|malformed| protocol_error(malformed.to_string()))? {
-            Kind::Welcome => {
-                let mut welcome = Welcome::new_zeroed();
-                read_all(&mut stream, welcome.as_mut_bytes(), deadline)?;
-                stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;
-                stream.set_write_timeout(Some(ANSWER_TIMEOUT))?;
-                Ok(Connection { stream, welcome })
+        connection.outgoing()?.send(&header, hello.as_bytes(), &[])?;
+        let mut body = Vec::new();
+        match connection.receive(deadline, &mut body)? {
+            (Kind::Welcome, _) => {
+                connection.welcome = Welcome::read_from_bytes(&body).map_err(|_| protocol_error("short Welcome"))?;
+                connection.stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;
+                connection.stream.set_write_timeout(Some(ANSWER_TIMEOUT))?;
+                Ok(connection)
             }
-            Kind::Refused => {
-                let mut refused = Refused::new_zeroed();
-                read_all(&mut stream, refused.as_mut_bytes(), deadline)?;
-                Err(io::Error::new(io::ErrorKind::ConnectionRefused, format!("the lender refuses: {}", refused.text())))
-            }
-            other => Err(protocol_error(format!("the lender answered the greeting with {other:?}"))),
+            (kind, _) => Err(not_welcome(kind, &body)),
         }
     }
 
-    /// A second handle on the same stream.
-    pub fn stream(&self) -> io::Result<Stream> {
-        self.stream.try_clone()
+    /// Proves to have the key, and has the lender do so. From then on the channel seals.
+    fn shake_hands(&mut self, key: &wire::key::PoolKey, deadline: Instant) -> io::Result<()> {
+        let failed = || {
+            protocol_error(
+                "the handshake fails: this machine has another pool key than the lender, or no random numbers",
+            )
+        };
+        let (handshake, first) = Handshake::begin(key).map_err(|_| failed())?;
+        let header = Header::new(Kind::Handshake1, 0, HANDSHAKE_BYTES, PROTOCOL.into());
+        self.outgoing()?.send(&header, &first, &[])?;
+        let mut body = Vec::new();
+        match self.receive(deadline, &mut body)? {
+            (Kind::Handshake2, _) => self.channel = handshake.finish(&body).map_err(|_| failed())?,
+            (kind, _) => return Err(not_welcome(kind, &body)),
+        }
+        Ok(())
+    }
+
+    /// A handle to send with, on the same connection.
+    pub fn outgoing(&self) -> io::Result<Outgoing> {
+        Ok(Outgoing { stream: self.stream.try_clone()?, channel: self.channel.clone(), head: Vec::new() })
+    }
+
+    /// Receives a frame, whose body replaces what was in `body`.
+    fn receive(&mut self, deadline: Instant, body: &mut Vec<u8>) -> io::Result<(Kind, Header)> {
+        let mut header = Header::new_zeroed();
+        read_all(&mut self.stream, header.as_mut_bytes(), deadline)?;
+        let kind = header.validate().map_err(malformed)?;
+        body.resize(header.body_bytes.get() as usize + self.channel.extra_bytes(), 0);
+        read_all(&mut self.stream, body, deadline)?;
+        if self.channel.is_sealed() {
+            let sealed_bytes = header.items_bytes() + self.channel.extra_bytes();
+            let items = self.channel.open_head(&header, &body[..sealed_bytes], &mut self.opened).map_err(malformed)?;
+            body.splice(..sealed_bytes, items.iter().copied());
+        }
+        Ok((kind, header))
+    }
+
+    /// Waits until something comes on either connection, at most `timeout`. Says on which.
+    pub fn wait(connections: [&Connection; 2], timeout: Duration) -> io::Result<[bool; 2]> {
+        let mut fds = connections.map(|connection| PollFd::new(&connection.stream, PollFlags::IN));
+        wait(&mut fds, timeout)?;
+        Ok(fds.map(|fd| !fd.revents().is_empty()))
     }
 
     /// Waits until the lender has closed, for as long as an answer may take. What still comes is of no interest.
@@ -79,70 +125,81 @@ impl Connection {
 
     /// Waits for a frame, at most `timeout`. None: there is none yet.
     pub fn next_frame(&mut self, timeout: Duration, body: &mut Vec<u8>) -> io::Result<Option<(Kind, Header)>> {
-        let limit = Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: timeout.subsec_nanos().into() };
-        match poll(&mut [PollFd::new(&self.stream, PollFlags::IN)], Some(&limit)) {
-            Ok(0) | Err(rustix::io::Errno::INTR) => return Ok(None),
-            Ok(_) => {}
-            Err(error) => return Err(error.into()),
+        if !wait(&mut [PollFd::new(&self.stream, PollFlags::IN)], timeout)? {
+            return Ok(None);
         }
-        let deadline = Instant::now() + ANSWER_TIMEOUT;
-        let mut header = Header::new_zeroed();
-        read_all(&mut self.stream, header.as_mut_bytes(), deadline)?;
-        let kind = header.validate().map_err(|malformed| protocol_error(malformed.to_string()))?;
-        body.resize(header.body_bytes.get() as usize, 0);
-        read_all(&mut self.stream, body, deadline)?;
-        Ok(Some((kind, header)))
+        self.receive(Instant::now() + ANSWER_TIMEOUT, body).map(Some)
     }
 }
 
 /// A connection for gets, with room for its largest answer's head.
 pub struct GetConnection {
     connection: Connection,
+    /// What goes out, and then the head of what comes in.
     head: Vec<u8>,
     request: u64,
+    /// Pages of the question that waits for its answer.
+    asked_pages: usize,
 }
 
 impl GetConnection {
     /// Connects and greets.
-    pub fn open(address: &Address, session: [u8; 16]) -> io::Result<GetConnection> {
-        Connection::open(address, wire::ROLE_GET, session).map(GetConnection::over)
+    pub fn open(address: &Address, session: [u8; 16], security: &Security) -> io::Result<GetConnection> {
+        Connection::open(address, wire::ROLE_GET, session, security).map(GetConnection::over)
     }
 
     /// With a connection that was greeted in that role.
     pub fn over(connection: Connection) -> GetConnection {
-        GetConnection { connection, head: Vec::new(), request: 0 }
+        GetConnection { connection, head: Vec::new(), request: 0, asked_pages: 0 }
     }
 
-    /// Asks for `keys` in one message. The page of `keys[n]` goes to `buf` at `places[n]` (in bytes, rising); `got[n]` says what became of
-    /// it. On an error the connection is of no more use, and `buf` holds rubbish at `places`.
-    pub fn get(
-        &mut self,
-        keys: &[WireKey],
-        places: &[usize],
-        exclusive: bool,
-        buf: &mut [u8],
-        got: &mut Vec<Got>,
-    ) -> io::Result<()> {
-        assert_eq!(keys.len(), places.len());
-        got.clear();
+    /// Asks for `keys` in one message. [`GetConnection::receive`] or [`GetConnection::discard`] must follow. On an error the connection is of
+    /// no more use.
+    pub fn ask(&mut self, keys: &[WireKey], exclusive: bool) -> io::Result<()> {
         self.request += 1;
+        self.asked_pages = keys.len();
         let mut header = Header::new(Kind::Get, keys.len(), size_of_val(keys), self.request);
         if exclusive {
             header.flags = wire::GET_EXCLUSIVE;
         }
-        write_all(&mut self.connection.stream, &mut [IoSlice::new(header.as_bytes()), IoSlice::new(keys.as_bytes())])?;
+        self.head.clear();
+        self.connection.channel.push_head(&header, keys.as_bytes(), &mut self.head).map_err(malformed)?;
+        write_all(&mut self.connection.stream, &mut [IoSlice::new(&self.head)])
+    }
 
+    /// Waits for the answer to begin, at most `limit`. False: it has not.
+    pub fn wait(&self, limit: Duration) -> io::Result<bool> {
+        wait(&mut [PollFd::new(&self.connection.stream, PollFlags::IN)], limit)
+    }
+
+    /// Receives the answer and throws it away.
+    pub fn discard(&mut self) -> io::Result<()> {
+        let places: Vec<_> = (0..self.asked_pages).map(|at| at * PAGE_SIZE).collect();
+        let mut rubbish = vec![0; self.asked_pages * PAGE_SIZE];
+        self.receive(&places, &mut rubbish, &mut Vec::new())
+    }
+
+    /// Receives the answer. The n-th page asked for goes to `buf` at `places[n]` (in bytes, rising); `got[n]` says what became of
+    /// it. On an error the connection is of no more use, and `buf` holds rubbish at `places`.
+    pub fn receive(&mut self, places: &[usize], buf: &mut [u8], got: &mut Vec<Got>) -> io::Result<()> {
+        assert_eq!(self.asked_pages, places.len());
+        got.clear();
         // Mostly every page is there, so the answer is received straight into place. Where some are missing, those behind
         // them have landed too far to the front, and are moved.
-        let items_bytes = keys.len() * size_of::<GetItem>();
-        self.head.resize(size_of::<Header>() + items_bytes, 0);
-        let received = self.receive(places, buf)?;
+        let items_bytes = places.len() * size_of::<GetItem>();
+        self.head.resize(size_of::<Header>() + items_bytes + self.connection.channel.extra_bytes(), 0);
+        let received = self.receive_pages(places, buf)?;
+        let Connection { channel, opened, .. } = &mut self.connection;
         let (header, items) = Header::ref_from_prefix(&self.head).map_err(|_| protocol_error("short frame"))?;
+        let items = match channel.is_sealed() {
+            true => channel.open_head(header, items, opened).map_err(malformed)?,
+            false => items,
+        };
         let items = <[GetItem]>::ref_from_bytes(items).map_err(|_| protocol_error("short frame"))?;
         let hits = items.iter().filter(|item| item.status == STATUS_PAGE).count();
         if header.validate() != Ok(Kind::GetReply)
             || header.request.get() != self.request
-            || usize::from(header.items.get()) != keys.len()
+            || usize::from(header.items.get()) != places.len()
             || header.body_bytes.get() as usize != items_bytes + hits * PAGE_SIZE
             || received != hits * PAGE_SIZE
         {
@@ -171,7 +228,7 @@ impl GetConnection {
     }
 
     /// Receives one frame: its head into `self.head`, its pages into `places` in turn. Returns the bytes of pages.
-    fn receive(&mut self, places: &[usize], buf: &mut [u8]) -> io::Result<usize> {
+    fn receive_pages(&mut self, places: &[usize], buf: &mut [u8]) -> io::Result<usize> {
         let mut slices = Vec::with_capacity(1 + places.len());
         let head_bytes = self.head.len();
         slices.push(IoSliceMut::new(&mut self.head));
@@ -210,7 +267,8 @@ impl GetConnection {
                 header.as_mut_bytes()[start..end].copy_from_slice(&first[..end - start]);
                 if end == size_of::<Header>() {
                     header_known = true;
-                    expected = size_of::<Header>() + header.body_bytes.get() as usize;
+                    let extra_bytes = self.connection.channel.extra_bytes();
+                    expected = size_of::<Header>() + header.body_bytes.get() as usize + extra_bytes;
                     if expected < head_bytes || expected > head_bytes + places.len() * PAGE_SIZE {
                         return Err(protocol_error("the lender's answer has the wrong length"));
                     }
@@ -229,28 +287,77 @@ impl GetConnection {
     }
 }
 
+/// The sending end of a connection. There is one in use at a time: frames leave in the order in which they are sealed.
+pub struct Outgoing {
+    stream: Stream,
+    channel: Channel,
+    head: Vec<u8>,
+}
+
+impl Outgoing {
+    /// Ends the connection.
+    pub fn shutdown(&self, how: std::net::Shutdown) -> io::Result<()> {
+        self.stream.shutdown(how)
+    }
+
+    fn send(&mut self, header: &Header, items: &[u8], pages: &[u8]) -> io::Result<()> {
+        self.head.clear();
+        self.channel.push_head(header, items, &mut self.head).map_err(malformed)?;
+        let parts = &mut [IoSlice::new(&self.head), IoSlice::new(pages)];
+        write_all(&mut self.stream, if pages.is_empty() { &mut parts[..1] } else { parts })
+    }
+}
+
 /// Sends a Put message.
-pub fn send_put(stream: &mut Stream, request: u64, items: &[PutItem], pages: &[page::Page]) -> io::Result<()> {
+pub fn send_put(out: &mut Outgoing, request: u64, items: &[PutItem], pages: &[page::Page]) -> io::Result<()> {
     let header = Header::new(Kind::Put, items.len(), size_of_val(items) + size_of_val(pages), request);
-    let parts = &mut [header.as_bytes(), items.as_bytes(), pages.as_flattened()].map(IoSlice::new);
-    write_all(stream, parts)
+    out.send(&header, items.as_bytes(), pages.as_flattened())
 }
 
 /// Sends a Drop message.
-pub fn send_drop(stream: &mut Stream, keys: &[WireKey]) -> io::Result<()> {
-    let header = Header::new(Kind::Drop, keys.len(), size_of_val(keys), 0);
-    write_all(stream, &mut [IoSlice::new(header.as_bytes()), IoSlice::new(keys.as_bytes())])
+pub fn send_drop(out: &mut Outgoing, keys: &[WireKey]) -> io::Result<()> {
+    out.send(&Header::new(Kind::Drop, keys.len(), size_of_val(keys), 0), keys.as_bytes(), &[])
 }
 
 /// Sends a Ping message.
-pub fn send_ping(stream: &mut Stream, request: u64) -> io::Result<()> {
-    let header = Header::new(Kind::Ping, 0, 0, request);
-    write_all(stream, &mut [IoSlice::new(header.as_bytes())])
+pub fn send_ping(out: &mut Outgoing, request: u64) -> io::Result<()> {
+    out.send(&Header::new(Kind::Ping, 0, 0, request), &[], &[])
 }
 
 /// Sends a Bye message: the last one of the session.
-pub fn send_bye(stream: &mut Stream) -> io::Result<()> {
-    write_all(stream, &mut [IoSlice::new(Header::new(Kind::Bye, 0, 0, 0).as_bytes())])
+pub fn send_bye(out: &mut Outgoing) -> io::Result<()> {
+    out.send(&Header::new(Kind::Bye, 0, 0, 0), &[], &[])
+}
+
+fn malformed(malformed: wire::Malformed) -> io::Error {
+    protocol_error(malformed.to_string())
+}
+
+/// The lender answered a greeting with something else than what was hoped for.
+fn not_welcome(kind: Kind, body: &[u8]) -> io::Error {
+    match Refused::read_from_bytes(body) {
+        Ok(refused) if kind == Kind::Refused => {
+            io::Error::new(io::ErrorKind::ConnectionRefused, format!("the lender refuses: {}", refused.text()))
+        }
+        _ => protocol_error(format!("the lender answered the greeting with {kind:?}")),
+    }
+}
+
+impl AsFd for GetConnection {
+    /// Readable when the answer begins.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.connection.stream.as_fd()
+    }
+}
+
+/// Waits until one of them is readable, at most `timeout`. False: none is.
+fn wait(fds: &mut [PollFd<'_>], timeout: Duration) -> io::Result<bool> {
+    let limit = Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: timeout.subsec_nanos().into() };
+    match poll(fds, Some(&limit)) {
+        Ok(ready) => Ok(ready > 0),
+        Err(rustix::io::Errno::INTR) => Ok(false),
+        Err(error) => Err(error.into()),
+    }
 }
 
 fn in_time(deadline: Instant) -> io::Result<()> {

@@ -1,28 +1,38 @@
 //! The link to a lender: finds it, keeps it, loses it, finds it again.
 //!
-//! While it stands there are one main connection and a fixed number of get connections under one session name. Whatever
+//! While it stands there are one main connection, a fixed number of get connections and one for pings, all under one session name. Whatever
 //! goes wrong on any of them ends all of them, and the lender is *suspended*: nothing is put there or asked for. The session is
 //! tried again under the same name, less and less often while that fails. If the lender has kept it, what the catalog has
 //! on record counts again; if not, or if it takes too long, the lender's epoch moves on. Losing a lender costs its pages and
 //! nothing else.
+//!
+//! Two addresses may be of one lender: of their links only the first that is up is used, as the same memory would else count twice. A lender
+//! that has returned many pages that do not verify has broken memory, or is hostile, and is *abandoned*: it costs a network's round trip to
+//! be told nonsense.
+//!
+//! A link has two threads: one sends what is put and dropped, and waits for nobody but this lender; the other opens the connections,
+//! receives what comes on the main one, and pings. Gets are made by whoever reads, on a connection of their own.
 
-use super::connection::{ANSWER_TIMEOUT, Connection, GetConnection, send_bye, send_ping};
-use crate::Borrower;
+use super::connection::{
+    ANSWER_TIMEOUT, Connection, GetConnection, Outgoing, send_bye, send_drop, send_ping, send_put,
+};
+use crate::logic::gate::{Gate, Measured, PING_INTERVAL, Reason};
+use crate::logic::latencies::Latencies;
+use crate::logic::placement;
+use crate::metrics::Counter;
+use crate::{Borrower, LenderAddress, LenderStatus};
 use std::io;
 use std::net::Shutdown;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use sync::{Condvar, Mutex};
-use wire::address::{Address, Stream};
-use wire::{Kind, WireKey};
+use wire::{ITEMS_MAX, Kind, WireKey};
 use zerocopy::FromBytes;
 
 /// Pause after a failed attempt, at first and at the most.
 const RETRY_FIRST: Duration = Duration::from_millis(100);
 const RETRY_MAX: Duration = Duration::from_secs(3);
-
-/// How often a silent lender is asked whether it is still there.
-const PING_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Silence after which a lender is given up while something is expected of it.
 const SILENCE_MAX: Duration = Duration::from_secs(3);
@@ -30,23 +40,68 @@ const SILENCE_MAX: Duration = Duration::from_secs(3);
 /// How long entries of a suspended lender are kept in memory. No lender keeps their pages for longer.
 const SUSPENSION_MAX: Duration = Duration::from_secs(wire::GRACE_SECONDS_MAX);
 
+/// How long a link waits while another one leads to the same lender, and how often it looks whether that one is down.
+const SAME_WAIT: Duration = Duration::from_secs(60);
+const SAME_LOOK: Duration = Duration::from_secs(1);
+
+/// How long a put buffer may wait to become full. Its pages can be read meanwhile.
+const FILL_WAIT: Duration = Duration::from_millis(5);
+
+/// How long the sender waits for work, hence the delay of noted drops.
+const WORK_WAIT: Duration = Duration::from_millis(100);
+
+/// How often the receiver looks at connections whose answer is late, while there are any.
+const LATE_WAIT: Duration = Duration::from_millis(10);
+
 const _: () = assert!(PING_INTERVAL.as_secs() < wire::PING_SECONDS_MAX);
 
-/// The lender that the catalog knows by this number.
-pub(crate) const LENDER: u8 = 0;
-/// Lenders that the catalog knows.
-pub(crate) const LENDERS: u8 = 1;
-
-/// The connections of the session.
+/// One lender, as the borrower knows it.
 pub(crate) struct Link {
+    /// The lender's number in the catalog.
+    pub(crate) number: u8,
+    pub(crate) lender: LenderAddress,
     /// The session's name.
     name: Mutex<[u8; 16]>,
     /// The session is left to a successor: no Bye.
     is_left: AtomicBool,
-    main: Mutex<Option<Stream>>,
+    stop: AtomicBool,
+    /// It is not used any more, whatever happens.
+    is_abandoned: AtomicBool,
+    /// Which start of a lender it leads to; 0: none.
+    incarnation: AtomicU64,
+    stopped: (Mutex<()>, Condvar),
+    main: Mutex<Option<Outgoing>>,
+    /// The same connection, to end it while somebody waits in a write of it.
+    door: Mutex<Option<Outgoing>>,
     gets: Mutex<Gets>,
     /// A get connection became idle.
     idle: Condvar,
+    seen: Mutex<Seen>,
+    get_latencies: Mutex<Latencies>,
+    pub(crate) counters: Counters,
+}
+
+/// What a link counts, for the status.
+#[derive(Default)]
+pub(crate) struct Counters {
+    put_pages: Counter,
+    pub(crate) get_pages: Counter,
+    pub(crate) get_misses: Counter,
+    pub(crate) bad_pages: Counter,
+    pub(crate) hedges: Counter,
+    connects: Counter,
+    losses: Counter,
+    shuns: Counter,
+}
+
+/// What was last seen of the lender.
+struct Seen {
+    gate: Gate,
+    capacity_pages: u64,
+    free_pages: u64,
+    /// Since when it stands as it does, and the last thing that went wrong.
+    since: Instant,
+    problem: String,
 }
 
 #[derive(Default)]
@@ -56,6 +111,8 @@ struct Gets {
     /// How many there are, in use or not; 0 while there is no session.
     open: usize,
     idle: Vec<GetConnection>,
+    /// Those whose answer nobody waits for any longer, and since when.
+    late: Vec<(Instant, GetConnection)>,
 }
 
 /// A get connection in use.
@@ -66,14 +123,35 @@ pub(crate) struct Taken {
 
 impl Link {
     /// Not connected yet; the session has that name, or one that nobody else knows.
-    pub(crate) fn new(name: Option<[u8; 16]>) -> io::Result<Link> {
+    pub(crate) fn new(
+        number: u8,
+        lender: LenderAddress,
+        name: Option<[u8; 16]>,
+        gate: crate::logic::gate::Config,
+    ) -> io::Result<Link> {
         let name = name.map_or_else(random_name, Ok)?;
         Ok(Link {
+            number,
+            lender,
             name: Mutex::new(name),
             is_left: AtomicBool::new(false),
+            stop: AtomicBool::new(false),
+            is_abandoned: AtomicBool::new(false),
+            incarnation: AtomicU64::new(0),
+            stopped: Default::default(),
             main: Mutex::default(),
+            door: Mutex::default(),
             gets: Mutex::default(),
             idle: Condvar::new(),
+            seen: Mutex::new(Seen {
+                gate: Gate::new(gate),
+                capacity_pages: 0,
+                free_pages: 0,
+                since: Instant::now(),
+                problem: "not reached yet".to_owned(),
+            }),
+            get_latencies: Mutex::default(),
+            counters: Counters::default(),
         })
     }
 
@@ -82,31 +160,101 @@ impl Link {
         *self.name.lock()
     }
 
-    /// Tells the lender that the session is over, unless it is left to a successor, and ends it either way. To be called once the
-    /// borrower is stopping; again is harmless.
-    pub(crate) fn end(&self) {
+    /// From now on the session is left as it is, for a successor.
+    pub(crate) fn leave(&self) {
+        self.is_left.store(true, Ordering::Release);
+    }
+
+    /// Has both threads end, after telling the lender that the session is over, unless it is left to a successor.
+    pub(crate) fn stop(&self, borrower: &Borrower) {
+        self.stop.store(true, Ordering::Release);
+        self.end();
+        borrower.core.work(self.number).notify_all();
+        drop(self.stopped.0.lock());
+        self.stopped.1.notify_all();
+    }
+
+    fn stopping(&self) -> bool {
+        self.stop.load(Ordering::Acquire)
+    }
+
+    fn is_abandoned(&self) -> bool {
+        self.is_abandoned.load(Ordering::Acquire)
+    }
+
+    /// There will be no more sessions.
+    fn is_over(&self) -> bool {
+        self.stopping() || self.is_abandoned()
+    }
+
+    /// Some pages of an answer do not verify. A lender that returns too many is left for good.
+    pub(crate) fn returned_bad(&self, borrower: &Borrower, pages: u64) {
+        self.counters.bad_pages.add(pages);
+        let is_too_much = self.counters.bad_pages.get() >= borrower.config.bad_pages_max;
+        if is_too_much && !self.is_abandoned.swap(true, Ordering::AcqRel) {
+            self.end();
+        }
+    }
+
+    /// Whether it leads to that start of a lender. Whoever says 0 says nothing.
+    pub(crate) fn leads_to(&self, incarnation: u64) -> bool {
+        incarnation != 0 && self.incarnation.load(Ordering::Acquire) == incarnation
+    }
+
+    /// It leads there from now on, as far as its fellows are concerned.
+    pub(crate) fn leads_to_now(&self, incarnation: u64) {
+        self.incarnation.store(incarnation, Ordering::Release);
+    }
+
+    /// It leads nowhere.
+    fn let_go(&self) {
+        self.leads_to_now(0);
+    }
+
+    /// Waits while the other one leads to the same lender, or may soon do so again.
+    fn wait_for_same(&self, borrower: &Borrower, other: &Link) {
+        let (catalog, number) = (&borrower.core.catalog, other.number);
+        let is_down = || !other.leads_anywhere() && !catalog.is_up(number) && !catalog.is_suspended(number);
+        let begun = Instant::now();
+        while !self.is_over() && !other.is_over() && !is_down() && begun.elapsed() < SAME_WAIT {
+            self.sleep(SAME_LOOK);
+        }
+    }
+
+    fn leads_anywhere(&self) -> bool {
+        self.incarnation.load(Ordering::Acquire) != 0
+    }
+
+    fn sleep(&self, time: Duration) {
+        let mut guard = self.stopped.0.lock();
+        if !self.is_over() {
+            self.stopped.1.wait_for(&mut guard, time);
+        }
+    }
+
+    fn end(&self) {
         let Some(mut stream) = self.main.lock().take() else { return };
         if self.is_left.load(Ordering::Acquire) || send_bye(&mut stream).is_err() {
             let _ = stream.shutdown(Shutdown::Both);
         }
     }
 
-    /// From now on [`Link::end`] leaves the session as it is, for a successor.
-    pub(crate) fn leave(&self) {
-        self.is_left.store(true, Ordering::Release);
-    }
-
-    /// Takes a get connection for one question; [`Link::give_back`] or [`Link::give_up`] it then. Waits for one while all are in
-    /// use, as long as an answer may take.
-    pub(crate) fn take(&self) -> Option<Taken> {
+    /// Takes a get connection for one question; [`Link::give_back`], [`Link::give_late`] or [`Link::give_up`] it then. Waits for one while
+    /// all are in use, for `limit` at the most.
+    pub(crate) fn take(&self, limit: Duration) -> Option<Taken> {
         let mut gets = self.gets.lock();
-        self.idle.wait_while_for(&mut gets, |gets| gets.open > 0 && gets.idle.is_empty(), ANSWER_TIMEOUT);
+        self.idle.wait_while_for(&mut gets, |gets| gets.open > 0 && gets.idle.is_empty(), limit);
         let connection = gets.idle.pop()?;
         Some(Taken { session: gets.session, connection })
     }
 
-    /// Returns a connection that is still good.
-    pub(crate) fn give_back(&self, taken: Taken) {
+    /// Returns a connection that is still good, and how long its answer took.
+    pub(crate) fn give_back(&self, taken: Taken, took: Duration) {
+        self.get_latencies.lock().note(took.as_micros() as u64);
+        self.return_idle(taken);
+    }
+
+    fn return_idle(&self, taken: Taken) {
         let mut gets = self.gets.lock();
         if gets.session == taken.session {
             gets.idle.push(taken.connection);
@@ -114,7 +262,15 @@ impl Link {
         }
     }
 
-    /// The connection failed: ends it and its fellows, if they are still on. The supervisor sees it and tries again.
+    /// Returns a connection whose answer has not come yet and is not waited for.
+    pub(crate) fn give_late(&self, taken: Taken, asked: Instant) {
+        let mut gets = self.gets.lock();
+        if gets.session == taken.session {
+            gets.late.push((asked, taken.connection));
+        }
+    }
+
+    /// The connection failed: ends it and its fellows, if they are still on. The receiver sees it and tries again.
     pub(crate) fn give_up(&self, taken: Taken) {
         if self.gets.lock().session == taken.session {
             self.shut_down();
@@ -123,105 +279,335 @@ impl Link {
 
     fn replace_gets(&self, idle: Vec<GetConnection>) {
         let mut gets = self.gets.lock();
-        *gets = Gets { session: gets.session + 1, open: idle.len(), idle };
+        *gets = Gets { session: gets.session + 1, open: idle.len(), idle, late: Vec::new() };
         self.idle.notify_all();
+    }
+
+    /// Receives answers that came late, to throw them away. An error: one does not come at all.
+    fn clear_late(&self) -> io::Result<bool> {
+        let (session, late) = {
+            let mut gets = self.gets.lock();
+            (gets.session, std::mem::take(&mut gets.late))
+        };
+        let mut waiting = Vec::new();
+        for (asked, mut connection) in late {
+            if connection.wait(Duration::ZERO)? {
+                connection.discard()?;
+                self.get_latencies.lock().note(asked.elapsed().as_micros() as u64);
+                self.return_idle(Taken { session, connection });
+            } else if asked.elapsed() > ANSWER_TIMEOUT {
+                return Err(io::ErrorKind::TimedOut.into());
+            } else {
+                waiting.push((asked, connection));
+            }
+        }
+        let mut gets = self.gets.lock();
+        gets.late.append(&mut waiting);
+        Ok(!gets.late.is_empty())
     }
 
     /// Ends the connections.
     fn shut_down(&self) {
-        if let Some(stream) = &*self.main.lock() {
+        if let Some(stream) = &*self.door.lock() {
             let _ = stream.shutdown(Shutdown::Both);
         }
     }
 
     /// Sends on the main connection. An error ends the connections.
-    pub(crate) fn send(&self, send: impl FnOnce(&mut Stream) -> io::Result<()>) -> io::Result<()> {
+    fn send(&self, send: impl FnOnce(&mut Outgoing) -> io::Result<()>) -> io::Result<()> {
         let mut main = self.main.lock();
         let stream = main.as_mut().ok_or(io::ErrorKind::NotConnected)?;
         send(stream).inspect_err(|_| {
             let _ = stream.shutdown(Shutdown::Both);
         })
     }
+
+    /// What there is to say of it.
+    pub(crate) fn status(&self, borrower: &Borrower) -> LenderStatus {
+        let catalog = &borrower.core.catalog;
+        let seen = self.seen.lock();
+        let closed = seen.gate.closed().filter(|_| catalog.is_shunned(self.number));
+        let (state, reason) = match (catalog.is_up(self.number), closed) {
+            (true, None) => ("used", String::new()),
+            (true, Some(reason)) => ("shunned", reason.text().to_owned()),
+            (false, _) if catalog.is_suspended(self.number) => ("away", seen.problem.clone()),
+            (false, _) => ("down", seen.problem.clone()),
+        };
+        let [now_us, short_us, long_us] = seen.gate.averages_us();
+        let counters = &self.counters;
+        LenderStatus {
+            number: self.number,
+            address: self.lender.address.to_string(),
+            id: self.lender.id.clone(),
+            state,
+            reason,
+            since_ms: seen.since.elapsed().as_millis() as u64,
+            ping_us: now_us,
+            ping_short_us: short_us,
+            ping_long_us: long_us,
+            get_us: self.get_latencies.lock().mean_us().map(|us| us as u64),
+            weight: borrower.core.weights.get(self.number),
+            capacity_pages: seen.capacity_pages,
+            free_pages: seen.free_pages,
+            puts_under_way: borrower.core.queue(self.number).lock().under_way() as u64,
+            put_pages: counters.put_pages.get(),
+            get_pages: counters.get_pages.get(),
+            get_misses: counters.get_misses.get(),
+            bad_pages: counters.bad_pages.get(),
+            hedges: counters.hedges.get(),
+            connects: counters.connects.get(),
+            losses: counters.losses.get(),
+            shuns: counters.shuns.get(),
+        }
+    }
+
+    /// A ping was answered: weighs the lender anew, and opens or closes its gate.
+    fn measured(&self, borrower: &Borrower, rtt: Duration, elapsed: Duration) {
+        let number = self.number;
+        let measured = Measured {
+            ping_us: rtt.as_secs_f64() * 1e6,
+            get_us: self.get_latencies.lock().mean_us(),
+            disk_us: borrower.disk.mean_us(),
+        };
+        let mut seen = self.seen.lock();
+        let was = seen.gate.closed();
+        seen.gate.measured(measured, elapsed);
+        let is = seen.gate.closed();
+        // By the average of 15 seconds: each change of weight moves pages.
+        let [ping_us, short_us, _] = seen.gate.averages_us();
+        borrower.core.weights.set(number, placement::weight(seen.free_pages, seen.capacity_pages, short_us));
+        if was == is || borrower.config.gate.is_none() {
+            return;
+        }
+        seen.since = Instant::now();
+        drop(seen);
+        let lender = &self.lender.address;
+        match is {
+            Some(reason) => {
+                self.counters.shuns.one();
+                // What gets took before says nothing of what they will take.
+                self.get_latencies.lock().clear();
+                let text = reason.text();
+                match reason {
+                    Reason::FasterDisk => tracing::debug!(%lender, ping_us, "lender not used: {text}"),
+                    _ => tracing::info!(%lender, ping_us, "lender not used: {text}"),
+                }
+            }
+            None => tracing::debug!(%lender, ping_us, "lender used again"),
+        }
+        borrower.core.catalog.lender_shun(number, is.is_some());
+    }
+
+    fn found(&self, capacity_pages: u64) {
+        self.counters.connects.one();
+        let mut seen = self.seen.lock();
+        (seen.capacity_pages, seen.free_pages) = (capacity_pages, capacity_pages);
+        (seen.since, seen.problem) = (Instant::now(), String::new());
+    }
+
+    /// Returns whether it is another problem than before.
+    fn has_problem(&self, problem: &str) -> bool {
+        let mut seen = self.seen.lock();
+        if seen.problem == problem {
+            return false;
+        }
+        (seen.since, seen.problem) = (Instant::now(), problem.to_owned());
+        true
+    }
 }
 
-/// Runs the link until the borrower stops.
-pub(crate) fn supervise(borrower: &Borrower, address: &Address, get_connections: usize) {
-    let mut pause = RETRY_FIRST;
-    let mut last_failure = String::new();
-    let mut away_since = Instant::now();
-    while !borrower.stopping() {
-        if away_since.elapsed() > SUSPENSION_MAX && borrower.core.catalog.is_suspended(LENDER) {
-            forget_session(borrower);
-            // What the lender may still have of the old session is of no use in the new one.
-            let _ = random_name().map(|name| *borrower.link.name.lock() = name);
+/// Sends what is put and dropped, until the link stops.
+pub(crate) fn send_work(borrower: &Borrower, link: &Link) {
+    let core = &borrower.core;
+    while !link.stopping() {
+        let mut puts = core.queue(link.number).lock();
+        if !puts.has_any() {
+            core.work(link.number).wait_for(&mut puts, WORK_WAIT);
         }
-        match open_session(borrower, address, get_connections) {
-            Ok((mut main, resumed)) => {
-                let capacity_pages = main.welcome.capacity_pages.get();
-                tracing::info!(lender = %address, capacity_pages, resumed, "lender found");
-                (pause, last_failure) = (RETRY_FIRST, String::new());
+        let filling = Instant::now();
+        while puts.has_any() && !puts.has_full() && filling.elapsed() < FILL_WAIT && !link.stopping() {
+            core.work(link.number).wait_for(&mut puts, FILL_WAIT.saturating_sub(filling.elapsed()));
+        }
+        let partial = !puts.has_full();
+        drop(puts);
+        send_puts(borrower, link, partial);
+        send_drops(borrower, link);
+    }
+}
+
+fn send_puts(borrower: &Borrower, link: &Link, partial: bool) {
+    while let Some((request, batch)) = borrower.core.next_put(link.number, partial) {
+        let sent = link.send(|stream| send_put(stream, request, batch.items(), batch.pages()));
+        if sent.is_err() {
+            drop(batch);
+            return borrower.core.abandon_puts(link.number);
+        }
+        borrower.core.put_sent(batch.items().len());
+        link.counters.put_pages.add(batch.items().len() as u64);
+    }
+}
+
+fn send_drops(borrower: &Borrower, link: &Link) {
+    let catalog = &borrower.core.catalog;
+    let mut keys = Vec::new();
+    loop {
+        keys.clear();
+        catalog.take_drops(link.number, ITEMS_MAX, &mut keys);
+        if keys.is_empty() {
+            return;
+        }
+        if link.send(|stream| send_drop(stream, &keys)).is_err() {
+            // For when it is back with the pages.
+            return keys.iter().for_each(|key| catalog.drop_at_lender(link.number, key.id(), key.version()));
+        }
+        borrower.core.metrics.drop_pages.add(keys.len() as u64);
+    }
+}
+
+/// The connections of a session.
+struct Session {
+    main: Connection,
+    pings: Connection,
+    pinging: Outgoing,
+    resumed: bool,
+}
+
+/// Why there is no session.
+enum Failure {
+    /// It cannot be had.
+    Io(io::Error),
+    /// The other link leads to the same lender.
+    Same(Arc<Link>),
+}
+
+impl From<io::Error> for Failure {
+    fn from(error: io::Error) -> Failure {
+        Failure::Io(error)
+    }
+}
+
+/// Runs the link until it stops, or is abandoned.
+pub(crate) fn supervise(borrower: &Borrower, link: &Link) {
+    let lender = &link.lender.address;
+    let mut pause = RETRY_FIRST;
+    let mut away_since = Instant::now();
+    while !link.is_over() {
+        if away_since.elapsed() > SUSPENSION_MAX && borrower.core.catalog.is_suspended(link.number) {
+            forget_session(borrower, link);
+            // What the lender may still have of the old session is of no use in the new one.
+            let _ = random_name().map(|name| *link.name.lock() = name);
+        }
+        match open_session(borrower, link) {
+            Ok(mut session) => {
+                let capacity_pages = session.main.welcome.capacity_pages.get();
+                tracing::info!(%lender, capacity_pages, resumed = session.resumed, "lender found");
+                pause = RETRY_FIRST;
                 borrower.core.metrics.lender_connects.one();
-                let error = follow(borrower, &mut main).err().map(|error| match error.kind() {
+                let error = follow(borrower, link, &mut session).err().map(|error| match error.kind() {
                     io::ErrorKind::UnexpectedEof => "it closed the connection".to_owned(),
                     io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock => "it does not answer".to_owned(),
                     _ => error.to_string(),
                 });
-                suspend_session(borrower, &mut main);
+                suspend_session(borrower, link, &mut session.main);
                 away_since = Instant::now();
-                if let Some(error) = error.filter(|_| !borrower.stopping()) {
+                if let Some(error) = error.filter(|_| !link.is_over()) {
                     borrower.core.metrics.lender_losses.one();
-                    tracing::warn!(lender = %address, "lender lost ({error}); reading from the directory below until it is back");
+                    link.counters.losses.one();
+                    link.has_problem(&error);
+                    tracing::warn!(%lender, "lender lost ({error}); reading from the directory below until it is back");
                 }
             }
-            Err(error) => {
+            Err(Failure::Same(other)) => {
+                let problem = format!("the same lender as {}", other.lender.address);
+                if link.has_problem(&problem) {
+                    tracing::info!(%lender, "not used: {problem}");
+                }
+                link.wait_for_same(borrower, &other);
+            }
+            Err(Failure::Io(error)) => {
                 let failure = error.to_string();
-                if failure != last_failure {
-                    tracing::warn!(lender = %address, "no lender: {failure}; reading from the directory below, and trying again");
-                    last_failure = failure;
+                if link.has_problem(&failure) {
+                    tracing::warn!(%lender, "no lender: {failure}; reading from the directory below, and trying again");
                 }
             }
         }
-        borrower.sleep(pause);
+        link.sleep(pause);
         pause = (pause * 2).min(RETRY_MAX);
+    }
+    if link.is_abandoned() && !link.stopping() {
+        forget_session(borrower, link);
+        let pages = link.counters.bad_pages.get();
+        let problem = format!("it returned {pages} pages that do not verify; not used any more");
+        link.has_problem(&problem);
+        tracing::error!(%lender, "lender abandoned: {problem}; its memory is broken, or it is hostile");
     }
 }
 
-/// Connects, and says whether the lender had kept the session.
-fn open_session(borrower: &Borrower, address: &Address, get_connections: usize) -> io::Result<(Connection, bool)> {
-    let (catalog, name) = (&borrower.core.catalog, borrower.link.name());
-    let main = Connection::open(address, wire::ROLE_MAIN, name)?;
+/// Connects.
+fn open_session(borrower: &Borrower, link: &Link) -> Result<Session, Failure> {
+    let mut main = Connection::open(&link.lender.address, wire::ROLE_MAIN, link.name(), &borrower.config.security)?;
     if main.welcome.flags.get() & wire::WELCOME_RESUMED == 0 {
         // At once: should anything fail from here on, the next attempt resumes the session that has just begun without pages.
-        forget_session(borrower);
+        forget_session(borrower, link);
     }
-    let get_connections = get_connections.min(wire::SESSION_CONNECTIONS_MAX - 1);
-    let gets: io::Result<Vec<_>> = (0..get_connections).map(|_| GetConnection::open(address, name)).collect();
-    borrower.link.replace_gets(gets?);
-    *borrower.link.main.lock() = Some(main.stream()?);
-    let resumed = catalog.lender_resume(LENDER);
+    if let Some(other) = borrower.links.claim(link, main.welcome.incarnation.get()) {
+        // Should it have kept pages of this session, they go with it.
+        forget_session(borrower, link);
+        if send_bye(&mut main.outgoing()?).is_ok() {
+            main.wait_for_end();
+        }
+        return Err(Failure::Same(other));
+    }
+    complete_session(borrower, link, main).map_err(|error| {
+        link.let_go();
+        Failure::Io(error)
+    })
+}
+
+/// Opens the other connections, and has the lender used.
+fn complete_session(borrower: &Borrower, link: &Link, main: Connection) -> io::Result<Session> {
+    let (catalog, name, address) = (&borrower.core.catalog, link.name(), &link.lender.address);
+    let security = &borrower.config.security;
+    // One is the main connection, one is for pings.
+    let get_connections = borrower.config.get_connections.min(wire::SESSION_CONNECTIONS_MAX - 2);
+    let gets: io::Result<Vec<_>> = (0..get_connections).map(|_| GetConnection::open(address, name, security)).collect();
+    let (gets, pings) = (gets?, Connection::open(address, wire::ROLE_GET, name, security)?);
+    let pinging = pings.outgoing()?;
+    link.found(main.welcome.capacity_pages.get());
+    link.replace_gets(gets);
+    *link.door.lock() = Some(main.outgoing()?);
+    *link.main.lock() = Some(main.outgoing()?);
+    let resumed = catalog.lender_resume(link.number);
     if resumed {
         borrower.core.metrics.lender_resumes.one();
     } else {
-        catalog.lender_up(LENDER);
+        catalog.lender_up(link.number);
     }
-    Ok((main, resumed))
+    borrower.core.share_buffers();
+    Ok(Session { main, pings, pinging, resumed })
 }
 
-/// The connections are lost, or to be ended because the borrower stops.
-fn suspend_session(borrower: &Borrower, main: &mut Connection) {
-    borrower.core.catalog.lender_suspend(LENDER);
-    if borrower.stopping() {
-        borrower.link.end();
+/// The connections are lost, or to be ended because the link stops.
+fn suspend_session(borrower: &Borrower, link: &Link, main: &mut Connection) {
+    borrower.core.catalog.lender_suspend(link.number);
+    if link.is_over() {
+        link.end();
         main.wait_for_end();
+    } else {
+        // Whoever waits in a write of it has to let go.
+        link.shut_down();
     }
-    *borrower.link.main.lock() = None;
-    borrower.link.replace_gets(Vec::new());
-    borrower.abandon_puts();
+    *link.main.lock() = None;
+    *link.door.lock() = None;
+    link.let_go();
+    link.replace_gets(Vec::new());
+    borrower.core.abandon_puts(link.number);
+    borrower.core.share_buffers();
 }
 
 /// What the lender had is lost.
-fn forget_session(borrower: &Borrower) {
-    if borrower.core.catalog.lender_lost(LENDER) {
+pub(crate) fn forget_session(borrower: &Borrower, link: &Link) {
+    if borrower.core.catalog.lender_lost(link.number) {
         borrower.core.catalog.sweep();
     }
 }
@@ -232,34 +618,52 @@ fn random_name() -> io::Result<[u8; 16]> {
     Ok(name)
 }
 
-/// Receives what the lender sends on the main connection, until it fails or the borrower stops.
-fn follow(borrower: &Borrower, main: &mut Connection) -> io::Result<()> {
+/// Receives what the lender sends on the main connection, and pings it, until it fails or the link stops.
+fn follow(borrower: &Borrower, link: &Link, session: &mut Session) -> io::Result<()> {
+    let Session { main, pings, pinging, .. } = session;
     let mut body = Vec::new();
     let mut heard = Instant::now();
-    let mut pinged = Instant::now();
-    while !borrower.stopping() {
-        match main.next_frame(PING_INTERVAL / 4, &mut body)? {
-            Some((kind, header)) => {
-                heard = Instant::now();
-                match kind {
-                    Kind::PutReply => borrower.puts_answered(header.request.get(), &body)?,
-                    Kind::Lost => {
-                        let keys = <[WireKey]>::ref_from_bytes(&body).map_err(|_| io::ErrorKind::InvalidData)?;
-                        borrower.core.pages_lost(keys);
-                    }
-                    Kind::Pong => {}
-                    other => {
-                        return Err(io::Error::new(io::ErrorKind::InvalidData, format!("unexpected {other:?} frame")));
-                    }
+    // The ping under way, and when the last one was answered.
+    let mut pinged: Option<Instant> = None;
+    let mut measured = Instant::now().checked_sub(PING_INTERVAL);
+    while !link.is_over() {
+        let has_late = link.clear_late()?;
+        let wait = if has_late { LATE_WAIT } else { PING_INTERVAL / 4 };
+        let [main_ready, pong_ready] = Connection::wait([main, pings], wait)?;
+        if main_ready && let Some((kind, header)) = main.next_frame(Duration::ZERO, &mut body)? {
+            heard = Instant::now();
+            match kind {
+                Kind::PutReply => borrower.puts_answered(link.number, header.request.get(), &body)?,
+                Kind::Lost => {
+                    let keys = <[WireKey]>::ref_from_bytes(&body).map_err(|_| io::ErrorKind::InvalidData)?;
+                    borrower.core.pages_lost(keys);
                 }
+                Kind::Pong => {}
+                other => return Err(unexpected(other)),
             }
-            None if heard.elapsed() > SILENCE_MAX => return Err(io::ErrorKind::TimedOut.into()),
-            None => {}
         }
-        if pinged.elapsed() > PING_INTERVAL {
-            pinged = Instant::now();
-            borrower.link.send(|stream| send_ping(stream, 0))?;
+        if pong_ready && let Some((kind, _)) = pings.next_frame(Duration::ZERO, &mut body)? {
+            let Some(sent) = pinged.take().filter(|_| kind == Kind::Pong) else { return Err(unexpected(kind)) };
+            heard = Instant::now();
+            if let Ok(room) = wire::Room::read_from_bytes(&body) {
+                link.seen.lock().free_pages = room.free_pages.get();
+            }
+            let elapsed = measured.map_or(PING_INTERVAL, |measured: Instant| measured.elapsed());
+            link.measured(borrower, sent.elapsed(), elapsed);
+            measured = Some(heard);
+        }
+        if heard.elapsed() > SILENCE_MAX {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        if pinged.is_none() && measured.is_none_or(|measured| measured.elapsed() >= PING_INTERVAL) {
+            send_ping(pinging, 0)?;
+            // After it was sent: what the kernel takes to send is not on the way.
+            pinged = Some(Instant::now());
         }
     }
     Ok(())
+}
+
+fn unexpected(kind: Kind) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, format!("unexpected {kind:?} frame"))
 }

@@ -19,18 +19,23 @@ use wire::WireKey;
 /// Files remembered that the kernel has forgotten. At some 400 bytes each beside their entries, 100 MiB at the most.
 const RETIRED_FILES_MAX: usize = 1 << 18;
 
-/// Bytes of memory that all entries may take: those of 128 GiB lent. Beyond it no page more is lent or lifted out of quarantine until
-/// others go.
+/// Bytes of memory that all entries may take, unless something else is said: those of 128 GiB lent. Beyond it the files that were not
+/// used for longest are forgotten; until that is done, no page more is lent or lifted out of quarantine.
 pub const ENTRY_BYTES_MAX: u64 = 256 << 20;
 
-/// Drops waiting to be told. Beyond it they are not told: the lender finds out when the pages grow old.
+/// Drops waiting to be told to each lender. Beyond it they are not told: the lender finds out when the pages grow old.
 const DROPS_MAX: usize = 1 << 14;
+
+/// Whole files are forgotten until the entries take no more than this part of what they may, when they have reached it: 7 in 8.
+const RECLAIM_SHARE: (u64, u64) = (7, 8);
 
 /// A file in the catalog.
 pub struct File {
     key: FileKey,
     identity: FileIdentity,
     users: AtomicU32,
+    /// The catalog's count of reclaims when it was last read or a page of it evicted.
+    used: AtomicU64,
     pub(crate) state: Mutex<FileState>,
     /// A change has ended.
     pub(crate) settled: Condvar,
@@ -54,10 +59,20 @@ pub struct Catalog {
     /// The same files by key, apart because every event asks here.
     by_key: RwLock<HashMap<FileKey, Arc<File>>>,
     next_version: AtomicU64,
-    /// Of each lender the [`LenderWord`].
-    lenders: Vec<AtomicU32>,
-    drops: Mutex<Vec<WireKey>>,
+    lenders: Vec<Lender>,
     entry_bytes: AtomicU64,
+    entry_bytes_max: u64,
+    /// Reclaims so far.
+    reclaims: AtomicU64,
+}
+
+/// What is known of one lender.
+#[derive(Default)]
+struct Lender {
+    /// A [`LenderWord`].
+    word: AtomicU32,
+    /// What it keeps in vain.
+    drops: Mutex<Vec<WireKey>>,
 }
 
 struct Names {
@@ -67,16 +82,17 @@ struct Names {
 }
 
 impl Catalog {
-    /// A catalog for that many lenders, none of them up.
-    pub fn new(lenders: u8) -> Catalog {
+    /// A catalog for that many lenders, none of them up, whose entries take no more memory than `entry_bytes_max`.
+    pub fn new(lenders: u8, entry_bytes_max: u64) -> Catalog {
         assert!(lenders <= Place::LENDERS);
         Catalog {
             names: Mutex::new(Names { by_identity: HashMap::new(), retired: VecDeque::new(), next_key: 1 }),
             by_key: RwLock::new(HashMap::new()),
             next_version: AtomicU64::new(1),
-            lenders: (0..lenders).map(|_| AtomicU32::new(0)).collect(),
-            drops: Mutex::new(Vec::new()),
+            lenders: (0..lenders).map(|_| Lender::default()).collect(),
             entry_bytes: AtomicU64::new(0),
+            entry_bytes_max,
+            reclaims: AtomicU64::new(1),
         }
     }
 
@@ -100,6 +116,7 @@ impl Catalog {
             key,
             identity,
             users: AtomicU32::new(1),
+            used: AtomicU64::new(0),
             state: Mutex::default(),
             settled: Condvar::new(),
         });
@@ -116,6 +133,7 @@ impl Catalog {
             key,
             identity,
             users: AtomicU32::new(1),
+            used: AtomicU64::new(0),
             state: Mutex::new(FileState::restored(left)),
             settled: Condvar::new(),
         });
@@ -185,10 +203,21 @@ impl Catalog {
         Version(self.next_version.load(Ordering::Relaxed))
     }
 
+    /// How many lenders there can be.
+    pub fn lenders(&self) -> u8 {
+        self.lenders.len() as u8
+    }
+
     /// Where new pages go, if that lender can be used.
     pub fn place(&self, lender: u8) -> Option<Place> {
         let word = self.word(lender);
-        word.is_up().then_some(Place { lender, epoch: word.epoch() })
+        word.is_usable().then_some(Place { lender, epoch: word.epoch() })
+    }
+
+    /// Of all lenders that can be used the bit of their number.
+    pub fn usable(&self) -> u64 {
+        let bit = |lender: u8| u64::from(self.word(lender).is_usable()) << lender;
+        (0..self.lenders()).map(bit).sum()
     }
 
     /// Whether what was sent there can be asked for, now or perhaps later.
@@ -199,15 +228,11 @@ impl Catalog {
     fn word(&self, lender: u8) -> LenderWord {
         self.lenders
             .get(usize::from(lender))
-            .map_or(LenderWord::default(), |word| LenderWord(word.load(Ordering::Acquire)))
-    }
-
-    fn any_is_up(&self) -> bool {
-        self.lenders.iter().any(|word| LenderWord(word.load(Ordering::Acquire)).is_up())
+            .map_or(LenderWord::default(), |lender| LenderWord(lender.word.load(Ordering::Acquire)))
     }
 
     fn turn(&self, lender: u8, turn: impl Fn(LenderWord) -> Option<LenderWord>) -> bool {
-        let word = &self.lenders[usize::from(lender)];
+        let word = &self.lenders[usize::from(lender)].word;
         word.fetch_update(Ordering::AcqRel, Ordering::Acquire, |word| turn(LenderWord(word)).map(|word| word.0)).is_ok()
     }
 
@@ -231,11 +256,25 @@ impl Catalog {
     /// The lender is lost, and all pages it had: no scan, its epoch moves on. False: it was down already.
     pub fn lender_lost(&self, lender: u8) -> bool {
         let lost = self.turn(lender, LenderWord::lost);
-        // Drops do not say for whom they are; told to another lender they do nothing.
-        if lost && !self.any_is_up() {
-            self.drops.lock().clear();
+        if lost {
+            *self.lenders[usize::from(lender)].drops.lock() = Vec::new();
         }
         lost
+    }
+
+    /// The lender is too slow to be used, or no more. False: that was known.
+    pub fn lender_shun(&self, lender: u8, shunned: bool) -> bool {
+        self.turn(lender, |word| word.shun(shunned))
+    }
+
+    /// Whether the lender is there, used or not.
+    pub fn is_up(&self, lender: u8) -> bool {
+        self.word(lender).is_up()
+    }
+
+    /// Whether the lender is too slow to be used.
+    pub fn is_shunned(&self, lender: u8) -> bool {
+        self.word(lender).is_shunned()
     }
 
     /// A predecessor left a session with pages at the lender; what is restored under that epoch is valid once the session is resumed.
@@ -264,7 +303,36 @@ impl Catalog {
 
     /// Whether entries may be added.
     pub fn has_room(&self) -> bool {
-        self.entry_bytes.load(Ordering::Relaxed) < ENTRY_BYTES_MAX
+        self.entry_bytes.load(Ordering::Relaxed) < self.entry_bytes_max
+    }
+
+    /// The file is being used.
+    pub fn touch(&self, file: &File) {
+        // Not counted up by uses: files that are used between two reclaims are all alike.
+        file.used.store(self.reclaims.load(Ordering::Relaxed), Ordering::Relaxed);
+    }
+
+    /// If entries take all the memory that they may, forgets those of whole files, the ones not used for longest first, until there is room
+    /// again; their lenders are told. Returns how many pages were forgotten. Puma 2015, §3.4.1, bounds the catalog likewise.
+    pub fn reclaim(&self) -> u64 {
+        if self.has_room() {
+            return 0;
+        }
+        let aim = self.entry_bytes_max / RECLAIM_SHARE.1 * RECLAIM_SHARE.0;
+        self.reclaims.fetch_add(1, Ordering::Relaxed);
+        let mut files = self.files();
+        files.sort_by_key(|file| file.used.load(Ordering::Relaxed));
+        let mut forgotten = 0;
+        for file in files {
+            if self.entry_bytes.load(Ordering::Relaxed) <= aim {
+                break;
+            }
+            let mut state = file.state.lock();
+            forgotten += state.live_pages();
+            state.forget_pages(|index, entry| self.void(file.key, index, entry));
+            self.account(&mut state);
+        }
+        forgotten
     }
 
     /// Takes note of what a file's entries take, after they may have become more or fewer.
@@ -297,24 +365,24 @@ impl Catalog {
         if let Entry::Busy { place, version } | Entry::Present { place, version } = entry
             && self.standing(place) != Standing::Lost
         {
-            self.drop_at_lender(PageId { file, index }, version);
+            self.drop_at_lender(place.lender, PageId { file, index }, version);
         }
     }
 
     /// Notes a page that its lender keeps in vain.
-    pub fn drop_at_lender(&self, id: PageId, version: Version) {
-        let mut drops = self.drops.lock();
+    pub fn drop_at_lender(&self, lender: u8, id: PageId, version: Version) {
+        let mut drops = self.lenders[usize::from(lender)].drops.lock();
         if drops.len() < DROPS_MAX {
             drops.push(WireKey::new(id, version));
         }
     }
 
-    /// Moves up to `room` noted drops into `into`. None while no lender is there to be told: they are kept until it is.
-    pub fn take_drops(&self, room: usize, into: &mut Vec<WireKey>) {
-        if !self.any_is_up() {
+    /// Moves up to `room` noted drops for that lender into `into`. None while it is not there to be told: they are kept until it is.
+    pub fn take_drops(&self, lender: u8, room: usize, into: &mut Vec<WireKey>) {
+        if !self.is_up(lender) {
             return;
         }
-        let mut drops = self.drops.lock();
+        let mut drops = self.lenders[usize::from(lender)].drops.lock();
         let keep = drops.len() - drops.len().min(room);
         into.extend(drops.drain(keep..));
     }
@@ -362,7 +430,7 @@ mod tests {
 
     #[test]
     fn files_come_back_unless_deleted() {
-        let catalog = Catalog::new(1);
+        let catalog = Catalog::new(1, ENTRY_BYTES_MAX);
         catalog.lender_up(0);
         let file = catalog.adopt(identity(1));
         assert_eq!(catalog.adopt(identity(1)).key(), file.key());
@@ -374,7 +442,7 @@ mod tests {
         catalog.retire(&file, true);
         assert!(catalog.file(file.key()).is_none());
         let mut drops = Vec::new();
-        catalog.take_drops(8, &mut drops);
+        catalog.take_drops(0, 8, &mut drops);
         assert_eq!(drops.len(), 1, "the lender is told of the deleted file's page");
         let again = catalog.adopt(identity(1));
         assert_ne!(again.key(), file.key(), "a key is not given twice");
@@ -384,21 +452,21 @@ mod tests {
 
     #[test]
     fn a_restored_file_keeps_its_key_and_trusts_no_cached_copy() {
-        let catalog = Catalog::new(1);
+        let catalog = Catalog::new(1, ENTRY_BYTES_MAX);
         let file = catalog.restore(identity(1), FileKey(7), Left::default());
         assert_eq!(catalog.adopt(identity(1)).key(), FileKey(7));
         assert_eq!(catalog.adopt(identity(2)).key(), FileKey(8), "a key is not given twice");
         let mut state = file.state.lock();
         assert!(state.kernel_stale().is_some(), "nobody knows whether the kernel caches what the file holds");
-        let event = |state: &mut FileState| state.evict(3, 0, false, |_| Standing::Valid, true);
+        let event = |state: &mut FileState| state.evict(3, 0, false, |_| Standing::Valid, true, false);
         assert_eq!(event(&mut state), Verdict::Quarantined);
-        state.begin_read(page::PageRange { first: 3, end: 4 }, 0, 0, |_| Standing::Valid, true, &mut Vec::new());
+        state.begin_read(page::PageRange { first: 3, end: 4 }, 0, 0, |_| Standing::Valid, true, false, &mut Vec::new());
         assert_eq!(event(&mut state), Verdict::Put);
     }
 
     #[test]
     fn losing_a_lender_voids_its_pages_at_once() {
-        let catalog = Catalog::new(2);
+        let catalog = Catalog::new(2, ENTRY_BYTES_MAX);
         assert_eq!(catalog.place(0), None);
         assert!(catalog.lender_up(0));
         let place = catalog.place(0).unwrap();
@@ -416,13 +484,13 @@ mod tests {
         let mut sources = Vec::new();
         let mut state = file.state.lock();
         let range = page::PageRange { first: 3, end: 4 };
-        state.begin_read(range, 0, 0, |place| catalog.standing(place), true, &mut sources);
-        (sources[0], state.evict(3, 0, false, |place| catalog.standing(place), true))
+        state.begin_read(range, 0, 0, |place| catalog.standing(place), true, false, &mut sources);
+        (sources[0], state.evict(3, 0, false, |place| catalog.standing(place), true, false))
     }
 
     #[test]
     fn a_suspended_lenders_pages_wait_and_come_back() {
-        let catalog = Catalog::new(1);
+        let catalog = Catalog::new(1, ENTRY_BYTES_MAX);
         catalog.lender_up(0);
         let (file, changed) = (catalog.adopt(identity(1)), catalog.adopt(identity(2)));
         with_page(&catalog, &file);
@@ -434,11 +502,11 @@ mod tests {
         // What changes meanwhile is off the record, and the lender hears of it when it is back.
         catalog.remove(&mut catalog.names.lock(), &changed);
         let mut drops = Vec::new();
-        catalog.take_drops(8, &mut drops);
+        catalog.take_drops(0, 8, &mut drops);
         assert!(drops.is_empty(), "nobody is there to be told");
         assert!(catalog.lender_resume(0) && !catalog.lender_resume(0));
         assert!(matches!(asked(&catalog, &file), (Source::Lender(..), Verdict::Known)));
-        catalog.take_drops(8, &mut drops);
+        catalog.take_drops(0, 8, &mut drops);
         assert_eq!((drops.len(), drops[0].id().file), (1, changed.key()));
         // Suspended again, it does not come back.
         assert!(catalog.lender_suspend(0));
@@ -448,13 +516,13 @@ mod tests {
         assert!(catalog.lender_up(0));
         assert_eq!(catalog.census().live_pages, 0);
         drops.clear();
-        catalog.take_drops(8, &mut drops);
+        catalog.take_drops(0, 8, &mut drops);
         assert!(drops.is_empty(), "a new session has nothing to drop");
     }
 
     #[test]
     fn a_put_that_was_never_answered_is_asked_for_or_dropped() {
-        let catalog = Catalog::new(1);
+        let catalog = Catalog::new(1, ENTRY_BYTES_MAX);
         catalog.lender_up(0);
         let file = catalog.adopt(identity(1));
         let version = catalog.next_version().unwrap();
@@ -464,16 +532,45 @@ mod tests {
         assert!(matches!(asked(&catalog, &file), (Source::Busy(..), Verdict::Known)));
         catalog.retire(&file, true);
         let mut drops = Vec::new();
-        catalog.take_drops(8, &mut drops);
+        catalog.take_drops(0, 8, &mut drops);
         assert_eq!(drops[0].version(), version);
     }
 
     #[test]
     fn a_successor_takes_over_a_session_and_repeats_no_version() {
-        let catalog = Catalog::new(1);
+        let catalog = Catalog::new(1, ENTRY_BYTES_MAX);
         catalog.continue_versions(Version(100));
         assert_eq!(catalog.next_version(), Some(Version(100)));
         assert!(catalog.lender_expect(0, 7) && !catalog.lender_up(0) && catalog.lender_resume(0));
         assert_eq!(catalog.place(0), Some(Place { lender: 0, epoch: 7 }));
+    }
+
+    #[test]
+    fn a_full_catalog_forgets_whole_files_the_oldest_first() {
+        let catalog = Catalog::new(1, 8 * 600);
+        catalog.lender_up(0);
+        let files: Vec<_> = (0..10).map(|inode| catalog.adopt(identity(inode))).collect();
+        for file in &files {
+            with_page(&catalog, file);
+            catalog.account(&mut file.state.lock());
+        }
+        assert!(!catalog.has_room());
+        // What was used since the last time goes last.
+        catalog.reclaim();
+        assert!(catalog.has_room() && catalog.reclaim() == 0);
+        let live: Vec<_> = files.iter().filter(|file| file.state.lock().live_pages() > 0).collect();
+        assert!(!live.is_empty());
+        let kept = live[0].clone();
+        catalog.touch(&kept);
+        for file in files.iter().filter(|file| file.state.lock().live_pages() == 0) {
+            with_page(&catalog, file);
+            catalog.account(&mut file.state.lock());
+        }
+        assert!(catalog.reclaim() > 0);
+        assert_eq!(kept.state.lock().live_pages(), 1);
+        let mut drops = Vec::new();
+        catalog.take_drops(0, 100, &mut drops);
+        let live: u64 = files.iter().map(|file| file.state.lock().live_pages()).sum();
+        assert!(drops.len() as u64 + live >= 10, "the lender is told of what was forgotten");
     }
 }

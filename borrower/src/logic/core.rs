@@ -7,14 +7,16 @@
 use super::catalog::{Catalog, File};
 use super::entry::Entry;
 use super::file::{ChangeTicket, Ended, FileState, Verdict};
-use super::puts::{Batch, PutQueue};
+use super::placement::Weights;
+use super::puts::{Batch, Buffers, PutQueue};
 use super::rules::{Rule, keeps};
 use crate::below::Stamp;
 use crate::metrics::Metrics;
-use page::{ChecksumKey, FileKey, Page, PageId, PageRange};
+use page::seal::Sealing;
+use page::{FileKey, Page, PageId, PageRange};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
-use sync::Mutex;
+use sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use sync::{Condvar, Mutex};
 use wire::WireKey;
 
 /// Which copy of a page stays when it is read back (Puma 2015, §3.3.4).
@@ -99,51 +101,116 @@ pub enum Outcome {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Confused;
 
+/// How a [`Core`] is set up.
+pub struct Setup {
+    /// Lenders that there can be.
+    pub lenders: u8,
+    /// Put buffers of all lenders.
+    pub put_batches: usize,
+    /// Pages of each.
+    pub batch_pages: usize,
+    /// What pages are turned into on their way to a lender.
+    pub sealing: Sealing,
+    /// What a lender does with a page that is read back.
+    pub strategy: Strategy,
+    /// Whether the kernel's evictions are seen; else the pool is filled with what is read.
+    pub sees_evictions: bool,
+    /// Whether what is read in a sequential stream is not lent.
+    pub filter: bool,
+    /// Memory that the catalog's entries may take.
+    pub entry_bytes_max: u64,
+}
+
+impl Setup {
+    /// With the sizes and the policies that are the default.
+    pub fn new(lenders: u8, sealing: impl Into<Sealing>, strategy: Strategy, sees_evictions: bool) -> Setup {
+        Setup {
+            lenders,
+            put_batches: super::puts::BATCHES_MAX,
+            batch_pages: super::puts::BATCH_PAGES,
+            sealing: sealing.into(),
+            strategy,
+            sees_evictions,
+            filter: true,
+            entry_bytes_max: super::catalog::ENTRY_BYTES_MAX,
+        }
+    }
+}
+
+/// Pages on their way to one lender.
+struct Queue {
+    puts: Mutex<PutQueue>,
+    /// A page waits that none waited before, or a buffer has become full.
+    work: Condvar,
+    /// What tells this lender from others for good, for the placement.
+    salt: AtomicU64,
+}
+
 /// What the borrower knows and decides.
 pub struct Core {
     /// The files and their pages.
     pub catalog: Catalog,
     /// The counters.
     pub metrics: Metrics,
-    /// What checksums are made with.
-    key: ChecksumKey,
+    /// What pages are turned into on their way to a lender.
+    sealing: Sealing,
     strategy: Strategy,
     sees_evictions: bool,
-    /// For each lender, what is on its way there.
-    queues: Vec<Mutex<PutQueue>>,
-    /// The lender whose buffer is being filled.
-    filling: AtomicU8,
+    filter: bool,
+    /// What the lenders weigh.
+    pub weights: Weights,
+    buffers: Arc<Buffers>,
+    queues: Vec<Queue>,
+    /// Whether pages are put.
+    borrowing: AtomicBool,
 }
 
 impl Core {
-    /// For that many lenders, none of them up, with so many put buffers of so many pages each. Where evictions are not seen, the pool
-    /// is filled with what is read.
-    pub fn new(
-        lenders: u8,
-        (put_batches, batch_pages): (usize, usize),
-        key: ChecksumKey,
-        strategy: Strategy,
-        sees_evictions: bool,
-    ) -> Core {
+    /// None of the lenders is up.
+    pub fn new(setup: Setup) -> Core {
+        let buffers = Arc::new(Buffers::new(setup.put_batches, setup.batch_pages));
+        let queue = |number: u8| Queue {
+            puts: Mutex::new(PutQueue::new(buffers.clone())),
+            work: Condvar::new(),
+            salt: AtomicU64::new(number.into()),
+        };
         Core {
-            catalog: Catalog::new(lenders),
+            catalog: Catalog::new(setup.lenders, setup.entry_bytes_max),
             metrics: Metrics::default(),
-            key,
-            strategy,
-            sees_evictions,
-            queues: (0..lenders).map(|_| Mutex::new(PutQueue::new(put_batches, batch_pages))).collect(),
-            filling: AtomicU8::new(0),
+            sealing: setup.sealing,
+            strategy: setup.strategy,
+            sees_evictions: setup.sees_evictions,
+            filter: setup.filter,
+            weights: Weights::new(setup.lenders),
+            queues: (0..setup.lenders).map(queue).collect(),
+            buffers,
+            borrowing: AtomicBool::new(true),
         }
     }
 
-    /// How many lenders there are.
-    pub fn lenders(&self) -> u8 {
-        self.queues.len() as u8
+    /// Whether pages are put from now on. What lenders have is asked for all the same.
+    pub fn set_borrowing(&self, borrowing: bool) {
+        self.borrowing.store(borrowing, Ordering::Relaxed);
     }
 
-    /// What checksums are made with.
-    pub fn key(&self) -> &ChecksumKey {
-        &self.key
+    /// Whether pages are put.
+    pub fn is_borrowing(&self) -> bool {
+        self.borrowing.load(Ordering::Relaxed)
+    }
+
+    /// Lenders to which pages may be put, a bit for each.
+    pub fn usable(&self) -> u64 {
+        if self.is_borrowing() { self.catalog.usable() } else { 0 }
+    }
+
+    /// Whether what is read in a sequential stream is not lent.
+    pub fn filters(&self) -> bool {
+        self.filter
+    }
+
+    /// What pages are turned into on their way to a lender.
+    pub fn sealing(&self) -> &Sealing {
+        &self.sealing
     }
 
     /// Whether lenders give away what they answer. Without a tap an eviction is not seen, so that a page given away would not
@@ -159,7 +226,28 @@ impl Core {
 
     /// Puts on their way to that lender.
     pub fn queue(&self, lender: u8) -> &Mutex<PutQueue> {
-        &self.queues[usize::from(lender)]
+        &self.queues[usize::from(lender)].puts
+    }
+
+    /// Notified under [`Core::queue`]'s lock when something is there to be sent.
+    pub fn work(&self, lender: u8) -> &Condvar {
+        &self.queues[usize::from(lender)].work
+    }
+
+    /// The buffers of all queues.
+    pub fn buffers(&self) -> &Buffers {
+        &self.buffers
+    }
+
+    /// That lender has this name: what tells it from others, whatever number it has here.
+    pub fn name_lender(&self, lender: u8, name: &str) {
+        let salt = name.bytes().fold(0, |salt, byte| super::placement::mix(salt ^ u64::from(byte)));
+        self.queues[usize::from(lender)].salt.store(salt, Ordering::Relaxed);
+    }
+
+    /// Lenders were found or lost: they share the buffers anew.
+    pub fn share_buffers(&self) {
+        self.buffers.share_among((0..self.catalog.lenders()).filter(|lender| self.catalog.is_up(*lender)).count());
     }
 
     /// Announces a change, before it is applied below; `before` is what the file looks like now.
@@ -248,6 +336,7 @@ impl Core {
             return None;
         };
         let index = u32::try_from(index).ok()?;
+        self.catalog.touch(&file);
         let mut state = file.state.lock();
         self.offer(&file, &mut state, index, position, page)
     }
@@ -264,12 +353,19 @@ impl Core {
     ) -> Option<u8> {
         let metrics = &self.metrics;
         let standing = |place| self.catalog.standing(place);
-        let counter = match state.evict(index, position, page::is_zero(page), standing, self.catalog.has_room()) {
-            Verdict::Put => return self.put(file, state, index, page),
+        let (before, elsewhere) = (state.entry(index), self.usable() != 0);
+        let is_zero = page::is_zero(page);
+        let counter = match state.evict(index, position, is_zero, standing, self.catalog.has_room(), elsewhere) {
+            Verdict::Put => return self.put(file, state, index, page, before),
             Verdict::Known => &metrics.evictions_known,
             Verdict::Zero => {
+                self.catalog.void(file.key(), index, before);
                 self.catalog.account(state);
                 &metrics.evictions_zero
+            }
+            Verdict::Sequential => {
+                self.catalog.account(state);
+                &metrics.evictions_sequential
             }
             Verdict::NoRoom => &metrics.evictions_no_room,
             Verdict::Changing | Verdict::Tainted | Verdict::Quarantined => &metrics.evictions_not_trusted,
@@ -278,44 +374,33 @@ impl Core {
         None
     }
 
-    fn put(&self, file: &File, state: &mut FileState, index: u32, page: &Page) -> Option<u8> {
-        let Some((lender, place)) = self.next_place() else {
+    fn put(&self, file: &File, state: &mut FileState, index: u32, page: &Page, before: Entry) -> Option<u8> {
+        let usable = self.usable();
+        if usable == 0 {
             self.metrics.evictions_no_lender.one();
             return None;
-        };
-        let version = self.catalog.next_version()?;
-        let id = PageId { file: file.key(), index };
-        let mut queue = self.queue(lender).lock();
-        if !queue.push(id, version, self.key.checksum(id, version, page), page) {
-            drop(queue);
-            self.metrics.evictions_no_room.one();
-            // Another lender may have room for the next one.
-            self.turn(lender);
-            return None;
         }
-        state.put(index, place, version);
-        self.catalog.account(state);
-        if !queue.has_full() {
-            return None;
+        let salt = |lender: u8| self.queues[usize::from(lender)].salt.load(Ordering::Relaxed);
+        for lender in self.weights.choose(file.key(), index, usable, salt).iter() {
+            let mut puts = self.queue(lender).lock();
+            let Some(place) = self.catalog.place(lender).filter(|_| puts.has_room()) else { continue };
+            let version = self.catalog.next_version()?;
+            let id = PageId { file: file.key(), index };
+            let was_idle = !puts.has_any();
+            puts.push(id, version, |sealed| self.sealing.seal(id, version, page, sealed));
+            let full = puts.has_full();
+            drop(puts);
+            // A lender that is away may have an older copy.
+            self.catalog.void(file.key(), index, before);
+            state.put(index, place, version);
+            self.catalog.account(state);
+            if was_idle || full {
+                self.work(lender).notify_one();
+            }
+            return full.then_some(lender);
         }
-        drop(queue);
-        self.turn(lender);
-        Some(lender)
-    }
-
-    /// Pages go to one lender until its buffer is full, then to the next, so that neighbours tend to stay together.
-    pub(super) fn next_place(&self) -> Option<(u8, super::entry::Place)> {
-        let count = self.queues.len() as u8;
-        let first = self.filling.load(Ordering::Relaxed);
-        let (lender, place) = (0..count)
-            .map(|step| (first + step) % count)
-            .find_map(|lender| Some((lender, self.catalog.place(lender)?)))?;
-        self.filling.store(lender, Ordering::Relaxed);
-        Some((lender, place))
-    }
-
-    fn turn(&self, lender: u8) {
-        self.filling.store((lender + 1) % self.queues.len() as u8, Ordering::Relaxed);
+        self.metrics.evictions_no_room.one();
+        None
     }
 
     /// The next buffer to send to that lender: a full one, or with `partial` the one being filled.
@@ -351,7 +436,7 @@ impl Core {
                 self.metrics.put_pages_refused.one();
             } else if !wanted {
                 self.metrics.put_pages_outdated.one();
-                self.catalog.drop_at_lender(id, version);
+                self.catalog.drop_at_lender(lender, id, version);
             }
         }
         Ok(())

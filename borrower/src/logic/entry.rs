@@ -2,9 +2,9 @@
 //!
 //! ```text
 //! bit 63..62  state: 0 absent, 1 busy, 2 present, 3 zero
-//! absent      61..0   the file's quarantine number that a READ of the page has lifted (0: none)
-//! others      61      reserved for the sequential tag
-//!             60..55  lender
+//! absent      61      read from below in a sequential stream: not to be lent when it is evicted
+//!             60..0   the file's quarantine number that a READ of the page has lifted (0: none)
+//! others      60..55  lender
 //!             54..49  that lender's epoch
 //!             48..0   version
 //! ```
@@ -50,6 +50,8 @@ pub enum Entry {
     Absent {
         /// Quarantines up to this number no longer hold for the page.
         lifted: u64,
+        /// It was read from below in a sequential stream.
+        sequential: bool,
     },
     /// Its bytes are on their way to a lender, and still in a put buffer here.
     Busy {
@@ -70,12 +72,18 @@ pub enum Entry {
 }
 
 /// Nothing known of the page.
-pub const UNKNOWN: Entry = Entry::Absent { lifted: 0 };
+pub const UNKNOWN: Entry = absent(0);
+
+/// No lender has the page; it was last read at random, or not at all.
+pub const fn absent(lifted: u64) -> Entry {
+    Entry::Absent { lifted, sequential: false }
+}
 
 const STATE_SHIFT: u32 = 62;
 const LENDER_SHIFT: u32 = 55;
 const EPOCH_SHIFT: u32 = Version::BITS;
-const LIFTED_MAX: u64 = (1 << STATE_SHIFT) - 1;
+const SEQUENTIAL: u64 = 1 << 61;
+const LIFTED_MAX: u64 = SEQUENTIAL - 1;
 
 impl Entry {
     /// The entry as a word.
@@ -88,7 +96,7 @@ impl Entry {
                 | version.0
         };
         match self {
-            Entry::Absent { lifted } => lifted.min(LIFTED_MAX),
+            Entry::Absent { lifted, sequential } => lifted.min(LIFTED_MAX) | if sequential { SEQUENTIAL } else { 0 },
             Entry::Busy { place, version } => named(1, place, version),
             Entry::Present { place, version } => named(2, place, version),
             Entry::Zero => 3 << STATE_SHIFT,
@@ -103,7 +111,7 @@ impl Entry {
         };
         let version = Version(word & Version::MAX.0);
         match word >> STATE_SHIFT {
-            0 => Entry::Absent { lifted: word },
+            0 => Entry::Absent { lifted: word & LIFTED_MAX, sequential: word & SEQUENTIAL != 0 },
             1 => Entry::Busy { place, version },
             2 => Entry::Present { place, version },
             _ => Entry::Zero,
@@ -125,7 +133,9 @@ mod tests {
         let place = Place { lender: 63, epoch: 21 };
         let all = [
             UNKNOWN,
-            Entry::Absent { lifted: LIFTED_MAX },
+            absent(LIFTED_MAX),
+            Entry::Absent { lifted: 0, sequential: true },
+            Entry::Absent { lifted: LIFTED_MAX, sequential: true },
             Entry::Busy { place, version: Version(1) },
             Entry::Present { place, version: Version::MAX },
             Entry::Present { place: Place { lender: 0, epoch: 63 }, version: Version(77) },

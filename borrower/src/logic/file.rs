@@ -18,9 +18,10 @@
 //!
 //! Pure logic: no I/O, no clock. What must never happen here: a page live in the table whose bytes differ from the file's.
 
-use super::entry::{Entry, Place, Standing, UNKNOWN};
+use super::entry::{Entry, Place, Standing, UNKNOWN, absent};
 use super::overtaking::Watch;
 use super::rules::{Rule, keeps};
+use super::streams::Streams;
 use super::table::PageTable;
 use crate::below::Stamp;
 use page::{PAGE_SHIFT, PAGE_SIZE, PageRange, Version};
@@ -71,6 +72,8 @@ pub struct ReadTicket {
     quarantine: u64,
     raced: bool,
     moment: u64,
+    /// The READ goes on where others ended: what it gets from below is not worth lending.
+    pub sequential: bool,
     /// What the file looked like when we last left it, if nothing is under way.
     pub stamp: Option<Stamp>,
 }
@@ -111,6 +114,8 @@ pub enum Verdict {
     Put,
     /// It was recorded as a page of zeros: nothing to send.
     Zero,
+    /// It was read in a sequential stream: not worth sending.
+    Sequential,
     /// A lender has it already.
     Known,
     /// The catalog has no room for its entry.
@@ -163,6 +168,8 @@ pub struct FileState {
     changes_beside: u64,
     /// Of those, how many the kernel's cache has been rid of.
     changes_dropped: u64,
+    /// Since the first READ.
+    streams: Option<Box<Streams>>,
     /// Since the first write, or the first time that pages were dropped.
     watch: Option<Box<Watch>>,
     /// The size that the kernel was last told, or learned from its own buffered writes.
@@ -200,7 +207,7 @@ impl FileState {
 
     /// Bytes of memory taken by the entries.
     pub fn memory_bytes(&self) -> u64 {
-        self.table.memory_bytes()
+        self.table.memory_bytes() + self.streams.as_ref().map_or(0, |_| size_of::<Streams>() as u64)
     }
 
     /// How often somebody was seen to change the file beside us.
@@ -233,17 +240,22 @@ impl FileState {
         self.watch.get_or_insert_default().drop_ended();
     }
 
+    /// A write(2) that is not answered yet has waited until it had.
+    pub fn drop_waited(&mut self) {
+        self.watch.get_or_insert_default().drop_waited();
+    }
+
     /// The kernel is about to be told the file's size: if it is another than it knows, it drops pages.
     pub fn tell_size(&mut self, size_bytes: u64) {
         if self.told_size_bytes.replace(size_bytes).is_some_and(|told| told != size_bytes) {
-            self.drop_begins();
-            self.drop_ended();
+            self.watch.get_or_insert_default().drop_follows();
         }
     }
 
     /// The kernel has forgotten the file: nothing of it is cached or under way.
     pub fn forgotten(&mut self) {
         self.watch = None;
+        self.streams = None;
         self.edges = Vec::new();
         self.told_size_bytes = None;
     }
@@ -386,7 +398,9 @@ impl FileState {
     }
 
     /// A READ of the pages of `range`, out of the page cache, has arrived at `position` of the event stream. Says for each
-    /// page where it comes from; `standing` tells whether a place can be asked.
+    /// page where it comes from; `standing` tells whether a place can be asked. With `filter` what is read in a sequential stream is
+    /// tagged.
+    #[allow(clippy::too_many_arguments)] // what the READ is, and how things stand
     pub fn begin_read(
         &mut self,
         range: PageRange,
@@ -394,9 +408,11 @@ impl FileState {
         consumed: u64,
         standing: impl Fn(Place) -> Standing,
         has_room: bool,
+        filter: bool,
         sources: &mut Vec<Source>,
     ) -> ReadTicket {
         sources.clear();
+        let sequential = filter && self.streams.get_or_insert_default().note(range);
         let raced = self.is_changing(range);
         let held = self.quarantines.iter().any(|held| held.range.overlaps(range));
         let mut lifted = false;
@@ -428,7 +444,12 @@ impl FileState {
             // Without room for it the page stays quarantined: it will not be lent.
             if held && !raced && has_room && self.is_quarantined(index) {
                 lifted = true;
-                self.table.set(index, Entry::Absent { lifted: self.quarantine });
+                self.table.set(index, Entry::Absent { lifted: self.quarantine, sequential });
+            } else if let Entry::Absent { lifted, sequential: tagged } = entry
+                && tagged != sequential
+                && (has_room || tagged)
+            {
+                self.table.set(index, Entry::Absent { lifted, sequential });
             }
         }
         if lifted && keeps(Rule::Lift) {
@@ -436,7 +457,7 @@ impl FileState {
         }
         let stamp = self.stamp.filter(|_| self.is_settled());
         let (changes, moment) = (self.changes, self.moment());
-        ReadTicket { range, changes, quarantine: self.quarantine, raced, moment, stamp }
+        ReadTicket { range, changes, quarantine: self.quarantine, raced, moment, sequential, stamp }
     }
 
     /// The lender no longer has the page: it gave it away (exclusive), or answered that it is not there. `ticket` is the READ
@@ -445,7 +466,7 @@ impl FileState {
         match self.table.get(index) {
             Entry::Busy { version: known, .. } | Entry::Present { version: known, .. } if known == version => {
                 let lifted = ticket.filter(|ticket| !ticket.raced).map_or(0, |ticket| ticket.quarantine);
-                self.table.set(index, Entry::Absent { lifted });
+                self.table.set(index, absent(lifted));
             }
             _ => {}
         }
@@ -468,7 +489,7 @@ impl FileState {
     }
 
     /// The page was evicted, with an event at `position`; `is_zero` tells whether all its bytes are zero, `has_room` whether the
-    /// catalog may grow. After
+    /// catalog may grow, `elsewhere` whether some lender can be used. After
     /// [`Verdict::Put`] the caller must call [`FileState::put`] before anything else is asked of this file.
     pub fn evict(
         &mut self,
@@ -477,6 +498,7 @@ impl FileState {
         is_zero: bool,
         standing: impl Fn(Place) -> Standing,
         has_room: bool,
+        elsewhere: bool,
     ) -> Verdict {
         if keeps(Rule::Active) && self.active.iter().any(|active| active.range.contains(index.into())) {
             return Verdict::Changing;
@@ -485,14 +507,22 @@ impl FileState {
             return Verdict::Tainted;
         }
         match self.table.get(index) {
-            Entry::Busy { place, .. } | Entry::Present { place, .. } if standing(place) != Standing::Lost => {
-                return Verdict::Known;
-            }
+            Entry::Busy { place, .. } | Entry::Present { place, .. } => match standing(place) {
+                Standing::Valid => return Verdict::Known,
+                // It may come back; but whoever can be used now is worth more.
+                Standing::Suspended if !elsewhere => return Verdict::Known,
+                Standing::Suspended | Standing::Lost => {}
+            },
             Entry::Zero => return Verdict::Known,
             _ => {}
         }
         if self.is_quarantined(index) || self.edges.iter().any(|edge| edge.contains(index.into())) {
             return Verdict::Quarantined;
+        }
+        // A READ that finds it cached no more decides anew.
+        if let Entry::Absent { lifted, sequential: true } = self.table.get(index) {
+            self.table.set(index, absent(lifted));
+            return Verdict::Sequential;
         }
         if !has_room {
             return Verdict::NoRoom;
@@ -502,6 +532,11 @@ impl FileState {
             return Verdict::Zero;
         }
         Verdict::Put
+    }
+
+    /// What is known of the page.
+    pub(super) fn entry(&self, index: u32) -> Entry {
+        self.table.get(index)
     }
 
     /// The page is on its way to a lender.
@@ -530,8 +565,8 @@ impl FileState {
             self.quarantines.iter().filter(|held| held.range.contains(index.into())).map(|held| held.number).max();
         match (newest, self.table.get(index)) {
             (None, _) => false,
-            (Some(_), Entry::Absent { lifted }) if !keeps(Rule::Lifted) => lifted == 0,
-            (Some(number), Entry::Absent { lifted }) => lifted < number,
+            (Some(_), Entry::Absent { lifted, .. }) if !keeps(Rule::Lifted) => lifted == 0,
+            (Some(number), Entry::Absent { lifted, .. }) => lifted < number,
             // A live page was put while no quarantine held it, and a change of its own would have voided it: it is held
             // only by a merged range.
             (Some(_), _) => false,
@@ -573,9 +608,9 @@ impl FileState {
         if self.quarantines.iter().any(|held| held.range.overlaps(range)) {
             for index in indices(range) {
                 if self.is_quarantined(index)
-                    && let Entry::Absent { lifted } = self.table.get(index)
+                    && let Entry::Absent { lifted, .. } = self.table.get(index)
                 {
-                    self.table.set(index, Entry::Absent { lifted: lifted.max(number) });
+                    self.table.set(index, absent(lifted.max(number)));
                 }
             }
         }

@@ -1,4 +1,4 @@
-//! Where the borrower stands with one lender: its epoch, and whether it is up, suspended or down, in one word.
+//! Where the borrower stands with one lender: its epoch, whether it is up, suspended or down, and whether it is shunned, in one word.
 //!
 //! ```text
 //!          up                 suspend
@@ -13,6 +13,9 @@
 //! resumed, what is on record is as current as if the lender had merely been slow to answer, because nothing that
 //! voids an entry asks whether its lender is there.
 //!
+//! A lender that is *shunned* is there, but too slow to be used ([`super::gate`]). What is on record stays valid, as with one that is suspended;
+//! it is told of changes.
+//!
 //! Pure: a transition takes the word and gives the next one, or nothing where it does not apply. What must never happen here: an epoch
 //! valid again after it was lost, other than by wrapping (see [`Place::epoch`]).
 
@@ -20,6 +23,7 @@ use super::entry::{Place, Standing};
 
 const UP: u32 = 1 << 16;
 const SUSPENDED: u32 = 1 << 17;
+const SHUNNED: u32 = 1 << 18;
 const EPOCH: u32 = (Place::EPOCHS - 1) as u32;
 
 /// The state of a lender. The default is down, in epoch 0.
@@ -44,17 +48,33 @@ impl LenderWord {
 
     /// The lender has not kept the session, or nobody waits for it any longer.
     pub fn lost(self) -> Option<LenderWord> {
-        (!self.is_down()).then_some(LenderWord((self.0 + 1) & EPOCH))
+        (!self.is_down()).then_some(LenderWord((self.0 + 1) & EPOCH | self.0 & SHUNNED))
+    }
+
+    /// Whether it is too slow, or no more. Whatever else it is stays as it is.
+    pub fn shun(self, shunned: bool) -> Option<LenderWord> {
+        let word = if shunned { self.0 | SHUNNED } else { self.0 & !SHUNNED };
+        (word != self.0).then_some(LenderWord(word))
     }
 
     /// A predecessor left a session there in that epoch, which may be resumed.
     pub fn expect(self, epoch: u8) -> Option<LenderWord> {
-        self.is_down().then_some(LenderWord(u32::from(epoch) & EPOCH | SUSPENDED))
+        self.is_down().then_some(LenderWord(u32::from(epoch) & EPOCH | SUSPENDED | self.0 & SHUNNED))
+    }
+
+    /// Whether it is there.
+    pub fn is_up(self) -> bool {
+        self.0 & UP != 0
     }
 
     /// Whether pages can be put and asked for.
-    pub fn is_up(self) -> bool {
-        self.0 & UP != 0
+    pub fn is_usable(self) -> bool {
+        self.0 & (UP | SHUNNED) == UP
+    }
+
+    /// Whether it is too slow to be used.
+    pub fn is_shunned(self) -> bool {
+        self.0 & SHUNNED != 0
     }
 
     /// Whether it is away and may come back with its pages.
@@ -74,8 +94,8 @@ impl LenderWord {
     /// Where an entry of that epoch stands.
     pub fn standing(self, epoch: u8) -> Standing {
         match self.epoch() == epoch {
-            true if self.is_up() => Standing::Valid,
-            true if self.is_suspended() => Standing::Suspended,
+            true if self.is_usable() => Standing::Valid,
+            true if self.is_up() || self.is_suspended() => Standing::Suspended,
             _ => Standing::Lost,
         }
     }
@@ -111,5 +131,15 @@ mod tests {
         assert_eq!((down.suspend(), down.resume(), down.lost()), (None, None, None));
         assert_eq!((up.up(), up.resume(), up.expect(0)), (None, None, None));
         assert_eq!((away.up(), away.suspend(), away.expect(0)), (None, None, None));
+    }
+
+    #[test]
+    fn one_that_is_shunned_keeps_its_pages_and_is_not_asked() {
+        let up = LenderWord::default().up().unwrap();
+        let slow = up.shun(true).unwrap();
+        assert_eq!((slow.standing(0), slow.is_usable(), slow.is_up()), (Standing::Suspended, false, true));
+        assert_eq!((slow.shun(true), slow.shun(false)), (None, Some(up)));
+        let back = slow.suspend().unwrap().resume().unwrap();
+        assert!(back.is_shunned() && back.lost().unwrap().is_shunned(), "slow until it is seen to be fast");
     }
 }

@@ -10,7 +10,8 @@
 //! * A write(2) gets its number after its pages were filled. So a READ with a lower number may have come in between, but only if the page
 //!   was dropped in between: of the writes that begin while pages are being dropped, and of the first one after that (the kernel
 //!   holds the inode's lock from filling to answer, so that there is only one), none is trusted if a READ of its pages was
-//!   answered since the drop began.
+//!   answered since the drop began. A write whose answer waits until the drop has ended takes the place of that first one: nobody else
+//!   could fill pages meanwhile.
 //! * What a daemon before this one has answered is not known: the first write after it is not trusted.
 
 use super::rules::{Rule, keeps};
@@ -63,6 +64,8 @@ pub struct Watch {
     drops: u32,
     /// The next write(2) may have been filled before the last drop.
     first_after_drop: bool,
+    /// One of those drops is the kernel's own, after an answer that has told it another size: nobody learns when it ends.
+    unseen: bool,
     /// READs answered when that drop began.
     reads_before_drop: usize,
     /// What was answered before is not known.
@@ -94,6 +97,21 @@ impl Watch {
         self.drops = self.drops.saturating_sub(1);
     }
 
+    /// The kernel is about to be told another size, and drops pages then.
+    pub fn drop_follows(&mut self) {
+        self.drop_begins();
+        self.drop_ended();
+        self.unseen = true;
+    }
+
+    /// A write(2) that is not answered yet has waited for the drops. The kernel holds the inode's lock from the filling of its pages until
+    /// its answer: so what the next write(2) fills, it fills after the drops that have ended by now.
+    pub fn drop_waited(&mut self) {
+        if self.drops == 0 && !self.unseen && !self.taken_over {
+            self.first_after_drop = false;
+        }
+    }
+
     /// A buffered write begins; `writeback` tells whether the kernel does it by itself, without the inode's lock. Returns whether it counts
     /// as overtaken.
     pub fn write_begins(&mut self, request: u64, range: PageRange, writeback: bool) -> bool {
@@ -104,6 +122,7 @@ impl Watch {
         self.writes.note(request, range);
         if !writeback && self.drops == 0 {
             self.first_after_drop = false;
+            self.unseen = false;
             self.taken_over = false;
         }
         keeps(Rule::Overtaken) && (by_read || by_drop) || by_write
@@ -156,8 +175,32 @@ mod tests {
     }
 
     #[test]
+    fn after_a_write_that_waited_for_the_drop_the_next_one_is_trusted() {
+        let mut watch = Watch::default();
+        watch.read_answered(8, pages(0, 4));
+        assert!(watch.write_begins(7, pages(0, 4), false));
+        watch.drop_begins();
+        watch.read_answered(9, pages(0, 4));
+        watch.drop_ended();
+        watch.drop_waited();
+        assert!(!watch.write_begins(10, pages(0, 4), false));
+        // Another drop is under way, or the kernel's own may be: it has waited for nothing.
+        watch.drop_begins();
+        watch.read_answered(11, pages(0, 4));
+        watch.drop_waited();
+        assert!(watch.write_begins(12, pages(0, 4), false));
+        watch.drop_ended();
+        watch.drop_follows();
+        watch.read_answered(13, pages(0, 4));
+        watch.drop_waited();
+        assert!(watch.write_begins(14, pages(0, 4), false));
+        assert!(!watch.write_begins(15, pages(0, 4), false));
+    }
+
+    #[test]
     fn the_first_write_after_a_take_over_is_not_trusted() {
         let mut watch = Watch::taken_over();
+        watch.drop_waited();
         assert!(watch.write_begins(9, pages(0, 1), false));
         assert!(!watch.write_begins(10, pages(0, 1), false));
     }

@@ -2,19 +2,26 @@
 //! answered (Puma 2015, §3.3.1: preallocation of request buffers, aggregation of put requests).
 //!
 //! No memory is allocated on the way of an evicted page, and there is never more than their worth of
-//! pages between the kernel and a lender. When all buffers are taken, the page is not lent: it is only a cache.
+//! pages between the kernel and the lenders. When all buffers are taken, the page is not lent: it is only a cache. The lenders share the
+//! buffers, each up to its share, so that one that is stuck leaves the others theirs.
 
 use page::{PAGE_SIZE, Page, PageId, Version};
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+use sync::{Condvar, Mutex};
 use wire::{PutItem, WireKey};
 use zerocopy::little_endian::U64;
 
 /// Pages in a message: 256 KiB, some 40 µs of a 50 Gb/s network, so that a get on the same machine waits for no more.
 pub const BATCH_PAGES: usize = 64;
 
-/// Buffers of a lender, hence puts under way: 8 MiB.
+/// Buffers of all lenders, hence puts under way: 8 MiB.
 pub const BATCHES_MAX: usize = 32;
+
+/// Buffers that each lender may have, however many there are: one that is being filled, and one on its way.
+const SHARE_MIN: usize = 2;
 
 /// The pages of one Put message.
 pub struct Batch {
@@ -32,7 +39,7 @@ impl Batch {
         &self.items
     }
 
-    /// Their bytes, in the same order.
+    /// Their bytes as the lender is to get them, in the same order.
     pub fn pages(&self) -> &[Page] {
         &self.pages[..self.items.len()]
     }
@@ -43,9 +50,51 @@ impl Batch {
     }
 }
 
+/// The buffers that are free, of all lenders.
+pub struct Buffers {
+    free: Mutex<Vec<Batch>>,
+    returned: Condvar,
+    total: usize,
+    share: AtomicUsize,
+}
+
+impl Buffers {
+    /// That many, of so many pages each.
+    pub fn new(batches: usize, batch_pages: usize) -> Buffers {
+        Buffers {
+            free: Mutex::new((0..batches).map(|_| Batch::new(batch_pages)).collect()),
+            returned: Condvar::new(),
+            total: batches,
+            share: AtomicUsize::new(batches),
+        }
+    }
+
+    /// So many lenders share them from now on.
+    pub fn share_among(&self, lenders: usize) {
+        self.share.store((self.total / lenders.max(1)).max(SHARE_MIN), Ordering::Relaxed);
+    }
+
+    /// Waits until one is free, for `limit` at the most.
+    pub fn wait(&self, limit: Duration) {
+        self.returned.wait_while_for(&mut self.free.lock(), |free| free.is_empty(), limit);
+    }
+
+    /// Whether one is.
+    pub fn has_free(&self) -> bool {
+        !self.free.lock().is_empty()
+    }
+
+    fn put_back(&self, batch: Batch) {
+        self.free.lock().push(batch);
+        self.returned.notify_all();
+    }
+}
+
 /// Pages on their way to one lender.
 pub struct PutQueue {
-    free: Vec<Batch>,
+    buffers: Arc<Buffers>,
+    /// Buffers taken.
+    held: usize,
     filling: Option<Batch>,
     ready: VecDeque<Arc<Batch>>,
     sent: VecDeque<(u64, Arc<Batch>)>,
@@ -55,10 +104,11 @@ pub struct PutQueue {
 }
 
 impl PutQueue {
-    /// With that many buffers of so many pages.
-    pub fn new(batches: usize, batch_pages: usize) -> PutQueue {
+    /// Empty; it takes from those buffers.
+    pub fn new(buffers: Arc<Buffers>) -> PutQueue {
         PutQueue {
-            free: (0..batches).map(|_| Batch::new(batch_pages)).collect(),
+            buffers,
+            held: 0,
             filling: None,
             ready: VecDeque::new(),
             sent: VecDeque::new(),
@@ -70,16 +120,25 @@ impl PutQueue {
     /// Whether [`PutQueue::push`] would find room.
     pub fn has_room(&mut self) -> bool {
         self.collect_leaving();
-        self.filling.is_some() || !self.free.is_empty()
+        self.filling.is_some() || self.held < self.buffers.share.load(Ordering::Relaxed) && self.buffers.has_free()
     }
 
-    /// Copies the page into the buffer that is being filled. False: there is no room.
-    pub fn push(&mut self, id: PageId, version: Version, checksum: u64, page: &Page) -> bool {
-        if !self.has_room() {
-            return false;
+    /// A buffer to be filled, if this lender may have one more.
+    fn take(&mut self) -> Option<Batch> {
+        if self.held >= self.buffers.share.load(Ordering::Relaxed) {
+            return None;
         }
-        let Some(mut batch) = self.filling.take().or_else(|| self.free.pop()) else { return false };
-        batch.pages[batch.items.len()] = *page;
+        let batch = self.buffers.free.lock().pop()?;
+        self.held += 1;
+        Some(batch)
+    }
+
+    /// Has a page put into the buffer that is being filled, as the lender is to get it; `seal` returns what goes with it. False: there is
+    /// no room, and it was not called.
+    pub fn push(&mut self, id: PageId, version: Version, seal: impl FnOnce(&mut Page) -> u64) -> bool {
+        self.collect_leaving();
+        let Some(mut batch) = self.filling.take().or_else(|| self.take()) else { return false };
+        let checksum = seal(&mut batch.pages[batch.items.len()]);
         batch.items.push(PutItem { key: WireKey::new(id, version), checksum: U64::new(checksum) });
         if batch.items.len() == batch.pages.len() {
             self.ready.push_back(Arc::new(batch));
@@ -129,7 +188,7 @@ impl PutQueue {
         self.collect_leaving();
     }
 
-    /// The bytes of a page that is on its way.
+    /// The bytes of a page that is on its way, as the lender is to get them.
     pub fn find(&self, version: Version) -> Option<&Page> {
         let waiting = self.filling.iter().chain(self.ready.iter().map(Arc::as_ref));
         waiting.chain(self.sent.iter().map(|(_, batch)| batch.as_ref())).find_map(|batch| batch.find(version))
@@ -145,7 +204,8 @@ impl PutQueue {
             match Arc::try_unwrap(batch) {
                 Ok(mut batch) => {
                     batch.items.clear();
-                    self.free.push(batch);
+                    self.held -= 1;
+                    self.buffers.put_back(batch);
                 }
                 Err(held) => self.leaving.push(held),
             }
@@ -162,9 +222,16 @@ mod tests {
         PageId { file: FileKey(1), index }
     }
 
+    fn push(queue: &mut PutQueue, index: u32, version: u64) -> bool {
+        queue.push(id(index), Version(version), |page| {
+            page.fill(index as u8);
+            0
+        })
+    }
+
     fn fill(queue: &mut PutQueue) -> u32 {
         let mut pushed = 0;
-        while queue.push(id(pushed), Version(pushed.into()), 0, &[pushed as u8; PAGE_SIZE]) {
+        while push(queue, pushed, pushed.into()) {
             pushed += 1;
         }
         pushed
@@ -172,7 +239,8 @@ mod tests {
 
     #[test]
     fn bounded_and_readable_until_answered() {
-        let mut queue = PutQueue::new(BATCHES_MAX, BATCH_PAGES);
+        let buffers = Arc::new(Buffers::new(BATCHES_MAX, BATCH_PAGES));
+        let mut queue = PutQueue::new(buffers.clone());
         assert_eq!(fill(&mut queue) as usize, BATCHES_MAX * BATCH_PAGES);
         assert!(!queue.has_room());
         let (request, batch) = queue.next(false).unwrap();
@@ -185,18 +253,36 @@ mod tests {
         drop(batch);
         assert!(queue.has_room());
         queue.abandon();
-        assert_eq!((queue.free.len(), queue.under_way()), (BATCHES_MAX, 0));
+        assert_eq!((buffers.free.lock().len(), queue.under_way()), (BATCHES_MAX, 0));
         assert_eq!(fill(&mut queue) as usize, BATCHES_MAX * BATCH_PAGES, "no buffer was lost");
     }
 
     #[test]
     fn a_partial_buffer_goes_when_asked() {
-        let mut queue = PutQueue::new(BATCHES_MAX, BATCH_PAGES);
-        assert!(queue.push(id(1), Version(9), 7, &[1; PAGE_SIZE]));
+        let mut queue = PutQueue::new(Arc::new(Buffers::new(BATCHES_MAX, BATCH_PAGES)));
+        assert!(push(&mut queue, 1, 9));
         assert!(queue.next(false).is_none());
         let (_, batch) = queue.next(true).unwrap();
         assert_eq!((batch.items().len(), batch.items()[0].key.version()), (1, Version(9)));
         assert_eq!(queue.find(Version(9)).unwrap()[0], 1);
         assert!(queue.next(true).is_none());
+    }
+
+    #[test]
+    fn one_that_is_stuck_leaves_the_others_their_share() {
+        let buffers = Arc::new(Buffers::new(8, 2));
+        buffers.share_among(4);
+        let mut queues: Vec<_> = (0..4).map(|_| PutQueue::new(buffers.clone())).collect();
+        for queue in &mut queues {
+            assert_eq!(fill(queue), 4);
+        }
+        assert!(!buffers.has_free());
+        // However many there are, each may have two, if there are any.
+        buffers.share_among(100);
+        queues[0].abandon();
+        assert_eq!((fill(&mut queues[1]), fill(&mut queues[0])), (0, 4));
+        buffers.share_among(1);
+        queues.iter_mut().for_each(PutQueue::abandon);
+        assert_eq!(fill(&mut queues[3]), 16, "alone it has them all");
     }
 }

@@ -27,9 +27,9 @@ pub const ATTEMPTS_MAX: u32 = 4;
 pub enum Got {
     /// The lender does not have it.
     Miss,
-    /// Its bytes are in place; the checksum is what the lender returned with them, not yet compared.
+    /// Its bytes are in place, as the lender returned them, and not yet opened; neither is what came with them verified.
     Page {
-        /// To be compared with [`page::ChecksumKey::checksum`].
+        /// For [`page::seal::Sealing::open`].
         checksum: u64,
     },
 }
@@ -55,9 +55,10 @@ pub struct Reading {
     keys: Vec<WireKey>,
     places: Vec<usize>,
     /// Pages behind which nothing more has to be asked, and read from below.
+    /// The lenders that are still to be asked, by the bits of their numbers.
+    asking: u64,
     asked: usize,
     filled: usize,
-    asking: u8,
     /// Pages that the lender no longer has.
     gone: Vec<(u32, Version)>,
 }
@@ -68,18 +69,27 @@ impl Reading {
     pub fn begin(
         &mut self,
         core: &Core,
+        file: &File,
         state: &mut FileState,
         (produced, consumed): (u64, u64),
         offset: u64,
         len: usize,
     ) {
         let range = Reading::range(offset, len);
+        core.catalog.touch(file);
         let standing = |place| core.catalog.standing(place);
         let has_room = core.catalog.has_room();
-        self.ticket = Some(state.begin_read(range, produced, consumed, standing, has_room, &mut self.sources));
+        let filter = core.filters();
+        self.ticket = Some(state.begin_read(range, produced, consumed, standing, has_room, filter, &mut self.sources));
         core.catalog.account(state);
+        self.asking = 0;
+        for source in &self.sources {
+            if let Source::Lender(place, _) | Source::Busy(place, _) = source {
+                self.asking |= 1 << place.lender;
+            }
+        }
         (self.offset, self.len) = (offset, len);
-        (self.asked, self.filled, self.asking) = (0, 0, 0);
+        (self.asked, self.filled) = (0, 0);
         self.gone.clear();
     }
 
@@ -106,17 +116,20 @@ impl Reading {
     }
 
     /// Fills in what is known to be zeros, and what is still in a put buffer.
-    pub fn fill_from_buffers(&mut self, core: &Core, buf: &mut [u8]) {
+    pub fn fill_from_buffers(&mut self, core: &Core, file: &File, buf: &mut [u8]) {
         let (pages, _) = buf.as_chunks_mut::<PAGE_SIZE>();
-        for (source, page) in self.sources.iter_mut().zip(pages) {
+        let indexes = self.offset / PAGE_SIZE as u64..;
+        for ((source, page), index) in self.sources.iter_mut().zip(pages).zip(indexes) {
             match *source {
                 Source::Zero => {
                     page.fill(0);
                     core.metrics.zero_pages.one();
                 }
                 Source::Busy(place, version) => match core.queue(place.lender).lock().find(version) {
-                    Some(bytes) => {
-                        *page = *bytes;
+                    Some(sealed) => {
+                        // What is lent has an index of that width.
+                        let id = PageId { file: file.key(), index: index as u32 };
+                        core.sealing().open_own(id, version, sealed, page);
                         core.metrics.buffer_pages.one();
                     }
                     // The lender has answered meanwhile: it is there.
@@ -128,14 +141,15 @@ impl Reading {
     }
 
     /// The next question, for at most [`ITEMS_MAX`] pages of one lender; [`Reading::answered`] must follow. None: all are asked.
-    pub fn next_question(&mut self, file: &File, lenders: u8) -> Option<Question<'_>> {
+    pub fn next_question(&mut self, file: &File) -> Option<Question<'_>> {
         self.keys.clear();
         self.places.clear();
         let first = (self.offset / PAGE_SIZE as u64) as u32;
-        while self.asking < lenders {
+        while self.asking != 0 {
+            let lender = self.asking.trailing_zeros() as u8;
             while self.asked < self.sources.len() && self.keys.len() < ITEMS_MAX {
                 if let Source::Lender(place, version) = self.sources[self.asked]
-                    && place.lender == self.asking
+                    && place.lender == lender
                 {
                     let id = PageId { file: file.key(), index: first + self.asked as u32 };
                     self.keys.push(WireKey::new(id, version));
@@ -143,9 +157,8 @@ impl Reading {
                 }
                 self.asked += 1;
             }
-            let lender = self.asking;
             if self.asked == self.sources.len() {
-                (self.asked, self.asking) = (0, self.asking + 1);
+                (self.asked, self.asking) = (0, self.asking & (self.asking - 1));
             }
             if !self.keys.is_empty() {
                 return Some(Question { lender, keys: &self.keys, places: &self.places });
@@ -154,10 +167,11 @@ impl Reading {
         None
     }
 
-    /// The answer to the last question is in `buf`, or there is none. What is no good will be read from below; where the lender had
-    /// no chance to answer (`asked` is false), nothing is known of its pages.
-    pub fn answered(&mut self, core: &Core, got: Option<&[Got]>, asked: bool, buf: &[u8]) {
+    /// The answer to the last question is in `buf`, or there is none. It is opened there. What is no good will be read from below; where
+    /// the lender had no chance to answer (`asked` is false), nothing is known of its pages. Returns how many it returned that do not verify.
+    pub fn answered(&mut self, core: &Core, got: Option<&[Got]>, asked: bool, buf: &mut [u8]) -> u64 {
         let exclusive = core.is_exclusive();
+        let mut bad_pages = 0;
         for (at, (key, place)) in self.keys.iter().zip(&self.places).enumerate() {
             let (id, version) = (key.id(), key.version());
             let good = match got.and_then(|got| got.get(at)) {
@@ -167,11 +181,11 @@ impl Reading {
                     false
                 }
                 Some(Got::Page { checksum }) => {
-                    let bytes = buf[*place..].first_chunk::<PAGE_SIZE>();
-                    let verifies = bytes.is_some_and(|page| core.key().checksum(id, version, page) == *checksum);
+                    let bytes = buf[*place..].first_chunk_mut::<PAGE_SIZE>();
+                    let verifies = bytes.is_some_and(|page| core.sealing().open(id, version, *checksum, page));
                     let good = verifies || !keeps(Rule::Checksum);
                     if !good {
-                        core.metrics.bad_pages.one();
+                        bad_pages += 1;
                     }
                     good
                 }
@@ -185,6 +199,24 @@ impl Reading {
                 self.gone.push((id.index, version));
             }
         }
+        core.metrics.bad_pages.add(bad_pages);
+        bad_pages
+    }
+
+    /// The answer to the last question is late, and not waited for: it will be read from below. The lender has the pages still, unless it
+    /// gives away what it answers.
+    pub fn late(&mut self, core: &Core) {
+        for (key, place) in self.keys.iter().zip(&self.places) {
+            self.sources[place / PAGE_SIZE] = Source::Below;
+            if core.is_exclusive() {
+                self.gone.push((key.id().index, key.version()));
+            }
+        }
+    }
+
+    /// Whether the READ goes on where others ended.
+    pub fn is_sequential(&self) -> bool {
+        self.ticket().sequential
     }
 
     /// The next run of pages that are nowhere else, as bytes of the READ's buffer: to be read from below, with zeros behind the end
@@ -236,7 +268,7 @@ impl Reading {
 
     fn fill_pool(&self, core: &Core, file: &File, state: &mut FileState, bytes: &[u8]) {
         let range = Reading::range(self.offset, bytes.len());
-        if range.first * PAGE_SIZE as u64 != self.offset || core.next_place().is_none() {
+        if range.first * PAGE_SIZE as u64 != self.offset || self.is_sequential() || core.usable() == 0 {
             return;
         }
         let (whole, tail) = bytes.as_chunks::<PAGE_SIZE>();
@@ -250,5 +282,156 @@ impl Reading {
                 core.offer(file, state, index, u64::MAX, page);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::below::FileIdentity;
+    use crate::logic::core::{Change, Outcome, Setup, Strategy};
+    use page::ChecksumKey;
+    use page::seal::Sealing;
+    use std::collections::HashMap;
+    use std::sync::Arc;
+
+    const PAGES: usize = 4;
+
+    /// A pool that is filled on read, and a lender that may be asked to lie.
+    struct World {
+        core: Core,
+        file: Arc<File>,
+        below: Vec<u8>,
+        changes: i128,
+        /// What the lender was given, by index and version.
+        lent: HashMap<(u32, u64), (Page, u64)>,
+    }
+
+    impl World {
+        fn new(sealing: Sealing) -> World {
+            let core = Core::new(Setup {
+                put_batches: 4,
+                batch_pages: 8,
+                ..Setup::new(1, sealing, Strategy::NonInclusive, false)
+            });
+            core.catalog.lender_up(0);
+            let file = core.catalog.adopt(FileIdentity { device: 1, inode: 1, generation: 1 });
+            let mut world = World { core, file, below: Vec::new(), changes: 0, lent: HashMap::new() };
+            world.below = world.content();
+            world
+        }
+
+        fn content(&self) -> Vec<u8> {
+            (0..PAGES * PAGE_SIZE).map(|at| (at / PAGE_SIZE) as u8 * 16 + 1 + self.changes as u8).collect()
+        }
+
+        fn stamp(&self) -> Stamp {
+            Stamp { size_bytes: self.below.len() as u64, mtime_ns: self.changes, ctime_ns: self.changes }
+        }
+
+        fn change(&mut self) {
+            let change = Change::Other { start: 0, end: self.below.len() as u64 };
+            let changing = self.core.begin_change(&self.file, change, self.stamp());
+            self.changes += 1;
+            self.below = self.content();
+            self.core.end_change(&self.file, changing, Outcome::Applied(self.stamp()), 0, 0);
+        }
+
+        /// A READ of all; the lender answers with what it has under the index and version that `lie` makes of the right ones, and
+        /// with what that makes of the bytes. What the READ puts is given to the lender.
+        fn read(&mut self, lie: impl Fn((u32, u64), &mut Page) -> (u32, u64)) -> Vec<u8> {
+            let (mut reading, mut buf) = (Reading::default(), vec![0xee; PAGES * PAGE_SIZE]);
+            reading.begin(&self.core, &self.file, &mut self.file.state.lock(), (0, 0), 0, buf.len());
+            if reading.is_plain() {
+                buf.copy_from_slice(&self.below);
+            } else {
+                reading.fill_from_buffers(&self.core, &self.file, &mut buf);
+                while let Some(question) = reading.next_question(&self.file) {
+                    let mut answer = |key: &WireKey, place: usize| {
+                        let right = (key.id().index, key.version().0);
+                        let (mut page, checksum) = self.lent[&lie(right, &mut [0; PAGE_SIZE])];
+                        lie(right, &mut page);
+                        buf[place..place + PAGE_SIZE].copy_from_slice(&page);
+                        Got::Page { checksum }
+                    };
+                    let got: Vec<Got> =
+                        question.keys.iter().zip(question.places).map(|(key, place)| answer(key, *place)).collect();
+                    reading.answered(&self.core, Some(&got), true, &mut buf);
+                }
+                while let Some(run) = reading.next_below() {
+                    buf[run.clone()].copy_from_slice(&self.below[run]);
+                }
+                assert_eq!(reading.length(&self.core, &self.file, self.stamp()), buf.len());
+            }
+            assert!(reading.end(&self.core, &self.file, &mut self.file.state.lock(), 1, &buf));
+            while let Some((request, batch)) = self.core.next_put(0, true) {
+                for (item, page) in batch.items().iter().zip(batch.pages()) {
+                    let name = (item.key.id().index, item.key.version().0);
+                    self.lent.insert(name, (*page, item.checksum.get()));
+                }
+                self.core.puts_answered(0, request, &vec![1; batch.items().len()]).unwrap();
+            }
+            buf
+        }
+
+        fn counts(&self) -> (u64, u64) {
+            (self.core.metrics.lender_pages.get(), self.core.metrics.bad_pages.get())
+        }
+    }
+
+    #[test]
+    fn swapped_changed_and_replayed_pages_are_read_from_below() {
+        for sealing in [Sealing::Checksum(ChecksumKey::new([1; 32])), Sealing::aead(&[1; 32]).unwrap()] {
+            let is_sealed = matches!(sealing, Sealing::Aead(_));
+            let mut world = World::new(sealing);
+            let honest = |name, _: &mut Page| name;
+            assert!(world.read(honest) == world.below);
+            assert_eq!((world.counts(), world.lent.len()), ((0, 0), PAGES));
+            let in_clear =
+                world.lent.values().filter(|(page, _)| world.below.chunks(PAGE_SIZE).any(|below| below == page));
+            assert_eq!(in_clear.count(), if is_sealed { 0 } else { PAGES });
+            assert!(world.read(honest) == world.below);
+            assert_eq!(world.counts(), (4, 0));
+
+            // The first two are swapped, each with the seal that belongs to it; a bit of the third has flipped.
+            let versions: HashMap<u32, u64> = world.lent.keys().copied().collect();
+            let lie = |(index, version), page: &mut Page| {
+                page[77] ^= u8::from(index == 2);
+                let swapped = if index < 2 { 1 - index } else { index };
+                (swapped, versions.get(&swapped).copied().unwrap_or(version))
+            };
+            assert!(world.read(lie) == world.below);
+            assert_eq!(world.counts(), (5, 3));
+
+            // The old bytes, with the old seal, for the new version of each page.
+            let old: HashMap<u32, u64> = world.lent.keys().copied().collect();
+            world.change();
+            world.read(honest);
+            assert!(world.read(honest) == world.below);
+            let (good, bad) = world.counts();
+            let replay = |(index, _): (u32, u64), _: &mut Page| (index, old[&index]);
+            assert!(world.read(replay) == world.below);
+            assert_eq!(world.counts(), (good, bad + PAGES as u64));
+        }
+    }
+
+    #[test]
+    fn who_does_not_borrow_puts_nothing_and_gets_what_is_there() {
+        let mut world = World::new(Sealing::Checksum(ChecksumKey::new([1; 32])));
+        let honest = |name, _: &mut Page| name;
+        world.read(honest);
+        world.core.set_borrowing(false);
+        assert!(world.read(honest) == world.below);
+        assert_eq!(world.counts(), (PAGES as u64, 0));
+        world.change();
+        let lent = world.lent.len();
+        for _ in 0..2 {
+            assert!(world.read(honest) == world.below);
+            assert_eq!((world.counts(), world.lent.len()), ((PAGES as u64, 0), lent));
+        }
+        world.core.set_borrowing(true);
+        world.read(honest);
+        assert!(world.read(honest) == world.below);
+        assert_eq!((world.counts(), world.lent.len()), ((2 * PAGES as u64, 0), lent + PAGES));
     }
 }

@@ -107,7 +107,7 @@ impl PageTable {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::logic::entry::Place;
+    use crate::logic::entry::{Place, absent};
     use page::Version;
 
     fn present(version: u64) -> Entry {
@@ -123,8 +123,8 @@ mod tests {
         assert_eq!(table.live_pages(), 4);
         assert_eq!(table.get(63), present(63));
         assert_eq!(table.get(62), UNKNOWN);
-        table.set(63, Entry::Absent { lifted: 9 });
-        assert_eq!((table.live_pages(), table.get(63)), (3, Entry::Absent { lifted: 9 }));
+        table.set(63, absent(9));
+        assert_eq!((table.live_pages(), table.get(63)), (3, absent(9)));
 
         let mut seen = Vec::new();
         table.forget(PageRange { first: 1, end: 65 }, |index, _| seen.push(index));

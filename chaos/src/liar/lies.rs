@@ -69,7 +69,7 @@ impl Liar {
                 (Kind::PutReply, statuses.len(), statuses)
             }
             Kind::Get => (Kind::GetReply, header.items.get().into(), self.get(hoard, body)),
-            Kind::Ping => (Kind::Pong, 0, Vec::new()),
+            Kind::Ping => (Kind::Pong, 0, self.random.u64(..).to_le_bytes().to_vec()),
             // Drops need no answer, and the others are none of a borrower's.
             _ => return Vec::new(),
         };

@@ -63,6 +63,7 @@ pub fn run(listen: &Address, seed: u64) -> Result<(), String> {
                 serve(Stream::Unix(listener.accept().map_err(failed)?.0));
             }
         }
+        Address::Vsock { .. } => Err(failed(io::ErrorKind::Unsupported.into())),
     }
 }
 

@@ -8,6 +8,7 @@ use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 use wire::address::Stream;
+use wire::secure::Security;
 use wire::{GetItem, Header, Kind, PROTOCOL, Refused, STATUS_MISS, STATUS_PAGE, STATUS_ZERO, Welcome, WireKey};
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, IntoBytes};
@@ -28,7 +29,7 @@ pub const ANSWERS: Target = Target {
             |kind, items: usize, body: &[u8]| [Header::new(kind, items, body.len(), 1).as_bytes(), body].concat();
         let lost = key(1);
         vec![
-            [welcome(), frame(Kind::PutReply, 3, &[1, 0, 1]), frame(Kind::Pong, 0, &[])].concat(),
+            [welcome(), frame(Kind::PutReply, 3, &[1, 0, 1]), frame(Kind::Pong, 0, &[0; 8])].concat(),
             [welcome(), frame(Kind::Lost, 2, [lost, lost].as_bytes())].concat(),
             frame(Kind::Refused, 0, Refused::new(2, "too many borrowers").as_bytes()),
         ]
@@ -54,7 +55,7 @@ fn answers(bytes: &[u8]) {
         Some((kind, body))
     };
     let first = plain();
-    let greeted = Connection::greet(near, wire::ROLE_MAIN, [7; 16]);
+    let greeted = Connection::greet(near, wire::ROLE_MAIN, [7; 16], &Security::Trusting);
     assert_eq!(greeted.is_ok(), matches!(first, Some((Kind::Welcome, _))));
     let Ok(mut connection) = greeted else { return };
     let mut body = Vec::new();
@@ -104,12 +105,13 @@ fn gets(mut bytes: &[u8]) {
     let keys: Vec<WireKey> = indexes.iter().map(|index| key(*index as u32)).collect();
     let places: Vec<usize> = indexes.iter().map(|index| index * PAGE_SIZE).collect();
     let (near, _far) = lender(&[&welcome(), bytes].concat());
-    let greeted = Connection::greet(near, wire::ROLE_GET, [7; 16]).expect("a good greeting");
+    let greeted = Connection::greet(near, wire::ROLE_GET, [7; 16], &Security::Trusting).expect("a good greeting");
     let mut connection = GetConnection::over(greeted);
     let mut got = Vec::new();
     for request in 1..=3u64 {
         let mut window = vec![UNTOUCHED; 16 * PAGE_SIZE];
-        if connection.get(&keys, &places, request.is_multiple_of(2), &mut window, &mut got).is_err() {
+        let asked = connection.ask(&keys, request.is_multiple_of(2));
+        if asked.and_then(|()| connection.receive(&places, &mut window, &mut got)).is_err() {
             return;
         }
         let (expected, rest) = plain_answer(bytes, keys.len(), request).expect("an answer that is none");

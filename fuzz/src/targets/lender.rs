@@ -9,6 +9,8 @@ use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 use wire::address::Stream;
+use wire::key::PoolKey;
+use wire::secure::{HANDSHAKE_BYTES, Handshake, SEAL_BYTES, Security};
 use wire::{GetItem, Header, Hello, Kind, PutItem, STATUS_MISS, STATUS_PAGE, STATUS_ZERO, WireKey};
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, IntoBytes};
@@ -127,7 +129,7 @@ type Kept = HashMap<PageId, (Version, u64, [u8; PAGE_SIZE])>;
 fn connections(mut bytes: &[u8]) {
     let main_bytes = number(&mut bytes, 2) as usize;
     let main = take(&mut bytes, main_bytes);
-    let lender = Lender::new(CAPACITY_PAGES).expect("a small store");
+    let lender = Lender::new(CAPACITY_PAGES, Security::Trusting).expect("a small store");
     let mut kept = Kept::new();
     play(&lender, main, &mut kept);
     // The session is kept. It takes a main connection for one for gets to join; another main one would take its place.
@@ -141,8 +143,49 @@ fn connections(mut bytes: &[u8]) {
     assert_eq!((pages, sessions, connections), (0, 0, 0), "somebody left, and something stayed");
 }
 
-/// Lets the lender serve the bytes, and compares each of its answers with a plain reading of both sides.
-fn play(lender: &Lender, asked: &[u8], kept: &mut Kept) {
+pub const STRANGERS: Target = Target {
+    name: "lender_strangers",
+    about: "whatever somebody without the key says to a lender that wants it",
+    input_bytes_max: 4 << 10,
+    run: strangers,
+    seeds: || {
+        let shake = |protocol: u32| {
+            let (_, body) = Handshake::begin(&PoolKey::new(KEY)).expect("random numbers");
+            [Header::new(Kind::Handshake1, 0, HANDSHAKE_BYTES, protocol.into()).as_bytes(), &body].concat()
+        };
+        vec![
+            hello(wire::ROLE_MAIN),
+            shake(wire::PROTOCOL + 1),
+            [shake(wire::PROTOCOL), hello(wire::ROLE_MAIN), vec![0; SEAL_BYTES]].concat(),
+            [shake(wire::PROTOCOL), shake(wire::PROTOCOL)].concat(),
+            [shake(wire::PROTOCOL), ping(1), vec![0; SEAL_BYTES]].concat(),
+        ]
+    },
+};
+
+/// The key of the lender that has one.
+const KEY: [u8; 32] = [7; 32];
+
+/// A refusal, or an answer to a handshake and perhaps a refusal behind it; and nothing is left of it. (Nobody finds the seal of a Hello.)
+fn strangers(bytes: &[u8]) {
+    let lender = Lender::new(CAPACITY_PAGES, Security::Keyed(PoolKey::new(KEY))).expect("a small store");
+    let answered = serve(&lender, bytes);
+    let mut rest = &answered[..];
+    let mut extra_bytes = 0;
+    while let Ok((header, behind)) = Header::read_from_prefix(rest) {
+        let kind = header.validate().expect("the lender's answers keep to the protocol");
+        assert!(kind == Kind::Refused || kind == Kind::Handshake2 && extra_bytes == 0, "{kind:?} to a stranger");
+        rest = &behind[header.body_bytes.get() as usize + extra_bytes..];
+        assert!(kind != Kind::Refused || rest.is_empty(), "something behind a refusal");
+        extra_bytes = SEAL_BYTES;
+    }
+    assert!(rest.is_empty());
+    let (pages, sessions, connections, _) = lender.left();
+    assert_eq!((pages, sessions, connections), (0, 0, 0), "a stranger left something");
+}
+
+/// Lets the lender serve the bytes, and returns what it says.
+fn serve(lender: &Lender, asked: &[u8]) -> Vec<u8> {
     let (near, mut far) = near_end(asked);
     let mut answered = Vec::new();
     std::thread::scope(|scope| {
@@ -153,6 +196,12 @@ fn play(lender: &Lender, asked: &[u8], kept: &mut Kept) {
             drop,
         );
     });
+    answered
+}
+
+/// Lets the lender serve the bytes, and compares each of its answers with a plain reading of both sides.
+fn play(lender: &Lender, asked: &[u8], kept: &mut Kept) {
+    let answered = serve(lender, asked);
     let (mut asked, mut answered) = (asked, &answered[..]);
     let mut next_answer = || loop {
         let Plain::Frame(kind, size) = plain_frame(answered) else {

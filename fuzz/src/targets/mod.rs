@@ -5,6 +5,7 @@ mod fuse;
 mod host;
 mod lender;
 mod mount;
+mod pool;
 mod tap;
 mod wire;
 
@@ -28,6 +29,7 @@ pub static TARGETS: &[Target] = &[
     wire::ADDRESS,
     lender::FRAMES,
     lender::CONNECTIONS,
+    lender::STRANGERS,
     borrower::ANSWERS,
     borrower::GETS,
     fuse::REQUESTS,
@@ -38,6 +40,8 @@ pub static TARGETS: &[Target] = &[
     host::SIZES,
     host::STATUS,
     mount::HANDED_OVER,
+    pool::MESSAGES,
+    pool::DATAGRAMS,
 ];
 
 /// The target of that name.

@@ -2,7 +2,7 @@
 
 use super::Target;
 use wire::address::Address;
-use wire::{BODY_BYTES_MAX, GetItem, Header, Hello, ITEMS_MAX, Kind, PutItem, Refused, Welcome, WireKey};
+use wire::{BODY_BYTES_MAX, GetItem, Header, Hello, ITEMS_MAX, Kind, PutItem, Refused, Room, Welcome, WireKey};
 use zerocopy::{FromBytes, IntoBytes};
 
 pub const HEADER: Target = Target {
@@ -30,7 +30,8 @@ fn header(bytes: &[u8]) {
         Kind::Put => drop(<[PutItem]>::ref_from_prefix_with_elems(body, items).unwrap()),
         Kind::GetReply => drop(<[GetItem]>::ref_from_prefix_with_elems(body, items).unwrap()),
         Kind::Get | Kind::Drop | Kind::Lost => assert_eq!(<[WireKey]>::ref_from_bytes(body).unwrap().len(), items),
-        Kind::PutReply | Kind::Ping | Kind::Pong | Kind::Bye => {}
+        Kind::Pong => drop(Room::read_from_bytes(body).unwrap()),
+        Kind::PutReply | Kind::Ping | Kind::Bye | Kind::Handshake1 | Kind::Handshake2 => {}
     }
 }
 
@@ -55,8 +56,16 @@ pub const ADDRESS: Target = Target {
     input_bytes_max: 160,
     run: address,
     seeds: || {
-        let texts =
-            ["a.example:7000", "10.0.0.1:0", "[::1]:65535", "unix:/run/puma.sock", "unix:relative:7", "host:65536"];
+        let texts = [
+            "a.example:7000",
+            "10.0.0.1:0",
+            "[::1]:65535",
+            "unix:/run/puma.sock",
+            "unix:relative:7",
+            "host:65536",
+            "vsock:2:7000",
+            "vsock:any:0",
+        ];
         texts.map(|text| text.as_bytes().to_vec()).to_vec()
     },
 };

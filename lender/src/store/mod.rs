@@ -151,6 +151,8 @@ pub struct Store {
     unsettled: Vec<u32>,
     headroom_pages: u64,
     grown_pages: u64,
+    /// Whether anything is taken.
+    lending: bool,
     counters: Counters,
 }
 
@@ -180,6 +182,7 @@ impl Store {
             unsettled: Vec::with_capacity(UNSETTLED_MAX),
             headroom_pages: 0,
             grown_pages: 0,
+            lending: true,
             counters: Counters::default(),
         })
     }
@@ -204,6 +207,15 @@ impl Store {
         self.warm.count()
     }
 
+    /// Pages that could be stored now without forgetting others.
+    pub fn free_pages(&self) -> u64 {
+        if !self.lending {
+            return 0;
+        }
+        let room = self.limits[Class::Page as usize].saturating_sub(self.stored_pages());
+        u64::from(room).min(self.headroom_pages.saturating_add(u64::from(self.warm_pages())))
+    }
+
     /// Slots that were ever used: what there is to scan.
     pub fn used_slots(&self) -> u32 {
         self.fresh
@@ -223,6 +235,16 @@ impl Store {
     /// Sets how many pages of memory may be taken from now on. Each one that is taken counts it down.
     pub fn set_headroom_pages(&mut self, pages: u64) {
         self.headroom_pages = pages;
+    }
+
+    /// Whether pages are taken from now on. If not, all that are here are to be given back by [`Store::clear`].
+    pub fn set_lending(&mut self, lending: bool) {
+        self.lending = lending;
+    }
+
+    /// Whether pages are taken.
+    pub fn is_lending(&self) -> bool {
+        self.lending
     }
 
     /// Pages of memory taken since the start, given back or not.
@@ -291,6 +313,9 @@ impl Store {
         }
         if let Some(slot) = self.index.find(&self.records, owner.0, key.id) {
             self.release(slot, State::Warm);
+        }
+        if !self.lending {
+            return false;
         }
         let (class, state) = if page::is_zero(page) { (Class::Zero, State::Zero) } else { (Class::Page, State::Page) };
         let slot = match class {
@@ -383,6 +408,22 @@ impl Store {
         let count = freed.len();
         self.give_back(freed);
         count
+    }
+
+    /// Forgets up to `pages` pages, of whichever kind, noting them for their owners, and gives their memory and that of free slots back.
+    /// Returns how many; 0: nothing is left.
+    pub fn clear(&mut self, pages: usize) -> usize {
+        let mut given = self.shrink(pages);
+        while given < pages {
+            // Those of zeros have no memory that could be given back.
+            let Some((slot, owner)) = self.largest(Class::Zero).and_then(|owner| self.evict(owner, Class::Zero)) else {
+                break;
+            };
+            self.move_free(slot, State::Cold);
+            self.count(owner, |counters| counters.shrunk += 1);
+            given += 1;
+        }
+        given
     }
 
     /// Finds out which of these slots the kernel took, frees them, and notes it for the owners. Returns how many pages

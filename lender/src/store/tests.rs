@@ -385,6 +385,36 @@ fn shrinking_gives_memory_back_oldest_first() {
 }
 
 #[test]
+fn who_does_not_lend_gives_all_back() {
+    let mut store = store(16);
+    let owners = [store.add_owner().unwrap(), store.add_owner().unwrap()];
+    for owner in owners {
+        (0..5).for_each(|index| assert!(put(&mut store, owner, key(index, 1))));
+    }
+    store.put(owners[0], key(9, 1), 7, &ZERO_PAGE);
+    store.drop_page(owners[0], key(0, 1));
+    store.set_lending(false);
+    assert_eq!(store.free_pages(), 0);
+    // An older version goes all the same: it is of no more use.
+    assert!(!put(&mut store, owners[0], key(1, 2)) && !put(&mut store, owners[0], key(20, 1)));
+    assert_eq!(kept(&store, owners[0], 0..30), [2, 3, 4, 9]);
+    assert!(get(&mut store, owners[1], key(4, 1)), "what is still there is to be had");
+    let mut calls = 0;
+    while store.clear(4) > 0 {
+        store.check();
+        calls += 1;
+    }
+    // 8 pages, one of zeros, and two free slots with memory.
+    assert_eq!((calls, store.stored_pages(), store.zero_pages(), store.warm_pages()), (3, 0, 0, 0));
+    assert_eq!((notices(&mut store, owners[0]).len(), notices(&mut store, owners[1]).len()), (4, 5));
+    let mut absent = vec![];
+    store.slots.absent(0..11, &mut absent).unwrap();
+    assert_eq!(absent.into_iter().flatten().count(), 11);
+    store.set_lending(true);
+    assert!(put(&mut store, owners[0], key(1, 3)) && get(&mut store, owners[0], key(1, 3)));
+}
+
+#[test]
 fn shares_become_even_and_nobody_falls_below() {
     let mut store = store(90);
     let one = store.add_owner().unwrap();

@@ -1,7 +1,7 @@
 //! The smallest borrower there can be, and a lender to try it on.
 #![allow(dead_code)] // each test program uses its part
 
-use lender::{Address, Capacity, Config, Handle, PolicyName, Server, Status};
+use lender::{Address, Capacity, Config, Handle, Limits, PolicyName, Security, Server, Status};
 use page::{FileKey, PAGE_SIZE, Page, PageId, Version};
 
 /// A checksum as a borrower would make it.
@@ -12,6 +12,8 @@ pub fn checksum(id: page::PageId, version: page::Version, page: &page::Page) -> 
 use std::io::{self, Read, Write};
 use std::time::{Duration, Instant};
 use wire::address::Stream;
+use wire::key::PoolKey;
+use wire::secure::{Channel, Handshake};
 use wire::{GetItem, Header, Hello, Kind, PutItem, Refused, Welcome, WireKey};
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -21,6 +23,7 @@ pub const PATIENCE: Duration = Duration::from_secs(60);
 /// A connection.
 pub struct Client {
     pub stream: Stream,
+    pub channel: Channel,
     request: u64,
     /// What the lender said it lost.
     pub lost: Vec<WireKey>,
@@ -53,7 +56,7 @@ impl Client {
     pub fn connect_raw(address: &Address) -> Client {
         let stream = address.connect(PATIENCE).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        Client { stream, request: 0, lost: Vec::new() }
+        Client { stream, channel: Channel::plain(), request: 0, lost: Vec::new() }
     }
 
     pub fn greet(&mut self, hello: Hello) -> Result<Welcome, NotWelcome> {
@@ -69,6 +72,30 @@ impl Client {
         }
     }
 
+    /// Proves to have the key.
+    pub fn shake_hands(&mut self, key: &PoolKey) -> Result<(), NotWelcome> {
+        let (handshake, first) = Handshake::begin(key).unwrap();
+        self.request = u64::from(wire::PROTOCOL) - 1;
+        self.send(Kind::Handshake1, 0, 0, &first).unwrap();
+        let (header, body) = self.receive().unwrap();
+        match header.validate().unwrap() {
+            Kind::Handshake2 => self.channel = handshake.finish(&body).unwrap(),
+            Kind::Refused => {
+                let refused = Refused::read_from_bytes(&body).unwrap();
+                return Err(NotWelcome { code: refused.code.get(), text: refused.text() });
+            }
+            kind => panic!("{kind:?}"),
+        }
+        Ok(())
+    }
+
+    pub fn connect_with(address: &Address, role: u32, name: u8, key: &PoolKey) -> Client {
+        let mut client = Client::connect_raw(address);
+        client.shake_hands(key).unwrap();
+        client.greet(hello(role, [name; 16])).unwrap();
+        client
+    }
+
     pub fn connect(address: &Address, role: u32, name: u8) -> Client {
         let mut client = Client::connect_raw(address);
         client.greet(hello(role, [name; 16])).unwrap();
@@ -79,8 +106,17 @@ impl Client {
         self.request += 1;
         let mut header = Header::new(kind, items, body.len(), self.request);
         header.flags = flags;
-        (&self.stream).write_all(&[header.as_bytes(), body].concat())?;
+        (&self.stream).write_all(&self.frame(&header, body))?;
         Ok(self.request)
+    }
+
+    /// A frame as it goes out.
+    pub fn frame(&self, header: &Header, body: &[u8]) -> Vec<u8> {
+        let (items, pages) = body.split_at(header.items_bytes());
+        let mut frame = Vec::new();
+        self.channel.push_head(header, items, &mut frame).unwrap();
+        frame.extend_from_slice(pages);
+        frame
     }
 
     pub fn receive(&mut self) -> io::Result<(Header, Vec<u8>)> {
@@ -88,8 +124,14 @@ impl Client {
         (&self.stream).read_exact(&mut header)?;
         let header = Header::read_from_bytes(&header).unwrap();
         header.validate().unwrap();
-        let mut body = vec![0; header.body_bytes.get() as usize];
+        let mut body = vec![0; header.body_bytes.get() as usize + self.channel.extra_bytes()];
         (&self.stream).read_exact(&mut body)?;
+        if self.channel.is_sealed() {
+            let sealed = ..header.items_bytes() + self.channel.extra_bytes();
+            let mut opened = Vec::new();
+            let items = self.channel.open_head(&header, &body[sealed], &mut opened).unwrap();
+            body.splice(sealed, items.iter().copied());
+        }
         Ok((header, body))
     }
 
@@ -200,6 +242,8 @@ pub fn config(listen: &str, capacity_pages: u64) -> Config {
         reserve_bytes: 64 << 20,
         policy: PolicyName::Lru,
         grace: Duration::ZERO,
+        limits: Limits::default(),
+        security: Security::Trusting,
     }
 }
 

@@ -14,7 +14,7 @@ const WAIT_MAX: Duration = Duration::from_secs(30);
 /// A borrower without lenders.
 pub fn borrower() -> std::io::Result<Arc<borrower::Borrower>> {
     let strategy = borrower::Strategy::NonInclusive;
-    borrower::Borrower::start(borrower::Config { lender: None, strategy, get_connections: 0, session: None }, None)
+    borrower::Borrower::start(borrower::Config { strategy, ..borrower::Config::default() }, None)
 }
 
 pub use testbed::skip;

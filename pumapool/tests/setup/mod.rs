@@ -3,8 +3,11 @@
 
 use serde_json::Value;
 use std::fs::{self, File};
+use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use std::sync::Once;
 use std::time::Duration;
 use testbed::{Group, Process};
 
@@ -48,6 +51,33 @@ pub fn pumapool(arguments: &[&str]) -> Output {
     Command::new(PUMAPOOL).args(arguments).output().unwrap()
 }
 
+/// The key of the pools of these tests, in a file that all of them share.
+pub fn key_file() -> &'static str {
+    const PATH: &str = concat!(env!("CARGO_TARGET_TMPDIR"), "/pool.key");
+    static MADE: Once = Once::new();
+    MADE.call_once(|| {
+        let own = format!("{PATH}.{}", std::process::id());
+        let mut file = fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&own).unwrap();
+        writeln!(file, "{}", "c5".repeat(32)).unwrap();
+        // Whole at once, and the same whoever makes it.
+        fs::rename(&own, PATH).unwrap();
+    });
+    PATH
+}
+
+/// The same.
+pub fn key() -> wire::key::PoolKey {
+    wire::key::PoolKey::read(Path::new(key_file())).unwrap()
+}
+
+/// The key is used wherever a test does not say that there is none.
+fn with_key(mut arguments: Vec<&str>) -> Vec<&str> {
+    if !arguments.contains(&"--trust-network") && !arguments.contains(&"--key") {
+        arguments.extend(["--key", key_file()]);
+    }
+    arguments
+}
+
 fn daemon(arguments: &[&str], groups: &[&Group]) -> Process {
     let mut command = Command::new(PUMAPOOL);
     command.args(arguments).arg("--foreground");
@@ -86,16 +116,59 @@ impl Lender {
 
     pub fn with(address: &str, options: &[&str], groups: &[&Group]) -> Lender {
         let arguments = [&["lend", "--listen", address, "--reserve", "16MiB"], options].concat();
-        let process = daemon(&arguments, groups);
+        let process = daemon(&with_key(arguments), groups);
         let mut lender = Lender { process, address: String::new() };
         lender.address = status_of("lenders", lender.process.pid())["listen"].as_str().unwrap().to_owned();
         lender
     }
 
+    pub fn status(&self) -> Value {
+        status_of("lenders", self.process.pid())
+    }
+
     pub fn count(&self, name: &str) -> u64 {
-        let status = status_of("lenders", self.process.pid());
+        let status = self.status();
         status["lender"][name].as_u64().unwrap_or_else(|| panic!("no {name} in {status}"))
     }
+}
+
+/// A node that has joined a pool, with its mounts.
+pub struct Node {
+    pub process: Process,
+}
+
+impl Node {
+    pub fn start(options: &[&str]) -> Node {
+        let mut arguments = [&["join", "--listen", "127.0.0.1:0", "--reserve", "16MiB"], options].concat();
+        for policy in ["--gate", "--hedge", "--filter"] {
+            arguments.extend([policy, "off"]);
+        }
+        Node { process: daemon(&with_key(arguments), &[]) }
+    }
+
+    pub fn status(&self) -> Value {
+        status_of("nodes", self.process.pid())
+    }
+
+    pub fn address(&self) -> String {
+        self.status()["listen"].as_str().unwrap().to_owned()
+    }
+
+    /// Pages of others that it keeps.
+    pub fn lent_pages(&self) -> u64 {
+        self.status()["lender"]["stored_pages"].as_u64().unwrap()
+    }
+
+    pub fn wait_for(&self, what: &str, state: impl Fn(&Value) -> bool) {
+        let came = testbed::wait_until(PATIENCE, || state(&self.status()));
+        assert!(came, "waited in vain for {what}: {}", self.status());
+    }
+}
+
+/// What all mounts of this machine say.
+pub fn mounts() -> Vec<Value> {
+    let mut all: Value = serde_json::from_slice(&pumapool(&["status", "--json"]).stdout).unwrap();
+    serde_json::from_value(all["mounts"].take()).unwrap()
 }
 
 pub struct Mount {
@@ -111,7 +184,14 @@ impl Mount {
             arguments.push(path.to_str().unwrap());
         }
         arguments.extend(options);
-        let mount = Mount { process: daemon(&arguments, &[]), path: path.to_owned() };
+        // The disks under these tests are as fast as a lender, and files are read from end to end: what is not about these policies is not to
+        // depend on them.
+        for policy in ["--gate", "--hedge", "--filter"] {
+            if !options.contains(&policy) {
+                arguments.extend([policy, "off"]);
+            }
+        }
+        let mount = Mount { process: daemon(&with_key(arguments), &[]), path: path.to_owned() };
         if options.contains(&"--lender") {
             mount.wait_for("the lender", |status| status["lender_is_up"] == true);
         }

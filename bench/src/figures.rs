@@ -1,0 +1,125 @@
+//! Figures of repeated measurements: median and spread, and how they are shown.
+
+use serde::Serialize;
+use serde_json::{Value, json};
+
+/// What repeated measurements of one thing gave.
+#[derive(Clone, Debug, Default)]
+pub struct Series(Vec<f64>);
+
+impl Series {
+    /// Adds one.
+    pub fn add(&mut self, value: f64) {
+        self.0.push(value);
+    }
+
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        self.0.len()
+    }
+
+    /// The middle one; of an even number, the mean of the two in the middle. NaN, where there is none.
+    pub fn median(&self) -> f64 {
+        let mut sorted = self.0.clone();
+        sorted.sort_by(f64::total_cmp);
+        match sorted.len() {
+            0 => f64::NAN,
+            count if count % 2 == 1 => sorted[count / 2],
+            count => (sorted[count / 2 - 1] + sorted[count / 2]) / 2.0,
+        }
+    }
+
+    /// The smallest and the largest.
+    fn ends(&self) -> (f64, f64) {
+        let ends = |(low, high): (f64, f64), value: &f64| (low.min(*value), high.max(*value));
+        self.0.iter().fold((f64::INFINITY, f64::NEG_INFINITY), ends)
+    }
+
+    /// Each divided by the one of the same round in `other`.
+    pub fn over(&self, other: &Series) -> Series {
+        Series(self.0.iter().zip(&other.0).map(|(own, other)| own / other).collect())
+    }
+
+    /// `median (lowest to highest)`, with that many decimals.
+    pub fn text(&self, decimals: usize) -> String {
+        let (low, high) = self.ends();
+        format!("{:.decimals$} ({low:.decimals$} to {high:.decimals$})", self.median())
+    }
+
+    /// Median, ends, and every value in the order of the rounds.
+    pub fn json(&self) -> Value {
+        let (low, high) = self.ends();
+        json!({"median": self.median(), "min": low, "max": high, "values": self.0})
+    }
+}
+
+/// The value that one in a hundred exceeds. Zero, where there is none.
+pub fn p99(values: &[u64]) -> u64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_unstable();
+    let rank = (sorted.len() * 99).div_ceil(100);
+    rank.checked_sub(1).and_then(|index| sorted.get(index)).copied().unwrap_or(0)
+}
+
+/// The arithmetic mean. Zero, where there is none.
+pub fn mean(values: &[u64]) -> f64 {
+    if values.is_empty() { 0.0 } else { values.iter().map(|value| *value as f64).sum::<f64>() / values.len() as f64 }
+}
+
+/// What the figures were measured on.
+#[derive(Debug, Serialize)]
+pub struct Conditions {
+    /// Revision of the sources, where the script told it.
+    pub revision: String,
+    /// Whether the programs were built without optimization: then the figures say nothing.
+    pub debug_build: bool,
+    /// Release of the kernel.
+    pub kernel: String,
+    /// Processors of the machine.
+    pub processors: usize,
+    /// Memory of the machine.
+    pub memory_bytes: u64,
+    /// The disk under the files.
+    pub device: String,
+}
+
+impl Conditions {
+    /// Of this machine.
+    pub fn now(device: String) -> Conditions {
+        let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+        let total = meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:")?.trim().strip_suffix(" kB"));
+        Conditions {
+            revision: std::env::var("PUMA_REVISION").unwrap_or_else(|_| "unknown".to_owned()),
+            debug_build: cfg!(debug_assertions),
+            kernel: rustix::system::uname().release().to_string_lossy().into_owned(),
+            processors: std::thread::available_parallelism().map_or(0, usize::from),
+            memory_bytes: total.and_then(|kib| kib.parse::<u64>().ok()).unwrap_or(0) << 10,
+            device,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn medians_and_spreads() {
+        let mut series = Series::default();
+        assert!(series.median().is_nan());
+        for value in [4.0, 1.0, 3.0] {
+            series.add(value);
+        }
+        assert_eq!(series.text(1), "3.0 (1.0 to 4.0)");
+        series.add(2.0);
+        assert_eq!((series.median(), series.count()), (2.5, 4));
+        assert_eq!(series.over(&series).median(), 1.0);
+    }
+
+    #[test]
+    fn one_in_a_hundred() {
+        let values: Vec<u64> = (1..=200).rev().collect();
+        assert_eq!((p99(&values), p99(&[7]), p99(&[])), (198, 7, 0));
+        assert_eq!((mean(&[1, 2]), mean(&[])), (1.5, 0.0));
+    }
+}

@@ -1,0 +1,350 @@
+//! The process that is measured: this program, started again with a hidden subcommand inside the groups under test.
+//!
+//! It takes orders on standard input and answers each on standard output, one JSON value a line. Every page of the files begins with its
+//! own number, and stays so when it is written: each page that is read is looked at, and a wrong one ends the bench.
+
+use crate::world::STAMP_BYTES;
+use page::PAGE_SIZE;
+use rustix::fs::Advice;
+use rustix::mm::{MapFlags, ProtFlags};
+use serde::{Deserialize, Serialize};
+use std::fs::File;
+use std::io::{self, BufRead, Write};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{Builder, sleep};
+use std::time::{Duration, Instant};
+
+/// Read at once in a sequential stream: as `cp` does.
+const BLOCK_BYTES: usize = 128 << 10;
+/// Stack of a reading thread: they are many, and their memory is the measured group's.
+const STACK_BYTES: usize = 128 << 10;
+/// Threads of one order at the most.
+const THREADS_MAX: usize = 64;
+/// Between two reads of the file that is kept hot.
+const HOT_EVERY: Duration = Duration::from_millis(20);
+/// Reads of it before: a page that was read twice is one that is in use.
+const HOT_READS: u32 = 3;
+/// In which an allocation is timed.
+const ALLOCATION_STEP_BYTES: usize = 1 << 20;
+
+/// A way to use a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Workload {
+    /// From end to end, again and again.
+    Sequential,
+    /// Pages at random, by that many threads.
+    Random {
+        /// How many.
+        threads: usize,
+    },
+    /// A page at random, then the next block of a stream, and so on.
+    Mixed,
+    /// A page at random is written and synced.
+    Writes,
+}
+
+/// What the worker is told to do.
+#[derive(Debug, Serialize, Deserialize)]
+pub enum Order {
+    /// Read the beginning of a file once, from end to end.
+    Pass {
+        /// Of the file.
+        path: PathBuf,
+        /// Bytes of it.
+        len_bytes: u64,
+    },
+    /// Use the beginning of a file for some time.
+    Use {
+        /// Of the file.
+        path: PathBuf,
+        /// Bytes of it.
+        len_bytes: u64,
+        /// How.
+        workload: Workload,
+        /// For how long.
+        ms: u64,
+        /// Of the pages chosen.
+        seed: u64,
+    },
+    /// Allocate memory at full speed, while a file is read again and again, and give it back.
+    Allocate {
+        /// How much.
+        bytes: u64,
+        /// The file.
+        hot: PathBuf,
+    },
+}
+
+/// What it answers.
+#[derive(Debug, Serialize, Deserialize)]
+pub enum Answer {
+    /// It takes orders.
+    Ready,
+    /// The order has been carried out.
+    Done(Report),
+    /// It could not be.
+    Failed(String),
+}
+
+/// What an order brought.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Report {
+    /// Reads, or writes.
+    pub operations: u64,
+    /// Bytes that were read or written.
+    pub bytes: u64,
+    /// Time it took.
+    pub seconds: f64,
+    /// Time of each MiB that was allocated.
+    pub allocation_ns: Vec<u64>,
+    /// Pages of the hot file.
+    pub hot_pages: u64,
+    /// Of those, how many were cached after the allocation.
+    pub hot_cached_pages: u64,
+}
+
+/// The whole life of the worker.
+pub fn run() -> Result<(), String> {
+    // Pages of the program itself must not be read from the disk in the middle of a measurement. Where it is not allowed, a few are.
+    let _not_allowed = rustix::mm::mlockall(rustix::mm::MlockAllFlags::CURRENT);
+    say(&Answer::Ready)?;
+    for line in io::stdin().lock().lines() {
+        let line = line.map_err(|error| format!("reading orders: {error}"))?;
+        let order: Order = serde_json::from_str(&line).map_err(|error| format!("understanding an order: {error}"))?;
+        match carry_out(&order) {
+            Ok(report) => say(&Answer::Done(report))?,
+            Err(error) => say(&Answer::Failed(error))?,
+        }
+    }
+    Ok(())
+}
+
+fn say(answer: &Answer) -> Result<(), String> {
+    let line = serde_json::to_string(answer).map_err(|error| error.to_string())?;
+    writeln!(io::stdout().lock(), "{line}").map_err(|error| format!("answering: {error}"))
+}
+
+fn carry_out(order: &Order) -> Result<Report, String> {
+    match order {
+        Order::Pass { path, len_bytes } => {
+            let begin = Instant::now();
+            let mut stream = Stream::open(path, *len_bytes)?;
+            let mut report = Report::default();
+            while report.bytes < *len_bytes {
+                report.bytes += stream.next()?;
+                report.operations += 1;
+            }
+            report.seconds = begin.elapsed().as_secs_f64();
+            Ok(report)
+        }
+        Order::Use { path, len_bytes, workload, ms, seed } => {
+            let threads = match workload {
+                Workload::Random { threads } => (*threads).clamp(1, THREADS_MAX),
+                _ => 1,
+            };
+            let begin = Instant::now();
+            let end = begin + Duration::from_millis(*ms);
+            let results: Vec<Result<(u64, u64), String>> = std::thread::scope(|scope| {
+                let start = |number: usize| {
+                    let work = move || work(path, *len_bytes, *workload, end, seed.wrapping_add(number as u64));
+                    Builder::new().stack_size(STACK_BYTES).spawn_scoped(scope, work)
+                };
+                let started: Vec<_> = (0..threads).map(start).collect();
+                let result = |thread: io::Result<std::thread::ScopedJoinHandle<'_, _>>| {
+                    let thread = thread.map_err(|error| format!("starting a thread: {error}"))?;
+                    thread.join().unwrap_or_else(|_| Err("a thread panicked".to_owned()))
+                };
+                started.into_iter().map(result).collect()
+            });
+            let mut report = Report { seconds: begin.elapsed().as_secs_f64(), ..Report::default() };
+            for result in results {
+                let (operations, bytes) = result?;
+                report.operations += operations;
+                report.bytes += bytes;
+            }
+            Ok(report)
+        }
+        Order::Allocate { bytes, hot } => allocate(*bytes, hot),
+    }
+}
+
+/// Returns how many operations there were until `end`, and their bytes.
+fn work(path: &Path, len_bytes: u64, workload: Workload, end: Instant, seed: u64) -> Result<(u64, u64), String> {
+    let mut pages = Pages::open(path, len_bytes, seed, workload == Workload::Writes)?;
+    let mut stream = Stream::open(path, len_bytes)?;
+    let (mut operations, mut bytes) = (0, 0);
+    while Instant::now() < end {
+        bytes += match workload {
+            Workload::Sequential => stream.next()?,
+            Workload::Random { .. } => pages.read()?,
+            Workload::Mixed if operations % 2 == 1 => stream.next()?,
+            Workload::Mixed => pages.read()?,
+            Workload::Writes => pages.write()?,
+        };
+        operations += 1;
+    }
+    Ok((operations, bytes))
+}
+
+/// A file that is read from end to end, and then again from its beginning.
+struct Stream {
+    file: File,
+    len_bytes: u64,
+    at: u64,
+    buffer: Vec<u8>,
+}
+
+impl Stream {
+    fn open(path: &Path, len_bytes: u64) -> Result<Stream, String> {
+        let file = File::open(path).map_err(|error| format!("opening {}: {error}", path.display()))?;
+        Ok(Stream { file, len_bytes, at: 0, buffer: Vec::new() })
+    }
+
+    fn next(&mut self) -> Result<u64, String> {
+        let len = (self.len_bytes - self.at).min(BLOCK_BYTES as u64) as usize;
+        // Made when it is first used: the memory is the measured group's.
+        self.buffer.resize(BLOCK_BYTES, 0);
+        let buffer = &mut self.buffer[..len];
+        self.file.read_exact_at(buffer, self.at).map_err(|error| format!("reading at {}: {error}", self.at))?;
+        for (page, content) in (self.at / PAGE_SIZE as u64..).zip(buffer.chunks_exact(PAGE_SIZE)) {
+            check(page, content)?;
+        }
+        self.at = if self.at + len as u64 >= self.len_bytes { 0 } else { self.at + len as u64 };
+        Ok(len as u64)
+    }
+}
+
+/// A file whose pages are used at random.
+struct Pages {
+    file: File,
+    count: u64,
+    random: fastrand::Rng,
+    buffer: [u8; PAGE_SIZE],
+}
+
+impl Pages {
+    fn open(path: &Path, len_bytes: u64, seed: u64, write: bool) -> Result<Pages, String> {
+        let open = File::options().read(true).write(write).open(path).and_then(|file| {
+            // As a database does that knows its reads are random: one page is one read, on the disk as through the mount.
+            rustix::fs::fadvise(&file, 0, None, Advice::Random)?;
+            Ok(file)
+        });
+        let file = open.map_err(|error| format!("opening {}: {error}", path.display()))?;
+        let random = fastrand::Rng::with_seed(seed);
+        Ok(Pages { file, count: (len_bytes / PAGE_SIZE as u64).max(1), random, buffer: [0; PAGE_SIZE] })
+    }
+
+    fn read(&mut self) -> Result<u64, String> {
+        let page = self.random.u64(..self.count);
+        let read = self.file.read_exact_at(&mut self.buffer, page * PAGE_SIZE as u64);
+        read.map_err(|error| format!("reading page {page}: {error}"))?;
+        check(page, &self.buffer)?;
+        Ok(PAGE_SIZE as u64)
+    }
+
+    fn write(&mut self) -> Result<u64, String> {
+        let page = self.random.u64(..self.count);
+        self.random.fill(&mut self.buffer[STAMP_BYTES..]);
+        self.buffer[..STAMP_BYTES].copy_from_slice(&page.to_le_bytes());
+        let written = self.file.write_all_at(&self.buffer, page * PAGE_SIZE as u64);
+        written.and_then(|()| self.file.sync_data()).map_err(|error| format!("writing page {page}: {error}"))?;
+        Ok(PAGE_SIZE as u64)
+    }
+}
+
+fn check(page: u64, content: &[u8]) -> Result<(), String> {
+    if content.starts_with(&page.to_le_bytes()) {
+        return Ok(());
+    }
+    Err(format!("WRONG BYTES: page {page} begins with {:?}", &content[..STAMP_BYTES]))
+}
+
+/// Allocates, and times each MiB. In pages of the usual size: a huge one now and then would make steps of two MiB.
+fn allocate(bytes: u64, hot: &Path) -> Result<Report, String> {
+    let problem = |what: &'static str| move |error: io::Error| format!("{what}: {error}");
+    let len = usize::try_from(bytes).map_err(|error| error.to_string())?;
+    let hot_bytes = std::fs::metadata(hot).map_err(problem("looking at the hot file"))?.len();
+    for _ in 0..HOT_READS {
+        carry_out(&Order::Pass { path: hot.to_owned(), len_bytes: hot_bytes })?;
+    }
+    let mut report = Report { hot_pages: hot_bytes.div_ceil(PAGE_SIZE as u64), ..Report::default() };
+    // Touched before it is measured.
+    let mut times = vec![1u64; len / ALLOCATION_STEP_BYTES];
+    let stop = AtomicBool::new(false);
+    let (kept_hot, allocated) = std::thread::scope(|scope| {
+        let keeping = scope.spawn(|| {
+            while !stop.load(Ordering::Acquire) {
+                carry_out(&Order::Pass { path: hot.to_owned(), len_bytes: hot_bytes })?;
+                sleep(HOT_EVERY);
+            }
+            Ok::<(), String>(())
+        });
+        let allocated = touch(len, &mut times, &mut report, hot, hot_bytes);
+        stop.store(true, Ordering::Release);
+        (keeping.join().unwrap_or_else(|_| Err("a thread panicked".to_owned())), allocated)
+    });
+    kept_hot?;
+    allocated.map_err(problem("allocating memory"))?;
+    report.operations = times.len() as u64;
+    report.bytes = bytes;
+    report.allocation_ns = times;
+    Ok(report)
+}
+
+fn touch(len: usize, times: &mut [u64], report: &mut Report, hot: &Path, hot_bytes: u64) -> io::Result<()> {
+    let begin = Instant::now();
+    // SAFETY: a new mapping at an address of the kernel's choice, unmapped once below, after its last use.
+    let memory = unsafe {
+        let flags = ProtFlags::READ | ProtFlags::WRITE;
+        let memory = rustix::mm::mmap_anonymous(std::ptr::null_mut(), len, flags, MapFlags::PRIVATE)?;
+        // A kernel without huge pages refuses.
+        let _none_anyway = rustix::mm::madvise(memory, len, rustix::mm::Advice::LinuxNoHugepage);
+        memory
+    };
+    for (step, time) in times.iter_mut().enumerate() {
+        let before = Instant::now();
+        for at in (0..ALLOCATION_STEP_BYTES).step_by(PAGE_SIZE) {
+            // SAFETY: inside the mapping, which has as many steps as there are times. Volatile, so that the touch really happens.
+            unsafe { memory.cast::<u8>().add(step * ALLOCATION_STEP_BYTES + at).write_volatile(1) };
+        }
+        *time = u64::try_from(before.elapsed().as_nanos()).unwrap_or(u64::MAX);
+    }
+    report.seconds = begin.elapsed().as_secs_f64();
+    let cached = testbed::cached_pages(hot, hot_bytes);
+    // SAFETY: the mapping made above, of that length.
+    unsafe { rustix::mm::munmap(memory, len)? };
+    report.hot_cached_pages = cached?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use testbed::Scratch;
+
+    #[test]
+    fn every_way_reads_what_is_there_and_notices_what_is_not() {
+        let scratch = Scratch::new("bench-worker").unwrap();
+        let path = scratch.path().join("data");
+        let len_bytes = 40 * PAGE_SIZE as u64;
+        crate::world::write_stamped(&path, len_bytes, 1).unwrap();
+        let every = [Workload::Sequential, Workload::Random { threads: 3 }, Workload::Mixed, Workload::Writes];
+        let order = |workload| Order::Use { path: path.clone(), len_bytes, workload, ms: 20, seed: 1 };
+        for workload in every {
+            let report = carry_out(&order(workload)).unwrap();
+            assert!(report.operations > 0 && report.bytes > 0 && report.seconds >= 0.02, "{workload:?}: {report:?}");
+        }
+        let pass = Order::Pass { path: path.clone(), len_bytes };
+        assert_eq!(carry_out(&pass).unwrap().bytes, len_bytes);
+        let allocated = carry_out(&Order::Allocate { bytes: 8 << 20, hot: path.clone() }).unwrap();
+        assert_eq!((allocated.allocation_ns.len(), allocated.hot_pages), (8, 40));
+
+        let file = File::options().write(true).open(&path).unwrap();
+        (0..40).for_each(|page| file.write_all_at(&[255], page * PAGE_SIZE as u64).unwrap());
+        for workload in &every[..3] {
+            assert!(carry_out(&order(*workload)).unwrap_err().contains("WRONG BYTES"), "{workload:?}");
+        }
+    }
+}

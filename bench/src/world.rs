@@ -1,0 +1,345 @@
+//! What the benches measure in: a lender, mounts with and without it, a disk of known speed below, and workers in groups.
+//!
+//! The mounts that are compared are alike in all but the lender: the same program and options, each over a directory of its own with a
+//! file of the same size on the same disk. All processes are started by the thread that calls, and end with their guards.
+
+use crate::figures::Conditions;
+use crate::worker::{Answer, Order, Report};
+use page::PAGE_SIZE;
+use rustix::fs::Advice;
+use serde_json::Value;
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::{ChildStdin, Command, Stdio};
+use std::time::{Duration, Instant};
+use testbed::{
+    BlockDevice, Failure, Group, Interrupt, Line, Process, Puma, PumaMount, Scratch, SlowDisk, ask_daemon,
+    sibling_binary, wait_until,
+};
+
+/// Each page of a file begins with its number, of so many bytes.
+pub const STAMP_BYTES: usize = 8;
+/// Room while a worker starts, when it is not known yet what it needs itself.
+const START_ROOM_BYTES: u64 = 64 << 20;
+/// A worker may be late by so much with an answer; one that is later is stuck.
+const LATE_MAX: Duration = Duration::from_secs(120);
+/// For a daemon's answer, and until a mount has found its lender.
+const ANSWER_MAX: Duration = Duration::from_secs(10);
+/// Between two looks whether somebody wants us to stop.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+/// Free space that is left on the disk.
+const DISK_RESERVE_BYTES: u64 = 1 << 30;
+/// Pages written at once.
+const WRITE_PAGES: u64 = 256;
+
+/// How much is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Extent {
+    /// All of it.
+    Whole,
+    /// Some minutes.
+    Quick,
+    /// Some seconds, for a test: the figures say nothing.
+    Tiny,
+}
+
+impl Extent {
+    /// One of three values.
+    pub fn choose<T>(self, whole: T, quick: T, tiny: T) -> T {
+        match self {
+            Extent::Whole => whole,
+            Extent::Quick => quick,
+            Extent::Tiny => tiny,
+        }
+    }
+}
+
+/// What every bench is given.
+pub struct World {
+    /// How much is to be measured.
+    pub extent: Extent,
+    /// Of all that is random.
+    pub seed: u64,
+    /// Whether somebody wants us to stop.
+    pub interrupt: Interrupt,
+    /// The disk, as slow as the bench sets it.
+    pub disk: SlowDisk,
+    puma: Puma,
+    key: PathBuf,
+    scratch: Scratch,
+}
+
+impl World {
+    /// Prepares everything, or says why this machine cannot.
+    pub fn create(extent: Extent, seed: u64, dir: Option<&Path>, interrupt: Interrupt) -> Result<World, Failure> {
+        if !rustix::process::geteuid().is_root() {
+            return Err(Failure::Problem("control groups need root: run it as root".to_owned()));
+        }
+        let fuse = File::options().read(true).write(true).open("/dev/fuse");
+        fuse.map_err(Failure::attempted("opening /dev/fuse"))?;
+        let pumapool = sibling_binary("pumapool").ok_or_else(|| {
+            Failure::Problem("there is no pumapool next to this program; `bench/run` builds it".to_owned())
+        })?;
+        let own = std::env::current_exe().map_err(Failure::attempted("finding this program"))?;
+        let usual = [own.parent().unwrap_or(Path::new("/")), Path::new("/var/tmp")];
+        let on_a_disk = || usual.into_iter().find(|directory| BlockDevice::holding(directory).is_ok());
+        let dir = dir.unwrap_or_else(|| on_a_disk().unwrap_or(usual[1]));
+        let scratch = Scratch::new_in(dir, "bench")?;
+        let disk = SlowDisk::create("bench", scratch.path())?;
+        let (logs, key) = (scratch.directory("logs")?, scratch.path().join("pool.key"));
+        // As between machines: the figures have the cost of sealing in them.
+        let made = Command::new(&pumapool).args(["key", "new"]).arg(&key).stdout(Stdio::null()).status();
+        if !made.map_err(Failure::attempted("making a pool key"))?.success() {
+            return Err(Failure::Problem("`pumapool key new` failed".to_owned()));
+        }
+        Ok(World { extent, seed, interrupt, disk, puma: Puma { pumapool, logs }, key, scratch })
+    }
+
+    /// What it is.
+    pub fn conditions(&self) -> Conditions {
+        Conditions::now(self.disk.device().to_string())
+    }
+
+    /// Starts a lender in a memory group of `group_bytes`, which lends `capacity_bytes` at the most and leaves `reserve_bytes` free.
+    pub fn lend(&self, group_bytes: u64, capacity_bytes: u64, reserve_bytes: u64) -> Result<Lender, Failure> {
+        let group = Group::create("bench-lender", Some(group_bytes), None)?;
+        let mut command = Command::new(&self.puma.pumapool);
+        command.args(["lend", "--foreground", "--listen", "127.0.0.1:0"]).arg("--key").arg(&self.key);
+        command.args(["--capacity", &capacity_bytes.to_string(), "--reserve", &reserve_bytes.to_string()]);
+        let (process, said) = self.puma.start(command, "lender", &[&group])?;
+        let address = said.rsplit(' ').next().and_then(|address| address.parse().ok());
+        let address = address.ok_or_else(|| Failure::Problem(format!("the lender said no address: {said:?}")))?;
+        Ok(Lender { process, group, address })
+    }
+
+    /// Mounts a directory with a file of `len_bytes`, with a lender at that address or without one. A second mount of the same name has
+    /// the same file.
+    pub fn mount(
+        &self,
+        name: &str,
+        len_bytes: u64,
+        lender: Option<SocketAddr>,
+        options: &[&str],
+    ) -> Result<Side, Failure> {
+        let (source, at) = (self.scratch.path().join(name), self.scratch.path().join(format!("{name}-mounted")));
+        if !source.is_dir() {
+            self.check_room(len_bytes)?;
+            for directory in [&source, &at] {
+                fs::create_dir(directory).map_err(Failure::attempted(format!("making {}", directory.display())))?;
+            }
+            write_stamped(&source.join(FILE), len_bytes, self.seed)
+                .map_err(Failure::attempted(format!("writing a file to {}", source.display())))?;
+            self.interrupt.check()?;
+        }
+        // On the same slow disk as the workers: it reads it on their behalf.
+        let group = Group::create("bench-mount", None, Some(&self.disk))?;
+        let mut command = Command::new(&self.puma.pumapool);
+        command.arg("mount").args([&source, &at]).arg("--foreground").arg("--key").arg(&self.key).args(options);
+        if let Some(address) = lender {
+            command.args(["--lender", &address.to_string()]);
+        }
+        let mount = self.puma.mount(command, &at, &format!("mount-{name}"), &[&group])?;
+        let side = Side { mount, _group: group, below: source.join(FILE), file: at.join(FILE) };
+        let found = || side.status().is_ok_and(|status| status["lender_is_up"] == true);
+        if lender.is_some() && !wait_until(ANSWER_MAX, found) {
+            return Err(Failure::Problem(format!("the mount {name} does not find its lender")));
+        }
+        Ok(side)
+    }
+
+    /// A file of `len_bytes` on the disk, not in the page cache.
+    pub fn file(&self, name: &str, len_bytes: u64) -> Result<PathBuf, Failure> {
+        self.check_room(len_bytes)?;
+        let path = self.scratch.path().join(name);
+        write_stamped(&path, len_bytes, self.seed)
+            .map_err(Failure::attempted(format!("writing {}", path.display())))?;
+        drop_cached(&path)?;
+        Ok(path)
+    }
+
+    /// Starts a worker on the slow disk with that much page cache: what it needs itself is measured, and added to its limit.
+    pub fn worker(&self, page_cache_bytes: u64) -> Result<Worker<'_>, Failure> {
+        let group = Group::create("bench-worker", Some(page_cache_bytes + START_ROOM_BYTES), Some(&self.disk))?;
+        let mut worker = Worker::start(&self.interrupt, &[&group])?;
+        group.limit_memory(page_cache_bytes + group.memory_use()?.total_bytes)?;
+        worker.group = Some(group);
+        Ok(worker)
+    }
+
+    /// Refuses to fill the disk.
+    fn check_room(&self, len_bytes: u64) -> Result<(), Failure> {
+        let disk = rustix::fs::statvfs(self.scratch.path()).map_err(io::Error::from)?;
+        let free_bytes = disk.f_bavail * disk.f_frsize;
+        if free_bytes >= len_bytes + DISK_RESERVE_BYTES {
+            return Ok(());
+        }
+        let message = format!(
+            "{} has {} MiB of free space, and {} MiB are needed; choose another with --dir",
+            self.scratch.path().display(),
+            free_bytes >> 20,
+            (len_bytes + DISK_RESERVE_BYTES) >> 20
+        );
+        Err(Failure::Problem(message))
+    }
+}
+
+/// A lender, ended when dropped.
+pub struct Lender {
+    // In this order: the process before its group.
+    process: Process,
+    /// The memory group that it is in.
+    pub group: Group,
+    /// Where it listens.
+    pub address: SocketAddr,
+}
+
+impl Lender {
+    /// Pages that it keeps.
+    pub fn stored_pages(&self) -> Result<u64, Failure> {
+        Ok(count(&ask_daemon("lend", self.process.pid(), ANSWER_MAX)?, "/lender/stored_pages"))
+    }
+}
+
+/// The one file of each mount.
+const FILE: &str = "data";
+
+/// A mount over a file of its own, taken away when dropped.
+pub struct Side {
+    // In this order: the mount before its group.
+    mount: PumaMount,
+    _group: Group,
+    below: PathBuf,
+    /// The file, through the mount.
+    pub file: PathBuf,
+}
+
+impl Side {
+    /// What the mount says of itself.
+    pub fn status(&self) -> Result<Value, Failure> {
+        self.mount.status()
+    }
+
+    /// One of its borrower's counters.
+    pub fn counter(&self, name: &str) -> Result<u64, Failure> {
+        Ok(count(&self.status()?, &format!("/borrower/{name}")))
+    }
+
+    /// Has the kernel forget the file's pages, through the mount and below. What the mount's lender has, it keeps; what is evicted by
+    /// this, it gets.
+    pub fn drop_cached(&self) -> Result<(), Failure> {
+        drop_cached(&self.file)?;
+        drop_cached(&self.below)
+    }
+
+    /// Takes it away.
+    pub fn end(self) -> Result<(), Failure> {
+        self.mount.end().map_err(Failure::Problem)
+    }
+}
+
+/// A number of a status.
+pub fn count(status: &Value, path: &str) -> u64 {
+    status.pointer(path).and_then(Value::as_u64).unwrap_or(0)
+}
+
+/// Writes a file back and has the kernel forget its pages.
+pub fn drop_cached(path: &Path) -> Result<(), Failure> {
+    let dropped = File::open(path).and_then(|file| {
+        file.sync_all()?;
+        Ok(rustix::fs::fadvise(&file, 0, None, Advice::DontNeed)?)
+    });
+    dropped.map_err(Failure::attempted(format!("dropping {} from the page cache", path.display())))
+}
+
+/// Writes a file whose pages begin with their numbers and are random otherwise, and syncs it.
+pub fn write_stamped(path: &Path, len_bytes: u64, seed: u64) -> io::Result<()> {
+    let mut random = fastrand::Rng::with_seed(seed);
+    let mut file = File::create(path)?;
+    let pages = len_bytes.div_ceil(PAGE_SIZE as u64);
+    let mut buffer = vec![0; WRITE_PAGES as usize * PAGE_SIZE];
+    for first in (0..pages).step_by(WRITE_PAGES as usize) {
+        let count = WRITE_PAGES.min(pages - first) as usize;
+        let buffer = &mut buffer[..count * PAGE_SIZE];
+        random.fill(buffer);
+        for (page, content) in (first..).zip(buffer.chunks_exact_mut(PAGE_SIZE)) {
+            content[..STAMP_BYTES].copy_from_slice(&page.to_le_bytes());
+        }
+        file.write_all(buffer)?;
+    }
+    file.sync_all()?;
+    rustix::fs::fadvise(&file, 0, None, Advice::DontNeed)?;
+    Ok(())
+}
+
+/// A worker, ended when dropped.
+pub struct Worker<'a> {
+    // In this order: the process before its group.
+    process: Process,
+    orders: Option<ChildStdin>,
+    interrupt: &'a Interrupt,
+    /// Its own, where it has one.
+    group: Option<Group>,
+}
+
+impl<'a> Worker<'a> {
+    /// Starts one in groups of others, which must outlive it.
+    pub fn start(interrupt: &'a Interrupt, groups: &[&Group]) -> Result<Worker<'a>, Failure> {
+        let own = std::env::current_exe().map_err(Failure::attempted("finding this program"))?;
+        let mut command = Command::new(own);
+        command.arg("worker").stdin(Stdio::piped());
+        let mut process = Process::spawn(command, groups)?;
+        let orders = process.take_stdin();
+        let mut worker = Worker { process, orders, interrupt, group: None };
+        match worker.hear(LATE_MAX)? {
+            Answer::Ready => Ok(worker),
+            answer => Err(Failure::Problem(format!("starting a worker: it answered {answer:?}"))),
+        }
+    }
+
+    /// Has an order carried out.
+    pub fn obey(&mut self, order: &Order) -> Result<Report, Failure> {
+        let line = serde_json::to_string(order).map_err(|error| Failure::Problem(error.to_string()))?;
+        let orders = self.orders.as_mut().ok_or_else(|| Failure::Problem("the worker takes no orders".to_owned()))?;
+        writeln!(orders, "{line}").map_err(Failure::attempted("telling a worker what to do"))?;
+        let own = if let Order::Use { ms, .. } = order { Duration::from_millis(*ms) } else { Duration::ZERO };
+        match self.hear(own + LATE_MAX)? {
+            Answer::Done(report) => Ok(report),
+            Answer::Failed(problem) => Err(Failure::Problem(format!("a worker failed: {problem}"))),
+            Answer::Ready => Err(Failure::Problem("a worker started twice".to_owned())),
+        }
+    }
+
+    fn hear(&mut self, limit: Duration) -> Result<Answer, Failure> {
+        let begin = Instant::now();
+        loop {
+            self.interrupt.check()?;
+            match self.process.next_line(LOOK_EVERY) {
+                Line::Text(line) => {
+                    let understood = serde_json::from_str(&line);
+                    return understood.map_err(|error| Failure::Problem(format!("a worker said {line:?}: {error}")));
+                }
+                Line::Timeout if begin.elapsed() < limit => {}
+                Line::Timeout => {
+                    return Err(Failure::Problem(format!(
+                        "a worker said nothing for {limit:?}; one of its reads hangs"
+                    )));
+                }
+                Line::End => {
+                    let end = self.process.wait(Duration::from_secs(1))?;
+                    let end = end.map_or("closed its output".to_owned(), |status| format!("ended ({status})"));
+                    return Err(Failure::Problem(format!("a worker {end} before its work was done")));
+                }
+            }
+        }
+    }
+}
+
+impl Drop for Worker<'_> {
+    fn drop(&mut self) {
+        // It ends when there are no more orders; one that hangs is ended by its guard.
+        drop(self.orders.take());
+        let _its_guard_waits_too = self.process.wait(ANSWER_MAX);
+    }
+}

@@ -1,0 +1,110 @@
+//! Reads of the directory below that race a get which is late, in threads of their own: the thread that waits for the get must go on waiting.
+
+use crate::Below;
+use rustix::event::{EventfdFlags, eventfd};
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use sync::{Condvar, Mutex};
+
+/// Reads at once. More are not raced: gets are late together when the lender is slow, and then the gate has to close.
+const THREADS: usize = 2;
+
+/// A read of the directory below.
+pub(crate) struct Race {
+    done: OwnedFd,
+    bytes: Mutex<Option<io::Result<Vec<u8>>>>,
+}
+
+impl Race {
+    /// What was read, when it was; fewer bytes than asked for at the end of the file.
+    pub(crate) fn take(&self) -> Option<io::Result<Vec<u8>>> {
+        self.bytes.lock().take()
+    }
+}
+
+impl AsFd for Race {
+    /// Readable when [`Race::take`] has something.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.done.as_fd()
+    }
+}
+
+struct Job {
+    below: Arc<dyn Below + Send + Sync>,
+    offset: u64,
+    len: usize,
+    race: Arc<Race>,
+}
+
+#[derive(Default)]
+struct Jobs {
+    waiting: VecDeque<Job>,
+    idle: usize,
+    stopping: bool,
+}
+
+/// The threads.
+#[derive(Default)]
+pub(crate) struct Racers {
+    jobs: Mutex<Jobs>,
+    work: Condvar,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+impl Racers {
+    /// Starts the threads.
+    pub(crate) fn start(self: &Arc<Racers>) -> io::Result<()> {
+        for number in 0..THREADS {
+            let racers = self.clone();
+            let thread =
+                std::thread::Builder::new().name(format!("puma-hedge-{number}")).spawn(move || racers.run())?;
+            self.threads.lock().push(thread);
+        }
+        Ok(())
+    }
+
+    /// Ends them, after what they are reading.
+    pub(crate) fn stop(&self) {
+        self.jobs.lock().stopping = true;
+        self.work.notify_all();
+        std::mem::take(&mut *self.threads.lock()).into_iter().for_each(|thread| drop(thread.join()));
+    }
+
+    /// Reads `len` bytes at `offset`. None: all threads are busy.
+    pub(crate) fn race(&self, below: Arc<dyn Below + Send + Sync>, offset: u64, len: usize) -> Option<Arc<Race>> {
+        let done = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).ok()?;
+        let mut jobs = self.jobs.lock();
+        if jobs.waiting.len() >= jobs.idle {
+            return None;
+        }
+        let race = Arc::new(Race { done, bytes: Mutex::new(None) });
+        jobs.waiting.push_back(Job { below, offset, len, race: race.clone() });
+        self.work.notify_one();
+        Some(race)
+    }
+
+    fn run(&self) {
+        let mut jobs = self.jobs.lock();
+        while !jobs.stopping {
+            let Some(job) = jobs.waiting.pop_front() else {
+                jobs.idle += 1;
+                self.work.wait(&mut jobs);
+                jobs.idle -= 1;
+                continue;
+            };
+            drop(jobs);
+            let mut bytes = vec![0; job.len];
+            let read = job.below.read_at(&mut bytes, job.offset).map(|read| {
+                bytes.truncate(read);
+                bytes
+            });
+            *job.race.bytes.lock() = Some(read);
+            // It can only fail by overflow.
+            let _ = rustix::io::write(&job.race.done, &1u64.to_ne_bytes());
+            jobs = self.jobs.lock();
+        }
+    }
+}

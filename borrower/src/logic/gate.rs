@@ -1,0 +1,284 @@
+//! The latency gate: whether a lender is worth using at all (Puma 2015, §3.3.2 and §4.5).
+//!
+//! Lenders are pinged at a fixed pace. Two moving averages of the round-trip time each close the gate above an upper threshold: a short one,
+//! which sees a peak, and a long one, which sees a network that is always somewhat too slow. It opens again when both are below their lower
+//! thresholds. Beyond the paper, a third comparison: what a lender takes *now* with what the directory below takes *now*. A lender
+//! slower than the disk is of no use however fast the network is. But a disk that has little to do, because the lender answers, is
+//! faster than one that has to answer all: so closing the gate for it is a trial. If the disk then turns out to be slower, what it took
+//! under that load is what lenders are compared with for a while, longer each time.
+//!
+//! Pure: times are arguments. While the gate is closed only pings tell what the lender would take, so what a get takes beyond a ping is
+//! remembered from when it was open.
+
+use std::time::Duration;
+
+/// Time between two pings of a lender.
+pub const PING_INTERVAL: Duration = Duration::from_millis(500);
+
+/// Time constant of the short average, in seconds (Puma 2015, §3.3.2).
+const SHORT_SECONDS: f64 = 15.0;
+/// Time constant of the long average, in seconds. The paper does not say it: four times the short one, so that a minute of peaks is not
+/// held against a lender for longer than some minutes.
+const LONG_SECONDS: f64 = 60.0;
+/// Time constant of what "now" means where lender and disk are compared, in seconds: two or three pings.
+const NOW_SECONDS: f64 = 1.0;
+
+/// The lender must be slower than the disk by this factor for the gate to close, and faster by [`OPEN_RATIO`] for it to open.
+const CLOSE_RATIO: f64 = 1.1;
+const OPEN_RATIO: f64 = 0.8;
+
+/// How long what a disk took under load is believed, at first and at the most. It doubles with each trial that shows it again.
+const LOADED_FIRST: Duration = Duration::from_secs(10);
+const LOADED_MAX: Duration = Duration::from_secs(320);
+
+/// Above the upper the gate closes, below the lower it may open, in microseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Thresholds {
+    /// It closes above.
+    pub upper_us: u64,
+    /// It may open below.
+    pub lower_us: u64,
+}
+
+/// The thresholds of both averages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// Of the short average.
+    pub short: Thresholds,
+    /// Of the long average.
+    pub long: Thresholds,
+}
+
+impl Default for Config {
+    /// Those that the paper found (Puma 2015, §4.5).
+    fn default() -> Config {
+        Config {
+            short: Thresholds { upper_us: 40_000, lower_us: 1_500 },
+            long: Thresholds { upper_us: 1_500, lower_us: 1_000 },
+        }
+    }
+}
+
+/// Why the gate is closed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reason {
+    /// The short average is too high.
+    Peak,
+    /// The long average is too high.
+    SlowNetwork,
+    /// The directory below answers faster.
+    FasterDisk,
+}
+
+impl Reason {
+    /// In words, for the status.
+    pub fn text(self) -> &'static str {
+        match self {
+            Reason::Peak => "its short average latency is above the threshold",
+            Reason::SlowNetwork => "its long average latency is above the threshold",
+            Reason::FasterDisk => "the directory below answers faster",
+        }
+    }
+}
+
+/// A moving average whose weights fall off exponentially with age.
+#[derive(Clone, Copy, Debug)]
+struct Average {
+    seconds: f64,
+    value: Option<f64>,
+}
+
+impl Average {
+    fn over(seconds: f64) -> Average {
+        Average { seconds, value: None }
+    }
+
+    fn add(&mut self, sample: f64, elapsed: Duration) {
+        let keep = (-elapsed.as_secs_f64() / self.seconds).exp();
+        self.value = Some(self.value.map_or(sample, |value| value * keep + sample * (1.0 - keep)));
+    }
+
+    fn us(&self) -> f64 {
+        self.value.unwrap_or(0.0)
+    }
+}
+
+/// What was measured of a lender since the last ping.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Measured {
+    /// Round-trip time of the ping, in microseconds.
+    pub ping_us: f64,
+    /// What gets took on average, in microseconds, if there were any.
+    pub get_us: Option<f64>,
+    /// What reads of the directory below take on average, in microseconds, if any were made.
+    pub disk_us: Option<f64>,
+}
+
+/// The gate of one lender. It is open at first.
+#[derive(Clone, Debug)]
+pub struct Gate {
+    config: Config,
+    now: Average,
+    short: Average,
+    long: Average,
+    /// What a get takes beyond a ping.
+    get_over_ping_us: f64,
+    /// What the directory below took when it had to answer all, in microseconds, and how long that is still believed.
+    loaded_us: f64,
+    loaded_for: Duration,
+    /// For how long it was believed the last time, and how long the gate has been closed.
+    loaded_time: Duration,
+    closed_time: Duration,
+    closed: Option<Reason>,
+}
+
+impl Gate {
+    /// With those thresholds.
+    pub fn new(config: Config) -> Gate {
+        Gate {
+            config,
+            now: Average::over(NOW_SECONDS),
+            short: Average::over(SHORT_SECONDS),
+            long: Average::over(LONG_SECONDS),
+            get_over_ping_us: 0.0,
+            loaded_us: 0.0,
+            loaded_for: Duration::ZERO,
+            loaded_time: Duration::ZERO,
+            closed_time: Duration::ZERO,
+            closed: None,
+        }
+    }
+
+    /// A ping was answered, `elapsed` after the one before.
+    pub fn measured(&mut self, measured: Measured, elapsed: Duration) {
+        for average in [&mut self.now, &mut self.short, &mut self.long] {
+            average.add(measured.ping_us, elapsed);
+        }
+        if let (Some(get_us), None) = (measured.get_us, self.closed) {
+            self.get_over_ping_us = (get_us - measured.ping_us).max(0.0);
+        }
+        let Config { short, long } = self.config;
+        let lender_us = self.now.us() + self.get_over_ping_us;
+        self.loaded_for = self.loaded_for.saturating_sub(elapsed);
+        let loaded_us = if self.loaded_for.is_zero() { 0.0 } else { self.loaded_us };
+        let slower = |ratio: f64| measured.disk_us.is_some_and(|disk_us| lender_us > disk_us.max(loaded_us) * ratio);
+        let above = |us: f64, threshold_us: u64| us > threshold_us as f64;
+        let before = self.closed;
+        self.closed = match before {
+            None if above(self.short.us(), short.upper_us) => Some(Reason::Peak),
+            None if above(self.long.us(), long.upper_us) => Some(Reason::SlowNetwork),
+            None if slower(CLOSE_RATIO) => Some(Reason::FasterDisk),
+            None => None,
+            // The disk's speed alone has nothing to do with how long the averages remember.
+            Some(reason)
+                if reason != Reason::FasterDisk
+                    && (above(self.short.us(), short.lower_us) || above(self.long.us(), long.lower_us)) =>
+            {
+                Some(reason)
+            }
+            Some(_) if slower(OPEN_RATIO) => Some(Reason::FasterDisk),
+            Some(_) => None,
+        };
+        match (before, self.closed) {
+            (Some(Reason::FasterDisk), None) => self.believe_loaded(measured.disk_us.unwrap_or(0.0)),
+            (None, Some(_)) => self.closed_time = Duration::ZERO,
+            _ => self.closed_time += elapsed,
+        }
+    }
+
+    /// The disk has turned out to be slower than the lender when it has to answer all.
+    fn believe_loaded(&mut self, disk_us: f64) {
+        // A disk that was faster for long has become slower: that is no trial.
+        let was_trial = self.closed_time < LOADED_FIRST;
+        self.loaded_time =
+            if was_trial { (self.loaded_time * 2).clamp(LOADED_FIRST, LOADED_MAX) } else { Duration::ZERO };
+        (self.loaded_us, self.loaded_for) = (disk_us, self.loaded_time);
+    }
+
+    /// Why it is closed, if it is.
+    pub fn closed(&self) -> Option<Reason> {
+        self.closed
+    }
+
+    /// The averages of the last second, the last 15 seconds and the last minute, in microseconds.
+    pub fn averages_us(&self) -> [u64; 3] {
+        [self.now, self.short, self.long].map(|average| average.us() as u64)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run(gate: &mut Gate, seconds: u64, ping_us: f64, get_us: Option<f64>, disk_us: Option<f64>) {
+        for _ in 0..seconds * 2 {
+            gate.measured(Measured { ping_us, get_us, disk_us }, PING_INTERVAL);
+        }
+    }
+
+    #[test]
+    fn a_peak_closes_it_and_calm_opens_it() {
+        let mut gate = Gate::new(Config::default());
+        run(&mut gate, 10, 100.0, None, None);
+        assert_eq!(gate.closed(), None);
+        run(&mut gate, 30, 200_000.0, None, None);
+        assert!(gate.closed().is_some());
+        // Between the thresholds it stays as it is.
+        run(&mut gate, 600, 1_200.0, None, None);
+        assert!(gate.closed().is_some(), "the long average is above its lower threshold");
+        run(&mut gate, 600, 900.0, None, None);
+        assert_eq!(gate.closed(), None);
+        run(&mut gate, 600, 1_200.0, None, None);
+        assert_eq!(gate.closed(), None, "open, it stays open below the upper ones");
+    }
+
+    #[test]
+    fn a_network_that_is_always_too_slow_closes_it() {
+        let mut gate = Gate::new(Config::default());
+        run(&mut gate, 10, 100.0, None, Some(50_000.0));
+        run(&mut gate, 120, 2_000.0, None, Some(50_000.0));
+        assert_eq!(gate.closed(), Some(Reason::SlowNetwork));
+    }
+
+    #[test]
+    fn a_faster_disk_closes_it_at_once_and_a_slower_one_opens_it_at_once() {
+        let mut gate = Gate::new(Config::default());
+        run(&mut gate, 5, 60.0, Some(90.0), Some(10_000.0));
+        assert_eq!(gate.closed(), None);
+        // The disk has become fast.
+        run(&mut gate, 1, 60.0, Some(90.0), Some(40.0));
+        assert_eq!(gate.closed(), Some(Reason::FasterDisk));
+        // Closed, nobody gets: what a get takes beyond a ping is remembered, else it would open by mistake.
+        run(&mut gate, 20, 30.0, None, Some(70.0));
+        assert_eq!(gate.closed(), Some(Reason::FasterDisk));
+        run(&mut gate, 1, 60.0, None, Some(10_000.0));
+        assert_eq!(gate.closed(), None);
+        // 5 ms of delay between here and the lender, and a disk of 2 ms.
+        run(&mut gate, 1, 60.0, Some(90.0), Some(2_000.0));
+        run(&mut gate, 3, 5_060.0, Some(5_090.0), Some(2_000.0));
+        assert_eq!(gate.closed(), Some(Reason::FasterDisk));
+        run(&mut gate, 4, 60.0, None, Some(2_000.0));
+        assert_eq!(gate.closed(), None, "the delay has ended");
+    }
+
+    /// A disk that is fast while it has little to do and slow while it has to answer all, as one with bursts is.
+    #[test]
+    fn a_disk_that_is_fast_only_while_it_is_idle_is_tried_ever_less() {
+        let mut gate = Gate::new(Config::default());
+        let mut closed = Vec::new();
+        for tick in 0..2 * 3600 {
+            let disk_us = if gate.closed().is_some() { 20_000.0 } else { 40.0 };
+            gate.measured(Measured { ping_us: 60.0, get_us: Some(90.0), disk_us: Some(disk_us) }, PING_INTERVAL);
+            if gate.closed().is_some() {
+                closed.push(tick);
+            }
+        }
+        assert!(closed.len() < 20, "closed {} times in an hour", closed.len());
+        // But a lender that becomes slower than the loaded disk is left at once.
+        run(&mut gate, 2, 60.0, Some(90.0), Some(40.0));
+        run(&mut gate, 3, 60.0, Some(90.0), Some(20_000.0));
+        assert_eq!(gate.closed(), None);
+        run(&mut gate, 5, 30_000.0, Some(30_030.0), Some(40.0));
+        assert!(gate.closed().is_some());
+    }
+}

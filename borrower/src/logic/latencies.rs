@@ -1,0 +1,96 @@
+//! How long something takes lately: its average and its quantiles, of the last few hundred times.
+//!
+//! Kept of reads of the directory below, to know what a lender is compared with and when a get is late; and of gets.
+
+/// Buckets to each doubling.
+const STEPS: u32 = 4;
+/// Doublings: from 1 µs to 16 s.
+const DOUBLINGS: u32 = 24;
+/// When so many were noted, all count half as much: the last of them decide.
+const NOTED_MAX: u32 = 256;
+/// Fewer than these say nothing.
+const NOTED_MIN: u32 = 8;
+
+/// Durations in microseconds.
+#[derive(Clone, Debug)]
+pub struct Latencies {
+    buckets: [u32; (STEPS * DOUBLINGS) as usize],
+    noted: u32,
+    sum_us: f64,
+}
+
+impl Default for Latencies {
+    fn default() -> Latencies {
+        Latencies { buckets: [0; (STEPS * DOUBLINGS) as usize], noted: 0, sum_us: 0.0 }
+    }
+}
+
+impl Latencies {
+    /// It took so long.
+    pub fn note(&mut self, us: u64) {
+        if self.noted >= NOTED_MAX {
+            self.buckets.iter_mut().for_each(|bucket| *bucket /= 2);
+            let noted = self.buckets.iter().sum();
+            self.sum_us *= f64::from(noted) / f64::from(self.noted);
+            self.noted = noted;
+        }
+        self.buckets[bucket(us)] += 1;
+        self.noted += 1;
+        self.sum_us += us as f64;
+    }
+
+    /// The average, in microseconds. None: too little is known.
+    pub fn mean_us(&self) -> Option<f64> {
+        (self.noted >= NOTED_MIN).then(|| self.sum_us / f64::from(self.noted))
+    }
+
+    /// What `percent` of them did not exceed, in microseconds, up to a fifth too much. None: too little is known.
+    pub fn quantile_us(&self, percent: u32) -> Option<u64> {
+        if self.noted < NOTED_MIN {
+            return None;
+        }
+        let mut left = (self.noted * percent).div_ceil(100);
+        for (at, count) in self.buckets.iter().enumerate() {
+            left = left.saturating_sub(*count);
+            if left == 0 {
+                return Some(upper_us(at));
+            }
+        }
+        None
+    }
+
+    /// Forgets all.
+    pub fn clear(&mut self) {
+        *self = Latencies::default();
+    }
+}
+
+fn bucket(us: u64) -> usize {
+    let at = (us.max(1) as f64).log2() * f64::from(STEPS);
+    (at as usize).min((STEPS * DOUBLINGS) as usize - 1)
+}
+
+fn upper_us(bucket: usize) -> u64 {
+    ((bucket as f64 + 1.0) / f64::from(STEPS)).exp2().ceil() as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mean_and_quantiles_follow_what_happens() {
+        let mut latencies = Latencies::default();
+        assert_eq!((latencies.mean_us(), latencies.quantile_us(50)), (None, None));
+        (1..=100).for_each(|us| latencies.note(us * 100));
+        let mean = latencies.mean_us().unwrap();
+        assert!((mean - 5050.0).abs() < 1.0, "{mean}");
+        let (half, most) = (latencies.quantile_us(50).unwrap(), latencies.quantile_us(95).unwrap());
+        assert!((5_000..=6_000).contains(&half) && (9_500..=11_500).contains(&most), "{half} {most}");
+        (0..1000).for_each(|_| latencies.note(20));
+        assert!(latencies.mean_us().unwrap() < 40.0 && latencies.quantile_us(95).unwrap() <= 24);
+        [0, u64::MAX].into_iter().for_each(|us| latencies.note(us));
+        latencies.clear();
+        assert_eq!(latencies.mean_us(), None);
+    }
+}

@@ -1,0 +1,127 @@
+//! The sequential filter: finds sequential streams among the READs of a file (Puma 2015, §3.3.3).
+//!
+//! A disk reads ahead in a stream faster than most networks, and pages that are read once in a row only push out others at a lender. So
+//! what is read from the disk in a stream is tagged in its entry, and not sent when it is evicted. Streams are found by where READs go on,
+//! several at once for each file: concurrent readers, and the kernel's read-ahead windows, which arrive in any order.
+
+use page::PageRange;
+
+/// Streams of a file that are followed at once. The one that went on least lately is forgotten for a new one.
+const STREAMS_MAX: usize = 8;
+
+/// Pages in a row from which on it is a stream: 4 MiB. A disk needs some milliseconds to get to a place, the time in which it then reads about a
+/// megabyte: what is shorter is worth lending, as whole small files are. What came before is lent, too.
+pub const SEQUENTIAL_PAGES: u64 = 1024;
+
+/// How far a READ may lie ahead of, or behind, where its stream goes on, in pages, at the least: what is cached already is stepped over.
+const SLACK_PAGES: u64 = 64;
+/// And in windows of its own size: several are under way at once, and overtake each other.
+const SLACK_WINDOWS: u64 = 4;
+
+#[derive(Clone, Copy, Default)]
+struct Stream {
+    /// Where it goes on.
+    next: u64,
+    /// How far it has got, in pages; 0: there is none.
+    pages: u64,
+    used: u64,
+}
+
+/// The streams of one file.
+#[derive(Default)]
+pub struct Streams {
+    streams: [Stream; STREAMS_MAX],
+    clock: u64,
+}
+
+impl Streams {
+    /// A READ of these pages. Whether it is part of a sequential stream.
+    pub fn note(&mut self, range: PageRange) -> bool {
+        self.clock += 1;
+        let (clock, pages) = (self.clock, range.end.saturating_sub(range.first));
+        let slack_pages = SLACK_PAGES.max(pages.saturating_mul(SLACK_WINDOWS));
+        let goes_on = |stream: &&mut Stream| {
+            stream.pages > 0
+                && range.first <= stream.next.saturating_add(slack_pages)
+                && range.first.saturating_add(slack_pages) >= stream.next
+        };
+        // Of several that fit, the nearest: two readers may follow each other closely.
+        let near = self.streams.iter_mut().filter(goes_on).min_by_key(|stream| stream.next.abs_diff(range.first));
+        if let Some(stream) = near {
+            // What counts is how far it gets: a few pages read over and over are no stream.
+            let next = stream.next.max(range.end);
+            *stream = Stream { next, pages: stream.pages + (next - stream.next), used: clock };
+            return stream.pages >= SEQUENTIAL_PAGES;
+        }
+        if let Some(oldest) = self.streams.iter_mut().min_by_key(|stream| stream.used) {
+            *oldest = Stream { next: range.end, pages, used: clock };
+        }
+        pages >= SEQUENTIAL_PAGES
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn window(first: u64, pages: u64) -> PageRange {
+        PageRange { first, end: first + pages }
+    }
+
+    #[test]
+    fn concurrent_streams_are_found_whatever_order_their_windows_have() {
+        let seed = fastrand::u64(..);
+        println!("seed {seed}");
+        let mut random = fastrand::Rng::with_seed(seed);
+        let mut streams = Streams::default();
+        let mut found = [0; 4];
+        for turn in 0..200u64 {
+            for reader in 0..4u64 {
+                // Two windows, now and then the other way round; some of it is cached already.
+                let start = reader * 1_000_000 + turn * 64;
+                let mut windows = [window(start, 32), window(start + 32, 32)];
+                if random.bool() {
+                    windows.swap(0, 1);
+                }
+                for window in windows.into_iter().take(if random.u32(0..8) == 0 { 1 } else { 2 }) {
+                    found[reader as usize] += usize::from(streams.note(window));
+                }
+            }
+        }
+        assert!(found.iter().all(|windows| *windows > 280), "{found:?}");
+    }
+
+    #[test]
+    fn random_reads_are_no_stream() {
+        let seed = fastrand::u64(..);
+        println!("seed {seed}");
+        let mut random = fastrand::Rng::with_seed(seed);
+        let mut streams = Streams::default();
+        let found = (0..100_000).filter(|_| streams.note(window(random.u64(0..262_144), 1))).count();
+        assert_eq!(found, 0);
+        // Nor is a few pages read over and over.
+        let mut streams = Streams::default();
+        assert_eq!((0..10_000).filter(|at| streams.note(window(at % 4, 1))).count(), 0);
+    }
+
+    #[test]
+    fn large_windows_overtake_each_other() {
+        let mut streams = Streams::default();
+        let found = (0..100).filter(|turn| {
+            // Three windows of 1 MiB under way, the last one first.
+            [2, 1, 0].into_iter().filter(|at| streams.note(window((turn * 3 + at) * 256, 256))).count() == 3
+        });
+        assert!(found.count() >= 97);
+    }
+
+    #[test]
+    fn a_short_row_is_no_stream_and_a_long_one_is() {
+        let mut streams = Streams::default();
+        let answers: Vec<_> = (0..40).map(|at| streams.note(window(at * 32, 32))).collect();
+        assert_eq!(answers.iter().filter(|found| !**found).count(), 31);
+        assert!(!streams.note(window(900_000, 32)));
+        assert!(streams.note(window(10_000, 1024)), "in one READ");
+        streams.note(window(u64::MAX - 1, 1));
+        streams.note(window(u64::MAX - 1, 1));
+    }
+}

@@ -1,0 +1,191 @@
+//! Which lenders a borrower has to do with: none that returns what does not verify, and none twice.
+
+use borrower::{Below, Borrower, Config, FileIdentity, LenderAddress, LenderStatus, Stamp, Strategy};
+use page::{PAGE_SIZE, Page};
+use std::collections::HashMap;
+use std::io::{self, Read, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use wire::address::Address;
+use wire::{GetItem, Header, Kind, PutItem, WireKey};
+use zerocopy::{FromBytes, FromZeros, IntoBytes};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+const PAGES: usize = 64;
+
+/// A file in memory.
+struct File(Vec<u8>);
+
+impl Below for File {
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
+        (&self.0[offset as usize..]).read(buf)
+    }
+
+    fn stamp(&self) -> io::Result<Stamp> {
+        Ok(Stamp { size_bytes: self.0.len() as u64, mtime_ns: 1, ctime_ns: 1 })
+    }
+}
+
+fn start(lenders: &[LenderAddress]) -> Arc<Borrower> {
+    let config = Config {
+        lenders: lenders.to_vec(),
+        strategy: Strategy::NonInclusive,
+        filter: false,
+        gate: None,
+        hedge: false,
+        bad_pages_max: 2 * PAGES as u64,
+        ..Config::default()
+    };
+    Borrower::start(config, None).unwrap()
+}
+
+/// Waits until the lenders are as they should be.
+fn wait_for(borrower: &Borrower, what: &str, state: impl Fn(&[LenderStatus]) -> bool) -> Vec<LenderStatus> {
+    assert!(testbed::wait_until(PATIENCE, || state(&borrower.lenders())), "no {what}: {:?}", borrower.lenders());
+    borrower.lenders()
+}
+
+/// Keeps what it is given, and returns it with a bit flipped.
+#[derive(Default)]
+struct BrokenMemory {
+    pages: Mutex<HashMap<[u8; 16], (u64, Page)>>,
+    connections: AtomicUsize,
+}
+
+impl BrokenMemory {
+    fn serve(&self, mut stream: UnixStream) -> io::Result<()> {
+        loop {
+            let mut header = Header::new_zeroed();
+            stream.read_exact(header.as_mut_bytes())?;
+            let mut body = vec![0; header.body_bytes.get() as usize];
+            stream.read_exact(&mut body)?;
+            let (items, request) = (usize::from(header.items.get()), header.request.get());
+            let (kind, answer) = match header.validate().map_err(io::Error::other)? {
+                Kind::Hello => {
+                    let mut welcome = wire::Welcome::new_zeroed();
+                    (welcome.protocol, welcome.capacity_pages) = (wire::PROTOCOL.into(), 1000u64.into());
+                    (Kind::Welcome, welcome.as_bytes().to_vec())
+                }
+                Kind::Put => {
+                    let (items, pages) = <[PutItem]>::ref_from_prefix_with_elems(&body, items).unwrap();
+                    let mut kept = self.pages.lock().unwrap();
+                    for (item, page) in items.iter().zip(pages.as_chunks::<PAGE_SIZE>().0) {
+                        kept.insert(item.key.as_bytes().try_into().unwrap(), (item.checksum.get(), *page));
+                    }
+                    (Kind::PutReply, vec![1; items.len()])
+                }
+                Kind::Get => {
+                    let kept = self.pages.lock().unwrap();
+                    let (mut answer, mut pages) = (Vec::new(), Vec::new());
+                    for key in <[WireKey]>::ref_from_bytes(&body).unwrap() {
+                        let (checksum, mut page) = kept[key.as_bytes()];
+                        page[99] ^= 4;
+                        let item = GetItem { status: wire::STATUS_PAGE, reserved: [0; 7], checksum: checksum.into() };
+                        answer.extend_from_slice(item.as_bytes());
+                        pages.extend_from_slice(&page);
+                    }
+                    (Kind::GetReply, [answer, pages].concat())
+                }
+                Kind::Ping => (Kind::Pong, 1000u64.to_le_bytes().to_vec()),
+                Kind::Bye => return Ok(()),
+                _ => continue,
+            };
+            let items = if matches!(kind, Kind::PutReply | Kind::GetReply) { items } else { 0 };
+            let header = Header::new(kind, items, answer.len(), request);
+            stream.write_all(&[header.as_bytes(), &answer].concat())?;
+        }
+    }
+}
+
+#[test]
+fn a_lender_with_broken_memory_is_abandoned() {
+    let folder = testbed::Scratch::new("broken-memory").unwrap();
+    let socket = folder.path().join("socket");
+    let listener = UnixListener::bind(&socket).unwrap();
+    let lender = Arc::<BrokenMemory>::default();
+    let for_thread = lender.clone();
+    std::thread::spawn(move || {
+        for stream in listener.incoming().map_while(Result::ok) {
+            for_thread.connections.fetch_add(1, Ordering::SeqCst);
+            let lender = for_thread.clone();
+            std::thread::spawn(move || lender.serve(stream));
+        }
+    });
+    let mut bytes = vec![0; PAGES * PAGE_SIZE];
+    let seed = fastrand::u64(..);
+    println!("seed {seed}");
+    fastrand::Rng::with_seed(seed).fill(&mut bytes);
+    let below = Arc::new(File(bytes));
+    let address = [LenderAddress::from(Address::Unix(socket))];
+    let borrower = start(&address);
+    let file = borrower.adopt(FileIdentity { device: 1, inode: 1, generation: 1 });
+    let read = || {
+        let mut buf = vec![0; below.0.len()];
+        assert_eq!(borrower.read(&file, &below, 1, 0, &mut buf).unwrap(), buf.len());
+        assert!(buf == below.0);
+        assert!(testbed::wait_until(PATIENCE, || borrower.puts_under_way() == 0));
+    };
+    wait_for(&borrower, "lender", |lenders| lenders[0].state == "used");
+    // Lent by the first READ, found bad by the second, which lends it anew.
+    for bad_pages in [0, 0, PAGES] {
+        let status = &borrower.lenders()[0];
+        assert_eq!((status.state, status.bad_pages), ("used", bad_pages as u64));
+        read();
+    }
+    let status = wait_for(&borrower, "end of it", |lenders| lenders[0].reason.contains("verify")).remove(0);
+    assert_eq!(status.state, "down");
+    assert_eq!(status.reason, format!("it returned {} pages that do not verify; not used any more", 2 * PAGES));
+    assert_eq!((borrower.metrics().bad_pages.get(), status.bad_pages), (2 * PAGES as u64, 2 * PAGES as u64));
+    assert_eq!(borrower.census().live_pages, 0, "its pages are lost");
+    let connections = lender.connections.load(Ordering::SeqCst);
+    read();
+    assert_eq!(borrower.metrics().bad_pages.get(), 2 * PAGES as u64, "it is not asked");
+    assert_eq!((lender.connections.load(Ordering::SeqCst), borrower.lenders()[0].connects), (connections, 1));
+    // Whoever changes the list has looked at it.
+    borrower.set_lenders(&[]);
+    borrower.set_lenders(&address);
+    wait_for(&borrower, "lender again", |lenders| lenders[0].state == "used" && lenders[0].bad_pages == 0);
+    borrower.stop();
+}
+
+#[test]
+fn two_addresses_of_one_lender_are_one_lender() {
+    let server = lender::Server::bind(lender::Config {
+        listen: "127.0.0.1:0".parse().unwrap(),
+        capacity: lender::Capacity::Bytes(1 << 20),
+        reserve_bytes: 1 << 20,
+        policy: lender::PolicyName::Lru,
+        grace: lender::GRACE_DEFAULT,
+        limits: lender::Limits::default(),
+        security: lender::Security::Trusting,
+    })
+    .unwrap();
+    let Address::Tcp { port, .. } = *server.local_address() else { unreachable!() };
+    let handle = server.handle();
+    let serving = std::thread::spawn(move || server.run().unwrap());
+
+    let addresses: [LenderAddress; 2] =
+        ["127.0.0.1", "localhost"].map(|host| Address::Tcp { host: host.into(), port }.into());
+    let borrower = start(&addresses);
+    let one_of_both = |lenders: &[LenderStatus]| {
+        let used = lenders.iter().find(|lender| lender.state == "used");
+        let reason = used.map(|used| format!("the same lender as {}", used.address));
+        let other = lenders.iter().find(|lender| lender.state == "down");
+        other.is_some_and(|other| Some(&other.reason) == reason.as_ref())
+    };
+    let lenders = wait_for(&borrower, "choice", one_of_both);
+    assert!(testbed::wait_until(PATIENCE, || handle.status().borrowers == 1), "{:?}", handle.status());
+    assert_eq!(lenders.iter().map(|lender| lender.connects).sum::<u64>(), 1);
+    // When the one that is used leaves the list, the other one takes its place.
+    let used = lenders.iter().position(|lender| lender.state == "used").unwrap();
+    borrower.set_lenders(&addresses[1 - used..][..1]);
+    wait_for(&borrower, "other address", |lenders| lenders.len() == 1 && lenders[0].state == "used");
+    // And it is refused when it comes back.
+    borrower.set_lenders(&addresses);
+    wait_for(&borrower, "choice of before", one_of_both);
+    borrower.stop();
+    handle.shutdown();
+    serving.join().unwrap();
+}

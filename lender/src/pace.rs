@@ -1,0 +1,299 @@
+//! Manners towards the machine: no more of its network and of its processors than its owner allows, the same for every borrower that
+//! wants some of it.
+//!
+//! What a frame has cost is charged to its session once it was answered. A limit has one purse for the whole lender: what nobody uses
+//! gathers in it, up to [`BURST`], and pays for whoever comes. What it cannot pay is the session's own debt. Income goes to those that are
+//! in debt, the same to each, and a session waits until its own debt is paid: in a time of `Σ min(debt, own debt)`, which is short
+//! for one that owes little, however much others owe. What idle sessions do not use goes to the others by itself.
+//!
+//! A borrower gives a lender up that does not answer within half a second, so no frame waits longer than [`PACE_WAIT_MAX`]. What is not
+//! waited for stays owed; a session that is so far behind that waiting does not help has its gets answered as misses
+//! ([`Pace::is_behind`]): it reads from its disk meanwhile.
+//!
+//! Pure: time and costs are arguments. All is counted in nanoseconds of the limit: what may be spent in a nanosecond costs one.
+//! What must never happen here: a session that waits for the debt of another.
+
+use std::num::{NonZeroU32, NonZeroU64};
+use std::time::{Duration, Instant};
+
+/// What a lender may use. Without a number there is no limit, and nothing is measured for it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Limits {
+    /// Time of processors that the threads of connections use, in percent of one processor.
+    pub cpu_percent: Option<NonZeroU32>,
+    /// Bytes of frames a second, in and out together.
+    pub rate_bytes: Option<NonZeroU64>,
+}
+
+/// The longest that a connection waits for its turn. A borrower waits for any one answer for half a second, and for as long to get rid of a
+/// frame.
+pub const PACE_WAIT_MAX: Duration = Duration::from_millis(200);
+
+/// The least [`Limits::rate_bytes`] that is of use: at less, one put message in [`PACE_WAIT_MAX`] for each of three borrowers is too much.
+pub const RATE_MIN_BYTES: u64 = 4 << 20;
+
+/// How much of what nobody used is there for who comes next: a read-ahead window at 10 MiB/s.
+const BURST: Duration = Duration::from_millis(100);
+
+/// A session that would have to wait for this long is behind.
+const BEHIND: Duration = Duration::from_millis(400);
+
+/// Debt of a session at the most. More is forgotten, for a debt that nobody waits for is of no use.
+const DEBT_MAX: Duration = Duration::from_secs(2);
+
+/// Sessions in debt at once: twice as many as there can be, as some leave with debts. One more is let off.
+const DEBTORS_MAX: usize = 2 * crate::sessions::SESSIONS_MAX;
+
+/// What a frame has cost.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Cost {
+    /// Bytes in and out.
+    pub bytes: u64,
+    /// Time of a processor.
+    pub cpu_ns: u64,
+}
+
+/// One limit's purse and debts.
+struct Purse {
+    credit_ns: u64,
+    /// Session and debt, none of them 0.
+    debts: Vec<(u64, u64)>,
+    settled: Instant,
+}
+
+impl Purse {
+    fn new(now: Instant) -> Purse {
+        Purse { credit_ns: nanoseconds(BURST), debts: Vec::new(), settled: now }
+    }
+
+    /// What has come in until now pays debts, and is put by then.
+    fn settle(&mut self, now: Instant) {
+        let mut income_ns = nanoseconds(now.saturating_duration_since(self.settled));
+        self.settled = self.settled.max(now);
+        while let Some(least_ns) = self.debts.iter().map(|(_, debt_ns)| *debt_ns).min() {
+            let count = self.debts.len() as u64;
+            let each_ns = least_ns.min(income_ns / count);
+            if each_ns == 0 {
+                break;
+            }
+            income_ns -= each_ns * count;
+            self.debts.iter_mut().for_each(|(_, debt_ns)| *debt_ns -= each_ns);
+            self.debts.retain(|(_, debt_ns)| *debt_ns > 0);
+        }
+        self.credit_ns = self.credit_ns.saturating_add(income_ns).min(nanoseconds(BURST));
+    }
+
+    fn charge(&mut self, session: u64, cost_ns: u64) {
+        let paid_ns = cost_ns.min(self.credit_ns);
+        self.credit_ns -= paid_ns;
+        let owed_ns = cost_ns - paid_ns;
+        if owed_ns == 0 {
+            return;
+        }
+        let most_ns = nanoseconds(DEBT_MAX);
+        if let Some((_, debt_ns)) = self.debts.iter_mut().find(|(debtor, _)| *debtor == session) {
+            *debt_ns = debt_ns.saturating_add(owed_ns).min(most_ns);
+        } else if self.debts.len() < DEBTORS_MAX {
+            self.debts.push((session, owed_ns.min(most_ns)));
+        }
+    }
+
+    /// How long it takes until the session's debt is paid, if nobody makes new ones.
+    fn wait_ns(&self, session: u64) -> u64 {
+        let own = self.debts.iter().find(|(debtor, _)| *debtor == session);
+        own.map_or(0, |(_, own_ns)| self.debts.iter().map(|(_, debt_ns)| debt_ns.min(own_ns)).sum())
+    }
+}
+
+fn nanoseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// The purses of a lender.
+pub struct Pace {
+    network: Option<(NonZeroU64, Purse)>,
+    processor: Option<(NonZeroU32, Purse)>,
+}
+
+impl Pace {
+    /// With all debts paid; `None` where nothing is limited.
+    pub fn new(limits: Limits, now: Instant) -> Option<Pace> {
+        let Limits { cpu_percent, rate_bytes } = limits;
+        (limits != Limits::default()).then(|| Pace {
+            network: rate_bytes.map(|rate_bytes| (rate_bytes, Purse::new(now))),
+            processor: cpu_percent.map(|cpu_percent| (cpu_percent, Purse::new(now))),
+        })
+    }
+
+    /// Whether the time of processors is limited, hence to be measured.
+    pub fn wants_cpu(&self) -> bool {
+        self.processor.is_some()
+    }
+
+    /// Charges the session, which is called by a number that no other one has or had. Returns how long it has to wait, at most
+    /// [`PACE_WAIT_MAX`].
+    pub fn charge(&mut self, session: u64, cost: Cost, now: Instant) -> Duration {
+        if let Some((rate_bytes, purse)) = &mut self.network {
+            purse.settle(now);
+            purse.charge(session, cost.bytes.saturating_mul(1_000_000_000) / *rate_bytes);
+        }
+        if let Some((percent, purse)) = &mut self.processor {
+            purse.settle(now);
+            purse.charge(session, cost.cpu_ns.saturating_mul(100) / u64::from(percent.get()));
+        }
+        Duration::from_nanos(self.wait_ns(session)).min(PACE_WAIT_MAX)
+    }
+
+    /// Whether the session wants so much more than its share that waiting does not help.
+    pub fn is_behind(&mut self, session: u64, now: Instant) -> bool {
+        self.purses().for_each(|purse| purse.settle(now));
+        self.wait_ns(session) > nanoseconds(BEHIND)
+    }
+
+    fn wait_ns(&mut self, session: u64) -> u64 {
+        self.purses().map(|purse| purse.wait_ns(session)).max().unwrap_or(0)
+    }
+
+    fn purses(&mut self) -> impl Iterator<Item = &mut Purse> {
+        let network = self.network.iter_mut().map(|(_, purse)| purse);
+        network.chain(self.processor.iter_mut().map(|(_, purse)| purse))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BinaryHeap;
+
+    const RATE: u64 = 10 << 20;
+    const SECONDS: u64 = 60;
+    const HEAD_BYTES: u64 = 64;
+
+    fn rate(now: Instant) -> Pace {
+        Pace::new(Limits { rate_bytes: NonZeroU64::new(RATE), cpu_percent: None }, now).unwrap()
+    }
+
+    /// A borrower whose connections each ask for that much, wait for the answer, think, and ask again.
+    #[derive(Clone, Copy)]
+    struct Borrower {
+        connections: usize,
+        frame_bytes: u64,
+        think: Duration,
+        gets: bool,
+    }
+
+    #[derive(Default, Clone, Copy, Debug)]
+    struct Had {
+        frames: u64,
+        misses: u64,
+        bytes: u64,
+        longest_wait: Duration,
+    }
+
+    /// What each has had after [`SECONDS`].
+    fn run(borrowers: &[Borrower]) -> Vec<Had> {
+        let begun = Instant::now();
+        let mut pace = rate(begun);
+        let mut had = vec![Had::default(); borrowers.len()];
+        // Next turns, the soonest first.
+        let mut turns = BinaryHeap::new();
+        for (at, borrower) in borrowers.iter().enumerate() {
+            turns.extend((0..borrower.connections).map(|connection| (std::cmp::Reverse(0), at, connection)));
+        }
+        while let Some((std::cmp::Reverse(after_ns), at, connection)) = turns.pop() {
+            if after_ns > SECONDS * 1_000_000_000 {
+                break;
+            }
+            let (borrower, had) = (&borrowers[at], &mut had[at]);
+            let now = begun + Duration::from_nanos(after_ns);
+            let misses = borrower.gets && pace.is_behind(at as u64, now);
+            let bytes = if misses { HEAD_BYTES } else { borrower.frame_bytes };
+            let wait = pace.charge(at as u64, Cost { bytes, cpu_ns: 0 }, now);
+            had.frames += 1;
+            had.misses += u64::from(misses);
+            had.bytes += bytes;
+            had.longest_wait = had.longest_wait.max(wait);
+            // An answer takes some time, waits or not.
+            let next = after_ns + nanoseconds(wait + borrower.think).max(50_000);
+            turns.push((std::cmp::Reverse(next), at, connection));
+        }
+        had
+    }
+
+    const GREEDY: Borrower = Borrower { connections: 8, frame_bytes: 256 << 10, think: Duration::ZERO, gets: true };
+    const MODEST: Borrower =
+        Borrower { connections: 1, frame_bytes: 4 << 10, think: Duration::from_millis(10), gets: true };
+
+    /// What may have been had of the rate, and how much more: what was put by, and what is owed at the end.
+    fn allowed(greedy: u64) -> std::ops::RangeInclusive<u64> {
+        let all = RATE * SECONDS;
+        all * 98 / 100..=all + RATE / 10 + greedy * (RATE * 4 / 10 + (2 << 20))
+    }
+
+    #[test]
+    fn the_sum_keeps_to_the_rate() {
+        for borrowers in [vec![GREEDY], vec![GREEDY; 2], vec![GREEDY, MODEST, MODEST], vec![GREEDY; 8]] {
+            let had = run(&borrowers);
+            let sum = had.iter().map(|had| had.bytes).sum::<u64>();
+            assert!(allowed(borrowers.len() as u64).contains(&sum), "{had:?}");
+            assert!(had.iter().all(|had| had.longest_wait <= PACE_WAIT_MAX));
+        }
+    }
+
+    #[test]
+    fn a_modest_one_hardly_waits() {
+        let had = run(&[GREEDY, MODEST, GREEDY, GREEDY]);
+        // Four share: its 4 KiB take four times as long as alone, and its frames never meet each other.
+        let share = Duration::from_secs_f64(4.0 * MODEST.frame_bytes as f64 / RATE as f64);
+        assert!(had[1].longest_wait <= share * 2, "{had:?}");
+        assert_eq!(had[1].misses, 0);
+        assert!(had[1].frames >= SECONDS * 1000 / 13, "{had:?}");
+    }
+
+    #[test]
+    fn who_wants_much_gets_the_same_whatever_the_size_of_his_frames() {
+        let one_connection = Borrower { connections: 1, frame_bytes: 64 << 10, ..GREEDY };
+        let puts = Borrower { connections: 1, gets: false, ..GREEDY };
+        let had = run(&[GREEDY, one_connection, puts]);
+        let fair = RATE * SECONDS / 3;
+        assert!(had.iter().all(|had| (fair * 85 / 100..fair * 120 / 100).contains(&had.bytes)), "{had:?}");
+        assert_eq!((had[1].misses, had[2].misses), (0, 0), "{had:?}");
+        // What one does not want is for the others.
+        let had = run(&[GREEDY, MODEST]);
+        assert!(had[0].bytes > (RATE - RATE / 20) * SECONDS, "{had:?}");
+    }
+
+    #[test]
+    fn the_tighter_limit_counts() {
+        let begun = Instant::now();
+        let limits = Limits { cpu_percent: NonZeroU32::new(50), rate_bytes: NonZeroU64::new(1 << 30) };
+        let mut pace = Pace::new(limits, begun).unwrap();
+        assert!(pace.wants_cpu() && !rate(begun).wants_cpu());
+        // 100 ms of the limit are there, which are 50 ms of a processor.
+        let ms = |ms| Duration::from_millis(ms);
+        let cost = |cpu: Duration| Cost { bytes: 1 << 20, cpu_ns: nanoseconds(cpu) };
+        assert_eq!(pace.charge(1, cost(ms(50)), begun), Duration::ZERO);
+        assert_eq!(pace.charge(1, cost(ms(20)), begun), ms(40));
+        assert_eq!(pace.charge(2, cost(ms(5)), begun), ms(20), "its own 10, and as much of the other's");
+        assert_eq!(pace.charge(1, cost(ms(0)), begun + ms(20)), ms(30));
+        assert_eq!(pace.charge(2, cost(ms(0)), begun + ms(20)), Duration::ZERO);
+        assert_eq!(pace.charge(1, cost(ms(1000)), begun + ms(50)), PACE_WAIT_MAX);
+        assert!(pace.is_behind(1, begun + ms(50)) && !pace.is_behind(2, begun + ms(50)));
+        // More than the most is forgotten, and time that runs backwards is none.
+        pace.charge(1, cost(ms(60_000)), begun);
+        assert!(!pace.is_behind(1, begun + ms(50) + DEBT_MAX - BEHIND));
+        assert_eq!(Pace::new(Limits::default(), begun).map(|_| ()), None);
+    }
+
+    #[test]
+    fn debtors_are_bounded() {
+        let begun = Instant::now();
+        let mut pace = rate(begun);
+        for session in 0..10 * DEBTORS_MAX as u64 {
+            pace.charge(session, Cost { bytes: RATE, cpu_ns: 0 }, begun);
+        }
+        assert!(pace.purses().all(|purse| purse.debts.len() == DEBTORS_MAX));
+        assert_eq!(pace.charge(1, Cost::default(), begun + Duration::from_secs(10_000)), Duration::ZERO);
+        assert!(pace.purses().all(|purse| purse.debts.is_empty()));
+    }
+}

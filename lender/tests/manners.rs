@@ -1,0 +1,154 @@
+//! Borrowers that want much, and their neighbours: fair shares of the store, and of the lender's rate.
+
+mod client;
+
+use client::{Client, Lender, config, key};
+use lender::{BorrowerStatus, Config, Limits};
+use std::num::{NonZeroU32, NonZeroU64};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+use wire::{ROLE_GET, ROLE_MAIN, STATUS_PAGE};
+
+fn seed() -> u64 {
+    let seed = fastrand::u64(..);
+    println!("seed {seed}");
+    seed
+}
+
+fn borrower(lender: &Lender, name: &str) -> BorrowerStatus {
+    let status = lender.handle.status();
+    status.borrower_list.iter().find(|borrower| borrower.name == name).unwrap().clone()
+}
+
+/// Sets what tells the others to end, also when the test fails.
+struct Ending<'a>(&'a AtomicBool);
+
+impl Drop for Ending<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn a_greedy_borrower_takes_nothing_of_a_fair_share() {
+    const CAPACITY_PAGES: u64 = 2000;
+    let mut random = fastrand::Rng::with_seed(seed());
+    let lender = Lender::tcp(CAPACITY_PAGES);
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let _ending = Ending(&over);
+        let mut greedy = Client::connect(&lender.address, ROLE_MAIN, 1);
+        let mut order = random.fork();
+        let over = &over;
+        scope.spawn(move || {
+            while !over.load(Ordering::Relaxed) {
+                let first = order.u32(..1 << 30);
+                let keys: Vec<_> = (first..first + 256).map(|index| key(index, 1)).collect();
+                greedy.put(&keys);
+            }
+        });
+        lender.wait_for("the greedy one to have all", |status| {
+            status.stored_pages == CAPACITY_PAGES && status.counters.replaced > CAPACITY_PAGES
+        });
+        // A newcomer gets what it wants, as long as that is less than half, and keeps it.
+        let mut main = Client::connect(&lender.address, ROLE_MAIN, 2);
+        let mut get = Client::connect(&lender.address, ROLE_GET, 2);
+        let mut keys: Vec<_> = (0..CAPACITY_PAGES as u32 * 2 / 5).map(|index| key(index, 1)).collect();
+        random.shuffle(&mut keys);
+        for some in keys.chunks(16) {
+            assert_eq!(main.put(some), some.len());
+        }
+        for _ in 0..3 {
+            let before = borrower(&lender, "01010101").counters.replaced;
+            lender.wait_for("the greedy one to go round", |status| {
+                status.borrower_list[0].counters.replaced > before + 2 * CAPACITY_PAGES
+            });
+            random.shuffle(&mut keys);
+            assert_eq!(get.hits(&keys), keys.len());
+        }
+        let modest = borrower(&lender, "02020202");
+        assert_eq!((modest.counters.replaced, modest.stored_pages), (0, keys.len() as u64));
+        main.ping();
+        assert!(main.lost.is_empty());
+        // Beyond the half it loses its own.
+        let more: Vec<_> = (0..CAPACITY_PAGES as u32).map(|index| key(1_000_000 + index, 1)).collect();
+        main.put(&more);
+        let modest = borrower(&lender, "02020202");
+        assert!(modest.stored_pages >= CAPACITY_PAGES / 2 && modest.counters.replaced > 0, "{modest:?}");
+    });
+}
+
+#[test]
+fn a_rate_is_kept_and_shared() {
+    const RATE: u64 = 32 << 20;
+    const FRAME_BYTES: u64 = 1 << 20;
+    let limits = Limits { rate_bytes: NonZeroU64::new(RATE), cpu_percent: None };
+    let lender = Lender::start(Config { limits, ..config("127.0.0.1:0", 10_000) });
+    let begun = Instant::now();
+    let over = AtomicBool::new(false);
+    let mut random = fastrand::Rng::with_seed(seed());
+    let greedy_bytes = std::thread::scope(|scope| {
+        let ending = Ending(&over);
+        let mut greedy = Client::connect(&lender.address, ROLE_MAIN, 1);
+        let over = &over;
+        let putting = scope.spawn(move || {
+            let keys: Vec<_> = (0..256).map(|index| key(index, 1)).collect();
+            let mut frames = 0;
+            while !over.load(Ordering::Relaxed) {
+                greedy.put(&keys);
+                frames += 1;
+            }
+            frames * FRAME_BYTES
+        });
+        let mut main = Client::connect(&lender.address, ROLE_MAIN, 2);
+        let mut get = Client::connect(&lender.address, ROLE_GET, 2);
+        let keys: Vec<_> = (0..200).map(|index| key(index, 1)).collect();
+        for some in keys.chunks(10) {
+            assert_eq!(main.put(some), some.len());
+        }
+        lender.wait_for("the greedy one to wait", |status| status.borrower_list[0].paced_ms > 1000);
+        let before = borrower(&lender, "02020202").paced_ms;
+        for _ in 0..100 {
+            assert_eq!(get.get(&[keys[random.usize(..keys.len())]], 0), [STATUS_PAGE]);
+        }
+        let modest = borrower(&lender, "02020202");
+        // 100 pages are 13 ms of the rate, twice that as half of it is the other one's; a clock that ticks late adds some.
+        println!("the modest one waited {} ms", modest.paced_ms - before);
+        assert_eq!(modest.paced_misses, 0);
+        drop(ending);
+        putting.join().unwrap()
+    });
+    let most = RATE as f64 * (begun.elapsed().as_secs_f64() + 0.1);
+    let most = most as u64 + 2 * FRAME_BYTES;
+    println!("{greedy_bytes} bytes of at most {most}");
+    assert!(greedy_bytes <= most, "{greedy_bytes} bytes, {most} were allowed");
+    let status = lender.handle.status();
+    assert_eq!((status.rate_bytes, status.cpu_ms), (Some(RATE), None));
+    assert!(status.paced_ms >= 1000);
+}
+
+/// Whoever asks for so much at once that no waiting helps gets misses, within the time that a borrower has patience; and stopping
+/// waits for nobody.
+#[test]
+fn who_is_far_behind_misses() {
+    let limits = Limits { rate_bytes: NonZeroU64::new(lender::RATE_MIN_BYTES), cpu_percent: NonZeroU32::new(100) };
+    let lender = Lender::start(Config { limits, ..config("127.0.0.1:0", 10_000) });
+    let mut main = Client::connect(&lender.address, ROLE_MAIN, 1);
+    let keys: Vec<_> = (0..256).map(|index| key(index, 1)).collect();
+    assert_eq!(main.put(&keys), keys.len());
+    let mut gets: Vec<_> = (0..8).map(|_| Client::connect(&lender.address, ROLE_GET, 1)).collect();
+    std::thread::scope(|scope| {
+        for get in &mut gets {
+            scope.spawn(|| (0..4).for_each(|_| drop(get.get(&keys, 0))));
+        }
+    });
+    let status = lender.handle.status();
+    let borrower = &status.borrower_list[0];
+    assert!(borrower.paced_misses > 0 && borrower.paced_misses.is_multiple_of(256), "{borrower:?}");
+    assert_eq!((status.paced_misses, status.paced_ms), (borrower.paced_misses, borrower.paced_ms));
+    assert!(status.cpu_ms.is_some() && status.cpu_ms >= borrower.cpu_ms);
+    // What was not sent is not kept.
+    assert_eq!(status.stored_pages, 0);
+    assert_eq!(main.put(&keys), keys.len());
+    main.bye();
+}

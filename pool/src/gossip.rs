@@ -1,0 +1,458 @@
+//! Gossip for those who do not want to know how: a thread of its own, and plain calls.
+
+use crate::gate::{Counters, Traffic};
+use crate::lender::{Lender, reachable};
+use crate::members::{self, Member};
+use crate::node::{self, Identity, Node, View};
+use crate::udp::Udp;
+use crate::{Security, local_address_towards, pace};
+use parking_lot::Mutex;
+use serde::Serialize;
+use std::fmt;
+use std::io;
+use std::net::{SocketAddr, UdpSocket};
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{SyncSender, sync_channel};
+use std::thread::{self, JoinHandle};
+use std::time::{SystemTime, UNIX_EPOCH};
+use tokio::sync::Notify;
+use tokio::time::{Instant, sleep, sleep_until};
+use wire::address::Address;
+
+/// How a node takes part.
+pub struct Config {
+    /// Where to listen (UDP). Port 0 lets the kernel choose one.
+    pub listen: SocketAddr,
+    /// Where others reach that; if it is not told, `listen`, or with the address that this machine has on the way to the first seed.
+    pub advertise: Option<SocketAddr>,
+    /// Nodes to begin with, `HOST:PORT`. Names may have several addresses, and are looked up again every minute. Seeds need not be
+    /// there, and one may be this node itself.
+    pub seeds: Vec<String>,
+    /// What protects the datagrams.
+    pub security: Security,
+    /// What this node lends, as in [`Gossip::set_lender`].
+    pub lender: Option<Lender>,
+}
+
+/// Why gossip cannot begin.
+#[derive(Debug)]
+pub enum Error {
+    /// A seed is no `HOST:PORT`.
+    Seed(String),
+    /// The socket cannot be had.
+    Listen {
+        /// Where.
+        address: SocketAddr,
+        /// Why.
+        source: io::Error,
+    },
+    /// No address is known by which others reach this machine.
+    Address,
+    /// Others could not reach this lender by its address.
+    Lender(Address),
+    /// The system refused a thread, or random bytes.
+    Start(io::Error),
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Error::Seed(seed) => {
+                write!(f, "{seed:?} is no node of a pool: write HOST:PORT or [IPV6]:PORT, as others gossip at")
+            }
+            Error::Listen { address, source } => {
+                write!(f, "cannot gossip at {address} (UDP): {source}; choose another address with --gossip")
+            }
+            Error::Address => {
+                write!(
+                    f,
+                    "cannot tell by which address others reach this machine, as no seed is known here: give --advertise"
+                )
+            }
+            Error::Lender(address) => {
+                write!(
+                    f,
+                    "other machines cannot reach a lender at {address}: give them another address with --advertise"
+                )
+            }
+            Error::Start(source) => write!(f, "cannot start gossip: {source}"),
+        }
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Error::Listen { source, .. } | Error::Start(source) => Some(source),
+            _ => None,
+        }
+    }
+}
+
+/// What gossip knows and did.
+#[derive(Clone, Debug, Serialize)]
+pub struct Status {
+    /// This node's name.
+    pub node: String,
+    /// Where it listens.
+    pub listen: String,
+    /// Where others gossip with it.
+    pub advertise: String,
+    /// Other nodes that are alive, lenders and borrowers.
+    pub live_nodes: usize,
+    /// Nodes that are gone, and not yet forgotten.
+    pub dead_nodes: usize,
+    /// Nodes whose value makes no sense.
+    pub nonsense: usize,
+    /// How often gossip failed and began again.
+    pub restarts: u64,
+    /// Its datagrams.
+    #[serde(flatten)]
+    pub traffic: Traffic,
+    /// The lenders.
+    pub members: Vec<Member>,
+}
+
+/// This machine's part in a pool.
+pub struct Gossip {
+    shared: Arc<Shared>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// Is called with the lenders.
+pub type Listener = Box<dyn Fn(&[Member]) + Send>;
+
+/// What the thread and the callers share.
+struct Shared {
+    name: String,
+    listen: SocketAddr,
+    advertise: SocketAddr,
+    seeds: Vec<String>,
+    security: Security,
+    counters: Arc<Counters>,
+    state: Mutex<State>,
+    /// There is something for the thread to do: another lender to tell, or to stop.
+    wake: Notify,
+    stop: AtomicBool,
+}
+
+#[derive(Default)]
+struct State {
+    lender: Option<Lender>,
+    members: Vec<Member>,
+    view: View,
+    restarts: u64,
+    /// To each listener one word that there is something new, of which it needs no second.
+    listeners: Vec<SyncSender<()>>,
+}
+
+impl Gossip {
+    /// Begins to gossip. That no seed is there is no error.
+    ///
+    /// # Errors
+    /// When an address makes no sense or cannot be had.
+    pub fn start(config: Config) -> Result<Gossip, Error> {
+        for seed in &config.seeds {
+            match seed.parse() {
+                Ok(Address::Tcp { port, .. }) if port != 0 => {}
+                _ => return Err(Error::Seed(seed.clone())),
+            }
+        }
+        let cannot_listen = |source| Error::Listen { address: config.listen, source };
+        let socket = UdpSocket::bind(config.listen).map_err(cannot_listen)?;
+        let listen = socket.local_addr().map_err(cannot_listen)?;
+        let advertise = match config.advertise {
+            Some(address) if address.port() == 0 => SocketAddr::new(address.ip(), listen.port()),
+            Some(address) => address,
+            None if !listen.ip().is_unspecified() => listen,
+            None => SocketAddr::new(local_address_towards(&config.seeds).ok_or(Error::Address)?, listen.port()),
+        };
+        let name = match &config.lender {
+            Some(lender) => node::name_of(&lender.address),
+            None => node::random_name().map_err(|_| Error::Start(io::Error::other("no random bytes")))?,
+        };
+        let shared = Arc::new(Shared {
+            name,
+            listen,
+            advertise,
+            seeds: config.seeds,
+            security: config.security,
+            counters: Arc::default(),
+            state: Mutex::default(),
+            wake: Notify::new(),
+            stop: AtomicBool::new(false),
+        });
+        let gossip = Gossip { shared: Arc::clone(&shared), thread: Mutex::new(None) };
+        gossip.set_lender(config.lender)?;
+        let thread = thread::Builder::new().name("puma-gossip".into());
+        *gossip.thread.lock() = Some(thread.spawn(move || run(&shared, &socket)).map_err(Error::Start)?);
+        Ok(gossip)
+    }
+
+    /// What this node lends from now on; None: nothing. Small changes are not told to others, so this may be called often.
+    ///
+    /// # Errors
+    /// When others could not reach it there.
+    pub fn set_lender(&self, lender: Option<Lender>) -> Result<(), Error> {
+        if let Some(lender) = lender.as_ref().filter(|lender| !reachable(&lender.address)) {
+            return Err(Error::Lender(lender.address.clone()));
+        }
+        self.shared.state.lock().lender = lender;
+        self.shared.wake.notify_one();
+        Ok(())
+    }
+
+    /// The lenders that are alive, by name, ourselves not among them.
+    pub fn lenders(&self) -> Vec<Member> {
+        self.shared.state.lock().members.clone()
+    }
+
+    /// Has `listener` called with the lenders whenever they change, and once at first, from a thread of its own: it may take its time,
+    /// and sees the newest list then.
+    ///
+    /// # Errors
+    /// When there is no thread to be had.
+    pub fn on_change(&self, listener: Listener) -> Result<(), Error> {
+        let (tell, told) = sync_channel(1);
+        let _ = tell.try_send(());
+        let shared = Arc::clone(&self.shared);
+        let thread = thread::Builder::new().name("puma-members".into());
+        let call = move || {
+            for () in told {
+                let members = shared.state.lock().members.clone();
+                listener(&members);
+            }
+        };
+        thread.spawn(call).map_err(Error::Start)?;
+        self.shared.state.lock().listeners.push(tell);
+        Ok(())
+    }
+
+    /// What is known, and what was done.
+    pub fn status(&self) -> Status {
+        let shared = &self.shared;
+        let state = shared.state.lock();
+        Status {
+            node: shared.name.clone(),
+            listen: shared.listen.to_string(),
+            advertise: shared.advertise.to_string(),
+            live_nodes: state.view.reading.live_peers,
+            dead_nodes: state.view.dead,
+            nonsense: state.view.reading.nonsense,
+            restarts: state.restarts,
+            traffic: shared.counters.read(),
+            members: state.members.clone(),
+        }
+    }
+
+    /// Leaves: tells others that this node no longer lends, which takes a moment, and ends. What is known stays as it is.
+    pub fn stop(&self) {
+        self.shared.request_stop();
+        let thread = self.thread.lock().take();
+        if let Some(thread) = thread {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Gossip {
+    fn drop(&mut self) {
+        self.shared.request_stop();
+    }
+}
+
+impl Shared {
+    fn request_stop(&self) {
+        self.stop.store(true, Ordering::Release);
+        self.state.lock().listeners.clear();
+        self.wake.notify_one();
+    }
+
+    fn is_stopping(&self) -> bool {
+        self.stop.load(Ordering::Acquire)
+    }
+
+    /// Takes over what the node knows, and tells who listens.
+    fn publish(&self, view: View, hold: bool) {
+        let mut state = self.state.lock();
+        let members = members::next(&state.members, &view.reading, hold);
+        state.view = view;
+        let Some(members) = members else { return };
+        if members.len() != state.members.len() {
+            tracing::info!("the pool has {} lenders beside this node", members.len());
+        }
+        state.members = members;
+        for listener in &state.listeners {
+            let _ = listener.try_send(());
+        }
+    }
+}
+
+/// The thread.
+fn run(shared: &Arc<Shared>, socket: &UdpSocket) {
+    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => return tracing::error!("cannot gossip, no lenders will be found: {error}"),
+    };
+    runtime.block_on(async {
+        loop {
+            match gossip(shared, socket).await {
+                Ok(()) => return,
+                Err(error) => tracing::error!("gossip failed: {error:#}; it begins again"),
+            }
+            shared.state.lock().restarts += 1;
+            sleep(pace::RESTART_PAUSE).await;
+            if shared.is_stopping() {
+                return;
+            }
+        }
+    });
+    // Not waiting for the resolver, should it be at work.
+    runtime.shutdown_background();
+}
+
+/// One life of the node, until it is to stop or gossip fails.
+async fn gossip(shared: &Arc<Shared>, socket: &UdpSocket) -> anyhow::Result<()> {
+    let socket = socket.try_clone()?;
+    let incarnation = clock_ms();
+    let identity = Identity { name: shared.name.clone(), incarnation, address: shared.advertise };
+    let (seeds, counters) = (shared.seeds.clone(), Arc::clone(&shared.counters));
+    let open = |gate| Udp::new(socket, gate);
+    let mut start = pin!(Node::start(&identity, seeds, &shared.security, Box::new(clock_ms), counters, open));
+    let mut node = loop {
+        tokio::select! {
+            node = &mut start => break node?,
+            () = shared.wake.notified() => if shared.is_stopping() { return Ok(()) },
+        }
+    };
+    let alone_at = Instant::now() + pace::ALONE_AFTER;
+    let mut alone = true;
+    let mut hold_until = Instant::now() + pace::SETTLE;
+    loop {
+        if shared.is_stopping() {
+            node.leave().await;
+            return Ok(());
+        }
+        let lender = shared.state.lock().lender.clone();
+        node.tell(lender).await;
+        let view = node.view().await;
+        match view.reading.live_peers {
+            0 => hold_until = Instant::now() + pace::SETTLE,
+            _ => alone = false,
+        }
+        let hold = Instant::now() < hold_until;
+        shared.publish(view, hold);
+        tokio::select! {
+            () = shared.wake.notified() => {}
+            changed = node.changed() => changed?,
+            () = sleep_until(hold_until), if hold => {}
+            () = sleep_until(alone_at), if alone => {
+                alone = false;
+                tracing::info!("nobody of the pool answers yet at {}; trying on", shared.seeds.join(", "));
+            }
+        }
+    }
+}
+
+fn clock_ms() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+    use testbed::wait_until;
+    use wire::key::PoolKey;
+
+    fn config(seeds: &[String], security: Security, lender: Option<&str>) -> Config {
+        let lender = lender.map(|address| Lender {
+            address: address.parse().unwrap(),
+            free_bytes: 1 << 30,
+            capacity_bytes: 2 << 30,
+        });
+        Config { listen: "127.0.0.1:0".parse().unwrap(), advertise: None, seeds: seeds.to_vec(), security, lender }
+    }
+
+    fn addresses(gossip: &Gossip) -> Vec<String> {
+        gossip.lenders().iter().map(|member| member.lender.address.to_string()).collect()
+    }
+
+    const LIMIT: Duration = Duration::from_secs(60);
+
+    fn sees(gossip: &Gossip, wanted: &[&str]) -> bool {
+        let mut found = addresses(gossip);
+        found.sort();
+        found == wanted
+    }
+
+    #[test]
+    fn lenders_come_change_and_go() {
+        for security in [Security::Keyed(PoolKey::new([3; 32])), Security::Trusting] {
+            let first = Gossip::start(config(&[], security.clone(), Some("10.0.0.1:7000"))).unwrap();
+            let seed = [first.status().listen, "seed.invalid:7070".to_owned()];
+            let second = Gossip::start(config(&seed, security.clone(), Some("10.0.0.2:7000"))).unwrap();
+            let borrower = Gossip::start(config(&seed, security.clone(), None)).unwrap();
+            let (tell, told) = sync_channel(1000);
+            borrower.on_change(Box::new(move |members| tell.send(members.to_vec()).unwrap())).unwrap();
+            assert!(wait_until(LIMIT, || sees(&borrower, &["10.0.0.1:7000", "10.0.0.2:7000"])));
+            assert!(wait_until(LIMIT, || sees(&first, &["10.0.0.2:7000"])));
+            assert!(wait_until(LIMIT, || sees(&second, &["10.0.0.1:7000"])));
+
+            let full = Lender { address: "10.0.0.2:7000".parse().unwrap(), free_bytes: 0, capacity_bytes: 2 << 30 };
+            second.set_lender(Some(full.clone())).unwrap();
+            assert!(wait_until(LIMIT, || borrower.lenders().iter().any(|member| member.lender == full)));
+
+            let left = std::time::Instant::now();
+            second.stop();
+            assert!(wait_until(LIMIT, || sees(&borrower, &["10.0.0.1:7000"])));
+            println!("gone from the list after {:?}", left.elapsed());
+            let traffic = borrower.status().traffic;
+            assert!(traffic.sent_datagrams > 0 && traffic.received_bytes > 0, "{traffic:?}");
+            assert_eq!(
+                traffic.refused_malformed + traffic.refused_unopened + traffic.refused_foreign,
+                0,
+                "{traffic:?}"
+            );
+            borrower.stop();
+            let lists: Vec<_> = told.into_iter().collect();
+            assert_eq!(lists[0], []);
+            assert!(lists.windows(2).all(|pair| pair[0] != pair[1]), "{lists:?}");
+            first.stop();
+        }
+    }
+
+    #[test]
+    fn strangers_are_refused_without_an_answer() {
+        let ours = Gossip::start(config(&[], Security::Keyed(PoolKey::new([1; 32])), Some("10.0.0.1:7000"))).unwrap();
+        let seed = [ours.status().listen];
+        let stranger = Gossip::start(config(&seed, Security::Keyed(PoolKey::new([2; 32])), None)).unwrap();
+        let trusting = Gossip::start(config(&seed, Security::Trusting, None)).unwrap();
+        let refused = |traffic: Traffic| traffic.refused_unopened > 0 && traffic.refused_foreign > 0;
+        assert!(wait_until(LIMIT, || refused(ours.status().traffic)));
+        let status = ours.status();
+        assert_eq!((status.traffic.sent_datagrams, status.live_nodes, status.dead_nodes), (0, 0, 0));
+        assert!(stranger.lenders().is_empty() && trusting.lenders().is_empty());
+        let recorded = UdpSocket::bind("127.0.0.1:0").unwrap();
+        for junk in [&b""[..], b"PGS1", &[0xff; 2000]] {
+            recorded.send_to(junk, &seed[0]).unwrap();
+        }
+        recorded.set_nonblocking(true).unwrap();
+        assert!(wait_until(LIMIT, || ours.status().traffic.refused_foreign >= status.traffic.refused_foreign + 3));
+        assert!(recorded.recv(&mut [0; 10]).is_err());
+    }
+
+    #[test]
+    fn what_cannot_be_is_said() {
+        let error = |config| Gossip::start(config).err().unwrap().to_string();
+        assert!(error(config(&["nowhere".into()], Security::Trusting, None)).contains("HOST:PORT"));
+        assert!(error(config(&[], Security::Trusting, Some("0.0.0.0:1"))).contains("--advertise"));
+        let any = Config { listen: "0.0.0.0:0".parse().unwrap(), ..config(&[], Security::Trusting, None) };
+        assert!(error(any).contains("--advertise"));
+        let taken = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let listen = taken.local_addr().unwrap();
+        assert!(error(Config { listen, ..config(&[], Security::Trusting, None) }).contains(&listen.to_string()));
+    }
+}

@@ -1,0 +1,171 @@
+//! What a node says about what it lends: one value under one key, a line of text.
+//!
+//! One key, because each costs bytes in every exchange, and because address, capacity and what is free then change together. Text, because
+//! chitchat's values are text. What comes from the network is checked here; nothing else looks into it.
+
+use serde::{Serialize, Serializer};
+use std::net::IpAddr;
+use wire::address::Address;
+
+/// The key. No other is used, and a message with another is refused.
+pub const KEY: &str = "lender";
+
+/// What stands under [`KEY`] when the node does not lend. (The key is not deleted: chitchat would have to remember for how long.)
+pub const NOT_LENDING: &str = "";
+
+/// Bytes of a value at the most: a host's name has at most 253, two numbers 20.
+pub const VALUE_BYTES_MAX: usize = 300;
+
+/// The least move of what is free that is told: with less, a small lender would do nothing but tell.
+const STEP_BYTES_MIN: u64 = 16 << 20;
+
+/// Parts of a lender's capacity: a move of one of them is told. Each change is a message to every node of the pool, and who chooses
+/// among lenders needs to know which have room, not how much to the byte.
+const STEPS: u64 = 16;
+
+/// What a node lends.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Lender {
+    /// Where its pages are to be had.
+    #[serde(serialize_with = "as_text")]
+    pub address: Address,
+    /// How much more it could take, as last told: it moves in steps.
+    pub free_bytes: u64,
+    /// How much it lends at the most.
+    pub capacity_bytes: u64,
+}
+
+fn as_text<S: Serializer>(address: &Address, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(address)
+}
+
+/// Why a value is not one of ours.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Nonsense;
+
+impl Lender {
+    /// The value under [`KEY`]. Sizes are in MiB: finer ones would only be more to tell.
+    pub fn to_text(&self) -> String {
+        format!("{} {} {}", self.address, self.free_bytes >> 20, self.capacity_bytes >> 20)
+    }
+
+    /// What a node says; None: it does not lend.
+    ///
+    /// # Errors
+    /// When the text cannot be from a node like this one.
+    pub fn from_text(text: &str) -> Result<Option<Lender>, Nonsense> {
+        if text == NOT_LENDING {
+            return Ok(None);
+        }
+        if text.len() > VALUE_BYTES_MAX {
+            return Err(Nonsense);
+        }
+        let mut words = text.split(' ');
+        let address = words.next().and_then(|word| word.parse().ok()).filter(reachable).ok_or(Nonsense)?;
+        let mut bytes = || {
+            let mib: u32 = words.next()?.parse().ok()?;
+            Some(u64::from(mib) << 20)
+        };
+        let (free_bytes, capacity_bytes) = bytes().zip(bytes()).ok_or(Nonsense)?;
+        match words.next() {
+            None if free_bytes <= capacity_bytes => Ok(Some(Lender { address, free_bytes, capacity_bytes })),
+            _ => Err(Nonsense),
+        }
+    }
+
+    /// What to tell, when `told` was told last: the same again, if too little has changed.
+    pub fn worth_telling(self, told: Option<&Lender>) -> Lender {
+        let step_bytes = (self.capacity_bytes / STEPS).max(STEP_BYTES_MIN);
+        let free_bytes = self.free_bytes.min(self.capacity_bytes);
+        match told {
+            Some(told)
+                if told.address == self.address
+                    && told.capacity_bytes == self.capacity_bytes
+                    && told.free_bytes.abs_diff(free_bytes) < step_bytes
+                    // Full is worth knowing exactly: who chooses a full lender chooses in vain.
+                    && (told.free_bytes == 0) == (free_bytes == 0) =>
+            {
+                told.clone()
+            }
+            _ => Lender { free_bytes, ..self },
+        }
+    }
+}
+
+/// Whether another machine could mean this one by that address.
+pub fn reachable(address: &Address) -> bool {
+    match address {
+        Address::Tcp { port: 0, .. } | Address::Unix(_) | Address::Vsock { .. } => false,
+        Address::Tcp { host, .. } => {
+            host.len() <= 253 && !host.parse::<IpAddr>().is_ok_and(|ip| ip.is_unspecified() || ip.is_multicast())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GIB: u64 = 1 << 30;
+
+    fn lender(address: &str, free_bytes: u64, capacity_bytes: u64) -> Lender {
+        Lender { address: address.parse().unwrap(), free_bytes, capacity_bytes }
+    }
+
+    #[test]
+    fn what_is_told_is_understood() {
+        for address in ["10.0.0.1:7000", "[fe80::1]:65535", "a-host.example:1"] {
+            let lender = lender(address, 3 * GIB, 8 * GIB);
+            assert_eq!(Lender::from_text(&lender.to_text()), Ok(Some(lender)));
+        }
+        assert_eq!(Lender::from_text(NOT_LENDING), Ok(None));
+    }
+
+    #[test]
+    fn nonsense_is_refused() {
+        let long = format!("{}.example:7000 1 1", "x".repeat(VALUE_BYTES_MAX));
+        let host = format!("{}:7000 1 1", "x".repeat(254));
+        for text in [
+            " ",
+            "10.0.0.1:7000",
+            "10.0.0.1:7000 1",
+            "10.0.0.1:7000 1 1 1",
+            "10.0.0.1:7000 2 1",
+            "10.0.0.1:7000 -1 1",
+            "10.0.0.1:7000 1 4294967296",
+            "10.0.0.1:7000  1 1",
+            "10.0.0.1:0 1 1",
+            "0.0.0.0:7000 1 1",
+            "[::]:7000 1 1",
+            "224.0.0.1:7000 1 1",
+            "unix:/run/lender 1 1",
+            "nobody 1 1",
+            &long,
+            &host,
+        ] {
+            assert_eq!(Lender::from_text(text), Err(Nonsense), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn small_moves_are_not_told() {
+        let told = lender("a:1", 8 * GIB, 16 * GIB);
+        let near = lender("a:1", 9 * GIB - 1, 16 * GIB);
+        assert_eq!(near.clone().worth_telling(Some(&told)), told);
+        let far = lender("a:1", 7 * GIB, 16 * GIB);
+        assert_eq!(far.clone().worth_telling(Some(&told)), far);
+        let moved = lender("b:1", 8 * GIB, 16 * GIB);
+        assert_eq!(moved.clone().worth_telling(Some(&told)), moved);
+        assert_eq!(near.clone().worth_telling(None), near);
+    }
+
+    #[test]
+    fn full_and_no_longer_full_are_told() {
+        let little = lender("a:1", 1 << 20, 16 * GIB);
+        let full = lender("a:1", 0, 16 * GIB);
+        assert_eq!(full.clone().worth_telling(Some(&little)), full);
+        assert_eq!(little.clone().worth_telling(Some(&full)), little);
+        let too_much = lender("a:1", 20 * GIB, 16 * GIB);
+        assert_eq!(too_much.worth_telling(None).free_bytes, 16 * GIB);
+    }
+}

@@ -1,0 +1,28 @@
+//! By which address others reach this machine.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket};
+
+/// The address of this machine on the way to the first of these hosts (`HOST:PORT`) that is known here. Nothing is sent.
+pub fn local_address_towards(hosts: &[String]) -> Option<IpAddr> {
+    let known = hosts.iter().filter_map(|host| host.to_socket_addrs().ok()).flatten();
+    known.filter_map(|host| towards(host).ok()).find(|ip| !ip.is_unspecified())
+}
+
+fn towards(host: SocketAddr) -> std::io::Result<IpAddr> {
+    let any: IpAddr = if host.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+    let socket = UdpSocket::bind((any, 0))?;
+    socket.connect(host)?; // chooses the way, and with it the address
+    Ok(socket.local_addr()?.ip())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_way_to_oneself_is_loopback() {
+        let hosts = ["[::ffff:0.0.0.0]:x".to_owned(), "127.0.0.1:7070".to_owned()];
+        assert_eq!(local_address_towards(&hosts), Some(Ipv4Addr::LOCALHOST.into()));
+        assert_eq!(local_address_towards(&[]), None);
+    }
+}

@@ -1,0 +1,203 @@
+//! The daemons drop what they do not need, so that a fault in one of them gives away less. All of it is one-way.
+//!
+//! - `lend`, when it listens: every capability (it is root in name only from then on), and by Landlock, where the kernel has it, all files
+//!   but those that it reads to learn about memory and to look names up. What it has to remove at its end it may remove.
+//! - `join`, the same, when its mounts have been started: they have the rights of a mount, and it has those of a lender.
+//! - `mount`, when the keeper begins, hence for every daemon that the keeper starts: the capabilities outside [`MOUNT_NEEDS`]. Those that are
+//!   left are much (it acts for all users), but none of them loads modules, sets clocks, or configures networks. A newer program that needs
+//!   more (`pumapool upgrade`) does not get it: unmount, and mount again.
+//! - All: nothing that they start gains rights by being started (no_new_privs).
+//!
+//! The kernel keeps all this for each thread; threads and programs that are started inherit it. So it must be done while the process has one
+//! thread, and is.
+//!
+//! Whoever lacks the right to drop something lacks the thing, too: then nothing is dropped, and nothing said. An ordinary user's mount is
+//! left alone altogether, because it takes the set-uid program fusermount3 to end it. `status` shows what is the case.
+
+use landlock::{
+    ABI, Access, AccessFs, BitFlags, Ruleset, RulesetAttr, RulesetCreatedAttr, RulesetError, RulesetStatus,
+    path_beneath_rules,
+};
+use rustix::thread::{
+    CapabilitySet, CapabilitySets, capabilities, clear_ambient_capability_set, no_new_privs,
+    remove_capability_from_bounding_set, set_capabilities, set_no_new_privs,
+};
+use serde::Serialize;
+use std::path::{Path, PathBuf};
+use wire::address::Address;
+
+/// What the keeper and the daemons of a mount need, also those that take over.
+const MOUNT_NEEDS: CapabilitySet = CapabilitySet::empty()
+    // Acting for the users of the mount, whose rights the kernel has checked.
+    .union(CapabilitySet::CHOWN)
+    .union(CapabilitySet::DAC_OVERRIDE)
+    .union(CapabilitySet::FOWNER)
+    .union(CapabilitySet::FSETID)
+    .union(CapabilitySet::LINUX_IMMUTABLE)
+    .union(CapabilitySet::MKNOD)
+    .union(CapabilitySet::SETFCAP)
+    .union(CapabilitySet::SETGID)
+    .union(CapabilitySet::SETUID)
+    // Opening inodes by their handles.
+    .union(CapabilitySet::DAC_READ_SEARCH)
+    // Mounting, unmounting, trusted extended attributes, page frames, and the eviction tap.
+    .union(CapabilitySet::SYS_ADMIN)
+    .union(CapabilitySet::BPF)
+    .union(CapabilitySet::PERFMON)
+    // Limits beyond the hard ones, and not waiting for writeback that waits for us.
+    .union(CapabilitySet::SYS_RESOURCE)
+    // Each worker keeps its capabilities when it acts as somebody else, which is a right of its own.
+    .union(CapabilitySet::SETPCAP);
+
+/// What names are looked up with, where there are such files.
+const RESOLVER_READS: [&str; 6] =
+    ["/etc/hosts", "/etc/resolv.conf", "/etc/nsswitch.conf", "/etc/gai.conf", "/etc/host.conf", "/run/systemd/resolve"];
+
+/// The version of Landlock that is asked for; an older kernel does what it can.
+const LANDLOCK: ABI = ABI::V5;
+
+/// What this process may do, as the status tells it.
+#[derive(Clone, Debug, Serialize)]
+pub struct Confined {
+    /// Nothing that it starts gains rights.
+    no_new_privs: bool,
+    /// What is left of its capabilities, without "CAP_".
+    capabilities: Vec<&'static str>,
+    /// Which files it may open: "few", "few, as far as this kernel can forbid them", or "all permitted".
+    files: &'static str,
+}
+
+/// A lender that listens there; `folder` is where it removes its socket and log.
+pub fn lender(listen: &Address, folder: &Path) -> Confined {
+    let mut removes = vec![folder.to_owned()];
+    if let Address::Unix(path) = listen {
+        removes.extend(path.parent().map(Path::to_owned));
+    }
+    let files = match restrict_files(&removes) {
+        Ok(RulesetStatus::FullyEnforced) => "few",
+        Ok(RulesetStatus::PartiallyEnforced) => "few, as far as this kernel can forbid them",
+        Ok(RulesetStatus::NotEnforced) | Err(_) => "all permitted",
+    };
+    drop_capabilities(CapabilitySet::empty());
+    Confined { files, ..now() }
+}
+
+/// The keeper of a mount, before it starts a daemon.
+pub fn keeper() {
+    let is_able = |sets: CapabilitySets| sets.effective.contains(CapabilitySet::SETPCAP | CapabilitySet::SYS_ADMIN);
+    if rustix::process::geteuid().is_root() && capabilities(None).is_ok_and(is_able) {
+        drop_capabilities(MOUNT_NEEDS);
+    }
+}
+
+/// What this thread may do.
+pub fn now() -> Confined {
+    let permitted = capabilities(None).map_or(CapabilitySet::empty(), |sets| sets.permitted);
+    Confined {
+        no_new_privs: no_new_privs().unwrap_or(false),
+        capabilities: permitted.iter_names().map(|(name, _)| name).collect(),
+        files: "all permitted",
+    }
+}
+
+/// Keeps of the capabilities, and of those that could be had by starting programs, those that are `needed`.
+fn drop_capabilities(needed: CapabilitySet) {
+    let _ = set_no_new_privs(true);
+    // While there still is the capability that it takes. What this kernel does not know yet is EINVAL.
+    for one in (0..u64::BITS).map(|bit| CapabilitySet::from_bits_retain(1 << bit)) {
+        if !needed.contains(one) {
+            let _ = remove_capability_from_bounding_set(one);
+        }
+    }
+    let _ = clear_ambient_capability_set();
+    if let Ok(sets) = capabilities(None) {
+        let _ = set_capabilities(
+            None,
+            CapabilitySets {
+                effective: sets.effective & needed,
+                permitted: sets.permitted & needed,
+                inheritable: CapabilitySet::empty(),
+            },
+        );
+    }
+}
+
+/// From now on this thread opens no files but those that a lender needs, and changes nothing but that it removes files from the folders
+/// `removes`. What is open stays so.
+fn restrict_files(removes: &[PathBuf]) -> Result<RulesetStatus, RulesetError> {
+    let reads: BitFlags<AccessFs> = AccessFs::ReadFile | AccessFs::ReadDir;
+    let status = Ruleset::default()
+        .handle_access(AccessFs::from_all(LANDLOCK))?
+        .create()?
+        .add_rules(path_beneath_rules(lender::headroom::memory_folders(), reads))?
+        .add_rules(path_beneath_rules(RESOLVER_READS, reads))?
+        .add_rules(path_beneath_rules(removes, AccessFs::RemoveFile))?
+        .restrict_self()?;
+    Ok(status.ruleset)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+    use std::io::ErrorKind;
+
+    /// In a thread of its own, which takes all this with it when it ends.
+    #[test]
+    fn a_lender_reaches_nothing_but_what_it_needs() {
+        let scratch = testbed::Scratch::new("confine").unwrap();
+        let (own, other) = (scratch.directory("own").unwrap(), scratch.directory("other").unwrap());
+        for folder in [&own, &other] {
+            fs::write(folder.join("file"), "bytes").unwrap();
+        }
+        let run = || {
+            let open = fs::File::open(other.join("file")).unwrap();
+            let confined = lender(&"unix:/nowhere/socket".parse().unwrap(), &own);
+            assert!(confined.no_new_privs && confined.capabilities.is_empty(), "{confined:?}");
+            assert!(fs::read_to_string("/proc/meminfo").unwrap().contains("MemTotal"));
+            assert_eq!(std::io::read_to_string(open).unwrap(), "bytes", "what is open stays so");
+            if confined.files == "all permitted" {
+                return testbed::skip("a_lender_reaches_nothing_but_what_it_needs", "this kernel has no Landlock");
+            }
+            let refused = |result: std::io::Result<()>| result.unwrap_err().kind() == ErrorKind::PermissionDenied;
+            assert!(refused(fs::read(other.join("file")).map(drop)));
+            assert!(refused(fs::write(other.join("file"), "others")));
+            assert!(refused(fs::write(own.join("new"), "bytes")));
+            assert!(refused(fs::remove_file(other.join("file"))));
+            assert!(refused(std::process::Command::new("/bin/true").status().map(drop)));
+            fs::remove_file(own.join("file")).unwrap();
+        };
+        std::thread::scope(|scope| scope.spawn(run).join()).unwrap();
+        assert_eq!(fs::read_to_string(other.join("file")).unwrap(), "bytes", "other threads are as they were");
+    }
+
+    #[test]
+    fn what_a_mount_needs_stays() {
+        let run = || {
+            let before = now();
+            keeper();
+            let after = now();
+            if !rustix::process::geteuid().is_root() || !before.capabilities.contains(&"SYS_ADMIN") {
+                assert_eq!(before.capabilities, after.capabilities);
+                return;
+            }
+            assert!(after.no_new_privs && after.capabilities.contains(&"SYS_ADMIN"), "{after:?}");
+            for gone in
+                ["SYS_MODULE", "SYS_BOOT", "SYS_TIME", "SYS_RAWIO", "NET_ADMIN", "NET_RAW", "AUDIT_WRITE", "MAC_ADMIN"]
+            {
+                assert!(!after.capabilities.contains(&gone), "{gone}");
+            }
+            // What it starts has no more.
+            let status = std::process::Command::new("/bin/cat").arg("/proc/self/status").output().unwrap().stdout;
+            let status = String::from_utf8(status).unwrap();
+            let set = |name: &str| {
+                let line = status.lines().find(|line| line.starts_with(name)).unwrap();
+                u64::from_str_radix(line[name.len()..].trim(), 16).unwrap()
+            };
+            assert_eq!(set("CapBnd:") & !MOUNT_NEEDS.bits(), 0, "{status}");
+            assert_eq!(set("CapPrm:") & !MOUNT_NEEDS.bits(), 0, "{status}");
+            assert_eq!(set("NoNewPrivs:"), 1, "{status}");
+        };
+        std::thread::scope(|scope| scope.spawn(run).join()).unwrap();
+    }
+}

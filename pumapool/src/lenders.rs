@@ -1,0 +1,159 @@
+//! Which lenders a mount has: those that were named, each address of a name being one, and those of the pool.
+//!
+//! Names are looked up in a thread of their own, at once and then every [`LOOK_UP_INTERVAL`], so that no mount waits for a
+//! resolver, and a take-over least of all. What must never happen: a lender lost because a name could not be looked up.
+
+use borrower::{Borrower, LenderAddress};
+use parking_lot::Mutex;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+use wire::address::Address;
+
+/// How often names are looked up again: as often as those of the pool's seeds.
+const LOOK_UP_INTERVAL: Duration = Duration::from_secs(60);
+
+/// Addresses of a name that are used; of more, which a resolver may give by turns, the first in order.
+const NAME_ADDRESSES_MAX: usize = 16;
+
+/// The lenders of one mount.
+pub struct Lenders {
+    borrower: Weak<Borrower>,
+    known: Mutex<Known>,
+}
+
+/// What is known of them.
+#[derive(Default)]
+struct Known {
+    /// What was named, and the addresses that it stands for; none of a name that was not looked up yet.
+    named: Vec<(Address, Vec<Address>)>,
+    of_pool: Vec<LenderAddress>,
+    /// What the borrower was told.
+    told: Vec<LenderAddress>,
+}
+
+impl Known {
+    fn new(named: &[Address]) -> Known {
+        let numbers = |address: &Address| if address.is_name() { Vec::new() } else { vec![address.clone()] };
+        let named = named.iter().map(|address| (address.clone(), numbers(address))).collect();
+        let mut known = Known { named, ..Known::default() };
+        known.told = known.all();
+        known
+    }
+
+    fn all(&self) -> Vec<LenderAddress> {
+        let mut all: Vec<LenderAddress> = Vec::new();
+        let named = self.named.iter().flat_map(|(_, addresses)| addresses).cloned().map(LenderAddress::from);
+        for lender in named.chain(self.of_pool.iter().cloned()) {
+            if !all.iter().any(|known| known.address == lender.address) {
+                all.push(lender);
+            }
+        }
+        all
+    }
+
+    /// A name was looked up. One that cannot be has the addresses of before, or is left to whoever connects, who says why.
+    fn looked_up(&mut self, name: &Address, mut found: Vec<Address>) {
+        found.sort();
+        found.truncate(NAME_ADDRESSES_MAX);
+        let failed = found.iter().all(|address| address == name);
+        for (_, addresses) in self.named.iter_mut().filter(|(named, _)| named == name) {
+            if !failed || addresses.is_empty() {
+                addresses.clone_from(&found);
+            }
+        }
+    }
+}
+
+impl Lenders {
+    /// Those that can be used at once, before any name was looked up.
+    pub fn at_first(named: &[Address]) -> Vec<LenderAddress> {
+        Known::new(named).told
+    }
+
+    /// Has the borrower, which was told [`Lenders::at_first`], hear of all changes.
+    pub fn follow(borrower: &Arc<Borrower>, named: &[Address]) -> Arc<Lenders> {
+        let lenders = Arc::new(Lenders { borrower: Arc::downgrade(borrower), known: Mutex::new(Known::new(named)) });
+        let names: Vec<Address> = named.iter().filter(|address| address.is_name()).cloned().collect();
+        if !names.is_empty() {
+            let weak = Arc::downgrade(&lenders);
+            let thread = std::thread::Builder::new().name("puma-names".into());
+            if let Err(error) = thread.spawn(move || keep_looking_up(&weak, &names)) {
+                tracing::error!(
+                    "cannot start a thread to look up names: {error}; lenders that were named so are not used"
+                );
+            }
+        }
+        lenders
+    }
+
+    /// These are the lenders of the pool now.
+    pub fn set_of_pool(&self, of_pool: Vec<LenderAddress>) {
+        self.change(|known| known.of_pool = of_pool);
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Known)) {
+        let Some(borrower) = self.borrower.upgrade() else { return };
+        let mut known = self.known.lock();
+        change(&mut known);
+        let all = known.all();
+        // What they have left changes more often than who they are.
+        if known.told != all {
+            borrower.set_lenders(&all);
+            known.told = all;
+        }
+    }
+}
+
+fn keep_looking_up(lenders: &Weak<Lenders>, names: &[Address]) {
+    loop {
+        // Nobody is kept waiting by a resolver, not even who wants to end.
+        let found: Vec<_> = names.iter().map(|name| (name, name.resolve())).collect();
+        let Some(lenders) = lenders.upgrade().filter(|lenders| lenders.borrower.strong_count() > 0) else { return };
+        lenders.change(|known| found.into_iter().for_each(|(name, found)| known.looked_up(name, found)));
+        drop(lenders);
+        std::thread::sleep(LOOK_UP_INTERVAL);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn address(text: &str) -> Address {
+        text.parse().unwrap()
+    }
+
+    fn texts(lenders: &[LenderAddress]) -> Vec<String> {
+        lenders.iter().map(|lender| lender.address.to_string()).collect()
+    }
+
+    #[test]
+    fn a_name_is_each_of_its_addresses_and_outlives_its_resolver() {
+        let name = address("lender.example:7000");
+        let mut known = Known::new(&[address("192.0.2.1:7000"), name.clone(), address("unix:/socket")]);
+        assert_eq!(texts(&known.told), ["192.0.2.1:7000", "unix:/socket"]);
+        // Never looked up with success: connecting says why.
+        known.looked_up(&name, vec![name.clone()]);
+        assert_eq!(texts(&known.all()), ["192.0.2.1:7000", "lender.example:7000", "unix:/socket"]);
+        let found = ["[2001:db8::2]:7000", "192.0.2.2:7000", "192.0.2.1:7000"].map(address);
+        known.looked_up(&name, found.to_vec());
+        let all = ["192.0.2.1:7000", "192.0.2.2:7000", "[2001:db8::2]:7000", "unix:/socket"];
+        assert_eq!(texts(&known.all()), all);
+        let told = known.all();
+        known.looked_up(&name, found.iter().rev().cloned().collect());
+        assert_eq!(known.all(), told, "their order is no change");
+        known.looked_up(&name, vec![name.clone()]);
+        assert_eq!(texts(&known.all()), all, "a failure is no change");
+        known.looked_up(&name, vec![address("192.0.2.3:7000")]);
+        assert_eq!(texts(&known.all()), ["192.0.2.1:7000", "192.0.2.3:7000", "unix:/socket"]);
+        let many = (0..200).map(|number| address(&format!("192.0.2.{number}:7000"))).collect();
+        known.looked_up(&name, many);
+        assert_eq!(known.named[1].1.len(), NAME_ADDRESSES_MAX);
+        // One of the pool that was named is there once, as it was named.
+        let of_pool = |text: &str| LenderAddress { address: address(text), id: Some("abc".into()) };
+        let before = known.all().len();
+        known.of_pool = vec![of_pool("192.0.2.1:7000"), of_pool("192.0.2.9:7")];
+        assert_eq!(known.all().len(), before + 1);
+        assert_eq!(known.all().last(), Some(&of_pool("192.0.2.9:7")));
+    }
+}

@@ -1,0 +1,176 @@
+//! `--pool`: taking part in a pool, for `lend` and `mount`. What there is to it is in the crate of that name.
+
+use crate::lenders::Lenders;
+use ::pool::{Config, Gossip, Lender, Member, Security, local_address_towards};
+use anyhow::{Context, Result};
+use borrower::LenderAddress;
+use serde_json::Value;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+use wire::address::Address;
+
+/// Where a lender gossips: the same everywhere, so that it can be somebody's seed.
+const PORT: u16 = 7070;
+
+/// How often a lender looks what it has left. Others are told of it only when it has changed by much.
+const LOOK_INTERVAL: Duration = Duration::from_secs(2);
+
+/// Options of everything that takes part in a pool.
+#[derive(clap::Args)]
+#[group(id = "pool-options", multiple = true)]
+pub struct Options {
+    /// Join the pool that this node is of: HOST:PORT where it gossips. May be given several times, and a name may have several addresses.
+    /// It need not be there yet, and of a first node it may be its own.
+    #[arg(long = "pool", value_name = "SEED_ADDR")]
+    seeds: Vec<String>,
+
+    /// Where to gossip with the pool (UDP) [default: 0.0.0.0:7070 to lend, any port to mount].
+    #[arg(long, value_name = "ADDR", requires = "seeds")]
+    gossip: Option<SocketAddr>,
+
+    /// By which address other machines reach this one: a lender's HOST:PORT, or where a mount gossips [default: the one that it listens
+    /// at, or with --listen 0.0.0.0:PORT the one that this machine has on the way to the first SEED_ADDR].
+    #[arg(long, value_name = "ADDR", requires = "seeds")]
+    advertise: Option<Address>,
+}
+
+impl Options {
+    /// Whether there is a pool to take part in.
+    pub fn is_wanted(&self) -> bool {
+        !self.seeds.is_empty()
+    }
+
+    /// An address on the network that the pool is on, if there is one to take part in.
+    pub fn network(&self) -> Option<Address> {
+        self.seeds.iter().find_map(|seed| seed.parse().ok())
+    }
+
+    /// As options of a mount of this node: of the same pool, at any port.
+    pub fn mount_arguments(&self) -> Vec<String> {
+        let mut arguments: Vec<_> = self.seeds.iter().flat_map(|seed| ["--pool".to_owned(), seed.clone()]).collect();
+        if let Some(gossip) = self.gossip {
+            arguments.extend(["--gossip".to_owned(), SocketAddr::new(gossip.ip(), 0).to_string()]);
+        }
+        if let Some(Address::Tcp { host, .. }) = &self.advertise {
+            let any_port = Address::Tcp { host: host.clone(), port: 0 };
+            arguments.extend(["--advertise".to_owned(), any_port.to_string()]);
+        }
+        arguments
+    }
+
+    fn start(
+        &self,
+        security: Security,
+        advertise: Option<SocketAddr>,
+        port: u16,
+        lender: Option<Lender>,
+    ) -> Result<Gossip> {
+        let listen = self.gossip.unwrap_or((Ipv4Addr::UNSPECIFIED, port).into());
+        Ok(Gossip::start(Config { listen, advertise, seeds: self.seeds.clone(), security, lender })?)
+    }
+
+    /// The number of `--advertise`, if that is given.
+    fn advertised(&self) -> Result<Option<SocketAddr>> {
+        let Some(address) = &self.advertise else { return Ok(None) };
+        let found = address.to_string().to_socket_addrs().ok().and_then(|mut found| found.next());
+        found.with_context(|| format!("--advertise {address}: no address of a network")).map(Some)
+    }
+}
+
+/// A lender's part in the pool, if one is wanted.
+pub fn lend(
+    options: &Options,
+    security: Security,
+    handle: &lender::Handle,
+    listen: &Address,
+) -> Result<Option<Arc<Gossip>>> {
+    if !options.is_wanted() {
+        return Ok(None);
+    }
+    let address = lender_address(options, listen)?;
+    let advertise = options.advertised()?.map(|address| SocketAddr::new(address.ip(), 0));
+    // It has the name of its lender, whether that lends now or not.
+    let gossip = Arc::new(options.start(security, advertise, PORT, Some(what_is_left(&handle.status(), &address)))?);
+    tell(&gossip, handle, &address);
+    let (weak, handle) = (Arc::downgrade(&gossip), handle.clone());
+    let thread = std::thread::Builder::new().name("puma-left".into());
+    thread.spawn(move || keep_telling(&weak, &handle, &address)).context("cannot start a thread")?;
+    Ok(Some(gossip))
+}
+
+fn keep_telling(gossip: &Weak<Gossip>, handle: &lender::Handle, address: &Address) {
+    loop {
+        std::thread::sleep(LOOK_INTERVAL);
+        let Some(gossip) = gossip.upgrade() else { return };
+        tell(&gossip, handle, address);
+    }
+}
+
+/// Tells others what a lender has left, or that it does not lend.
+pub fn tell(gossip: &Gossip, handle: &lender::Handle, address: &Address) {
+    let status = handle.status();
+    // The address was good when gossip began.
+    let _ = gossip.set_lender(status.lending.then(|| what_is_left(&status, address)));
+}
+
+fn what_is_left(status: &lender::Status, address: &Address) -> Lender {
+    let unused_pages = status.capacity_pages.saturating_sub(status.stored_pages);
+    let to_have_bytes = status.headroom_bytes.saturating_add(status.free_resident_pages.saturating_mul(4096));
+    Lender {
+        address: address.clone(),
+        free_bytes: to_have_bytes.min(unused_pages.saturating_mul(4096)),
+        capacity_bytes: status.capacity_pages.saturating_mul(4096),
+    }
+}
+
+/// By which address others reach a lender that listens there.
+pub fn lender_address(options: &Options, listen: &Address) -> Result<Address> {
+    if let Some(address) = &options.advertise {
+        return Ok(address.clone());
+    }
+    let Address::Tcp { host, port } = listen else { return Ok(listen.clone()) };
+    if !host.parse::<IpAddr>().is_ok_and(|ip| ip.is_unspecified()) {
+        return Ok(listen.clone());
+    }
+    let ip = local_address_towards(&options.seeds).context(
+        "cannot tell by which address others reach this lender, as no seed is known here: give --advertise HOST:PORT",
+    )?;
+    Ok(SocketAddr::new(ip, *port).into())
+}
+
+/// A mount's part in the pool, if one is wanted. A mount that is taken over is in use, and does better without than not at all.
+pub fn join(options: &Options, security: Security, is_taken_over: bool) -> Result<Option<Arc<Gossip>>> {
+    if !options.is_wanted() {
+        return Ok(None);
+    }
+    let joined = options.advertised().and_then(|advertise| options.start(security, advertise, 0, None));
+    match joined {
+        Ok(gossip) => Ok(Some(Arc::new(gossip))),
+        Err(error) if is_taken_over => {
+            tracing::error!("{error:#}; no lenders will be found in the pool");
+            Ok(None)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// From now on the pool's lenders, without `except`, are lenders of the mount.
+pub fn follow(gossip: &Gossip, lenders: &Arc<Lenders>, except: Option<Address>) {
+    let lenders = lenders.clone();
+    let following = gossip.on_change(Box::new(move |members| lenders.set_of_pool(of_pool(members, except.as_ref()))));
+    if let Err(error) = following {
+        tracing::error!("{error}; no lenders will be found in the pool");
+    }
+}
+
+fn of_pool(members: &[Member], except: Option<&Address>) -> Vec<LenderAddress> {
+    let lender =
+        |member: &Member| LenderAddress { address: member.lender.address.clone(), id: Some(member.node.clone()) };
+    members.iter().filter(|member| Some(&member.lender.address) != except).map(lender).collect()
+}
+
+/// For the status.
+pub fn status(gossip: Option<&Arc<Gossip>>) -> Value {
+    gossip.map_or(Value::Null, |gossip| serde_json::to_value(gossip.status()).unwrap_or_default())
+}

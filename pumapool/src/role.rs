@@ -1,0 +1,66 @@
+//! `pumapool role`: says what a node that has joined is to do.
+
+use crate::control;
+use anyhow::{Result, bail};
+use clap::ValueEnum;
+use pool::role::Wanted;
+use std::process::ExitCode;
+use std::time::Duration;
+
+/// How long the node may take to answer: it may be waiting for a mount.
+const LIMIT: Duration = Duration::from_secs(10);
+
+/// The command, as it is sent: "role lend".
+pub const COMMAND: &str = "role ";
+
+/// Options of `role`.
+#[derive(clap::Args)]
+pub struct Options {
+    /// What it is to do from now on, until it is told something else or restarted.
+    #[arg(value_enum)]
+    role: Name,
+
+    /// The node, if there are several on this machine: its process id, as `status` shows it.
+    #[arg(long)]
+    pid: Option<u32>,
+}
+
+/// A role on the command line.
+#[derive(Clone, Copy, Debug, ValueEnum, PartialEq, Eq)]
+pub enum Name {
+    /// What it needs.
+    Auto,
+    /// Lend, and not borrow.
+    Lend,
+    /// Borrow, and not lend.
+    Borrow,
+}
+
+impl From<Name> for Wanted {
+    fn from(name: Name) -> Wanted {
+        match name {
+            Name::Auto => Wanted::Auto,
+            Name::Lend => Wanted::Lend,
+            Name::Borrow => Wanted::Borrow,
+        }
+    }
+}
+
+/// Runs the command.
+pub fn run(options: &Options) -> Result<ExitCode> {
+    let mut nodes = control::ask_all();
+    nodes.retain(|status| status["kind"] == "join" && options.pid.is_none_or(|pid| status["pid"] == pid));
+    let node = match &nodes[..] {
+        [node] => node,
+        [] => bail!("no such node of yours runs on this machine; `pumapool status` shows those that do"),
+        _ => bail!("several nodes run on this machine: say which one with --pid, as `pumapool status` shows it"),
+    };
+    let name = options.role.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned());
+    let socket = node["socket"].as_str().unwrap_or_default();
+    let answer = control::request(socket.as_ref(), &format!("{COMMAND}{name}"), LIMIT)?;
+    if let Some(error) = answer["error"].as_str() {
+        bail!("the node does not do it: {error}");
+    }
+    println!("the role of the node {} is {name} from now on", node["listen"].as_str().unwrap_or("?"));
+    Ok(ExitCode::SUCCESS)
+}

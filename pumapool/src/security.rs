@@ -1,0 +1,65 @@
+//! The pool's key on the command line: whom `lend` and `mount` believe.
+//!
+//! Over a network one of the two has to be said, so that nobody is without a key who did not want to be.
+
+use anyhow::{Context, Result, bail};
+use std::ffi::OsString;
+use std::path::PathBuf;
+use wire::address::Address;
+use wire::key::PoolKey;
+use wire::secure::Security;
+
+/// Options of everything that connects.
+#[derive(clap::Args)]
+#[group(id = "security", multiple = true)]
+pub struct Options {
+    /// The pool's key, which `pumapool key new FILE` makes: who does not have it is sent away, and what is in files is never sent in
+    /// clear. The file must be yours or root's, and closed to others (mode 600).
+    #[arg(long, value_name = "FILE", env = "PUMAPOOL_KEY_FILE")]
+    key: Option<PathBuf>,
+
+    /// Do without a key: believe everybody who can connect, and send pages as they are, with checksums. A unix:PATH, which only its
+    /// owner can use, needs neither of the two.
+    #[arg(long)]
+    trust_network: bool,
+}
+
+impl Options {
+    /// As options of another command.
+    pub fn arguments(&self) -> Vec<OsString> {
+        let mut arguments = Vec::new();
+        if let Some(key) = &self.key {
+            arguments.extend(["--key".into(), key.into()]);
+        }
+        arguments.extend(self.trust_network.then(|| "--trust-network".into()));
+        arguments
+    }
+
+    /// What was chosen, for connections to or at these addresses.
+    pub fn security(&self, addresses: &[Address]) -> Result<Security> {
+        let beyond = addresses.iter().find(|address| !matches!(address, Address::Unix(_)));
+        match (&self.key, self.trust_network, beyond) {
+            (Some(_), true, _) => {
+                bail!("--key (or PUMAPOOL_KEY_FILE) and --trust-network exclude each other: choose one")
+            }
+            (Some(path), false, _) => {
+                // A relative path is one of the folder where the command was given; the daemon looks before it leaves that.
+                let path = std::path::absolute(path).with_context(|| format!("the key file {}", path.display()))?;
+                Ok(Security::Keyed(PoolKey::read(&path)?))
+            }
+            (None, true, _) | (None, false, None) => Ok(Security::Trusting),
+            (None, false, Some(address)) => bail!(
+                "{address} is on a network, and there is no key: make one with `pumapool key new FILE`, copy it to all machines of the \
+                 pool, and name it with --key FILE; or --trust-network"
+            ),
+        }
+    }
+}
+
+/// How it is called in the status.
+pub fn name(security: &Security) -> &'static str {
+    match security {
+        Security::Keyed(_) => "key",
+        Security::Trusting => "trust-network",
+    }
+}

@@ -1,0 +1,209 @@
+//! Several lenders under one mount: pages are spread over them, and what happens to one costs nothing of the others.
+
+mod setup;
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use setup::{Lender, Mount, PATIENCE, can_run, evict, kill, write_pages};
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::time::Duration;
+use testbed::{Relay, Scratch, wait_until};
+
+/// 32 MiB: enough neighbourhoods for each lender to have some.
+const PAGES: u64 = 8192;
+
+/// Pages that may be on their way to a lender: its share of the put buffers.
+const UNDER_WAY_PAGES: u64 = 32 * 64 / 2;
+
+/// What the mount says of the lender at that address.
+fn lender_of(status: &Value, address: &str) -> Value {
+    let lenders = status["lenders"].as_array().unwrap();
+    lenders.iter().find(|lender| lender["address"] == address).cloned().unwrap_or_default()
+}
+
+fn state(mount: &Mount, address: &str) -> String {
+    lender_of(&mount.status(), address)["state"].as_str().unwrap_or_default().to_owned()
+}
+
+/// Reads every page once, in an order that is no stream. Returns what differs from `bytes`.
+fn read_at_random(file: &File, bytes: &[u8], seed: u64) -> Option<u64> {
+    let mut order: Vec<u64> = (0..PAGES).collect();
+    fastrand::Rng::with_seed(seed).shuffle(&mut order);
+    let mut page = [0; 4096];
+    rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::Random).unwrap();
+    order.into_iter().find(|index| {
+        file.read_exact_at(&mut page, index * 4096).unwrap();
+        page != bytes[*index as usize * 4096..][..4096]
+    })
+}
+
+/// A mount that fills on read, so that everything is lent once it was read, and stays there.
+struct Pool {
+    scratch: Scratch,
+    bytes: Vec<u8>,
+    file: std::path::PathBuf,
+    mount: Mount,
+    lenders: Vec<Lender>,
+}
+
+impl Pool {
+    fn start(test: &str, lenders: Vec<Lender>, addresses: &[String], options: &[&str]) -> Pool {
+        let scratch = Scratch::new(test).unwrap();
+        let (source, at) = (scratch.directory("source").unwrap(), scratch.directory("mount").unwrap());
+        let bytes = write_pages(&source.join("file"), PAGES as usize, 3);
+        let mut arguments: Vec<&str> = addresses.iter().flat_map(|address| ["--lender", address]).collect();
+        arguments.extend(["--fill", "read"]);
+        arguments.extend(options);
+        let mount = Mount::start(&source, &at, &arguments);
+        mount.wait_for("all lenders", |status| {
+            addresses.iter().all(|address| lender_of(status, address)["state"] == "used")
+        });
+        Pool { file: at.join("file"), scratch, bytes, mount, lenders }
+    }
+
+    /// Has everything read once, so that it is lent.
+    fn lend(&self) {
+        assert!(fs::read(&self.file).unwrap() == self.bytes);
+        self.mount.wait_for("everything lent", |status| {
+            status["catalog"]["live_pages"] == PAGES && status["puts_under_way"] == 0
+        });
+        evict(&self.file);
+    }
+
+    /// Reads everything anew; returns how many pages came from the directory below.
+    fn misses(&self, seed: u64) -> u64 {
+        evict(&self.file);
+        let before = self.mount.count("below_pages");
+        assert_eq!(read_at_random(&File::open(&self.file).unwrap(), &self.bytes, seed), None, "a wrong byte");
+        self.mount.count("below_pages") - before
+    }
+}
+
+fn tcp_lender() -> Lender {
+    Lender::listen("127.0.0.1:0", "64MiB", &[])
+}
+
+#[test]
+fn pages_are_spread_and_a_lender_takes_only_its_own_with_it() {
+    let test = "pages_are_spread_and_a_lender_takes_only_its_own_with_it";
+    if !can_run(test) {
+        return;
+    }
+    let lenders: Vec<_> = (0..4).map(|_| tcp_lender()).collect();
+    let addresses: Vec<_> = lenders.iter().map(|lender| lender.address.clone()).collect();
+    // Hedges on, as users have it: they are what keeps a lender that is stopped from being waited for.
+    let pool = Pool::start(test, lenders, &addresses, &["--hedge", "on"]);
+    pool.lend();
+    let shares: Vec<_> = pool.lenders.iter().map(|lender| lender.count("stored_pages")).collect();
+    println!("shares {shares:?}");
+    assert_eq!(shares.iter().sum::<u64>(), PAGES);
+    // Not equal: they weigh by their latency, too, which this machine's other work moves.
+    assert!(shares.iter().all(|share| (PAGES / 64..PAGES * 3 / 4).contains(share)), "{shares:?}");
+    assert_eq!(pool.misses(1), 0);
+
+    // One dies, another is stopped: their pages are missed, and nothing else is.
+    kill(pool.lenders[0].process.pid());
+    pool.mount.wait_for("the death", |status| lender_of(status, &addresses[0])["state"] != "used");
+    let missed = pool.misses(2);
+    assert!(missed >= shares[0], "{missed}");
+    let stopped = Pid::from_raw(pool.lenders[1].process.pid() as i32).unwrap();
+    kill_process(stopped, Signal::STOP).unwrap();
+    let failures = pool.mount.count("get_failures");
+    let missed = pool.misses(3);
+    println!("{missed} missed after one died and one was stopped");
+    // Until the one that is stopped is given up, each reader waits for it once at the most.
+    assert!(pool.mount.count("get_failures") <= failures + 8);
+    let hits = [2, 3].map(|at| lender_of(&pool.mount.status(), &addresses[at])["get_pages"].as_u64().unwrap());
+    assert!(hits.iter().all(|hits| *hits >= PAGES / 64), "the others are asked: {hits:?}");
+    // What was missed is lent anew, to those that are there.
+    pool.mount.wait_for("everything lent again", |status| status["puts_under_way"] == 0);
+    pool.mount.wait_for("the stop", |status| lender_of(status, &addresses[1])["state"] != "used");
+    // Not all at once: what finds no put buffer is not lent.
+    let mut seed = 10;
+    let lent_again = wait_until(PATIENCE, || {
+        seed += 1;
+        pool.misses(seed) <= shares[1]
+    });
+    assert!(lent_again, "more is missed than what the one that is away has");
+    kill_process(stopped, Signal::CONT).unwrap();
+    pool.mount.wait_for("its return", |status| lender_of(status, &addresses[1])["state"] == "used");
+    // But for what was on its way to it when it was given up.
+    let missed = pool.misses(6);
+    assert!(missed <= UNDER_WAY_PAGES, "{missed} were lost by it");
+    drop(pool.scratch);
+}
+
+#[test]
+fn a_lender_behind_a_slow_network_is_left_alone_until_that_ends() {
+    let test = "a_lender_behind_a_slow_network_is_left_alone_until_that_ends";
+    if !can_run(test) {
+        return;
+    }
+    let lenders: Vec<_> = (0..2).map(|_| tcp_lender()).collect();
+    let relay = Relay::start(lenders[0].address.parse().unwrap()).unwrap();
+    let addresses = [relay.address().to_string(), lenders[1].address.clone()];
+    // Thresholds that a loopback does not reach by itself on a busy machine; the disk is not compared with, as it is a fast one.
+    let thresholds = ["--gate", "on", "--gate-short", "40000,30000", "--gate-long", "40000,30000"];
+    let pool = Pool::start(test, lenders, &addresses, &thresholds);
+    // The averages begin with what is usual.
+    pool.mount.wait_for("some pings", |status| {
+        lender_of(status, &addresses[0])["ping_long_us"].as_u64().is_some_and(|us| us > 0 && us < 30_000)
+    });
+    relay.delay(Duration::from_millis(100));
+    pool.mount.wait_for("the gate to close", |status| lender_of(status, &addresses[0])["state"] == "shunned");
+    let reason = lender_of(&pool.mount.status(), &addresses[0])["reason"].as_str().unwrap().to_owned();
+    assert!(reason.contains("latency") || reason.contains("faster"), "{reason}");
+    // The other one may be too slow for this disk, too; whatever happens, the bytes are right.
+    assert!(fs::read(&pool.file).unwrap() == pool.bytes);
+    let got = |pool: &Pool| lender_of(&pool.mount.status(), &addresses[0])["get_pages"].as_u64().unwrap();
+    let before = got(&pool);
+    pool.misses(1);
+    assert_eq!(got(&pool), before, "it is not asked");
+    relay.delay(Duration::ZERO);
+    assert!(
+        wait_until(PATIENCE * 6, || {
+            // Nothing else reads the disk: it is compared with what it took last.
+            state(&pool.mount, &addresses[0]) == "used"
+                || lender_of(&pool.mount.status(), &addresses[0])["reason"].as_str().unwrap_or("").contains("faster")
+        }),
+        "waited in vain for the gate to open: {}",
+        pool.mount.status()["lenders"]
+    );
+}
+
+#[test]
+fn a_name_is_looked_up() {
+    let test = "a_name_is_looked_up";
+    if !can_run(test) {
+        return;
+    }
+    let lender = Lender::with("127.0.0.1:0", &["--capacity", "64MiB", "--rate", "1GiB", "--cpu", "400"], &[]);
+    let port = lender.address.rsplit(':').next().unwrap();
+    let scratch = Scratch::new(test).unwrap();
+    let (source, at) = (scratch.directory("source").unwrap(), scratch.directory("mount").unwrap());
+    let bytes = write_pages(&source.join("file"), 1000, 4);
+    let name = format!("localhost:{port}");
+    let options = ["--lender", &name, "--lender", &lender.address, "--fill", "read"];
+    let mount = Mount::start(&source, &at, &options);
+    mount.wait_for("the lender", |status| lender_of(status, &lender.address)["state"] == "used");
+    // Named twice, it is there once; the other address of the name, if it has one, is nobody's.
+    let is_number = |lender: &Value| !lender["address"].as_str().unwrap().contains("localhost");
+    mount.wait_for("the name", |status| {
+        let lenders = status["lenders"].as_array().unwrap();
+        lenders.iter().all(is_number) && lenders.iter().filter(|lender| lender["state"] == "used").count() == 1
+    });
+    assert!(fs::read(at.join("file")).unwrap() == bytes);
+    mount
+        .wait_for("everything lent", |status| status["catalog"]["live_pages"] == 1000 && status["puts_under_way"] == 0);
+    let status = lender.status();
+    assert!(
+        status["lender"]["borrower_list"][0]["cpu_ms"].is_u64() && status["lender"]["paced_ms"].is_u64(),
+        "{status}"
+    );
+    let shown = setup::pumapool(&["status"]);
+    let shown = String::from_utf8_lossy(&shown.stdout);
+    assert!(shown.contains("1.0 GiB/s, 400 % of a processor: used "), "{shown}");
+    let refused = setup::pumapool(&["lend", "--listen", "unix:/nonexistent/socket", "--rate", "4194303"]);
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("write at least 4.0 MiB a second"));
+}

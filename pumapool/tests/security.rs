@@ -1,0 +1,292 @@
+//! The pool's key, through the command: where it is wanted, what it keeps out, and that listeners see no byte of a page.
+
+mod setup;
+
+use setup::{Lender, Mount, PATIENCE, can_run, pumapool, write_pages};
+use std::collections::HashSet;
+use std::fs::{self, File};
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::os::unix::fs::PermissionsExt;
+use std::process::Command;
+use std::sync::{Arc, Mutex};
+use testbed::{Scratch, wait_until};
+use wire::{Header, Kind, WireKey};
+use zerocopy::{FromBytes, IntoBytes};
+
+const PAGES: usize = 50;
+
+/// The command fails with one line on standard error, in which each of `words` occurs.
+fn refuses(arguments: &[&str], words: &[&str]) {
+    let output = pumapool(arguments);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success(), "{arguments:?} was accepted");
+    let lines: Vec<_> = said.lines().filter(|line| line.starts_with("pumapool: ")).collect();
+    assert_eq!(lines.len(), 1, "{arguments:?} said: {said}");
+    for word in words {
+        assert!(lines[0].contains(word), "{arguments:?} said {:?}, without {word:?}", lines[0]);
+    }
+}
+
+#[test]
+fn a_key_is_made_and_wanted() {
+    let scratch = Scratch::new("a_key_is_made_and_wanted").unwrap();
+    let file = scratch.path().join("pool.key");
+    let path = file.to_str().unwrap();
+    let output = pumapool(&["key", "new", path]);
+    assert!(output.status.success(), "{output:?}");
+    let digits = fs::read_to_string(&file).unwrap();
+    let said = [output.stdout, output.stderr].concat();
+    assert!(String::from_utf8_lossy(&said).contains("--key") && digits.trim().len() == 64);
+    assert!(!String::from_utf8_lossy(&said).contains(&digits[..8]), "the key itself is never shown");
+    refuses(&["key", "new", path], &["never overwritten"]);
+    assert_eq!(fs::read_to_string(&file).unwrap(), digits);
+
+    let lend = |options: &[&str], words: &[&str]| {
+        let listen = ["lend", "--listen", "127.0.0.1:0", "--capacity", "1MiB", "--foreground"];
+        refuses(&[&listen, options].concat(), words);
+    };
+    lend(&[], &["pumapool key new", "--trust-network"]);
+    lend(&["--key", path, "--trust-network"], &["choose one"]);
+    lend(&["--key", scratch.path().join("nothing").to_str().unwrap()], &["nothing", "pumapool key new"]);
+    lend(&["--key", scratch.path().to_str().unwrap()], &["no regular file"]);
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o640)).unwrap();
+    lend(&["--key", path], &["chmod 600", "0640"]);
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o600)).unwrap();
+    fs::write(&file, &digits[1..]).unwrap();
+    lend(&["--key", path], &["64 hexadecimal digits"]);
+    let source = scratch.directory("source").unwrap();
+    refuses(&["mount", source.to_str().unwrap(), "--lender", "127.0.0.1:1"], &["pumapool key new", "--trust-network"]);
+}
+
+#[test]
+fn a_relative_key_file_is_found_in_the_background() {
+    let test = "a_relative_key_file_is_found_in_the_background";
+    if !can_run(test) {
+        return;
+    }
+    let scratch = Scratch::new(test).unwrap();
+    let (source, at) = (scratch.directory("source").unwrap(), scratch.directory("mount").unwrap());
+    fs::copy(setup::key_file(), scratch.path().join("pool.key")).unwrap();
+    fs::set_permissions(scratch.path().join("pool.key"), fs::Permissions::from_mode(0o600)).unwrap();
+    let lender = Lender::listen("127.0.0.1:0", "16MiB", &[]);
+    let run = |arguments: &[&str]| {
+        let output = Command::new(setup::PUMAPOOL).args(arguments).current_dir(scratch.path()).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+    };
+    run(&["mount", source.to_str().unwrap(), at.to_str().unwrap(), "--lender", &lender.address, "--key", "pool.key"]);
+    // A daemon that takes over reads it again.
+    let mount = || {
+        let all: serde_json::Value = serde_json::from_slice(&pumapool(&["status", "--json"]).stdout).unwrap();
+        all["mounts"].as_array().unwrap().iter().find(|mount| mount["mountpoint"] == at.to_str().unwrap()).cloned()
+    };
+    let is_up = || mount().is_some_and(|mount| mount["lender_is_up"] == true);
+    assert!(wait_until(PATIENCE, is_up));
+    assert_eq!(mount().unwrap()["security"], "key");
+    setup::kill(mount().unwrap()["daemon_pid"].as_u64().unwrap() as u32);
+    let took_over = || mount().is_some_and(|mount| mount["mount"]["takeovers"] == 1 && mount["lender_is_up"] == true);
+    let came = wait_until(PATIENCE, took_over);
+    run(&["umount", at.to_str().unwrap()]);
+    assert!(came, "no daemon took over with the key");
+}
+
+#[test]
+fn a_mount_with_another_key_reads_from_below() {
+    let test = "a_mount_with_another_key_reads_from_below";
+    if !can_run(test) {
+        return;
+    }
+    let scratch = Scratch::new(test).unwrap();
+    let (source, at) = (scratch.directory("source").unwrap(), scratch.directory("mount").unwrap());
+    let bytes = write_pages(&source.join("file"), PAGES, 60);
+    let other = scratch.path().join("other.key");
+    wire::key::PoolKey::create(&other).unwrap();
+    let lender = Lender::listen("127.0.0.1:0", "16MiB", &[]);
+    for options in [["--key", other.to_str().unwrap()].as_slice(), &["--trust-network"]] {
+        let before = lender.count("refused_keys");
+        let mut command = Command::new(setup::PUMAPOOL);
+        command.arg("mount").args([&source, &at]).args(["--foreground", "--lender", &lender.address]).args(options);
+        let mut process = testbed::Process::spawn(command, &[]).unwrap();
+        process.wait_for_line("READY", PATIENCE).unwrap();
+        let mount = Mount { process, path: at.clone() };
+        assert!(fs::read(at.join("file")).unwrap() == bytes);
+        assert!(wait_until(PATIENCE, || lender.count("refused_keys") > before));
+        assert!(fs::read(at.join("file")).unwrap() == bytes);
+        assert_eq!((mount.count("lender_connects"), lender.count("borrowers")), (0, 0));
+    }
+}
+
+/// Carries connections to a lender, and keeps all it carries.
+struct Tap {
+    address: String,
+    heard: Arc<Mutex<Vec<Vec<u8>>>>,
+}
+
+impl Tap {
+    fn to(lender: &Lender) -> Tap {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let heard = Arc::<Mutex<Vec<Vec<u8>>>>::default();
+        let (for_thread, lender) = (heard.clone(), lender.address.clone());
+        std::thread::spawn(move || {
+            for near in listener.incoming().map_while(Result::ok) {
+                let Ok(far) = TcpStream::connect(&lender) else { continue };
+                for (from, to) in [(&near, &far), (&far, &near)] {
+                    let (from, to, heard) = (from.try_clone().unwrap(), to.try_clone().unwrap(), for_thread.clone());
+                    let place = {
+                        let mut heard = heard.lock().unwrap();
+                        heard.push(Vec::new());
+                        heard.len() - 1
+                    };
+                    std::thread::spawn(move || carry(from, to, &heard, place));
+                }
+            }
+        });
+        Tap { address, heard }
+    }
+}
+
+fn carry(mut from: TcpStream, mut to: TcpStream, heard: &Mutex<Vec<Vec<u8>>>, place: usize) {
+    let mut bytes = vec![0; 1 << 16];
+    while let Ok(count @ 1..) = from.read(&mut bytes) {
+        heard.lock().unwrap()[place].extend_from_slice(&bytes[..count]);
+        if to.write_all(&bytes[..count]).is_err() {
+            break;
+        }
+    }
+    let _ = to.shutdown(Shutdown::Both);
+}
+
+/// Pieces of the file's pages that occur in what was heard.
+fn shown(pages: &[u8], heard: &[Vec<u8>]) -> usize {
+    let pieces: HashSet<&[u8]> = pages.chunks_exact(16).collect();
+    heard.iter().flat_map(|bytes| bytes.windows(16)).filter(|window| pieces.contains(window)).count()
+}
+
+/// Has every page put at the lender, and read back from there, through `address`.
+fn put_and_get(scratch: &Scratch, bytes: &[u8], address: &str, option: &[&str]) {
+    let (source, at) = (scratch.path().join("source"), scratch.path().join("mount"));
+    let mount = Mount::start(&source, &at, &[&["--lender", address, "--fill", "read"], option].concat());
+    assert!(fs::read(at.join("file")).unwrap() == bytes);
+    mount
+        .wait_for("the pages lent", |status| status["catalog"]["live_pages"] == PAGES && status["puts_under_way"] == 0);
+    setup::evict(&at.join("file"));
+    assert!(fs::read(at.join("file")).unwrap() == bytes);
+    assert_eq!((mount.count("lender_pages"), mount.count("bad_pages")), (PAGES as u64, 0));
+}
+
+/// The names of pages in plain Put frames.
+fn names(heard: &[Vec<u8>]) -> Vec<WireKey> {
+    let mut names = Vec::new();
+    for mut bytes in heard.iter().map(Vec::as_slice) {
+        while let Ok((header, rest)) = Header::read_from_prefix(bytes) {
+            let Some((body, behind)) = rest.split_at_checked(header.body_bytes.get() as usize) else { break };
+            if header.validate() == Ok(Kind::Put) {
+                let count = usize::from(header.items.get());
+                let (items, _) = <[wire::PutItem]>::ref_from_prefix_with_elems(body, count).unwrap();
+                names.extend(items.iter().map(|item| item.key));
+            }
+            bytes = behind;
+        }
+    }
+    names
+}
+
+#[test]
+fn who_listens_sees_no_byte_of_a_page_and_no_name() {
+    let test = "who_listens_sees_no_byte_of_a_page_and_no_name";
+    if !can_run(test) {
+        return;
+    }
+    let scratch = Scratch::new(test).unwrap();
+    scratch.directory("mount").unwrap();
+    let bytes = write_pages(&scratch.directory("source").unwrap().join("file"), PAGES, 61);
+    let volume = |heard: &[Vec<u8>]| heard.iter().map(Vec::len).sum::<usize>();
+    // Without a key all is there to be seen: so this would find it.
+    let lender = Lender::with("127.0.0.1:0", &["--capacity", "16MiB", "--trust-network"], &[]);
+    let tap = Tap::to(&lender);
+    put_and_get(&scratch, &bytes, &tap.address, &["--trust-network"]);
+    let plain = tap.heard.lock().unwrap().clone();
+    assert!(shown(&bytes, &plain) >= 2 * bytes.len() / 16, "the tap does not work");
+    let names = names(&plain);
+    assert_eq!(names.len(), PAGES);
+
+    let lender = Lender::with("127.0.0.1:0", &["--capacity", "16MiB"], &[]);
+    let tap = Tap::to(&lender);
+    put_and_get(&scratch, &bytes, &tap.address, &[]);
+    let sealed = tap.heard.lock().unwrap().clone();
+    assert!(volume(&sealed) >= volume(&plain), "all went through the tap");
+    assert_eq!(shown(&bytes, &sealed), 0);
+    let names: HashSet<&[u8]> = names.iter().map(IntoBytes::as_bytes).chain([&wire::MAGIC[..]]).collect();
+    for bytes in &sealed {
+        assert!(!bytes.windows(16).any(|window| names.contains(window)), "a page's name in clear");
+        assert!(!bytes.windows(8).any(|window| names.contains(window)), "a Hello in clear");
+    }
+}
+
+#[test]
+fn tshark_sees_no_byte_of_a_page() {
+    let test = "tshark_sees_no_byte_of_a_page";
+    if !can_run(test) {
+        return;
+    }
+    if Command::new("tshark").arg("--version").output().is_err() {
+        return testbed::skip(test, "tshark is missing; `make test-deps` installs it");
+    }
+    let scratch = Scratch::new(test).unwrap();
+    scratch.directory("mount").unwrap();
+    let bytes = write_pages(&scratch.directory("source").unwrap().join("file"), PAGES, 62);
+    let lender = Lender::with("127.0.0.1:0", &["--capacity", "16MiB"], &[]);
+    let port = lender.address.rsplit(':').next().unwrap();
+    let seen = scratch.path().join("seen");
+    let mut command = Command::new("tshark");
+    command.args([
+        "-l",
+        "-n",
+        "-i",
+        "lo",
+        "-B",
+        "64",
+        "-f",
+        &format!("tcp port {port}"),
+        "-T",
+        "fields",
+        "-e",
+        "tcp.payload",
+    ]);
+    command.stdout(File::create(&seen).unwrap()).stderr(File::create(scratch.path().join("errors")).unwrap());
+    let mut tshark = KilledOnDrop(command.spawn().unwrap());
+    // Packets in the order in which they were sent: what is seen of the second knock is behind all that came before it.
+    let knock = |word: &str| {
+        let hexadecimal: String = word.bytes().map(|byte| format!("{byte:02x}")).collect();
+        let came = wait_until(PATIENCE, || {
+            let _ = TcpStream::connect(&lender.address).and_then(|mut stream| stream.write_all(word.as_bytes()));
+            fs::read_to_string(&seen).is_ok_and(|seen| seen.contains(&hexadecimal))
+        });
+        let errors = fs::read_to_string(scratch.path().join("errors")).unwrap_or_default();
+        assert!(came, "tshark does not see {word:?}: {errors}");
+    };
+    knock("the capture begins, or should have");
+    put_and_get(&scratch, &bytes, &lender.address, &[]);
+    knock("the capture ends, and all is in it");
+    let _ = (tshark.0.kill(), tshark.0.wait());
+    let text = fs::read_to_string(&seen).unwrap();
+    let digit = |digit: u8| char::from(digit).to_digit(16).unwrap_or(0) as u8;
+    let packets: Vec<Vec<u8>> = text
+        .lines()
+        .map(|line| {
+            line.as_bytes().as_chunks::<2>().0.iter().map(|[high, low]| digit(*high) << 4 | digit(*low)).collect()
+        })
+        .collect();
+    let volume: usize = packets.iter().map(Vec::len).sum();
+    assert!(volume >= 2 * bytes.len(), "only {volume} bytes were captured");
+    assert_eq!(shown(&bytes, &packets), 0);
+}
+
+struct KilledOnDrop(std::process::Child);
+
+impl Drop for KilledOnDrop {
+    fn drop(&mut self) {
+        let _ = (self.0.kill(), self.0.wait());
+    }
+}
