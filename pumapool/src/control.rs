@@ -192,5 +192,6 @@ pub fn request(path: &Path, wanted: &str, limit: Duration) -> Result<Value> {
     stream.shutdown(std::net::Shutdown::Write).context("cannot ask the daemon")?;
     let mut text = String::new();
     stream.take(STATUS_BYTES_MAX).read_to_string(&mut text).context("the daemon does not answer")?;
+    anyhow::ensure!(!text.is_empty(), "the daemon has ended without an answer; see `pumapool status`, and its log");
     serde_json::from_str(&text).context("the daemon's answer makes no sense; is it of an older version?")
 }

@@ -69,23 +69,16 @@ enum End {
 
 /// What serves next.
 enum Next {
-    /// The program that served before; who is to be told that it does again.
-    Same(Option<Reply>),
-    /// This one, on trial.
-    Other(File, Upgrade),
-}
-
-impl Next {
-    fn refused(upgrade: Upgrade, why: String) -> Next {
-        tracing::error!("no upgrade: {why}; the program before it serves on");
-        Next::Same(Some(Reply { to: upgrade.reply, failed: Some(why) }))
-    }
+    /// The program that served before.
+    Same,
+    /// This one, on trial, and its path.
+    Other(File, PathBuf),
 }
 
 /// Who wants another program to serve.
 struct Upgrade {
     program: PathBuf,
-    /// Where to say how it went.
+    /// Whom to tell how it went.
     reply: Option<OwnedFd>,
     began: Instant,
 }
@@ -104,6 +97,8 @@ struct Keeper {
     dying: Vec<Child>,
     /// Since when the mount is not served.
     gap: Option<(Instant, String)>,
+    /// Who is to be told when it is served again.
+    reply: Option<Reply>,
 }
 
 /// Runs until the mount has ended. `held` is what a keeper before this one has left with systemd.
@@ -127,6 +122,7 @@ pub fn run(log: Option<Log>, control: Control, held: BTreeMap<Held, OwnedFd>) ->
         was_ready: false,
         dying: Vec::new(),
         gap: None,
+        reply: None,
     };
     keeper.keep()
 }
@@ -134,23 +130,19 @@ pub fn run(log: Option<Log>, control: Control, held: BTreeMap<Held, OwnedFd>) ->
 impl Keeper {
     fn keep(&mut self) -> Result<ExitCode> {
         let mut program = File::open("/proc/self/exe").context("cannot find this program to start the daemon")?;
-        let mut next = Next::Same(None);
+        let mut next = Next::Same;
         let (mut idle_deaths, mut crashes) = (0, 0);
         loop {
             let began = Instant::now();
-            let (candidate, limit, reply) = match std::mem::replace(&mut next, Next::Same(None)) {
-                Next::Same(reply) => (None, None, reply),
-                Next::Other(file, upgrade) => {
-                    let to = upgrade.reply.as_ref().map(|fd| fd.try_clone()).transpose()?;
-                    (Some((file, upgrade)), Some(START_LIMIT), Some(Reply { to, failed: None }))
-                }
+            let candidate = match std::mem::replace(&mut next, Next::Same) {
+                Next::Same => None,
+                Next::Other(file, path) => Some((file, path)),
             };
             let serves = candidate.as_ref().map_or(&program, |(file, _)| file);
-            let end = self.run_daemon(serves, limit, reply)?;
-            if let Some((file, upgrade)) = candidate {
+            let end = self.run_daemon(serves, candidate.is_some().then_some(START_LIMIT))?;
+            if let Some((file, path)) = candidate {
                 if let End::Died { status, was_ready: false } = end {
-                    let why = format!("{} did not come to serve ({status})", upgrade.program.display());
-                    next = Next::refused(upgrade, why);
+                    self.refuse(format!("{} did not come to serve ({status})", path.display()));
                     continue;
                 }
                 program = file;
@@ -158,14 +150,13 @@ impl Keeper {
             match end {
                 End::Ended(code) => return Ok(self.ended(code)),
                 End::HandedOver { upgrade } => {
-                    self.gap = Some((upgrade.began, format!("upgrade to {}", upgrade.program.display())));
-                    next = match File::open(&upgrade.program) {
-                        Ok(file) => Next::Other(file, upgrade),
-                        Err(error) => {
-                            let why = format!("{} cannot be opened: {error}", upgrade.program.display());
-                            Next::refused(upgrade, why)
-                        }
-                    };
+                    let Upgrade { program, reply, began } = upgrade;
+                    self.gap = Some((began, format!("upgrade to {}", program.display())));
+                    self.reply = reply.map(|to| Reply { to, failed: None });
+                    match File::open(&program) {
+                        Ok(file) => next = Next::Other(file, program),
+                        Err(error) => self.refuse(format!("{} cannot be opened: {error}", program.display())),
+                    }
                 }
                 End::Died { status, was_ready } => {
                     if !self.was_ready {
@@ -187,6 +178,14 @@ impl Keeper {
                     }
                 }
             }
+        }
+    }
+
+    /// The program that was to take over does not: who asked is told when the one before it serves again.
+    fn refuse(&mut self, why: String) {
+        tracing::error!("no upgrade: {why}; the program before it serves on");
+        if let Some(reply) = &mut self.reply {
+            reply.failed = Some(why);
         }
     }
 
@@ -244,7 +243,7 @@ impl Keeper {
     }
 
     /// Starts a daemon and accompanies it to its end. With a `limit`, it is killed if it does not serve by then.
-    fn run_daemon(&mut self, program: &File, limit: Option<Duration>, mut reply: Option<Reply>) -> Result<End> {
+    fn run_daemon(&mut self, program: &File, limit: Option<Duration>) -> Result<End> {
         let start = Instant::now();
         let (ours, theirs) = Channel::pair().context("cannot make a socket for the daemon")?;
         let mut child = self.spawn(program, &theirs)?;
@@ -295,7 +294,7 @@ impl Keeper {
                     Ok(Some(Message::Release(held))) => self.release(held),
                     Ok(Some(Message::Ready(text))) => {
                         was_ready = true;
-                        self.daemon_ready(&text, child.id(), reply.take());
+                        self.daemon_ready(&text, child.id());
                     }
                     Ok(Some(Message::Upgrade(text, to))) => upgrade = Upgrade::parse(&text, to),
                     Ok(Some(_)) => {}
@@ -305,11 +304,12 @@ impl Keeper {
             }
             if has_ended && !is_gone {
                 tracing::warn!(
-                    "the daemon {} was killed while the kernel drops pages: it ends when they are written",
+                    "the daemon {} ends while the kernel drops pages: it is gone when they are written",
                     child.id()
                 );
                 self.dying.push(child);
-                return Ok(End::Died { status: ExitStatus::from_raw(Signal::KILL.as_raw()), was_ready });
+                let killed = End::Died { status: ExitStatus::from_raw(Signal::KILL.as_raw()), was_ready };
+                return Ok(upgrade.map_or(killed, |upgrade| End::HandedOver { upgrade }));
             }
             if has_ended {
                 break;
@@ -317,7 +317,8 @@ impl Keeper {
         }
         let status = child.wait().context("cannot wait for the daemon")?;
         Ok(match (status.code(), upgrade) {
-            (Some(code), Some(upgrade)) if code == i32::from(HANDED_OVER) => End::HandedOver { upgrade },
+            // It says so when it has left: whatever ends it then.
+            (code, Some(upgrade)) if code.is_none_or(|code| code == i32::from(HANDED_OVER)) => End::HandedOver { upgrade },
             (None | Some(PANICKED), _) => End::Died { status, was_ready },
             // A successor that says why it cannot serve: perhaps the next one can.
             (Some(_), _) if self.was_ready && !was_ready => End::Died { status, was_ready },
@@ -363,11 +364,11 @@ impl Keeper {
         }
     }
 
-    fn daemon_ready(&mut self, text: &str, pid: u32, reply: Option<Reply>) {
+    fn daemon_ready(&mut self, text: &str, pid: u32) {
         if let Some((since, how)) = self.gap.take() {
             let pause_ms = since.elapsed().as_millis();
             tracing::warn!("{how}: process {pid} has taken the mount over after {pause_ms} ms");
-            if let Some(Reply { to: Some(to), failed }) = reply {
+            if let Some(Reply { to, failed }) = self.reply.take() {
                 let answer = match failed {
                     None => serde_json::json!({"pid": pid, "pause_ms": pause_ms}),
                     Some(why) => serde_json::json!({"error": why, "pause_ms": pause_ms}),
@@ -394,7 +395,7 @@ impl Keeper {
 
 /// Whom to tell how an upgrade went.
 struct Reply {
-    to: Option<OwnedFd>,
+    to: OwnedFd,
     /// Why the new program does not serve, if so.
     failed: Option<String>,
 }
