@@ -319,7 +319,7 @@ fn sixty_four_nodes_see_each_other_on_a_bad_network() {
 }
 
 #[test]
-#[ignore = "some minutes: make gossip"]
+#[ignore = "some 20 minutes: make gossip"]
 fn figures() {
     let mut rows = Vec::new();
     for (count, loss, with_partition) in

@@ -81,25 +81,29 @@ impl Reason {
     }
 }
 
-/// A moving average whose weights fall off exponentially with age.
+/// A moving average whose weights fall off exponentially with age. Before there is enough to fill its time, all that there is counts as in
+/// a plain average: the first ping, which comes while everything is still cold, is not held against a lender for long.
 #[derive(Clone, Copy, Debug)]
 struct Average {
     seconds: f64,
-    value: Option<f64>,
+    sum: f64,
+    /// Of the samples in the sum: 1 when there are enough.
+    weight: f64,
 }
 
 impl Average {
     fn over(seconds: f64) -> Average {
-        Average { seconds, value: None }
+        Average { seconds, sum: 0.0, weight: 0.0 }
     }
 
     fn add(&mut self, sample: f64, elapsed: Duration) {
-        let keep = (-elapsed.as_secs_f64() / self.seconds).exp();
-        self.value = Some(self.value.map_or(sample, |value| value * keep + sample * (1.0 - keep)));
+        let keep = (-elapsed.max(PING_INTERVAL).as_secs_f64() / self.seconds).exp();
+        self.sum = self.sum * keep + sample * (1.0 - keep);
+        self.weight = self.weight * keep + (1.0 - keep);
     }
 
     fn us(&self) -> f64 {
-        self.value.unwrap_or(0.0)
+        if self.weight > 0.0 { self.sum / self.weight } else { 0.0 }
     }
 }
 
@@ -230,6 +234,17 @@ mod tests {
         assert_eq!(gate.closed(), None);
         run(&mut gate, 600, 1_200.0, None, None);
         assert_eq!(gate.closed(), None, "open, it stays open below the upper ones");
+    }
+
+    #[test]
+    fn a_slow_first_ping_is_soon_forgotten() {
+        let mut gate = Gate::new(Config::default());
+        gate.measured(Measured { ping_us: 30_000.0, ..Measured::default() }, Duration::ZERO);
+        assert_eq!(gate.averages_us(), [30_000; 3]);
+        run(&mut gate, 20, 200.0, None, None);
+        assert_eq!(gate.closed(), None);
+        let [_, short_us, long_us] = gate.averages_us();
+        assert!(short_us < 700 && long_us < 1_000, "{short_us} {long_us}");
     }
 
     #[test]
