@@ -342,7 +342,7 @@ impl Borrower {
     }
 
     /// From now on these are the lenders: others are left, with all that they have, and new ones are used as soon as they are reached. Waits
-    /// for those that are left, some seconds at the most. At most [`logic::entry::Place::LENDERS`]; of more, some are not used.
+    /// until those that are left have been told, or cannot be. At most [`logic::entry::Place::LENDERS`]; of more, some are not used.
     pub fn set_lenders(self: &Arc<Self>, lenders: &[LenderAddress]) {
         if self.stopping() {
             return;
@@ -497,8 +497,9 @@ impl Borrower {
 
     fn evicted(&self, event: Eviction<'_>) {
         let buffers = self.core.buffers();
-        if !buffers.has_free() && self.core.usable() != 0 {
-            buffers.wait(ROOM_WAIT);
+        let returns = buffers.returns();
+        if !self.core.has_room() {
+            buffers.wait(returns, ROOM_WAIT);
         }
         self.core.evicted(FileKey(event.generation), event.index, event.position, event.page);
     }

@@ -13,7 +13,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Pages of a READ of the directory below up to which it is compared with a get: beyond, it is the disk's bandwidth that counts.
+/// Pages of a READ of the directory below, or of a get, up to which the two are compared: beyond, it is the disk's bandwidth that counts.
 const COMPARED_PAGES_MAX: usize = 32;
 
 /// How long a READ waits for a change of its pages that is being applied below. It depends on nothing but the file system
@@ -157,7 +157,7 @@ impl Asking<'_> {
 
     /// Reads below, and notes how long that takes.
     fn read_below(&self, reading: &Reading, buf: &mut [u8], offset: u64) -> io::Result<usize> {
-        let is_compared = buf.len() <= COMPARED_PAGES_MAX * PAGE_SIZE && !reading.is_sequential();
+        let is_compared = is_compared(buf.len() / PAGE_SIZE, reading.is_sequential());
         let begun = Instant::now();
         let read = self.below.read_at(buf, offset)?;
         if is_compared && read > 0 {
@@ -181,7 +181,10 @@ impl Asking<'_> {
         let outcome = self.receive(&link, &mut taken, question, late, got, offset, buf);
         match outcome {
             Ok(None) => {
-                link.give_back(taken, asked.elapsed());
+                if is_compared(question.keys.len(), question.is_sequential) {
+                    link.note(asked.elapsed());
+                }
+                link.give_back(taken);
                 let pages = got.iter().filter(|got| matches!(got, Got::Page { .. })).count() as u64;
                 link.counters.get_pages.add(pages);
                 link.counters.get_misses.add(got.len() as u64 - pages);
@@ -219,6 +222,9 @@ impl Asking<'_> {
         if borrower.config.hedge && !connection.wait(late)? && borrower.hedges.spend() {
             let span = question.places[0]..question.places[question.places.len() - 1] + PAGE_SIZE;
             let race = borrower.racers.race((self.shared)(), offset + span.start as u64, span.len());
+            if race.is_none() {
+                borrower.hedges.give_back(); // All who race do so already.
+            }
             if let Some(race) = race {
                 borrower.core.metrics.hedges.one();
                 link.counters.hedges.one();
@@ -231,6 +237,11 @@ impl Asking<'_> {
         connection.receive(question.places, buf, got)?;
         Ok(None)
     }
+}
+
+/// Whether the time that it takes says how a lender and the directory below compare: the same of both.
+fn is_compared(pages: usize, is_sequential: bool) -> bool {
+    pages <= COMPARED_PAGES_MAX && !is_sequential
 }
 
 /// Waits for the lender's answer and the race. Returns what was read below, if that was first.

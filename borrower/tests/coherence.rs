@@ -10,7 +10,7 @@
 
 use borrower::Stamp;
 use borrower::logic::entry::{Place, Standing};
-use borrower::logic::file::{ChangeTicket, Ended, FileState, ReadTicket, Source, Verdict};
+use borrower::logic::file::{ChangeTicket, Ended, FileState, Filter, ReadTicket, Source, Verdict};
 use borrower::logic::lender::LenderWord;
 use borrower::logic::rules::{Rule, break_rule};
 use page::{PAGE_SIZE, PageRange, Version};
@@ -155,7 +155,8 @@ impl Model {
         }
         let mut sources = Vec::new();
         let standing = standing(self.word);
-        let ticket = self.state.begin_read(range, self.produced, self.consumed, standing, true, true, &mut sources);
+        let ticket =
+            self.state.begin_read(range, self.produced, self.consumed, standing, true, Filter::Evicted, &mut sources);
         self.doing.push(Doing::Read { range, ticket, sources, fetched: None });
         true
     }

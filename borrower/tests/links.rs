@@ -1,10 +1,11 @@
-//! Which lenders a borrower has to do with: none that returns what does not verify, and none twice.
+//! Which lenders a borrower has to do with: none that returns what does not verify, none twice, and none that is as slow as another one was.
 
 use borrower::{Below, Borrower, Config, FileIdentity, LenderAddress, LenderStatus, Stamp, Strategy};
 use page::{PAGE_SIZE, Page};
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -28,12 +29,12 @@ impl Below for File {
     }
 }
 
-fn start(lenders: &[LenderAddress]) -> Arc<Borrower> {
+fn start(lenders: &[LenderAddress], gate: Option<borrower::gate::Config>) -> Arc<Borrower> {
     let config = Config {
         lenders: lenders.to_vec(),
         strategy: Strategy::NonInclusive,
         filter: false,
-        gate: None,
+        gate,
         hedge: false,
         bad_pages_max: 2 * PAGES as u64,
         ..Config::default()
@@ -52,9 +53,26 @@ fn wait_for(borrower: &Borrower, what: &str, state: impl Fn(&[LenderStatus]) -> 
 struct BrokenMemory {
     pages: Mutex<HashMap<[u8; 16], (u64, Page)>>,
     connections: AtomicUsize,
+    /// What a ping takes.
+    pong_after: Duration,
 }
 
 impl BrokenMemory {
+    /// Listens on that socket, for as long as the process runs.
+    fn listen(socket: &Path, pong_after: Duration) -> (Arc<BrokenMemory>, LenderAddress) {
+        let listener = UnixListener::bind(socket).unwrap();
+        let lender = Arc::new(BrokenMemory { pong_after, ..BrokenMemory::default() });
+        let for_thread = lender.clone();
+        std::thread::spawn(move || {
+            for stream in listener.incoming().map_while(Result::ok) {
+                for_thread.connections.fetch_add(1, Ordering::SeqCst);
+                let lender = for_thread.clone();
+                std::thread::spawn(move || lender.serve(stream));
+            }
+        });
+        (lender, Address::Unix(socket.to_owned()).into())
+    }
+
     fn serve(&self, mut stream: UnixStream) -> io::Result<()> {
         loop {
             let mut header = Header::new_zeroed();
@@ -88,7 +106,10 @@ impl BrokenMemory {
                     }
                     (Kind::GetReply, [answer, pages].concat())
                 }
-                Kind::Ping => (Kind::Pong, 1000u64.to_le_bytes().to_vec()),
+                Kind::Ping => {
+                    std::thread::sleep(self.pong_after);
+                    (Kind::Pong, 1000u64.to_le_bytes().to_vec())
+                }
                 Kind::Bye => return Ok(()),
                 _ => continue,
             };
@@ -102,24 +123,14 @@ impl BrokenMemory {
 #[test]
 fn a_lender_with_broken_memory_is_abandoned() {
     let folder = testbed::Scratch::new("broken-memory").unwrap();
-    let socket = folder.path().join("socket");
-    let listener = UnixListener::bind(&socket).unwrap();
-    let lender = Arc::<BrokenMemory>::default();
-    let for_thread = lender.clone();
-    std::thread::spawn(move || {
-        for stream in listener.incoming().map_while(Result::ok) {
-            for_thread.connections.fetch_add(1, Ordering::SeqCst);
-            let lender = for_thread.clone();
-            std::thread::spawn(move || lender.serve(stream));
-        }
-    });
+    let (lender, address) = BrokenMemory::listen(&folder.path().join("socket"), Duration::ZERO);
     let mut bytes = vec![0; PAGES * PAGE_SIZE];
     let seed = fastrand::u64(..);
     println!("seed {seed}");
     fastrand::Rng::with_seed(seed).fill(&mut bytes);
     let below = Arc::new(File(bytes));
-    let address = [LenderAddress::from(Address::Unix(socket))];
-    let borrower = start(&address);
+    let address = [address];
+    let borrower = start(&address, None);
     let file = borrower.adopt(FileIdentity { device: 1, inode: 1, generation: 1 });
     let read = || {
         let mut buf = vec![0; below.0.len()];
@@ -151,6 +162,30 @@ fn a_lender_with_broken_memory_is_abandoned() {
 }
 
 #[test]
+fn a_lender_in_the_place_of_a_slow_one_is_used() {
+    let folder = testbed::Scratch::new("slow-and-fast").unwrap();
+    let gate = borrower::gate::Config::default();
+    let too_slow = 3 * Duration::from_micros(gate.short.upper_us);
+    let (_, slow) = BrokenMemory::listen(&folder.path().join("slow"), too_slow);
+    let (_, fast) = BrokenMemory::listen(&folder.path().join("fast"), Duration::ZERO);
+    let borrower = start(&[slow], Some(gate));
+    wait_for(&borrower, "closed gate", |lenders| lenders[0].state == "shunned");
+    borrower.set_lenders(&[fast]);
+    let below = Arc::new(File(vec![7; PAGE_SIZE]));
+    let has_lent = || {
+        let lender = &borrower.lenders()[0];
+        // Another file each time, as what was tried once is not tried again.
+        let inode = borrower.census().files + 1;
+        let file = borrower.adopt(FileIdentity { device: 1, inode, generation: 1 });
+        borrower.read(&file, &below, 1, 0, &mut [0; PAGE_SIZE]).unwrap();
+        assert_eq!(lender.number, 0, "it has the number of the slow one");
+        lender.put_pages > 0
+    };
+    assert!(testbed::wait_until(PATIENCE, has_lent), "{:?}", borrower.lenders());
+    borrower.stop();
+}
+
+#[test]
 fn two_addresses_of_one_lender_are_one_lender() {
     let server = lender::Server::bind(lender::Config {
         listen: "127.0.0.1:0".parse().unwrap(),
@@ -168,7 +203,7 @@ fn two_addresses_of_one_lender_are_one_lender() {
 
     let addresses: [LenderAddress; 2] =
         ["127.0.0.1", "localhost"].map(|host| Address::Tcp { host: host.into(), port }.into());
-    let borrower = start(&addresses);
+    let borrower = start(&addresses, None);
     let one_of_both = |lenders: &[LenderStatus]| {
         let used = lenders.iter().find(|lender| lender.state == "used");
         let reason = used.map(|used| format!("the same lender as {}", used.address));

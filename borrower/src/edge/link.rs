@@ -243,18 +243,25 @@ impl Link {
     /// all are in use, for `limit` at the most.
     pub(crate) fn take(&self, limit: Duration) -> Option<Taken> {
         let mut gets = self.gets.lock();
+        if gets.idle.is_empty() && !gets.late.is_empty() {
+            drop(gets);
+            if self.clear_late().is_err() {
+                self.shut_down(); // The receiver sees it and tries again.
+            }
+            gets = self.gets.lock();
+        }
         self.idle.wait_while_for(&mut gets, |gets| gets.open > 0 && gets.idle.is_empty(), limit);
         let connection = gets.idle.pop()?;
         Some(Taken { session: gets.session, connection })
     }
 
-    /// Returns a connection that is still good, and how long its answer took.
-    pub(crate) fn give_back(&self, taken: Taken, took: Duration) {
+    /// How long an answer took.
+    pub(crate) fn note(&self, took: Duration) {
         self.get_latencies.lock().note(took.as_micros() as u64);
-        self.return_idle(taken);
     }
 
-    fn return_idle(&self, taken: Taken) {
+    /// Returns a connection that is still good.
+    pub(crate) fn give_back(&self, taken: Taken) {
         let mut gets = self.gets.lock();
         if gets.session == taken.session {
             gets.idle.push(taken.connection);
@@ -283,7 +290,8 @@ impl Link {
         self.idle.notify_all();
     }
 
-    /// Receives answers that came late, to throw them away. An error: one does not come at all.
+    /// Receives answers that came late, to throw them away. When they came is not known: the gate hears of a slow lender by pings, and by the
+    /// gets that are waited for. An error: one does not come at all.
     fn clear_late(&self) -> io::Result<bool> {
         let (session, late) = {
             let mut gets = self.gets.lock();
@@ -293,8 +301,7 @@ impl Link {
         for (asked, mut connection) in late {
             if connection.wait(Duration::ZERO)? {
                 connection.discard()?;
-                self.get_latencies.lock().note(asked.elapsed().as_micros() as u64);
-                self.return_idle(Taken { session, connection });
+                self.give_back(Taken { session, connection });
             } else if asked.elapsed() > ANSWER_TIMEOUT {
                 return Err(io::ErrorKind::TimedOut.into());
             } else {
@@ -396,6 +403,7 @@ impl Link {
             None => tracing::debug!(%lender, ping_us, "lender used again"),
         }
         borrower.core.catalog.lender_shun(number, is.is_some());
+        borrower.core.share_buffers();
     }
 
     fn found(&self, capacity_pages: u64) {
@@ -570,7 +578,11 @@ fn complete_session(borrower: &Borrower, link: &Link, main: Connection) -> io::R
     let security = &borrower.config.security;
     // One is the main connection, one is for pings.
     let get_connections = borrower.config.get_connections.min(wire::SESSION_CONNECTIONS_MAX - 2);
-    let gets: io::Result<Vec<_>> = (0..get_connections).map(|_| GetConnection::open(address, name, security)).collect();
+    let open = |_| match link.is_over() {
+        false => GetConnection::open(address, name, security),
+        true => Err(io::ErrorKind::Interrupted.into()),
+    };
+    let gets: io::Result<Vec<_>> = (0..get_connections).map(open).collect();
     let (gets, pings) = (gets?, Connection::open(address, wire::ROLE_GET, name, security)?);
     let pinging = pings.outgoing()?;
     link.found(main.welcome.capacity_pages.get());

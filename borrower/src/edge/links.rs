@@ -5,6 +5,7 @@ use crate::logic::entry::Place;
 use crate::{Borrower, LenderAddress};
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use sync::{Mutex, RwLock};
 
@@ -14,6 +15,8 @@ pub(crate) struct Links {
     seats: RwLock<Vec<Option<Arc<Link>>>>,
     /// One change of the list at a time. Their threads.
     threads: Mutex<Vec<(u8, Vec<JoinHandle<()>>)>>,
+    /// No more are added. Changed under the lock of `threads`.
+    closed: AtomicBool,
     /// One claim of a lender at a time.
     claims: Mutex<()>,
 }
@@ -23,6 +26,7 @@ impl Default for Links {
         Links {
             seats: RwLock::new(vec![None; Place::LENDERS.into()]),
             threads: Mutex::default(),
+            closed: AtomicBool::new(false),
             claims: Mutex::default(),
         }
     }
@@ -50,7 +54,8 @@ impl Links {
         same
     }
 
-    /// Adds a link that `make` makes for its number, the wanted one or one that is free, and starts its threads.
+    /// Adds a link that `make` makes for its number, the wanted one or one that is free, and starts its threads. After an error there is
+    /// nothing of it.
     pub(crate) fn add(
         &self,
         borrower: &Arc<Borrower>,
@@ -58,6 +63,9 @@ impl Links {
         make: impl FnOnce(u8) -> io::Result<Link>,
     ) -> io::Result<()> {
         let mut threads = self.threads.lock();
+        if self.closed.load(Ordering::Relaxed) {
+            return Ok(()); // The borrower has stopped.
+        }
         let free = |number: &u8| self.get(*number).is_none();
         let number = wanted.or_else(|| (0..Place::LENDERS).find(free)).filter(free);
         let number = number.ok_or_else(|| io::Error::other(format!("more than {} lenders", Place::LENDERS)))?;
@@ -68,7 +76,18 @@ impl Links {
             let (borrower, link) = (borrower.clone(), link.clone());
             std::thread::Builder::new().name(format!("{name}-{number}")).spawn(move || run(&borrower, &link))
         };
-        threads.push((number, vec![spawn("puma-link", link::supervise)?, spawn("puma-put", link::send_work)?]));
+        let mut started = Vec::new();
+        for (name, run) in [("puma-link", link::supervise as fn(&_, &_)), ("puma-put", link::send_work)] {
+            match spawn(name, run) {
+                Ok(thread) => started.push(thread),
+                Err(error) => {
+                    link.stop(borrower);
+                    self.clear(borrower, &link, started);
+                    return Err(error);
+                }
+            }
+        }
+        threads.push((number, started));
         Ok(())
     }
 
@@ -76,17 +95,24 @@ impl Links {
     pub(crate) fn remove(&self, borrower: &Borrower, link: &Link) {
         let mut threads = self.threads.lock();
         link.stop(borrower);
-        for (_, threads) in threads.extract_if(.., |(number, _)| *number == link.number) {
-            threads.into_iter().for_each(|thread| drop(thread.join()));
-        }
+        let of_link = threads.extract_if(.., |(number, _)| *number == link.number).flat_map(|(_, threads)| threads);
+        self.clear(borrower, link, of_link.collect());
+    }
+
+    /// Waits for the threads of a link that was stopped, and makes its number one that no lender ever had.
+    fn clear(&self, borrower: &Borrower, link: &Link, threads: Vec<JoinHandle<()>>) {
+        threads.into_iter().for_each(|thread| drop(thread.join()));
         link::forget_session(borrower, link);
+        borrower.core.catalog.lender_shun(link.number, false);
         self.seats.write()[usize::from(link.number)] = None;
     }
 
-    /// Ends all links, at the same time. They stay in the list.
+    /// Ends all links, at the same time. They stay in the list, to which none is added any more.
     pub(crate) fn stop(&self, borrower: &Borrower) {
+        let mut threads = self.threads.lock();
+        self.closed.store(true, Ordering::Relaxed);
         self.all().iter().for_each(|link| link.stop(borrower));
-        for (_, threads) in self.threads.lock().drain(..) {
+        for (_, threads) in threads.drain(..) {
             threads.into_iter().for_each(|thread| drop(thread.join()));
         }
     }
@@ -95,9 +121,13 @@ impl Links {
     pub(crate) fn set(&self, borrower: &Arc<Borrower>, lenders: &[LenderAddress]) -> usize {
         let same =
             |link: &Link, lender: &LenderAddress| link.lender.address == lender.address && link.lender.id == lender.id;
-        for link in self.all().iter().filter(|link| !lenders.iter().any(|lender| same(link, lender))) {
+        let mut leaving = self.all();
+        leaving.retain(|link| !lenders.iter().any(|lender| same(link, lender)));
+        // All at once, and only then one after the other.
+        leaving.iter().for_each(|link| link.stop(borrower));
+        for link in leaving {
             tracing::info!(lender = %link.lender.address, "lender has left the pool");
-            self.remove(borrower, link);
+            self.remove(borrower, &link);
         }
         let known = self.all();
         let new = lenders.iter().filter(|lender| !known.iter().any(|link| same(link, lender)));

@@ -414,7 +414,7 @@ pub struct Census {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::logic::file::{Source, Verdict};
+    use crate::logic::file::{Filter, Source, Verdict};
 
     fn identity(inode: u64) -> FileIdentity {
         FileIdentity { device: 1, inode, generation: 0 }
@@ -460,7 +460,15 @@ mod tests {
         assert!(state.kernel_stale().is_some(), "nobody knows whether the kernel caches what the file holds");
         let event = |state: &mut FileState| state.evict(3, 0, false, |_| Standing::Valid, true, false);
         assert_eq!(event(&mut state), Verdict::Quarantined);
-        state.begin_read(page::PageRange { first: 3, end: 4 }, 0, 0, |_| Standing::Valid, true, false, &mut Vec::new());
+        state.begin_read(
+            page::PageRange { first: 3, end: 4 },
+            0,
+            0,
+            |_| Standing::Valid,
+            true,
+            Filter::Off,
+            &mut Vec::new(),
+        );
         assert_eq!(event(&mut state), Verdict::Put);
     }
 
@@ -484,7 +492,7 @@ mod tests {
         let mut sources = Vec::new();
         let mut state = file.state.lock();
         let range = page::PageRange { first: 3, end: 4 };
-        state.begin_read(range, 0, 0, |place| catalog.standing(place), true, false, &mut sources);
+        state.begin_read(range, 0, 0, |place| catalog.standing(place), true, Filter::Off, &mut sources);
         (sources[0], state.evict(3, 0, false, |place| catalog.standing(place), true, false))
     }
 

@@ -6,7 +6,7 @@
 
 use super::catalog::{Catalog, File};
 use super::entry::Entry;
-use super::file::{ChangeTicket, Ended, FileState, Verdict};
+use super::file::{ChangeTicket, Ended, FileState, Filter, Verdict};
 use super::placement::Weights;
 use super::puts::{Batch, Buffers, PutQueue};
 use super::rules::{Rule, keeps};
@@ -203,9 +203,13 @@ impl Core {
         if self.is_borrowing() { self.catalog.usable() } else { 0 }
     }
 
-    /// Whether what is read in a sequential stream is not lent.
-    pub fn filters(&self) -> bool {
-        self.filter
+    /// What becomes of what is read in a sequential stream.
+    pub fn filter(&self) -> Filter {
+        match self.filter {
+            false => Filter::Off,
+            true if self.sees_evictions => Filter::Evicted,
+            true => Filter::Read,
+        }
     }
 
     /// What pages are turned into on their way to a lender.
@@ -245,9 +249,16 @@ impl Core {
         self.queues[usize::from(lender)].salt.store(salt, Ordering::Relaxed);
     }
 
-    /// Lenders were found or lost: they share the buffers anew.
+    /// Lenders were found, lost, or found too slow: they share the buffers anew.
     pub fn share_buffers(&self) {
-        self.buffers.share_among((0..self.catalog.lenders()).filter(|lender| self.catalog.is_up(*lender)).count());
+        self.buffers.share_among(self.catalog.usable().count_ones() as usize);
+    }
+
+    /// Whether an evicted page finds room at some lender, or there is none to wait for.
+    pub fn has_room(&self) -> bool {
+        let usable = self.usable();
+        let has_room = |lender: u8| usable & 1 << lender != 0 && self.queue(lender).lock().has_room();
+        usable == 0 || (0..self.catalog.lenders()).any(has_room)
     }
 
     /// Announces a change, before it is applied below; `before` is what the file looks like now.
@@ -387,7 +398,10 @@ impl Core {
             let version = self.catalog.next_version()?;
             let id = PageId { file: file.key(), index };
             let was_idle = !puts.has_any();
-            puts.push(id, version, |sealed| self.sealing.seal(id, version, page, sealed));
+            // Another one's queue may have taken the last buffer just now.
+            if !puts.push(id, version, |sealed| self.sealing.seal(id, version, page, sealed)) {
+                continue;
+            }
             let full = puts.has_full();
             drop(puts);
             // A lender that is away may have an older copy.
@@ -439,6 +453,9 @@ impl Core {
                 self.catalog.drop_at_lender(lender, id, version);
             }
         }
+        drop(batch);
+        // Who waits for room waits for this.
+        self.queue(lender).lock().collect_leaving();
         Ok(())
     }
 

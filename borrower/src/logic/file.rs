@@ -107,6 +107,17 @@ pub enum Ended {
     Other,
 }
 
+/// What becomes of pages that are read in a sequential stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Filter {
+    /// They are lent as any other.
+    Off,
+    /// They are not lent when they are read, which is when pages are lent.
+    Read,
+    /// They are tagged, and not lent when they are evicted.
+    Evicted,
+}
+
 /// What becomes of an eviction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
@@ -207,7 +218,7 @@ impl FileState {
 
     /// Bytes of memory taken by the entries.
     pub fn memory_bytes(&self) -> u64 {
-        self.table.memory_bytes() + self.streams.as_ref().map_or(0, |_| size_of::<Streams>() as u64)
+        self.table.memory_bytes()
     }
 
     /// How often somebody was seen to change the file beside us.
@@ -398,8 +409,8 @@ impl FileState {
     }
 
     /// A READ of the pages of `range`, out of the page cache, has arrived at `position` of the event stream. Says for each
-    /// page where it comes from; `standing` tells whether a place can be asked. With `filter` what is read in a sequential stream is
-    /// tagged.
+    /// page where it comes from; `standing` tells whether a place can be asked. `filter` says what
+    /// becomes of what is read in a sequential stream.
     #[allow(clippy::too_many_arguments)] // what the READ is, and how things stand
     pub fn begin_read(
         &mut self,
@@ -408,11 +419,11 @@ impl FileState {
         consumed: u64,
         standing: impl Fn(Place) -> Standing,
         has_room: bool,
-        filter: bool,
+        filter: Filter,
         sources: &mut Vec<Source>,
     ) -> ReadTicket {
         sources.clear();
-        let sequential = filter && self.streams.get_or_insert_default().note(range);
+        let sequential = filter != Filter::Off && self.streams.get_or_insert_default().note(range);
         let raced = self.is_changing(range);
         let held = self.quarantines.iter().any(|held| held.range.overlaps(range));
         let mut lifted = false;
@@ -446,6 +457,7 @@ impl FileState {
                 lifted = true;
                 self.table.set(index, Entry::Absent { lifted: self.quarantine, sequential });
             } else if let Entry::Absent { lifted, sequential: tagged } = entry
+                && filter == Filter::Evicted
                 && tagged != sequential
                 && (has_room || tagged)
             {

@@ -36,6 +36,11 @@ impl Hedges {
         let pay = |credit: u32| credit.checked_sub(GETS_TO_HEDGE);
         self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, pay).is_ok()
     }
+
+    /// What was paid for has not come about.
+    pub fn give_back(&self) {
+        self.0.fetch_add(GETS_TO_HEDGE, Ordering::Relaxed);
+    }
 }
 
 /// After how many microseconds a get is late, when `quantile_us` is what [`LATE_PERCENT`] of the reads below do not exceed.

@@ -52,17 +52,23 @@ impl Batch {
 
 /// The buffers that are free, of all lenders.
 pub struct Buffers {
-    free: Mutex<Vec<Batch>>,
+    free: Mutex<Free>,
     returned: Condvar,
     total: usize,
     share: AtomicUsize,
+}
+
+struct Free {
+    batches: Vec<Batch>,
+    /// How often one was put back.
+    returns: u64,
 }
 
 impl Buffers {
     /// That many, of so many pages each.
     pub fn new(batches: usize, batch_pages: usize) -> Buffers {
         Buffers {
-            free: Mutex::new((0..batches).map(|_| Batch::new(batch_pages)).collect()),
+            free: Mutex::new(Free { batches: (0..batches).map(|_| Batch::new(batch_pages)).collect(), returns: 0 }),
             returned: Condvar::new(),
             total: batches,
             share: AtomicUsize::new(batches),
@@ -74,18 +80,24 @@ impl Buffers {
         self.share.store((self.total / lenders.max(1)).max(SHARE_MIN), Ordering::Relaxed);
     }
 
-    /// Waits until one is free, for `limit` at the most.
-    pub fn wait(&self, limit: Duration) {
-        self.returned.wait_while_for(&mut self.free.lock(), |free| free.is_empty(), limit);
+    /// How often one was put back so far, for [`Buffers::wait`].
+    pub fn returns(&self) -> u64 {
+        self.free.lock().returns
     }
 
-    /// Whether one is.
-    pub fn has_free(&self) -> bool {
-        !self.free.lock().is_empty()
+    /// Waits until one more is put back than so many, for `limit` at the most.
+    pub fn wait(&self, returns: u64, limit: Duration) {
+        self.returned.wait_while_for(&mut self.free.lock(), |free| free.returns == returns, limit);
+    }
+
+    fn has_free(&self) -> bool {
+        !self.free.lock().batches.is_empty()
     }
 
     fn put_back(&self, batch: Batch) {
-        self.free.lock().push(batch);
+        let mut free = self.free.lock();
+        free.batches.push(batch);
+        free.returns += 1;
         self.returned.notify_all();
     }
 }
@@ -128,7 +140,7 @@ impl PutQueue {
         if self.held >= self.buffers.share.load(Ordering::Relaxed) {
             return None;
         }
-        let batch = self.buffers.free.lock().pop()?;
+        let batch = self.buffers.free.lock().batches.pop()?;
         self.held += 1;
         Some(batch)
     }
@@ -160,6 +172,7 @@ impl PutQueue {
 
     /// The next buffer to send, with the number of its request: a full one, or with `partial` the one being filled.
     pub fn next(&mut self, partial: bool) -> Option<(u64, Arc<Batch>)> {
+        self.collect_leaving();
         if self.ready.is_empty() && partial {
             self.ready.extend(self.filling.take().map(Arc::new));
         }
@@ -199,7 +212,8 @@ impl PutQueue {
         usize::from(self.filling.is_some()) + self.ready.len() + self.sent.len()
     }
 
-    fn collect_leaving(&mut self) {
+    /// Gives back the buffers that were answered and that nobody looks at any more.
+    pub fn collect_leaving(&mut self) {
         for batch in std::mem::take(&mut self.leaving) {
             match Arc::try_unwrap(batch) {
                 Ok(mut batch) => {
@@ -251,9 +265,12 @@ mod tests {
         assert!(queue.find(Version(3)).is_none());
         assert!(!queue.has_room(), "the sender still holds the buffer");
         drop(batch);
+        let returns = buffers.returns();
+        queue.collect_leaving();
+        assert_eq!(buffers.returns(), returns + 1, "who waits for room is told");
         assert!(queue.has_room());
         queue.abandon();
-        assert_eq!((buffers.free.lock().len(), queue.under_way()), (BATCHES_MAX, 0));
+        assert_eq!((buffers.free.lock().batches.len(), queue.under_way()), (BATCHES_MAX, 0));
         assert_eq!(fill(&mut queue) as usize, BATCHES_MAX * BATCH_PAGES, "no buffer was lost");
     }
 

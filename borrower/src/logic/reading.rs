@@ -43,6 +43,8 @@ pub struct Question<'a> {
     pub keys: &'a [WireKey],
     /// Where in the READ's buffer each goes, in bytes.
     pub places: &'a [usize],
+    /// The READ goes on where others ended.
+    pub is_sequential: bool,
 }
 
 /// A READ under way. To be used again, so that nothing is allocated while a READ is answered.
@@ -54,7 +56,6 @@ pub struct Reading {
     sources: Vec<Source>,
     keys: Vec<WireKey>,
     places: Vec<usize>,
-    /// Pages behind which nothing more has to be asked, and read from below.
     /// The lenders that are still to be asked, by the bits of their numbers.
     asking: u64,
     asked: usize,
@@ -79,7 +80,7 @@ impl Reading {
         core.catalog.touch(file);
         let standing = |place| core.catalog.standing(place);
         let has_room = core.catalog.has_room();
-        let filter = core.filters();
+        let filter = core.filter();
         self.ticket = Some(state.begin_read(range, produced, consumed, standing, has_room, filter, &mut self.sources));
         core.catalog.account(state);
         self.asking = 0;
@@ -145,6 +146,7 @@ impl Reading {
         self.keys.clear();
         self.places.clear();
         let first = (self.offset / PAGE_SIZE as u64) as u32;
+        let is_sequential = self.is_sequential();
         while self.asking != 0 {
             let lender = self.asking.trailing_zeros() as u8;
             while self.asked < self.sources.len() && self.keys.len() < ITEMS_MAX {
@@ -161,7 +163,7 @@ impl Reading {
                 (self.asked, self.asking) = (0, self.asking & (self.asking - 1));
             }
             if !self.keys.is_empty() {
-                return Some(Question { lender, keys: &self.keys, places: &self.places });
+                return Some(Question { lender, keys: &self.keys, places: &self.places, is_sequential });
             }
         }
         None
