@@ -10,6 +10,8 @@
 //! node     name, incarnation u64, address (4 or 6 as u8, its bytes, port u16)
 //! delta    blocks: 1 (packed by zstd) or 2 (as it is) as u8, length u16, bytes; 0 ends them. Unpacked, a sequence of
 //!          0: node, collected u64, from version u64     1: key, value, version u64, status u8     2: newest version u64
+//!          where each node has one of 1 and 2 behind it, or none: there is one key. (chitchat stops with an assertion at a 2 that
+//!          is lower than the version of a 1.)
 //! name, key, value, cluster     length u16, UTF-8
 //! ```
 //!
@@ -168,9 +170,15 @@ fn delta(rest: &mut Rest, own: &ChitchatId) -> Result<(), &'static str> {
 }
 
 fn changes(rest: &mut Rest, own: &ChitchatId) -> Result<(), &'static str> {
+    let mut may_change = false;
     while !rest.0.is_empty() {
-        match rest.u8()? {
+        let kind = rest.u8()?;
+        if kind != 0 && !std::mem::take(&mut may_change) {
+            return Err("a change of no node, or a second one");
+        }
+        match kind {
             0 => {
+                may_change = true;
                 let entry = node(rest)?;
                 if entry.name == &*own.node_id && entry.incarnation == own.generation_id {
                     return Err("news of ourselves");
@@ -269,6 +277,11 @@ mod tests {
 
     /// A SynAck with one node, and one change of it.
     fn syn_ack(name: &str, key: &str, value: &str, status: u8, packed: bool) -> Vec<u8> {
+        syn_ack_and(name, key, value, status, packed, &[])
+    }
+
+    /// The same, with more behind it.
+    fn syn_ack_and(name: &str, key: &str, value: &str, status: u8, packed: bool, more: &[u8]) -> Vec<u8> {
         let mut message = header(1);
         message.extend(1_u16.to_le_bytes());
         node(&mut message, name, 7070);
@@ -281,6 +294,7 @@ mod tests {
         text(&mut changes, value);
         counts(&mut changes, &[1]);
         changes.push(status);
+        changes.extend(more);
         let block = if packed { zstd::bulk::compress(&changes, 0).unwrap() } else { changes };
         message.push(if packed { 1 } else { 2 });
         message.extend((block.len() as u16).to_le_bytes());
@@ -314,6 +328,12 @@ mod tests {
         assert_eq!(good("a", lender::KEY, "", 1), Err("deleted values"));
         assert_eq!(good("a name too long", lender::KEY, "", 0), Err("a node's name that is none"));
         assert_eq!(good("", lender::KEY, "", 0), Err("a node's name that is none"));
+        let mut newest = vec![2];
+        counts(&mut newest, &[0]);
+        assert_eq!(
+            check(&syn_ack_and("a", lender::KEY, "", 0, true, &newest), &own()).map(|_| ()),
+            Err("a change of no node, or a second one")
+        );
         let own = ChitchatId::new("a", 7, "10.0.0.1:7070".parse().unwrap());
         assert_eq!(check(&syn_ack("a", lender::KEY, "", 0, true), &own), Err("news of ourselves"));
         assert_eq!(check(&header(9), &own), Err("an unknown kind of message"));

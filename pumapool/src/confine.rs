@@ -49,9 +49,19 @@ const MOUNT_NEEDS: CapabilitySet = CapabilitySet::empty()
     // Each worker keeps its capabilities when it acts as somebody else, which is a right of its own.
     .union(CapabilitySet::SETPCAP);
 
-/// What names are looked up with, where there are such files.
-const RESOLVER_READS: [&str; 6] =
-    ["/etc/hosts", "/etc/resolv.conf", "/etc/nsswitch.conf", "/etc/gai.conf", "/etc/host.conf", "/run/systemd/resolve"];
+/// What names are looked up with, where there is such a thing. A file is permitted as the one that it is now; where /etc/resolv.conf leads
+/// into one of the folders, it may be replaced.
+const RESOLVER_READS: [&str; 9] = [
+    "/etc/hosts",
+    "/etc/resolv.conf",
+    "/etc/nsswitch.conf",
+    "/etc/gai.conf",
+    "/etc/host.conf",
+    "/run/systemd/resolve",
+    "/run/NetworkManager",
+    "/run/resolvconf",
+    "/run/connman",
+];
 
 /// The version of Landlock that is asked for; an older kernel does what it can.
 const LANDLOCK: ABI = ABI::V5;

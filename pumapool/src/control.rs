@@ -144,6 +144,15 @@ pub fn answer(mut stream: UnixStream, answer: &Value) {
 /// The status of every daemon that can be reached. What daemons that are gone have left (sockets nobody listens on, logs) is
 /// removed.
 pub fn ask_all() -> Vec<Value> {
+    ask_those("")
+}
+
+/// Of the daemons of one kind. Others, which may be about to begin and not answer yet, are not waited for.
+pub fn ask_kind(kind: &str) -> Vec<Value> {
+    ask_those(&format!("{kind}-"))
+}
+
+fn ask_those(prefix: &str) -> Vec<Value> {
     let folder = folder();
     // Anybody may make a folder of that name in a shared place before us: what is not ours is not looked into.
     let ours = fs::symlink_metadata(&folder)
@@ -156,7 +165,12 @@ pub fn ask_all() -> Vec<Value> {
     // Who asks may be a daemon that is about to begin, and does not answer yet.
     let own = format!("-{}.sock", std::process::id());
     paths.retain(|path| path.extension().is_some_and(|extension| extension == "sock"));
-    paths.retain(|path| !path.to_string_lossy().ends_with(&own));
+    paths.retain(|path| {
+        path.file_name().is_some_and(|name| {
+            let name = name.to_string_lossy();
+            name.starts_with(prefix) && !name.ends_with(&own)
+        })
+    });
     paths.sort();
     paths.iter().filter_map(|path| ask(path)).collect()
 }

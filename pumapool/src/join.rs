@@ -8,7 +8,7 @@
 //! - to *lend*: first each mount says that it puts no more; only then the lender takes pages. What lenders elsewhere still have is got
 //!   from there until it is gone: that takes nobody's memory but theirs.
 //!
-//! What must never happen here: lending and borrowing at once, also when a mount does not answer: then nothing is lent.
+//! What must never happen here: lending and borrowing at once. Lending does not begin before each mount has said that it puts nothing.
 
 use crate::control::{self, answer};
 use crate::daemon::{self, Daemon};
@@ -128,6 +128,8 @@ pub fn run(options: Options, log: &str) -> Result<ExitCode> {
     let status = {
         let (address, node) = (address.clone(), node.clone());
         move || {
+            // Nobody changes its role while these are looked at one after the other.
+            let mounts = node.mounts.lock();
             json!({
                 "kind": "join",
                 "pid": std::process::id(),
@@ -136,7 +138,7 @@ pub fn run(options: Options, log: &str) -> Result<ExitCode> {
                 "confined": confined,
                 "security": security_name,
                 "role": node.status(),
-                "mounts": node.mounts.lock().status(),
+                "mounts": mounts.status(),
                 "lender": node.lender.status(),
                 "pool": pool::status(node.gossip.as_ref()),
             })
@@ -226,7 +228,7 @@ impl Node {
         match name {
             Some(name) => {
                 self.roles.lock().set_wanted(name.into());
-                json!({})
+                json!({"wanted": name.to_possible_value().map(|value| value.get_name().to_owned())})
             }
             None => json!({"error": format!("{wanted:?} is nothing that can be asked of a node")}),
         }

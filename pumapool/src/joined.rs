@@ -12,7 +12,7 @@ use rustix::fd::OwnedFd;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde_json::{Value, json};
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::str::FromStr;
 use std::time::Duration;
@@ -58,7 +58,8 @@ struct Joined {
     started: bool,
     /// What it said last; None: it does not answer.
     borrowing: Option<bool>,
-    /// It has said that it puts nothing, and nothing else since. A daemon that takes over puts nothing, either, until it is told to.
+    /// It has said that it puts nothing, and nothing else since. Of a mount that this process has started a daemon that takes over puts
+    /// nothing, either, until it is told to; of another one that is not known, so it must have said so at the last look.
     puts_nothing: bool,
     /// What its daemon has evicted; None: it cannot see that.
     evictions: Option<u64>,
@@ -86,6 +87,15 @@ impl Mounts {
                     place.display()
                 ),
                 Ok((place, Some(status))) => {
+                    let source = one.source.canonicalize().unwrap_or_else(|_| one.source.clone());
+                    let found = status["source"].as_str().unwrap_or_default();
+                    if Path::new(found) != source {
+                        bail!(
+                            "{} is mounted already, and shows {found}, not {}: unmount it with `pumapool umount`",
+                            place.display(),
+                            source.display()
+                        );
+                    }
                     tracing::info!("{} is mounted already: it is taken on as it is", place.display());
                     (place, status, false)
                 }
@@ -181,8 +191,10 @@ impl Joined {
     /// Returns the pages that were evicted since it was last asked.
     fn tell(&mut self, borrow: bool) -> u64 {
         let wanted = if borrow { BORROW } else { BORROW_NOT };
-        self.puts_nothing &= !borrow;
+        self.puts_nothing &= !borrow && self.started;
         let answer = control::request(&self.socket, wanted, ANSWER_LIMIT).unwrap_or_default();
+        // One that was asked too slowly gives its status.
+        let answer = if answer["kind"].is_null() { answer } else { Value::Null };
         let was_borrowing = std::mem::replace(&mut self.borrowing, answer["borrowing"].as_bool());
         if self.borrowing.is_none() {
             self.gone = self.has_ended(0);

@@ -114,20 +114,37 @@ pub struct Policies {
 impl Policies {
     /// As options of `mount`.
     pub fn arguments(&self) -> Vec<String> {
+        // Named one by one, so that none is forgotten.
+        let Policies {
+            strategy,
+            write,
+            fill,
+            filter,
+            gate,
+            gate_short,
+            gate_long,
+            hedge,
+            bad_pages,
+            catalog,
+            threads,
+            attribute_timeout,
+            ring,
+        } = self;
         let mut arguments = Vec::new();
         for (option, value) in [
-            ("--strategy", name(self.strategy)),
-            ("--write", name(self.write)),
-            ("--fill", name(self.fill)),
-            ("--filter", name(self.filter)),
-            ("--gate", name(self.gate)),
-            ("--gate-short", self.gate_short.to_string()),
-            ("--gate-long", self.gate_long.to_string()),
-            ("--hedge", name(self.hedge)),
-            ("--catalog", self.catalog.to_string()),
-            ("--threads", self.threads.to_string()),
-            ("--attribute-timeout", self.attribute_timeout.to_string()),
-            ("--ring", self.ring.to_string()),
+            ("--strategy", name(*strategy)),
+            ("--write", name(*write)),
+            ("--fill", name(*fill)),
+            ("--filter", name(*filter)),
+            ("--gate", name(*gate)),
+            ("--gate-short", gate_short.to_string()),
+            ("--gate-long", gate_long.to_string()),
+            ("--hedge", name(*hedge)),
+            ("--bad-pages", bad_pages.to_string()),
+            ("--catalog", catalog.to_string()),
+            ("--threads", threads.to_string()),
+            ("--attribute-timeout", attribute_timeout.to_string()),
+            ("--ring", ring.to_string()),
         ] {
             arguments.extend([option.to_owned(), value]);
         }

@@ -48,8 +48,8 @@ impl From<Name> for Wanted {
 
 /// Runs the command.
 pub fn run(options: &Options) -> Result<ExitCode> {
-    let mut nodes = control::ask_all();
-    nodes.retain(|status| status["kind"] == "join" && options.pid.is_none_or(|pid| status["pid"] == pid));
+    let mut nodes = control::ask_kind("join");
+    nodes.retain(|status| options.pid.is_none_or(|pid| status["pid"] == pid));
     let node = match &nodes[..] {
         [node] => node,
         [] => bail!("no such node of yours runs on this machine; `pumapool status` shows those that do"),
@@ -60,6 +60,9 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     let answer = control::request(socket.as_ref(), &format!("{COMMAND}{name}"), LIMIT)?;
     if let Some(error) = answer["error"].as_str() {
         bail!("the node does not do it: {error}");
+    }
+    if answer["wanted"] != *name {
+        bail!("the node has not heard it all; try again");
     }
     println!("the role of the node {} is {name} from now on", node["listen"].as_str().unwrap_or("?"));
     Ok(ExitCode::SUCCESS)

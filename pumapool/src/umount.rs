@@ -37,7 +37,7 @@ pub fn run(options: &Options) -> Result<ExitCode> {
 
 /// Where the mount is, and its daemon's status.
 pub fn find(given: &Path) -> Result<(PathBuf, Option<Value>)> {
-    let daemons = control::ask_all();
+    let daemons = control::ask_kind("mount");
     let mut places = Vec::new();
     // The last component may be a dead mount, which cannot be looked at: first only what leads there is resolved. It may also be
     // a symbolic link to the mount.
