@@ -149,6 +149,14 @@ fn a_role_can_be_asked_for_and_mounts_live_and_die_with_the_node() {
     };
     assert!(knows(1), "{}", other.status());
 
+    // Nobody takes it for a mount of something else.
+    let elsewhere = format!("/tmp:{}", at.display());
+    let options = ["--trust-network", "--listen", "127.0.0.1:0", "--capacity", "1MiB", "--pool", "127.0.0.1:1"];
+    let output =
+        pumapool(&[&["join", "--foreground", "--mount", &elsewhere, "--gossip", "127.0.0.1:0"], &options[..]].concat());
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && said.contains("not /tmp"), "{said}");
+
     // A daemon that takes over does not borrow, either; its mount does not use the node's own lender.
     let mount = |pid: u64| setup::mounts().into_iter().find(|mount| mount["pid"] == pid);
     let keeper = setup::mounts().into_iter().find(|mount| mount["mountpoint"] == at.to_str().unwrap()).unwrap();
