@@ -22,7 +22,7 @@ CHAOS ?=
 # Options of the fuzzing, such as FUZZ="--seconds 3600 --jobs 2 tap_ring"; `cargo run -p fuzz -- --help` lists them.
 FUZZ ?=
 
-.PHONY: help deps build test simulate rules test-long database test-deps tools interleavings fuzz fuzz-short fuzz-program sanitize miri deny demo \
+.PHONY: help deps build test test-programs simulate rules test-long database test-deps tools interleavings fuzz fuzz-short fuzz-program sanitize miri deny demo \
 	gossip chaos soak check lint clean
 
 deps: WANTED := $(PACKAGES)
@@ -67,8 +67,19 @@ build: deps
 	$(CARGO) build --release
 
 test: test-deps tools interleavings fuzz-short
-	TOOLS=$(TOOLS) $(CARGO) test --workspace --exclude simulation
-	$(CARGO) test --profile simulation -p simulation -- --nocapture --test-threads 1
+	TOOLS=$(TOOLS) $(WORKSPACE_TESTS)
+	$(SIMULATION_TESTS) -- --nocapture --test-threads 1
+
+# All that `make test` runs, built and not run. What a build reads and writes fills the page cache, and lenders take only memory that nobody
+# uses: so CI builds first, gives that memory back, and then tests.
+WORKSPACE_TESTS := $(CARGO) test --workspace --exclude simulation
+SIMULATION_TESTS := $(CARGO) test --profile simulation -p simulation
+INTERLEAVINGS := $(CARGO) test -p lender -p borrower --features lender/shuttle,borrower/shuttle --lib
+test-programs: test-deps tools fuzz-program
+	$(WORKSPACE_TESTS) --no-run
+	$(SIMULATION_TESTS) --no-run
+	$(INTERLEAVINGS) --no-run
+	$(CARGO) build -p fuzz --bin fuzz
 
 simulate: deps
 	$(CARGO) run --quiet --profile simulation -p simulation -- --steps $(STEPS) --jobs $(JOBS) $(if $(SEED),--seed $(SEED))
@@ -83,7 +94,7 @@ gossip: deps
 # Locked parts under every order of threads that shuttle tries. (The ring's reader is tried with loom, by the ordinary tests.)
 # PUMA_SCHEDULES=100000 tries so many of each.
 interleavings: deps
-	$(CARGO) test -p lender -p borrower --features lender/shuttle,borrower/shuttle --lib -- interleavings
+	$(INTERLEAVINGS) -- interleavings
 
 # Coverage-guided, with the stable compiler: the flags make it count what runs and tell what is compared.
 TRIPLE := x86_64-unknown-linux-gnu

@@ -170,12 +170,12 @@ fn carry_out(order: &Order) -> Result<Report, String> {
     }
 }
 
-/// Returns how many operations there were until `end`, and their bytes.
+/// Returns how many operations there were until `end`, and their bytes. One at the least: threads may have taken all the time to start.
 fn work(path: &Path, len_bytes: u64, workload: Workload, end: Instant, seed: u64) -> Result<(u64, u64), String> {
     let mut pages = Pages::open(path, len_bytes, seed, workload == Workload::Writes)?;
     let mut stream = Stream::open(path, len_bytes)?;
     let (mut operations, mut bytes) = (0, 0);
-    while Instant::now() < end {
+    loop {
         bytes += match workload {
             Workload::Sequential => stream.next()?,
             Workload::Random { .. } => pages.read()?,
@@ -184,8 +184,10 @@ fn work(path: &Path, len_bytes: u64, workload: Workload, end: Instant, seed: u64
             Workload::Writes => pages.write()?,
         };
         operations += 1;
+        if Instant::now() >= end {
+            return Ok((operations, bytes));
+        }
     }
-    Ok((operations, bytes))
 }
 
 /// A file that is read from end to end, and then again from its beginning.

@@ -67,7 +67,8 @@ fn tiny(name: &str) -> Option<Value> {
 fn sequential_has_its_figures() {
     let Some(json) = tiny("sequential") else { return };
     assert!(json["ratio"].as_f64().unwrap() > 0.0);
-    assert!((0.0..=1.0).contains(&json["put_share"].as_f64().unwrap()));
+    // No share of a phase this short: puts of the warm-up may be sent in it.
+    assert!(json["put_share"].as_f64().is_some_and(|share| share.is_finite() && share >= 0.0));
     assert_eq!(json["with_mb_per_s"]["values"].as_array().unwrap().len(), 1);
 }
 

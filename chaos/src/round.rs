@@ -8,7 +8,7 @@ use crate::probing::Probing;
 use crate::puma::{self, Mode, count};
 use crate::scenario::{Scenario, Trouble};
 use crate::suite::{Kind, Suite};
-use crate::verdict::{Outcome, READ_MAX, judge_probe};
+use crate::verdict::{Outcome, READ_MAX, judge_probes};
 use std::fs;
 use std::path::Path;
 use std::rc::Rc;
@@ -20,7 +20,7 @@ const TICK: Duration = Duration::from_millis(10);
 /// For programs that have begun to come to their end after the load was to end.
 const END_MAX: Duration = Duration::from_secs(120);
 /// For gauges to return when the load is over.
-const GAUGES_MAX: Duration = Duration::from_secs(20);
+const GAUGES_MAX: Duration = Duration::from_secs(60);
 /// Reads per second of each of a probe's three readers.
 const PROBE_RATE: u32 = 250;
 /// Reads and writes per second of each of fio's jobs.
@@ -117,9 +117,7 @@ impl Setup<'_> {
         trouble.heal(&mut lender)?;
         outcome.seconds = begin.elapsed().as_secs_f64();
         outcome.harm_count = trouble.harm_count;
-        for (place, report) in ["with a lender", "without a lender", "plain directory"].into_iter().zip(&reports) {
-            judge_probe(place, report, &trouble, &mut outcome);
-        }
+        judge_probes(&reports, &trouble, &mut outcome);
         self.gauges_return(&mount, &mut outcome);
         outcome.status = mount.status()?;
         if count(&outcome.status, "/borrower/lender_pages") == 0 {

@@ -10,11 +10,11 @@ use std::time::{Duration, Instant};
 use testbed::{Failure, Group, Interrupt, Line, Process, Scratch, SlowDisk};
 
 /// Until a daemon is ready. Loading and calibrating the eviction tap is the longest part.
-const READY_MAX: Duration = Duration::from_secs(30);
+const READY_MAX: Duration = Duration::from_secs(60);
 /// For a command that asks or tells a daemon something.
-const ANSWER_MAX: Duration = Duration::from_secs(10);
+const ANSWER_MAX: Duration = Duration::from_secs(30);
 /// For taking a mount away: `pumapool umount` itself waits for ten seconds.
-const UNMOUNT_MAX: Duration = Duration::from_secs(20);
+const UNMOUNT_MAX: Duration = Duration::from_secs(60);
 /// Free memory that the lender leaves alone.
 const RESERVE_BYTES: u64 = 64 << 20;
 /// What the lender itself needs, next to what it lends.

@@ -80,7 +80,7 @@ impl Drop for Group {
     fn drop(&mut self) {
         // The processes are gone, but the kernel may still be about to notice.
         let begun = Instant::now();
-        while std::fs::remove_dir(&self.directory).is_err() && begun.elapsed() < Duration::from_secs(5) {
+        while std::fs::remove_dir(&self.directory).is_err() && begun.elapsed() < PATIENCE {
             std::thread::sleep(Duration::from_millis(10));
         }
     }

@@ -162,27 +162,29 @@ fn a_database_does_not_notice_kills() {
     let mut database = Database::new(test, programs, group, &at, scratch.path());
     database.run("pgbench", &["-i", "-q", "-s", &scale]);
 
-    // One line each second: after so many of them, a kill.
+    // One line each second: after so many of them, a kill. On a busy machine some are not printed: then pgbench runs once more.
     let seconds_text = seconds.to_string();
     let arguments = ["-n", "-c", "4", "-j", "2", "-T", &seconds_text, "-P", "1", "--max-tries=1"];
-    let mut bench = database.spawn("pgbench", &arguments, None);
-    let (mut lines, mut killed) = (0, 0);
-    let (said, succeeded) = finish(&mut bench, |line| {
-        lines += u64::from(line.starts_with("progress:"));
-        if killed < kills && lines * kills >= (killed + 1) * seconds.saturating_sub(1) {
-            mount.kill_daemon();
-            killed += 1;
+    let (mut lines, mut killed, mut transactions) = (0, 0, 0);
+    while killed < kills {
+        let mut bench = database.spawn("pgbench", &arguments, None);
+        let (said, succeeded) = finish(&mut bench, |line| {
+            lines += u64::from(line.starts_with("progress:"));
+            if killed < kills && lines * kills >= (killed + 1) * seconds.saturating_sub(1) {
+                mount.kill_daemon();
+                killed += 1;
+            }
+        });
+        let log = fs::read_to_string(&database.log).unwrap();
+        println!("{said}");
+        assert!(succeeded && said.contains("progress:"), "pgbench failed: {said}\n{log}");
+        transactions += count(&said, "number of transactions actually processed");
+        assert_eq!(count(&said, "number of failed transactions"), 0);
+        for word in ["error", "ERROR", "FATAL", "PANIC", "abort"] {
+            assert!(!said.contains(word), "{said}");
         }
-    });
-    let log = fs::read_to_string(&database.log).unwrap();
-    println!("{said}");
-    assert!(succeeded, "pgbench failed: {said}\n{log}");
-    assert_eq!((killed, mount.takeovers()), (kills, kills));
-    let transactions = count(&said, "number of transactions actually processed");
-    assert_eq!(count(&said, "number of failed transactions"), 0);
-    for word in ["error", "ERROR", "FATAL", "PANIC", "abort"] {
-        assert!(!said.contains(word), "{said}");
     }
+    assert_eq!(mount.takeovers(), kills);
 
     // Every transaction that was acknowledged is there, and once.
     let sums = database.query(

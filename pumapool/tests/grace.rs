@@ -3,7 +3,7 @@
 mod setup;
 
 use page::PAGE_SIZE;
-use setup::{Lender, Mount, PATIENCE, can_run, pumapool, write_pages};
+use setup::{Lender, Mount, PATIENCE, can_run, pumapool, undisturbed, write_pages};
 use std::collections::HashMap;
 use std::fs;
 use std::io::{Read, Write};
@@ -117,29 +117,33 @@ fn a_cut_connection_costs_no_page() {
     if !can_run(test) {
         return;
     }
-    let scratch = Scratch::new(test).unwrap();
-    let bytes = write_pages(&scratch.directory("source").unwrap().join("file"), PAGES as usize, 1);
-    let lender = tcp_lender("600");
-    let network = Network::to(&lender);
-    let mount = mount(&scratch, &network.address);
-    let file = mount.path.join("file");
-    assert!(fs::read(&file).unwrap() == bytes);
-    mount.evict(&file, PAGES);
-    for round in 1..=3 {
-        let (sent, below) = (mount.count("put_pages"), mount.count("below_pages"));
-        network.cut();
-        wait_away(&mount);
-        assert!(wait_until(PATIENCE, || lender.count("kept_sessions") == 1));
-        assert_eq!((lender.count("stored_pages"), lender.count("borrowers")), (PAGES, 0));
-        network.mend();
-        wait_back(&mount, round + 1);
+    undisturbed(|| {
+        let scratch = Scratch::new(test).unwrap();
+        let bytes = write_pages(&scratch.directory("source").unwrap().join("file"), PAGES as usize, 1);
+        let lender = tcp_lender("600");
+        let network = Network::to(&lender);
+        let mount = mount(&scratch, &network.address);
+        let file = mount.path.join("file");
         assert!(fs::read(&file).unwrap() == bytes);
-        let after = (mount.count("put_pages"), mount.count("below_pages"), mount.count("get_misses"));
-        assert_eq!(after, (sent, below, 0), "all came from the lender, and nothing was put again");
-        assert_eq!((mount.count("lender_resumes"), mount.count("lender_losses")), (round, round));
         mount.evict(&file, PAGES);
-    }
-    assert_eq!((lender.count("resumed_sessions"), lender.count("expired_sessions")), (3, 0));
+        for round in 1..=3 {
+            let (sent, below) = (mount.count("put_pages"), mount.count("below_pages"));
+            network.cut();
+            wait_away(&mount);
+            assert!(wait_until(PATIENCE, || lender.count("kept_sessions") == 1));
+            assert_eq!((lender.count("stored_pages"), lender.count("borrowers")), (PAGES, 0));
+            network.mend();
+            wait_back(&mount, round + 1);
+            assert!(fs::read(&file).unwrap() == bytes);
+            mount.in_time()?;
+            let after = (mount.count("put_pages"), mount.count("below_pages"), mount.count("get_misses"));
+            assert_eq!(after, (sent, below, 0), "all came from the lender, and nothing was put again");
+            assert_eq!((mount.count("lender_resumes"), mount.count("lender_losses")), (round, round));
+            mount.evict(&file, PAGES);
+        }
+        assert_eq!((lender.count("resumed_sessions"), lender.count("expired_sessions")), (3, 0));
+        Some(())
+    });
 }
 
 #[test]
@@ -148,55 +152,62 @@ fn what_changes_while_the_lender_is_away_is_never_claimed() {
     if !can_run(test) {
         return;
     }
-    let scratch = Scratch::new(test).unwrap();
-    let source = scratch.directory("source").unwrap();
-    let names = ["same", "written", "beside", "deleted"];
-    let mut contents: HashMap<_, _> =
-        (2..).zip(names).map(|(seed, name)| (name, write_pages(&source.join(name), 100, seed))).collect();
-    let lender = tcp_lender("600");
-    let network = Network::to(&lender);
-    let mount = mount(&scratch, &network.address);
-    for (name, lent) in names.into_iter().zip([100, 200, 300, 400]) {
-        assert!(fs::read(mount.path.join(name)).unwrap() == contents[name]);
-        let file = mount.path.join(name);
-        setup::evict(&file);
-        mount.wait_for("pages lent", |status| status["catalog"]["live_pages"] == lent && status["puts_under_way"] == 0);
-    }
-    let (sent, below) = (mount.count("put_pages"), mount.count("below_pages"));
-    network.cut();
-    wait_away(&mount);
-    // Read and evicted while the lender is away: from below, and what the lender has is as good as before.
-    assert!(fs::read(mount.path.join("same")).unwrap() == contents["same"]);
-    let known = mount.count("evictions_known");
-    setup::evict(&mount.path.join("same"));
-    mount.wait_for("evictions", |status| status["borrower"]["evictions_known"].as_u64() == Some(known + 100));
-    // Changed through the mount, changed beside it, deleted.
-    let new = vec![7; 10 * PAGE_SIZE];
-    let written = fs::File::options().write(true).open(mount.path.join("written")).unwrap();
-    written.write_all_at(&new, 20 * PAGE_SIZE as u64).unwrap();
-    drop(written);
-    contents.get_mut("written").unwrap()[20 * PAGE_SIZE..30 * PAGE_SIZE].copy_from_slice(&new);
-    // Their evictions are dealt with before the lender is back, else the new pages would be lent.
-    let seen = mount.count("evictions");
-    setup::evict(&mount.path.join("written"));
-    mount.wait_for("evictions", |status| status["borrower"]["evictions"].as_u64() == Some(seen + 10));
-    contents.insert("beside", write_pages(&source.join("beside"), 100, 9));
-    fs::remove_file(mount.path.join("deleted")).unwrap();
-    network.mend();
-    wait_back(&mount, 2);
-    assert_eq!(mount.count("lender_resumes"), 1);
-    // The lender hears what of its pages was changed or deleted meanwhile.
-    assert!(wait_until(PATIENCE, || lender.count("drops") == 110), "{} drops", lender.count("drops"));
-    for name in ["same", "written", "beside"] {
-        assert!(fs::read(mount.path.join(name)).unwrap() == contents[name], "{name}");
-    }
-    assert!(wait_until(PATIENCE, || lender.count("drops") == 210), "{} drops", lender.count("drops"));
-    assert_eq!((lender.count("hits"), mount.count("lender_pages")), (190, 190), "the pages that did not change");
-    assert_eq!((mount.count("put_pages"), mount.count("get_misses"), mount.count("bad_pages")), (sent, 0, 0));
-    // 100 while the lender was away, 10 written, 100 changed beside; these last perhaps twice, as the kernel is told to drop what it had of
-    // them while they are read.
-    let from_below = mount.count("below_pages") - below;
-    assert!((210..=310).contains(&from_below), "{from_below} pages from below");
+    undisturbed(|| {
+        let scratch = Scratch::new(test).unwrap();
+        let source = scratch.directory("source").unwrap();
+        let names = ["same", "written", "beside", "deleted"];
+        let mut contents: HashMap<_, _> =
+            (2..).zip(names).map(|(seed, name)| (name, write_pages(&source.join(name), 100, seed))).collect();
+        let lender = tcp_lender("600");
+        let network = Network::to(&lender);
+        let mount = mount(&scratch, &network.address);
+        for (name, lent) in names.into_iter().zip([100, 200, 300, 400]) {
+            assert!(fs::read(mount.path.join(name)).unwrap() == contents[name]);
+            let file = mount.path.join(name);
+            setup::evict(&file);
+            mount.wait_for("pages lent", |status| {
+                status["catalog"]["live_pages"] == lent && status["puts_under_way"] == 0
+            });
+        }
+        let (sent, below) = (mount.count("put_pages"), mount.count("below_pages"));
+        network.cut();
+        wait_away(&mount);
+        // Read and evicted while the lender is away: from below, and what the lender has is as good as before.
+        assert!(fs::read(mount.path.join("same")).unwrap() == contents["same"]);
+        let known = mount.count("evictions_known");
+        setup::evict(&mount.path.join("same"));
+        mount.wait_for("evictions", |status| status["borrower"]["evictions_known"].as_u64() == Some(known + 100));
+        // Changed through the mount, changed beside it, deleted.
+        let new = vec![7; 10 * PAGE_SIZE];
+        let written = fs::File::options().write(true).open(mount.path.join("written")).unwrap();
+        written.write_all_at(&new, 20 * PAGE_SIZE as u64).unwrap();
+        drop(written);
+        contents.get_mut("written").unwrap()[20 * PAGE_SIZE..30 * PAGE_SIZE].copy_from_slice(&new);
+        // Their evictions are dealt with before the lender is back, else the new pages would be lent.
+        let seen = mount.count("evictions");
+        setup::evict(&mount.path.join("written"));
+        mount.wait_for("evictions", |status| status["borrower"]["evictions"].as_u64() == Some(seen + 10));
+        contents.insert("beside", write_pages(&source.join("beside"), 100, 9));
+        fs::remove_file(mount.path.join("deleted")).unwrap();
+        network.mend();
+        wait_back(&mount, 2);
+        assert_eq!(mount.count("lender_resumes"), 1);
+        // The lender hears what of its pages was changed or deleted meanwhile.
+        assert!(wait_until(PATIENCE, || lender.count("drops") == 110), "{} drops", lender.count("drops"));
+        for name in ["same", "written", "beside"] {
+            assert!(fs::read(mount.path.join(name)).unwrap() == contents[name], "{name}");
+        }
+        assert_eq!(mount.count("bad_pages"), 0);
+        mount.in_time()?;
+        assert!(wait_until(PATIENCE, || lender.count("drops") == 210), "{} drops", lender.count("drops"));
+        assert_eq!((lender.count("hits"), mount.count("lender_pages")), (190, 190), "the pages that did not change");
+        assert_eq!((mount.count("put_pages"), mount.count("get_misses")), (sent, 0));
+        // 100 while the lender was away, 10 written, 100 changed beside; these last perhaps twice, as the kernel is told to drop what it had of
+        // them while they are read.
+        let from_below = mount.count("below_pages") - below;
+        assert!((210..=310).contains(&from_below), "{from_below} pages from below");
+        Some(())
+    });
 }
 
 #[test]
@@ -205,28 +216,32 @@ fn a_lender_that_starts_again_has_nothing_to_claim() {
     if !can_run(test) {
         return;
     }
-    let scratch = Scratch::new(test).unwrap();
-    let bytes = write_pages(&scratch.directory("source").unwrap().join("file"), PAGES as usize, 10);
-    let address = format!("unix:{}", scratch.path().join("lender.sock").display());
-    let mut lender = Lender::listen(&address, "64MiB", &[]);
-    let mount = mount(&scratch, &address);
-    let file = mount.path.join("file");
-    assert!(fs::read(&file).unwrap() == bytes);
-    mount.evict(&file, PAGES);
-    lender.process.kill().unwrap();
-    wait_away(&mount);
-    assert_eq!(mount.status()["catalog"]["live_pages"], PAGES, "it may come back");
-    let lender = Lender::listen(&address, "64MiB", &[]);
-    wait_back(&mount, 2);
-    mount.wait_for("the old pages to be forgotten", |status| status["catalog"]["live_pages"] == 0);
-    let below = mount.count("below_pages");
-    assert!(fs::read(&file).unwrap() == bytes);
-    assert_eq!((mount.count("below_pages"), mount.count("get_messages")), (below + PAGES, 0));
-    assert_eq!((mount.count("lender_resumes"), lender.count("gets")), (0, 0));
-    // The new one is as good as the old one.
-    mount.evict(&file, PAGES);
-    assert!(fs::read(&file).unwrap() == bytes);
-    assert_eq!(mount.count("below_pages"), below + PAGES);
+    undisturbed(|| {
+        let scratch = Scratch::new(test).unwrap();
+        let bytes = write_pages(&scratch.directory("source").unwrap().join("file"), PAGES as usize, 10);
+        let address = format!("unix:{}", scratch.path().join("lender.sock").display());
+        let mut lender = Lender::listen(&address, "64MiB", &[]);
+        let mount = mount(&scratch, &address);
+        let file = mount.path.join("file");
+        assert!(fs::read(&file).unwrap() == bytes);
+        mount.evict(&file, PAGES);
+        lender.process.kill().unwrap();
+        wait_away(&mount);
+        assert_eq!(mount.status()["catalog"]["live_pages"], PAGES, "it may come back");
+        let lender = Lender::listen(&address, "64MiB", &[]);
+        wait_back(&mount, 2);
+        mount.wait_for("the old pages to be forgotten", |status| status["catalog"]["live_pages"] == 0);
+        let below = mount.count("below_pages");
+        assert!(fs::read(&file).unwrap() == bytes);
+        assert_eq!((mount.count("below_pages"), mount.count("get_messages")), (below + PAGES, 0));
+        assert_eq!((mount.count("lender_resumes"), lender.count("gets")), (0, 0));
+        // The new one is as good as the old one.
+        mount.evict(&file, PAGES);
+        assert!(fs::read(&file).unwrap() == bytes);
+        mount.in_time()?;
+        assert_eq!(mount.count("below_pages"), below + PAGES);
+        Some(())
+    });
 }
 
 #[test]
@@ -235,22 +250,26 @@ fn a_connection_that_only_one_side_gave_up_is_taken_over() {
     if !can_run(test) {
         return;
     }
-    let scratch = Scratch::new(test).unwrap();
-    let bytes = write_pages(&scratch.directory("source").unwrap().join("file"), PAGES as usize, 11);
-    let lender = tcp_lender("600");
-    let network = Network::to(&lender);
-    let mount = mount(&scratch, &network.address);
-    let file = mount.path.join("file");
-    assert!(fs::read(&file).unwrap() == bytes);
-    mount.evict(&file, PAGES);
-    let (below, connections) = (mount.count("below_pages"), lender.count("connections"));
-    network.freeze();
-    // The borrower gives the silent lender up and comes back over new connections, while the lender still has the old ones.
-    wait_back(&mount, 2);
-    assert_eq!((mount.count("lender_resumes"), lender.count("resumed_sessions")), (1, 1));
-    assert!(wait_until(PATIENCE, || lender.count("connections") == connections), "the old ones are ended");
-    assert!(fs::read(&file).unwrap() == bytes);
-    assert_eq!((mount.count("below_pages"), mount.count("get_misses")), (below, 0));
+    undisturbed(|| {
+        let scratch = Scratch::new(test).unwrap();
+        let bytes = write_pages(&scratch.directory("source").unwrap().join("file"), PAGES as usize, 11);
+        let lender = tcp_lender("600");
+        let network = Network::to(&lender);
+        let mount = mount(&scratch, &network.address);
+        let file = mount.path.join("file");
+        assert!(fs::read(&file).unwrap() == bytes);
+        mount.evict(&file, PAGES);
+        let (below, connections) = (mount.count("below_pages"), lender.count("connections"));
+        network.freeze();
+        // The borrower gives the silent lender up and comes back over new connections, while the lender still has the old ones.
+        wait_back(&mount, 2);
+        assert_eq!((mount.count("lender_resumes"), lender.count("resumed_sessions")), (1, 1));
+        assert!(wait_until(PATIENCE, || lender.count("connections") == connections), "the old ones are ended");
+        assert!(fs::read(&file).unwrap() == bytes);
+        mount.in_time()?;
+        assert_eq!((mount.count("below_pages"), mount.count("get_misses")), (below, 0));
+        Some(())
+    });
 }
 
 #[test]
@@ -381,33 +400,38 @@ fn a_lender_that_lies_about_what_it_kept_does_no_harm() {
     if !can_run(test) {
         return;
     }
-    let scratch = Scratch::new(test).unwrap();
-    let bytes = write_pages(&scratch.directory("source").unwrap().join("file"), PAGES as usize, 14);
-    let socket = scratch.path().join("liar");
-    let listener = UnixListener::bind(&socket).unwrap();
-    let liar = Arc::<Liar>::default();
-    let for_thread = liar.clone();
-    std::thread::spawn(move || {
-        for stream in listener.incoming().map_while(Result::ok) {
-            for_thread.streams.lock().unwrap().push(stream.try_clone().unwrap());
-            let liar = for_thread.clone();
-            std::thread::spawn(move || liar.serve(stream));
+    undisturbed(|| {
+        let scratch = Scratch::new(test).unwrap();
+        let bytes = write_pages(&scratch.directory("source").unwrap().join("file"), PAGES as usize, 14);
+        let socket = scratch.path().join("liar");
+        let listener = UnixListener::bind(&socket).unwrap();
+        let liar = Arc::<Liar>::default();
+        let for_thread = liar.clone();
+        std::thread::spawn(move || {
+            for stream in listener.incoming().map_while(Result::ok) {
+                for_thread.streams.lock().unwrap().push(stream.try_clone().unwrap());
+                let liar = for_thread.clone();
+                std::thread::spawn(move || liar.serve(stream));
+            }
+        });
+        let (source, at) = (scratch.path().join("source"), scratch.directory("mount").unwrap());
+        let address = format!("unix:{}", socket.display());
+        let mount = Mount::start(&source, &at, &["--lender", &address, "--fill", "evict"]);
+        let file = mount.path.join("file");
+        assert!(fs::read(&file).unwrap() == bytes);
+        mount.evict(&file, PAGES);
+        liar.lies.store(true, Ordering::SeqCst);
+        for stream in liar.streams.lock().unwrap().drain(..) {
+            let _ = stream.shutdown(Shutdown::Both);
         }
+        wait_back(&mount, 2);
+        assert_eq!(mount.count("lender_resumes"), 1);
+        assert!(fs::read(&file).unwrap() == bytes);
+        assert_eq!(mount.count("lender_pages"), 0);
+        mount.in_time()?;
+        assert_eq!(mount.count("bad_pages"), PAGES);
+        Some(())
     });
-    let (source, at) = (scratch.path().join("source"), scratch.directory("mount").unwrap());
-    let address = format!("unix:{}", socket.display());
-    let mount = Mount::start(&source, &at, &["--lender", &address, "--fill", "evict"]);
-    let file = mount.path.join("file");
-    assert!(fs::read(&file).unwrap() == bytes);
-    mount.evict(&file, PAGES);
-    liar.lies.store(true, Ordering::SeqCst);
-    for stream in liar.streams.lock().unwrap().drain(..) {
-        let _ = stream.shutdown(Shutdown::Both);
-    }
-    wait_back(&mount, 2);
-    assert_eq!(mount.count("lender_resumes"), 1);
-    assert!(fs::read(&file).unwrap() == bytes);
-    assert_eq!((mount.count("bad_pages"), mount.count("lender_pages")), (PAGES, 0));
 }
 
 /// A file as the borrower sees it.
@@ -425,47 +449,52 @@ impl borrower::Below for Below {
 
 #[test]
 fn a_successor_resumes_the_session() {
-    let scratch = Scratch::new("a_successor_resumes_the_session").unwrap();
-    let path = scratch.path().join("file");
-    let bytes = write_pages(&path, 64, 15);
-    let below = std::sync::Arc::new(Below(fs::File::open(&path).unwrap()));
-    let lender = tcp_lender("600");
-    let start = |session| {
-        let config = borrower::Config {
-            lenders: [lender.address.parse::<wire::address::Address>().unwrap().into()].into(),
-            strategy: borrower::Strategy::NonInclusive,
-            filter: false,
-            gate: None,
-            session,
-            security: borrower::Security::Keyed(setup::key()),
-            ..borrower::Config::default()
+    undisturbed(|| {
+        let scratch = Scratch::new("a_successor_resumes_the_session").unwrap();
+        let path = scratch.path().join("file");
+        let bytes = write_pages(&path, 64, 15);
+        let below = std::sync::Arc::new(Below(fs::File::open(&path).unwrap()));
+        let lender = tcp_lender("600");
+        let start = |session| {
+            let config = borrower::Config {
+                lenders: [lender.address.parse::<wire::address::Address>().unwrap().into()].into(),
+                strategy: borrower::Strategy::NonInclusive,
+                filter: false,
+                gate: None,
+                session,
+                security: borrower::Security::Keyed(setup::key()),
+                ..borrower::Config::default()
+            };
+            let borrower = borrower::Borrower::start(config, None).unwrap();
+            assert!(wait_until(PATIENCE, || borrower.lender_is_up()));
+            borrower
         };
-        let borrower = borrower::Borrower::start(config, None).unwrap();
-        assert!(wait_until(PATIENCE, || borrower.lender_is_up()));
-        borrower
-    };
-    let read = |borrower: &borrower::Borrower| {
-        let file = borrower.adopt(borrower::FileIdentity { device: 1, inode: 1, generation: 1 });
-        let mut buf = vec![0; bytes.len()];
-        assert_eq!(borrower.read(&file, &below, 1, 0, &mut buf).unwrap(), bytes.len());
-        assert!(buf == bytes);
-        assert!(wait_until(PATIENCE, || borrower.puts_under_way() == 0 && lender.count("stored_pages") == 64));
-    };
-    let first = start(None);
-    read(&first);
-    let session = first.stop_for_successor();
-    assert!(session.next_version.0 > 64);
-    assert!(wait_until(PATIENCE, || lender.count("kept_sessions") == 1));
-    let second = start(Some(session.clone()));
-    assert_eq!((second.metrics().lender_resumes.get(), lender.count("stored_pages")), (1, 64));
-    // It knows nothing of the pages, so it puts them again, under versions of its own.
-    read(&second);
-    assert_eq!(second.metrics().get_messages.get(), 0);
-    read(&second);
-    assert_eq!((second.metrics().lender_pages.get(), second.metrics().bad_pages.get()), (64, 0));
-    let next = second.stop_for_successor();
-    assert!(next.next_version.0 >= session.next_version.0 + 64 && next.lenders == session.lenders);
-    start(Some(next)).stop();
-    assert!(wait_until(PATIENCE, || lender.count("stored_pages") == 0), "who stops for good frees the pages");
-    assert_eq!((lender.count("kept_sessions"), lender.count("expired_sessions")), (0, 0));
+        let read = |borrower: &borrower::Borrower| {
+            let file = borrower.adopt(borrower::FileIdentity { device: 1, inode: 1, generation: 1 });
+            let mut buf = vec![0; bytes.len()];
+            assert_eq!(borrower.read(&file, &below, 1, 0, &mut buf).unwrap(), bytes.len());
+            assert!(buf == bytes);
+            assert!(wait_until(PATIENCE, || borrower.puts_under_way() == 0 && lender.count("stored_pages") == 64));
+        };
+        let first = start(None);
+        read(&first);
+        let session = first.stop_for_successor();
+        assert!(session.next_version.0 > 64);
+        assert!(wait_until(PATIENCE, || lender.count("kept_sessions") == 1));
+        let second = start(Some(session.clone()));
+        assert_eq!((second.metrics().lender_resumes.get(), lender.count("stored_pages")), (1, 64));
+        // It knows nothing of the pages, so it puts them again, under versions of its own.
+        read(&second);
+        assert_eq!(second.metrics().get_messages.get(), 0);
+        read(&second);
+        assert_eq!(second.metrics().bad_pages.get(), 0);
+        (second.metrics().get_failures.get() == 0).then_some(())?;
+        assert_eq!(second.metrics().lender_pages.get(), 64);
+        let next = second.stop_for_successor();
+        assert!(next.next_version.0 >= session.next_version.0 + 64 && next.lenders == session.lenders);
+        start(Some(next)).stop();
+        assert!(wait_until(PATIENCE, || lender.count("stored_pages") == 0), "who stops for good frees the pages");
+        assert_eq!((lender.count("kept_sessions"), lender.count("expired_sessions")), (0, 0));
+        Some(())
+    });
 }

@@ -33,7 +33,7 @@ impl Pool {
         let seed = other.status()["pool"]["advertise"].as_str().unwrap().to_owned();
         let mount = format!("{}:{}", source.display(), at.display());
         let fixed =
-            ["--mount", &mount, "--pool", &seed, "--gossip", "127.0.0.1:0", "--capacity", "64MiB", "--calm", "2"];
+            ["--mount", &mount, "--pool", &seed, "--gossip", "127.0.0.1:0", "--capacity", "64MiB", "--calm", "5"];
         Pool { node: Node::start(&[&fixed[..], options].concat()), other }
     }
 }
@@ -103,7 +103,9 @@ fn a_node_that_evicts_borrows_and_lends_again() {
         is_at_once_one_of_both(status);
         status["role"]["role"] == "lend" && status["lender"]["lending"] == true
     });
-    assert_eq!(node.status()["role"]["changes"], 2);
+    // More than once, if its reader was held up for so long that it seemed to be at rest.
+    let changes = node.status()["role"]["changes"].as_u64().unwrap();
+    assert!(changes >= 2 && changes.is_multiple_of(2), "{changes} changes");
     assert!(wait_until(PATIENCE, || guest_lends(&guest, &guest_file, &guest_bytes, &node)), "{}", node.status());
 
     // What was borrowed is still there, and right.
@@ -159,15 +161,23 @@ fn a_role_can_be_asked_for_and_mounts_live_and_die_with_the_node() {
 
     // A daemon that takes over does not borrow, either; its mount does not use the node's own lender.
     let mount = |pid: u64| setup::mounts().into_iter().find(|mount| mount["pid"] == pid);
-    let keeper = setup::mounts().into_iter().find(|mount| mount["mountpoint"] == at.to_str().unwrap()).unwrap();
-    let (keeper, daemon) = (keeper["pid"].as_u64().unwrap(), keeper["daemon_pid"].as_u64().unwrap());
+    let ours = || setup::mounts().into_iter().find(|mount| mount["mountpoint"] == at.to_str().unwrap());
+    let mut found = None;
+    assert!(wait_until(PATIENCE, || {
+        found = ours();
+        found.is_some()
+    }));
+    let found = found.unwrap();
+    let (keeper, daemon) = (found["pid"].as_u64().unwrap(), found["daemon_pid"].as_u64().unwrap());
     setup::kill(daemon as u32);
     let took_over =
         || mount(keeper).is_some_and(|mount| mount["mount"]["takeovers"] == 1 && mount["borrowing"] == false);
     assert!(wait_until(PATIENCE, took_over), "{:?}", mount(keeper));
-    let lenders = || mount(keeper).map(|mount| mount["lenders"].as_array().map(Vec::len).unwrap_or_default());
-    assert!(wait_until(PATIENCE, || lenders() == Some(1)), "{:?}", mount(keeper));
-    assert_eq!(mount(keeper).unwrap()["lenders"][0]["address"], other.address.as_str());
+    let has_the_other = |mount: &Value| {
+        let lenders = mount["lenders"].as_array().map(Vec::as_slice).unwrap_or_default();
+        lenders.len() == 1 && lenders[0]["address"] == other.address.as_str()
+    };
+    assert!(wait_until(PATIENCE, || mount(keeper).is_some_and(|mount| has_the_other(&mount))), "{:?}", mount(keeper));
     node.wait_for("lending still", |status| is(status, "lend", true, "does not borrow"));
 
     role("borrow");
@@ -182,7 +192,7 @@ fn a_role_can_be_asked_for_and_mounts_live_and_die_with_the_node() {
     // Its end is that of its mounts.
     node.process.signal(rustix::process::Signal::TERM).unwrap();
     assert!(node.process.wait(PATIENCE).unwrap().is_some_and(|status| status.success()));
-    assert!(mount(keeper).is_none());
+    assert!(wait_until(PATIENCE, || mount(keeper).is_none()), "{:?}", mount(keeper));
     assert!(!at.join("file").exists(), "still mounted");
 }
 

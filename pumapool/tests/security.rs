@@ -163,16 +163,20 @@ fn shown(pages: &[u8], heard: &[Vec<u8>]) -> usize {
     heard.iter().flat_map(|bytes| bytes.windows(16)).filter(|window| pieces.contains(window)).count()
 }
 
-/// Has every page put at the lender, and read back from there, through `address`.
+/// Has every page put at the lender, and read back from there at once, through `address`.
 fn put_and_get(scratch: &Scratch, bytes: &[u8], address: &str, option: &[&str]) {
     let (source, at) = (scratch.path().join("source"), scratch.path().join("mount"));
     let mount = Mount::start(&source, &at, &[&["--lender", address, "--fill", "read"], option].concat());
-    assert!(fs::read(at.join("file")).unwrap() == bytes);
-    mount
-        .wait_for("the pages lent", |status| status["catalog"]["live_pages"] == PAGES && status["puts_under_way"] == 0);
-    setup::evict(&at.join("file"));
-    assert!(fs::read(at.join("file")).unwrap() == bytes);
-    assert_eq!((mount.count("lender_pages"), mount.count("bad_pages")), (PAGES as u64, 0));
+    // What a lender was too late with is lent anew by the read that missed it.
+    let all_come_back = || {
+        mount.wait_for("the puts", |status| status["puts_under_way"] == 0);
+        let before = mount.count("lender_pages");
+        setup::evict(&at.join("file"));
+        assert!(fs::read(at.join("file")).unwrap() == bytes);
+        mount.count("lender_pages") == before + PAGES as u64
+    };
+    assert!(wait_until(PATIENCE, all_come_back), "{}", mount.status());
+    assert_eq!(mount.count("bad_pages"), 0);
 }
 
 /// The names of pages in plain Put frames.
@@ -201,7 +205,6 @@ fn who_listens_sees_no_byte_of_a_page_and_no_name() {
     let scratch = Scratch::new(test).unwrap();
     scratch.directory("mount").unwrap();
     let bytes = write_pages(&scratch.directory("source").unwrap().join("file"), PAGES, 61);
-    let volume = |heard: &[Vec<u8>]| heard.iter().map(Vec::len).sum::<usize>();
     // Without a key all is there to be seen: so this would find it.
     let lender = Lender::with("127.0.0.1:0", &["--capacity", "16MiB", "--trust-network"], &[]);
     let tap = Tap::to(&lender);
@@ -209,13 +212,14 @@ fn who_listens_sees_no_byte_of_a_page_and_no_name() {
     let plain = tap.heard.lock().unwrap().clone();
     assert!(shown(&bytes, &plain) >= 2 * bytes.len() / 16, "the tap does not work");
     let names = names(&plain);
-    assert_eq!(names.len(), PAGES);
+    assert!(names.len() >= PAGES, "{} names", names.len());
 
     let lender = Lender::with("127.0.0.1:0", &["--capacity", "16MiB"], &[]);
     let tap = Tap::to(&lender);
     put_and_get(&scratch, &bytes, &tap.address, &[]);
     let sealed = tap.heard.lock().unwrap().clone();
-    assert!(volume(&sealed) >= volume(&plain), "all went through the tap");
+    let volume: usize = sealed.iter().map(Vec::len).sum();
+    assert!(volume >= 2 * bytes.len(), "all went through the tap");
     assert_eq!(shown(&bytes, &sealed), 0);
     let names: HashSet<&[u8]> = names.iter().map(IntoBytes::as_bytes).chain([&wire::MAGIC[..]]).collect();
     for bytes in &sealed {

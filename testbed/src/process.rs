@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 const LINES_MAX: usize = 4096;
 
 /// How long a child that was asked to end may take when its guard is dropped: enough to unmount a file system.
-const DROP_GRACE: Duration = Duration::from_secs(10);
+const DROP_GRACE: Duration = Duration::from_secs(30);
 
 /// What a child wrote, or did not.
 #[derive(Clone, Debug, PartialEq, Eq)]

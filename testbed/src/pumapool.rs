@@ -7,15 +7,16 @@ use crate::process::{Line, Process};
 use serde_json::Value;
 use std::fs::{self, File};
 use std::io::Read;
+use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// Until a daemon is ready. Loading and calibrating the eviction tap is the longest part.
-const READY_MAX: Duration = Duration::from_secs(30);
+const READY_MAX: Duration = Duration::from_secs(60);
 /// For taking a mount away: `pumapool umount` itself waits for ten seconds.
-const UNMOUNT_MAX: Duration = Duration::from_secs(30);
+const UNMOUNT_MAX: Duration = Duration::from_secs(60);
 /// For an answer of a daemon.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
 /// Bytes of a status at the most.
@@ -159,15 +160,17 @@ impl Drop for PumaMount {
     }
 }
 
-/// The status of one daemon, over its own socket, if it answers within `limit`. `kind` is `mount` or `lend`.
+/// The status of one daemon, over its own socket, if it answers within `limit`. `kind` is `mount`, `lend` or `join`.
 ///
 /// # Errors
 /// When it does not.
 pub fn ask_daemon(kind: &str, pid: u32, limit: Duration) -> Result<Value, Failure> {
-    let path = PathBuf::from(format!("/run/pumapool/{kind}-{pid}.sock"));
+    let path = sockets().join(format!("{kind}-{pid}.sock"));
     let answer = || {
         let stream = UnixStream::connect(&path)?;
         stream.set_read_timeout(Some(limit))?;
+        // Nothing but the status: the daemon need not wait whether more is wanted.
+        stream.shutdown(Shutdown::Write)?;
         let mut text = String::new();
         stream.take(STATUS_BYTES_MAX).read_to_string(&mut text)?;
         Ok(text)
@@ -175,6 +178,16 @@ pub fn ask_daemon(kind: &str, pid: u32, limit: Duration) -> Result<Value, Failur
     let text: std::io::Result<String> = answer();
     let text = text.map_err(Failure::attempted(format!("asking {}", path.display())))?;
     serde_json::from_str(&text).map_err(|error| Failure::Problem(format!("reading the status: {error}")))
+}
+
+/// Where the daemons of this user have their sockets (`pumapool/src/control.rs`).
+fn sockets() -> PathBuf {
+    let uid = rustix::process::geteuid();
+    match std::env::var_os("XDG_RUNTIME_DIR") {
+        _ if uid.is_root() => "/run/pumapool".into(),
+        Some(runtime) => Path::new(&runtime).join("pumapool"),
+        None => std::env::temp_dir().join(format!("pumapool-{}", uid.as_raw())),
+    }
 }
 
 /// The end of a log, for the eye.

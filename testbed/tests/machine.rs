@@ -102,8 +102,9 @@ fn a_slow_disk_is_slow_for_its_groups_until_told_otherwise() {
     let slow = read(200);
     assert!(slow >= Duration::from_millis(1500), "{slow:?}");
     disk.limit_reads(None).unwrap();
-    let fast = read(200);
-    assert!(fast < slow, "{fast:?} without a limit, {slow:?} with it");
+    // Once is enough: the machine may be busy with something else for longer than that.
+    let is_fast = testbed::wait_until(LIMIT, || read(200) < slow);
+    assert!(is_fast, "as slow without a limit as with it: {slow:?}");
     drop(group);
     drop(disk);
     assert_eq!(groups_left(test), NONE);

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 /// Longest wait for a state that must come.
-const WAIT_MAX: Duration = Duration::from_secs(30);
+const WAIT_MAX: Duration = Duration::from_secs(60);
 
 /// A borrower without lenders.
 pub fn borrower() -> std::io::Result<Arc<borrower::Borrower>> {

@@ -13,8 +13,14 @@ use testbed::{Group, Process};
 
 pub const PUMAPOOL: &str = env!("CARGO_BIN_EXE_pumapool");
 
-/// How long a daemon may take to be ready, and a state to come about.
-pub const PATIENCE: Duration = Duration::from_secs(20);
+/// How long a daemon may take to be ready, and a state to come about. Every wait is for a state, so that a fast machine never waits so long.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// For an answer of a daemon that serves. While a successor takes a mount over, nobody answers: then another one is asked for.
+const ANSWER_MAX: Duration = Duration::from_secs(5);
+
+/// How often [`undisturbed`] tries.
+const ATTEMPTS_MAX: u32 = 5;
 
 /// What a test needs of the machine; says which is missing.
 pub fn can_run(test: &str) -> bool {
@@ -86,18 +92,16 @@ fn daemon(arguments: &[&str], groups: &[&Group]) -> Process {
     process
 }
 
-/// A daemon's own part of `pumapool status --json`.
+/// What a daemon says of itself. It alone is asked: `pumapool status` asks all daemons of the machine, and waits for those that are stopped.
 fn status_of(kind: &str, pid: u32) -> Value {
-    // While a successor takes a mount over, nobody answers for it.
-    let mut found = None;
-    let mut ask = || {
-        let output = pumapool(&["status", "--json"]);
-        let all: Value = serde_json::from_slice(&output.stdout).unwrap();
-        found = all[kind].as_array().unwrap().iter().find(|status| status["pid"] == pid).cloned();
-        found.is_some()
-    };
-    assert!(testbed::wait_until(PATIENCE, &mut ask), "no status of process {pid}");
-    found.unwrap()
+    let ask = || testbed::ask_daemon(kind, pid, ANSWER_MAX).map_err(|error| std::io::Error::other(error.to_string()));
+    testbed::wait_until_ok(PATIENCE, ask).unwrap_or_else(|error| panic!("no status of process {pid}: {error}"))
+}
+
+/// For what is counted to the page: that holds only if each answer came within the half second that a borrower waits for it, and not if the
+/// machine stood still for longer. The attempt is made again, from its beginning, where it returns None, as [`Mount::in_time`] does.
+pub fn undisturbed(mut attempt: impl FnMut() -> Option<()>) {
+    assert!((0..ATTEMPTS_MAX).any(|_| attempt().is_some()), "a lender was late in each of {ATTEMPTS_MAX} attempts");
 }
 
 pub struct Lender {
@@ -118,12 +122,12 @@ impl Lender {
         let arguments = [&["lend", "--listen", address, "--reserve", "16MiB"], options].concat();
         let process = daemon(&with_key(arguments), groups);
         let mut lender = Lender { process, address: String::new() };
-        lender.address = status_of("lenders", lender.process.pid())["listen"].as_str().unwrap().to_owned();
+        lender.address = lender.status()["listen"].as_str().unwrap().to_owned();
         lender
     }
 
     pub fn status(&self) -> Value {
-        status_of("lenders", self.process.pid())
+        status_of("lend", self.process.pid())
     }
 
     pub fn count(&self, name: &str) -> u64 {
@@ -147,7 +151,7 @@ impl Node {
     }
 
     pub fn status(&self) -> Value {
-        status_of("nodes", self.process.pid())
+        status_of("join", self.process.pid())
     }
 
     pub fn address(&self) -> String {
@@ -199,7 +203,7 @@ impl Mount {
     }
 
     pub fn status(&self) -> Value {
-        status_of("mounts", self.process.pid())
+        status_of("mount", self.process.pid())
     }
 
     pub fn count(&self, name: &str) -> u64 {
@@ -229,16 +233,33 @@ impl Mount {
         assert!(came, "waited in vain for {what}: {}", self.status());
     }
 
+    /// Whether every get was answered in time. None if not, for [`undisturbed`].
+    pub fn in_time(&self) -> Option<()> {
+        let failures = self.count("get_failures");
+        (failures == 0).then_some(()).or_else(|| {
+            println!("{failures} gets were not answered in time");
+            None
+        })
+    }
+
     /// Has the kernel evict what it caches of the file, and waits until the lender has `pages` pages in all.
     pub fn evict(&self, file: &Path, pages: u64) {
         let seen = self.count("evictions");
-        evict(file);
         self.wait_for(&format!("{pages} pages evicted and lent"), |status| {
+            // Again and again: a page that is in use at the moment stays.
+            evict(file);
             status["borrower"]["evictions"].as_u64() >= Some(seen + pages)
                 && status["catalog"]["live_pages"] == pages
                 && status["puts_under_way"] == 0
         });
     }
+}
+
+/// None of the lenders weighs much less than another: what a new one weighs is known a little after it is found.
+pub fn is_balanced(status: &Value) -> bool {
+    let weights = status["lenders"].as_array().unwrap().iter().map(|lender| lender["weight"].as_u64().unwrap());
+    let weights: Vec<_> = weights.collect();
+    weights.iter().min().unwrap() * 4 > *weights.iter().max().unwrap()
 }
 
 /// Kills a process outright.

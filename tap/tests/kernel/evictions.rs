@@ -9,6 +9,9 @@ use tap::{BpfTap, Eviction, EvictionSource};
 /// A wait for something that has happened already, or that another process is about to do.
 const SHORT: Duration = Duration::from_millis(50);
 
+/// Longer than any state takes to come about.
+const PATIENCE: Duration = Duration::from_secs(60);
+
 /// What was captured of one file.
 struct Captured<'a> {
     generation: u32,
@@ -177,18 +180,24 @@ fn a_full_ring_counts_and_recovers() {
     let _turn = turn();
     let Some(file) = KnownFile::new(0x5eed_0006, PAGES, TEST) else { return };
     let Some(mut tap) = tap_on(&file, RING_BYTES, TEST) else { return };
-    for _ in 0..3 {
+    let mut rounds = 0;
+    let has_recovered = testbed::wait_until(PATIENCE, || {
         let mut captured = Captured::of(&file);
         let before = tap.counters();
         file.read();
+        // Pages of other files that are evicted meanwhile fill the ring, too.
+        captured.drain(&mut tap);
         file.drop_cache();
         let after = tap.counters();
         captured.drain(&mut tap);
         let room = (RING_BYTES / PAGE_SIZE) as u64;
-        assert!(captured.events() >= 1 && captured.events() < room, "{} events", captured.events());
+        assert!(captured.events() < 2 * room, "{} events", captured.events());
         assert_eq!(captured.wrong, 0);
-        assert!(after.ring_full - before.ring_full >= PAGES - room, "{before:?} {after:?}");
-    }
+        assert!(after.ring_full - before.ring_full >= PAGES - 2 * room, "{before:?} {after:?}");
+        rounds += u32::from(captured.events() >= 1);
+        rounds == 3
+    });
+    assert!(has_recovered, "nothing is captured any more: {:?}", tap.counters());
 }
 
 #[test]
