@@ -22,8 +22,6 @@ use world::{Extent, World};
 const NOT_RUN: u8 = 2;
 /// Exit codes of programs ended by a signal begin here.
 const SIGNALLED: u8 = 128;
-/// In the place of a bench: the process that is measured.
-const WORKER: &str = "worker";
 
 /// A bench: its name, what it says, and how it is run. It returns its figures.
 struct Bench {
@@ -87,7 +85,7 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     }
     let name = options.name.as_deref().unwrap_or_default();
-    if name == WORKER {
+    if name == worker::NAME {
         return match worker::run() {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => {

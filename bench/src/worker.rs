@@ -1,6 +1,6 @@
-//! The process that is measured: this program, started again with a hidden subcommand inside the groups under test.
+//! The process that is measured: this program once more ([`testbed::Servant`]).
 //!
-//! It takes orders on standard input and answers each on standard output, one JSON value a line. Every page of the files begins with its
+//! Every page of the files begins with its
 //! own number, and stays so when it is written: each page that is read is looked at, and a wrong one ends the bench.
 
 use crate::world::STAMP_BYTES;
@@ -9,13 +9,15 @@ use rustix::fs::Advice;
 use rustix::mm::{MapFlags, ProtFlags};
 use serde::{Deserialize, Serialize};
 use std::fs::File;
-use std::io::{self, BufRead, Write};
+use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{Builder, sleep};
 use std::time::{Duration, Instant};
 
+/// The subcommand.
+pub const NAME: &str = "worker";
 /// Read at once in a sequential stream: as `cp` does.
 const BLOCK_BYTES: usize = 128 << 10;
 /// Stack of a reading thread: they are many, and their memory is the measured group's.
@@ -107,23 +109,12 @@ pub struct Report {
 
 /// The whole life of the worker.
 pub fn run() -> Result<(), String> {
-    // Pages of the program itself must not be read from the disk in the middle of a measurement. Where it is not allowed, a few are.
-    let _not_allowed = rustix::mm::mlockall(rustix::mm::MlockAllFlags::CURRENT);
-    say(&Answer::Ready)?;
-    for line in io::stdin().lock().lines() {
-        let line = line.map_err(|error| format!("reading orders: {error}"))?;
-        let order: Order = serde_json::from_str(&line).map_err(|error| format!("understanding an order: {error}"))?;
-        match carry_out(&order) {
-            Ok(report) => say(&Answer::Done(report))?,
-            Err(error) => say(&Answer::Failed(error))?,
-        }
+    testbed::hold_program();
+    testbed::answer(&Answer::Ready)?;
+    while let Some(order) = testbed::next_order()? {
+        testbed::answer(&carry_out(&order).map_or_else(Answer::Failed, Answer::Done))?;
     }
     Ok(())
-}
-
-fn say(answer: &Answer) -> Result<(), String> {
-    let line = serde_json::to_string(answer).map_err(|error| error.to_string())?;
-    writeln!(io::stdout().lock(), "{line}").map_err(|error| format!("answering: {error}"))
 }
 
 fn carry_out(order: &Order) -> Result<Report, String> {

@@ -4,7 +4,7 @@
 //! file of the same size on the same disk. All processes are started by the thread that calls, and end with their guards.
 
 use crate::figures::Conditions;
-use crate::worker::{Answer, Order, Report};
+use crate::worker::{self, Answer, Order, Report};
 use page::PAGE_SIZE;
 use rustix::fs::Advice;
 use serde_json::Value;
@@ -12,10 +12,10 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::process::{ChildStdin, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::process::Command;
+use std::time::Duration;
 use testbed::{
-    BlockDevice, Failure, Group, Interrupt, Line, Process, Puma, PumaMount, Scratch, SlowDisk, ask_daemon,
+    BlockDevice, Failure, Group, Interrupt, Process, Puma, PumaMount, Scratch, Servant, SlowDisk, ask_daemon,
     sibling_binary, wait_until,
 };
 
@@ -27,8 +27,6 @@ const START_ROOM_BYTES: u64 = 64 << 20;
 const LATE_MAX: Duration = Duration::from_secs(120);
 /// For a daemon's answer, and until a mount has found its lender.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
-/// Between two looks whether somebody wants us to stop.
-const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// Free space that is left on the disk.
 const DISK_RESERVE_BYTES: u64 = 1 << 30;
 /// Pages written at once.
@@ -89,12 +87,10 @@ impl World {
         let scratch = Scratch::new_in(dir, "bench")?;
         let disk = SlowDisk::create("bench", scratch.path())?;
         let (logs, key) = (scratch.directory("logs")?, scratch.path().join("pool.key"));
+        let puma = Puma { pumapool, logs, interrupt: Some(interrupt.clone()) };
         // As between machines: the figures have the cost of sealing in them.
-        let made = Command::new(&pumapool).args(["key", "new"]).arg(&key).stdout(Stdio::null()).status();
-        if !made.map_err(Failure::attempted("making a pool key"))?.success() {
-            return Err(Failure::Problem("`pumapool key new` failed".to_owned()));
-        }
-        Ok(World { extent, seed, interrupt, disk, puma: Puma { pumapool, logs }, key, scratch })
+        puma.new_key(&key)?;
+        Ok(World { extent, seed, interrupt, disk, puma, key, scratch })
     }
 
     /// What it is.
@@ -276,9 +272,7 @@ pub fn write_stamped(path: &Path, len_bytes: u64, seed: u64) -> io::Result<()> {
 /// A worker, ended when dropped.
 pub struct Worker<'a> {
     // In this order: the process before its group.
-    process: Process,
-    orders: Option<ChildStdin>,
-    interrupt: &'a Interrupt,
+    servant: Servant<'a>,
     /// Its own, where it has one.
     group: Option<Group>,
 }
@@ -286,52 +280,21 @@ pub struct Worker<'a> {
 impl<'a> Worker<'a> {
     /// Starts one in groups of others, which must outlive it.
     pub fn start(interrupt: &'a Interrupt, groups: &[&Group]) -> Result<Worker<'a>, Failure> {
-        let own = std::env::current_exe().map_err(Failure::attempted("finding this program"))?;
-        let mut command = Command::new(own);
-        command.arg("worker").stdin(Stdio::piped());
-        let mut process = Process::spawn(command, groups)?;
-        let orders = process.take_stdin();
-        let mut worker = Worker { process, orders, interrupt, group: None };
-        match worker.hear(LATE_MAX)? {
-            Answer::Ready => Ok(worker),
+        let mut servant = Servant::start(worker::NAME, groups, interrupt)?;
+        match servant.hear(LATE_MAX)? {
+            Answer::Ready => Ok(Worker { servant, group: None }),
             answer => Err(Failure::Problem(format!("starting a worker: it answered {answer:?}"))),
         }
     }
 
     /// Has an order carried out.
     pub fn obey(&mut self, order: &Order) -> Result<Report, Failure> {
-        let line = serde_json::to_string(order).map_err(|error| Failure::Problem(error.to_string()))?;
-        let orders = self.orders.as_mut().ok_or_else(|| Failure::Problem("the worker takes no orders".to_owned()))?;
-        writeln!(orders, "{line}").map_err(Failure::attempted("telling a worker what to do"))?;
+        self.servant.tell(order)?;
         let own = if let Order::Use { ms, .. } = order { Duration::from_millis(*ms) } else { Duration::ZERO };
-        match self.hear(own + LATE_MAX)? {
+        match self.servant.hear(own + LATE_MAX)? {
             Answer::Done(report) => Ok(report),
             Answer::Failed(problem) => Err(Failure::Problem(format!("a worker failed: {problem}"))),
             Answer::Ready => Err(Failure::Problem("a worker started twice".to_owned())),
-        }
-    }
-
-    fn hear(&mut self, limit: Duration) -> Result<Answer, Failure> {
-        let begin = Instant::now();
-        loop {
-            self.interrupt.check()?;
-            match self.process.next_line(LOOK_EVERY) {
-                Line::Text(line) => {
-                    let understood = serde_json::from_str(&line);
-                    return understood.map_err(|error| Failure::Problem(format!("a worker said {line:?}: {error}")));
-                }
-                Line::Timeout if begin.elapsed() < limit => {}
-                Line::Timeout => {
-                    return Err(Failure::Problem(format!(
-                        "a worker said nothing for {limit:?}; one of its reads hangs"
-                    )));
-                }
-                Line::End => {
-                    let end = self.process.wait(Duration::from_secs(1))?;
-                    let end = end.map_or("closed its output".to_owned(), |status| format!("ended ({status})"));
-                    return Err(Failure::Problem(format!("a worker {end} before its work was done")));
-                }
-            }
         }
     }
 }
@@ -339,7 +302,6 @@ impl<'a> Worker<'a> {
 impl Drop for Worker<'_> {
     fn drop(&mut self) {
         // It ends when there are no more orders; one that hangs is ended by its guard.
-        drop(self.orders.take());
-        let _its_guard_waits_too = self.process.wait(ANSWER_MAX);
+        let _its_guard_waits_too = self.servant.end(ANSWER_MAX);
     }
 }

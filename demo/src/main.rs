@@ -17,7 +17,7 @@ use bench::{Bench, Way};
 use clap::Parser;
 use data::DataSet;
 use progress::Bar;
-use puma::{Puma, Setup};
+use puma::{Running, Setup};
 use report::{Conditions, GAIN_MIN, Summary, Ways};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -168,7 +168,7 @@ fn measure(options: &Options, interrupt: &Interrupt) -> Result<Summary, Failure>
                 logs: &options.out,
             };
             // It may be forbidden to mount, also for root (a container): the rest can be measured all the same.
-            match Puma::start(&setup, interrupt) {
+            match Running::start(&setup, interrupt) {
                 Err(Failure::Problem(problem)) => {
                     left_out.push(format!("Puma was not measured: {problem}"));
                 }

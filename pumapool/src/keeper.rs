@@ -318,7 +318,9 @@ impl Keeper {
         let status = child.wait().context("cannot wait for the daemon")?;
         Ok(match (status.code(), upgrade) {
             // It says so when it has left: whatever ends it then.
-            (code, Some(upgrade)) if code.is_none_or(|code| code == i32::from(HANDED_OVER)) => End::HandedOver { upgrade },
+            (code, Some(upgrade)) if code.is_none_or(|code| code == i32::from(HANDED_OVER)) => {
+                End::HandedOver { upgrade }
+            }
             (None | Some(PANICKED), _) => End::Died { status, was_ready },
             // A successor that says why it cannot serve: perhaps the next one can.
             (Some(_), _) if self.was_ready && !was_ready => End::Died { status, was_ready },
