@@ -40,6 +40,21 @@ impl Series {
         Series(self.0.iter().zip(&other.0).map(|(own, other)| own / other).collect())
     }
 
+    /// Each with the one of the same round in `other` added to it.
+    pub fn plus(&self, other: &Series) -> Series {
+        Series(self.0.iter().zip(&other.0).map(|(own, other)| own + other).collect())
+    }
+
+    /// Each without the one of the same round in `other`.
+    pub fn minus(&self, other: &Series) -> Series {
+        self.plus(&other.times(-1.0))
+    }
+
+    /// Each in another unit.
+    pub fn times(&self, factor: f64) -> Series {
+        Series(self.0.iter().map(|value| value * factor).collect())
+    }
+
     /// `median (lowest to highest)`, with that many decimals.
     pub fn text(&self, decimals: usize) -> String {
         let (low, high) = self.ends();
@@ -64,6 +79,12 @@ pub fn p99(values: &[u64]) -> u64 {
 /// The arithmetic mean. Zero, where there is none.
 pub fn mean(values: &[u64]) -> f64 {
     if values.is_empty() { 0.0 } else { values.iter().map(|value| *value as f64).sum::<f64>() / values.len() as f64 }
+}
+
+/// The mean that ratios have. NaN, where there is none.
+pub fn geometric_mean(ratios: impl Iterator<Item = f64>) -> f64 {
+    let logs: Vec<f64> = ratios.map(f64::ln).collect();
+    (logs.iter().sum::<f64>() / logs.len() as f64).exp()
 }
 
 /// What the figures were measured on.
@@ -114,6 +135,9 @@ mod tests {
         series.add(2.0);
         assert_eq!((series.median(), series.count()), (2.5, 4));
         assert_eq!(series.over(&series).median(), 1.0);
+        assert_eq!((series.plus(&series).median(), series.minus(&series).median()), (5.0, 0.0));
+        assert_eq!(series.times(2.0).text(0), "5 (2 to 8)");
+        assert!((geometric_mean([0.5, 2.0].into_iter()) - 1.0).abs() < 1e-9);
     }
 
     #[test]

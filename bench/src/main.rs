@@ -3,17 +3,32 @@
 //! `bench/run NAME` builds and runs one. A bench that cannot be run on a machine says why and ends with 2. Everything that is made is
 //! removed, also when it fails or is interrupted. docs/performance.md says what each measures.
 
+mod bypass;
+mod cached_read;
+mod dialects;
 mod figures;
+mod footprint;
+mod hit;
+mod hit_latency;
+mod hit_throughput;
+mod metadata;
 mod never_slower;
+mod null_server;
+mod page_server;
+mod reading;
 mod reclaim;
 mod sequential;
+mod tap;
+mod tree;
 mod worker;
 mod world;
+mod write;
+mod writing;
 
 use clap::Parser;
 use serde_json::{Map, Value};
 use std::io::{self, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use testbed::{Failure, Interrupt};
 use world::{Extent, World};
@@ -30,7 +45,33 @@ struct Bench {
     run: fn(&World) -> Result<Map<String, Value>, Failure>,
 }
 
-const BENCHES: [Bench; 3] = [
+/// In the order in which they are listed, and run by `all`.
+const BENCHES: [Bench; 12] = [
+    Bench {
+        name: "hit-latency",
+        about: "one read at a time that hits the lender, against a null FUSE server and TCP",
+        run: hit_latency::run,
+    },
+    Bench {
+        name: "hit-throughput",
+        about: "many and large reads that hit the lender, against a null FUSE server and TCP",
+        run: hit_throughput::run,
+    },
+    Bench { name: "page-server", about: "the lender alone, against memcached", run: page_server::run },
+    Bench {
+        name: "cached-read",
+        about: "a file in the page cache, against the directory below",
+        run: cached_read::run,
+    },
+    Bench { name: "bypass", about: "a stream larger than the memory, against the directory below", run: bypass::run },
+    Bench {
+        name: "metadata",
+        about: "names and small files, against the directory below, bindfs and mergerfs",
+        run: metadata::run,
+    },
+    Bench { name: "write", about: "writes and syncs, through and back, against the directory below", run: write::run },
+    Bench { name: "tap", about: "evictions with the tap and without, and what its ring loses", run: tap::run },
+    Bench { name: "footprint", about: "memory of borrower and lender for each page lent", run: footprint::run },
     Bench {
         name: "sequential",
         about: "a file twice the size of the memory, read from end to end, with a lender and without",
@@ -55,6 +96,9 @@ struct Options {
     /// The bench to run
     #[arg(required_unless_present = "list")]
     name: Option<String>,
+    /// For the processes that a bench starts
+    #[arg(hide = true)]
+    rest: Vec<String>,
     /// Name the benches
     #[arg(long)]
     list: bool,
@@ -93,6 +137,20 @@ fn main() -> ExitCode {
                 ExitCode::FAILURE
             }
         };
+    }
+    if let (null_server::NAME, [at, len_bytes]) = (name, options.rest.as_slice()) {
+        let served = null_server::run(Path::new(at), len_bytes.parse().unwrap_or(0));
+        return served.map_or_else(
+            |error| {
+                eprintln!("bench {name}: {error}");
+                ExitCode::FAILURE
+            },
+            |()| ExitCode::SUCCESS,
+        );
+    }
+    if !options.rest.is_empty() {
+        eprintln!("bench: one bench at a time; what is {:?}?", options.rest);
+        return ExitCode::from(NOT_RUN);
     }
     let Some(bench) = BENCHES.iter().find(|bench| bench.name == name) else {
         let names = BENCHES.map(|bench| bench.name).join(", ");

@@ -1,0 +1,106 @@
+//! What the benches of lender hits stand on: a mount whose lender has all pages of its file, and passes over that file in which every read
+//! misses locally and hits the lender.
+//!
+//! All policies are as by default, but for the strategy: non-inclusive, so that the lender keeps what it returns and one pass is as the other.
+//! The disk is slow, so that the gate has no reason to prefer it. A pass in which more than a few pages came from elsewhere is no figure and
+//! ends the bench.
+
+use crate::worker::{Order, Report};
+use crate::world::{Lender, Security, Side, Worker, World, count};
+use page::PAGE_SIZE;
+use std::time::Duration;
+use testbed::{Failure, wait_until};
+
+/// What the disk reads in a second.
+pub const DISK_READS_PER_S: u32 = 4000;
+/// Threads that read it, so that it has always something to do.
+const FILL_THREADS: usize = 8;
+/// Passes, until the lender has everything.
+const FILLINGS_MAX: u32 = 4;
+/// Pages that may come from elsewhere: one in that many.
+const ELSEWHERE_ONE_IN: u64 = 100;
+/// Evicted at once while the lender is filled: a quarter of the tap's ring.
+const EVICT_BYTES: u64 = 8 << 20;
+/// Until what was evicted is with the lender.
+const SETTLE_MAX: Duration = Duration::from_secs(20);
+/// What the lender and its group have beyond the file.
+const LENDER_ROOM_BYTES: u64 = 128 << 20;
+const LENDER_RESERVE_BYTES: u64 = 32 << 20;
+
+/// A mount and its lender.
+pub struct Lent {
+    // In this order: the mount before its lender.
+    /// The mount.
+    pub side: Side,
+    /// The lender.
+    pub lender: Lender,
+    len_bytes: u64,
+}
+
+impl Lent {
+    /// Makes both, and has the lender get every page of the file: read at random by the worker, then evicted.
+    pub fn fill(
+        world: &World,
+        worker: &mut Worker<'_>,
+        security: Security,
+        name: &str,
+        len_bytes: u64,
+    ) -> Result<Lent, Failure> {
+        let lender = world.lend_with(security, len_bytes + LENDER_ROOM_BYTES, len_bytes, LENDER_RESERVE_BYTES)?;
+        let options = ["--strategy", "non-inclusive"];
+        let side = world.mount_with(security, name, len_bytes, Some(lender.address), &options)?;
+        let lent = Lent { side, lender, len_bytes };
+        let pages = len_bytes / PAGE_SIZE as u64;
+        for _ in 0..FILLINGS_MAX {
+            worker.obey(&lent.pass(PAGE_SIZE, FILL_THREADS, world.seed))?;
+            for at in (0..len_bytes).step_by(EVICT_BYTES as usize) {
+                lent.side.evict(at, EVICT_BYTES)?;
+                let settled = || lent.side.status().is_ok_and(|status| is_settled(&status));
+                if !wait_until(SETTLE_MAX, settled) {
+                    let message = format!("what was evicted is not with the lender after {SETTLE_MAX:?}");
+                    return Err(Failure::Problem(message));
+                }
+            }
+            if lent.lender.stored_pages()? >= pages - pages / ELSEWHERE_ONE_IN / 2 {
+                return Ok(lent);
+            }
+        }
+        let stored = lent.lender.stored_pages()?;
+        Err(Failure::Problem(format!("the lender has only {stored} of {pages} pages after {FILLINGS_MAX} fillings")))
+    }
+
+    /// The order for a pass.
+    fn pass(&self, block_bytes: usize, threads: usize, seed: u64) -> Order {
+        Order::Once { path: self.side.file.clone(), len_bytes: self.len_bytes, block_bytes, threads, seed }
+    }
+
+    /// A pass in which every read is to be a hit.
+    pub fn hits(
+        &self,
+        worker: &mut Worker<'_>,
+        block_bytes: usize,
+        threads: usize,
+        seed: u64,
+    ) -> Result<Report, Failure> {
+        self.side.drop_cached()?;
+        let counters = || Ok::<_, Failure>((self.side.counter("lender_pages")?, self.side.counter("read_pages")?));
+        let before = counters()?;
+        let report = worker.obey(&self.pass(block_bytes, threads, seed))?;
+        let after = counters()?;
+        let (hits, pages) = (after.0 - before.0, self.len_bytes / PAGE_SIZE as u64);
+        if hits < pages - pages / ELSEWHERE_ONE_IN {
+            let read = after.1 - before.1;
+            let state = self.side.status()?["lenders"][0]["state"].clone();
+            let message =
+                format!("only {hits} of {pages} pages came from the lender, which is {state}; {read} were read");
+            return Err(Failure::Problem(message));
+        }
+        Ok(report)
+    }
+}
+
+/// Whether everything that the tap has captured was taken, and everything that was sent has arrived.
+pub fn is_settled(status: &serde_json::Value) -> bool {
+    count(status, "/tap/captured_pages") == count(status, "/borrower/evictions")
+        && count(status, "/puts_under_way") == 0
+}
