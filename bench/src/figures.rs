@@ -96,8 +96,12 @@ pub struct Conditions {
     pub debug_build: bool,
     /// Release of the kernel.
     pub kernel: String,
+    /// When: UTC, as the script told it.
+    pub date: String,
     /// Processors of the machine.
     pub processors: usize,
+    /// What they are.
+    pub processor: String,
     /// Memory of the machine.
     pub memory_bytes: u64,
     /// The disk under the files.
@@ -109,8 +113,13 @@ impl Conditions {
     pub fn now(device: String) -> Conditions {
         let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
         let total = meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:")?.trim().strip_suffix(" kB"));
+        let told = |name: &str| std::env::var(name).unwrap_or_else(|_| "unknown".to_owned());
+        let cpuinfo = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+        let model = cpuinfo.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": "));
         Conditions {
-            revision: std::env::var("PUMA_REVISION").unwrap_or_else(|_| "unknown".to_owned()),
+            revision: told("PUMA_REVISION"),
+            date: told("PUMA_DATE"),
+            processor: model.map_or("unknown", |(_, model)| model).to_owned(),
             debug_build: cfg!(debug_assertions),
             kernel: rustix::system::uname().release().to_string_lossy().into_owned(),
             processors: std::thread::available_parallelism().map_or(0, usize::from),

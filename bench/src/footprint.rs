@@ -1,12 +1,11 @@
 //! `footprint`: the memory that borrower and lender take themselves, beside the data.
 //!
-//! The borrower's is what its two processes, keeper and daemon, have grown by since nothing was lent; the lender's what it has grown by,
-//! less the pages that it keeps. Counted is the proportional share of what is resident (Pss) and not backed by a file. The tap's ring belongs to the
+//! The borrower's is what its two processes, keeper and daemon, have grown by since a first part was lent, by which time all buffers are in
+//! use; the lender's what it has grown by, less the pages that it keeps. What they have after that first part is their start-up memory. Counted is the proportional share of what is resident (Pss) and not backed by a file. The tap's ring belongs to the
 //! kernel and is of a fixed size, and is not in it.
 
-use crate::hit::is_settled;
 use crate::worker::Order;
-use crate::world::{Lender, Side, World};
+use crate::world::{Lender, Side, Worker, World, count};
 use page::PAGE_SIZE;
 use serde_json::{Map, Value, json};
 use std::fs;
@@ -21,8 +20,12 @@ const CACHE_BYTES: u64 = 64 << 20;
 /// What the lender and its group have beyond the data.
 const LENDER_ROOM_BYTES: u64 = 192 << 20;
 const LENDER_RESERVE_BYTES: u64 = 32 << 20;
+/// Of the data, what is lent first: one part in that many.
+const FIRST_ONE_IN: u64 = 32;
 /// Readings, until all is lent.
 const FILLINGS_MAX: u32 = 3;
+/// Pages that may be missing at the end: one in that many.
+const MISSING_ONE_IN: u64 = 50;
 /// Until the lender has taken what was sent.
 const SETTLE_MAX: Duration = Duration::from_secs(20);
 
@@ -35,41 +38,22 @@ pub fn run(world: &World) -> Result<Map<String, Value>, Failure> {
     // The quickest way to lend all of a file: it is read once.
     let options = ["--fill", "read", "--filter", "off", "--gate", "off"];
     let side = world.mount("lent", lent_bytes, Some(lender.address), &options)?;
-    let lender_before = Memory::of(lender.pid())?;
-    let borrower_before = borrower(&side)?;
     println!("{} MiB to be lent", lent_bytes >> 20);
-
     let mut worker = world.worker(CACHE_BYTES)?;
-    let mut stored = 0;
-    for _ in 0..FILLINGS_MAX {
-        side.drop_cached()?;
-        worker.obey(&Order::Pass { path: side.file.clone(), len_bytes: lent_bytes })?;
-        if !wait_until(SETTLE_MAX, || {
-            side.status()
-                .is_ok_and(|status| is_settled(&status) || status["tap"].is_null() && status["puts_under_way"] == 0)
-        }) {
-            return Err(Failure::Problem(format!("the lender did not take all puts within {SETTLE_MAX:?}")));
-        }
-        stored = lender.stored_pages()?;
-        if stored >= lent_bytes / PAGE_SIZE as u64 {
-            break;
-        }
-    }
+    let first = lend(&side, &lender, &mut worker, lent_bytes / FIRST_ONE_IN)?;
+    let (borrower_before, lender_before) = (borrower(&side)?, Memory::of(lender.pid())?);
+    let stored = lend(&side, &lender, &mut worker, lent_bytes)?;
     drop(worker);
-    if stored < lent_bytes / PAGE_SIZE as u64 / 10 * 9 {
-        let message = format!("only {stored} pages could be lent; there is too little memory");
-        return Err(Failure::Problem(message));
-    }
     let (borrower_after, lender_after) = (borrower(&side)?, Memory::of(lender.pid())?);
     let grown = |before: &Memory, after: &Memory| after.own_bytes as f64 - before.own_bytes as f64;
-    let borrower_bytes = grown(&borrower_before, &borrower_after) / stored as f64;
-    let lender_bytes = grown(&lender_before, &lender_after) / stored as f64 - PAGE_SIZE as f64;
+    let borrower_bytes = grown(&borrower_before, &borrower_after) / (stored - first) as f64;
+    let lender_bytes = grown(&lender_before, &lender_after) / (stored - first) as f64 - PAGE_SIZE as f64;
     let mib = |memory: &Memory| memory.all_bytes as f64 / f64::from(1 << 20);
     println!(
         "{stored} pages lent: the borrower has {borrower_bytes:.1} bytes for each (at most {BORROWER_WANTED} are wanted), the lender \
          {lender_bytes:.1} beyond it (at most {LENDER_WANTED})"
     );
-    println!("before: the borrower {:.1} MiB, the lender {:.1} MiB", mib(&borrower_before), mib(&lender_before));
+    println!("at first: the borrower {:.1} MiB, the lender {:.1} MiB", mib(&borrower_before), mib(&lender_before));
     let figures = crate::members(json!({
         "borrower_bytes_per_page": borrower_bytes,
         "lender_bytes_per_page": lender_bytes,
@@ -81,6 +65,24 @@ pub fn run(world: &World) -> Result<Map<String, Value>, Failure> {
     }));
     free(side, lender)?;
     Ok(figures)
+}
+
+/// Has the beginning of the file read through the mount until all of it is lent. Returns the pages that are.
+fn lend(side: &Side, lender: &Lender, worker: &mut Worker<'_>, len_bytes: u64) -> Result<u64, Failure> {
+    let pages = len_bytes / PAGE_SIZE as u64;
+    for _ in 0..FILLINGS_MAX {
+        side.drop_cached()?;
+        worker.obey(&Order::Pass { path: side.file.clone(), len_bytes })?;
+        let settled = || side.status().is_ok_and(|status| count(&status, "/puts_under_way") == 0);
+        if !wait_until(SETTLE_MAX, settled) {
+            return Err(Failure::Problem(format!("the lender did not take all puts within {SETTLE_MAX:?}")));
+        }
+        if lender.stored_pages()? >= pages - pages / MISSING_ONE_IN {
+            return lender.stored_pages();
+        }
+    }
+    let stored = lender.stored_pages()?;
+    Err(Failure::Problem(format!("only {stored} of {pages} pages could be lent; is there too little memory?")))
 }
 
 /// Gives the memory back at once.

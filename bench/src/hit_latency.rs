@@ -26,10 +26,10 @@ pub fn run(world: &World) -> Result<Map<String, Value>, Failure> {
     let extent = world.extent;
     let len_bytes: u64 = extent.choose(128 << 20, 64 << 20, 4 << 20);
     let (rounds, ms) = (extent.choose(15, 7, 1), extent.choose(1000, 500, 50));
-    world.disk.limit_reads(Some(DISK_READS_PER_S))?;
     let mut worker = Worker::start(&world.interrupt, &[])?;
     let trusting = Lent::fill(world, &mut worker, Security::Trusting, "trusting", len_bytes)?;
     let keyed = Lent::fill(world, &mut worker, Security::Keyed, "keyed", len_bytes)?;
+    world.disk.limit_reads(Some(DISK_READS_PER_S))?;
     let null_at = world.directory("null")?;
     let null = world.null_server(&null_at, len_bytes)?;
     println!("{} MiB, each page once and at random, by one thread; {rounds} rounds", len_bytes >> 20);

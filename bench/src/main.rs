@@ -8,6 +8,7 @@ mod cached_read;
 mod dialects;
 mod figures;
 mod footprint;
+mod history;
 mod hit;
 mod hit_latency;
 mod hit_throughput;
@@ -26,13 +27,16 @@ mod write;
 mod writing;
 
 use clap::Parser;
-use serde_json::{Map, Value};
+use figures::Conditions;
+use serde_json::{Map, Value, json};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use testbed::{Failure, Interrupt};
 use world::{Extent, World};
 
+/// In the place of a bench: all of them.
+const ALL: &str = "all";
 /// Exit code: it could not be run.
 const NOT_RUN: u8 = 2;
 /// Exit codes of programs ended by a signal begin here.
@@ -93,7 +97,7 @@ const BENCHES: [Bench; 12] = [
 #[derive(Parser)]
 #[command(name = "bench", version, max_term_width = 100)]
 struct Options {
-    /// The bench to run
+    /// The bench to run, or `all`: all of them, and what they say is added to the history
     #[arg(required_unless_present = "list")]
     name: Option<String>,
     /// For the processes that a bench starts
@@ -108,6 +112,9 @@ struct Options {
     /// For a test of the bench itself: some seconds, and figures that say nothing
     #[arg(long, hide = true)]
     tiny: bool,
+    /// Where `all` keeps its history
+    #[arg(long, default_value = "bench/history")]
+    history: PathBuf,
     /// Print the figures as one JSON object, too, as the last line
     #[arg(long)]
     json: bool,
@@ -117,6 +124,20 @@ struct Options {
     /// Directory on a disk, for the files [default: next to this program, or /var/tmp]
     #[arg(long)]
     dir: Option<PathBuf>,
+}
+
+impl Options {
+    fn extent(&self) -> Extent {
+        match (self.tiny, self.quick) {
+            (true, _) => Extent::Tiny,
+            (false, true) => Extent::Quick,
+            (false, false) => Extent::Whole,
+        }
+    }
+
+    fn seed(&self) -> u64 {
+        self.seed.unwrap_or_else(|| fastrand::u32(..).into())
+    }
 }
 
 fn main() -> ExitCode {
@@ -152,13 +173,21 @@ fn main() -> ExitCode {
         eprintln!("bench: one bench at a time; what is {:?}?", options.rest);
         return ExitCode::from(NOT_RUN);
     }
-    let Some(bench) = BENCHES.iter().find(|bench| bench.name == name) else {
-        let names = BENCHES.map(|bench| bench.name).join(", ");
-        eprintln!("bench: there is no {name:?}; choose from {names}");
-        return ExitCode::from(NOT_RUN);
+    let benches = match BENCHES.iter().position(|bench| bench.name == name) {
+        Some(index) => &BENCHES[index..=index],
+        None if name == ALL => &BENCHES,
+        None => {
+            let names = BENCHES.map(|bench| bench.name).join(", ");
+            eprintln!("bench: there is no {name:?}; choose from {names}, {ALL}");
+            return ExitCode::from(NOT_RUN);
+        }
     };
     // Everything that was made is gone when this returns, on every path.
-    match run(bench, &options) {
+    let ran = Interrupt::listen().map_err(Failure::from).and_then(|interrupt| match benches {
+        [bench] => run_one(bench, &options, &interrupt),
+        all => run_all(all, &options, &interrupt),
+    });
+    match ran {
         Ok(()) => ExitCode::SUCCESS,
         Err(Failure::Interrupted(signal)) => {
             eprintln!("Interrupted. Everything that was made is removed.");
@@ -171,32 +200,69 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(bench: &Bench, options: &Options) -> Result<(), Failure> {
-    let interrupt = Interrupt::listen()?;
-    let extent = match (options.tiny, options.quick) {
-        (true, _) => Extent::Tiny,
-        (false, true) => Extent::Quick,
-        (false, false) => Extent::Whole,
-    };
-    let seed = options.seed.unwrap_or_else(|| fastrand::u32(..).into());
+/// One bench. Returns its figures, and what they were measured on.
+fn measure(
+    bench: &Bench,
+    options: &Options,
+    seed: u64,
+    interrupt: &Interrupt,
+) -> Result<(Map<String, Value>, Conditions), Failure> {
     println!("{}: {} (seed {seed})", bench.name, bench.about);
     if cfg!(debug_assertions) {
         println!("These programs are not optimized: the figures say nothing.");
     }
-    let world = World::create(extent, seed, options.dir.as_deref(), interrupt)?;
+    let world = World::create(options.extent(), seed, options.dir.as_deref(), interrupt.clone())?;
     let figures = (bench.run)(&world)?;
+    Ok((figures, world.conditions()))
+}
+
+fn run_one(bench: &Bench, options: &Options, interrupt: &Interrupt) -> Result<(), Failure> {
+    let seed = options.seed();
+    let (figures, conditions) = measure(bench, options, seed, interrupt)?;
     if options.json {
         let mut json = Map::new();
         json.insert("bench".to_owned(), bench.name.into());
         json.extend(figures);
-        json.insert("extent".to_owned(), extent.choose("whole", "quick", "tiny").into());
+        json.insert("extent".to_owned(), options.extent().name().into());
         json.insert("seed".to_owned(), seed.into());
-        let conditions = serde_json::to_value(world.conditions());
-        json.insert("conditions".to_owned(), conditions.map_err(|error| Failure::Problem(error.to_string()))?);
-        drop(world);
+        json.insert("conditions".to_owned(), json!(conditions));
         println!("{}", Value::Object(json));
     }
     Ok(())
+}
+
+/// All benches, one after the other. One that cannot be run is noted, and the others are run all the same.
+fn run_all(benches: &[Bench], options: &Options, interrupt: &Interrupt) -> Result<(), Failure> {
+    let seed = options.seed();
+    let (mut all, mut not_run) = (Map::new(), Map::new());
+    let mut conditions = Conditions::now("unknown".to_owned());
+    for bench in benches {
+        match measure(bench, options, seed, interrupt) {
+            Ok((figures, measured_on)) => {
+                all.insert(bench.name.to_owned(), figures.into());
+                conditions = measured_on;
+            }
+            Err(Failure::Problem(problem)) => {
+                println!("{} could not be run to its end: {problem}", bench.name);
+                not_run.insert(bench.name.to_owned(), problem.into());
+            }
+            Err(interrupted) => return Err(interrupted),
+        }
+        println!();
+    }
+    let line = history::line(&conditions, options.extent().name(), seed, &all, &not_run);
+    // Figures that say nothing are not kept.
+    if options.extent() != Extent::Tiny && !cfg!(debug_assertions) {
+        history::add(&options.history, &line)?;
+    }
+    if options.json {
+        println!("{line}");
+    }
+    if not_run.is_empty() {
+        return Ok(());
+    }
+    let names: Vec<&str> = not_run.keys().map(String::as_str).collect();
+    Err(Failure::Problem(format!("{} could not be run", names.join(", "))))
 }
 
 /// The members of a JSON object that was written as one.

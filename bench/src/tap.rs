@@ -30,12 +30,13 @@ pub fn run(world: &World) -> Result<Map<String, Value>, Failure> {
     let mut worker = Worker::start(&world.interrupt, &[])?;
     let (mut with, mut without) = (Series::default(), Series::default());
     println!("{} MiB evicted at once, {times} times in each of {rounds} rounds", evict_bytes >> 20);
+    let lender = world.lend(evict_bytes + LENDER_ROOM_BYTES, evict_bytes, LENDER_RESERVE_BYTES)?;
     for round in 0..rounds {
         let mut kinds = [("evict", &mut with), ("read", &mut without)];
         kinds.rotate_left(round % 2);
         for (fill, series) in kinds {
             // A tap sees the evictions of the whole machine, and passes over those of others; so there is none where there is to be none.
-            let side = world.mount("evicted", evict_bytes, None, &["--fill", fill])?;
+            let side = world.mount("evicted", evict_bytes, Some(lender.address), &["--fill", fill])?;
             let order = Order::Evict { path: side.file.clone(), len_bytes: evict_bytes, times };
             series.add(worker.obey(&order)?.p50_ns as f64);
             let (captured, lost) = taken(&side)?;
@@ -47,7 +48,7 @@ pub fn run(world: &World) -> Result<Map<String, Value>, Failure> {
             side.end()?;
         }
     }
-    drop(worker);
+    drop((worker, lender));
     let (added, drops) = (with.minus(&without), drops(world)?);
     println!("evicting a page: {} ns with the tap, {} ns without", with.text(0), without.text(0));
     println!("added: {} ns a page (at most {NS_WANTED} are wanted)", added.text(0));

@@ -48,6 +48,11 @@ pub enum Extent {
 }
 
 impl Extent {
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        self.choose("whole", "quick", "tiny")
+    }
+
     /// One of three values.
     pub fn choose<T>(self, whole: T, quick: T, tiny: T) -> T {
         match self {
