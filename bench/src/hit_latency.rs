@@ -63,6 +63,7 @@ pub fn run(world: &World) -> Result<Map<String, Value>, Failure> {
     }
     println!("p50 over the sum of the floors: {} (at most {RATIO_WANTED} is wanted)", ratio.text(2));
     println!("the same with security on:      {} (at most {SEALED_RATIO_WANTED} is wanted)", sealed_ratio.text(2));
+    println!("least share of hits in a pass: {:.3}, sealed {:.3}", trusting.hit_share(), keyed.hit_share());
     Ok(crate::members(json!({
         "hit_p50_us": plain.p50_us.median(),
         "hit_p99_us": plain.p99_us.median(),
@@ -76,6 +77,8 @@ pub fn run(world: &World) -> Result<Map<String, Value>, Failure> {
         "sealed_ratio_wanted": SEALED_RATIO_WANTED,
         "ratio": ratio.json(),
         "sealed_ratio": sealed_ratio.json(),
+        "hit_share": keyed.hit_share(),
+        "trusting_hit_share": trusting.hit_share(),
         "rounds": rounds,
         "file_bytes": len_bytes,
     })))

@@ -74,6 +74,7 @@ pub fn run(world: &World) -> Result<Map<String, Value>, Failure> {
     println!("one TCP stream: {} GiB/s", tcp.text(2));
     println!("4 KiB over those of the null server: {} (at least {RATIO_WANTED} is wanted)", ratio.text(2));
     println!("256 KiB by one thread: {:.2} GiB/s (at least {GIBPS_WANTED} are wanted)", gibps(&one[0]).median());
+    println!("least share of hits in a pass: {:.3}, sealed {:.3}", trusting.hit_share(), keyed.hit_share());
     Ok(crate::members(json!({
         "iops_4k": iops(&small[0]).median(),
         "null_iops_4k": iops(&small[2]).median(),
@@ -89,6 +90,8 @@ pub fn run(world: &World) -> Result<Map<String, Value>, Failure> {
         "ratio_4k_wanted": RATIO_WANTED,
         "gibps_256k_1_wanted": GIBPS_WANTED,
         "ratio": ratio.json(),
+        "hit_share": keyed.hit_share(),
+        "trusting_hit_share": trusting.hit_share(),
         "rounds": rounds,
         "file_bytes": len_bytes,
     })))
