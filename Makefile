@@ -7,6 +7,8 @@ CARGO ?= cargo
 PACKAGES := clang llvm libelf-dev zlib1g-dev pkg-config make gcc fuse3 fonts-dejavu-core
 # To test: fio, network namespaces (iproute2), captures (tshark), file systems (e2fsprogs), a database, what the POSIX suite is built with, and a C++ compiler for libFuzzer.
 TEST_PACKAGES := fio g++ acl attr e2fsprogs iproute2 libacl1-dev python3 postgresql postgresql-contrib tshark
+# To bench: the peers.
+BENCH_PACKAGES := bindfs memcached mergerfs
 # Where the public test programs are installed; set it to keep them when the checkout goes.
 TOOLS ?= $(CURDIR)/target/tools
 # Options of the demo, such as DEMO="--seconds 30 --seed 7"; `target/release/demo --help` lists them.
@@ -22,11 +24,15 @@ CHAOS ?=
 # Options of the fuzzing, such as FUZZ="--seconds 3600 --jobs 2 tap_ring"; `cargo run -p fuzz -- --help` lists them.
 FUZZ ?=
 
-.PHONY: help deps build test test-programs simulate rules test-long database test-deps tools interleavings fuzz fuzz-short fuzz-program sanitize miri deny demo \
+# Options of the benches, such as BENCH="--quick"; `bench/run --help` lists them.
+BENCH ?=
+
+.PHONY: help deps bench-deps build test test-programs bench microbench simulate rules test-long database test-deps tools interleavings fuzz fuzz-short fuzz-program sanitize miri deny demo \
 	gossip chaos soak check lint clean
 
 deps: WANTED := $(PACKAGES)
-test-deps: WANTED := $(PACKAGES) $(TEST_PACKAGES)
+bench-deps: WANTED := $(PACKAGES) $(BENCH_PACKAGES)
+test-deps: WANTED := $(PACKAGES) $(TEST_PACKAGES) $(BENCH_PACKAGES)
 
 help:
 	@echo 'make demo    show what lent memory does for random reads, in about a minute'
@@ -41,12 +47,14 @@ help:
 	@echo 'make sanitize    tests under the address and the thread sanitizer; make miri: under Miri'
 	@echo 'make chaos   lenders killed, stopped, squeezed, cut off, lying: some 5 minutes, as root'
 	@echo 'make soak    a mixed load with such troubles for 10 minutes: does anything grow?'
+	@echo 'make bench   all benches, with BENCH=--quick in some 20 minutes, as root; bench/run --list names them'
+	@echo 'make microbench  store, catalog, codec and sealing, some two minutes'
 	@echo 'make database    kill the daemon 20 times under PostgreSQL, some four minutes'
 	@echo 'make check   what CI runs: format, lints, tests, documentation'
 	@echo 'make clean   remove everything that was built'
 
 # Only what is missing is installed, so that this needs neither root nor a network once everything is there.
-deps test-deps:
+deps bench-deps test-deps:
 	@command -v $(CARGO) >/dev/null || { \
 		echo 'Rust is missing: install the stable toolchain, then try again.' >&2; exit 1; }
 	@if ! command -v dpkg-query >/dev/null; then \
@@ -156,6 +164,14 @@ deny: $(TOOLS)/bin/cargo-deny
 
 demo: build
 	target/release/demo $(DEMO)
+
+# Adds a line to bench/history.
+bench: bench-deps
+	bench/run all $(BENCH)
+
+# In one process, without a machine of its own: is a part slower than before?
+microbench: deps
+	$(CARGO) bench -p page -p wire -p lender -p borrower --benches
 
 # Options go to both; each prints its seed, and ends with 0 only if all was well. Results: target/chaos, target/soak.
 chaos: test-deps tools build

@@ -40,6 +40,21 @@ impl Series {
         Series(self.0.iter().zip(&other.0).map(|(own, other)| own / other).collect())
     }
 
+    /// Each with the one of the same round in `other` added to it.
+    pub fn plus(&self, other: &Series) -> Series {
+        Series(self.0.iter().zip(&other.0).map(|(own, other)| own + other).collect())
+    }
+
+    /// Each without the one of the same round in `other`.
+    pub fn minus(&self, other: &Series) -> Series {
+        self.plus(&other.times(-1.0))
+    }
+
+    /// Each in another unit.
+    pub fn times(&self, factor: f64) -> Series {
+        Series(self.0.iter().map(|value| value * factor).collect())
+    }
+
     /// `median (lowest to highest)`, with that many decimals.
     pub fn text(&self, decimals: usize) -> String {
         let (low, high) = self.ends();
@@ -66,6 +81,12 @@ pub fn mean(values: &[u64]) -> f64 {
     if values.is_empty() { 0.0 } else { values.iter().map(|value| *value as f64).sum::<f64>() / values.len() as f64 }
 }
 
+/// The mean that ratios have. NaN, where there is none.
+pub fn geometric_mean(ratios: impl Iterator<Item = f64>) -> f64 {
+    let logs: Vec<f64> = ratios.map(f64::ln).collect();
+    (logs.iter().sum::<f64>() / logs.len() as f64).exp()
+}
+
 /// What the figures were measured on.
 #[derive(Debug, Serialize)]
 pub struct Conditions {
@@ -75,8 +96,12 @@ pub struct Conditions {
     pub debug_build: bool,
     /// Release of the kernel.
     pub kernel: String,
+    /// When: UTC, as the script told it.
+    pub date: String,
     /// Processors of the machine.
     pub processors: usize,
+    /// What they are.
+    pub processor: String,
     /// Memory of the machine.
     pub memory_bytes: u64,
     /// The disk under the files.
@@ -88,8 +113,13 @@ impl Conditions {
     pub fn now(device: String) -> Conditions {
         let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
         let total = meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:")?.trim().strip_suffix(" kB"));
+        let told = |name: &str| std::env::var(name).unwrap_or_else(|_| "unknown".to_owned());
+        let cpuinfo = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+        let model = cpuinfo.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": "));
         Conditions {
-            revision: std::env::var("PUMA_REVISION").unwrap_or_else(|_| "unknown".to_owned()),
+            revision: told("PUMA_REVISION"),
+            date: told("PUMA_DATE"),
+            processor: model.map_or("unknown", |(_, model)| model).to_owned(),
             debug_build: cfg!(debug_assertions),
             kernel: rustix::system::uname().release().to_string_lossy().into_owned(),
             processors: std::thread::available_parallelism().map_or(0, usize::from),
@@ -114,6 +144,9 @@ mod tests {
         series.add(2.0);
         assert_eq!((series.median(), series.count()), (2.5, 4));
         assert_eq!(series.over(&series).median(), 1.0);
+        assert_eq!((series.plus(&series).median(), series.minus(&series).median()), (5.0, 0.0));
+        assert_eq!(series.times(2.0).text(0), "5 (2 to 8)");
+        assert!((geometric_mean([0.5, 2.0].into_iter()) - 1.0).abs() < 1e-9);
     }
 
     #[test]

@@ -3,27 +3,44 @@
 //! `bench/run NAME` builds and runs one. A bench that cannot be run on a machine says why and ends with 2. Everything that is made is
 //! removed, also when it fails or is interrupted. docs/performance.md says what each measures.
 
+mod bypass;
+mod cached_read;
+mod dialects;
 mod figures;
+mod footprint;
+mod history;
+mod hit;
+mod hit_latency;
+mod hit_throughput;
+mod metadata;
 mod never_slower;
+mod null_server;
+mod page_server;
+mod reading;
 mod reclaim;
 mod sequential;
+mod tap;
+mod tree;
 mod worker;
 mod world;
+mod write;
+mod writing;
 
 use clap::Parser;
-use serde_json::{Map, Value};
+use figures::Conditions;
+use serde_json::{Map, Value, json};
 use std::io::{self, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use testbed::{Failure, Interrupt};
 use world::{Extent, World};
 
+/// In the place of a bench: all of them.
+const ALL: &str = "all";
 /// Exit code: it could not be run.
 const NOT_RUN: u8 = 2;
 /// Exit codes of programs ended by a signal begin here.
 const SIGNALLED: u8 = 128;
-/// In the place of a bench: the process that is measured.
-const WORKER: &str = "worker";
 
 /// A bench: its name, what it says, and how it is run. It returns its figures.
 struct Bench {
@@ -32,7 +49,33 @@ struct Bench {
     run: fn(&World) -> Result<Map<String, Value>, Failure>,
 }
 
-const BENCHES: [Bench; 3] = [
+/// In the order in which they are listed, and run by `all`.
+const BENCHES: [Bench; 12] = [
+    Bench {
+        name: "hit-latency",
+        about: "one read at a time that hits the lender, against a null FUSE server and TCP",
+        run: hit_latency::run,
+    },
+    Bench {
+        name: "hit-throughput",
+        about: "many and large reads that hit the lender, against a null FUSE server and TCP",
+        run: hit_throughput::run,
+    },
+    Bench { name: "page-server", about: "the lender alone, against memcached", run: page_server::run },
+    Bench {
+        name: "cached-read",
+        about: "a file in the page cache, against the directory below",
+        run: cached_read::run,
+    },
+    Bench { name: "bypass", about: "a stream larger than the memory, against the directory below", run: bypass::run },
+    Bench {
+        name: "metadata",
+        about: "names and small files, against the directory below, bindfs and mergerfs",
+        run: metadata::run,
+    },
+    Bench { name: "write", about: "writes and syncs, through and back, against the directory below", run: write::run },
+    Bench { name: "tap", about: "evictions with the tap and without, and what its ring loses", run: tap::run },
+    Bench { name: "footprint", about: "memory of borrower and lender for each page lent", run: footprint::run },
     Bench {
         name: "sequential",
         about: "a file twice the size of the memory, read from end to end, with a lender and without",
@@ -54,9 +97,12 @@ const BENCHES: [Bench; 3] = [
 #[derive(Parser)]
 #[command(name = "bench", version, max_term_width = 100)]
 struct Options {
-    /// The bench to run
+    /// The bench to run, or `all`: all of them, and what they say is added to the history
     #[arg(required_unless_present = "list")]
     name: Option<String>,
+    /// For the processes that a bench starts
+    #[arg(hide = true)]
+    rest: Vec<String>,
     /// Name the benches
     #[arg(long)]
     list: bool,
@@ -66,6 +112,9 @@ struct Options {
     /// For a test of the bench itself: some seconds, and figures that say nothing
     #[arg(long, hide = true)]
     tiny: bool,
+    /// Where `all` keeps its history
+    #[arg(long, default_value = "bench/history")]
+    history: PathBuf,
     /// Print the figures as one JSON object, too, as the last line
     #[arg(long)]
     json: bool,
@@ -75,6 +124,20 @@ struct Options {
     /// Directory on a disk, for the files [default: next to this program, or /var/tmp]
     #[arg(long)]
     dir: Option<PathBuf>,
+}
+
+impl Options {
+    fn extent(&self) -> Extent {
+        match (self.tiny, self.quick) {
+            (true, _) => Extent::Tiny,
+            (false, true) => Extent::Quick,
+            (false, false) => Extent::Whole,
+        }
+    }
+
+    fn seed(&self) -> u64 {
+        self.seed.unwrap_or_else(|| fastrand::u32(..).into())
+    }
 }
 
 fn main() -> ExitCode {
@@ -87,7 +150,7 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     }
     let name = options.name.as_deref().unwrap_or_default();
-    if name == WORKER {
+    if name == worker::NAME {
         return match worker::run() {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => {
@@ -96,13 +159,35 @@ fn main() -> ExitCode {
             }
         };
     }
-    let Some(bench) = BENCHES.iter().find(|bench| bench.name == name) else {
-        let names = BENCHES.map(|bench| bench.name).join(", ");
-        eprintln!("bench: there is no {name:?}; choose from {names}");
+    if let (null_server::NAME, [at, len_bytes]) = (name, options.rest.as_slice()) {
+        let served = null_server::run(Path::new(at), len_bytes.parse().unwrap_or(0));
+        return served.map_or_else(
+            |error| {
+                eprintln!("bench {name}: {error}");
+                ExitCode::FAILURE
+            },
+            |()| ExitCode::SUCCESS,
+        );
+    }
+    if !options.rest.is_empty() {
+        eprintln!("bench: one bench at a time; what is {:?}?", options.rest);
         return ExitCode::from(NOT_RUN);
+    }
+    let benches = match BENCHES.iter().position(|bench| bench.name == name) {
+        Some(index) => &BENCHES[index..=index],
+        None if name == ALL => &BENCHES,
+        None => {
+            let names = BENCHES.map(|bench| bench.name).join(", ");
+            eprintln!("bench: there is no {name:?}; choose from {names}, {ALL}");
+            return ExitCode::from(NOT_RUN);
+        }
     };
     // Everything that was made is gone when this returns, on every path.
-    match run(bench, &options) {
+    let ran = Interrupt::listen().map_err(Failure::from).and_then(|interrupt| match benches {
+        [bench] => run_one(bench, &options, &interrupt),
+        all => run_all(all, &options, &interrupt),
+    });
+    match ran {
         Ok(()) => ExitCode::SUCCESS,
         Err(Failure::Interrupted(signal)) => {
             eprintln!("Interrupted. Everything that was made is removed.");
@@ -115,32 +200,69 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(bench: &Bench, options: &Options) -> Result<(), Failure> {
-    let interrupt = Interrupt::listen()?;
-    let extent = match (options.tiny, options.quick) {
-        (true, _) => Extent::Tiny,
-        (false, true) => Extent::Quick,
-        (false, false) => Extent::Whole,
-    };
-    let seed = options.seed.unwrap_or_else(|| fastrand::u32(..).into());
+/// One bench. Returns its figures, and what they were measured on.
+fn measure(
+    bench: &Bench,
+    options: &Options,
+    seed: u64,
+    interrupt: &Interrupt,
+) -> Result<(Map<String, Value>, Conditions), Failure> {
     println!("{}: {} (seed {seed})", bench.name, bench.about);
     if cfg!(debug_assertions) {
         println!("These programs are not optimized: the figures say nothing.");
     }
-    let world = World::create(extent, seed, options.dir.as_deref(), interrupt)?;
+    let world = World::create(options.extent(), seed, options.dir.as_deref(), interrupt.clone())?;
     let figures = (bench.run)(&world)?;
+    Ok((figures, world.conditions()))
+}
+
+fn run_one(bench: &Bench, options: &Options, interrupt: &Interrupt) -> Result<(), Failure> {
+    let seed = options.seed();
+    let (figures, conditions) = measure(bench, options, seed, interrupt)?;
     if options.json {
         let mut json = Map::new();
         json.insert("bench".to_owned(), bench.name.into());
         json.extend(figures);
-        json.insert("extent".to_owned(), extent.choose("whole", "quick", "tiny").into());
+        json.insert("extent".to_owned(), options.extent().name().into());
         json.insert("seed".to_owned(), seed.into());
-        let conditions = serde_json::to_value(world.conditions());
-        json.insert("conditions".to_owned(), conditions.map_err(|error| Failure::Problem(error.to_string()))?);
-        drop(world);
+        json.insert("conditions".to_owned(), json!(conditions));
         println!("{}", Value::Object(json));
     }
     Ok(())
+}
+
+/// All benches, one after the other. One that cannot be run is noted, and the others are run all the same.
+fn run_all(benches: &[Bench], options: &Options, interrupt: &Interrupt) -> Result<(), Failure> {
+    let seed = options.seed();
+    let (mut all, mut not_run) = (Map::new(), Map::new());
+    let mut conditions = Conditions::now("unknown".to_owned());
+    for bench in benches {
+        match measure(bench, options, seed, interrupt) {
+            Ok((figures, measured_on)) => {
+                all.insert(bench.name.to_owned(), figures.into());
+                conditions = measured_on;
+            }
+            Err(Failure::Problem(problem)) => {
+                println!("{} could not be run to its end: {problem}", bench.name);
+                not_run.insert(bench.name.to_owned(), problem.into());
+            }
+            Err(interrupted) => return Err(interrupted),
+        }
+        println!();
+    }
+    let line = history::line(&conditions, options.extent().name(), seed, &all, &not_run);
+    // Figures that say nothing are not kept.
+    if options.extent() != Extent::Tiny && !cfg!(debug_assertions) {
+        history::add(&options.history, &line)?;
+    }
+    if options.json {
+        println!("{line}");
+    }
+    if not_run.is_empty() {
+        return Ok(());
+    }
+    let names: Vec<&str> = not_run.keys().map(String::as_str).collect();
+    Err(Failure::Problem(format!("{} could not be run", names.join(", "))))
 }
 
 /// The members of a JSON object that was written as one.

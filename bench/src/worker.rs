@@ -1,21 +1,28 @@
-//! The process that is measured: this program, started again with a hidden subcommand inside the groups under test.
+//! The process that is measured: this program once more ([`testbed::Servant`]).
 //!
-//! It takes orders on standard input and answers each on standard output, one JSON value a line. Every page of the files begins with its
+//! Every page of the files begins with its
 //! own number, and stays so when it is written: each page that is read is looked at, and a wrong one ends the bench.
 
-use crate::world::STAMP_BYTES;
+use crate::dialects::{self, Asking};
+use crate::figures::p99;
+use crate::reading::{self, Method};
+use crate::tree;
+use crate::world::{self, STAMP_BYTES};
+use crate::writing::{self, Pattern};
 use page::PAGE_SIZE;
 use rustix::fs::Advice;
 use rustix::mm::{MapFlags, ProtFlags};
 use serde::{Deserialize, Serialize};
 use std::fs::File;
-use std::io::{self, BufRead, Write};
+use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{Builder, sleep};
 use std::time::{Duration, Instant};
 
+/// The subcommand.
+pub const NAME: &str = "worker";
 /// Read at once in a sequential stream: as `cp` does.
 const BLOCK_BYTES: usize = 128 << 10;
 /// Stack of a reading thread: they are many, and their memory is the measured group's.
@@ -68,6 +75,81 @@ pub enum Order {
         /// Of the pages chosen.
         seed: u64,
     },
+    /// Read each block of the beginning of a file once, at random ([`reading::once`]).
+    Once {
+        /// Of the file.
+        path: PathBuf,
+        /// Bytes of it.
+        len_bytes: u64,
+        /// Bytes of a block.
+        block_bytes: usize,
+        /// Threads that share the blocks.
+        threads: usize,
+        /// Of the order.
+        seed: u64,
+    },
+    /// Read a file that is cached ([`reading::cached`]).
+    Cached {
+        /// Of the file.
+        path: PathBuf,
+        /// Bytes of it.
+        len_bytes: u64,
+        /// Bytes of a block.
+        block_bytes: usize,
+        /// How.
+        method: Method,
+        /// For how long.
+        ms: u64,
+        /// Of the blocks chosen.
+        seed: u64,
+    },
+    /// Have a file's pages evicted ([`reading::evict`]).
+    Evict {
+        /// Of the file.
+        path: PathBuf,
+        /// Bytes of it.
+        len_bytes: u64,
+        /// How often.
+        times: usize,
+    },
+    /// Ask a TCP peer again and again ([`reading::ping_pong`]), or, with no request, take what it sends ([`reading::stream`]).
+    Talk {
+        /// Of the peer.
+        address: String,
+        /// Bytes that are sent at once.
+        request_bytes: usize,
+        /// Bytes that come at once.
+        answer_bytes: usize,
+        /// For how long.
+        ms: u64,
+    },
+    /// Make, use and remove a tree of small files ([`tree::run`]).
+    Tree {
+        /// In it.
+        directory: PathBuf,
+        /// How many.
+        files: usize,
+    },
+    /// Overwrite blocks of a file ([`writing::write`]).
+    Write {
+        /// Of the file.
+        path: PathBuf,
+        /// Bytes of it.
+        len_bytes: u64,
+        /// How.
+        pattern: Pattern,
+        /// How many blocks.
+        count: u64,
+        /// Of the blocks chosen.
+        seed: u64,
+    },
+    /// Stay on that processor from now on.
+    Stay {
+        /// Its number.
+        processor: usize,
+    },
+    /// Be the client of a page server ([`dialects::ask`]).
+    Ask(Asking),
     /// Allocate memory at full speed, while a file is read again and again, and give it back.
     Allocate {
         /// How much.
@@ -97,6 +179,12 @@ pub struct Report {
     pub bytes: u64,
     /// Time it took.
     pub seconds: f64,
+    /// Time of the middle operation, where each was timed.
+    pub p50_ns: u64,
+    /// Time that one operation in a hundred exceeds.
+    pub p99_ns: u64,
+    /// Times of the parts that an order has.
+    pub phase_seconds: Vec<f64>,
     /// Time of each MiB that was allocated.
     pub allocation_ns: Vec<u64>,
     /// Pages of the hot file.
@@ -105,25 +193,24 @@ pub struct Report {
     pub hot_cached_pages: u64,
 }
 
-/// The whole life of the worker.
-pub fn run() -> Result<(), String> {
-    // Pages of the program itself must not be read from the disk in the middle of a measurement. Where it is not allowed, a few are.
-    let _not_allowed = rustix::mm::mlockall(rustix::mm::MlockAllFlags::CURRENT);
-    say(&Answer::Ready)?;
-    for line in io::stdin().lock().lines() {
-        let line = line.map_err(|error| format!("reading orders: {error}"))?;
-        let order: Order = serde_json::from_str(&line).map_err(|error| format!("understanding an order: {error}"))?;
-        match carry_out(&order) {
-            Ok(report) => say(&Answer::Done(report))?,
-            Err(error) => say(&Answer::Failed(error))?,
-        }
+impl Report {
+    /// Notes operations, by how long each took.
+    pub fn set_times(&mut self, mut times_ns: Vec<u64>) {
+        times_ns.sort_unstable();
+        self.operations = times_ns.len() as u64;
+        self.p50_ns = times_ns.get(times_ns.len() / 2).copied().unwrap_or(0);
+        self.p99_ns = p99(&times_ns);
     }
-    Ok(())
 }
 
-fn say(answer: &Answer) -> Result<(), String> {
-    let line = serde_json::to_string(answer).map_err(|error| error.to_string())?;
-    writeln!(io::stdout().lock(), "{line}").map_err(|error| format!("answering: {error}"))
+/// The whole life of the worker.
+pub fn run() -> Result<(), String> {
+    testbed::hold_program();
+    testbed::answer(&Answer::Ready)?;
+    while let Some(order) = testbed::next_order()? {
+        testbed::answer(&carry_out(&order).map_or_else(Answer::Failed, Answer::Done))?;
+    }
+    Ok(())
 }
 
 fn carry_out(order: &Order) -> Result<Report, String> {
@@ -146,18 +233,11 @@ fn carry_out(order: &Order) -> Result<Report, String> {
             };
             let begin = Instant::now();
             let end = begin + Duration::from_millis(*ms);
-            let results: Vec<Result<(u64, u64), String>> = std::thread::scope(|scope| {
-                let start = |number: usize| {
-                    let work = move || work(path, *len_bytes, *workload, end, seed.wrapping_add(number as u64));
-                    Builder::new().stack_size(STACK_BYTES).spawn_scoped(scope, work)
-                };
-                let started: Vec<_> = (0..threads).map(start).collect();
-                let result = |thread: io::Result<std::thread::ScopedJoinHandle<'_, _>>| {
-                    let thread = thread.map_err(|error| format!("starting a thread: {error}"))?;
-                    thread.join().unwrap_or_else(|_| Err("a thread panicked".to_owned()))
-                };
-                started.into_iter().map(result).collect()
-            });
+            let work = |number: usize| {
+                let seed = seed.wrapping_add(number as u64);
+                move || work(path, *len_bytes, *workload, end, seed)
+            };
+            let results = join((0..threads).map(work));
             let mut report = Report { seconds: begin.elapsed().as_secs_f64(), ..Report::default() };
             for result in results {
                 let (operations, bytes) = result?;
@@ -166,8 +246,41 @@ fn carry_out(order: &Order) -> Result<Report, String> {
             }
             Ok(report)
         }
+        Order::Once { path, len_bytes, block_bytes, threads, seed } => {
+            reading::once(path, *len_bytes, *block_bytes, (*threads).clamp(1, THREADS_MAX), *seed)
+        }
+        Order::Cached { path, len_bytes, block_bytes, method, ms, seed } => {
+            reading::cached(path, *len_bytes, *block_bytes, *method, *ms, *seed)
+        }
+        Order::Evict { path, len_bytes, times } => reading::evict(path, *len_bytes, *times),
+        Order::Talk { address, request_bytes: 0, answer_bytes, ms } => reading::stream(address, *answer_bytes, *ms),
+        Order::Talk { address, request_bytes, answer_bytes, ms } => {
+            reading::ping_pong(address, *request_bytes, *answer_bytes, *ms)
+        }
+        Order::Tree { directory, files } => tree::run(directory, *files),
+        Order::Write { path, len_bytes, pattern, count, seed } => {
+            writing::write(path, *len_bytes, *pattern, *count, *seed)
+        }
+        Order::Stay { processor } => {
+            world::pin(None, *processor).map_err(|error| format!("staying on a processor: {error}"))?;
+            Ok(Report::default())
+        }
+        Order::Ask(asking) => dialects::ask(asking),
         Order::Allocate { bytes, hot } => allocate(*bytes, hot),
     }
+}
+
+/// Runs each on a thread of its own, and waits for all.
+pub fn join<T: Send>(works: impl Iterator<Item = impl FnOnce() -> Result<T, String> + Send>) -> Vec<Result<T, String>> {
+    std::thread::scope(|scope| {
+        let start = |work| Builder::new().stack_size(STACK_BYTES).spawn_scoped(scope, work);
+        let started: Vec<_> = works.map(start).collect();
+        let result = |thread: io::Result<std::thread::ScopedJoinHandle<'_, _>>| {
+            let thread = thread.map_err(|error| format!("starting a thread: {error}"))?;
+            thread.join().unwrap_or_else(|_| Err("a thread panicked".to_owned()))
+        };
+        started.into_iter().map(result).collect()
+    })
 }
 
 /// Returns how many operations there were until `end`, and their bytes. One at the least: threads may have taken all the time to start.
@@ -256,7 +369,8 @@ impl Pages {
     }
 }
 
-fn check(page: u64, content: &[u8]) -> Result<(), String> {
+/// Whether a page begins with its number.
+pub fn check(page: u64, content: &[u8]) -> Result<(), String> {
     if content.starts_with(&page.to_le_bytes()) {
         return Ok(());
     }

@@ -4,18 +4,22 @@
 //! file of the same size on the same disk. All processes are started by the thread that calls, and end with their guards.
 
 use crate::figures::Conditions;
-use crate::worker::{Answer, Order, Report};
+use crate::null_server::{self, NullServer};
+use crate::worker::{self, Answer, Order, Report};
 use page::PAGE_SIZE;
 use rustix::fs::Advice;
+use rustix::process::Pid;
+use rustix::thread::{CpuSet, sched_setaffinity};
 use serde_json::Value;
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::net::SocketAddr;
+use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
-use std::process::{ChildStdin, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::process::Command;
+use std::time::Duration;
 use testbed::{
-    BlockDevice, Failure, Group, Interrupt, Line, Process, Puma, PumaMount, Scratch, SlowDisk, ask_daemon,
+    BlockDevice, Failure, Group, Interrupt, Process, Puma, PumaMount, Scratch, Servant, SlowDisk, ask_daemon,
     sibling_binary, wait_until,
 };
 
@@ -27,8 +31,6 @@ const START_ROOM_BYTES: u64 = 64 << 20;
 const LATE_MAX: Duration = Duration::from_secs(120);
 /// For a daemon's answer, and until a mount has found its lender.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
-/// Between two looks whether somebody wants us to stop.
-const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// Free space that is left on the disk.
 const DISK_RESERVE_BYTES: u64 = 1 << 30;
 /// Pages written at once.
@@ -46,6 +48,11 @@ pub enum Extent {
 }
 
 impl Extent {
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        self.choose("whole", "quick", "tiny")
+    }
+
     /// One of three values.
     pub fn choose<T>(self, whole: T, quick: T, tiny: T) -> T {
         match self {
@@ -54,6 +61,15 @@ impl Extent {
             Extent::Tiny => tiny,
         }
     }
+}
+
+/// Whether connections and pages are sealed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Security {
+    /// With a pool key, as by default.
+    Keyed,
+    /// With `--trust-network`.
+    Trusting,
 }
 
 /// What every bench is given.
@@ -89,12 +105,10 @@ impl World {
         let scratch = Scratch::new_in(dir, "bench")?;
         let disk = SlowDisk::create("bench", scratch.path())?;
         let (logs, key) = (scratch.directory("logs")?, scratch.path().join("pool.key"));
+        let puma = Puma { pumapool, logs, interrupt: Some(interrupt.clone()) };
         // As between machines: the figures have the cost of sealing in them.
-        let made = Command::new(&pumapool).args(["key", "new"]).arg(&key).stdout(Stdio::null()).status();
-        if !made.map_err(Failure::attempted("making a pool key"))?.success() {
-            return Err(Failure::Problem("`pumapool key new` failed".to_owned()));
-        }
-        Ok(World { extent, seed, interrupt, disk, puma: Puma { pumapool, logs }, key, scratch })
+        puma.new_key(&key)?;
+        Ok(World { extent, seed, interrupt, disk, puma, key, scratch })
     }
 
     /// What it is.
@@ -104,9 +118,21 @@ impl World {
 
     /// Starts a lender in a memory group of `group_bytes`, which lends `capacity_bytes` at the most and leaves `reserve_bytes` free.
     pub fn lend(&self, group_bytes: u64, capacity_bytes: u64, reserve_bytes: u64) -> Result<Lender, Failure> {
+        self.lend_with(Security::Keyed, group_bytes, capacity_bytes, reserve_bytes)
+    }
+
+    /// The same, sealed or not.
+    pub fn lend_with(
+        &self,
+        security: Security,
+        group_bytes: u64,
+        capacity_bytes: u64,
+        reserve_bytes: u64,
+    ) -> Result<Lender, Failure> {
         let group = Group::create("bench-lender", Some(group_bytes), None)?;
         let mut command = Command::new(&self.puma.pumapool);
-        command.args(["lend", "--foreground", "--listen", "127.0.0.1:0"]).arg("--key").arg(&self.key);
+        command.args(["lend", "--foreground", "--listen", "127.0.0.1:0"]);
+        self.secure(&mut command, security);
         command.args(["--capacity", &capacity_bytes.to_string(), "--reserve", &reserve_bytes.to_string()]);
         let (process, said) = self.puma.start(command, "lender", &[&group])?;
         let address = said.rsplit(' ').next().and_then(|address| address.parse().ok());
@@ -123,30 +149,66 @@ impl World {
         lender: Option<SocketAddr>,
         options: &[&str],
     ) -> Result<Side, Failure> {
+        self.mount_with(Security::Keyed, name, len_bytes, lender, options)
+    }
+
+    /// The same, sealed or not; without a file where `len_bytes` is 0.
+    pub fn mount_with(
+        &self,
+        security: Security,
+        name: &str,
+        len_bytes: u64,
+        lender: Option<SocketAddr>,
+        options: &[&str],
+    ) -> Result<Side, Failure> {
         let (source, at) = (self.scratch.path().join(name), self.scratch.path().join(format!("{name}-mounted")));
         if !source.is_dir() {
             self.check_room(len_bytes)?;
             for directory in [&source, &at] {
                 fs::create_dir(directory).map_err(Failure::attempted(format!("making {}", directory.display())))?;
             }
-            write_stamped(&source.join(FILE), len_bytes, self.seed)
-                .map_err(Failure::attempted(format!("writing a file to {}", source.display())))?;
+            if len_bytes > 0 {
+                write_stamped(&source.join(FILE), len_bytes, self.seed)
+                    .map_err(Failure::attempted(format!("writing a file to {}", source.display())))?;
+            }
             self.interrupt.check()?;
         }
         // On the same slow disk as the workers: it reads it on their behalf.
         let group = Group::create("bench-mount", None, Some(&self.disk))?;
         let mut command = Command::new(&self.puma.pumapool);
-        command.arg("mount").args([&source, &at]).arg("--foreground").arg("--key").arg(&self.key).args(options);
+        command.arg("mount").args([&source, &at]).arg("--foreground").args(options);
+        self.secure(&mut command, security);
         if let Some(address) = lender {
             command.args(["--lender", &address.to_string()]);
         }
         let mount = self.puma.mount(command, &at, &format!("mount-{name}"), &[&group])?;
-        let side = Side { mount, _group: group, below: source.join(FILE), file: at.join(FILE) };
+        let side = Side { mount, _group: group, below: source.join(FILE), file: at.join(FILE), at };
         let found = || side.status().is_ok_and(|status| status["lender_is_up"] == true);
         if lender.is_some() && !wait_until(ANSWER_MAX, found) {
             return Err(Failure::Problem(format!("the mount {name} does not find its lender")));
         }
         Ok(side)
+    }
+
+    fn secure(&self, command: &mut Command, security: Security) {
+        match security {
+            Security::Keyed => command.arg("--key").arg(&self.key),
+            Security::Trusting => command.arg("--trust-network"),
+        };
+    }
+
+    /// The floors of a hit; its file has so many bytes. `at` is a directory that is empty.
+    pub fn null_server<'a>(&self, at: &'a Path, len_bytes: u64) -> Result<NullServer<'a>, Failure> {
+        let own = std::env::current_exe().map_err(Failure::attempted("finding this program"))?;
+        let mut command = Command::new(own);
+        command.arg(null_server::NAME).arg(at).arg(len_bytes.to_string());
+        let (process, address) = self.puma.start(command, null_server::NAME, &[])?;
+        Ok(NullServer::new(process, at, address))
+    }
+
+    /// Makes an empty directory.
+    pub fn directory(&self, name: &str) -> Result<PathBuf, Failure> {
+        Ok(self.scratch.directory(name)?)
     }
 
     /// A file of `len_bytes` on the disk, not in the page cache.
@@ -196,6 +258,11 @@ pub struct Lender {
 }
 
 impl Lender {
+    /// The process.
+    pub fn pid(&self) -> u32 {
+        self.process.pid()
+    }
+
     /// Pages that it keeps.
     pub fn stored_pages(&self) -> Result<u64, Failure> {
         Ok(count(&ask_daemon("lend", self.process.pid(), ANSWER_MAX)?, "/lender/stored_pages"))
@@ -203,15 +270,17 @@ impl Lender {
 }
 
 /// The one file of each mount.
-const FILE: &str = "data";
+pub const FILE: &str = "data";
 
 /// A mount over a file of its own, taken away when dropped.
 pub struct Side {
     // In this order: the mount before its group.
     mount: PumaMount,
     _group: Group,
-    below: PathBuf,
-    /// The file, through the mount.
+    /// Where it is mounted.
+    pub at: PathBuf,
+    /// The file in it, as it is below and through the mount.
+    pub below: PathBuf,
     pub file: PathBuf,
 }
 
@@ -233,6 +302,14 @@ impl Side {
         drop_cached(&self.below)
     }
 
+    /// Has the kernel evict a part of the file, through the mount.
+    pub fn evict(&self, at_bytes: u64, len_bytes: u64) -> Result<(), Failure> {
+        let len_bytes = NonZeroU64::new(len_bytes);
+        let evicted = File::open(&self.file)
+            .and_then(|file| Ok(rustix::fs::fadvise(&file, at_bytes, len_bytes, Advice::DontNeed)?));
+        evicted.map_err(Failure::attempted(format!("evicting {}", self.file.display())))
+    }
+
     /// Takes it away.
     pub fn end(self) -> Result<(), Failure> {
         self.mount.end().map_err(Failure::Problem)
@@ -242,6 +319,19 @@ impl Side {
 /// A number of a status.
 pub fn count(status: &Value, path: &str) -> u64 {
     status.pointer(path).and_then(Value::as_u64).unwrap_or(0)
+}
+
+/// Has a process and what it starts stay on one processor; None is the thread that calls.
+pub fn pin(pid: Option<u32>, processor: usize) -> io::Result<()> {
+    let mut set = CpuSet::new();
+    set.set(processor);
+    let Some(pid) = pid else { return Ok(sched_setaffinity(None, &set)?) };
+    for task in fs::read_dir(format!("/proc/{pid}/task"))? {
+        let name = task?.file_name();
+        let thread = name.to_str().and_then(|name| Pid::from_raw(name.parse().ok()?));
+        sched_setaffinity(thread, &set)?;
+    }
+    Ok(())
 }
 
 /// Writes a file back and has the kernel forget its pages.
@@ -276,9 +366,7 @@ pub fn write_stamped(path: &Path, len_bytes: u64, seed: u64) -> io::Result<()> {
 /// A worker, ended when dropped.
 pub struct Worker<'a> {
     // In this order: the process before its group.
-    process: Process,
-    orders: Option<ChildStdin>,
-    interrupt: &'a Interrupt,
+    servant: Servant<'a>,
     /// Its own, where it has one.
     group: Option<Group>,
 }
@@ -286,52 +374,21 @@ pub struct Worker<'a> {
 impl<'a> Worker<'a> {
     /// Starts one in groups of others, which must outlive it.
     pub fn start(interrupt: &'a Interrupt, groups: &[&Group]) -> Result<Worker<'a>, Failure> {
-        let own = std::env::current_exe().map_err(Failure::attempted("finding this program"))?;
-        let mut command = Command::new(own);
-        command.arg("worker").stdin(Stdio::piped());
-        let mut process = Process::spawn(command, groups)?;
-        let orders = process.take_stdin();
-        let mut worker = Worker { process, orders, interrupt, group: None };
-        match worker.hear(LATE_MAX)? {
-            Answer::Ready => Ok(worker),
+        let mut servant = Servant::start(worker::NAME, groups, interrupt)?;
+        match servant.hear(LATE_MAX)? {
+            Answer::Ready => Ok(Worker { servant, group: None }),
             answer => Err(Failure::Problem(format!("starting a worker: it answered {answer:?}"))),
         }
     }
 
     /// Has an order carried out.
     pub fn obey(&mut self, order: &Order) -> Result<Report, Failure> {
-        let line = serde_json::to_string(order).map_err(|error| Failure::Problem(error.to_string()))?;
-        let orders = self.orders.as_mut().ok_or_else(|| Failure::Problem("the worker takes no orders".to_owned()))?;
-        writeln!(orders, "{line}").map_err(Failure::attempted("telling a worker what to do"))?;
+        self.servant.tell(order)?;
         let own = if let Order::Use { ms, .. } = order { Duration::from_millis(*ms) } else { Duration::ZERO };
-        match self.hear(own + LATE_MAX)? {
+        match self.servant.hear(own + LATE_MAX)? {
             Answer::Done(report) => Ok(report),
             Answer::Failed(problem) => Err(Failure::Problem(format!("a worker failed: {problem}"))),
             Answer::Ready => Err(Failure::Problem("a worker started twice".to_owned())),
-        }
-    }
-
-    fn hear(&mut self, limit: Duration) -> Result<Answer, Failure> {
-        let begin = Instant::now();
-        loop {
-            self.interrupt.check()?;
-            match self.process.next_line(LOOK_EVERY) {
-                Line::Text(line) => {
-                    let understood = serde_json::from_str(&line);
-                    return understood.map_err(|error| Failure::Problem(format!("a worker said {line:?}: {error}")));
-                }
-                Line::Timeout if begin.elapsed() < limit => {}
-                Line::Timeout => {
-                    return Err(Failure::Problem(format!(
-                        "a worker said nothing for {limit:?}; one of its reads hangs"
-                    )));
-                }
-                Line::End => {
-                    let end = self.process.wait(Duration::from_secs(1))?;
-                    let end = end.map_or("closed its output".to_owned(), |status| format!("ended ({status})"));
-                    return Err(Failure::Problem(format!("a worker {end} before its work was done")));
-                }
-            }
         }
     }
 }
@@ -339,7 +396,6 @@ impl<'a> Worker<'a> {
 impl Drop for Worker<'_> {
     fn drop(&mut self) {
         // It ends when there are no more orders; one that hangs is ended by its guard.
-        drop(self.orders.take());
-        let _its_guard_waits_too = self.process.wait(ANSWER_MAX);
+        let _its_guard_waits_too = self.servant.end(ANSWER_MAX);
     }
 }

@@ -160,7 +160,7 @@ fn prepare(common: &Common) -> Result<(Puma, u64, Scratch, PathBuf), Failure> {
         }
         None => ram_disk::create(&scratch)?,
     };
-    Ok((Puma { pumapool, logs: out.clone() }, seed, scratch, disk))
+    Ok((Puma { pumapool, logs: out.clone(), interrupt: None }, seed, scratch, disk))
 }
 
 fn run(options: &RunOptions, interrupt: &Interrupt) -> Result<bool, Failure> {

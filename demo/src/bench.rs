@@ -5,15 +5,13 @@
 
 use crate::data::DataSet;
 use crate::progress::Bar;
-use crate::puma::Puma;
-use crate::reader::{Answer, Order, Report, Task, disk_bytes_of};
+use crate::puma::Running;
+use crate::reader::{self, Answer, Order, Report, Task, disk_bytes_of};
 use page::PAGE_SIZE;
 use serde::Serialize;
-use std::io::Write;
 use std::path::Path;
-use std::process::{ChildStdin, Command, Stdio};
 use std::time::{Duration, Instant};
-use testbed::{Failure, Group, Interrupt, Line, Process, SlowDisk};
+use testbed::{Failure, Group, Interrupt, Servant, SlowDisk};
 
 /// Room while the reader starts, when it is not known yet what it needs itself.
 const START_ROOM_BYTES: u64 = 64 << 20;
@@ -28,8 +26,6 @@ const WARM_WHEN_ONE_IN: u64 = 100;
 /// The reader answers several times a second; one that says nothing for that long is stuck. Longer than the longest read from
 /// a slow disk with a queue before it.
 const SILENCE_MAX: Duration = Duration::from_secs(30);
-/// Between two looks whether somebody wants us to stop.
-const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 /// What all ways have in common.
 pub struct Bench<'a> {
@@ -50,7 +46,7 @@ pub struct Way<'a> {
     /// The slow disk that it reads from, and its reads per second. None: it has its full speed.
     pub slow_disk: Option<(&'a SlowDisk, u32)>,
     /// Who keeps pages for it and reads the disk on its behalf, if somebody does.
-    pub puma: Option<&'a Puma>,
+    pub puma: Option<&'a Running>,
 }
 
 /// What came of it.
@@ -121,7 +117,7 @@ impl Bench<'_> {
         }
         let ms = self.measure.as_millis() as u64;
         let bar = Bar::new(format!("{}: measuring", way.title), ms);
-        let pool_pages = || way.puma.and_then(Puma::pool_pages);
+        let pool_pages = || way.puma.and_then(Running::pool_pages);
         let (daemon_before, pool_before) = (daemon_disk_bytes(way), pool_pages());
         let disk_before = disk.map(SlowDisk::read_count).transpose()?;
         let report = reader.obey(&Order::Time { ms }, |reads, elapsed_ms| {
@@ -220,39 +216,30 @@ fn add(all: &mut Report, one: &Report) {
 }
 
 /// A reader at work.
-struct Reader<'a> {
-    process: Process,
-    orders: Option<ChildStdin>,
-    interrupt: &'a Interrupt,
-}
+struct Reader<'a>(Servant<'a>);
 
 impl<'a> Reader<'a> {
     fn start(bench: &Bench<'a>, directory: &Path, group: &Group) -> Result<Reader<'a>, Failure> {
         use rustix::fd::AsRawFd;
-        let own = std::env::current_exe().map_err(Failure::attempted("finding the demo's own program"))?;
-        let mut command = Command::new(own);
-        command.arg("reader").stdin(Stdio::piped());
-        let mut process = Process::spawn(command, &[group])?;
-        let orders = process.take_stdin();
-        let mut reader = Reader { process, orders, interrupt: bench.interrupt };
+        let mut servant = Servant::start(reader::NAME, &[group], bench.interrupt)?;
         let reference = format!("/proc/{}/fd/{}", std::process::id(), bench.data.reference.as_raw_fd());
-        reader.tell(&Task {
+        servant.tell(&Task {
             directory: directory.to_owned(),
             files: bench.data.files.clone(),
             reference: reference.into(),
             seed: bench.seed,
         })?;
-        match reader.hear()? {
-            Answer::Ready => Ok(reader),
+        match servant.hear(SILENCE_MAX)? {
+            Answer::Ready => Ok(Reader(servant)),
             answer => Err(Failure::Problem(format!("starting the reader: it answered {answer:?}"))),
         }
     }
 
     /// Has an order carried out.
     fn obey(&mut self, order: &Order, progress: impl Fn(u64, u64)) -> Result<Report, Failure> {
-        self.tell(order)?;
+        self.0.tell(order)?;
         loop {
-            match self.hear()? {
+            match self.0.hear(SILENCE_MAX)? {
                 Answer::Progress { reads, elapsed_ms } => progress(reads, elapsed_ms),
                 Answer::Done(report) => return Ok(report),
                 Answer::Failed(problem) => return Err(Failure::Problem(format!("the reader failed {problem}"))),
@@ -263,37 +250,6 @@ impl<'a> Reader<'a> {
 
     /// It ends when there are no more orders.
     fn end(mut self) -> Result<(), Failure> {
-        drop(self.orders.take());
-        self.process.wait(SILENCE_MAX)?;
-        Ok(())
-    }
-
-    fn tell(&mut self, what: &impl Serialize) -> Result<(), Failure> {
-        let line = serde_json::to_string(what).map_err(|error| Failure::Problem(error.to_string()))?;
-        let orders = self.orders.as_mut().ok_or_else(|| Failure::Problem("the reader takes no orders".to_owned()))?;
-        writeln!(orders, "{line}").map_err(Failure::attempted("telling the reader what to do"))
-    }
-
-    fn hear(&mut self) -> Result<Answer, Failure> {
-        let begin = Instant::now();
-        loop {
-            self.interrupt.check()?;
-            match self.process.next_line(LOOK_EVERY) {
-                Line::Text(line) => {
-                    let understood = serde_json::from_str(&line);
-                    return understood.map_err(|error| Failure::Problem(format!("the reader said {line:?}: {error}")));
-                }
-                Line::Timeout if begin.elapsed() < SILENCE_MAX => {}
-                Line::Timeout => {
-                    let message = format!("the reader said nothing for {SILENCE_MAX:?}; one of its reads hangs");
-                    return Err(Failure::Problem(message));
-                }
-                Line::End => {
-                    let end = self.process.wait(Duration::from_secs(1))?;
-                    let end = end.map_or("closed its output".to_owned(), |status| format!("ended ({status})"));
-                    return Err(Failure::Problem(format!("the reader {end} before its work was done")));
-                }
-            }
-        }
+        Ok(self.0.end(SILENCE_MAX)?)
     }
 }

@@ -1,31 +1,18 @@
-//! The chart. It is drawn once, as SVG; the PNG is that same drawing, rendered with the fonts of the machine.
+//! The chart.
 
 use crate::report::{Summary, grouped, latency};
-use resvg::{tiny_skia, usvg};
+use drawing::{GRID, INK, PALE_INK, text};
 use std::fmt::Write;
-use std::fs;
-use std::path::Path;
-use std::sync::Arc;
-use testbed::Failure;
 
 const WIDTH: f64 = 1280.0;
 const HEIGHT: f64 = 720.0;
-/// Pixels of the PNG for one unit of the drawing: sharp on a dense screen too.
-const SCALE: f32 = 2.0;
-/// First choice of font, which `make deps` installs; any other without serifs will do.
-const FONT: &str = "DejaVu Sans";
 /// One for each way, in their order. Told apart without seeing colours by their brightness.
 const COLOURS: [&str; 3] = ["#9aa5b1", "#0b7a75", "#e0a526"];
-const INK: &str = "#1f2933";
-const PALE_INK: &str = "#52606d";
-const GRID: &str = "#e4e7eb";
 
 /// Draws the chart of a run, as SVG.
 pub fn draw(summary: &Summary) -> String {
     let conditions = &summary.conditions;
-    let mut svg = format!(
-        r#"<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{HEIGHT}" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="'{FONT}', sans-serif"><rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>"#
-    );
+    let mut svg = drawing::begin(WIDTH, HEIGHT);
     let title = match summary.gain {
         Some(gain) if gain >= 1.0 => format!("{} times as many random reads with lent memory", significant(gain)),
         _ => "Random reads with and without lent memory".to_owned(),
@@ -205,38 +192,6 @@ fn trimmed(percent: f64) -> String {
     if percent >= 100.0 { "100".to_owned() } else { format!("{:.1}", (percent * 10.0).floor() / 10.0) }
 }
 
-#[expect(clippy::too_many_arguments, reason = "a drawing primitive: each call is one line of the drawing")]
-fn text(svg: &mut String, x: f64, y: f64, size: f64, fill: &str, anchor: &str, bold: bool, content: &str) {
-    // The white outline keeps lines of the grid from crossing letters.
-    let weight = if bold { "bold" } else { "normal" };
-    let content = content.replace('&', "&amp;").replace('<', "&lt;");
-    let _infallible = write!(
-        svg,
-        r#"<text x="{x:.1}" y="{y:.1}" font-size="{size}" font-weight="{weight}" fill="{fill}" text-anchor="{anchor}" stroke="white" stroke-width="4" stroke-linejoin="round" paint-order="stroke">{content}</text>"#
-    );
-}
-
-/// Renders a drawing into a PNG file. False: there is no font on the machine to render its text with, and no file is made.
-pub fn render(svg: &str, file: &Path) -> Result<bool, Failure> {
-    let mut fonts = usvg::fontdb::Database::new();
-    fonts.load_system_fonts();
-    // `make deps` installs the font there; a system without a font configuration would not look.
-    fonts.load_fonts_dir("/usr/share/fonts");
-    let first = fonts.faces().next().and_then(|face| Some(face.families.first()?.0.clone()));
-    let Some(any) = first else { return Ok(false) };
-    let has_font = fonts.faces().any(|face| face.families.iter().any(|(family, _)| family == FONT));
-    fonts.set_sans_serif_family(if has_font { FONT.to_owned() } else { any });
-    let problem = |what: &str, error: &dyn std::fmt::Display| Failure::Problem(format!("{what} the chart: {error}"));
-    let options = usvg::Options { fontdb: Arc::new(fonts), ..usvg::Options::default() };
-    let tree = usvg::Tree::from_str(svg, &options).map_err(|error| problem("understanding", &error))?;
-    let (width, height) = ((WIDTH as f32 * SCALE) as u32, (HEIGHT as f32 * SCALE) as u32);
-    let mut pixels = tiny_skia::Pixmap::new(width, height).ok_or_else(|| problem("rendering", &"it has no size"))?;
-    resvg::render(&tree, tiny_skia::Transform::from_scale(SCALE, SCALE), &mut pixels.as_mut());
-    let png = pixels.encode_png().map_err(|error| problem("encoding", &error))?;
-    fs::write(file, png).map_err(Failure::attempted(format!("writing {}", file.display())))?;
-    Ok(true)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -262,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn a_chart_is_drawn_and_rendered() {
+    fn a_chart_is_drawn() {
         let way = |iops: f64, ratio: f64, p50_us: f64, p99_us: f64| Measured {
             iops,
             hit_ratio: Some(ratio),
@@ -287,13 +242,6 @@ mod tests {
         let drawing = draw(&summary);
         for part in ["47 times as many", "31,400", "99.9 % not from the disk", "No wrong bytes", "6.1 &lt;&amp;>"] {
             assert!(drawing.contains(part), "{part}");
-        }
-        let scratch = testbed::Scratch::new("demo-chart").unwrap();
-        let file = scratch.path().join("chart.png");
-        if render(&drawing, &file).unwrap() {
-            assert!(fs::read(&file).unwrap().starts_with(b"\x89PNG"));
-        } else {
-            testbed::skip("a_chart_is_drawn_and_rendered", "no font is installed; `make deps` installs one");
         }
     }
 

@@ -17,7 +17,7 @@ use bench::{Bench, Way};
 use clap::Parser;
 use data::DataSet;
 use progress::Bar;
-use puma::{Puma, Setup};
+use puma::{Running, Setup};
 use report::{Conditions, GAIN_MIN, Summary, Ways};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -168,7 +168,7 @@ fn measure(options: &Options, interrupt: &Interrupt) -> Result<Summary, Failure>
                 logs: &options.out,
             };
             // It may be forbidden to mount, also for root (a container): the rest can be measured all the same.
-            match Puma::start(&setup, interrupt) {
+            match Running::start(&setup, interrupt) {
                 Err(Failure::Problem(problem)) => {
                     left_out.push(format!("Puma was not measured: {problem}"));
                 }
@@ -274,7 +274,7 @@ fn publish(out: &Path, summary: &Summary) -> Result<Vec<String>, Failure> {
     let svg = write("demo.svg", &drawing)?;
     let png = out.join("demo.png");
     let mut written = vec![json, svg];
-    if chart::render(&drawing, &png)? {
+    if drawing::render(&drawing, &png)? {
         written.push(png);
     } else {
         left_out.push("the chart was not rendered as PNG: no font is installed; run `make deps`".to_owned());

@@ -1,8 +1,6 @@
-//! The process whose reads are measured: the demo's own program, started again with a hidden subcommand inside the
-//! groups under test.
+//! The process whose reads are measured: the demo's own program once more ([`testbed::Servant`]).
 //!
-//! It takes orders on standard input and answers on standard output, one JSON value a line. It reads pages of the files
-//! at random and compares every byte of each with the reference. Comparing is not part of a read's latency, but is part of
+//! It reads pages of the files at random and compares every byte of each with the reference. Comparing is not part of a read's latency, but is part of
 //! the time in which reads are counted: that costs the fast ways more than the slow one.
 
 use crate::data::DataFile;
@@ -12,11 +10,13 @@ use rustix::fs::Advice;
 use rustix::mm::{MapFlags, ProtFlags};
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File};
-use std::io::{self, BufRead, Write};
+use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+/// The subcommand.
+pub const NAME: &str = "reader";
 /// Time between two reports of progress. Seldom enough to cost nothing, often enough for a bar.
 const PROGRESS_EVERY: Duration = Duration::from_millis(250);
 /// Reads between two looks at the clock for progress.
@@ -102,30 +102,17 @@ pub struct Report {
 
 /// The whole life of the reader.
 pub fn run() -> Result<(), String> {
-    let mut lines = io::stdin().lock().lines();
-    let mut next = || lines.next().transpose().map_err(|error| format!("reading orders: {error}"));
-    let Some(task) = next()? else { return Ok(()) };
-    let task: Task = serde_json::from_str(&task).map_err(|error| format!("understanding the task: {error}"))?;
-    // Pages of the program itself must not be read from the disk in the middle of a measurement. Where it is not allowed, a few are.
-    let _not_allowed = rustix::mm::mlockall(rustix::mm::MlockAllFlags::CURRENT);
+    let Some(task) = testbed::next_order()? else { return Ok(()) };
+    testbed::hold_program();
     let mut reader = match Reader::new(task) {
         Ok(reader) => reader,
-        Err(error) => return say(&Answer::Failed(error)),
+        Err(error) => return testbed::answer(&Answer::Failed(error)),
     };
-    say(&Answer::Ready)?;
-    while let Some(order) = next()? {
-        let order: Order = serde_json::from_str(&order).map_err(|error| format!("understanding an order: {error}"))?;
-        match reader.carry_out(&order) {
-            Ok(report) => say(&Answer::Done(report))?,
-            Err(error) => say(&Answer::Failed(error))?,
-        }
+    testbed::answer(&Answer::Ready)?;
+    while let Some(order) = testbed::next_order()? {
+        testbed::answer(&reader.carry_out(&order).map_or_else(Answer::Failed, Answer::Done))?;
     }
     Ok(())
-}
-
-fn say(answer: &Answer) -> Result<(), String> {
-    let line = serde_json::to_string(answer).map_err(|error| error.to_string())?;
-    writeln!(io::stdout().lock(), "{line}").map_err(|error| format!("answering: {error}"))
 }
 
 struct OpenFile {
@@ -204,7 +191,10 @@ impl Reader {
             self.pages.compare(&at, &buffer, &mut report);
             if report.reads.is_multiple_of(PROGRESS_LOOK) && now - told >= PROGRESS_EVERY {
                 told = now;
-                say(&Answer::Progress { reads: report.reads, elapsed_ms: (now - start).as_millis() as u64 })?;
+                testbed::answer(&Answer::Progress {
+                    reads: report.reads,
+                    elapsed_ms: (now - start).as_millis() as u64,
+                })?;
             }
         }
         report.elapsed_us = start.elapsed().as_micros() as u64;

@@ -3,6 +3,7 @@
 //! - [`Group`]: a control group, with a memory limit or none, on or off a slow disk ([`SlowDisk`]). cgroup v1, v2, and a
 //!   machine that mixes both.
 //! - [`Process`]: a child that is in its groups before its program starts, and that dies with its guard.
+//! - [`Servant`]: the own program once more, which does what it is told and is measured.
 //! - [`Squeeze`]: a child that allocates memory and holds it.
 //! - [`Puma`]: the real command, with daemons that are ready and mounts that go with their guard.
 //! - [`Relay`]: passes TCP connections on, late.
@@ -25,6 +26,7 @@ mod pumapool;
 mod relay;
 mod resident;
 mod scratch;
+mod servant;
 mod squeeze;
 mod wait;
 
@@ -37,6 +39,7 @@ pub use pumapool::{Puma, PumaMount, ask_daemon};
 pub use relay::Relay;
 pub use resident::cached_pages;
 pub use scratch::Scratch;
+pub use servant::{Servant, answer, hold_program, next_order};
 pub use squeeze::Squeeze;
 pub use wait::{wait_until, wait_until_ok};
 

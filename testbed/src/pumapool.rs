@@ -1,12 +1,12 @@
 //! The real `pumapool` command: daemons that are ready when they are handed out, mounts that go with their guard, and what they say of
 //! themselves.
 
-use crate::failure::Failure;
+use crate::failure::{Failure, Interrupt};
 use crate::group::Group;
 use crate::process::{Line, Process};
 use serde_json::Value;
 use std::fs::{self, File};
-use std::io::Read;
+use std::io::{ErrorKind, Read};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -33,6 +33,8 @@ pub struct Puma {
     pub pumapool: PathBuf,
     /// Directory for logs.
     pub logs: PathBuf,
+    /// Whether somebody wants us to stop; asked while a daemon starts.
+    pub interrupt: Option<Interrupt>,
 }
 
 impl Puma {
@@ -45,9 +47,19 @@ impl Puma {
         let file = File::options().create(true).append(true).open(&path);
         command.stdin(Stdio::null()).stderr(file.map_err(Failure::attempted(format!("writing {}", path.display())))?);
         let mut process = Process::spawn(command, groups)?;
-        let line = process.wait_for_line("READY", READY_MAX).map_err(|error| {
-            Failure::Problem(format!("starting a daemon: {error}; {} ends with: {}", path.display(), tail(&path)))
-        })?;
+        let begin = Instant::now();
+        let line = loop {
+            self.interrupt.as_ref().map_or(Ok(()), Interrupt::check)?;
+            match process.wait_for_line("READY", LOOK_EVERY) {
+                Ok(line) => break line,
+                Err(error) if error.kind() == ErrorKind::TimedOut && begin.elapsed() < READY_MAX => {}
+                Err(error) => {
+                    let after = begin.elapsed();
+                    let log = format!("{} ends with: {}", path.display(), tail(&path));
+                    return Err(Failure::Problem(format!("starting a daemon, after {after:.1?}: {error}; {log}")));
+                }
+            }
+        };
         Ok((process, line.trim_start_matches("READY").trim().to_owned()))
     }
 
@@ -62,6 +74,18 @@ impl Puma {
         let pid = status["pid"].as_u64().and_then(|pid| u32::try_from(pid).ok());
         mount.pid = pid.ok_or_else(|| Failure::Problem(format!("no pid in the status {status}")))?;
         Ok(mount)
+    }
+
+    /// Makes a pool key.
+    ///
+    /// # Errors
+    /// When the command fails.
+    pub fn new_key(&self, path: &Path) -> Result<(), Failure> {
+        let made = Command::new(&self.pumapool).args(["key", "new"]).arg(path).stdout(Stdio::null()).status();
+        if made.map_err(Failure::attempted("making a pool key"))?.success() {
+            return Ok(());
+        }
+        Err(Failure::Problem("`pumapool key new` failed".to_owned()))
     }
 
     /// What `pumapool status --json` says.
@@ -90,8 +114,11 @@ impl PumaMount {
         self.pid
     }
 
-    /// Its own part of the status of all daemons.
-    fn find(&self) -> Result<Value, Failure> {
+    /// Its own part of what the command says of all daemons.
+    ///
+    /// # Errors
+    /// When it says nothing of this one.
+    pub fn find(&self) -> Result<Value, Failure> {
         let status = self.puma.status()?;
         let found = status["mounts"].as_array().and_then(|mounts| {
             mounts.iter().find(|mount| mount["mountpoint"].as_str().is_some_and(|at| Path::new(at) == self.at))

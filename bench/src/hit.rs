@@ -1,0 +1,123 @@
+//! What the benches of lender hits stand on: a mount whose lender has all pages of its file, and passes over that file in which every read
+//! misses locally and hits the lender.
+//!
+//! Two policies are not as by default. The strategy is non-inclusive, so that the lender keeps what it returns and one pass is as the other.
+//! And the gate is off, as in the demo: the disk is as fast as it is while the lender is filled, and slowed down only then, so the gate would
+//! leave the lender alone. It takes no part in a read. A pass in which more than a few pages came from elsewhere is no figure and ends the
+//! bench.
+
+use crate::worker::{Order, Report};
+use crate::world::{Extent, Lender, Security, Side, Worker, World, count};
+use page::PAGE_SIZE;
+use std::cell::Cell;
+use std::time::Duration;
+use testbed::{Failure, wait_until};
+
+/// What the disk reads in a second, once the lenders are filled.
+pub const DISK_READS_PER_S: u32 = 2000;
+/// Threads that read the disk while a lender is filled, so that it has always something to do.
+const FILL_THREADS: usize = 8;
+/// Passes, until the lender has everything.
+const FILLINGS_MAX: u32 = 4;
+/// Share of the pages that must come from the lender. Where processors are few and readers many, gets are late; then some are raced by a read of
+/// the disk, and others that find no connection free are read there at once.
+const HIT_SHARE_MIN: f64 = 0.8;
+/// Pages that may be missing from the lender after it was filled: one in that many.
+const MISSING_ONE_IN: u64 = 200;
+/// Evicted at once while the lender is filled: a quarter of the tap's ring.
+const EVICT_BYTES: u64 = 8 << 20;
+/// Until what was evicted is with the lender.
+const SETTLE_MAX: Duration = Duration::from_secs(20);
+/// What the lender and its group have beyond the file.
+const LENDER_ROOM_BYTES: u64 = 128 << 20;
+const LENDER_RESERVE_BYTES: u64 = 32 << 20;
+
+/// A mount and its lender.
+pub struct Lent {
+    // In this order: the mount before its lender.
+    /// The mount.
+    pub side: Side,
+    /// The lender.
+    pub lender: Lender,
+    len_bytes: u64,
+    /// Whether the figures say nothing anyway.
+    tiny: bool,
+    /// The least share of pages of a pass that came from the lender.
+    hit_share: Cell<f64>,
+}
+
+impl Lent {
+    /// Makes both, and has the lender get every page of the file: read at random by the worker, then evicted.
+    pub fn fill(
+        world: &World,
+        worker: &mut Worker<'_>,
+        security: Security,
+        name: &str,
+        len_bytes: u64,
+    ) -> Result<Lent, Failure> {
+        let lender = world.lend_with(security, len_bytes + LENDER_ROOM_BYTES, len_bytes, LENDER_RESERVE_BYTES)?;
+        let options = ["--strategy", "non-inclusive", "--gate", "off"];
+        let side = world.mount_with(security, name, len_bytes, Some(lender.address), &options)?;
+        let lent = Lent { side, lender, len_bytes, tiny: world.extent == Extent::Tiny, hit_share: Cell::new(1.0) };
+        let pages = len_bytes / PAGE_SIZE as u64;
+        for _ in 0..FILLINGS_MAX {
+            worker.obey(&lent.pass(PAGE_SIZE, FILL_THREADS, world.seed))?;
+            for at in (0..len_bytes).step_by(EVICT_BYTES as usize) {
+                lent.side.evict(at, EVICT_BYTES)?;
+                let settled = || lent.side.status().is_ok_and(|status| is_settled(&status));
+                if !wait_until(SETTLE_MAX, settled) {
+                    let message = format!("what was evicted is not with the lender after {SETTLE_MAX:?}");
+                    return Err(Failure::Problem(message));
+                }
+            }
+            if lent.lender.stored_pages()? >= pages - pages / MISSING_ONE_IN {
+                return Ok(lent);
+            }
+        }
+        let stored = lent.lender.stored_pages()?;
+        Err(Failure::Problem(format!("the lender has only {stored} of {pages} pages after {FILLINGS_MAX} fillings")))
+    }
+
+    /// The order for a pass.
+    fn pass(&self, block_bytes: usize, threads: usize, seed: u64) -> Order {
+        Order::Once { path: self.side.file.clone(), len_bytes: self.len_bytes, block_bytes, threads, seed }
+    }
+
+    /// The least share of pages that came from the lender, of all passes so far.
+    pub fn hit_share(&self) -> f64 {
+        self.hit_share.get()
+    }
+
+    /// A pass in which every read is to be a hit.
+    pub fn hits(
+        &self,
+        worker: &mut Worker<'_>,
+        block_bytes: usize,
+        threads: usize,
+        seed: u64,
+    ) -> Result<Report, Failure> {
+        self.side.drop_cached()?;
+        let names = ["lender_pages", "below_pages", "buffer_pages", "get_misses", "get_failures", "hedges_won"];
+        let counters = || names.iter().map(|name| self.side.counter(name)).collect::<Result<Vec<u64>, _>>();
+        let before = counters()?;
+        let report = worker.obey(&self.pass(block_bytes, threads, seed))?;
+        let grown: Vec<u64> = counters()?.into_iter().zip(before).map(|(after, before)| after - before).collect();
+        let pages = self.len_bytes / PAGE_SIZE as u64;
+        let share = grown[0] as f64 / pages as f64;
+        self.hit_share.set(self.hit_share.get().min(share));
+        if share < HIT_SHARE_MIN && !self.tiny {
+            let counts: Vec<String> = names.iter().zip(&grown).map(|(name, count)| format!("{name} {count}")).collect();
+            let state = self.side.status()?["lenders"][0]["state"].clone();
+            let message =
+                format!("of {pages} pages too few came from the lender, which is {state}: {}", counts.join(", "));
+            return Err(Failure::Problem(message));
+        }
+        Ok(report)
+    }
+}
+
+/// Whether everything that the tap has captured was taken, and everything that was sent has arrived.
+fn is_settled(status: &serde_json::Value) -> bool {
+    count(status, "/tap/captured_pages") == count(status, "/borrower/evictions")
+        && count(status, "/puts_under_way") == 0
+}

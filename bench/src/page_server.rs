@@ -1,0 +1,145 @@
+//! `page-server`: the lender alone against memcached, as servers of pages.
+//!
+//! Values of 4 KiB, one server core: all threads of either server stay on one processor, the client on another, where there are two.
+//! memcached is Debian's, with one worker thread, and speaks its text protocol; `set` in batches with `noreply` on all but the last, `get` with
+//! many keys. The lender is the one of `pumapool lend --trust-network`, as memcached seals nothing either. Client code, connections and
+//! what is under way at once are the same ([`crate::dialects`]).
+
+use crate::dialects::{Asking, Dialect};
+use crate::figures::Series;
+use crate::worker::Order;
+use crate::world::{Security, Worker, World, pin};
+use page::PAGE_SIZE;
+use serde_json::{Map, Value, json};
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+use testbed::{Failure, Process, wait_until_ok};
+
+/// Wanted at least: ours over memcached.
+const WANTED: [(&str, f64); 4] =
+    [("get_ratio", 1.1), ("put_ratio", 1.0), ("batch_get_ratio", 2.0), ("batch_put_ratio", 2.0)];
+/// Pages of a request.
+const BATCHES: [u32; 2] = [1, 32];
+/// Sessions, hence requests under way at once.
+const SESSIONS: u32 = 8;
+/// What the servers have beyond the values.
+const ROOM_BYTES: u64 = 128 << 20;
+const RESERVE_BYTES: u64 = 32 << 20;
+/// In which the kernel tells times of processors, whatever it counts in itself.
+const TICKS_PER_S: f64 = 100.0;
+/// Until memcached listens.
+const LISTEN_MAX: Duration = Duration::from_secs(10);
+
+/// Runs it.
+pub fn run(world: &World) -> Result<Map<String, Value>, Failure> {
+    let extent = world.extent;
+    let pages: u32 = extent.choose(16_384, 4096, 256);
+    let (rounds, ms) = (extent.choose(11, 5, 1), extent.choose(1000, 500, 50));
+    let store_bytes = u64::from(SESSIONS * pages) * PAGE_SIZE as u64;
+    let folder = world.directory("memcached")?;
+    let (memcached, memcached_at) = memcached(&folder, store_bytes + ROOM_BYTES)?;
+    // Kept pages have room beside those that replace them.
+    let lender = world.lend_with(Security::Trusting, 2 * store_bytes + ROOM_BYTES, 2 * store_bytes, RESERVE_BYTES)?;
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    for server in [memcached.pid(), lender.pid()] {
+        pin(Some(server), processors - 1).map_err(Failure::attempted("having a server stay on a processor"))?;
+    }
+    let mut worker = Worker::start(&world.interrupt, &[])?;
+    worker.obey(&Order::Stay { processor: 0 })?;
+    println!(
+        "{SESSIONS} sessions with {pages} pages each, one request of each under way; {rounds} rounds of {ms} ms of gets and of puts"
+    );
+
+    let servers = [
+        (Dialect::Pool, lender.address.to_string(), lender.pid()),
+        (Dialect::Memcached, memcached_at, memcached.pid()),
+    ];
+    // Of each size of a request: gets and puts a second, ours and memcached's.
+    let mut speeds: [[[Series; 2]; 2]; 2] = Default::default();
+    let mut per_core: [Series; 2] = Default::default();
+    for round in 0..rounds {
+        for (batch, speeds) in BATCHES.into_iter().zip(&mut speeds) {
+            for index in (0..2).map(|index| (index + round) % 2) {
+                let (dialect, address, pid) = servers[index].clone();
+                let seed = world.seed.wrapping_add(round as u64);
+                let asking = Asking { address, dialect, sessions: SESSIONS, pages, batch, ms, seed };
+                let before = processor_seconds(pid)?;
+                let report = worker.obey(&Order::Ask(asking))?;
+                let used = processor_seconds(pid)? - before;
+                for (series, seconds) in speeds.iter_mut().zip(&report.phase_seconds) {
+                    series[index].add(1.0 / seconds);
+                }
+                if batch == 1 {
+                    // The first filling counts too: it is work of the same kind.
+                    per_core[index].add((report.operations + u64::from(SESSIONS * pages)) as f64 / used);
+                }
+            }
+        }
+    }
+    let mut figures = Map::new();
+    for (batch, speeds) in BATCHES.into_iter().zip(&speeds) {
+        for (name, [ours, theirs]) in ["get", "put"].into_iter().zip(speeds) {
+            let key = if batch == 1 { format!("{name}_ratio") } else { format!("batch_{name}_ratio") };
+            let ratio = ours.over(theirs);
+            let wanted = WANTED.into_iter().find(|(wanted, _)| *wanted == key).map_or(1.0, |(_, value)| value);
+            println!(
+                "{name} of {batch:2}: {} pages/s, memcached {}: {} (at least {wanted} is wanted)",
+                ours.text(0),
+                theirs.text(0),
+                ratio.text(2)
+            );
+            figures.insert(format!("{key}_wanted"), wanted.into());
+            figures.insert(format!("{key}_rounds"), ratio.json());
+            figures.insert(key, ratio.median().into());
+        }
+    }
+    let [ours, theirs] = per_core;
+    println!(
+        "gets and puts of 1 in a second of the server's processor: {}, memcached {}",
+        ours.text(0),
+        theirs.text(0)
+    );
+    figures.extend(crate::members(json!({
+        "ops_per_core": ours.median(),
+        "memcached_ops_per_core": theirs.median(),
+        "sessions": SESSIONS,
+        "pages": pages,
+        "rounds": rounds,
+        "phase_ms": ms,
+    })));
+    Ok(figures)
+}
+
+/// Starts memcached. It tells its port in a file, as the kernel chooses it.
+fn memcached(folder: &Path, bytes: u64) -> Result<(Process, String), Failure> {
+    let port_file = folder.join("port");
+    let mut command = Command::new("memcached");
+    command.args(["-u", "root", "-l", "127.0.0.1", "-p", "-1", "-t", "1"]);
+    // Twice the values, as its slabs hold them with room to spare.
+    command.args(["-m", &((2 * bytes) >> 20).to_string()]).env("MEMCACHED_PORT_FILENAME", &port_file);
+    command.stdin(Stdio::null()).stderr(Stdio::null());
+    let process = Process::spawn(command, &[]).map_err(|error| {
+        Failure::Problem(format!("starting memcached: {error}; `make bench-deps` installs Debian's"))
+    })?;
+    let port = wait_until_ok(LISTEN_MAX, || {
+        let text = fs::read_to_string(&port_file)?;
+        let port = text.lines().find_map(|line| line.strip_prefix("TCP INET: ")?.trim().parse::<u16>().ok());
+        port.ok_or_else(|| std::io::Error::other("memcached does not tell its port"))
+    })?;
+    Ok((process, format!("127.0.0.1:{port}")))
+}
+
+/// Time that a process has used of processors.
+fn processor_seconds(pid: u32) -> Result<f64, Failure> {
+    let path = format!("/proc/{pid}/stat");
+    let text = fs::read_to_string(&path).map_err(Failure::attempted(format!("reading {path}")))?;
+    // Behind the name, which may hold anything; the times are the 12th and the 13th field there.
+    let ticks: u64 = text
+        .rsplit(')')
+        .next()
+        .map(|fields| fields.split_whitespace().skip(11).take(2).filter_map(|field| field.parse::<u64>().ok()).sum())
+        .unwrap_or(0);
+    Ok(ticks as f64 / TICKS_PER_S)
+}

@@ -1,0 +1,113 @@
+//! `tap`: what the eviction tap costs whoever evicts, and whether its ring is large enough.
+//!
+//! The cost: pages of a file on a mount are evicted at once, so many that the ring has room for all, on a mount with a tap and on one
+//! without; the difference, per page, is what the tap added. The drops: a process fills its memory with pages of a mount, at random, and then
+//! allocates all of that memory at full speed, so that the kernel reclaims as fast as it can; what the ring had no room for is lost.
+
+use crate::figures::Series;
+use crate::worker::Order;
+use crate::world::{Side, Worker, World, count};
+use page::PAGE_SIZE;
+use serde_json::{Map, Value, json};
+use testbed::Failure;
+
+/// Wanted at the most: nanoseconds that a page takes longer, and the share of pages that are lost.
+const NS_WANTED: f64 = 1500.0;
+const DROPS_WANTED: f64 = 0.01;
+/// Evicted at once where the cost is measured: half the ring.
+const EVICT_BYTES: u64 = 16 << 20;
+/// Of the group's page cache, what is left for the file that is read while memory is allocated.
+const HOT_BYTES: u64 = 4 << 20;
+/// What the lender and its group have beyond the file.
+const LENDER_ROOM_BYTES: u64 = 128 << 20;
+const LENDER_RESERVE_BYTES: u64 = 32 << 20;
+
+/// Runs it.
+pub fn run(world: &World) -> Result<Map<String, Value>, Failure> {
+    let extent = world.extent;
+    let (rounds, times) = (extent.choose(5, 3, 1), extent.choose(15, 7, 2));
+    let evict_bytes = extent.choose(EVICT_BYTES, EVICT_BYTES, 1 << 20);
+    let mut worker = Worker::start(&world.interrupt, &[])?;
+    let (mut with, mut without) = (Series::default(), Series::default());
+    println!("{} MiB evicted at once, {times} times in each of {rounds} rounds", evict_bytes >> 20);
+    let lender = world.lend(evict_bytes + LENDER_ROOM_BYTES, evict_bytes, LENDER_RESERVE_BYTES)?;
+    for round in 0..rounds {
+        let mut kinds = [("evict", &mut with), ("read", &mut without)];
+        kinds.rotate_left(round % 2);
+        for (fill, series) in kinds {
+            // A tap sees the evictions of the whole machine, and passes over those of others; so there is none where there is to be none.
+            let side = world.mount("evicted", evict_bytes, Some(lender.address), &["--fill", fill])?;
+            let order = Order::Evict { path: side.file.clone(), len_bytes: evict_bytes, times };
+            series.add(worker.obey(&order)?.p50_ns as f64);
+            let (captured, lost) = taken(&side)?;
+            let wanted = if fill == "evict" { times as u64 * evict_bytes / PAGE_SIZE as u64 } else { 0 };
+            if captured != wanted || lost > 0 {
+                let message = format!("the tap captured {captured} pages of {wanted} and had no room for {lost}");
+                return Err(Failure::Problem(message));
+            }
+            side.end()?;
+        }
+    }
+    drop((worker, lender));
+    let (added, drops) = (with.minus(&without), drops(world)?);
+    println!("evicting a page: {} ns with the tap, {} ns without", with.text(0), without.text(0));
+    println!("added: {} ns a page (at most {NS_WANTED} are wanted)", added.text(0));
+    println!(
+        "at full speed of reclaim, {} pages/s: {} of them lost (at most {DROPS_WANTED} is wanted)",
+        drops.speed.text(0),
+        drops.fraction.text(4)
+    );
+    Ok(crate::members(json!({
+        "ns_per_page": added.median(),
+        "drop_fraction": drops.fraction.median(),
+        "ns_per_page_wanted": NS_WANTED,
+        "drop_fraction_wanted": DROPS_WANTED,
+        "with_ns": with.json(),
+        "without_ns": without.json(),
+        "drop_fractions": drops.fraction.json(),
+        "reclaimed_pages_per_s": drops.speed.median(),
+        "rounds": rounds,
+    })))
+}
+
+struct Drops {
+    fraction: Series,
+    speed: Series,
+}
+
+/// Fills a group's memory through a mount, and reclaims it at full speed.
+fn drops(world: &World) -> Result<Drops, Failure> {
+    let extent = world.extent;
+    let cache_bytes: u64 = extent.choose(512 << 20, 128 << 20, 24 << 20);
+    let rounds = extent.choose(5, 3, 1);
+    let lender = world.lend(cache_bytes + LENDER_ROOM_BYTES, cache_bytes, LENDER_RESERVE_BYTES)?;
+    let side = world.mount("reclaimed", cache_bytes, Some(lender.address), &["--fill", "evict"])?;
+    let hot = world.file("hot", HOT_BYTES)?;
+    let mut drops = Drops { fraction: Series::default(), speed: Series::default() };
+    for round in 0..rounds {
+        side.drop_cached()?;
+        let mut worker = world.worker(cache_bytes)?;
+        let seed = world.seed.wrapping_add(round as u64);
+        let (path, len_bytes) = (side.file.clone(), cache_bytes);
+        worker.obey(&Order::Once { path, len_bytes, block_bytes: PAGE_SIZE, threads: 8, seed })?;
+        let before = taken(&side)?;
+        let order = Order::Allocate { bytes: cache_bytes - 2 * HOT_BYTES, hot: hot.clone() };
+        let report = worker.obey(&order)?;
+        let after = taken(&side)?;
+        let (captured, lost) = (after.0 - before.0, after.1 - before.1);
+        if captured + lost < cache_bytes / PAGE_SIZE as u64 / 2 {
+            let message = format!("only {} pages were reclaimed", captured + lost);
+            return Err(Failure::Problem(message));
+        }
+        drops.fraction.add(lost as f64 / (captured + lost) as f64);
+        drops.speed.add((captured + lost) as f64 / report.seconds);
+    }
+    side.end()?;
+    Ok(drops)
+}
+
+/// Pages that the tap has captured, and those that the ring had no room for.
+fn taken(side: &Side) -> Result<(u64, u64), Failure> {
+    let status = side.status()?;
+    Ok((count(&status, "/tap/captured_pages"), count(&status, "/tap/ring_full_pages")))
+}

@@ -1,0 +1,73 @@
+//! `write`: what writes cost through the mount, against the directory below: written through, and written back.
+//!
+//! Each pattern ends with an fsync, which is part of it. Ratios are geometric means over the patterns.
+
+use crate::figures::{Series, geometric_mean};
+use crate::worker::Order;
+use crate::world::{Worker, World};
+use crate::writing::Pattern;
+use page::PAGE_SIZE;
+use serde_json::{Map, Value, json};
+use testbed::Failure;
+
+/// No sync but the one at the end.
+const NEVER: u64 = u64::MAX;
+
+const fn pattern(block_bytes: usize, random: bool, sync_every: u64) -> Pattern {
+    Pattern { block_bytes, random, sync_every }
+}
+
+/// Patterns, and of that many writes one is made: those that are synced take long.
+const PATTERNS: [(&str, Pattern, u64); 5] = [
+    ("sequential_1m", pattern(1 << 20, false, NEVER), 1),
+    ("sequential_4k", pattern(PAGE_SIZE, false, NEVER), 1),
+    ("random_4k", pattern(PAGE_SIZE, true, NEVER), 4),
+    ("random_4k_sync_32", pattern(PAGE_SIZE, true, 32), 8),
+    ("random_4k_sync", pattern(PAGE_SIZE, true, 1), 32),
+];
+
+/// Runs it.
+pub fn run(world: &World) -> Result<Map<String, Value>, Failure> {
+    let extent = world.extent;
+    let len_bytes: u64 = extent.choose(256 << 20, 32 << 20, 2 << 20);
+    let rounds = extent.choose(7, 5, 1);
+    let through = world.mount("through", len_bytes, None, &["--write", "through"])?;
+    let back = world.mount("back", len_bytes, None, &["--write", "back"])?;
+    let below = world.file("below", len_bytes)?;
+    let mut worker = Worker::start(&world.interrupt, &[])?;
+    println!("a file of {} MiB; {rounds} rounds", len_bytes >> 20);
+    let paths = [through.file.clone(), back.file.clone(), below];
+    let mut speeds: [[Series; 3]; PATTERNS.len()] = Default::default();
+    for round in 0..rounds {
+        for ((_, pattern, one_in), series) in PATTERNS.into_iter().zip(&mut speeds) {
+            for index in (0..3).map(|index| (index + round) % 3) {
+                let count = (len_bytes / pattern.block_bytes as u64 / one_in).max(1);
+                let seed = world.seed.wrapping_add(round as u64);
+                let report =
+                    worker.obey(&Order::Write { path: paths[index].clone(), len_bytes, pattern, count, seed })?;
+                series[index].add(report.operations as f64 / report.seconds);
+            }
+        }
+    }
+    let mut figures = Map::new();
+    let mut ratios = [Vec::new(), Vec::new()];
+    for ((name, _, _), speeds) in PATTERNS.into_iter().zip(&speeds) {
+        let [through, back] = [0, 1].map(|index| speeds[index].over(&speeds[2]));
+        println!("{name:18} {} /s below; through {}, back {}", speeds[2].text(0), through.text(2), back.text(2));
+        for (ratio, kind, all) in [(through, "through", 0), (back, "back", 1)] {
+            ratios[all].push(ratio.median());
+            figures.insert(format!("{name}_{kind}_ratio"), ratio.json());
+        }
+    }
+    let [through_ratio, back_ratio] = ratios.map(|ratios| geometric_mean(ratios.into_iter()));
+    println!("through over below: {through_ratio:.2}; back over below: {back_ratio:.2}");
+    figures.extend(crate::members(json!({
+        "through_ratio": through_ratio,
+        "back_ratio": back_ratio,
+        "rounds": rounds,
+        "file_bytes": len_bytes,
+    })));
+    through.end()?;
+    back.end()?;
+    Ok(figures)
+}

@@ -1,0 +1,114 @@
+//! A process that is measured: the own program, started again with a hidden subcommand inside the groups under test. Orders go to its
+//! standard input, answers come from its standard output, one JSON value a line.
+//!
+//! Both ends of that talk are here: [`Servant`] for the one who gives the orders, [`next_order`] and [`answer`] for the one who
+//! takes them.
+
+use crate::failure::{Failure, Interrupt};
+use crate::group::Group;
+use crate::process::{Line, Process};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use std::io::{self, Write};
+use std::process::{ChildStdin, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// Between two looks whether somebody wants us to stop.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+/// For one that has closed its output to end.
+const END_MAX: Duration = Duration::from_secs(1);
+
+/// The end that gives orders. Dropping it asks the process to end.
+pub struct Servant<'a> {
+    name: &'static str,
+    process: Process,
+    orders: Option<ChildStdin>,
+    interrupt: &'a Interrupt,
+}
+
+impl<'a> Servant<'a> {
+    /// Starts this program with that subcommand, which is also what it is called in messages.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub fn start(name: &'static str, groups: &[&Group], interrupt: &'a Interrupt) -> Result<Servant<'a>, Failure> {
+        let own = std::env::current_exe().map_err(Failure::attempted("finding this program"))?;
+        let mut command = Command::new(own);
+        command.arg(name).stdin(Stdio::piped());
+        let mut process = Process::spawn(command, groups)?;
+        let orders = process.take_stdin();
+        Ok(Servant { name, process, orders, interrupt })
+    }
+
+    /// Gives it an order, or whatever else it reads.
+    ///
+    /// # Errors
+    /// When it takes none any more.
+    pub fn tell(&mut self, what: &impl Serialize) -> Result<(), Failure> {
+        let line = serde_json::to_string(what).map_err(|error| Failure::Problem(error.to_string()))?;
+        let orders = self.orders.as_mut();
+        let orders = orders.ok_or_else(|| Failure::Problem(format!("the {} takes no orders", self.name)))?;
+        writeln!(orders, "{line}").map_err(Failure::attempted(format!("telling the {} what to do", self.name)))
+    }
+
+    /// What it says next, waited for at most `limit`.
+    ///
+    /// # Errors
+    /// When it says nothing, or what is no answer, or ends; and when somebody wants us to stop.
+    pub fn hear<T: DeserializeOwned>(&mut self, limit: Duration) -> Result<T, Failure> {
+        let (name, begin) = (self.name, Instant::now());
+        loop {
+            self.interrupt.check()?;
+            match self.process.next_line(LOOK_EVERY) {
+                Line::Text(line) => {
+                    let understood = serde_json::from_str(&line);
+                    return understood.map_err(|error| Failure::Problem(format!("the {name} said {line:?}: {error}")));
+                }
+                Line::Timeout if begin.elapsed() < limit => {}
+                Line::Timeout => {
+                    let message = format!("the {name} said nothing for {limit:?}; one of its reads hangs");
+                    return Err(Failure::Problem(message));
+                }
+                Line::End => {
+                    let end = self.process.wait(END_MAX)?;
+                    let end = end.map_or("closed its output".to_owned(), |status| format!("ended ({status})"));
+                    return Err(Failure::Problem(format!("the {name} {end} before its work was done")));
+                }
+            }
+        }
+    }
+
+    /// Has it end, as there are no more orders. One that hangs is ended when this is dropped.
+    ///
+    /// # Errors
+    /// When it cannot be waited for.
+    pub fn end(&mut self, limit: Duration) -> io::Result<()> {
+        drop(self.orders.take());
+        self.process.wait(limit).map(drop)
+    }
+}
+
+/// In the process: the next order. None: there are no more.
+///
+/// # Errors
+/// When what comes is none.
+pub fn next_order<T: DeserializeOwned>() -> Result<Option<T>, String> {
+    let Some(line) = io::stdin().lines().next() else { return Ok(None) };
+    let line = line.map_err(|error| format!("reading orders: {error}"))?;
+    serde_json::from_str(&line).map(Some).map_err(|error| format!("understanding an order: {error}"))
+}
+
+/// In the process: says something to the one who gives the orders.
+///
+/// # Errors
+/// When nobody listens.
+pub fn answer(what: &impl Serialize) -> Result<(), String> {
+    let line = serde_json::to_string(what).map_err(|error| error.to_string())?;
+    writeln!(io::stdout().lock(), "{line}").map_err(|error| format!("answering: {error}"))
+}
+
+/// In the process: keeps the pages of the program in memory, which must not be read from the disk in the middle of a measurement. Where that
+/// is not allowed, a few are.
+pub fn hold_program() {
+    let _not_allowed = rustix::mm::mlockall(rustix::mm::MlockAllFlags::CURRENT);
+}
