@@ -82,6 +82,9 @@ impl Asking<'_> {
         for attempt in 0.. {
             let mut state = file.state.lock();
             // Answered while a change is being applied, older bytes could stay in the kernel's page cache behind it.
+            if state.must_wait(range) {
+                below.about_to_wait();
+            }
             file.settled.wait_while_for(&mut state, |state| state.must_wait(range), CHANGE_WAIT);
             reading.begin(core, file, &mut state, (borrower.produced(), borrower.consumed()), offset, buf.len());
             if attempt == ATTEMPTS_MAX {
@@ -216,6 +219,7 @@ impl Asking<'_> {
         let borrower = self.borrower;
         let (connection, asked) = (&mut taken.connection, Instant::now());
         connection.ask(question.keys, borrower.core.is_exclusive())?;
+        self.below.about_to_wait();
         if borrower.config.hedge && !connection.wait(late)? && borrower.hedges.spend() {
             let span = question.places[0]..question.places[question.places.len() - 1] + PAGE_SIZE;
             let race = borrower.racers.race((self.shared)(), offset + span.start as u64, span.len());
