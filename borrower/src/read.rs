@@ -3,6 +3,7 @@
 use crate::edge::connection::{ANSWER_TIMEOUT, GetConnection};
 use crate::edge::link::{Link, Taken};
 use crate::edge::racing::Race;
+use crate::logic::polling::POLL_MAX;
 use crate::logic::reading::{ATTEMPTS_MAX, Got, Question, Reading};
 use crate::{Below, Borrower, File};
 use page::PAGE_SIZE;
@@ -219,8 +220,21 @@ impl Asking<'_> {
         let borrower = self.borrower;
         let (connection, asked) = (&mut taken.connection, Instant::now());
         connection.ask(question.keys, borrower.core.is_exclusive())?;
-        self.below.about_to_wait();
-        if borrower.config.hedge && !connection.wait(late)? && borrower.hedges.spend() {
+        let mut came = false;
+        if self.below.has_time()
+            && let Some(turn) = borrower.polling.begin(&link.patience)
+        {
+            came = connection.poll(POLL_MAX.min(late))?;
+            turn.ended(came);
+        }
+        if !came {
+            self.below.about_to_wait();
+        }
+        let is_late = |connection: &GetConnection| {
+            let left = late.saturating_sub(asked.elapsed());
+            Ok::<_, io::Error>(!connection.wait(left)?)
+        };
+        if !came && borrower.config.hedge && is_late(connection)? && borrower.hedges.spend() {
             let span = question.places[0]..question.places[question.places.len() - 1] + PAGE_SIZE;
             let race = borrower.racers.race((self.shared)(), offset + span.start as u64, span.len());
             if let Some(race) = race {
