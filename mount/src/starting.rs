@@ -14,6 +14,7 @@ use crate::ledger::Ledger;
 use crate::resent::Resent;
 use crate::running::{Mount, MountInfo, Source};
 use crate::status::Counters;
+use crate::lookers::Lookers;
 use crate::sweep::Sweep;
 use borrower::Borrower;
 use fuse::abi::init;
@@ -281,6 +282,7 @@ fn serve<E: Into<Box<dyn std::error::Error + Send + Sync>>>(
         ledger: Ledger::default(),
         invalidations: Invalidations::new(config.threads.max(THREADS_MIN)),
         sweep: Sweep::default(),
+        lookers: Lookers::default(),
         counters: Counters::default(),
         write_mode,
         privilege,
