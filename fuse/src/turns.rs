@@ -18,8 +18,9 @@
 //!   is one that handles nothing.
 //! - While nothing comes, nobody looks. The next request calls a watcher again.
 //!
-//! Who was held up waits for a turn as all others when it has finished. What must never happen here: two workers that both believe to
-//! have the turn is harmless (they both read), none that has it while one waits is not.
+//! Who was held up waits for a turn as all others when it has finished; but if requests wait just then, it reads one without the turn.
+//! Two workers that read are harmless, whatever they take each other for. What must never happen here: that none reads while one
+//! waits for the turn.
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -194,6 +195,7 @@ impl Turns {
 /// A worker's place among those of its session. Dropped, it gives up the turn.
 pub(crate) struct Place {
     turns: Arc<Turns>,
+    device: Arc<OwnedFd>,
     turn: Option<u64>,
 }
 
@@ -201,12 +203,12 @@ impl Place {
     /// For this thread, which reads from that device.
     pub(crate) fn new(turns: &Arc<Turns>, device: &Arc<OwnedFd>) -> Place {
         OWN.set(Some((turns.clone(), device.clone())));
-        Place { turns: turns.clone(), turn: None }
+        Place { turns: turns.clone(), device: device.clone(), turn: None }
     }
 
-    /// Waits for the turn, unless it is still one's own.
+    /// Waits for the turn, unless it is still one's own, or there is enough to do for two: to sleep and be called would only cost then.
     pub(crate) fn wait(&mut self) {
-        if self.turn.is_none() {
+        if self.turn.is_none() && is_quiet(&self.device) {
             self.turn = Some(self.turns.wait());
         }
     }
@@ -237,7 +239,7 @@ mod tests {
 
     /// Something to read from, where nothing ever comes.
     fn device() -> Arc<OwnedFd> {
-        Arc::new(std::io::pipe().unwrap().0.into())
+        Arc::new(rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap())
     }
 
     /// Requests of which some wait for later ones, and workers that serve them as a session's do.
