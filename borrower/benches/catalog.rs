@@ -3,7 +3,7 @@
 
 use borrower::FileIdentity;
 use borrower::logic::catalog::Catalog;
-use borrower::logic::file::Verdict;
+use borrower::logic::file::{Filter, Verdict};
 use criterion::{Criterion, criterion_group, criterion_main};
 use page::{FileKey, PageRange, Version};
 use std::hint::black_box;
@@ -31,7 +31,7 @@ fn catalog(criterion: &mut Criterion) {
     let read = |first: u64, count: u64, sources: &mut Vec<_>| {
         let range = PageRange { first, end: first + count };
         let mut state = file.lock();
-        let ticket = state.begin_read(range, 0, 0, standing, true, true, sources);
+        let ticket = state.begin_read(range, 0, 0, standing, true, Filter::Evicted, sources);
         assert!(state.end_read(&ticket, 0, |_, _| ()));
     };
     for index in 0..PAGES {
@@ -58,7 +58,8 @@ fn catalog(criterion: &mut Criterion) {
         });
     });
     // An exclusive get takes the page, it is evicted again, and put.
-    let ticket = file.lock().begin_read(PageRange { first: 0, end: 1 }, 0, 0, standing, true, true, &mut sources);
+    let ticket =
+        file.lock().begin_read(PageRange { first: 0, end: 1 }, 0, 0, standing, true, Filter::Evicted, &mut sources);
     let mut versions: Vec<u64> = (0..PAGES.into()).collect();
     let mut next = u64::from(PAGES);
     group.bench_function("gone/evict/put", |bencher| {
