@@ -189,7 +189,7 @@ fn run(options: &RunOptions, interrupt: &Interrupt) -> Result<bool, Failure> {
     if broken > 0 {
         println!("FAILED: {broken} violations (seed {seed}).");
     } else {
-        println!("No wrong byte, no error, no read slower than {:?} (seed {seed}).", verdict::READ_MAX);
+        println!("No wrong byte, no error, no read slower than the controls by {:?} (seed {seed}).", verdict::READ_MAX);
     }
     Ok(broken == 0)
 }

@@ -1,4 +1,4 @@
-//! What a round found, and whether that keeps the promise: zero wrong bytes, no error, no read slower than [`READ_MAX`].
+//! What a round found, and whether that keeps the promise: zero wrong bytes, no error, no read slower than the controls by [`READ_MAX`].
 
 use crate::probe::Report;
 use crate::puma::count;
@@ -7,7 +7,7 @@ use serde::Serialize;
 use serde_json::Value;
 use std::time::Duration;
 
-/// No read may take longer, whatever is done to lenders: longer than the slowest one of the controls, which tells how long the machine itself
+/// No read may take longer by that than the slowest one of the controls, whatever is done to lenders. They tell how long the machine itself
 /// stood still.
 pub const READ_MAX: Duration = Duration::from_secs(2);
 

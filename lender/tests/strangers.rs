@@ -6,6 +6,7 @@ use client::{Client, Lender, config, hello, key, page_of};
 use lender::{Config, Security};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::io::{Read, Write};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use wire::key::PoolKey;
 use wire::secure::{HANDSHAKE_BYTES, Handshake};
@@ -14,6 +15,12 @@ use zerocopy::IntoBytes;
 
 /// What the process may grow by, whatever strangers do: the stacks and buffers of some of them.
 const GROWTH_BYTES_MAX: u64 = 32 << 20;
+
+/// One test at a time: what one of them measures is the whole process's memory.
+fn turn() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 fn pool_key() -> PoolKey {
     PoolKey::new([0x11; 32])
@@ -62,6 +69,7 @@ fn check_growth(before: u64) {
 
 #[test]
 fn no_key_another_key_and_old_protocols_are_refused() {
+    let _turn = turn();
     let lender = keyed();
     let mut honest = Honest::connect(&lender, 1);
     honest.work();
@@ -96,6 +104,7 @@ fn no_key_another_key_and_old_protocols_are_refused() {
 
 #[test]
 fn a_repeated_connection_gets_no_further_than_the_handshake() {
+    let _turn = turn();
     let lender = keyed();
     // All that an honest borrower says on a connection, recorded.
     let recorded = {
@@ -130,6 +139,7 @@ fn a_repeated_connection_gets_no_further_than_the_handshake() {
 
 #[test]
 fn changed_repeated_and_reordered_frames_end_the_connection() {
+    let _turn = turn();
     let lender = keyed();
     let mut honest = Honest::connect(&lender, 1);
     let put = |client: &Client, index: u32, request: u64| {
@@ -170,6 +180,7 @@ fn changed_repeated_and_reordered_frames_end_the_connection() {
 
 #[test]
 fn a_thousand_idle_connections_cost_little_and_stop_nobody() {
+    let _turn = turn();
     let limit = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }).unwrap();
     let lender = keyed();
@@ -198,6 +209,7 @@ fn a_thousand_idle_connections_cost_little_and_stop_nobody() {
 
 #[test]
 fn who_speaks_one_byte_at_a_time_is_cut_off() {
+    let _turn = turn();
     let lender = keyed();
     let mut honest = Honest::connect(&lender, 1);
     let (_, first) = Handshake::begin(&pool_key()).unwrap();
@@ -227,6 +239,7 @@ fn who_speaks_one_byte_at_a_time_is_cut_off() {
 
 #[test]
 fn frames_of_four_gibibytes_are_not_waited_for() {
+    let _turn = turn();
     let lender = keyed();
     let mut honest = Honest::connect(&lender, 1);
     honest.work();
