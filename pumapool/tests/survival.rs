@@ -407,7 +407,8 @@ fn programs_do_not_notice_an_upgrade() {
     });
     let output = pumapool(&["upgrade", "/nonexistent"]);
     assert!(!output.status.success());
-    assert!(pumapool(&["umount", at]).status.success());
+    let output = pumapool(&["umount", at]);
+    assert!(output.status.success(), "{output:?}");
 }
 
 #[test]
