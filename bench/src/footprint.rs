@@ -1,16 +1,16 @@
 //! `footprint`: the memory that borrower and lender take themselves, beside the data.
 //!
 //! The borrower's is what its two processes, keeper and daemon, have grown by since a first part was lent, by which time all buffers are in
-//! use; the lender's what it has grown by, less the pages that it keeps. What they have after that first part is their start-up memory. Counted is the proportional share of what is resident (Pss) and not backed by a file. The tap's ring belongs to the
+//! use; the lender's what it has grown by, less the pages that it keeps. What they have after that first part is their start-up memory.
+//! Counted is the proportional share of what is resident (Pss) and not backed by a file. The tap's ring belongs to the
 //! kernel and is of a fixed size, and is not in it.
 
 use crate::worker::Order;
-use crate::world::{Lender, Side, Worker, World, count};
+use crate::world::{Lender, Side, Worker, World};
 use page::PAGE_SIZE;
 use serde_json::{Map, Value, json};
 use std::fs;
-use std::time::Duration;
-use testbed::{Failure, wait_until};
+use testbed::Failure;
 
 /// Wanted at the most, for each page that is lent.
 const BORROWER_WANTED: f64 = 10.0;
@@ -26,8 +26,6 @@ const FIRST_ONE_IN: u64 = 32;
 const FILLINGS_MAX: u32 = 3;
 /// Pages that may be missing at the end: one in that many.
 const MISSING_ONE_IN: u64 = 50;
-/// Until the lender has taken what was sent.
-const SETTLE_MAX: Duration = Duration::from_secs(20);
 
 /// Runs it.
 pub fn run(world: &World) -> Result<Map<String, Value>, Failure> {
@@ -73,10 +71,7 @@ fn lend(side: &Side, lender: &Lender, worker: &mut Worker<'_>, len_bytes: u64) -
     for _ in 0..FILLINGS_MAX {
         side.drop_cached()?;
         worker.obey(&Order::Pass { path: side.file.clone(), len_bytes })?;
-        let settled = || side.status().is_ok_and(|status| count(&status, "/puts_under_way") == 0);
-        if !wait_until(SETTLE_MAX, settled) {
-            return Err(Failure::Problem(format!("the lender did not take all puts within {SETTLE_MAX:?}")));
-        }
+        side.settle()?;
         if lender.stored_pages()? >= pages - pages / MISSING_ONE_IN {
             return lender.stored_pages();
         }

@@ -169,7 +169,7 @@ fn panel(svg: &mut String, left: f64, top: f64, aim: &(&str, &str, Wanted, f64),
         Some(value) => (format!("{value:.2}"), if wanted.holds(value) { GOOD } else { BAD }),
         None => ("not run".to_owned(), PALE_INK),
     };
-    text(svg, left + PANEL_WIDTH - 2.0 * PANEL_MARGIN, top + 20.0, 17.0, colour, "end", true, &said);
+    text(svg, left + PANEL_WIDTH - 2.0 * PANEL_MARGIN, top + 38.0, 17.0, colour, "end", true, &said);
     let high = values.iter().flatten().copied().chain([wanted.bound(), end]).fold(0.0, f64::max) * (1.0 + AIR);
     let (plot_top, bottom) = (top + PANEL_TOP, top + PANEL_HEIGHT - PANEL_MARGIN);
     let y = |value: f64| bottom - value / high * (bottom - plot_top);

@@ -2,9 +2,9 @@
 //! misses locally and hits the lender.
 //!
 //! Two policies are not as by default. The strategy is non-inclusive, so that the lender keeps what it returns and one pass is as the other.
-//! And the gate is off, as in the demo: the disk is as fast as it is while the lender is filled, and slowed down only then, so the gate would
-//! leave the lender alone. It takes no part in a read. A pass in which more than a few pages came from elsewhere is no figure and ends the
-//! bench.
+//! And the gate is off, as in the demo: it compares with what the disk takes now, and a disk that the kernel slows down is fast between two
+//! delays, so on a fast disk it would leave the lender alone. It takes no part in a read. The disk is slow from the beginning, so that
+//! the borrower knows it as slow, and races few gets. A pass in which too many pages came from elsewhere is no figure and ends the bench.
 
 use crate::worker::{Order, Report};
 use crate::world::{Extent, Lender, Security, Side, Worker, World, count};
@@ -13,7 +13,7 @@ use std::cell::Cell;
 use std::time::Duration;
 use testbed::{Failure, wait_until};
 
-/// What the disk reads in a second, once the lenders are filled.
+/// What the disk reads in a second.
 pub const DISK_READS_PER_S: u32 = 2000;
 /// Threads that read the disk while a lender is filled, so that it has always something to do.
 const FILL_THREADS: usize = 8;

@@ -28,10 +28,10 @@ pub fn run(world: &World) -> Result<Map<String, Value>, Failure> {
     let extent = world.extent;
     let len_bytes: u64 = extent.choose(256 << 20, 64 << 20, 8 << 20);
     let (rounds, ms) = (extent.choose(11, 7, 1), extent.choose(1000, 500, 50));
+    world.disk.limit_reads(Some(DISK_READS_PER_S))?;
     let mut worker = Worker::start(&world.interrupt, &[])?;
     let keyed = Lent::fill(world, &mut worker, Security::Keyed, "keyed", len_bytes)?;
     let trusting = Lent::fill(world, &mut worker, Security::Trusting, "trusting", len_bytes)?;
-    world.disk.limit_reads(Some(DISK_READS_PER_S))?;
     let null_at = world.directory("null")?;
     let null = world.null_server(&null_at, len_bytes)?;
     println!("{} MiB, each block once and at random; {rounds} rounds", len_bytes >> 20);

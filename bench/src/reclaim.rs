@@ -6,11 +6,10 @@
 
 use crate::figures::{Series, mean, p99};
 use crate::worker::Order;
-use crate::world::{Lender, Side, Worker, World, count, drop_cached};
+use crate::world::{Lender, Side, Worker, World, drop_cached};
 use serde_json::{Map, Value, json};
 use std::path::Path;
-use std::time::Duration;
-use testbed::{Failure, wait_until};
+use testbed::Failure;
 
 /// Wanted at the most: with lent pages over without.
 const RATIO_WANTED: f64 = 1.1;
@@ -20,8 +19,6 @@ const RESERVE_BYTES: u64 = 16 << 20;
 const FILLINGS_MAX: u32 = 4;
 /// A reading that adds less than one page in that many is the last.
 const FULL_WHEN_ONE_IN: u64 = 100;
-/// Until the lender has taken what was sent.
-const SETTLE_MAX: Duration = Duration::from_secs(20);
 
 /// Sizes of a run.
 struct Sizes {
@@ -163,10 +160,7 @@ fn fill(world: &World, lender: &Lender, side: &Side, len_bytes: u64) -> Result<(
     for _ in 0..FILLINGS_MAX {
         side.drop_cached()?;
         worker.obey(&Order::Pass { path: side.file.clone(), len_bytes })?;
-        let settled = || side.status().is_ok_and(|status| count(&status, "/puts_under_way") == 0);
-        if !wait_until(SETTLE_MAX, settled) {
-            return Err(Failure::Problem(format!("the lender did not take all puts within {SETTLE_MAX:?}")));
-        }
+        side.settle()?;
         let now = lender.stored_pages()?;
         if now <= stored + stored / FULL_WHEN_ONE_IN {
             break;

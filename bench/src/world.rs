@@ -31,6 +31,8 @@ const START_ROOM_BYTES: u64 = 64 << 20;
 const LATE_MAX: Duration = Duration::from_secs(120);
 /// For a daemon's answer, and until a mount has found its lender.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
+/// Until the lender has taken what was sent.
+const SETTLE_MAX: Duration = Duration::from_secs(20);
 /// Free space that is left on the disk.
 const DISK_RESERVE_BYTES: u64 = 1 << 30;
 /// Pages written at once.
@@ -300,6 +302,15 @@ impl Side {
     pub fn drop_cached(&self) -> Result<(), Failure> {
         drop_cached(&self.file)?;
         drop_cached(&self.below)
+    }
+
+    /// Waits until the lender has taken everything that was sent.
+    pub fn settle(&self) -> Result<(), Failure> {
+        let settled = || self.status().is_ok_and(|status| count(&status, "/puts_under_way") == 0);
+        if wait_until(SETTLE_MAX, settled) {
+            return Ok(());
+        }
+        Err(Failure::Problem(format!("the lender did not take all puts within {SETTLE_MAX:?}")))
     }
 
     /// Has the kernel evict a part of the file, through the mount.
