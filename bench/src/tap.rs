@@ -9,6 +9,7 @@ use crate::worker::Order;
 use crate::world::{Side, Worker, World, count};
 use page::PAGE_SIZE;
 use serde_json::{Map, Value, json};
+use std::time::{Duration, Instant};
 use testbed::Failure;
 
 /// Wanted at the most: nanoseconds that a page takes longer, and the share of pages that are lost.
@@ -21,6 +22,9 @@ const HOT_BYTES: u64 = 4 << 20;
 /// What the lender and its group have beyond the file.
 const LENDER_ROOM_BYTES: u64 = 128 << 20;
 const LENDER_RESERVE_BYTES: u64 = 32 << 20;
+/// When nothing more was counted for so long, all is: several times what the daemon waits for an event. And between two looks.
+const SETTLED_AFTER: Duration = Duration::from_secs(2);
+const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// Runs it.
 pub fn run(world: &World) -> Result<Map<String, Value>, Failure> {
@@ -39,8 +43,8 @@ pub fn run(world: &World) -> Result<Map<String, Value>, Failure> {
             let side = world.mount("evicted", evict_bytes, Some(lender.address), &["--fill", fill])?;
             let order = Order::Evict { path: side.file.clone(), len_bytes: evict_bytes, times };
             series.add(worker.obey(&order)?.p50_ns as f64);
-            let (captured, lost) = taken(&side)?;
             let wanted = if fill == "evict" { times as u64 * evict_bytes / PAGE_SIZE as u64 } else { 0 };
+            let (captured, lost) = settled(&side, wanted)?;
             if captured != wanted || lost > 0 {
                 let message = format!("the tap captured {captured} pages of {wanted} and had no room for {lost}");
                 return Err(Failure::Problem(message));
@@ -93,7 +97,7 @@ fn drops(world: &World) -> Result<Drops, Failure> {
         let before = taken(&side)?;
         let order = Order::Allocate { bytes: cache_bytes - 2 * HOT_BYTES, hot: hot.clone() };
         let report = worker.obey(&order)?;
-        let after = taken(&side)?;
+        let after = settled(&side, u64::MAX)?;
         let (captured, lost) = (after.0 - before.0, after.1 - before.1);
         if captured + lost < cache_bytes / PAGE_SIZE as u64 / 2 {
             let message = format!("only {} pages were reclaimed", captured + lost);
@@ -104,6 +108,20 @@ fn drops(world: &World) -> Result<Drops, Failure> {
     }
     side.end()?;
     Ok(drops)
+}
+
+/// The same when the daemon has counted so many, or no more for a while: it counts what it has taken out of the ring now and then.
+fn settled(side: &Side, wanted: u64) -> Result<(u64, u64), Failure> {
+    let mut last = taken(side)?;
+    let mut since = Instant::now();
+    while last.0 < wanted && since.elapsed() < SETTLED_AFTER {
+        std::thread::sleep(LOOK_EVERY);
+        let now = taken(side)?;
+        if now != last {
+            (last, since) = (now, Instant::now());
+        }
+    }
+    Ok(last)
 }
 
 /// Pages that the tap has captured, and those that the ring had no room for.
