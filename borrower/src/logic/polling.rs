@@ -6,7 +6,7 @@
 //! - one at a time, and nobody where there is but one processor, which the answer may need;
 //! - for [`POLL_MAX`] at the most, and whoever polls offers the processor to others at each look;
 //! - where polling is in vain, because the lender is too far away or the processors are busy, it is left alone for twice as many
-//!   questions to that lender each time. So in the long run it costs at most [`POLL_MAX`] for each 1,024 questions.
+//!   questions to that lender each time. So in the long run it costs at most [`POLL_MAX`] for each `SKIPPED_MAX` questions.
 //!
 //! Pure: who polls says how it ended.
 
