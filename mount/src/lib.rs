@@ -35,7 +35,6 @@ pub mod handover;
 mod inode;
 mod invalidation;
 mod ledger;
-mod lookers;
 mod names;
 mod resent;
 mod running;

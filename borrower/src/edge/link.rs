@@ -19,7 +19,6 @@ use super::connection::{
 use crate::logic::gate::{Gate, Measured, PING_INTERVAL, Reason};
 use crate::logic::latencies::Latencies;
 use crate::logic::placement;
-use crate::logic::polling::Patience;
 use crate::metrics::Counter;
 use crate::{Borrower, LenderAddress, LenderStatus};
 use std::io;
@@ -79,7 +78,6 @@ pub(crate) struct Link {
     idle: Condvar,
     seen: Mutex<Seen>,
     get_latencies: Mutex<Latencies>,
-    pub(crate) patience: Patience,
     pub(crate) counters: Counters,
 }
 
@@ -153,7 +151,6 @@ impl Link {
                 problem: "not reached yet".to_owned(),
             }),
             get_latencies: Mutex::default(),
-            patience: Patience::default(),
             counters: Counters::default(),
         })
     }
