@@ -210,7 +210,10 @@ fn a_database_does_not_notice_kills() {
         .filter(|line| !line.contains("the database system is starting up"))
         .collect();
     assert!(bad.is_empty(), "{bad:#?}");
-    assert_eq!((mount.count("bad_pages"), lender.count("malformed_frames")), (0, 0));
+    assert_eq!(mount.count("bad_pages"), 0);
+    // Who is killed in the middle of a frame leaves a part of one.
+    let cut_short = lender.count("malformed_frames");
+    assert!(cut_short <= mount.takeovers(), "{cut_short}");
     println!("from the lender {} pages, takeovers {}", mount.count("lender_pages"), mount.takeovers());
 
     // And below, where nothing of the mount is in the way.
