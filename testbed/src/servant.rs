@@ -9,6 +9,7 @@ use crate::group::Group;
 use crate::process::{Line, Process};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use std::fs::File;
 use std::io::{self, Write};
 use std::process::{ChildStdin, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -33,6 +34,10 @@ impl<'a> Servant<'a> {
     /// When it cannot be started.
     pub fn start(name: &'static str, groups: &[&Group], interrupt: &'a Interrupt) -> Result<Servant<'a>, Failure> {
         let own = std::env::current_exe().map_err(Failure::attempted("finding this program"))?;
+        // Whoever reads a page first has it counted as its memory. What is read ahead of the program's own pages would count as what the
+        // process needs, and then make room for what it reads.
+        let read = File::open(&own).and_then(|mut program| io::copy(&mut program, &mut io::sink()));
+        read.map_err(Failure::attempted(format!("reading {}", own.display())))?;
         let mut command = Command::new(own);
         command.arg(name).stdin(Stdio::piped());
         let mut process = Process::spawn(command, groups)?;
