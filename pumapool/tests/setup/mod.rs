@@ -13,8 +13,9 @@ use testbed::{Group, Process};
 
 pub const PUMAPOOL: &str = env!("CARGO_BIN_EXE_pumapool");
 
-/// How long a daemon may take to be ready, and a state to come about. Every wait is for a state, so that a fast machine never waits so long.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+/// How long a daemon may take to be ready, and a state to come about. Every wait is for a state, so that a fast machine never waits so long; with
+/// four others at work on each processor, some take most of a minute.
+pub const PATIENCE: Duration = Duration::from_secs(120);
 
 /// For an answer of a daemon that serves. While a successor takes a mount over, nobody answers: then another one is asked for.
 const ANSWER_MAX: Duration = Duration::from_secs(5);
