@@ -445,13 +445,14 @@ pub(crate) fn send_work(borrower: &Borrower, link: &Link) {
 
 fn send_puts(borrower: &Borrower, link: &Link, partial: bool) {
     while let Some((request, batch)) = borrower.core.next_put(link.number, partial) {
+        // Counted first: the answer may be dealt with before this thread goes on.
+        borrower.core.put_sent(batch.items().len());
+        link.counters.put_pages.add(batch.items().len() as u64);
         let sent = link.send(|stream| send_put(stream, request, batch.items(), batch.pages()));
         if sent.is_err() {
             drop(batch);
             return borrower.core.abandon_puts(link.number);
         }
-        borrower.core.put_sent(batch.items().len());
-        link.counters.put_pages.add(batch.items().len() as u64);
     }
 }
 
