@@ -3,7 +3,7 @@
 mod setup;
 
 use page::PAGE_SIZE;
-use setup::{Lender, Mount, PATIENCE, can_run, pumapool, undisturbed, write_pages};
+use setup::{Lender, Mount, PATIENCE, can_run, undisturbed, write_pages};
 use std::collections::HashMap;
 use std::fs;
 use std::io::{Read, Write};
@@ -303,7 +303,7 @@ fn umount_frees_at_once() {
     let mount = mount(&scratch, &lender.address);
     fs::read(mount.path.join("file")).unwrap();
     mount.evict(&mount.path.join("file"), PAGES);
-    assert!(pumapool(&["umount", mount.path.to_str().unwrap()]).status.success());
+    setup::umount(mount.path.to_str().unwrap());
     assert!(wait_until(PATIENCE, || lender.count("stored_pages") == 0), "nothing is kept of who said goodbye");
     assert_eq!((lender.count("kept_sessions"), lender.count("expired_sessions")), (0, 0));
 }

@@ -410,10 +410,7 @@ fn programs_do_not_notice_an_upgrade() {
     });
     let output = pumapool(&["upgrade", "/nonexistent"]);
     assert!(!output.status.success());
-    // A program that another test is just starting has our open files, until it is executed.
-    let mut output = None;
-    let is_ended = || output.insert(pumapool(&["umount", at])).status.success();
-    assert!(testbed::wait_until(PATIENCE, is_ended), "{output:?}");
+    setup::umount(at);
 }
 
 #[test]
@@ -445,7 +442,7 @@ fn without_its_keeper_the_daemon_serves_on() {
     assert_eq!(said.lines().filter(|line| line.contains("keeper of this mount")).count(), 1, "{said}");
     let output = pumapool(&["upgrade", at_text]);
     assert!(String::from_utf8_lossy(&output.stderr).contains("keeper"), "{output:?}");
-    assert!(pumapool(&["umount", at_text]).status.success());
+    setup::umount(at_text);
     assert!(!at.join("file").exists() && status().is_none());
 }
 

@@ -263,6 +263,13 @@ pub fn is_balanced(status: &Value) -> bool {
     weights.iter().min().unwrap() * 4 > *weights.iter().max().unwrap()
 }
 
+/// Unmounts. A program that another test is just starting has our open files until it is executed: so it is tried for a while.
+pub fn umount(at: &str) {
+    let mut output = None;
+    let is_ended = || output.insert(pumapool(&["umount", at])).status.success();
+    assert!(testbed::wait_until(PATIENCE, is_ended), "{output:?}");
+}
+
 /// Kills a process outright.
 pub fn kill(pid: u32) {
     let pid = rustix::process::Pid::from_raw(pid as i32).unwrap();
