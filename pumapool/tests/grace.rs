@@ -10,6 +10,7 @@ use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use testbed::{Scratch, wait_until};
@@ -111,6 +112,18 @@ fn wait_back(mount: &Mount, connects: u64) {
     });
 }
 
+/// A lender behind a network, and a mount whose file it has, every page of it.
+fn lent(scratch: &Scratch, seed: u64) -> (Vec<u8>, Lender, Network, Mount, PathBuf) {
+    let bytes = write_pages(&scratch.directory("source").unwrap().join("file"), PAGES as usize, seed);
+    let lender = tcp_lender("600");
+    let network = Network::to(&lender);
+    let mount = mount(scratch, &network.address);
+    let file = mount.path.join("file");
+    assert!(fs::read(&file).unwrap() == bytes);
+    mount.evict(&file, PAGES);
+    (bytes, lender, network, mount, file)
+}
+
 #[test]
 fn a_cut_connection_costs_no_page() {
     let test = "a_cut_connection_costs_no_page";
@@ -119,13 +132,7 @@ fn a_cut_connection_costs_no_page() {
     }
     undisturbed(|| {
         let scratch = Scratch::new(test).unwrap();
-        let bytes = write_pages(&scratch.directory("source").unwrap().join("file"), PAGES as usize, 1);
-        let lender = tcp_lender("600");
-        let network = Network::to(&lender);
-        let mount = mount(&scratch, &network.address);
-        let file = mount.path.join("file");
-        assert!(fs::read(&file).unwrap() == bytes);
-        mount.evict(&file, PAGES);
+        let (bytes, lender, network, mount, file) = lent(&scratch, 1);
         for round in 1..=3 {
             let (sent, below) = (mount.count("put_pages"), mount.count("below_pages"));
             network.cut();
@@ -252,13 +259,7 @@ fn a_connection_that_only_one_side_gave_up_is_taken_over() {
     }
     undisturbed(|| {
         let scratch = Scratch::new(test).unwrap();
-        let bytes = write_pages(&scratch.directory("source").unwrap().join("file"), PAGES as usize, 11);
-        let lender = tcp_lender("600");
-        let network = Network::to(&lender);
-        let mount = mount(&scratch, &network.address);
-        let file = mount.path.join("file");
-        assert!(fs::read(&file).unwrap() == bytes);
-        mount.evict(&file, PAGES);
+        let (bytes, lender, network, mount, file) = lent(&scratch, 11);
         let (below, connections) = (mount.count("below_pages"), lender.count("connections"));
         network.freeze();
         // The borrower gives the silent lender up and comes back over new connections, while the lender still has the old ones.
