@@ -15,8 +15,13 @@ pub const SEQUENTIAL_PAGES: u64 = 1024;
 
 /// How far a READ may lie ahead of, or behind, where its stream goes on, in pages, at the least: what is cached already is stepped over.
 const SLACK_PAGES: u64 = 64;
-/// And in windows of its own size: several are under way at once, and overtake each other.
+/// And in windows, of its own size or of the stream's: several are under way at once, and overtake each other; and of a window some pages may be
+/// cached already, so that only small pieces of it are read.
 const SLACK_WINDOWS: u64 = 4;
+
+/// READs of the file since a stream went on last, up to which the windows of that stream count: a page that is read at random long after a
+/// stream went by is none of its pieces.
+const RECENT_READS: u64 = 64;
 
 #[derive(Clone, Copy, Default)]
 struct Stream {
@@ -24,7 +29,25 @@ struct Stream {
     next: u64,
     /// How far it has got, in pages; 0: there is none.
     pages: u64,
+    /// Its largest READ, in pages.
+    window_pages: u64,
+    /// When it went on last.
     used: u64,
+}
+
+impl Stream {
+    fn is_sequential(&self) -> bool {
+        self.pages >= SEQUENTIAL_PAGES
+    }
+
+    /// Whether a READ of these pages, at this time, belongs to it.
+    fn takes(&self, range: PageRange, pages: u64, clock: u64) -> bool {
+        let window_pages = if clock - self.used <= RECENT_READS { pages.max(self.window_pages) } else { pages };
+        let slack_pages = SLACK_PAGES.max(window_pages.saturating_mul(SLACK_WINDOWS));
+        self.pages > 0
+            && range.first <= self.next.saturating_add(slack_pages)
+            && range.first.saturating_add(slack_pages) >= self.next
+    }
 }
 
 /// The streams of one file.
@@ -39,22 +62,26 @@ impl Streams {
     pub fn note(&mut self, range: PageRange) -> bool {
         self.clock += 1;
         let (clock, pages) = (self.clock, range.end.saturating_sub(range.first));
-        let slack_pages = SLACK_PAGES.max(pages.saturating_mul(SLACK_WINDOWS));
-        let goes_on = |stream: &&mut Stream| {
-            stream.pages > 0
-                && range.first <= stream.next.saturating_add(slack_pages)
-                && range.first.saturating_add(slack_pages) >= stream.next
-        };
-        // Of several that fit, the nearest: two readers may follow each other closely.
-        let near = self.streams.iter_mut().filter(goes_on).min_by_key(|stream| stream.next.abs_diff(range.first));
+        // Of several that fit, one that is sequential rather than a piece that was read beside it; of those the nearest: two readers may follow
+        // each other closely.
+        let near = self
+            .streams
+            .iter_mut()
+            .filter(|stream| stream.takes(range, pages, clock))
+            .min_by_key(|stream| (!stream.is_sequential(), stream.next.abs_diff(range.first)));
         if let Some(stream) = near {
             // What counts is how far it gets: a few pages read over and over are no stream.
             let next = stream.next.max(range.end);
-            *stream = Stream { next, pages: stream.pages + (next - stream.next), used: clock };
-            return stream.pages >= SEQUENTIAL_PAGES;
+            if next > stream.next {
+                stream.used = clock;
+            }
+            stream.pages += next - stream.next;
+            stream.next = next;
+            stream.window_pages = stream.window_pages.max(pages);
+            return stream.is_sequential();
         }
         if let Some(oldest) = self.streams.iter_mut().min_by_key(|stream| stream.used) {
-            *oldest = Stream { next: range.end, pages, used: clock };
+            *oldest = Stream { next: range.end, pages, window_pages: pages, used: clock };
         }
         pages >= SEQUENTIAL_PAGES
     }
@@ -112,6 +139,30 @@ mod tests {
             [2, 1, 0].into_iter().filter(|at| streams.note(window((turn * 3 + at) * 256, 256))).count() == 3
         });
         assert!(found.count() >= 97);
+    }
+
+    /// Of a stream over a file that is longer than the memory now and then a page is cached still, or is no more when its turn comes. What
+    /// is left of its window is a piece of the stream, and no beginning of another one that the next passes would take for theirs.
+    #[test]
+    fn pieces_of_windows_are_no_streams_of_their_own() {
+        let mut streams = Streams::default();
+        for pass in 0..5 {
+            for turn in 0..256 {
+                let found = streams.note(window(turn * 256, 256));
+                assert_eq!(found, (turn + 1) * 256 >= SEQUENTIAL_PAGES, "pass {pass}, window {turn}");
+                if pass == 1 && turn == 100 {
+                    assert!(streams.note(window(turn * 256 + 162, 1)));
+                    assert!(streams.note(window(turn * 256 + 356, 3)));
+                }
+            }
+            // Far from the stream: one of its own, which stays.
+            assert!(!streams.note(window(6242, 1)));
+        }
+        // A stream that went by long ago leaves no wake.
+        for at in 0..RECENT_READS {
+            streams.note(window(1_000_000 + at * 10_000, 1));
+        }
+        assert!(!streams.note(window(255 * 256 + 100, 1)));
     }
 
     #[test]
