@@ -1,12 +1,14 @@
 //! The thread that keeps the store in step with the machine.
 //!
-//! Ten times a second it looks how much memory is free and tells the store, which takes no more than that until the next
-//! look; it judges the pressure; and when the kernel has taken lazily freed pages, anybody's, it searches for those of ours.
-//! What is found gone is noted for the borrowers; their connections send the notices. And it frees the pages of borrowers that
-//! did not come back. While nothing is to be lent, it gives back what still is.
+//! Ten times a second, or more often where little is left free, it looks how much memory is free and tells the store, which takes no more than
+//! that until the next look; it judges the pressure; and it gives back what others take of the reserve ([`crate::demand`]). Ten times a
+//! second it also looks whether the kernel has taken lazily freed pages, anybody's, and then searches for those of ours. What is
+//! found gone is noted for the borrowers; their connections send the notices. And it frees the pages of borrowers that did not
+//! come back. While nothing is to be lent, it gives back what still is.
 //!
 //! Nothing here waits for a borrower. When memory cannot be read, the store does not grow.
 
+use crate::demand::Demand;
 use crate::headroom::{Headroom, Memory};
 use crate::pressure::{self, Pressure};
 use crate::shared::Shared;
@@ -16,7 +18,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 use sync::MutexGuard;
 
-/// Time between two looks. In it a 10 Gbit/s network brings 120 MB at the most; the usual reserve is more.
+/// Time between two looks, at the most. In it a 10 Gbit/s network brings 120 MB at the most; the usual reserve is more.
 const TICK: Duration = Duration::from_millis(100);
 /// What a stored page costs of memory: itself, its record and index entry, its page table entry.
 const PAGE_COST_BYTES: u64 = PAGE_SIZE as u64 + 32 + 8 + 8;
@@ -34,6 +36,9 @@ pub struct Housekeeper {
     headroom: Headroom,
     reserve_bytes: u64,
     pressure: Pressure,
+    demand: Demand,
+    /// When to look again.
+    next_look: Duration,
     /// When the pressure was last judged, and the stalls by then.
     window: Option<(Instant, u64)>,
     /// The kernel's count of lazily freed pages when the last search began.
@@ -49,6 +54,8 @@ impl Housekeeper {
             headroom,
             reserve_bytes,
             pressure: Pressure::None,
+            demand: Demand::default(),
+            next_look: TICK,
             window: None,
             lazily_freed_pages: None,
             next_scan: None,
@@ -56,31 +63,54 @@ impl Housekeeper {
         }
     }
 
-    /// Looks every [`TICK`] until the lender stops.
+    /// Looks, at least every [`TICK`], until the lender stops.
     pub fn run(mut self, shared: &Shared) {
-        while !shared.stop.wait(None, Some(TICK)) {
-            self.tick(shared, Instant::now());
+        let mut ticked = Instant::now();
+        while !shared.stop.wait(None, Some(self.next_look)) {
+            let now = Instant::now();
+            if now.duration_since(ticked) >= TICK {
+                ticked = now;
+                self.tick(shared, now);
+            } else {
+                self.look(shared, now);
+            }
         }
     }
 
-    /// One look.
+    /// All there is to be done ten times a second.
     pub fn tick(&mut self, shared: &Shared, now: Instant) {
+        self.look(shared, now);
+        self.scan_when_due(shared, now);
+        forget_left_behind(shared, now);
+        give_back_unlent(shared);
+    }
+
+    /// Looks at memory, tells the store what it may take, and has it give back what others need.
+    fn look(&mut self, shared: &Shared, now: Instant) {
         // What the store takes between this and its being told is part of what is seen as free.
-        let grown_before = shared.store.lock().grown_pages();
+        let (grown_before, held_bytes) = {
+            let store = shared.store.lock();
+            let held_pages = u64::from(store.stored_pages()) + u64::from(store.warm_pages());
+            (store.grown_pages(), held_pages * PAGE_COST_BYTES)
+        };
         let memory = self.headroom.read();
-        let spare_bytes = match &memory {
+        self.next_look = TICK;
+        let (spare_bytes, demanded_bytes) = match &memory {
             Ok(memory) => {
                 self.judge(*memory, now);
-                memory.free_bytes.saturating_sub(self.reserve_bytes)
+                let demanded_bytes = self.demand.look(*memory, held_bytes, self.reserve_bytes);
+                self.next_look = self.demand.next_look(*memory, held_bytes, self.reserve_bytes, TICK);
+                (memory.free_bytes.saturating_sub(self.reserve_bytes), demanded_bytes)
             }
             Err(error) => {
                 if !std::mem::replace(&mut self.complained, true) {
                     tracing::warn!(%error, "cannot read how much memory is free: the store does not grow");
                 }
-                0
+                (0, 0)
             }
         };
-        let spare_bytes = if self.pressure == Pressure::None { spare_bytes } else { 0 };
+        let may_grow = self.pressure == Pressure::None && !self.demand.grows();
+        let spare_bytes = if may_grow { spare_bytes } else { 0 };
         {
             let mut store = shared.store.lock();
             let grown_pages = store.grown_pages() - grown_before;
@@ -91,12 +121,11 @@ impl Housekeeper {
         if let Ok(memory) = memory {
             shared.tally.memory_total_bytes.store(memory.total_bytes, Relaxed);
         }
+        let given_pages = give_back(shared, (demanded_bytes / PAGE_COST_BYTES) as usize);
+        shared.tally.demanded_pages.fetch_add(given_pages as u64, Relaxed);
         if self.pressure == Pressure::Shrink && self.window.is_some_and(|(begun, _)| begun == now) {
             shrink(shared);
         }
-        self.scan_when_due(shared, now);
-        forget_left_behind(shared, now);
-        give_back_unlent(shared);
     }
 
     fn judge(&mut self, memory: Memory, now: Instant) {
@@ -176,8 +205,14 @@ pub(crate) fn scan(shared: &Shared) -> std::io::Result<usize> {
 /// Gives back a share of the pages, a part at a time.
 pub(crate) fn shrink(shared: &Shared) {
     let share = |store: &Store| (store.stored_pages() + store.warm_pages()) as usize / pressure::SHRINK_SHARE;
-    let mut left = share(&shared.store.lock()).max(1);
-    tracing::info!(pages = left, "memory pressure: giving pages back");
+    let pages = share(&shared.store.lock()).max(1);
+    tracing::info!(pages, "memory pressure: giving pages back");
+    give_back(shared, pages);
+}
+
+/// Gives back so many pages, a part at a time. Returns how many there were to give.
+fn give_back(shared: &Shared, pages: usize) -> usize {
+    let mut left = pages;
     while left > 0 {
         let given = shared.store.lock().shrink(left.min(SHRINK_PAGES));
         if given == 0 {
@@ -185,6 +220,7 @@ pub(crate) fn shrink(shared: &Shared) {
         }
         left -= given;
     }
+    pages - left
 }
 
 #[cfg(test)]

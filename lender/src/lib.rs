@@ -12,6 +12,7 @@
 
 mod config;
 mod connection;
+mod demand;
 mod entry;
 mod frames;
 #[doc(hidden)]

@@ -201,6 +201,7 @@ impl Handle {
             counters: store.counters(),
             lost_notices_sent: tally.lost_notices_sent.load(Relaxed),
             scans: tally.scans.load(Relaxed),
+            demanded_pages: tally.demanded_pages.load(Relaxed),
             malformed_frames: tally.malformed_frames.load(Relaxed),
             refused_connections: tally.refused_connections.load(Relaxed),
             refused_keys: tally.refused_keys.load(Relaxed),

@@ -71,6 +71,7 @@ pub struct Tally {
     pub pressure: AtomicU8,
     pub lost_notices_sent: AtomicU64,
     pub scans: AtomicU64,
+    pub demanded_pages: AtomicU64,
     pub malformed_frames: AtomicU64,
     pub refused_connections: AtomicU64,
     pub refused_keys: AtomicU64,

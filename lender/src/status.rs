@@ -37,6 +37,8 @@ pub struct Status {
     pub lost_notices_sent: u64,
     /// Searches for pages that the kernel took.
     pub scans: u64,
+    /// Pages given back before others had to take them themselves: what others took of the reserve.
+    pub demanded_pages: u64,
     /// Frames that broke the protocol; each ended its connection.
     pub malformed_frames: u64,
     /// Connections that were refused, for whatever reason.

@@ -144,9 +144,9 @@ fn a_part_of_another_test() {
     let wait_for_the_end = || std::io::stdin().read_to_end(&mut Vec::new()).unwrap();
     match part.as_str() {
         "lender" => {
-            let mut config = config(&argument, 0);
+            let mut config = config("127.0.0.1:0", 0);
             config.capacity = lender::Capacity::Auto;
-            config.reserve_bytes = 16 * MIB;
+            config.reserve_bytes = argument.parse().unwrap();
             let server = Server::bind(config).unwrap();
             println!("\nlistening {}", server.local_address());
             let handle = server.handle();
@@ -200,18 +200,31 @@ fn wait_for(lender: &mut Part, what: &str, condition: impl Fn(&serde_json::Value
     }
 }
 
+/// It gives back what others take of its reserve, before they would have to take it.
 #[test]
 fn a_squeezed_lender_gives_way() {
-    let test = "a_squeezed_lender_gives_way";
-    let limit_bytes = 256 * MIB;
-    let Some(group) = group_or_skip(test, limit_bytes) else { return };
-    let mut lender = Part::start("lender", "127.0.0.1:0", &group);
+    let lost = squeeze_lender("a_squeezed_lender_gives_way", 16 * MIB);
+    assert!(lost.is_none_or(|[given, _]| given > 0), "{lost:?}");
+}
+
+/// Without a reserve it is the kernel that takes the pages.
+#[test]
+fn the_kernel_takes_what_is_lent() {
+    let lost = squeeze_lender("the_kernel_takes_what_is_lent", 0);
+    assert!(lost.is_none_or(|[_, taken]| taken > 5_000), "{lost:?}");
+}
+
+/// Pages that a lender with that reserve gave back, and that the kernel took, when somebody else in its cgroup needed most of it.
+fn squeeze_lender(test: &str, reserve_bytes: u64) -> Option<[u64; 2]> {
+    let limit_bytes = 128 * MIB;
+    let group = group_or_skip(test, limit_bytes)?;
+    let mut lender = Part::start("lender", &reserve_bytes.to_string(), &group);
     let address: Address = lender.told("listening ").parse().unwrap();
     let mut main = Client::connect(&address, ROLE_MAIN, 1);
     let mut get = Client::connect(&address, ROLE_GET, 1);
 
     // More than there is: it grows to the reserve, and then replaces its own.
-    let keys: Vec<_> = (0..80_000).map(|index| key(index, 1)).collect();
+    let keys: Vec<_> = (0..40_000).map(|index| key(index, 1)).collect();
     let mut lost = HashSet::new();
     for keys in keys.chunks(4096) {
         main.put(keys);
@@ -222,20 +235,21 @@ fn a_squeezed_lender_gives_way() {
     let stored_pages = full["stored_pages"].as_u64().unwrap();
     println!("full: {} pages stored, {} MiB used", stored_pages, group.usage_bytes() / MIB);
     assert!(stored_pages * 4096 > limit_bytes / 2, "{full}");
-    assert!(group.usage_bytes() <= limit_bytes - 8 * MIB, "the reserve is left free");
+    assert!(group.usage_bytes() <= limit_bytes - reserve_bytes / 2, "the reserve is left free");
     assert_eq!(full["memory_total_bytes"].as_u64(), Some(limit_bytes));
 
-    // Somebody needs 150 MiB. He gets them, from pages that are told to be lost.
+    // Somebody needs 75 MiB. He gets them, from pages that are told to be lost.
     let begun = Instant::now();
-    let mut squeeze = Part::start("squeeze", &(150 * MIB).to_string(), &group);
+    let mut squeeze = Part::start("squeeze", &(75 * MIB).to_string(), &group);
     squeeze.told("squeezed");
     println!("squeezed in {:?}", begun.elapsed());
     // Until the search has seen all: another one finds nothing more.
     let seen = wait_for(&mut lender, "the loss is seen", |status| {
-        let lost = status["reclaimed_by_kernel"].as_u64().unwrap();
-        lost > 20_000 && lost + status["stored_pages"].as_u64().unwrap() >= stored_pages
+        let lost = given_and_taken(status).iter().sum::<u64>();
+        lost > 10_000 && lost + status["stored_pages"].as_u64().unwrap() >= stored_pages
     });
-    println!("squeezed: {} pages taken", seen["reclaimed_by_kernel"]);
+    let lost_pages = given_and_taken(&seen);
+    println!("squeezed: {} pages given back, {} taken", lost_pages[0], lost_pages[1]);
     let present: Vec<_> = keys.iter().rev().take(stored_pages as usize).copied().collect();
     let mut hits = 0;
     for keys in present.chunks(4096) {
@@ -245,7 +259,7 @@ fn a_squeezed_lender_gives_way() {
     wait_for(&mut lender, "the notices are sent", |status| {
         let sent = status["lost_notices_sent"].as_u64().unwrap();
         sent + status["notices_forgotten"].as_u64().unwrap() + status["misses"].as_u64().unwrap()
-            >= status["replaced"].as_u64().unwrap() + status["reclaimed_by_kernel"].as_u64().unwrap()
+            >= status["replaced"].as_u64().unwrap() + given_and_taken(status).iter().sum::<u64>()
     });
     main.ping();
     lost.extend(main.lost.drain(..));
@@ -255,26 +269,32 @@ fn a_squeezed_lender_gives_way() {
     let told = present.iter().zip(&statuses).filter(|(key, status)| **status == 0 && lost.contains(*key)).count();
     let gone = statuses.iter().filter(|status| **status == 0).count();
     println!("{hits} pages left and right, {gone} gone, {told} of them told");
-    assert!(gone > 10_000 && told > 0);
+    assert!(gone > 5_000 && told > 0);
     // What is told to be lost is lost.
     let wrong = present.iter().zip(&statuses).filter(|(key, status)| **status == 1 && lost.contains(*key)).count();
     assert_eq!(wrong, 0);
 
     // While it is tight the lender does not take it back ...
     let before = status(&mut lender)["stored_pages"].as_u64().unwrap();
-    let more: Vec<_> = (100_000..140_000).map(|index| key(index, 1)).collect();
+    let more: Vec<_> = (100_000..120_000).map(|index| key(index, 1)).collect();
     main.put(&more);
     let after = status(&mut lender)["stored_pages"].as_u64().unwrap();
-    println!("tight: {before} pages, {after} after 40000 more puts");
-    assert!(after < before + 8192, "{before} pages became {after}");
+    println!("tight: {before} pages, {after} after 20000 more puts");
+    assert!(after < before + 10_000, "{before} pages became {after}");
     // ... but it does when it is free again.
     squeeze.finish();
-    wait_for(&mut lender, "there is room", |status| status["headroom_bytes"].as_u64().unwrap() > 100 * MIB);
+    wait_for(&mut lender, "there is room", |status| status["headroom_bytes"].as_u64().unwrap() > 50 * MIB);
     main.put(&more);
     let regrown = status(&mut lender)["stored_pages"].as_u64().unwrap();
     println!("free again: {regrown} pages");
-    assert!(regrown > after + 10_000);
+    assert!(regrown > after + 5_000);
     assert_eq!(group.oom_kills(), 0);
     drop((main, get));
     lender.finish();
+    Some(lost_pages)
+}
+
+/// Pages that the lender gave back, and that the kernel took.
+fn given_and_taken(status: &serde_json::Value) -> [u64; 2] {
+    ["shrunk", "reclaimed_by_kernel"].map(|name| status[name].as_u64().unwrap())
 }

@@ -97,8 +97,9 @@ pub(crate) fn print_lender(out: &mut impl Write, status: &Value) -> std::io::Res
     )?;
     writeln!(
         out,
-        "  given up    {} replaced, {} reclaimed by the kernel",
+        "  given up    {} replaced, {} given back, {} reclaimed by the kernel",
         pages(lender, "replaced"),
+        pages(lender, "shrunk"),
         pages(lender, "reclaimed_by_kernel"),
     )?;
     print_pace(out, lender)?;

@@ -280,13 +280,14 @@ fn a_squeezed_lender_gives_its_memory_back() {
     };
     assert!(wait_until(PATIENCE, nearly_all_lent), "{}", mount.status());
 
-    // Nearly all of the group's memory, as fast as it goes: the kernel has to take the lent pages, and kills nobody.
+    // Nearly all of the group's memory, as fast as it goes: the lender gives it back, or the kernel takes it, and kills nobody.
     let squeeze = Squeeze::start(LIMIT_BYTES - (24 << 20), &[&group]).unwrap();
     squeeze.wait_until_held(PATIENCE).unwrap();
+    let given_up = || lender.count("shrunk") + lender.count("reclaimed_by_kernel");
     assert!(
-        wait_until(PATIENCE, || lender.count("reclaimed_by_kernel") > 0 && mount.count("lost_pages") > 0),
-        "reclaimed {}, reported lost {}",
-        lender.count("reclaimed_by_kernel"),
+        wait_until(PATIENCE, || given_up() > 0 && mount.count("lost_pages") > 0),
+        "given up {}, reported lost {}",
+        given_up(),
         mount.count("lost_pages"),
     );
     setup::evict(&at.join("file"));
@@ -294,5 +295,4 @@ fn a_squeezed_lender_gives_its_memory_back() {
     assert_eq!(mount.count("bad_pages"), 0);
     // It may be late while the kernel takes its memory, and lost for that, but it does not end.
     mount.wait_for("the lender", |status| status["lender_is_up"] == true);
-    assert!(lender.count("reclaimed_by_kernel") > 0);
 }
