@@ -29,6 +29,7 @@ pub use logic::file::Left;
 pub use logic::gate;
 use logic::hedging::{Hedges, LATE_PERCENT, late_us};
 use logic::latencies::Latencies;
+use logic::polling::Polling;
 use page::seal::Sealing;
 use page::{ChecksumKey, FileKey, Version};
 use serde::Serialize;
@@ -272,6 +273,7 @@ pub struct Borrower {
     links: Links,
     racers: Arc<Racers>,
     hedges: Hedges,
+    polling: Polling,
     disk: Disk,
     checksum_key: [u8; 32],
     config: Config,
@@ -310,6 +312,7 @@ impl Borrower {
             links: Links::default(),
             racers: Arc::default(),
             hedges: Hedges::default(),
+            polling: Polling::new(std::thread::available_parallelism().map_or(1, usize::from)),
             disk: Disk::default(),
             checksum_key,
             positions: source.as_ref().map(|source| source.positions()),

@@ -3,6 +3,7 @@
 use crate::edge::connection::{ANSWER_TIMEOUT, GetConnection};
 use crate::edge::link::{Link, Taken};
 use crate::edge::racing::Race;
+use crate::logic::polling::POLL_MAX;
 use crate::logic::reading::{ATTEMPTS_MAX, Got, Question, Reading};
 use crate::{Below, Borrower, File};
 use page::PAGE_SIZE;
@@ -82,6 +83,9 @@ impl Asking<'_> {
         for attempt in 0.. {
             let mut state = file.state.lock();
             // Answered while a change is being applied, older bytes could stay in the kernel's page cache behind it.
+            if state.must_wait(range) {
+                below.about_to_wait();
+            }
             file.settled.wait_while_for(&mut state, |state| state.must_wait(range), CHANGE_WAIT);
             reading.begin(core, file, &mut state, (borrower.produced(), borrower.consumed()), offset, buf.len());
             if attempt == ATTEMPTS_MAX {
@@ -219,7 +223,21 @@ impl Asking<'_> {
         let borrower = self.borrower;
         let (connection, asked) = (&mut taken.connection, Instant::now());
         connection.ask(question.keys, borrower.core.is_exclusive())?;
-        if borrower.config.hedge && !connection.wait(late)? && borrower.hedges.spend() {
+        let mut came = false;
+        if self.below.has_time()
+            && let Some(turn) = borrower.polling.begin(&link.patience)
+        {
+            came = connection.poll(POLL_MAX.min(late))?;
+            turn.ended(came);
+        }
+        if !came {
+            self.below.about_to_wait();
+        }
+        let is_late = |connection: &GetConnection| {
+            let left = late.saturating_sub(asked.elapsed());
+            Ok::<_, io::Error>(!connection.wait(left)?)
+        };
+        if !came && borrower.config.hedge && is_late(connection)? && borrower.hedges.spend() {
             let span = question.places[0]..question.places[question.places.len() - 1] + PAGE_SIZE;
             let race = borrower.racers.race((self.shared)(), offset + span.start as u64, span.len());
             if race.is_none() {

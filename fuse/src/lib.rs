@@ -7,6 +7,7 @@
 //! - [`request`]: bytes from the device become a [`Request`]; whatever does not decode becomes an error for that request.
 //! - [`reply`]: answers, written in one system call each.
 //! - [`session`]: the connection: negotiation, [`Worker`]s that read requests and hand them to a [`Filesystem`].
+//! - `turns`: which of them reads; [`about_to_wait`], [`has_time`].
 //! - [`notify`]: messages to the kernel that are not answers.
 //! - [`mounting`]: making and ending the mount.
 //!
@@ -20,10 +21,12 @@ pub mod notify;
 pub mod reply;
 pub mod request;
 pub mod session;
+mod turns;
 
 pub use notify::Notifier;
 pub use reply::Reply;
 pub use request::{DecodeError, Operation, Request};
 pub use session::{Filesystem, Negotiated, Served, Session, Wish, Worker};
+pub use turns::{about_to_wait, has_time};
 
 pub use rustix::io::Errno;

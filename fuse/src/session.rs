@@ -8,6 +8,7 @@ use crate::buffer::Buffer;
 use crate::notify::Notifier;
 use crate::reply::Reply;
 use crate::request::{self, Operation, Request};
+use crate::turns::{Place, Turns};
 use crate::{Errno, mounting};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -64,6 +65,7 @@ pub struct Session {
     device: Arc<OwnedFd>,
     negotiated: Negotiated,
     leave: Arc<AtomicBool>,
+    turns: Arc<Turns>,
 }
 
 impl Session {
@@ -119,11 +121,11 @@ impl Session {
 
     /// Goes on with a connection that another process negotiated.
     pub fn resume(device: OwnedFd, negotiated: Negotiated) -> Session {
-        Session { device: Arc::new(device), negotiated, leave: Arc::default() }
+        Session { device: Arc::new(device), negotiated, leave: Arc::default(), turns: Arc::new(Turns::new()) }
     }
 
     /// Set, it has every worker end before it reads one request more. One that waits for a request must be interrupted by a signal to
-    /// see it, again and again while [`Worker::reading`] says that it reads.
+    /// see it, again and again while [`Worker::reading`] says that it reads. Those that wait for their turn get it from who ends.
     pub fn leave(&self) -> &Arc<AtomicBool> {
         &self.leave
     }
@@ -160,24 +162,26 @@ impl Session {
         // the kernel fails the request for good instead of sending it again.
         request.populate();
         Ok(Worker {
-            device,
+            device: Arc::new(device),
             capabilities: self.negotiated.capabilities,
             request,
             scratch: Buffer::new(IO_BYTES_MAX + PAGE_BYTES)?,
             reading: Arc::default(),
             leave: self.leave.clone(),
+            turns: self.turns.clone(),
         })
     }
 }
 
 /// Reads requests and has them answered, one at a time.
 pub struct Worker {
-    device: OwnedFd,
+    device: Arc<OwnedFd>,
     capabilities: u64,
     request: Buffer,
     scratch: Buffer,
     reading: Arc<AtomicBool>,
     leave: Arc<AtomicBool>,
+    turns: Arc<Turns>,
 }
 
 impl Worker {
@@ -194,7 +198,9 @@ impl Worker {
 
     /// Serves until the mount is gone or the worker is asked to leave, neither of which is an error.
     pub fn serve(&mut self, filesystem: &dyn Filesystem) -> io::Result<Served> {
+        let mut place = Place::new(&self.turns, &self.device);
         loop {
+            place.wait();
             self.reading.store(true, Ordering::Release);
             let read = read_request(&self.device, &mut self.request[REQUEST_START..], &self.leave);
             self.reading.store(false, Ordering::Release);
@@ -212,7 +218,8 @@ impl Worker {
                 Ok(request) => {
                     let scratch = &mut self.scratch[..];
                     // A panic in a handler is a bug of ours; the unsent reply answers EIO, and all others are served on.
-                    let _ = catch_unwind(AssertUnwindSafe(|| filesystem.handle(&request, reply, scratch)));
+                    let handle = AssertUnwindSafe(|| filesystem.handle(&request, reply, scratch));
+                    place.while_handling(|| drop(catch_unwind(handle)));
                 }
                 Err(_) => drop(reply.error(Errno::INVAL)),
             }

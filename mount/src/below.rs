@@ -37,11 +37,20 @@ impl Below for OpenFile {
     fn stamp(&self) -> io::Result<Stamp> {
         Ok(stamp_of(&stat(&self.fd)?))
     }
+
+    fn about_to_wait(&self) {
+        fuse::about_to_wait();
+    }
+
+    fn has_time(&self) -> bool {
+        fuse::has_time()
+    }
 }
 
 impl OpenFile {
     /// Reads until `buf` is full or the file ends, leaving nothing in the page cache below.
     pub(crate) fn read_uncached(&self, buf: &mut [u8], offset: u64) -> Result<usize, Errno> {
+        fuse::about_to_wait();
         loop {
             let way = self.inode.device.read_way();
             let result = match way {
@@ -79,6 +88,7 @@ impl OpenFile {
 
     /// Reads past the page cache, as the caller of the mount asked for by O_DIRECT. `buf` is page-aligned.
     pub(crate) fn read_past_cache(&self, buf: &mut [u8], offset: u64) -> Result<usize, Errno> {
+        fuse::about_to_wait();
         let fd = match self.direct() {
             Ok(fd) => fd,
             // O_DIRECT came by fcntl, and the file system below has none, or lets the file be opened no more.

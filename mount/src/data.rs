@@ -219,6 +219,7 @@ impl Passthrough {
     fn wait_for_drop(&self, inode: &Inode, args: &abi::WriteIn) {
         let is_whole = args.offset.is_multiple_of(PAGE_SIZE as u64) && args.size.is_multiple_of(PAGE_SIZE as u32);
         let limit = if is_whole { WHOLE_PAGES_WAIT } else { PART_OF_PAGE_WAIT };
+        fuse::about_to_wait();
         if self.invalidations.wait(inode, limit)
             && let Some(file) = &inode.file
         {
@@ -282,6 +283,7 @@ impl Passthrough {
 
     pub(crate) fn fsync(&self, args: &abi::FsyncIn) -> Result<(), Errno> {
         let file = self.handles.file(args.fh)?;
+        fuse::about_to_wait();
         match args.fsync_flags & abi::FSYNC_FDATASYNC {
             0 => rustix::fs::fsync(&file.fd)?,
             _ => rustix::fs::fdatasync(&file.fd)?,

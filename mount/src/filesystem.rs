@@ -15,6 +15,7 @@ use crate::handover::Keep;
 use crate::inode::Inodes;
 use crate::invalidation::Invalidations;
 use crate::ledger::Ledger;
+use crate::lookers::Lookers;
 use crate::resent::{Attempt, Resent};
 use crate::status::Counters;
 use crate::sweep::Sweep;
@@ -37,6 +38,7 @@ pub(crate) struct Passthrough {
     pub(crate) ledger: Ledger,
     pub(crate) invalidations: Invalidations,
     pub(crate) sweep: Sweep,
+    pub(crate) lookers: Lookers,
     pub(crate) counters: Counters,
     pub(crate) write_mode: WriteMode,
     pub(crate) privilege: Privilege,
@@ -73,7 +75,10 @@ impl Passthrough {
         let node = request.header.nodeid;
         let uid = request.header.uid;
         match request.operation {
-            Operation::Lookup { name } => self.answer_entry(reply, self.lookup(node, name)),
+            Operation::Lookup { name } => {
+                self.lookers.looks_up(request.header.pid, node);
+                self.answer_entry(reply, self.lookup(node, name))
+            }
             Operation::Forget { lookups } => {
                 reply.none();
                 self.forget(node, lookups);
@@ -139,7 +144,7 @@ impl Passthrough {
             Operation::Removexattr { name } => answer_done(reply, self.removexattr(node, name, attempt)),
             Operation::Opendir(args) => self.answer_open(reply, self.opendir(node, &args, attempt)),
             Operation::Readdir(args) => self.readdir(reply, &args, scratch),
-            Operation::Readdirplus(args) => self.readdirplus(reply, &args, scratch),
+            Operation::Readdirplus(args) => self.readdirplus(reply, request.header.pid, &args, scratch),
             Operation::Releasedir(args) => {
                 self.handles.remove(args.fh);
                 reply.ok()
@@ -194,9 +199,9 @@ impl Passthrough {
         }
     }
 
-    /// Each entry comes with a lookup, which counts only if the kernel gets it: the entry must fit before it is looked up, and an
+    /// For a looker each entry comes with a lookup, which counts only if the kernel gets it: the entry must fit before it is looked up, and an
     /// answer that is not taken takes its lookups back.
-    fn readdirplus(&self, reply: Reply<'_>, args: &abi::ReadIn, scratch: &mut [u8]) -> Result<(), Errno> {
+    fn readdirplus(&self, reply: Reply<'_>, task: u32, args: &abi::ReadIn, scratch: &mut [u8]) -> Result<(), Errno> {
         let directory = match self.handles.directory(args.fh) {
             Ok(directory) => directory,
             Err(errno) => return reply.error(errno),
@@ -204,13 +209,14 @@ impl Passthrough {
         let size = scratch.len().min(args.size as usize);
         let mut entries = Entries::new(&mut scratch[..size]);
         let mut given = Vec::new();
+        let looks = self.lookers.lists(task, directory.inode.nodeid, args.offset);
         let result = directory.listing.lock().read(args.offset, |entry| {
             if !entries.fits(entry.name, true) {
                 return false;
             }
             // An entry without a node is one that the kernel looks up itself when it needs it.
             let mut out = abi::EntryOut::default();
-            if entry.name != c"." && entry.name != c".." {
+            if looks && entry.name != c"." && entry.name != c".." {
                 match self.lookup_in(&directory.inode, entry.name) {
                     Ok(found) => out = found,
                     Err(Errno::NOENT) => return true,

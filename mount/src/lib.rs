@@ -35,6 +35,7 @@ pub mod handover;
 mod inode;
 mod invalidation;
 mod ledger;
+mod lookers;
 mod names;
 mod resent;
 mod running;

@@ -11,6 +11,7 @@ use crate::handover::memory::{Header, Memory};
 use crate::inode::{Found, Inodes, stat};
 use crate::invalidation::Invalidations;
 use crate::ledger::Ledger;
+use crate::lookers::Lookers;
 use crate::resent::Resent;
 use crate::running::{Mount, MountInfo, Source};
 use crate::status::Counters;
@@ -281,6 +282,7 @@ fn serve<E: Into<Box<dyn std::error::Error + Send + Sync>>>(
         ledger: Ledger::default(),
         invalidations: Invalidations::new(config.threads.max(THREADS_MIN)),
         sweep: Sweep::default(),
+        lookers: Lookers::default(),
         counters: Counters::default(),
         write_mode,
         privilege,

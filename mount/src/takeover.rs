@@ -18,6 +18,7 @@ use crate::handover::memory::Memory;
 use crate::inode::Inodes;
 use crate::invalidation::Invalidations;
 use crate::ledger::Ledger;
+use crate::lookers::Lookers;
 use crate::resent::Resent;
 use crate::running::{Mount, MountInfo};
 use crate::starting::{THREADS_MIN, failed, inode_descriptors_max, raise_limits};
@@ -133,6 +134,7 @@ fn restore(
         ledger: Ledger::default(),
         invalidations: Invalidations::new(config.threads.max(THREADS_MIN)),
         sweep: Sweep::default(),
+        lookers: Lookers::default(),
         counters: Counters::default(),
         write_mode: if state.write_back { WriteMode::Back } else { WriteMode::Through },
         privilege,

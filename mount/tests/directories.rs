@@ -34,6 +34,36 @@ fn a_hundred_thousand_entries() {
     drop(m);
 }
 
+/// Names alone cost no lookups; who looks at what it has listed is given attributes with the next directory.
+#[test]
+fn attributes_come_for_those_who_look() {
+    if !can_mount("attributes_come_for_those_who_look") {
+        return;
+    }
+    const COUNT: u64 = 50;
+    let m = Mounted::through();
+    for directory in ["a", "b"] {
+        fs::create_dir(m.below(directory)).unwrap();
+        for file in 0..COUNT {
+            fs::write(m.below(format!("{directory}/{file}")), b"").unwrap();
+        }
+    }
+    let lookups = || m.mount().status().requests.get("lookup").copied().unwrap_or_default();
+    let names = |directory| fs::read_dir(m.path(directory)).unwrap().map(|entry| entry.unwrap().path()).collect();
+    let listed: Vec<_> = names("a");
+    assert_eq!(listed.len() as u64, COUNT);
+    let inodes = m.mount().status().inodes as u64;
+    assert!(inodes < COUNT, "{inodes} inodes after names were listed");
+    fs::symlink_metadata(&listed[0]).unwrap();
+    let listed: Vec<_> = names("b");
+    let (inodes, before) = (m.mount().status().inodes as u64, lookups());
+    assert!(inodes >= COUNT, "{inodes} inodes after attributes were listed");
+    for path in &listed {
+        fs::symlink_metadata(path).unwrap();
+    }
+    assert_eq!(lookups(), before, "the listing has brought them");
+}
+
 #[test]
 fn positions_can_be_returned_to() {
     if !can_mount("positions_can_be_returned_to") {

@@ -172,6 +172,19 @@ impl GetConnection {
         wait(&mut [PollFd::new(&self.connection.stream, PollFlags::IN)], limit)
     }
 
+    /// Looks again and again whether the answer begins, at most for `limit`. False: it has not.
+    pub fn poll(&self, limit: Duration) -> io::Result<bool> {
+        let begun = Instant::now();
+        while !self.wait(Duration::ZERO)? {
+            // Whoever the answer needs may want this processor.
+            std::thread::yield_now();
+            if begun.elapsed() > limit {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
     /// Receives the answer and throws it away.
     pub fn discard(&mut self) -> io::Result<()> {
         let places: Vec<_> = (0..self.asked_pages).map(|at| at * PAGE_SIZE).collect();

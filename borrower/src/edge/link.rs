@@ -19,6 +19,7 @@ use super::connection::{
 use crate::logic::gate::{Gate, Measured, PING_INTERVAL, Reason};
 use crate::logic::latencies::Latencies;
 use crate::logic::placement;
+use crate::logic::polling::Patience;
 use crate::metrics::Counter;
 use crate::{Borrower, LenderAddress, LenderStatus};
 use std::io;
@@ -78,6 +79,7 @@ pub(crate) struct Link {
     idle: Condvar,
     seen: Mutex<Seen>,
     get_latencies: Mutex<Latencies>,
+    pub(crate) patience: Patience,
     pub(crate) counters: Counters,
 }
 
@@ -151,6 +153,7 @@ impl Link {
                 problem: "not reached yet".to_owned(),
             }),
             get_latencies: Mutex::default(),
+            patience: Patience::default(),
             counters: Counters::default(),
         })
     }

@@ -10,6 +10,7 @@ pub mod latencies;
 pub mod lender;
 pub mod overtaking;
 pub mod placement;
+pub mod polling;
 pub mod puts;
 pub mod reading;
 pub mod rules;

@@ -1,0 +1,381 @@
+//! Whose turn it is to read requests: one worker's, for as long as it is quick.
+//!
+//! Were all workers to read at once, the kernel would wake another one for each request: its caches are cold, and a thread that was just
+//! about to read goes to sleep instead. So one worker has the *turn*. It reads a request, handles it, and reads the next. The others
+//! wait:
+//!
+//! ```text
+//!            pass (about to wait), or leave
+//!   held ───────────────────────────────────▶ free ──▶ held by whoever comes first
+//!    │ ▲  request, finished, request, ...
+//!    └─┘
+//!   held, one request for longer than a look of the watcher ──▶ held by the watcher
+//! ```
+//!
+//! - Who knows that a request will take its time says so ([`about_to_wait`]), and another worker is called at once.
+//! - For everything else one of those who wait, the *watcher*, looks whether the request is still the one of its last look. If so, it
+//!   takes the turn over. So a request that waits for another one finds a worker that reads, whatever it waits for, as long as there
+//!   is one that handles nothing.
+//! - While nothing comes, nobody looks. The next request calls a watcher again.
+//!
+//! Who was held up waits for a turn as all others when it has finished; but if requests wait just then, it reads one without the turn.
+//! Two workers that read are harmless, whatever they take each other for. What must never happen here: that none reads while one
+//! waits for the turn.
+
+use parking_lot::{Condvar, Mutex, MutexGuard};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::cell::{Cell, RefCell};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+/// Time between two looks of the watcher: at first, and while all requests are quick. A request that says nothing is held up for twice as
+/// long at the most before somebody else reads.
+const LOOK_FIRST: Duration = Duration::from_micros(50);
+const LOOK_MAX: Duration = Duration::from_micros(200);
+
+/// The same while nothing comes, and after how many such looks nobody watches any more.
+const LOOK_IDLE: Duration = Duration::from_millis(1);
+const LOOKS_IDLE_MAX: u32 = 16;
+
+/// The state of the turn: free, or being used for a request; else it is held by somebody who reads.
+const FREE: u64 = 0b01;
+const HANDLING: u64 = 0b10;
+/// The rest of the word counts requests and changes of holder, so that no two states of a mount's life are alike.
+const ONE: u64 = 0b100;
+
+/// The turn of one session, and those who wait for it.
+#[derive(Default)]
+pub(crate) struct Turns {
+    word: AtomicU64,
+    /// Whether there is a watcher.
+    watched: AtomicBool,
+    waiting: Mutex<Waiting>,
+    /// For those who sleep.
+    called: Condvar,
+    /// For the watcher.
+    passed: Condvar,
+}
+
+#[derive(Default)]
+struct Waiting {
+    sleeping: usize,
+    /// One of them was called and has not come yet.
+    is_called: bool,
+}
+
+thread_local! {
+    /// What this thread's worker serves and reads from, and its turn, as long as nobody else has taken it.
+    static OWN: RefCell<Option<(Arc<Turns>, Arc<OwnedFd>)>> = const { RefCell::new(None) };
+    static TURN: Cell<Option<u64>> = const { Cell::new(None) };
+}
+
+/// To be called by a handler that is about to wait for a disk, a network or another request: another worker reads meanwhile. Does nothing
+/// anywhere else, and nothing the second time.
+pub fn about_to_wait() {
+    if let Some(turn) = TURN.take() {
+        OWN.with_borrow(|own| own.as_ref().map(|(turns, _)| turns.pass(turn)));
+    }
+}
+
+/// To be called by a handler that would rather keep its processor busy than sleep for a moment: whether nothing else is to be done. If
+/// requests wait, this one counts as [`about_to_wait`].
+pub fn has_time() -> bool {
+    let has_time =
+        TURN.get().is_some() && OWN.with_borrow(|own| own.as_ref().is_some_and(|(_, device)| is_quiet(device)));
+    if !has_time {
+        about_to_wait();
+    }
+    has_time
+}
+
+/// Whether no request waits there.
+fn is_quiet(device: &OwnedFd) -> bool {
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    poll(&mut [PollFd::new(device, PollFlags::IN)], Some(&now)) == Ok(0)
+}
+
+impl Turns {
+    /// Free for the first one who comes.
+    pub(crate) fn new() -> Turns {
+        Turns { word: AtomicU64::new(FREE), ..Turns::default() }
+    }
+
+    /// Waits for the turn.
+    fn wait(&self) -> u64 {
+        let mut waiting = self.waiting.lock();
+        loop {
+            let word = self.word.load(Ordering::SeqCst);
+            if word & FREE != 0 {
+                if let Some(turn) = self.take(word) {
+                    return turn;
+                }
+            } else if word & HANDLING != 0 && !self.watched.swap(true, Ordering::SeqCst) {
+                let turn = self.watch(&mut waiting);
+                if let Some(turn) = turn {
+                    return turn;
+                }
+            } else {
+                waiting.sleeping += 1;
+                self.called.wait(&mut waiting);
+                waiting.sleeping -= 1;
+                waiting.is_called = false;
+            }
+        }
+    }
+
+    /// Makes the turn one's own, if the word is still that one.
+    fn take(&self, word: u64) -> Option<u64> {
+        let turn = (word & !(FREE | HANDLING)) + ONE;
+        self.word.compare_exchange(word, turn, Ordering::SeqCst, Ordering::SeqCst).ok().map(|_| turn)
+    }
+
+    /// Looks after the one who has the turn, until it is taken over, or free, or nothing comes any more.
+    fn watch(&self, waiting: &mut MutexGuard<'_, Waiting>) -> Option<u64> {
+        let mut seen = self.word.load(Ordering::SeqCst);
+        let (mut look, mut looks_idle) = (LOOK_FIRST, 0);
+        let turn = loop {
+            self.passed.wait_for(waiting, look);
+            let word = self.word.load(Ordering::SeqCst);
+            if word & FREE != 0 || word == seen && word & HANDLING != 0 {
+                break self.take(word);
+            }
+            if word != seen {
+                (look, looks_idle) = ((look * 2).min(LOOK_MAX), 0);
+            } else if looks_idle < LOOKS_IDLE_MAX {
+                (look, looks_idle) = (LOOK_IDLE, looks_idle + 1);
+            } else {
+                break None;
+            }
+            seen = word;
+        };
+        // Before the word is looked at again by `wait`: a request after that one finds that nobody watches, or is found there.
+        self.watched.store(false, Ordering::SeqCst);
+        turn
+    }
+
+    /// Calls one of those who wait, unless one is coming already.
+    fn call(&self) {
+        let mut waiting = self.waiting.lock();
+        if waiting.sleeping == 0 {
+            self.passed.notify_one();
+        } else if !waiting.is_called {
+            waiting.is_called = true;
+            self.called.notify_one();
+        }
+    }
+
+    /// Who has the turn has read a request.
+    fn requested(&self, turn: u64) -> u64 {
+        let turn = (turn + ONE) | HANDLING;
+        // Nobody else changes the word of one who reads.
+        self.word.store(turn, Ordering::SeqCst);
+        if !self.watched.load(Ordering::SeqCst) {
+            self.call();
+        }
+        turn
+    }
+
+    /// The request is handled. None: somebody else has the turn meanwhile.
+    fn finished(&self, turn: u64) -> Option<u64> {
+        let reading = turn & !HANDLING;
+        self.word.compare_exchange(turn, reading, Ordering::SeqCst, Ordering::SeqCst).ok().map(|_| reading)
+    }
+
+    /// Whoever wants it may have the turn.
+    fn pass(&self, turn: u64) {
+        let free = (turn & !HANDLING) | FREE;
+        if self.word.compare_exchange(turn, free, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
+            self.call();
+        }
+    }
+}
+
+/// A worker's place among those of its session. Dropped, it gives up the turn.
+pub(crate) struct Place {
+    turns: Arc<Turns>,
+    device: Arc<OwnedFd>,
+    turn: Option<u64>,
+}
+
+impl Place {
+    /// For this thread, which reads from that device.
+    pub(crate) fn new(turns: &Arc<Turns>, device: &Arc<OwnedFd>) -> Place {
+        OWN.set(Some((turns.clone(), device.clone())));
+        Place { turns: turns.clone(), device: device.clone(), turn: None }
+    }
+
+    /// Waits for the turn, unless it is still one's own, or there is enough to do for two: to sleep and be called would only cost then.
+    pub(crate) fn wait(&mut self) {
+        if self.turn.is_none() && is_quiet(&self.device) {
+            self.turn = Some(self.turns.wait());
+        }
+    }
+
+    /// A request was read, and `handle` handles it.
+    pub(crate) fn while_handling(&mut self, handle: impl FnOnce()) {
+        TURN.set(self.turn.take().map(|turn| self.turns.requested(turn)));
+        handle();
+        self.turn = TURN.take().and_then(|turn| self.turns.finished(turn));
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        if let Some(turn) = TURN.take().or(self.turn) {
+            self.turns.pass(turn);
+        }
+        OWN.set(None);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::VecDeque;
+    use std::sync::atomic::AtomicUsize;
+    use std::thread;
+
+    /// Something to read from, where nothing ever comes.
+    fn device() -> Arc<OwnedFd> {
+        Arc::new(rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap())
+    }
+
+    /// Requests of which some wait for later ones, and workers that serve them as a session's do.
+    #[derive(Default)]
+    struct Kernel {
+        queue: Mutex<(VecDeque<Task>, bool)>,
+        changed: Condvar,
+        served: AtomicUsize,
+    }
+
+    #[derive(Clone, Copy)]
+    enum Task {
+        Quick,
+        /// Held up until so many were served; it may say so, or not.
+        WaitsFor {
+            served: usize,
+            says_so: bool,
+        },
+    }
+
+    impl Kernel {
+        fn push(&self, task: Task) {
+            self.queue.lock().0.push_back(task);
+            self.changed.notify_all();
+        }
+
+        fn end(&self) {
+            self.queue.lock().1 = true;
+            self.changed.notify_all();
+        }
+
+        /// None: the end.
+        fn read(&self) -> Option<Task> {
+            let mut queue = self.queue.lock();
+            loop {
+                if let Some(task) = queue.0.pop_front() {
+                    return Some(task);
+                }
+                if queue.1 {
+                    return None;
+                }
+                self.changed.wait(&mut queue);
+            }
+        }
+
+        fn wait_until_served(&self, count: usize) {
+            let mut queue = self.queue.lock();
+            while self.served.load(Ordering::SeqCst) < count {
+                self.changed.wait(&mut queue);
+            }
+        }
+
+        /// Returns by how many different threads the requests were handled.
+        fn serve(self: &Arc<Kernel>, workers: usize) -> thread::JoinHandle<usize> {
+            let turns = Arc::new(Turns::new());
+            let serve = {
+                let kernel = self.clone();
+                move || {
+                    let mut place = Place::new(&turns, &device());
+                    let mut busy = false;
+                    loop {
+                        place.wait();
+                        let Some(task) = kernel.read() else { return busy };
+                        busy = true;
+                        place.while_handling(|| {
+                            if let Task::WaitsFor { served, says_so } = task {
+                                if says_so {
+                                    about_to_wait();
+                                }
+                                kernel.wait_until_served(served);
+                            }
+                            let _queue = kernel.queue.lock();
+                            kernel.served.fetch_add(1, Ordering::SeqCst);
+                            kernel.changed.notify_all();
+                        });
+                    }
+                }
+            };
+            let threads: Vec<_> = (0..workers).map(|_| thread::spawn(serve.clone())).collect();
+            thread::spawn(move || threads.into_iter().map(|thread| usize::from(thread.join().unwrap())).sum())
+        }
+    }
+
+    #[test]
+    fn quick_requests_are_handled_by_few() {
+        let kernel = Arc::new(Kernel::default());
+        let workers = kernel.serve(64);
+        for count in 1..=1000 {
+            kernel.push(Task::Quick);
+            kernel.wait_until_served(count);
+        }
+        kernel.end();
+        // One, and whoever takes over where the machine is busy.
+        let busy = workers.join().unwrap();
+        assert!(busy < 60, "{busy} of 64 workers had something to do");
+    }
+
+    /// All workers but one are held up by requests that wait for the last one.
+    #[test]
+    fn who_waits_for_another_request_finds_a_worker() {
+        const WORKERS: usize = 6;
+        for says_so in [true, false] {
+            for round in 0..50 {
+                let kernel = Arc::new(Kernel::default());
+                let workers = kernel.serve(WORKERS);
+                let before = round % 3;
+                (0..before).for_each(|_| kernel.push(Task::Quick));
+                // Each waits for all that come behind it.
+                let held_up = WORKERS - 1;
+                for _ in 0..held_up {
+                    kernel.push(Task::WaitsFor { served: before + 1, says_so });
+                }
+                kernel.push(Task::Quick);
+                kernel.wait_until_served(before + held_up + 1);
+                kernel.end();
+                assert!(workers.join().unwrap() >= held_up);
+            }
+        }
+    }
+
+    #[test]
+    fn the_turn_of_one_who_is_gone_is_free() {
+        let turns = Arc::new(Turns::new());
+        for _ in 0..2 {
+            let turns = turns.clone();
+            let worker = thread::spawn(move || {
+                let mut place = Place::new(&turns, &device());
+                place.wait();
+                place.while_handling(|| panic!("beyond what a session catches"));
+            });
+            assert!(worker.join().is_err());
+        }
+        let mut place = Place::new(&turns, &device());
+        place.wait();
+        assert!(place.turn.is_some());
+        drop(place);
+        about_to_wait(); // Nobody's turn: nothing happens.
+    }
+}
