@@ -2,13 +2,14 @@
 //! and nothing of it decides anything.
 
 use crate::entry::Entry;
-pub use crate::frames::{Broken, FrameReader, Next};
+pub use crate::frames::{Broken, FrameReader};
 use crate::headroom::{self, Memory};
+use crate::hub::Hub;
 use crate::pressure;
 use crate::sessions::Name;
 use crate::shared::Shared;
 use crate::store::{PolicyName, Store};
-use crate::{Capacity, Config, connection, housekeeping};
+use crate::{Capacity, Config, greeting, housekeeping};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -53,7 +54,9 @@ impl Lender {
     pub fn serve(&self, stream: Stream) {
         let stream = Arc::new(stream);
         if let Some(entry) = self.shared.enter(&stream) {
-            connection::serve(&self.shared, &stream, entry);
+            if let Some(member) = greeting::receive(&self.shared, stream, entry) {
+                Hub::serve_alone(&self.shared, member).expect("descriptors for an epoll");
+            }
         }
     }
 
