@@ -53,10 +53,9 @@ impl Lender {
     /// Serves a connection until it ends.
     pub fn serve(&self, stream: Stream) {
         let stream = Arc::new(stream);
-        if let Some(entry) = self.shared.enter(&stream) {
-            if let Some(member) = greeting::receive(&self.shared, stream, entry) {
-                Hub::serve_alone(&self.shared, member).expect("descriptors for an epoll");
-            }
+        let entry = self.shared.enter(&stream);
+        if let Some(member) = entry.and_then(|entry| greeting::receive(&self.shared, stream, entry)) {
+            Hub::serve_alone(&self.shared, member).expect("descriptors for an epoll");
         }
     }
 
