@@ -131,6 +131,7 @@ impl Connection {
             if at > 0 {
                 MutexGuard::bump(&mut store); // to whoever waits, who would else come too late time after time
             }
+            store.read_ahead(self.joined.owner, items.iter().map(|item| item.key.id()));
             for (item, page) in items.iter().zip(pages) {
                 let stored = store.put(self.joined.owner, key(&item.key), item.checksum.get(), page);
                 statuses.push(stored.into());
@@ -153,8 +154,12 @@ impl Connection {
         reply.reserve(keys.len() * PAGE_SIZE);
         let mut store = self.shared.store.lock();
         for (at, wire_key) in keys.iter().enumerate() {
-            if at > 0 && at % LOCKED_PAGES == 0 {
-                MutexGuard::bump(&mut store);
+            if at % LOCKED_PAGES == 0 {
+                if at > 0 {
+                    MutexGuard::bump(&mut store);
+                }
+                let next = keys[at..].iter().take(LOCKED_PAGES);
+                store.read_ahead(self.joined.owner, next.map(WireKey::id));
             }
             if is_behind {
                 // The borrower takes it for gone, so it is of no more use here.
