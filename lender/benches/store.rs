@@ -30,15 +30,17 @@ fn store(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("store");
     let (mut store, owner) = full();
     let mut random = fastrand::Rng::with_seed(1);
-    let mut page = [1; PAGE_SIZE];
+    let page = [1; PAGE_SIZE];
+    let mut got_page = Vec::new();
     group.bench_function("get", |bencher| {
         bencher.iter(|| {
-            let got = store.get(owner, key(random.u32(..PAGES), 1), false, black_box(&mut page));
+            got_page.clear();
+            let got = store.get(owner, key(random.u32(..PAGES), 1), false, black_box(&mut got_page));
             assert!(matches!(got, Got::Page { .. }));
         });
     });
     group.bench_function("get/miss", |bencher| {
-        bencher.iter(|| assert_eq!(store.get(owner, key(random.u32(PAGES..), 1), false, &mut page), Got::Miss));
+        bencher.iter(|| assert_eq!(store.get(owner, key(random.u32(PAGES..), 1), false, &mut got_page), Got::Miss));
     });
     let mut version = 1;
     group.bench_function("put/replacing", |bencher| {

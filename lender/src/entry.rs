@@ -1,12 +1,13 @@
 //! A connection's place among the [`sessions`](crate::sessions): the edge that waits for others to leave, and frees pages.
 //!
 //! Place, session and pages are given up by dropping the [`Entry`] that [`Shared::enter`] gave, so that no way out of a
-//! connection's thread, not even a panic, can forget it.
+//! connection, not even a panic, can forget it.
 //!
 //! Lock order: [`Shared::table`], then [`Shared::store`]. Neither is ever held during I/O on a socket.
 
 use crate::sessions::{Joined, Name, Refusal};
 use crate::shared::Shared;
+use crate::store::Owner;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
@@ -24,6 +25,8 @@ const REMOVAL_PAGES: usize = 512;
 pub struct Entry {
     shared: Arc<Shared>,
     number: u64,
+    /// Whose pages are still to be freed.
+    leaving: Option<Owner>,
 }
 
 impl Shared {
@@ -34,10 +37,10 @@ impl Shared {
             self.tally.crowded_out.fetch_add(1, Relaxed);
         }
         let number = table.enter(stream, &self.store.lock(), Instant::now())?;
-        Some(Entry { shared: Arc::clone(self), number })
+        Some(Entry { shared: Arc::clone(self), number, leaving: None })
     }
 
-    /// Ends all connections, lets no more in, and waits until all their threads are done.
+    /// Ends all connections, lets no more in, and waits until all of them have left.
     pub fn close_all(&self) {
         let mut table = self.table.lock();
         table.close();
@@ -68,21 +71,27 @@ impl Entry {
         self.shared.table.lock().join_get(self.number, name)
     }
 
-    /// The borrower ends the session and will not come back.
-    pub fn end_session(&self, name: Name) {
-        self.shared.table.lock().end_session(name);
-    }
-}
-
-impl Drop for Entry {
-    fn drop(&mut self) {
+    /// Leaves the session, and frees as many of the pages that go with it as takes no time. True: dropping the entry takes longer, as
+    /// there are more.
+    pub fn leave(&mut self) -> bool {
         let over = {
             let mut table = self.shared.table.lock();
             let store = self.shared.store.lock();
             table.leave(self.number, &store, self.shared.grace, Instant::now())
         };
         self.shared.left.notify_all();
-        if let Some(owner) = over {
+        self.leaving = over.filter(|owner| !self.shared.store.lock().remove_owner(*owner, REMOVAL_PAGES));
+        self.leaving.is_some()
+    }
+}
+
+impl Drop for Entry {
+    fn drop(&mut self) {
+        // Once is enough, and more does nothing.
+        if self.leaving.is_none() {
+            self.leave();
+        }
+        if let Some(owner) = self.leaving {
             let mut store = self.shared.store.lock();
             while !store.remove_owner(owner, REMOVAL_PAGES) {
                 MutexGuard::bump(&mut store);

@@ -1,20 +1,23 @@
 //! Whole frames in and out of a connection.
 //!
-//! What comes in is checked before any memory is spent on it: kind, length and whether it may come now. A frame that has
-//! begun must be complete within a time limit, and one that goes out must leave within one, so that a peer that is
-//! slow, stuck or evil holds a thread for so long and no longer.
+//! What comes in is checked before any memory is spent on it: kind, length and whether it may come now. On a sealed channel
+//! ([`wire::secure`]) a frame is handed out only after its seal was verified.
 //!
-//! On a sealed channel ([`wire::secure`]) a frame is handed out only after its seal was verified.
+//! Buffers only ever grow by what is written to them, so that no byte of what they held before, of whichever borrower, can be read as a
+//! part of a frame or go out in one: they may go from one connection to another without being cleared.
 
-use std::io::{self, IoSlice, Read, Write};
+use rustix::buffer::spare_capacity;
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags};
+use std::io;
 use std::time::{Duration, Instant};
 use wire::address::Stream;
 use wire::secure::{Channel, SEAL_BYTES};
 use wire::{Header, Kind, Malformed};
-use zerocopy::FromBytes;
+use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-/// Bytes of an idle connection's buffer: room for a Get of a whole read-ahead window.
-const IDLE_BYTES: usize = size_of::<Header>() + SEAL_BYTES + wire::ITEMS_MAX * size_of::<wire::WireKey>();
+/// Bytes of a buffer before a longer frame comes: room for a Get of a whole read-ahead window.
+const FIRST_BYTES: usize = size_of::<Header>() + SEAL_BYTES + wire::ITEMS_MAX * size_of::<wire::WireKey>();
 
 /// Why there will be no more frames.
 #[derive(Debug)]
@@ -35,6 +38,8 @@ pub enum Broken {
     Refused,
     /// The connection failed.
     Io(io::Error),
+    /// Dealing with it panicked.
+    Bug,
 }
 
 impl std::fmt::Display for Broken {
@@ -48,6 +53,7 @@ impl std::fmt::Display for Broken {
             Broken::Stuck => write!(f, "stuck in the middle of a frame"),
             Broken::Refused => write!(f, "refused"),
             Broken::Io(error) => write!(f, "{error}"),
+            Broken::Bug => write!(f, "a frame has found a bug of this lender; please report the message above"),
         }
     }
 }
@@ -62,21 +68,19 @@ pub struct Frame<'a> {
     pub body: &'a [u8],
 }
 
-/// What [`FrameReader::next`] came back with.
-pub enum Next<'a> {
-    /// A frame.
-    Frame(Frame<'a>),
-    /// Nothing came within the stream's read timeout.
-    Idle,
+/// A frame that is there, whole. Good until something else is done with its reader.
+#[derive(Clone, Copy)]
+pub struct Found {
+    header: Header,
+    kind: Kind,
 }
 
 /// Receives frames.
 #[derive(Default)]
 pub struct FrameReader {
+    /// What was received; from `start` on, it was not handed out yet.
     buffer: Vec<u8>,
-    /// What was received and not yet handed out: `start..end`.
     start: usize,
-    end: usize,
     /// Length of the frame handed out last, which is in front of the rest.
     handed_out: usize,
     channel: Channel,
@@ -95,46 +99,21 @@ impl FrameReader {
         self.channel = channel;
     }
 
-    /// Waits for a frame that `may_come`, as long as the stream's read timeout for its first byte, and for `limit` from
-    /// there to its last one. The limit runs from the start where `begun` says so.
-    pub fn next(
-        &mut self,
-        stream: &Stream,
-        limit: Duration,
-        begun: Option<Instant>,
-        may_come: impl Fn(Kind) -> bool,
-    ) -> Result<Next<'_>, Broken> {
+    /// Looks at what was received for a frame that `may_come`. `None`: more has to be received. The frame before is gone then.
+    pub fn look(&mut self, may_come: impl Fn(Kind) -> bool) -> Result<Option<Found>, Broken> {
         self.start += std::mem::take(&mut self.handed_out);
-        let mut begun = begun;
-        let (header, kind) = loop {
-            let header = self.header()?;
-            let needed = match header {
-                Some((_, kind)) if !may_come(kind) => return Err(Broken::Unexpected(kind)),
-                Some((header, _)) => self.frame_bytes(&header),
-                None => size_of::<Header>(),
-            };
-            match header {
-                Some(found) if self.end - self.start >= needed => break found,
-                // The clock is asked only when a first read did not bring the whole frame.
-                _ if self.start != self.end && begun.get_or_insert_with(Instant::now).elapsed() >= limit => {
-                    return Err(Broken::Stuck);
-                }
-                _ => {}
+        match self.header()? {
+            Some((_, kind)) if !may_come(kind) => Err(Broken::Unexpected(kind)),
+            Some((header, kind)) if self.buffer.len() - self.start >= self.frame_bytes(&header) => {
+                Ok(Some(Found { header, kind }))
             }
-            self.make_room(needed);
-            let empty = self.start == self.end;
-            match (&*stream).read(&mut self.buffer[self.end..]) {
-                Ok(0) => return Err(if empty { Broken::Closed } else { Broken::Truncated }),
-                Ok(bytes) => self.end += bytes,
-                Err(error) => match (error.kind(), begun) {
-                    (io::ErrorKind::Interrupted, _) => {}
-                    (io::ErrorKind::WouldBlock, None) => return Ok(Next::Idle),
-                    (io::ErrorKind::WouldBlock, Some(begun)) if begun.elapsed() >= limit => return Err(Broken::Stuck),
-                    (io::ErrorKind::WouldBlock, Some(_)) => {}
-                    _ => return Err(Broken::Io(error)),
-                },
-            }
-        };
+            _ => Ok(None),
+        }
+    }
+
+    /// Hands out the frame that was found.
+    pub fn take(&mut self, found: Found) -> Result<Frame<'_>, Broken> {
+        let Found { header, kind } = found;
         self.handed_out = self.frame_bytes(&header);
         let mut body = self.start + size_of::<Header>()..self.start + self.handed_out;
         if self.channel.is_sealed() {
@@ -145,7 +124,42 @@ impl FrameReader {
             body.start = sealed.end - items.len();
             self.buffer[body.start..sealed.end].copy_from_slice(items);
         }
-        Ok(Next::Frame(Frame { header, kind, body: &self.buffer[body] }))
+        Ok(Frame { header, kind, body: &self.buffer[body] })
+    }
+
+    /// Receives what is there, up to the buffer's room, which is enough for the frame that has begun. False: nothing is there, now or,
+    /// where the stream waits, within its time limit. To be called when no frame was found.
+    pub fn fill(&mut self, stream: &Stream, flags: RecvFlags) -> Result<bool, Broken> {
+        let needed = self.header()?.map_or(0, |(header, _)| self.frame_bytes(&header)).max(FIRST_BYTES);
+        self.buffer.drain(..std::mem::take(&mut self.start));
+        self.buffer.reserve_exact(needed.saturating_sub(self.buffer.len()));
+        loop {
+            return match rustix::net::recv(stream, spare_capacity(&mut self.buffer), flags) {
+                Ok((0, _)) => Err(if self.buffer.is_empty() { Broken::Closed } else { Broken::Truncated }),
+                Ok(_) => Ok(true),
+                Err(Errno::INTR) => continue,
+                Err(Errno::AGAIN) => Ok(false),
+                Err(error) => Err(Broken::Io(error.into())),
+            };
+        }
+    }
+
+    /// Waits until the deadline for a whole frame that `may_come`. The stream's read timeout is how often the clock is looked at.
+    pub fn next(
+        &mut self,
+        stream: &Stream,
+        deadline: Instant,
+        may_come: impl Fn(Kind) -> bool,
+    ) -> Result<Frame<'_>, Broken> {
+        loop {
+            if let Some(found) = self.look(&may_come)? {
+                return self.take(found);
+            }
+            if Instant::now() >= deadline {
+                return Err(Broken::Stuck);
+            }
+            self.fill(stream, RecvFlags::empty())?;
+        }
     }
 
     fn frame_bytes(&self, header: &Header) -> usize {
@@ -153,89 +167,134 @@ impl FrameReader {
     }
 
     fn header(&self) -> Result<Option<(Header, Kind)>, Broken> {
-        match Header::read_from_prefix(&self.buffer[self.start..self.end]) {
+        match Header::read_from_prefix(&self.buffer[self.start..]) {
             Ok((header, _)) => header.validate().map(|kind| Some((header, kind))).map_err(Broken::Malformed),
             Err(_) => Ok(None),
         }
     }
 
-    /// Makes the buffer hold a frame of `needed` bytes, from its beginning on.
-    fn make_room(&mut self, needed: usize) {
-        if self.start == self.end {
-            (self.start, self.end) = (0, 0);
-        }
-        let size = needed.max(IDLE_BYTES);
-        if self.start + size > self.buffer.len() {
-            self.buffer.copy_within(self.start..self.end, 0);
-            (self.start, self.end) = (0, self.end - self.start);
-            if self.buffer.len() < size {
-                self.buffer.resize(size, 0);
-            }
-        }
+    /// Whether all that was received was handed out, and dealt with: the next frame has not begun.
+    pub fn is_empty(&self) -> bool {
+        self.start + self.handed_out == self.buffer.len()
     }
 
-    /// Gives the memory of a large buffer back, when nothing is in it. For when the peer is idle.
-    pub fn shrink(&mut self) {
-        self.start += std::mem::take(&mut self.handed_out);
-        if self.start == self.end && self.buffer.len() > IDLE_BYTES {
-            let channel = std::mem::take(&mut self.channel);
-            *self = FrameReader { channel, ..FrameReader::new() };
+    /// Takes the buffer's memory away, when nothing is in it; `None` where there is none.
+    pub fn take_buffer(&mut self) -> Option<Vec<u8>> {
+        if !self.is_empty() || self.buffer.capacity() == 0 {
+            return None;
         }
+        (self.start, self.handed_out) = (0, 0);
+        let mut buffer = std::mem::take(&mut self.buffer);
+        buffer.clear();
+        Some(buffer)
+    }
+
+    /// Whether it has no memory to read into.
+    pub fn has_no_buffer(&self) -> bool {
+        self.buffer.capacity() == 0
+    }
+
+    /// Gives it memory to read into, where it has none.
+    pub fn give_buffer(&mut self, buffer: Vec<u8>) {
+        debug_assert!(buffer.is_empty() && self.has_no_buffer());
+        self.buffer = buffer;
     }
 }
 
-/// Sends whole frames through the channel, all of them within `limit`, give or take the stream's write timeout. `heads` is for the sealed
-/// parts of them; its content is of no interest.
-pub fn send_frames(
-    stream: &Stream,
-    channel: &Channel,
-    frames: &[u8],
-    heads: &mut Vec<u8>,
-    limit: Duration,
-) -> Result<(), Broken> {
-    if !channel.is_sealed() {
-        return send(stream, frames, limit);
+/// Frames that go out next, one behind the other, sealed as their channel wants it.
+#[derive(Default)]
+pub struct Outgoing {
+    bytes: Vec<u8>,
+    /// Where the frame begins that is being made.
+    begin: usize,
+    /// The sealed part of a frame, before it is in its place.
+    head: Vec<u8>,
+}
+
+impl Outgoing {
+    /// Begins a frame. Its body is to be appended to what this returns; [`Outgoing::end`] ends it.
+    pub fn begin(&mut self, channel: &Channel) -> &mut Vec<u8> {
+        self.begin = self.bytes.len();
+        // Header and seal come last, when it is known what they are about.
+        self.bytes.resize(self.begin + channel.extra_bytes() + size_of::<Header>(), 0);
+        &mut self.bytes
     }
-    heads.clear();
-    let mut pieces = Vec::new();
-    let mut rest = frames;
-    while let Ok((header, behind)) = Header::read_from_prefix(rest) {
-        let (body, behind) = behind.split_at_checked(header.body_bytes.get() as usize).ok_or(Broken::Truncated)?;
-        let (items, pages) = body.split_at(header.items_bytes());
-        channel.push_head(&header, items, heads).map_err(Broken::Malformed)?;
-        if !pages.is_empty() {
-            pieces.push((heads.len(), pages));
+
+    /// Ends a frame that was begun for the same channel, with as many bytes of body as the header says.
+    pub fn end(&mut self, channel: &Channel, header: &Header) -> Result<(), Broken> {
+        let frame = &mut self.bytes[self.begin..];
+        let body_at = channel.extra_bytes() + size_of::<Header>();
+        debug_assert_eq!(frame.len() - body_at, header.body_bytes.get() as usize);
+        let items_end = body_at + header.items_bytes();
+        self.head.clear();
+        channel.push_head(header, &frame[body_at..items_end], &mut self.head).map_err(Broken::Malformed)?;
+        frame[..items_end].copy_from_slice(&self.head);
+        Ok(())
+    }
+
+    /// A frame without items.
+    pub fn push<T: IntoBytes + Immutable>(
+        &mut self,
+        channel: &Channel,
+        kind: Kind,
+        request: u64,
+        body: &T,
+    ) -> Result<(), Broken> {
+        self.begin(channel).extend_from_slice(body.as_bytes());
+        self.end(channel, &Header::new(kind, 0, size_of::<T>(), request))
+    }
+
+    /// What goes out.
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// Forgets what was to go out.
+    pub fn clear(&mut self) {
+        self.bytes.clear();
+    }
+
+    /// Hands out the bytes, with their memory.
+    pub fn take(&mut self) -> Vec<u8> {
+        std::mem::take(&mut self.bytes)
+    }
+
+    /// Takes memory for later frames, where it has less.
+    pub fn give(&mut self, mut memory: Vec<u8>) {
+        if self.bytes.is_empty() && memory.capacity() > self.bytes.capacity() {
+            memory.clear();
+            self.bytes = memory;
         }
-        rest = behind;
     }
-    let mut slices = Vec::with_capacity(2 * pieces.len() + 1);
-    let mut begin = 0;
-    for (end, pages) in pieces {
-        slices.extend([IoSlice::new(&heads[begin..end]), IoSlice::new(pages)]);
-        begin = end;
+
+    /// Bytes of memory that it holds.
+    pub fn capacity(&self) -> usize {
+        self.bytes.capacity()
     }
-    slices.push(IoSlice::new(&heads[begin..]));
-    send_all(stream, &mut slices, limit)
+}
+
+/// Sends as much as the socket takes without waiting. Returns how much that is.
+pub fn send_some(stream: &Stream, bytes: &[u8]) -> Result<usize, Broken> {
+    loop {
+        return match rustix::net::send(stream, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
+            Ok(sent) => Ok(sent),
+            Err(Errno::INTR) => continue,
+            Err(Errno::AGAIN) => Ok(0),
+            Err(error) => Err(Broken::Io(error.into())),
+        };
+    }
 }
 
 /// Sends bytes, all of them within `limit`, give or take the stream's write timeout.
-pub fn send(stream: &Stream, bytes: &[u8], limit: Duration) -> Result<(), Broken> {
-    send_all(stream, &mut [IoSlice::new(bytes)], limit)
-}
-
-fn send_all(stream: &Stream, mut slices: &mut [IoSlice<'_>], limit: Duration) -> Result<(), Broken> {
+pub fn send(stream: &Stream, mut bytes: &[u8], limit: Duration) -> Result<(), Broken> {
     let begun = Instant::now();
-    // Empty ones at the front go.
-    IoSlice::advance_slices(&mut slices, 0);
-    while !slices.is_empty() {
-        match (&*stream).write_vectored(slices) {
-            Ok(sent) => IoSlice::advance_slices(&mut slices, sent),
-            Err(error) => match error.kind() {
-                io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock => {}
-                _ => return Err(Broken::Io(error)),
-            },
+    while !bytes.is_empty() {
+        match rustix::net::send(stream, bytes, SendFlags::NOSIGNAL) {
+            Ok(sent) => bytes = &bytes[sent..],
+            Err(Errno::INTR | Errno::AGAIN) => {}
+            Err(error) => return Err(Broken::Io(error.into())),
         }
-        if !slices.is_empty() && begun.elapsed() >= limit {
+        if !bytes.is_empty() && begun.elapsed() >= limit {
             return Err(Broken::Stuck);
         }
     }
@@ -275,9 +334,8 @@ mod tests {
             let mut reader = FrameReader::new();
             let mut request = 0;
             loop {
-                match reader.next(&near, LIMIT, None, |_| true) {
-                    Ok(Next::Idle) => reader.shrink(),
-                    Ok(Next::Frame(frame)) => {
+                match reader.next(&near, Instant::now() + LIMIT, |_| true) {
+                    Ok(frame) => {
                         assert_eq!((frame.kind, frame.header.request.get()), (Kind::Put, request as u64));
                         assert_eq!(frame.body.len(), sizes[request] * 4120);
                         assert!(frame.body.iter().all(|byte| *byte == request as u8));
@@ -305,9 +363,10 @@ mod tests {
             send(&far, &bytes[..bytes.len().min(1000)], LIMIT).unwrap();
             drop(far);
             let mut reader = FrameReader::new();
-            let Err(broken) = reader.next(&near, LIMIT, None, |kind| kind == Kind::Ping) else { panic!("accepted") };
+            let got = reader.next(&near, Instant::now() + LIMIT, |kind| kind == Kind::Ping);
+            let Err(broken) = got.map(drop) else { panic!("accepted") };
             assert!(broken.to_string().contains(expected), "{broken}");
-            assert!(reader.buffer.len() <= IDLE_BYTES);
+            assert!(reader.buffer.capacity() <= FIRST_BYTES);
         }
     }
 
@@ -316,12 +375,56 @@ mod tests {
         let (near, far) = pair();
         send(&far, &put(2, 1)[..5000], LIMIT).unwrap();
         let mut reader = FrameReader::new();
-        let got = reader.next(&near, Duration::from_millis(50), None, |_| true);
-        assert!(matches!(got, Err(Broken::Stuck)));
-        // Where the limit runs from the start, silence is no excuse.
+        let soon = || Instant::now() + Duration::from_millis(50);
+        assert!(matches!(reader.next(&near, soon(), |_| true), Err(Broken::Stuck)));
+        // Silence is no excuse.
         let (near, _far) = pair();
-        let got = FrameReader::new().next(&near, Duration::from_millis(50), Some(Instant::now()), |_| true).err();
-        assert!(matches!(got, Some(Broken::Stuck)));
+        assert!(matches!(FrameReader::new().next(&near, soon(), |_| true), Err(Broken::Stuck)));
+    }
+
+    #[test]
+    fn buffers_change_hands_only_between_frames() {
+        let (near, far) = pair();
+        send(&far, &[put(1, 1), put(1, 2)[..100].to_vec()].concat(), LIMIT).unwrap();
+        let mut reader = FrameReader::new();
+        assert_eq!(reader.next(&near, Instant::now() + LIMIT, |_| true).unwrap().header.request.get(), 1);
+        assert!(!reader.is_empty() && reader.take_buffer().is_none(), "the next frame has begun");
+        send(&far, &put(1, 2)[100..], LIMIT).unwrap();
+        assert_eq!(reader.next(&near, Instant::now() + LIMIT, |_| true).unwrap().header.request.get(), 2);
+        let buffer = reader.take_buffer().unwrap();
+        assert!(buffer.is_empty() && buffer.capacity() > 4096 && reader.has_no_buffer());
+        // Whoever gets it finds nothing in it.
+        let mut other = FrameReader::new();
+        other.give_buffer(buffer);
+        assert!(other.look(|_| true).unwrap().is_none());
+        let (near, far) = pair();
+        send(&far, &put(1, 3), LIMIT).unwrap();
+        assert_eq!(other.next(&near, Instant::now() + LIMIT, |_| true).unwrap().header.request.get(), 3);
+    }
+
+    #[test]
+    fn sealed_frames_go_out_as_they_are_opened() {
+        use wire::key::PoolKey;
+        use wire::secure::{Handshake, answer};
+        let key = PoolKey::new([1; 32]);
+        let (handshake, first) = Handshake::begin(&key).unwrap();
+        let (second, lender) = answer(&key, &first).unwrap();
+        let borrower = handshake.finish(&second).unwrap();
+        let mut outgoing = Outgoing::default();
+        outgoing.push(&lender, Kind::Pong, 1, &[7u8; 8]).unwrap();
+        // Two items, and a page behind them.
+        let body = outgoing.begin(&lender);
+        body.extend_from_slice(&[8; 2 * 16]);
+        body.extend_from_slice(&[9; 4096]);
+        outgoing.end(&lender, &Header::new(Kind::GetReply, 2, 2 * 16 + 4096, 2)).unwrap();
+        let (near, far) = pair();
+        send(&far, outgoing.bytes(), LIMIT).unwrap();
+        let mut reader = FrameReader::new();
+        reader.open_with(borrower);
+        let frame = reader.next(&near, Instant::now() + LIMIT, |_| true).unwrap();
+        assert_eq!((frame.kind, frame.body), (Kind::Pong, &[7u8; 8][..]));
+        let frame = reader.next(&near, Instant::now() + LIMIT, |_| true).unwrap();
+        assert!(frame.body[..32] == [8; 32] && frame.body[32..] == [9; 4096]);
     }
 
     #[test]

@@ -2,13 +2,14 @@
 //! and nothing of it decides anything.
 
 use crate::entry::Entry;
-pub use crate::frames::{Broken, FrameReader, Next};
+pub use crate::frames::{Broken, FrameReader};
 use crate::headroom::{self, Memory};
+use crate::hub::Hub;
 use crate::pressure;
 use crate::sessions::Name;
 use crate::shared::Shared;
 use crate::store::{PolicyName, Store};
-use crate::{Capacity, Config, connection, housekeeping};
+use crate::{Capacity, Config, greeting, housekeeping};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -52,8 +53,9 @@ impl Lender {
     /// Serves a connection until it ends.
     pub fn serve(&self, stream: Stream) {
         let stream = Arc::new(stream);
-        if let Some(entry) = self.shared.enter(&stream) {
-            connection::serve(&self.shared, &stream, entry);
+        let entry = self.shared.enter(&stream);
+        if let Some(member) = entry.and_then(|entry| greeting::receive(&self.shared, stream, entry)) {
+            Hub::serve_alone(&self.shared, member).expect("descriptors for an epoll");
         }
     }
 

@@ -76,7 +76,7 @@ fn pages_stay_whole_and_apart() {
                     let entry = other.enter(&stream).unwrap();
                     // The main connection may be gone already.
                     let Ok(joined) = entry.join_get([session; 16]) else { return };
-                    let mut peer = Peer::new(&other, &stream, &entry, [session; 16], joined);
+                    let mut peer = Peer::new(&other, [session; 16], joined);
                     for version in 1..=2 {
                         let keys: Vec<_> = (0..4).map(|at| key(at, version)).collect();
                         for (at, page) in peer.get(&keys, version == 2).into_iter().enumerate() {
@@ -86,7 +86,7 @@ fn pages_stay_whole_and_apart() {
                         }
                     }
                 });
-                let mut peer = Peer::new(&shared, &main, &entry, [session; 16], joined);
+                let mut peer = Peer::new(&shared, [session; 16], joined);
                 for version in 1..=2 {
                     let pages: Vec<_> = (0..4).map(|at| (key(at, version), content(session, at, version))).collect();
                     peer.put(&pages);
@@ -125,7 +125,7 @@ fn sessions_come_and_go() {
                 let entry = shared.enter(&stream).unwrap();
                 // Refused, if a newer connection was faster.
                 let Ok(joined) = entry.join_main([session; 16]) else { return };
-                let mut peer = Peer::new(&shared, &stream, &entry, [session; 16], joined);
+                let mut peer = Peer::new(&shared, [session; 16], joined);
                 peer.put(&[(key(7, version), content(session, 7, version))]);
                 let page = peer.get(&[key(7, version)], false).remove(0);
                 assert!(page == Some(content(session, 7, version)), "a session with a connection lost its page");

@@ -5,7 +5,8 @@
 //! - `housekeeping`: the thread that tells the one about the other, and finds out what the kernel took.
 //! - `pace`: how much of the network and of the processors its owner lets it use, and whose turn it is.
 //! - `sessions`: who is connected, and whose pages are kept for a while because he may come back.
-//! - [`Server`]: connections, speaking the protocol of [`wire`].
+//! - [`Server`]: connections, speaking the protocol of [`wire`]. `greeting` is how each begins, in a thread of its own, `hub` the few
+//!   threads that serve all of them from then on, and `connection` what they do.
 //!
 //! A lender never causes a wrong byte, only a miss; never uses memory that anybody else has; and never lets one borrower
 //! see, displace below its fair share, or hold up another.
@@ -17,8 +18,10 @@ mod entry;
 mod frames;
 #[doc(hidden)]
 pub mod fuzzing;
+mod greeting;
 pub mod headroom;
 mod housekeeping;
+mod hub;
 #[cfg(all(test, feature = "shuttle"))]
 mod interleavings;
 mod listener;

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 /// What a lender may use. Without a number there is no limit, and nothing is measured for it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Limits {
-    /// Time of processors that the threads of connections use, in percent of one processor.
+    /// Time of processors that dealing with frames takes, in percent of one processor.
     pub cpu_percent: Option<NonZeroU32>,
     /// Bytes of frames a second, in and out together.
     pub rate_bytes: Option<NonZeroU64>,

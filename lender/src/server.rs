@@ -1,9 +1,10 @@
 //! The server: accepts connections, and stops in order.
 
 use crate::config::{Config, Error};
-use crate::connection;
+use crate::greeting;
 use crate::headroom::Headroom;
 use crate::housekeeping::Housekeeper;
+use crate::hub::Hubs;
 use crate::listener::Listener;
 use crate::pace::{Limits, Pace};
 use crate::pressure::Pressure;
@@ -21,7 +22,7 @@ use sync::Mutex;
 use wire::address::{Address, Stream};
 use wire::secure::Channel;
 
-/// Stack of a connection's thread: its buffers are on the heap.
+/// Stack of a thread that greets: its buffers are on the heap.
 const STACK_BYTES: usize = 128 << 10;
 /// Pause after an accept that failed for want of descriptors or memory: what is missing comes back when a connection ends.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -90,9 +91,10 @@ impl Server {
         self.handle().status()
     }
 
-    /// Serves until [`Handle::shutdown`]; then ends all connections, and returns when their threads have. To be called once.
+    /// Serves until [`Handle::shutdown`]; then ends all connections, and returns when all threads have. To be called once.
     pub fn run(&self) -> Result<(), Error> {
         let start = |source| Error::Start { source };
+        let hubs = Arc::new(Hubs::start(&self.shared).map_err(start)?);
         let housekeeping = match self.housekeeper.lock().take() {
             Some(housekeeper) => {
                 let shared = Arc::clone(&self.shared);
@@ -101,19 +103,20 @@ impl Server {
             }
             None => None,
         };
-        self.accept_until_stopped();
+        self.accept_until_stopped(&hubs);
         self.shared.close_all();
+        hubs.end();
         if let Some(housekeeping) = housekeeping {
             housekeeping.join().map_err(|_| start(io::Error::other("the housekeeping thread failed")))?;
         }
         Ok(())
     }
 
-    fn accept_until_stopped(&self) {
+    fn accept_until_stopped(&self, hubs: &Arc<Hubs>) {
         let stop = &self.shared.stop;
         while !stop.wait(Some(self.listener.as_fd()), None) {
             match self.listener.accept() {
-                Ok(stream) => self.start_connection(stream),
+                Ok(stream) => self.start_connection(stream, hubs),
                 Err(error) => match error.kind() {
                     // Gone again before we looked.
                     io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted => {}
@@ -127,10 +130,10 @@ impl Server {
         }
     }
 
-    fn start_connection(&self, stream: Stream) {
+    fn start_connection(&self, stream: Stream, hubs: &Arc<Hubs>) {
         let stream = Arc::new(stream);
         let Some(entry) = self.shared.enter(&stream) else {
-            return connection::refuse(
+            return greeting::refuse(
                 &self.shared,
                 &stream,
                 &Channel::plain(),
@@ -138,12 +141,17 @@ impl Server {
                 "this lender has too many connections",
             );
         };
-        let (shared, for_thread) = (Arc::clone(&self.shared), Arc::clone(&stream));
-        let thread = thread::Builder::new().name("lender-peer".into()).stack_size(STACK_BYTES);
-        if let Err(error) = thread.spawn(move || connection::serve(&shared, &for_thread, entry)) {
+        let (shared, hubs, for_thread) = (Arc::clone(&self.shared), Arc::clone(hubs), Arc::clone(&stream));
+        let thread = thread::Builder::new().name("lender-greeter".into()).stack_size(STACK_BYTES);
+        let greet = move || {
+            if let Some(member) = greeting::receive(&shared, for_thread, entry) {
+                hubs.take(member);
+            }
+        };
+        if let Err(error) = thread.spawn(greet) {
             tracing::warn!(%error, "cannot start a thread for a connection; raise the limit on threads");
             let text = "this lender has too many threads";
-            connection::refuse(&self.shared, &stream, &Channel::plain(), wire::REFUSED_BUSY, text);
+            greeting::refuse(&self.shared, &stream, &Channel::plain(), wire::REFUSED_BUSY, text);
         }
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! A session is *connected* while it has a main connection, then *kept* for the grace time, so that a borrower who comes back
 //! finds its pages. This is the logic alone: it gets the time as an argument, waits for nothing, and the only thing it does to
-//! a socket is to shut it down; the thread of that connection then finds out and leaves. [`crate::entry`] is the edge.
+//! a socket is to shut it down; whoever serves that connection then finds out and leaves. [`crate::entry`] is the edge.
 //!
 //! What must never happen here: an owner's number given back while a connection that knows it still runs, as the store may
 //! give the number to somebody else. So a session's owner leaves only when its last connection has.
@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 use wire::address::Stream;
 
-/// Connections of borrowers at once. A borrower has a main one and a few for gets; each takes a thread here, and up to 2 MiB while busy.
+/// Connections of borrowers at once. A borrower has a main one and a few for gets; each takes up to 2 MiB while busy.
 pub const CONNECTIONS_MAX: usize = 256;
 /// Connections at once that have not joined a session yet, beside those that have: the borrowers of a large pool that come back at the
 /// same moment. Each takes a thread and some kilobytes, for 2 s at the most. When one more comes, the oldest goes: a borrower
@@ -37,7 +37,7 @@ const _: () = assert!(SESSIONS_MAX * 2 <= crate::store::OWNERS_MAX); // those th
 /// A session's name.
 pub type Name = [u8; 16];
 
-/// When a connection was last heard of: the time since the lender's start, so that its thread can tell without a lock.
+/// When a connection was last heard of: the time since the lender's start, so that whoever serves it can tell without a lock.
 #[derive(Debug)]
 pub struct Heard {
     start: Instant,
@@ -324,7 +324,7 @@ impl Table {
         None
     }
 
-    /// The connection's thread is about to end.
+    /// The connection is about to end.
     pub fn remove(&mut self, number: u64) {
         self.connections.remove(&number);
     }
@@ -405,7 +405,7 @@ mod tests {
 
     const GRACE: Duration = Duration::from_secs(30);
 
-    /// A table and a store, and what the threads of the connections would do.
+    /// A table and a store, and what those who serve the connections would do.
     struct House {
         table: Table,
         store: Store,

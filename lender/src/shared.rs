@@ -119,16 +119,6 @@ impl Stop {
         let _ = poll(&mut [own, other], timeout.as_ref());
         self.is_requested()
     }
-
-    /// Waits for the time to pass, for the request, or until the connection has ended in both directions.
-    pub fn pause(&self, stream: &impl AsFd, time: Duration) {
-        let timeout = Timespec::try_from(time).ok();
-        let own = PollFd::from_borrowed_fd(self.event.as_fd(), PollFlags::IN);
-        // Without any event that is asked for, poll tells of the end only.
-        let other = PollFd::new(stream, PollFlags::empty());
-        // An interrupted pause is a short one: what was not waited for stays owed.
-        let _ = poll(&mut [own, other], timeout.as_ref());
-    }
 }
 
 /// Log lines about bad peers, few of them.

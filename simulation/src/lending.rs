@@ -168,11 +168,13 @@ impl Lender {
         let mut answer = Answer { got: Vec::new(), pages: Vec::new(), cut: weather.cuts(random) };
         let owner = self.owners.get(&asked.session).copied().filter(|_| self.alive);
         for wire_key in &asked.keys {
-            let mut page = [0; PAGE_SIZE];
-            let mut got = match owner.map(|owner| self.store.get(owner, key(wire_key), asked.exclusive, &mut page)) {
+            let mut bytes = Vec::new();
+            let mut got = match owner.map(|owner| self.store.get(owner, key(wire_key), asked.exclusive, &mut bytes)) {
                 None | Some(store::Got::Miss) => Got::Miss,
                 Some(store::Got::Page { checksum } | store::Got::Zero { checksum }) => Got::Page { checksum },
             };
+            // Nothing for a miss or zeros.
+            let mut page = bytes.first_chunk().copied().unwrap_or([0; PAGE_SIZE]);
             if weather.lies(random) {
                 got = self.lie(wire_key, got, &mut page, random);
             }

@@ -11,6 +11,9 @@ use page::PageId;
 use std::hash::{BuildHasher, RandomState};
 use zerocopy::FromZeros;
 
+/// Pages read ahead at once: more than a processor has reads under way.
+const AHEAD_PAGES: usize = 32;
+
 /// The index. It keeps slot numbers only; the names are in the records given to each call.
 pub struct Index {
     /// First slot of each chain, plus one; 0 where there is none, so that an empty table has no memory yet.
@@ -31,6 +34,16 @@ impl Index {
         let hash = self.hasher.hash_one((owner, id.file.0, id.index));
         // Maps the hash evenly to any number of buckets, without a division.
         ((u128::from(hash) * self.buckets.len() as u128) >> u64::BITS) as usize
+    }
+
+    /// Reads what [`Index::find`] is about to read for these pages. Each of those reads waits for memory, but here they wait together.
+    pub fn read_ahead(&self, records: &[Record], owner: u8, ids: impl Iterator<Item = PageId>) {
+        let mut first = [0; AHEAD_PAGES];
+        for (first, id) in first.iter_mut().zip(ids) {
+            *first = self.buckets[self.bucket(owner, id)];
+        }
+        let found = first.into_iter().filter(|next| *next != 0);
+        std::hint::black_box(found.map(|next| records[next as usize - 1].id().index).fold(0, u32::wrapping_add));
     }
 
     /// The slot of an owner's page.

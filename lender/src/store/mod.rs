@@ -73,12 +73,12 @@ pub struct Owner(u8);
 pub enum Got {
     /// Nothing.
     Miss,
-    /// The page, now in the buffer.
+    /// The page, now at the buffer's end.
     Page {
         /// As it came with the put.
         checksum: u64,
     },
-    /// A page of zeros. The buffer holds nothing of use.
+    /// A page of zeros. The buffer is as it was.
     Zero {
         /// As it came with the put.
         checksum: u64,
@@ -295,6 +295,11 @@ impl Store {
         false
     }
 
+    /// Says which pages the next puts or gets are about, some tens of them: they take less time then, and nothing else changes.
+    pub fn read_ahead(&self, owner: Owner, ids: impl Iterator<Item = PageId>) {
+        self.index.read_ahead(&self.records, owner.0, ids);
+    }
+
     /// Stores a page, in place of what was stored under its id; false when there is no memory for it. It becomes the
     /// kernel's to take with the next [`Store::settle`].
     pub fn put(&mut self, owner: Owner, key: Key, checksum: u64, page: &Page) -> bool {
@@ -339,8 +344,11 @@ impl Store {
         true
     }
 
-    /// Lets the kernel take what was put since the last call. To be called after each batch of puts.
+    /// Lets the kernel take what was put since the last call. To be called soon after the last put.
     pub fn settle(&mut self) {
+        if self.unsettled.is_empty() {
+            return;
+        }
         if let Err(error) = self.slots.settle(&mut self.unsettled) {
             // Only a kernel without MADV_FREE, or out of memory for its own tables, gets here: the pages stay
             // unreclaimable until they are overwritten. No page is worth less for it.
@@ -349,9 +357,9 @@ impl Store {
         self.unsettled.clear();
     }
 
-    /// Copies a page out. An `exclusive` get takes it with it.
-    pub fn get(&mut self, owner: Owner, key: Key, exclusive: bool, page: &mut Page) -> Got {
-        let got = self.try_get(owner, key, exclusive, page);
+    /// Appends a page to the buffer, if it is here. An `exclusive` get takes it with it.
+    pub fn get(&mut self, owner: Owner, key: Key, exclusive: bool, buffer: &mut Vec<u8>) -> Got {
+        let got = self.try_get(owner, key, exclusive, buffer);
         self.count(owner, |counters| {
             counters.gets += 1;
             *(if got == Got::Miss { &mut counters.misses } else { &mut counters.hits }) += 1;
@@ -359,12 +367,12 @@ impl Store {
         got
     }
 
-    fn try_get(&mut self, owner: Owner, key: Key, exclusive: bool, page: &mut Page) -> Got {
+    fn try_get(&mut self, owner: Owner, key: Key, exclusive: bool, buffer: &mut Vec<u8>) -> Got {
         let Some(slot) = self.find(owner, key) else { return Got::Miss };
         let record = self.records[slot as usize];
         let checksum = record.checksum;
         let zero = record.state() == State::Zero;
-        if !zero && !self.slots.read(slot, page) {
+        if !zero && !self.slots.read(slot, buffer) {
             // Now, not later: having been read, it looks present to a scan.
             self.release(slot, State::Cold);
             self.count(owner, |counters| counters.reclaimed_by_kernel += 1);

@@ -118,17 +118,28 @@ impl Slots {
         unsafe { std::ptr::copy_nonoverlapping(page, to, 1) }
     }
 
-    /// Copies a slot out. False when the kernel has taken it; `page` then holds nothing of use.
+    /// Appends a slot's bytes. False when the kernel has taken it; `buffer` is then as it was.
     ///
     /// The kernel may take it while it is being copied: the copy then ends in zeros that were never written. But then the
     /// whole slot reads as zeros afterwards, so a second look at a byte that was not zero tells.
-    pub fn read(&self, slot: u32, page: &mut Page) -> bool {
-        let from = self.slot(slot);
-        // SAFETY: `from` is a page of our mapping. The kernel may turn it to zeros meanwhile, which any copy tolerates.
-        unsafe { std::ptr::copy_nonoverlapping(from, page, 1) };
+    pub fn read(&self, slot: u32, buffer: &mut Vec<u8>) -> bool {
+        let from = self.slot(slot).cast::<u8>();
+        let begin = buffer.len();
+        buffer.reserve(PAGE_SIZE);
+        // SAFETY: `from` is a page of our mapping, and there is room for a page behind the buffer's end. The kernel may turn the slot to
+        // zeros meanwhile, which any copy tolerates.
+        unsafe {
+            std::ptr::copy_nonoverlapping(from, buffer.as_mut_ptr().add(begin), PAGE_SIZE);
+            buffer.set_len(begin + PAGE_SIZE);
+        }
+        let page = &buffer[begin..];
         let witness = if page[0] != 0 { Some(0) } else { page.iter().position(|byte| *byte != 0) };
         // SAFETY: the witness is an offset within the page.
-        witness.is_some_and(|at| unsafe { from.cast::<u8>().add(at).read_volatile() } != 0)
+        let is_whole = witness.is_some_and(|at| unsafe { from.add(at).read_volatile() } != 0);
+        if !is_whole {
+            buffer.truncate(begin);
+        }
+        is_whole
     }
 
     /// Whether a slot that was written still has its memory.
@@ -257,7 +268,6 @@ impl Drop for Slots {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use page::ZERO_PAGE;
 
     fn filled(byte: u8) -> Page {
         [byte; PAGE_SIZE]
@@ -266,18 +276,21 @@ mod tests {
     #[test]
     fn what_is_written_is_read_and_what_is_taken_is_told() {
         let mut slots = Slots::new(8).unwrap();
-        let mut page = Box::new(ZERO_PAGE);
+        let read = |slots: &Slots, slot| {
+            let mut buffer = vec![1, 2];
+            slots.read(slot, &mut buffer).then(|| buffer.split_off(2)).ok_or(buffer)
+        };
         slots.write(3, &filled(7));
         slots.write(4, &filled(8));
         slots.settle(&mut [4, 3]).unwrap();
-        assert!(slots.read(3, &mut page) && *page == filled(7));
+        assert_eq!(read(&slots, 3), Ok(filled(7).to_vec()));
         assert!(slots.is_present(4));
         slots.give_back(&mut [3]).unwrap();
-        assert!(!slots.read(3, &mut page));
+        assert_eq!(read(&slots, 3), Err(vec![1, 2]));
         assert!(!slots.is_present(3));
-        assert!(slots.read(4, &mut page) && *page == filled(8));
+        assert_eq!(read(&slots, 4), Ok(filled(8).to_vec()));
         slots.write(3, &filled(9));
-        assert!(slots.read(3, &mut page) && *page == filled(9));
+        assert_eq!(read(&slots, 3), Ok(filled(9).to_vec()));
     }
 
     #[test]
@@ -286,8 +299,8 @@ mod tests {
         let mut page = filled(0);
         page[PAGE_SIZE - 1] = 1;
         slots.write(0, &page);
-        let mut copy = Box::new(ZERO_PAGE);
-        assert!(slots.is_present(0) && slots.read(0, &mut copy) && *copy == page);
+        let mut copy = Vec::new();
+        assert!(slots.is_present(0) && slots.read(0, &mut copy) && copy == page);
     }
 
     #[test]

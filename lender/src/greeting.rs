@@ -1,0 +1,164 @@
+//! The beginning of a connection, in a thread of its own: from the first frame to the Welcome.
+//!
+//! Whoever comes is a stranger until then. What one can cost is bounded in time ([`HELLO_LIMIT`]), bytes
+//! ([`wire::FIRST_BODY_BYTES_MAX`]) and number ([`crate::sessions::STRANGERS_MAX`]), and as handshakes are arithmetic, and joining a
+//! session may have to wait for another connection to leave, each has a thread, which can hold up nobody who is in.
+
+use crate::connection::Connection;
+use crate::entry::Entry;
+use crate::frames::{Broken, FrameReader, Outgoing, send, send_some};
+use crate::hub::{Member, SEND_LIMIT};
+use crate::sessions::Refusal;
+use crate::shared::Shared;
+use std::net::Shutdown;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+use wire::address::Stream;
+use wire::secure::{Channel, Security};
+use wire::{Hello, Kind, Refused, Welcome};
+use zerocopy::FromBytes;
+use zerocopy::little_endian::{U32, U64};
+
+/// Time for the first frames to come, whole, up to the Hello. A borrower sends each at once.
+const HELLO_LIMIT: Duration = Duration::from_secs(2);
+/// How often the clock is looked at meanwhile.
+const HELLO_TICK: Duration = Duration::from_millis(250);
+/// How often it is looked at while something leaves.
+const SEND_TICK: Duration = Duration::from_secs(1);
+
+const _: () = assert!(wire::secure::SEAL_BYTES + size_of::<Hello>() <= wire::FIRST_BODY_BYTES_MAX);
+const _: () = assert!(wire::secure::HANDSHAKE_BYTES <= wire::FIRST_BODY_BYTES_MAX);
+
+/// Greets whoever connects. Who is welcome is handed back, to be served by a hub; of anybody else nothing is left.
+pub fn receive(shared: &Arc<Shared>, stream: Arc<Stream>, entry: Entry) -> Option<Member> {
+    match greet(shared, &stream, &entry) {
+        Ok((connection, reader)) => Some(Member::new(stream, entry, connection, reader)),
+        Err(broken) => {
+            let _ = stream.shutdown(Shutdown::Both);
+            note_end(shared, &stream, &broken);
+            None
+        }
+    }
+}
+
+/// Counts and logs why a connection has ended.
+pub fn note_end(shared: &Shared, stream: &Stream, broken: &Broken) {
+    match broken {
+        // A peer may go as it likes, and its network too.
+        Broken::Closed | Broken::Goodbye | Broken::Io(_) => {
+            tracing::debug!(peer = stream.peer(), reason = %broken, "connection ended")
+        }
+        Broken::Bug => tracing::error!(peer = stream.peer(), "{broken}"),
+        _ if shared.stop.is_requested() => {}
+        Broken::Refused => {}
+        Broken::Stuck => {
+            shared.tally.stuck_connections.fetch_add(1, Relaxed);
+            shared.complaints.log(&stream.peer(), broken);
+        }
+        _ => {
+            shared.tally.malformed_frames.fetch_add(1, Relaxed);
+            shared.complaints.log(&stream.peer(), broken);
+        }
+    }
+}
+
+/// Tells a peer why it is not served, if it can be told without waiting.
+pub fn refuse(shared: &Shared, stream: &Stream, channel: &Channel, code: u32, text: &str) {
+    shared.tally.refused_connections.fetch_add(1, Relaxed);
+    if code == wire::REFUSED_KEY {
+        shared.tally.refused_keys.fetch_add(1, Relaxed);
+    }
+    shared.complaints.log(&stream.peer(), &text);
+    let mut frame = Outgoing::default();
+    if frame.push(channel, Kind::Refused, 0, &Refused::new(code, text)).is_ok() {
+        let _ = send_some(stream, frame.bytes());
+    }
+}
+
+/// The first frames: whoever comes has to have the pool's key, if there is one, before anything of a session is touched.
+fn greet(shared: &Arc<Shared>, stream: &Stream, entry: &Entry) -> Result<(Connection, FrameReader), Broken> {
+    stream.set_read_timeout(Some(HELLO_TICK)).map_err(Broken::Io)?;
+    stream.set_write_timeout(Some(SEND_TICK)).map_err(Broken::Io)?;
+    // Both together have the time of one: a peer does not get more of it by beginning well.
+    let deadline = Instant::now() + HELLO_LIMIT;
+    let refused = |channel: &Channel, code, text: &str| {
+        refuse(shared, stream, channel, code, text);
+        Broken::Refused
+    };
+    let refused_protocol = |channel: &Channel, theirs: u64| {
+        let ours = wire::PROTOCOL;
+        let text = format!("this lender speaks protocol {ours}, not {theirs}: install the same version on both sides");
+        refused(channel, wire::REFUSED_PROTOCOL, &text)
+    };
+    let mut channel = Channel::plain();
+    let mut reader = FrameReader::new();
+    let (kind, hello) = loop {
+        let may_come = |kind| kind == Kind::Hello || kind == Kind::Handshake1 && !channel.is_sealed();
+        let frame = match reader.next(stream, deadline, may_come) {
+            Ok(frame) => frame,
+            Err(Broken::Unexpected(kind)) => {
+                refused(&channel, wire::REFUSED_HELLO, "the first frame must be a Hello");
+                return Err(Broken::Unexpected(kind));
+            }
+            Err(broken) => return Err(broken),
+        };
+        if frame.kind == Kind::Hello {
+            break (frame.kind, Hello::read_from_bytes(frame.body));
+        }
+        if frame.header.request.get() != wire::PROTOCOL.into() {
+            return Err(refused_protocol(&channel, frame.header.request.get()));
+        }
+        let Security::Keyed(key) = &shared.security else {
+            let text = "this lender has no key: start it with the pool's, --key FILE, or mount with --trust-network";
+            return Err(refused(&channel, wire::REFUSED_KEY, text));
+        };
+        let Ok((answer, sealed)) = wire::secure::answer(key, frame.body) else {
+            let text =
+                "the pool key is another one here: copy the key file of this lender's machine, or the other way round";
+            return Err(refused(&channel, wire::REFUSED_KEY, text));
+        };
+        let mut handshake = Outgoing::default();
+        handshake.push(&channel, Kind::Handshake2, 0, &answer)?;
+        send(stream, handshake.bytes(), HELLO_LIMIT)?;
+        channel = sealed;
+        reader.open_with(channel.clone());
+    };
+    let hello = hello.map_err(|_| Broken::Unexpected(kind))?;
+    if hello.magic != wire::MAGIC {
+        return Err(refused(&channel, wire::REFUSED_HELLO, "the Hello does not begin as one of this protocol"));
+    }
+    if hello.protocol.get() != wire::PROTOCOL {
+        return Err(refused_protocol(&channel, hello.protocol.get().into()));
+    }
+    if !channel.is_sealed() && matches!(shared.security, Security::Keyed(_)) {
+        return Err(refused(&channel, wire::REFUSED_KEY, "this lender wants the pool's key: --key FILE"));
+    }
+    let is_main = match hello.role.get() {
+        wire::ROLE_MAIN => true,
+        wire::ROLE_GET => false,
+        _ => return Err(refused(&channel, wire::REFUSED_HELLO, "the Hello names a role that there is not")),
+    };
+    let joined = if is_main { entry.join_main(hello.session) } else { entry.join_get(hello.session) };
+    let joined = match joined {
+        Ok(joined) => joined,
+        Err(Refusal::Busy(text)) => return Err(refused(&channel, wire::REFUSED_BUSY, text)),
+        Err(Refusal::NoSession) => {
+            return Err(refused(&channel, wire::REFUSED_SESSION, "this session has no main connection here"));
+        }
+    };
+    let resumed = is_main && joined.resumed;
+    if resumed {
+        shared.tally.resumed_sessions.fetch_add(1, Relaxed);
+    }
+    let welcome = Welcome {
+        protocol: U32::new(wire::PROTOCOL),
+        flags: U32::new(if resumed { wire::WELCOME_RESUMED } else { 0 }),
+        incarnation: U64::new(shared.incarnation),
+        capacity_pages: U64::new(shared.capacity_pages),
+    };
+    let mut first = Outgoing::default();
+    first.push(&channel, Kind::Welcome, 0, &welcome)?;
+    send(stream, first.bytes(), SEND_LIMIT)?;
+    Ok((Connection::new(shared, channel, hello.session, joined, is_main), reader))
+}

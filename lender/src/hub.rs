@@ -1,0 +1,652 @@
+//! The few threads that serve all connections once they were greeted.
+//!
+//! A hub is a thread with connections of its own, which it shares with nobody, and an epoll that says which of them have something to
+//! say. Each gets one frame dealt with at a time, whole, and is answered at once. Nothing here waits for a peer: what a socket does not
+//! take is kept and goes out when it does, and a connection has to take its answer, and to wait for its turn (`pace`), before more is
+//! read from it. So a peer that is slow, stuck or evil delays itself only, and for so long and no longer: a frame that has begun must be
+//! complete within [`RECEIVE_LIMIT`], and an answer must leave within [`SEND_LIMIT`].
+//!
+//! Gets and puts have hubs apart, so that a get never stands behind a megabyte of somebody's pages.
+//!
+//! What must never happen here: waiting for anything but the epoll and, for some microseconds, a lock; a panic over one connection that
+//! ends the others.
+
+use crate::connection::Connection;
+use crate::entry::Entry;
+use crate::frames::{Broken, FrameReader, Outgoing, send_some};
+use crate::greeting::note_end;
+use crate::shared::Shared;
+use rustix::buffer::spare_capacity;
+use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
+use rustix::event::{EventfdFlags, Timespec, eventfd};
+use rustix::io::Errno;
+use rustix::net::RecvFlags;
+use std::collections::VecDeque;
+use std::io;
+use std::net::Shutdown;
+use std::os::fd::OwnedFd;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+use sync::Mutex;
+use wire::Kind;
+use wire::address::Stream;
+
+/// Hubs of each kind at the most, as long as there are twice as many processors: one core moves some gigabytes a second, so these
+/// fill the fastest networks that lenders have.
+const HUBS_MAX: usize = 4;
+/// Time for a frame to come, whole, from its first byte on: 1 MiB at 1 Mbit/s.
+const RECEIVE_LIMIT: Duration = Duration::from_secs(10);
+/// Time for an answer to leave. A borrower that takes longer has given the page up long since.
+pub const SEND_LIMIT: Duration = Duration::from_secs(5);
+/// Silence on a main connection after which notices are sent.
+const MAIN_IDLE: Duration = Duration::from_millis(200);
+/// Silence of all main connections of a hub after which the kernel may have what was put: soon, but not after each put where more come.
+const SETTLE_IDLE: Duration = Duration::from_millis(1);
+/// Connections dealt with before new ones are looked for.
+const EVENTS_MAX: usize = 64;
+/// Bytes of a buffer to receive into, as long as no longer frame comes.
+const BUFFER_BYTES: usize = 64 << 10;
+/// Buffers that a hub keeps for whoever says something next. Most frames come whole, so that one goes round.
+const SPARE_BUFFERS_MAX: usize = 4;
+/// Larger ones are given back this long after they were wanted, and made again if they are wanted still.
+const LARGE_BUFFERS_KEPT: Duration = Duration::from_secs(10);
+
+/// In place of a connection's number: the inbox.
+const INBOX: u64 = u64::MAX;
+
+/// All hubs of a lender.
+pub struct Hubs {
+    gets: Vec<Arc<Inbox>>,
+    mains: Vec<Arc<Inbox>>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+/// What other threads know of a hub.
+struct Inbox {
+    arrived: Mutex<Vec<Member>>,
+    /// Readable when somebody has arrived, or the hub is to end.
+    event: OwnedFd,
+    /// Connections that it has, or was sent.
+    count: AtomicUsize,
+    /// It ends with its last connection.
+    ends: AtomicBool,
+}
+
+impl Hubs {
+    /// Starts them.
+    pub fn start(shared: &Arc<Shared>) -> io::Result<Hubs> {
+        let mut hubs = Hubs { gets: Vec::new(), mains: Vec::new(), threads: Mutex::default() };
+        let processors = thread::available_parallelism().map_or(1, usize::from);
+        for _ in 0..(processors / 2).clamp(1, HUBS_MAX) {
+            for (name, inboxes) in [("lender-gets", &mut hubs.gets), ("lender-mains", &mut hubs.mains)] {
+                let hub = Hub::new(shared)?;
+                let inbox = Arc::clone(&hub.inbox);
+                hubs.threads.lock().push(thread::Builder::new().name(name.into()).spawn(move || hub.run())?);
+                inboxes.push(inbox);
+            }
+        }
+        Ok(hubs)
+    }
+
+    /// Has the hub with the fewest connections serve this one.
+    pub fn take(&self, member: Member) {
+        let inboxes = if member.connection.is_main() { &self.mains } else { &self.gets };
+        if let Some(inbox) = inboxes.iter().min_by_key(|inbox| inbox.count.load(Ordering::Relaxed)) {
+            inbox.count.fetch_add(1, Ordering::Relaxed);
+            inbox.arrived.lock().push(member);
+            inbox.wake();
+        }
+    }
+
+    /// Waits until all connections have ended, which somebody else has told them to, and then the hubs.
+    pub fn end(&self) {
+        for inbox in self.gets.iter().chain(&self.mains) {
+            inbox.ends.store(true, Ordering::Release);
+            inbox.wake();
+        }
+        for thread in std::mem::take(&mut *self.threads.lock()) {
+            if thread.join().is_err() {
+                tracing::error!("a thread that served connections has failed");
+            }
+        }
+    }
+}
+
+impl Drop for Hubs {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+impl Inbox {
+    fn wake(&self) {
+        // It can only fail by overflow, and then the hub is awake.
+        let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
+    }
+}
+
+/// A connection at a hub.
+pub struct Member {
+    stream: Arc<Stream>,
+    connection: Connection,
+    reader: FrameReader,
+    /// The answer that the socket has not taken yet.
+    unsent: Option<Unsent>,
+    /// Its session has had more than its share.
+    pause: Option<Pause>,
+    /// When the frame that has begun must be there.
+    frame_due: Option<Instant>,
+    /// When a main connection will have been silent for long enough to look for notices.
+    idle_at: Instant,
+    /// What the epoll is to tell.
+    armed: EventFlags,
+    /// Somewhere in [`Hub::ready`].
+    queued: bool,
+    entry: Entry,
+}
+
+struct Unsent {
+    bytes: Vec<u8>,
+    sent: usize,
+    due: Instant,
+}
+
+struct Pause {
+    begun: Instant,
+    until: Instant,
+}
+
+/// What the connections of a hub use by turns.
+#[derive(Default)]
+struct Scratch {
+    /// The last one was used last, so it is in the processor's caches.
+    spare_buffers: Vec<Vec<u8>>,
+    out: Outgoing,
+    /// Pages were put that the kernel was not told of.
+    unsettled: bool,
+    /// When large buffers are given back.
+    shrink_at: Option<Instant>,
+}
+
+impl Scratch {
+    fn buffer(&mut self) -> Vec<u8> {
+        self.spare_buffers.pop().unwrap_or_else(|| Vec::with_capacity(BUFFER_BYTES))
+    }
+
+    fn take_back(&mut self, buffer: Vec<u8>, now: Instant) {
+        if buffer.capacity().max(self.out.capacity()) > BUFFER_BYTES {
+            self.shrink_at.get_or_insert(now + LARGE_BUFFERS_KEPT);
+        }
+        // The first one, of the greeting, is smaller.
+        if buffer.capacity() >= BUFFER_BYTES && self.spare_buffers.len() < SPARE_BUFFERS_MAX {
+            self.spare_buffers.push(buffer);
+        }
+    }
+
+    fn shrink(&mut self) {
+        (self.spare_buffers, self.out, self.shrink_at) = (Vec::new(), Outgoing::default(), None);
+    }
+}
+
+impl Member {
+    /// A connection that was welcomed, with what was received behind its Hello.
+    pub fn new(stream: Arc<Stream>, entry: Entry, connection: Connection, reader: FrameReader) -> Member {
+        let (unsent, pause, frame_due) = (None, None, None);
+        let (idle_at, armed, queued) = (Instant::now() + MAIN_IDLE, EventFlags::IN, false);
+        Member { stream, connection, reader, unsent, pause, frame_due, idle_at, armed, queued, entry }
+    }
+
+    /// What is to be waited for. The end of a connection in both directions is told in any case.
+    fn interest(&self) -> EventFlags {
+        match (&self.unsent, &self.pause) {
+            (Some(_), _) => EventFlags::OUT,
+            (None, Some(_)) => EventFlags::empty(),
+            (None, None) => EventFlags::IN,
+        }
+    }
+
+    /// When something has to be done even if nothing happens.
+    fn due(&self) -> Option<Instant> {
+        let idle_at = self.connection.is_main().then_some(self.idle_at);
+        match (&self.unsent, &self.pause) {
+            (Some(unsent), _) => Some(unsent.due),
+            (None, Some(pause)) => Some(pause.until),
+            (None, None) => self.frame_due.or(idle_at),
+        }
+    }
+
+    /// The epoll has something to tell.
+    fn on_event(&mut self, flags: EventFlags, now: Instant, scratch: &mut Scratch) -> Result<(), Broken> {
+        if self.unsent.is_some() {
+            self.flush(scratch)
+        } else if self.pause.is_some() {
+            // Whoever has gone is not kept waiting; what he said before is dealt with.
+            if flags.intersects(EventFlags::HUP | EventFlags::ERR) {
+                self.end_pause();
+            }
+            Ok(())
+        } else {
+            self.serve(now, scratch)
+        }
+    }
+
+    /// Its time has come.
+    fn on_due(&mut self, now: Instant, scratch: &mut Scratch) -> Result<(), Broken> {
+        if self.unsent.is_some() {
+            return Err(Broken::Stuck);
+        }
+        if self.pause.is_some() {
+            self.end_pause();
+            return Ok(());
+        }
+        if self.frame_due.is_some() {
+            return Err(Broken::Stuck);
+        }
+        self.connection.begin_turn();
+        scratch.out.clear();
+        let told = self.connection.push_lost(&mut scratch.out)?;
+        // There may be more, but others have their turns in between.
+        self.idle_at = if told { now } else { now + MAIN_IDLE };
+        self.send(now, scratch)?;
+        self.connection.charge();
+        Ok(())
+    }
+
+    /// Deals with one frame, if one is there.
+    fn serve(&mut self, now: Instant, scratch: &mut Scratch) -> Result<(), Broken> {
+        if self.reader.has_no_buffer() {
+            self.reader.give_buffer(scratch.buffer());
+        }
+        let served = self.serve_frame(now, scratch);
+        if let Some(buffer) = self.reader.take_buffer() {
+            scratch.take_back(buffer, now);
+        }
+        served
+    }
+
+    fn serve_frame(&mut self, now: Instant, scratch: &mut Scratch) -> Result<(), Broken> {
+        let Member { connection, reader, .. } = self;
+        connection.begin_turn();
+        let mut found = reader.look(|kind| connection.may_come(kind))?;
+        if found.is_none() && reader.fill(&self.stream, RecvFlags::DONTWAIT)? {
+            found = reader.look(|kind| connection.may_come(kind))?;
+        }
+        let Some(found) = found else {
+            connection.end_turn(0);
+            if !reader.is_empty() {
+                self.frame_due.get_or_insert(now + RECEIVE_LIMIT);
+            }
+            return Ok(());
+        };
+        let frame = reader.take(found)?;
+        let kind = frame.kind;
+        scratch.out.clear();
+        connection.answer(&frame, now, &mut scratch.out)?;
+        scratch.unsettled |= kind == Kind::Put;
+        (self.frame_due, self.idle_at) = (None, now + MAIN_IDLE);
+        self.send(now, scratch)?;
+        let wait = self.connection.charge();
+        if kind != Kind::Ping && !wait.is_zero() {
+            let begun = Instant::now();
+            self.pause = Some(Pause { begun, until: begun + wait });
+        }
+        Ok(())
+    }
+
+    /// Ends a turn: sends what it has brought, or keeps what the socket does not take.
+    fn send(&mut self, now: Instant, scratch: &mut Scratch) -> Result<(), Broken> {
+        let bytes = scratch.out.bytes();
+        let byte_count = bytes.len();
+        let sent = if bytes.is_empty() { 0 } else { send_some(&self.stream, bytes)? };
+        if sent < byte_count {
+            self.unsent = Some(Unsent { bytes: scratch.out.take(), sent, due: now + SEND_LIMIT });
+        }
+        self.connection.end_turn(byte_count);
+        Ok(())
+    }
+
+    /// Goes on sending.
+    fn flush(&mut self, scratch: &mut Scratch) -> Result<(), Broken> {
+        let Some(unsent) = &mut self.unsent else { return Ok(()) };
+        self.connection.begin_turn();
+        unsent.sent += send_some(&self.stream, &unsent.bytes[unsent.sent..])?;
+        if unsent.sent == unsent.bytes.len() {
+            scratch.out.clear();
+            scratch.out.give(self.unsent.take().map_or_else(Vec::new, |unsent| unsent.bytes));
+        }
+        self.connection.end_turn(0);
+        Ok(())
+    }
+
+    fn end_pause(&mut self) {
+        if let Some(pause) = self.pause.take() {
+            self.connection.note_waited(pause.begun.elapsed());
+        }
+    }
+}
+
+/// One of the threads.
+pub struct Hub {
+    shared: Arc<Shared>,
+    inbox: Arc<Inbox>,
+    epoll: OwnedFd,
+    members: Vec<Option<Box<Member>>>,
+    /// Numbers of `members` that nobody has.
+    vacant: Vec<usize>,
+    /// Those of whom more was received than the frame that was dealt with. The epoll does not tell of them.
+    ready: VecDeque<usize>,
+    scratch: Scratch,
+    /// No connection is due before.
+    next_due: Option<Instant>,
+}
+
+impl Hub {
+    fn new(shared: &Arc<Shared>) -> io::Result<Hub> {
+        let epoll = epoll::create(CreateFlags::CLOEXEC)?;
+        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        epoll::add(&epoll, &event, EventData::new_u64(INBOX), EventFlags::IN)?;
+        let (count, ends) = (AtomicUsize::new(0), AtomicBool::new(false));
+        Ok(Hub {
+            shared: Arc::clone(shared),
+            inbox: Arc::new(Inbox { arrived: Mutex::default(), event, count, ends }),
+            epoll,
+            members: Vec::new(),
+            vacant: Vec::new(),
+            ready: VecDeque::new(),
+            scratch: Scratch::default(),
+            next_due: None,
+        })
+    }
+
+    /// Serves one connection in this thread until it ends.
+    pub fn serve_alone(shared: &Arc<Shared>, member: Member) -> io::Result<()> {
+        let mut hub = Hub::new(shared)?;
+        hub.inbox.ends.store(true, Ordering::Release);
+        hub.inbox.count.store(1, Ordering::Relaxed);
+        hub.adopt(member);
+        hub.run();
+        Ok(())
+    }
+
+    fn run(mut self) {
+        let mut events: Vec<Event> = Vec::with_capacity(EVENTS_MAX);
+        let mut now = Instant::now();
+        // Nobody is sent here any more when the hub is to end.
+        while !(self.inbox.ends.load(Ordering::Acquire) && self.inbox.count.load(Ordering::Relaxed) == 0) {
+            let timeout = self.timeout(now).and_then(|timeout| Timespec::try_from(timeout).ok());
+            events.clear();
+            match epoll::wait(&self.epoll, spare_capacity(&mut events), timeout.as_ref()) {
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(error) => {
+                    tracing::error!(%error, "cannot wait for connections");
+                    thread::sleep(MAIN_IDLE);
+                }
+            }
+            now = Instant::now();
+            if events.is_empty() && self.ready.is_empty() && std::mem::take(&mut self.scratch.unsettled) {
+                self.shared.store.lock().settle();
+            }
+            for event in events.drain(..) {
+                let (flags, number) = (event.flags, event.data.u64());
+                match number {
+                    INBOX => self.welcome(),
+                    _ => self.act(number as usize, |member, scratch| member.on_event(flags, now, scratch)),
+                }
+            }
+            // Each of them once.
+            for _ in 0..self.ready.len() {
+                let Some(number) = self.ready.pop_front() else { break };
+                let queued = self.members[number].as_mut().is_some_and(|member| std::mem::take(&mut member.queued));
+                if queued {
+                    self.act(number, |member, scratch| match member.interest() {
+                        EventFlags::IN => member.serve(now, scratch),
+                        _ => Ok(()),
+                    });
+                }
+            }
+            if self.next_due.is_some_and(|due| due <= now) {
+                self.look(now);
+            }
+            if self.scratch.shrink_at.is_some_and(|at| at <= now) {
+                self.scratch.shrink();
+            }
+        }
+    }
+
+    fn timeout(&self, now: Instant) -> Option<Duration> {
+        if !self.ready.is_empty() {
+            return Some(Duration::ZERO);
+        }
+        let due = [self.next_due, self.scratch.shrink_at].into_iter().flatten().min();
+        let timeout = due.map(|due| due.saturating_duration_since(now));
+        if self.scratch.unsettled {
+            Some(timeout.map_or(SETTLE_IDLE, |timeout| timeout.min(SETTLE_IDLE)))
+        } else {
+            timeout
+        }
+    }
+
+    /// Takes in those who have arrived.
+    fn welcome(&mut self) {
+        let _ = rustix::io::read(&self.inbox.event, &mut [0; 8]);
+        let arrived = std::mem::take(&mut *self.inbox.arrived.lock());
+        arrived.into_iter().for_each(|member| self.adopt(member));
+    }
+
+    fn adopt(&mut self, member: Member) {
+        let number = self.vacant.pop().unwrap_or_else(|| {
+            self.members.push(None);
+            self.members.len() - 1
+        });
+        let added = epoll::add(&self.epoll, &*member.stream, EventData::new_u64(number as u64), member.armed);
+        self.members[number] = Some(Box::new(member));
+        self.act(number, |_, _| added.map_err(|error| Broken::Io(error.into())));
+    }
+
+    /// Looks for those that are due.
+    fn look(&mut self, now: Instant) {
+        self.next_due = None;
+        for number in 0..self.members.len() {
+            let Some(due) = self.members[number].as_ref().and_then(|member| member.due()) else { continue };
+            if due <= now {
+                self.act(number, |member, scratch| member.on_due(now, scratch));
+            } else {
+                self.next_due = Some(self.next_due.map_or(due, |next| next.min(due)));
+            }
+        }
+    }
+
+    /// Does something with a connection, and ends it if that fails.
+    fn act(&mut self, number: usize, act: impl FnOnce(&mut Member, &mut Scratch) -> Result<(), Broken>) {
+        let Some(member) = self.members[number].as_mut() else { return };
+        let scratch = &mut self.scratch;
+        let done = catch_unwind(AssertUnwindSafe(|| act(member, scratch))).unwrap_or(Err(Broken::Bug));
+        if let Err(broken) = done.and_then(|()| self.rearm(number)) {
+            self.end(number, &broken);
+        }
+    }
+
+    /// Has the epoll and the clock tell what is to be waited for now.
+    fn rearm(&mut self, number: usize) -> Result<(), Broken> {
+        let Some(member) = self.members[number].as_mut() else { return Ok(()) };
+        let interest = member.interest();
+        if interest != member.armed {
+            let data = EventData::new_u64(number as u64);
+            epoll::modify(&self.epoll, &*member.stream, data, interest).map_err(|error| Broken::Io(error.into()))?;
+            member.armed = interest;
+        }
+        // Where a frame is known to be incomplete, the epoll tells of the rest.
+        let has_more = interest == EventFlags::IN && member.frame_due.is_none() && !member.reader.is_empty();
+        if has_more && !std::mem::replace(&mut member.queued, true) {
+            self.ready.push_back(number);
+        }
+        if let Some(due) = member.due() {
+            self.next_due = Some(self.next_due.map_or(due, |next| next.min(due)));
+        }
+        Ok(())
+    }
+
+    fn end(&mut self, number: usize, broken: &Broken) {
+        let Some(mut member) = self.members[number].take() else { return };
+        self.vacant.push(number);
+        // Others may hold the stream for a little longer, so it would not leave by itself.
+        let _ = epoll::delete(&self.epoll, &*member.stream);
+        let _ = member.stream.shutdown(Shutdown::Both);
+        note_end(&self.shared, &member.stream, broken);
+        member.end_pause();
+        let Member { stream, mut entry, .. } = *member;
+        drop(stream);
+        if entry.leave() {
+            // Freeing many pages takes a while. Without a thread for it they are freed here: the entry is dropped either way.
+            let thread = thread::Builder::new().name("lender-leaver".into()).spawn(move || drop(entry));
+            if let Err(error) = thread {
+                tracing::warn!(%error, "cannot start a thread to free pages; raise the limit on threads");
+            }
+        } else {
+            drop(entry);
+        }
+        self.inbox.count.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sessions::Name;
+    use crate::store::{PolicyName, Store};
+    use std::io::{Read, Write};
+    use std::os::unix::net::UnixStream;
+    use wire::secure::{Channel, Security};
+    use wire::{Header, PutItem};
+    use zerocopy::IntoBytes;
+
+    fn hub() -> Hub {
+        let mut store = Store::new(1000, PolicyName::Lru.policy()).unwrap();
+        store.set_headroom_pages(1000);
+        Hub::new(&Arc::new(Shared::new(store, Duration::ZERO, Security::Trusting).unwrap())).unwrap()
+    }
+
+    /// The far end of a main connection that the hub has under the next number.
+    fn connect(hub: &mut Hub, name: Name) -> UnixStream {
+        let (near, far) = UnixStream::pair().unwrap();
+        far.set_nonblocking(true).unwrap();
+        let stream = Arc::new(Stream::Unix(near));
+        let entry = hub.shared.enter(&stream).unwrap();
+        let joined = entry.join_main(name).unwrap();
+        let connection = Connection::new(&hub.shared, Channel::plain(), name, joined, true);
+        hub.inbox.count.fetch_add(1, Ordering::Relaxed);
+        hub.adopt(Member::new(stream, entry, connection, FrameReader::new()));
+        far
+    }
+
+    fn serve(hub: &mut Hub, number: usize, now: Instant) {
+        hub.act(number, |member, scratch| member.on_event(EventFlags::IN, now, scratch));
+    }
+
+    fn put(items: usize) -> Vec<u8> {
+        let body_bytes = items * (size_of::<PutItem>() + page::PAGE_SIZE);
+        [Header::new(Kind::Put, items, body_bytes, 1).as_bytes(), &vec![7; body_bytes]].concat()
+    }
+
+    fn ping() -> Vec<u8> {
+        Header::new(Kind::Ping, 0, 0, 1).as_bytes().to_vec()
+    }
+
+    fn is_closed(far: &mut UnixStream) -> bool {
+        far.read_to_end(&mut Vec::new()).is_ok()
+    }
+
+    #[test]
+    fn a_panic_ends_one_connection() {
+        let mut hub = hub();
+        let mut fars = [1, 2].map(|name| connect(&mut hub, [name; 16]));
+        hub.act(0, |_, _| panic!("on purpose"));
+        assert!(is_closed(&mut fars[0]) && !is_closed(&mut fars[1]));
+        assert_eq!((hub.shared.table.lock().connections(), hub.inbox.count.load(Ordering::Relaxed)), (1, 1));
+        fars[1].write_all(&ping()).unwrap();
+        serve(&mut hub, 1, Instant::now());
+        assert!(fars[1].read(&mut [0; 100]).unwrap() > 0);
+        // Its place is somebody else's.
+        connect(&mut hub, [3; 16]);
+        assert!(hub.members.len() == 2 && hub.vacant.is_empty());
+    }
+
+    #[test]
+    fn half_a_frame_has_its_time_and_no_more() {
+        let mut hub = hub();
+        let mut far = connect(&mut hub, [1; 16]);
+        let now = Instant::now();
+        far.write_all(&put(2)[..5000]).unwrap();
+        serve(&mut hub, 0, now);
+        // More of it does not make the time longer.
+        far.write_all(&put(2)[5000..6000]).unwrap();
+        serve(&mut hub, 0, now + RECEIVE_LIMIT / 2);
+        hub.look(now + RECEIVE_LIMIT - Duration::from_millis(1));
+        assert!(!is_closed(&mut far));
+        hub.look(now + RECEIVE_LIMIT);
+        assert!(is_closed(&mut far));
+        assert_eq!(hub.shared.tally.stuck_connections.load(Ordering::Relaxed), 1);
+    }
+
+    #[test]
+    fn nothing_is_read_from_who_does_not_take_his_answer() {
+        let mut hub = hub();
+        let mut far = connect(&mut hub, [1; 16]);
+        let now = Instant::now();
+        // Until the answers fill the socket.
+        while hub.members[0].as_ref().unwrap().unsent.is_none() {
+            far.write_all(&ping()).unwrap();
+            serve(&mut hub, 0, now);
+        }
+        let armed = hub.members[0].as_ref().unwrap().armed;
+        assert_eq!(armed, EventFlags::OUT);
+        // He takes them after all.
+        let mut answers = 0;
+        while let Ok(bytes) = far.read(&mut [0; 4096]) {
+            answers += bytes;
+            serve(&mut hub, 0, now);
+        }
+        assert_eq!(answers % 24, 0, "whole answers");
+        assert_eq!(hub.members[0].as_ref().unwrap().armed, EventFlags::IN);
+        // And then no more.
+        while hub.members[0].as_ref().unwrap().unsent.is_none() {
+            far.write_all(&ping()).unwrap();
+            serve(&mut hub, 0, now);
+        }
+        hub.look(now + SEND_LIMIT);
+        assert!(hub.members[0].is_none());
+        assert_eq!(hub.shared.tally.stuck_connections.load(Ordering::Relaxed), 1);
+    }
+
+    #[test]
+    fn memory_goes_round_and_large_pieces_go() {
+        let mut hub = hub();
+        let mut fars: Vec<_> = (1..=8).map(|name| connect(&mut hub, [name; 16])).collect();
+        let now = Instant::now();
+        for (number, far) in fars.iter_mut().enumerate() {
+            let (first, second) = (put(40), put(1));
+            // One has begun something else.
+            let more = if number == 3 { &second[..10] } else { &[] };
+            let mut writer = far.try_clone().unwrap();
+            writer.set_nonblocking(false).unwrap();
+            let bytes = [&first, more].concat();
+            std::thread::scope(|scope| {
+                scope.spawn(move || writer.write_all(&bytes).unwrap());
+                while hub.shared.store.lock().counters().puts < 40 * (number as u64 + 1) {
+                    serve(&mut hub, number, now);
+                }
+            });
+            // What has begun, if it did not come with the rest.
+            serve(&mut hub, number, now);
+        }
+        let holding: Vec<_> = hub.members.iter().flatten().map(|member| !member.reader.has_no_buffer()).collect();
+        assert_eq!(holding, [false, false, false, true, false, false, false, false]);
+        assert!((1..=SPARE_BUFFERS_MAX).contains(&hub.scratch.spare_buffers.len()));
+        assert_eq!(hub.scratch.shrink_at, Some(now + LARGE_BUFFERS_KEPT));
+        hub.scratch.shrink();
+        assert!(hub.scratch.spare_buffers.is_empty());
+    }
+}
