@@ -9,6 +9,8 @@ PACKAGES := clang llvm libelf-dev zlib1g-dev pkg-config make gcc fuse3 fonts-dej
 TEST_PACKAGES := fio g++ acl attr e2fsprogs iproute2 libacl1-dev python3 postgresql postgresql-contrib tshark
 # To bench: the peers.
 BENCH_PACKAGES := bindfs memcached mergerfs
+# To test in a virtual machine.
+VM_PACKAGES := qemu-system-x86 busybox-static cpio kmod e2fsprogs
 # Where the public test programs are installed; set it to keep them when the checkout goes.
 TOOLS ?= $(CURDIR)/target/tools
 # Options of the demo, such as DEMO="--seconds 30 --seed 7"; `target/release/demo --help` lists them.
@@ -27,11 +29,12 @@ FUZZ ?=
 # Options of the benches, such as BENCH="--quick"; `bench/run --help` lists them.
 BENCH ?=
 
-.PHONY: help deps bench-deps build test test-programs bench microbench simulate rules test-long database test-deps tools interleavings fuzz fuzz-short fuzz-program sanitize miri deny demo \
+.PHONY: help deps bench-deps vm-deps vm build test test-programs bench microbench simulate rules test-long database test-deps tools interleavings fuzz fuzz-short fuzz-program sanitize miri deny demo \
 	gossip chaos soak check lint clean
 
 deps: WANTED := $(PACKAGES)
 bench-deps: WANTED := $(PACKAGES) $(BENCH_PACKAGES)
+vm-deps: WANTED := $(PACKAGES) $(VM_PACKAGES)
 test-deps: WANTED := $(PACKAGES) $(TEST_PACKAGES) $(BENCH_PACKAGES)
 
 help:
@@ -50,11 +53,12 @@ help:
 	@echo 'make bench   all benches, with BENCH=--quick in some 20 minutes, as root; bench/run --list names them'
 	@echo 'make microbench  store, catalog, codec and sealing, some two minutes'
 	@echo 'make database    kill the daemon 20 times under PostgreSQL, some four minutes'
+	@echo 'make vm      on the oldest kernel that is supported, in a virtual machine: vsock, control groups of version 2; some three minutes'
 	@echo 'make check   what CI runs: format, lints, tests, documentation'
 	@echo 'make clean   remove everything that was built'
 
 # Only what is missing is installed, so that this needs neither root nor a network once everything is there.
-deps bench-deps test-deps:
+deps bench-deps vm-deps test-deps:
 	@command -v $(CARGO) >/dev/null || { \
 		echo 'Rust is missing: install the stable toolchain, then try again.' >&2; exit 1; }
 	@if ! command -v dpkg-query >/dev/null; then \
@@ -145,6 +149,10 @@ test-long: test-deps tools
 database: test-deps
 	PUMA_DATABASE_KILLS=20 PUMA_DATABASE_SECONDS=60 PUMA_DATABASE_SCALE=20 \
 		$(CARGO) test -p pumapool --test database -- --nocapture
+
+# Its kernel is Debian 12's. The machine is emulated, so that this runs anywhere.
+vm: vm-deps
+	vm/run
 
 # Public test programs: fsx (file system exerciser) and pjdfstest (POSIX suite).
 tools: $(TOOLS)/bin/fsx $(TOOLS)/bin/pjdfstest
