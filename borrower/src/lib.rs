@@ -15,10 +15,13 @@ mod interleavings;
 pub mod logic;
 mod metrics;
 mod read;
+mod together;
 
 pub use below::{Below, FileIdentity, Stamp};
 pub use logic::catalog::{Census, File};
 pub use metrics::{Counter, Metrics};
+pub use read::ReadRequest;
+pub use together::{Reads, TOGETHER_MAX};
 
 use edge::link::Link;
 use edge::links::Links;

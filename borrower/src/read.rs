@@ -3,12 +3,13 @@
 use crate::edge::connection::{ANSWER_TIMEOUT, GetConnection};
 use crate::edge::link::{Link, Taken};
 use crate::edge::racing::Race;
+use crate::logic::core::Core;
+use crate::logic::file::FileState;
 use crate::logic::polling::POLL_MAX;
 use crate::logic::reading::{ATTEMPTS_MAX, Got, Question, Reading};
 use crate::{Below, Borrower, File};
 use page::PAGE_SIZE;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use std::cell::RefCell;
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
@@ -21,85 +22,125 @@ const COMPARED_PAGES_MAX: usize = 32;
 /// below, never on the kernel's FUSE pages, so it ends; the limit is for a disk that hangs, on which the READ would hang too.
 const CHANGE_WAIT: Duration = Duration::from_secs(30);
 
-thread_local! {
-    /// Kept, so that nothing is allocated while a READ is answered.
-    static SCRATCH: RefCell<(Reading, Vec<Got>)> = RefCell::default();
-}
-
-impl Borrower {
-    /// Answers a READ out of the kernel's page cache (never a direct one): from lenders where they have the pages, else from
-    /// below. `request` is the kernel's number of it. Returns the bytes read, which are fewer than asked for only at the end of the
-    /// file.
-    ///
-    /// # Errors
-    /// Those of the file below.
-    pub fn read<B: Below + Send + Sync + 'static>(
-        &self,
-        file: &File,
-        below: &Arc<B>,
-        request: u64,
-        offset: u64,
-        buf: &mut [u8],
-    ) -> io::Result<usize> {
-        self.core.metrics.reads.one();
-        let asking = Asking { borrower: self, file, below: &**below, shared: &|| below.clone() };
-        SCRATCH.with_borrow_mut(|(reading, got)| asking.read(reading, got, request, offset, buf))
-    }
+/// A READ out of the kernel's page cache (never a direct one).
+pub struct ReadRequest<B> {
+    /// What is read.
+    pub file: Arc<File>,
+    /// The same, below.
+    pub below: Arc<B>,
+    /// The kernel's number of the READ.
+    pub request: u64,
+    /// Where it begins, in bytes.
+    pub offset: u64,
+    /// How much is asked for, in bytes.
+    pub len: usize,
 }
 
 /// One READ.
-struct Asking<'a> {
-    borrower: &'a Borrower,
-    file: &'a File,
-    below: &'a dyn Below,
-    /// The file below for a thread that races.
-    shared: &'a dyn Fn() -> Arc<dyn Below + Send + Sync>,
+pub(crate) struct Asking<'a, B> {
+    pub(crate) borrower: &'a Borrower,
+    pub(crate) read: &'a ReadRequest<B>,
+}
+
+/// Bytes of a READ's buffer that the directory below was faster with than the lender.
+pub(crate) struct Raced {
+    span: Range<usize>,
+    read: Vec<u8>,
 }
 
 /// What became of a question.
-enum Answer {
+pub(crate) enum Answer {
     /// It was answered, by this one.
     Got(Arc<Link>),
     /// It could not be asked.
     NotAsked,
     /// It failed: what the lender has is not known.
     Failed,
-    /// The directory below was faster, with these bytes of the READ.
-    Late(Range<usize>, Vec<u8>),
+    /// The directory below was faster.
+    Late(Raced),
 }
 
-impl Asking<'_> {
-    fn read(
+impl Answer {
+    /// Tells a READ what became of its question. Returns how many pages do not verify.
+    pub(crate) fn tell(&self, core: &Core, reading: &mut Reading, got: &[Got], buf: &mut [u8]) -> u64 {
+        match self {
+            Answer::Got(_) => reading.answered(core, Some(got), true, buf),
+            Answer::NotAsked => reading.answered(core, None, false, buf),
+            Answer::Failed => reading.answered(core, None, true, buf),
+            Answer::Late(_) => {
+                reading.late(core);
+                0
+            }
+        }
+    }
+
+    /// All READs know. Returns what was read below instead.
+    pub(crate) fn end(self, borrower: &Borrower, bad_pages: u64) -> Option<Raced> {
+        match self {
+            Answer::Got(link) if bad_pages > 0 => link.returned_bad(borrower, bad_pages),
+            Answer::Late(raced) => return Some(raced),
+            _ => {}
+        }
+        None
+    }
+}
+
+impl<B: Below + Send + Sync + 'static> Asking<'_, B> {
+    fn range(&self) -> page::PageRange {
+        Reading::range(self.read.offset, self.read.len)
+    }
+
+    fn begin(&self, reading: &mut Reading, state: &mut FileState) {
+        let (core, ReadRequest { file, offset, len, .. }) = (&self.borrower.core, self.read);
+        let positions = (self.borrower.produced(), self.borrower.consumed());
+        reading.begin(core, file, state, positions, *offset, *len);
+    }
+
+    /// Begins, unless that has to wait.
+    pub(crate) fn begin_at_once(&self, reading: &mut Reading) -> bool {
+        let mut state = self.read.file.state.lock();
+        let can_begin = !state.must_wait(self.range());
+        if can_begin {
+            self.begin(reading, &mut state);
+        }
+        can_begin
+    }
+
+    /// Fills `buf`, which is as long as the READ, from wherever the pages are; what was not asked for yet is. `raced` belongs to what
+    /// was. Returns the bytes read, which are fewer than asked for only at the end of the file.
+    ///
+    /// # Errors
+    /// Those of the file below.
+    pub(crate) fn finish(
         &self,
         reading: &mut Reading,
+        mut has_begun: bool,
+        mut raced: Option<Raced>,
         got: &mut Vec<Got>,
-        request: u64,
-        offset: u64,
         buf: &mut [u8],
     ) -> io::Result<usize> {
-        let Asking { borrower, file, below, .. } = *self;
-        let core = &borrower.core;
-        let range = Reading::range(offset, buf.len());
+        let (core, ReadRequest { file, below, request, offset, .. }) = (&self.borrower.core, self.read);
         for attempt in 0.. {
-            let mut state = file.state.lock();
-            // Answered while a change is being applied, older bytes could stay in the kernel's page cache behind it.
-            if state.must_wait(range) {
-                below.about_to_wait();
+            if !std::mem::take(&mut has_begun) {
+                let mut state = file.state.lock();
+                // Answered while a change is being applied, older bytes could stay in the kernel's page cache behind it.
+                if state.must_wait(self.range()) {
+                    below.about_to_wait();
+                }
+                file.settled.wait_while_for(&mut state, |state| state.must_wait(self.range()), CHANGE_WAIT);
+                self.begin(reading, &mut state);
+                if attempt == ATTEMPTS_MAX {
+                    let read = below.read_at(buf, *offset)?;
+                    reading.end(core, file, &mut state, *request, &[]);
+                    return Ok(read);
+                }
             }
-            file.settled.wait_while_for(&mut state, |state| state.must_wait(range), CHANGE_WAIT);
-            reading.begin(core, file, &mut state, (borrower.produced(), borrower.consumed()), offset, buf.len());
-            if attempt == ATTEMPTS_MAX {
-                let read = below.read_at(buf, offset)?;
-                reading.end(core, file, &mut state, request, &[]);
-                return Ok(read);
-            }
-            drop(state);
 
-            let read = self.fill(reading, got, offset, buf)?;
+            let read = self.fill(reading, raced.take(), got, buf)?;
 
-            if reading.end(core, file, &mut file.state.lock(), request, &buf[..read]) {
+            if reading.end(core, file, &mut file.state.lock(), *request, &buf[..read]) {
                 if !core.sees_evictions() {
-                    borrower.reclaim_catalog();
+                    self.borrower.reclaim_catalog();
                 }
                 return Ok(read);
             }
@@ -107,12 +148,17 @@ impl Asking<'_> {
         unreachable!("the last attempt returns")
     }
 
-    /// Fills `buf` from wherever the pages are. Returns the bytes before the end of the file.
-    fn fill(&self, reading: &mut Reading, got: &mut Vec<Got>, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
-        let Asking { borrower, file, below, .. } = *self;
-        let core = &borrower.core;
-        if reading.is_plain() {
-            let read = self.read_below(reading, buf, offset)?;
+    /// Fills `buf`. Returns the bytes before the end of the file.
+    fn fill(
+        &self,
+        reading: &mut Reading,
+        mut raced: Option<Raced>,
+        got: &mut Vec<Got>,
+        buf: &mut [u8],
+    ) -> io::Result<usize> {
+        let (core, ReadRequest { file, below, offset, .. }) = (&self.borrower.core, self.read);
+        if reading.is_plain() && raced.is_none() {
+            let read = self.read_below(reading, buf, *offset)?;
             core.metrics.below_pages.add(read.div_ceil(PAGE_SIZE) as u64);
             if read < buf.len() {
                 reading.short_end(core, file, below.stamp()?);
@@ -120,33 +166,18 @@ impl Asking<'_> {
             return Ok(read);
         }
         reading.fill_from_buffers(core, file, buf);
-        let mut raced = None;
         while let Some(question) = reading.next_question(file) {
-            match self.ask(&question, got, offset, buf) {
-                Answer::Got(link) => {
-                    let bad_pages = reading.answered(core, Some(got), true, buf);
-                    if bad_pages > 0 {
-                        link.returned_bad(borrower, bad_pages);
-                    }
-                }
-                Answer::NotAsked => {
-                    reading.answered(core, None, false, buf);
-                }
-                Answer::Failed => {
-                    reading.answered(core, None, true, buf);
-                }
-                Answer::Late(bytes, read) => {
-                    raced = Some((bytes, read));
-                    reading.late(core);
-                }
-            }
+            let span = question.places[0]..question.places[question.places.len() - 1] + PAGE_SIZE;
+            let answer = self.ask(&question, span, got, buf);
+            let bad_pages = answer.tell(core, reading, got, buf);
+            raced = answer.end(self.borrower, bad_pages).or(raced);
         }
         while let Some(bytes) = reading.next_below() {
             let at = offset + bytes.start as u64;
             let piece = &mut buf[bytes.clone()];
             let read = match &raced {
                 // What it read is as new as what would be read now: the READ is done again if anything has changed since it began.
-                Some((span, read)) if span.start <= bytes.start && bytes.end <= span.end => {
+                Some(Raced { span, read }) if span.start <= bytes.start && bytes.end <= span.end => {
                     let there = read.len().min(bytes.end - span.start).saturating_sub(bytes.start - span.start);
                     piece[..there].copy_from_slice(&read[bytes.start - span.start..][..there]);
                     there
@@ -163,16 +194,23 @@ impl Asking<'_> {
     fn read_below(&self, reading: &Reading, buf: &mut [u8], offset: u64) -> io::Result<usize> {
         let is_compared = is_compared(buf.len() / PAGE_SIZE, reading.is_sequential());
         let begun = Instant::now();
-        let read = self.below.read_at(buf, offset)?;
+        let read = self.read.below.read_at(buf, offset)?;
         if is_compared && read > 0 {
             self.borrower.disk.note(begun.elapsed());
         }
         Ok(read)
     }
 
-    /// Asks a lender. If its answer is late, and not too many were, the directory below is asked, too, and the first answer counts.
-    fn ask(&self, question: &Question<'_>, got: &mut Vec<Got>, offset: u64, buf: &mut [u8]) -> Answer {
-        let Asking { borrower, .. } = *self;
+    /// Asks a lender. If its answer is late, and not too many were, the directory below is asked for `span`, which are bytes of `buf`
+    /// and of this READ, and the first answer counts.
+    pub(crate) fn ask(
+        &self,
+        question: &Question<'_>,
+        span: Range<usize>,
+        got: &mut Vec<Got>,
+        buf: &mut [u8],
+    ) -> Answer {
+        let borrower = self.borrower;
         let metrics = &borrower.core.metrics;
         // Without hedges a get is waited for as long as one may take.
         let late = if borrower.config.hedge { borrower.disk.late() } else { ANSWER_TIMEOUT };
@@ -182,7 +220,7 @@ impl Asking<'_> {
         let asked = Instant::now();
         metrics.get_messages.one();
         borrower.hedges.earn();
-        let outcome = self.receive(&link, &mut taken, question, late, got, offset, buf);
+        let outcome = self.receive(&link, &mut taken, question, late, span, got, buf);
         match outcome {
             Ok(None) => {
                 if is_compared(question.keys.len(), question.is_sequential) {
@@ -194,10 +232,10 @@ impl Asking<'_> {
                 link.counters.get_misses.add(got.len() as u64 - pages);
                 Answer::Got(link)
             }
-            Ok(Some((span, read))) => {
+            Ok(Some(raced)) => {
                 metrics.hedges_won.one();
                 link.give_late(taken, asked);
-                Answer::Late(span, read)
+                Answer::Late(raced)
             }
             Err(error) => {
                 tracing::debug!("get failed: {error}");
@@ -216,39 +254,35 @@ impl Asking<'_> {
         taken: &mut Taken,
         question: &Question<'_>,
         late: Duration,
+        span: Range<usize>,
         got: &mut Vec<Got>,
-        offset: u64,
         buf: &mut [u8],
-    ) -> io::Result<Option<(Range<usize>, Vec<u8>)>> {
-        let borrower = self.borrower;
+    ) -> io::Result<Option<Raced>> {
+        let (borrower, below) = (self.borrower, &self.read.below);
         let (connection, asked) = (&mut taken.connection, Instant::now());
         connection.ask(question.keys, borrower.core.is_exclusive())?;
         let mut came = false;
-        if self.below.has_time()
+        if below.has_time()
             && let Some(turn) = borrower.polling.begin(&link.patience)
         {
             came = connection.poll(POLL_MAX.min(late))?;
             turn.ended(came);
         }
         if !came {
-            self.below.about_to_wait();
+            below.about_to_wait();
         }
-        let is_late = |connection: &GetConnection| {
-            let left = late.saturating_sub(asked.elapsed());
-            Ok::<_, io::Error>(!connection.wait(left)?)
-        };
-        if !came && borrower.config.hedge && is_late(connection)? && borrower.hedges.spend() {
-            let span = question.places[0]..question.places[question.places.len() - 1] + PAGE_SIZE;
-            let race = borrower.racers.race((self.shared)(), offset + span.start as u64, span.len());
+        let mut left = late.saturating_sub(asked.elapsed());
+        if !came && borrower.config.hedge && !connection.wait(left)? && borrower.hedges.spend() {
+            let race = borrower.racers.race(below.clone(), self.read.offset + span.start as u64, span.len());
             if race.is_none() {
                 borrower.hedges.give_back(); // All who race do so already.
             }
             if let Some(race) = race {
                 borrower.core.metrics.hedges.one();
                 link.counters.hedges.one();
-                let left = ANSWER_TIMEOUT.saturating_sub(asked.elapsed());
+                left = ANSWER_TIMEOUT.saturating_sub(asked.elapsed());
                 if let Some(read) = below_wins(connection, &race, left)? {
-                    return Ok(Some((span, read)));
+                    return Ok(Some(Raced { span, read }));
                 }
             }
         }

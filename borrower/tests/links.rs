@@ -1,33 +1,17 @@
 //! Which lenders a borrower has to do with: none that returns what does not verify, none twice, and none that is as slow as another one was.
 
-use borrower::{Below, Borrower, Config, FileIdentity, LenderAddress, LenderStatus, Stamp, Strategy};
-use page::{PAGE_SIZE, Page};
-use std::collections::HashMap;
-use std::io::{self, Read, Write};
-use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::Path;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+mod odd_lender;
+
+use borrower::{Borrower, Config, FileIdentity, LenderAddress, LenderStatus, Strategy};
+use odd_lender::{InMemory, Manner, OddLender, read};
+use page::PAGE_SIZE;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 use wire::address::Address;
-use wire::{GetItem, Header, Kind, PutItem, WireKey};
-use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 const PAGES: usize = 64;
-
-/// A file in memory.
-struct File(Vec<u8>);
-
-impl Below for File {
-    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
-        (&self.0[offset as usize..]).read(buf)
-    }
-
-    fn stamp(&self) -> io::Result<Stamp> {
-        Ok(Stamp { size_bytes: self.0.len() as u64, mtime_ns: 1, ctime_ns: 1 })
-    }
-}
 
 fn start(lenders: &[LenderAddress], gate: Option<borrower::gate::Config>) -> Arc<Borrower> {
     let config = Config {
@@ -48,94 +32,21 @@ fn wait_for(borrower: &Borrower, what: &str, state: impl Fn(&[LenderStatus]) -> 
     borrower.lenders()
 }
 
-/// Keeps what it is given, and returns it with a bit flipped.
-#[derive(Default)]
-struct BrokenMemory {
-    pages: Mutex<HashMap<[u8; 16], (u64, Page)>>,
-    connections: AtomicUsize,
-    /// What a ping takes.
-    pong_after: Duration,
-}
-
-impl BrokenMemory {
-    /// Listens on that socket, for as long as the process runs.
-    fn listen(socket: &Path, pong_after: Duration) -> (Arc<BrokenMemory>, LenderAddress) {
-        let listener = UnixListener::bind(socket).unwrap();
-        let lender = Arc::new(BrokenMemory { pong_after, ..BrokenMemory::default() });
-        let for_thread = lender.clone();
-        std::thread::spawn(move || {
-            for stream in listener.incoming().map_while(Result::ok) {
-                for_thread.connections.fetch_add(1, Ordering::SeqCst);
-                let lender = for_thread.clone();
-                std::thread::spawn(move || lender.serve(stream));
-            }
-        });
-        (lender, Address::Unix(socket.to_owned()).into())
-    }
-
-    fn serve(&self, mut stream: UnixStream) -> io::Result<()> {
-        loop {
-            let mut header = Header::new_zeroed();
-            stream.read_exact(header.as_mut_bytes())?;
-            let mut body = vec![0; header.body_bytes.get() as usize];
-            stream.read_exact(&mut body)?;
-            let (items, request) = (usize::from(header.items.get()), header.request.get());
-            let (kind, answer) = match header.validate().map_err(io::Error::other)? {
-                Kind::Hello => {
-                    let mut welcome = wire::Welcome::new_zeroed();
-                    (welcome.protocol, welcome.capacity_pages) = (wire::PROTOCOL.into(), 1000u64.into());
-                    (Kind::Welcome, welcome.as_bytes().to_vec())
-                }
-                Kind::Put => {
-                    let (items, pages) = <[PutItem]>::ref_from_prefix_with_elems(&body, items).unwrap();
-                    let mut kept = self.pages.lock().unwrap();
-                    for (item, page) in items.iter().zip(pages.as_chunks::<PAGE_SIZE>().0) {
-                        kept.insert(item.key.as_bytes().try_into().unwrap(), (item.checksum.get(), *page));
-                    }
-                    (Kind::PutReply, vec![1; items.len()])
-                }
-                Kind::Get => {
-                    let kept = self.pages.lock().unwrap();
-                    let (mut answer, mut pages) = (Vec::new(), Vec::new());
-                    for key in <[WireKey]>::ref_from_bytes(&body).unwrap() {
-                        let (checksum, mut page) = kept[key.as_bytes()];
-                        page[99] ^= 4;
-                        let item = GetItem { status: wire::STATUS_PAGE, reserved: [0; 7], checksum: checksum.into() };
-                        answer.extend_from_slice(item.as_bytes());
-                        pages.extend_from_slice(&page);
-                    }
-                    (Kind::GetReply, [answer, pages].concat())
-                }
-                Kind::Ping => {
-                    std::thread::sleep(self.pong_after);
-                    (Kind::Pong, 1000u64.to_le_bytes().to_vec())
-                }
-                Kind::Bye => return Ok(()),
-                _ => continue,
-            };
-            let items = if matches!(kind, Kind::PutReply | Kind::GetReply) { items } else { 0 };
-            let header = Header::new(kind, items, answer.len(), request);
-            stream.write_all(&[header.as_bytes(), &answer].concat())?;
-        }
-    }
-}
-
 #[test]
 fn a_lender_with_broken_memory_is_abandoned() {
     let folder = testbed::Scratch::new("broken-memory").unwrap();
-    let (lender, address) = BrokenMemory::listen(&folder.path().join("socket"), Duration::ZERO);
+    let (lender, address) = OddLender::listen(&folder.path().join("socket"), Duration::ZERO);
     let mut bytes = vec![0; PAGES * PAGE_SIZE];
     let seed = fastrand::u64(..);
     println!("seed {seed}");
     fastrand::Rng::with_seed(seed).fill(&mut bytes);
-    let below = Arc::new(File(bytes));
+    lender.behave(Manner::FlipsABit);
+    let below = Arc::new(InMemory(bytes));
     let address = [address];
     let borrower = start(&address, None);
     let file = borrower.adopt(FileIdentity { device: 1, inode: 1, generation: 1 });
     let read = || {
-        let mut buf = vec![0; below.0.len()];
-        assert_eq!(borrower.read(&file, &below, 1, 0, &mut buf).unwrap(), buf.len());
-        assert!(buf == below.0);
+        assert!(read(&borrower, &file, &below, &[0], below.0.len())[0] == below.0);
         assert!(testbed::wait_until(PATIENCE, || borrower.puts_under_way() == 0));
     };
     wait_for(&borrower, "lender", |lenders| lenders[0].state == "used");
@@ -168,18 +79,18 @@ fn a_lender_in_the_place_of_a_slow_one_is_used() {
     let thresholds = |upper_us, lower_us| borrower::gate::Thresholds { upper_us, lower_us };
     let gate = borrower::gate::Config { short: thresholds(40_000, 30_000), long: thresholds(500_000, 400_000) };
     let too_slow = 3 * Duration::from_micros(gate.short.upper_us);
-    let (_, slow) = BrokenMemory::listen(&folder.path().join("slow"), too_slow);
-    let (_, fast) = BrokenMemory::listen(&folder.path().join("fast"), Duration::ZERO);
+    let (_, slow) = OddLender::listen(&folder.path().join("slow"), too_slow);
+    let (_, fast) = OddLender::listen(&folder.path().join("fast"), Duration::ZERO);
     let borrower = start(&[slow], Some(gate));
     wait_for(&borrower, "closed gate", |lenders| lenders[0].state == "shunned");
     borrower.set_lenders(&[fast]);
-    let below = Arc::new(File(vec![7; PAGE_SIZE]));
+    let below = Arc::new(InMemory(vec![7; PAGE_SIZE]));
     let has_lent = || {
         let lender = &borrower.lenders()[0];
         // Another file each time, as what was tried once is not tried again.
         let inode = borrower.census().files + 1;
         let file = borrower.adopt(FileIdentity { device: 1, inode, generation: 1 });
-        borrower.read(&file, &below, 1, 0, &mut [0; PAGE_SIZE]).unwrap();
+        read(&borrower, &file, &below, &[0], PAGE_SIZE);
         assert_eq!(lender.number, 0, "it has the number of the slow one");
         lender.put_pages > 0
     };

@@ -26,7 +26,7 @@ mod turns;
 pub use notify::Notifier;
 pub use reply::Reply;
 pub use request::{DecodeError, Operation, Request};
-pub use session::{Filesystem, Negotiated, Served, Session, Wish, Worker};
+pub use session::{Filesystem, More, Negotiated, Served, Session, Wish, Worker};
 pub use turns::{about_to_wait, has_time};
 
 pub use rustix::io::Errno;

@@ -49,6 +49,44 @@ pub trait Filesystem: Sync {
     /// Handles one request and answers it. `scratch` is the worker's, page-aligned, at least [`IO_BYTES_MAX`] bytes, and holds
     /// anything; it is meant for the answer's data.
     fn handle(&self, request: &Request<'_>, reply: Reply<'_>, scratch: &mut [u8]);
+
+    /// Handles a READ, and as many of those that wait behind it as it likes to take out of `more`.
+    fn read<'a>(&self, request: Request<'static>, reply: Reply<'a>, more: &mut More<'a>, scratch: &mut [u8]) {
+        let _ = more;
+        self.handle(&request, reply, scratch);
+    }
+}
+
+/// The READs that wait behind one that is being handled.
+pub struct More<'a> {
+    device: &'a OwnedFd,
+    capabilities: u64,
+    leave: &'a AtomicBool,
+    buffer: &'a mut [u8],
+    /// The length of a request that was read and is to be handled next, being no READ.
+    kept: Option<usize>,
+}
+
+impl<'a> More<'a> {
+    /// The next one, if the next request is one. Waits for nothing.
+    pub fn next_read(&mut self) -> Option<(Request<'static>, Reply<'a>)> {
+        if self.kept.is_some() || self.leave.load(Ordering::Acquire) {
+            return None;
+        }
+        // Whatever there is to say of an error is said again to who reads next.
+        let len = rustix::io::read(self.device, &mut *self.buffer).ok().filter(|len| *len > 0)?;
+        let request = Request::decode(&self.buffer[..len], self.capabilities);
+        let Ok(Request { header, operation: Operation::Read(args), .. }) = request else {
+            self.kept = Some(len);
+            return None;
+        };
+        Some((a_read(header, args), Reply::new(self.device.as_fd(), header.unique)))
+    }
+}
+
+/// A READ, with nothing in it that is in the buffer it came in.
+fn a_read(header: abi::InHeader, args: abi::ReadIn) -> Request<'static> {
+    Request { header, operation: Operation::Read(args), supplementary_group: None }
 }
 
 /// Why a worker has ended.
@@ -157,6 +195,9 @@ impl Session {
 
     /// A worker with a descriptor of this connection that a daemon before this one had.
     pub fn worker_on(&self, device: OwnedFd) -> io::Result<Worker> {
+        // Who has something to do does not wait for more.
+        let flags = rustix::fs::fcntl_getfl(&device)?;
+        rustix::fs::fcntl_setfl(&device, flags | rustix::fs::OFlags::NONBLOCK)?;
         let request = Buffer::new(REQUEST_BUFFER_BYTES)?;
         // A page that is not there yet is faulted in while the kernel hands over a request. If we are killed just then, that fails, and
         // the kernel fails the request for good instead of sending it again.
@@ -173,7 +214,7 @@ impl Session {
     }
 }
 
-/// Reads requests and has them answered, one at a time.
+/// Reads requests and has them answered: one at a time, but for READs that the file system likes to answer together.
 pub struct Worker {
     device: Arc<OwnedFd>,
     capabilities: u64,
@@ -199,11 +240,18 @@ impl Worker {
     /// Serves until the mount is gone or the worker is asked to leave, neither of which is an error.
     pub fn serve(&mut self, filesystem: &dyn Filesystem) -> io::Result<Served> {
         let mut place = Place::new(&self.turns, &self.device);
+        let mut kept = None;
         loop {
-            place.wait();
-            self.reading.store(true, Ordering::Release);
-            let read = read_request(&self.device, &mut self.request[REQUEST_START..], &self.leave);
-            self.reading.store(false, Ordering::Release);
+            let read = match kept.take() {
+                Some(len) => Ok(len),
+                None => {
+                    place.wait();
+                    self.reading.store(true, Ordering::Release);
+                    let read = read_request(&self.device, &mut self.request[REQUEST_START..], &self.leave);
+                    self.reading.store(false, Ordering::Release);
+                    read
+                }
+            };
             let len = match read {
                 // Nothing at all is the end of a stream, which stands in for the device in tests.
                 Ok(0) | Err(Errno::NODEV) => return Ok(Served::Gone),
@@ -214,10 +262,22 @@ impl Worker {
             let bytes = &self.request[REQUEST_START..][..len];
             let Ok(header) = request::header(bytes) else { continue };
             let reply = Reply::new(self.device.as_fd(), header.unique);
+            let scratch = &mut self.scratch[..];
+            // A panic in a handler is a bug of ours; the unsent replies answer EIO, and all others are served on.
             match Request::decode(bytes, self.capabilities) {
+                Ok(Request { header, operation: Operation::Read(args), .. }) => {
+                    let mut more = More {
+                        device: &self.device,
+                        capabilities: self.capabilities,
+                        leave: &self.leave,
+                        buffer: &mut self.request[REQUEST_START..],
+                        kept: None,
+                    };
+                    let handle = AssertUnwindSafe(|| filesystem.read(a_read(header, args), reply, &mut more, scratch));
+                    place.while_handling(|| drop(catch_unwind(handle)));
+                    kept = more.kept;
+                }
                 Ok(request) => {
-                    let scratch = &mut self.scratch[..];
-                    // A panic in a handler is a bug of ours; the unsent reply answers EIO, and all others are served on.
                     let handle = AssertUnwindSafe(|| filesystem.handle(&request, reply, scratch));
                     place.while_handling(|| drop(catch_unwind(handle)));
                 }
@@ -249,7 +309,7 @@ fn read_request(device: &OwnedFd, buffer: &mut [u8], leave: &AtomicBool) -> Resu
 mod tests {
     use super::*;
     use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
-    use zerocopy::{FromBytes, IntoBytes};
+    use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
     struct Odd;
 
@@ -290,6 +350,59 @@ mod tests {
         assert_eq!(ask(abi::opcode::LOOKUP, 3, b"name\0"), (-libc_errno(Errno::IO), vec![]));
         assert_eq!(ask(abi::opcode::READLINK, 4, &[]), (-libc_errno(Errno::IO), vec![]));
         assert_eq!(ask(4096, 5, &[]), (-libc_errno(Errno::NOSYS), vec![]));
+        drop(kernel);
+        drop(session);
+        assert_eq!(thread.join().unwrap().unwrap(), Served::Gone);
+    }
+
+    /// Answers all READs that are there with how many they are; and everything else.
+    struct Gathering;
+
+    impl Filesystem for Gathering {
+        fn handle(&self, _: &Request<'_>, reply: Reply<'_>, _: &mut [u8]) {
+            reply.data(b"other").unwrap();
+        }
+
+        fn read<'a>(&self, _: Request<'static>, reply: Reply<'a>, more: &mut More<'a>, _: &mut [u8]) {
+            let mut replies = vec![reply];
+            replies.extend(std::iter::from_fn(|| more.next_read()).map(|(_, reply)| reply));
+            assert!(more.next_read().is_none(), "what was kept is not lost");
+            let count = replies.len() as u8;
+            replies.into_iter().for_each(|reply| reply.data(&[count]).unwrap());
+        }
+    }
+
+    #[test]
+    fn reads_that_are_there_may_be_answered_together() {
+        let (kernel, device) =
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+        let session = Session::resume(device, Negotiated { minor: abi::MINOR, capabilities: 0 });
+        let mut worker = session.worker().unwrap();
+        let ask = |opcode, unique, body: &[u8]| {
+            let len = (size_of::<abi::InHeader>() + body.len()) as u32;
+            let header = abi::InHeader { len, opcode, unique, ..Default::default() };
+            rustix::io::write(&kernel, &[header.as_bytes(), body].concat()).unwrap();
+        };
+        let read = abi::ReadIn::new_zeroed();
+        (1..=3).for_each(|unique| ask(abi::opcode::READ, unique, read.as_bytes()));
+        ask(abi::opcode::STATFS, 4, &[]);
+        ask(abi::opcode::READ, 5, read.as_bytes());
+        ask(abi::opcode::READ, 6, b"too short");
+        ask(abi::opcode::READ, 7, read.as_bytes());
+        let thread = std::thread::spawn(move || worker.serve(&Gathering));
+        let mut answers = (1..=7).map(|unique| {
+            let mut answer = [0; 64];
+            let len = rustix::io::read(&kernel, &mut answer).unwrap();
+            let (header, _) = abi::OutHeader::read_from_prefix(&answer).unwrap();
+            assert_eq!((header.len as usize, header.unique), (len, unique));
+            (header.error, answer[size_of::<abi::OutHeader>()..len].to_vec())
+        });
+        assert!(answers.by_ref().take(3).all(|answer| answer == (0, vec![3])));
+        assert_eq!(answers.next().unwrap(), (0, b"other".to_vec()));
+        assert_eq!(answers.next().unwrap(), (0, vec![1]));
+        assert_eq!(answers.next().unwrap(), (-libc_errno(Errno::INVAL), vec![]));
+        assert_eq!(answers.next().unwrap(), (0, vec![1]));
+        drop(answers);
         drop(kernel);
         drop(session);
         assert_eq!(thread.join().unwrap().unwrap(), Served::Gone);

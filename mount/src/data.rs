@@ -1,6 +1,6 @@
 //! The bytes of files: open, read, write, flush, fsync.
 //!
-//! - READ goes through the borrower, unless it is direct: the kernel marks direct requests (READ_LOCKOWNER, WRITE_LOCKOWNER), whatever
+//! - READ goes through the borrower (`reads.rs`), unless it is direct: the kernel marks direct requests (READ_LOCKOWNER, WRITE_LOCKOWNER), whatever
 //!   becomes of the handle's flags meanwhile.
 //! - A READ is answered short only where the file ends, because the kernel takes its end from it.
 //! - WRITE is in the page cache below before it is answered. O_TRUNC never arrives with OPEN, since ATOMIC_O_TRUNC is not
@@ -112,22 +112,17 @@ impl Passthrough {
         Ok(abi::OpenOut { fh, open_flags: if keep { abi::fopen::KEEP_CACHE } else { 0 }, backing_id: 0 })
     }
 
-    pub(crate) fn read(&self, request: u64, args: &abi::ReadIn, scratch: &mut [u8]) -> Result<usize, Errno> {
+    /// A READ that is not for the page cache, or of a file that the pool is not for.
+    pub(crate) fn read_past_pool(&self, args: &abi::ReadIn, scratch: &mut [u8]) -> Result<usize, Errno> {
         let file = self.handles.file(args.fh)?;
         file.in_use();
         let len = scratch.len().min(args.size as usize);
         let buf = &mut scratch[..len];
-        let direct = args.read_flags & abi::READ_LOCKOWNER != 0;
-        let read = if direct {
+        let read = if args.read_flags & abi::READ_LOCKOWNER != 0 {
             self.counters.direct_reads.add(1);
             file.read_past_cache(buf, args.offset)?
         } else {
-            match &file.inode.file {
-                Some(known) => {
-                    self.borrower.read(known, &file, request, args.offset, buf).map_err(|error| errno(&error))?
-                }
-                None => file.read_uncached(buf, args.offset)?,
-            }
+            file.read_uncached(buf, args.offset)?
         };
         self.counters.read_bytes.add(read as u64);
         Ok(read)

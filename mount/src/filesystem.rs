@@ -2,7 +2,7 @@
 //!
 //! - names (`names.rs`): lookup, forget, create, tmpfile, mknod, mkdir, symlink, link, unlink, rmdir, rename, readlink
 //! - attributes (`attributes.rs`): getattr, statx, setattr, statfs, ioctl; extended ones in `xattr.rs`
-//! - data (`data.rs`): open, read, write, flush, fsync, release; `space.rs`: fallocate, lseek, copy_file_range
+//! - data (`data.rs`): open, write, flush, fsync, release; READs in `reads.rs`; `space.rs`: fallocate, lseek, copy_file_range
 //! - directories (below): opendir, readdir, readdirplus
 //!
 //! All of it works on descriptors below SOURCE, never on paths through the mount.
@@ -21,7 +21,7 @@ use crate::status::Counters;
 use crate::sweep::Sweep;
 use borrower::Borrower;
 use fuse::abi;
-use fuse::{Errno, Operation, Reply, Request};
+use fuse::{Errno, More, Operation, Reply, Request};
 use parking_lot::Mutex;
 use rustix::fd::OwnedFd;
 use rustix::fs::{Mode, OFlags, openat};
@@ -56,15 +56,24 @@ impl fuse::Filesystem for Passthrough {
         let attempt = self.resent.attempt(request);
         let result = self.dispatch(request, &attempt, reply, scratch);
         attempt.answered();
-        self.keep.memory.served();
-        if let Err(errno) = result {
-            // The kernel did not take the answer: it gave the request up, or the mount is gone.
-            tracing::debug!(opcode = abi::opcode::name(request.header.opcode), %errno, "an answer was not taken");
-        }
+        self.answered(request.header.opcode, result);
+    }
+
+    fn read<'a>(&self, request: Request<'static>, reply: Reply<'a>, more: &mut More<'a>, scratch: &mut [u8]) {
+        self.read_all(request, reply, more, scratch);
     }
 }
 
 impl Passthrough {
+    /// A request was answered, or the kernel did not take the answer.
+    pub(crate) fn answered(&self, opcode: u32, sent: Result<(), Errno>) {
+        self.keep.memory.served();
+        if let Err(errno) = sent {
+            // It gave the request up, or the mount is gone.
+            tracing::debug!(opcode = abi::opcode::name(opcode), %errno, "an answer was not taken");
+        }
+    }
+
     fn dispatch(
         &self,
         request: &Request<'_>,
@@ -120,7 +129,7 @@ impl Passthrough {
             Operation::Tmpfile { args } => {
                 self.answer_create(reply, self.tmpfile(node, &args, creator(request, args.umask), attempt))
             }
-            Operation::Read(args) => match self.read(attempt.number(), &args, scratch) {
+            Operation::Read(args) => match self.read_past_pool(&args, scratch) {
                 Ok(len) => reply.data(&scratch[..len]),
                 Err(errno) => reply.error(errno),
             },

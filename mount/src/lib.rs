@@ -37,6 +37,7 @@ mod invalidation;
 mod ledger;
 mod lookers;
 mod names;
+mod reads;
 mod resent;
 mod running;
 mod space;

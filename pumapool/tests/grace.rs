@@ -448,6 +448,22 @@ impl borrower::Below for Below {
     }
 }
 
+/// One READ of a file from its beginning, and its answer.
+struct OneRead {
+    asked: Option<borrower::ReadRequest<Below>>,
+    answer: Vec<u8>,
+}
+
+impl borrower::Reads<Below> for OneRead {
+    fn next(&mut self) -> Option<borrower::ReadRequest<Below>> {
+        self.asked.take()
+    }
+
+    fn answer(&mut self, _: usize, read: std::io::Result<&[u8]>) {
+        self.answer = read.unwrap().to_vec();
+    }
+}
+
 #[test]
 fn a_successor_resumes_the_session() {
     undisturbed(|| {
@@ -472,9 +488,11 @@ fn a_successor_resumes_the_session() {
         };
         let read = |borrower: &borrower::Borrower| {
             let file = borrower.adopt(borrower::FileIdentity { device: 1, inode: 1, generation: 1 });
-            let mut buf = vec![0; bytes.len()];
-            assert_eq!(borrower.read(&file, &below, 1, 0, &mut buf).unwrap(), bytes.len());
-            assert!(buf == bytes);
+            let (below, len) = (below.clone(), bytes.len());
+            let asked = Some(borrower::ReadRequest { file, below, request: 1, offset: 0, len });
+            let mut read = OneRead { asked, answer: Vec::new() };
+            borrower.read_all(&mut read, &mut vec![0; len]);
+            assert!(read.answer == bytes);
             assert!(wait_until(PATIENCE, || borrower.puts_under_way() == 0 && lender.count("stored_pages") == 64));
         };
         let first = start(None);

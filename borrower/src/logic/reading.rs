@@ -110,6 +110,19 @@ impl Reading {
         !whole_pages || self.sources.iter().all(|source| *source == Source::Below)
     }
 
+    /// The lender that has all of it, if one has, and nobody reads a stream: it can be asked for this READ and others at once.
+    pub fn lender_of_all(&self) -> Option<u8> {
+        let lender = self.asking.trailing_zeros() as u8;
+        let is_there = |source: &Source| matches!(source, Source::Lender(place, _) if place.lender == lender);
+        let is_all_there = self.len == self.sources.len() * PAGE_SIZE && self.sources.iter().all(is_there);
+        (self.asking != 0 && is_all_there && !self.is_sequential()).then_some(lender)
+    }
+
+    /// Whether all questions were answered with what was asked for.
+    pub fn is_filled(&self) -> bool {
+        !self.sources.contains(&Source::Below)
+    }
+
     /// A plain READ has met the end of the file early; `now` is what the file looks like. An end that is not where we left it is
     /// somebody else's doing.
     pub fn short_end(&self, core: &Core, file: &File, now: Stamp) {

@@ -1,0 +1,128 @@
+//! READs that are there at once: one question for those that a lender has, each answered once and rightly, whatever becomes of the question.
+
+mod odd_lender;
+
+use borrower::{Borrower, Change, Config, File, FileIdentity, Stamp, Strategy, TOGETHER_MAX};
+use odd_lender::{InMemory, Manner, OddLender, read};
+use page::PAGE_SIZE;
+use std::sync::Arc;
+use std::time::Duration;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+const PAGES: usize = 3 * TOGETHER_MAX;
+
+/// A borrower, and a lender that has all pages of a file, whose last page is not whole.
+struct World {
+    borrower: Arc<Borrower>,
+    lender: Arc<OddLender>,
+    file: Arc<File>,
+    below: Arc<InMemory>,
+    _folder: testbed::Scratch,
+}
+
+impl World {
+    fn new(strategy: Strategy, hedge: bool) -> World {
+        let folder = testbed::Scratch::new("together").unwrap();
+        let (lender, address) = OddLender::listen(&folder.path().join("socket"), Duration::ZERO);
+        let config = Config {
+            lenders: vec![address],
+            strategy,
+            filter: false,
+            gate: None,
+            hedge,
+            bad_pages_max: u64::MAX,
+            ..Config::default()
+        };
+        let borrower = Borrower::start(config, None).unwrap();
+        let seed = fastrand::u64(..);
+        println!("seed {seed}");
+        let mut bytes = vec![0; PAGES * PAGE_SIZE - 77];
+        fastrand::Rng::with_seed(seed).fill(&mut bytes);
+        let file = borrower.adopt(FileIdentity { device: 1, inode: 1, generation: 1 });
+        let world = World { borrower, lender, file, below: Arc::new(InMemory(bytes)), _folder: folder };
+        let is_used = || world.borrower.lenders()[0].state == "used";
+        assert!(testbed::wait_until(PATIENCE, is_used), "{:?}", world.borrower.lenders());
+        world.lend();
+        world
+    }
+
+    /// Reads all of it in one piece, so that the lender has all.
+    fn lend(&self) {
+        let whole = read(&self.borrower, &self.file, &self.below, &[0], PAGES * PAGE_SIZE);
+        assert!(whole[0] == self.below.0);
+        assert!(testbed::wait_until(PATIENCE, || self.borrower.puts_under_way() == 0));
+    }
+
+    /// Reads all of it by pages, which are there at once, beginning in the middle. Returns the messages and the pages of that.
+    fn read(&self) -> (u64, u64) {
+        let metrics = self.borrower.metrics();
+        let count = || (metrics.get_messages.get(), metrics.lender_pages.get());
+        let before = count();
+        let pages: Vec<usize> = (PAGES / 2..PAGES).chain(0..PAGES / 2).collect();
+        let offsets: Vec<u64> = pages.iter().map(|page| (page * PAGE_SIZE) as u64).collect();
+        let answers = read(&self.borrower, &self.file, &self.below, &offsets, PAGE_SIZE);
+        for (page, answer) in pages.into_iter().zip(answers) {
+            let end = ((page + 1) * PAGE_SIZE).min(self.below.0.len());
+            assert!(answer == self.below.0[page * PAGE_SIZE..end], "page {page}");
+        }
+        let after = count();
+        (after.0 - before.0, after.1 - before.1)
+    }
+}
+
+#[test]
+fn one_question_for_many() {
+    for strategy in [Strategy::NonInclusive, Strategy::Exclusive] {
+        let world = World::new(strategy, false);
+        assert_eq!(world.read(), (PAGES as u64 / TOGETHER_MAX as u64, PAGES as u64));
+    }
+}
+
+/// A READ that is not all there ends the question before it, and is answered from below.
+#[test]
+fn what_was_changed_is_read_alone() {
+    let world = World::new(Strategy::NonInclusive, false);
+    let (start, end) = (5 * PAGE_SIZE as u64, 6 * PAGE_SIZE as u64);
+    let stamp = Stamp { size_bytes: world.below.0.len() as u64, mtime_ns: 1, ctime_ns: 1 };
+    world.borrower.change(&world.file, Change::Other { start, end }, stamp).applied(stamp);
+    let (messages, pages) = world.read();
+    assert_eq!(pages, PAGES as u64 - 1);
+    // What was begun when the changed page came is asked for then, and what is behind it begins anew.
+    let before = PAGES / 2 + 5;
+    let expected = before.div_ceil(TOGETHER_MAX) + (PAGES - 1 - before).div_ceil(TOGETHER_MAX);
+    assert_eq!(messages, expected as u64);
+}
+
+#[test]
+fn what_the_lender_has_not_is_read_below() {
+    let world = World::new(Strategy::NonInclusive, false);
+    world.lender.behave(Manner::Forgets);
+    assert_eq!(world.read().1, PAGES as u64 / 2);
+    world.lender.behave(Manner::FlipsABit);
+    world.lend();
+    assert_eq!(world.read().1, 0);
+    assert!(world.borrower.metrics().bad_pages.get() >= PAGES as u64 / 2);
+}
+
+#[test]
+fn a_lender_that_hangs_up_is_a_miss_for_all() {
+    let world = World::new(Strategy::NonInclusive, false);
+    world.lender.behave(Manner::HangsUp);
+    assert_eq!(world.read().1, 0);
+    assert!(world.borrower.metrics().get_failures.get() > 0);
+}
+
+#[test]
+fn a_late_answer_is_waited_for_by_none() {
+    let world = World::new(Strategy::NonInclusive, true);
+    // Gets that come in time earn the hedges.
+    for _ in 0..200 {
+        world.read();
+    }
+    let won = &world.borrower.metrics().hedges_won;
+    let before = won.get();
+    world.lender.behave(Manner::KeepsQuiet);
+    assert_eq!(world.read().1, 0);
+    assert!(won.get() > before, "the disk was asked, and was first");
+    world.lender.behave(Manner::Honest);
+}

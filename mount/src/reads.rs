@@ -1,0 +1,78 @@
+//! READs out of the kernel's page cache: taken out of the kernel's queue as long as the borrower likes to answer them together.
+
+use crate::filesystem::Passthrough;
+use crate::handle::OpenFile;
+use crate::system::errno;
+use borrower::{ReadRequest, TOGETHER_MAX};
+use fuse::{More, Operation, Reply, Request, abi};
+use std::io;
+
+/// The READs that are being answered.
+struct Reads<'a, 'm> {
+    mount: &'a Passthrough,
+    more: &'a mut More<'m>,
+    first: Option<(Request<'static>, Reply<'m>)>,
+    /// Of those that the borrower has taken: the last one may be one that it answers alone.
+    replies: [Option<Reply<'m>>; TOGETHER_MAX + 1],
+    taken: usize,
+    /// One that is nothing for the borrower.
+    other: Option<(Request<'static>, Reply<'m>)>,
+}
+
+impl Passthrough {
+    /// Answers a READ, and perhaps some of those behind it.
+    pub(crate) fn read_all<'m>(
+        &self,
+        request: Request<'static>,
+        reply: Reply<'m>,
+        more: &mut More<'m>,
+        scratch: &mut [u8],
+    ) {
+        let first = Some((request, reply));
+        let replies = [const { None }; TOGETHER_MAX + 1];
+        let mut reads = Reads { mount: self, more, first, replies, taken: 0, other: None };
+        self.borrower.read_all(&mut reads, scratch);
+        if let Some((request, reply)) = reads.other {
+            fuse::Filesystem::handle(self, &request, reply, scratch);
+        }
+    }
+
+    /// What the borrower has to know of a READ; none if it is not for it.
+    fn cached_read(&self, request: &Request<'_>) -> Option<ReadRequest<OpenFile>> {
+        let Operation::Read(args) = request.operation else { return None };
+        if args.read_flags & abi::READ_LOCKOWNER != 0 {
+            return None;
+        }
+        let below = self.handles.file(args.fh).ok()?;
+        let file = below.inode.file.clone()?;
+        let len = fuse::session::IO_BYTES_MAX.min(args.size as usize);
+        Some(ReadRequest { file, below, request: request.number(), offset: args.offset, len })
+    }
+}
+
+impl borrower::Reads<OpenFile> for Reads<'_, '_> {
+    fn next(&mut self) -> Option<ReadRequest<OpenFile>> {
+        let (request, reply) = self.first.take().or_else(|| self.more.next_read())?;
+        let Some(read) = self.mount.cached_read(&request) else {
+            self.other = Some((request, reply));
+            return None;
+        };
+        self.mount.counters.count(request.header.opcode);
+        read.below.in_use();
+        self.replies[self.taken] = Some(reply);
+        self.taken += 1;
+        Some(read)
+    }
+
+    fn answer(&mut self, nth: usize, read: io::Result<&[u8]>) {
+        let Some(reply) = self.replies[nth].take() else { return };
+        let sent = match read {
+            Ok(bytes) => {
+                self.mount.counters.read_bytes.add(bytes.len() as u64);
+                reply.data(bytes)
+            }
+            Err(error) => reply.error(errno(&error)),
+        };
+        self.mount.answered(abi::opcode::READ, sent);
+    }
+}
