@@ -3,7 +3,7 @@
 //! [`logic`] is what it knows and decides, without sockets, clocks or threads; `edge` is where those are. [`Borrower`] joins
 //! the two: the mount asks it for every READ out of the page cache and tells it of every change.
 //!
-//! What it promises: [`Borrower::read`] returns what a read of the file below would return. A failure of a lender, of the
+//! What it promises: [`Borrower::read_all`] returns what a read of the file below would return. A failure of a lender, of the
 //! network or of the eviction tap is a miss, never an error.
 
 mod below;
