@@ -277,6 +277,8 @@ pub struct Borrower {
     racers: Arc<Racers>,
     hedges: Hedges,
     polling: Polling,
+    /// Whether READs are asked for together.
+    gathers: AtomicBool,
     disk: Disk,
     checksum_key: [u8; 32],
     config: Config,
@@ -316,6 +318,7 @@ impl Borrower {
             racers: Arc::default(),
             hedges: Hedges::default(),
             polling: Polling::new(std::thread::available_parallelism().map_or(1, usize::from)),
+            gathers: true.into(),
             disk: Disk::default(),
             checksum_key,
             positions: source.as_ref().map(|source| source.positions()),

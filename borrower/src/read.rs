@@ -74,7 +74,7 @@ impl Answer {
         }
     }
 
-    /// All READs know. Returns what was read below instead.
+    /// All READs were told. Returns what was read below instead.
     pub(crate) fn end(self, borrower: &Borrower, bad_pages: u64) -> Option<Raced> {
         match self {
             Answer::Got(link) if bad_pages > 0 => link.returned_bad(borrower, bad_pages),
@@ -210,7 +210,7 @@ impl<B: Below + Send + Sync + 'static> Asking<'_, B> {
         got: &mut Vec<Got>,
         buf: &mut [u8],
     ) -> Answer {
-        let borrower = self.borrower;
+        let (borrower, span_end) = (self.borrower, span.end);
         let metrics = &borrower.core.metrics;
         // Without hedges a get is waited for as long as one may take.
         let late = if borrower.config.hedge { borrower.disk.late() } else { ANSWER_TIMEOUT };
@@ -223,7 +223,9 @@ impl<B: Below + Send + Sync + 'static> Asking<'_, B> {
         let outcome = self.receive(&link, &mut taken, question, late, span, got, buf);
         match outcome {
             Ok(None) => {
-                if is_compared(question.keys.len(), question.is_sequential) {
+                // What many READs take together says nothing of one.
+                let is_one_read = question.places.last().is_some_and(|last| last + PAGE_SIZE == span_end);
+                if is_one_read && is_compared(question.keys.len(), question.is_sequential) {
                     link.note(asked.elapsed());
                 }
                 link.give_back(taken);

@@ -1,8 +1,12 @@
 //! READs that are there at once, asked for in one question.
 //!
 //! Most of what a page from a lender costs is the way there and back: system calls, and threads that are woken. So who serves takes further
-//! READs as long as there are any, all of whose pages one lender has, and asks for them together. That makes none of them wait for longer
-//! than for a lender: what reads from below, or may have to wait for anything, is served alone, after those.
+//! READs as long as there are any, all of whose pages one lender has, and asks for them together. What reads from below, or may have to wait
+//! for anything, ends that, and is served alone, after the lender's answer.
+//!
+//! Where a lender does not have what it should, the READs together would read below one after the other, which others could do for them at the
+//! same time. So after an answer that was not all that was asked for, each READ is alone, until one is again. So they are where there
+//! are several lenders: the next READ is mostly another one's.
 
 use crate::logic::reading::{Got, Question, Reading};
 use crate::read::{Asking, ReadRequest};
@@ -10,16 +14,17 @@ use crate::{Below, Borrower};
 use page::PAGE_SIZE;
 use std::cell::RefCell;
 use std::io;
+use std::sync::atomic::Ordering;
 use wire::{ITEMS_MAX, WireKey};
 
-/// READs in one question, at the most, and the pages of one of them.
-pub const TOGETHER_MAX: usize = 16;
-const PAGES_MAX: usize = 16;
-const _: () = assert!(TOGETHER_MAX * PAGES_MAX <= ITEMS_MAX);
+/// READs in one question, at the most, and their pages.
+pub const TOGETHER_MAX: usize = 8;
+const PAGES_MAX: usize = 32;
+const _: () = assert!(PAGES_MAX <= ITEMS_MAX);
 
 /// Where READs come from, and where their answers go.
 pub trait Reads<B> {
-    /// The next READ that is there already, if there is one.
+    /// The next READ that is there already, if there is one. Called up to [`TOGETHER_MAX`] times.
     fn next(&mut self) -> Option<ReadRequest<B>>;
     /// What was read for the n-th READ that `next` has returned; fewer bytes than were asked for at the end of the file only. Or the error of
     /// the file below. Each is answered once, in any order.
@@ -59,7 +64,9 @@ impl Borrower {
         let mut alone = None;
         keys.clear();
         places.clear();
-        while count < TOGETHER_MAX
+        let may_gather = self.gathers.load(Ordering::Relaxed) && self.core.catalog.usable().count_ones() < 2;
+        let most = if may_gather { TOGETHER_MAX } else { 1 };
+        while count < most
             && let Some(read) = reads.next()
         {
             self.core.metrics.reads.one();
@@ -68,7 +75,7 @@ impl Borrower {
             }
             let reading = &mut readings[count];
             let has_begun = Asking { borrower: self, read: &read }.begin_at_once(reading);
-            let fits = has_begun && read.len <= PAGES_MAX * PAGE_SIZE && end + read.len <= buf.len();
+            let fits = has_begun && end + read.len <= buf.len().min(PAGES_MAX * PAGE_SIZE);
             let of_all = reading.lender_of_all().filter(|of_all| fits && lender.is_none_or(|lender| lender == *of_all));
             let Some(question) = of_all.and_then(|_| reading.next_question(&read.file)) else {
                 alone = Some((read, has_begun));
@@ -113,6 +120,10 @@ impl Borrower {
             bad_pages += answer.tell(&self.core, reading, got, &mut buf[end - read.len..*end]);
         }
         let mut raced = answer.end(self, bad_pages);
+        let is_filled = readings[..together.len()].iter().all(Reading::is_filled);
+        if self.gathers.load(Ordering::Relaxed) != is_filled {
+            self.gathers.store(is_filled, Ordering::Relaxed);
+        }
         // Those that have what they need wait for no disk.
         for with_disk in [false, true] {
             for (nth, (one, reading)) in together.iter_mut().zip(&mut *readings).enumerate() {

@@ -41,12 +41,12 @@ fn a_lender_with_broken_memory_is_abandoned() {
     println!("seed {seed}");
     fastrand::Rng::with_seed(seed).fill(&mut bytes);
     lender.behave(Manner::FlipsABit);
-    let below = Arc::new(InMemory(bytes));
+    let below = Arc::new(InMemory(bytes.into()));
     let address = [address];
     let borrower = start(&address, None);
     let file = borrower.adopt(FileIdentity { device: 1, inode: 1, generation: 1 });
     let read = || {
-        assert!(read(&borrower, &file, &below, &[0], below.0.len())[0] == below.0);
+        assert!(read(&borrower, &file, &below, &[0], PAGES * PAGE_SIZE)[0] == below.bytes());
         assert!(testbed::wait_until(PATIENCE, || borrower.puts_under_way() == 0));
     };
     wait_for(&borrower, "lender", |lenders| lenders[0].state == "used");
@@ -84,7 +84,7 @@ fn a_lender_in_the_place_of_a_slow_one_is_used() {
     let borrower = start(&[slow], Some(gate));
     wait_for(&borrower, "closed gate", |lenders| lenders[0].state == "shunned");
     borrower.set_lenders(&[fast]);
-    let below = Arc::new(InMemory(vec![7; PAGE_SIZE]));
+    let below = Arc::new(InMemory(vec![7; PAGE_SIZE].into()));
     let has_lent = || {
         let lender = &borrower.lenders()[0];
         // Another file each time, as what was tried once is not tried again.

@@ -73,7 +73,7 @@ impl<'a> More<'a> {
         if self.kept.is_some() || self.leave.load(Ordering::Acquire) {
             return None;
         }
-        // Whatever there is to say of an error is said again to who reads next.
+        // A request that was taken back, or a signal, ends it, too; all other errors are there still for who reads next.
         let len = rustix::io::read(self.device, &mut *self.buffer).ok().filter(|len| *len > 0)?;
         let request = Request::decode(&self.buffer[..len], self.capabilities);
         let Ok(Request { header, operation: Operation::Read(args), .. }) = request else {
@@ -111,7 +111,7 @@ impl Session {
     pub fn negotiate(device: OwnedFd, wish: Wish) -> io::Result<Session> {
         let mut buffer = Buffer::new(REQUEST_BUFFER_BYTES)?;
         loop {
-            let len = read_request(&device, &mut buffer, &AtomicBool::new(false))?;
+            let len = read_request(&device, &mut buffer, &AtomicBool::new(false), true)?;
             let request = Request::decode(&buffer[..len], 0).map_err(io::Error::other)?;
             let reply = Reply::new(device.as_fd(), request.header.unique);
             let Operation::Init { args, flags2 } = request.operation else {
@@ -247,7 +247,8 @@ impl Worker {
                 None => {
                     place.wait();
                     self.reading.store(true, Ordering::Release);
-                    let read = read_request(&self.device, &mut self.request[REQUEST_START..], &self.leave);
+                    let buffer = &mut self.request[REQUEST_START..];
+                    let read = read_request(&self.device, buffer, &self.leave, place.has_turn());
                     self.reading.store(false, Ordering::Release);
                     read
                 }
@@ -257,6 +258,8 @@ impl Worker {
                 Ok(0) | Err(Errno::NODEV) => return Ok(Served::Gone),
                 Ok(len) => len,
                 Err(Errno::CANCELED) => return Ok(Served::Left),
+                // Somebody else was quicker.
+                Err(Errno::AGAIN) => continue,
                 Err(errno) => return Err(errno.into()),
             };
             let bytes = &self.request[REQUEST_START..][..len];
@@ -287,16 +290,16 @@ impl Worker {
     }
 }
 
-/// Reads one request. A request that was taken back (ENOENT), a signal, or nothing to read only mean: try again, unless it is time to
-/// `leave` (ECANCELED).
-fn read_request(device: &OwnedFd, buffer: &mut [u8], leave: &AtomicBool) -> Result<usize, Errno> {
+/// Reads one request. A request that was taken back (ENOENT) or a signal only mean: try again, unless it is time to `leave` (ECANCELED). Where
+/// there is nothing to read, it waits if it is to, which only one worker should: the kernel wakes all who do (fs/fuse/dev.c, fuse_dev_poll).
+fn read_request(device: &OwnedFd, buffer: &mut [u8], leave: &AtomicBool, waits: bool) -> Result<usize, Errno> {
     loop {
         if leave.load(Ordering::Acquire) {
             return Err(Errno::CANCELED);
         }
         match rustix::io::read(device, &mut *buffer) {
             Err(Errno::INTR | Errno::NOENT) => {}
-            Err(Errno::AGAIN) => {
+            Err(Errno::AGAIN) if waits => {
                 let mut poll = [rustix::event::PollFd::new(device, rustix::event::PollFlags::IN)];
                 let _ = rustix::event::poll(&mut poll, None);
             }

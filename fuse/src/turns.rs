@@ -213,6 +213,11 @@ impl Place {
         }
     }
 
+    /// Whether it is this one's turn.
+    pub(crate) fn has_turn(&self) -> bool {
+        self.turn.is_some()
+    }
+
     /// A request was read, and `handle` handles it.
     pub(crate) fn while_handling(&mut self, handle: impl FnOnce()) {
         TURN.set(self.turn.take().map(|turn| self.turns.requested(turn)));

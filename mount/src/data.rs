@@ -118,7 +118,9 @@ impl Passthrough {
         file.in_use();
         let len = scratch.len().min(args.size as usize);
         let buf = &mut scratch[..len];
-        let read = if args.read_flags & abi::READ_LOCKOWNER != 0 {
+        let is_direct = args.read_flags & abi::READ_LOCKOWNER != 0;
+        debug_assert!(is_direct || file.inode.file.is_none(), "a READ that the borrower should know of");
+        let read = if is_direct {
             self.counters.direct_reads.add(1);
             file.read_past_cache(buf, args.offset)?
         } else {

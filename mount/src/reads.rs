@@ -12,8 +12,8 @@ struct Reads<'a, 'm> {
     mount: &'a Passthrough,
     more: &'a mut More<'m>,
     first: Option<(Request<'static>, Reply<'m>)>,
-    /// Of those that the borrower has taken: the last one may be one that it answers alone.
-    replies: [Option<Reply<'m>>; TOGETHER_MAX + 1],
+    /// Of those that the borrower has taken.
+    replies: [Option<Reply<'m>>; TOGETHER_MAX],
     taken: usize,
     /// One that is nothing for the borrower.
     other: Option<(Request<'static>, Reply<'m>)>,
@@ -29,7 +29,7 @@ impl Passthrough {
         scratch: &mut [u8],
     ) {
         let first = Some((request, reply));
-        let replies = [const { None }; TOGETHER_MAX + 1];
+        let replies = [const { None }; TOGETHER_MAX];
         let mut reads = Reads { mount: self, more, first, replies, taken: 0, other: None };
         self.borrower.read_all(&mut reads, scratch);
         if let Some((request, reply)) = reads.other {

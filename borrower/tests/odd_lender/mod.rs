@@ -8,22 +8,29 @@ use std::io::{self, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, RwLock};
 use std::time::Duration;
 use wire::address::Address;
 use wire::{GetItem, Header, Kind, PutItem, WireKey};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 /// A file in memory.
-pub struct InMemory(pub Vec<u8>);
+pub struct InMemory(pub RwLock<Vec<u8>>);
+
+impl InMemory {
+    /// What it holds.
+    pub fn bytes(&self) -> Vec<u8> {
+        self.0.read().unwrap().clone()
+    }
+}
 
 impl Below for InMemory {
     fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
-        (&self.0[offset as usize..]).read(buf)
+        (&self.0.read().unwrap()[offset as usize..]).read(buf)
     }
 
     fn stamp(&self) -> io::Result<Stamp> {
-        Ok(Stamp { size_bytes: self.0.len() as u64, mtime_ns: 1, ctime_ns: 1 })
+        Ok(Stamp { size_bytes: self.0.read().unwrap().len() as u64, mtime_ns: 1, ctime_ns: 1 })
     }
 }
 
@@ -83,6 +90,8 @@ pub enum Manner {
 pub struct OddLender {
     pages: Mutex<HashMap<[u8; 16], (u64, Page)>>,
     pub connections: AtomicUsize,
+    /// Gets that have arrived.
+    pub gets: AtomicUsize,
     manner: Mutex<Manner>,
     /// What a ping takes.
     pong_after: Duration,
@@ -149,6 +158,7 @@ impl OddLender {
                     (Kind::PutReply, vec![1; items.len()])
                 }
                 Kind::Get => {
+                    self.gets.fetch_add(1, Ordering::SeqCst);
                     while self.manner() == Manner::KeepsQuiet {
                         std::thread::sleep(Duration::from_millis(1));
                     }
