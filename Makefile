@@ -28,9 +28,11 @@ FUZZ ?=
 
 # Options of the benches, such as BENCH="--quick"; `bench/run --help` lists them.
 BENCH ?=
+# Which of the papers' experiments, and their options.
+PAPER ?= all
 
 .PHONY: help deps bench-deps vm-deps vm build test test-programs bench microbench simulate rules test-long database test-deps tools interleavings fuzz fuzz-short fuzz-program sanitize miri deny demo \
-	gossip chaos soak check lint clean
+	gossip chaos soak check lint clean paper
 
 deps: WANTED := $(PACKAGES)
 bench-deps: WANTED := $(PACKAGES) $(BENCH_PACKAGES)
@@ -52,6 +54,7 @@ help:
 	@echo 'make soak    a mixed load with such troubles for 10 minutes: does anything grow?'
 	@echo 'make bench   all benches, with BENCH=--quick in some 20 minutes, as root; bench/run --list names them'
 	@echo 'make microbench  store, catalog, codec and sealing, some two minutes'
+	@echo 'make paper   the papers'"'"' experiments, as root; with PAPER="all --quick" in some 20 minutes'
 	@echo 'make database    kill the daemon 20 times under PostgreSQL, some four minutes'
 	@echo 'make vm      on the oldest kernel that is supported, in a virtual machine: vsock, control groups of version 2; some three minutes'
 	@echo 'make check   what CI runs: format, lints, tests, documentation'
@@ -176,6 +179,10 @@ demo: build
 # Adds a line to bench/history.
 bench: bench-deps
 	bench/run all $(BENCH)
+
+# The papers' experiments, as root; PAPER="random-read --quick" for one of them, roughly.
+paper: bench-deps
+	bench/paper/run $(PAPER)
 
 # In one process, without a machine of its own: is a part slower than before?
 microbench: deps

@@ -16,6 +16,7 @@ mod metadata;
 mod never_slower;
 mod null_server;
 mod page_server;
+mod paper;
 mod reading;
 mod reclaim;
 mod sequential;
@@ -97,10 +98,11 @@ const BENCHES: [Bench; 12] = [
 #[derive(Parser)]
 #[command(name = "bench", version, max_term_width = 100)]
 struct Options {
-    /// The bench to run, or `all`: all of them, and what they say is added to the history
+    /// The bench to run, or `all`: all of them, and what they say is added to the history; or `paper`, and behind it one of the papers'
+    /// experiments, or `all`
     #[arg(required_unless_present = "list")]
     name: Option<String>,
-    /// For the processes that a bench starts
+    /// The experiment; and for the processes that a bench starts
     #[arg(hide = true)]
     rest: Vec<String>,
     /// Name the benches
@@ -115,6 +117,15 @@ struct Options {
     /// Where `all` keeps its history
     #[arg(long, default_value = "bench/history")]
     history: PathBuf,
+    /// Of `paper`: what the papers' sizes are divided by [default: 8; 32 with --quick]
+    #[arg(long)]
+    scale: Option<f64>,
+    /// Of `paper`: where results are kept
+    #[arg(long, default_value = "bench/paper")]
+    results: PathBuf,
+    /// Of `paper`: measure again what is kept already
+    #[arg(long)]
+    again: bool,
     /// Print the figures as one JSON object, too, as the last line
     #[arg(long)]
     json: bool,
@@ -147,6 +158,7 @@ fn main() -> ExitCode {
         let mut out = io::stdout().lock();
         // Who reads may have seen enough.
         let _closed = BENCHES.iter().try_for_each(|bench| writeln!(out, "{:width$}  {}", bench.name, bench.about));
+        let _closed = paper::list().try_for_each(|(name, about)| writeln!(out, "{} {name}: {about}", paper::NAME));
         return ExitCode::SUCCESS;
     }
     let name = options.name.as_deref().unwrap_or_default();
@@ -169,6 +181,19 @@ fn main() -> ExitCode {
             |()| ExitCode::SUCCESS,
         );
     }
+    if let (paper::NAME, [experiment]) = (name, options.rest.as_slice()) {
+        let papers = paper::Options {
+            experiment,
+            extent: options.extent(),
+            scale: options.scale.unwrap_or_else(|| paper::scale(options.extent())),
+            seed: options.seed.unwrap_or(paper::SEED),
+            dir: options.dir.as_deref(),
+            results: &options.results,
+            again: options.again,
+        };
+        let ran = Interrupt::listen().map_err(Failure::from).and_then(|interrupt| paper::run(&papers, &interrupt));
+        return ended(name, ran);
+    }
     if !options.rest.is_empty() {
         eprintln!("bench: one bench at a time; what is {:?}?", options.rest);
         return ExitCode::from(NOT_RUN);
@@ -187,6 +212,11 @@ fn main() -> ExitCode {
         [bench] => run_one(bench, &options, &interrupt),
         all => run_all(all, &options, &interrupt),
     });
+    ended(name, ran)
+}
+
+/// Says how it ended.
+fn ended(name: &str, ran: Result<(), Failure>) -> ExitCode {
     match ran {
         Ok(()) => ExitCode::SUCCESS,
         Err(Failure::Interrupted(signal)) => {

@@ -55,6 +55,38 @@ fn read_blocks(path: &Path, block_bytes: usize, blocks: &[u64]) -> Result<Vec<u6
     Ok(times_ns)
 }
 
+/// Reads fragments at random places of the beginning of a file, which are multiples of their size; one at the least. Looks at those pages
+/// that begin in a fragment.
+pub fn fragments(
+    path: &Path,
+    len_bytes: u64,
+    fragment_bytes: usize,
+    total_bytes: u64,
+    seed: u64,
+) -> Result<Report, String> {
+    let problem = |error: io::Error| format!("reading {}: {error}", path.display());
+    let file = File::open(path).map_err(problem)?;
+    let places = (len_bytes / fragment_bytes as u64).max(1);
+    let mut random = fastrand::Rng::with_seed(seed);
+    let mut buffer = vec![0; fragment_bytes];
+    let mut times_ns = Vec::new();
+    let begin = Instant::now();
+    for _ in 0..(total_bytes / fragment_bytes as u64).max(1) {
+        let at = random.u64(..places) * fragment_bytes as u64;
+        let asked = Instant::now();
+        file.read_exact_at(&mut buffer, at).map_err(problem)?;
+        times_ns.push(ns(asked));
+        if at.is_multiple_of(PAGE_SIZE as u64) {
+            let first = at / PAGE_SIZE as u64;
+            (first..).zip(buffer.chunks(PAGE_SIZE)).try_for_each(|(page, content)| check(page, content))?;
+        }
+    }
+    let bytes = (times_ns.len() * fragment_bytes) as u64;
+    let mut report = Report { bytes, seconds: begin.elapsed().as_secs_f64(), ..Report::default() };
+    report.set_times(times_ns);
+    Ok(report)
+}
+
 /// Reads blocks of a file at random for some time, by one thread. Looks at the beginning of each block.
 pub fn cached(
     path: &Path,

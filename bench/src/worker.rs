@@ -88,6 +88,19 @@ pub enum Order {
         /// Of the order.
         seed: u64,
     },
+    /// Read fragments of the beginning of a file at random ([`reading::fragments`]).
+    Fragments {
+        /// Of the file.
+        path: PathBuf,
+        /// Bytes of it.
+        len_bytes: u64,
+        /// Bytes of a fragment.
+        fragment_bytes: usize,
+        /// Bytes of all of them.
+        total_bytes: u64,
+        /// Of the places chosen.
+        seed: u64,
+    },
     /// Read a file that is cached ([`reading::cached`]).
     Cached {
         /// Of the file.
@@ -248,6 +261,9 @@ fn carry_out(order: &Order) -> Result<Report, String> {
         }
         Order::Once { path, len_bytes, block_bytes, threads, seed } => {
             reading::once(path, *len_bytes, *block_bytes, (*threads).clamp(1, THREADS_MAX), *seed)
+        }
+        Order::Fragments { path, len_bytes, fragment_bytes, total_bytes, seed } => {
+            reading::fragments(path, *len_bytes, *fragment_bytes, *total_bytes, *seed)
         }
         Order::Cached { path, len_bytes, block_bytes, method, ms, seed } => {
             reading::cached(path, *len_bytes, *block_bytes, *method, *ms, *seed)

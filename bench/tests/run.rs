@@ -37,15 +37,24 @@ fn they_are_listed() {
             "footprint",
             "sequential",
             "reclaim",
-            "never-slower"
+            "never-slower",
+            "paper",
+            "paper",
+            "paper",
+            "paper"
         ]
     );
+    assert!(listed.contains("paper random-read: ") && listed.contains("paper sequential-read: "), "{listed}");
 }
 
 #[test]
 fn a_bad_name_is_told_in_one_line() {
     let output = bench(&["bypass", "tap"]);
     assert_eq!(output.status.code(), Some(2), "two at once");
+    let output = bench(&["paper", "no-such-experiment"]);
+    let said = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(said.lines().count() == 1 && said.contains("no-such-experiment") && said.contains("random-read"), "{said}");
     let output = bench(&["no-such-bench", "--quick"]);
     assert_eq!((output.status.code(), text(&output.stdout).as_str()), (Some(2), ""));
     let said = text(&output.stderr);
@@ -55,9 +64,8 @@ fn a_bad_name_is_told_in_one_line() {
 /// They want the machine for themselves: one at a time.
 static TURN: Mutex<()> = Mutex::new(());
 
-/// Runs one on little data and returns its JSON. None, with a word on it, where the machine does not have what it needs.
-fn tiny(name: &str) -> Option<Value> {
-    // On a disk.
+/// A directory on a disk. None, with a word on it, where the machine does not have what benches need.
+fn place(name: &str) -> Option<Scratch> {
     let scratch = Scratch::new_in(Path::new(env!("CARGO_TARGET_TMPDIR")), &format!("bench-{name}")).unwrap();
     let test = format!("a tiny {name}");
     if let Err(error) = SlowDisk::create("bench-test", scratch.path()) {
@@ -72,6 +80,13 @@ fn tiny(name: &str) -> Option<Value> {
         skip(&test, "needs /dev/fuse");
         return None;
     }
+    Some(scratch)
+}
+
+/// Runs one on little data and returns its JSON. None, with a word on it, where the machine does not have what it needs.
+fn tiny(name: &str) -> Option<Value> {
+    let scratch = place(name)?;
+    let test = format!("a tiny {name}");
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let directory = scratch.path().to_str().unwrap();
     let output = bench(&[name, "--tiny", "--json", "--seed", "7", "--dir", directory]);
@@ -175,4 +190,37 @@ fn never_slower_has_its_figures() {
     assert!(json["min_ratio"].as_f64().unwrap() > 0.0);
     assert_eq!(json["min_ratio_cell"], "random, twice, 0 ms");
     assert_eq!(json["cells"].as_array().unwrap().len(), 1);
+}
+
+/// The papers' experiments on next to nothing: results are written, and what is kept is not measured again.
+#[test]
+fn the_papers_experiments_have_their_results() {
+    let Some(scratch) = place("paper") else { return };
+    let results = Scratch::new("paper-results").unwrap();
+    let (directory, kept) = (scratch.path().to_str().unwrap(), results.path().to_str().unwrap());
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let run = || {
+        let output = bench(&["paper", "all", "--tiny", "--dir", directory, "--results", kept]);
+        let (said, complained) = (text(&output.stdout), text(&output.stderr));
+        println!("{said}{complained}");
+        assert_eq!(output.status.code(), Some(0), "{complained}");
+        said
+    };
+    assert!(run().contains("baseline, 0, round 1: "));
+    let page = std::fs::read_to_string(results.path().join("RESULTS.md")).unwrap();
+    let experiments = [
+        ("random-read", "| exclusive | 5 |", 6),
+        ("sequential-read", "| non-inclusive, filter | 5 |", 6),
+        ("latency", "| sequential, gate off | 0 |", 6),
+        ("slides", "| lender empty | 4 |", 5),
+    ];
+    for (name, variant, rows) in experiments {
+        assert!(page.contains(&format!("## {name}")) && page.contains(variant), "{page}");
+        let csv = std::fs::read_to_string(results.path().join(format!("{name}.csv"))).unwrap();
+        assert_eq!(csv.lines().count(), 1 + rows, "{csv}");
+        assert!(results.path().join(format!("{name}-speed-up.svg")).exists());
+    }
+    let again = run();
+    assert!(again.contains("kept already") && !again.contains("round 1: "), "{again}");
+    assert!(std::fs::read_dir(scratch.path()).unwrap().next().is_none(), "something is left behind");
 }

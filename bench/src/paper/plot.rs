@@ -1,0 +1,225 @@
+//! The charts: lines over what an experiment varies, each mean with its confidence interval, and what the papers found drawn beside them.
+
+use super::record::{Mean, Records};
+use super::{Axis, IDEAL, VARIANTS};
+use drawing::{GRID, INK, PALE_INK, text};
+use std::fmt::Write;
+
+const WIDTH: f64 = 900.0;
+const HEIGHT: f64 = 520.0;
+const LEFT: f64 = 80.0;
+/// The legend is to the right of the plot.
+const RIGHT: f64 = 230.0;
+const TOP: f64 = 90.0;
+const BOTTOM: f64 = 64.0;
+/// Room above the highest value, as a share of it, or of a decade.
+const AIR: f64 = 0.12;
+/// Ticks of an axis, more or less.
+const TICKS: f64 = 6.0;
+const ROW: f64 = 24.0;
+/// Lines in the order in which they are given, and whether they are dashed.
+const STYLES: [(&str, &str); 6] = [
+    ("#0b7a75", "none"),
+    ("#0b7a75", "7 4"),
+    ("#b44d12", "none"),
+    ("#b44d12", "7 4"),
+    ("#52606d", "2 4"),
+    ("#7c5cbf", "none"),
+];
+const PAPER: &str = "#c81e5b";
+
+/// A chart.
+pub struct Chart {
+    /// Of its files, behind the experiment's.
+    pub name: &'static str,
+    pub title: String,
+    pub y_label: &'static str,
+    /// Whether a decade is as high as the next.
+    pub is_log: bool,
+    pub lines: Vec<Line>,
+    /// What the papers found.
+    pub marks: Vec<Mark>,
+}
+
+/// What was measured.
+pub struct Line {
+    pub name: String,
+    /// By what the experiment varies.
+    pub points: Vec<(f64, Mean)>,
+}
+
+impl Line {
+    /// A value of each variant with Puma, over `unit`.
+    pub fn of_variants(records: &Records, key: &str, unit: f64) -> Vec<Line> {
+        let line = |variant: &str| {
+            let xs = records.xs(variant).into_iter();
+            let points = xs.filter_map(|x| Some((x, records.mean(variant, x, key, unit)?))).collect();
+            Line { name: variant.to_owned(), points }
+        };
+        VARIANTS.iter().map(|(variant, _)| line(variant)).collect()
+    }
+
+    /// The same, and that with all memory local, which no lender changes.
+    pub fn of_all(records: &Records, key: &str, unit: f64) -> Vec<Line> {
+        let mut lines = Line::of_variants(records, key, unit);
+        let widest = lines.iter().flat_map(|line| &line.points).map(|(size, _)| *size).fold(0.0, f64::max);
+        if let Some(ideal) = records.mean(IDEAL, 0.0, key, unit) {
+            lines.push(Line { name: "all memory local".to_owned(), points: vec![(0.0, ideal), (widest, ideal)] });
+        }
+        lines
+    }
+}
+
+/// A figure of the papers.
+pub struct Mark {
+    pub x: f64,
+    pub value: f64,
+    pub label: &'static str,
+}
+
+/// Where values are.
+struct Scale {
+    low: f64,
+    high: f64,
+    is_log: bool,
+    from: f64,
+    to: f64,
+}
+
+impl Scale {
+    fn at(&self, value: f64) -> f64 {
+        let share = match self.is_log {
+            true => (value.max(self.low) / self.low).ln() / (self.high / self.low).ln(),
+            false => (value - self.low) / (self.high - self.low),
+        };
+        self.from + share * (self.to - self.from)
+    }
+
+    /// Values with a line across the chart.
+    fn ticks(&self) -> Vec<f64> {
+        if self.is_log {
+            let first = self.low.log10().floor() as i32;
+            let decades = (first..).take_while(|decade| 10f64.powi(*decade) <= self.high);
+            let steps = decades.flat_map(|decade| [1.0, 2.0, 5.0].map(|step| step * 10f64.powi(decade)));
+            return steps.filter(|value| (self.low..=self.high).contains(value)).collect();
+        }
+        let rough = (self.high - self.low) / TICKS;
+        let decade = 10f64.powf(rough.log10().floor());
+        let step = [1.0, 2.0, 5.0, 10.0].map(|step| step * decade).into_iter().find(|step| *step >= rough);
+        let step = step.unwrap_or(rough);
+        (0..).map(|nth| nth as f64 * step).take_while(|value| *value <= self.high).collect()
+    }
+}
+
+impl Chart {
+    /// Draws it as SVG. `below_title` says what it is of.
+    pub fn draw(&self, below_title: &str, axis: &Axis) -> String {
+        let means = || self.lines.iter().flat_map(|line| &line.points);
+        let finite = |mean: &Mean| if mean.off.is_finite() { mean.off } else { 0.0 };
+        let marks = || self.marks.iter().map(|mark| mark.value);
+        let high = means().map(|(_, mean)| mean.mean + finite(mean)).chain(marks()).fold(0.0, f64::max);
+        let lowest = means().map(|(_, mean)| mean.mean).chain(marks()).filter(|value| *value > 0.0);
+        let low = lowest.fold(1.0, f64::min);
+        let widest = means().map(|(x, _)| *x).chain(self.marks.iter().map(|mark| mark.x)).fold(1.0, f64::max);
+        let (low, high) = if self.is_log { (low * 0.8, high * 10f64.powf(AIR)) } else { (0.0, high * (1.0 + AIR)) };
+        let y = Scale { low, high: high.max(low * 2.0 + 0.1), is_log: self.is_log, from: HEIGHT - BOTTOM, to: TOP };
+        let least = means().map(|(x, _)| *x).filter(|x| *x > 0.0).fold(widest, f64::min);
+        let (first, last) = if axis.is_log { (least * 0.7, widest * 1.4) } else { (0.0, widest * 1.04) };
+        let x = Scale { low: first, high: last, is_log: axis.is_log, from: LEFT, to: WIDTH - RIGHT };
+
+        let mut svg = drawing::begin(WIDTH, HEIGHT);
+        text(&mut svg, 24.0, 36.0, 20.0, INK, "start", true, &self.title);
+        text(&mut svg, 24.0, 58.0, 12.0, PALE_INK, "start", false, below_title);
+        text(&mut svg, LEFT, TOP - 10.0, 12.0, PALE_INK, "start", false, self.y_label);
+        let middle = (x.from + x.to) / 2.0;
+        text(&mut svg, middle, HEIGHT - 18.0, 13.0, PALE_INK, "middle", false, axis.name);
+        for value in y.ticks() {
+            let at = y.at(value);
+            line(&mut svg, (x.from, at), (x.to, at), GRID, 1.0, "none");
+            text(&mut svg, LEFT - 8.0, at + 4.0, 12.0, PALE_INK, "end", false, &format!("{value}"));
+        }
+        for value in x.ticks() {
+            text(&mut svg, x.at(value), HEIGHT - BOTTOM + 18.0, 12.0, PALE_INK, "middle", false, &format!("{value}"));
+        }
+        let mut row = TOP;
+        for (drawn, (colour, dashes)) in self.lines.iter().zip(STYLES.iter().cycle()) {
+            let at = |(size, mean): &(f64, Mean)| (x.at(*size), y.at(mean.mean));
+            let points: Vec<String> = drawn.points.iter().map(at).map(|(x, y)| format!("{x:.1},{y:.1}")).collect();
+            let points = points.join(" ");
+            let _infallible = write!(
+                svg,
+                r#"<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2" stroke-dasharray="{dashes}"/>"#
+            );
+            for point in &drawn.points {
+                let ((at_x, at_y), off) = (at(point), finite(&point.1));
+                line(&mut svg, (at_x, y.at(point.1.mean - off)), (at_x, y.at(point.1.mean + off)), colour, 1.2, "none");
+                let _infallible = write!(svg, r#"<circle cx="{at_x:.1}" cy="{at_y:.1}" r="3.5" fill="{colour}"/>"#);
+            }
+            let legend = WIDTH - RIGHT + 20.0;
+            line(&mut svg, (legend, row), (legend + 26.0, row), colour, 2.0, dashes);
+            text(&mut svg, legend + 34.0, row + 4.0, 12.0, INK, "start", false, &drawn.name);
+            row += ROW;
+        }
+        for mark in &self.marks {
+            let (at_x, at_y) = (x.at(mark.x), y.at(mark.value));
+            diamond(&mut svg, at_x, at_y);
+            text(&mut svg, at_x - 10.0, at_y + 4.0, 11.0, PAPER, "end", false, mark.label);
+        }
+        if !self.marks.is_empty() {
+            let legend = WIDTH - RIGHT + 20.0;
+            diamond(&mut svg, legend + 13.0, row);
+            text(&mut svg, legend + 34.0, row + 4.0, 12.0, INK, "start", false, "the paper's figures");
+        }
+        svg.push_str("</svg>\n");
+        svg
+    }
+}
+
+fn line(svg: &mut String, (x1, y1): (f64, f64), (x2, y2): (f64, f64), stroke: &str, width: f64, dashes: &str) {
+    let _infallible = write!(
+        svg,
+        r#"<line x1="{x1:.1}" y1="{y1:.1}" x2="{x2:.1}" y2="{y2:.1}" stroke="{stroke}" stroke-width="{width}" stroke-dasharray="{dashes}"/>"#
+    );
+}
+
+fn diamond(svg: &mut String, x: f64, y: f64) {
+    let (left, right, up, down) = (x - 6.0, x + 6.0, y - 6.0, y + 6.0);
+    let _infallible = write!(
+        svg,
+        r#"<path d="M{left:.1} {y:.1}L{x:.1} {up:.1}L{right:.1} {y:.1}L{x:.1} {down:.1}Z" fill="white" stroke="{PAPER}" stroke-width="2"/>"#
+    );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_are_where_they_belong() {
+        let linear = Scale { low: 0.0, high: 5.6, is_log: false, from: 100.0, to: 0.0 };
+        assert_eq!(linear.ticks(), [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]);
+        assert_eq!((linear.at(0.0), linear.at(2.8), linear.at(5.6)), (100.0, 50.0, 0.0));
+        let log = Scale { low: 0.8, high: 125.0, is_log: true, from: 0.0, to: 100.0 };
+        assert_eq!(log.ticks(), [1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0]);
+        assert!((log.at(10.0) - 50.0).abs() < 1e-9 && log.at(0.0) == 0.0);
+    }
+
+    #[test]
+    fn a_chart_has_its_lines_and_marks() {
+        let mean = |mean| Mean { mean, off: 0.5 };
+        let chart = Chart {
+            name: "x",
+            title: "A title".to_owned(),
+            y_label: "times",
+            is_log: true,
+            lines: vec![
+                Line { name: "one".to_owned(), points: vec![(0.5, mean(1.0)), (5.0, mean(40.0))] },
+                Line { name: "two".to_owned(), points: vec![(5.0, Mean { mean: 2.0, off: f64::INFINITY })] },
+            ],
+            marks: vec![Mark { x: 4.0, value: 35.0, label: "35 ×" }],
+        };
+        let svg = chart.draw("of it", &super::super::LENT);
+        assert!(svg.contains("A title") && svg.contains("35 ×") && !svg.contains("inf") && !svg.contains("NaN"));
+        assert_eq!((svg.matches("<circle").count(), svg.matches("<path").count()), (3, 2));
+    }
+}

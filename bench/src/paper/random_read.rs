@@ -1,0 +1,133 @@
+//! `random-read`: one thread, 4 KiB at random offsets of one file, four times as large as the borrower's memory.
+
+use super::plot::{Chart, Line, Mark};
+use super::record::{Mean, Records};
+use super::report::{Column, Finding, Results};
+use super::{BASELINE, Case, FILLING_READS_PER_S, Run};
+use crate::worker::{Order, Workload};
+use page::PAGE_SIZE;
+use std::collections::BTreeMap;
+use testbed::Failure;
+
+/// Threads that fill the caches, and how often they read as many pages as there are.
+const FILLING_THREADS: usize = 16;
+const FILLINGS: u32 = 3;
+/// What the papers measured when all fits: reads a second of the baseline, the exclusive and the inclusive strategy, and with all memory local.
+const PAPER_BASELINE: f64 = 166.0;
+const PAPER_EXCLUSIVE: f64 = 5885.0;
+const PAPER_INCLUSIVE: f64 = 6310.0;
+const PAPER_IDEAL: f64 = 40400.0;
+/// Memory of the lender from which on all fits, in GiB of the papers.
+const ALL_FITS_GIB: f64 = 5.0;
+
+/// Counters for each read.
+const COUNTERS: [(&str, &str); 2] = [("gets_per_read", "lender_pages"), ("puts_per_read", "put_pages")];
+
+pub fn run(run: &mut Run<'_>) -> Result<(), Failure> {
+    run.compare("random", measure)
+}
+
+/// Fills the caches, then measures the rounds.
+pub fn measure(run: &mut Run<'_>, case: &Case<'_>) -> Result<(), Failure> {
+    let (world, len_bytes, seed) = (run.world, case.data_bytes, run.world.seed);
+    let extent = world.extent;
+    let mut worker = world.worker(case.cache_bytes)?;
+    let mut read = |ms: u64, threads: usize, seed: u64| {
+        let (path, workload) = (case.path.clone(), Workload::Random { threads });
+        worker.obey(&Order::Use { path, len_bytes, workload, ms, seed })
+    };
+    run.disk_for_filling()?;
+    // Each page twice, more or less: once into the caches, and once more where they have less room than there are data.
+    let pages = (len_bytes / PAGE_SIZE as u64) as u32;
+    let filling_ms = u64::from(FILLINGS * pages / FILLING_READS_PER_S) * 1000;
+    read(filling_ms.max(extent.choose(1000, 1000, 200)), FILLING_THREADS, seed)?;
+    run.disk_as_measured()?;
+    // What the kernel lets pass at once after a change of the limit is not the disk's speed.
+    read(extent.choose(2000, 1000, 100), 1, seed)?;
+    for round in 0..run.rounds() {
+        let before = case.counters(&COUNTERS)?;
+        let report = read(extent.choose(5000, 2000, 200), 1, seed.wrapping_add(round as u64 + 1))?;
+        let reads = report.operations as f64;
+        let grown = case.counters(&COUNTERS)?.into_iter().map(|(key, after)| (key, after.saturating_sub(before[key])));
+        let mut values: BTreeMap<String, f64> =
+            grown.map(|(key, grown)| (key.to_owned(), grown as f64 / reads)).collect();
+        values.insert("iops".to_owned(), reads / report.seconds);
+        run.keep(case, round, values)?;
+    }
+    Ok(())
+}
+
+pub fn results(records: &Records) -> Results {
+    let baseline = records.mean(BASELINE, 0.0, "iops", 1.0).map_or(f64::NAN, |mean| mean.mean);
+    let speed_up = |variant: &str, size: f64| records.mean(variant, size, "iops", baseline);
+    let mark = |value: f64, label| Mark { x: ALL_FITS_GIB, value: value / PAPER_BASELINE, label };
+    let over = |one: &str, other: &str, size: f64, key: &str| -> Option<Mean> {
+        let other = records.mean(other, size, key, 1.0)?.mean;
+        records.mean(one, size, key, other)
+    };
+    let sizes = records.xs("exclusive");
+    let middle = sizes.iter().copied().filter(|size| *size < 3.5).fold(f64::NAN, f64::max);
+    let all = |variant: &str| speed_up(variant, ALL_FITS_GIB);
+    let put_finding = |variant: &str, wanted: fn(f64) -> bool, paper: &str| {
+        let puts = records.mean(variant, ALL_FITS_GIB, "puts_per_read", 1.0);
+        let said = puts.map_or("not measured".to_owned(), |puts| puts.text(3));
+        Finding {
+            text: format!("puts for each read, {variant}, all fits: {said} (the paper: {paper})"),
+            holds: puts.map(|puts| wanted(puts.mean)),
+        }
+    };
+    Results {
+        charts: vec![
+            Chart {
+                name: "speed-up",
+                title: "Random reads of 4 KiB: speed-up over no Puma".to_owned(),
+                y_label: "times the baseline (logarithmic)",
+                is_log: true,
+                lines: Line::of_all(records, "iops", baseline),
+                marks: vec![mark(PAPER_EXCLUSIVE, "exclusive, 35 ×"), mark(PAPER_IDEAL, "all local, 243 ×")],
+            },
+            Chart {
+                name: "puts",
+                title: "Random reads of 4 KiB: pages sent to the lender".to_owned(),
+                y_label: "puts for each read",
+                is_log: false,
+                lines: Line::of_variants(records, "puts_per_read", 1.0),
+                marks: Vec::new(),
+            },
+        ],
+        columns: vec![
+            Column { key: "iops", name: "reads/s", decimals: 1 },
+            Column { key: "gets_per_read", name: "gets for each read", decimals: 3 },
+            Column { key: "puts_per_read", name: "puts for each read", decimals: 3 },
+        ],
+        findings: vec![
+            Finding::at_least("exclusive, all fits, over no Puma", all("exclusive"), 40.0, &times(PAPER_EXCLUSIVE)),
+            Finding::at_least(
+                "non-inclusive, all fits, over no Puma",
+                all("non-inclusive"),
+                40.0,
+                &times(PAPER_INCLUSIVE),
+            ),
+            Finding::at_least(
+                &format!("exclusive over non-inclusive while not all fits ({middle} GiB lent)"),
+                over("exclusive", "non-inclusive", middle, "iops"),
+                1.0,
+                "exclusive is better until all fits",
+            ),
+            Finding::at_least(
+                "non-inclusive over exclusive when all fits",
+                over("non-inclusive", "exclusive", ALL_FITS_GIB, "iops"),
+                1.0,
+                &format!("{:.2}", PAPER_INCLUSIVE / PAPER_EXCLUSIVE),
+            ),
+            put_finding("non-inclusive", |puts| puts < 0.05, "falls to 0"),
+            put_finding("exclusive", |puts| puts > 0.5, "constant, as each read evicts a page"),
+        ],
+        why: "The threshold is the disk's: as long as one read in a hundred goes there, it takes most of the time. How high it jumps then is a matter of \
+              what a get takes: in the paper some 150 µs between two virtual machines.",
+    }
+}
+
+fn times(paper_reads_per_s: f64) -> String {
+    format!("{:.1} ×", paper_reads_per_s / PAPER_BASELINE)
+}

@@ -1,0 +1,158 @@
+//! RESULTS.md, the CSV files and the charts: all of them from what is kept, nothing by hand.
+
+use super::plot::Chart;
+use super::record::{Mean, Records};
+use super::{Axis, Experiment};
+use std::fmt::Write as _;
+use std::fs;
+use std::path::Path;
+use testbed::Failure;
+
+/// What an experiment says.
+pub struct Results {
+    pub charts: Vec<Chart>,
+    /// Figures for the table.
+    pub columns: Vec<Column>,
+    /// What the papers found, and whether we find it.
+    pub findings: Vec<Finding>,
+    /// Why it is so, as far as is known.
+    pub why: &'static str,
+}
+
+/// A figure of the table.
+pub struct Column {
+    pub key: &'static str,
+    pub name: &'static str,
+    pub decimals: usize,
+}
+
+/// A statement of the papers beside ours.
+pub struct Finding {
+    pub text: String,
+    /// None: it was not measured.
+    pub holds: Option<bool>,
+}
+
+impl Finding {
+    /// A ratio that should be so much at least.
+    pub fn at_least(what: &str, ratio: Option<Mean>, wanted: f64, paper: &str) -> Finding {
+        let text = match ratio {
+            Some(ratio) => format!("{what}: {} × (at least {wanted} is wanted; the paper: {paper})", ratio.text(2)),
+            None => format!("{what}: not measured (the paper: {paper})"),
+        };
+        Finding { text, holds: ratio.map(|ratio| ratio.mean >= wanted) }
+    }
+}
+
+/// Writes everything anew.
+pub fn write(results: &Path, experiments: &[Experiment]) -> Result<(), Failure> {
+    let mut page = String::from(
+        "# The papers' experiments, again\n\nMade by `bench/paper/run` from what is kept in `raw/`: do not edit. Figures are means of rounds with their 95 % \
+         confidence interval (Student's t). The disk is this machine's, slowed down to 166 reads and 100 MB a second, as a disk of 7200 rpm \
+         does them; borrower and lender have control groups of their own on one machine, TCP between them, and a pool key.\n",
+    );
+    let mut png = true;
+    for experiment in experiments {
+        let Some(records) = Records::read(results, experiment.name)? else { continue };
+        png &= one(&mut page, results, experiment, &records)?;
+    }
+    let path = results.join("RESULTS.md");
+    fs::write(&path, page).map_err(Failure::attempted(format!("writing {}", path.display())))?;
+    if !png {
+        println!("There is no font here to draw the charts as PNG with.");
+    }
+    println!("Results in {}", path.display());
+    Ok(())
+}
+
+/// Adds an experiment. False: its charts are not there as PNG.
+fn one(page: &mut String, results: &Path, experiment: &Experiment, records: &Records) -> Result<bool, Failure> {
+    let header = &records.header;
+    let told = |key: &str| header.conditions[key].as_str().unwrap_or("?").to_owned();
+    let conditions = format!(
+        "{} of {}, Linux {}, {} × {}; {}, sizes of the paper divided by {}, seed {}",
+        told("revision"),
+        told("date"),
+        told("kernel"),
+        header.conditions["processors"],
+        told("processor"),
+        header.extent,
+        header.scale,
+        header.seed
+    );
+    let said = (experiment.results)(records);
+    let name = experiment.name;
+    let _infallible = write!(
+        page,
+        "\n## {name}\n{} ({}).\n\nMeasured: {conditions}.\n",
+        capital(experiment.about),
+        experiment.source
+    );
+    let mut png = true;
+    for chart in &said.charts {
+        let svg = chart.draw(&conditions, &experiment.x);
+        let file = format!("{name}-{}.svg", chart.name);
+        fs::write(results.join(&file), &svg).map_err(Failure::attempted(format!("writing {file}")))?;
+        png &= drawing::render(&svg, &results.join(&file).with_extension("png"))?;
+        let _infallible = write!(page, "\n![{}]({file})\n", chart.title);
+    }
+    page.push('\n');
+    for finding in &said.findings {
+        let mark = finding.holds.map_or("–", |holds| if holds { "yes" } else { "**no**" });
+        let _infallible = writeln!(page, "- {mark}: {}", finding.text);
+    }
+    let _infallible = write!(page, "\n{}\n", said.why);
+    table(page, &experiment.x, records, &said.columns);
+    let path = results.join(format!("{name}.csv"));
+    fs::write(&path, csv(&experiment.x, records, &said.columns))
+        .map_err(Failure::attempted(format!("writing {}", path.display())))?;
+    Ok(png)
+}
+
+fn capital(text: &str) -> String {
+    let mut letters = text.chars();
+    letters.next().map_or_else(String::new, |first| first.to_uppercase().chain(letters).collect())
+}
+
+/// Variants in the order in which they were measured, and where.
+fn rows(records: &Records) -> Vec<(&str, f64)> {
+    let mut variants: Vec<&str> = Vec::new();
+    for point in &records.points {
+        if !variants.contains(&point.variant.as_str()) {
+            variants.push(&point.variant);
+        }
+    }
+    variants.into_iter().flat_map(|variant| records.xs(variant).into_iter().map(move |size| (variant, size))).collect()
+}
+
+fn table(page: &mut String, x: &Axis, records: &Records, columns: &[Column]) {
+    let names: Vec<&str> = columns.iter().map(|column| column.name).collect();
+    let _infallible =
+        write!(page, "\n| variant | {} | {} |\n|---|---|{}\n", x.name, names.join(" | "), "---|".repeat(columns.len()));
+    for (variant, at) in rows(records) {
+        let _infallible = write!(page, "| {variant} | {at} |");
+        for column in columns {
+            let mean = records.mean(variant, at, column.key, 1.0);
+            let _infallible = write!(page, " {} |", mean.map_or("–".to_owned(), |mean| mean.text(column.decimals)));
+        }
+        page.push('\n');
+    }
+}
+
+fn csv(x: &Axis, records: &Records, columns: &[Column]) -> String {
+    let mut text = format!("variant,{},rounds", x.key);
+    for column in columns {
+        let _infallible = write!(text, ",{0},{0}_ci95", column.key);
+    }
+    for (variant, at) in rows(records) {
+        let rounds = records.points.iter().filter(|point| point.variant == variant && point.x == at).count();
+        let _infallible = write!(text, "\n\"{variant}\",{at},{rounds}");
+        for column in columns {
+            let mean = records.mean(variant, at, column.key, 1.0);
+            let _infallible =
+                write!(text, ",{}", mean.map_or(",".to_owned(), |mean| format!("{},{}", mean.mean, mean.off)));
+        }
+    }
+    text.push('\n');
+    text
+}
