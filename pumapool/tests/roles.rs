@@ -97,8 +97,10 @@ fn a_node_that_evicts_borrows_and_lends_again() {
     let shown = String::from_utf8(pumapool(&["status"]).stdout).unwrap();
     assert!(shown.contains("  role        borrow for "), "{shown}");
 
-    // They come to rest.
+    // They come to rest. What they have left in the page cache goes at once, where else the kernel may evict it bit by bit: some reclaim what
+    // is cold without need (DAMON), and that is no rest.
     drop(reader);
+    setup::evict(&at.join("file"));
     node.wait_for("lending again", |status| {
         is_at_once_one_of_both(status);
         status["role"]["role"] == "lend" && status["lender"]["lending"] == true
