@@ -10,7 +10,7 @@ TEST_PACKAGES := fio g++ acl attr e2fsprogs iproute2 libacl1-dev python3 postgre
 # To bench: the peers.
 BENCH_PACKAGES := bindfs memcached mergerfs
 # To test in a virtual machine.
-VM_PACKAGES := qemu-system-x86 busybox-static cpio kmod e2fsprogs
+VM_PACKAGES := qemu-system-x86 busybox-static cpio kmod e2fsprogs iproute2 dmsetup python3
 # Where the public test programs are installed; set it to keep them when the checkout goes.
 TOOLS ?= $(CURDIR)/target/tools
 # Options of the demo, such as DEMO="--seconds 30 --seed 7"; `target/release/demo --help` lists them.
@@ -56,7 +56,7 @@ help:
 	@echo 'make microbench  store, catalog, codec and sealing, some two minutes'
 	@echo 'make paper   the papers'"'"' experiments, as root; with PAPER="all --quick" in some 20 minutes'
 	@echo 'make database    kill the daemon 20 times under PostgreSQL, some four minutes'
-	@echo 'make vm      on the oldest kernel that is supported, in a virtual machine: vsock, control groups of version 2; some three minutes'
+	@echo 'make vm      on the oldest kernel that is supported, in virtual machines: vsock, control groups of version 2, two machines; some ten minutes'
 	@echo 'make check   what CI runs: format, lints, tests, documentation'
 	@echo 'make clean   remove everything that was built'
 
@@ -156,6 +156,7 @@ database: test-deps
 # Its kernel is Debian 12's. The machine is emulated, so that this runs anywhere.
 vm: vm-deps
 	vm/run
+	vm/pair
 
 # Public test programs: fsx (file system exerciser) and pjdfstest (POSIX suite).
 tools: $(TOOLS)/bin/fsx $(TOOLS)/bin/pjdfstest
