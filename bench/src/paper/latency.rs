@@ -26,14 +26,7 @@ const READS: [Reads; 2] =
 pub fn run(run: &mut Run<'_>) -> Result<(), Failure> {
     let (cache_bytes, data_bytes) = (run.bytes(LOCAL_BYTES), run.bytes(DATA_BYTES));
     for (name, _, measure) in READS {
-        let variant = &format!("{name}, {BASELINE}");
-        if !run.has(variant, 0.0) {
-            let side = run.world.mount(name, data_bytes, None, &[])?;
-            side.drop_cached()?;
-            let path = side.below.clone();
-            side.end()?;
-            measure(run, &Case { variant, x: 0.0, cache_bytes, data_bytes, path, side: None })?;
-        }
+        run.without_puma(&format!("{name}, {BASELINE}"), name, cache_bytes, measure)?;
         for gate in GATES {
             for x in run.world.extent.choose(&LATENCIES_MS[..], &LATENCIES_QUICK_MS, &LATENCIES_QUICK_MS[..1]) {
                 let (variant, x) = (&variant_of(name, gate), *x);

@@ -146,6 +146,18 @@ impl Case<'_> {
         let Some(side) = self.side else { return Ok(BTreeMap::new()) };
         keys.iter().map(|(key, counter)| Ok((*key, side.counter(counter)?))).collect()
     }
+
+    /// How much they have grown since, for each of so many operations.
+    fn grown_for_each(
+        &self,
+        keys: &[(&'static str, &str)],
+        before: &BTreeMap<&'static str, u64>,
+        operations: f64,
+    ) -> Result<BTreeMap<String, f64>, Failure> {
+        let for_each =
+            |(key, after): (&str, u64)| (key.to_owned(), after.saturating_sub(before[key]) as f64 / operations);
+        Ok(self.counters(keys)?.into_iter().map(for_each).collect())
+    }
 }
 
 /// An experiment under way.
@@ -201,14 +213,7 @@ impl Run<'_> {
     ) -> Result<(), Failure> {
         let (local_bytes, data_bytes) = (self.bytes(LOCAL_BYTES), self.bytes(DATA_BYTES));
         for (variant, cache_bytes) in [(BASELINE, local_bytes), (IDEAL, data_bytes + local_bytes)] {
-            if !self.has(variant, 0.0) {
-                let side = self.world.mount(name, data_bytes, None, &[])?;
-                // What an earlier case has left in the page cache is no memory of this one.
-                side.drop_cached()?;
-                let path = side.below.clone();
-                side.end()?;
-                measure(self, &Case { variant, x: 0.0, cache_bytes, data_bytes, path, side: None })?;
-            }
+            self.without_puma(variant, name, cache_bytes, &measure)?;
         }
         for (variant, options) in VARIANTS {
             for &x in self.lent_gib() {
@@ -224,6 +229,26 @@ impl Run<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Has a variant measured in the directory below, if it is not kept yet.
+    fn without_puma(
+        &mut self,
+        variant: &str,
+        name: &str,
+        cache_bytes: u64,
+        measure: impl Fn(&mut Run<'_>, &Case<'_>) -> Result<(), Failure>,
+    ) -> Result<(), Failure> {
+        if self.has(variant, 0.0) {
+            return Ok(());
+        }
+        let data_bytes = self.bytes(DATA_BYTES);
+        let side = self.world.mount(name, data_bytes, None, &[])?;
+        // What an earlier case has left in the page cache is no memory of this one.
+        side.drop_cached()?;
+        let path = side.below.clone();
+        side.end()?;
+        measure(self, &Case { variant, x: 0.0, cache_bytes, data_bytes, path, side: None })
     }
 
     /// Keeps a round of a case.

@@ -6,7 +6,6 @@ use super::report::{Column, Finding, Results};
 use super::{BASELINE, Case, FILLING_READS_PER_S, Run};
 use crate::worker::{Order, Workload};
 use page::PAGE_SIZE;
-use std::collections::BTreeMap;
 use testbed::Failure;
 
 /// Threads that fill the caches, and how often they read as many pages as there are.
@@ -48,9 +47,7 @@ pub fn measure(run: &mut Run<'_>, case: &Case<'_>) -> Result<(), Failure> {
         let before = case.counters(&COUNTERS)?;
         let report = read(extent.choose(5000, 2000, 200), 1, seed.wrapping_add(round as u64 + 1))?;
         let reads = report.operations as f64;
-        let grown = case.counters(&COUNTERS)?.into_iter().map(|(key, after)| (key, after.saturating_sub(before[key])));
-        let mut values: BTreeMap<String, f64> =
-            grown.map(|(key, grown)| (key.to_owned(), grown as f64 / reads)).collect();
+        let mut values = case.grown_for_each(&COUNTERS, &before, reads)?;
         values.insert("iops".to_owned(), reads / report.seconds);
         run.keep(case, round, values)?;
     }

@@ -6,7 +6,6 @@ use super::report::{Column, Finding, Results};
 use super::{BASELINE, Case, Run};
 use crate::worker::Order;
 use page::PAGE_SIZE;
-use std::collections::BTreeMap;
 use testbed::Failure;
 
 /// Passes before it is measured: the filter learns, and the caches are filled.
@@ -30,9 +29,7 @@ pub fn measure(run: &mut Run<'_>, case: &Case<'_>) -> Result<(), Failure> {
     for round in 0..run.rounds() {
         let before = case.counters(&COUNTERS)?;
         let report = worker.obey(&order)?;
-        let grown = case.counters(&COUNTERS)?.into_iter().map(|(key, after)| (key, after.saturating_sub(before[key])));
-        let mut values: BTreeMap<String, f64> =
-            grown.map(|(key, grown)| (key.to_owned(), grown as f64 / pages)).collect();
+        let mut values = case.grown_for_each(&COUNTERS, &before, pages)?;
         values.insert("mb_per_s".to_owned(), report.bytes as f64 / report.seconds / 1e6);
         run.keep(case, round, values)?;
     }
