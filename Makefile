@@ -9,6 +9,8 @@ PACKAGES := clang llvm libelf-dev zlib1g-dev pkg-config make gcc fuse3 fonts-dej
 TEST_PACKAGES := fio g++ acl attr e2fsprogs iproute2 libacl1-dev python3 postgresql postgresql-contrib tshark
 # To bench: the peers.
 BENCH_PACKAGES := bindfs memcached mergerfs
+# The papers' programs; with them go-tpc, which is built with Go.
+PAPER_PACKAGES := coreutils git ncbi-blast+ postgresql postmark util-linux
 # To test in a virtual machine.
 VM_PACKAGES := qemu-system-x86 busybox-static cpio kmod e2fsprogs iproute2 dmsetup python3
 # Where the public test programs are installed; set it to keep them when the checkout goes.
@@ -32,12 +34,13 @@ BENCH ?=
 PAPER ?= all
 
 .PHONY: help deps bench-deps vm-deps vm build test test-programs bench microbench simulate rules test-long database test-deps tools interleavings fuzz fuzz-short fuzz-program sanitize miri deny demo \
-	gossip chaos soak check lint clean paper
+	gossip chaos soak check lint clean paper paper-deps paper-packages
 
 deps: WANTED := $(PACKAGES)
 bench-deps: WANTED := $(PACKAGES) $(BENCH_PACKAGES)
 vm-deps: WANTED := $(PACKAGES) $(VM_PACKAGES)
-test-deps: WANTED := $(PACKAGES) $(TEST_PACKAGES) $(BENCH_PACKAGES)
+test-deps: WANTED := $(PACKAGES) $(TEST_PACKAGES) $(BENCH_PACKAGES) $(PAPER_PACKAGES)
+paper-packages: WANTED := $(PACKAGES) $(PAPER_PACKAGES) $(VM_PACKAGES)
 
 help:
 	@echo 'make demo    show what lent memory does for random reads, in about a minute'
@@ -54,14 +57,14 @@ help:
 	@echo 'make soak    a mixed load with such troubles for 10 minutes: does anything grow?'
 	@echo 'make bench   all benches, with BENCH=--quick in some 20 minutes, as root; bench/run --list names them'
 	@echo 'make microbench  store, catalog, codec and sealing, some two minutes'
-	@echo 'make paper   the papers'"'"' experiments, as root; with PAPER="all --quick" in some 20 minutes'
+	@echo 'make paper   the papers'"'"' experiments, as root; with PAPER="all --quick" in some 30 minutes'
 	@echo 'make database    kill the daemon 20 times under PostgreSQL, some four minutes'
 	@echo 'make vm      on the oldest kernel that is supported, in virtual machines: vsock, control groups of version 2, two machines; some ten minutes'
 	@echo 'make check   what CI runs: format, lints, tests, documentation'
 	@echo 'make clean   remove everything that was built'
 
 # Only what is missing is installed, so that this needs neither root nor a network once everything is there.
-deps bench-deps vm-deps test-deps:
+deps bench-deps vm-deps test-deps paper-packages:
 	@command -v $(CARGO) >/dev/null || { \
 		echo 'Rust is missing: install the stable toolchain, then try again.' >&2; exit 1; }
 	@if ! command -v dpkg-query >/dev/null; then \
@@ -182,8 +185,17 @@ bench: bench-deps
 	bench/run all $(BENCH)
 
 # The papers' experiments, as root; PAPER="random-read --quick" for one of them, roughly.
-paper: bench-deps
+paper: paper-deps
 	bench/paper/run $(PAPER)
+
+paper-deps: paper-packages $(TOOLS)/bin/go-tpc
+
+# At the version, and of the content, that bench/paper/go-tpc says. Built elsewhere: Go adds to its files what a main program would need.
+$(TOOLS)/bin/go-tpc: bench/paper/go-tpc/go.mod bench/paper/go-tpc/go.sum
+	@command -v go >/dev/null || { echo 'Go is missing: install 1.21 or later, then try again.' >&2; exit 1; }
+	mkdir -p $(@D) target/go-tpc
+	cp $^ target/go-tpc
+	cd target/go-tpc && go build -mod=mod -o $(abspath $@) github.com/pingcap/go-tpc/cmd/go-tpc
 
 # In one process, without a machine of its own: is a part slower than before?
 microbench: deps

@@ -141,6 +141,26 @@ impl SlowDisk {
         Ok(count_reads(&text, &self.device.number(), self.version))
     }
 
+    /// Has files that are opened from now on be read ahead by so much at the most, in KiB, until the guard is dropped. For the whole machine: a
+    /// device has one value.
+    pub fn read_ahead(&self, kib: u32) -> io::Result<ReadAhead> {
+        let file = Path::new("/sys/block").join(&self.device.name).join("queue/read_ahead_kb");
+        let before = cgroup::read(&file)?.trim().to_owned();
+        cgroup::write(&file, &kib.to_string())?;
+        Ok(ReadAhead { file, before })
+    }
+
+    /// Bytes that were written to the device since the machine started, by whomever: most of it the kernel writes back of its own accord, in
+    /// no group's name.
+    pub fn written_bytes(&self) -> io::Result<u64> {
+        let file = Path::new("/sys/block").join(&self.device.name).join("stat");
+        let text = fs::read_to_string(&file).map_err(attempted(format!("reading {}", file.display())))?;
+        // The seventh number (Documentation/block/stat.rst), in sectors of 512 bytes whatever the device's are.
+        let sectors = text.split_whitespace().nth(6).and_then(|sectors| sectors.parse::<u64>().ok());
+        let message = || io::Error::new(io::ErrorKind::InvalidData, format!("{} holds {text:?}", file.display()));
+        Ok(sectors.ok_or_else(message)? * 512)
+    }
+
     /// The device.
     pub fn device(&self) -> &BlockDevice {
         &self.device
@@ -162,6 +182,20 @@ impl SlowDisk {
     pub(crate) fn processes_file(&self) -> Option<PathBuf> {
         // On version 2 a group with limited children has no processes of its own.
         (self.version == Version::V1).then(|| self.directory.file("cgroup.procs"))
+    }
+}
+
+/// A device's read-ahead, set back when dropped.
+pub struct ReadAhead {
+    file: PathBuf,
+    before: String,
+}
+
+impl Drop for ReadAhead {
+    fn drop(&mut self) {
+        if let Err(error) = cgroup::write(&self.file, &self.before) {
+            eprintln!("{error}: write {} to it.", self.before);
+        }
     }
 }
 

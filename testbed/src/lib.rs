@@ -31,11 +31,11 @@ mod squeeze;
 mod wait;
 
 pub use cgroup::Version;
-pub use disk::{BlockDevice, SlowDisk};
+pub use disk::{BlockDevice, ReadAhead, SlowDisk};
 pub use failure::{Failure, Interrupt};
 pub use group::{Group, MemoryUse};
 pub use process::{Line, Process, sibling_binary};
-pub use pumapool::{Puma, PumaMount, ask_daemon};
+pub use pumapool::{Puma, PumaMount, ask_daemon, tail};
 pub use relay::Relay;
 pub use resident::cached_pages;
 pub use scratch::Scratch;

@@ -218,7 +218,7 @@ fn sockets() -> PathBuf {
 }
 
 /// The end of a log, for the eye.
-fn tail(log: &Path) -> String {
+pub fn tail(log: &Path) -> String {
     let text = fs::read_to_string(log).unwrap_or_default();
     let lines: Vec<&str> = text.lines().collect();
     lines[lines.len().saturating_sub(LOG_TAIL_LINES)..].join(" / ")
