@@ -17,6 +17,7 @@ mod never_slower;
 mod null_server;
 mod page_server;
 mod paper;
+mod program;
 mod reading;
 mod reclaim;
 mod sequential;

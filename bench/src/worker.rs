@@ -170,6 +170,15 @@ pub enum Order {
         /// The file.
         hot: PathBuf,
     },
+    /// Allocate memory bit by bit, hold it, and give it back.
+    Grow {
+        /// How much.
+        bytes: u64,
+        /// In which time.
+        over_ms: u64,
+        /// For how long it is held then.
+        hold_ms: u64,
+    },
 }
 
 /// What it answers.
@@ -283,6 +292,10 @@ fn carry_out(order: &Order) -> Result<Report, String> {
         }
         Order::Ask(asking) => dialects::ask(asking),
         Order::Allocate { bytes, hot } => allocate(*bytes, hot),
+        Order::Grow { bytes, over_ms, hold_ms } => {
+            grow(*bytes, Duration::from_millis(*over_ms), Duration::from_millis(*hold_ms))
+                .map_err(|error| format!("allocating memory: {error}"))
+        }
     }
 }
 
@@ -427,28 +440,68 @@ fn allocate(bytes: u64, hot: &Path) -> Result<Report, String> {
 
 fn touch(len: usize, times: &mut [u64], report: &mut Report, hot: &Path, hot_bytes: u64) -> io::Result<()> {
     let begin = Instant::now();
-    // SAFETY: a new mapping at an address of the kernel's choice, unmapped once below, after its last use.
-    let memory = unsafe {
-        let flags = ProtFlags::READ | ProtFlags::WRITE;
-        let memory = rustix::mm::mmap_anonymous(std::ptr::null_mut(), len, flags, MapFlags::PRIVATE)?;
-        // A kernel without huge pages refuses.
-        let _none_anyway = rustix::mm::madvise(memory, len, rustix::mm::Advice::LinuxNoHugepage);
-        memory
-    };
+    let mut memory = Memory::reserve(len)?;
     for (step, time) in times.iter_mut().enumerate() {
-        let before = Instant::now();
-        for at in (0..ALLOCATION_STEP_BYTES).step_by(PAGE_SIZE) {
-            // SAFETY: inside the mapping, which has as many steps as there are times. Volatile, so that the touch really happens.
-            unsafe { memory.cast::<u8>().add(step * ALLOCATION_STEP_BYTES + at).write_volatile(1) };
-        }
-        *time = u64::try_from(before.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        *time = memory.touch(step);
     }
     report.seconds = begin.elapsed().as_secs_f64();
-    let cached = testbed::cached_pages(hot, hot_bytes);
-    // SAFETY: the mapping made above, of that length.
-    unsafe { rustix::mm::munmap(memory, len)? };
-    report.hot_cached_pages = cached?;
+    report.hot_cached_pages = testbed::cached_pages(hot, hot_bytes)?;
     Ok(())
+}
+
+/// Allocates a MiB after the other, evenly over that time, and times each.
+fn grow(bytes: u64, over: Duration, hold: Duration) -> io::Result<Report> {
+    let len = usize::try_from(bytes).map_err(io::Error::other)?;
+    // Touched before it is measured.
+    let mut times = vec![1u64; len / ALLOCATION_STEP_BYTES];
+    let mut memory = Memory::reserve(len)?;
+    let steps = times.len().max(1) as u32;
+    let begin = Instant::now();
+    for (step, time) in times.iter_mut().enumerate() {
+        sleep((over / steps * step as u32).saturating_sub(begin.elapsed()));
+        *time = memory.touch(step);
+    }
+    let seconds = begin.elapsed().as_secs_f64();
+    sleep(hold);
+    Ok(Report { operations: times.len() as u64, bytes, seconds, allocation_ns: times, ..Report::default() })
+}
+
+/// Address space, which becomes memory when it is touched. Given back when dropped.
+struct Memory {
+    start: *mut std::ffi::c_void,
+    len: usize,
+}
+
+impl Memory {
+    fn reserve(len: usize) -> io::Result<Memory> {
+        // SAFETY: a new mapping at an address of the kernel's choice, which is unmapped once, when this is dropped.
+        unsafe {
+            let flags = ProtFlags::READ | ProtFlags::WRITE;
+            let start = rustix::mm::mmap_anonymous(std::ptr::null_mut(), len, flags, MapFlags::PRIVATE)?;
+            // A kernel without huge pages refuses.
+            let _none_anyway = rustix::mm::madvise(start, len, rustix::mm::Advice::LinuxNoHugepage);
+            Ok(Memory { start, len })
+        }
+    }
+
+    /// Touches every page of a step. Returns the nanoseconds that it took.
+    fn touch(&mut self, step: usize) -> u64 {
+        let begin = Instant::now();
+        let first = step * ALLOCATION_STEP_BYTES;
+        assert!(first + ALLOCATION_STEP_BYTES <= self.len, "step {step} of {} bytes", self.len);
+        for at in (0..ALLOCATION_STEP_BYTES).step_by(PAGE_SIZE) {
+            // SAFETY: inside the mapping, as was looked at above. Volatile, so that the touch really happens.
+            unsafe { self.start.cast::<u8>().add(first + at).write_volatile(1) };
+        }
+        u64::try_from(begin.elapsed().as_nanos()).unwrap_or(u64::MAX)
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // SAFETY: the mapping made above, of that length, and nothing refers to it any more. It fails for no other reason than a wrong one.
+        let _unmapped = unsafe { rustix::mm::munmap(self.start, self.len) };
+    }
 }
 
 #[cfg(test)]
@@ -472,6 +525,8 @@ mod tests {
         assert_eq!(carry_out(&pass).unwrap().bytes, len_bytes);
         let allocated = carry_out(&Order::Allocate { bytes: 8 << 20, hot: path.clone() }).unwrap();
         assert_eq!((allocated.allocation_ns.len(), allocated.hot_pages), (8, 40));
+        let grown = carry_out(&Order::Grow { bytes: 8 << 20, over_ms: 16, hold_ms: 1 }).unwrap();
+        assert!(grown.allocation_ns.len() == 8 && grown.seconds >= 0.014, "{grown:?}");
 
         let file = File::options().write(true).open(&path).unwrap();
         (0..40).for_each(|page| file.write_all_at(&[255], page * PAGE_SIZE as u64).unwrap());

@@ -27,8 +27,12 @@ use testbed::{
 pub const STAMP_BYTES: usize = 8;
 /// Room while a worker starts, when it is not known yet what it needs itself.
 const START_ROOM_BYTES: u64 = 64 << 20;
+/// Room while a mount starts.
+const MOUNT_ROOM_BYTES: u64 = 256 << 20;
 /// A worker may be late by so much with an answer; one that is later is stuck.
 const LATE_MAX: Duration = Duration::from_secs(120);
+/// For a small file of a tree, all that is done with it: tens of trips to a file system that answers in some 100 µs.
+const TREE_FILE_MS: u64 = 20;
 /// For a daemon's answer, and until a mount has found its lender.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
 /// Until the lender has taken what was sent.
@@ -163,20 +167,45 @@ impl World {
         lender: Option<SocketAddr>,
         options: &[&str],
     ) -> Result<Side, Failure> {
-        let (source, at) = (self.scratch.path().join(name), self.scratch.path().join(format!("{name}-mounted")));
-        if !source.is_dir() {
-            self.check_room(len_bytes)?;
-            for directory in [&source, &at] {
-                fs::create_dir(directory).map_err(Failure::attempted(format!("making {}", directory.display())))?;
-            }
-            if len_bytes > 0 {
-                write_stamped(&source.join(FILE), len_bytes, self.seed)
-                    .map_err(Failure::attempted(format!("writing a file to {}", source.display())))?;
-            }
-            self.interrupt.check()?;
-        }
         // On the same slow disk as the workers: it reads it on their behalf.
         let group = Group::create("bench-mount", None, Some(&self.disk))?;
+        self.mount_in(group, security, name, len_bytes, lender, options)
+    }
+
+    /// Mounts a directory for a program that writes, too: what the daemon writes below is page cache of its own, which it has only
+    /// so much of.
+    pub fn mount_limited(
+        &self,
+        name: &str,
+        page_cache_bytes: u64,
+        lender: Option<SocketAddr>,
+        options: &[&str],
+    ) -> Result<Side, Failure> {
+        let group = Group::create("bench-mount", Some(page_cache_bytes + MOUNT_ROOM_BYTES), Some(&self.disk))?;
+        let side = self.mount_in(group, Security::Keyed, name, 0, lender, options)?;
+        side.group.limit_memory(page_cache_bytes + side.group.memory_use()?.total_bytes)?;
+        Ok(side)
+    }
+
+    fn mount_in(
+        &self,
+        group: Group,
+        security: Security,
+        name: &str,
+        len_bytes: u64,
+        lender: Option<SocketAddr>,
+        options: &[&str],
+    ) -> Result<Side, Failure> {
+        let (source, at) = (self.scratch.path().join(name), self.scratch.path().join(format!("{name}-mounted")));
+        for directory in [&source, &at] {
+            fs::create_dir_all(directory).map_err(Failure::attempted(format!("making {}", directory.display())))?;
+        }
+        if len_bytes > 0 && !source.join(FILE).exists() {
+            self.check_room(len_bytes)?;
+            write_stamped(&source.join(FILE), len_bytes, self.seed)
+                .map_err(Failure::attempted(format!("writing a file to {}", source.display())))?;
+            self.interrupt.check()?;
+        }
         let mut command = Command::new(&self.puma.pumapool);
         command.arg("mount").args([&source, &at]).arg("--foreground").args(options);
         self.secure(&mut command, security);
@@ -184,7 +213,7 @@ impl World {
             command.args(["--lender", &address.to_string()]);
         }
         let mount = self.puma.mount(command, &at, &format!("mount-{name}"), &[&group])?;
-        let side = Side { mount, _group: group, below: source.join(FILE), file: at.join(FILE), at };
+        let side = Side { mount, group, below: source.join(FILE), file: at.join(FILE), at };
         let found = || side.status().is_ok_and(|status| status["lender_is_up"] == true);
         if lender.is_some() && !wait_until(ANSWER_MAX, found) {
             return Err(Failure::Problem(format!("the mount {name} does not find its lender")));
@@ -206,6 +235,21 @@ impl World {
         command.arg(null_server::NAME).arg(at).arg(len_bytes.to_string());
         let (process, address) = self.puma.start(command, null_server::NAME, &[])?;
         Ok(NullServer::new(process, at, address))
+    }
+
+    /// Where a program's complaints are kept.
+    pub fn log(&self, name: &str) -> PathBuf {
+        self.puma.logs.join(format!("{name}.log"))
+    }
+
+    /// Where a directory of that name is, or is to be.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.scratch.path().join(name)
+    }
+
+    /// Memory on the slow disk, for programs: what they need themselves, and page cache.
+    pub fn group(&self, memory_bytes: u64) -> Result<Group, Failure> {
+        Ok(Group::create("bench-program", Some(memory_bytes), Some(&self.disk))?)
     }
 
     /// Makes an empty directory.
@@ -233,7 +277,7 @@ impl World {
     }
 
     /// Refuses to fill the disk.
-    fn check_room(&self, len_bytes: u64) -> Result<(), Failure> {
+    pub fn check_room(&self, len_bytes: u64) -> Result<(), Failure> {
         let disk = rustix::fs::statvfs(self.scratch.path()).map_err(io::Error::from)?;
         let free_bytes = disk.f_bavail * disk.f_frsize;
         if free_bytes >= len_bytes + DISK_RESERVE_BYTES {
@@ -278,7 +322,7 @@ pub const FILE: &str = "data";
 pub struct Side {
     // In this order: the mount before its group.
     mount: PumaMount,
-    _group: Group,
+    group: Group,
     /// Where it is mounted.
     pub at: PathBuf,
     /// The file in it, as it is below and through the mount.
@@ -354,6 +398,27 @@ pub fn drop_cached(path: &Path) -> Result<(), Failure> {
     dropped.map_err(Failure::attempted(format!("dropping {} from the page cache", path.display())))
 }
 
+/// Writes back everything under a directory, and has the kernel forget its pages.
+pub fn drop_cached_under(directory: &Path) -> Result<(), Failure> {
+    let problem = || Failure::attempted(format!("dropping {} from the page cache", directory.display()));
+    let root = File::open(directory).map_err(problem())?;
+    rustix::fs::syncfs(&root).map_err(|error| problem()(error.into()))?;
+    let mut directories = vec![directory.to_owned()];
+    while let Some(directory) = directories.pop() {
+        for entry in fs::read_dir(&directory).map_err(problem())? {
+            let entry = entry.map_err(problem())?;
+            let kind = entry.file_type().map_err(problem())?;
+            if kind.is_dir() {
+                directories.push(entry.path());
+            } else if kind.is_file() {
+                let file = File::open(entry.path()).map_err(problem())?;
+                rustix::fs::fadvise(&file, 0, None, Advice::DontNeed).map_err(|error| problem()(error.into()))?;
+            }
+        }
+    }
+    Ok(())
+}
+
 /// Writes a file whose pages begin with their numbers and are random otherwise, and syncs it.
 pub fn write_stamped(path: &Path, len_bytes: u64, seed: u64) -> io::Result<()> {
     let mut random = fastrand::Rng::with_seed(seed);
@@ -394,8 +459,23 @@ impl<'a> Worker<'a> {
 
     /// Has an order carried out.
     pub fn obey(&mut self, order: &Order) -> Result<Report, Failure> {
-        self.servant.tell(order)?;
-        let own = if let Order::Use { ms, .. } = order { Duration::from_millis(*ms) } else { Duration::ZERO };
+        self.begin(order)?;
+        let own_ms = match order {
+            Order::Use { ms, .. } => *ms,
+            Order::Grow { over_ms, hold_ms, .. } => over_ms + hold_ms,
+            Order::Tree { files, .. } => *files as u64 * TREE_FILE_MS,
+            _ => 0,
+        };
+        self.end(Duration::from_millis(own_ms))
+    }
+
+    /// Gives it an order, and does not wait.
+    pub fn begin(&mut self, order: &Order) -> Result<(), Failure> {
+        self.servant.tell(order)
+    }
+
+    /// Waits until what was begun has been carried out, which takes so long by itself.
+    pub fn end(&mut self, own: Duration) -> Result<Report, Failure> {
         match self.servant.hear(own + LATE_MAX)? {
             Answer::Done(report) => Ok(report),
             Answer::Failed(problem) => Err(Failure::Problem(format!("a worker failed: {problem}"))),

@@ -41,6 +41,14 @@ fn they_are_listed() {
             "paper",
             "paper",
             "paper",
+            "paper",
+            "paper",
+            "paper",
+            "paper",
+            "paper",
+            "paper",
+            "paper",
+            "paper",
             "paper"
         ]
     );
@@ -192,35 +200,45 @@ fn never_slower_has_its_figures() {
     assert_eq!(json["cells"].as_array().unwrap().len(), 1);
 }
 
-/// The papers' experiments on next to nothing: results are written, and what is kept is not measured again.
+/// The papers' experiments on next to nothing: results are written, and what is kept is not measured again. Those that need go-tpc take
+/// minutes to fill a database, and are left to `make paper`.
 #[test]
 fn the_papers_experiments_have_their_results() {
     let Some(scratch) = place("paper") else { return };
     let results = Scratch::new("paper-results").unwrap();
     let (directory, kept) = (scratch.path().to_str().unwrap(), results.path().to_str().unwrap());
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-    let run = || {
-        let output = bench(&["paper", "all", "--tiny", "--dir", directory, "--results", kept]);
+    // Its name, a row of its table, and how many there are; None: some.
+    let experiments = [
+        ("random-read", "| exclusive | 5 |", Some(6)),
+        ("sequential-read", "| non-inclusive, filter | 5 |", Some(6)),
+        ("blast", "| exclusive, filter | 5 |", Some(6)),
+        ("postmark", "| non-inclusive | 5 |", Some(6)),
+        ("latency", "| sequential, gate off | 0 |", Some(6)),
+        ("slides", "| lender empty | 4 |", Some(5)),
+        ("dynamic", "| with a lender | 0 |", None),
+    ];
+    let run = |name: &str| {
+        let output = bench(&["paper", name, "--tiny", "--dir", directory, "--results", kept]);
         let (said, complained) = (text(&output.stdout), text(&output.stderr));
         println!("{said}{complained}");
+        if complained.contains("make paper-deps") {
+            skip(&format!("a tiny {name}"), complained);
+            return None;
+        }
         assert_eq!(output.status.code(), Some(0), "{complained}");
-        said
+        Some(said)
     };
-    assert!(run().contains("baseline, 0, round 1: "));
-    let page = std::fs::read_to_string(results.path().join("RESULTS.md")).unwrap();
-    let experiments = [
-        ("random-read", "| exclusive | 5 |", 6),
-        ("sequential-read", "| non-inclusive, filter | 5 |", 6),
-        ("latency", "| sequential, gate off | 0 |", 6),
-        ("slides", "| lender empty | 4 |", 5),
-    ];
-    for (name, variant, rows) in experiments {
-        assert!(page.contains(&format!("## {name}")) && page.contains(variant), "{page}");
+    for (name, row, rows) in experiments {
+        let Some(said) = run(name) else { continue };
+        assert!(said.contains("round 1: "), "{said}");
+        let page = std::fs::read_to_string(results.path().join("RESULTS.md")).unwrap();
+        assert!(page.contains(&format!("## {name}")) && page.contains(row), "{page}");
         let csv = std::fs::read_to_string(results.path().join(format!("{name}.csv"))).unwrap();
-        assert_eq!(csv.lines().count(), 1 + rows, "{csv}");
+        assert!(rows.is_none_or(|rows| csv.lines().count() == 1 + rows), "{csv}");
         assert!(results.path().join(format!("{name}-speed-up.svg")).exists());
+        let again = run(name).unwrap();
+        assert!(again.contains("kept already") && !again.contains("round 1: "), "{again}");
     }
-    let again = run();
-    assert!(again.contains("kept already") && !again.contains("round 1: "), "{again}");
     assert!(std::fs::read_dir(scratch.path()).unwrap().next().is_none(), "something is left behind");
 }

@@ -97,8 +97,15 @@ impl Drop for Run {
 #[test]
 fn every_trouble_once_and_nothing_is_wrong_or_left() {
     let Some(mut run) = Run::start("chaos-short-run", &["run", "--seconds", "8"]) else { return };
-    let (code, said) = run.end();
+    let (mut code, mut said) = run.end();
     println!("{said}");
+    // A round this short may by chance be one in which nothing was lent, and says so: then once more, with another seed.
+    if said.contains("FAILED: 1 violations") && said.contains("this round proves nothing") {
+        let Some(again) = Run::start("chaos-short-run", &["run", "--seconds", "8"]) else { return };
+        run = again;
+        (code, said) = run.end();
+        println!("{said}");
+    }
     assert_eq!(code, Some(0), "{said}");
     assert_eq!(run.left_behind(), Vec::<PathBuf>::new());
     let json = fs::read_to_string(run.out.path().join("out/chaos.json")).unwrap();

@@ -3,12 +3,10 @@
 use super::plot::{Chart, Line};
 use super::record::{Mean, Records};
 use super::report::{Column, Finding, Results};
-use super::{BASELINE, Case, DATA_BYTES, LOCAL_BYTES, Run, random_read, sequential_read};
+use super::{ALL_FITS_GIB, BASELINE, Case, DATA_BYTES, LOCAL_BYTES, Run, random_read, sequential_read};
 use std::time::Duration;
 use testbed::{Failure, Relay};
 
-/// Of the lender, in GiB of the papers: all fits.
-const LENT_GIB: f64 = 5.0;
 /// What is added to each round trip, in ms.
 const LATENCIES_MS: [f64; 5] = [0.0, 0.5, 1.0, 1.5, 2.0];
 const LATENCIES_QUICK_MS: [f64; 3] = [0.0, 1.0, 2.0];
@@ -26,14 +24,14 @@ const READS: [Reads; 2] =
 pub fn run(run: &mut Run<'_>) -> Result<(), Failure> {
     let (cache_bytes, data_bytes) = (run.bytes(LOCAL_BYTES), run.bytes(DATA_BYTES));
     for (name, _, measure) in READS {
-        run.without_puma(&format!("{name}, {BASELINE}"), name, cache_bytes, measure)?;
+        run.without_puma(&format!("{name}, {BASELINE}"), &run.file(name), cache_bytes, measure)?;
         for gate in GATES {
             for x in run.world.extent.choose(&LATENCIES_MS[..], &LATENCIES_QUICK_MS, &LATENCIES_QUICK_MS[..1]) {
                 let (variant, x) = (&variant_of(name, gate), *x);
                 if run.has(variant, x) {
                     continue;
                 }
-                let lender = run.lend(LENT_GIB)?;
+                let lender = run.lend(ALL_FITS_GIB)?;
                 // Slow from the beginning, as the papers' network was.
                 let relay = Relay::start(lender.address)?;
                 relay.delay(Duration::from_secs_f64(x / 1e3 / 2.0));
@@ -56,7 +54,7 @@ fn variant_of(name: &str, gate: &str) -> String {
 pub fn results(records: &Records) -> Results {
     let line = |name: &str, key: &str, gate: &str| {
         let variant = variant_of(name, gate);
-        let baseline = records.mean(&format!("{name}, {BASELINE}"), 0.0, key, 1.0).map_or(f64::NAN, |mean| mean.mean);
+        let baseline = records.baseline(&format!("{name}, {BASELINE}"), key);
         let speed_up = |x| Some((x, records.mean(&variant, x, key, baseline)?));
         let points: Vec<(f64, Mean)> = records.xs(&variant).into_iter().filter_map(speed_up).collect();
         Line { name: variant.clone(), points }

@@ -6,17 +6,26 @@
 //!
 //! The disk is the same for all: the machine's own, which the kernel's I/O controller slows down to what a disk of 7200 rpm does.
 
+mod blast;
+mod dynamic;
 mod latency;
 mod plot;
+mod postgres;
+mod postmark;
 mod random_read;
 mod record;
 mod report;
+mod scenario;
 mod sequential_read;
 mod slides;
+mod ssd_cache;
+mod tpcc;
+mod tpch;
 
-use crate::world::{Extent, Lender, Side, World};
+use crate::world::{self, Extent, Lender, Side, World};
 use record::{Header, Records};
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use testbed::{Failure, Interrupt};
 
@@ -34,8 +43,22 @@ const FILLING_READS_PER_S: u32 = 8000;
 /// The papers' sizes: memory of the borrower, of which the page cache is most, and the data.
 const LOCAL_BYTES: u64 = 1 << 30;
 const DATA_BYTES: u64 = 4 << 30;
+/// Memory of a lender with which all fits, in GiB of the papers.
+const ALL_FITS_GIB: f64 = 5.0;
 /// Of all that is drawn, unless another one is asked for: an interrupted run goes on with the same.
 pub const SEED: u64 = 1;
+
+/// Memory that any program can start in.
+const PROGRAM_BYTES_MIN: u64 = 16 << 20;
+/// A mount that a program writes through has memory of its own beside what it starts with, one part of the borrower's in so many: page cache
+/// of what it has written below, and what it needs for each file. With less than so much it is killed for want of memory.
+const MOUNT_SHARE: u64 = 8;
+const MOUNT_BYTES_MIN: u64 = 64 << 20;
+
+/// A program writes as to any file system: into the page cache.
+const PROGRAM_OPTIONS: [&str; 2] = ["--write", "back"];
+/// Read ahead on the slow disk: enough for a stream to be as fast as its bytes allow, not so much that it fills a small memory.
+const READ_AHEAD_KIB: u32 = 1024;
 
 /// What the lender and its group have beyond what it lends.
 const LENDER_ROOM_BYTES: u64 = 64 << 20;
@@ -44,12 +67,13 @@ const LENDER_RESERVE_BYTES: u64 = 16 << 20;
 /// Variants without Puma: the borrower alone, and one machine with all the memory.
 const BASELINE: &str = "baseline";
 const IDEAL: &str = "ideal";
-/// Those with Puma, and the options of its mounts.
-const VARIANTS: [(&str, [&str; 4]); 4] = [
-    ("exclusive", ["--strategy", "exclusive", "--filter", "off"]),
-    ("exclusive, filter", ["--strategy", "exclusive", "--filter", "on"]),
-    ("non-inclusive", ["--strategy", "non-inclusive", "--filter", "off"]),
-    ("non-inclusive, filter", ["--strategy", "non-inclusive", "--filter", "on"]),
+/// Those with Puma, and the options of its mounts. The gate has an experiment of its own (`latency`): while caches are filled the disk is fast,
+/// and it would rightly leave the lender alone then.
+const VARIANTS: [(&str, [&str; 6]); 4] = [
+    ("exclusive", ["--strategy", "exclusive", "--filter", "off", "--gate", "off"]),
+    ("exclusive, filter", ["--strategy", "exclusive", "--filter", "on", "--gate", "off"]),
+    ("non-inclusive", ["--strategy", "non-inclusive", "--filter", "off", "--gate", "off"]),
+    ("non-inclusive, filter", ["--strategy", "non-inclusive", "--filter", "on", "--gate", "off"]),
 ];
 
 /// One experiment.
@@ -59,6 +83,8 @@ struct Experiment {
     /// Where the papers have it.
     source: &'static str,
     x: Axis,
+    /// What the papers' sizes are divided by, instead of what was asked for: not every program makes its data as small.
+    scale: fn(f64) -> f64,
     run: fn(&mut Run<'_>) -> Result<(), Failure>,
     /// What its points say.
     results: fn(&Records) -> report::Results,
@@ -74,15 +100,19 @@ struct Axis {
 
 const LENT: Axis = Axis { key: "lent_gib_of_the_paper", name: "memory of the lender, GiB of the paper", is_log: false };
 const LATENCY: Axis = Axis { key: "latency_ms", name: "added to each round trip, ms", is_log: false };
+const ONE: Axis = Axis { key: "nothing", name: "all fits", is_log: false };
+const CLONES: Axis = Axis { key: "clones", name: "repositories that are cloned at once", is_log: false };
+const TIME: Axis = Axis { key: "minutes_of_the_paper", name: "time, minutes of the paper", is_log: false };
 const FRAGMENT: Axis = Axis { key: "fragment_kib", name: "size of a fragment, KiB", is_log: true };
 
 /// In the order of RESULTS.md.
-const EXPERIMENTS: [Experiment; 4] = [
+const EXPERIMENTS: [Experiment; 12] = [
     Experiment {
         name: "random-read",
         about: "one thread reads 4 KiB at random offsets of one file",
         source: "2015, fig. 4 and 5a; 2014, fig. 3 and 4",
         x: LENT,
+        scale: as_asked,
         run: random_read::run,
         results: random_read::results,
     },
@@ -91,14 +121,52 @@ const EXPERIMENTS: [Experiment; 4] = [
         about: "one file is read from end to end, over and over",
         source: "2015, fig. 5b",
         x: LENT,
+        scale: as_asked,
         run: sequential_read::run,
         results: sequential_read::results,
+    },
+    Experiment {
+        name: "blast",
+        about: "BLAST looks for five sequences in a database that is three times as large as the memory",
+        source: "2015, fig. 5c; 2014, fig. 6",
+        x: LENT,
+        scale: blast::scale,
+        run: blast::run,
+        results: blast::results,
+    },
+    Experiment {
+        name: "postmark",
+        about: "Postmark makes, reads, appends to and removes small files",
+        source: "2015, fig. 5d and 6",
+        x: LENT,
+        scale: as_asked,
+        run: postmark::run,
+        results: postmark::results,
+    },
+    Experiment {
+        name: "tpch",
+        about: "the 22 queries of TPC-H on PostgreSQL, one after the other",
+        source: "2015, fig. 5e; 2014",
+        x: LENT,
+        scale: tpch::scale,
+        run: tpch::run,
+        results: tpch::results,
+    },
+    Experiment {
+        name: "tpcc",
+        about: "TPC-C on PostgreSQL: time of a New-Order transaction that nine in ten do not exceed",
+        source: "2015, fig. 5f",
+        x: LENT,
+        scale: tpcc::scale,
+        run: tpcc::run,
+        results: tpcc::results,
     },
     Experiment {
         name: "latency",
         about: "random and sequential reads, when all fits, over a network that is slower",
         source: "2015, fig. 7",
         x: LATENCY,
+        scale: as_asked,
         run: latency::run,
         results: latency::results,
     },
@@ -107,8 +175,45 @@ const EXPERIMENTS: [Experiment; 4] = [
         about: "fragments at random places of a file, 32 MB in all, with the lender empty, or with all of the file",
         source: "slides of 2013, three figures",
         x: FRAGMENT,
+        scale: as_asked,
         run: slides::run,
         results: slides::results,
+    },
+    Experiment {
+        name: "ssd-cache",
+        about: "4 KiB are read at random with a cache on an SSD (dm-cache), and with Puma, in virtual machines",
+        source: "2015, table 2",
+        x: ONE,
+        scale: as_asked,
+        run: ssd_cache::run,
+        results: ssd_cache::results,
+    },
+    Experiment {
+        name: "scenario-1",
+        about: "TPC-C borrows from a machine on which repositories are cloned, on one host",
+        source: "2015, table 1 and fig. 10",
+        x: CLONES,
+        scale: scenario::scale,
+        run: scenario::run_on_one_host,
+        results: scenario::results,
+    },
+    Experiment {
+        name: "scenario-2",
+        about: "the same, with the lender on another host",
+        source: "2015, fig. 11",
+        x: CLONES,
+        scale: scenario::scale,
+        run: scenario::run_on_two_hosts,
+        results: scenario::results,
+    },
+    Experiment {
+        name: "dynamic",
+        about: "64 KiB are read at random, while the lender takes its memory back, bit by bit, and lends it again",
+        source: "2015, fig. 8 and 9",
+        x: TIME,
+        scale: as_asked,
+        run: dynamic::run,
+        results: dynamic::results,
     },
 ];
 
@@ -126,14 +231,35 @@ pub struct Options<'a> {
     pub again: bool,
 }
 
+/// What is read or used, and how much memory there is for it without a lender.
+struct Subject<'a> {
+    /// Of its directory.
+    name: &'a str,
+    kind: Kind<'a>,
+    /// The memory of the borrower: page cache; with a program, also what that needs itself.
+    local_bytes: u64,
+    data_bytes: u64,
+    /// Memory of the lender, in GiB of the papers.
+    lent_gib: &'a [f64],
+}
+
+/// Who makes it.
+#[derive(Clone, Copy)]
+enum Kind<'a> {
+    /// A file of ours.
+    File,
+    /// A directory, which this fills, or fills anew, before each case.
+    Directory(&'a dyn Fn(&Path) -> Result<(), Failure>),
+}
+
 /// What is measured: a variant with a size.
 struct Case<'a> {
     variant: &'a str,
     /// What the experiment varies.
     x: f64,
-    /// The page cache of who reads.
+    /// The page cache of who reads, or the memory of a program.
     cache_bytes: u64,
-    /// The file, and how much of it is used.
+    /// The file and how much of it is used, or the directory.
     path: PathBuf,
     data_bytes: u64,
     /// The mount that it is read through.
@@ -164,6 +290,8 @@ impl Case<'_> {
 struct Run<'a> {
     world: &'a World,
     scale: f64,
+    /// Of each point.
+    rounds: usize,
     records: Records,
 }
 
@@ -176,10 +304,6 @@ impl Run<'_> {
     /// The lender's memory, in GiB of the papers.
     fn lent_gib(&self) -> &'static [f64] {
         self.world.extent.choose(&[0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 5.0], &[1.0, 2.0, 3.0, 4.0, 5.0], &[5.0])
-    }
-
-    fn rounds(&self) -> usize {
-        self.world.extent.choose(5, 3, 2)
     }
 
     /// A lender of so many GiB of the papers.
@@ -202,28 +326,50 @@ impl Run<'_> {
 
     /// Whether all rounds of a point are kept.
     fn has(&self, variant: &str, x: f64) -> bool {
-        (0..self.rounds()).all(|round| self.records.has(variant, x, round))
+        (0..self.rounds).all(|round| self.records.has(variant, x, round))
+    }
+
+    /// The borrower's file, read by ourselves.
+    fn file<'n>(&self, name: &'n str) -> Subject<'n> {
+        let (local_bytes, data_bytes) = (self.bytes(LOCAL_BYTES), self.bytes(DATA_BYTES));
+        Subject { name, kind: Kind::File, local_bytes, data_bytes, lent_gib: self.lent_gib() }
+    }
+
+    /// A program's directory. It has memory enough to start in, however small the scale is.
+    fn directory<'n>(
+        &self,
+        name: &'n str,
+        data_bytes: u64,
+        fill: &'n dyn Fn(&Path) -> Result<(), Failure>,
+    ) -> Subject<'n> {
+        let local_bytes = self.bytes(LOCAL_BYTES).max(PROGRAM_BYTES_MIN);
+        let lent_gib: &[f64] = self.world.extent.choose(&[1.0, 3.0, 5.0], &[5.0], &[5.0]);
+        Subject { name, kind: Kind::Directory(fill), local_bytes, data_bytes, lent_gib }
     }
 
     /// Has each variant measured, at each size, that is not kept yet: without Puma in the directory below, with it through a mount.
     fn compare(
         &mut self,
-        name: &str,
+        subject: &Subject<'_>,
         measure: impl Fn(&mut Run<'_>, &Case<'_>) -> Result<(), Failure>,
     ) -> Result<(), Failure> {
-        let (local_bytes, data_bytes) = (self.bytes(LOCAL_BYTES), self.bytes(DATA_BYTES));
-        for (variant, cache_bytes) in [(BASELINE, local_bytes), (IDEAL, data_bytes + local_bytes)] {
-            self.without_puma(variant, name, cache_bytes, &measure)?;
+        for (variant, cache_bytes) in
+            [(BASELINE, subject.local_bytes), (IDEAL, subject.data_bytes + subject.local_bytes)]
+        {
+            self.without_puma(variant, subject, cache_bytes, &measure)?;
         }
         for (variant, options) in VARIANTS {
-            for &x in self.lent_gib() {
+            for &x in subject.lent_gib {
                 if self.has(variant, x) {
                     continue;
                 }
                 let lender = self.lend(x)?;
-                let side = self.world.mount(name, data_bytes, Some(lender.address), &options)?;
-                side.drop_cached()?;
-                let (cache_bytes, path) = (local_bytes, side.file.clone());
+                let side = self.mount(subject, lender.address, &options)?;
+                let path = match subject.kind {
+                    Kind::File => side.file.clone(),
+                    Kind::Directory(_) => side.at.clone(),
+                };
+                let (cache_bytes, data_bytes) = (subject.local_bytes, subject.data_bytes);
                 measure(self, &Case { variant, x, cache_bytes, data_bytes, path, side: Some(&side) })?;
                 side.end()?;
             }
@@ -231,23 +377,52 @@ impl Run<'_> {
         Ok(())
     }
 
+    /// Mounts it. What an earlier case has left in the page cache is no memory of this one.
+    fn mount(&self, subject: &Subject<'_>, lender: SocketAddr, options: &[&str]) -> Result<Side, Failure> {
+        let name = subject.name;
+        match subject.kind {
+            Kind::File => {
+                let side = self.world.mount(name, subject.data_bytes, Some(lender), options)?;
+                side.drop_cached()?;
+                Ok(side)
+            }
+            Kind::Directory(fill) => {
+                self.fill(name, fill)?;
+                let page_cache_bytes = (subject.local_bytes / MOUNT_SHARE).max(MOUNT_BYTES_MIN);
+                self.world.mount_limited(name, page_cache_bytes, Some(lender), &[options, &PROGRAM_OPTIONS].concat())
+            }
+        }
+    }
+
+    fn fill(&self, name: &str, fill: impl Fn(&Path) -> Result<(), Failure>) -> Result<PathBuf, Failure> {
+        let directory = self.world.path(name);
+        fill(&directory)?;
+        world::drop_cached_under(&directory)?;
+        Ok(directory)
+    }
+
     /// Has a variant measured in the directory below, if it is not kept yet.
     fn without_puma(
         &mut self,
         variant: &str,
-        name: &str,
+        subject: &Subject<'_>,
         cache_bytes: u64,
         measure: impl Fn(&mut Run<'_>, &Case<'_>) -> Result<(), Failure>,
     ) -> Result<(), Failure> {
         if self.has(variant, 0.0) {
             return Ok(());
         }
-        let data_bytes = self.bytes(DATA_BYTES);
-        let side = self.world.mount(name, data_bytes, None, &[])?;
-        // What an earlier case has left in the page cache is no memory of this one.
-        side.drop_cached()?;
-        let path = side.below.clone();
-        side.end()?;
+        let path = match subject.kind {
+            Kind::File => {
+                let side = self.world.mount(subject.name, subject.data_bytes, None, &[])?;
+                side.drop_cached()?;
+                let below = side.below.clone();
+                side.end()?;
+                below
+            }
+            Kind::Directory(fill) => self.fill(subject.name, fill)?,
+        };
+        let data_bytes = subject.data_bytes;
         measure(self, &Case { variant, x: 0.0, cache_bytes, data_bytes, path, side: None })
     }
 
@@ -258,6 +433,11 @@ impl Run<'_> {
         println!("{variant}, {x}, round {}: {}", round + 1, said.join(", "));
         self.records.add(variant, x, round, values)
     }
+}
+
+/// Any scale will do.
+fn as_asked(scale: f64) -> f64 {
+    scale
 }
 
 /// What the papers' sizes are divided by, unless something else is asked for.
@@ -285,20 +465,33 @@ pub fn run(options: &Options<'_>, interrupt: &Interrupt) -> Result<(), Failure> 
         let message = format!("sizes divided by {}: choose a --scale from 1 to 1024", options.scale);
         return Err(Failure::Problem(message));
     }
+    let mut not_run = Vec::new();
     for (nth, experiment) in chosen.iter().enumerate() {
+        let scale = (experiment.scale)(options.scale);
         println!(
-            "{} ({} of {}): {}; sizes of the paper divided by {}",
+            "{} ({} of {}): {}; sizes of the paper divided by {scale}",
             experiment.name,
             nth + 1,
             chosen.len(),
             experiment.about,
-            options.scale
         );
-        let world = World::create(options.extent, options.seed, options.dir, interrupt.clone())?;
-        let header = Header::new(world.conditions(), options.extent.name(), options.scale, options.seed);
-        let records = Records::open(options.results, experiment.name, header, options.again)?;
-        let mut run = Run { world: &world, scale: options.scale, records };
-        (experiment.run)(&mut run)?;
+        match one(experiment, scale, options, interrupt) {
+            // The others are run all the same.
+            Err(Failure::Problem(problem)) => {
+                println!("{} could not be run to its end: {problem}", experiment.name);
+                not_run.push(format!("{}: {problem}", experiment.name));
+            }
+            ran => ran?,
+        }
     }
-    report::write(options.results, &EXPERIMENTS)
+    report::write(options.results, &EXPERIMENTS)?;
+    if not_run.is_empty() { Ok(()) } else { Err(Failure::Problem(not_run.join("; "))) }
+}
+
+fn one(experiment: &Experiment, scale: f64, options: &Options<'_>, interrupt: &Interrupt) -> Result<(), Failure> {
+    let world = World::create(options.extent, options.seed, options.dir, interrupt.clone())?;
+    let _read_ahead = world.disk.read_ahead(READ_AHEAD_KIB)?;
+    let header = Header::new(world.conditions(), options.extent.name(), scale, options.seed);
+    let records = Records::open(options.results, experiment.name, header, options.again)?;
+    (experiment.run)(&mut Run { world: &world, scale, rounds: options.extent.choose(5, 3, 2), records })
 }

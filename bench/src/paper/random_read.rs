@@ -3,7 +3,7 @@
 use super::plot::{Chart, Line, Mark};
 use super::record::{Mean, Records};
 use super::report::{Column, Finding, Results};
-use super::{BASELINE, Case, FILLING_READS_PER_S, Run};
+use super::{ALL_FITS_GIB, BASELINE, Case, FILLING_READS_PER_S, Run};
 use crate::worker::{Order, Workload};
 use page::PAGE_SIZE;
 use testbed::Failure;
@@ -16,14 +16,12 @@ const PAPER_BASELINE: f64 = 166.0;
 const PAPER_EXCLUSIVE: f64 = 5885.0;
 const PAPER_INCLUSIVE: f64 = 6310.0;
 const PAPER_IDEAL: f64 = 40400.0;
-/// Memory of the lender from which on all fits, in GiB of the papers.
-const ALL_FITS_GIB: f64 = 5.0;
 
 /// Counters for each read.
 const COUNTERS: [(&str, &str); 2] = [("gets_per_read", "lender_pages"), ("puts_per_read", "put_pages")];
 
 pub fn run(run: &mut Run<'_>) -> Result<(), Failure> {
-    run.compare("random", measure)
+    run.compare(&run.file("random"), measure)
 }
 
 /// Fills the caches, then measures the rounds.
@@ -43,7 +41,7 @@ pub fn measure(run: &mut Run<'_>, case: &Case<'_>) -> Result<(), Failure> {
     run.disk_as_measured()?;
     // What the kernel lets pass at once after a change of the limit is not the disk's speed.
     read(extent.choose(2000, 1000, 100), 1, seed)?;
-    for round in 0..run.rounds() {
+    for round in 0..run.rounds {
         let before = case.counters(&COUNTERS)?;
         let report = read(extent.choose(5000, 2000, 200), 1, seed.wrapping_add(round as u64 + 1))?;
         let reads = report.operations as f64;
@@ -55,7 +53,7 @@ pub fn measure(run: &mut Run<'_>, case: &Case<'_>) -> Result<(), Failure> {
 }
 
 pub fn results(records: &Records) -> Results {
-    let baseline = records.mean(BASELINE, 0.0, "iops", 1.0).map_or(f64::NAN, |mean| mean.mean);
+    let baseline = records.baseline(BASELINE, "iops");
     let speed_up = |variant: &str, size: f64| records.mean(variant, size, "iops", baseline);
     let mark = |value: f64, label| Mark { x: ALL_FITS_GIB, value: value / PAPER_BASELINE, label };
     let over = |one: &str, other: &str, size: f64, key: &str| -> Option<Mean> {

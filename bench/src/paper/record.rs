@@ -149,6 +149,11 @@ impl Records {
         Mean::of(&values)
     }
 
+    /// The mean of what others are set against, which is without Puma; not a number where it was not measured.
+    pub fn baseline(&self, variant: &str, key: &str) -> f64 {
+        self.mean(variant, 0.0, key, 1.0).map_or(f64::NAN, |mean| mean.mean)
+    }
+
     /// Where a variant was measured, rising.
     pub fn xs(&self, variant: &str) -> Vec<f64> {
         let of_it = self.points.iter().filter(|point| point.variant == variant);

@@ -42,6 +42,15 @@ impl Finding {
         };
         Finding { text, holds: ratio.map(|ratio| ratio.mean >= wanted) }
     }
+
+    /// A ratio that should be no more.
+    pub fn at_most(what: &str, ratio: Option<Mean>, wanted: f64, paper: &str) -> Finding {
+        let text = match ratio {
+            Some(ratio) => format!("{what}: {} × (at most {wanted} is wanted; the paper: {paper})", ratio.text(2)),
+            None => format!("{what}: not measured (the paper: {paper})"),
+        };
+        Finding { text, holds: ratio.map(|ratio| ratio.mean <= wanted) }
+    }
 }
 
 /// Writes everything anew.

@@ -15,7 +15,7 @@ const FIRST_PASSES: usize = 2;
 const COUNTERS: [(&str, &str); 2] = [("gets_per_page", "lender_pages"), ("puts_per_page", "put_pages")];
 
 pub fn run(run: &mut Run<'_>) -> Result<(), Failure> {
-    run.compare("sequential", measure)
+    run.compare(&run.file("sequential"), measure)
 }
 
 pub fn measure(run: &mut Run<'_>, case: &Case<'_>) -> Result<(), Failure> {
@@ -26,7 +26,7 @@ pub fn measure(run: &mut Run<'_>, case: &Case<'_>) -> Result<(), Failure> {
         worker.obey(&order)?;
     }
     let pages = case.data_bytes as f64 / PAGE_SIZE as f64;
-    for round in 0..run.rounds() {
+    for round in 0..run.rounds {
         let before = case.counters(&COUNTERS)?;
         let report = worker.obey(&order)?;
         let mut values = case.grown_for_each(&COUNTERS, &before, pages)?;
@@ -37,7 +37,7 @@ pub fn measure(run: &mut Run<'_>, case: &Case<'_>) -> Result<(), Failure> {
 }
 
 pub fn results(records: &Records) -> Results {
-    let baseline = records.mean(BASELINE, 0.0, "mb_per_s", 1.0).map_or(f64::NAN, |mean| mean.mean);
+    let baseline = records.baseline(BASELINE, "mb_per_s");
     let speed_up = |variant: &str, size: f64| records.mean(variant, size, "mb_per_s", baseline);
     // The least speed-up of a variant at any size.
     let least = |variant: &str| {

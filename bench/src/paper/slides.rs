@@ -54,7 +54,7 @@ pub fn run(run: &mut Run<'_>) -> Result<(), Failure> {
             }
             // Anew for each: what is read fills the lender.
             let lender = if lent == Lent::NoPuma { None } else { Some(run.lend(LENT_GIB)?) };
-            let options = ["--strategy", "non-inclusive"];
+            let options = ["--strategy", "non-inclusive", "--gate", "off"];
             let side = run.world.mount("slides", data_bytes, lender.as_ref().map(|lender| lender.address), &options)?;
             side.drop_cached()?;
             let path = if lender.is_some() { side.file.clone() } else { side.below.clone() };
@@ -101,7 +101,7 @@ fn measure(run: &mut Run<'_>, case: &Case<'_>, worker: &mut Worker<'_>, fragment
     let (total_bytes, seed) = (run.bytes(TOTAL_BYTES), run.world.seed);
     // What the kernel lets pass at once after a change of the limit is not the disk's speed.
     read(seed, total_bytes / 8)?;
-    for round in 0..run.rounds() {
+    for round in 0..run.rounds {
         let report = read(seed.wrapping_add(round as u64 + 1), total_bytes)?;
         let mb_per_s = report.bytes as f64 / report.seconds / 1e6;
         run.keep(case, round, BTreeMap::from([("mb_per_s".to_owned(), mb_per_s)]))?;

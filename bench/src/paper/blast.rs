@@ -1,0 +1,224 @@
+//! `blast`: BLAST looks for five sequences in a database of nucleotides, made up with lengths and repeats as in real ones.
+
+use super::plot::{Chart, Line, Mark};
+use super::record::Records;
+use super::report::{Column, Finding, Results};
+use super::{ALL_FITS_GIB, BASELINE, Case, Run};
+use crate::program::{self, Program};
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{self, BufWriter, Write};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Instant;
+use testbed::Failure;
+
+/// The paper's (2015, fig. 5c): bytes of the database, and the sequences that are looked for.
+const DATABASE_BYTES: u64 = 3 << 30;
+const DATABASE_TINY_BYTES: u64 = 2 << 20;
+const QUERIES: usize = 5;
+const QUERY_LETTERS: usize = 600;
+/// Letters in a byte of a database.
+const LETTERS_PER_BYTE: u64 = 4;
+/// Sequences of real databases are some hundred to some ten thousand letters long, most of them short: powers of two between these.
+const LENGTH_BITS: [f64; 2] = [8.0, 15.0];
+const LINE_LETTERS: usize = 80;
+/// Of the letters, how many are G or C; as in people.
+const GC_SHARE: f64 = 0.41;
+/// Repeats: families of them, letters of each, how many of a hundred letters are in one, and how many of a hundred of those differ.
+const FAMILIES: usize = 64;
+const REPEAT_LETTERS: usize = 300;
+const REPEATED_PERCENT: u32 = 45;
+const DIFFERENT_PERCENT: u32 = 12;
+const WANTED: f64 = 1.45;
+
+/// BLAST itself has some ten MiB, however small the database is.
+pub fn scale(asked: f64) -> f64 {
+    asked.min(16.0)
+}
+
+pub fn run(run: &mut Run<'_>) -> Result<(), Failure> {
+    let make = program::find("makeblastdb")?;
+    program::find("blastn")?;
+    let world = run.world;
+    let data_bytes = world.extent.choose(run.bytes(DATABASE_BYTES), run.bytes(DATABASE_BYTES), DATABASE_TINY_BYTES);
+    world.check_room(data_bytes + data_bytes / 4)?;
+    let fill = |directory: &Path| {
+        if directory.join("database.nsq").exists() {
+            return Ok(());
+        }
+        fs::create_dir_all(directory).map_err(Failure::attempted(format!("making {}", directory.display())))?;
+        let mut command = Command::new(&make);
+        command.args(["-in", "-", "-dbtype", "nucl", "-title", "made up", "-out"]).arg(directory.join("database"));
+        command.stdin(Stdio::piped());
+        let mut program = Program::start(world, "makeblastdb", command, &[])?;
+        let input =
+            program.process().take_stdin().ok_or_else(|| Failure::Problem("makeblastdb reads nothing".to_owned()))?;
+        let queries = directory.join("queries.fasta");
+        let written = Sequences::new(world.seed).write(BufWriter::new(input), data_bytes * LETTERS_PER_BYTE);
+        let written = written.and_then(|wanted| fs::write(&queries, wanted));
+        written.map_err(Failure::attempted("making up a database"))?;
+        program.finish().map(drop)
+    };
+    run.compare(&run.directory("blast", data_bytes, &fill), measure)
+}
+
+/// Looks for each of the sequences in turn: one pass over the database for each.
+fn measure(run: &mut Run<'_>, case: &Case<'_>) -> Result<(), Failure> {
+    let world = run.world;
+    let group = world.group(case.cache_bytes)?;
+    let queries = case.path.join("queries.fasta");
+    let text = fs::read_to_string(&queries).map_err(Failure::attempted(format!("reading {}", queries.display())))?;
+    let look = || -> Result<f64, Failure> {
+        let mut seconds = 0.0;
+        for query in text.split('>').filter(|query| !query.is_empty()) {
+            let one = world.path("query.fasta");
+            fs::write(&one, format!(">{query}")).map_err(Failure::attempted(format!("writing {}", one.display())))?;
+            let mut command = Command::new("blastn");
+            command.arg("-db").arg(case.path.join("database")).arg("-query").arg(&one).args(["-outfmt", "6"]);
+            let begin = Instant::now();
+            let found = program::run(world, "blastn", command, &[&group])?;
+            seconds += begin.elapsed().as_secs_f64();
+            if found.is_empty() {
+                return Err(Failure::Problem("BLAST did not find a sequence that is in its database".to_owned()));
+            }
+        }
+        Ok(seconds)
+    };
+    run.disk_for_filling()?;
+    look()?;
+    run.disk_as_measured()?;
+    // The filter and the gate have seen nothing of this disk yet.
+    look()?;
+    for round in 0..run.rounds {
+        let values = BTreeMap::from([("searches_per_h".to_owned(), QUERIES as f64 * 3600.0 / look()?)]);
+        run.keep(case, round, values)?;
+    }
+    Ok(())
+}
+
+/// Sequences that are made up.
+struct Sequences {
+    random: fastrand::Rng,
+    families: Vec<Vec<u8>>,
+}
+
+impl Sequences {
+    fn new(seed: u64) -> Sequences {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let families = (0..FAMILIES).map(|_| (0..REPEAT_LETTERS).map(|_| letter(&mut random)).collect()).collect();
+        Sequences { random, families }
+    }
+
+    /// Writes so many letters, and returns the sequences to look for: parts of what was written, with some letters changed.
+    fn write(&mut self, mut to: impl Write, letters: u64) -> io::Result<String> {
+        let (mut written, mut number, mut sequence) = (0, 0, Vec::new());
+        let mut wanted = String::new();
+        let mut found = 0;
+        while written < letters || found < QUERIES {
+            self.fill(&mut sequence);
+            writeln!(to, ">s{number} made up")?;
+            for line in sequence.chunks(LINE_LETTERS) {
+                to.write_all(line)?;
+                to.write_all(b"\n")?;
+            }
+            // Spread over all of it.
+            let due = found < QUERIES && written * QUERIES as u64 >= found as u64 * letters;
+            if due && sequence.len() >= QUERY_LETTERS {
+                let at = self.random.usize(..=sequence.len() - QUERY_LETTERS);
+                let part: Vec<u8> =
+                    sequence[at..][..QUERY_LETTERS].iter().map(|letter| self.changed(*letter)).collect();
+                wanted.push_str(&format!(">q{found}\n{}\n", String::from_utf8_lossy(&part)));
+                found += 1;
+            }
+            written += sequence.len() as u64;
+            number += 1;
+        }
+        to.flush()?;
+        Ok(wanted)
+    }
+
+    /// One sequence: new letters and repeats by turns.
+    fn fill(&mut self, sequence: &mut Vec<u8>) {
+        let bits = LENGTH_BITS[0] + self.random.f64() * (LENGTH_BITS[1] - LENGTH_BITS[0]);
+        let len = bits.exp2() as usize;
+        sequence.clear();
+        while sequence.len() < len {
+            if self.random.u32(..100) < REPEATED_PERCENT {
+                let family = self.random.usize(..FAMILIES);
+                for at in 0..REPEAT_LETTERS {
+                    let letter = self.families[family][at];
+                    sequence.push(self.changed(letter));
+                }
+            } else {
+                sequence.extend((0..REPEAT_LETTERS).map(|_| letter(&mut self.random)));
+            }
+        }
+        sequence.truncate(len);
+    }
+
+    fn changed(&mut self, old: u8) -> u8 {
+        if self.random.u32(..100) < DIFFERENT_PERCENT { letter(&mut self.random) } else { old }
+    }
+}
+
+fn letter(random: &mut fastrand::Rng) -> u8 {
+    let pair = if random.f64() < GC_SHARE { *b"GC" } else { *b"AT" };
+    pair[random.usize(..2)]
+}
+
+pub fn results(records: &Records) -> Results {
+    const KEY: &str = "searches_per_h";
+    let baseline = records.baseline(BASELINE, KEY);
+    let all_fits = |variant: &str| records.mean(variant, ALL_FITS_GIB, KEY, baseline);
+    Results {
+        charts: vec![Chart {
+            name: "speed-up",
+            title: "BLAST: speed-up over no Puma".to_owned(),
+            y_label: "times the baseline",
+            is_log: false,
+            lines: Line::of_all(records, KEY, baseline),
+            marks: vec![
+                Mark { x: ALL_FITS_GIB, value: 1.45, label: "2015, filter, 1.45 ×" },
+                Mark { x: ALL_FITS_GIB, value: 1.3, label: "2015, no filter, 1.3 ×" },
+                Mark { x: ALL_FITS_GIB, value: 2.3, label: "2014, 2.3 ×" },
+            ],
+        }],
+        columns: vec![Column { key: KEY, name: "searches/h", decimals: 0 }],
+        findings: vec![
+            Finding::at_least("exclusive, all fits, over no Puma", all_fits("exclusive"), WANTED, "1.3 ×; 2014: 2.3 ×"),
+            Finding::at_least(
+                "non-inclusive with filter, all fits, over no Puma",
+                all_fits("non-inclusive, filter"),
+                WANTED,
+                "1.45 ×",
+            ),
+        ],
+        why: "Each search is a stream over the whole database, read through a mapping: a cache smaller than it helps nobody, and all of it is a matter of how \
+              fast the stream is, and of the processor's share.",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_looked_for_is_there_and_repeats_repeat() {
+        let mut fasta = Vec::new();
+        let queries = Sequences::new(7).write(&mut fasta, 300_000).unwrap();
+        assert_eq!(queries.lines().filter(|line| line.len() == QUERY_LETTERS).count(), QUERIES);
+        let text = String::from_utf8(fasta).unwrap();
+        let letters = text.lines().filter(|line| !line.starts_with('>')).map(str::len).sum::<usize>();
+        assert!((300_000..700_000).contains(&letters), "{letters}");
+        let gc = text
+            .lines()
+            .filter(|line| !line.starts_with('>'))
+            .flat_map(str::bytes)
+            .filter(|letter| b"GC".contains(letter));
+        let share = gc.count() as f64 / letters as f64;
+        assert!((share - GC_SHARE).abs() < 0.05, "{share}");
+        let mut again = Vec::new();
+        assert_eq!(Sequences::new(7).write(&mut again, 300_000).unwrap(), queries);
+    }
+}

@@ -1,0 +1,165 @@
+//! PostgreSQL in a group of its own, and go-tpc (github.com/pingcap/go-tpc), which fills and asks it.
+
+use super::{Case, Run};
+use crate::program::{self, Program};
+use crate::world::World;
+use rustix::process::Signal;
+use std::fs::{self, Permissions};
+use std::net::TcpListener;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+use testbed::{Failure, Group, wait_until};
+
+/// The database.
+pub const DATABASE: &str = "papers";
+const USER: &str = "puma";
+const HOST: &str = "127.0.0.1";
+/// PostgreSQL does not run as root. In a user namespace with only this user, who outside is who runs the bench, it does not.
+const USER_INSIDE: u32 = 65_534;
+/// Of the memory that a server has, what its own cache gets: one part in so many, as much of the papers' GiB as is usual.
+const SHARED_BUFFERS_SHARE: u64 = 8;
+/// Until a server takes connections. It may have to read its log first.
+const READY_MAX: Duration = Duration::from_secs(300);
+/// Until it has ended: a checkpoint writes everything back.
+const END_MAX: Duration = Duration::from_secs(300);
+
+/// Fails where one of the programs is missing.
+pub fn check() -> Result<(), Failure> {
+    ["initdb", "postgres", "psql", "pg_isready", "go-tpc", "unshare"]
+        .into_iter()
+        .try_for_each(|name| program::find(name).map(drop))
+}
+
+/// A server that runs.
+pub struct Server<'a> {
+    world: &'a World,
+    program: Program<'a>,
+    port: u16,
+}
+
+impl<'a> Server<'a> {
+    /// Starts one with its data there. `is_safe`: what is committed is on the disk; else nothing is waited for.
+    pub fn start(
+        world: &'a World,
+        data: &Path,
+        memory_bytes: u64,
+        is_safe: bool,
+        groups: &[&Group],
+    ) -> Result<Server<'a>, Failure> {
+        // Nobody else is told this one between here and the server's start.
+        let port = TcpListener::bind((HOST, 0)).and_then(|listener| listener.local_addr());
+        let port = port.map_err(Failure::attempted("finding a free port"))?.port();
+        let mut command = inside("postgres")?;
+        command.arg("-D").arg(data).args(["-p", &port.to_string(), "-h", HOST, "-k", ""]);
+        let settings = [
+            format!("shared_buffers={}kB", (memory_bytes / SHARED_BUFFERS_SHARE) >> 10),
+            format!("effective_cache_size={}kB", memory_bytes >> 10),
+            format!("fsync={}", if is_safe { "on" } else { "off" }),
+            // What is compiled costs more memory than a small group has to spare.
+            "jit=off".to_owned(),
+            "max_wal_size=1GB".to_owned(),
+            "max_connections=20".to_owned(),
+        ];
+        for setting in &settings {
+            command.args(["-c", setting]);
+        }
+        command.stdin(Stdio::null());
+        let program = Program::start(world, "postgres", command, groups)?;
+        let server = Server { world, program, port };
+        let is_ready = program::find("pg_isready")?;
+        let asked = || {
+            let mut command = Command::new(&is_ready);
+            command.args(["-q", "-h", HOST, "-p", &port.to_string()]);
+            world.interrupt.check().is_err() || command.status().is_ok_and(|status| status.success())
+        };
+        let is_ready = wait_until(READY_MAX, asked);
+        world.interrupt.check()?;
+        if is_ready {
+            return Ok(server);
+        }
+        let log = world.log("postgres");
+        Err(Failure::Problem(format!(
+            "postgres is not ready after {READY_MAX:?}; {} ends with: {}",
+            log.display(),
+            testbed::tail(&log)
+        )))
+    }
+
+    /// Has statements carried out, one after the other.
+    pub fn tell(&self, database: &str, statements: &[&str]) -> Result<(), Failure> {
+        for statement in statements {
+            let mut command = Command::new(program::find("psql")?);
+            command.args(["-XAtq", "-v", "ON_ERROR_STOP=1", "-h", HOST, "-p", &self.port.to_string()]);
+            command.args(["-U", USER, "-d", database, "-c", statement]);
+            program::run(self.world, "psql", command, &[])?;
+        }
+        Ok(())
+    }
+
+    /// Runs go-tpc. Returns what it said.
+    pub fn go_tpc(&self, arguments: &[&str]) -> Result<String, Failure> {
+        let mut command = Command::new(program::find("go-tpc")?);
+        command.args(arguments).args(["-d", "postgres", "-H", HOST, "-P", &self.port.to_string()]);
+        command.args(["-U", USER, "-D", DATABASE, "--conn-params", "sslmode=disable"]);
+        program::run(self.world, "go-tpc", command, &[])
+    }
+
+    /// Ends it in order.
+    pub fn stop(mut self) -> Result<(), Failure> {
+        // Without waiting for clients, but with a last checkpoint.
+        self.program.process().signal(Signal::INT)?;
+        match self.program.process().wait(END_MAX)? {
+            Some(status) if status.success() => Ok(()),
+            ended => Err(Failure::Problem(format!("postgres did not end in order: {ended:?}"))),
+        }
+    }
+}
+
+/// Makes a database in a directory, has it filled, and ends the server. Nothing is done if it is there already.
+pub fn prepare(
+    world: &World,
+    directory: &Path,
+    memory_bytes: u64,
+    fill: impl Fn(&Server<'_>) -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    if directory.exists() {
+        return Ok(());
+    }
+    fs::create_dir(directory)
+        .and_then(|()| fs::set_permissions(directory, Permissions::from_mode(0o700)))
+        .map_err(Failure::attempted(format!("making {}", directory.display())))?;
+    let mut command = inside("initdb")?;
+    command.arg("-D").arg(directory).args(["-U", USER, "--auth=trust", "-E", "UTF8", "--locale=C", "--no-sync"]);
+    program::run(world, "initdb", command, &[])?;
+    let server = Server::start(world, directory, memory_bytes, false, &[])?;
+    server.tell("postgres", &[&format!("create database {DATABASE}")])?;
+    fill(&server)?;
+    server.tell(DATABASE, &["vacuum (analyze)", "checkpoint"])?;
+    server.stop()
+}
+
+/// Puts a copy of a database that was made in the place of what was used before.
+pub fn copy(world: &World, from: &Path, to: &Path) -> Result<(), Failure> {
+    if to.exists() {
+        fs::remove_dir_all(to).map_err(Failure::attempted(format!("removing {}", to.display())))?;
+    }
+    let mut command = Command::new("cp");
+    command.arg("-a").args([from, to]);
+    program::run(world, "cp", command, &[]).map(drop)
+}
+
+/// The server for a case, in memory of its own.
+pub fn serve<'a>(run: &Run<'a>, case: &Case<'_>, group: &Group) -> Result<Server<'a>, Failure> {
+    run.disk_for_filling()?;
+    Server::start(run.world, &case.path, case.cache_bytes.min(run.bytes(super::LOCAL_BYTES)), true, &[group])
+}
+
+/// A program of PostgreSQL, as somebody who is not root.
+fn inside(name: &str) -> Result<Command, Failure> {
+    let mut command = Command::new("unshare");
+    let user = USER_INSIDE.to_string();
+    command.args(["--user", "--map-user", &user, "--map-group", &user, "--"]).arg(program::find(name)?);
+    Ok(command)
+}

@@ -1,0 +1,140 @@
+//! `postmark`: small files are made, read, appended to and removed. The one experiment of the papers that writes to many files.
+
+use super::plot::{Chart, Line, Mark};
+use super::record::Records;
+use super::report::{Column, Finding, Results};
+use super::{ALL_FITS_GIB, BASELINE, Case, Run};
+use crate::program::{self, Program};
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Instant;
+use testbed::Failure;
+
+/// The paper's numbers (2015, section 4.3): bytes of all files, transactions, directories, sizes of the files, and bytes of a read or write. It
+/// says that the files are 25,000, which would be 0.8 GiB of such sizes, less than its memory: so here they are as many as those bytes take.
+const DATA_BYTES: u64 = 7 << 29;
+const TRANSACTIONS: f64 = 20_000.0;
+const DIRECTORIES: u32 = 10;
+const FILE_BYTES: [u64; 2] = [512, 64 << 10];
+const BLOCK_BYTES: u64 = 4096;
+/// Of ten: transactions that read (the others append), and that make a file (the others remove one).
+const READ_BIAS: u32 = 5;
+const CREATE_BIAS: u32 = 5;
+/// Files grow while it runs: all of them, over what they begin with.
+const GROWTH: f64 = 1.2;
+/// Counters for each transaction, of making and removing the files, too.
+const COUNTERS: [(&str, &str); 3] = [
+    ("gets_per_transaction", "lender_pages"),
+    ("puts_per_transaction", "put_pages"),
+    ("below_per_transaction", "below_pages"),
+];
+/// What it says as each part ends.
+const FILES_MADE: &str = "Creating files";
+const TRANSACTIONS_DONE: &str = "Performing transactions";
+const WANTED: f64 = 1.5;
+const PAPER: f64 = 3.0;
+
+pub fn run(run: &mut Run<'_>) -> Result<(), Failure> {
+    program::find("postmark")?;
+    program::find("stdbuf")?;
+    let data_bytes = (run.bytes(DATA_BYTES) as f64 * GROWTH) as u64;
+    run.world.check_room(2 * data_bytes)?;
+    let fill = |directory: &Path| empty(directory);
+    run.compare(&run.directory("postmark", data_bytes, &fill), measure)
+}
+
+/// A directory with nothing in it.
+fn empty(directory: &Path) -> Result<(), Failure> {
+    let emptied = match fs::remove_dir_all(directory) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error),
+        _ => fs::create_dir(directory),
+    };
+    emptied.map_err(Failure::attempted(format!("emptying {}", directory.display())))
+}
+
+fn measure(run: &mut Run<'_>, case: &Case<'_>) -> Result<(), Failure> {
+    let world = run.world;
+    let transactions = (TRANSACTIONS / run.scale).round().max(1.0);
+    let files = run.bytes(DATA_BYTES) / ((FILE_BYTES[0] + FILE_BYTES[1]) / 2);
+    let group = world.group(case.cache_bytes)?;
+    let orders = world.path("postmark.orders");
+    for round in 0..run.rounds {
+        let text = format!(
+            "set location .\nset size {} {}\nset number {files}\nset transactions {transactions}\nset subdirectories {DIRECTORIES}\n\
+             set read {BLOCK_BYTES}\nset write {BLOCK_BYTES}\nset bias read {READ_BIAS}\nset bias create {CREATE_BIAS}\n\
+             set buffering false\nset seed {}\nrun\nquit\n",
+            FILE_BYTES[0],
+            FILE_BYTES[1],
+            world.seed + round as u64,
+        );
+        fs::write(&orders, text).map_err(Failure::attempted(format!("writing {}", orders.display())))?;
+        run.disk_for_filling()?;
+        // In its directory: names of more than 80 letters are more than it has room for.
+        // Line by line: it says when it is done with a part.
+        let mut command = Command::new("stdbuf");
+        command.args(["-oL", "postmark"]).arg(&orders).current_dir(&case.path).stdin(Stdio::null());
+        let before = case.counters(&COUNTERS)?;
+        let (reads, written) = (world.disk.read_count()?, world.disk.written_bytes()?);
+        let mut postmark = Program::start(world, "postmark", command, &[&group])?;
+        let (mut begin, mut seconds) = (None, None);
+        while let Some(line) = postmark.next_line()? {
+            if line.starts_with(FILES_MADE) {
+                run.disk_as_measured()?;
+                begin = Some(Instant::now());
+            } else if line.starts_with(TRANSACTIONS_DONE) {
+                seconds = begin.map(|begin| begin.elapsed().as_secs_f64());
+                run.disk_for_filling()?;
+            }
+        }
+        let seconds = seconds.ok_or_else(|| Failure::Problem("postmark did not say when it was done".to_owned()))?;
+        let values = [
+            ("transactions_per_s", transactions / seconds),
+            ("disk_reads", (world.disk.read_count()? - reads) as f64),
+            ("disk_written_mib", (world.disk.written_bytes()? - written) as f64 / f64::from(1 << 20)),
+        ];
+        let mut kept = case.grown_for_each(&COUNTERS, &before, transactions)?;
+        kept.extend(values.map(|(key, value)| (key.to_owned(), value)));
+        run.keep(case, round, kept)?;
+    }
+    Ok(())
+}
+
+pub fn results(records: &Records) -> Results {
+    const KEY: &str = "transactions_per_s";
+    let fewer = |key: &str, what: &str| {
+        let mean = |variant: &str, x| records.mean(variant, x, key, 1.0);
+        let (alone, with) = (mean(BASELINE, 0.0), mean("non-inclusive, filter", ALL_FITS_GIB));
+        let said = match (alone, with) {
+            (Some(alone), Some(with)) => format!("{} without Puma, {} with it", alone.text(0), with.text(0)),
+            _ => "not measured".to_owned(),
+        };
+        let holds = alone.zip(with).map(|(alone, with)| with.mean < alone.mean);
+        Finding { text: format!("{what}, non-inclusive with filter, all fits: {said} (the paper: fewer)"), holds }
+    };
+    let baseline = records.baseline(BASELINE, KEY);
+    let all_fits = |variant: &str| records.mean(variant, ALL_FITS_GIB, KEY, baseline);
+    Results {
+        charts: vec![Chart {
+            name: "speed-up",
+            title: "Postmark: speed-up over no Puma".to_owned(),
+            y_label: "times the baseline",
+            is_log: false,
+            lines: Line::of_all(records, KEY, baseline),
+            marks: vec![Mark { x: ALL_FITS_GIB, value: PAPER, label: "up to 3 ×" }],
+        }],
+        columns: vec![
+            Column { key: KEY, name: "transactions/s", decimals: 1 },
+            Column { key: "disk_reads", name: "reads of the disk", decimals: 0 },
+            Column { key: "disk_written_mib", name: "written to the disk, MiB", decimals: 0 },
+        ],
+        findings: vec![
+            Finding::at_least("exclusive, all fits, over no Puma", all_fits("exclusive"), WANTED, "up to 3 ×"),
+            Finding::at_least("non-inclusive, all fits, over no Puma", all_fits("non-inclusive"), WANTED, "up to 3 ×"),
+            fewer("disk_reads", "reads of the disk"),
+            fewer("disk_written_mib", "MiB written to the disk"),
+        ],
+        why: "The disk is slow for reads only: what the kernel writes back it writes in nobody's name, and the I/O controller of control groups of version 1 \
+              cannot slow that down. So nothing is gained here by writing less.",
+    }
+}

@@ -1,0 +1,116 @@
+//! `tpch`: the 22 queries of TPC-H on PostgreSQL, one after the other.
+
+use super::plot::{Chart, Line, Mark};
+use super::postgres;
+use super::record::{Mean, Records};
+use super::report::{Column, Finding, Results};
+use super::{ALL_FITS_GIB, BASELINE, Case, Run};
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::time::Instant;
+use testbed::Failure;
+
+/// The paper's (2015, fig. 5e), and the least that go-tpc makes.
+const SCALE_FACTOR: f64 = 3.0;
+const SCALE_FACTOR_MIN: f64 = 1.0;
+/// Bytes for each unit of it, indexes included.
+const UNIT_BYTES: u64 = 1_900 << 20;
+/// Queries; for a rough look those that take least of the processor.
+const QUERIES: &str = "q1,q2,q3,q4,q5,q6,q7,q8,q9,q10,q11,q12,q13,q14,q15,q16,q17,q18,q19,q20,q21,q22";
+const QUERIES_QUICK: &str = "q2,q3,q4,q6,q12,q14,q17,q19,q22";
+/// Without these, queries that look up parts and orders would read whole tables for each. Such indexes are usual.
+const INDEXES: [&str; 6] = [
+    "create index on lineitem (l_partkey, l_suppkey)",
+    "create index on lineitem (l_shipdate)",
+    "create index on orders (o_custkey)",
+    "create index on orders (o_orderdate)",
+    "create index on partsupp (ps_suppkey)",
+    "create index on customer (c_nationkey)",
+];
+/// go-tpc asks every database in the words of MySQL.
+const DATE_ADD: &str =
+    "create function date_add(date, interval) returns date language sql immutable as 'select ($1 + $2)::date'";
+const WANTED: f64 = 3.0;
+/// Queries an hour (2015), and the best of 2014.
+const PAPER_BASELINE: f64 = 248.0;
+const PAPER: f64 = 791.0;
+const PAPER_2014: f64 = 9.0;
+
+/// Scale factors are whole numbers.
+pub fn scale(asked: f64) -> f64 {
+    SCALE_FACTOR / (SCALE_FACTOR / asked).round().max(SCALE_FACTOR_MIN)
+}
+
+pub fn run(run: &mut Run<'_>) -> Result<(), Failure> {
+    postgres::check()?;
+    // Each takes minutes where the disk is read.
+    run.rounds = 2;
+    let world = run.world;
+    let factor = SCALE_FACTOR / run.scale;
+    let data_bytes = factor as u64 * UNIT_BYTES;
+    world.check_room(2 * data_bytes)?;
+    let factor = factor.to_string();
+    let make = |server: &postgres::Server<'_>| {
+        server.go_tpc(&["tpch", "prepare", "--sf", &factor, "-T", "2"])?;
+        server.tell(postgres::DATABASE, &[DATE_ADD])?;
+        server.tell(postgres::DATABASE, &INDEXES)
+    };
+    // It is only read: what a case leaves is what the next one finds.
+    let fill = |directory: &Path| postgres::prepare(world, directory, data_bytes, make);
+    run.compare(&run.directory("tpch", data_bytes, &fill), |run, case| measure(run, case, &factor))
+}
+
+fn measure(run: &mut Run<'_>, case: &Case<'_>, factor: &str) -> Result<(), Failure> {
+    let world = run.world;
+    let group = world.group(case.cache_bytes)?;
+    let server = postgres::serve(run, case, &group)?;
+    let queries = world.extent.choose(QUERIES, QUERIES_QUICK, "q6");
+    let count = queries.split(',').count();
+    let ask = || -> Result<f64, Failure> {
+        let begin = Instant::now();
+        server.go_tpc(&["tpch", "run", "--sf", factor, "--queries", queries, "--count", &count.to_string()])?;
+        Ok(begin.elapsed().as_secs_f64())
+    };
+    ask()?;
+    run.disk_as_measured()?;
+    for round in 0..run.rounds {
+        let values = BTreeMap::from([("queries_per_h".to_owned(), count as f64 * 3600.0 / ask()?)]);
+        run.keep(case, round, values)?;
+    }
+    server.stop()
+}
+
+pub fn results(records: &Records) -> Results {
+    const KEY: &str = "queries_per_h";
+    let baseline = records.baseline(BASELINE, KEY);
+    let all_fits = |variant: &str| -> Option<Mean> { records.mean(variant, ALL_FITS_GIB, KEY, baseline) };
+    Results {
+        charts: vec![Chart {
+            name: "speed-up",
+            title: "TPC-H: speed-up over no Puma".to_owned(),
+            y_label: "times the baseline",
+            is_log: false,
+            lines: Line::of_all(records, KEY, baseline),
+            marks: vec![
+                Mark { x: ALL_FITS_GIB, value: PAPER / PAPER_BASELINE, label: "2015, 3.2 ×" },
+                Mark { x: ALL_FITS_GIB, value: PAPER_2014, label: "2014, up to 9 ×" },
+            ],
+        }],
+        columns: vec![Column { key: KEY, name: "queries/h", decimals: 0 }],
+        findings: vec![
+            Finding::at_least(
+                "exclusive, all fits, over no Puma",
+                all_fits("exclusive"),
+                WANTED,
+                "3.2 ×; 2014: up to 9 ×",
+            ),
+            Finding::at_least(
+                "non-inclusive, all fits, over no Puma",
+                all_fits("non-inclusive"),
+                WANTED,
+                "3.2 ×; 2014: up to 9 ×",
+            ),
+        ],
+        why: "Queries are streams over tables and lookups in indexes by turns. With the filter the streams are left to the disk.",
+    }
+}
