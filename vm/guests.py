@@ -42,7 +42,6 @@ class Guest:
             self.process = subprocess.Popen(arguments, stderr=complaints, preexec_fn=end_with_parent)
         self.socket, self.pending = socket.socket(socket.AF_UNIX), b""
         until(f"{name} does not start", lambda: self.connect(shell), START_SECONDS)
-        self.socket.settimeout(COMMAND_SECONDS)
 
     def connect(self, shell):
         try:
@@ -68,7 +67,6 @@ class Guest:
         with contextlib.suppress(TimeoutError):
             while True:
                 self.read_answer()
-        self.socket.settimeout(COMMAND_SECONDS)
 
     def read_answer(self):
         while True:
@@ -81,15 +79,16 @@ class Guest:
                 raise Failed(f"{self.name} has ended: {self.console()}")
             self.pending += more
 
-    def try_run(self, command):
+    def try_run(self, command, seconds=COMMAND_SECONDS):
+        self.socket.settimeout(seconds)
         try:
             self.socket.sendall(command.encode() + b"\n")
             return self.read_answer()
         except TimeoutError:
-            raise Failed(f"{self.name} does not end {command!r} within {COMMAND_SECONDS} s") from None
+            raise Failed(f"{self.name} does not end {command!r} within {seconds} s") from None
 
-    def run(self, command):
-        status, output = self.try_run(command)
+    def run(self, command, seconds=COMMAND_SECONDS):
+        status, output = self.try_run(command, seconds)
         if status != 0:
             raise Failed(f"{self.name}: {command!r} ended with {status}: {output}")
         return output

@@ -92,23 +92,29 @@ pub fn run(world: &World, name: &str, mut command: Command, groups: &[&Group]) -
     Program::start(world, name, command, groups)?.finish()
 }
 
-/// Where a program is that this machine may not have. It and its libraries are then in memory, and in no group's that is measured: they
-/// are as large however small the data are.
+/// Fails where one of these programs is missing. They and their libraries are then in memory, and in no group's that is measured: they are as
+/// large however small the data are.
+pub fn check(names: &[&str]) -> Result<(), Failure> {
+    for name in names {
+        let program = find(name)?;
+        // Of a script or a static program it says nothing.
+        let libraries = Command::new("ldd").arg(&program).stdin(Stdio::null()).stderr(Stdio::null()).output();
+        let libraries = libraries.map(|said| String::from_utf8_lossy(&said.stdout).into_owned()).unwrap_or_default();
+        let libraries = libraries.split_whitespace().filter(|word| word.starts_with('/')).map(PathBuf::from);
+        for file in libraries.chain([program]) {
+            let read = File::open(&file).and_then(|mut file| io::copy(&mut file, &mut io::sink()));
+            read.map_err(Failure::attempted(format!("reading {}", file.display())))?;
+        }
+    }
+    Ok(())
+}
+
+/// Where a program is that this machine may not have.
 pub fn find(name: &str) -> Result<PathBuf, Failure> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let found = std::env::split_paths(&path).chain(postgres()).map(|directory| directory.join(name));
     let mut found = found.filter(|path| path.is_file());
-    let found = found.next();
-    let found = found.ok_or_else(|| Failure::Problem(format!("{name} is missing: `make paper-deps` installs it")))?;
-    // Of a script or a static program it says nothing.
-    let libraries = Command::new("ldd").arg(&found).stdin(Stdio::null()).stderr(Stdio::null()).output();
-    let libraries = libraries.map(|said| String::from_utf8_lossy(&said.stdout).into_owned()).unwrap_or_default();
-    let libraries = libraries.split_whitespace().filter(|word| word.starts_with('/')).map(PathBuf::from);
-    for file in libraries.chain([found.clone()]) {
-        let read = File::open(&file).and_then(|mut file| io::copy(&mut file, &mut io::sink()));
-        read.map_err(Failure::attempted(format!("reading {}", file.display())))?;
-    }
-    Ok(found)
+    found.next().ok_or_else(|| Failure::Problem(format!("{name} is missing: `make paper-deps` installs it")))
 }
 
 /// Debian keeps the programs of PostgreSQL in a directory for each version. The newest.

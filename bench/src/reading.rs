@@ -2,6 +2,7 @@
 
 use crate::null_server::connect;
 use crate::worker::{Report, check, join};
+use crate::world::files_under;
 use page::PAGE_SIZE;
 use rustix::fs::Advice;
 use rustix::mm::{MapFlags, ProtFlags};
@@ -53,6 +54,31 @@ fn read_blocks(path: &Path, block_bytes: usize, blocks: &[u64]) -> Result<Vec<u6
         (first..).zip(buffer.chunks_exact(PAGE_SIZE)).try_for_each(|(page, content)| check(page, content))?;
     }
     Ok(times_ns)
+}
+
+/// Reads every block of every file under a directory once, in random order. Their contents are somebody else's business.
+pub fn files(directory: &Path, block_bytes: usize, seed: u64) -> Result<Report, String> {
+    let problem = |path: &Path| {
+        let path = path.to_owned();
+        move |error: io::Error| format!("reading {}: {error}", path.display())
+    };
+    let mut random = fastrand::Rng::with_seed(seed);
+    let mut paths = files_under(directory).map_err(problem(directory))?;
+    random.shuffle(&mut paths);
+    let (mut buffer, mut report, begin) = (vec![0; block_bytes], Report::default(), Instant::now());
+    for path in paths {
+        let file = File::open(&path).map_err(problem(&path))?;
+        rustix::fs::fadvise(&file, 0, None, Advice::Random).map_err(|error| problem(&path)(error.into()))?;
+        let len_bytes = file.metadata().map_err(problem(&path))?.len();
+        let mut blocks: Vec<u64> = (0..len_bytes.div_ceil(block_bytes as u64)).collect();
+        random.shuffle(&mut blocks);
+        for block in blocks {
+            report.bytes += file.read_at(&mut buffer, block * block_bytes as u64).map_err(problem(&path))? as u64;
+            report.operations += 1;
+        }
+    }
+    report.seconds = begin.elapsed().as_secs_f64();
+    Ok(report)
 }
 
 /// Reads fragments at random places of the beginning of a file, which are multiples of their size; one at the least. Looks at those pages

@@ -34,7 +34,7 @@ const HOT_EVERY: Duration = Duration::from_millis(20);
 /// Reads of it before: a page that was read twice is one that is in use.
 const HOT_READS: u32 = 3;
 /// In which an allocation is timed.
-const ALLOCATION_STEP_BYTES: usize = 1 << 20;
+pub const ALLOCATION_STEP_BYTES: usize = 1 << 20;
 
 /// A way to use a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -85,6 +85,15 @@ pub enum Order {
         block_bytes: usize,
         /// Threads that share the blocks.
         threads: usize,
+        /// Of the order.
+        seed: u64,
+    },
+    /// Read each block of all files under a directory once, at random ([`reading::files`]).
+    Files {
+        /// Of the files.
+        directory: PathBuf,
+        /// Bytes of a block.
+        block_bytes: usize,
         /// Of the order.
         seed: u64,
     },
@@ -271,6 +280,7 @@ fn carry_out(order: &Order) -> Result<Report, String> {
         Order::Once { path, len_bytes, block_bytes, threads, seed } => {
             reading::once(path, *len_bytes, *block_bytes, (*threads).clamp(1, THREADS_MAX), *seed)
         }
+        Order::Files { directory, block_bytes, seed } => reading::files(directory, *block_bytes, *seed),
         Order::Fragments { path, len_bytes, fragment_bytes, total_bytes, seed } => {
             reading::fragments(path, *len_bytes, *fragment_bytes, *total_bytes, *seed)
         }

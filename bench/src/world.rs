@@ -31,6 +31,8 @@ const START_ROOM_BYTES: u64 = 64 << 20;
 const MOUNT_ROOM_BYTES: u64 = 256 << 20;
 /// A worker may be late by so much with an answer; one that is later is stuck.
 const LATE_MAX: Duration = Duration::from_secs(120);
+/// For a block of a file: so long it takes on a fast disk at the most.
+const BLOCK_MS: u64 = 1;
 /// For a small file of a tree, all that is done with it: tens of trips to a file system that answers in some 100 µs.
 const TREE_FILE_MS: u64 = 20;
 /// For a daemon's answer, and until a mount has found its lender.
@@ -143,7 +145,7 @@ impl World {
         let (process, said) = self.puma.start(command, "lender", &[&group])?;
         let address = said.rsplit(' ').next().and_then(|address| address.parse().ok());
         let address = address.ok_or_else(|| Failure::Problem(format!("the lender said no address: {said:?}")))?;
-        Ok(Lender { process, group, address })
+        Ok(Lender { process, group, address, group_bytes, capacity_bytes })
     }
 
     /// Mounts a directory with a file of `len_bytes`, with a lender at that address or without one. A second mount of the same name has
@@ -301,6 +303,9 @@ pub struct Lender {
     pub group: Group,
     /// Where it listens.
     pub address: SocketAddr,
+    /// The memory of its group, and what it lends of it at the most.
+    pub group_bytes: u64,
+    pub capacity_bytes: u64,
 }
 
 impl Lender {
@@ -403,20 +408,29 @@ pub fn drop_cached_under(directory: &Path) -> Result<(), Failure> {
     let problem = || Failure::attempted(format!("dropping {} from the page cache", directory.display()));
     let root = File::open(directory).map_err(problem())?;
     rustix::fs::syncfs(&root).map_err(|error| problem()(error.into()))?;
-    let mut directories = vec![directory.to_owned()];
+    for path in files_under(directory).map_err(problem())? {
+        let file = File::open(path).map_err(problem())?;
+        rustix::fs::fadvise(&file, 0, None, Advice::DontNeed).map_err(|error| problem()(error.into()))?;
+    }
+    Ok(())
+}
+
+/// All files under a directory, in the order of their names.
+pub fn files_under(directory: &Path) -> io::Result<Vec<PathBuf>> {
+    let (mut files, mut directories) = (Vec::new(), vec![directory.to_owned()]);
     while let Some(directory) = directories.pop() {
-        for entry in fs::read_dir(&directory).map_err(problem())? {
-            let entry = entry.map_err(problem())?;
-            let kind = entry.file_type().map_err(problem())?;
+        for entry in fs::read_dir(&directory)? {
+            let entry = entry?;
+            let kind = entry.file_type()?;
             if kind.is_dir() {
                 directories.push(entry.path());
             } else if kind.is_file() {
-                let file = File::open(entry.path()).map_err(problem())?;
-                rustix::fs::fadvise(&file, 0, None, Advice::DontNeed).map_err(|error| problem()(error.into()))?;
+                files.push(entry.path());
             }
         }
     }
-    Ok(())
+    files.sort();
+    Ok(files)
 }
 
 /// Writes a file whose pages begin with their numbers and are random otherwise, and syncs it.
@@ -462,6 +476,7 @@ impl<'a> Worker<'a> {
         self.begin(order)?;
         let own_ms = match order {
             Order::Use { ms, .. } => *ms,
+            Order::Once { len_bytes, block_bytes, .. } => len_bytes / *block_bytes as u64 * BLOCK_MS,
             Order::Grow { over_ms, hold_ms, .. } => over_ms + hold_ms,
             Order::Tree { files, .. } => *files as u64 * TREE_FILE_MS,
             _ => 0,

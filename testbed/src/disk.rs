@@ -133,12 +133,21 @@ impl SlowDisk {
 
     /// Reads that the groups on this disk have asked the device for since it was made.
     pub fn read_count(&self) -> io::Result<u64> {
-        let file = match self.version {
-            Version::V1 => "blkio.throttle.io_serviced",
-            Version::V2 => "io.stat",
+        self.reads("blkio.throttle.io_serviced", "rios=")
+    }
+
+    /// Bytes of these reads.
+    pub fn read_bytes(&self) -> io::Result<u64> {
+        self.reads("blkio.throttle.io_service_bytes", "rbytes=")
+    }
+
+    fn reads(&self, file_v1: &str, key_v2: &str) -> io::Result<u64> {
+        let (file, key) = match self.version {
+            Version::V1 => (file_v1, None),
+            Version::V2 => ("io.stat", Some(key_v2)),
         };
         let text = cgroup::read(&self.directory.file(file))?;
-        Ok(count_reads(&text, &self.device.number(), self.version))
+        Ok(reads_in(&text, &self.device.number(), key))
     }
 
     /// Has files that are opened from now on be read ahead by so much at the most, in KiB, until the guard is dropped. For the whole machine: a
@@ -199,12 +208,12 @@ impl Drop for ReadAhead {
     }
 }
 
-/// `254:0 Read 17` on version 1, `254:0 rbytes=69632 wbytes=0 rios=17 wios=0 …` on version 2. No line: no read yet.
-fn count_reads(text: &str, device: &str, version: Version) -> u64 {
+/// `254:0 Read 17` on version 1, `254:0 rbytes=69632 wbytes=0 rios=17 wios=0 …` on version 2, of which one key is wanted. No line: no read yet.
+fn reads_in(text: &str, device: &str, key_v2: Option<&str>) -> u64 {
     let mut words = text.lines().filter_map(|line| line.split_once(' ')).filter(|(name, _)| *name == device);
-    let count = match version {
-        Version::V1 => words.find_map(|(_, rest)| rest.strip_prefix("Read ")),
-        Version::V2 => words.find_map(|(_, rest)| rest.split(' ').find_map(|word| word.strip_prefix("rios="))),
+    let count = match key_v2 {
+        None => words.find_map(|(_, rest)| rest.strip_prefix("Read ")),
+        Some(key) => words.find_map(|(_, rest)| rest.split(' ').find_map(|word| word.strip_prefix(key))),
     };
     count.and_then(|digits| digits.trim().parse().ok()).unwrap_or(0)
 }
@@ -216,11 +225,12 @@ mod tests {
     #[test]
     fn reads_are_counted_on_either_version() {
         let v1 = "8:0 Read 3\n254:0 Read 17\n254:0 Write 4\n254:0 Total 21\nTotal 24\n";
-        assert_eq!(count_reads(v1, "254:0", Version::V1), 17);
+        assert_eq!(reads_in(v1, "254:0", None), 17);
         let v2 = "8:0 rbytes=1 wbytes=0 rios=9 wios=0\n254:0 rbytes=69632 wbytes=0 rios=17 wios=0 dbytes=0 dios=0\n";
-        assert_eq!(count_reads(v2, "254:0", Version::V2), 17);
-        assert_eq!(count_reads("254:0 \n", "254:0", Version::V2), 0);
-        assert_eq!(count_reads("", "254:0", Version::V1), 0);
+        assert_eq!(reads_in(v2, "254:0", Some("rios=")), 17);
+        assert_eq!(reads_in(v2, "254:0", Some("rbytes=")), 69632);
+        assert_eq!(reads_in("254:0 \n", "254:0", Some("rios=")), 0);
+        assert_eq!(reads_in("", "254:0", None), 0);
     }
 
     #[test]

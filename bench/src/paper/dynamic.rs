@@ -4,26 +4,30 @@
 //! bit; holds it; has freed it.
 
 use super::plot::{Chart, Line, Mark};
-use super::record::{Mean, Records};
+use super::record::Records;
 use super::report::{Column, Finding, Results};
-use super::{ALL_FITS_GIB, BASELINE, Case, DATA_BYTES, FILLING_READS_PER_S, LOCAL_BYTES, Run};
+use super::{BASELINE, Case, DATA_BYTES, LENDER_RESERVE_BYTES, LOCAL_BYTES, Run};
 use crate::figures::p99;
-use crate::worker::{Order, Report, Workload};
-use crate::world::{Lender, Side, Worker};
+use crate::worker::{ALLOCATION_STEP_BYTES, Order, Report};
+use crate::world::{Lender, Worker};
 use page::PAGE_SIZE;
 use std::collections::BTreeMap;
+use std::ops::Range;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use testbed::Failure;
 
-/// The paper's: bytes of a read, and minutes of a part.
+/// The paper's: bytes of a read, memory of the lender, and minutes of a part.
 const READ_BYTES: usize = 64 << 10;
+const LENT_GIB: f64 = 4.5;
 const PART_MIN: u64 = 10;
 const PARTS: u64 = 4;
+const WITH_A_LENDER: Range<u64> = 0..PARTS * PART_MIN;
+const ALLOCATING: Range<u64> = PART_MIN..2 * PART_MIN;
+/// What the lender may still have for each page that it had.
+const TABLE_BYTES: u64 = 40;
 /// Read between two looks at the clock.
 const STEP_BYTES: u64 = 32 * READ_BYTES as u64;
-/// Threads that fill the caches, and how often they read as many pages as there are.
-const FILLING_THREADS: usize = 16;
-const FILLINGS: u64 = 3;
 /// No part is shorter: what is lent has to go and to come back in it.
 const PART_MS_MIN: u64 = 1000;
 
@@ -35,116 +39,117 @@ const BESIDE_EMPTY: &str = "allocation beside an empty lender";
 const WANTED: f64 = 1.1;
 
 pub fn run(run: &mut Run<'_>) -> Result<(), Failure> {
-    run.rounds = run.world.extent.choose(3, 2, 1);
-    let part =
-        Duration::from_millis(((PART_MIN * 60_000) as f64 / run.scale) as u64).max(Duration::from_millis(PART_MS_MIN));
-    run.without_puma(BASELINE, &run.file("dynamic"), run.bytes(LOCAL_BYTES), |run, case| {
+    run.rounds = run.world.extent.choose(5, 3, 1);
+    let subject = run.file("dynamic");
+    run.without_puma((BASELINE, 0.0), &subject, subject.local_bytes, |run, case| {
         let mut worker = run.world.worker(case.cache_bytes)?;
         fill(run, case, &mut worker)?;
         for round in 0..run.rounds {
-            let report = read(run, case, &mut worker, run.world.extent.choose(8, 2, 1) * STEP_BYTES, round as u64)?;
+            let report = read(run, case, &mut worker, run.world.extent.choose(16, 8, 1) * STEP_BYTES, round as u64)?;
             run.keep(case, round, BTreeMap::from([("mb_per_s".to_owned(), mb_per_s(report.bytes, report.seconds))]))?;
         }
         Ok(())
     })?;
     for round in 0..run.rounds {
-        if !run.records.has(LENT, 0.0, round) || !run.records.has(BESIDE_FULL, 0.0, round) {
-            with_a_lender(run, round, part)?;
-        }
-        if !run.records.has(BESIDE_EMPTY, 0.0, round) {
-            let lender = run.lend(ALL_FITS_GIB)?;
-            let mut other = Worker::start(&run.world.interrupt, &[&lender.group])?;
-            let report = other.obey(&allocation(run, part, Duration::ZERO))?;
-            keep_allocation(run, BESIDE_EMPTY, round, &report)?;
+        for (variant, timeline, minutes) in [(BESIDE_FULL, Some(LENT), WITH_A_LENDER), (BESIDE_EMPTY, None, ALLOCATING)]
+        {
+            if !run.records.has(variant, 0.0, round) {
+                beside(run, round, variant, timeline, minutes)?;
+            }
         }
     }
     Ok(())
 }
 
-/// All four parts.
-fn with_a_lender(run: &mut Run<'_>, round: usize, part: Duration) -> Result<(), Failure> {
+/// Has the lender's machine allocate its memory while somebody reads, with that lender or without one.
+fn beside(
+    run: &mut Run<'_>,
+    round: usize,
+    variant: &str,
+    timeline: Option<&str>,
+    minutes: Range<u64>,
+) -> Result<(), Failure> {
     let (cache_bytes, data_bytes) = (run.bytes(LOCAL_BYTES), run.bytes(DATA_BYTES));
-    let lender = run.lend(ALL_FITS_GIB)?;
-    let side = run.world.mount("dynamic", data_bytes, Some(lender.address), &["--gate", "off"])?;
+    let lender = run.lend(LENT_GIB)?;
+    let mut other = Worker::start(&run.world.interrupt, &[&lender.group])?;
+    // All that it can have: the lender keeps its reserve free, and remembers for a while where pages were.
+    let tables_bytes = lender.capacity_bytes / PAGE_SIZE as u64 * TABLE_BYTES;
+    let bytes = lender.group_bytes - lender.group.memory_use()?.total_bytes - LENDER_RESERVE_BYTES - tables_bytes;
+    let address = timeline.map(|_| lender.address);
+    let side = run.world.mount("dynamic", data_bytes, address, &["--strategy", "non-inclusive", "--gate", "off"])?;
     side.drop_cached()?;
     let file = side.file.clone();
-    let case = |x| Case { variant: LENT, x, cache_bytes, data_bytes, path: file.clone(), side: None };
+    let lender_of_it = timeline.map(|_| &lender);
+    let case = Case { variant, x: 0.0, cache_bytes, data_bytes, path: file, side: Some(&side), lender: lender_of_it };
     let mut worker = run.world.worker(cache_bytes)?;
-    fill(run, &case(0.0), &mut worker)?;
-    let mut other = Worker::start(&run.world.interrupt, &[&lender.group])?;
-    let (minutes, allocated) = timeline(run, &case(0.0), &lender, &side, part, (&mut worker, &mut other))?;
+    fill(run, &case, &mut worker)?;
+    let (values, allocated) = pass_minutes(run, &case, &lender, minutes, bytes, (&mut worker, &mut other))?;
     drop((worker, other));
-    side.end()?;
-    keep_allocation(run, BESIDE_FULL, round, &allocated)?;
-    for (minute, values) in minutes {
-        run.keep(&case(minute as f64), round, values)?;
+    // Those are measured again if it ends here.
+    if let Some(variant) = timeline {
+        for (minute, values) in values {
+            run.keep(&Case { variant, x: minute as f64, path: PathBuf::new(), ..case }, round, values)?;
+        }
     }
-    Ok(())
+    keep_allocation(run, &case, round, &allocated)?;
+    side.end()
 }
 
 /// What was read in each minute of the paper, and how the allocation went.
 type Timeline = (BTreeMap<u64, BTreeMap<String, f64>>, Report);
 
-fn timeline(
+fn pass_minutes(
     run: &Run<'_>,
     case: &Case<'_>,
     lender: &Lender,
-    side: &Side,
-    part: Duration,
+    minutes: Range<u64>,
+    bytes: u64,
     (worker, other): (&mut Worker<'_>, &mut Worker<'_>),
 ) -> Result<Timeline, Failure> {
-    let mut minutes: BTreeMap<u64, (u64, f64, u64)> = BTreeMap::new();
+    let part_ms = ((PART_MIN * 60_000) as f64 / run.scale) as u64;
+    let part = Duration::from_millis(part_ms.max(PART_MS_MIN));
+    let mut sums: BTreeMap<u64, (u64, f64, u64)> = BTreeMap::new();
     let (mut is_allocating, mut step) = (false, 0);
     let begin = Instant::now();
     loop {
-        let minute = (begin.elapsed().as_secs_f64() / part.as_secs_f64() * PART_MIN as f64) as u64;
-        if minute >= PARTS * PART_MIN {
+        let minute = minutes.start + (begin.elapsed().as_secs_f64() / part.as_secs_f64() * PART_MIN as f64) as u64;
+        if !minutes.contains(&minute) {
             break;
         }
-        if minute >= PART_MIN && !is_allocating {
-            other.begin(&allocation(run, part, part))?;
+        if minute >= ALLOCATING.start && !is_allocating {
+            let over_ms = part.as_millis() as u64;
+            let hold_ms = if minutes.end > ALLOCATING.end { over_ms } else { 0 };
+            other.begin(&Order::Grow { bytes, over_ms, hold_ms })?;
             is_allocating = true;
         }
         let report = read(run, case, worker, STEP_BYTES, step)?;
         step += 1;
         let stored_pages = lender.stored_pages()?;
-        let (bytes, seconds, pages) = minutes.entry(minute).or_default();
+        let (bytes, seconds, pages) = sums.entry(minute).or_default();
         *bytes += report.bytes;
         *seconds += report.seconds;
         *pages = stored_pages;
     }
-    side.settle()?;
     let values = |(bytes, seconds, pages): (u64, f64, u64)| {
         let lent_mib = (pages * PAGE_SIZE as u64) as f64 / f64::from(1 << 20);
         BTreeMap::from([("mb_per_s".to_owned(), mb_per_s(bytes, seconds)), ("lent_mib".to_owned(), lent_mib)])
     };
-    let minutes = minutes.into_iter().map(|(minute, sums)| (minute, values(sums))).collect();
-    Ok((minutes, other.end(part * PARTS as u32)?))
+    let values = sums.into_iter().map(|(minute, sums)| (minute, values(sums))).collect();
+    Ok((values, other.end(part * PARTS as u32)?))
 }
 
-/// All memory of the lender.
-fn allocation(run: &Run<'_>, over: Duration, hold: Duration) -> Order {
-    let bytes = run.bytes((ALL_FITS_GIB * (1u64 << 30) as f64) as u64);
-    Order::Grow { bytes, over_ms: over.as_millis() as u64, hold_ms: hold.as_millis() as u64 }
-}
-
-fn keep_allocation(run: &mut Run<'_>, variant: &str, round: usize, report: &Report) -> Result<(), Failure> {
-    let mut times = report.allocation_ns.clone();
+/// Of the steps for which the lender has to give way; beside an empty one, as many.
+fn keep_allocation(run: &mut Run<'_>, case: &Case<'_>, round: usize, report: &Report) -> Result<(), Failure> {
+    let steps = ((case.data_bytes - case.cache_bytes) as usize / ALLOCATION_STEP_BYTES).min(report.allocation_ns.len());
+    let mut times = report.allocation_ns[report.allocation_ns.len() - steps..].to_vec();
     times.sort_unstable();
     let mean_us = times.iter().sum::<u64>() as f64 / times.len().max(1) as f64 / 1e3;
     let values = [("us_per_mib", mean_us), ("p99_us_per_mib", p99(&times) as f64 / 1e3)];
-    let values = values.map(|(key, value)| (key.to_owned(), value));
-    println!("{variant}, round {}: {mean_us:.0} µs a MiB", round + 1);
-    run.records.add(variant, 0.0, round, BTreeMap::from(values))
+    run.keep(case, round, values.map(|(key, value)| (key.to_owned(), value)).into())
 }
 
 fn fill(run: &Run<'_>, case: &Case<'_>, worker: &mut Worker<'_>) -> Result<(), Failure> {
-    run.disk_for_filling()?;
-    let pages = case.data_bytes / PAGE_SIZE as u64;
-    let ms = (FILLINGS * pages * 1000 / u64::from(FILLING_READS_PER_S)).max(run.world.extent.choose(1000, 1000, 200));
-    let (path, len_bytes, workload) =
-        (case.path.clone(), case.data_bytes, Workload::Random { threads: FILLING_THREADS });
-    worker.obey(&Order::Use { path, len_bytes, workload, ms, seed: run.world.seed })?;
+    run.fill_caches_from_file(case, worker)?;
     run.disk_as_measured()?;
     // What the kernel lets pass at once after a change of the limit is not the disk's speed.
     read(run, case, worker, STEP_BYTES, 0).map(drop)
@@ -171,14 +176,9 @@ pub fn results(records: &Records) -> Results {
         let points = records.xs(LENT).into_iter().filter_map(|x| Some((x, records.mean(LENT, x, key, unit)?)));
         Line { name: name.to_owned(), points: points.collect() }
     };
-    let over = |variant: &str, floor: &str, key: &str| -> Option<Mean> {
-        let floor = records.mean(floor, 0.0, key, 1.0)?.mean;
-        records.mean(variant, 0.0, key, floor)
-    };
-    let at = |minute: u64| records.mean(LENT, minute as f64, "mb_per_s", 1.0);
-    let recovered =
-        at(PART_MIN - 1).and_then(|before| records.mean(LENT, (PARTS * PART_MIN - 1) as f64, "mb_per_s", before.mean));
-    let held = records.mean(LENT, (3 * PART_MIN - 1) as f64, "mb_per_s", baseline);
+    let end_of = |part: u64| (LENT, (part * PART_MIN - 1) as f64);
+    let recovered = records.over("mb_per_s", end_of(PARTS), end_of(1));
+    let held = records.over("mb_per_s", end_of(3), (BASELINE, 0.0));
     let part = |nth: u64, label| Mark { x: (nth * PART_MIN) as f64, value: 1.0, label };
     Results {
         charts: vec![
@@ -209,7 +209,7 @@ pub fn results(records: &Records) -> Results {
         findings: vec![
             Finding::at_most(
                 "allocation beside a lender that is in use, over that beside an empty one",
-                over(BESIDE_FULL, BESIDE_EMPTY, "us_per_mib"),
+                records.over("us_per_mib", (BESIDE_FULL, 0.0), (BESIDE_EMPTY, 0.0)),
                 WANTED,
                 "1.8 ms against less than 1 ms; with ballooning 20 ms, some more than 1 s",
             ),

@@ -3,7 +3,8 @@
 use super::plot::{Chart, Line};
 use super::record::{Mean, Records};
 use super::report::{Column, Finding, Results};
-use super::{ALL_FITS_GIB, BASELINE, Case, DATA_BYTES, LOCAL_BYTES, Run, random_read, sequential_read};
+use super::{ALL_FITS_GIB, BASELINE, Case, Run, random_read, sequential_read};
+use crate::worker::Order;
 use std::time::Duration;
 use testbed::{Failure, Relay};
 
@@ -18,13 +19,12 @@ const WANTED: f64 = 0.97;
 
 /// A way to read: its name, its figure, and how it is measured.
 type Reads = (&'static str, &'static str, fn(&mut Run<'_>, &Case<'_>) -> Result<(), Failure>);
-const READS: [Reads; 2] =
-    [("random", "iops", random_read::measure), ("sequential", "mb_per_s", sequential_read::measure)];
+const READS: [Reads; 2] = [("random", "iops", measure_random), ("sequential", "mb_per_s", sequential_read::measure)];
 
 pub fn run(run: &mut Run<'_>) -> Result<(), Failure> {
-    let (cache_bytes, data_bytes) = (run.bytes(LOCAL_BYTES), run.bytes(DATA_BYTES));
     for (name, _, measure) in READS {
-        run.without_puma(&format!("{name}, {BASELINE}"), &run.file(name), cache_bytes, measure)?;
+        let subject = run.file(name);
+        run.without_puma((&baseline_of(name), 0.0), &subject, subject.local_bytes, measure)?;
         for gate in GATES {
             for x in run.world.extent.choose(&LATENCIES_MS[..], &LATENCIES_QUICK_MS, &LATENCIES_QUICK_MS[..1]) {
                 let (variant, x) = (&variant_of(name, gate), *x);
@@ -36,26 +36,37 @@ pub fn run(run: &mut Run<'_>) -> Result<(), Failure> {
                 let relay = Relay::start(lender.address)?;
                 relay.delay(Duration::from_secs_f64(x / 1e3 / 2.0));
                 let options = [&OPTIONS[..], &[gate]].concat();
-                let side = run.world.mount(name, data_bytes, Some(relay.address()), &options)?;
-                side.drop_cached()?;
-                let path = side.file.clone();
-                measure(run, &Case { variant, x, cache_bytes, data_bytes, path, side: Some(&side) })?;
-                side.end()?;
+                run.with_puma(&subject, (variant, x), (&lender, relay.address()), &options, measure)?;
             }
         }
     }
     Ok(())
 }
 
+/// The caches are filled by streams: beside these the disk is slow enough for the gate to let pages through to the lender.
+fn measure_random(run: &mut Run<'_>, case: &Case<'_>) -> Result<(), Failure> {
+    let mut worker = run.world.worker(case.cache_bytes)?;
+    run.disk_as_streamed()?;
+    let order = Order::Pass { path: case.path.clone(), len_bytes: case.data_bytes };
+    // As often as the sequential reads do, whatever the gate makes of it.
+    for _ in 0..sequential_read::FIRST_PASSES {
+        worker.obey(&order)?;
+    }
+    random_read::rounds(run, case, &mut worker)
+}
+
 fn variant_of(name: &str, gate: &str) -> String {
     format!("{name}, gate {gate}")
+}
+
+fn baseline_of(name: &str) -> String {
+    format!("{name}, {BASELINE}")
 }
 
 pub fn results(records: &Records) -> Results {
     let line = |name: &str, key: &str, gate: &str| {
         let variant = variant_of(name, gate);
-        let baseline = records.baseline(&format!("{name}, {BASELINE}"), key);
-        let speed_up = |x| Some((x, records.mean(&variant, x, key, baseline)?));
+        let speed_up = |x| Some((x, records.over(key, (&variant, x), (&baseline_of(name), 0.0))?));
         let points: Vec<(f64, Mean)> = records.xs(&variant).into_iter().filter_map(speed_up).collect();
         Line { name: variant.clone(), points }
     };

@@ -22,12 +22,15 @@ mod ssd_cache;
 mod tpcc;
 mod tpch;
 
-use crate::world::{self, Extent, Lender, Side, World};
-use record::{Header, Records};
+use crate::worker::Order;
+use crate::world::{self, Extent, Lender, Side, Worker, World};
+use page::PAGE_SIZE;
+use record::{Header, Point, Records};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
-use testbed::{Failure, Interrupt};
+use testbed::{Failure, Group, Interrupt};
 
 /// The command; behind it the name of an experiment, or `all`.
 pub const NAME: &str = "paper";
@@ -39,12 +42,19 @@ const DISK_READS_PER_S: u32 = 166;
 const DISK_BYTES_PER_S: u64 = 100_000_000;
 /// The same while caches are filled, which nobody measures.
 const FILLING_READS_PER_S: u32 = 8000;
+/// Caches are full after so many passes over the data, and when the lender has so much of what it can have.
+const FILLINGS: RangeInclusive<u64> = 2..=12;
+const FULL_SHARE: f64 = 0.99;
+/// Who makes a pass, and what is read at once of a program's files.
+const FILLING_THREADS: usize = 16;
+const FILLING_BLOCK_BYTES: usize = 64 << 10;
 
 /// The papers' sizes: memory of the borrower, of which the page cache is most, and the data.
 const LOCAL_BYTES: u64 = 1 << 30;
 const DATA_BYTES: u64 = 4 << 30;
-/// Memory of a lender with which all fits, in GiB of the papers.
+/// Memory of a lender with which all fits, in GiB of the papers, and the least that they had programs use.
 const ALL_FITS_GIB: f64 = 5.0;
+const LITTLE_GIB: f64 = 0.5;
 /// Of all that is drawn, unless another one is asked for: an interrupted run goes on with the same.
 pub const SEED: u64 = 1;
 
@@ -238,6 +248,8 @@ struct Subject<'a> {
     kind: Kind<'a>,
     /// The memory of the borrower: page cache; with a program, also what that needs itself.
     local_bytes: u64,
+    /// Memory that a mount of it needs beside. Whoever reads and writes it without a mount has as much more himself.
+    beside_bytes: u64,
     data_bytes: u64,
     /// Memory of the lender, in GiB of the papers.
     lent_gib: &'a [f64],
@@ -262,8 +274,9 @@ struct Case<'a> {
     /// The file and how much of it is used, or the directory.
     path: PathBuf,
     data_bytes: u64,
-    /// The mount that it is read through.
+    /// The mount that it is read through, and its lender.
     side: Option<&'a Side>,
+    lender: Option<&'a Lender>,
 }
 
 impl Case<'_> {
@@ -292,6 +305,7 @@ struct Run<'a> {
     scale: f64,
     /// Of each point.
     rounds: usize,
+    revision: String,
     records: Records,
 }
 
@@ -324,6 +338,61 @@ impl Run<'_> {
         Ok(self.world.disk.limit_read_bytes(Some(DISK_BYTES_PER_S))?)
     }
 
+    /// The disk as slow as it is when all that it reads is one stream, for which it does not seek.
+    fn disk_as_streamed(&self) -> Result<(), Failure> {
+        self.world.disk.limit_reads(None)?;
+        Ok(self.world.disk.limit_read_bytes(Some(DISK_BYTES_PER_S))?)
+    }
+
+    /// Reads until the lender has what does not fit into local memory. `read` is told how often it was called.
+    fn until_full(&self, case: &Case<'_>, mut read: impl FnMut(u64) -> Result<(), Failure>) -> Result<(), Failure> {
+        for pass in 1..=*FILLINGS.end() {
+            read(pass)?;
+            if pass < *FILLINGS.start() {
+                continue;
+            }
+            let (Some(side), Some(lender)) = (case.side, case.lender) else { return Ok(()) };
+            side.settle()?;
+            let wanted_bytes = lender.capacity_bytes.min(case.data_bytes.saturating_sub(case.cache_bytes));
+            let stored_bytes = lender.stored_pages()? * PAGE_SIZE as u64;
+            if stored_bytes as f64 >= FULL_SHARE * wanted_bytes as f64 {
+                return Ok(());
+            }
+            if pass == *FILLINGS.end() {
+                let problem = format!(
+                    "{} with {}: the lender has {} MiB of {} after {pass} passes over the data",
+                    case.variant,
+                    case.x,
+                    stored_bytes >> 20,
+                    wanted_bytes >> 20
+                );
+                return Err(Failure::Problem(problem));
+            }
+        }
+        Ok(())
+    }
+
+    /// Has a file in the caches.
+    fn fill_caches_from_file(&self, case: &Case<'_>, worker: &mut Worker<'_>) -> Result<(), Failure> {
+        let (threads, block_bytes) = (FILLING_THREADS, PAGE_SIZE);
+        self.disk_for_filling()?;
+        self.until_full(case, |pass| {
+            let (path, len_bytes, seed) = (case.path.clone(), case.data_bytes, self.world.seed.wrapping_sub(pass));
+            worker.obey(&Order::Once { path, len_bytes, block_bytes, threads, seed }).map(drop)
+        })
+    }
+
+    /// Has the files of a program in the caches, before it is started.
+    fn fill_caches(&self, case: &Case<'_>, group: &Group) -> Result<(), Failure> {
+        let mut worker = Worker::start(&self.world.interrupt, &[group])?;
+        let (directory, block_bytes, seed) = (case.path.clone(), FILLING_BLOCK_BYTES, self.world.seed);
+        self.disk_for_filling()?;
+        self.until_full(case, |pass| {
+            let (directory, seed) = (directory.clone(), seed.wrapping_add(pass));
+            worker.obey(&Order::Files { directory, block_bytes, seed }).map(drop)
+        })
+    }
+
     /// Whether all rounds of a point are kept.
     fn has(&self, variant: &str, x: f64) -> bool {
         (0..self.rounds).all(|round| self.records.has(variant, x, round))
@@ -332,19 +401,42 @@ impl Run<'_> {
     /// The borrower's file, read by ourselves.
     fn file<'n>(&self, name: &'n str) -> Subject<'n> {
         let (local_bytes, data_bytes) = (self.bytes(LOCAL_BYTES), self.bytes(DATA_BYTES));
-        Subject { name, kind: Kind::File, local_bytes, data_bytes, lent_gib: self.lent_gib() }
+        Subject { name, kind: Kind::File, local_bytes, beside_bytes: 0, data_bytes, lent_gib: self.lent_gib() }
     }
 
-    /// A program's directory. It has memory enough to start in, however small the scale is.
+    /// The directory of a program that writes, too. It has memory enough to start in, however small the scale is.
     fn directory<'n>(
         &self,
         name: &'n str,
+        of_the_papers_bytes: u64,
         data_bytes: u64,
         fill: &'n dyn Fn(&Path) -> Result<(), Failure>,
     ) -> Subject<'n> {
-        let local_bytes = self.bytes(LOCAL_BYTES).max(PROGRAM_BYTES_MIN);
-        let lent_gib: &[f64] = self.world.extent.choose(&[1.0, 3.0, 5.0], &[5.0], &[5.0]);
-        Subject { name, kind: Kind::Directory(fill), local_bytes, data_bytes, lent_gib }
+        let local_bytes = self.bytes(of_the_papers_bytes).max(PROGRAM_BYTES_MIN);
+        let beside_bytes = (local_bytes / MOUNT_SHARE).max(MOUNT_BYTES_MIN);
+        let lent_gib: &[f64] =
+            self.world.extent.choose(&[LITTLE_GIB, 1.0, 3.0, ALL_FITS_GIB], &[ALL_FITS_GIB], &[ALL_FITS_GIB]);
+        Subject { name, kind: Kind::Directory(fill), local_bytes, beside_bytes, data_bytes, lent_gib }
+    }
+
+    /// Has a variant measured through a mount.
+    fn with_puma(
+        &mut self,
+        subject: &Subject<'_>,
+        (variant, x): (&str, f64),
+        (lender, address): (&Lender, SocketAddr),
+        options: &[&str],
+        measure: impl Fn(&mut Run<'_>, &Case<'_>) -> Result<(), Failure>,
+    ) -> Result<(), Failure> {
+        let side = self.mount(subject, address, options)?;
+        let path = match subject.kind {
+            Kind::File => side.file.clone(),
+            Kind::Directory(_) => side.at.clone(),
+        };
+        let (cache_bytes, data_bytes) = (subject.local_bytes, subject.data_bytes);
+        let (side_of_it, lender) = (Some(&side), Some(lender));
+        measure(self, &Case { variant, x, cache_bytes, data_bytes, path, side: side_of_it, lender })?;
+        side.end()
     }
 
     /// Has each variant measured, at each size, that is not kept yet: without Puma in the directory below, with it through a mount.
@@ -356,7 +448,7 @@ impl Run<'_> {
         for (variant, cache_bytes) in
             [(BASELINE, subject.local_bytes), (IDEAL, subject.data_bytes + subject.local_bytes)]
         {
-            self.without_puma(variant, subject, cache_bytes, &measure)?;
+            self.without_puma((variant, 0.0), subject, cache_bytes, &measure)?;
         }
         for (variant, options) in VARIANTS {
             for &x in subject.lent_gib {
@@ -364,14 +456,7 @@ impl Run<'_> {
                     continue;
                 }
                 let lender = self.lend(x)?;
-                let side = self.mount(subject, lender.address, &options)?;
-                let path = match subject.kind {
-                    Kind::File => side.file.clone(),
-                    Kind::Directory(_) => side.at.clone(),
-                };
-                let (cache_bytes, data_bytes) = (subject.local_bytes, subject.data_bytes);
-                measure(self, &Case { variant, x, cache_bytes, data_bytes, path, side: Some(&side) })?;
-                side.end()?;
+                self.with_puma(subject, (variant, x), (&lender, lender.address), &options, &measure)?;
             }
         }
         Ok(())
@@ -388,8 +473,16 @@ impl Run<'_> {
             }
             Kind::Directory(fill) => {
                 self.fill(name, fill)?;
-                let page_cache_bytes = (subject.local_bytes / MOUNT_SHARE).max(MOUNT_BYTES_MIN);
-                self.world.mount_limited(name, page_cache_bytes, Some(lender), &[options, &PROGRAM_OPTIONS].concat())
+                // One that only reads has no page cache below.
+                if subject.beside_bytes == 0 {
+                    return self.world.mount(name, 0, Some(lender), options);
+                }
+                self.world.mount_limited(
+                    name,
+                    subject.beside_bytes,
+                    Some(lender),
+                    &[options, &PROGRAM_OPTIONS].concat(),
+                )
             }
         }
     }
@@ -404,12 +497,12 @@ impl Run<'_> {
     /// Has a variant measured in the directory below, if it is not kept yet.
     fn without_puma(
         &mut self,
-        variant: &str,
+        (variant, x): (&str, f64),
         subject: &Subject<'_>,
         cache_bytes: u64,
         measure: impl Fn(&mut Run<'_>, &Case<'_>) -> Result<(), Failure>,
     ) -> Result<(), Failure> {
-        if self.has(variant, 0.0) {
+        if self.has(variant, x) {
             return Ok(());
         }
         let path = match subject.kind {
@@ -422,16 +515,28 @@ impl Run<'_> {
             }
             Kind::Directory(fill) => self.fill(subject.name, fill)?,
         };
-        let data_bytes = subject.data_bytes;
-        measure(self, &Case { variant, x: 0.0, cache_bytes, data_bytes, path, side: None })
+        let (cache_bytes, data_bytes) = (cache_bytes + subject.beside_bytes, subject.data_bytes);
+        measure(self, &Case { variant, x, cache_bytes, data_bytes, path, side: None, lender: None })
     }
 
     /// Keeps a round of a case.
     fn keep(&mut self, case: &Case<'_>, round: usize, values: BTreeMap<String, f64>) -> Result<(), Failure> {
+        self.keep_from(case, round, values, None)
+    }
+
+    /// The same, of another machine than this one.
+    fn keep_from(
+        &mut self,
+        case: &Case<'_>,
+        round: usize,
+        values: BTreeMap<String, f64>,
+        place: Option<String>,
+    ) -> Result<(), Failure> {
         let Case { variant, x, .. } = *case;
         let said: Vec<String> = values.iter().map(|(key, value)| format!("{key} {value:.3}")).collect();
         println!("{variant}, {x}, round {}: {}", round + 1, said.join(", "));
-        self.records.add(variant, x, round, values)
+        let revision = self.revision.clone();
+        self.records.add(Point { variant: variant.to_owned(), x, round, values, revision, place })
     }
 }
 
@@ -492,6 +597,8 @@ fn one(experiment: &Experiment, scale: f64, options: &Options<'_>, interrupt: &I
     let world = World::create(options.extent, options.seed, options.dir, interrupt.clone())?;
     let _read_ahead = world.disk.read_ahead(READ_AHEAD_KIB)?;
     let header = Header::new(world.conditions(), options.extent.name(), scale, options.seed);
+    let revision = header.revision();
     let records = Records::open(options.results, experiment.name, header, options.again)?;
-    (experiment.run)(&mut Run { world: &world, scale, rounds: options.extent.choose(5, 3, 2), records })
+    let rounds = options.extent.choose(5, 3, 2);
+    (experiment.run)(&mut Run { world: &world, scale, rounds, revision, records })
 }

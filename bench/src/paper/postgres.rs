@@ -20,6 +20,8 @@ const HOST: &str = "127.0.0.1";
 const USER_INSIDE: u32 = 65_534;
 /// Of the memory that a server has, what its own cache gets: one part in so many, as much of the papers' GiB as is usual.
 const SHARED_BUFFERS_SHARE: u64 = 8;
+/// In what go-tpc says when something was refused.
+const GO_TPC_FAILED: &str = "failed, err";
 /// Until a server takes connections. It may have to read its log first.
 const READY_MAX: Duration = Duration::from_secs(300);
 /// Until it has ended: a checkpoint writes everything back.
@@ -27,9 +29,7 @@ const END_MAX: Duration = Duration::from_secs(300);
 
 /// Fails where one of the programs is missing.
 pub fn check() -> Result<(), Failure> {
-    ["initdb", "postgres", "psql", "pg_isready", "go-tpc", "unshare"]
-        .into_iter()
-        .try_for_each(|name| program::find(name).map(drop))
+    program::check(&["initdb", "postgres", "psql", "pg_isready", "go-tpc", "unshare"])
 }
 
 /// A server that runs.
@@ -103,7 +103,12 @@ impl<'a> Server<'a> {
         let mut command = Command::new(program::find("go-tpc")?);
         command.args(arguments).args(["-d", "postgres", "-H", HOST, "-P", &self.port.to_string()]);
         command.args(["-U", USER, "-D", DATABASE, "--conn-params", "sslmode=disable"]);
-        program::run(self.world, "go-tpc", command, &[])
+        let said = program::run(self.world, "go-tpc", command, &[])?;
+        // It ends well all the same.
+        match said.lines().find(|line| line.contains(GO_TPC_FAILED)) {
+            Some(line) => Err(Failure::Problem(format!("go-tpc {}: {line}", arguments.join(" ")))),
+            None => Ok(said),
+        }
     }
 
     /// Ends it in order.
@@ -150,10 +155,10 @@ pub fn copy(world: &World, from: &Path, to: &Path) -> Result<(), Failure> {
     program::run(world, "cp", command, &[]).map(drop)
 }
 
-/// The server for a case, in memory of its own.
-pub fn serve<'a>(run: &Run<'a>, case: &Case<'_>, group: &Group) -> Result<Server<'a>, Failure> {
-    run.disk_for_filling()?;
-    Server::start(run.world, &case.path, case.cache_bytes.min(run.bytes(super::LOCAL_BYTES)), true, &[group])
+/// The server for a case, in memory of its own, its files in the caches. Its settings are those of a machine with so much memory.
+pub fn serve<'a>(run: &Run<'a>, case: &Case<'_>, group: &Group, memory_bytes: u64) -> Result<Server<'a>, Failure> {
+    run.fill_caches(case, group)?;
+    Server::start(run.world, &case.path, memory_bytes, true, &[group])
 }
 
 /// A program of PostgreSQL, as somebody who is not root.

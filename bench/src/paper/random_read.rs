@@ -3,14 +3,11 @@
 use super::plot::{Chart, Line, Mark};
 use super::record::{Mean, Records};
 use super::report::{Column, Finding, Results};
-use super::{ALL_FITS_GIB, BASELINE, Case, FILLING_READS_PER_S, Run};
+use super::{ALL_FITS_GIB, BASELINE, Case, Run};
 use crate::worker::{Order, Workload};
-use page::PAGE_SIZE;
+use crate::world::Worker;
 use testbed::Failure;
 
-/// Threads that fill the caches, and how often they read as many pages as there are.
-const FILLING_THREADS: usize = 16;
-const FILLINGS: u32 = 3;
 /// What the papers measured when all fits: reads a second of the baseline, the exclusive and the inclusive strategy, and with all memory local.
 const PAPER_BASELINE: f64 = 166.0;
 const PAPER_EXCLUSIVE: f64 = 5885.0;
@@ -25,25 +22,29 @@ pub fn run(run: &mut Run<'_>) -> Result<(), Failure> {
 }
 
 /// Fills the caches, then measures the rounds.
-pub fn measure(run: &mut Run<'_>, case: &Case<'_>) -> Result<(), Failure> {
-    let (world, len_bytes, seed) = (run.world, case.data_bytes, run.world.seed);
-    let extent = world.extent;
+fn measure(run: &mut Run<'_>, case: &Case<'_>) -> Result<(), Failure> {
+    let world = run.world;
     let mut worker = world.worker(case.cache_bytes)?;
-    let mut read = |ms: u64, threads: usize, seed: u64| {
-        let (path, workload) = (case.path.clone(), Workload::Random { threads });
-        worker.obey(&Order::Use { path, len_bytes, workload, ms, seed })
-    };
-    run.disk_for_filling()?;
-    // Each page twice, more or less: once into the caches, and once more where they have less room than there are data.
-    let pages = (len_bytes / PAGE_SIZE as u64) as u32;
-    let filling_ms = u64::from(FILLINGS * pages / FILLING_READS_PER_S) * 1000;
-    read(filling_ms.max(extent.choose(1000, 1000, 200)), FILLING_THREADS, seed)?;
+    run.fill_caches_from_file(case, &mut worker)?;
+    rounds(run, case, &mut worker)
+}
+
+/// Reads for so long.
+fn order(case: &Case<'_>, ms: u64, seed: u64) -> Order {
+    let (path, len_bytes, workload) = (case.path.clone(), case.data_bytes, Workload::Random { threads: 1 });
+    Order::Use { path, len_bytes, workload, ms, seed }
+}
+
+/// Measures the rounds, when the caches are filled.
+pub fn rounds(run: &mut Run<'_>, case: &Case<'_>, worker: &mut Worker<'_>) -> Result<(), Failure> {
+    let (extent, seed) = (run.world.extent, run.world.seed);
     run.disk_as_measured()?;
     // What the kernel lets pass at once after a change of the limit is not the disk's speed.
-    read(extent.choose(2000, 1000, 100), 1, seed)?;
+    worker.obey(&order(case, extent.choose(2000, 1000, 100), seed))?;
     for round in 0..run.rounds {
         let before = case.counters(&COUNTERS)?;
-        let report = read(extent.choose(5000, 2000, 200), 1, seed.wrapping_add(round as u64 + 1))?;
+        let ms = extent.choose(5000, 2000, 200);
+        let report = worker.obey(&order(case, ms, seed.wrapping_add(round as u64 + 1)))?;
         let reads = report.operations as f64;
         let mut values = case.grown_for_each(&COUNTERS, &before, reads)?;
         values.insert("iops".to_owned(), reads / report.seconds);
@@ -54,21 +55,18 @@ pub fn measure(run: &mut Run<'_>, case: &Case<'_>) -> Result<(), Failure> {
 
 pub fn results(records: &Records) -> Results {
     let baseline = records.baseline(BASELINE, "iops");
-    let speed_up = |variant: &str, size: f64| records.mean(variant, size, "iops", baseline);
+    let speed_up = |variant: &str, size: f64| records.over("iops", (variant, size), (BASELINE, 0.0));
     let mark = |value: f64, label| Mark { x: ALL_FITS_GIB, value: value / PAPER_BASELINE, label };
-    let over = |one: &str, other: &str, size: f64, key: &str| -> Option<Mean> {
-        let other = records.mean(other, size, key, 1.0)?.mean;
-        records.mean(one, size, key, other)
-    };
+    let over = |one: &str, other: &str, size: f64| records.over("iops", (one, size), (other, size));
     let sizes = records.xs("exclusive");
     let middle = sizes.iter().copied().filter(|size| *size < 3.5).fold(f64::NAN, f64::max);
     let all = |variant: &str| speed_up(variant, ALL_FITS_GIB);
-    let put_finding = |variant: &str, wanted: fn(f64) -> bool, paper: &str| {
+    let put_finding = |variant: &str, holds: fn(Mean) -> Option<bool>, paper: &str| {
         let puts = records.mean(variant, ALL_FITS_GIB, "puts_per_read", 1.0);
         let said = puts.map_or("not measured".to_owned(), |puts| puts.text(3));
         Finding {
             text: format!("puts for each read, {variant}, all fits: {said} (the paper: {paper})"),
-            holds: puts.map(|puts| wanted(puts.mean)),
+            holds: puts.and_then(holds),
         }
     };
     Results {
@@ -105,18 +103,18 @@ pub fn results(records: &Records) -> Results {
             ),
             Finding::at_least(
                 &format!("exclusive over non-inclusive while not all fits ({middle} GiB lent)"),
-                over("exclusive", "non-inclusive", middle, "iops"),
+                over("exclusive", "non-inclusive", middle),
                 1.0,
                 "exclusive is better until all fits",
             ),
             Finding::at_least(
                 "non-inclusive over exclusive when all fits",
-                over("non-inclusive", "exclusive", ALL_FITS_GIB, "iops"),
+                over("non-inclusive", "exclusive", ALL_FITS_GIB),
                 1.0,
                 &format!("{:.2}", PAPER_INCLUSIVE / PAPER_EXCLUSIVE),
             ),
-            put_finding("non-inclusive", |puts| puts < 0.05, "falls to 0"),
-            put_finding("exclusive", |puts| puts > 0.5, "constant, as each read evicts a page"),
+            put_finding("non-inclusive", |puts| puts.is_at_most(0.05), "falls to 0"),
+            put_finding("exclusive", |puts| puts.is_at_least(0.5), "constant, as each read evicts a page"),
         ],
         why: "The threshold is the disk's: as long as one read in a hundred goes there, it takes most of the time. How high it jumps then is a matter of \
               what a get takes: in the paper some 150 µs between two virtual machines.",

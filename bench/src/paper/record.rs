@@ -19,7 +19,7 @@ const T95_BEYOND: f64 = 1.96;
 /// What all points of an experiment have in common: the first line of its file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Header {
-    /// Revision, kernel and machine.
+    /// Kernel and machine; and the revision that it was begun with.
     pub conditions: Value,
     /// How much was measured.
     pub extent: String,
@@ -34,13 +34,19 @@ impl Header {
         Header { conditions: serde_json::json!(conditions), extent: extent.to_owned(), scale, seed }
     }
 
-    /// Whether points of both may stand side by side: of the same programs on the same machine, as much of it.
+    /// Whether points of both may stand side by side: as much of it on the same kind of machine. A run that takes days outlives revisions:
+    /// each point names its own.
     fn fits(&self, other: &Header) -> bool {
-        // Results that were written meanwhile make the sources no others.
-        let told = |header: &Header, key: &str| header.conditions[key].to_string().replace("-dirty", "");
-        let same = |key: &str| told(self, key) == told(other, key);
+        let same = |key: &str| self.conditions[key] == other.conditions[key];
         (&self.extent, self.scale) == (&other.extent, other.scale)
-            && ["revision", "kernel", "processors", "processor"].into_iter().all(same)
+            && ["kernel", "processors", "processor"].into_iter().all(same)
+    }
+
+    /// What was measured, when these are the conditions.
+    pub fn revision(&self) -> String {
+        let told = |key: &str| self.conditions[key].as_str().unwrap_or("?").to_owned();
+        // Results that were written meanwhile make the sources no others.
+        told("revision").replace("-dirty", "")
     }
 }
 
@@ -52,12 +58,17 @@ pub struct Point {
     pub x: f64,
     pub round: usize,
     pub values: BTreeMap<String, f64>,
+    pub revision: String,
+    /// Where it was measured, if not on this machine itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub place: Option<String>,
 }
 
 /// The points of an experiment.
 pub struct Records {
     path: PathBuf,
     pub header: Header,
+    /// In the order in which they were measured.
     pub points: Vec<Point>,
 }
 
@@ -82,6 +93,26 @@ impl Mean {
             }
         };
         Some(Mean { mean, off })
+    }
+
+    /// How many times as large as another it is. What both may be off by adds up as for independent errors, which are small beside the means.
+    pub fn over(self, floor: Mean) -> Mean {
+        let mean = self.mean / floor.mean;
+        Mean { mean, off: mean.abs() * (self.off / self.mean).hypot(floor.off / floor.mean) }
+    }
+
+    /// Whether it is so much or more; None: it may be either.
+    pub fn is_at_least(self, wanted: f64) -> Option<bool> {
+        match (self.mean - self.off >= wanted, self.mean + self.off < wanted) {
+            (true, _) => Some(true),
+            (_, true) => Some(false),
+            _ => None,
+        }
+    }
+
+    /// Whether it is so much or less; None: it may be either.
+    pub fn is_at_most(self, wanted: f64) -> Option<bool> {
+        Mean { mean: -self.mean, ..self }.is_at_least(-wanted)
     }
 
     /// `mean ± off`.
@@ -125,7 +156,10 @@ impl Records {
         let mut lines = text[..end].lines();
         let Some(first) = lines.next() else { return Ok(None) };
         let header = serde_json::from_str(first).map_err(wrong)?;
-        let points = lines.map(serde_json::from_str).collect::<Result<_, _>>().map_err(wrong)?;
+        let mut points = Vec::new();
+        for line in lines {
+            replace(&mut points, serde_json::from_str(line).map_err(wrong)?);
+        }
         Ok(Some(Records { path, header, points }))
     }
 
@@ -133,12 +167,12 @@ impl Records {
         self.points.iter().any(|point| point.is(variant, x) && point.round == round)
     }
 
-    pub fn add(&mut self, variant: &str, x: f64, round: usize, values: BTreeMap<String, f64>) -> Result<(), Failure> {
-        let point = Point { variant: variant.to_owned(), x, round, values };
+    /// Adds one, in the place of what was measured before of the same round.
+    pub fn add(&mut self, point: Point) -> Result<(), Failure> {
         let line = serde_json::json!(point);
         let added = File::options().append(true).open(&self.path).and_then(|mut file| writeln!(file, "{line}"));
         added.map_err(Failure::attempted(format!("adding to {}", self.path.display())))?;
-        self.points.push(point);
+        replace(&mut self.points, point);
         Ok(())
     }
 
@@ -152,6 +186,11 @@ impl Records {
     /// The mean of what others are set against, which is without Puma; not a number where it was not measured.
     pub fn baseline(&self, variant: &str, key: &str) -> f64 {
         self.mean(variant, 0.0, key, 1.0).map_or(f64::NAN, |mean| mean.mean)
+    }
+
+    /// A value of one point over that of another.
+    pub fn over(&self, key: &str, (variant, x): (&str, f64), (floor, floor_x): (&str, f64)) -> Option<Mean> {
+        Some(self.mean(variant, x, key, 1.0)?.over(self.mean(floor, floor_x, key, 1.0)?))
     }
 
     /// Where a variant was measured, rising.
@@ -168,6 +207,12 @@ impl Point {
     fn is(&self, variant: &str, x: f64) -> bool {
         self.variant == variant && self.x == x
     }
+}
+
+/// A case that was interrupted between two rounds is measured from its first one again.
+fn replace(points: &mut Vec<Point>, point: Point) {
+    points.retain(|other| !(other.is(&point.variant, point.x) && other.round == point.round));
+    points.push(point);
 }
 
 fn file(results: &Path, name: &str) -> PathBuf {
@@ -192,23 +237,39 @@ mod tests {
     }
 
     #[test]
+    fn what_may_be_either_is_not_decided() {
+        let ratio = Mean { mean: 30.0, off: 3.0 }.over(Mean { mean: 10.0, off: 1.0 });
+        assert!((ratio.mean - 3.0).abs() < 1e-9 && (ratio.off - 3.0 * 0.02f64.sqrt()).abs() < 1e-9, "{ratio:?}");
+        assert_eq!([2.5, 2.9, 3.6].map(|wanted| ratio.is_at_least(wanted)), [Some(true), None, Some(false)]);
+        assert_eq!([2.5, 2.9, 3.6].map(|wanted| ratio.is_at_most(wanted)), [Some(false), None, Some(true)]);
+        let once = Mean::of(&[5.0]).unwrap();
+        assert_eq!((once.is_at_least(1.0), once.over(ratio).is_at_most(100.0)), (None, None));
+    }
+
+    #[test]
     fn what_is_kept_is_not_measured_again() {
         let scratch = testbed::Scratch::new("paper-records").unwrap();
         let header = |scale| Header::new(Conditions::now("a disk".to_owned()), "quick", scale, 1);
-        let values = |iops: f64| BTreeMap::from([("iops".to_owned(), iops)]);
         let open = |scale, again| Records::open(scratch.path(), "x", header(scale), again).unwrap();
         let mut records = open(8.0, false);
-        records.add("baseline", 0.0, 0, values(160.0)).unwrap();
-        records.add("baseline", 0.0, 1, values(180.0)).unwrap();
+        let point = |variant: &str, round, iops| {
+            let values = BTreeMap::from([("iops".to_owned(), iops)]);
+            Point { variant: variant.to_owned(), x: 0.0, round, values, revision: "a".to_owned(), place: None }
+        };
+        records.add(point("baseline", 0, 160.0)).unwrap();
+        records.add(point("baseline", 1, 180.0)).unwrap();
         // It ended in the middle of a line.
         File::options().append(true).open(&records.path).unwrap().write_all(b"{\"variant").unwrap();
         let kept = open(8.0, false);
         assert_eq!(kept.points, records.points);
+        let mut again = open(8.0, false);
+        again.add(point("baseline", 0, 160.0)).unwrap();
+        assert_eq!(open(8.0, false).points.len(), 2, "a round counts once");
         assert!(kept.has("baseline", 0.0, 1) && !kept.has("baseline", 0.0, 2) && !kept.has("ideal", 0.0, 0));
         assert_eq!(kept.mean("baseline", 0.0, "iops", 10.0).unwrap().mean, 17.0);
         assert_eq!(kept.xs("baseline"), [0.0]);
         assert!(open(4.0, false).points.is_empty(), "of another scale");
-        open(4.0, false).add("ideal", 0.0, 0, values(1.0)).unwrap();
+        open(4.0, false).add(point("ideal", 0, 1.0)).unwrap();
         assert_eq!(open(4.0, false).points.len(), 1);
         assert!(open(4.0, true).points.is_empty(), "wanted anew");
         assert!(Records::read(scratch.path(), "y").unwrap().is_none());

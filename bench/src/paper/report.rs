@@ -29,7 +29,7 @@ pub struct Column {
 /// A statement of the papers beside ours.
 pub struct Finding {
     pub text: String,
-    /// None: it was not measured.
+    /// None: it was not measured, or the confidence interval has both in it.
     pub holds: Option<bool>,
 }
 
@@ -40,7 +40,7 @@ impl Finding {
             Some(ratio) => format!("{what}: {} × (at least {wanted} is wanted; the paper: {paper})", ratio.text(2)),
             None => format!("{what}: not measured (the paper: {paper})"),
         };
-        Finding { text, holds: ratio.map(|ratio| ratio.mean >= wanted) }
+        Finding { text, holds: ratio.and_then(|ratio| ratio.is_at_least(wanted)) }
     }
 
     /// A ratio that should be no more.
@@ -49,7 +49,7 @@ impl Finding {
             Some(ratio) => format!("{what}: {} × (at most {wanted} is wanted; the paper: {paper})", ratio.text(2)),
             None => format!("{what}: not measured (the paper: {paper})"),
         };
-        Finding { text, holds: ratio.map(|ratio| ratio.mean <= wanted) }
+        Finding { text, holds: ratio.and_then(|ratio| ratio.is_at_most(wanted)) }
     }
 }
 
@@ -57,8 +57,11 @@ impl Finding {
 pub fn write(results: &Path, experiments: &[Experiment]) -> Result<(), Failure> {
     let mut page = String::from(
         "# The papers' experiments, again\n\nMade by `bench/paper/run` from what is kept in `raw/`: do not edit. Figures are means of rounds with their 95 % \
-         confidence interval (Student's t). The disk is this machine's, slowed down to 166 reads and 100 MB a second, as a disk of 7200 rpm \
-         does them; borrower and lender have control groups of their own on one machine, TCP between them, and a pool key.\n",
+         confidence interval (Student's t); a ratio's has those of both in it. Of a finding, \"yes\" and \"**no**\" stand where the whole \
+         interval is on one side of what is wanted, \"–\" where it is on both, or nothing was measured. Where nothing else is said, the disk is \
+         this machine's, slowed down to 166 reads and 100 MB a second, as a disk of 7200 rpm does them (where there is only one stream, to 100 MB a \
+         second alone: such a disk does not seek then); borrower and lender have control groups of their own on one machine, TCP between them, \
+         and a pool key. A mount that a program writes through has some memory beside; whoever has no mount, has as much more himself.\n",
     );
     let mut png = true;
     for experiment in experiments {
@@ -78,9 +81,11 @@ pub fn write(results: &Path, experiments: &[Experiment]) -> Result<(), Failure> 
 fn one(page: &mut String, results: &Path, experiment: &Experiment, records: &Records) -> Result<bool, Failure> {
     let header = &records.header;
     let told = |key: &str| header.conditions[key].as_str().unwrap_or("?").to_owned();
+    let mut revisions: Vec<&str> = records.points.iter().map(|point| point.revision.as_str()).collect();
+    revisions.dedup();
     let conditions = format!(
-        "{} of {}, Linux {}, {} × {}; {}, sizes of the paper divided by {}, seed {}",
-        told("revision"),
+        "{}, begun {}, Linux {}, {} × {}; {}, sizes of the paper divided by {}, seed {}",
+        revisions.join(" and "),
         told("date"),
         told("kernel"),
         header.conditions["processors"],
@@ -89,6 +94,9 @@ fn one(page: &mut String, results: &Path, experiment: &Experiment, records: &Rec
         header.scale,
         header.seed
     );
+    let mut places: Vec<&str> = records.points.iter().filter_map(|point| point.place.as_deref()).collect();
+    places.dedup();
+    let conditions = [&[conditions.as_str()], &places[..]].concat().join("; ");
     let said = (experiment.results)(records);
     let name = experiment.name;
     let _infallible = write!(

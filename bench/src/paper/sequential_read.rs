@@ -9,7 +9,7 @@ use page::PAGE_SIZE;
 use testbed::Failure;
 
 /// Passes before it is measured: the filter learns, and the caches are filled.
-const FIRST_PASSES: usize = 2;
+pub const FIRST_PASSES: usize = 2;
 
 /// Counters for each page.
 const COUNTERS: [(&str, &str); 2] = [("gets_per_page", "lender_pages"), ("puts_per_page", "put_pages")];
@@ -20,7 +20,7 @@ pub fn run(run: &mut Run<'_>) -> Result<(), Failure> {
 
 pub fn measure(run: &mut Run<'_>, case: &Case<'_>) -> Result<(), Failure> {
     let mut worker = run.world.worker(case.cache_bytes)?;
-    run.disk_as_measured()?;
+    run.disk_as_streamed()?;
     let order = Order::Pass { path: case.path.clone(), len_bytes: case.data_bytes };
     for _ in 0..FIRST_PASSES {
         worker.obey(&order)?;
@@ -38,7 +38,7 @@ pub fn measure(run: &mut Run<'_>, case: &Case<'_>) -> Result<(), Failure> {
 
 pub fn results(records: &Records) -> Results {
     let baseline = records.baseline(BASELINE, "mb_per_s");
-    let speed_up = |variant: &str, size: f64| records.mean(variant, size, "mb_per_s", baseline);
+    let speed_up = |variant: &str, size: f64| records.over("mb_per_s", (variant, size), (BASELINE, 0.0));
     // The least speed-up of a variant at any size.
     let least = |variant: &str| {
         let sizes = records.xs(variant).into_iter().filter_map(|size| speed_up(variant, size));

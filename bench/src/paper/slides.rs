@@ -1,10 +1,10 @@
 //! `slides`: fragments of a file at random places, while the lender has nothing, or everything, and while local memory is free, or full.
 
 use super::plot::{Chart, Line, Mark};
-use super::record::{Mean, Records};
+use super::record::Records;
 use super::report::{Column, Finding, Results};
-use super::{Case, FILLING_READS_PER_S, LOCAL_BYTES, Run};
-use crate::worker::{Order, Workload};
+use super::{Case, FILLING_THREADS, LOCAL_BYTES, Run};
+use crate::worker::Order;
 use crate::world::Worker;
 use page::PAGE_SIZE;
 use std::collections::BTreeMap;
@@ -18,9 +18,6 @@ const TOTAL_BYTES: u64 = 32 << 20;
 const CLIENT_BYTES: u64 = LOCAL_BYTES / 2;
 const LENT_GIB: f64 = 4.0;
 const FILE_BYTES: u64 = 1 << 30;
-/// Threads that have the lender get the file, and how often they read as many pages as there are.
-const FILLING_THREADS: usize = 16;
-const FILLINGS: u64 = 4;
 /// Evicted at once: a quarter of the tap's ring.
 const EVICT_BYTES: u64 = 8 << 20;
 
@@ -58,7 +55,7 @@ pub fn run(run: &mut Run<'_>) -> Result<(), Failure> {
             let side = run.world.mount("slides", data_bytes, lender.as_ref().map(|lender| lender.address), &options)?;
             side.drop_cached()?;
             let path = if lender.is_some() { side.file.clone() } else { side.below.clone() };
-            let case = Case { variant, x, cache_bytes, data_bytes, path, side: Some(&side) };
+            let case = Case { variant, x, cache_bytes, data_bytes, path, side: Some(&side), lender: lender.as_ref() };
             if lent == Lent::All {
                 preload(run, &case)?;
             }
@@ -75,16 +72,14 @@ pub fn run(run: &mut Run<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Has the lender get every page: read at random, then evicted.
+/// Has the lender get every page: read once, at random, then evicted.
 fn preload(run: &Run<'_>, case: &Case<'_>) -> Result<(), Failure> {
     let Some(side) = case.side else { return Ok(()) };
     run.disk_for_filling()?;
     let mut worker = Worker::start(&run.world.interrupt, &[])?;
-    let pages = case.data_bytes / PAGE_SIZE as u64;
-    let ms = (FILLINGS * pages * 1000 / u64::from(FILLING_READS_PER_S)).max(200);
-    let (path, len_bytes, workload) =
-        (case.path.clone(), case.data_bytes, Workload::Random { threads: FILLING_THREADS });
-    worker.obey(&Order::Use { path, len_bytes, workload, ms, seed: run.world.seed })?;
+    let (path, len_bytes, block_bytes) = (case.path.clone(), case.data_bytes, PAGE_SIZE);
+    let (threads, seed) = (FILLING_THREADS, run.world.seed);
+    worker.obey(&Order::Once { path, len_bytes, block_bytes, threads, seed })?;
     for at in (0..case.data_bytes).step_by(EVICT_BYTES as usize) {
         side.evict(at, EVICT_BYTES)?;
         side.settle()?;
@@ -110,10 +105,7 @@ fn measure(run: &mut Run<'_>, case: &Case<'_>, worker: &mut Worker<'_>, fragment
 }
 
 pub fn results(records: &Records) -> Results {
-    let over = |variant: &str, floor: &str, x: f64| -> Option<Mean> {
-        let floor = records.mean(floor, x, "mb_per_s", 1.0)?.mean;
-        records.mean(variant, x, "mb_per_s", floor)
-    };
+    let over = |variant: &str, floor: &str, x: f64| records.over("mb_per_s", (variant, x), (floor, x));
     let line = |variant: &str, floor: &str| {
         let points = records.xs(variant).into_iter().filter_map(|x| Some((x, over(variant, floor, x)?)));
         Line { name: variant.to_owned(), points: points.collect() }
