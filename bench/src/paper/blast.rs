@@ -3,7 +3,7 @@
 use super::plot::{Chart, Line, Mark};
 use super::record::Records;
 use super::report::{Column, Finding, Results};
-use super::{ALL_FITS_GIB, BASELINE, Case, Kind, LOCAL_BYTES, PROGRAM_BYTES_MIN, Run, Subject};
+use super::{ALL_FITS_GIB, BASELINE, Case, Kind, LOCAL_BYTES, PROGRAM_BYTES_MIN, Run, Study, Subject, compare};
 use crate::program::{self, Program};
 use std::fs;
 use std::io::{self, BufWriter, Write};
@@ -40,6 +40,10 @@ pub fn scale(asked: f64) -> f64 {
 }
 
 pub fn run(run: &mut Run<'_>) -> Result<(), Failure> {
+    study(run, &compare)
+}
+
+pub fn study(run: &mut Run<'_>, study: &Study<'_>) -> Result<(), Failure> {
     program::check(&["makeblastdb", "blastn"])?;
     let world = run.world;
     let data_bytes = world.extent.choose(run.bytes(DATABASE_BYTES), run.bytes(DATABASE_BYTES), DATABASE_TINY_BYTES);
@@ -65,7 +69,7 @@ pub fn run(run: &mut Run<'_>) -> Result<(), Failure> {
     let lent_gib = world.extent.choose(&[1.0, 2.0, 3.0, ALL_FITS_GIB][..], &[ALL_FITS_GIB], &[ALL_FITS_GIB]);
     let subject =
         Subject { name: "blast", kind: Kind::Directory(&fill), local_bytes, beside_bytes: 0, data_bytes, lent_gib };
-    run.compare(&subject, measure)
+    study(run, &subject, &measure)
 }
 
 /// Looks for each of the sequences in turn: one pass over the database for each.

@@ -41,7 +41,7 @@ const WANTED: f64 = 1.1;
 pub fn run(run: &mut Run<'_>) -> Result<(), Failure> {
     run.rounds = run.world.extent.choose(5, 3, 1);
     let subject = run.file("dynamic");
-    run.without_puma((BASELINE, 0.0), &subject, subject.local_bytes, |run, case| {
+    run.without_puma((BASELINE, 0.0), &subject, subject.local_bytes, &|run, case| {
         let mut worker = run.world.worker(case.cache_bytes)?;
         fill(run, case, &mut worker)?;
         for round in 0..run.rounds {

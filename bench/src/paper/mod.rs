@@ -173,7 +173,7 @@ const EXPERIMENTS: [Experiment; 12] = [
     },
     Experiment {
         name: "latency",
-        about: "random and sequential reads, when all fits, over a network that is slower",
+        about: "reads, BLAST and Postmark, when all fits, over a network that is slower",
         source: "2015, fig. 7",
         x: LATENCY,
         scale: as_asked,
@@ -299,6 +299,11 @@ impl Case<'_> {
     }
 }
 
+/// Measures a case, all rounds of it.
+type Measure<'m> = dyn Fn(&mut Run<'_>, &Case<'_>) -> Result<(), Failure> + 'm;
+/// What is done with a subject and how it is measured.
+type Study<'s> = dyn Fn(&mut Run<'_>, &Subject<'_>, &Measure<'_>) -> Result<(), Failure> + 's;
+
 /// An experiment under way.
 struct Run<'a> {
     world: &'a World,
@@ -317,7 +322,7 @@ impl Run<'_> {
 
     /// The lender's memory, in GiB of the papers.
     fn lent_gib(&self) -> &'static [f64] {
-        self.world.extent.choose(&[0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 5.0], &[1.0, 2.0, 3.0, 4.0, 5.0], &[5.0])
+        self.world.extent.choose(&[0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 5.0], &[1.0, 3.0, 5.0], &[5.0])
     }
 
     /// A lender of so many GiB of the papers.
@@ -426,7 +431,7 @@ impl Run<'_> {
         (variant, x): (&str, f64),
         (lender, address): (&Lender, SocketAddr),
         options: &[&str],
-        measure: impl Fn(&mut Run<'_>, &Case<'_>) -> Result<(), Failure>,
+        measure: &Measure<'_>,
     ) -> Result<(), Failure> {
         let side = self.mount(subject, address, options)?;
         let path = match subject.kind {
@@ -437,29 +442,6 @@ impl Run<'_> {
         let (side_of_it, lender) = (Some(&side), Some(lender));
         measure(self, &Case { variant, x, cache_bytes, data_bytes, path, side: side_of_it, lender })?;
         side.end()
-    }
-
-    /// Has each variant measured, at each size, that is not kept yet: without Puma in the directory below, with it through a mount.
-    fn compare(
-        &mut self,
-        subject: &Subject<'_>,
-        measure: impl Fn(&mut Run<'_>, &Case<'_>) -> Result<(), Failure>,
-    ) -> Result<(), Failure> {
-        for (variant, cache_bytes) in
-            [(BASELINE, subject.local_bytes), (IDEAL, subject.data_bytes + subject.local_bytes)]
-        {
-            self.without_puma((variant, 0.0), subject, cache_bytes, &measure)?;
-        }
-        for (variant, options) in VARIANTS {
-            for &x in subject.lent_gib {
-                if self.has(variant, x) {
-                    continue;
-                }
-                let lender = self.lend(x)?;
-                self.with_puma(subject, (variant, x), (&lender, lender.address), &options, &measure)?;
-            }
-        }
-        Ok(())
     }
 
     /// Mounts it. What an earlier case has left in the page cache is no memory of this one.
@@ -500,7 +482,7 @@ impl Run<'_> {
         (variant, x): (&str, f64),
         subject: &Subject<'_>,
         cache_bytes: u64,
-        measure: impl Fn(&mut Run<'_>, &Case<'_>) -> Result<(), Failure>,
+        measure: &Measure<'_>,
     ) -> Result<(), Failure> {
         if self.has(variant, x) {
             return Ok(());
@@ -538,6 +520,23 @@ impl Run<'_> {
         let revision = self.revision.clone();
         self.records.add(Point { variant: variant.to_owned(), x, round, values, revision, place })
     }
+}
+
+/// Has each variant measured, at each size, that is not kept yet: without Puma in the directory below, with it through a mount.
+fn compare(run: &mut Run<'_>, subject: &Subject<'_>, measure: &Measure<'_>) -> Result<(), Failure> {
+    for (variant, cache_bytes) in [(BASELINE, subject.local_bytes), (IDEAL, subject.data_bytes + subject.local_bytes)] {
+        run.without_puma((variant, 0.0), subject, cache_bytes, measure)?;
+    }
+    for (variant, options) in VARIANTS {
+        for &x in subject.lent_gib {
+            if run.has(variant, x) {
+                continue;
+            }
+            let lender = run.lend(x)?;
+            run.with_puma(subject, (variant, x), (&lender, lender.address), &options, measure)?;
+        }
+    }
+    Ok(())
 }
 
 /// Any scale will do.

@@ -3,7 +3,7 @@
 use super::plot::{Chart, Line, Mark};
 use super::record::Records;
 use super::report::{Column, Finding, Results};
-use super::{ALL_FITS_GIB, BASELINE, Case, LITTLE_GIB, LOCAL_BYTES, Run};
+use super::{ALL_FITS_GIB, BASELINE, Case, LITTLE_GIB, LOCAL_BYTES, Run, Study, compare};
 use crate::program::{self, Program};
 use std::fs;
 use std::path::Path;
@@ -36,11 +36,15 @@ const WANTED: f64 = 1.5;
 const PAPER: f64 = 3.0;
 
 pub fn run(run: &mut Run<'_>) -> Result<(), Failure> {
+    study(run, &compare)
+}
+
+pub fn study(run: &mut Run<'_>, study: &Study<'_>) -> Result<(), Failure> {
     program::check(&["postmark", "stdbuf"])?;
     let data_bytes = (run.bytes(DATA_BYTES) as f64 * GROWTH) as u64;
     run.world.check_room(2 * data_bytes)?;
     let fill = |directory: &Path| empty(directory);
-    run.compare(&run.directory("postmark", LOCAL_BYTES, data_bytes, &fill), measure)
+    study(run, &run.directory("postmark", LOCAL_BYTES, data_bytes, &fill), &measure)
 }
 
 /// A directory with nothing in it.

@@ -3,7 +3,7 @@
 use super::plot::{Chart, Line, Mark};
 use super::record::{Mean, Records};
 use super::report::{Column, Finding, Results};
-use super::{ALL_FITS_GIB, BASELINE, Case, Run};
+use super::{ALL_FITS_GIB, BASELINE, Case, Run, compare};
 use crate::worker::{Order, Workload};
 use crate::world::Worker;
 use testbed::Failure;
@@ -18,7 +18,7 @@ const PAPER_IDEAL: f64 = 40400.0;
 const COUNTERS: [(&str, &str); 2] = [("gets_per_read", "lender_pages"), ("puts_per_read", "put_pages")];
 
 pub fn run(run: &mut Run<'_>) -> Result<(), Failure> {
-    run.compare(&run.file("random"), measure)
+    compare(run, &run.file("random"), &measure)
 }
 
 /// Fills the caches, then measures the rounds.

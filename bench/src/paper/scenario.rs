@@ -98,8 +98,8 @@ fn compare(run: &mut Run<'_>, one_way: Option<Duration>, clones: &[usize]) -> Re
             let address = relay.as_ref().map_or(lender.address, Relay::address);
             let measure = |run: &mut Run<'_>, case: &Case<'_>| measure(run, case, &count, &lender, clones);
             match variant {
-                ALONE => run.without_puma((variant, x), &subject, subject.local_bytes, measure)?,
-                _ => run.with_puma(&subject, (variant, x), (&lender, address), &OPTIONS, measure)?,
+                ALONE => run.without_puma((variant, x), &subject, subject.local_bytes, &measure)?,
+                _ => run.with_puma(&subject, (variant, x), (&lender, address), &OPTIONS, &measure)?,
             }
         }
     }

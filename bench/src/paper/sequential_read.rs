@@ -3,22 +3,26 @@
 use super::plot::{Chart, Line};
 use super::record::Records;
 use super::report::{Column, Finding, Results};
-use super::{BASELINE, Case, Run};
+use super::{BASELINE, Case, Run, Study, compare};
 use crate::worker::Order;
 use page::PAGE_SIZE;
 use testbed::Failure;
 
 /// Passes before it is measured: the filter learns, and the caches are filled.
-pub const FIRST_PASSES: usize = 2;
+const FIRST_PASSES: usize = 2;
 
 /// Counters for each page.
 const COUNTERS: [(&str, &str); 2] = [("gets_per_page", "lender_pages"), ("puts_per_page", "put_pages")];
 
 pub fn run(run: &mut Run<'_>) -> Result<(), Failure> {
-    run.compare(&run.file("sequential"), measure)
+    study(run, &compare)
 }
 
-pub fn measure(run: &mut Run<'_>, case: &Case<'_>) -> Result<(), Failure> {
+pub fn study(run: &mut Run<'_>, study: &Study<'_>) -> Result<(), Failure> {
+    study(run, &run.file("sequential"), &measure)
+}
+
+fn measure(run: &mut Run<'_>, case: &Case<'_>) -> Result<(), Failure> {
     let mut worker = run.world.worker(case.cache_bytes)?;
     run.disk_as_streamed()?;
     let order = Order::Pass { path: case.path.clone(), len_bytes: case.data_bytes };

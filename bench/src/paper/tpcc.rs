@@ -4,7 +4,7 @@ use super::plot::{Chart, Line, Mark};
 use super::postgres;
 use super::record::Records;
 use super::report::{Column, Finding, Results};
-use super::{ALL_FITS_GIB, BASELINE, Case, LITTLE_GIB, LOCAL_BYTES, Run};
+use super::{ALL_FITS_GIB, BASELINE, Case, LITTLE_GIB, LOCAL_BYTES, Run, compare};
 use std::collections::BTreeMap;
 use std::path::Path;
 use testbed::Failure;
@@ -36,7 +36,7 @@ pub fn run(run: &mut Run<'_>) -> Result<(), Failure> {
         postgres::prepare(world, &origin, data_bytes, |server| make(server, &count))?;
         postgres::copy(world, &origin, directory)
     };
-    run.compare(&run.directory("tpcc", LOCAL_BYTES, data_bytes, &fill), |run, case| measure(run, case, &count))
+    compare(run, &run.directory("tpcc", LOCAL_BYTES, data_bytes, &fill), &|run, case| measure(run, case, &count))
 }
 
 fn measure(run: &mut Run<'_>, case: &Case<'_>, warehouses: &str) -> Result<(), Failure> {

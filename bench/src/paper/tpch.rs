@@ -4,7 +4,7 @@ use super::plot::{Chart, Line, Mark};
 use super::postgres;
 use super::record::Records;
 use super::report::{Column, Finding, Results};
-use super::{ALL_FITS_GIB, BASELINE, Case, LITTLE_GIB, LOCAL_BYTES, Run};
+use super::{ALL_FITS_GIB, BASELINE, Case, LITTLE_GIB, LOCAL_BYTES, Run, compare};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Instant;
@@ -59,7 +59,7 @@ pub fn run(run: &mut Run<'_>) -> Result<(), Failure> {
     let fill = |directory: &Path| postgres::prepare(world, directory, data_bytes, make);
     let mut subject = run.directory("tpch", LOCAL_BYTES, data_bytes, &fill);
     subject.lent_gib = world.extent.choose(&[LITTLE_GIB, ALL_FITS_GIB], &[ALL_FITS_GIB], &[ALL_FITS_GIB]);
-    run.compare(&subject, |run, case| measure(run, case, &factor))
+    compare(run, &subject, &|run, case| measure(run, case, &factor))
 }
 
 fn measure(run: &mut Run<'_>, case: &Case<'_>, factor: &str) -> Result<(), Failure> {
