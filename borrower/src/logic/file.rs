@@ -28,11 +28,11 @@ use page::{PAGE_SHIFT, PAGE_SIZE, PageRange, Version};
 
 /// Quarantined ranges a file remembers. Beyond it the two nearest are merged: some pages more need a READ before they are
 /// lent again. (Few in test builds, so that merging is common there.)
-const QUARANTINES_MAX: usize = if cfg!(debug_assertions) { 4 } else { 32 };
+const QUARANTINES_MAX: usize = if cfg!(debug_assertions) { 4 } else { 128 };
 
 /// Tainted ranges a file remembers. Beyond it the two nearest are merged: some events more are not believed, for as long as
 /// it takes the consumer to reach the position. (Few in test builds, too.)
-const TAINTS_MAX: usize = if cfg!(debug_assertions) { 4 } else { 32 };
+const TAINTS_MAX: usize = if cfg!(debug_assertions) { 4 } else { 128 };
 
 /// How a daemon leaves a file to the one that takes over.
 #[derive(Clone, Copy, Debug, Default)]

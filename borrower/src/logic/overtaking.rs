@@ -2,11 +2,12 @@
 //!
 //! The kernel lets go of a write's pages before it sends the write (fs/fuse/file.c, fuse_fill_write_pages), and dropping cached pages does
 //! not wait for it. So a READ can be answered with older bytes before the write is applied, and these then stay in the kernel's cache;
-//! and two writes of the same bytes, of which the kernel's pages hold the later one, can be applied the other way round. Three ways to
-//! tell:
+//! and a write(2) and a later one out of the cache, which the kernel's pages hold, can be applied the other way round. Nothing overtakes what
+//! the kernel writes back by itself: until the answer the page is under writeback, or who wants it waits (docs/consistency.md, K6 and K7).
+//! Three ways to tell:
 //!
 //! * The kernel numbers its requests in the order in which it queues them (fs/fuse/dev.c, fuse_get_unique): a READ or a write with
-//!   a higher number that was dealt with first has overtaken.
+//!   a higher number that was dealt with first has overtaken a write(2).
 //! * A write(2) gets its number after its pages were filled. So a READ with a lower number may have come in between, but only if the page
 //!   was dropped in between: of the writes that begin while pages are being dropped, and of the first one after that (the kernel
 //!   holds the inode's lock from filling to answer, so that there is only one), none is trusted if a READ of its pages was
@@ -115,12 +116,15 @@ impl Watch {
     /// A buffered write begins; `writeback` tells whether the kernel does it by itself, without the inode's lock. Returns whether it counts
     /// as overtaken.
     pub fn write_begins(&mut self, request: u64, range: PageRange, writeback: bool) -> bool {
-        let by_read = self.reads.has_higher(request, range);
         let by_write = keeps(Rule::Order) && self.writes.has_higher(request, range);
+        self.writes.note(request, range);
+        if writeback {
+            return false;
+        }
+        let by_read = self.reads.has_higher(request, range);
         let unknown = self.taken_over || self.reads.has_since(self.reads_before_drop, range);
         let by_drop = self.first_after_drop && unknown;
-        self.writes.note(request, range);
-        if !writeback && self.drops == 0 {
+        if self.drops == 0 {
             self.first_after_drop = false;
             self.unseen = false;
             self.taken_over = false;
@@ -169,7 +173,7 @@ mod tests {
         watch.read_answered(3, pages(0, 4));
         assert!(watch.write_begins(4, pages(3, 4), false));
         watch.drop_ended();
-        assert!(watch.write_begins(5, pages(3, 4), true), "writeback is not what may have waited");
+        assert!(!watch.write_begins(5, pages(3, 4), true), "its page was under writeback");
         assert!(watch.write_begins(6, pages(3, 4), false));
         assert!(!watch.write_begins(7, pages(3, 4), false), "filled after the drop");
     }
@@ -195,6 +199,19 @@ mod tests {
         watch.drop_waited();
         assert!(watch.write_begins(14, pages(0, 4), false));
         assert!(!watch.write_begins(15, pages(0, 4), false));
+    }
+
+    #[test]
+    fn what_the_kernel_writes_back_is_not_overtaken() {
+        let mut watch = Watch::taken_over();
+        watch.drop_begins();
+        // Workers take the requests of one file in any order.
+        for request in (0..4 * REQUESTS_MAX as u64).rev() {
+            watch.read_answered(1000 + request, pages(0, 9));
+            assert!(!watch.write_begins(request, pages(request, request + 2), true));
+        }
+        // What is said of a write(2) is not changed by that.
+        assert!(watch.write_begins(2000, pages(3, 4), false));
     }
 
     #[test]

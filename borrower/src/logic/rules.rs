@@ -47,7 +47,7 @@ rules! {
     Merge = 24: "merged ranges keep their hull, and the newest number or position",
     TakenOver = 25: "a new daemon trusts no cached copy that it cannot prove",
     Tap = 27: "an event comes only from a clean, up-to-date page that reclaim has frozen (the tap's; here of its model)",
-    Order = 28: "a buffered write that begins after a later one of the same pages counts as overtaken",
+    Order = 28: "a write(2) that begins after a later write of the same pages counts as overtaken",
     Edge = 30: "no event of a page at the edge of a punched hole is believed until the kernel is known to have done with it",
 }
 
