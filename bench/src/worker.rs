@@ -92,6 +92,8 @@ pub enum Order {
     Files {
         /// Of the files.
         directory: PathBuf,
+        /// Bytes of all of them.
+        len_bytes: u64,
         /// Bytes of a block.
         block_bytes: usize,
         /// Of the order.
@@ -280,7 +282,7 @@ fn carry_out(order: &Order) -> Result<Report, String> {
         Order::Once { path, len_bytes, block_bytes, threads, seed } => {
             reading::once(path, *len_bytes, *block_bytes, (*threads).clamp(1, THREADS_MAX), *seed)
         }
-        Order::Files { directory, block_bytes, seed } => reading::files(directory, *block_bytes, *seed),
+        Order::Files { directory, block_bytes, seed, .. } => reading::files(directory, *block_bytes, *seed),
         Order::Fragments { path, len_bytes, fragment_bytes, total_bytes, seed } => {
             reading::fragments(path, *len_bytes, *fragment_bytes, *total_bytes, *seed)
         }

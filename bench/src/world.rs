@@ -33,6 +33,9 @@ const MOUNT_ROOM_BYTES: u64 = 256 << 20;
 const LATE_MAX: Duration = Duration::from_secs(120);
 /// For a block of a file: so long it takes on a fast disk at the most.
 const BLOCK_MS: u64 = 1;
+/// For a MiB of a stream, a power of two: 15 MB/s; and for a fragment beside that, of which a slow disk reads 100 in a second.
+const MIB_MS_BITS: u32 = 6;
+const FRAGMENT_MS: u64 = 10;
 /// For a small file of a tree, all that is done with it: tens of trips to a file system that answers in some 100 µs.
 const TREE_FILE_MS: u64 = 20;
 /// For a daemon's answer, and until a mount has found its lender.
@@ -215,7 +218,7 @@ impl World {
             command.args(["--lender", &address.to_string()]);
         }
         let mount = self.puma.mount(command, &at, &format!("mount-{name}"), &[&group])?;
-        let side = Side { mount, group, below: source.join(FILE), file: at.join(FILE), at };
+        let side = Side { mount, group, below: source.join(FILE), file: at.join(FILE), source, at };
         let found = || side.status().is_ok_and(|status| status["lender_is_up"] == true);
         if lender.is_some() && !wait_until(ANSWER_MAX, found) {
             return Err(Failure::Problem(format!("the mount {name} does not find its lender")));
@@ -328,7 +331,8 @@ pub struct Side {
     // In this order: the mount before its group.
     mount: PumaMount,
     group: Group,
-    /// Where it is mounted.
+    /// The directory below, and where it is mounted.
+    pub source: PathBuf,
     pub at: PathBuf,
     /// The file in it, as it is below and through the mount.
     pub below: PathBuf,
@@ -478,6 +482,10 @@ impl<'a> Worker<'a> {
             Order::Use { ms, .. } => *ms,
             Order::Once { len_bytes, block_bytes, .. } => len_bytes / *block_bytes as u64 * BLOCK_MS,
             Order::Grow { over_ms, hold_ms, .. } => over_ms + hold_ms,
+            Order::Files { len_bytes, .. } | Order::Pass { len_bytes, .. } => len_bytes >> 20 << MIB_MS_BITS,
+            Order::Fragments { total_bytes, fragment_bytes, .. } => {
+                (total_bytes / *fragment_bytes as u64 * FRAGMENT_MS) + (total_bytes >> 20 << MIB_MS_BITS)
+            }
             Order::Tree { files, .. } => *files as u64 * TREE_FILE_MS,
             _ => 0,
         };

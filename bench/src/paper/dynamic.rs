@@ -149,7 +149,7 @@ fn keep_allocation(run: &mut Run<'_>, case: &Case<'_>, round: usize, report: &Re
 }
 
 fn fill(run: &Run<'_>, case: &Case<'_>, worker: &mut Worker<'_>) -> Result<(), Failure> {
-    run.fill_caches_from_file(case, worker)?;
+    run.fill_caches_from_file(case, worker, READ_BYTES)?;
     run.disk_as_measured()?;
     // What the kernel lets pass at once after a change of the limit is not the disk's speed.
     read(run, case, worker, STEP_BYTES, 0).map(drop)

@@ -322,7 +322,7 @@ impl Run<'_> {
 
     /// The lender's memory, in GiB of the papers.
     fn lent_gib(&self) -> &'static [f64] {
-        self.world.extent.choose(&[0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 5.0], &[1.0, 3.0, 5.0], &[5.0])
+        self.world.extent.choose(&[0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 5.0], &[1.0, 2.5, 5.0], &[5.0])
     }
 
     /// A lender of so many GiB of the papers.
@@ -378,8 +378,13 @@ impl Run<'_> {
     }
 
     /// Has a file in the caches.
-    fn fill_caches_from_file(&self, case: &Case<'_>, worker: &mut Worker<'_>) -> Result<(), Failure> {
-        let (threads, block_bytes) = (FILLING_THREADS, PAGE_SIZE);
+    fn fill_caches_from_file(
+        &self,
+        case: &Case<'_>,
+        worker: &mut Worker<'_>,
+        block_bytes: usize,
+    ) -> Result<(), Failure> {
+        let threads = FILLING_THREADS;
         self.disk_for_filling()?;
         self.until_full(case, |pass| {
             let (path, len_bytes, seed) = (case.path.clone(), case.data_bytes, self.world.seed.wrapping_sub(pass));
@@ -390,11 +395,12 @@ impl Run<'_> {
     /// Has the files of a program in the caches, before it is started.
     fn fill_caches(&self, case: &Case<'_>, group: &Group) -> Result<(), Failure> {
         let mut worker = Worker::start(&self.world.interrupt, &[group])?;
-        let (directory, block_bytes, seed) = (case.path.clone(), FILLING_BLOCK_BYTES, self.world.seed);
+        let (directory, len_bytes, seed) = (case.path.clone(), case.data_bytes, self.world.seed);
+        let block_bytes = FILLING_BLOCK_BYTES;
         self.disk_for_filling()?;
         self.until_full(case, |pass| {
             let (directory, seed) = (directory.clone(), seed.wrapping_add(pass));
-            worker.obey(&Order::Files { directory, block_bytes, seed }).map(drop)
+            worker.obey(&Order::Files { directory, len_bytes, block_bytes, seed }).map(drop)
         })
     }
 
@@ -438,7 +444,8 @@ impl Run<'_> {
             Kind::File => side.file.clone(),
             Kind::Directory(_) => side.at.clone(),
         };
-        let (cache_bytes, data_bytes) = (subject.local_bytes, subject.data_bytes);
+        let cache_bytes = subject.local_bytes;
+        let data_bytes = self.data_bytes(subject)?;
         let (side_of_it, lender) = (Some(&side), Some(lender));
         measure(self, &Case { variant, x, cache_bytes, data_bytes, path, side: side_of_it, lender })?;
         side.end()
@@ -465,6 +472,19 @@ impl Run<'_> {
                     Some(lender),
                     &[options, &PROGRAM_OPTIONS].concat(),
                 )
+            }
+        }
+    }
+
+    /// The data that are there, when it has been filled.
+    fn data_bytes(&self, subject: &Subject<'_>) -> Result<u64, Failure> {
+        match subject.kind {
+            Kind::File => Ok(subject.data_bytes),
+            Kind::Directory(_) => {
+                let directory = self.world.path(subject.name);
+                let len = |path: &PathBuf| std::fs::metadata(path).map(|file| file.len());
+                let lens = world::files_under(&directory).and_then(|files| files.iter().map(len).sum());
+                lens.map_err(Failure::attempted(format!("looking through {}", directory.display())))
             }
         }
     }
@@ -497,7 +517,7 @@ impl Run<'_> {
             }
             Kind::Directory(fill) => self.fill(subject.name, fill)?,
         };
-        let (cache_bytes, data_bytes) = (cache_bytes + subject.beside_bytes, subject.data_bytes);
+        let (cache_bytes, data_bytes) = (cache_bytes + subject.beside_bytes, self.data_bytes(subject)?);
         measure(self, &Case { variant, x, cache_bytes, data_bytes, path, side: None, lender: None })
     }
 

@@ -4,6 +4,7 @@ use super::{Case, Run};
 use crate::program::{self, Program};
 use crate::world::World;
 use rustix::process::Signal;
+use std::collections::BTreeMap;
 use std::fs::{self, Permissions};
 use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
@@ -59,7 +60,9 @@ impl<'a> Server<'a> {
             format!("fsync={}", if is_safe { "on" } else { "off" }),
             // What is compiled costs more memory than a small group has to spare.
             "jit=off".to_owned(),
-            "max_wal_size=1GB".to_owned(),
+            // As usual at the time. What lies there of an old log is no data.
+            "max_wal_size=128MB".to_owned(),
+            "min_wal_size=32MB".to_owned(),
             "max_connections=20".to_owned(),
         ];
         for setting in &settings {
@@ -122,6 +125,26 @@ impl<'a> Server<'a> {
     }
 }
 
+/// Where pages came from, up to a moment.
+pub struct Reads {
+    gets: u64,
+    disk_reads: u64,
+}
+
+impl Reads {
+    pub fn now(world: &World, case: &Case<'_>) -> Result<Reads, Failure> {
+        let gets = case.side.map_or(Ok(0), |side| side.counter("lender_pages"))?;
+        Ok(Reads { gets, disk_reads: world.disk.read_count()? })
+    }
+
+    /// What has come since.
+    pub fn until_now(&self, world: &World, case: &Case<'_>) -> Result<BTreeMap<String, f64>, Failure> {
+        let now = Reads::now(world, case)?;
+        let values = [("gets", now.gets - self.gets), ("disk_reads", now.disk_reads - self.disk_reads)];
+        Ok(values.map(|(key, value)| (key.to_owned(), value as f64)).into())
+    }
+}
+
 /// Makes a database in a directory, has it filled, and ends the server. Nothing is done if it is there already.
 pub fn prepare(
     world: &World,
@@ -141,7 +164,8 @@ pub fn prepare(
     let server = Server::start(world, directory, memory_bytes, false, &[])?;
     server.tell("postgres", &[&format!("create database {DATABASE}")])?;
     fill(&server)?;
-    server.tell(DATABASE, &["vacuum (analyze)", "checkpoint"])?;
+    // Twice: the second one removes what the first one left of the log.
+    server.tell(DATABASE, &["vacuum (analyze)", "checkpoint", "checkpoint"])?;
     server.stop()
 }
 

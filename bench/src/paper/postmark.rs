@@ -5,6 +5,7 @@ use super::record::Records;
 use super::report::{Column, Finding, Results};
 use super::{ALL_FITS_GIB, BASELINE, Case, LITTLE_GIB, LOCAL_BYTES, Run, Study, compare};
 use crate::program::{self, Program};
+use rustix::process::Signal;
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -21,6 +22,8 @@ const BLOCK_BYTES: u64 = 4096;
 /// Of ten: transactions that read (the others append), and that make a file (the others remove one).
 const READ_BIAS: u32 = 5;
 const CREATE_BIAS: u32 = 5;
+/// What the kernel and the mount keep of a file in the mount's memory.
+const MOUNT_FILE_BYTES: u64 = 2048;
 /// Files grow while it runs: all of them, over what they begin with.
 const GROWTH: f64 = 1.2;
 /// Counters for each transaction, of making and removing the files, too.
@@ -44,7 +47,14 @@ pub fn study(run: &mut Run<'_>, study: &Study<'_>) -> Result<(), Failure> {
     let data_bytes = (run.bytes(DATA_BYTES) as f64 * GROWTH) as u64;
     run.world.check_room(2 * data_bytes)?;
     let fill = |directory: &Path| empty(directory);
-    study(run, &run.directory("postmark", LOCAL_BYTES, data_bytes, &fill), &measure)
+    let mut subject = run.directory("postmark", LOCAL_BYTES, data_bytes, &fill);
+    subject.beside_bytes += files(run) * MOUNT_FILE_BYTES;
+    study(run, &subject, &measure)
+}
+
+/// How many there are at the beginning.
+fn files(run: &Run<'_>) -> u64 {
+    run.bytes(DATA_BYTES) / ((FILE_BYTES[0] + FILE_BYTES[1]) / 2)
 }
 
 /// A directory with nothing in it.
@@ -59,7 +69,7 @@ fn empty(directory: &Path) -> Result<(), Failure> {
 fn measure(run: &mut Run<'_>, case: &Case<'_>) -> Result<(), Failure> {
     let world = run.world;
     let transactions = (TRANSACTIONS / run.scale).round().max(1.0);
-    let files = run.bytes(DATA_BYTES) / ((FILE_BYTES[0] + FILE_BYTES[1]) / 2);
+    let files = files(run);
     let group = world.group(case.cache_bytes)?;
     let orders = world.path("postmark.orders");
     for round in 0..run.rounds {
@@ -77,30 +87,47 @@ fn measure(run: &mut Run<'_>, case: &Case<'_>) -> Result<(), Failure> {
         // Line by line: it says when it is done with a part.
         let mut command = Command::new("stdbuf");
         command.args(["-oL", "postmark"]).arg(&orders).current_dir(&case.path).stdin(Stdio::null());
-        let before = case.counters(&COUNTERS)?;
-        let (reads, written) = (world.disk.read_count()?, world.disk.written_bytes()?);
         let mut postmark = Program::start(world, "postmark", command, &[&group])?;
-        let (mut begin, mut seconds) = (None, None);
+        let (mut begun, mut kept) = (None, None);
         while let Some(line) = postmark.next_line()? {
+            // While it is made to wait, all that it has written is written back: only the transactions count.
             if line.starts_with(FILES_MADE) {
+                postmark.process().signal(Signal::STOP)?;
+                write_back(case)?;
                 run.disk_as_measured()?;
-                begin = Some(Instant::now());
-            } else if line.starts_with(TRANSACTIONS_DONE) {
-                seconds = begin.map(|begin| begin.elapsed().as_secs_f64());
+                let counters = case.counters(&COUNTERS)?;
+                let (reads, written) = (world.disk.read_count()?, world.disk.written_bytes()?);
+                begun = Some((counters, reads, written, Instant::now()));
+                postmark.process().signal(Signal::CONT)?;
+            } else if line.starts_with(TRANSACTIONS_DONE)
+                && let Some((counters, reads, written, begin)) = begun.take()
+            {
+                let seconds = begin.elapsed().as_secs_f64();
+                postmark.process().signal(Signal::STOP)?;
+                write_back(case)?;
+                let mut values = case.grown_for_each(&COUNTERS, &counters, transactions)?;
+                values.insert("transactions_per_s".to_owned(), transactions / seconds);
+                values.insert("disk_reads".to_owned(), (world.disk.read_count()? - reads) as f64);
+                let mib = (world.disk.written_bytes()? - written) as f64 / f64::from(1 << 20);
+                values.insert("disk_written_mib".to_owned(), mib);
+                kept = Some(values);
                 run.disk_for_filling()?;
+                postmark.process().signal(Signal::CONT)?;
             }
         }
-        let seconds = seconds.ok_or_else(|| Failure::Problem("postmark did not say when it was done".to_owned()))?;
-        let values = [
-            ("transactions_per_s", transactions / seconds),
-            ("disk_reads", (world.disk.read_count()? - reads) as f64),
-            ("disk_written_mib", (world.disk.written_bytes()? - written) as f64 / f64::from(1 << 20)),
-        ];
-        let mut kept = case.grown_for_each(&COUNTERS, &before, transactions)?;
-        kept.extend(values.map(|(key, value)| (key.to_owned(), value)));
+        let kept = kept.ok_or_else(|| Failure::Problem("postmark did not say when it was done".to_owned()))?;
         run.keep(case, round, kept)?;
     }
     Ok(())
+}
+
+/// Writes back everything of the file system that it is on: the mount, and what lies below.
+fn write_back(case: &Case<'_>) -> Result<(), Failure> {
+    let below = case.side.map(|side| side.source.as_path());
+    [Some(case.path.as_path()), below].into_iter().flatten().try_for_each(|directory| {
+        let synced = fs::File::open(directory).and_then(|directory| Ok(rustix::fs::syncfs(&directory)?));
+        synced.map_err(Failure::attempted(format!("writing back {}", directory.display())))
+    })
 }
 
 pub fn results(records: &Records) -> Results {

@@ -38,7 +38,7 @@ impl Header {
     /// each point names its own.
     fn fits(&self, other: &Header) -> bool {
         let same = |key: &str| self.conditions[key] == other.conditions[key];
-        (&self.extent, self.scale) == (&other.extent, other.scale)
+        (&self.extent, self.scale, self.seed) == (&other.extent, other.scale, other.seed)
             && ["kernel", "processors", "processor"].into_iter().all(same)
     }
 
@@ -129,6 +129,11 @@ impl Records {
             && !again
             && kept.header.fits(&header)
         {
+            // What was being written when the machine stopped goes, or what is added next would be part of it.
+            let text = fs::read(&path).map_err(Failure::attempted(format!("reading {}", path.display())))?;
+            let end = text.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
+            let cut = File::options().write(true).open(&path).and_then(|file| file.set_len(end as u64));
+            cut.map_err(Failure::attempted(format!("cutting {}", path.display())))?;
             if !kept.points.is_empty() {
                 println!("{} rounds are kept already, in {}", kept.points.len(), path.display());
             }
@@ -169,8 +174,9 @@ impl Records {
 
     /// Adds one, in the place of what was measured before of the same round.
     pub fn add(&mut self, point: Point) -> Result<(), Failure> {
-        let line = serde_json::json!(point);
-        let added = File::options().append(true).open(&self.path).and_then(|mut file| writeln!(file, "{line}"));
+        let line = format!("{}\n", serde_json::json!(point));
+        let file = File::options().append(true).open(&self.path);
+        let added = file.and_then(|mut file| file.write_all(line.as_bytes()));
         added.map_err(Failure::attempted(format!("adding to {}", self.path.display())))?;
         replace(&mut self.points, point);
         Ok(())

@@ -5,7 +5,11 @@
 use super::plot::{Chart, Line, Mark};
 use super::record::Records;
 use super::report::{Column, Finding, Results};
-use super::{Case, Run, postgres, tpcc};
+use super::{
+    Case, Run,
+    postgres::{self, Reads},
+    tpcc,
+};
 use crate::program::{self, Program};
 use crate::world::{Lender, World};
 use std::fs;
@@ -122,6 +126,7 @@ fn measure(
     tpcc::ask(&server, warehouses, world.extent.choose(5, 2, 1))?;
     for round in 0..run.rounds {
         let stop = AtomicBool::new(false);
+        let before = Reads::now(world, case)?;
         let (values, seconds) = std::thread::scope(|scope| {
             let address = repository.iter().map(|repository| repository.address);
             let start = |(nth, address)| {
@@ -137,6 +142,7 @@ fn measure(
             (values, cloning.into_iter().map(ended).collect::<Result<Vec<Vec<f64>>, Failure>>())
         });
         let (mut values, seconds) = (values?, seconds?.concat());
+        values.extend(before.until_now(world, case)?);
         if !seconds.is_empty() {
             values.insert("clone_s".to_owned(), seconds.iter().sum::<f64>() / seconds.len() as f64);
         }
@@ -186,7 +192,10 @@ fn clone_until(
         command.args(["clone", "--quiet", &format!("git://{address}/{REPOSITORY}")]).arg(&clone);
         let begin = Instant::now();
         program::run(world, &format!("git-clone-{nth}"), command, &[group])?;
-        seconds.push(begin.elapsed().as_secs_f64());
+        // One that ends beside nothing is counted only where there is no other.
+        if seconds.is_empty() || !stop.load(Ordering::Acquire) {
+            seconds.push(begin.elapsed().as_secs_f64());
+        }
         fs::remove_dir_all(&clone).map_err(Failure::attempted(format!("removing {}", clone.display())))?;
     }
     Ok(seconds)

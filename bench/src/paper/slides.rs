@@ -3,18 +3,24 @@
 use super::plot::{Chart, Line, Mark};
 use super::record::Records;
 use super::report::{Column, Finding, Results};
-use super::{Case, FILLING_THREADS, LOCAL_BYTES, Run};
+use super::{Case, FILLING_THREADS, FULL_SHARE, LOCAL_BYTES, Run};
 use crate::worker::Order;
-use crate::world::Worker;
+use crate::world::{Lender, Worker};
 use page::PAGE_SIZE;
 use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
 use testbed::Failure;
 
 /// Fragments, in bytes.
 const FRAGMENTS_BYTES: [usize; 9] = [512, 1 << 10, 2 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 8 << 20];
 const FRAGMENTS_QUICK_BYTES: [usize; 5] = [512, 1 << 10, 16 << 10, 256 << 10, 8 << 20];
-/// The papers' sizes: all fragments together; memory of the client; of the lender, in GiB; and the file, of which the slides say nothing.
+/// Read in a round: 32 MB of fragments in the slides, 64 at the least, so that it is no matter of what the disk lets pass at once; and no more
+/// than take some seconds.
 const TOTAL_BYTES: u64 = 32 << 20;
+const FRAGMENTS: RangeInclusive<u64> = 64..=512;
+/// A lender that has as good as nothing: what is read could be lent, and would be there for the next round.
+const EMPTY_GIB: f64 = 0.01;
+/// The papers' sizes: memory of the client; of the lender, in GiB; and the file, of which the slides say nothing.
 const CLIENT_BYTES: u64 = LOCAL_BYTES / 2;
 const LENT_GIB: f64 = 4.0;
 const FILE_BYTES: u64 = 1 << 30;
@@ -50,7 +56,11 @@ pub fn run(run: &mut Run<'_>) -> Result<(), Failure> {
                 continue;
             }
             // Anew for each: what is read fills the lender.
-            let lender = if lent == Lent::NoPuma { None } else { Some(run.lend(LENT_GIB)?) };
+            let lender = match lent {
+                Lent::NoPuma => None,
+                Lent::Nothing => Some(run.lend(EMPTY_GIB)?),
+                Lent::All => Some(run.lend(LENT_GIB)?),
+            };
             let options = ["--strategy", "non-inclusive", "--gate", "off"];
             let side = run.world.mount("slides", data_bytes, lender.as_ref().map(|lender| lender.address), &options)?;
             side.drop_cached()?;
@@ -84,6 +94,11 @@ fn preload(run: &Run<'_>, case: &Case<'_>) -> Result<(), Failure> {
         side.evict(at, EVICT_BYTES)?;
         side.settle()?;
     }
+    let lent_pages = case.lender.map_or(Ok(0), Lender::stored_pages)?;
+    let pages = case.data_bytes / PAGE_SIZE as u64;
+    if (lent_pages as f64) < FULL_SHARE * pages as f64 {
+        return Err(Failure::Problem(format!("the lender has {lent_pages} of {pages} pages, after all were evicted")));
+    }
     Ok(())
 }
 
@@ -93,9 +108,10 @@ fn measure(run: &mut Run<'_>, case: &Case<'_>, worker: &mut Worker<'_>, fragment
         let (path, len_bytes) = (case.path.clone(), case.data_bytes);
         worker.obey(&Order::Fragments { path, len_bytes, fragment_bytes, total_bytes, seed })
     };
-    let (total_bytes, seed) = (run.bytes(TOTAL_BYTES), run.world.seed);
+    let count = (run.bytes(TOTAL_BYTES) / fragment_bytes as u64).clamp(*FRAGMENTS.start(), *FRAGMENTS.end());
+    let (total_bytes, seed) = (count * fragment_bytes as u64, run.world.seed);
     // What the kernel lets pass at once after a change of the limit is not the disk's speed.
-    read(seed, total_bytes / 8)?;
+    read(seed, total_bytes)?;
     for round in 0..run.rounds {
         let report = read(seed.wrapping_add(round as u64 + 1), total_bytes)?;
         let mb_per_s = report.bytes as f64 / report.seconds / 1e6;

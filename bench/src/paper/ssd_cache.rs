@@ -44,6 +44,10 @@ pub fn run(run: &mut Run<'_>) -> Result<(), Failure> {
     command.args(["--seconds", &seconds.to_string()]).stdin(Stdio::null());
     let mut program = Program::start(run.world, "ssd-cache", command, &[])?;
     while let Some(line) = program.next_line()? {
+        if line.starts_with('#') {
+            println!("{line}");
+            continue;
+        }
         let said: Round = serde_json::from_str(&line)
             .map_err(|error| Failure::Problem(format!("{PROGRAM} said {line:?}: {error}")))?;
         let case = Case {
@@ -85,12 +89,22 @@ pub fn results(records: &Records) -> Results {
             Column { key: "cached_share", name: "of the file, what the cache has", decimals: 2 },
         ],
         findings: vec![
-            Finding::at_least("Puma, over the slow disk", over(PUMA, BASELINE), 1.0, &times(PAPER_PUMA)),
-            Finding::at_least("dm-cache, over the slow disk", over(DM_CACHE, BASELINE), 1.0, &times(PAPER_DM_CACHE)),
+            Finding::at_least(
+                "Puma, over the slow disk",
+                over(PUMA, BASELINE),
+                PAPER_PUMA / PAPER_BASELINE,
+                &times(PAPER_PUMA),
+            ),
+            Finding::at_least(
+                "dm-cache, over the slow disk",
+                over(DM_CACHE, BASELINE),
+                PAPER_DM_CACHE / PAPER_BASELINE,
+                &times(PAPER_DM_CACHE),
+            ),
             Finding::at_least("Puma over dm-cache", over(PUMA, DM_CACHE), 1.0, "1.9 ×"),
         ],
         why: "All of this is in virtual machines, whose disks QEMU slows down; of the table's programs only the random reads are here: Postmark and TPC-H \
-              take hours on an emulated processor. The fast disk takes 200 µs for a read, as the paper's SSD did from a virtual machine. Where the machines are emulated, for want of KVM, the \
+              take hours on an emulated processor. The fast disk does 5,000 reads a second at the most, as the paper's SSD from a virtual machine, but takes no time for fewer. Where the machines are emulated, for want of KVM, the \
               processor is many times slower and the disks are not: then dm-cache, which asks little of it, is the faster one.",
     }
 }

@@ -1,7 +1,7 @@
 //! `tpch`: the 22 queries of TPC-H on PostgreSQL, one after the other.
 
 use super::plot::{Chart, Line, Mark};
-use super::postgres;
+use super::postgres::{self, Reads};
 use super::record::Records;
 use super::report::{Column, Finding, Results};
 use super::{ALL_FITS_GIB, BASELINE, Case, LITTLE_GIB, LOCAL_BYTES, Run, compare};
@@ -81,7 +81,9 @@ fn measure(run: &mut Run<'_>, case: &Case<'_>, factor: &str) -> Result<(), Failu
     ask()?;
     run.disk_as_measured()?;
     for round in 0..run.rounds {
-        let values = BTreeMap::from([("queries_per_h".to_owned(), count as f64 * 3600.0 / ask()?)]);
+        let before = Reads::now(world, case)?;
+        let mut values = BTreeMap::from([("queries_per_h".to_owned(), count as f64 * 3600.0 / ask()?)]);
+        values.extend(before.until_now(world, case)?);
         run.keep(case, round, values)?;
     }
     server.stop()
@@ -103,7 +105,11 @@ pub fn results(records: &Records) -> Results {
                 Mark { x: ALL_FITS_GIB, value: PAPER_2014, label: "2014, up to 9 ×" },
             ],
         }],
-        columns: vec![Column { key: KEY, name: "queries/h", decimals: 0 }],
+        columns: vec![
+            Column { key: KEY, name: "queries/h", decimals: 0 },
+            Column { key: "gets", name: "gets", decimals: 0 },
+            Column { key: "disk_reads", name: "reads of the disk", decimals: 0 },
+        ],
         findings: vec![
             Finding::at_least(
                 "exclusive, all fits, over no Puma",
