@@ -384,7 +384,8 @@ impl Run<'_> {
         worker: &mut Worker<'_>,
         block_bytes: usize,
     ) -> Result<(), Failure> {
-        let threads = FILLING_THREADS;
+        // A thread has a block of its own in the little memory that there is.
+        let threads = (FILLING_THREADS * PAGE_SIZE / block_bytes).max(1);
         self.disk_for_filling()?;
         self.until_full(case, |pass| {
             let (path, len_bytes, seed) = (case.path.clone(), case.data_bytes, self.world.seed.wrapping_sub(pass));
