@@ -66,7 +66,16 @@ pub fn results(records: &Records) -> Results {
             Column { key: "gets_per_page", name: "gets for each page", decimals: 3 },
             Column { key: "puts_per_page", name: "puts for each page", decimals: 3 },
         ],
-        findings: vec![with_filter("exclusive, filter"), with_filter("non-inclusive, filter")],
+        findings: vec![
+            with_filter("exclusive, filter"),
+            with_filter("non-inclusive, filter"),
+            Finding::at_most(
+                "exclusive without filter, while not all fits, over no Puma",
+                records.xs("exclusive").into_iter().rev().find(|x| *x < 3.0).and_then(|x| speed_up("exclusive", x)),
+                1.0,
+                "thrashes until all fits",
+            ),
+        ],
         why: "Without the filter what is lent is given up before it is read again, unless all fits: puts that nobody gets. The paper's \
               figure has no numbers in the text but that it thrashes then.",
     }
