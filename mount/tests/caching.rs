@@ -4,6 +4,7 @@ mod support;
 
 use std::fs::{self, File};
 use std::io::Read;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use support::*;
 
@@ -108,6 +109,40 @@ fn writes_leave_below_by_themselves() {
         (0..50).all(|small| resident_pages(&m.below(format!("small{small}"))) == 0)
     });
     assert!(fs::read(m.path("a")).unwrap() == pattern(LEN, 3));
+}
+
+/// Nothing overtakes what the kernel writes back by itself, in whatever order the workers take it up: so none of it is dropped.
+#[test]
+fn what_is_written_back_stays_cached() {
+    const WRITERS: usize = 8;
+    const WRITES: usize = 500;
+    const WRITES_PER_SYNC: usize = 25;
+    if !can_mount("what_is_written_back_stays_cached") {
+        return;
+    }
+    let m = Mounted::with(|config| {
+        config.write = mount::WriteMode::Back;
+        config.threads = 2 * WRITERS;
+    });
+    fs::write(m.path("a"), pattern(LEN, 3)).unwrap();
+    let file = File::options().read(true).write(true).open(m.path("a")).unwrap();
+    std::thread::scope(|scope| {
+        for writer in 0..WRITERS {
+            let file = &file;
+            scope.spawn(move || {
+                for nth in 0..WRITES {
+                    // Scattered: each is a request of its own.
+                    let page = (nth * 7919 + writer * 131) % (LEN / 4096);
+                    file.write_all_at(&[nth as u8; 4096], (page * 4096) as u64).unwrap();
+                    if nth % WRITES_PER_SYNC == 0 {
+                        file.sync_data().unwrap();
+                    }
+                }
+            });
+        }
+    });
+    file.sync_all().unwrap();
+    assert_eq!(resident_pages_of(&file), LEN / 4096);
 }
 
 /// On a file system without RWF_DONTCACHE (tmpfs), the next ways read the same bytes.
