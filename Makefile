@@ -12,7 +12,7 @@ BENCH_PACKAGES := bindfs memcached mergerfs
 # The papers' programs; with them go-tpc, which is built with Go.
 PAPER_PACKAGES := coreutils git ncbi-blast+ postgresql postmark util-linux
 # To test in a virtual machine.
-VM_PACKAGES := qemu-system-x86 busybox-static cpio kmod e2fsprogs iproute2 dmsetup python3
+VM_PACKAGES := qemu-system-x86 fio busybox-static cpio kmod e2fsprogs iproute2 dmsetup python3
 # Where the public test programs are installed; set it to keep them when the checkout goes.
 TOOLS ?= $(CURDIR)/target/tools
 # Options of the demo, such as DEMO="--seconds 30 --seed 7"; `target/release/demo --help` lists them.
@@ -59,7 +59,7 @@ help:
 	@echo 'make microbench  store, catalog, codec and sealing, some two minutes'
 	@echo 'make paper   the papers'"'"' experiments, as root; with PAPER="all --quick" in some 30 minutes'
 	@echo 'make database    kill the daemon 20 times under PostgreSQL, some four minutes'
-	@echo 'make vm      on the oldest kernel that is supported, in virtual machines: vsock, control groups of version 2, two machines; some ten minutes'
+	@echo 'make vm      on the oldest kernel that is supported, in virtual machines: vsock, control groups of version 2, two machines, a guest and its host; some fifteen minutes'
 	@echo 'make check   what CI runs: format, lints, tests, documentation'
 	@echo 'make clean   remove everything that was built'
 
@@ -160,6 +160,7 @@ database: test-deps
 vm: vm-deps
 	vm/run
 	vm/pair
+	vm/host-cache
 
 # Public test programs: fsx (file system exerciser) and pjdfstest (POSIX suite).
 tools: $(TOOLS)/bin/fsx $(TOOLS)/bin/pjdfstest

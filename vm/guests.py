@@ -143,4 +143,4 @@ def make_ext4(disk, files, len_mib):
     """A disk image with those files on it."""
     with disk.open("wb") as image:
         image.truncate(len_mib << 20)
-    subprocess.run(["/sbin/mke2fs", "-q", "-F", "-t", "ext4", "-d", files, disk], check=True)
+    subprocess.run(["/sbin/mke2fs", "-q", "-F", "-t", "ext4", "-b", "4096", "-d", files, disk], check=True)

@@ -28,13 +28,14 @@ use edge::links::Links;
 use edge::racing::Racers;
 pub use logic::core::{Change, Strategy};
 use logic::core::{Changing, Confused, Core, Outcome, Setup};
+pub use logic::demoted::Demotion;
 pub use logic::file::Left;
 pub use logic::gate;
 use logic::hedging::{Hedges, LATE_PERCENT, late_us};
 use logic::latencies::Latencies;
 use logic::polling::Polling;
 use page::seal::Sealing;
-use page::{ChecksumKey, FileKey, Version};
+use page::{ChecksumKey, FileKey, Page, PageId, Version};
 use serde::Serialize;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -83,6 +84,8 @@ pub struct Config {
     pub session: Option<Session>,
     /// Whether connections and pages are sealed, and with which pool's key.
     pub security: Security,
+    /// Whether guests give back what they evict ([`Borrower::demote`]). Then there are no lenders.
+    pub has_guests: bool,
 }
 
 impl Default for Config {
@@ -99,6 +102,7 @@ impl Default for Config {
             catalog_bytes_max: logic::catalog::ENTRY_BYTES_MAX,
             session: None,
             security: Security::Trusting,
+            has_guests: false,
         }
     }
 }
@@ -231,6 +235,16 @@ impl File {
         self.state.lock().kernel_stale()
     }
 
+    /// A guest has read the page. Whether the kernel cached it last because that guest had evicted it.
+    pub fn read_by_guest(&self, index: u32) -> bool {
+        self.state.lock().read_by_guest(index)
+    }
+
+    /// Pages that the kernel cached last because a guest had evicted them. It may have evicted them since.
+    pub fn placed_pages(&self) -> u64 {
+        self.state.lock().placed_pages()
+    }
+
     /// How the file is left to a daemon that takes over ([`Borrower::restore`]).
     pub fn left(&self) -> Left {
         self.state.lock().left()
@@ -310,6 +324,7 @@ impl Borrower {
         let core = Core::new(Setup {
             filter: config.filter,
             entry_bytes_max: config.catalog_bytes_max,
+            demoted: config.has_guests.then(|| ChecksumKey::new(checksum_key)),
             ..Setup::new(lenders, sealing, config.strategy, source.is_some())
         });
         let borrower = Arc::new(Borrower {
@@ -416,6 +431,33 @@ impl Borrower {
     /// there is room.
     pub fn retire(&self, file: &Arc<File>, deleted: bool) {
         self.core.catalog.retire(file, deleted);
+    }
+
+    /// A guest has evicted the page. If it is what the file below holds, it waits for the kernel to read it.
+    pub fn demote(&self, file: &File, index: u32, page: &Page) -> Demotion {
+        self.core.demote(file, index, page)
+    }
+
+    /// Whether the file below is known to hold these bytes.
+    pub fn is_known(&self, file: &File, index: u32, page: &Page) -> bool {
+        self.core.is_known(file, index, page)
+    }
+
+    /// Waits until the kernel has read these pages, at most for so long. Whether it has.
+    pub fn wait_for_demoted(&self, file: &File, indexes: &[u32], limit: Duration) -> bool {
+        let ids: Vec<_> = indexes.iter().map(|index| PageId { file: file.key(), index: *index }).collect();
+        self.core.demoted().is_none_or(|demoted| demoted.wait_until_taken(&ids, limit))
+    }
+
+    /// The page waits no more. Whether it still did.
+    pub fn withdraw_demoted(&self, file: &File, index: u32) -> bool {
+        let id = PageId { file: file.key(), index };
+        self.core.demoted().is_some_and(|demoted| demoted.withdraw(id))
+    }
+
+    /// The file below holds these bytes at `offset`: nothing of it has changed since they were written there.
+    pub fn know(&self, file: &File, offset: u64, bytes: &[u8]) {
+        self.core.know(file, offset, bytes);
     }
 
     /// Announces a change, before it is applied below; `before` is what the file looks like now.

@@ -43,6 +43,7 @@ metrics! {
     read_pages: "pages that they asked for, before the end of the file",
     lender_pages: "pages answered from a lender",
     buffer_pages: "pages answered from a put buffer",
+    demoted_pages: "pages answered with what a guest has evicted",
     zero_pages: "pages answered as zeros known to the catalog",
     below_pages: "pages answered from the directory below",
     get_messages: "Get messages sent",

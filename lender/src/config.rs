@@ -47,9 +47,7 @@ pub const GRACE_DEFAULT: Duration = Duration::from_secs(30);
 #[derive(Debug)]
 #[allow(missing_docs)] // the text that Display makes of each says what it is
 pub enum Error {
-    AddressInUse { address: Address },
-    NotASocket { address: Address },
-    Listen { address: Address, source: io::Error },
+    Listen(wire::listener::Error),
     CapacityTooLarge { capacity_bytes: u64, total_bytes: u64 },
     CapacityTooSmall { capacity_bytes: u64 },
     NothingToLend { reserve_bytes: u64, total_bytes: u64 },
@@ -62,24 +60,7 @@ impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mib = |bytes: &u64| format!("{:.1} MiB", *bytes as f64 / (1 << 20) as f64);
         match self {
-            Error::AddressInUse { address } => {
-                write!(
-                    f,
-                    "cannot listen on {address}: another program listens there; stop it or choose another address"
-                )
-            }
-            Error::NotASocket { address } => {
-                write!(
-                    f,
-                    "cannot listen on {address}: there is a file which is no socket; remove it or choose another path"
-                )
-            }
-            Error::Listen { address, source } => {
-                write!(
-                    f,
-                    "cannot listen on {address}: {source}; check that the address is one of this machine and allowed"
-                )
-            }
+            Error::Listen(error) => error.fmt(f),
             Error::CapacityTooLarge { capacity_bytes, total_bytes } => {
                 let (capacity, total) = (mib(capacity_bytes), mib(total_bytes));
                 write!(f, "cannot lend {capacity}: this machine or memory cgroup has {total}; choose less, or `auto`")
@@ -117,10 +98,8 @@ impl fmt::Display for Error {
 impl std::error::Error for Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
-            Error::Listen { source, .. }
-            | Error::UnknownMemory { source }
-            | Error::NoMemory { source, .. }
-            | Error::Start { source } => Some(source),
+            Error::Listen(error) => error.source(),
+            Error::UnknownMemory { source } | Error::NoMemory { source, .. } | Error::Start { source } => Some(source),
             _ => None,
         }
     }

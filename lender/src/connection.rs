@@ -4,7 +4,6 @@
 //! The peer decides what comes, so nothing here trusts it: a frame that breaks the protocol ends the connection. The store is locked for
 //! a few pages at a time and never while bytes travel.
 
-use crate::frames::{Broken, Frame, Outgoing};
 use crate::pace::Cost;
 use crate::sessions::{Joined, Name};
 use crate::shared::Shared;
@@ -15,6 +14,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 use sync::MutexGuard;
+use wire::frames::{Broken, Frame, Outgoing};
 use wire::secure::Channel;
 use wire::{GetItem, Header, Kind, PutItem, WireKey};
 use zerocopy::little_endian::U64;

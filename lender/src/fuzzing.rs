@@ -2,7 +2,6 @@
 //! and nothing of it decides anything.
 
 use crate::entry::Entry;
-pub use crate::frames::{Broken, FrameReader};
 use crate::headroom::{self, Memory};
 use crate::hub::Hub;
 use crate::pressure;
@@ -15,6 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 use wire::address::Stream;
+pub use wire::frames::{Broken, FrameReader};
 use wire::secure::Security;
 
 /// A lender without a listener and without housekeeping: connections are handed to it.

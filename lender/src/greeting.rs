@@ -6,7 +6,6 @@
 
 use crate::connection::Connection;
 use crate::entry::Entry;
-use crate::frames::{Broken, FrameReader, Outgoing, send, send_some};
 use crate::hub::{Member, SEND_LIMIT};
 use crate::sessions::Refusal;
 use crate::shared::Shared;
@@ -15,6 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 use wire::address::Stream;
+use wire::frames::{Broken, FrameReader, Outgoing, send, send_some};
 use wire::secure::{Channel, Security};
 use wire::{Hello, Kind, Refused, Welcome};
 use zerocopy::FromBytes;

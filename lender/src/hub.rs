@@ -13,7 +13,6 @@
 
 use crate::connection::Connection;
 use crate::entry::Entry;
-use crate::frames::{Broken, FrameReader, Outgoing, send_some};
 use crate::greeting::note_end;
 use crate::shared::Shared;
 use rustix::buffer::spare_capacity;
@@ -33,6 +32,7 @@ use std::time::{Duration, Instant};
 use sync::Mutex;
 use wire::Kind;
 use wire::address::Stream;
+use wire::frames::{Broken, FrameReader, Outgoing, send_some};
 
 /// Hubs of each kind at the most, as long as there are twice as many processors: one core moves some gigabytes a second, so these
 /// fill the fastest networks that lenders have.

@@ -15,7 +15,6 @@ mod config;
 mod connection;
 mod demand;
 mod entry;
-mod frames;
 #[doc(hidden)]
 pub mod fuzzing;
 mod greeting;
@@ -24,7 +23,6 @@ mod housekeeping;
 mod hub;
 #[cfg(all(test, feature = "shuttle"))]
 mod interleavings;
-mod listener;
 mod pace;
 mod pressure;
 mod server;

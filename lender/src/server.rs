@@ -5,7 +5,6 @@ use crate::greeting;
 use crate::headroom::Headroom;
 use crate::housekeeping::Housekeeper;
 use crate::hub::Hubs;
-use crate::listener::Listener;
 use crate::pace::{Limits, Pace};
 use crate::pressure::Pressure;
 use crate::shared::Shared;
@@ -20,6 +19,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 use sync::Mutex;
 use wire::address::{Address, Stream};
+use wire::listener::Listener;
 use wire::secure::Channel;
 
 /// Stack of a thread that greets: its buffers are on the heap.
@@ -60,7 +60,7 @@ impl Server {
         let policy_name = policy.name();
         let capacity_bytes = u64::from(capacity_pages) * page::PAGE_SIZE as u64;
         let store = Store::new(capacity_pages, policy).map_err(|source| Error::NoMemory { capacity_bytes, source })?;
-        let listener = Listener::bind(&config.listen)?;
+        let listener = Listener::bind(&config.listen).map_err(Error::Listen)?;
         let mut shared = Shared::new(store, config.grace, config.security).map_err(|source| Error::Start { source })?;
         shared.pace = Pace::new(config.limits, Instant::now()).map(Mutex::new);
         let shared = Arc::new(shared);

@@ -5,11 +5,13 @@
 //! READ never takes that lock, but waits in the borrower for a change of its own pages: so what is done under it must depend on nothing
 //! but the file system below. Where two inodes are changed at once (rename), they are locked in the order of their node ids.
 
+use crate::data::write_full;
 use crate::filesystem::Passthrough;
 use crate::inode::{Inode, stamp_of, stat};
 use borrower::{Change, Stamp};
 use fuse::Errno;
-use rustix::fd::{AsFd, BorrowedFd};
+use page::{PAGE_SIZE, Page};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 /// How a change of bytes went.
@@ -40,14 +42,47 @@ impl Passthrough {
         apply: impl FnOnce(Stamp) -> Result<Outcome<T>, Errno>,
         verify: impl FnOnce(Stamp, Stamp) -> bool,
     ) -> Result<Outcome<T>, Errno> {
+        self.write_bytes(inode, fd, plan, apply, verify, None)
+    }
+
+    /// The same; if it went as announced, the file below then holds the bytes of `written`, at that offset.
+    pub(crate) fn write_bytes<T>(
+        &self,
+        inode: &Inode,
+        fd: impl AsFd,
+        plan: impl FnOnce(Stamp) -> Change,
+        apply: impl FnOnce(Stamp) -> Result<Outcome<T>, Errno>,
+        verify: impl FnOnce(Stamp, Stamp) -> bool,
+        written: Option<(u64, &[u8])>,
+    ) -> Result<Outcome<T>, Errno> {
         let fd = fd.as_fd();
-        if inode.file.is_none() {
-            return apply(stamp_of(&stat(fd)?));
-        }
+        let Some(file) = &inode.file else { return apply(stamp_of(&stat(fd)?)) };
         let _changing = inode.changing.lock();
         let result = self.change_held(inode, fd, plan, apply, verify);
+        if let (Some((offset, bytes)), Ok(Outcome { as_announced: true, .. })) = (written, &result) {
+            self.borrower.know(file, offset, bytes);
+        }
         inode.record_stamp();
         result
+    }
+
+    /// Writes bytes again that the page of the file below holds. False if it does not, or that is not known.
+    pub(crate) fn write_again(&self, inode: &Inode, below: &OwnedFd, index: u32, page: &Page) -> Result<bool, Errno> {
+        let Some(file) = &inode.file else { return Ok(false) };
+        let start = u64::from(index) * PAGE_SIZE as u64;
+        let end = start + PAGE_SIZE as u64;
+        // Nothing can change it from here on.
+        let _changing = inode.changing.lock();
+        if !self.borrower.is_known(file, index, page) {
+            return Ok(false);
+        }
+        let write = |_| write_full(below.as_fd(), page, start, false).map(Outcome::done);
+        let outcome = self.change_held(inode, below.as_fd(), |_| Change::Other { start, end }, write, |_, _| true)?;
+        if outcome.as_announced && outcome.value == PAGE_SIZE {
+            self.borrower.know(file, start, page);
+        }
+        inode.record_stamp();
+        Ok(true)
     }
 
     fn change_held<T>(

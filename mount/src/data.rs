@@ -165,7 +165,7 @@ impl Passthrough {
         };
         let len = data.len() as u64;
         let end = args.offset.checked_add(len).ok_or(Errno::INVAL)?;
-        let outcome = self.change(
+        let outcome = self.write_bytes(
             inode,
             fd,
             |_| match direct {
@@ -188,6 +188,7 @@ impl Passthrough {
                 Ok(Outcome { as_announced: value == data.len(), ..Outcome::done((value, before)) })
             },
             |before, after| !append || (before.size_bytes == args.offset && after.size_bytes == end),
+            (!append).then_some((args.offset, data)),
         );
         let mut waits = self.drop_stale(inode, args, &outcome, append);
         if attempt.is_resent() {
@@ -298,7 +299,7 @@ fn appended(file: &OpenFile, end: u64, data: &[u8]) -> usize {
 
 /// Writes until everything is written or an error comes. An error after some bytes ends the writing; if it lasts, the next write
 /// finds it.
-fn write_full(fd: BorrowedFd<'_>, data: &[u8], offset: u64, append: bool) -> Result<usize, Errno> {
+pub(crate) fn write_full(fd: BorrowedFd<'_>, data: &[u8], offset: u64, append: bool) -> Result<usize, Errno> {
     let flags = if append { ReadWriteFlags::APPEND } else { ReadWriteFlags::empty() };
     let mut done = 0;
     while done < data.len() {

@@ -32,6 +32,7 @@ mod error;
 mod filesystem;
 mod handle;
 pub mod handover;
+pub mod images;
 mod inode;
 mod invalidation;
 mod ledger;

@@ -54,7 +54,7 @@ pub(crate) struct Workers {
 /// A mount that is being served. Dropping it detaches it, unless it was left to a successor; uses that are left are served to their
 /// end as long as the process lives.
 pub struct Mount {
-    shared: Arc<Shared>,
+    pub(crate) shared: Arc<Shared>,
 }
 
 impl Mount {

@@ -7,6 +7,7 @@ mod control;
 mod daemon;
 mod doctor;
 mod fdstore;
+mod host_cache;
 mod join;
 mod joined;
 mod keeper;
@@ -51,6 +52,8 @@ enum Command {
     Join(join::Options),
     /// Have a node that has joined lend, or borrow, or do what it needs.
     Role(role::Options),
+    /// Fill a host's page cache with what its virtual machines evict.
+    HostCache(host_cache::Options),
     /// Unmount what `mount` has mounted.
     Umount(umount::Options),
     /// Have another program, such as a newer version, serve a mount that is in use.
@@ -85,6 +88,7 @@ fn main() -> ExitCode {
         Command::Mount(options) => mount::run(options),
         Command::Join(options) => join::run(options, &cli.log),
         Command::Role(options) => role::run(&options),
+        Command::HostCache(options) => host_cache::run(options),
         Command::Umount(options) => umount::run(&options),
         Command::Upgrade(options) => upgrade::run(&options),
         Command::Key(options) => key::run(&options),

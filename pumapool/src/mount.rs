@@ -4,6 +4,7 @@
 
 use crate::control::answer;
 use crate::daemon::{self, Daemon};
+use crate::host_cache::Guests;
 use crate::kept::Kept;
 use crate::lenders::Lenders;
 use crate::{confine, fdstore, joined, keeper, pool, security, size};
@@ -55,6 +56,34 @@ pub struct Options {
 
     #[command(flatten)]
     daemon: daemon::Options,
+
+    /// Guests that give what they evict (`pumapool host-cache host`).
+    #[arg(skip)]
+    guests: Option<Guests>,
+}
+
+impl Options {
+    /// A mount of images, of which it is guests that evict, and no lender.
+    pub fn of_images(
+        source: PathBuf,
+        mountpoint: Option<PathBuf>,
+        guests: Guests,
+        policies: Policies,
+        daemon: daemon::Options,
+    ) -> Options {
+        Options {
+            source,
+            mountpoint,
+            lender: Vec::new(),
+            pool: pool::Options::default(),
+            policies,
+            borrow: Switch::On,
+            except: None,
+            security: security::Options::default(),
+            daemon,
+            guests: Some(guests),
+        }
+    }
 }
 
 /// How it is served; the same for `mount` and `join`.
@@ -97,10 +126,10 @@ pub struct Policies {
     /// Memory for the catalog of lent pages: 2 MiB for each GiB lent. When it is full, the files that were not used for longest are
     /// forgotten.
     #[arg(long, value_name = "SIZE", default_value = "256MiB", value_parser = size::parse)]
-    catalog: u64,
+    pub catalog: u64,
     /// Threads that serve the mount, hence reads of the disk at once.
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=256))]
-    threads: u16,
+    pub threads: u16,
 
     /// How long the kernel may keep attributes without asking, in seconds: the delay with which changes made beside the mount are seen.
     #[arg(long, value_name = "SECONDS", default_value_t = 1.0, value_parser = seconds)]
@@ -211,7 +240,7 @@ impl std::str::FromStr for Thresholds {
     }
 }
 
-fn ring_bytes(text: &str) -> Result<usize, String> {
+pub fn ring_bytes(text: &str) -> Result<usize, String> {
     let bytes = usize::try_from(size::parse(text)?).map_err(|error| error.to_string())?;
     let bounds = tap::BpfTap::RING_BYTES_MIN..=tap::BpfTap::RING_BYTES_MAX;
     if bytes.is_power_of_two() && bounds.contains(&bytes) {
@@ -254,7 +283,7 @@ pub fn run(options: Options) -> Result<ExitCode> {
 }
 
 /// The daemon: mounts, or takes over what the keeper gives, and serves.
-fn serve(options: Options, kept: Kept) -> Result<ExitCode> {
+fn serve(mut options: Options, kept: Kept) -> Result<ExitCode> {
     let given = Given::receive(&kept.channel).context("cannot hear from the keeper")?;
     // The daemon leaves its folder; the address must not.
     let named: Vec<Address> = options.lender.iter().cloned().map(Address::absolute).collect::<Result<_, _>>()?;
@@ -293,6 +322,7 @@ fn serve(options: Options, kept: Kept) -> Result<ExitCode> {
                 catalog_bytes_max: options.policies.catalog,
                 session: None,
                 security: security.clone(),
+                has_guests: options.guests.is_some(),
             },
             source,
         )?;
@@ -301,13 +331,22 @@ fn serve(options: Options, kept: Kept) -> Result<ExitCode> {
     };
     // The catalog of a daemon before this one, and its session with the lender, would be claimed here: as of now the new borrower
     // begins with an empty catalog, which is right and only slower.
-    let mount = match given.is_empty() {
-        true => mount::Mount::start_kept(config, Some(kept.channel.clone()), make_borrower)?,
-        false => mount::Mount::take_over(&config, given, Some(kept.channel.clone()), make_borrower)?,
+    let takes_over = !given.is_empty();
+    let mount = match takes_over {
+        false => mount::Mount::start_kept(config, Some(kept.channel.clone()), make_borrower)?,
+        true => mount::Mount::take_over(&config, given, Some(kept.channel.clone()), make_borrower)?,
     };
     // Whatever happens from here on: no mount without its daemon.
     let mount = DetachedOnDrop(Arc::new(mount));
     let borrower = mount.0.borrower().clone();
+    let guests = match options.guests.take().map(|guests| guests.listen(mount.0.clone(), takes_over)).transpose() {
+        // A mount that is in use is served on, whatever becomes of the guests.
+        Err(error) if takes_over => {
+            tracing::error!("guests are not listened to: {error:#}");
+            None
+        }
+        guests => guests?,
+    };
     let lenders = Lenders::follow(&borrower, &named);
     gossip.iter().for_each(|gossip| pool::follow(gossip, &lenders, options.except.clone()));
     let description = json!({
@@ -324,12 +363,15 @@ fn serve(options: Options, kept: Kept) -> Result<ExitCode> {
     });
     let message = format!("{} is mounted at {}", mount.0.source().display(), mount.0.mountpoint().display());
     let status = {
-        let (mount, borrower) = (mount.0.clone(), borrower.clone());
+        let (mount, borrower, guests) = (mount.0.clone(), borrower.clone(), guests.clone());
         let (keeper_pid, channel) = (kept.keeper_pid(), kept.channel.clone());
         move || {
             let mut status = status(description.clone(), &mount, &borrower);
             status["pid"] = Kept::pid(keeper_pid, &channel).into();
             status["pool"] = pool::status(gossip.as_ref());
+            if let Some(guests) = &guests {
+                status["guests"] = json!({"listen": guests.address().to_string(), "list": guests.status()});
+            }
             status
         }
     };
@@ -344,8 +386,10 @@ fn serve(options: Options, kept: Kept) -> Result<ExitCode> {
         }
     };
     let stop = {
-        let mount = mount.0.clone();
+        let (mount, guests) = (mount.0.clone(), guests.clone());
         move || {
+            // A guest that is being dealt with uses the mount.
+            guests.iter().for_each(|guests| guests.stop());
             if let Err(error) = mount.unmount(false) {
                 tracing::warn!("{error}; detaching it: the daemon ends when the last file is closed");
                 let _ = mount.unmount(true);
@@ -353,8 +397,13 @@ fn serve(options: Options, kept: Kept) -> Result<ExitCode> {
         }
     };
     kept.serve(&message, status, command, stop)?;
-    tracing::info!("{message}, filled on {fill}");
-    if mount.0.wait() == mount::Served::Left {
+    match &guests {
+        Some(guests) => tracing::info!("{message}; guests are listened to at {}", guests.address()),
+        None => tracing::info!("{message}, filled on {fill}"),
+    }
+    let served = mount.0.wait();
+    guests.iter().for_each(|guests| guests.stop());
+    if served == mount::Served::Left {
         // The lender takes the end of our connections for the end of the session. What it keeps for a successor is to be arranged here.
         let _ = was_told.recv_timeout(TELL_LIMIT);
         return Ok(ExitCode::from(keeper::HANDED_OVER));

@@ -17,7 +17,7 @@ const PORT: u16 = 7070;
 const LOOK_INTERVAL: Duration = Duration::from_secs(2);
 
 /// Options of everything that takes part in a pool.
-#[derive(clap::Args)]
+#[derive(clap::Args, Default)]
 #[group(id = "pool-options", multiple = true)]
 pub struct Options {
     /// Join the pool that this node is of: HOST:PORT where it gossips. May be given several times, and a name may have several addresses.

@@ -10,7 +10,7 @@ use wire::key::PoolKey;
 use wire::secure::Security;
 
 /// Options of everything that connects.
-#[derive(clap::Args)]
+#[derive(clap::Args, Default)]
 #[group(id = "security", multiple = true)]
 pub struct Options {
     /// The pool's key, which `pumapool key new FILE` makes: who does not have it is sent away, and what is in files is never sent in

@@ -9,7 +9,8 @@ use std::process::ExitCode;
 /// Options of `status`.
 #[derive(clap::Args)]
 pub struct Options {
-    /// Everything, as one JSON object: {"mounts": […], "lenders": […], "nodes": […]}; nodes are those that have joined a pool.
+    /// Everything, as one JSON object: {"mounts": […], "lenders": […], "nodes": […], "guests": […]}; nodes are those that have joined a
+    /// pool, guests the file systems whose evictions are given to this machine's host.
     #[arg(long)]
     json: bool,
 }
@@ -19,18 +20,21 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     let (mounts, others): (Vec<_>, Vec<_>) =
         control::ask_all().into_iter().partition(|status| status["kind"] == "mount");
     let (lenders, mut nodes): (Vec<_>, Vec<_>) = others.into_iter().partition(|status| status["kind"] == "lend");
+    let guests: Vec<_> = nodes.extract_if(.., |status| status["kind"] == "guest").collect();
     nodes.retain(|status| status["kind"] == "join");
     if options.json {
-        writeln!(std::io::stdout(), "{}", serde_json::json!({"mounts": mounts, "lenders": lenders, "nodes": nodes}))?;
+        let all = serde_json::json!({"mounts": mounts, "lenders": lenders, "nodes": nodes, "guests": guests});
+        writeln!(std::io::stdout(), "{all}")?;
         return Ok(ExitCode::SUCCESS);
     }
     let mut out = std::io::stdout().lock();
-    let printed = if mounts.is_empty() && lenders.is_empty() && nodes.is_empty() {
+    let printed = if mounts.is_empty() && lenders.is_empty() && nodes.is_empty() && guests.is_empty() {
         writeln!(out, "no lender and no mount of yours runs on this machine")
     } else {
         let nodes = nodes.iter().try_for_each(|status| print_node(&mut out, status));
         let lenders = nodes.and_then(|()| lenders.iter().try_for_each(|status| print_lender(&mut out, status)));
-        lenders.and_then(|()| mounts.iter().try_for_each(|status| print_mount(&mut out, status)))
+        let mounts = lenders.and_then(|()| mounts.iter().try_for_each(|status| print_mount(&mut out, status)));
+        mounts.and_then(|()| guests.iter().try_for_each(|status| print_guest(&mut out, status)))
     };
     // Who reads may have seen enough.
     printed.or_else(|error| if error.kind() == ErrorKind::BrokenPipe { Ok(()) } else { Err(error) })?;
@@ -140,6 +144,10 @@ pub(crate) fn print_mount(out: &mut impl Write, status: &Value) -> std::io::Resu
         status["daemon_pid"],
         count(&status["mount"], "takeovers")
     )?;
+    if !status["guests"].is_null() {
+        print_guests(out, &status["guests"])?;
+        return print_confined(out, &status["confined"]);
+    }
     print_lenders(out, status)?;
     print_pool(out, status)?;
     writeln!(out, "  policy      {}, filled on {}, write {}", text("strategy"), text("fill"), text("write"))?;
@@ -172,6 +180,41 @@ pub(crate) fn print_mount(out: &mut impl Write, status: &Value) -> std::io::Resu
         count(&status["tap"], "ring_full_pages"),
     )?;
     print_confined(out, &status["confined"])
+}
+
+/// The virtual machines whose images a mount serves.
+fn print_guests(out: &mut impl Write, guests: &Value) -> std::io::Result<()> {
+    writeln!(out, "  guests      listened to at {}", guests["listen"].as_str().unwrap_or("?"))?;
+    for guest in guests["list"].as_array().into_iter().flatten() {
+        let useless = ["unknown_pages", "differing_pages", "missed_pages"].iter().map(|name| count(guest, name));
+        writeln!(
+            out,
+            "  guest       {}, {}: {} in the page cache because it had evicted them; {} stored, {} of them read again, {} of no use",
+            guest["image"].as_str().unwrap_or("?"),
+            if guest["connected"] == true { "connected" } else { "away" },
+            pages(guest, "placed_pages"),
+            pages(guest, "stored_pages"),
+            pages(guest, "hit_pages"),
+            size::display(useless.fold(0, u64::saturating_add).saturating_mul(4096)),
+        )?;
+    }
+    Ok(())
+}
+
+/// A file system whose evictions are given to the host.
+fn print_guest(out: &mut impl Write, status: &Value) -> std::io::Result<()> {
+    let guest = &status["guest"];
+    let text = |name: &str| status[name].as_str().unwrap_or("?").to_owned();
+    let state = if status["connected"] == true { "connected" } else { "no host" };
+    writeln!(out, "guest {} of {} (pid {}): {state}", text("fs"), text("host"), status["pid"])?;
+    writeln!(
+        out,
+        "  evictions   {} seen, {} sent, of which the host has stored {}; {} had no settled place on the disk",
+        pages(guest, "evicted_pages"),
+        pages(guest, "sent_pages"),
+        pages(guest, "stored_pages"),
+        pages(guest, "unsettled_pages"),
+    )
 }
 
 /// What a daemon may do.

@@ -8,6 +8,7 @@ use rustix::process::{Pid, PidfdFlags};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
+use std::time::{Duration, Instant};
 
 /// How long the daemon may take to end after its mount is gone.
 const END_TIMEOUT_SECONDS: i64 = 10;
@@ -23,12 +24,24 @@ pub struct Options {
     lazy: bool,
 }
 
+/// How long a mount with guests may be in use until it is, and how often it is looked.
+const GUESTS_WAIT: Duration = Duration::from_secs(2);
+const GUESTS_LOOK: Duration = Duration::from_millis(5);
+
 /// Runs the command.
 pub fn run(options: &Options) -> Result<ExitCode> {
     let given = &options.mountpoint;
     let (wanted, daemon) = find(given)?;
     let process = daemon.as_ref().and_then(|status| process(&status["pid"]));
-    take_away(&wanted, options.lazy)?;
+    // A host opens an image for the moment in which it deals with what a guest has said.
+    let has_guests = daemon.as_ref().is_some_and(|status| !status["guests"].is_null());
+    let begun = Instant::now();
+    while let Err(error) = take_away(&wanted, options.lazy) {
+        if !has_guests || begun.elapsed() > GUESTS_WAIT {
+            return Err(error);
+        }
+        std::thread::sleep(GUESTS_LOOK);
+    }
     if let Some(process) = process.filter(|_| !options.lazy) {
         wait_for_end(&process);
     }

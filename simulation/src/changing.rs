@@ -1,7 +1,7 @@
 //! Files are changed through the mount: the kernel's part before the request, the mount's order of steps, and the kernel's part after
 //! the answer.
 
-use crate::file::{Cached, FileModel, Inode, UNIT_BYTES, UNITS};
+use crate::file::{Cached, FileModel, Inode, UNIT_BYTES, UNITS, encode};
 use crate::machine::{Context, Doing, Machine, Task, Wrong};
 use crate::truth::{EOF, Time};
 use borrower::Change;
@@ -260,6 +260,11 @@ impl Machine {
                 let outcome = if change.went == Went::Well { Outcome::Applied(after) } else { Outcome::Failed(after) };
                 if let Some(changing) = change.changing.take() {
                     self.core.end_change(&inode.file, changing, outcome, produced, consumed);
+                    if let (Some(first), Went::Well) = (first_written(change), change.went) {
+                        let mut bytes = vec![0; change.data.len() * UNIT_BYTES as usize];
+                        encode(&change.data, &mut bytes);
+                        self.core.know(&inode.file, first as u64 * UNIT_BYTES, &bytes);
+                    }
                 }
                 file.changing = None;
                 has_to_drop(file, change);
@@ -473,6 +478,15 @@ fn announce(change: &Altering, size: usize) -> Change {
         Kind::Punch { first, end } => Change::Hole { start: bytes(*first), end: bytes((*end).min(size.max(*first))) },
         Kind::Direct { first, end } => Change::Other { start: bytes(*first), end: bytes(*end) },
         Kind::Attributes => Change::Attributes,
+    }
+}
+
+/// Where what it holds is written, if it writes.
+fn first_written(change: &Altering) -> Option<usize> {
+    match &change.kind {
+        Kind::Write { first, .. } | Kind::Direct { first, .. } => Some(*first),
+        Kind::Writeback { page, .. } => Some(page * UNITS),
+        Kind::Truncate { .. } | Kind::Punch { .. } | Kind::Attributes => None,
     }
 }
 

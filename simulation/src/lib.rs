@@ -12,6 +12,7 @@ compile_error!("the simulation wants debug assertions: build it with `--profile 
 
 mod changing;
 mod file;
+mod guest;
 mod lending;
 mod machine;
 mod opening;

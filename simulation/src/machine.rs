@@ -3,6 +3,7 @@
 
 use crate::changing::{Altering, Kind};
 use crate::file::{Cached, FileModel, Inode, UNITS, encode};
+use crate::guest::Guest;
 use crate::lending::{Asked, Lender, Link, Said, Told};
 use crate::opening::{Delivering, Opening};
 use crate::reading::Read;
@@ -80,6 +81,8 @@ pub struct Tally {
     pub changes: u64,
     /// Pages evicted.
     pub evictions: u64,
+    /// Pages that a guest gave back, and that were what the file held.
+    pub demoted: u64,
     /// Pages that a lender answered and that were taken.
     pub lent: u64,
     /// Changes made beside.
@@ -100,6 +103,7 @@ impl std::ops::AddAssign for Tally {
         self.changes += other.changes;
         self.evictions += other.evictions;
         self.lent += other.lent;
+        self.demoted += other.demoted;
         self.beside += other.beside;
         self.kills += other.kills;
         self.losses += other.losses;
@@ -157,6 +161,8 @@ pub struct Machine {
     pub unique: u64,
     strategy: Strategy,
     inodes: u64,
+    /// Instead of lenders.
+    pub guest: Option<Guest>,
 }
 
 impl Machine {
@@ -174,6 +180,7 @@ impl Machine {
             unique: 0,
             strategy,
             inodes: 0,
+            guest: context.weather.guests.then(Guest::default),
         };
         for _ in 0..context.weather.files {
             let file = machine.new_file(context, None);
@@ -222,6 +229,7 @@ impl Machine {
             return Ok(());
         }
         match context.random.u32(0..100) {
+            0..65 if self.guest.is_some() => self.hear_guest(context),
             0..10 => self.send(true),
             10..65 => self.exchange(context, lenders),
             65..67 => self.core.catalog.sweep(),
@@ -497,6 +505,12 @@ impl Machine {
         let lost = context.random.u32(0..1000) < context.weather.lost_events;
         let told = cached.uptodate || !keeps(Rule::Tap);
         context.note(|| format!("file {file} page {page} evicted at {}: {:?}", self.produced, cached.units));
+        if let Some(guest) = &mut self.guest {
+            if cached.uptodate {
+                guest.remember(context, file, page, cached.units);
+            }
+            return;
+        }
         if told && !lost && self.events.len() < RING_EVENTS_MAX {
             let key = inode.file.key();
             self.events.push_back(Event { key, page, units: cached.units, position: self.produced });
@@ -654,6 +668,7 @@ impl Machine {
         }
         let left: Vec<_> = self.files.iter().map(FileModel::left).collect();
         self.core = new_core(context, self.links.len(), self.strategy);
+        self.guest.iter_mut().for_each(Guest::forget_waiting);
         self.events.clear();
         (self.produced, self.consumed) = (0, 0);
         self.tasks.retain_mut(|task| match &mut task.doing {
@@ -688,6 +703,8 @@ impl Machine {
 fn new_core(context: &mut Context, lenders: usize, strategy: Strategy) -> Core {
     let mut key = [0; 32];
     context.random.fill(&mut key);
-    let setup = Setup::new(lenders as u8, ChecksumKey::new(key), strategy, true);
-    Core::new(Setup { put_batches: PUT_BATCHES * lenders.max(1), batch_pages: BATCH_PAGES, ..setup })
+    let guests = context.weather.guests;
+    let setup = Setup::new(lenders as u8, ChecksumKey::new(key), strategy, !guests);
+    let demoted = guests.then(|| ChecksumKey::new(key));
+    Core::new(Setup { put_batches: PUT_BATCHES * lenders.max(1), batch_pages: BATCH_PAGES, demoted, ..setup })
 }

@@ -81,7 +81,7 @@ fn run(options: &Options) -> Result<()> {
             let seconds = began.elapsed().as_secs_f64();
             println!(
                 "seeds {first}..{}: {} steps ({:.1} million a minute), {} reads, {} pages compared, {} changes, {} evictions, \
-                 {} pages from lenders, {} changes beside, {} lenders lost ({} resumed), {} daemons killed; no wrong byte",
+                 {} pages from lenders, {} from guests, {} changes beside, {} lenders lost ({} resumed), {} daemons killed; no wrong byte",
                 first + runs,
                 tally.steps,
                 tally.steps as f64 / seconds * 60.0 / 1e6,
@@ -90,6 +90,7 @@ fn run(options: &Options) -> Result<()> {
                 tally.changes,
                 tally.evictions,
                 tally.lent,
+                tally.demoted,
                 tally.beside,
                 tally.losses,
                 tally.resumed,

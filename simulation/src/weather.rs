@@ -50,6 +50,8 @@ pub struct Weather {
     pub temporary_pages: bool,
     /// A new file may have all that told an old one from it: inode number and generation.
     pub twins: bool,
+    /// The machines have guests, and no lenders.
+    pub guests: bool,
     /// Machines, and lenders of each.
     pub machines: usize,
     pub lenders: usize,
@@ -85,6 +87,7 @@ impl Weather {
             slow_drops: some(40, 950),
             lost_events: some(50, 300),
             consumption: some(100, 40),
+            guests: some(20, 1) == 1,
             machines: some(35, 2) as usize + 1,
             lenders: some(50, 2) as usize + 1,
             files: some(40, 1) as usize + 1,

@@ -38,8 +38,8 @@ use crate::calibrate::calibrate;
 use crate::intf::{self, EVENT_BYTES, ONLY_KEY, TapConfig, TapCounters, TapEvent};
 use crate::load::{self, LoadError};
 use crate::ring::Ring;
-use crate::{Counters, Eviction, EvictionSource, Positions};
-use libbpf_rs::{Link, MapCore, MapFlags, MapHandle};
+use crate::{Added, Counters, Eviction, EvictionSource, Positions};
+use libbpf_rs::{Link, MapCore, MapFlags, MapHandle, Object};
 use std::fmt;
 use std::io;
 use std::os::fd::AsFd;
@@ -79,31 +79,19 @@ impl BpfTap {
     /// `ring_bytes` is a power of two; [`BpfTap::RING_BYTES`] is a good one. Needs CAP_BPF, CAP_PERFMON and CAP_SYS_ADMIN for
     /// the time of the call, and none afterwards.
     pub fn load(target: Target, ring_bytes: usize) -> Result<BpfTap, LoadError> {
-        let bounds = Self::RING_BYTES_MIN..=Self::RING_BYTES_MAX;
-        let entries = u32::try_from(ring_bytes).ok().filter(|_| ring_bytes.is_power_of_two());
-        let Some(entries) = entries.filter(|_| bounds.contains(&ring_bytes)) else {
-            return Err(LoadError::RingBytes { bytes: ring_bytes });
-        };
-        let bases = calibrate()?;
-        let config = TapConfig {
-            vmemmap_base: bases.vmemmap,
-            linear_base: bases.linear,
-            device: intf::kernel_device(target.device),
-        };
-        let object = load::load(OBJECT, "loading the eviction tap", |object| {
-            load::open_map(object, ".rodata")?.set_initial_value(&config.to_bytes())?;
-            load::open_map(object, "ring")?.set_max_entries(entries)
-        })?;
-        let attempt = "opening the eviction tap's maps";
-        let counters = MapHandle::try_from(&load::map(&object, "counters")?)
-            .map_err(|error| LoadError::System { attempt, source: io::Error::other(format!("{error:#}")) })?;
+        load(target, ring_bytes, AddedTap::RING_BYTES_MIN).map(|(tap, _)| tap)
+    }
+
+    /// The same, and says which pages are added to the page cache.
+    pub fn load_with_added(target: Target, ring_bytes: usize) -> Result<(BpfTap, AddedTap), LoadError> {
+        let (tap, object) = load(target, ring_bytes, AddedTap::RING_BYTES)?;
         let shared = load::map(&object, ".bss")?;
-        let ring = load::map(&object, "ring")?.as_fd().try_clone_to_owned();
+        let ring = load::map(&object, "added_ring")?.as_fd().try_clone_to_owned();
         let ring = ring
-            .and_then(|map| Ring::new(map, ring_bytes, shared.as_fd()))
-            .map_err(|source| LoadError::System { attempt: "mapping the eviction ring", source })?;
-        let link = load::attach(&load::program(&object, "tap")?, "attaching the eviction tap")?;
-        Ok(BpfTap { ring, counters, _link: link })
+            .and_then(|map| Ring::new(map, AddedTap::RING_BYTES, shared.as_fd()))
+            .map_err(|source| LoadError::System { attempt: "mapping the ring of added pages", source })?;
+        let link = load::attach(&load::program(&object, "added")?, "attaching to the page cache's additions")?;
+        Ok((tap, AddedTap { ring, _link: link }))
     }
 
     /// Folios of more than one page among the captured evictions.
@@ -123,14 +111,67 @@ impl BpfTap {
     }
 }
 
+fn load(target: Target, ring_bytes: usize, added_bytes: usize) -> Result<(BpfTap, Object), LoadError> {
+    let bounds = BpfTap::RING_BYTES_MIN..=BpfTap::RING_BYTES_MAX;
+    let entries = u32::try_from(ring_bytes).ok().filter(|_| ring_bytes.is_power_of_two());
+    let Some(entries) = entries.filter(|_| bounds.contains(&ring_bytes)) else {
+        return Err(LoadError::RingBytes { bytes: ring_bytes });
+    };
+    let bases = calibrate()?;
+    let config = TapConfig {
+        vmemmap_base: bases.vmemmap,
+        linear_base: bases.linear,
+        device: intf::kernel_device(target.device),
+    };
+    let object = load::load(OBJECT, "loading the eviction tap", |object| {
+        load::open_map(object, ".rodata")?.set_initial_value(&config.to_bytes())?;
+        load::open_map(object, "added_ring")?.set_max_entries(added_bytes as u32)?;
+        load::open_map(object, "ring")?.set_max_entries(entries)
+    })?;
+    let attempt = "opening the eviction tap's maps";
+    let counters = MapHandle::try_from(&load::map(&object, "counters")?)
+        .map_err(|error| LoadError::System { attempt, source: io::Error::other(format!("{error:#}")) })?;
+    let shared = load::map(&object, ".bss")?;
+    let ring = load::map(&object, "ring")?.as_fd().try_clone_to_owned();
+    let ring = ring
+        .and_then(|map| Ring::new(map, ring_bytes, shared.as_fd()))
+        .map_err(|source| LoadError::System { attempt: "mapping the eviction ring", source })?;
+    let link = load::attach(&load::program(&object, "tap")?, "attaching the eviction tap")?;
+    Ok((BpfTap { ring, counters, _link: link }, object))
+}
+
+/// The pages that are added to the page cache of the same file system. Those of which there are more than are taken in time are left out.
+pub struct AddedTap {
+    ring: Ring,
+    _link: Link,
+}
+
+impl AddedTap {
+    /// Some 30,000 additions.
+    const RING_BYTES: usize = 1 << 20;
+    /// Where nobody wants to know.
+    const RING_BYTES_MIN: usize = 4 << 10;
+
+    /// Hands out those that are there, oldest first, each exactly once. Returns how many.
+    ///
+    /// # Errors
+    /// When the ring makes no sense.
+    pub fn take(&mut self, take: &mut dyn FnMut(Added)) -> io::Result<usize> {
+        self.ring.drain(Duration::ZERO, &mut |_, bytes| {
+            take(intf::parse_added(bytes).ok_or(io::ErrorKind::InvalidData)?);
+            Ok(())
+        })
+    }
+}
+
 impl EvictionSource for BpfTap {
     fn poll(&mut self, timeout: Duration, take: &mut dyn FnMut(Eviction<'_>)) -> io::Result<usize> {
         self.ring.drain(timeout, &mut |position, bytes| {
-            let Some(TapEvent { generation, index, page }) = TapEvent::parse(bytes) else {
+            let Some(TapEvent { generation, inode, index, page }) = TapEvent::parse(bytes) else {
                 let text = format!("an event of {} bytes instead of {EVENT_BYTES} in the eviction ring", bytes.len());
                 return Err(io::Error::new(io::ErrorKind::InvalidData, text));
             };
-            take(Eviction { generation, index, position, page });
+            take(Eviction { generation, inode, index, position, page });
             Ok(())
         })
     }

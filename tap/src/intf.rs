@@ -3,10 +3,11 @@
 //! The bytes that come out of a map or the ring are taken apart here by position and nowhere else. Nothing here panics on
 //! bytes of an unexpected length: it answers with `None`.
 
+use crate::Added;
 use page::{PAGE_SIZE, Page};
 
 /// Bytes of `struct tap_event`.
-pub(crate) const EVENT_BYTES: usize = 16 + PAGE_SIZE;
+pub(crate) const EVENT_BYTES: usize = 24 + PAGE_SIZE;
 
 /// `CALIBRATE_FILES`.
 pub(crate) const CALIBRATE_FILES: usize = 4;
@@ -27,15 +28,24 @@ pub(crate) fn kernel_device(st_dev: u64) -> u32 {
 #[derive(Debug)]
 pub(crate) struct TapEvent<'a> {
     pub(crate) generation: u32,
+    pub(crate) inode: u64,
     pub(crate) index: u64,
     pub(crate) page: &'a Page,
 }
 
 impl<'a> TapEvent<'a> {
     pub(crate) fn parse(bytes: &'a [u8]) -> Option<TapEvent<'a>> {
-        let (head, page) = bytes.split_first_chunk::<16>()?;
-        Some(TapEvent { generation: word(head, 0)? as u32, index: word(head, 1)?, page: page.try_into().ok()? })
+        let (head, page) = bytes.split_first_chunk::<24>()?;
+        let generation = word(head, 0)? as u32;
+        Some(TapEvent { generation, inode: word(head, 1)?, index: word(head, 2)?, page: page.try_into().ok()? })
     }
+}
+
+/// `struct tap_added`.
+pub(crate) fn parse_added(bytes: &[u8]) -> Option<Added> {
+    let bytes: &[u8; 24] = bytes.try_into().ok()?;
+    let (generation, pages) = (word(bytes, 0)? as u32, (word(bytes, 0)? >> 32) as u32);
+    Some(Added { generation, inode: word(bytes, 1)?, index: word(bytes, 2)?, pages })
 }
 
 /// `struct tap_config`.
@@ -127,13 +137,17 @@ mod tests {
     fn event_of_any_other_length_is_none() {
         let mut bytes = vec![0u8; EVENT_BYTES];
         bytes[..4].copy_from_slice(&7u32.to_ne_bytes());
-        bytes[8..16].copy_from_slice(&9u64.to_ne_bytes());
-        bytes[16] = 0x5a;
+        bytes[8..16].copy_from_slice(&8u64.to_ne_bytes());
+        bytes[16..24].copy_from_slice(&9u64.to_ne_bytes());
+        bytes[24] = 0x5a;
         bytes[EVENT_BYTES - 1] = 0xa5;
         let event = TapEvent::parse(&bytes).unwrap();
-        assert_eq!((event.generation, event.index), (7, 9));
+        assert_eq!((event.generation, event.inode, event.index), (7, 8, 9));
+        let added = parse_added(&bytes[..24]).unwrap();
+        assert_eq!(added, Added { generation: 7, pages: 0, inode: 8, index: 9 });
+        assert!(parse_added(&bytes[..25]).is_none() && parse_added(&bytes[..23]).is_none());
         assert_eq!((event.page[0], event.page[PAGE_SIZE - 1]), (0x5a, 0xa5));
-        for length in [0, 1, 8, 15, 16, 17, EVENT_BYTES - 1] {
+        for length in [0, 1, 8, 23, 24, 25, EVENT_BYTES - 1] {
             assert!(TapEvent::parse(&bytes[..length]).is_none(), "{length} bytes");
         }
         bytes.push(0);

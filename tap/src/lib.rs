@@ -13,7 +13,7 @@ mod load;
 mod record;
 mod ring;
 
-pub use bpf_tap::{BpfTap, Target};
+pub use bpf_tap::{AddedTap, BpfTap, Target};
 pub use load::LoadError;
 
 use page::Page;
@@ -26,12 +26,27 @@ use std::time::Duration;
 pub struct Eviction<'a> {
     /// `i_generation` of the inode: the [`page::FileKey`] that the mount gave the kernel.
     pub generation: u32,
+    /// `i_ino` of the inode.
+    pub inode: u64,
     /// The page's index in the file.
     pub index: u64,
     /// Where the event stands in the stream. An event that was reserved before another has the smaller position.
     pub position: u64,
     /// The bytes.
     pub page: &'a Page,
+}
+
+/// Pages that were added to the page cache, one behind the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Added {
+    /// `i_generation` of the inode.
+    pub generation: u32,
+    /// `i_ino` of the inode.
+    pub inode: u64,
+    /// Index of the first page in the file.
+    pub index: u64,
+    /// How many.
+    pub pages: u32,
 }
 
 /// How far the stream has come. Readable from any thread at any time.

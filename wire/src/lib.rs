@@ -23,6 +23,19 @@
 //!       │◀──────────── GetReply{items, pages}   │
 //! ```
 //!
+//! A *guest* that gives its host what it evicts opens one connection, with a name that nobody uses again:
+//!
+//! ```text
+//! guest                                           host
+//!    │ Hello{protocol, role, session} ─────────────▶│
+//!    │◀───────────────────────────────── Welcome{}  │
+//!    │ Demote{pages} ──────────────────────────────▶│   one Demoted for each Demote, in order
+//!    │◀────────────────────────── Demoted{statuses} │
+//!    │ Held{spans} ────────────────────────────────▶│   no reply: pages of its disk that the guest has read into its own cache
+//! ```
+//!
+//! Its key says which image is its disk: each guest has one of its own. Positions are those on the virtual disk.
+//!
 //! # Frames
 //! A frame is a [`Header`] and `body_bytes` bytes of body. All integers are little-endian, all structures packed without
 //! gaps. The header says kind, number of items and a request number which the reply repeats. The sizes must match the kind
@@ -41,6 +54,9 @@
 //! | GetReply | items × [`GetItem`], then a page for each item with status [`STATUS_PAGE`] |
 //! | Drop, Lost | items × [`WireKey`] |
 //! | Pong | [`Room`] |
+//! | Demote | items × [`DemotedPage`]; at most [`DEMOTE_ITEMS_MAX`]. The pages are sealed as items are |
+//! | Demoted | items × one byte, a [`Fate`] |
+//! | Held | items × [`PageSpan`] |
 //! | Ping, Bye | nothing |
 //!
 //! # Keys
@@ -98,7 +114,9 @@
 //! version it is asked for answers Refused with [`REFUSED_PROTOCOL`] and the version it speaks in its text, before it looks for a key.
 
 pub mod address;
+pub mod frames;
 pub mod key;
+pub mod listener;
 pub mod secure;
 
 use page::{FileKey, PAGE_SIZE, PageId, Version};
@@ -149,14 +167,19 @@ pub enum Kind {
     Bye = 12,
     Handshake1 = 13,
     Handshake2 = 14,
+    Demote = 15,
+    Demoted = 16,
+    Held = 17,
 }
 
 impl Kind {
     fn from_wire(kind: u8) -> Option<Kind> {
         use Kind::*;
-        [Hello, Welcome, Refused, Put, PutReply, Get, GetReply, Drop, Lost, Ping, Pong, Bye, Handshake1, Handshake2]
-            .into_iter()
-            .find(|known| *known as u8 == kind)
+        const ALL: [Kind; 17] = [
+            Hello, Welcome, Refused, Put, PutReply, Get, GetReply, Drop, Lost, Ping, Pong, Bye, Handshake1, Handshake2,
+            Demote, Demoted, Held,
+        ];
+        ALL.into_iter().find(|known| *known as u8 == kind)
     }
 }
 
@@ -223,8 +246,10 @@ impl Header {
         let kind = Kind::from_wire(self.kind).ok_or(Malformed::Kind(self.kind))?;
         let (items, body) = (self.items.get() as usize, self.body_bytes.get() as usize);
         let needs_items =
-            matches!(kind, Kind::Put | Kind::PutReply | Kind::Get | Kind::GetReply | Kind::Drop | Kind::Lost);
-        if items > ITEMS_MAX || needs_items != (items > 0) {
+            matches!(kind, Kind::Put | Kind::PutReply | Kind::Get | Kind::GetReply | Kind::Drop | Kind::Lost)
+                || matches!(kind, Kind::Demote | Kind::Demoted | Kind::Held);
+        let items_max = if kind == Kind::Demote { DEMOTE_ITEMS_MAX } else { ITEMS_MAX };
+        if items > items_max || needs_items != (items > 0) {
             return Err(Malformed::Items(self.items.get()));
         }
         let fits = match kind {
@@ -237,6 +262,9 @@ impl Header {
             Kind::GetReply => body
                 .checked_sub(items * size_of::<GetItem>())
                 .is_some_and(|pages| pages % PAGE_SIZE == 0 && pages <= items * PAGE_SIZE),
+            Kind::Demote => body == items * size_of::<DemotedPage>(),
+            Kind::Demoted => body == items,
+            Kind::Held => body == items * size_of::<PageSpan>(),
             Kind::Pong => body == size_of::<Room>(),
             Kind::Ping | Kind::Bye => body == 0,
             Kind::Handshake1 | Kind::Handshake2 => body == secure::HANDSHAKE_BYTES,
@@ -260,6 +288,8 @@ impl Header {
 pub const ROLE_MAIN: u32 = 1;
 /// The connection carries gets.
 pub const ROLE_GET: u32 = 2;
+/// The connection carries what a guest evicts.
+pub const ROLE_GUEST: u32 = 3;
 
 /// The first frame of a connection.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -269,7 +299,7 @@ pub struct Hello {
     pub magic: [u8; 8],
     /// [`PROTOCOL`] of the borrower.
     pub protocol: U32,
-    /// [`ROLE_MAIN`] or [`ROLE_GET`].
+    /// [`ROLE_MAIN`], [`ROLE_GET`] or [`ROLE_GUEST`].
     pub role: U32,
     /// The borrower's session.
     pub session: [u8; 16],
@@ -395,6 +425,55 @@ pub struct GetItem {
     pub checksum: U64,
 }
 
+/// Pages of a Demote at the most: a sealed frame of them fits into one message of Noise, 65,535 bytes.
+pub const DEMOTE_ITEMS_MAX: usize = 15;
+
+/// A page that a guest has evicted.
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct DemotedPage {
+    /// Its place on the guest's disk, in pages.
+    pub index: U64,
+    /// Its bytes.
+    pub bytes: [u8; PAGE_SIZE],
+}
+
+/// Pages of a guest's disk that lie one behind the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct PageSpan {
+    /// The first one's place on the disk, in pages.
+    pub first: U64,
+    /// How many.
+    pub pages: U32,
+}
+
+/// What became of a page that a guest has evicted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Fate {
+    /// The host's kernel caches it now.
+    Stored = 1,
+    /// It did already.
+    Cached = 2,
+    /// What the image holds of it is not known: it was neither read nor written through the host.
+    Unknown = 3,
+    /// The image holds something else.
+    Differs = 4,
+    /// The host had no room for it, or its kernel did not take it.
+    Missed = 5,
+}
+
+impl Fate {
+    /// All of them.
+    pub const ALL: [Fate; 5] = [Fate::Stored, Fate::Cached, Fate::Unknown, Fate::Differs, Fate::Missed];
+
+    /// Of a byte of a Demoted frame.
+    pub fn from_wire(byte: u8) -> Option<Fate> {
+        Fate::ALL.into_iter().find(|fate| *fate as u8 == byte)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -407,6 +486,9 @@ mod tests {
             Header::new(Kind::Put, ITEMS_MAX, BODY_BYTES_MAX, 1),
             Header::new(Kind::GetReply, 3, 3 * 16 + 2 * 4096, 1),
             Header::new(Kind::Ping, 0, 0, 1),
+            Header::new(Kind::Demote, DEMOTE_ITEMS_MAX, DEMOTE_ITEMS_MAX * (8 + 4096), 1),
+            Header::new(Kind::Demoted, 2, 2, 1),
+            Header::new(Kind::Held, 2, 2 * 12, 1),
             Header::new(Kind::Bye, 0, 0, 0),
             Header::new(Kind::Handshake1, 0, secure::HANDSHAKE_BYTES, PROTOCOL.into()),
         ];

@@ -5,6 +5,7 @@
 //! been dealt with, both read when the call is made.
 
 use super::catalog::{Catalog, File};
+use super::demoted::{Demoted, Demotion};
 use super::entry::Entry;
 use super::file::{ChangeTicket, Ended, FileState, Filter, Verdict};
 use super::placement::Weights;
@@ -13,7 +14,7 @@ use super::rules::{Rule, keeps};
 use crate::below::Stamp;
 use crate::metrics::Metrics;
 use page::seal::Sealing;
-use page::{FileKey, Page, PageId, PageRange};
+use page::{ChecksumKey, FileKey, PAGE_SIZE, Page, PageId, PageRange};
 use std::sync::Arc;
 use sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use sync::{Condvar, Mutex};
@@ -119,6 +120,8 @@ pub struct Setup {
     pub filter: bool,
     /// Memory that the catalog's entries may take.
     pub entry_bytes_max: u64,
+    /// Whether it is known what the files below hold, for pages that guests have evicted: with this key.
+    pub demoted: Option<ChecksumKey>,
 }
 
 impl Setup {
@@ -133,6 +136,7 @@ impl Setup {
             sees_evictions,
             filter: true,
             entry_bytes_max: super::catalog::ENTRY_BYTES_MAX,
+            demoted: None,
         }
     }
 }
@@ -163,6 +167,8 @@ pub struct Core {
     queues: Vec<Queue>,
     /// Whether pages are put.
     borrowing: AtomicBool,
+    /// Pages that guests have evicted, if there are guests.
+    demoted: Option<Demoted>,
 }
 
 impl Core {
@@ -185,6 +191,7 @@ impl Core {
             queues: (0..setup.lenders).map(queue).collect(),
             buffers,
             borrowing: AtomicBool::new(true),
+            demoted: setup.demoted.map(Demoted::new),
         }
     }
 
@@ -196,6 +203,48 @@ impl Core {
     /// Whether pages are put.
     pub fn is_borrowing(&self) -> bool {
         self.borrowing.load(Ordering::Relaxed)
+    }
+
+    /// Pages that guests have evicted, if there are guests.
+    pub fn demoted(&self) -> Option<&Demoted> {
+        self.demoted.as_ref()
+    }
+
+    /// A guest has evicted the page.
+    pub fn demote(&self, file: &File, index: u32, page: &Page) -> Demotion {
+        let Some(demoted) = &self.demoted else { return Demotion::Unknown };
+        let id = PageId { file: file.key(), index };
+        let hash = demoted.hash(id, page);
+        match file.state.lock().entry(index) {
+            Entry::Known { hash: known, .. } if known == hash || !keeps(Rule::Demoted) => demoted.add(id, known, page),
+            Entry::Known { .. } => Demotion::Differs,
+            _ => Demotion::Unknown,
+        }
+    }
+
+    /// Whether the file below is known to hold these bytes.
+    pub fn is_known(&self, file: &File, index: u32, page: &Page) -> bool {
+        let Some(demoted) = &self.demoted else { return false };
+        let hash = demoted.hash(PageId { file: file.key(), index }, page);
+        matches!(file.state.lock().entry(index), Entry::Known { hash: known, .. } if known == hash)
+    }
+
+    /// The file below holds these bytes at `offset`: nothing of it has changed since they were written there.
+    pub fn know(&self, file: &File, offset: u64, bytes: &[u8]) {
+        let Some(demoted) = &self.demoted else { return };
+        let whole = PageRange::inside(offset, offset.saturating_add(bytes.len() as u64));
+        if whole.is_empty() || !self.catalog.has_room() {
+            return;
+        }
+        let skipped = (whole.first * PAGE_SIZE as u64 - offset) as usize;
+        let (pages, _) = bytes[skipped..].as_chunks::<PAGE_SIZE>();
+        let mut state = file.state.lock();
+        for (index, page) in (whole.first..whole.end).zip(pages) {
+            let Ok(index) = u32::try_from(index) else { break };
+            let id = PageId { file: file.key(), index };
+            state.know(index, demoted.hash(id, page), false);
+        }
+        self.catalog.account(&mut state);
     }
 
     /// Lenders to which pages may be put, a bit for each.

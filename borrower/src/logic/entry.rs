@@ -1,9 +1,12 @@
 //! The catalog's 8-byte entry: all that the borrower knows of one page.
 //!
 //! ```text
-//! bit 63..62  state: 0 absent, 1 busy, 2 present, 3 zero
+//! bit 63..62  state: 0 absent, 1 busy, 2 present, 3 zero or known
 //! absent      61      read from below in a sequential stream: not to be lent when it is evicted
 //!             60..0   the file's quarantine number that a READ of the page has lifted (0: none)
+//! known       61      1 (zero: 0)
+//!             60      placed
+//!             59..0   hash
 //! others      60..55  lender
 //!             54..49  that lender's epoch
 //!             48..0   version
@@ -69,6 +72,13 @@ pub enum Entry {
     },
     /// All its bytes are zero: no lender is needed.
     Zero,
+    /// No lender has the page; but what the file below holds has this hash.
+    Known {
+        /// As [`super::demoted::Demoted::hash`] makes it.
+        hash: u64,
+        /// The kernel cached it last because a guest had evicted it.
+        placed: bool,
+    },
 }
 
 /// Nothing known of the page.
@@ -84,6 +94,10 @@ const LENDER_SHIFT: u32 = 55;
 const EPOCH_SHIFT: u32 = Version::BITS;
 const SEQUENTIAL: u64 = 1 << 61;
 const LIFTED_MAX: u64 = SEQUENTIAL - 1;
+const KNOWN: u64 = 3 << STATE_SHIFT | 1 << 61;
+const PLACED: u64 = 1 << 60;
+/// The bits of a hash.
+pub const HASH_MAX: u64 = PLACED - 1;
 
 impl Entry {
     /// The entry as a word.
@@ -100,6 +114,7 @@ impl Entry {
             Entry::Busy { place, version } => named(1, place, version),
             Entry::Present { place, version } => named(2, place, version),
             Entry::Zero => 3 << STATE_SHIFT,
+            Entry::Known { hash, placed } => KNOWN | if placed { PLACED } else { 0 } | hash & HASH_MAX,
         }
     }
 
@@ -114,13 +129,19 @@ impl Entry {
             0 => Entry::Absent { lifted: word & LIFTED_MAX, sequential: word & SEQUENTIAL != 0 },
             1 => Entry::Busy { place, version },
             2 => Entry::Present { place, version },
+            _ if word & KNOWN == KNOWN => Entry::Known { hash: word & HASH_MAX, placed: word & PLACED != 0 },
             _ => Entry::Zero,
         }
     }
 
+    /// Whether the kernel cached the page last because a guest had evicted it.
+    pub fn is_placed(self) -> bool {
+        matches!(self, Entry::Known { placed: true, .. })
+    }
+
     /// Whether it stands for bytes that can be had without the disk.
     pub fn is_live(self) -> bool {
-        !matches!(self, Entry::Absent { .. })
+        !matches!(self, Entry::Absent { .. } | Entry::Known { .. })
     }
 }
 
@@ -140,6 +161,8 @@ mod tests {
             Entry::Present { place, version: Version::MAX },
             Entry::Present { place: Place { lender: 0, epoch: 63 }, version: Version(77) },
             Entry::Zero,
+            Entry::Known { hash: 0, placed: false },
+            Entry::Known { hash: HASH_MAX, placed: true },
         ];
         for entry in all {
             assert_eq!(Entry::unpack(entry.pack()), entry);

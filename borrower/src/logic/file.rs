@@ -62,6 +62,8 @@ pub enum Source {
     Lender(Place, Version),
     /// Nowhere: it is all zeros.
     Zero,
+    /// A guest that has evicted it, if its bytes have just come and have this hash; else the file below.
+    Demoted(u64),
 }
 
 /// A READ under way.
@@ -449,6 +451,7 @@ impl FileState {
             sources.push(match entry {
                 Entry::Absent { .. } => Source::Below,
                 Entry::Zero => Source::Zero,
+                Entry::Known { hash, .. } => Source::Demoted(hash),
                 Entry::Busy { place, version } => Source::Busy(place, version),
                 Entry::Present { place, version } => Source::Lender(place, version),
             });
@@ -525,7 +528,8 @@ impl FileState {
                 Standing::Suspended if !elsewhere => return Verdict::Known,
                 Standing::Suspended | Standing::Lost => {}
             },
-            Entry::Zero => return Verdict::Known,
+            // What is known of the file below says nothing of the copy that was evicted.
+            Entry::Zero | Entry::Known { .. } => return Verdict::Known,
             _ => {}
         }
         if self.is_quarantined(index) || self.edges.iter().any(|edge| edge.contains(index.into())) {
@@ -549,6 +553,26 @@ impl FileState {
     /// What is known of the page.
     pub(super) fn entry(&self, index: u32) -> Entry {
         self.table.get(index)
+    }
+
+    /// What the file below holds of the page has this hash: it was read from there just now, or written. `placed` if it was read as a
+    /// guest had evicted it.
+    pub fn know(&mut self, index: u32, hash: u64, placed: bool) {
+        if !self.table.get(index).is_live() {
+            self.table.set(index, Entry::Known { hash, placed });
+        }
+    }
+
+    /// A guest has read the page. Whether the kernel cached it last because it had evicted it, for the first guest that says so.
+    pub fn read_by_guest(&mut self, index: u32) -> bool {
+        let Entry::Known { hash, placed: true } = self.table.get(index) else { return false };
+        self.table.set(index, Entry::Known { hash, placed: false });
+        true
+    }
+
+    /// Pages that the kernel cached last because a guest had evicted them. It may have evicted them since.
+    pub fn placed_pages(&self) -> u64 {
+        self.table.placed_pages()
     }
 
     /// The page is on its way to a lender.

@@ -2,6 +2,7 @@
 
 pub mod catalog;
 pub mod core;
+pub mod demoted;
 pub mod entry;
 pub mod file;
 pub mod gate;

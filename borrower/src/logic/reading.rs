@@ -11,6 +11,7 @@
 
 use super::catalog::File;
 use super::core::Core;
+use super::demoted::Demoted;
 use super::entry::Entry;
 use super::file::{FileState, ReadTicket, Source};
 use super::rules::{Rule, keeps};
@@ -84,7 +85,12 @@ impl Reading {
         self.ticket = Some(state.begin_read(range, produced, consumed, standing, has_room, filter, &mut self.sources));
         core.catalog.account(state);
         self.asking = 0;
-        for source in &self.sources {
+        for (source, index) in self.sources.iter_mut().zip(range.first..) {
+            if let Source::Demoted(hash) = *source
+                && !core.demoted().is_some_and(|demoted| demoted.has(id_of(file, index), hash))
+            {
+                *source = Source::Below;
+            }
             if let Source::Lender(place, _) | Source::Busy(place, _) = source {
                 self.asking |= 1 << place.lender;
             }
@@ -141,14 +147,22 @@ impl Reading {
                 }
                 Source::Busy(place, version) => match core.queue(place.lender).lock().find(version) {
                     Some(sealed) => {
-                        // What is lent has an index of that width.
-                        let id = PageId { file: file.key(), index: index as u32 };
+                        let id = id_of(file, index);
                         core.sealing().open_own(id, version, sealed, page);
                         core.metrics.buffer_pages.one();
                     }
                     // The lender has answered meanwhile: it is there.
                     None => *source = Source::Lender(place, version),
                 },
+                Source::Demoted(hash) => {
+                    match core.demoted().and_then(|demoted| demoted.take(id_of(file, index), hash)) {
+                        Some(bytes) => {
+                            page.copy_from_slice(&*bytes);
+                            core.metrics.demoted_pages.one();
+                        }
+                        None => *source = Source::Below, // it was waited for long enough
+                    }
+                }
                 Source::Below | Source::Lender(..) => {}
             }
         }
@@ -275,10 +289,30 @@ impl Reading {
             return false;
         }
         core.metrics.read_pages.add(bytes.len().div_ceil(PAGE_SIZE) as u64);
-        if !core.sees_evictions() {
+        if let Some(demoted) = core.demoted() {
+            self.know(core, demoted, file, state, bytes);
+        } else if !core.sees_evictions() {
             self.fill_pool(core, file, state, bytes);
         }
         true
+    }
+
+    /// Notes what the file below holds.
+    fn know(&self, core: &Core, demoted: &Demoted, file: &File, state: &mut FileState, bytes: &[u8]) {
+        let first = self.offset / PAGE_SIZE as u64;
+        if first * PAGE_SIZE as u64 != self.offset || !core.catalog.has_room() {
+            return;
+        }
+        let (pages, _) = bytes.as_chunks::<PAGE_SIZE>();
+        for ((index, source), page) in (first..).zip(&self.sources).zip(pages) {
+            let Ok(narrow) = u32::try_from(index) else { break };
+            match *source {
+                Source::Below => state.know(narrow, demoted.hash(id_of(file, index), page), false),
+                Source::Demoted(hash) => state.know(narrow, hash, true),
+                Source::Zero | Source::Busy(..) | Source::Lender(..) => {}
+            }
+        }
+        core.catalog.account(state);
     }
 
     fn fill_pool(&self, core: &Core, file: &File, state: &mut FileState, bytes: &[u8]) {
@@ -298,6 +332,11 @@ impl Reading {
             }
         }
     }
+}
+
+/// What is lent, or evicted by guests, has an index of that width.
+fn id_of(file: &File, index: u64) -> PageId {
+    PageId { file: file.key(), index: index as u32 }
 }
 
 #[cfg(test)]

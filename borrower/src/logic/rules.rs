@@ -49,6 +49,7 @@ rules! {
     Tap = 27: "an event comes only from a clean, up-to-date page that reclaim has frozen (the tap's; here of its model)",
     Order = 28: "a write(2) that begins after a later write of the same pages counts as overtaken",
     Edge = 30: "no event of a page at the edge of a punched hole is believed until the kernel is known to have done with it",
+    Demoted = 31: "what a guest has evicted counts only if it has the hash of what the file below holds",
 }
 
 #[cfg(debug_assertions)]

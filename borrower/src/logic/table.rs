@@ -21,6 +21,7 @@ struct Chunk {
 pub struct PageTable {
     chunks: HashMap<u32, Box<Chunk>>,
     live_pages: u64,
+    placed_pages: u64,
 }
 
 impl PageTable {
@@ -47,6 +48,7 @@ impl PageTable {
         }
         let old = Entry::unpack(old);
         self.live_pages = self.live_pages + u64::from(entry.is_live()) - u64::from(old.is_live());
+        self.placed_pages = self.placed_pages + u64::from(entry.is_placed()) - u64::from(old.is_placed());
         old
     }
 
@@ -98,6 +100,11 @@ impl PageTable {
         self.live_pages
     }
 
+    /// Pages that the kernel cached last because a guest had evicted them.
+    pub fn placed_pages(&self) -> u64 {
+        self.placed_pages
+    }
+
     /// Bytes of memory that the entries take, roughly.
     pub fn memory_bytes(&self) -> u64 {
         (self.chunks.len() * (size_of::<Chunk>() + size_of::<(u32, Box<Chunk>)>() + 1)) as u64
@@ -134,6 +141,12 @@ mod tests {
         seen.sort();
         assert_eq!(seen, [0, 64, u32::MAX]);
         assert_eq!((table.live_pages(), table.memory_bytes()), (0, 0));
+        table.set(7, Entry::Known { hash: 1, placed: true });
+        table.set(8, Entry::Known { hash: 1, placed: false });
+        assert_eq!((table.live_pages(), table.placed_pages()), (0, 1));
+        table.forget(PageRange { first: 7, end: 8 }, |_, _| unreachable!());
+        assert_eq!((table.get(7), table.placed_pages()), (UNKNOWN, 0));
+        table.set(8, UNKNOWN);
         table.forget(PageRange { first: 1 << 40, end: u64::MAX }, |_, _| unreachable!());
     }
 }

@@ -6,7 +6,7 @@ use tap::fuzzing::{RingMemory, calibration, step};
 
 /// Bytes of the ring that is read: its smallest.
 const RING_BYTES: usize = 8 << 10;
-const EVENT_BYTES: usize = 16 + page::PAGE_SIZE;
+const EVENT_BYTES: usize = 24 + page::PAGE_SIZE;
 const BUSY: u32 = 1 << 31;
 const DISCARD: u32 = 1 << 30;
 

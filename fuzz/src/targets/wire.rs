@@ -2,7 +2,10 @@
 
 use super::Target;
 use wire::address::Address;
-use wire::{BODY_BYTES_MAX, GetItem, Header, Hello, ITEMS_MAX, Kind, PutItem, Refused, Room, Welcome, WireKey};
+use wire::{
+    BODY_BYTES_MAX, DemotedPage, Fate, GetItem, Header, Hello, ITEMS_MAX, Kind, PageSpan, PutItem, Refused, Room,
+    Welcome, WireKey,
+};
 use zerocopy::{FromBytes, IntoBytes};
 
 pub const HEADER: Target = Target {
@@ -31,6 +34,11 @@ fn header(bytes: &[u8]) {
         Kind::GetReply => drop(<[GetItem]>::ref_from_prefix_with_elems(body, items).unwrap()),
         Kind::Get | Kind::Drop | Kind::Lost => assert_eq!(<[WireKey]>::ref_from_bytes(body).unwrap().len(), items),
         Kind::Pong => drop(Room::read_from_bytes(body).unwrap()),
+        Kind::Demote => assert_eq!(<[DemotedPage]>::ref_from_bytes(body).unwrap().len(), items),
+        Kind::Held => assert_eq!(<[PageSpan]>::ref_from_bytes(body).unwrap().len(), items),
+        Kind::Demoted => {
+            let _ = body.iter().filter_map(|byte| Fate::from_wire(*byte)).count();
+        }
         Kind::PutReply | Kind::Ping | Kind::Bye | Kind::Handshake1 | Kind::Handshake2 => {}
     }
 }
@@ -46,6 +54,9 @@ fn header_seeds() -> Vec<Vec<u8>> {
         frame(Kind::Lost, 1, key.as_bytes()),
         frame(Kind::PutReply, 3, &[1, 0, 1]),
         frame(Kind::GetReply, 1, &[0; size_of::<GetItem>()]),
+        frame(Kind::Demote, 1, &[2; size_of::<DemotedPage>()]),
+        frame(Kind::Held, 2, &[3; 2 * size_of::<PageSpan>()]),
+        frame(Kind::Demoted, 2, &[1, 5]),
         frame(Kind::Ping, 0, &[]),
     ]
 }

@@ -20,8 +20,17 @@ typedef unsigned long long u64;
 struct tap_event {
 	u32 generation; /* i_generation of the page's inode */
 	u32 reserved;   /* 0 */
+	u64 inode;      /* i_ino of the page's inode */
 	u64 index;      /* the page's index in the file */
 	u8 page[TAP_PAGE_SIZE];
+};
+
+/* One record of the other ring: pages that were added to the page cache, one behind the other. */
+struct tap_added {
+	u32 generation;
+	u32 pages;
+	u64 inode;
+	u64 index; /* of the first */
 };
 
 /* What the tap is told before it is loaded (.rodata). */
@@ -72,7 +81,8 @@ struct calibrate_peek {
 	u8 page[TAP_PAGE_SIZE];
 };
 
-_Static_assert(sizeof(struct tap_event) == 16 + TAP_PAGE_SIZE, "tap_event");
+_Static_assert(sizeof(struct tap_event) == 24 + TAP_PAGE_SIZE, "tap_event");
+_Static_assert(sizeof(struct tap_added) == 24, "tap_added");
 _Static_assert(sizeof(struct tap_config) == 24, "tap_config");
 _Static_assert(sizeof(struct tap_shared) == 4, "tap_shared");
 _Static_assert(sizeof(struct tap_counters) == 40, "tap_counters");

@@ -22,6 +22,12 @@ struct {
 	__uint(max_entries, 4096); /* replaced before the load */
 } ring SEC(".maps");
 
+/* Of pages that are added, where somebody wants to know. */
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 4096); /* replaced before the load */
+} added_ring SEC(".maps");
+
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, 1);
@@ -37,6 +43,7 @@ struct walk {
 	u64 folio;   /* address of the first page's struct page */
 	u64 address; /* of the first page's bytes in the linear map */
 	u64 index;   /* of the first page */
+	u64 inode;
 	struct tap_counters *counters;
 	u32 generation;
 };
@@ -76,6 +83,7 @@ static long capture_page(u64 nth, void *data)
 	}
 	event->generation = walk->generation;
 	event->reserved = 0;
+	event->inode = walk->inode;
 	event->index = walk->index + nth;
 	if (bpf_probe_read_kernel(event->page, sizeof(event->page), (void *)(walk->address + nth * TAP_PAGE_SIZE))) {
 		bpf_ringbuf_discard(event, wakeup());
@@ -133,6 +141,7 @@ int tap(u64 *arguments)
 	walk.folio = (u64)folio;
 	walk.address = config.linear_base + pfn * TAP_PAGE_SIZE;
 	walk.index = BPF_CORE_READ(folio, index);
+	walk.inode = BPF_CORE_READ(inode, i_ino);
 	walk.generation = BPF_CORE_READ(inode, i_generation);
 	walk.counters = mine;
 	if (pages == 1) {
@@ -141,6 +150,32 @@ int tap(u64 *arguments)
 		mine->large_folios++;
 		bpf_loop(pages, capture_page, &walk, 0);
 	}
+	return 0;
+}
+
+/*
+ * Pages that are added to the page cache, before they are read. Attached only where somebody wants to know; and who misses one because
+ * the ring is full loses nothing.
+ */
+SEC("raw_tp/mm_filemap_add_to_page_cache")
+int added(u64 *arguments)
+{
+	const struct folio *folio = (const void *)arguments[0];
+	struct inode *inode = BPF_CORE_READ(folio, mapping, host);
+	struct tap_added *added;
+
+	if (BPF_CORE_READ(inode, i_sb, s_dev) != config.device)
+		return 0;
+	if ((BPF_CORE_READ(inode, i_mode) & MODE_TYPE) != MODE_REGULAR)
+		return 0;
+	added = bpf_ringbuf_reserve(&added_ring, sizeof(*added), 0);
+	if (!added)
+		return 0;
+	added->generation = BPF_CORE_READ(inode, i_generation);
+	added->pages = 1U << (folio_order(folio, folio_flags(folio)) & 31);
+	added->inode = BPF_CORE_READ(inode, i_ino);
+	added->index = BPF_CORE_READ(folio, index);
+	bpf_ringbuf_submit(added, BPF_RB_NO_WAKEUP);
 	return 0;
 }
 

@@ -1,11 +1,13 @@
 //! The door: a listening socket over TCP, in the file system, or for the machines of a host (vsock).
 //!
-//! A Unix socket's file is made with mode 0600, replaces one that a dead lender left behind, never one that somebody
+//! A Unix socket's file is made with mode 0600, replaces one that a dead process left behind, never one that somebody
 //! listens on nor a file that is no socket, and is removed with the listener.
 
-use crate::config::Error;
+use crate::address::vsock::VsockListener;
+use crate::address::{Address, Stream};
 use rustix::fs::Mode;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
+use std::fmt;
 use std::io;
 use std::net::TcpListener;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -13,14 +15,55 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-use wire::address::vsock::VsockListener;
-use wire::address::{Address, Stream};
 
 /// Connections that wait to be accepted: all those that a few borrowers open at once.
 const BACKLOG: i32 = 128;
 
 /// How long to wait for somebody behind a socket file. The kernel answers at once unless his queue is full.
 const ALIVE_TIMEOUT: Duration = Duration::from_millis(200);
+
+/// Why nothing listens.
+#[derive(Debug)]
+#[allow(missing_docs)] // they say themselves what they are
+pub enum Error {
+    AddressInUse { address: Address },
+    NotASocket { address: Address },
+    Listen { address: Address, source: io::Error },
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Error::AddressInUse { address } => {
+                write!(
+                    f,
+                    "cannot listen on {address}: another program listens there; stop it or choose another address"
+                )
+            }
+            Error::NotASocket { address } => {
+                write!(
+                    f,
+                    "cannot listen on {address}: there is a file which is no socket; remove it or choose another path"
+                )
+            }
+            Error::Listen { address, source } => {
+                write!(
+                    f,
+                    "cannot listen on {address}: {source}; check that the address is one of this machine and allowed"
+                )
+            }
+        }
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Error::Listen { source, .. } => Some(source),
+            Error::AddressInUse { .. } | Error::NotASocket { .. } => None,
+        }
+    }
+}
 
 enum Socket {
     Tcp(TcpListener),
@@ -36,6 +79,9 @@ pub struct Listener {
 
 impl Listener {
     /// Listens.
+    ///
+    /// # Errors
+    /// When it cannot.
     pub fn bind(address: &Address) -> Result<Listener, Error> {
         let bound = match address {
             Address::Tcp { host, port } => bind_tcp(host, *port),
@@ -53,7 +99,10 @@ impl Listener {
         &self.address
     }
 
-    /// A connection, tuned and in blocking mode; `WouldBlock` when none waits.
+    /// A connection, tuned and in blocking mode.
+    ///
+    /// # Errors
+    /// `WouldBlock` when none waits; those of the kernel.
     pub fn accept(&self) -> io::Result<Stream> {
         let stream = match &self.socket {
             Socket::Tcp(socket) => Stream::Tcp(socket.accept()?.0),
@@ -108,7 +157,6 @@ fn replace_stale(path: &Path, address: &Address) -> Result<io::Result<Listener>,
         }
         match address.connect(ALIVE_TIMEOUT) {
             Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
-                tracing::info!(path = %path.display(), "replacing the socket of a lender that is gone");
                 if let Err(error) = std::fs::remove_file(path) {
                     return Ok(Err(error));
                 }
@@ -151,7 +199,7 @@ mod tests {
         drop(listener);
         assert!(!path.exists());
 
-        // One that a dead lender left behind.
+        // One that a dead process left behind.
         drop(UnixListener::bind(&path).unwrap());
         assert!(path.exists());
         let listener = Listener::bind(&address).unwrap();

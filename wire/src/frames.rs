@@ -1,23 +1,23 @@
 //! Whole frames in and out of a connection.
 //!
 //! What comes in is checked before any memory is spent on it: kind, length and whether it may come now. On a sealed channel
-//! ([`wire::secure`]) a frame is handed out only after its seal was verified.
+//! ([`crate::secure`]) a frame is handed out only after its seal was verified.
 //!
 //! Buffers only ever grow by what is written to them, so that no byte of what they held before, of whichever borrower, can be read as a
 //! part of a frame or go out in one: they may go from one connection to another without being cleared.
 
+use crate::address::Stream;
+use crate::secure::{Channel, SEAL_BYTES};
+use crate::{Header, Kind, Malformed};
 use rustix::buffer::spare_capacity;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 use std::io;
 use std::time::{Duration, Instant};
-use wire::address::Stream;
-use wire::secure::{Channel, SEAL_BYTES};
-use wire::{Header, Kind, Malformed};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 /// Bytes of a buffer before a longer frame comes: room for a Get of a whole read-ahead window.
-const FIRST_BYTES: usize = size_of::<Header>() + SEAL_BYTES + wire::ITEMS_MAX * size_of::<wire::WireKey>();
+const FIRST_BYTES: usize = size_of::<Header>() + SEAL_BYTES + crate::ITEMS_MAX * size_of::<crate::WireKey>();
 
 /// Why there will be no more frames.
 #[derive(Debug)]
@@ -53,7 +53,7 @@ impl std::fmt::Display for Broken {
             Broken::Stuck => write!(f, "stuck in the middle of a frame"),
             Broken::Refused => write!(f, "refused"),
             Broken::Io(error) => write!(f, "{error}"),
-            Broken::Bug => write!(f, "a frame has found a bug of this lender; please report the message above"),
+            Broken::Bug => write!(f, "a frame has found a bug here; please report the message above"),
         }
     }
 }
@@ -404,8 +404,8 @@ mod tests {
 
     #[test]
     fn sealed_frames_go_out_as_they_are_opened() {
-        use wire::key::PoolKey;
-        use wire::secure::{Handshake, answer};
+        use crate::key::PoolKey;
+        use crate::secure::{Handshake, answer};
         let key = PoolKey::new([1; 32]);
         let (handshake, first) = Handshake::begin(&key).unwrap();
         let (second, lender) = answer(&key, &first).unwrap();

@@ -1,0 +1,89 @@
+//! Pages that guests have evicted, on their way into this machine's page cache.
+//!
+//! A guest's word is not taken for anything: a page counts only if it has the hash of what the file below holds of it, which is known of
+//! pages that were read from there or written, and forgotten when they change ([`super::file::FileState::know`]). It waits here until
+//! the kernel reads it, as it does when it is told that the page will be needed, and is then the READ's answer. So it comes into the page
+//! cache the way every page does: behind any change that the kernel has begun before, and never over bytes that are there already.
+
+use super::entry::HASH_MAX;
+use hashbrown::HashMap;
+use page::{ChecksumKey, FileKey, Page, PageId, Version};
+use std::time::Duration;
+use sync::{Condvar, Mutex};
+
+/// Pages that wait at the most, of all guests: 16 MiB.
+pub const WAITING_PAGES_MAX: usize = 4096;
+
+/// What became of a page that a guest has evicted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Demotion {
+    /// It waits for the kernel to read it.
+    Waits,
+    /// What the file below holds of it is not known.
+    Unknown,
+    /// The file below holds something else.
+    Differs,
+    /// Too many wait.
+    NoRoom,
+}
+
+/// By file and index: hash and bytes.
+type Waiting = HashMap<(FileKey, u32), (u64, Box<Page>)>;
+
+/// The pages that wait.
+pub struct Demoted {
+    key: ChecksumKey,
+    waiting: Mutex<Waiting>,
+    /// One was taken.
+    taken: Condvar,
+}
+
+impl Demoted {
+    /// Hashes with a key that no guest knows.
+    pub fn new(key: ChecksumKey) -> Demoted {
+        Demoted { key, waiting: Mutex::default(), taken: Condvar::new() }
+    }
+
+    /// The hash of a page's bytes, 60 bits.
+    pub fn hash(&self, id: PageId, page: &Page) -> u64 {
+        // Versions of lent pages begin with 1.
+        self.key.checksum(id, Version(0), page) & HASH_MAX
+    }
+
+    /// The page waits from now on.
+    pub(super) fn add(&self, id: PageId, hash: u64, page: &Page) -> Demotion {
+        let mut waiting = self.waiting.lock();
+        if waiting.len() >= WAITING_PAGES_MAX {
+            return Demotion::NoRoom;
+        }
+        waiting.insert((id.file, id.index), (hash, Box::new(*page)));
+        Demotion::Waits
+    }
+
+    /// Whether the page waits, with this hash.
+    pub(super) fn has(&self, id: PageId, hash: u64) -> bool {
+        self.waiting.lock().get(&(id.file, id.index)).is_some_and(|(of, _)| *of == hash)
+    }
+
+    /// Takes the page, if it has this hash.
+    pub(super) fn take(&self, id: PageId, hash: u64) -> Option<Box<Page>> {
+        let mut waiting = self.waiting.lock();
+        let (_, page) = waiting.remove(&(id.file, id.index)).filter(|(of, _)| *of == hash)?;
+        drop(waiting);
+        self.taken.notify_all();
+        Some(page)
+    }
+
+    /// The page is not waited for any more. Whether it was still there.
+    pub fn withdraw(&self, id: PageId) -> bool {
+        self.waiting.lock().remove(&(id.file, id.index)).is_some()
+    }
+
+    /// Waits until none of these pages waits, at most for so long. Whether none does.
+    pub fn wait_until_taken(&self, ids: &[PageId], limit: Duration) -> bool {
+        let mut waiting = self.waiting.lock();
+        let is_there = |waiting: &mut Waiting| ids.iter().any(|id| waiting.contains_key(&(id.file, id.index)));
+        self.taken.wait_while_for(&mut waiting, is_there, limit);
+        !is_there(&mut waiting)
+    }
+}

@@ -1,0 +1,549 @@
+//! The host's side: takes what guests evict, and has it in the page cache of their images.
+//!
+//! A connection is one guest's, with a thread of its own, and can do nothing to any image but that guest's. What it can cost is
+//! bounded: guests are known by name, each has one connection, and a frame at a time is dealt with.
+
+use mount::Mount;
+use mount::images::{Image, Placing};
+use page::Page;
+use parking_lot::Mutex;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::net::RecvFlags;
+use serde::Serialize;
+use std::collections::VecDeque;
+use std::fmt;
+use std::io;
+use std::net::Shutdown;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+use wire::address::{Address, Stream};
+use wire::frames::{Broken, FrameReader, Outgoing, send};
+use wire::key::PoolKey;
+use wire::listener::Listener;
+use wire::secure::Channel;
+use wire::{DemotedPage, Fate, Header, Hello, Kind, PageSpan, Refused, Welcome};
+use zerocopy::little_endian::U32;
+use zerocopy::{FromBytes, FromZeros};
+
+/// Time for the first frames to come.
+const HELLO_LIMIT: Duration = Duration::from_secs(2);
+/// How long a guest may take for the rest of a frame that it has begun, or to take an answer.
+const FRAME_LIMIT: Duration = Duration::from_secs(10);
+/// How often the clock is looked at meanwhile.
+const TICK: Duration = Duration::from_millis(250);
+/// Connections that are being greeted at once.
+const STRANGERS_MAX: usize = 16;
+/// Pause after a connection could not be accepted.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// Pages of a guest's disk that one span may be about: more in one is a guest that has lost its mind.
+const SPAN_PAGES_MAX: u32 = 1 << 20;
+
+/// What [`PoolKey::derive`] is told to tell keys apart.
+const KEY_NAME: &str = "guest";
+
+/// What a disk image begins with that is not the disk's bytes as they are.
+const FORMATS: [(&[u8], &str); 5] =
+    [(b"QFI\xfb", "qcow2"), (b"KDMV", "VMDK"), (b"conectix", "VHD"), (b"vhdxfile", "VHDX"), (b"QED\0", "QED")];
+
+/// A guest and its disk.
+pub struct Guest {
+    /// Its image, below the mountpoint.
+    pub image: PathBuf,
+    /// Its key. None: whoever can connect is this guest, and there is no other.
+    pub key: Option<PoolKey>,
+}
+
+/// What a host does with what it is given.
+pub struct Config {
+    /// Its guests.
+    pub guests: Vec<Guest>,
+    /// How pages get into the page cache.
+    pub placing: Placing,
+    /// Whether copies stay when the guest has read them.
+    pub keeps: bool,
+    /// Pages of one guest that may be in the page cache because it has evicted them.
+    pub pages_max: Option<u64>,
+}
+
+/// Why a host cannot serve.
+#[derive(Debug)]
+pub enum Problem {
+    /// An image is not there, or cannot be read.
+    NoImage {
+        /// Its name.
+        image: PathBuf,
+        /// What happened.
+        source: io::Error,
+    },
+    /// The places of the guest's disk are not those of the image.
+    Format {
+        /// Its name.
+        image: PathBuf,
+        /// What it is.
+        format: &'static str,
+    },
+    /// Without keys it is not known who is who.
+    Ambiguous,
+    /// Two guests have the same image, or the same key.
+    Twice {
+        /// The image of the second one.
+        image: PathBuf,
+    },
+    /// The threads cannot be started, or told.
+    Start(io::Error),
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Problem::NoImage { image, source } => {
+                write!(
+                    f,
+                    "cannot read the image {}: {source}; name it as it is called in the folder of images",
+                    image.display()
+                )
+            }
+            Problem::Format { image, format } => write!(
+                f,
+                "{} is a {format} image, whose bytes are not where the guest's disk has them: convert it, qemu-img convert -O raw",
+                image.display()
+            ),
+            Problem::Ambiguous => write!(
+                f,
+                "several guests without keys cannot be told apart: give each a key of its own, --guest IMAGE=KEYFILE"
+            ),
+            Problem::Twice { image } => {
+                write!(f, "{}: another guest has the same image or the same key; each has its own", image.display())
+            }
+            Problem::Start(error) => write!(f, "cannot start: {error}; see the system's limits"),
+        }
+    }
+}
+
+impl std::error::Error for Problem {}
+
+macro_rules! statistics {
+    ($($name:ident: $meaning:literal,)*) => {
+        /// What was done with what a guest has sent.
+        #[derive(Default)]
+        struct Statistics { $($name: AtomicU64,)* }
+
+        /// The same, to be shown.
+        #[derive(Clone, Debug, Serialize)]
+        pub struct Status {
+            /// Its image.
+            pub image: String,
+            /// Whether it is connected.
+            pub connected: bool,
+            $(#[doc = $meaning] pub $name: u64,)*
+        }
+
+        impl Statistics {
+            fn status(&self, image: String, connected: bool) -> Status {
+                Status { image, connected, $($name: self.$name.load(Relaxed),)* }
+            }
+        }
+    };
+}
+
+statistics! {
+    placed_pages: "pages in the page cache because it had evicted them, when it was last heard; the kernel may have evicted some",
+    connects: "times it connected",
+    demoted_pages: "pages that it has evicted and sent",
+    stored_pages: "of those, put into the page cache",
+    cached_pages: "were there already",
+    unknown_pages: "dropped, as it is not known what the image holds there",
+    differing_pages: "dropped, as the image holds something else",
+    missed_pages: "dropped, as too many waited or the kernel did not take them",
+    held_pages: "pages that it said to have read",
+    hit_pages: "of those, were in the page cache because it had evicted them, or had been since",
+    limited_pages: "pages taken from the page cache because it had as many as it may",
+}
+
+struct Known {
+    guest: Guest,
+    statistics: Statistics,
+    /// Its connection, numbered, so that one that ends takes no other one's away.
+    connection: Mutex<Option<(u64, Arc<Stream>)>>,
+}
+
+struct Shared {
+    mount: Arc<Mount>,
+    known: Vec<Known>,
+    config: Config,
+    strangers: AtomicUsize,
+    connections: AtomicU64,
+    stopping: AtomicBool,
+}
+
+/// A host that listens.
+pub struct Host {
+    shared: Arc<Shared>,
+    /// Until it serves.
+    listener: Mutex<Option<Listener>>,
+    address: Address,
+    /// Written to, it has the host stop.
+    stop: (OwnedFd, OwnedFd),
+}
+
+impl Host {
+    /// Looks at the images. Guests wait until [`Host::run`].
+    ///
+    /// # Errors
+    /// When an image cannot be used, or guests cannot be told apart.
+    pub fn new(mount: Arc<Mount>, mut config: Config, listener: Listener) -> Result<Host, Problem> {
+        let guests = std::mem::take(&mut config.guests);
+        if guests.len() > 1 && guests.iter().any(|guest| guest.key.is_none()) {
+            return Err(Problem::Ambiguous);
+        }
+        for (nth, guest) in guests.iter().enumerate() {
+            let name = |guest: &Guest| guest.key.as_ref().map(|key| key.derive(KEY_NAME));
+            let is_other = |other: &Guest| other.image != guest.image && name(other) != name(guest);
+            if !guests[..nth].iter().all(is_other) {
+                return Err(Problem::Twice { image: guest.image.clone() });
+            }
+            check_format(&mount, guest)?;
+        }
+        let known = |guest| Known { guest, statistics: Statistics::default(), connection: Mutex::default() };
+        let known = guests.into_iter().map(known).collect();
+        let stop =
+            rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).map_err(|errno| Problem::Start(errno.into()))?;
+        let shared = Shared {
+            mount,
+            known,
+            config,
+            strangers: AtomicUsize::new(0),
+            connections: AtomicU64::new(0),
+            stopping: AtomicBool::new(false),
+        };
+        let address = listener.address().clone();
+        Ok(Host { shared: Arc::new(shared), listener: Mutex::new(Some(listener)), address, stop })
+    }
+
+    /// Where it listens, with the port that the kernel chose.
+    pub fn address(&self) -> &Address {
+        &self.address
+    }
+
+    /// Each guest.
+    pub fn status(&self) -> Vec<Status> {
+        let status = |known: &Known| {
+            let image = known.guest.image.to_string_lossy().into_owned();
+            known.statistics.status(image, known.connection.lock().is_some())
+        };
+        self.shared.known.iter().map(status).collect()
+    }
+
+    /// Has [`Host::run`] return, and ends all connections.
+    pub fn stop(&self) {
+        self.shared.stopping.store(true, Relaxed);
+        let _ = rustix::io::write(&self.stop.1, b"s");
+        for known in &self.shared.known {
+            if let Some((_, stream)) = &*known.connection.lock() {
+                let _ = stream.shutdown(Shutdown::Both);
+            }
+        }
+    }
+
+    /// Serves guests until it is stopped. To be called once.
+    pub fn run(&self) {
+        let Some(listener) = self.listener.lock().take() else { return };
+        while !self.shared.stopping.load(Relaxed) {
+            let mut fds = [PollFd::new(&listener, PollFlags::IN), PollFd::new(&self.stop.0, PollFlags::IN)];
+            if poll(&mut fds, None).is_err() || fds[0].revents().is_empty() {
+                continue;
+            }
+            match listener.accept() {
+                Ok(stream) => self.shared.start_connection(stream),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => {
+                    tracing::debug!(%error, "cannot accept a connection");
+                    std::thread::sleep(ACCEPT_PAUSE);
+                }
+            }
+        }
+    }
+}
+
+/// Only a raw image has the guest's bytes where the guest's disk has them.
+fn check_format(mount: &Mount, guest: &Guest) -> Result<(), Problem> {
+    let no_image = |source| Problem::NoImage { image: guest.image.clone(), source };
+    mount.image(&guest.image).map_err(no_image)?;
+    let mut first = [0; 8];
+    let file = std::fs::File::open(mount.mountpoint().join(&guest.image)).map_err(no_image)?;
+    let read = std::os::unix::fs::FileExt::read_at(&file, &mut first, 0).map_err(no_image)?;
+    match FORMATS.iter().find(|(magic, _)| first[..read].starts_with(magic)) {
+        Some((_, format)) => Err(Problem::Format { image: guest.image.clone(), format }),
+        None => Ok(()),
+    }
+}
+
+impl Shared {
+    fn start_connection(self: &Arc<Self>, stream: Stream) {
+        if self.strangers.fetch_add(1, Relaxed) >= STRANGERS_MAX {
+            self.strangers.fetch_sub(1, Relaxed);
+            return; // Closed without a word: words cost more.
+        }
+        let shared = self.clone();
+        let spawned = std::thread::Builder::new().name("puma-guest".into()).spawn(move || {
+            let stream = Arc::new(stream);
+            let greeted = shared.greet(&stream);
+            shared.strangers.fetch_sub(1, Relaxed);
+            let peer = stream.peer();
+            match greeted {
+                Ok((nth, channel, reader)) => shared.serve(nth, &stream, channel, reader),
+                Err(broken) => tracing::debug!(peer, %broken, "not a guest"),
+            }
+            let _ = stream.shutdown(Shutdown::Both);
+        });
+        if spawned.is_err() {
+            self.strangers.fetch_sub(1, Relaxed);
+        }
+    }
+
+    /// Finds out which guest it is.
+    fn greet(&self, stream: &Stream) -> Result<(usize, Channel, FrameReader), Broken> {
+        stream.set_read_timeout(Some(TICK)).map_err(Broken::Io)?;
+        stream.set_write_timeout(Some(TICK)).map_err(Broken::Io)?;
+        let deadline = Instant::now() + HELLO_LIMIT;
+        let refused = |channel: &Channel, code, text: &str| {
+            tracing::info!(peer = stream.peer(), "a guest is refused: {text}");
+            let mut frame = Outgoing::default();
+            if frame.push(channel, Kind::Refused, 0, &Refused::new(code, text)).is_ok() {
+                let _ = send(stream, frame.bytes(), HELLO_LIMIT);
+            }
+            Broken::Refused
+        };
+        let mut channel = Channel::plain();
+        let mut reader = FrameReader::new();
+        let mut who = self.known.iter().position(|known| known.guest.key.is_none());
+        let hello = loop {
+            let may_come = |kind| kind == Kind::Hello || kind == Kind::Handshake1 && !channel.is_sealed();
+            let frame = reader.next(stream, deadline, may_come)?;
+            if frame.kind == Kind::Hello {
+                break Hello::read_from_bytes(frame.body).map_err(|_| Broken::Unexpected(Kind::Hello))?;
+            }
+            let protocol = frame.header.request.get();
+            let answer = |known: &Known| wire::secure::answer(known.guest.key.as_ref()?, frame.body).ok();
+            let found = self.known.iter().enumerate().find_map(|(nth, known)| Some((nth, answer(known)?)));
+            let Some((nth, (answer, sealed))) = found.filter(|_| protocol == wire::PROTOCOL.into()) else {
+                let text = "no guest here has this key, or it speaks another version: give the host this guest's key, --guest IMAGE=KEYFILE";
+                return Err(refused(&channel, wire::REFUSED_KEY, text));
+            };
+            let mut handshake = Outgoing::default();
+            handshake.push(&channel, Kind::Handshake2, 0, &answer)?;
+            send(stream, handshake.bytes(), HELLO_LIMIT)?;
+            (who, channel) = (Some(nth), sealed);
+            reader.open_with(channel.clone());
+        };
+        let Some(who) = who else {
+            return Err(refused(&channel, wire::REFUSED_KEY, "this host wants the guest's key: --key FILE"));
+        };
+        let is_guest = hello.magic == wire::MAGIC && hello.role.get() == wire::ROLE_GUEST;
+        if !is_guest || hello.protocol.get() != wire::PROTOCOL {
+            let text = "this is a host that takes what guests evict: connect with `pumapool host-cache guest` of the same version";
+            return Err(refused(&channel, wire::REFUSED_HELLO, text));
+        }
+        let mut welcome = Outgoing::default();
+        welcome.push(
+            &channel,
+            Kind::Welcome,
+            0,
+            &Welcome { protocol: U32::new(wire::PROTOCOL), ..Welcome::new_zeroed() },
+        )?;
+        send(stream, welcome.bytes(), HELLO_LIMIT)?;
+        Ok((who, channel, reader))
+    }
+
+    fn serve(&self, nth: usize, stream: &Arc<Stream>, channel: Channel, reader: FrameReader) {
+        let known = &self.known[nth];
+        let number = self.connections.fetch_add(1, Relaxed);
+        // The newest connection is the guest: the one before may be of a guest that was killed.
+        if let Some((_, before)) = known.connection.lock().replace((number, stream.clone())) {
+            let _ = before.shutdown(Shutdown::Both);
+        }
+        if self.stopping.load(Relaxed) {
+            return;
+        }
+        known.statistics.connects.fetch_add(1, Relaxed);
+        let image = known.guest.image.display();
+        tracing::info!(%image, peer = stream.peer(), "guest connected");
+        let mut session = Session { shared: self, known, stream, channel, reader, placed: VecDeque::new() };
+        let ended = session.run();
+        tracing::info!(%image, "guest gone: {}", ended.err().unwrap_or(Broken::Closed));
+        let mut connection = known.connection.lock();
+        if connection.as_ref().is_some_and(|(current, _)| *current == number) {
+            *connection = None;
+        }
+    }
+}
+
+struct Session<'a> {
+    shared: &'a Shared,
+    known: &'a Known,
+    stream: &'a Stream,
+    channel: Channel,
+    reader: FrameReader,
+    /// Where there is a limit: what was put into the page cache, oldest first.
+    placed: VecDeque<u32>,
+}
+
+impl Session<'_> {
+    fn run(&mut self) -> Result<(), Broken> {
+        let mut outgoing = Outgoing::default();
+        let problem = |error: io::Error| {
+            tracing::warn!("{}: {error}", self.known.guest.image.display());
+            Broken::Io(error)
+        };
+        // Open for as long as there is something to do with it.
+        let mut opened = None;
+        loop {
+            let may_come = |kind| kind == Kind::Demote || kind == Kind::Held;
+            let Some(found) = self.reader.look(may_come)? else {
+                let placed_pages = opened.take().map(|image: Image| image.placed_pages());
+                placed_pages.inspect(|pages| self.known.statistics.placed_pages.store(*pages, Relaxed));
+                self.wait_for_frame()?;
+                continue;
+            };
+            let frame = self.reader.take(found)?;
+            let image = match &opened {
+                Some(image) => image,
+                None => opened.insert(self.shared.mount.image(&self.known.guest.image).map_err(problem)?),
+            };
+            match frame.kind {
+                Kind::Held => {
+                    let Ok(spans) = <[PageSpan]>::ref_from_bytes(frame.body) else {
+                        return Err(Broken::Unexpected(frame.kind));
+                    };
+                    held(self.shared, self.known, image, spans).map_err(problem)?;
+                }
+                _ => {
+                    let Ok(pages) = <[DemotedPage]>::ref_from_bytes(frame.body) else {
+                        return Err(Broken::Unexpected(frame.kind));
+                    };
+                    let fates = demoted(self.shared, self.known, image, pages, &mut self.placed).map_err(problem)?;
+                    let header = Header::new(Kind::Demoted, fates.len(), fates.len(), frame.header.request.get());
+                    outgoing.begin(&self.channel).extend(fates.iter().map(|fate| *fate as u8));
+                    outgoing.end(&self.channel, &header)?;
+                    send(self.stream, outgoing.bytes(), FRAME_LIMIT)?;
+                    outgoing.clear();
+                }
+            }
+        }
+    }
+
+    /// Receives more. Between two frames a guest may take as long as it likes.
+    fn wait_for_frame(&mut self) -> Result<(), Broken> {
+        if self.reader.is_empty() {
+            let mut fds = [PollFd::new(self.stream, PollFlags::IN)];
+            let _ = poll(&mut fds, None);
+        }
+        let deadline = Instant::now() + FRAME_LIMIT;
+        while !self.reader.fill(self.stream, RecvFlags::empty())? {
+            if Instant::now() >= deadline {
+                return Err(Broken::Stuck);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Pages that the guest has evicted. Says what became of each.
+fn demoted(
+    shared: &Shared,
+    known: &Known,
+    image: &Image,
+    pages: &[DemotedPage],
+    placed: &mut VecDeque<u32>,
+) -> io::Result<Vec<Fate>> {
+    // In the order of the disk; of a page that comes twice the later one counts.
+    let mut order: Vec<usize> = (0..pages.len()).collect();
+    order.sort_by_key(|at| pages[*at].index.get());
+    let mut fates = vec![Fate::Missed; pages.len()];
+    let mut chosen: Vec<(u32, &Page)> = Vec::with_capacity(pages.len());
+    let mut chosen_at = Vec::with_capacity(pages.len());
+    for of_page in order.chunk_by(|one, other| pages[*one].index == pages[*other].index) {
+        let Some(last) = of_page.last() else { continue };
+        match u32::try_from(pages[*last].index.get()) {
+            Ok(index) if index < u32::MAX => {
+                chosen.push((index, &pages[*last].bytes));
+                chosen_at.push(*last);
+            }
+            _ => fates[*last] = Fate::Unknown, // no image is as long
+        }
+    }
+    make_room(shared, known, image, chosen.len() as u64, placed)?;
+    for ((at, fate), (index, _)) in chosen_at.iter().zip(image.place(&chosen, shared.config.placing)?).zip(&chosen) {
+        fates[*at] = fate;
+        if fate == Fate::Stored && shared.config.pages_max.is_some() {
+            placed.push_back(*index);
+        }
+    }
+    let statistics = &known.statistics;
+    statistics.demoted_pages.fetch_add(pages.len() as u64, Relaxed);
+    for fate in &fates {
+        let counter = match fate {
+            Fate::Stored => &statistics.stored_pages,
+            Fate::Cached => &statistics.cached_pages,
+            Fate::Unknown => &statistics.unknown_pages,
+            Fate::Differs => &statistics.differing_pages,
+            Fate::Missed => &statistics.missed_pages,
+        };
+        counter.fetch_add(1, Relaxed);
+    }
+    Ok(fates)
+}
+
+/// Takes the oldest pages away, if the guest has as many as it may.
+fn make_room(shared: &Shared, known: &Known, image: &Image, pages: u64, placed: &mut VecDeque<u32>) -> io::Result<()> {
+    let Some(pages_max) = shared.config.pages_max else { return Ok(()) };
+    let room = pages_max.saturating_sub(pages);
+    // Those that the guest has read, and those that were placed again since, are in the list as well: it has a limit of its own.
+    while image.placed_pages() > room || placed.len() as u64 > pages_max.saturating_mul(2) {
+        let Some(oldest) = placed.pop_front() else { break };
+        if image.take_back(oldest)? {
+            known.statistics.limited_pages.fetch_add(1, Relaxed);
+        }
+    }
+    Ok(())
+}
+
+/// The guest has read these pages.
+fn held(shared: &Shared, known: &Known, image: &Image, spans: &[PageSpan]) -> io::Result<()> {
+    for span in spans {
+        let Ok(first) = u32::try_from(span.first.get()) else { continue };
+        let pages = first..first.saturating_add(span.pages.get().min(SPAN_PAGES_MAX));
+        if pages.is_empty() {
+            continue;
+        }
+        let (count, keeps) = (pages.len() as u64, shared.config.keeps);
+        let hits = if keeps { image.read_by_guest(pages) } else { image.let_go(pages)? };
+        known.statistics.held_pages.fetch_add(count, Relaxed);
+        known.statistics.hit_pages.fetch_add(hits, Relaxed);
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_problem_is_one_line() {
+        let image = || PathBuf::from("disk.img");
+        let problems = [
+            Problem::NoImage { image: image(), source: io::ErrorKind::NotFound.into() },
+            Problem::Format { image: image(), format: "qcow2" },
+            Problem::Ambiguous,
+            Problem::Twice { image: image() },
+            Problem::Start(io::ErrorKind::OutOfMemory.into()),
+        ];
+        for problem in problems {
+            let text = problem.to_string();
+            assert!(!text.contains('\n') && !text.contains("  ") && text.len() > 40, "{text:?}");
+        }
+    }
+}
