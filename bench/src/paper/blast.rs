@@ -40,6 +40,7 @@ pub fn scale(asked: f64) -> f64 {
 }
 
 pub fn run(run: &mut Run<'_>) -> Result<(), Failure> {
+    run.variants_quick = ["exclusive", "non-inclusive, filter"];
     study(run, &compare)
 }
 

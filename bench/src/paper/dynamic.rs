@@ -184,8 +184,7 @@ pub fn results(records: &Records) -> Results {
         charts: vec![
             Chart {
                 name: "speed-up",
-                title: "Random reads of 64 KiB while the lender takes its memory back: speed-up over no Puma"
-                    .to_owned(),
+                title: "Random reads of 64 KiB while the lender needs its memory: speed-up".to_owned(),
                 y_label: "times the baseline (logarithmic)",
                 is_log: true,
                 lines: vec![line(LENT, "mb_per_s", baseline)],

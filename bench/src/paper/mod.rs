@@ -86,6 +86,9 @@ const VARIANTS: [(&str, [&str; 6]); 4] = [
     ("non-inclusive, filter", ["--strategy", "non-inclusive", "--filter", "on", "--gate", "off"]),
 ];
 
+/// Unless an experiment is about others.
+const VARIANTS_QUICK: [&str; 2] = ["exclusive", "non-inclusive"];
+
 /// One experiment.
 struct Experiment {
     name: &'static str,
@@ -310,6 +313,8 @@ struct Run<'a> {
     scale: f64,
     /// Of each point.
     rounds: usize,
+    /// Variants that are enough for a rough look.
+    variants_quick: [&'static str; 2],
     revision: String,
     records: Records,
 }
@@ -322,7 +327,7 @@ impl Run<'_> {
 
     /// The lender's memory, in GiB of the papers.
     fn lent_gib(&self) -> &'static [f64] {
-        self.world.extent.choose(&[0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 5.0], &[1.0, 2.5, 5.0], &[5.0])
+        self.world.extent.choose(&[0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 5.0], &[2.5, 5.0], &[5.0])
     }
 
     /// A lender of so many GiB of the papers.
@@ -548,9 +553,10 @@ fn compare(run: &mut Run<'_>, subject: &Subject<'_>, measure: &Measure<'_>) -> R
     for (variant, cache_bytes) in [(BASELINE, subject.local_bytes), (IDEAL, subject.data_bytes + subject.local_bytes)] {
         run.without_puma((variant, 0.0), subject, cache_bytes, measure)?;
     }
+    let is_quick = run.world.extent == Extent::Quick;
     for (variant, options) in VARIANTS {
         for &x in subject.lent_gib {
-            if run.has(variant, x) {
+            if run.has(variant, x) || is_quick && !run.variants_quick.contains(&variant) {
                 continue;
             }
             let lender = run.lend(x)?;
@@ -620,5 +626,5 @@ fn one(experiment: &Experiment, scale: f64, options: &Options<'_>, interrupt: &I
     let revision = header.revision();
     let records = Records::open(options.results, experiment.name, header, options.again)?;
     let rounds = options.extent.choose(5, 3, 2);
-    (experiment.run)(&mut Run { world: &world, scale, rounds, revision, records })
+    (experiment.run)(&mut Run { world: &world, scale, rounds, variants_quick: VARIANTS_QUICK, revision, records })
 }

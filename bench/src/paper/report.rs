@@ -37,7 +37,7 @@ impl Finding {
     /// A ratio that should be so much at least.
     pub fn at_least(what: &str, ratio: Option<Mean>, wanted: f64, paper: &str) -> Finding {
         let text = match ratio {
-            Some(ratio) => format!("{what}: {} × (at least {wanted} is wanted; the paper: {paper})", ratio.text(2)),
+            Some(ratio) => format!("{what}: {} × (at least {wanted:.2} is wanted; the paper: {paper})", ratio.text(2)),
             None => format!("{what}: not measured (the paper: {paper})"),
         };
         Finding { text, holds: ratio.and_then(|ratio| ratio.is_at_least(wanted)) }
@@ -46,7 +46,7 @@ impl Finding {
     /// A ratio that should be no more.
     pub fn at_most(what: &str, ratio: Option<Mean>, wanted: f64, paper: &str) -> Finding {
         let text = match ratio {
-            Some(ratio) => format!("{what}: {} × (at most {wanted} is wanted; the paper: {paper})", ratio.text(2)),
+            Some(ratio) => format!("{what}: {} × (at most {wanted:.2} is wanted; the paper: {paper})", ratio.text(2)),
             None => format!("{what}: not measured (the paper: {paper})"),
         };
         Finding { text, holds: ratio.and_then(|ratio| ratio.is_at_most(wanted)) }

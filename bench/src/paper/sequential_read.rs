@@ -15,6 +15,7 @@ const FIRST_PASSES: usize = 2;
 const COUNTERS: [(&str, &str); 2] = [("gets_per_page", "lender_pages"), ("puts_per_page", "put_pages")];
 
 pub fn run(run: &mut Run<'_>) -> Result<(), Failure> {
+    run.variants_quick = ["exclusive", "exclusive, filter"];
     study(run, &compare)
 }
 

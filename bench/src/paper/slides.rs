@@ -13,7 +13,7 @@ use testbed::Failure;
 
 /// Fragments, in bytes.
 const FRAGMENTS_BYTES: [usize; 9] = [512, 1 << 10, 2 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 8 << 20];
-const FRAGMENTS_QUICK_BYTES: [usize; 5] = [512, 1 << 10, 16 << 10, 256 << 10, 8 << 20];
+const FRAGMENTS_QUICK_BYTES: [usize; 3] = [1 << 10, 64 << 10, 8 << 20];
 /// Read in a round: 32 MB of fragments in the slides, 64 at the least, so that it is no matter of what the disk lets pass at once; and no more
 /// than take some seconds.
 const TOTAL_BYTES: u64 = 32 << 20;
