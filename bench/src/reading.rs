@@ -81,6 +81,20 @@ pub fn files(directory: &Path, block_bytes: usize, seed: u64) -> Result<Report, 
     Ok(report)
 }
 
+/// One of so many places: any, or with a mean, exponentially fewer of those that are farther behind.
+pub fn place(random: &mut fastrand::Rng, places: u64, mean: f64) -> u64 {
+    if mean == 0.0 {
+        return random.u64(..places);
+    }
+    loop {
+        // Those behind the end are drawn again.
+        let place = -mean * (1.0 - random.f64()).ln();
+        if place < places as f64 {
+            return place as u64;
+        }
+    }
+}
+
 /// Reads fragments at random places of the beginning of a file, which are multiples of their size; one at the least. Looks at those pages
 /// that begin in a fragment.
 pub fn fragments(
@@ -88,17 +102,19 @@ pub fn fragments(
     len_bytes: u64,
     fragment_bytes: usize,
     total_bytes: u64,
+    mean_bytes: u64,
     seed: u64,
 ) -> Result<Report, String> {
     let problem = |error: io::Error| format!("reading {}: {error}", path.display());
     let file = File::open(path).map_err(problem)?;
     let places = (len_bytes / fragment_bytes as u64).max(1);
+    let mean = mean_bytes as f64 / fragment_bytes as f64;
     let mut random = fastrand::Rng::with_seed(seed);
     let mut buffer = vec![0; fragment_bytes];
     let mut times_ns = Vec::new();
     let begin = Instant::now();
     for _ in 0..(total_bytes / fragment_bytes as u64).max(1) {
-        let at = random.u64(..places) * fragment_bytes as u64;
+        let at = place(&mut random, places, mean) * fragment_bytes as u64;
         let asked = Instant::now();
         file.read_exact_at(&mut buffer, at).map_err(problem)?;
         times_ns.push(ns(asked));

@@ -109,6 +109,9 @@ pub enum Order {
         fragment_bytes: usize,
         /// Bytes of all of them.
         total_bytes: u64,
+        /// 0: any place is as likely as any other. Else they are the less likely the farther behind, exponentially, and this is the mean.
+        #[serde(default)]
+        mean_bytes: u64,
         /// Of the places chosen.
         seed: u64,
     },
@@ -283,8 +286,8 @@ fn carry_out(order: &Order) -> Result<Report, String> {
             reading::once(path, *len_bytes, *block_bytes, (*threads).clamp(1, THREADS_MAX), *seed)
         }
         Order::Files { directory, block_bytes, seed, .. } => reading::files(directory, *block_bytes, *seed),
-        Order::Fragments { path, len_bytes, fragment_bytes, total_bytes, seed } => {
-            reading::fragments(path, *len_bytes, *fragment_bytes, *total_bytes, *seed)
+        Order::Fragments { path, len_bytes, fragment_bytes, total_bytes, mean_bytes, seed } => {
+            reading::fragments(path, *len_bytes, *fragment_bytes, *total_bytes, *mean_bytes, *seed)
         }
         Order::Cached { path, len_bytes, block_bytes, method, ms, seed } => {
             reading::cached(path, *len_bytes, *block_bytes, *method, *ms, *seed)

@@ -117,7 +117,7 @@ impl World {
         assert_eq!(Some(self.apply(at)), *cached);
         let after = self.stamp();
         let (produced, consumed) = self.positions();
-        self.core.end_change(&self.file, changing, Outcome::Applied(after), produced, consumed);
+        self.core.end_change(&self.file, changing, Outcome::Applied(after), (produced, consumed), None);
     }
 
     /// A program writes a page past the page cache: the kernel drops its copy after the answer. The inode's lock keeps other writers out.
@@ -128,7 +128,7 @@ impl World {
         self.apply(at);
         let after = self.stamp();
         let (produced, consumed) = self.positions();
-        self.core.end_change(&self.file, changing, Outcome::Applied(after), produced, consumed);
+        self.core.end_change(&self.file, changing, Outcome::Applied(after), (produced, consumed), None);
         *self.cached[at].lock() = None;
     }
 

@@ -38,6 +38,7 @@ use page::seal::Sealing;
 use page::{ChecksumKey, FileKey, Page, PageId, Version};
 use serde::Serialize;
 use std::io;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
@@ -46,6 +47,9 @@ use sync::Mutex;
 use tap::{Eviction, EvictionSource, Positions};
 use wire::address::Address;
 pub use wire::secure::Security;
+
+/// Pages that a file's state is locked for at once, where many are looked at.
+const SPAN_PAGES: u32 = 1024;
 
 /// How long an evicted page may wait for a put buffer. Meanwhile the event ring takes what the kernel evicts.
 const ROOM_WAIT: Duration = Duration::from_millis(50);
@@ -235,9 +239,12 @@ impl File {
         self.state.lock().kernel_stale()
     }
 
-    /// A guest has read the page. Whether the kernel cached it last because that guest had evicted it.
-    pub fn read_by_guest(&self, index: u32) -> bool {
-        self.state.lock().read_by_guest(index)
+    /// A guest has read these pages. How many of them the kernel cached last because that guest had evicted them.
+    pub fn read_by_guest(&self, indexes: Range<u32>) -> u64 {
+        // Not so many at once that READs have to wait for it.
+        let pieces = indexes.clone().step_by(SPAN_PAGES as usize);
+        let piece = |first: u32| first..first.saturating_add(SPAN_PAGES).min(indexes.end);
+        pieces.map(|first| self.state.lock().read_by_guest(piece(first))).sum()
     }
 
     /// Pages that the kernel cached last because a guest had evicted them. It may have evicted them since.
@@ -455,11 +462,6 @@ impl Borrower {
         self.core.demoted().is_some_and(|demoted| demoted.withdraw(id))
     }
 
-    /// The file below holds these bytes at `offset`: nothing of it has changed since they were written there.
-    pub fn know(&self, file: &File, offset: u64, bytes: &[u8]) {
-        self.core.know(file, offset, bytes);
-    }
-
     /// Announces a change, before it is applied below; `before` is what the file looks like now.
     pub fn change<'a>(&'a self, file: &'a File, change: Change, before: Stamp) -> ChangeGuard<'a> {
         let changing = self.core.begin_change(file, change, before);
@@ -583,26 +585,28 @@ impl ChangeGuard<'_> {
         self.changing.as_ref().is_some_and(Changing::is_overtaken)
     }
 
-    /// The change was applied below as announced; `after` is what the file looks like now.
-    pub fn applied(mut self, after: Stamp) {
-        self.end(Outcome::Applied(after));
+    /// The change was applied below as announced; `after` is what the file looks like now, and it holds the bytes of `written`, at that
+    /// offset.
+    pub fn applied(mut self, after: Stamp, written: Option<(u64, &[u8])>) {
+        self.end(Outcome::Applied(after), written);
     }
 
     /// The change failed, wholly or in part, within what was announced; `after` is what the file looks like now.
     pub fn failed(mut self, after: Stamp) {
-        self.end(Outcome::Failed(after));
+        self.end(Outcome::Failed(after), None);
     }
 
-    fn end(&mut self, outcome: Outcome) {
+    fn end(&mut self, outcome: Outcome, written: Option<(u64, &[u8])>) {
         let Some(changing) = self.changing.take() else { return };
         let borrower = self.borrower;
         // The stream's position is read after the change was applied: every event of older content lies before it.
-        borrower.core.end_change(self.file, changing, outcome, borrower.produced(), borrower.consumed());
+        let positions = (borrower.produced(), borrower.consumed());
+        borrower.core.end_change(self.file, changing, outcome, positions, written);
     }
 }
 
 impl Drop for ChangeGuard<'_> {
     fn drop(&mut self) {
-        self.end(Outcome::Unknown);
+        self.end(Outcome::Unknown, None);
     }
 }

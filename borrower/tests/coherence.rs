@@ -355,7 +355,7 @@ impl Model {
                     self.clock += 1;
                     *phase = Phase::Applied(ticket);
                 }
-                Phase::Applied(ticket) => self.state.end_change(ticket, Ended::Other, Some(stamp), self.consumed),
+                Phase::Applied(ticket) => drop(self.state.end_change(ticket, Ended::Other, Some(stamp), self.consumed)),
                 Phase::Answered => {
                     // The kernel waits for pages that are locked or under writeback, then drops them too.
                     finished = true;

@@ -86,7 +86,7 @@ fn what_was_changed_is_read_alone() {
     let world = World::new(Strategy::NonInclusive, false);
     let (start, end) = (5 * PAGE_SIZE as u64, 6 * PAGE_SIZE as u64);
     let stamp = world.below.stamp().unwrap();
-    world.borrower.change(&world.file, Change::Other { start, end }, stamp).applied(stamp);
+    world.borrower.change(&world.file, Change::Other { start, end }, stamp).applied(stamp, None);
     let (messages, pages) = world.read();
     assert_eq!(pages, PAGES as u64 - 1);
     // What was begun when the changed page came is asked for then, and what is behind it begins anew.
@@ -130,7 +130,7 @@ fn what_changes_meanwhile_is_read_again() {
             let before = world.below.stamp().unwrap();
             let change = world.borrower.change(&world.file, Change::Other { start, end }, before);
             world.below.0.write().unwrap()[3 * PAGE_SIZE..4 * PAGE_SIZE].fill(0x77);
-            change.applied(world.below.stamp().unwrap());
+            change.applied(world.below.stamp().unwrap(), None);
             world.lender.behave(Manner::Honest);
             reading.join().unwrap()
         });

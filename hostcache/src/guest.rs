@@ -123,16 +123,15 @@ impl Stop {
 pub fn run(volume: &mut Volume, config: &Config, statistics: &Statistics, stop: &Stop) {
     let mut pause = RETRY;
     while !stop.is_wanted() {
-        let begun = Instant::now();
         let served = serve(volume, config, statistics, stop);
-        statistics.connected.store(false, Relaxed);
+        let was_there = statistics.connected.swap(false, Relaxed);
         match served {
             Ok(()) => return,
             Err(error) => tracing::warn!(host = %config.host, "no host: {error}; trying again"),
         }
-        // One that was there for a while is looked for at once.
-        pause = if begun.elapsed() > RETRY_MAX { RETRY } else { (pause * 2).min(RETRY_MAX) };
         stop.wait(pause);
+        // One that was there is looked for often.
+        pause = if was_there { RETRY } else { (pause * 2).min(RETRY_MAX) };
     }
 }
 
@@ -207,9 +206,18 @@ impl Sender<'_> {
         let statistics = self.statistics;
         for of_file in batch.chunk_by(|one, next| one.key == next.key) {
             let indexes: Vec<u64> = of_file.iter().map(|evicted| evicted.index).collect();
-            let Some(places) = self.volume.places(of_file[0].key, &indexes)? else {
-                statistics.deleted_pages.fetch_add(of_file.len() as u64, Relaxed);
-                continue;
+            let places = match self.volume.places(of_file[0].key, &indexes) {
+                Ok(Some(places)) => places,
+                Ok(None) => {
+                    statistics.deleted_pages.fetch_add(of_file.len() as u64, Relaxed);
+                    continue;
+                }
+                // A file that cannot be looked at is no reason to leave the others.
+                Err(error) => {
+                    tracing::debug!(inode = of_file[0].key.inode, %error, "cannot find a file's place on the disk");
+                    statistics.unsettled_pages.fetch_add(of_file.len() as u64, Relaxed);
+                    continue;
+                }
             };
             for (evicted, place) in of_file.iter().zip(places) {
                 match place {
@@ -236,7 +244,7 @@ impl Sender<'_> {
         let mut spans: Vec<PageSpan> = Vec::new();
         for of_file in read.chunk_by(|one, next| one.0 == next.0) {
             let indexes: Vec<u64> = of_file.iter().map(|(_, index)| *index).collect();
-            let Some(places) = self.volume.places(of_file[0].0, &indexes)? else { continue };
+            let Ok(Some(places)) = self.volume.places(of_file[0].0, &indexes) else { continue };
             for place in places {
                 let Place::At(index) = place else { continue };
                 match spans.last_mut() {
@@ -401,10 +409,12 @@ impl Link {
 
     /// Takes the answers that are there, and waits until no more than so many pages are unanswered.
     fn receive(&mut self, statistics: &Statistics, volume: &mut Volume, most: usize) -> io::Result<()> {
-        let deadline = Instant::now() + ANSWER_LIMIT;
+        let mut deadline = Instant::now() + ANSWER_LIMIT;
         loop {
             match self.reader.look(|kind| kind == Kind::Demoted).map_err(failed)? {
                 Some(found) => {
+                    // It is slow, perhaps, but there.
+                    deadline = Instant::now() + ANSWER_LIMIT;
                     let frame = self.reader.take(found).map_err(failed)?;
                     let answered = self.unanswered.pop_front();
                     let Some((_, keys)) = answered.filter(|(request, keys)| {

@@ -38,8 +38,8 @@ const TICK: Duration = Duration::from_millis(250);
 const STRANGERS_MAX: usize = 16;
 /// Pause after a connection could not be accepted.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// Pages of a guest's disk that one span may be about: more in one is a guest that has lost its mind.
-const SPAN_PAGES_MAX: u32 = 1 << 20;
+/// Pages that one message may say to have been read; of more nothing is heard.
+const HELD_PAGES_MAX: u32 = 1 << 16;
 
 /// What [`PoolKey::derive`] is told to tell keys apart.
 const KEY_NAME: &str = "guest";
@@ -49,6 +49,7 @@ const FORMATS: [(&[u8], &str); 5] =
     [(b"QFI\xfb", "qcow2"), (b"KDMV", "VMDK"), (b"conectix", "VHD"), (b"vhdxfile", "VHDX"), (b"QED\0", "QED")];
 
 /// A guest and its disk.
+#[derive(Clone)]
 pub struct Guest {
     /// Its image, below the mountpoint.
     pub image: PathBuf,
@@ -136,14 +137,16 @@ macro_rules! statistics {
         pub struct Status {
             /// Its image.
             pub image: String,
+            /// Why it is not served, if it is not.
+            pub problem: Option<String>,
             /// Whether it is connected.
             pub connected: bool,
             $(#[doc = $meaning] pub $name: u64,)*
         }
 
         impl Statistics {
-            fn status(&self, image: String, connected: bool) -> Status {
-                Status { image, connected, $($name: self.$name.load(Relaxed),)* }
+            fn status(&self, image: String, problem: Option<String>, connected: bool) -> Status {
+                Status { image, problem, connected, $($name: self.$name.load(Relaxed),)* }
             }
         }
     };
@@ -165,7 +168,11 @@ statistics! {
 
 struct Known {
     guest: Guest,
+    /// Why it is not served. The beginning of an image is the guest's to write: what it says there is no reason to leave the others.
+    problem: Option<Problem>,
     statistics: Statistics,
+    /// Where there is a limit: what was put into the page cache, oldest first.
+    placed: Mutex<VecDeque<u32>>,
     /// Its connection, numbered, so that one that ends takes no other one's away.
     connection: Mutex<Option<(u64, Arc<Stream>)>>,
 }
@@ -190,10 +197,10 @@ pub struct Host {
 }
 
 impl Host {
-    /// Looks at the images. Guests wait until [`Host::run`].
+    /// Looks at the images. Guests wait until [`Host::run`]. Those whose image cannot be used are not served.
     ///
     /// # Errors
-    /// When an image cannot be used, or guests cannot be told apart.
+    /// When no image can be used, or guests cannot be told apart.
     pub fn new(mount: Arc<Mount>, mut config: Config, listener: Listener) -> Result<Host, Problem> {
         let guests = std::mem::take(&mut config.guests);
         if guests.len() > 1 && guests.iter().any(|guest| guest.key.is_none()) {
@@ -205,10 +212,23 @@ impl Host {
             if !guests[..nth].iter().all(is_other) {
                 return Err(Problem::Twice { image: guest.image.clone() });
             }
-            check_format(&mount, guest)?;
         }
-        let known = |guest| Known { guest, statistics: Statistics::default(), connection: Mutex::default() };
-        let known = guests.into_iter().map(known).collect();
+        let known = |guest| Known {
+            problem: check_format(&mount, &guest).err(),
+            guest,
+            statistics: Statistics::default(),
+            placed: Mutex::default(),
+            connection: Mutex::default(),
+        };
+        let mut known: Vec<Known> = guests.into_iter().map(known).collect();
+        if known.iter().all(|known| known.problem.is_some())
+            && let Some(problem) = known.pop().and_then(|known| known.problem)
+        {
+            return Err(problem);
+        }
+        for problem in known.iter().filter_map(|known| known.problem.as_ref()) {
+            tracing::error!("{problem}; this guest is not served");
+        }
         let stop =
             rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).map_err(|errno| Problem::Start(errno.into()))?;
         let shared = Shared {
@@ -232,7 +252,8 @@ impl Host {
     pub fn status(&self) -> Vec<Status> {
         let status = |known: &Known| {
             let image = known.guest.image.to_string_lossy().into_owned();
-            known.statistics.status(image, known.connection.lock().is_some())
+            let problem = known.problem.as_ref().map(Problem::to_string);
+            known.statistics.status(image, problem, known.connection.lock().is_some())
         };
         self.shared.known.iter().map(status).collect()
     }
@@ -342,6 +363,9 @@ impl Shared {
         let Some(who) = who else {
             return Err(refused(&channel, wire::REFUSED_KEY, "this host wants the guest's key: --key FILE"));
         };
+        if let Some(problem) = &self.known[who].problem {
+            return Err(refused(&channel, wire::REFUSED_BUSY, &problem.to_string()));
+        }
         let is_guest = hello.magic == wire::MAGIC && hello.role.get() == wire::ROLE_GUEST;
         if !is_guest || hello.protocol.get() != wire::PROTOCOL {
             let text = "this is a host that takes what guests evict: connect with `pumapool host-cache guest` of the same version";
@@ -371,8 +395,10 @@ impl Shared {
         known.statistics.connects.fetch_add(1, Relaxed);
         let image = known.guest.image.display();
         tracing::info!(%image, peer = stream.peer(), "guest connected");
-        let mut session = Session { shared: self, known, stream, channel, reader, placed: VecDeque::new() };
-        let ended = session.run();
+        let mut session = Session { shared: self, known, stream, channel, reader };
+        // A bug ends this guest's connection, and nothing else.
+        let ended =
+            std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| session.run())).unwrap_or(Err(Broken::Bug));
         tracing::info!(%image, "guest gone: {}", ended.err().unwrap_or(Broken::Closed));
         let mut connection = known.connection.lock();
         if connection.as_ref().is_some_and(|(current, _)| *current == number) {
@@ -387,8 +413,6 @@ struct Session<'a> {
     stream: &'a Stream,
     channel: Channel,
     reader: FrameReader,
-    /// Where there is a limit: what was put into the page cache, oldest first.
-    placed: VecDeque<u32>,
 }
 
 impl Session<'_> {
@@ -400,7 +424,7 @@ impl Session<'_> {
         };
         // Open for as long as there is something to do with it.
         let mut opened = None;
-        loop {
+        while !self.shared.stopping.load(Relaxed) {
             let may_come = |kind| kind == Kind::Demote || kind == Kind::Held;
             let Some(found) = self.reader.look(may_come)? else {
                 let placed_pages = opened.take().map(|image: Image| image.placed_pages());
@@ -424,7 +448,7 @@ impl Session<'_> {
                     let Ok(pages) = <[DemotedPage]>::ref_from_bytes(frame.body) else {
                         return Err(Broken::Unexpected(frame.kind));
                     };
-                    let fates = demoted(self.shared, self.known, image, pages, &mut self.placed).map_err(problem)?;
+                    let fates = demoted(self.shared, self.known, image, pages).map_err(problem)?;
                     let header = Header::new(Kind::Demoted, fates.len(), fates.len(), frame.header.request.get());
                     outgoing.begin(&self.channel).extend(fates.iter().map(|fate| *fate as u8));
                     outgoing.end(&self.channel, &header)?;
@@ -433,6 +457,7 @@ impl Session<'_> {
                 }
             }
         }
+        Ok(())
     }
 
     /// Receives more. Between two frames a guest may take as long as it likes.
@@ -452,13 +477,8 @@ impl Session<'_> {
 }
 
 /// Pages that the guest has evicted. Says what became of each.
-fn demoted(
-    shared: &Shared,
-    known: &Known,
-    image: &Image,
-    pages: &[DemotedPage],
-    placed: &mut VecDeque<u32>,
-) -> io::Result<Vec<Fate>> {
+fn demoted(shared: &Shared, known: &Known, image: &Image, pages: &[DemotedPage]) -> io::Result<Vec<Fate>> {
+    let placed = &mut known.placed.lock();
     // In the order of the disk; of a page that comes twice the later one counts.
     let mut order: Vec<usize> = (0..pages.len()).collect();
     order.sort_by_key(|at| pages[*at].index.get());
@@ -513,12 +533,15 @@ fn make_room(shared: &Shared, known: &Known, image: &Image, pages: u64, placed: 
 
 /// The guest has read these pages.
 fn held(shared: &Shared, known: &Known, image: &Image, spans: &[PageSpan]) -> io::Result<()> {
+    let (image_pages, mut left) = (image.page_count()?, HELD_PAGES_MAX);
     for span in spans {
         let Ok(first) = u32::try_from(span.first.get()) else { continue };
-        let pages = first..first.saturating_add(span.pages.get().min(SPAN_PAGES_MAX));
-        if pages.is_empty() {
+        let end = first.saturating_add(span.pages.get().min(left)).min(image_pages);
+        let pages = first.min(end)..end;
+        if pages.is_empty() || shared.stopping.load(Relaxed) {
             continue;
         }
+        left -= pages.len() as u32;
         let (count, keeps) = (pages.len() as u64, shared.config.keeps);
         let hits = if keeps { image.read_by_guest(pages) } else { image.let_go(pages)? };
         known.statistics.held_pages.fetch_add(count, Relaxed);

@@ -148,10 +148,15 @@ impl Volume {
             return Err(Problem::Unaligned { offset_bytes });
         }
         let no_handles = |detail| Problem::NoHandles { mountpoint: mountpoint.to_owned(), detail };
-        let form = handle_form(&root, stat.st_ino).map_err(no_handles)?;
+        let (form, generation) = handle_form(&root, stat.st_ino).map_err(no_handles)?;
         let first_page = offset_bytes / PAGE_SIZE as u64;
         let volume = Volume { root, device: stat.st_dev, first_page, form, files: HashMap::new() };
-        Ok(volume)
+        // Whether we may.
+        match volume.open_inode(InodeKey { inode: stat.st_ino, generation }) {
+            Ok(Some(_)) => Ok(volume),
+            Ok(None) => Err(no_handles("its own root is not found by its handle".into())),
+            Err(error) => Err(no_handles(error.to_string())),
+        }
     }
 
     /// `st_dev` of its files.
@@ -235,7 +240,7 @@ impl Volume {
 }
 
 /// How this file system makes handles, from that of its root.
-fn handle_form(root: &OwnedFd, inode: u64) -> Result<HandleForm, String> {
+fn handle_form(root: &OwnedFd, inode: u64) -> Result<(HandleForm, u32), String> {
     let mut raw = RawHandle { len: HANDLE_BYTES_MAX as u32, kind: 0, bytes: [0; HANDLE_BYTES_MAX] };
     let mut mount = 0i32;
     // SAFETY: `raw` begins as the kernel's struct file_handle and has room for the `len` bytes it announces; the path is a
@@ -253,11 +258,11 @@ fn handle_form(root: &OwnedFd, inode: u64) -> Result<HandleForm, String> {
     if result != 0 {
         return Err(io::Error::last_os_error().to_string());
     }
-    let narrow = u64::from(u32::from_ne_bytes(raw.bytes[..4].try_into().unwrap_or_default()));
-    let wide = u64::from_ne_bytes(raw.bytes[..8].try_into().unwrap_or_default());
+    let word = |at: usize| u32::from_ne_bytes([0, 1, 2, 3].map(|nth| raw.bytes[at + nth]));
+    let wide = u64::from(word(4)) << 32 | u64::from(word(0));
     match (raw.kind, raw.len) {
-        (FILEID_INO32_GEN, 8) if narrow == inode => Ok(HandleForm::Narrow),
-        (XFS_FILEID_INO64_GEN, 12) if wide == inode => Ok(HandleForm::Wide),
+        (FILEID_INO32_GEN, 8) if u64::from(word(0)) == inode => Ok((HandleForm::Narrow, word(4))),
+        (XFS_FILEID_INO64_GEN, 12) if wide == inode => Ok((HandleForm::Wide, word(8))),
         (kind, len) => Err(format!("its file handles are of kind {kind} with {len} bytes")),
     }
 }
@@ -267,19 +272,23 @@ fn disk_offset(device: u64) -> Result<u64, String> {
     if major(device) == 0 {
         return Err("no block device".into());
     }
-    let folder = PathBuf::from(format!("/sys/dev/block/{}:{}", major(device), minor(device)));
-    let name = fs::read_link(&folder)
-        .ok()
-        .and_then(|link| link.file_name().map(|name| name.to_string_lossy().into_owned()))
-        .ok_or("a device that the kernel does not list")?;
-    for (layer, called) in
-        [("dm", "the device mapper (LVM, LUKS)"), ("md", "a software RAID"), ("loop", "a loop device")]
-    {
-        if folder.join(layer).exists() {
+    let folder = fs::canonicalize(format!("/sys/dev/block/{}:{}", major(device), minor(device)))
+        .map_err(|_| "a device that the kernel does not list")?;
+    let name = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let is_partition = folder.join("partition").exists();
+    // A partition's folder is in its disk's.
+    let disk = if is_partition { folder.parent().unwrap_or(&folder) } else { &folder };
+    for (layer, called) in [
+        ("dm", "the device mapper (LVM, LUKS)"),
+        ("md", "a software RAID"),
+        ("loop", "a loop device"),
+        ("bcache", "a bcache"),
+    ] {
+        if disk.join(layer).exists() {
             return Err(format!("{name}, {called}"));
         }
     }
-    if !folder.join("partition").exists() {
+    if !is_partition {
         return Ok(0);
     }
     let start = fs::read_to_string(folder.join("start")).ok().and_then(|text| text.trim().parse::<u64>().ok());

@@ -146,8 +146,20 @@ impl Says {
         Ok(frame.body.to_vec())
     }
 
-    /// Has it that these pages were evicted.
+    /// Has it that these pages were evicted; those that a machine that stood still has missed once more.
     fn demote(&mut self, pages: &[(usize, [u8; PAGE_SIZE])]) -> Vec<Fate> {
+        let mut fates = self.demote_once(pages);
+        let all_came = wait_until(PATIENCE, || {
+            let missed = |fate: &Fate| *fate == Fate::Missed;
+            let Some(at) = fates.iter().position(missed) else { return true };
+            fates[at] = self.demote_once(&pages[at..at + 1])[0];
+            false
+        });
+        assert!(all_came, "{fates:?}");
+        fates
+    }
+
+    fn demote_once(&mut self, pages: &[(usize, [u8; PAGE_SIZE])]) -> Vec<Fate> {
         let mut fates = Vec::new();
         for pages in pages.chunks(wire::DEMOTE_ITEMS_MAX) {
             let items: Vec<u8> = pages
@@ -227,7 +239,8 @@ fn what_the_image_holds_is_cached_and_nothing_else() {
 
     // Twice in one message: the later one counts.
     evict(&file);
-    assert_eq!(guest.demote(&[(7, page_of(7, 1)), (7, page_of(7, 0))]), [Fate::Missed, Fate::Stored]);
+    let fates = guest.demote_once(&[(7, page_of(7, 1)), (7, page_of(7, 0))]);
+    assert!(fates[0] == Fate::Missed && fates[1] != Fate::Differs, "{fates:?}");
 }
 
 #[test]
@@ -279,6 +292,13 @@ fn the_papers_way_writes_what_is_there() {
     assert_eq!(guest.demote(&[(5, page_of(5, 0)), (6, page_of(6, 1))]), [Fate::Stored, Fate::Differs]);
     assert_eq!(images.cached("disk"), 1);
     assert_ne!(fs::metadata(images.scratch.path().join("below/disk")).unwrap().modified().unwrap(), before);
+    // What somebody has changed beside the mount is not written over.
+    let below = File::options().write(true).open(images.scratch.path().join("below/disk")).unwrap();
+    below.write_all_at(&page_of(9, 7), 9 * PAGE_SIZE as u64).unwrap();
+    assert_eq!(guest.demote(&[(9, page_of(9, 0))]), [Fate::Differs]);
+    assert!(fs::read(images.scratch.path().join("below/disk")).unwrap()[9 * PAGE_SIZE..][..PAGE_SIZE] == page_of(9, 7));
+    below.write_all_at(&page_of(9, 0), 9 * PAGE_SIZE as u64).unwrap();
+    images.image("disk");
     (0..PAGES).for_each(|index| assert!(read(&file, index) == page_of(index, 0)));
 }
 
@@ -297,16 +317,26 @@ fn a_limit_takes_the_oldest_away_and_copies_may_stay() {
     assert!(guest.demote(&all).iter().all(|fate| *fate == Fate::Stored));
     let cached = images.cached("disk");
     assert!((40 - wire::DEMOTE_ITEMS_MAX as u64..=40).contains(&cached), "{cached}");
+    // A guest that comes back has what it had, and no more.
+    drop(guest);
+    let mut guest = Says::connect(&images, None).unwrap();
+    evict(&file);
+    assert!(guest.demote(&all[..30]).iter().all(|fate| *fate == Fate::Stored));
+    let cached_anew = images.cached("disk");
+    assert!((30 - wire::DEMOTE_ITEMS_MAX as u64..=40).contains(&cached_anew), "{cached_anew}");
+    assert!(guest.demote(&all[PAGES - 20..]).iter().all(|fate| *fate == Fate::Stored));
+    let cached = images.cached("disk");
+    assert!(cached <= 40, "{cached}");
     guest.held(PAGES - 10, 10);
     assert!(wait_until(PATIENCE, || images.host.status()[0].hit_pages == 10), "{:?}", images.host.status());
     assert_eq!(images.cached("disk"), cached, "they stay");
-    assert_eq!(images.host.status()[0].limited_pages, PAGES as u64 - cached);
+    assert!(images.host.status()[0].limited_pages >= PAGES as u64 - 40);
 }
 
 /// A guest that writes its disk, and a liar that says it had evicted what was there before: whoever reads gets what was written.
 #[test]
 fn no_page_hides_what_was_written() {
-    const ROUNDS: usize = 10_000;
+    const STORED_MIN: usize = 150;
     const WRITERS: usize = 3;
     const HOT_PAGES: usize = 24;
     let test = "no_page_hides_what_was_written";
@@ -320,13 +350,13 @@ fn no_page_hides_what_was_written() {
     let stored = std::thread::scope(|scope| {
         let writers: Vec<_> = (0..WRITERS)
             .map(|writer| {
-                let images = &images;
+                let (images, ended) = (&images, &ended);
                 scope.spawn(move || {
                     let file = images.image("disk");
                     let mut random = Rng::with_seed(seed ^ writer as u64);
                     // Each has pages of its own, side by side with the others', and knows what it has written there.
                     let mut rounds = [0u8; HOT_PAGES];
-                    for _ in 0..ROUNDS {
+                    while !ended.load(Ordering::Relaxed) {
                         let nth = random.usize(..HOT_PAGES);
                         let index = nth * WRITERS + writer;
                         match random.u8(..8) {
@@ -355,27 +385,27 @@ fn no_page_hides_what_was_written() {
             let mut guest = Says::connect(images, None).unwrap();
             let mut random = Rng::with_seed(!seed);
             let mut stored = 0;
-            while !ended.load(Ordering::Relaxed) {
+            let begun = Instant::now();
+            while stored < STORED_MIN && begun.elapsed() < PATIENCE {
                 let mut page = || {
                     let index = random.usize(..HOT_PAGES * WRITERS);
                     (index, page_of(index, random.u8(..3)))
                 };
                 let pages: Vec<_> = (0..12).map(|_| page()).collect();
-                stored += guest.demote(&pages).iter().filter(|fate| **fate == Fate::Stored).count();
+                stored += guest.demote_once(&pages).iter().filter(|fate| **fate == Fate::Stored).count();
                 if random.u8(..4) == 0 {
                     guest.held(random.usize(..HOT_PAGES * WRITERS), 4);
                 }
             }
+            ended.store(true, Ordering::Relaxed);
             stored
         });
-        let results: Vec<_> = writers.into_iter().map(|writer| writer.join()).collect();
+        let stored = liar.join().unwrap_or(0);
         ended.store(true, Ordering::Relaxed);
-        let stored = liar.join().unwrap();
-        results.into_iter().for_each(|result| result.unwrap());
+        writers.into_iter().for_each(|writer| writer.join().unwrap());
         stored
     });
-    println!("{stored} pages were stored meanwhile");
-    assert!(stored > 100, "{stored}: nothing was tried");
+    assert!(stored >= STORED_MIN, "{stored}: nothing was tried");
 }
 
 #[test]
@@ -431,6 +461,15 @@ fn what_cannot_be_served_is_told() {
     let mut two = alone("disk");
     two.extend(alone("more"));
     assert!(problem(two, "disk").contains("key of its own"));
+    // One that cannot be served leaves the others.
+    let keyed = |name: &str, byte| Guest { image: name.into(), key: Some(PoolKey::new([byte; 32])) };
+    let bad_first = |config: &mut Config| config.guests[0].image = "other.qcow2".into();
+    let images = Images::try_start(test, vec![keyed("disk", 1), keyed("more", 2)], bad_first).unwrap();
+    assert!(images.host.status()[0].problem.as_ref().is_some_and(|problem| problem.contains("qcow2")));
+    let Err(refusal) = Says::connect(&images, Some(&PoolKey::new([1; 32]))) else { panic!("served") };
+    assert!(refusal.contains("qcow2"), "{refusal}");
+    assert!(Says::connect(&images, Some(&PoolKey::new([2; 32]))).is_ok());
+    drop(images);
     let same = |name: &str| Guest { image: name.into(), key: Some(PoolKey::new([1; 32])) };
     assert!(problem(vec![same("disk"), same("more")], "disk").contains("each has its own"));
 }

@@ -58,10 +58,7 @@ impl Passthrough {
         let fd = fd.as_fd();
         let Some(file) = &inode.file else { return apply(stamp_of(&stat(fd)?)) };
         let _changing = inode.changing.lock();
-        let result = self.change_held(inode, fd, plan, apply, verify);
-        if let (Some((offset, bytes)), Ok(Outcome { as_announced: true, .. })) = (written, &result) {
-            self.borrower.know(file, offset, bytes);
-        }
+        let result = self.change_held(file, fd, plan, apply, verify, written);
         inode.record_stamp();
         result
     }
@@ -71,29 +68,34 @@ impl Passthrough {
         let Some(file) = &inode.file else { return Ok(false) };
         let start = u64::from(index) * PAGE_SIZE as u64;
         let end = start + PAGE_SIZE as u64;
-        // Nothing can change it from here on.
+        // Nothing of ours can change it from here on, and what somebody has changed beside us is found. (Not what he changes from now on
+        // until it is written: whoever has the papers' way of doing it has that.)
         let _changing = inode.changing.lock();
+        let moment = file.moment();
+        self.borrower.observe(file, moment, stamp_of(&stat(below)?));
         if !self.borrower.is_known(file, index, page) {
             return Ok(false);
         }
-        let write = |_| write_full(below.as_fd(), page, start, false).map(Outcome::done);
-        let outcome = self.change_held(inode, below.as_fd(), |_| Change::Other { start, end }, write, |_, _| true)?;
-        if outcome.as_announced && outcome.value == PAGE_SIZE {
-            self.borrower.know(file, start, page);
-        }
+        let write = |_| {
+            let value = write_full(below.as_fd(), page, start, false)?;
+            Ok(Outcome { as_announced: value == PAGE_SIZE, ..Outcome::done(()) })
+        };
+        let plan = |_| Change::Other { start, end };
+        let written = Some((start, &page[..]));
+        let result = self.change_held(file, below.as_fd(), plan, write, |_, _| true, written);
         inode.record_stamp();
-        Ok(true)
+        result.map(|outcome| outcome.as_announced)
     }
 
     fn change_held<T>(
         &self,
-        inode: &Inode,
+        file: &borrower::File,
         fd: BorrowedFd<'_>,
         plan: impl FnOnce(Stamp) -> Change,
         apply: impl FnOnce(Stamp) -> Result<Outcome<T>, Errno>,
         verify: impl FnOnce(Stamp, Stamp) -> bool,
+        written: Option<(u64, &[u8])>,
     ) -> Result<Outcome<T>, Errno> {
-        let Some(file) = &inode.file else { return Err(Errno::BADF) };
         let before = stamp_of(&stat(fd)?);
         let guard = self.borrower.change(file, plan(before), before);
         let result = apply(before);
@@ -111,7 +113,7 @@ impl Passthrough {
         if !outcome.as_announced {
             guard.failed(after);
         } else if verify(before, after) {
-            guard.applied(after);
+            guard.applied(after, written);
         } else {
             // Something else has happened as well: dropping the guard says so.
             outcome.as_announced = false;
@@ -144,7 +146,7 @@ impl Passthrough {
         for (guard, anchor) in guards.into_iter().flatten() {
             // Also if it failed: no byte has changed in any case.
             if let Ok(after) = stat(&anchor) {
-                guard.applied(stamp_of(&after));
+                guard.applied(stamp_of(&after), None);
             }
         }
         inodes.iter().flatten().for_each(|inode| inode.record_stamp());

@@ -83,6 +83,7 @@ impl Image {
         let (Some((first, _)), Some((last, _))) = (pages.first(), pages.last()) else { return Ok(Vec::new()) };
         let resident = Resident::map(&self.file, *first..*last + 1)?;
         let borrower = &self.shared.filesystem.borrower;
+        let mut waiting = Waiting { image: self, indexes: Vec::with_capacity(pages.len()) };
         let mut fates = Vec::with_capacity(pages.len());
         for (index, page) in pages {
             fates.push(if resident.has(*index)? {
@@ -91,23 +92,33 @@ impl Image {
                 Fate::Differs
             } else {
                 match borrower.demote(self.pages(), *index, page) {
-                    Demotion::Waits => Fate::Stored, // as the kernel is going to read it
+                    Demotion::Waits => {
+                        waiting.indexes.push(*index);
+                        Fate::Stored // as the kernel is going to read it
+                    }
                     Demotion::Unknown => Fate::Unknown,
                     Demotion::Differs => Fate::Differs,
                     Demotion::NoRoom => Fate::Missed,
                 }
             });
         }
-        let is_waiting = |fate: &Fate| *fate == Fate::Stored;
-        let waiting: Vec<u32> =
-            pages.iter().zip(&fates).filter(|(_, fate)| is_waiting(fate)).map(|((index, _), _)| *index).collect();
-        let read = self.advise(&waiting).and_then(|()| self.wait_until_read(&waiting, &resident));
-        for (fate, index) in fates.iter_mut().filter(|fate| is_waiting(fate)).zip(&waiting) {
+        self.advise(&waiting.indexes)?;
+        self.wait_until_read(&waiting.indexes, &resident)?;
+        for (fate, index) in fates.iter_mut().filter(|fate| **fate == Fate::Stored).zip(&waiting.indexes) {
             if borrower.withdraw_demoted(self.pages(), *index) {
                 *fate = if resident.has(*index)? { Fate::Cached } else { Fate::Missed };
             }
         }
-        read.map(|()| fates)
+        Ok(fates)
+    }
+
+    /// How many pages it has.
+    ///
+    /// # Errors
+    /// When it cannot be looked at.
+    pub fn page_count(&self) -> io::Result<u32> {
+        let pages = self.file.metadata()?.len().div_ceil(PAGE_SIZE as u64);
+        Ok(u32::try_from(pages).unwrap_or(u32::MAX))
     }
 
     /// Waits until the kernel has read these pages, or has others of them: whoever reads the image may have been faster.
@@ -153,7 +164,7 @@ impl Image {
     /// # Errors
     /// When the kernel cannot be told.
     pub fn take_back(&self, index: u32) -> io::Result<bool> {
-        let was_placed = self.pages().read_by_guest(index);
+        let was_placed = self.pages().read_by_guest(index..index + 1) > 0;
         if was_placed {
             fadvise(&self.file, offset_of(index), NonZeroU64::new(PAGE_SIZE as u64), Advice::DontNeed)?;
         }
@@ -162,7 +173,7 @@ impl Image {
 
     /// The same as [`Image::let_go`], but they stay where they are.
     pub fn read_by_guest(&self, pages: Range<u32>) -> u64 {
-        pages.filter(|index| self.pages().read_by_guest(*index)).count() as u64
+        self.pages().read_by_guest(pages)
     }
 
     /// Writes a page into the image that holds it already. False if it does not.
@@ -171,6 +182,20 @@ impl Image {
         let anchor = filesystem.inodes.anchor(&self.inode)?;
         let below = open(ProcPath::new(&anchor).path(), OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
         Ok(filesystem.write_again(&self.inode, &below, index, page)?)
+    }
+}
+
+/// Pages that wait for the kernel to read them, until this is dropped.
+struct Waiting<'a> {
+    image: &'a Image,
+    indexes: Vec<u32>,
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        for index in &self.indexes {
+            self.image.shared.filesystem.borrower.withdraw_demoted(self.image.pages(), *index);
+        }
     }
 }
 

@@ -11,6 +11,7 @@ use serde_json::json;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::sync::mpsc::sync_channel;
 use std::time::{Duration, Instant};
 use wire::address::Address;
 use wire::key::PoolKey;
@@ -148,7 +149,8 @@ impl std::str::FromStr for GuestName {
 
 /// Guests of a mount.
 pub struct Guests {
-    config: host::Config,
+    /// What is wrong is told when they are to be listened to: a mount that is in use is taken over all the same.
+    config: Result<host::Config>,
     listen: Address,
 }
 
@@ -164,13 +166,17 @@ impl Guests {
                 bound => break bound?,
             }
         };
-        let host = Arc::new(host::Host::new(mount, self.config, listener)?);
-        let for_thread = host.clone();
-        std::thread::Builder::new()
-            .name("puma-guests".into())
-            .spawn(move || for_thread.run())
-            .context("cannot start a thread")?;
-        Ok(host)
+        let config = self.config?;
+        let (told, tell) = sync_channel(1);
+        // Images are opened through the mount itself: never by the first thread, whose death is how the keeper knows that a daemon dies.
+        let serve = move || {
+            let host = host::Host::new(mount, config, listener).map(Arc::new);
+            let serving = host.as_ref().ok().cloned();
+            let _ = told.send(host);
+            serving.iter().for_each(|host| host.run());
+        };
+        std::thread::Builder::new().name("puma-guests".into()).spawn(serve).context("cannot start a thread")?;
+        Ok(tell.recv().context("the images could not be looked at")??)
     }
 }
 
@@ -229,8 +235,10 @@ struct Defaults {
 }
 
 fn run_host(options: HostOptions) -> Result<ExitCode> {
+    if let Address::Tcp { port: 0, .. } | Address::Vsock { port: 0, .. } = options.listen {
+        bail!("{}: choose a port; the kernel would choose another one whenever a daemon takes over", options.listen);
+    }
     let needs_key = !matches!(options.listen, Address::Unix(_)) && !options.trust_network;
-    let mut guests = Vec::new();
     for GuestName { image, key } in &options.guest {
         if key.is_none() && needs_key {
             bail!(
@@ -241,13 +249,15 @@ fn run_host(options: HostOptions) -> Result<ExitCode> {
                 image.display()
             );
         }
+    }
+    let guest = |GuestName { image, key }: &GuestName| -> Result<host::Guest> {
         let read = |path: &PathBuf| -> Result<PoolKey> {
             let path = std::path::absolute(path).with_context(|| format!("the key file {}", path.display()))?;
             Ok(PoolKey::read(&path)?)
         };
-        guests.push(host::Guest { image: image.clone(), key: key.as_ref().map(read).transpose()? });
-    }
-    let config = host::Config {
+        Ok(host::Guest { image: image.clone(), key: key.as_ref().map(read).transpose()? })
+    };
+    let config = |guests| host::Config {
         guests,
         placing: match options.mode {
             Mode::Clean => ::mount::images::Placing::Clean,
@@ -256,7 +266,8 @@ fn run_host(options: HostOptions) -> Result<ExitCode> {
         keeps: options.keep,
         pages_max: options.limit.map(|bytes| bytes / page::PAGE_SIZE as u64),
     };
-    let guests = Guests { config, listen: options.listen.absolute()? };
+    let guests: Result<Vec<_>> = options.guest.iter().map(guest).collect();
+    let guests = Guests { config: guests.map(config), listen: options.listen.absolute()? };
     let mut policies = Defaults::parse_from(["mount"]).policies;
     (policies.catalog, policies.threads) = (options.catalog, options.threads);
     mount::run(mount::Options::of_images(options.images, options.mountpoint, guests, policies, options.daemon))

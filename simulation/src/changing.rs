@@ -259,12 +259,10 @@ impl Machine {
                 let after = file.below.stamp();
                 let outcome = if change.went == Went::Well { Outcome::Applied(after) } else { Outcome::Failed(after) };
                 if let Some(changing) = change.changing.take() {
-                    self.core.end_change(&inode.file, changing, outcome, produced, consumed);
-                    if let (Some(first), Went::Well) = (first_written(change), change.went) {
-                        let mut bytes = vec![0; change.data.len() * UNIT_BYTES as usize];
-                        encode(&change.data, &mut bytes);
-                        self.core.know(&inode.file, first as u64 * UNIT_BYTES, &bytes);
-                    }
+                    let mut bytes = vec![0; change.data.len() * UNIT_BYTES as usize];
+                    encode(&change.data, &mut bytes);
+                    let written = first_written(change).map(|first| (first as u64 * UNIT_BYTES, &bytes[..]));
+                    self.core.end_change(&inode.file, changing, outcome, (produced, consumed), written);
                 }
                 file.changing = None;
                 has_to_drop(file, change);

@@ -55,7 +55,7 @@ impl Machine {
             return;
         }
         if context.random.u32(0..8) == 0 {
-            inode.file.read_by_guest(index as u32);
+            inode.file.read_by_guest(index as u32..index as u32 + 1);
             return;
         }
         let mut page = [0; PAGE_SIZE];

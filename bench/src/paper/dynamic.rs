@@ -163,7 +163,7 @@ fn read(
     nth: u64,
 ) -> Result<Report, Failure> {
     let (path, len_bytes, seed) = (case.path.clone(), case.data_bytes, run.world.seed.wrapping_add(1 + nth));
-    worker.obey(&Order::Fragments { path, len_bytes, fragment_bytes: READ_BYTES, total_bytes, seed })
+    worker.obey(&Order::Fragments { path, len_bytes, fragment_bytes: READ_BYTES, total_bytes, mean_bytes: 0, seed })
 }
 
 fn mb_per_s(bytes: u64, seconds: f64) -> f64 {

@@ -8,6 +8,7 @@
 
 mod blast;
 mod dynamic;
+mod host_cache;
 mod latency;
 mod plot;
 mod postgres;
@@ -21,6 +22,7 @@ mod slides;
 mod ssd_cache;
 mod tpcc;
 mod tpch;
+mod two_caches;
 
 use crate::worker::Order;
 use crate::world::{self, Extent, Lender, Side, Worker, World};
@@ -116,10 +118,11 @@ const LATENCY: Axis = Axis { key: "latency_ms", name: "added to each round trip,
 const ONE: Axis = Axis { key: "nothing", name: "all fits", is_log: false };
 const CLONES: Axis = Axis { key: "clones", name: "repositories that are cloned at once", is_log: false };
 const TIME: Axis = Axis { key: "minutes_of_the_paper", name: "time, minutes of the paper", is_log: false };
+const GUEST: Axis = Axis { key: "guest_gb_of_the_paper", name: "memory of the guest, GB of the paper", is_log: false };
 const FRAGMENT: Axis = Axis { key: "fragment_kib", name: "size of a fragment, KiB", is_log: true };
 
 /// In the order of RESULTS.md.
-const EXPERIMENTS: [Experiment; 12] = [
+const EXPERIMENTS: [Experiment; 13] = [
     Experiment {
         name: "random-read",
         about: "one thread reads 4 KiB at random offsets of one file",
@@ -227,6 +230,15 @@ const EXPERIMENTS: [Experiment; 12] = [
         scale: as_asked,
         run: dynamic::run,
         results: dynamic::results,
+    },
+    Experiment {
+        name: "host-cache",
+        about: "a guest reads at random, and its host caches what it was asked for, or what the guest evicts, in a virtual machine",
+        source: "Sugimoto, Kourai and Yamaguchi, 2015",
+        x: GUEST,
+        scale: as_asked,
+        run: host_cache::run,
+        results: host_cache::results,
     },
 ];
 

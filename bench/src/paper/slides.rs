@@ -106,7 +106,7 @@ fn measure(run: &mut Run<'_>, case: &Case<'_>, worker: &mut Worker<'_>, fragment
     run.disk_as_measured()?;
     let mut read = |seed: u64, total_bytes: u64| {
         let (path, len_bytes) = (case.path.clone(), case.data_bytes);
-        worker.obey(&Order::Fragments { path, len_bytes, fragment_bytes, total_bytes, seed })
+        worker.obey(&Order::Fragments { path, len_bytes, fragment_bytes, total_bytes, mean_bytes: 0, seed })
     };
     let count = (run.bytes(TOTAL_BYTES) / fragment_bytes as u64).clamp(*FRAGMENTS.start(), *FRAGMENTS.end());
     let (total_bytes, seed) = (count * fragment_bytes as u64, run.world.seed);

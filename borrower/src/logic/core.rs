@@ -229,22 +229,18 @@ impl Core {
         matches!(file.state.lock().entry(index), Entry::Known { hash: known, .. } if known == hash)
     }
 
-    /// The file below holds these bytes at `offset`: nothing of it has changed since they were written there.
-    pub fn know(&self, file: &File, offset: u64, bytes: &[u8]) {
-        let Some(demoted) = &self.demoted else { return };
+    /// Hashes of the whole pages of what was written at `offset`, if there are guests.
+    fn hashes(&self, file: &File, (offset, bytes): (u64, &[u8])) -> Vec<(u32, u64)> {
+        let Some(demoted) = &self.demoted else { return Vec::new() };
         let whole = PageRange::inside(offset, offset.saturating_add(bytes.len() as u64));
         if whole.is_empty() || !self.catalog.has_room() {
-            return;
+            return Vec::new();
         }
         let skipped = (whole.first * PAGE_SIZE as u64 - offset) as usize;
         let (pages, _) = bytes[skipped..].as_chunks::<PAGE_SIZE>();
-        let mut state = file.state.lock();
-        for (index, page) in (whole.first..whole.end).zip(pages) {
-            let Ok(index) = u32::try_from(index) else { break };
-            let id = PageId { file: file.key(), index };
-            state.know(index, demoted.hash(id, page), false);
-        }
-        self.catalog.account(&mut state);
+        let indexes = (whole.first..whole.end).map_while(|index| u32::try_from(index).ok());
+        let hash = |(index, page)| (index, demoted.hash(PageId { file: file.key(), index }, page));
+        indexes.zip(pages).map(hash).collect()
     }
 
     /// Lenders to which pages may be put, a bit for each.
@@ -347,8 +343,16 @@ impl Core {
         changing
     }
 
-    /// The change has ended. Must come before the kernel gets its answer; `produced` is read after it was applied.
-    pub fn end_change(&self, file: &File, changing: Changing, outcome: Outcome, produced: u64, consumed: u64) {
+    /// The change has ended. Must come before the kernel gets its answer; `produced` is read after it was applied. If it went as announced,
+    /// the file below holds the bytes of `written`, at that offset.
+    pub fn end_change(
+        &self,
+        file: &File,
+        changing: Changing,
+        outcome: Outcome,
+        (produced, consumed): (u64, u64),
+        written: Option<(u64, &[u8])>,
+    ) {
         let after = match outcome {
             Outcome::Applied(after) | Outcome::Failed(after) => Some(after),
             Outcome::Unknown => None,
@@ -366,8 +370,12 @@ impl Core {
             },
             _ => Ended::Other,
         };
+        let hashes = written.filter(|_| as_announced).map(|written| self.hashes(file, written)).unwrap_or_default();
         let mut state = file.state.lock();
-        state.end_change(ticket, ended, after, consumed);
+        // Else it is not known whose bytes are there.
+        if state.end_change(ticket, ended, after, consumed) {
+            hashes.into_iter().for_each(|(index, hash)| state.know(index, hash, false));
+        }
         self.catalog.account(&mut state);
         file.settled.notify_all();
     }

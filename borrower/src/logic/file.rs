@@ -25,6 +25,7 @@ use super::streams::Streams;
 use super::table::PageTable;
 use crate::below::Stamp;
 use page::{PAGE_SHIFT, PAGE_SIZE, PageRange, Version};
+use std::ops::Range;
 
 /// Quarantined ranges a file remembers. Beyond it the two nearest are merged: some pages more need a READ before they are
 /// lent again. (Few in test builds, so that merging is common there.)
@@ -324,13 +325,14 @@ impl FileState {
     }
 
     /// The change has ended. `after` is what the file looks like, if known; `consumed` is how far the event stream has been
-    /// dealt with.
-    pub fn end_change(&mut self, ticket: ChangeTicket, ended: Ended, after: Option<Stamp>, consumed: u64) {
+    /// dealt with. Whether nothing else has changed the file since it began.
+    pub fn end_change(&mut self, ticket: ChangeTicket, ended: Ended, after: Option<Stamp>, consumed: u64) -> bool {
         let Some(at) = self.active.iter().position(|active| active.id == ticket.0) else {
             debug_assert!(false, "a change ends once");
-            return;
+            return false;
         };
         let Active { range, quarantine, .. } = self.active.swap_remove(at);
+        let was_alone = self.changes == ticket.0;
         self.moved(range);
         match ended {
             Ended::Buffered { offset, end_offset, old_size_bytes, position } => {
@@ -359,6 +361,7 @@ impl FileState {
             (Some(stamp), Some(after)) if stamp.ctime_ns > after.ctime_ns => Some(stamp),
             (_, after) => after,
         };
+        was_alone
     }
 
     /// An operation of ours on attributes begins: no byte changes, but the change time does.
@@ -563,11 +566,16 @@ impl FileState {
         }
     }
 
-    /// A guest has read the page. Whether the kernel cached it last because it had evicted it, for the first guest that says so.
-    pub fn read_by_guest(&mut self, index: u32) -> bool {
-        let Entry::Known { hash, placed: true } = self.table.get(index) else { return false };
-        self.table.set(index, Entry::Known { hash, placed: false });
-        true
+    /// A guest has read these pages. How many of them the kernel cached last because it had evicted them, and that nobody has said this of.
+    pub fn read_by_guest(&mut self, indexes: Range<u32>) -> u64 {
+        let mut count = 0;
+        for index in indexes {
+            if let Entry::Known { hash, placed: true } = self.table.get(index) {
+                self.table.set(index, Entry::Known { hash, placed: false });
+                count += 1;
+            }
+        }
+        count
     }
 
     /// Pages that the kernel cached last because a guest had evicted them. It may have evicted them since.

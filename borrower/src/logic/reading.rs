@@ -388,7 +388,7 @@ mod tests {
             let changing = self.core.begin_change(&self.file, change, self.stamp());
             self.changes += 1;
             self.below = self.content();
-            self.core.end_change(&self.file, changing, Outcome::Applied(self.stamp()), 0, 0);
+            self.core.end_change(&self.file, changing, Outcome::Applied(self.stamp()), (0, 0), None);
         }
 
         /// A READ of all; the lender answers with what it has under the index and version that `lie` makes of the right ones, and

@@ -1,0 +1,181 @@
+//! `host-cache`: how often a host's page cache has what its guest asks for, without and with what the guest evicts, in a virtual machine
+//! (`vm/host-cache-ratio`); and the same of two least-recently-used caches at the paper's size.
+
+use super::plot::{Chart, Line};
+use super::record::Records;
+use super::report::{Column, Finding, Results};
+use super::two_caches::{Filling, TwoCaches};
+use super::{Case, Run};
+use crate::program::Program;
+use crate::reading::place;
+use serde::Deserialize;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use testbed::Failure;
+
+/// The program, from the root of the sources.
+const PROGRAM: &str = "vm/host-cache-ratio";
+/// The paper's: what is read, in reads of so much, how much in all, and the memory of the host and of the guests.
+const DATA_GB: u64 = 16;
+const READ_MB: u64 = 16;
+const TOTAL_GB: u64 = 64;
+const HOST_GB: u64 = 16;
+const GUESTS_GB: [u64; 2] = [8, 10];
+/// Of the data, the mean of the exponential distribution: the paper does not say.
+const MEAN_SHARE: f64 = 0.25;
+const PAGES_PER_MB: u64 = 256;
+
+const DISTRIBUTIONS: [&str; 2] = ["uniform", "exponential"];
+const AS_IT_IS: &str = "as it is";
+const WITH: &str = "with what the guest evicts";
+const WRITTEN: &str = "the same, written into the image";
+const SIMULATED: [(&str, Filling); 2] =
+    [("simulated, as it is", Filling::Reads), ("simulated, with what the guest evicts", Filling::Evictions)];
+/// What the host's memory is limited to before the machine has booted.
+const BOOT_BYTES: u64 = 4 << 30;
+
+/// What it says of a round.
+#[derive(Deserialize)]
+struct Round {
+    variant: String,
+    guest_gb: f64,
+    round: usize,
+    /// Its kernel, and what it ran on.
+    machine: String,
+    #[serde(flatten)]
+    values: BTreeMap<String, f64>,
+}
+
+fn variant(distribution: &str, how: &str) -> String {
+    format!("{distribution}, {how}")
+}
+
+pub fn run(run: &mut Run<'_>) -> Result<(), Failure> {
+    run.rounds = run.world.extent.choose(5, 3, 1);
+    simulate(run)?;
+    let has_all = |how: &str| {
+        DISTRIBUTIONS.iter().all(|name| GUESTS_GB.iter().all(|gb| run.has(&variant(name, how), *gb as f64)))
+    };
+    if [AS_IT_IS, WITH, WRITTEN].into_iter().all(has_all) {
+        return Ok(());
+    }
+    if !PathBuf::from(PROGRAM).exists() {
+        return Err(Failure::Problem(format!("there is no {PROGRAM} here: run it from the root of the sources")));
+    }
+    // It finds its group by itself, and limits it when it knows what the machine takes.
+    let group = run.world.group(BOOT_BYTES)?;
+    run.disk_as_streamed()?;
+    let mut command = Command::new(PROGRAM);
+    command.arg("--dir").arg(run.world.directory("host-cache")?);
+    command.args(["--scale", &run.scale.to_string(), "--rounds", &run.rounds.to_string()]);
+    command.args(["--reads", run.world.extent.choose("1", "0.25", "0.05")]).stdin(Stdio::null());
+    let mut program = Program::start(run.world, "host-cache", command, &[&group])?;
+    while let Some(line) = program.next_line()? {
+        if line.starts_with('#') {
+            println!("{line}");
+            continue;
+        }
+        let said: Round = serde_json::from_str(&line)
+            .map_err(|error| Failure::Problem(format!("{PROGRAM} said {line:?}: {error}")))?;
+        run.keep_from(&case(&said.variant, said.guest_gb), said.round, said.values, Some(said.machine))?;
+    }
+    Ok(())
+}
+
+fn case(variant: &str, x: f64) -> Case<'_> {
+    Case { variant, x, cache_bytes: 0, data_bytes: 0, path: PathBuf::new(), side: None, lender: None }
+}
+
+/// The paper's whole size, but in a tiny run: it takes some seconds.
+fn simulate(run: &mut Run<'_>) -> Result<(), Failure> {
+    let scale = run.world.extent.choose(1, 1, 64);
+    let pages = |gb: u64| (gb * 1024 * PAGES_PER_MB / scale) as u32;
+    let read_pages = (READ_MB * PAGES_PER_MB / scale) as u32;
+    let (places, reads) = (u64::from(pages(DATA_GB) / read_pages), u64::from(pages(TOTAL_GB) / read_pages));
+    for distribution in DISTRIBUTIONS {
+        let mean = if distribution == "uniform" { 0.0 } else { MEAN_SHARE * places as f64 };
+        for guest_gb in GUESTS_GB {
+            for (how, filling) in SIMULATED {
+                let (name, x) = (variant(distribution, how), guest_gb as f64);
+                if run.has(&name, x) {
+                    continue;
+                }
+                let mut caches = TwoCaches::new(pages(DATA_GB), pages(guest_gb), pages(HOST_GB - guest_gb), filling);
+                let mut random = fastrand::Rng::with_seed(run.world.seed);
+                let mut go = |reads: u64| {
+                    let before = caches.found();
+                    for _ in 0..reads {
+                        let first = place(&mut random, places, mean) as u32 * read_pages;
+                        (first..first + read_pages).for_each(|page| caches.read(page));
+                    }
+                    caches.found() - before
+                };
+                go(reads);
+                for round in 0..run.rounds {
+                    let values = [("host_hit_ratio".to_owned(), go(reads).lower_ratio())];
+                    run.keep(&case(&name, x), round, values.into())?;
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+pub fn results(records: &Records) -> Results {
+    let key = "host_hit_ratio";
+    let ratio = |distribution: &str, how: &str, floor: &str, gb: u64| {
+        let (one, other) = (variant(distribution, how), variant(distribution, floor));
+        records.over(key, (&one, gb as f64), (&other, gb as f64))
+    };
+    let chart = |distribution: &'static str| {
+        let line = |how: &str| {
+            let name = variant(distribution, how);
+            let point = |gb: u64| Some((gb as f64, records.mean(&name, gb as f64, key, 1.0)?));
+            Line { name: how.to_owned(), points: GUESTS_GB.into_iter().filter_map(point).collect() }
+        };
+        let lines = [WITH, SIMULATED[1].0, AS_IT_IS, SIMULATED[0].0, WRITTEN].map(line);
+        Chart {
+            name: distribution,
+            title: format!("Hit ratio of the host's page cache, {distribution} reads"),
+            y_label: "of what the guest asks for",
+            is_log: false,
+            lines: lines.into(),
+            marks: Vec::new(),
+        }
+    };
+    let mut findings = Vec::new();
+    for (distribution, wanted) in DISTRIBUTIONS.into_iter().zip([1.0, 1.5]) {
+        for gb in GUESTS_GB {
+            let what = format!("hit ratio, {distribution}, guest of {gb} GB, over that without");
+            findings.push(Finding::at_least(
+                &what,
+                ratio(distribution, WITH, AS_IT_IS, gb),
+                wanted,
+                "at least as high",
+            ));
+        }
+    }
+    for distribution in DISTRIBUTIONS {
+        for gb in GUESTS_GB {
+            let (one, other) = (variant(distribution, WITH), variant(distribution, AS_IT_IS));
+            let disk = records.over("disk_mib", (&one, gb as f64), (&other, gb as f64));
+            let what = format!("reads of the host's disk, {distribution}, guest of {gb} GB, over those without");
+            findings.push(Finding::at_most(&what, disk, 1.0, "–"));
+        }
+    }
+    Results {
+        charts: DISTRIBUTIONS.map(chart).into(),
+        columns: vec![
+            Column { key, name: "hit ratio of the host", decimals: 3 },
+            Column { key: "guest_asked_mib", name: "MiB that the guest asked for", decimals: 0 },
+            Column { key: "disk_mib", name: "MiB read from the host's disk", decimals: 0 },
+            Column { key: "host_cached_mib", name: "MiB that the host cached", decimals: 0 },
+            Column { key: "dirtied_mib", name: "MiB dirtied on the host, by anybody", decimals: 1 },
+        ],
+        findings,
+        why: "The paper shows its ratios as bars without figures. The two simulated caches are least-recently-used, of the paper's sizes, and hold each page once when \
+              the lower one is filled with what the upper one evicts; kernels keep two lists, and read ahead. In an emulated machine the guest's daemon is slow beside its \
+              kernel: what is evicted faster than it can be sent is left out. The mean of the exponential distribution is a quarter of the data.",
+    }
+}
