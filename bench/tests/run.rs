@@ -49,6 +49,7 @@ fn they_are_listed() {
             "paper",
             "paper",
             "paper",
+            "paper",
             "paper"
         ]
     );

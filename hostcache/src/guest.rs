@@ -150,7 +150,7 @@ fn serve(volume: &mut Volume, config: &Config, statistics: &Statistics, stop: &S
         false => BpfTap::load(target, config.ring_bytes).map(|tap| (tap, None)),
     }
     .map_err(failed)?;
-    let mut sender = Sender { volume, statistics, link, batch: Vec::new(), held: Held::default() };
+    let mut sender = Sender { volume, statistics, link, batch: Vec::new(), bytes: Vec::new(), held: Held::default() };
     let (mut captured_before, mut full_before) = (0, 0);
     while !stop.is_wanted() {
         // First what was read: what is evicted is mostly older.
@@ -176,10 +176,11 @@ fn serve(volume: &mut Volume, config: &Config, statistics: &Statistics, stop: &S
     Ok(())
 }
 
+/// A page that was evicted, whose bytes are in that place of the batch.
 struct Evicted {
     key: InodeKey,
     index: u64,
-    page: Box<Page>,
+    place: usize,
 }
 
 struct Sender<'a> {
@@ -187,6 +188,8 @@ struct Sender<'a> {
     statistics: &'a Statistics,
     link: Link,
     batch: Vec<Evicted>,
+    /// Their bytes, in the order in which they came.
+    bytes: Vec<Page>,
     held: Held,
 }
 
@@ -194,7 +197,8 @@ impl Sender<'_> {
     fn evicted(&mut self, eviction: &Eviction<'_>) -> io::Result<()> {
         let key = InodeKey { inode: eviction.inode, generation: eviction.generation };
         self.held.evicted(key, eviction.index);
-        self.batch.push(Evicted { key, index: eviction.index, page: Box::new(*eviction.page) });
+        self.batch.push(Evicted { key, index: eviction.index, place: self.bytes.len() });
+        self.bytes.push(*eviction.page);
         if self.batch.len() < BATCH_PAGES { Ok(()) } else { self.flush() }
     }
 
@@ -221,7 +225,7 @@ impl Sender<'_> {
             };
             for (evicted, place) in of_file.iter().zip(places) {
                 match place {
-                    Place::At(index) => self.link.demote(evicted.key, index, &evicted.page)?,
+                    Place::At(index) => self.link.demote(evicted.key, index, &self.bytes[evicted.place])?,
                     Place::Unsettled => drop(statistics.unsettled_pages.fetch_add(1, Relaxed)),
                     Place::Unaligned => drop(statistics.unaligned_pages.fetch_add(1, Relaxed)),
                 }
@@ -232,6 +236,7 @@ impl Sender<'_> {
         self.link.receive(statistics, self.volume, UNANSWERED_PAGES_MAX)?;
         batch.clear();
         self.batch = batch;
+        self.bytes.clear();
         Ok(())
     }
 

@@ -24,6 +24,8 @@ pub struct Config {
     pub mountpoint: PathBuf,
     /// When writes reach the directory below.
     pub write: WriteMode,
+    /// Whether the kernel reads ahead as far as a lender makes it worth. Guests read ahead themselves.
+    pub wide_readahead: bool,
     /// Worker threads: as many requests are handled at once. At least 2.
     pub threads: usize,
     /// How long the kernel believes attributes without asking: how late a change made beside the mount may be seen.
@@ -50,6 +52,7 @@ impl Config {
             source: source.into(),
             mountpoint: mountpoint.into(),
             write: WriteMode::Through,
+            wide_readahead: true,
             threads: Config::THREADS,
             attr_timeout: Duration::from_secs(1),
             entry_timeout: Config::ENTRY_TIMEOUT,

@@ -247,7 +247,7 @@ fn serve<E: Into<Box<dyn std::error::Error + Send + Sync>>>(
         .ok_or_else(|| failed("find the new mount", io::ErrorKind::NotFound))?;
     let session =
         Session::negotiate(device, wish(config.write)).map_err(|error| failed("negotiate with the kernel", error))?;
-    if privilege == Privilege::Root {
+    if privilege == Privilege::Root && config.wide_readahead {
         widen_readahead(own_device);
     }
     let negotiated = session.negotiated();

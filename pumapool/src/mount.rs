@@ -295,6 +295,7 @@ fn serve(mut options: Options, kept: Kept) -> Result<ExitCode> {
             WriteName::Through => mount::WriteMode::Through,
             WriteName::Back => mount::WriteMode::Back,
         },
+        wide_readahead: options.guests.is_none(),
         threads: options.policies.threads.into(),
         attr_timeout: Duration::from_secs_f64(options.policies.attribute_timeout),
         ..mount::Config::new(options.source.clone(), mountpoint)
