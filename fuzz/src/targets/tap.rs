@@ -34,7 +34,9 @@ pub const RING: Target = Target {
     input_bytes_max: 16 + RING_BYTES,
     run: ring,
     seeds: || {
-        let event = [&[7u8, 0, 0, 0, 0, 0, 0, 0][..], &9u64.to_le_bytes(), &[0x41; page::PAGE_SIZE]].concat();
+        let event =
+            [&[7u8, 0, 0, 0, 0, 0, 0, 0][..], &8u64.to_le_bytes(), &9u64.to_le_bytes(), &[0x41; page::PAGE_SIZE]]
+                .concat();
         let record = |header: u32, bytes: &[u8]| [&header.to_le_bytes()[..], &[0; 4], bytes].concat();
         let seed = |consumer: u64, pending: u64, ring: &[Vec<u8>]| {
             [&consumer.to_le_bytes()[..], &pending.to_le_bytes(), &ring.concat()].concat()

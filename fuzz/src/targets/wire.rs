@@ -11,7 +11,7 @@ use zerocopy::{FromBytes, IntoBytes};
 pub const HEADER: Target = Target {
     name: "wire_header",
     about: "the peer's header, and the bodies that it announces",
-    input_bytes_max: 512,
+    input_bytes_max: size_of::<Header>() + size_of::<DemotedPage>() + 512,
     run: header,
     seeds: header_seeds,
 };
