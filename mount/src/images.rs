@@ -25,8 +25,8 @@ use wire::Fate;
 const READ_WAIT: Duration = Duration::from_secs(1);
 /// How often it is looked meanwhile whether it has them from elsewhere.
 const READ_LOOK: Duration = Duration::from_millis(5);
-/// What it reads for one word (mm/readahead.c, force_page_cache_ra: no more than the read-ahead window).
-const ADVISED_PAGES_MAX: usize = 256;
+/// What it reads for one word at the least (mm/readahead.c, force_page_cache_ra: the read-ahead window, or the device's best size, 128 KiB of FUSE's).
+const ADVISED_PAGES_MAX: usize = 32;
 
 /// How pages get into the page cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -8,6 +8,7 @@ use super::two_caches::{Filling, TwoCaches};
 use super::{Case, Run};
 use crate::program::Program;
 use crate::reading::place;
+use crate::world::Extent;
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -57,7 +58,8 @@ pub fn run(run: &mut Run<'_>) -> Result<(), Failure> {
     let has_all = |how: &str| {
         DISTRIBUTIONS.iter().all(|name| GUESTS_GB.iter().all(|gb| run.has(&variant(name, how), *gb as f64)))
     };
-    if [AS_IT_IS, WITH, WRITTEN].into_iter().all(has_all) {
+    let written = run.world.extent == Extent::Whole;
+    if [AS_IT_IS, WITH].into_iter().chain(written.then_some(WRITTEN)).all(has_all) {
         return Ok(());
     }
     if !PathBuf::from(PROGRAM).exists() {
@@ -70,6 +72,7 @@ pub fn run(run: &mut Run<'_>) -> Result<(), Failure> {
     command.arg("--dir").arg(run.world.directory("host-cache")?);
     command.args(["--scale", &run.scale.to_string(), "--rounds", &run.rounds.to_string()]);
     command.args(["--reads", run.world.extent.choose("1", "0.25", "0.05")]).stdin(Stdio::null());
+    command.args(written.then_some("--written"));
     let mut program = Program::start(run.world, "host-cache", command, &[&group])?;
     while let Some(line) = program.next_line()? {
         if line.starts_with('#') {
