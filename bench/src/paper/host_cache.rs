@@ -132,18 +132,26 @@ pub fn results(records: &Records) -> Results {
         records.over(key, (&one, gb as f64), (&other, gb as f64))
     };
     let chart = |distribution: &'static str| {
-        let line = |how: &str| {
-            let name = variant(distribution, how);
-            let point = |gb: u64| Some((gb as f64, records.mean(&name, gb as f64, key, 1.0)?));
-            Line { name: how.to_owned(), points: GUESTS_GB.into_iter().filter_map(point).collect() }
+        let line = |(how, name): (&str, &str)| {
+            let of = variant(distribution, how);
+            let point = |gb: u64| Some((gb as f64, records.mean(&of, gb as f64, key, 1.0)?));
+            Line { name: name.to_owned(), points: GUESTS_GB.into_iter().filter_map(point).collect() }
         };
-        let lines = [WITH, SIMULATED[1].0, AS_IT_IS, SIMULATED[0].0, WRITTEN].map(line);
+        let [simulated, simulated_with] = SIMULATED.map(|(how, _)| how);
+        let lines = [
+            (WITH, "filled by evictions"),
+            (simulated_with, "the same, simulated"),
+            (AS_IT_IS, "as it is"),
+            (simulated, "as it is, simulated"),
+            (WRITTEN, "evictions, written"),
+        ];
+        let lines = lines.map(line).into_iter().filter(|line| !line.points.is_empty()).collect();
         Chart {
             name: distribution,
             title: format!("Hit ratio of the host's page cache, {distribution} reads"),
             y_label: "of what the guest asks for",
             is_log: false,
-            lines: lines.into(),
+            lines,
             marks: Vec::new(),
         }
     };

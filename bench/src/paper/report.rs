@@ -96,12 +96,12 @@ fn one(page: &mut String, results: &Path, experiment: &Experiment, records: &Rec
     );
     let mut places: Vec<&str> = records.points.iter().filter_map(|point| point.place.as_deref()).collect();
     places.dedup();
-    let conditions = [&[conditions.as_str()], &places[..]].concat().join("; ");
+    let all_conditions = [&[conditions.as_str()], &places[..]].concat().join("; ");
     let said = (experiment.results)(records);
     let name = experiment.name;
     let _infallible = write!(
         page,
-        "\n## {name}\n{} ({}).\n\nMeasured: {conditions}.\n",
+        "\n## {name}\n{} ({}).\n\nMeasured: {all_conditions}.\n",
         capital(experiment.about),
         experiment.source
     );
