@@ -111,6 +111,11 @@ impl Scale {
     }
 }
 
+/// A tick in words, without what adding up has left behind.
+fn label(value: f64) -> String {
+    format!("{}", (value * 1e6).round() / 1e6)
+}
+
 impl Chart {
     /// Draws it as SVG. `below_title` says what it is of.
     pub fn draw(&self, below_title: &str, axis: &Axis) -> String {
@@ -136,10 +141,10 @@ impl Chart {
         for value in y.ticks() {
             let at = y.at(value);
             line(&mut svg, (x.from, at), (x.to, at), GRID, 1.0, "none");
-            text(&mut svg, LEFT - 8.0, at + 4.0, 12.0, PALE_INK, "end", false, &format!("{value}"));
+            text(&mut svg, LEFT - 8.0, at + 4.0, 12.0, PALE_INK, "end", false, &label(value));
         }
         for value in x.ticks() {
-            text(&mut svg, x.at(value), HEIGHT - BOTTOM + 18.0, 12.0, PALE_INK, "middle", false, &format!("{value}"));
+            text(&mut svg, x.at(value), HEIGHT - BOTTOM + 18.0, 12.0, PALE_INK, "middle", false, &label(value));
         }
         let mut row = TOP;
         for (drawn, (colour, dashes)) in self.lines.iter().zip(STYLES.iter().cycle()) {
@@ -198,6 +203,7 @@ mod tests {
     fn values_are_where_they_belong() {
         let linear = Scale { low: 0.0, high: 5.6, is_log: false, from: 100.0, to: 0.0 };
         assert_eq!(linear.ticks(), [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]);
+        assert_eq!([0.1 + 0.2, 0.5, 50.0].map(label), ["0.3", "0.5", "50"]);
         assert_eq!((linear.at(0.0), linear.at(2.8), linear.at(5.6)), (100.0, 50.0, 0.0));
         let log = Scale { low: 0.8, high: 125.0, is_log: true, from: 0.0, to: 100.0 };
         assert_eq!(log.ticks(), [1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0]);
