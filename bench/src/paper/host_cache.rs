@@ -6,13 +6,9 @@ use super::record::Records;
 use super::report::{Column, Finding, Results};
 use super::two_caches::{Filling, TwoCaches};
 use super::{Case, Run};
-use crate::program::Program;
 use crate::reading::place;
 use crate::world::Extent;
-use serde::Deserialize;
-use std::collections::BTreeMap;
-use std::path::PathBuf;
-use std::process::{Command, Stdio};
+use std::process::Command;
 use testbed::Failure;
 
 /// The program, from the root of the sources.
@@ -36,18 +32,6 @@ const SIMULATED: [(&str, Filling); 2] =
 /// What the host's memory is limited to before the machine has booted.
 const BOOT_BYTES: u64 = 4 << 30;
 
-/// What it says of a round.
-#[derive(Deserialize)]
-struct Round {
-    variant: String,
-    guest_gb: f64,
-    round: usize,
-    /// Its kernel, and what it ran on.
-    machine: String,
-    #[serde(flatten)]
-    values: BTreeMap<String, f64>,
-}
-
 fn variant(distribution: &str, how: &str) -> String {
     format!("{distribution}, {how}")
 }
@@ -62,32 +46,15 @@ pub fn run(run: &mut Run<'_>) -> Result<(), Failure> {
     if [AS_IT_IS, WITH].into_iter().chain(written.then_some(WRITTEN)).all(has_all) {
         return Ok(());
     }
-    if !PathBuf::from(PROGRAM).exists() {
-        return Err(Failure::Problem(format!("there is no {PROGRAM} here: run it from the root of the sources")));
-    }
     // It finds its group by itself, and limits it when it knows what the machine takes.
     let group = run.world.group(BOOT_BYTES)?;
     run.disk_as_streamed()?;
     let mut command = Command::new(PROGRAM);
     command.arg("--dir").arg(run.world.directory("host-cache")?);
     command.args(["--scale", &run.scale.to_string(), "--rounds", &run.rounds.to_string()]);
-    command.args(["--reads", run.world.extent.choose("1", "0.25", "0.05")]).stdin(Stdio::null());
+    command.args(["--reads", run.world.extent.choose("1", "0.25", "0.05")]);
     command.args(written.then_some("--written"));
-    let mut program = Program::start(run.world, "host-cache", command, &[&group])?;
-    while let Some(line) = program.next_line()? {
-        if line.starts_with('#') {
-            println!("{line}");
-            continue;
-        }
-        let said: Round = serde_json::from_str(&line)
-            .map_err(|error| Failure::Problem(format!("{PROGRAM} said {line:?}: {error}")))?;
-        run.keep_from(&case(&said.variant, said.guest_gb), said.round, said.values, Some(said.machine))?;
-    }
-    Ok(())
-}
-
-fn case(variant: &str, x: f64) -> Case<'_> {
-    Case { variant, x, cache_bytes: 0, data_bytes: 0, path: PathBuf::new(), side: None, lender: None }
+    run.keep_what_it_says(PROGRAM, command, &[&group])
 }
 
 /// The paper's whole size, but in a tiny run: it takes some seconds.
@@ -117,7 +84,7 @@ fn simulate(run: &mut Run<'_>) -> Result<(), Failure> {
                 go(reads);
                 for round in 0..run.rounds {
                     let values = [("host_hit_ratio".to_owned(), go(reads).lower_ratio())];
-                    run.keep(&case(&name, x), round, values.into())?;
+                    run.keep(&Case::elsewhere(&name, x), round, values.into())?;
                 }
             }
         }

@@ -24,14 +24,17 @@ mod tpcc;
 mod tpch;
 mod two_caches;
 
+use crate::program::Program;
 use crate::worker::Order;
 use crate::world::{self, Extent, Lender, Side, Worker, World};
 use page::PAGE_SIZE;
 use record::{Header, Point, Records};
+use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use testbed::{Failure, Group, Interrupt};
 
 /// The command; behind it the name of an experiment, or `all`.
@@ -295,6 +298,11 @@ struct Case<'a> {
 }
 
 impl Case<'_> {
+    /// One that is measured by another program, or not on this machine.
+    fn elsewhere(variant: &str, x: f64) -> Case<'_> {
+        Case { variant, x, cache_bytes: 0, data_bytes: 0, path: PathBuf::new(), side: None, lender: None }
+    }
+
     /// Counters of the borrower: values to keep, by which counter each is. None without Puma.
     fn counters(&self, keys: &[(&'static str, &str)]) -> Result<BTreeMap<&'static str, u64>, Failure> {
         let Some(side) = self.side else { return Ok(BTreeMap::new()) };
@@ -318,6 +326,20 @@ impl Case<'_> {
 type Measure<'m> = dyn Fn(&mut Run<'_>, &Case<'_>) -> Result<(), Failure> + 'm;
 /// What is done with a subject and how it is measured.
 type Study<'s> = dyn Fn(&mut Run<'_>, &Subject<'_>, &Measure<'_>) -> Result<(), Failure> + 's;
+
+/// What a program says of a round ([`Run::keep_what_it_says`]).
+#[derive(Deserialize)]
+struct Round {
+    variant: String,
+    /// What the experiment varies, if it varies anything.
+    #[serde(default)]
+    x: f64,
+    round: usize,
+    /// Its kernel, and what it ran on.
+    machine: String,
+    #[serde(flatten)]
+    values: BTreeMap<String, f64>,
+}
 
 /// An experiment under way.
 struct Run<'a> {
@@ -537,6 +559,26 @@ impl Run<'_> {
         };
         let (cache_bytes, data_bytes) = (cache_bytes + subject.beside_bytes, self.data_bytes(subject)?);
         measure(self, &Case { variant, x, cache_bytes, data_bytes, path, side: None, lender: None })
+    }
+
+    /// Runs a program that measures in virtual machines, from the root of the sources, and keeps the rounds that it says, each a line. Lines
+    /// that begin with # are for whoever waits.
+    fn keep_what_it_says(&mut self, path: &str, mut command: Command, groups: &[&Group]) -> Result<(), Failure> {
+        if !Path::new(path).exists() {
+            return Err(Failure::Problem(format!("there is no {path} here: run it from the root of the sources")));
+        }
+        command.stdin(Stdio::null());
+        let mut program = Program::start(self.world, &path.replace('/', "-"), command, groups)?;
+        while let Some(line) = program.next_line()? {
+            if line.starts_with('#') {
+                println!("{line}");
+                continue;
+            }
+            let said: Round = serde_json::from_str(&line)
+                .map_err(|error| Failure::Problem(format!("{path} said {line:?}: {error}")))?;
+            self.keep_from(&Case::elsewhere(&said.variant, said.x), said.round, said.values, Some(said.machine))?;
+        }
+        Ok(())
     }
 
     /// Keeps a round of a case.

@@ -3,11 +3,8 @@
 use super::plot::{Chart, Line};
 use super::record::Records;
 use super::report::{Column, Finding, Results};
-use super::{BASELINE, Case, Run};
-use crate::program::Program;
-use serde::Deserialize;
-use std::path::PathBuf;
-use std::process::{Command, Stdio};
+use super::{BASELINE, Run};
+use std::process::Command;
 use testbed::Failure;
 
 /// The program, from the root of the sources.
@@ -19,50 +16,15 @@ const PAPER_PUMA: f64 = 6310.0;
 const PAPER_DM_CACHE: f64 = 3250.0;
 const PAPER_BASELINE: f64 = 166.0;
 
-/// What it says of a round.
-#[derive(Deserialize)]
-struct Round {
-    variant: String,
-    round: usize,
-    iops: f64,
-    /// Of the file, what the cache had.
-    cached_share: f64,
-    /// Its kernel, and what it ran on.
-    machine: String,
-}
-
 pub fn run(run: &mut Run<'_>) -> Result<(), Failure> {
     if [BASELINE, PUMA, DM_CACHE].into_iter().all(|variant| run.has(variant, 0.0)) {
         return Ok(());
     }
-    if !PathBuf::from(PROGRAM).exists() {
-        return Err(Failure::Problem(format!("there is no {PROGRAM} here: run it from the root of the sources")));
-    }
     let mut command = Command::new(PROGRAM);
     let seconds = run.world.extent.choose(10, 3, 1);
     command.args(["--scale", &run.scale.to_string(), "--rounds", &run.rounds.to_string()]);
-    command.args(["--seconds", &seconds.to_string()]).stdin(Stdio::null());
-    let mut program = Program::start(run.world, "ssd-cache", command, &[])?;
-    while let Some(line) = program.next_line()? {
-        if line.starts_with('#') {
-            println!("{line}");
-            continue;
-        }
-        let said: Round = serde_json::from_str(&line)
-            .map_err(|error| Failure::Problem(format!("{PROGRAM} said {line:?}: {error}")))?;
-        let case = Case {
-            variant: &said.variant,
-            x: 0.0,
-            cache_bytes: 0,
-            data_bytes: 0,
-            path: PathBuf::new(),
-            side: None,
-            lender: None,
-        };
-        let values = [("iops".to_owned(), said.iops), ("cached_share".to_owned(), said.cached_share)];
-        run.keep_from(&case, said.round, values.into(), Some(said.machine))?;
-    }
-    Ok(())
+    command.args(["--seconds", &seconds.to_string()]);
+    run.keep_what_it_says(PROGRAM, command, &[])
 }
 
 pub fn results(records: &Records) -> Results {
