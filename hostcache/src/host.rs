@@ -18,6 +18,7 @@ use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::thread::Scope;
 use std::time::{Duration, Instant};
 use wire::address::{Address, Stream};
 use wire::frames::{Broken, FrameReader, Outgoing, send};
@@ -188,7 +189,7 @@ struct Shared {
 
 /// A host that listens.
 pub struct Host {
-    shared: Arc<Shared>,
+    shared: Shared,
     /// Until it serves.
     listener: Mutex<Option<Listener>>,
     address: Address,
@@ -240,7 +241,7 @@ impl Host {
             stopping: AtomicBool::new(false),
         };
         let address = listener.address().clone();
-        Ok(Host { shared: Arc::new(shared), listener: Mutex::new(Some(listener)), address, stop })
+        Ok(Host { shared, listener: Mutex::new(Some(listener)), address, stop })
     }
 
     /// Where it listens, with the port that the kernel chose.
@@ -269,16 +270,20 @@ impl Host {
         }
     }
 
-    /// Serves guests until it is stopped. To be called once.
+    /// Serves guests until it is stopped, and all their connections have ended: none has an image open then. To be called once.
     pub fn run(&self) {
         let Some(listener) = self.listener.lock().take() else { return };
+        std::thread::scope(|connections| self.accept(&listener, connections));
+    }
+
+    fn accept<'scope>(&'scope self, listener: &Listener, connections: &'scope Scope<'scope, '_>) {
         while !self.shared.stopping.load(Relaxed) {
-            let mut fds = [PollFd::new(&listener, PollFlags::IN), PollFd::new(&self.stop.0, PollFlags::IN)];
+            let mut fds = [PollFd::new(listener, PollFlags::IN), PollFd::new(&self.stop.0, PollFlags::IN)];
             if poll(&mut fds, None).is_err() || fds[0].revents().is_empty() {
                 continue;
             }
             match listener.accept() {
-                Ok(stream) => self.shared.start_connection(stream),
+                Ok(stream) => self.shared.start_connection(stream, connections),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(error) => {
                     tracing::debug!(%error, "cannot accept a connection");
@@ -303,24 +308,23 @@ fn check_format(mount: &Mount, guest: &Guest) -> Result<(), Problem> {
 }
 
 impl Shared {
-    fn start_connection(self: &Arc<Self>, stream: Stream) {
+    fn start_connection<'scope>(&'scope self, stream: Stream, connections: &'scope Scope<'scope, '_>) {
         if self.strangers.fetch_add(1, Relaxed) >= STRANGERS_MAX {
             self.strangers.fetch_sub(1, Relaxed);
             return; // Closed without a word: words cost more.
         }
-        let shared = self.clone();
-        let spawned = std::thread::Builder::new().name("puma-guest".into()).spawn(move || {
+        let connection = move || {
             let stream = Arc::new(stream);
-            let greeted = shared.greet(&stream);
-            shared.strangers.fetch_sub(1, Relaxed);
+            let greeted = self.greet(&stream);
+            self.strangers.fetch_sub(1, Relaxed);
             let peer = stream.peer();
             match greeted {
-                Ok((nth, channel, reader)) => shared.serve(nth, &stream, channel, reader),
+                Ok((nth, channel, reader)) => self.serve(nth, &stream, channel, reader),
                 Err(broken) => tracing::debug!(peer, %broken, "not a guest"),
             }
             let _ = stream.shutdown(Shutdown::Both);
-        });
-        if spawned.is_err() {
+        };
+        if std::thread::Builder::new().name("puma-guest".into()).spawn_scoped(connections, connection).is_err() {
             self.strangers.fetch_sub(1, Relaxed);
         }
     }
