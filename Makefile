@@ -161,6 +161,7 @@ vm: vm-deps
 	vm/run
 	vm/pair
 	vm/host-cache
+	vm/numa
 
 # Public test programs: fsx (file system exerciser) and pjdfstest (POSIX suite).
 tools: $(TOOLS)/bin/fsx $(TOOLS)/bin/pjdfstest

@@ -27,11 +27,11 @@ class Failed(Exception):
 class Guest:
     """A virtual machine, and its shell."""
 
-    def __init__(self, name, folder, kernel, memory_mib, devices):
+    def __init__(self, name, folder, kernel, memory_mib, devices, processors=1):
         self.name, self.folder = name, folder
         self.log, shell = folder / f"{name}.log", folder / f"{name}.shell"
         arguments = [
-            "qemu-system-x86_64", "-machine", f"q35,accel={ACCELERATOR}", "-cpu", "max", "-smp", "1", "-m", str(memory_mib),
+            "qemu-system-x86_64", "-machine", f"q35,accel={ACCELERATOR}", "-cpu", "max", "-smp", str(processors), "-m", str(memory_mib),
             "-display", "none", "-no-reboot", "-nodefaults",
             "-serial", f"file:{self.log}", "-serial", f"unix:{shell},server=on,wait=off",
             "-kernel", kernel, "-initrd", str(folder / "initramfs"), "-append", "console=ttyS0 quiet panic=-1", *devices,

@@ -50,6 +50,7 @@ fn they_are_listed() {
             "paper",
             "paper",
             "paper",
+            "paper",
             "paper"
         ]
     );

@@ -16,10 +16,11 @@ use std::time::{Duration, Instant};
 use tap::{Added, AddedTap, BpfTap, Eviction, EvictionSource, Target};
 use wire::address::{Address, Stream};
 use wire::frames::{Broken, FrameReader, Outgoing, send};
-use wire::secure::{Channel, Handshake, Security};
-use wire::{DEMOTE_ITEMS_MAX, DemotedPage, Fate, Header, Hello, ITEMS_MAX, Kind, PageSpan, Refused};
+use wire::named::{self, Joined};
+use wire::secure::{Channel, Security};
+use wire::{DEMOTE_ITEMS_MAX, DemotedPage, Fate, Header, ITEMS_MAX, Kind, PageSpan};
+use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U32, U64};
-use zerocopy::{FromBytes, IntoBytes};
 
 /// Evicted pages that are looked up and sent together: 1 MiB.
 const BATCH_PAGES: usize = 256;
@@ -324,13 +325,12 @@ struct Link {
 
 impl Link {
     fn connect(config: &Config) -> io::Result<Link> {
-        let stream = config.host.connect(ANSWER_LIMIT)?;
-        stream.set_read_timeout(Some(POLL))?;
-        stream.set_write_timeout(Some(POLL))?;
-        let mut link = Link {
+        let Joined { stream, channel, reader } =
+            named::join(&config.host, &config.security, wire::ROLE_GUEST, ANSWER_LIMIT, POLL)?;
+        Ok(Link {
             stream,
-            channel: Channel::plain(),
-            reader: FrameReader::new(),
+            channel,
+            reader,
             outgoing: Outgoing::default(),
             items: Vec::new(),
             keys: Vec::new(),
@@ -338,33 +338,7 @@ impl Link {
             unanswered: VecDeque::new(),
             unanswered_pages: 0,
             sent: 0,
-        };
-        let deadline = Instant::now() + ANSWER_LIMIT;
-        if let Security::Keyed(key) = &config.security {
-            let (handshake, first) = Handshake::begin(key).map_err(failed)?;
-            link.outgoing.push(&link.channel, Kind::Handshake1, wire::PROTOCOL.into(), &first).map_err(failed)?;
-            link.send()?;
-            let answer = link.greeting(deadline, Kind::Handshake2)?;
-            link.channel = handshake.finish(&answer).map_err(failed)?;
-            link.reader.open_with(link.channel.clone());
-        }
-        let mut session = [0; 16];
-        rustix::rand::getrandom(&mut session, rustix::rand::GetRandomFlags::empty())?;
-        let (protocol, role) = (U32::new(wire::PROTOCOL), U32::new(wire::ROLE_GUEST));
-        let hello = Hello { magic: wire::MAGIC, protocol, role, session };
-        link.outgoing.push(&link.channel, Kind::Hello, 0, &hello).map_err(failed)?;
-        link.send()?;
-        link.greeting(deadline, Kind::Welcome)?;
-        Ok(link)
-    }
-
-    fn greeting(&mut self, deadline: Instant, wanted: Kind) -> io::Result<Vec<u8>> {
-        let frame = self.reader.next(&self.stream, deadline, |kind| kind == wanted || kind == Kind::Refused);
-        let frame = frame.map_err(failed)?;
-        match (frame.kind, Refused::read_from_bytes(frame.body)) {
-            (Kind::Refused, Ok(refused)) => Err(failed(refused.text())),
-            _ => Ok(frame.body.to_vec()),
-        }
+        })
     }
 
     fn send(&mut self) -> io::Result<()> {

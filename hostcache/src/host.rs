@@ -24,26 +24,19 @@ use wire::address::{Address, Stream};
 use wire::frames::{Broken, FrameReader, Outgoing, send};
 use wire::key::PoolKey;
 use wire::listener::Listener;
+use wire::named::{self, Greeted};
 use wire::secure::Channel;
-use wire::{DemotedPage, Fate, Header, Hello, Kind, PageSpan, Refused, Welcome};
-use zerocopy::little_endian::U32;
-use zerocopy::{FromBytes, FromZeros};
+use wire::{DemotedPage, Fate, Header, Kind, PageSpan};
+use zerocopy::FromBytes;
 
-/// Time for the first frames to come.
-const HELLO_LIMIT: Duration = Duration::from_secs(2);
 /// How long a guest may take for the rest of a frame that it has begun, or to take an answer.
 const FRAME_LIMIT: Duration = Duration::from_secs(10);
-/// How often the clock is looked at meanwhile.
-const TICK: Duration = Duration::from_millis(250);
 /// Connections that are being greeted at once.
 const STRANGERS_MAX: usize = 16;
 /// Pause after a connection could not be accepted.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Pages that one message may say to have been read; of more nothing is heard.
 const HELD_PAGES_MAX: u32 = 1 << 16;
-
-/// What [`PoolKey::derive`] is told to tell keys apart.
-const KEY_NAME: &str = "guest";
 
 /// What a disk image begins with that is not the disk's bytes as they are.
 const FORMATS: [(&[u8], &str); 5] =
@@ -207,12 +200,10 @@ impl Host {
         if guests.len() > 1 && guests.iter().any(|guest| guest.key.is_none()) {
             return Err(Problem::Ambiguous);
         }
-        for (nth, guest) in guests.iter().enumerate() {
-            let name = |guest: &Guest| guest.key.as_ref().map(|key| key.derive(KEY_NAME));
-            let is_other = |other: &Guest| other.image != guest.image && name(other) != name(guest);
-            if !guests[..nth].iter().all(is_other) {
-                return Err(Problem::Twice { image: guest.image.clone() });
-            }
+        let keys: Vec<Option<&PoolKey>> = guests.iter().map(|guest| guest.key.as_ref()).collect();
+        let same_image = |nth: &usize| guests[..*nth].iter().any(|other| other.image == guests[*nth].image);
+        if let Some(nth) = named::check_keys(&keys).err().or_else(|| (0..guests.len()).find(same_image)) {
+            return Err(Problem::Twice { image: guests[nth].image.clone() });
         }
         let known = |guest| Known {
             problem: check_format(&mount, &guest).err(),
@@ -319,7 +310,7 @@ impl Shared {
             self.strangers.fetch_sub(1, Relaxed);
             let peer = stream.peer();
             match greeted {
-                Ok((nth, channel, reader)) => self.serve(nth, &stream, channel, reader),
+                Ok(Greeted { nth, channel, reader }) => self.serve(nth, &stream, channel, reader),
                 Err(broken) => tracing::debug!(peer, %broken, "not a guest"),
             }
             let _ = stream.shutdown(Shutdown::Both);
@@ -330,60 +321,14 @@ impl Shared {
     }
 
     /// Finds out which guest it is.
-    fn greet(&self, stream: &Stream) -> Result<(usize, Channel, FrameReader), Broken> {
-        stream.set_read_timeout(Some(TICK)).map_err(Broken::Io)?;
-        stream.set_write_timeout(Some(TICK)).map_err(Broken::Io)?;
-        let deadline = Instant::now() + HELLO_LIMIT;
-        let refused = |channel: &Channel, code, text: &str| {
-            tracing::info!(peer = stream.peer(), "a guest is refused: {text}");
-            let mut frame = Outgoing::default();
-            if frame.push(channel, Kind::Refused, 0, &Refused::new(code, text)).is_ok() {
-                let _ = send(stream, frame.bytes(), HELLO_LIMIT);
-            }
-            Broken::Refused
-        };
-        let mut channel = Channel::plain();
-        let mut reader = FrameReader::new();
-        let mut who = self.known.iter().position(|known| known.guest.key.is_none());
-        let hello = loop {
-            let may_come = |kind| kind == Kind::Hello || kind == Kind::Handshake1 && !channel.is_sealed();
-            let frame = reader.next(stream, deadline, may_come)?;
-            if frame.kind == Kind::Hello {
-                break Hello::read_from_bytes(frame.body).map_err(|_| Broken::Unexpected(Kind::Hello))?;
-            }
-            let protocol = frame.header.request.get();
-            let answer = |known: &Known| wire::secure::answer(known.guest.key.as_ref()?, frame.body).ok();
-            let found = self.known.iter().enumerate().find_map(|(nth, known)| Some((nth, answer(known)?)));
-            let Some((nth, (answer, sealed))) = found.filter(|_| protocol == wire::PROTOCOL.into()) else {
-                let text = "no guest here has this key, or it speaks another version: give the host this guest's key, --guest IMAGE=KEYFILE";
-                return Err(refused(&channel, wire::REFUSED_KEY, text));
-            };
-            let mut handshake = Outgoing::default();
-            handshake.push(&channel, Kind::Handshake2, 0, &answer)?;
-            send(stream, handshake.bytes(), HELLO_LIMIT)?;
-            (who, channel) = (Some(nth), sealed);
-            reader.open_with(channel.clone());
-        };
-        let Some(who) = who else {
-            return Err(refused(&channel, wire::REFUSED_KEY, "this host wants the guest's key: --key FILE"));
-        };
-        if let Some(problem) = &self.known[who].problem {
-            return Err(refused(&channel, wire::REFUSED_BUSY, &problem.to_string()));
+    fn greet(&self, stream: &Stream) -> Result<Greeted, Broken> {
+        let keys: Vec<Option<&PoolKey>> = self.known.iter().map(|known| known.guest.key.as_ref()).collect();
+        let greeted = named::greet(stream, &keys, wire::ROLE_GUEST, "pumapool host-cache guest")?;
+        if let Some(problem) = &self.known[greeted.nth].problem {
+            return Err(named::refuse(stream, &greeted.channel, wire::REFUSED_BUSY, &problem.to_string()));
         }
-        let is_guest = hello.magic == wire::MAGIC && hello.role.get() == wire::ROLE_GUEST;
-        if !is_guest || hello.protocol.get() != wire::PROTOCOL {
-            let text = "this is a host that takes what guests evict: connect with `pumapool host-cache guest` of the same version";
-            return Err(refused(&channel, wire::REFUSED_HELLO, text));
-        }
-        let mut welcome = Outgoing::default();
-        welcome.push(
-            &channel,
-            Kind::Welcome,
-            0,
-            &Welcome { protocol: U32::new(wire::PROTOCOL), ..Welcome::new_zeroed() },
-        )?;
-        send(stream, welcome.bytes(), HELLO_LIMIT)?;
-        Ok((who, channel, reader))
+        named::welcome(stream, &greeted.channel)?;
+        Ok(greeted)
     }
 
     fn serve(&self, nth: usize, stream: &Arc<Stream>, channel: Channel, reader: FrameReader) {

@@ -17,6 +17,7 @@ mod lend;
 mod lenders;
 mod log;
 mod mount;
+mod numa;
 mod pool;
 mod role;
 mod security;
@@ -54,6 +55,8 @@ enum Command {
     Role(role::Options),
     /// Fill a host's page cache with what its virtual machines evict.
     HostCache(host_cache::Options),
+    /// Show on which NUMA nodes memory is, and place it.
+    Numa(numa::Options),
     /// Unmount what `mount` has mounted.
     Umount(umount::Options),
     /// Have another program, such as a newer version, serve a mount that is in use.
@@ -89,6 +92,7 @@ fn main() -> ExitCode {
         Command::Join(options) => join::run(options, &cli.log),
         Command::Role(options) => role::run(&options),
         Command::HostCache(options) => host_cache::run(options),
+        Command::Numa(options) => numa::run(options),
         Command::Umount(options) => umount::run(&options),
         Command::Upgrade(options) => upgrade::run(&options),
         Command::Key(options) => key::run(&options),

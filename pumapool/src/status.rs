@@ -9,8 +9,8 @@ use std::process::ExitCode;
 /// Options of `status`.
 #[derive(clap::Args)]
 pub struct Options {
-    /// Everything, as one JSON object: {"mounts": […], "lenders": […], "nodes": […], "guests": […]}; nodes are those that have joined a
-    /// pool, guests the file systems whose evictions are given to this machine's host.
+    /// Everything, as one JSON object: {"mounts": […], "lenders": […], "nodes": […], "guests": […], "numa": […]}; nodes are those
+    /// that have joined a pool, guests the file systems whose evictions are given to this machine's host, numa what places memory on NUMA nodes.
     #[arg(long)]
     json: bool,
 }
@@ -21,20 +21,22 @@ pub fn run(options: &Options) -> Result<ExitCode> {
         control::ask_all().into_iter().partition(|status| status["kind"] == "mount");
     let (lenders, mut nodes): (Vec<_>, Vec<_>) = others.into_iter().partition(|status| status["kind"] == "lend");
     let guests: Vec<_> = nodes.extract_if(.., |status| status["kind"] == "guest").collect();
+    let placing: Vec<_> = nodes.extract_if(.., |status| status["kind"] == "numa").collect();
     nodes.retain(|status| status["kind"] == "join");
     if options.json {
-        let all = serde_json::json!({"mounts": mounts, "lenders": lenders, "nodes": nodes, "guests": guests});
+        let all = serde_json::json!({"mounts": mounts, "lenders": lenders, "nodes": nodes, "guests": guests, "numa": placing});
         writeln!(std::io::stdout(), "{all}")?;
         return Ok(ExitCode::SUCCESS);
     }
     let mut out = std::io::stdout().lock();
-    let printed = if mounts.is_empty() && lenders.is_empty() && nodes.is_empty() && guests.is_empty() {
+    let printed = if [&mounts, &lenders, &nodes, &guests, &placing].iter().all(|statuses| statuses.is_empty()) {
         writeln!(out, "no lender and no mount of yours runs on this machine")
     } else {
         let nodes = nodes.iter().try_for_each(|status| print_node(&mut out, status));
         let lenders = nodes.and_then(|()| lenders.iter().try_for_each(|status| print_lender(&mut out, status)));
         let mounts = lenders.and_then(|()| mounts.iter().try_for_each(|status| print_mount(&mut out, status)));
-        mounts.and_then(|()| guests.iter().try_for_each(|status| print_guest(&mut out, status)))
+        let guests = mounts.and_then(|()| guests.iter().try_for_each(|status| print_guest(&mut out, status)));
+        guests.and_then(|()| placing.iter().try_for_each(|status| print_placing(&mut out, status)))
     };
     // Who reads may have seen enough.
     printed.or_else(|error| if error.kind() == ErrorKind::BrokenPipe { Ok(()) } else { Err(error) })?;
@@ -215,6 +217,23 @@ fn print_guest(out: &mut impl Write, status: &Value) -> std::io::Result<()> {
         pages(guest, "stored_pages"),
         pages(guest, "unsettled_pages"),
     )
+}
+
+/// What places memory on NUMA nodes.
+fn print_placing(out: &mut impl Write, status: &Value) -> std::io::Result<()> {
+    writeln!(out, "numa (pid {})", status["pid"])?;
+    for target in status["targets"].as_array().into_iter().flatten() {
+        let text = |name: &str| target[name].as_str().unwrap_or("?").to_owned();
+        writeln!(
+            out,
+            "  {} {}: {}; {} moved",
+            text("who"),
+            text("policy"),
+            text("state"),
+            pages(target, "moved_pages")
+        )?;
+    }
+    Ok(())
 }
 
 /// What a daemon may do.

@@ -36,6 +36,8 @@
 //!
 //! Its key says which image is its disk: each guest has one of its own. Positions are those on the virtual disk.
 //!
+//! A guest that says how its memory is to be placed on the host's nodes sends one Advise behind the Welcome, and is answered with one Advised.
+//!
 //! # Frames
 //! A frame is a [`Header`] and `body_bytes` bytes of body. All integers are little-endian, all structures packed without
 //! gaps. The header says kind, number of items and a request number which the reply repeats. The sizes must match the kind
@@ -57,6 +59,8 @@
 //! | Demote | items × [`DemotedPage`]; at most [`DEMOTE_ITEMS_MAX`]. The pages are sealed as items are |
 //! | Demoted | items × one byte, a [`Fate`] |
 //! | Held | items × [`PageSpan`] |
+//! | Advise | [`Advice`] |
+//! | Advised | [`Refused`]; code 0: granted |
 //! | Ping, Bye | nothing |
 //!
 //! # Keys
@@ -117,6 +121,7 @@ pub mod address;
 pub mod frames;
 pub mod key;
 pub mod listener;
+pub mod named;
 pub mod secure;
 
 use page::{FileKey, PAGE_SIZE, PageId, Version};
@@ -170,14 +175,16 @@ pub enum Kind {
     Demote = 15,
     Demoted = 16,
     Held = 17,
+    Advise = 18,
+    Advised = 19,
 }
 
 impl Kind {
     fn from_wire(kind: u8) -> Option<Kind> {
         use Kind::*;
-        const ALL: [Kind; 17] = [
+        const ALL: [Kind; 19] = [
             Hello, Welcome, Refused, Put, PutReply, Get, GetReply, Drop, Lost, Ping, Pong, Bye, Handshake1, Handshake2,
-            Demote, Demoted, Held,
+            Demote, Demoted, Held, Advise, Advised,
         ];
         ALL.into_iter().find(|known| *known as u8 == kind)
     }
@@ -265,6 +272,8 @@ impl Header {
             Kind::Demote => body == items * size_of::<DemotedPage>(),
             Kind::Demoted => body == items,
             Kind::Held => body == items * size_of::<PageSpan>(),
+            Kind::Advise => body == size_of::<Advice>(),
+            Kind::Advised => body == size_of::<Refused>(),
             Kind::Pong => body == size_of::<Room>(),
             Kind::Ping | Kind::Bye => body == 0,
             Kind::Handshake1 | Kind::Handshake2 => body == secure::HANDSHAKE_BYTES,
@@ -290,6 +299,8 @@ pub const ROLE_MAIN: u32 = 1;
 pub const ROLE_GET: u32 = 2;
 /// The connection carries what a guest evicts.
 pub const ROLE_GUEST: u32 = 3;
+/// The connection carries what a guest advises on its memory.
+pub const ROLE_ADVISER: u32 = 4;
 
 /// The first frame of a connection.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -299,7 +310,7 @@ pub struct Hello {
     pub magic: [u8; 8],
     /// [`PROTOCOL`] of the borrower.
     pub protocol: U32,
-    /// [`ROLE_MAIN`], [`ROLE_GET`] or [`ROLE_GUEST`].
+    /// [`ROLE_MAIN`], [`ROLE_GET`], [`ROLE_GUEST`] or [`ROLE_ADVISER`].
     pub role: U32,
     /// The borrower's session.
     pub session: [u8; 16],
@@ -366,6 +377,17 @@ impl Refused {
         String::from_utf8_lossy(&self.text[..end]).replace(|c: char| c.is_control(), "?")
     }
 }
+
+/// How a guest wants its memory to be placed. Answered by a [`Refused`] whose code is 0 where it is granted.
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct Advice {
+    /// The policy's name: ASCII, padded with zeros.
+    pub policy: [u8; 16],
+}
+
+/// [`Refused::code`] of an answer to an [`Advice`]: not granted.
+pub const REFUSED_ADVICE: u32 = 6;
 
 /// Names one content of one page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]

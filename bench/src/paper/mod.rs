@@ -10,6 +10,7 @@ mod blast;
 mod dynamic;
 mod host_cache;
 mod latency;
+mod numa;
 mod plot;
 mod postgres;
 mod postmark;
@@ -122,10 +123,11 @@ const ONE: Axis = Axis { key: "nothing", name: "all fits", is_log: false };
 const CLONES: Axis = Axis { key: "clones", name: "repositories that are cloned at once", is_log: false };
 const TIME: Axis = Axis { key: "minutes_of_the_paper", name: "time, minutes of the paper", is_log: false };
 const GUEST: Axis = Axis { key: "guest_gb_of_the_paper", name: "memory of the guest, GB of the paper", is_log: false };
+const APPLICATION: Axis = Axis { key: "application_gib", name: "memory of the application, GiB", is_log: false };
 const FRAGMENT: Axis = Axis { key: "fragment_kib", name: "size of a fragment, KiB", is_log: true };
 
 /// In the order of RESULTS.md.
-const EXPERIMENTS: [Experiment; 13] = [
+const EXPERIMENTS: [Experiment; 14] = [
     Experiment {
         name: "random-read",
         about: "one thread reads 4 KiB at random offsets of one file",
@@ -242,6 +244,15 @@ const EXPERIMENTS: [Experiment; 13] = [
         scale: as_asked,
         run: host_cache::run,
         results: host_cache::results,
+    },
+    Experiment {
+        name: "numa",
+        about: "applications on a simulated machine of eight nodes, under each policy for their memory",
+        source: "Voron's thesis, 2018",
+        x: APPLICATION,
+        scale: as_asked,
+        run: numa::run,
+        results: numa::results,
     },
 ];
 

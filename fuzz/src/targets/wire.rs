@@ -3,8 +3,8 @@
 use super::Target;
 use wire::address::Address;
 use wire::{
-    BODY_BYTES_MAX, DemotedPage, Fate, GetItem, Header, Hello, ITEMS_MAX, Kind, PageSpan, PutItem, Refused, Room,
-    Welcome, WireKey,
+    Advice, BODY_BYTES_MAX, DemotedPage, Fate, GetItem, Header, Hello, ITEMS_MAX, Kind, PageSpan, PutItem, Refused,
+    Room, Welcome, WireKey,
 };
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -26,7 +26,8 @@ fn header(bytes: &[u8]) {
     match kind {
         Kind::Hello => drop(Hello::read_from_bytes(body).unwrap()),
         Kind::Welcome => drop(Welcome::read_from_bytes(body).unwrap()),
-        Kind::Refused => {
+        Kind::Advise => drop(Advice::read_from_bytes(body).unwrap()),
+        Kind::Refused | Kind::Advised => {
             let text = Refused::read_from_bytes(body).unwrap().text();
             assert!(!text.contains(|c: char| c.is_control()), "{text:?}");
         }
@@ -57,6 +58,7 @@ fn header_seeds() -> Vec<Vec<u8>> {
         frame(Kind::Demote, 1, &[2; size_of::<DemotedPage>()]),
         frame(Kind::Held, 2, &[3; 2 * size_of::<PageSpan>()]),
         frame(Kind::Demoted, 2, &[1, 5]),
+        frame(Kind::Advise, 0, b"first-touch\0\0\0\0\0"),
         frame(Kind::Ping, 0, &[]),
     ]
 }

@@ -1,0 +1,108 @@
+//! What guests say they need, and what they are granted. The door; what is granted is [`crate::placing`]'s to decide.
+
+use crate::Policy;
+use std::io;
+use std::net::Shutdown;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::mpsc::{SyncSender, sync_channel};
+use std::time::{Duration, Instant};
+use wire::address::{Address, Stream};
+use wire::frames::{Broken, Outgoing, send};
+use wire::key::PoolKey;
+use wire::listener::Listener;
+use wire::named::{self, Greeted};
+use wire::secure::Security;
+use wire::{Advice, Kind, Refused};
+use zerocopy::FromBytes;
+
+/// How long a guest may take to say something, and the host to answer.
+const ANSWER_LIMIT: Duration = Duration::from_secs(5);
+const TICK: Duration = Duration::from_millis(250);
+/// Guests that are listened to at once.
+const CONNECTIONS_MAX: usize = 16;
+/// Pause after a connection could not be accepted.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// Asked, and not answered yet.
+pub const ASKED_MAX: usize = 16;
+
+/// A guest's advice.
+pub struct Asked {
+    /// Its index among the keys.
+    pub guest: usize,
+    /// What it needs.
+    pub policy: Policy,
+    /// Whether it is granted, or why not.
+    pub answer: SyncSender<Result<(), String>>,
+}
+
+/// Listens to guests for as long as somebody takes what they ask.
+pub fn listen(listener: &Listener, keys: &[Option<PoolKey>], asked: &SyncSender<Asked>) {
+    let connections = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        loop {
+            let mut fds = [rustix::event::PollFd::new(listener, rustix::event::PollFlags::IN)];
+            let _ = rustix::event::poll(&mut fds, None);
+            match listener.accept() {
+                Ok(stream) if connections.load(Relaxed) < CONNECTIONS_MAX => {
+                    connections.fetch_add(1, Relaxed);
+                    let (asked, connections) = (asked.clone(), &connections);
+                    let serve = move || {
+                        if let Err(broken) = serve(&stream, keys, &asked) {
+                            tracing::debug!(peer = stream.peer(), %broken, "a guest's advice");
+                        }
+                        let _ = stream.shutdown(Shutdown::Both);
+                        connections.fetch_sub(1, Relaxed);
+                    };
+                    if std::thread::Builder::new().name("puma-advice".into()).spawn_scoped(scope, serve).is_err() {
+                        connections.fetch_sub(1, Relaxed);
+                    }
+                }
+                Ok(_closed_without_a_word) => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => {
+                    tracing::debug!(%error, "cannot accept a connection");
+                    std::thread::sleep(ACCEPT_PAUSE);
+                }
+            }
+        }
+    });
+}
+
+fn serve(stream: &Stream, keys: &[Option<PoolKey>], asked: &SyncSender<Asked>) -> Result<(), Broken> {
+    let keys: Vec<Option<&PoolKey>> = keys.iter().map(Option::as_ref).collect();
+    let Greeted { nth, channel, mut reader } = named::greet(stream, &keys, wire::ROLE_ADVISER, "pumapool numa advise")?;
+    named::welcome(stream, &channel)?;
+    let frame = reader.next(stream, Instant::now() + ANSWER_LIMIT, |kind| kind == Kind::Advise)?;
+    let advice = Advice::read_from_bytes(frame.body).map_err(|_| Broken::Unexpected(Kind::Advise))?;
+    let name = advice.policy.split(|byte| *byte == 0).next().unwrap_or_default();
+    let granted = String::from_utf8_lossy(name).parse::<Policy>().and_then(|policy| {
+        let (answer, answered) = sync_channel(1);
+        let busy = || "the host has too much to do just now: try again".to_owned();
+        asked.try_send(Asked { guest: nth, policy, answer }).map_err(|_| busy())?;
+        answered.recv_timeout(ANSWER_LIMIT).map_err(|_| busy())?
+    });
+    let (code, text) = match granted {
+        Ok(()) => (0, String::new()),
+        Err(reason) => (wire::REFUSED_ADVICE, reason),
+    };
+    let mut frame = Outgoing::default();
+    frame.push(&channel, Kind::Advised, 0, &Refused::new(code, &text))?;
+    send(stream, frame.bytes(), ANSWER_LIMIT)
+}
+
+/// Tells the host what this machine needs.
+///
+/// # Errors
+/// When the host is not there, or does not grant it: then with its words.
+pub fn advise(host: &Address, security: &Security, policy: Policy) -> io::Result<()> {
+    let mut joined = named::join(host, security, wire::ROLE_ADVISER, ANSWER_LIMIT, TICK)?;
+    let mut advice = Advice { policy: [0; 16] };
+    advice.policy[..policy.name().len()].copy_from_slice(policy.name().as_bytes());
+    joined.say(Kind::Advise, 0, &advice, ANSWER_LIMIT)?;
+    let answer = joined.hear(Kind::Advised, Instant::now() + 2 * ANSWER_LIMIT)?;
+    let answer = Refused::read_from_bytes(&answer[..]).map_err(|_| io::ErrorKind::InvalidData)?;
+    match answer.code.get() {
+        0 => Ok(()),
+        _ => Err(io::Error::other(answer.text())),
+    }
+}

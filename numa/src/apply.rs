@@ -1,0 +1,157 @@
+//! Has a process's memory spread: looks at what is there, and moves what is elsewhere than it is to be, no faster than it may.
+
+use crate::process::{Moved, Process, Unit};
+use crate::spread::{Placed, Spread};
+use crate::{NodeId, PAGE_BYTES, Policy};
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::io;
+
+/// Moved at once: the process waits for some of it while it is on its way.
+const BATCH_UNITS: usize = 512;
+const BATCH_PAGES: u64 = (64 << 20) / PAGE_BYTES;
+
+/// What was done, in pages of 4 KiB.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Applied {
+    /// There.
+    pub pages: u64,
+    /// Of them, brought to another node.
+    pub moved_pages: u64,
+    /// To be moved, but somebody was using them just then.
+    pub busy_pages: u64,
+    /// To be moved, but other processes have them, too.
+    pub shared_pages: u64,
+    /// To be moved, but their node is full.
+    pub full_pages: u64,
+    /// To be moved, but the kernel would not.
+    pub refused_pages: u64,
+    /// Nodes that were full.
+    pub full_nodes: Vec<NodeId>,
+    /// Where they are now.
+    pub pages_by_node: BTreeMap<NodeId, u64>,
+}
+
+/// Spreads what a process has now over the nodes. `pace` is told after each batch how many bytes were moved in it, and may wait; false ends it all.
+///
+/// # Errors
+/// When the process has ended, or may not be looked at or changed.
+pub fn spread(
+    process: &Process,
+    policy: Policy,
+    nodes: &[NodeId],
+    pace: &mut dyn FnMut(u64) -> bool,
+) -> io::Result<Applied> {
+    let mut applied = Applied::default();
+    let Some(mut spread) = Spread::new(policy, nodes) else { return Ok(applied) };
+    let mut goes_on = true;
+    // Huge pages first: what they leave uneven the small ones even out.
+    for huge in [true, false] {
+        for area in process.areas()? {
+            process.units(area, &mut |units| {
+                let units: Vec<Unit> = units.iter().copied().filter(|unit| (unit.pages > 1) == huge).collect();
+                if goes_on && !units.is_empty() {
+                    goes_on = window(process, &mut spread, &units, &mut applied, pace)?;
+                }
+                Ok(())
+            })?;
+            if !goes_on {
+                return Ok(applied);
+            }
+        }
+    }
+    Ok(applied)
+}
+
+fn window(
+    process: &Process,
+    spread: &mut Spread,
+    units: &[Unit],
+    applied: &mut Applied,
+    pace: &mut dyn FnMut(u64) -> bool,
+) -> io::Result<bool> {
+    let homes = process.nodes_of(units)?;
+    let placed: Vec<Placed> =
+        units.iter().zip(homes).filter_map(|(unit, home)| Some((unit.page, unit.pages, home?))).collect();
+    let mut moves: Vec<(Unit, NodeId)> = Vec::new();
+    for ((page, pages, home), to) in placed.iter().copied().zip(spread.place(&placed)) {
+        applied.pages += pages;
+        if to == home {
+            *applied.pages_by_node.entry(home).or_default() += pages;
+        } else {
+            moves.push((Unit { page, pages }, to));
+        }
+    }
+    let mut rest = &moves[..];
+    while !rest.is_empty() {
+        let mut pages = 0;
+        let fits = |(unit, _): &&(Unit, NodeId)| {
+            pages += unit.pages;
+            pages <= BATCH_PAGES
+        };
+        let count = rest.iter().take(BATCH_UNITS).take_while(fits).count().max(1);
+        let (batch, others) = rest.split_at(count);
+        rest = others;
+        let mut moved_pages = 0;
+        for (moved, (unit, to)) in process.move_to(batch)?.into_iter().zip(batch) {
+            match moved {
+                Moved::Yes => {
+                    moved_pages += unit.pages;
+                    *applied.pages_by_node.entry(*to).or_default() += unit.pages;
+                    continue;
+                }
+                Moved::Gone => {
+                    applied.pages -= unit.pages;
+                    continue;
+                }
+                Moved::Busy => applied.busy_pages += unit.pages,
+                Moved::Shared => applied.shared_pages += unit.pages,
+                Moved::Full => {
+                    applied.full_pages += unit.pages;
+                    if !applied.full_nodes.contains(to) {
+                        applied.full_nodes.push(*to);
+                    }
+                }
+                Moved::No(_) => applied.refused_pages += unit.pages,
+            }
+            if let [Some(home)] = process.nodes_of(&[*unit])?[..] {
+                *applied.pages_by_node.entry(home).or_default() += unit.pages;
+            }
+        }
+        applied.moved_pages += moved_pages;
+        if !pace(moved_pages * PAGE_BYTES) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// The nodes over which a process's memory may be: those that have memory, and that its cpuset allows.
+///
+/// # Errors
+/// When the process has ended.
+pub fn usable_nodes(process: &Process, nodes: &[crate::topology::Node]) -> io::Result<Vec<NodeId>> {
+    let allowed = process.allowed_nodes()?;
+    Ok(nodes.iter().filter(|node| node.memory_bytes > 0 && allowed.contains(&node.id)).map(|node| node.id).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn on_one_node_nothing_is_moved() {
+        let process = Process::open(std::process::id()).unwrap();
+        let nodes = crate::topology::read(std::path::Path::new(crate::topology::SYS)).unwrap();
+        let usable = usable_nodes(&process, &nodes).unwrap();
+        assert!(!usable.is_empty());
+        let applied = spread(&process, Policy::Round4k, &usable[..1], &mut |_| true).unwrap();
+        assert!(applied.pages > 10, "{applied:?}");
+        // With one node in use, all is there already, but where the kernel has spread it itself.
+        if nodes.len() == 1 {
+            assert_eq!(applied.moved_pages, 0, "{applied:?}");
+        }
+        let none = spread(&process, Policy::FirstTouch, &usable, &mut |_| true).unwrap();
+        assert_eq!(none.pages, 0);
+    }
+}

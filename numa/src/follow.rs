@@ -1,0 +1,144 @@
+//! Carrefour over a real process: samples come in, and pages are moved, a period at a time.
+
+use crate::carrefour::{Carrefour, Decision, Period, Sample};
+use crate::process::{Moved, Process, Unit};
+use crate::sampling::{Access, Source};
+use crate::{NodeId, PAGE_BYTES};
+use hashbrown::HashMap;
+use serde::Serialize;
+use std::io;
+
+/// Accesses of a period that are looked at; of more, nothing is known.
+const ACCESSES_MAX: usize = 1 << 16;
+
+/// Faults in a second that a process may have so that its accesses are seen, where we have it fault: the more it has, the less often each page.
+const FAULTS_PER_S_MAX: u64 = 20_000;
+
+/// A process that Carrefour looks after.
+pub struct Followed {
+    process: Process,
+    nodes: Vec<NodeId>,
+    carrefour: Carrefour,
+    accesses: Vec<Access>,
+    /// Periods until its pages are protected again.
+    protected_for: u64,
+    /// What was done so far.
+    pub done: Done,
+}
+
+/// In pages of 4 KiB, but for `samples`.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub struct Done {
+    /// Accesses that were seen.
+    pub samples: u64,
+    /// Moved to another node.
+    pub moved_pages: u64,
+    /// To be moved, but the kernel would not.
+    pub kept_pages: u64,
+}
+
+impl Followed {
+    /// Whose memory may be on these nodes.
+    pub fn new(process: Process, nodes: &[NodeId]) -> Followed {
+        let carrefour = Carrefour::new(nodes, u64::from(process.pid()));
+        Followed {
+            process,
+            nodes: nodes.to_vec(),
+            carrefour,
+            accesses: Vec::new(),
+            protected_for: 0,
+            done: Done::default(),
+        }
+    }
+
+    /// Its process.
+    pub fn process(&self) -> &Process {
+        &self.process
+    }
+
+    /// A period of a second begins, in which its accesses are to be seen.
+    ///
+    /// # Errors
+    /// When the process has ended, or may not be changed.
+    pub fn begin_period(&mut self, source: Source) -> io::Result<()> {
+        self.protected_for = self.protected_for.saturating_sub(1);
+        if source == Source::Writes && self.protected_for == 0 {
+            self.process.protect_pages()?;
+            self.protected_for = self.process.resident_pages()?.div_ceil(FAULTS_PER_S_MAX);
+            self.carrefour.sampled_every(u32::try_from(self.protected_for).unwrap_or(u32::MAX));
+        }
+        Ok(())
+    }
+
+    /// One of its accesses.
+    pub fn accessed(&mut self, access: Access) {
+        if self.accesses.len() < ACCESSES_MAX {
+            self.accesses.push(access);
+        }
+    }
+
+    /// What was accessed in the period that ends, and where it is.
+    ///
+    /// # Errors
+    /// When the process has ended, or may not be looked at.
+    pub fn samples(&mut self) -> io::Result<Vec<Sample>> {
+        let accesses = std::mem::take(&mut self.accesses);
+        // Of a folio of many pages all are one: it is moved as one.
+        let mut heads: HashMap<u64, Option<u64>> = HashMap::new();
+        let mut used: Vec<(u64, NodeId)> = Vec::with_capacity(accesses.len());
+        for access in &accesses {
+            let head = match heads.get(&access.page) {
+                Some(head) => *head,
+                None => *heads.entry(access.page).insert(self.process.first_page_of(access.page)?).get(),
+            };
+            used.extend(head.map(|head| (head, access.node)));
+        }
+        let mut units: Vec<Unit> = used.iter().map(|(page, _)| Unit { page: *page, pages: 1 }).collect();
+        units.sort_unstable_by_key(|unit| unit.page);
+        units.dedup();
+        let homes: HashMap<u64, NodeId> = units
+            .iter()
+            .zip(self.process.nodes_of(&units)?)
+            .filter_map(|(unit, home)| Some((unit.page, home?)))
+            .collect();
+        self.done.samples += used.len() as u64;
+        let sample = |(page, node): (u64, NodeId)| Some(Sample { page, node, home: *homes.get(&page)? });
+        Ok(used.into_iter().filter_map(sample).collect())
+    }
+
+    /// Decides, and moves. `all` are the samples of all targets by the node where the page was, in the order of the nodes.
+    ///
+    /// # Errors
+    /// When the process has ended, or may not be changed.
+    pub fn decide(&mut self, samples: &[Sample], all: &[u64], budget_bytes: u64) -> io::Result<Decision> {
+        let period = Period { accesses_per_us: None, budget_pages: (budget_bytes / PAGE_BYTES) as usize };
+        let mut decision = self.carrefour.decide(samples, all, period);
+        let mut left = budget_bytes / PAGE_BYTES;
+        let mut moves: Vec<(Unit, NodeId)> = Vec::new();
+        for one in &decision.moves {
+            let pages = self.process.pages_of(one.page)?;
+            if pages > left {
+                break;
+            }
+            left -= pages;
+            moves.push((Unit { page: one.page, pages }, one.to));
+        }
+        decision.moves.truncate(moves.len());
+        if !moves.is_empty() {
+            for ((unit, _), moved) in moves.iter().zip(self.process.move_to(&moves)?) {
+                match moved {
+                    Moved::Yes => self.done.moved_pages += unit.pages,
+                    Moved::Gone => {}
+                    _ => self.done.kept_pages += unit.pages,
+                }
+            }
+        }
+        Ok(decision)
+    }
+
+    /// Samples by the node where the page was, in the order of the nodes.
+    pub fn loads(&self, samples: &[Sample]) -> Vec<u64> {
+        let count = |node: &NodeId| samples.iter().filter(|sample| sample.home == *node).count() as u64;
+        self.nodes.iter().map(count).collect()
+    }
+}

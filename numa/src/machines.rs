@@ -1,0 +1,157 @@
+//! Virtual machines and other processes, as the system lists them. On KVM and QEMU a machine's memory is a process's.
+
+use crate::NodeId;
+use crate::process::Process;
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::io;
+
+/// A process with memory.
+#[derive(Clone, Debug, Serialize)]
+pub struct Found {
+    /// Its number.
+    pub pid: u32,
+    /// Its name, or the machine's.
+    pub name: String,
+    /// Whether it is a virtual machine.
+    pub machine: Option<Machine>,
+    /// Pages of 4 KiB on each node.
+    pub pages_by_node: BTreeMap<NodeId, u64>,
+}
+
+/// What a machine's process was called with.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Machine {
+    /// As QEMU was told. Empty: it was not.
+    pub name: String,
+    /// Whether memory that the guest frees comes back: a balloon with free-page reporting.
+    pub reports_free_pages: bool,
+}
+
+/// The machine that a process called with this is. None: it is another program.
+pub fn machine(arguments: &[String]) -> Option<Machine> {
+    let program = arguments.first()?.rsplit('/').next()?;
+    if !(program.starts_with("qemu-system-") || program == "qemu-kvm" || program == "kvm") {
+        return None;
+    }
+    // -name db1,process=x    -name guest=db1,debug-threads=on
+    let name = arguments.iter().skip_while(|word| *word != "-name").nth(1).and_then(|name| {
+        let first = name.split(',').next()?;
+        name.split(',').find_map(|part| part.strip_prefix("guest=")).or((!first.contains('=')).then_some(first))
+    });
+    let reports = |word: &&String| {
+        // -device virtio-balloon-pci,free-page-reporting=on    -device {"driver":"virtio-balloon-pci","free-page-reporting":true}
+        let word: String = word.chars().filter(|char| !char.is_whitespace()).collect();
+        word.contains("virtio-balloon")
+            && ["free-page-reporting=on", "free-page-reporting=true", "\"free-page-reporting\":true"]
+                .iter()
+                .any(|setting| word.contains(setting))
+    };
+    Some(Machine {
+        name: name.unwrap_or_default().to_owned(),
+        reports_free_pages: arguments.iter().find(reports).is_some(),
+    })
+}
+
+/// All processes that may be looked at, and have memory.
+///
+/// # Errors
+/// When there is no /proc.
+pub fn all() -> io::Result<Vec<Found>> {
+    let mut all = Vec::new();
+    for entry in std::fs::read_dir("/proc")? {
+        let Some(pid) = entry?.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };
+        // One that has ended meanwhile, or is another user's, is left out.
+        let found = || {
+            let process = Process::open(pid)?;
+            let (name, machine) = (process.name()?, machine(&process.arguments()?));
+            io::Result::Ok(Found { pid, name, machine, pages_by_node: process.pages_by_node()? })
+        };
+        all.extend(found().ok().filter(|found| !found.pages_by_node.is_empty()));
+    }
+    Ok(all)
+}
+
+/// The process of the machine of that name.
+///
+/// # Errors
+/// In one line, when there is none, or more than one.
+pub fn named(name: &str) -> Result<u32, String> {
+    let machines = pids(|process| Some(machine(&process.arguments().ok()?)?.name))?;
+    let hint = || {
+        let names: Vec<&str> = machines.iter().map(|(_, name)| name.as_str()).filter(|name| !name.is_empty()).collect();
+        match &names[..] {
+            [] => "nor any that has a name".to_owned(),
+            names => format!("there are: {}", names.join(", ")),
+        }
+    };
+    only(&machines, name, "virtual machine", hint)
+}
+
+/// The process of that name.
+///
+/// # Errors
+/// In one line, when there is none, or more than one.
+pub fn command(name: &str) -> Result<u32, String> {
+    let processes = pids(|process| process.name().ok())?;
+    only(&processes, name, "process", || "`pumapool numa list --all` shows those that are there".to_owned())
+}
+
+/// Of each process for which `word` says something, its number and that.
+fn pids(word: impl Fn(&Process) -> Option<String>) -> Result<Vec<(u32, String)>, String> {
+    let entries = std::fs::read_dir("/proc").map_err(|error| format!("cannot list processes: {error}"))?;
+    let found = |entry: io::Result<std::fs::DirEntry>| {
+        let pid: u32 = entry.ok()?.file_name().to_str()?.parse().ok()?;
+        Some((pid, word(&Process::open(pid).ok()?)?))
+    };
+    Ok(entries.filter_map(found).collect())
+}
+
+fn only(all: &[(u32, String)], name: &str, kind: &str, hint: impl Fn() -> String) -> Result<u32, String> {
+    let of_name: Vec<u32> = all.iter().filter(|(_, other)| other == name).map(|(pid, _)| *pid).collect();
+    match of_name[..] {
+        [pid] => Ok(pid),
+        [] => Err(format!("there is no {kind} {name:?}; {}", hint())),
+        _ => Err(format!("there is more than one {kind} {name:?}: use its number")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(line: &str) -> Option<Machine> {
+        machine(&line.split(' ').map(str::to_owned).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn machines_are_known_by_what_they_were_called_with() {
+        let named = |name: &str, reports_free_pages| Some(Machine { name: name.to_owned(), reports_free_pages });
+        let cases = [
+            ("/usr/bin/qemu-system-x86_64 -m 4G -name db1 -nographic", named("db1", false)),
+            (
+                "qemu-kvm -name guest=db2,debug-threads=on -device virtio-balloon-pci,free-page-reporting=on",
+                named("db2", true),
+            ),
+            (
+                r#"qemu-system-aarch64 -device {"driver":"virtio-balloon-pci","free-page-reporting":true}"#,
+                named("", true),
+            ),
+            ("qemu-system-x86_64 -device virtio-balloon-pci,free-page-reporting=off", named("", false)),
+            ("qemu-system-x86_64 -name", named("", false)),
+            ("/usr/bin/vim qemu-system-x86_64 -name db1", None),
+            ("", None),
+        ];
+        for (line, expected) in cases {
+            assert_eq!(of(line), expected, "{line}");
+        }
+    }
+
+    #[test]
+    fn this_process_is_among_them() {
+        let own = all().unwrap().into_iter().find(|found| found.pid == std::process::id()).unwrap();
+        assert!(own.machine.is_none() && own.pages_by_node.values().sum::<u64>() > 0);
+        let problem = super::named("no such machine").unwrap_err();
+        assert!(problem.contains("no such machine") && problem.lines().count() == 1, "{problem}");
+    }
+}

@@ -1,0 +1,466 @@
+//! Several targets, each with its policy, under one limit: what they have is placed, and kept so as it changes, a period of a second at a time.
+
+use crate::carrefour::{Sample, State};
+use crate::follow::Followed;
+use crate::process::{self, Process};
+use crate::sampling::{Sampling, Source};
+use crate::topology::Node;
+use crate::{NodeId, PAGE_BYTES, Policy, apply, machines};
+use serde::Serialize;
+use std::fmt;
+use std::io;
+use std::str::FromStr;
+
+/// Periods between two looks for a target that is not there.
+const FIND_PERIODS: u64 = 5;
+/// What is spread is looked at again when there is so much more or less of it, one part in so many; and after so many periods anyway: memory may be
+/// given back and taken anew.
+const CHANGED_PART: u64 = 64;
+const LOOK_PERIODS: u64 = 60;
+
+/// A guest whose advice was taken is not listened to for so many periods: what was asked for is to show first.
+const ADVICE_PERIODS: u64 = 10;
+
+/// What guests may be granted.
+#[derive(Clone, Debug)]
+pub struct Limits {
+    /// Policies.
+    pub allowed: Vec<Policy>,
+    /// Targets under Carrefour at the most, of all: each is sampled.
+    pub carrefour_max: usize,
+}
+
+/// Whose memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Who {
+    /// A process.
+    Pid(u32),
+    /// A virtual machine, by its name.
+    Machine(String),
+    /// The process of that name: the kernel's, of 15 bytes at the most.
+    Command(String),
+}
+
+impl fmt::Display for Who {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Who::Pid(pid) => write!(f, "pid:{pid}"),
+            Who::Machine(name) => write!(f, "vm:{name}"),
+            Who::Command(name) => write!(f, "command:{name}"),
+        }
+    }
+}
+
+/// A target, and how its memory is to be placed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Wanted {
+    /// Whose.
+    pub who: Who,
+    /// How.
+    pub policy: Policy,
+}
+
+impl FromStr for Wanted {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Wanted, String> {
+        let wrong = || format!("{text:?} is no target: write vm:NAME=POLICY, command:NAME=POLICY or pid:NUMBER=POLICY");
+        let (who, policy) = text.rsplit_once('=').ok_or_else(wrong)?;
+        let (kind, name) = who.split_once(':').filter(|(_, name)| !name.is_empty()).ok_or_else(wrong)?;
+        let who = match kind {
+            "vm" => Who::Machine(name.to_owned()),
+            "command" => Who::Command(name.to_owned()),
+            "pid" => Who::Pid(name.parse().map_err(|_| wrong())?),
+            _ => return Err(wrong()),
+        };
+        Ok(Wanted { who, policy: policy.parse()? })
+    }
+}
+
+/// How a target is doing.
+#[derive(Clone, Debug, Serialize)]
+pub struct Status {
+    /// As it was asked for.
+    pub who: String,
+    /// Its policy.
+    pub policy: &'static str,
+    /// Its process, if it is there.
+    pub pid: Option<u32>,
+    /// What is done with it.
+    pub state: String,
+    /// Accesses that were seen of it.
+    pub samples: u64,
+    /// Pages of it that were moved, of 4 KiB.
+    pub moved_pages: u64,
+}
+
+/// All targets.
+pub struct Placing {
+    nodes: Vec<Node>,
+    sampling: Option<Sampling>,
+    targets: Vec<Target>,
+    bytes_per_period: u64,
+    periods: u64,
+}
+
+struct Target {
+    wanted: Wanted,
+    work: Option<Work>,
+    state: String,
+    samples: u64,
+    moved_pages: u64,
+    /// It was given another policy, in that period, and is to be found anew.
+    advised: Option<u64>,
+    is_changed: bool,
+}
+
+struct Work {
+    usable: Vec<NodeId>,
+    how: How,
+}
+
+enum How {
+    /// It had so many pages when it was spread, in that period.
+    Spread(Process, Option<(u64, u64)>),
+    Followed(Box<Followed>),
+    Nothing(Process),
+}
+
+impl How {
+    fn process(&self) -> &Process {
+        match self {
+            How::Spread(process, _) | How::Nothing(process) => process,
+            How::Followed(followed) => followed.process(),
+        }
+    }
+}
+
+impl Placing {
+    /// Of these, no more than so many bytes moved in a period in all.
+    ///
+    /// # Errors
+    /// In one line, when it cannot be known who uses which page, and one of them wants that.
+    pub fn new(nodes: Vec<Node>, wanted: Vec<Wanted>, bytes_per_period: u64) -> Result<Placing, String> {
+        let samples = nodes.len() > 1 && wanted.iter().any(|wanted| wanted.policy == Policy::Carrefour);
+        let sampling = samples.then(|| Sampling::begin(&nodes)).transpose()?;
+        let target = |wanted| Target {
+            wanted,
+            work: None,
+            state: "not there".to_owned(),
+            samples: 0,
+            moved_pages: 0,
+            advised: None,
+            is_changed: true,
+        };
+        let targets = wanted.into_iter().map(target).collect();
+        Ok(Placing { nodes, sampling, targets, bytes_per_period, periods: 0 })
+    }
+
+    /// Where samples come from, if any are wanted.
+    pub fn source(&self) -> Option<Source> {
+        self.sampling.as_ref().map(Sampling::source)
+    }
+
+    /// Whether all targets are processes that have ended.
+    pub fn is_over(&self) -> bool {
+        let is_over =
+            |target: &Target| matches!(target.wanted.who, Who::Pid(_)) && target.work.is_none() && self.periods > 0;
+        self.targets.iter().all(is_over)
+    }
+
+    /// A target says which policy it needs. It has that from the next period on, if it is granted.
+    ///
+    /// # Errors
+    /// In one line: why it is not.
+    pub fn advise(&mut self, target: usize, policy: Policy, limits: &Limits) -> Result<(), String> {
+        if !limits.allowed.contains(&policy) {
+            let allowed: Vec<&str> = limits.allowed.iter().map(|policy| policy.name()).collect();
+            return Err(format!("this host grants {}, not {policy}", allowed.join(", ")));
+        }
+        let own = &self.targets[target];
+        if own.wanted.policy == policy {
+            return Ok(());
+        }
+        if let Some(wait) =
+            own.advised.map(|at| (at + ADVICE_PERIODS).saturating_sub(self.periods)).filter(|wait| *wait > 0)
+        {
+            return Err(format!("it was changed a moment ago: ask again in {wait} s"));
+        }
+        if policy == Policy::Carrefour {
+            let under = self.targets.iter().filter(|target| target.wanted.policy == Policy::Carrefour).count();
+            if under >= limits.carrefour_max {
+                return Err(format!("{under} others are under carrefour already, which is all that this host samples"));
+            }
+            if self.sampling.is_none() {
+                self.sampling = Some(Sampling::begin(&self.nodes)?);
+            }
+        }
+        let own = &mut self.targets[target];
+        (own.wanted.policy, own.advised, own.is_changed, own.work) = (policy, Some(self.periods), true, None);
+        Ok(())
+    }
+
+    /// How they are doing.
+    pub fn status(&self) -> Vec<Status> {
+        let status = |target: &Target| Status {
+            who: target.wanted.who.to_string(),
+            policy: target.wanted.policy.name(),
+            pid: target.work.as_ref().map(|work| work.how.process().pid()),
+            state: target.state.clone(),
+            samples: target.samples,
+            moved_pages: target.moved_pages,
+        };
+        self.targets.iter().map(status).collect()
+    }
+
+    /// A period begins: targets that have come are found.
+    pub fn begin_period(&mut self) {
+        let finds = self.periods.is_multiple_of(FIND_PERIODS);
+        let source = self.source();
+        for target in &mut self.targets {
+            let comes_back = finds && !matches!(target.wanted.who, Who::Pid(_));
+            if std::mem::take(&mut target.is_changed) || target.work.is_none() && comes_back {
+                target.find(&self.nodes);
+            }
+            if let (Some(Work { how: How::Followed(followed), .. }), Some(source)) = (&mut target.work, source)
+                && let Err(error) = followed.begin_period(source)
+            {
+                target.failed(&error);
+            }
+        }
+        self.periods += 1;
+    }
+
+    /// Samples are taken: to be called several times in a period.
+    pub fn take(&mut self) {
+        let Some(sampling) = &mut self.sampling else { return };
+        let mut followed: Vec<&mut Followed> = self
+            .targets
+            .iter_mut()
+            .filter_map(|target| match &mut target.work.as_mut()?.how {
+                How::Followed(followed) => Some(&mut **followed),
+                _ => None,
+            })
+            .collect();
+        sampling.take(&mut |access| {
+            let of_it = followed.iter_mut().find(|followed| followed.process().pid() == access.pid);
+            of_it.into_iter().for_each(|followed| followed.accessed(access));
+        });
+    }
+
+    /// A period ends: what is to be elsewhere is moved. `goes_on` says, after each batch, whether to.
+    pub fn end_period(&mut self, goes_on: &mut dyn FnMut() -> bool) {
+        let mut left_bytes = self.bytes_per_period;
+        let samples: Vec<Vec<Sample>> = self.targets.iter_mut().map(Target::samples).collect();
+        let all = |node: NodeId| samples.iter().flatten().filter(|sample| sample.home == node).count() as u64;
+        // Each has its turn to be the first.
+        let count = self.targets.len();
+        for nth in (0..count).map(|nth| (nth + self.periods as usize) % count) {
+            let target = &mut self.targets[nth];
+            let moved = target.place(&samples[nth], &all, self.periods, left_bytes, goes_on);
+            match moved {
+                Ok(moved_pages) => {
+                    target.moved_pages += moved_pages;
+                    left_bytes = left_bytes.saturating_sub(moved_pages * PAGE_BYTES);
+                }
+                Err(error) => target.failed(&error),
+            }
+        }
+    }
+}
+
+impl Target {
+    fn find(&mut self, nodes: &[Node]) {
+        let found = match &self.wanted.who {
+            Who::Pid(pid) => Ok(*pid),
+            Who::Machine(name) => machines::named(name),
+            Who::Command(name) => machines::command(name),
+        };
+        let work = found.and_then(|pid| {
+            let told = |error: io::Error| process::told(pid, &error);
+            let process = Process::open(pid).map_err(told)?;
+            let usable = apply::usable_nodes(&process, nodes).map_err(told)?;
+            self.state = match (self.wanted.policy, &usable[..]) {
+                _ if nodes.len() == 1 => return Err("this machine has one node".to_owned()),
+                (_, []) => return Err("its cpuset allows no node that has memory".to_owned()),
+                (_, [only]) => return Err(format!("its cpuset allows node {only} alone")),
+                (Policy::Carrefour, _) if process.is_kvm() => {
+                    return Err(
+                        "a machine on KVM, whose accesses cannot be seen from here: choose round-4k or first-touch"
+                            .to_owned(),
+                    );
+                }
+                _ => "found".to_owned(),
+            };
+            let how = match self.wanted.policy {
+                Policy::Round4k | Policy::Round1g => How::Spread(process, None),
+                Policy::Carrefour => How::Followed(Box::new(Followed::new(process, &usable))),
+                Policy::FirstTouch | Policy::None => How::Nothing(process),
+            };
+            Ok(Work { usable, how })
+        });
+        match work {
+            Ok(work) => self.work = Some(work),
+            Err(problem) => self.state = problem,
+        }
+    }
+
+    fn failed(&mut self, error: &io::Error) {
+        if let Some(work) = self.work.take() {
+            self.state = process::told(work.how.process().pid(), error);
+        }
+    }
+
+    fn samples(&mut self) -> Vec<Sample> {
+        let Some(Work { how: How::Followed(followed), .. }) = &mut self.work else { return Vec::new() };
+        match followed.samples() {
+            Ok(samples) => {
+                self.samples += samples.len() as u64;
+                samples
+            }
+            Err(error) => {
+                self.failed(&error);
+                Vec::new()
+            }
+        }
+    }
+
+    /// Returns how many pages were moved.
+    fn place(
+        &mut self,
+        samples: &[Sample],
+        all: &dyn Fn(NodeId) -> u64,
+        period: u64,
+        left_bytes: u64,
+        goes_on: &mut dyn FnMut() -> bool,
+    ) -> io::Result<u64> {
+        let Some(work) = &mut self.work else { return Ok(0) };
+        match &mut work.how {
+            How::Nothing(process) if process.is_alive() => Ok(0),
+            How::Nothing(_) => Err(io::Error::from_raw_os_error(libc::ESRCH)),
+            How::Followed(followed) => {
+                let loads: Vec<u64> = work.usable.iter().map(|node| all(*node)).collect();
+                let moved_before = followed.done.moved_pages;
+                let decision = followed.decide(samples, &loads, left_bytes)?;
+                let figures = decision.figures;
+                let does = match decision.state {
+                    State::Idle => "too few accesses to see".to_owned(),
+                    State::Content => "all is well".to_owned(),
+                    State::Works => "moves pages".to_owned(),
+                    State::Rests(periods) => format!("rests for {periods} s, as moving did not help"),
+                };
+                self.state = format!("{does} (imbalance {:.2}, locality {:.2})", figures.imbalance, figures.locality);
+                Ok(followed.done.moved_pages - moved_before)
+            }
+            How::Spread(process, before) => {
+                let resident = process.resident_pages()?;
+                let is_same = before.is_some_and(|(pages, at)| {
+                    resident.abs_diff(pages) <= pages / CHANGED_PART && period - at < LOOK_PERIODS
+                });
+                if is_same {
+                    return Ok(0);
+                }
+                let mut moved_bytes = 0;
+                let applied = apply::spread(process, self.wanted.policy, &work.usable, &mut |bytes| {
+                    moved_bytes += bytes;
+                    moved_bytes < left_bytes && goes_on()
+                })?;
+                // What the limit has left over, and what was in use just then, is for the next period.
+                let is_done = moved_bytes < left_bytes && applied.busy_pages == 0;
+                *before = is_done.then_some((resident, period));
+                self.state = if applied.full_nodes.is_empty() {
+                    if is_done { "spread" } else { "is being spread" }.to_owned()
+                } else {
+                    let full: Vec<String> = applied.full_nodes.iter().map(NodeId::to_string).collect();
+                    format!("no memory is free on node {}", full.join(", "))
+                };
+                Ok(applied.moved_pages)
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn targets_are_read_as_they_are_written() {
+        let wanted = |who, policy| Ok(Wanted { who, policy });
+        assert_eq!("vm:db=1=round-4k".parse(), wanted(Who::Machine("db=1".to_owned()), Policy::Round4k));
+        assert_eq!(
+            "command:postgres=carrefour".parse(),
+            wanted(Who::Command("postgres".to_owned()), Policy::Carrefour)
+        );
+        assert_eq!("pid:12=none".parse(), wanted(Who::Pid(12), Policy::None));
+        for wrong in ["", "vm:db", "vm:=none", "pid:x=none", "host:a=none", "vm:db=best"] {
+            let problem = wrong.parse::<Wanted>().unwrap_err();
+            assert!(problem.lines().count() == 1, "{problem}");
+        }
+    }
+
+    #[test]
+    fn a_process_that_ends_is_told() {
+        let nodes = crate::topology::read(std::path::Path::new(crate::topology::SYS)).unwrap();
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let wanted = Wanted { who: Who::Pid(child.id()), policy: Policy::Round4k };
+        let mut placing = Placing::new(nodes.clone(), vec![wanted], 1 << 20).unwrap();
+        let mut period = || {
+            placing.begin_period();
+            placing.take();
+            placing.end_period(&mut || true);
+            (placing.is_over(), placing.status().remove(0))
+        };
+        let (_, status) = period();
+        if nodes.len() == 1 {
+            assert_eq!(status.state, "this machine has one node");
+        } else {
+            assert!(status.pid.is_some(), "{status:?}");
+        }
+        child.kill().unwrap();
+        child.wait().unwrap();
+        let (is_over, status) = period();
+        assert!(is_over && status.pid.is_none(), "{status:?}");
+    }
+
+    #[test]
+    fn advice_is_taken_within_limits() {
+        let nodes = crate::topology::read(std::path::Path::new(crate::topology::SYS)).unwrap();
+        let wanted = ["vm:a=none", "vm:b=carrefour"].map(|text| text.parse().unwrap());
+        let Ok(mut placing) = Placing::new(nodes, wanted.into(), 1 << 20) else {
+            return testbed::skip("advice_is_taken_within_limits", "accesses cannot be sampled");
+        };
+        let limits = Limits { allowed: vec![Policy::Round4k, Policy::Carrefour, Policy::None], carrefour_max: 1 };
+        let refused = |result: Result<(), String>, word: &str| {
+            let reason = result.unwrap_err();
+            assert!(reason.contains(word) && reason.lines().count() == 1 && reason.len() < 124, "{reason}");
+        };
+        refused(placing.advise(0, Policy::FirstTouch, &limits), "grants round-4k");
+        refused(placing.advise(0, Policy::Carrefour, &limits), "1 others");
+        placing.advise(0, Policy::Round4k, &limits).unwrap();
+        assert_eq!(placing.status()[0].policy, "round-4k");
+        refused(placing.advise(0, Policy::None, &limits), "ask again in 10 s");
+        placing.advise(0, Policy::Round4k, &limits).unwrap();
+        for _ in 0..ADVICE_PERIODS {
+            placing.begin_period();
+            placing.end_period(&mut || true);
+        }
+        placing.advise(0, Policy::None, &limits).unwrap();
+    }
+
+    #[test]
+    fn what_is_not_there_is_waited_for() {
+        let nodes = crate::topology::read(std::path::Path::new(crate::topology::SYS)).unwrap();
+        let wanted = Wanted { who: Who::Machine("no such machine".to_owned()), policy: Policy::FirstTouch };
+        let mut placing = Placing::new(nodes, vec![wanted], 1 << 20).unwrap();
+        for _ in 0..2 {
+            placing.begin_period();
+            placing.end_period(&mut || true);
+            assert!(
+                !placing.is_over() && placing.status()[0].state.contains("no such machine"),
+                "{:?}",
+                placing.status()
+            );
+        }
+    }
+}

@@ -1,0 +1,172 @@
+//! Connections to a host whose peers are known by name: each has a key of its own, and by it the host knows which one it is.
+
+use crate::address::{Address, Stream};
+use crate::frames::{Broken, FrameReader, Outgoing, send};
+use crate::key::PoolKey;
+use crate::secure::{self, Channel, Handshake, Security};
+use crate::{Hello, Kind, Refused, Welcome};
+use std::io;
+use std::time::{Duration, Instant};
+use zerocopy::little_endian::U32;
+use zerocopy::{FromBytes, FromZeros};
+
+/// Time for the first frames to come.
+const HELLO_LIMIT: Duration = Duration::from_secs(2);
+/// How often the clock is looked at meanwhile.
+const TICK: Duration = Duration::from_millis(250);
+
+/// What [`PoolKey::derive`] is told to tell keys apart.
+const KEY_NAME: &str = "guest";
+
+/// Two peers have the same key, or some have none: then it is not known who is who. Says which of them, and of how many.
+///
+/// # Errors
+/// The index of the one that cannot be told from others.
+pub fn check_keys(keys: &[Option<&PoolKey>]) -> Result<(), usize> {
+    let name = |key: &Option<&PoolKey>| key.map(|key| key.derive(KEY_NAME));
+    match (0..keys.len()).find(|nth| keys[..*nth].iter().any(|other| name(other) == name(&keys[*nth]))) {
+        Some(twice) => Err(twice),
+        None => Ok(()),
+    }
+}
+
+/// A peer that has said who it is.
+pub struct Greeted {
+    /// Its index among the keys.
+    pub nth: usize,
+    /// Frames to and from it.
+    pub channel: Channel,
+    /// What it has sent.
+    pub reader: FrameReader,
+}
+
+/// Finds out which of the known peers a connection is. It is to be welcomed, or refused, then. Without a key it is the one that has none.
+///
+/// # Errors
+/// When it is none of them (it was told why), or what it says makes no sense.
+pub fn greet(stream: &Stream, keys: &[Option<&PoolKey>], role: u32, command: &str) -> Result<Greeted, Broken> {
+    stream.set_read_timeout(Some(TICK)).map_err(Broken::Io)?;
+    stream.set_write_timeout(Some(TICK)).map_err(Broken::Io)?;
+    let deadline = Instant::now() + HELLO_LIMIT;
+    let mut channel = Channel::plain();
+    let mut reader = FrameReader::new();
+    let mut who = keys.iter().position(Option::is_none);
+    let hello = loop {
+        let may_come = |kind| kind == Kind::Hello || kind == Kind::Handshake1 && !channel.is_sealed();
+        let frame = reader.next(stream, deadline, may_come)?;
+        if frame.kind == Kind::Hello {
+            break Hello::read_from_bytes(frame.body).map_err(|_| Broken::Unexpected(Kind::Hello))?;
+        }
+        let protocol = frame.header.request.get();
+        let answer = |key: &Option<&PoolKey>| secure::answer((*key)?, frame.body).ok();
+        let found = keys.iter().enumerate().find_map(|(nth, key)| Some((nth, answer(key)?)));
+        let Some((nth, (answer, sealed))) = found.filter(|_| protocol == crate::PROTOCOL.into()) else {
+            let text = "no guest here has this key, or it speaks another version: give the host this guest's key, --guest NAME=KEYFILE";
+            return Err(refuse(stream, &channel, crate::REFUSED_KEY, text));
+        };
+        let mut handshake = Outgoing::default();
+        handshake.push(&channel, Kind::Handshake2, 0, &answer)?;
+        send(stream, handshake.bytes(), HELLO_LIMIT)?;
+        (who, channel) = (Some(nth), sealed);
+        reader.open_with(channel.clone());
+    };
+    let Some(nth) = who else {
+        return Err(refuse(stream, &channel, crate::REFUSED_KEY, "this host wants the guest's key: --key FILE"));
+    };
+    if hello.magic != crate::MAGIC || hello.role.get() != role || hello.protocol.get() != crate::PROTOCOL {
+        let text = format!("connect with `{command}` of the same version");
+        return Err(refuse(stream, &channel, crate::REFUSED_HELLO, &text));
+    }
+    Ok(Greeted { nth, channel, reader })
+}
+
+/// Tells a peer why it is refused, before the connection is closed.
+pub fn refuse(stream: &Stream, channel: &Channel, code: u32, text: &str) -> Broken {
+    tracing::info!(peer = stream.peer(), "a guest is refused: {text}");
+    let mut frame = Outgoing::default();
+    if frame.push(channel, Kind::Refused, 0, &Refused::new(code, text)).is_ok() {
+        let _ = send(stream, frame.bytes(), HELLO_LIMIT);
+    }
+    Broken::Refused
+}
+
+/// Tells a peer that it is welcome.
+///
+/// # Errors
+/// When it does not listen.
+pub fn welcome(stream: &Stream, channel: &Channel) -> Result<(), Broken> {
+    let mut frame = Outgoing::default();
+    let welcome = Welcome { protocol: U32::new(crate::PROTOCOL), ..Welcome::new_zeroed() };
+    frame.push(channel, Kind::Welcome, 0, &welcome)?;
+    send(stream, frame.bytes(), HELLO_LIMIT)
+}
+
+/// A host that has welcomed us.
+pub struct Joined {
+    /// To it; reads and writes return after `tick`.
+    pub stream: Stream,
+    /// Frames to and from it.
+    pub channel: Channel,
+    /// What it has sent.
+    pub reader: FrameReader,
+}
+
+/// Connects to a host as one of its peers.
+///
+/// # Errors
+/// When it is not there, or refuses: then with its words.
+pub fn join(host: &Address, security: &Security, role: u32, limit: Duration, tick: Duration) -> io::Result<Joined> {
+    let stream = host.connect(limit)?;
+    stream.set_read_timeout(Some(tick))?;
+    stream.set_write_timeout(Some(tick))?;
+    let deadline = Instant::now() + limit;
+    let mut joined = Joined { stream, channel: Channel::plain(), reader: FrameReader::new() };
+    if let Security::Keyed(key) = security {
+        let (handshake, first) = Handshake::begin(key).map_err(failed)?;
+        joined.say(Kind::Handshake1, crate::PROTOCOL.into(), &first, limit)?;
+        let answer = joined.hear(Kind::Handshake2, deadline)?;
+        joined.channel = handshake.finish(&answer).map_err(failed)?;
+        joined.reader.open_with(joined.channel.clone());
+    }
+    let mut session = [0; 16];
+    rustix::rand::getrandom(&mut session, rustix::rand::GetRandomFlags::empty())?;
+    let (protocol, role) = (U32::new(crate::PROTOCOL), U32::new(role));
+    joined.say(Kind::Hello, 0, &Hello { magic: crate::MAGIC, protocol, role, session }, limit)?;
+    joined.hear(Kind::Welcome, deadline)?;
+    Ok(joined)
+}
+
+impl Joined {
+    /// Sends a frame.
+    ///
+    /// # Errors
+    /// When the host does not take it in time.
+    pub fn say<T: zerocopy::IntoBytes + zerocopy::Immutable>(
+        &mut self,
+        kind: Kind,
+        request: u64,
+        body: &T,
+        limit: Duration,
+    ) -> io::Result<()> {
+        let mut frame = Outgoing::default();
+        frame.push(&self.channel, kind, request, body).map_err(failed)?;
+        send(&self.stream, frame.bytes(), limit).map_err(failed)
+    }
+
+    /// Waits for a frame of a kind.
+    ///
+    /// # Errors
+    /// When it does not come in time, or the host refuses: then with its words.
+    pub fn hear(&mut self, wanted: Kind, deadline: Instant) -> io::Result<Vec<u8>> {
+        let frame = self.reader.next(&self.stream, deadline, |kind| kind == wanted || kind == Kind::Refused);
+        let frame = frame.map_err(failed)?;
+        match (frame.kind, Refused::read_from_bytes(frame.body)) {
+            (Kind::Refused, Ok(refused)) if wanted != Kind::Refused => Err(failed(refused.text())),
+            _ => Ok(frame.body.to_vec()),
+        }
+    }
+}
+
+fn failed(what: impl std::fmt::Display) -> io::Error {
+    io::Error::other(what.to_string())
+}
