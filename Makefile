@@ -12,7 +12,7 @@ BENCH_PACKAGES := bindfs memcached mergerfs
 # The papers' programs; with them go-tpc, which is built with Go.
 PAPER_PACKAGES := coreutils git ncbi-blast+ postgresql postmark util-linux
 # To test in a virtual machine.
-VM_PACKAGES := qemu-system-x86 fio busybox-static cpio kmod e2fsprogs iproute2 dmsetup python3
+VM_PACKAGES := qemu-system-x86 fio busybox-static cpio kmod e2fsprogs xfsprogs iproute2 dmsetup python3
 # Where the public test programs are installed; set it to keep them when the checkout goes.
 TOOLS ?= $(CURDIR)/target/tools
 # Options of the demo, such as DEMO="--seconds 30 --seed 7"; `target/release/demo --help` lists them.
@@ -157,10 +157,10 @@ database: test-deps
 		$(CARGO) test -p pumapool --test database -- --nocapture
 
 # Its kernel is Debian 12's. The machine is emulated, so that this runs anywhere.
-vm: vm-deps
+vm: vm-deps $(TOOLS)/bin/fsx
 	vm/run
 	vm/pair
-	vm/host-cache
+	PATH="$(TOOLS)/bin:$$PATH" vm/host-cache
 	vm/numa
 
 # Public test programs: fsx (file system exerciser) and pjdfstest (POSIX suite).

@@ -8,6 +8,7 @@ mod cached_read;
 mod dialects;
 mod figures;
 mod footprint;
+mod guest;
 mod history;
 mod hit;
 mod hit_latency;
@@ -52,7 +53,7 @@ struct Bench {
 }
 
 /// In the order in which they are listed, and run by `all`.
-const BENCHES: [Bench; 12] = [
+const BENCHES: [Bench; 13] = [
     Bench {
         name: "hit-latency",
         about: "one read at a time that hits the lender, against a null FUSE server and TCP",
@@ -77,6 +78,11 @@ const BENCHES: [Bench; 12] = [
     },
     Bench { name: "write", about: "writes and syncs, through and back, against the directory below", run: write::run },
     Bench { name: "tap", about: "evictions with the tap and without, and what its ring loses", run: tap::run },
+    Bench {
+        name: "guest",
+        about: "evictions whose pages are given to the host, against the tap alone and no tap",
+        run: guest::run,
+    },
     Bench { name: "footprint", about: "memory of borrower and lender for each page lent", run: footprint::run },
     Bench {
         name: "sequential",

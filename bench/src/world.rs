@@ -15,6 +15,7 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::net::SocketAddr;
 use std::num::NonZeroU64;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -224,6 +225,31 @@ impl World {
             return Err(Failure::Problem(format!("the mount {name} does not find its lender")));
         }
         Ok(side)
+    }
+
+    /// Serves a folder of disk images, the image `disk.img` to a guest.
+    pub fn serve_images(&self, images: &Path, at: &Path) -> Result<PumaMount, Failure> {
+        let mut command = Command::new(&self.puma.pumapool);
+        command.args(["host-cache", "host", "--foreground", "--images"]).args([images, at]);
+        command
+            .arg("--guest")
+            .arg(format!("disk.img={}", self.key.display()))
+            .arg("--listen")
+            .arg(self.guests_address());
+        self.puma.mount(command, at, "images", &[])
+    }
+
+    /// Starts the guest of [`World::serve_images`], which gives it what is evicted from the file system there.
+    pub fn start_guest(&self, fs: &Path, ring: &str) -> Result<Process, Failure> {
+        let mut command = Command::new(&self.puma.pumapool);
+        command.args(["host-cache", "guest", "--foreground", "--ring", ring, "--fs"]).arg(fs);
+        command.arg("--to").arg(self.guests_address());
+        self.secure(&mut command, Security::Keyed);
+        Ok(self.puma.start(command, "guest", &[])?.0)
+    }
+
+    fn guests_address(&self) -> String {
+        format!("unix:{}", self.scratch.path().join("guests.sock").display())
     }
 
     fn secure(&self, command: &mut Command, security: Security) {
@@ -512,4 +538,18 @@ impl Drop for Worker<'_> {
         // It ends when there are no more orders; one that hangs is ended by its guard.
         let _its_guard_waits_too = self.servant.end(ANSWER_MAX);
     }
+}
+
+/// The mountpoint of the file system that a file is on.
+pub fn filesystem_of(path: &Path) -> io::Result<PathBuf> {
+    let device = |path: &Path| fs::metadata(path).map(|found| found.dev());
+    let mut at = fs::canonicalize(path)?;
+    let of_file = device(&at)?;
+    while let Some(parent) = at.parent() {
+        if device(parent)? != of_file {
+            break;
+        }
+        at = parent.to_owned();
+    }
+    Ok(at)
 }

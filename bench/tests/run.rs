@@ -3,6 +3,7 @@
 
 use serde_json::Value;
 use std::fs::File;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::{Mutex, PoisonError};
@@ -34,6 +35,7 @@ fn they_are_listed() {
             "metadata",
             "write",
             "tap",
+            "guest",
             "footprint",
             "sequential",
             "reclaim",
@@ -167,6 +169,16 @@ fn write_has_its_figures() {
 #[test]
 fn tap_has_its_figures() {
     has_figures("tap", &[], &["ns_per_page", "drop_fraction"]);
+}
+
+#[test]
+fn guest_has_its_figures() {
+    // Of a file system without a disk of its own there are no guests.
+    if rustix::fs::major(std::fs::metadata(env!("CARGO_TARGET_TMPDIR")).unwrap().dev()) == 0 {
+        skip("a tiny guest", "the files are on no disk");
+        return;
+    }
+    has_figures("guest", &["over_tap_ratio", "no_host_ratio"], &[]);
 }
 
 #[test]

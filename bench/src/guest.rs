@@ -1,0 +1,198 @@
+//! `guest`: what giving evictions to the host costs a machine that evicts (`pumapool host-cache guest`).
+//!
+//! Pages of a file on the disk are evicted at once: with no tap, with a tap whose pages nobody wants, with a guest's daemon that has found its
+//! host, and with the same daemon when its host has gone. The host runs on this machine, too; it knows nothing of this disk, so that it
+//! refuses every page when it has received it, as one does whose image was changed.
+
+use crate::figures::Series;
+use crate::worker::Order;
+use crate::world::{Worker, World, count, filesystem_of};
+use page::PAGE_SIZE;
+use serde_json::{Map, Value, json};
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::sync_channel;
+use std::thread::JoinHandle;
+use std::time::Duration;
+use tap::{BpfTap, EvictionSource, Target};
+use testbed::{Failure, Process, ask_daemon, wait_until};
+
+/// Wanted at the most: the time of an eviction over that with the tap alone, and, with no host, over that with no tap.
+const OVER_TAP_WANTED: f64 = 1.2;
+/// Evicted at once: half the ring.
+const EVICT_BYTES: u64 = 16 << 20;
+const RING_BYTES: usize = 32 << 20;
+const RING: &str = "32MiB";
+/// Of the image that the host serves.
+const IMAGE_BYTES: u64 = 1 << 20;
+const POLL: Duration = Duration::from_millis(50);
+/// For a daemon's answer; until guest and host have found or lost each other; until all is sent.
+const ANSWER_MAX: Duration = Duration::from_secs(10);
+
+#[derive(Clone, Copy)]
+enum With {
+    Nothing,
+    Tap,
+    Host,
+    NoHost,
+}
+
+/// Runs it.
+pub fn run(world: &World) -> Result<Map<String, Value>, Failure> {
+    let extent = world.extent;
+    let (rounds, times) = (extent.choose(9, 5, 1), extent.choose(15, 7, 2));
+    let evict_bytes = extent.choose(EVICT_BYTES, EVICT_BYTES, 1 << 20);
+    let wanted_pages = times as u64 * evict_bytes / PAGE_SIZE as u64;
+    let file = world.file("evicted", evict_bytes)?;
+    let disk = filesystem_of(&file).map_err(Failure::attempted("finding the disk"))?;
+    let (images, served) = (world.directory("images")?, world.directory("served")?);
+    let image = images.join("disk.img");
+    std::fs::File::create(&image)
+        .and_then(|image| image.set_len(IMAGE_BYTES))
+        .map_err(Failure::attempted("making an image"))?;
+    let mut worker = Worker::start(&world.interrupt, &[])?;
+    println!("{} MiB evicted at once, {times} times in each of {rounds} rounds", evict_bytes >> 20);
+    let mut measured: [Series; 4] = Default::default();
+    for round in 0..rounds {
+        let mut order = [With::Nothing, With::Tap, With::Host, With::NoHost];
+        order.rotate_left(round % 4);
+        for with in order {
+            let mut evict = || {
+                let order = Order::Evict { path: file.clone(), len_bytes: evict_bytes, times };
+                worker.obey(&order).map(|report| report.p50_ns as f64)
+            };
+            let ns = match with {
+                With::Nothing => evict()?,
+                With::Tap => {
+                    let alone = Alone::start(&file)?;
+                    let ns = evict()?;
+                    alone.end(wanted_pages)?;
+                    ns
+                }
+                With::Host => {
+                    let host = world.serve_images(&images, &served)?;
+                    let guest = Guest::start(world, &disk)?;
+                    let ns = evict()?;
+                    guest.has_sent(wanted_pages)?;
+                    drop(guest);
+                    host.end().map_err(Failure::Problem)?;
+                    ns
+                }
+                With::NoHost => {
+                    let host = world.serve_images(&images, &served)?;
+                    let guest = Guest::start(world, &disk)?;
+                    host.end().map_err(Failure::Problem)?;
+                    guest.wait_until_connected(false)?;
+                    evict()?
+                }
+            };
+            measured[with as usize].add(ns);
+        }
+    }
+    let [nothing, tap, host, no_host] = &measured;
+    let (over_tap, over_nothing) = (host.over(tap), no_host.over(nothing));
+    println!(
+        "evicting a page: {} ns with no tap, {} ns with the tap alone, {} ns with a host, {} ns when it has gone",
+        nothing.text(0),
+        tap.text(0),
+        host.text(0),
+        no_host.text(0)
+    );
+    println!("with a host over the tap alone: {} (at most {OVER_TAP_WANTED} is wanted)", over_tap.text(2));
+    println!("without a host over no tap: {}", over_nothing.text(2));
+    Ok(crate::members(json!({
+        "over_tap_ratio": over_tap.median(),
+        "over_tap_ratio_wanted": OVER_TAP_WANTED,
+        "no_host_ratio": over_nothing.median(),
+        "over_tap_rounds": over_tap.json(),
+        "no_host_rounds": over_nothing.json(),
+        "nothing_ns": nothing.json(),
+        "tap_ns": tap.json(),
+        "host_ns": host.json(),
+        "no_host_ns": no_host.json(),
+        "rounds": rounds,
+    })))
+}
+
+/// A tap whose pages nobody wants.
+struct Alone {
+    stop: Arc<AtomicBool>,
+    thread: JoinHandle<io::Result<tap::Counters>>,
+}
+
+impl Alone {
+    fn start(file: &Path) -> Result<Alone, Failure> {
+        let device =
+            rustix::fs::stat(file).map_err(|errno| Failure::attempted("looking at the file")(errno.into()))?.st_dev;
+        let stop = Arc::new(AtomicBool::new(false));
+        let (told, tell) = sync_channel(1);
+        let is_over = stop.clone();
+        let run = move || {
+            let loaded = BpfTap::load_with_added(Target { device }, RING_BYTES).map_err(io::Error::other);
+            let _ = told.send(());
+            let (mut tap, mut added) = loaded?;
+            while !is_over.load(Ordering::Relaxed) {
+                added.take(&mut |_| {})?;
+                tap.poll(POLL, &mut |eviction| {
+                    std::hint::black_box(*eviction.page);
+                })?;
+            }
+            Ok(tap.counters())
+        };
+        let thread = std::thread::Builder::new().name("tap".into()).spawn(run);
+        let thread = thread.map_err(Failure::attempted("starting a thread"))?;
+        let _ = tell.recv();
+        Ok(Alone { stop, thread })
+    }
+
+    /// It has seen all.
+    fn end(self, wanted_pages: u64) -> Result<(), Failure> {
+        self.stop.store(true, Ordering::Relaxed);
+        let ended = self.thread.join().map_err(|_| Failure::Problem("the tap's thread has panicked".to_owned()))?;
+        let counters = ended.map_err(Failure::attempted("tapping"))?;
+        check(counters.captured, counters.ring_full, wanted_pages)
+    }
+}
+
+/// A guest's daemon.
+struct Guest {
+    process: Process,
+}
+
+impl Guest {
+    /// Has found its host.
+    fn start(world: &World, disk: &Path) -> Result<Guest, Failure> {
+        let guest = Guest { process: world.start_guest(disk, RING)? };
+        guest.wait_until_connected(true)?;
+        Ok(guest)
+    }
+
+    fn status(&self) -> Result<Value, Failure> {
+        ask_daemon("guest", self.process.pid(), ANSWER_MAX)
+    }
+
+    fn wait_until_connected(&self, wanted: bool) -> Result<(), Failure> {
+        if wait_until(ANSWER_MAX, || self.status().is_ok_and(|status| status["connected"] == wanted)) {
+            return Ok(());
+        }
+        Err(Failure::Problem(format!("the guest's daemon says {:?}", self.status()?)))
+    }
+
+    /// All that was evicted.
+    fn has_sent(&self, wanted_pages: u64) -> Result<(), Failure> {
+        let counts = |status: Value| (count(&status, "/guest/evicted_pages"), count(&status, "/guest/ring_full_pages"));
+        wait_until(ANSWER_MAX, || self.status().is_ok_and(|status| counts(status).0 >= wanted_pages));
+        let (captured, lost) = counts(self.status()?);
+        check(captured, lost, wanted_pages)
+    }
+}
+
+/// What the ring has no room for costs little: of that nothing is to be said here.
+fn check(captured: u64, lost: u64, wanted_pages: u64) -> Result<(), Failure> {
+    if captured >= wanted_pages && lost == 0 {
+        return Ok(());
+    }
+    Err(Failure::Problem(format!("the tap captured {captured} pages of {wanted_pages} and had no room for {lost}")))
+}
