@@ -31,6 +31,8 @@ use zerocopy::FromBytes;
 
 /// How long a guest may take for the rest of a frame that it has begun, or to take an answer.
 const FRAME_LIMIT: Duration = Duration::from_secs(10);
+/// How the names of threads begin that open images through the mount: killed, they may wait for an answer that only a successor can give.
+pub const THREADS: &str = "puma-guest";
 /// Connections that are being greeted at once.
 const STRANGERS_MAX: usize = 16;
 /// Pause after a connection could not be accepted.
@@ -315,7 +317,7 @@ impl Shared {
             }
             let _ = stream.shutdown(Shutdown::Both);
         };
-        if std::thread::Builder::new().name("puma-guest".into()).spawn_scoped(connections, connection).is_err() {
+        if std::thread::Builder::new().name(THREADS.into()).spawn_scoped(connections, connection).is_err() {
             self.strangers.fetch_sub(1, Relaxed);
         }
     }

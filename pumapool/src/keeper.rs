@@ -54,6 +54,8 @@ const START_LIMIT: Duration = Duration::from_secs(10);
 const DYING_LIMIT: Duration = Duration::from_millis(500);
 /// Daemons in that state at the most: beyond it, the keeper waits.
 const DYING_MAX: usize = 8;
+/// Where a thread waits for a FUSE file system's answer (fs/fuse/dev.c).
+const WAITS_FOR_FUSE: &str = "request_wait_answer";
 /// How often the keeper looks for that state, of which no event tells.
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
 
@@ -273,7 +275,7 @@ impl Keeper {
                     if is_ready_within(end.as_fd(), DYING_LIMIT) {
                         break true;
                     }
-                    if self.dying.len() < DYING_MAX && only_notifier_left(pid) {
+                    if self.dying.len() < DYING_MAX && only_waiting_left(pid) {
                         break false;
                     }
                 };
@@ -417,12 +419,17 @@ fn is_ready_within(fd: BorrowedFd<'_>, limit: Duration) -> bool {
     matches!(poll(&mut fds, Some(&timespec(limit))), Ok(1))
 }
 
-/// Whether of a process whose first thread has ended only the thread that has pages dropped is left.
-fn only_notifier_left(process: Pid) -> bool {
+/// Whether of a process whose first thread has ended only threads are left that may wait for the mount itself, hence for the successor: the one that has
+/// pages dropped, those that have a guest's image open, and one that closes what is still open as it goes. None of them changes anything below.
+fn only_waiting_left(process: Pid) -> bool {
     let first = process.as_raw_nonzero().to_string();
     let Ok(threads) = std::fs::read_dir(format!("/proc/{first}/task")) else { return false };
     threads.flatten().filter(|thread| thread.file_name() != first.as_str()).all(|thread| {
-        std::fs::read_to_string(thread.path().join("comm")).is_ok_and(|name| name.trim_end() == mount::NOTIFIER)
+        let read = |name: &str| std::fs::read_to_string(thread.path().join(name)).unwrap_or_default();
+        let (name, wait) = (read("comm"), read("wchan"));
+        name.trim_end() == mount::NOTIFIER
+            || mount::handover::has_ended(&read("stat"))
+            || name.starts_with(hostcache::host::THREADS) && wait == WAITS_FOR_FUSE
     })
 }
 

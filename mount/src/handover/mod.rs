@@ -15,7 +15,7 @@ pub(crate) mod memory;
 
 use channel::{Channel, Held, Message};
 use memory::Memory;
-pub use memory::is_dying;
+pub use memory::{has_ended, is_dying};
 use rustix::fd::{BorrowedFd, OwnedFd};
 use std::io;
 use std::sync::Arc;
