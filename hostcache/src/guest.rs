@@ -142,15 +142,16 @@ fn failed(what: impl std::fmt::Display) -> io::Error {
 
 fn serve(volume: &mut Volume, config: &Config, statistics: &Statistics, stop: &Stop) -> io::Result<()> {
     let link = Link::connect(config)?;
-    statistics.connects.fetch_add(1, Relaxed);
-    statistics.connected.store(true, Relaxed);
-    tracing::info!(host = %config.host, "host found: it is given what is evicted");
     let target = Target { device: volume.device() };
     let (mut tap, mut added) = match config.tells_held {
         true => BpfTap::load_with_added(target, config.ring_bytes).map(|(tap, added)| (tap, Some(added))),
         false => BpfTap::load(target, config.ring_bytes).map(|tap| (tap, None)),
     }
     .map_err(failed)?;
+    // From here on nothing that is evicted is missed.
+    statistics.connects.fetch_add(1, Relaxed);
+    statistics.connected.store(true, Relaxed);
+    tracing::info!(host = %config.host, "host found: it is given what is evicted");
     let mut sender = Sender { volume, statistics, link, batch: Vec::new(), bytes: Vec::new(), held: Held::default() };
     let (mut captured_before, mut full_before) = (0, 0);
     while !stop.is_wanted() {
