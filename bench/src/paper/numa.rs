@@ -15,8 +15,9 @@ const GIB_FEW: [f64; 2] = [0.5, 2.0];
 /// Of what is sampled, and of the others, whose rounds are all the same.
 const ROUNDS: usize = 3;
 const ROUNDS_SAME: usize = 2;
-/// Accesses of each thread when it has the machine alone, and phases of those that have some.
+/// Accesses of each thread, of those that compute one part in so many, and phases of those that have some.
 const ACCESSES: f64 = 5e9;
+const COMPUTING_PART: f64 = 8.0;
 const PHASES: usize = 4;
 /// Cycles between two accesses, and accesses under way at once: of applications that do little but use memory, and of those that compute.
 const KINDS: [(&str, f64, f64); 2] = [("", 20.0, 4.0), (", computing", 400.0, 1.0)];
@@ -88,7 +89,7 @@ pub fn run(run: &mut Run<'_>) -> Result<(), Failure> {
                     bytes: (gib * (1u64 << 30) as f64) as u64,
                     compute_cycles,
                     outstanding,
-                    accesses,
+                    accesses: if kind.is_empty() { accesses } else { accesses / COMPUTING_PART },
                     phases: if class.handing == Handing::Kept { 1 } else { PHASES },
                 };
                 let targets: Vec<Target> = hosts
