@@ -3,7 +3,7 @@
 
 use super::plot::{Chart, Line};
 use super::record::{Mean, Records};
-use super::report::{Column, Finding, Results};
+use super::report::{Column, Finding, Results, capital};
 use super::{Case, Run};
 use ::numa::simulator::{self, Application, CLASSES, Class, Handing, Machine, Target};
 use ::numa::{POLICIES, Policy};
@@ -273,9 +273,4 @@ fn file_name(class: &Class) -> &'static str {
         "freed and reused" => "freed-and-reused",
         _ => "mixed",
     }
-}
-
-fn capital(text: &str) -> String {
-    let mut letters = text.chars();
-    letters.next().map_or_else(String::new, |first| first.to_uppercase().chain(letters).collect())
 }

@@ -126,7 +126,8 @@ fn one(page: &mut String, results: &Path, experiment: &Experiment, records: &Rec
     Ok(png)
 }
 
-fn capital(text: &str) -> String {
+/// A text as the beginning of a sentence.
+pub fn capital(text: &str) -> String {
     let mut letters = text.chars();
     letters.next().map_or_else(String::new, |first| first.to_uppercase().chain(letters).collect())
 }
