@@ -111,7 +111,7 @@ pub fn add(directory: &Path, line: &Value) -> Result<(), Failure> {
     let svg = draw(&runs);
     let svg_path = directory.join(SVG_FILE);
     fs::write(&svg_path, &svg).map_err(Failure::attempted(format!("writing {}", svg_path.display())))?;
-    if !drawing::render(&svg, &directory.join(PNG_FILE))? {
+    if !drawing::render(&svg, &directory.join(PNG_FILE)).map_err(Failure::Problem)? {
         println!("There is no font here to draw the chart as PNG with.");
     }
     println!("Added to {}; chart in {}", path.display(), svg_path.display());

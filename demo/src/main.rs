@@ -274,7 +274,7 @@ fn publish(out: &Path, summary: &Summary) -> Result<Vec<String>, Failure> {
     let svg = write("demo.svg", &drawing)?;
     let png = out.join("demo.png");
     let mut written = vec![json, svg];
-    if drawing::render(&drawing, &png)? {
+    if drawing::render(&drawing, &png).map_err(Failure::Problem)? {
         written.push(png);
     } else {
         left_out.push("the chart was not rendered as PNG: no font is installed; run `make deps`".to_owned());

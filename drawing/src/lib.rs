@@ -1,4 +1,4 @@
-//! What the charts of demo and bench have in common: how they look, and how they become a PNG. A chart is drawn once, as SVG; the PNG is
+//! What all charts have in common: how they look, and how they become a PNG. A chart is drawn once, as SVG; the PNG is
 //! that same drawing, rendered with the fonts of the machine.
 
 use resvg::{tiny_skia, usvg};
@@ -6,7 +6,6 @@ use std::fmt::Write;
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
-use testbed::Failure;
 
 /// Pixels of the PNG for one unit of the drawing: sharp on a dense screen too.
 const SCALE: f32 = 2.0;
@@ -41,8 +40,8 @@ pub fn text(svg: &mut String, x: f64, y: f64, size: f64, fill: &str, anchor: &st
 /// Renders a drawing into a PNG file. False: there is no font on the machine to render its text with, and no file is made.
 ///
 /// # Errors
-/// When the drawing is not understood, or the file cannot be written.
-pub fn render(svg: &str, file: &Path) -> Result<bool, Failure> {
+/// In one line, when the drawing is not understood, or the file cannot be written.
+pub fn render(svg: &str, file: &Path) -> Result<bool, String> {
     let mut fonts = usvg::fontdb::Database::new();
     fonts.load_system_fonts();
     // `make deps` installs the font there; a system without a font configuration would not look.
@@ -51,7 +50,7 @@ pub fn render(svg: &str, file: &Path) -> Result<bool, Failure> {
     let Some(any) = first else { return Ok(false) };
     let has_font = fonts.faces().any(|face| face.families.iter().any(|(family, _)| family == FONT));
     fonts.set_sans_serif_family(if has_font { FONT.to_owned() } else { any });
-    let problem = |what: &str, error: &dyn std::fmt::Display| Failure::Problem(format!("{what} the chart: {error}"));
+    let problem = |what: &str, error: &dyn std::fmt::Display| format!("{what} the chart: {error}");
     let options = usvg::Options { fontdb: Arc::new(fonts), ..usvg::Options::default() };
     let tree = usvg::Tree::from_str(svg, &options).map_err(|error| problem("understanding", &error))?;
     let size = tree.size();
@@ -59,7 +58,7 @@ pub fn render(svg: &str, file: &Path) -> Result<bool, Failure> {
     let mut pixels = tiny_skia::Pixmap::new(width, height).ok_or_else(|| problem("rendering", &"it has no size"))?;
     resvg::render(&tree, tiny_skia::Transform::from_scale(SCALE, SCALE), &mut pixels.as_mut());
     let png = pixels.encode_png().map_err(|error| problem("encoding", &error))?;
-    fs::write(file, png).map_err(Failure::attempted(format!("writing {}", file.display())))?;
+    fs::write(file, png).map_err(|error| format!("writing {}: {error}", file.display()))?;
     Ok(true)
 }
 

@@ -2,6 +2,7 @@
 
 use crate::process::{Moved, Process, Unit};
 use crate::spread::{Placed, Spread};
+use crate::topology::Node;
 use crate::{NodeId, PAGE_BYTES, Policy};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -10,6 +11,9 @@ use std::io;
 /// Moved at once: the process waits for some of it while it is on its way.
 const BATCH_UNITS: usize = 512;
 const BATCH_PAGES: u64 = (64 << 20) / PAGE_BYTES;
+
+/// What there is to say on a machine of one node.
+pub const ONE_NODE: &str = "this machine has one node: memory cannot be nearer or farther, and nothing is done";
 
 /// What was done, in pages of 4 KiB.
 #[derive(Clone, Debug, Default, Serialize)]
@@ -130,9 +134,22 @@ fn window(
 ///
 /// # Errors
 /// When the process has ended.
-pub fn usable_nodes(process: &Process, nodes: &[crate::topology::Node]) -> io::Result<Vec<NodeId>> {
+pub fn usable_nodes(process: &Process, nodes: &[Node]) -> io::Result<Vec<NodeId>> {
     let allowed = process.allowed_nodes()?;
     Ok(nodes.iter().filter(|node| node.memory_bytes > 0 && allowed.contains(&node.id)).map(|node| node.id).collect())
+}
+
+/// Why a process's memory cannot be placed so, in one line. None: it can.
+pub fn obstacle(process: &Process, policy: Policy, nodes: &[Node], usable: &[NodeId]) -> Option<String> {
+    match usable {
+        _ if nodes.len() == 1 => Some(ONE_NODE.to_owned()),
+        [] => Some("its cpuset allows no node that has memory: nothing is done".to_owned()),
+        [only] => Some(format!("its cpuset allows node {only} alone: nothing is done; widen cpuset.mems for more")),
+        _ if policy == Policy::Carrefour && process.is_kvm() => {
+            Some("a machine on KVM, whose accesses cannot be seen from here: choose round-4k or first-touch".to_owned())
+        }
+        _ => None,
+    }
 }
 
 #[cfg(test)]

@@ -16,6 +16,9 @@ pub const IMBALANCE_MAX: f64 = 0.35;
 pub const IMBALANCE_DONE: f64 = 0.10;
 /// Share of accesses to the own node below which pages are moved to who uses them.
 pub const LOCALITY_MIN: f64 = 0.80;
+/// Once pages are being moved there, they are until it is as high as this. (The paper has the one threshold; with it, of what one had allocated for all, an eighth stayed far from
+/// its users.)
+pub const LOCALITY_DONE: f64 = 0.95;
 
 /// Samples of a page that say who uses it. The paper takes two; but of a page that all of 8 nodes use, two are of the same node by chance once in 8
 /// times, and each such page would go somewhere for nothing. Four are, once in 512.
@@ -110,6 +113,8 @@ pub struct Carrefour {
     seen: Seen,
     /// Imbalance was above [`IMBALANCE_MAX`], and not down to [`IMBALANCE_DONE`] since.
     is_spreading: bool,
+    /// Locality was below [`LOCALITY_MIN`], and not up to [`LOCALITY_DONE`] since.
+    is_gathering: bool,
     /// When pages began to be moved without help so far: how it was then, and for how many periods.
     trial: Option<(Figures, u32)>,
     rest: u32,
@@ -144,6 +149,7 @@ impl Carrefour {
             window_periods: WINDOW_PERIODS,
             seen: Seen::default(),
             is_spreading: false,
+            is_gathering: false,
             trial: None,
             rest: 0,
             rest_next: REST_PERIODS,
@@ -183,7 +189,8 @@ impl Carrefour {
         let is_idle = is_idle || seen.samples < SAMPLES_SEEN_MIN;
         let all = std::mem::take(&mut self.seen).by_home;
         self.is_spreading = figures.imbalance > if self.is_spreading { IMBALANCE_DONE } else { IMBALANCE_MAX };
-        let (spreads, gathers) = (self.is_spreading, figures.locality < LOCALITY_MIN);
+        self.is_gathering = figures.locality < if self.is_gathering { LOCALITY_DONE } else { LOCALITY_MIN };
+        let (spreads, gathers) = (self.is_spreading, self.is_gathering);
         let (moves, state) = if self.rest > 0 {
             self.rest -= 1;
             (Vec::new(), State::Rests(self.rest))
@@ -263,9 +270,11 @@ impl Carrefour {
             let Some(used) = self.pages.get_mut(&page) else { continue };
             let users = counts.iter().filter(|count| **count > 0).count();
             let home = self.nodes.iter().position(|node| *node == used.home);
-            let to = if users == 1 && gathers {
+            let unburdens = spreads && home.is_none_or(|home| all[home] as f64 > mean);
+            // What is near its only user does not burden another controller, either.
+            let to = if users == 1 && (gathers || unburdens) {
                 counts.iter().position(|count| *count > 0)
-            } else if users > 1 && spreads && home.is_none_or(|home| all[home] as f64 > mean) {
+            } else if users > 1 && unburdens {
                 // To the controllers that have the least to do.
                 let total: f64 = room.iter().sum();
                 let mut at = self.random.f64() * total;

@@ -84,12 +84,13 @@ impl Followed {
     pub fn samples(&mut self) -> io::Result<Vec<Sample>> {
         let accesses = std::mem::take(&mut self.accesses);
         // Of a folio of many pages all are one: it is moved as one.
+        let folios = self.process.folios()?;
         let mut heads: HashMap<u64, Option<u64>> = HashMap::new();
         let mut used: Vec<(u64, NodeId)> = Vec::with_capacity(accesses.len());
         for access in &accesses {
             let head = match heads.get(&access.page) {
                 Some(head) => *head,
-                None => *heads.entry(access.page).insert(self.process.first_page_of(access.page)?).get(),
+                None => *heads.entry(access.page).insert(folios.first_page_of(access.page)?).get(),
             };
             used.extend(head.map(|head| (head, access.node)));
         }
@@ -113,10 +114,11 @@ impl Followed {
     pub fn decide(&mut self, samples: &[Sample], all: &[u64], budget_bytes: u64) -> io::Result<Decision> {
         let period = Period { accesses_per_us: None, budget_pages: (budget_bytes / PAGE_BYTES) as usize };
         let mut decision = self.carrefour.decide(samples, all, period);
+        let folios = self.process.folios()?;
         let mut left = budget_bytes / PAGE_BYTES;
         let mut moves: Vec<(Unit, NodeId)> = Vec::new();
         for one in &decision.moves {
-            let pages = self.process.pages_of(one.page)?;
+            let pages = folios.pages_of(one.page)?;
             if pages > left {
                 break;
             }

@@ -5,6 +5,10 @@ use crate::process::Process;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::io;
+use std::path::Path;
+
+/// How memory that a machine frees comes back to its host.
+pub const REPORT_FREE_PAGES: &str = "add `-device virtio-balloon-pci,free-page-reporting=on` to QEMU, or <memballoon model='virtio' freePageReporting='on'/> to the domain";
 
 /// A process with memory.
 #[derive(Clone, Debug, Serialize)]
@@ -53,6 +57,23 @@ pub fn machine(arguments: &[String]) -> Option<Machine> {
     })
 }
 
+/// The virtual machines that run here, with their processes' numbers.
+pub fn running() -> Vec<(u32, Machine)> {
+    pids(|process| machine(&process.arguments().ok()?)).unwrap_or_default()
+}
+
+/// Whether what is freed in this machine, a guest, comes back to its host: it has a balloon that has agreed to report free pages
+/// (VIRTIO 1.2, 5.5.3: device 5, VIRTIO_BALLOON_F_REPORTING is bit 5). `devices` are those of the virtio bus in sysfs.
+pub fn this_one_reports_free_pages(devices: &Path) -> bool {
+    let Ok(entries) = std::fs::read_dir(devices) else { return false };
+    let word = |folder: &Path, name: &str| std::fs::read_to_string(folder.join(name)).unwrap_or_default();
+    entries.flatten().any(|entry| {
+        let folder = entry.path();
+        // Bits in ascending order, a character each.
+        word(&folder, "device").trim() == "0x0005" && word(&folder, "features").as_bytes().get(5) == Some(&b'1')
+    })
+}
+
 /// All processes that may be looked at, and have memory.
 ///
 /// # Errors
@@ -98,7 +119,7 @@ pub fn command(name: &str) -> Result<u32, String> {
 }
 
 /// Of each process for which `word` says something, its number and that.
-fn pids(word: impl Fn(&Process) -> Option<String>) -> Result<Vec<(u32, String)>, String> {
+fn pids<T>(word: impl Fn(&Process) -> Option<T>) -> Result<Vec<(u32, T)>, String> {
     let entries = std::fs::read_dir("/proc").map_err(|error| format!("cannot list processes: {error}"))?;
     let found = |entry: io::Result<std::fs::DirEntry>| {
         let pid: u32 = entry.ok()?.file_name().to_str()?.parse().ok()?;
@@ -145,6 +166,24 @@ mod tests {
         for (line, expected) in cases {
             assert_eq!(of(line), expected, "{line}");
         }
+    }
+
+    #[test]
+    fn a_guest_knows_whether_its_balloon_reports() {
+        let devices = tempfile::tempdir().unwrap();
+        let device = |name: &str, kind: &str, features: &str| {
+            let folder = devices.path().join(name);
+            std::fs::create_dir_all(&folder).unwrap();
+            std::fs::write(folder.join("device"), format!("{kind}\n")).unwrap();
+            std::fs::write(folder.join("features"), format!("{features}\n")).unwrap();
+        };
+        assert!(!this_one_reports_free_pages(devices.path()));
+        device("virtio0", "0x0001", "11111111");
+        assert!(!this_one_reports_free_pages(devices.path()), "another device's bit");
+        device("virtio1", "0x0005", "11111011");
+        assert!(!this_one_reports_free_pages(devices.path()), "all bits but that");
+        device("virtio1", "0x0005", "00000100");
+        assert!(this_one_reports_free_pages(devices.path()));
     }
 
     #[test]

@@ -280,18 +280,10 @@ impl Target {
             let told = |error: io::Error| process::told(pid, &error);
             let process = Process::open(pid).map_err(told)?;
             let usable = apply::usable_nodes(&process, nodes).map_err(told)?;
-            self.state = match (self.wanted.policy, &usable[..]) {
-                _ if nodes.len() == 1 => return Err("this machine has one node".to_owned()),
-                (_, []) => return Err("its cpuset allows no node that has memory".to_owned()),
-                (_, [only]) => return Err(format!("its cpuset allows node {only} alone")),
-                (Policy::Carrefour, _) if process.is_kvm() => {
-                    return Err(
-                        "a machine on KVM, whose accesses cannot be seen from here: choose round-4k or first-touch"
-                            .to_owned(),
-                    );
-                }
-                _ => "found".to_owned(),
-            };
+            if let Some(obstacle) = apply::obstacle(&process, self.wanted.policy, nodes, &usable) {
+                return Err(obstacle);
+            }
+            self.state = "found".to_owned();
             let how = match self.wanted.policy {
                 Policy::Round4k | Policy::Round1g => How::Spread(process, None),
                 Policy::Carrefour => How::Followed(Box::new(Followed::new(process, &usable))),
@@ -413,7 +405,7 @@ mod tests {
         };
         let (_, status) = period();
         if nodes.len() == 1 {
-            assert_eq!(status.state, "this machine has one node");
+            assert_eq!(status.state, apply::ONE_NODE);
         } else {
             assert!(status.pid.is_some(), "{status:?}");
         }

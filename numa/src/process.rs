@@ -234,54 +234,12 @@ impl Process {
         Ok(units)
     }
 
-    /// The first page of the folio that a page belongs to: itself, but for those of huge pages. None: it is not there.
+    /// Which pages are one folio, for those who ask about many.
     ///
     /// # Errors
-    /// When the process has ended, or may not be looked at.
-    pub fn first_page_of(&self, page: u64) -> io::Result<Option<u64>> {
-        let entry = self.entry(page)?;
-        if entry & PRESENT == 0 {
-            return Ok(None);
-        }
-        let frame = entry & FRAME;
-        if self.flags_of(frame) & COMPOUND_TAIL == 0 {
-            return Ok(Some(page));
-        }
-        // Folios begin at multiples of their size: the first is the nearest one below that begins any.
-        let begins = |order: &u32| self.flags_of(frame >> order << order) & COMPOUND_HEAD != 0;
-        let first = (1..=FOLIO_ORDER_MAX).find(begins).map_or(frame, |order| frame >> order << order);
-        Ok(Some(page - (frame - first).min(page)))
-    }
-
-    /// How many pages are moved with this one, the first of a folio.
-    ///
-    /// # Errors
-    /// When the process has ended, or may not be looked at.
-    pub fn pages_of(&self, first: u64) -> io::Result<u64> {
-        let entry = self.entry(first)?;
-        let frame = entry & FRAME;
-        if entry & PRESENT == 0 || self.flags_of(frame) & COMPOUND_HEAD == 0 {
-            return Ok(1);
-        }
-        let mut bytes = vec![0; ENTRY_BYTES << FOLIO_ORDER_MAX];
-        let read = self.flags.as_ref().map_or(Ok(0), |flags| flags.read_at(&mut bytes, frame * ENTRY_BYTES as u64))?;
-        let (entries, _) = bytes[..read].as_chunks::<ENTRY_BYTES>();
-        let tails = entries.iter().skip(1).take_while(|entry| u64::from_le_bytes(**entry) & COMPOUND_TAIL != 0);
-        Ok(1 + tails.count() as u64)
-    }
-
-    fn entry(&self, page: u64) -> io::Result<u64> {
-        let mut bytes = [0; ENTRY_BYTES];
-        self.file("pagemap")?.read_at(&mut bytes, page * ENTRY_BYTES as u64)?;
-        Ok(u64::from_le_bytes(bytes))
-    }
-
-    /// Flags of a frame; none for those who may not see them.
-    fn flags_of(&self, frame: u64) -> u64 {
-        let mut bytes = [0; ENTRY_BYTES];
-        let flags = self.flags.as_ref().filter(|_| frame != 0);
-        let read = flags.map_or(0, |flags| flags.read_at(&mut bytes, frame * ENTRY_BYTES as u64).unwrap_or(0));
-        if read == ENTRY_BYTES { u64::from_le_bytes(bytes) } else { 0 }
+    /// When it has ended, or may not be looked at.
+    pub fn folios(&self) -> io::Result<Folios<'_>> {
+        Ok(Folios { pagemap: self.file("pagemap")?, flags: self.flags.as_ref() })
     }
 
     /// The node of each unit. None: it is on none, as what was freed since, or the page of zeros.
@@ -366,6 +324,64 @@ impl Process {
             )
         };
         if result < 0 { Err(io::Error::last_os_error()) } else { Ok(status) }
+    }
+}
+
+/// A process's pages as the folios that they are parts of.
+pub struct Folios<'a> {
+    pagemap: File,
+    flags: Option<&'a File>,
+}
+
+impl Folios<'_> {
+    /// The first page of the folio that a page belongs to: itself, but for those of huge pages. None: it is not there.
+    ///
+    /// # Errors
+    /// When the process has ended, or may not be looked at.
+    pub fn first_page_of(&self, page: u64) -> io::Result<Option<u64>> {
+        let entry = self.entry(page)?;
+        if entry & PRESENT == 0 {
+            return Ok(None);
+        }
+        let frame = entry & FRAME;
+        if self.flags_of(frame) & COMPOUND_TAIL == 0 {
+            return Ok(Some(page));
+        }
+        // Folios begin at multiples of their size: the first is the nearest one below that begins any.
+        let begins = |order: &u32| self.flags_of(frame >> order << order) & COMPOUND_HEAD != 0;
+        let first = (1..=FOLIO_ORDER_MAX).find(begins).map_or(frame, |order| frame >> order << order);
+        Ok(Some(page - (frame - first).min(page)))
+    }
+
+    /// How many pages are moved with this one, the first of a folio.
+    ///
+    /// # Errors
+    /// When the process has ended, or may not be looked at.
+    pub fn pages_of(&self, first: u64) -> io::Result<u64> {
+        let entry = self.entry(first)?;
+        let frame = entry & FRAME;
+        if entry & PRESENT == 0 || self.flags_of(frame) & COMPOUND_HEAD == 0 {
+            return Ok(1);
+        }
+        let mut bytes = vec![0; ENTRY_BYTES << FOLIO_ORDER_MAX];
+        let read = self.flags.map_or(Ok(0), |flags| flags.read_at(&mut bytes, frame * ENTRY_BYTES as u64))?;
+        let (entries, _) = bytes[..read].as_chunks::<ENTRY_BYTES>();
+        let tails = entries.iter().skip(1).take_while(|entry| u64::from_le_bytes(**entry) & COMPOUND_TAIL != 0);
+        Ok(1 + tails.count() as u64)
+    }
+
+    fn entry(&self, page: u64) -> io::Result<u64> {
+        let mut bytes = [0; ENTRY_BYTES];
+        self.pagemap.read_at(&mut bytes, page * ENTRY_BYTES as u64)?;
+        Ok(u64::from_le_bytes(bytes))
+    }
+
+    /// Flags of a frame; none for those who may not see them.
+    fn flags_of(&self, frame: u64) -> u64 {
+        let mut bytes = [0; ENTRY_BYTES];
+        let flags = self.flags.filter(|_| frame != 0);
+        let read = flags.map_or(0, |flags| flags.read_at(&mut bytes, frame * ENTRY_BYTES as u64).unwrap_or(0));
+        if read == ENTRY_BYTES { u64::from_le_bytes(bytes) } else { 0 }
     }
 }
 

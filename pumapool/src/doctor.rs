@@ -43,6 +43,8 @@ pub fn run(options: &Options) -> Result<ExitCode> {
         reclaim_scan(),
         pressure(),
         cgroup(),
+        nodes(),
+        free_pages(),
     ];
     if options.json {
         writeln!(std::io::stdout(), "{}", serde_json::to_string(&findings)?)?;
@@ -219,5 +221,47 @@ fn cgroup() -> Finding {
             Some(bytes) => format!("this shell's is limited to {}", crate::size::display(bytes)),
         },
         advice: "start `pumapool mount` outside the cgroup of the programs that it serves",
+    }
+}
+
+fn nodes() -> Finding {
+    let nodes = numa::topology::read(Path::new(numa::topology::SYS)).map(|nodes| nodes.len());
+    Finding {
+        what: "memory nodes",
+        works: nodes.is_ok(),
+        needed: false,
+        finding: match nodes {
+            Ok(1) => "one: there is nothing for `pumapool numa` to place".into(),
+            Ok(count) => format!("{count}: `pumapool numa list` shows where memory is"),
+            Err(error) => format!("cannot be read: {error}"),
+        },
+        advice: "mount /sys",
+    }
+}
+
+/// Whether memory that is freed in virtual machines comes back to their hosts: of those that run here, and of this one, if it is one.
+fn free_pages() -> Finding {
+    let mut silent: Vec<String> = Vec::new();
+    let machines = numa::machines::running();
+    for (pid, machine) in machines.iter().filter(|(_, machine)| !machine.reports_free_pages) {
+        silent.push(if machine.name.is_empty() { format!("process {pid}") } else { machine.name.clone() });
+    }
+    let is_guest = fs::read_to_string("/proc/cpuinfo").is_ok_and(|text| text.contains(" hypervisor"));
+    if is_guest && !numa::machines::this_one_reports_free_pages(Path::new("/sys/bus/virtio/devices")) {
+        silent.push("this machine itself".to_owned());
+    }
+    Finding {
+        what: "free-page reports",
+        works: silent.is_empty(),
+        needed: false,
+        finding: if silent.is_empty() {
+            match (machines.len(), is_guest) {
+                (0, false) => "no virtual machine is here that would have to".into(),
+                _ => "what virtual machines free comes back to their hosts".into(),
+            }
+        } else {
+            format!("what is freed does not come back to the host, nor is placed anew, in: {}", silent.join(", "))
+        },
+        advice: numa::machines::REPORT_FREE_PAGES,
     }
 }

@@ -1,5 +1,7 @@
 //! `pumapool numa`: where the memory of virtual machines and other processes is, and placing it.
 
+mod picture;
+
 use crate::daemon::{self, Daemon};
 use crate::{security, size};
 use ::numa::advice;
@@ -41,7 +43,6 @@ const PERIOD: Duration = Duration::from_secs(1);
 const TAKE: Duration = Duration::from_millis(100);
 /// What moving is checked against the clock for.
 const PACE_BYTES: u64 = 16 << 20;
-const TARGETS_ONE_NODE: &str = "this machine has one node: memory cannot be nearer or farther, and nothing is done";
 
 /// Options of `numa`.
 #[derive(clap::Args)]
@@ -74,6 +75,10 @@ pub struct ListOptions {
     /// As JSON: {"nodes", "processes"}.
     #[arg(long)]
     json: bool,
+
+    /// Draw it into a file, too: an .svg, or a .png.
+    #[arg(long, value_name = "FILE")]
+    picture: Option<PathBuf>,
 }
 
 /// Whose memory.
@@ -244,6 +249,9 @@ fn list(options: &ListOptions, nodes: &[Node]) -> Result<ExitCode> {
         let machines = found.iter().filter(|found| found.machine.is_some()).count();
         found.truncate(machines + LISTED);
     }
+    if let Some(file) = &options.picture {
+        save_picture(&picture::draw(nodes, &found), file)?;
+    }
     let mut out = io::stdout().lock();
     if options.json {
         writeln!(out, "{}", json!({ "nodes": nodes, "processes": found }))?;
@@ -263,7 +271,7 @@ fn list(options: &ListOptions, nodes: &[Node]) -> Result<ExitCode> {
         )?;
     }
     if nodes.len() == 1 {
-        writeln!(out, "\n{TARGETS_ONE_NODE}")?;
+        writeln!(out, "\n{}", apply::ONE_NODE)?;
         return Ok(ExitCode::SUCCESS);
     }
     writeln!(
@@ -276,11 +284,6 @@ fn list(options: &ListOptions, nodes: &[Node]) -> Result<ExitCode> {
         width = PICTURE_WIDTH as usize
     )?;
     for found in &found {
-        let what = match &found.machine {
-            Some(machine) if machine.name.is_empty() => format!("{} (machine)", found.name),
-            Some(machine) => format!("{} (machine)", machine.name),
-            None => found.name.clone(),
-        };
         let pages = pages(found);
         let mut shares = String::new();
         for (node, count) in &found.pages_by_node {
@@ -290,13 +293,32 @@ fn list(options: &ListOptions, nodes: &[Node]) -> Result<ExitCode> {
             out,
             "{:>7}  {:<24} {:>9}  {}  {}",
             found.pid,
-            what,
+            what(found),
             size::display(pages * PAGE_BYTES),
-            picture(found),
+            bar(found),
             shares.trim_end()
         )?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Writes a picture as what the file's name says.
+fn save_picture(svg: &str, file: &Path) -> Result<()> {
+    match file.extension().and_then(|extension| extension.to_str()) {
+        Some("svg") => std::fs::write(file, svg).with_context(|| format!("cannot write {}", file.display())),
+        Some("png") if drawing::render(svg, file).map_err(anyhow::Error::msg)? => Ok(()),
+        Some("png") => bail!("there is no font here to draw a .png with: install one (fonts-dejavu-core), or write an .svg"),
+        _ => bail!("{} is neither an .svg nor a .png", file.display()),
+    }
+}
+
+/// What a process is to a reader.
+fn what(found: &Found) -> String {
+    match &found.machine {
+        Some(machine) if machine.name.is_empty() => format!("{} (machine)", found.name),
+        Some(machine) => format!("{} (machine)", machine.name),
+        None => found.name.clone(),
+    }
 }
 
 /// Processors as the kernel writes them: 0-3,8
@@ -312,7 +334,7 @@ fn ranges(cpus: &[u32]) -> String {
 }
 
 /// A bar in which each node has as many of its digits as its share: 0000000011112222
-fn picture(found: &Found) -> String {
+fn bar(found: &Found) -> String {
     let pages: u64 = found.pages_by_node.values().sum();
     let (mut bar, mut so_far) = (String::new(), 0);
     for (node, count) in &found.pages_by_node {
@@ -341,14 +363,11 @@ fn apply(options: &ApplyOptions, nodes: &[Node]) -> Result<ExitCode> {
         Policy::Carrefour => None,
         Policy::None => Some("its memory stays where it is".to_owned()),
     };
-    let problem = one_node(nodes, &usable);
+    let problem = apply::obstacle(&process, policy, nodes, &usable);
     let stop = stop_wanted()?;
     if policy == Policy::Carrefour && problem.is_none() {
         let until = options.seconds.map(|seconds| Instant::now() + Duration::from_secs(seconds));
         let mut goes_on = || !stop.load(Relaxed) && until.is_none_or(|until| Instant::now() < until);
-        if process.is_kvm() {
-            bail!("{pid} is a machine on KVM, whose accesses cannot be seen from here: choose round-4k or first-touch");
-        }
         let wanted = Wanted { who: Who::Pid(pid), policy };
         let mut placing = Placing::new(nodes.to_vec(), vec![wanted], options.rate).map_err(anyhow::Error::msg)?;
         place(&mut placing, &mut goes_on, &mut |_| {});
@@ -398,23 +417,14 @@ fn usable(process: &Process, nodes: &[Node]) -> Result<Vec<NodeId>> {
     apply::usable_nodes(process, nodes).map_err(|error| told(process.pid(), &error))
 }
 
-/// Why nothing can be placed.
-fn one_node(nodes: &[Node], usable: &[NodeId]) -> Option<String> {
-    match usable {
-        _ if nodes.len() == 1 => Some(TARGETS_ONE_NODE.to_owned()),
-        [] => Some("its cpuset allows no node that has memory: nothing is done".to_owned()),
-        [only] => Some(format!("its cpuset allows node {only} alone: nothing is done; widen cpuset.mems for more")),
-        _ => None,
-    }
-}
-
 fn first_touch(process: &Process) -> String {
     let machine = process.arguments().ok().and_then(|arguments| machines::machine(&arguments));
     match machine {
         Some(machine) if !machine.reports_free_pages => {
-            "what it touches from now on is placed where it is touched; but this machine does not say what it frees, so that what it has stays where it is: \
-             add `-device virtio-balloon-pci,free-page-reporting=on` to QEMU, or <memballoon freePageReporting='on'/> to the domain"
-                .to_owned()
+            format!(
+                "what it touches from now on is placed where it is touched; but this machine does not say what it frees, so that what it has stays where it is: {}",
+                machines::REPORT_FREE_PAGES
+            )
         }
         Some(_) => "what it touches is placed where it is touched, and again after it was freed, which the machine reports".to_owned(),
         None => "what it touches from now on is placed where it is touched; what it has stays where it is".to_owned(),
@@ -539,7 +549,7 @@ fn run_daemon(options: DaemonOptions, nodes: Vec<Node>) -> Result<ExitCode> {
     };
     let mut placing = Placing::new(nodes.clone(), wanted, options.rate).map_err(anyhow::Error::msg)?;
     if nodes.len() == 1 {
-        writeln!(io::stderr(), "pumapool: {TARGETS_ONE_NODE}")?;
+        writeln!(io::stderr(), "pumapool: {}", apply::ONE_NODE)?;
     }
     let listen = options.listen.map(Address::absolute).transpose()?;
     let daemon = match Daemon::prepare("numa", &options.daemon)? {
@@ -595,7 +605,7 @@ fn run_command(options: RunOptions, nodes: &[Node]) -> Result<ExitCode> {
     let policy = options.policy.policy();
     let own = open(std::process::id())?;
     let usable = usable(&own, nodes)?;
-    if let Some(problem) = one_node(nodes, &usable) {
+    if let Some(problem) = apply::obstacle(&own, policy, nodes, &usable) {
         writeln!(io::stderr(), "pumapool: {problem}; the command runs as ever")?;
     } else {
         // What the kernel can do by itself it does, from the first page on.
@@ -651,7 +661,7 @@ mod tests {
     fn pictures_and_ranges() {
         let pages_by_node = [(0, 50), (1, 25), (3, 25)].into();
         let found = Found { pid: 1, name: String::new(), machine: None, pages_by_node };
-        assert_eq!(picture(&found), "00000000000000001111111133333333");
+        assert_eq!(bar(&found), "00000000000000001111111133333333");
         assert_eq!(ranges(&[0, 1, 2, 3, 8, 10, 11]), "0-3,8,10-11");
         assert_eq!(ranges(&[]), "none");
     }
