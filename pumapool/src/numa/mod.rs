@@ -307,7 +307,9 @@ fn save_picture(svg: &str, file: &Path) -> Result<()> {
     match file.extension().and_then(|extension| extension.to_str()) {
         Some("svg") => std::fs::write(file, svg).with_context(|| format!("cannot write {}", file.display())),
         Some("png") if drawing::render(svg, file).map_err(anyhow::Error::msg)? => Ok(()),
-        Some("png") => bail!("there is no font here to draw a .png with: install one (fonts-dejavu-core), or write an .svg"),
+        Some("png") => {
+            bail!("there is no font here to draw a .png with: install one (fonts-dejavu-core), or write an .svg")
+        }
         _ => bail!("{} is neither an .svg nor a .png", file.display()),
     }
 }
@@ -426,7 +428,10 @@ fn first_touch(process: &Process) -> String {
                 machines::REPORT_FREE_PAGES
             )
         }
-        Some(_) => "what it touches is placed where it is touched, and again after it was freed, which the machine reports".to_owned(),
+        Some(_) => {
+            "what it touches is placed where it is touched, and again after it was freed, which the machine reports"
+                .to_owned()
+        }
         None => "what it touches from now on is placed where it is touched; what it has stays where it is".to_owned(),
     }
 }

@@ -14,7 +14,7 @@ const WIDTH: f64 = 860.0;
 const MARGIN: f64 = 24.0;
 /// Where bars begin and end.
 const BAR_LEFT: f64 = 260.0;
-const BAR_RIGHT: f64 = 760.0;
+const BAR_RIGHT: f64 = 690.0;
 const ROW: f64 = 26.0;
 const BAR: f64 = 16.0;
 /// Least width of a share that has its node written on it.
@@ -67,9 +67,35 @@ pub fn draw(nodes: &[Node], found: &[Found]) -> String {
 
 /// On the line of a text.
 fn bar(svg: &mut String, x: f64, y: f64, width: f64, fill: &str) {
-    let _infallible = write!(
-        svg,
-        r#"<rect x="{x:.1}" y="{:.1}" width="{width:.1}" height="{BAR}" fill="{fill}"/>"#,
-        y - BAR + 4.0
-    );
+    let _infallible =
+        write!(svg, r#"<rect x="{x:.1}" y="{:.1}" width="{width:.1}" height="{BAR}" fill="{fill}"/>"#, y - BAR + 4.0);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_node_and_process_is_drawn() {
+        let node = |id: numa::NodeId| Node {
+            id,
+            cpus: vec![u32::from(id)],
+            distances: vec![10, 20],
+            memory_bytes: 1 << 30,
+            free_bytes: 1 << 29,
+        };
+        let pages_by_node = [(0, 300), (1, 100)].into();
+        let found = Found { pid: 4711, name: "a <b> & c".to_owned(), machine: None, pages_by_node };
+        let svg = draw(&[node(0), node(1)], &[found]);
+        for text in ["512 MiB of 1.0 GiB", "4711 a &lt;b> &amp; c", "1: 1 (10 20)"] {
+            assert!(svg.contains(text), "{text}: {svg}");
+        }
+        // Of the bars' whole width three quarters are the first node's.
+        let share =
+            |width: f64, colour: &str| svg.contains(&format!(r#"width="{width:.1}" height="{BAR}" fill="{colour}""#));
+        let width = BAR_RIGHT - BAR_LEFT;
+        assert!(share(width * 0.75, COLOURS[0]) && share(width * 0.25, COLOURS[1]), "{svg}");
+        let file = tempfile::tempdir().unwrap();
+        assert!(drawing::render(&svg, &file.path().join("list.png")).is_ok());
+    }
 }
