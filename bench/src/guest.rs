@@ -130,7 +130,8 @@ impl Alone {
         let (told, tell) = sync_channel(1);
         let is_over = stop.clone();
         let run = move || {
-            let loaded = BpfTap::load_with_added(Target { device }, RING_BYTES).map_err(io::Error::other);
+            let loaded =
+                BpfTap::load_with_added(Target { device, tells_cgroup: false }, RING_BYTES).map_err(io::Error::other);
             let _ = told.send(());
             let (mut tap, mut added) = loaded?;
             while !is_over.load(Ordering::Relaxed) {

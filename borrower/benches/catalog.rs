@@ -39,7 +39,7 @@ fn catalog(criterion: &mut Criterion) {
         read(index.into(), 1, Filter::Off, &mut sources);
         let mut state = file.lock();
         assert_eq!(state.evict(index, u64::MAX, false, standing, true, true), Verdict::Put);
-        state.put(index, place, Version(index.into()));
+        state.put(index, place, Version(index.into()), 0);
         assert!(state.put_done(index, Version(index.into()), true));
     }
     let mut random = fastrand::Rng::with_seed(1);
@@ -70,7 +70,7 @@ fn catalog(criterion: &mut Criterion) {
             let mut state = file.lock();
             state.gone(index, Version(before), Some(&ticket));
             assert_eq!(state.evict(index, u64::MAX, false, standing, true, true), Verdict::Put);
-            state.put(index, place, Version(next));
+            state.put(index, place, Version(next), 0);
             assert!(state.put_done(index, Version(next), true));
         });
     });

@@ -213,7 +213,7 @@ impl World {
     fn take_events(&self) {
         loop {
             let Some((position, index, content)) = self.stream.lock().events.pop_front() else { break };
-            self.core.evicted(self.file.key(), index.into(), position, &page(content));
+            self.core.evicted(self.file.key(), index.into(), position, &page(content), 0);
             self.stream.lock().consumed = position + 1;
         }
         let _link = self.link.lock();
@@ -349,7 +349,7 @@ fn files_come_and_go() {
                     let file = world.core.catalog.adopt(identity(inode));
                     let first = *keys.lock().entry(file.key()).or_insert(inode);
                     assert_eq!(first, inode, "a key is given to two files");
-                    world.core.evicted(file.key(), 7, 0, &page(inode));
+                    world.core.evicted(file.key(), 7, 0, &page(inode), 0);
                     let found = world.core.catalog.file(file.key()).expect("a file in use is known");
                     assert!(Arc::ptr_eq(&found, &file));
                     world.core.catalog.retire(&file, thread == 1);

@@ -23,6 +23,8 @@ pub use metrics::{Counter, Metrics};
 pub use read::ReadRequest;
 pub use together::{Reads, TOGETHER_MAX};
 
+pub use edge::cgroups;
+use edge::cgroups::{CgroupStatus, Cgroups, Resolver};
 use edge::link::Link;
 use edge::links::Links;
 use edge::racing::Racers;
@@ -31,6 +33,7 @@ use logic::core::{Changing, Confused, Core, Outcome, Setup};
 pub use logic::demoted::Demotion;
 pub use logic::file::Left;
 pub use logic::gate;
+pub use logic::groups;
 use logic::hedging::{Hedges, LATE_PERCENT, late_us};
 use logic::latencies::Latencies;
 use logic::polling::Polling;
@@ -90,6 +93,8 @@ pub struct Config {
     pub security: Security,
     /// Whether guests give back what they evict ([`Borrower::demote`]). Then there are no lenders.
     pub has_guests: bool,
+    /// For which control groups pages are lent, where evictions say whose they are. None: for all alike.
+    pub cgroups: Option<Cgroups>,
 }
 
 impl Default for Config {
@@ -107,6 +112,7 @@ impl Default for Config {
             session: None,
             security: Security::Trusting,
             has_guests: false,
+            cgroups: None,
         }
     }
 }
@@ -307,6 +313,7 @@ pub struct Borrower {
     tap_counters: Mutex<tap::Counters>,
     stop: AtomicBool,
     tap_thread: OnceLock<Mutex<Option<JoinHandle<()>>>>,
+    resolver: Option<Mutex<Resolver>>,
 }
 
 impl Borrower {
@@ -334,8 +341,10 @@ impl Borrower {
             demoted: config.has_guests.then(|| ChecksumKey::new(checksum_key)),
             ..Setup::new(lenders, sealing, config.strategy, source.is_some())
         });
+        let resolver = config.cgroups.clone().map(|cgroups| Mutex::new(Resolver::new(cgroups, &core.catalog.groups)));
         let borrower = Arc::new(Borrower {
             core,
+            resolver,
             links: Links::default(),
             racers: Arc::default(),
             hedges: Hedges::default(),
@@ -489,6 +498,11 @@ impl Borrower {
         self.positions.as_ref().map(|_| *self.tap_counters.lock())
     }
 
+    /// What there is to say of control groups, if they are told apart.
+    pub fn cgroups(&self) -> Option<Vec<CgroupStatus>> {
+        self.resolver.as_ref().map(|resolver| resolver.lock().status(&self.core.catalog.groups))
+    }
+
     /// Put messages that are being filled, wait to be sent, or wait for their answer.
     pub fn puts_under_way(&self) -> usize {
         self.links.all().iter().map(|link| self.core.queue(link.number).lock().under_way()).sum()
@@ -554,7 +568,9 @@ impl Borrower {
         if !self.core.has_room() {
             buffers.wait(returns, ROOM_WAIT);
         }
-        self.core.evicted(FileKey(event.generation), event.index, event.position, event.page);
+        let groups = &self.core.catalog.groups;
+        let group = self.resolver.as_ref().map_or(0, |resolver| resolver.lock().group_of(event.cgroup, groups));
+        self.core.evicted(FileKey(event.generation), event.index, event.position, event.page, group);
     }
 
     fn reclaim_catalog(&self) {

@@ -58,6 +58,7 @@ metrics! {
     evictions_not_trusted: "evictions dropped because the page may have changed since",
     evictions_unknown_file: "evictions of files that are no longer known",
     evictions_no_lender: "evictions dropped because no lender was there",
+    evictions_not_admitted: "evictions in the name of a control group that has no part in it, or more than its share",
     evictions_no_room: "evictions dropped because all put buffers were taken, or the catalog was full",
     put_pages: "pages sent to a lender",
     put_messages: "Put messages sent",

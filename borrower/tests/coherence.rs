@@ -202,7 +202,7 @@ impl Model {
         if verdict == Verdict::Put && self.word.is_up() {
             self.versions += 1;
             let version = Version(self.versions);
-            self.state.put(index as u32, Place { lender: 0, epoch: self.word.epoch() }, version);
+            self.state.put(index as u32, Place { lender: 0, epoch: self.word.epoch() }, version, 0);
             self.lender.insert(version, content);
             self.acks.push_back((index as u32, version));
         }

@@ -142,7 +142,7 @@ fn failed(what: impl std::fmt::Display) -> io::Error {
 
 fn serve(volume: &mut Volume, config: &Config, statistics: &Statistics, stop: &Stop) -> io::Result<()> {
     let link = Link::connect(config)?;
-    let target = Target { device: volume.device() };
+    let target = Target { device: volume.device(), tells_cgroup: false };
     let (mut tap, mut added) = match config.tells_held {
         true => BpfTap::load_with_added(target, config.ring_bytes).map(|(tap, added)| (tap, Some(added))),
         false => BpfTap::load(target, config.ring_bytes).map(|tap| (tap, None)),

@@ -2,6 +2,7 @@
 #![allow(rustdoc::broken_intra_doc_links)] // the options' comments are help texts, in which brackets are brackets
 
 mod allocator;
+mod cgroups;
 mod confine;
 mod control;
 mod daemon;

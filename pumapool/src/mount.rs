@@ -2,13 +2,14 @@
 //!
 //! The process that is started becomes the keeper (`keeper.rs`), and starts this program again as the daemon that serves.
 
+use crate::cgroups::{CgroupName, cgroups};
 use crate::control::answer;
 use crate::daemon::{self, Daemon};
 use crate::host_cache::Guests;
 use crate::kept::Kept;
 use crate::lenders::Lenders;
 use crate::{confine, fdstore, joined, keeper, pool, security, size};
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use borrower::{Borrower, Strategy};
 use clap::ValueEnum;
 use mount::handover::channel::{Channel, Message};
@@ -135,6 +136,13 @@ pub struct Policies {
     #[arg(long, value_name = "SECONDS", default_value_t = 1.0, value_parser = seconds)]
     attribute_timeout: f64,
 
+    /// A control group for which pages are lent, with all below it: PATH[,quota=SIZE][,share=NUMBER]. A quota is how much of it is lent at the
+    /// most; while all lenders are full, groups have what is lent in proportion to their shares. `others` instead of PATH stands for
+    /// all that are not named, together, and `each` for all of them on their own; without either, nothing is lent for them. May be
+    /// given several times. `pumapool status --by-cgroup` shows what each has.
+    #[arg(long, value_name = "GROUP")]
+    cgroup: Vec<CgroupName>,
+
     /// Memory for evicted pages that wait to be sent (a power of two).
     #[arg(long, value_name = "SIZE", default_value = "32MiB", value_parser = ring_bytes)]
     ring: usize,
@@ -157,6 +165,7 @@ impl Policies {
             catalog,
             threads,
             attribute_timeout,
+            cgroup,
             ring,
         } = self;
         let mut arguments = Vec::new();
@@ -177,6 +186,7 @@ impl Policies {
         ] {
             arguments.extend([option.to_owned(), value]);
         }
+        arguments.extend(cgroup.iter().flat_map(|name| ["--cgroup".to_owned(), name.to_string()]));
         arguments
     }
 }
@@ -324,6 +334,7 @@ fn serve(mut options: Options, kept: Kept) -> Result<ExitCode> {
                 session: None,
                 security: security.clone(),
                 has_guests: options.guests.is_some(),
+                cgroups: cgroups(&options.policies.cgroup)?,
             },
             source,
         )?;
@@ -461,11 +472,16 @@ impl Drop for DetachedOnDrop {
 
 /// The eviction tap, if it is wanted and can be had; one clear line if not.
 fn eviction_source(options: &Options, device: u64) -> Result<Option<Box<dyn EvictionSource>>> {
+    if options.policies.fill == FillName::Read && !options.policies.cgroup.is_empty() {
+        bail!("--fill read does not see whose pages are evicted: leave out --cgroup, or use --fill evict");
+    }
     if options.policies.fill == FillName::Read || (options.lender.is_empty() && !options.pool.is_wanted()) {
         return Ok(None);
     }
-    match tap::BpfTap::load(tap::Target { device }, options.policies.ring) {
+    let tells_cgroup = !options.policies.cgroup.is_empty();
+    match tap::BpfTap::load(tap::Target { device, tells_cgroup }, options.policies.ring) {
         Ok(tap) => Ok(Some(Box::new(tap))),
+        Err(error) if tells_cgroup => Err(error).context("cannot tap evictions, which say whose they are (--cgroup)"),
         Err(error) if options.policies.fill == FillName::Evict => {
             Err(error).context("cannot tap evictions (--fill evict)")
         }
@@ -487,6 +503,7 @@ fn status(mut description: Value, mount: &mount::Mount, borrower: &Borrower) -> 
     description["borrowing"] = borrower.is_borrowing().into();
     description["puts_under_way"] = borrower.puts_under_way().into();
     description["borrower"] = counters.into();
+    description["cgroups"] = serde_json::to_value(borrower.cgroups()).unwrap_or_default();
     description["catalog"] =
         json!({"files": census.files, "live_pages": census.live_pages, "entry_bytes": census.entry_bytes});
     description["tap"] = borrower.tap_counters().map_or(Value::Null, |counters| {

@@ -13,6 +13,10 @@ pub struct Options {
     /// that have joined a pool, guests the file systems whose evictions are given to this machine's host, numa what places memory on NUMA nodes.
     #[arg(long)]
     json: bool,
+
+    /// Of each mount that tells control groups apart (`mount --cgroup`), what each of them has.
+    #[arg(long, conflicts_with = "json")]
+    by_cgroup: bool,
 }
 
 /// Runs the command.
@@ -29,6 +33,11 @@ pub fn run(options: &Options) -> Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     let mut out = std::io::stdout().lock();
+    if options.by_cgroup {
+        let printed = mounts.iter().try_for_each(|status| print_cgroups(&mut out, status));
+        printed.or_else(|error| if error.kind() == ErrorKind::BrokenPipe { Ok(()) } else { Err(error) })?;
+        return Ok(ExitCode::SUCCESS);
+    }
     let printed = if [&mounts, &lenders, &nodes, &guests, &placing].iter().all(|statuses| statuses.is_empty()) {
         writeln!(out, "no lender and no mount of yours runs on this machine")
     } else {
@@ -182,6 +191,40 @@ pub(crate) fn print_mount(out: &mut impl Write, status: &Value) -> std::io::Resu
         count(&status["tap"], "ring_full_pages"),
     )?;
     print_confined(out, &status["confined"])
+}
+
+/// What each control group has of a mount.
+fn print_cgroups(out: &mut impl Write, status: &Value) -> std::io::Result<()> {
+    let text = |name: &str| status[name].as_str().unwrap_or("?").to_owned();
+    writeln!(out, "mount {} at {} (pid {})", text("source"), text("mountpoint"), status["pid"])?;
+    let Some(groups) = status["cgroups"].as_array() else {
+        return writeln!(out, "  all control groups alike; `mount --cgroup` tells them apart");
+    };
+    writeln!(
+        out,
+        "  {:>9} {:>9} {:>5}  {:>9} {:>9} {:>9} {:>9}  CGROUP",
+        "LENT", "QUOTA", "SHARE", "EVICTED", "PUT", "GOT BACK", "NOT PUT"
+    )?;
+    for group in groups {
+        let quota = match (&group["takes_part"], &group["quota_pages"]) {
+            (Value::Bool(false), _) => "no part".to_owned(),
+            (_, Value::Null) => "–".to_owned(),
+            _ => pages(group, "quota_pages"),
+        };
+        let share = group["share"].as_u64().map_or("–".to_owned(), |share| share.to_string());
+        let not_put = count(group, "over_share_pages").saturating_add(count(group, "apart_pages"));
+        writeln!(
+            out,
+            "  {:>9} {quota:>9} {share:>5}  {:>9} {:>9} {:>9} {:>9}  {}",
+            pages(group, "lent_pages"),
+            pages(group, "evicted_pages"),
+            pages(group, "put_pages"),
+            pages(group, "got_pages"),
+            size::display(not_put.saturating_mul(4096)),
+            group["cgroup"].as_str().unwrap_or("?"),
+        )?;
+    }
+    Ok(())
 }
 
 /// The virtual machines whose images a mount serves.

@@ -11,6 +11,7 @@ use crate::truth::{EOF, Time};
 use crate::weather::Weather;
 use borrower::FileIdentity;
 use borrower::logic::core::{Core, Setup, Strategy};
+use borrower::logic::groups::Limits;
 use borrower::logic::rules::{Rule, keeps};
 use fastrand::Rng;
 use page::{ChecksumKey, FileKey, PAGE_SIZE};
@@ -24,6 +25,9 @@ const EVENT_BYTES: u64 = PAGE_SIZE as u64;
 /// Buffers for puts to a lender, and their pages: few, so that they run out.
 const PUT_BATCHES: usize = 16;
 const BATCH_PAGES: usize = 4;
+/// Control groups, in turns from page to page: none, one with a quota, and one with a share.
+const GROUPS: usize = 3;
+const QUOTA_PAGES: u64 = 2;
 
 /// What a read returned that it must not.
 #[derive(Debug)]
@@ -116,6 +120,7 @@ struct Event {
     page: usize,
     units: [u64; UNITS],
     position: u64,
+    group: u8,
 }
 
 /// Something under way.
@@ -513,7 +518,13 @@ impl Machine {
         }
         if told && !lost && self.events.len() < RING_EVENTS_MAX {
             let key = inode.file.key();
-            self.events.push_back(Event { key, page, units: cached.units, position: self.produced });
+            self.events.push_back(Event {
+                key,
+                page,
+                units: cached.units,
+                position: self.produced,
+                group: (page % GROUPS) as u8,
+            });
             self.produced += EVENT_BYTES;
         }
     }
@@ -523,8 +534,9 @@ impl Machine {
             let Some(event) = self.events.pop_front() else { return };
             let mut page = [0; PAGE_SIZE];
             encode(&event.units, &mut page);
-            let full = self.core.evicted(event.key, event.page as u64, event.position, &page);
+            let full = self.core.evicted(event.key, event.page as u64, event.position, &page, event.group);
             self.consumed = event.position + EVENT_BYTES;
+            assert!(self.core.catalog.groups.counts(1).lent <= QUOTA_PAGES, "a quota is not kept");
             if full.is_some() {
                 self.send(false);
             }
@@ -706,5 +718,9 @@ fn new_core(context: &mut Context, lenders: usize, strategy: Strategy) -> Core {
     let guests = context.weather.guests;
     let setup = Setup::new(lenders as u8, ChecksumKey::new(key), strategy, !guests);
     let demoted = guests.then(|| ChecksumKey::new(key));
-    Core::new(Setup { put_batches: PUT_BATCHES * lenders.max(1), batch_pages: BATCH_PAGES, demoted, ..setup })
+    let core =
+        Core::new(Setup { put_batches: PUT_BATCHES * lenders.max(1), batch_pages: BATCH_PAGES, demoted, ..setup });
+    core.catalog.groups.limit(1, Limits { quota_pages: Some(QUOTA_PAGES), ..Limits::NONE });
+    core.catalog.groups.limit(2, Limits { share: Some(1), ..Limits::NONE });
+    core
 }

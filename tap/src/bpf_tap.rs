@@ -53,6 +53,8 @@ static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/tap.bpf.o"));
 pub struct Target {
     /// `st_dev` of any file of the mount, as stat(2) gives it.
     pub device: u64,
+    /// Whether evictions say the control group of their pages. It costs some more time for each.
+    pub tells_cgroup: bool,
 }
 
 /// The eBPF tap. Evictions are captured from [`BpfTap::load`] on until it is dropped.
@@ -122,6 +124,7 @@ fn load(target: Target, ring_bytes: usize, added_bytes: usize) -> Result<(BpfTap
         vmemmap_base: bases.vmemmap,
         linear_base: bases.linear,
         device: intf::kernel_device(target.device),
+        tells_cgroup: target.tells_cgroup,
     };
     let object = load::load(OBJECT, "loading the eviction tap", |object| {
         load::open_map(object, ".rodata")?.set_initial_value(&config.to_bytes())?;
@@ -167,11 +170,11 @@ impl AddedTap {
 impl EvictionSource for BpfTap {
     fn poll(&mut self, timeout: Duration, take: &mut dyn FnMut(Eviction<'_>)) -> io::Result<usize> {
         self.ring.drain(timeout, &mut |position, bytes| {
-            let Some(TapEvent { generation, inode, index, page }) = TapEvent::parse(bytes) else {
+            let Some(TapEvent { generation, cgroup, inode, index, page }) = TapEvent::parse(bytes) else {
                 let text = format!("an event of {} bytes instead of {EVENT_BYTES} in the eviction ring", bytes.len());
                 return Err(io::Error::new(io::ErrorKind::InvalidData, text));
             };
-            take(Eviction { generation, inode, index, position, page });
+            take(Eviction { generation, cgroup, inode, index, position, page });
             Ok(())
         })
     }

@@ -28,6 +28,7 @@ pub(crate) fn kernel_device(st_dev: u64) -> u32 {
 #[derive(Debug)]
 pub(crate) struct TapEvent<'a> {
     pub(crate) generation: u32,
+    pub(crate) cgroup: u32,
     pub(crate) inode: u64,
     pub(crate) index: u64,
     pub(crate) page: &'a Page,
@@ -36,8 +37,8 @@ pub(crate) struct TapEvent<'a> {
 impl<'a> TapEvent<'a> {
     pub(crate) fn parse(bytes: &'a [u8]) -> Option<TapEvent<'a>> {
         let (head, page) = bytes.split_first_chunk::<24>()?;
-        let generation = word(head, 0)? as u32;
-        Some(TapEvent { generation, inode: word(head, 1)?, index: word(head, 2)?, page: page.try_into().ok()? })
+        let (generation, cgroup) = (word(head, 0)? as u32, (word(head, 0)? >> 32) as u32);
+        Some(TapEvent { generation, cgroup, inode: word(head, 1)?, index: word(head, 2)?, page: page.try_into().ok()? })
     }
 }
 
@@ -54,6 +55,7 @@ pub(crate) struct TapConfig {
     pub(crate) vmemmap_base: u64,
     pub(crate) linear_base: u64,
     pub(crate) device: u32,
+    pub(crate) tells_cgroup: bool,
 }
 
 impl TapConfig {
@@ -62,6 +64,7 @@ impl TapConfig {
         bytes[..8].copy_from_slice(&self.vmemmap_base.to_ne_bytes());
         bytes[8..16].copy_from_slice(&self.linear_base.to_ne_bytes());
         bytes[16..20].copy_from_slice(&self.device.to_ne_bytes());
+        bytes[20..24].copy_from_slice(&u32::from(self.tells_cgroup).to_ne_bytes());
         bytes
     }
 }
@@ -137,14 +140,15 @@ mod tests {
     fn event_of_any_other_length_is_none() {
         let mut bytes = vec![0u8; EVENT_BYTES];
         bytes[..4].copy_from_slice(&7u32.to_ne_bytes());
+        bytes[4..8].copy_from_slice(&6u32.to_ne_bytes());
         bytes[8..16].copy_from_slice(&8u64.to_ne_bytes());
         bytes[16..24].copy_from_slice(&9u64.to_ne_bytes());
         bytes[24] = 0x5a;
         bytes[EVENT_BYTES - 1] = 0xa5;
         let event = TapEvent::parse(&bytes).unwrap();
-        assert_eq!((event.generation, event.inode, event.index), (7, 8, 9));
+        assert_eq!((event.generation, event.cgroup, event.inode, event.index), (7, 6, 8, 9));
         let added = parse_added(&bytes[..24]).unwrap();
-        assert_eq!(added, Added { generation: 7, pages: 0, inode: 8, index: 9 });
+        assert_eq!(added, Added { generation: 7, pages: 6, inode: 8, index: 9 });
         assert!(parse_added(&bytes[..25]).is_none() && parse_added(&bytes[..23]).is_none());
         assert_eq!((event.page[0], event.page[PAGE_SIZE - 1]), (0x5a, 0xa5));
         for length in [0, 1, 8, 23, 24, 25, EVENT_BYTES - 1] {

@@ -26,6 +26,9 @@ use std::time::Duration;
 pub struct Eviction<'a> {
     /// `i_generation` of the inode: the [`page::FileKey`] that the mount gave the kernel.
     pub generation: u32,
+    /// Lower half of the number of the control group that the page was charged to: of its directory's inode. 0: it is not known, or
+    /// was not asked for.
+    pub cgroup: u32,
     /// `i_ino` of the inode.
     pub inode: u64,
     /// The page's index in the file.

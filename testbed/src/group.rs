@@ -87,6 +87,11 @@ impl Group {
         Ok(MemoryUse { total_bytes, page_cache_bytes })
     }
 
+    /// The directory of the controller that holds the memory limit, if there is one.
+    pub fn memory_directory(&self) -> Option<&Path> {
+        self.memory.as_ref().map(|(_, directory)| directory.path())
+    }
+
     /// Version of the controller that holds the memory limit, if there is one.
     pub fn memory_version(&self) -> Option<Version> {
         self.memory.as_ref().map(|(version, _)| *version)

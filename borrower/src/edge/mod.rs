@@ -1,5 +1,6 @@
 //! The thin edge of the borrower: its sockets, threads and clock.
 
+pub mod cgroups;
 pub(crate) mod connection;
 pub(crate) mod link;
 pub(crate) mod links;

@@ -3,8 +3,9 @@
 //! It hands out file keys and versions, neither of them twice, and remembers files whose inode the kernel has forgotten, so
 //! that their pages are found again when it comes back. What lenders keep in vain is noted for a Drop message.
 
-use super::entry::{Entry, Place, Standing};
+use super::entry::{Entry, Place, Standing, VERSION_MAX};
 use super::file::{FileState, Left};
+use super::groups::Groups;
 use super::lender::LenderWord;
 use super::rules::{Rule, keeps};
 use crate::below::FileIdentity;
@@ -64,6 +65,8 @@ pub struct Catalog {
     entry_bytes_max: u64,
     /// Reclaims so far.
     reclaims: AtomicU64,
+    /// In whose names pages are lent.
+    pub groups: Groups,
 }
 
 /// What is known of one lender.
@@ -93,6 +96,7 @@ impl Catalog {
             entry_bytes: AtomicU64::new(0),
             entry_bytes_max,
             reclaims: AtomicU64::new(1),
+            groups: Groups::default(),
         }
     }
 
@@ -190,7 +194,7 @@ impl Catalog {
     pub fn next_version(&self) -> Option<Version> {
         let step = u64::from(keeps(Rule::Version));
         let version = Version(self.next_version.fetch_add(step, Ordering::Relaxed));
-        (version <= Version::MAX).then_some(version)
+        (version <= VERSION_MAX).then_some(version)
     }
 
     /// Gives out no version below `next` from now on: a predecessor has, in the session that is being resumed.
@@ -335,7 +339,7 @@ impl Catalog {
         forgotten
     }
 
-    /// Takes note of what a file's entries take, after they may have become more or fewer.
+    /// Takes note of what a file's entries take, and of whose they are, after they may have become more or fewer.
     pub fn account(&self, state: &mut FileState) {
         let (before, now) = (state.accounted_bytes, state.memory_bytes());
         state.accounted_bytes = now;
@@ -344,6 +348,7 @@ impl Catalog {
         } else {
             self.entry_bytes.fetch_sub(before - now, Ordering::Relaxed);
         }
+        state.take_moves().for_each(|moved| self.groups.moved(moved.group, moved.lent, moved.got));
     }
 
     /// What [`Catalog::account`] has summed up.
@@ -362,7 +367,7 @@ impl Catalog {
     /// The entry of a page was voided: notes what its lender keeps in vain, also of a lender that is away. What is busy is noted too,
     /// as its put may never be answered; if it is, and comes behind the Drop, that answer has it dropped once more.
     pub fn void(&self, file: FileKey, index: u32, entry: Entry) {
-        if let Entry::Busy { place, version } | Entry::Present { place, version } = entry
+        if let Entry::Busy { place, version, .. } | Entry::Present { place, version, .. } = entry
             && self.standing(place) != Standing::Lost
         {
             self.drop_at_lender(place.lender, PageId { file, index }, version);
@@ -424,7 +429,7 @@ mod tests {
         let place = catalog.place(0).unwrap();
         let version = catalog.next_version().unwrap();
         let mut state = file.state.lock();
-        state.put(3, place, version);
+        state.put(3, place, version, 0);
         assert!(state.put_done(3, version, true));
     }
 
@@ -534,7 +539,7 @@ mod tests {
         catalog.lender_up(0);
         let file = catalog.adopt(identity(1));
         let version = catalog.next_version().unwrap();
-        file.state.lock().put(3, catalog.place(0).unwrap(), version);
+        file.state.lock().put(3, catalog.place(0).unwrap(), version, 0);
         catalog.lender_suspend(0);
         catalog.lender_resume(0);
         assert!(matches!(asked(&catalog, &file), (Source::Busy(..), Verdict::Known)));

@@ -8,6 +8,7 @@ use super::catalog::{Catalog, File};
 use super::demoted::{Demoted, Demotion};
 use super::entry::Entry;
 use super::file::{ChangeTicket, Ended, FileState, Filter, Verdict};
+use super::groups::{Admission, Put};
 use super::placement::Weights;
 use super::puts::{Batch, Buffers, PutQueue};
 use super::rules::{Rule, keeps};
@@ -167,6 +168,8 @@ pub struct Core {
     queues: Vec<Queue>,
     /// Whether pages are put.
     borrowing: AtomicBool,
+    /// Lenders that have no room for more, a bit for each.
+    full: AtomicU64,
     /// Pages that guests have evicted, if there are guests.
     demoted: Option<Demoted>,
 }
@@ -191,6 +194,7 @@ impl Core {
             queues: (0..setup.lenders).map(queue).collect(),
             buffers,
             borrowing: AtomicBool::new(true),
+            full: AtomicU64::new(0),
             demoted: setup.demoted.map(Demoted::new),
         }
     }
@@ -397,16 +401,39 @@ impl Core {
     }
 
     /// The kernel has evicted a page of the file that it knows by `key`. Returns the lender for which a buffer has become full.
-    pub fn evicted(&self, key: FileKey, index: u64, position: u64, page: &Page) -> Option<u8> {
+    /// `group` is the control group in whose name it was cached; 0: none.
+    pub fn evicted(&self, key: FileKey, index: u64, position: u64, page: &Page, group: u8) -> Option<u8> {
         self.metrics.evictions.one();
+        if group != 0 {
+            self.catalog.groups.evicted(group);
+        }
         let Some(file) = self.catalog.file(key) else {
             self.metrics.evictions_unknown_file.one();
             return None;
         };
         let index = u32::try_from(index).ok()?;
         self.catalog.touch(&file);
-        let mut state = file.state.lock();
-        self.offer(&file, &mut state, index, position, page)
+        let full = self.offer(&file, &mut file.state.lock(), index, position, page, group);
+        if group != 0 {
+            self.keep_quota(group);
+        }
+        full
+    }
+
+    /// Has the group give up what it has put longest ago, until it has no more than its quota. No file may be locked.
+    fn keep_quota(&self, group: u8) {
+        let is_there = |put: &Put| {
+            let is_there = |file: &Arc<File>| file.state.lock().names(put.id.index, |version| put.is(version));
+            self.catalog.file(put.id.file).as_ref().is_some_and(is_there)
+        };
+        while let Some(put) = self.catalog.groups.over_quota(group, is_there) {
+            let Some(file) = self.catalog.file(put.id.file) else { continue };
+            let mut state = file.state.lock();
+            if let Some(entry) = state.give_up(put.id.index, |version| put.is(version)) {
+                self.catalog.void(file.key(), put.id.index, entry);
+            }
+            self.catalog.account(&mut state);
+        }
     }
 
     /// Has a page put, if it may be believed and a lender has room. The caller holds the file's state, so that nothing
@@ -418,13 +445,17 @@ impl Core {
         index: u32,
         position: u64,
         page: &Page,
+        group: u8,
     ) -> Option<u8> {
         let metrics = &self.metrics;
         let standing = |place| self.catalog.standing(place);
         let (before, elsewhere) = (state.entry(index), self.usable() != 0);
         let is_zero = page::is_zero(page);
         let counter = match state.evict(index, position, is_zero, standing, self.catalog.has_room(), elsewhere) {
-            Verdict::Put => return self.put(file, state, index, page, before),
+            Verdict::Put => match self.catalog.groups.admit(group, self.is_full()) {
+                Admission::Yes => return self.put(file, state, index, page, before, group),
+                Admission::Apart | Admission::OverShare => &metrics.evictions_not_admitted,
+            },
             Verdict::Known => &metrics.evictions_known,
             Verdict::Zero => {
                 self.catalog.void(file.key(), index, before);
@@ -442,7 +473,20 @@ impl Core {
         None
     }
 
-    fn put(&self, file: &File, state: &mut FileState, index: u32, page: &Page, before: Entry) -> Option<u8> {
+    /// Whether no lender has room for more without forgetting what it has.
+    fn is_full(&self) -> bool {
+        self.usable() & !self.full.load(Ordering::Relaxed) == 0
+    }
+
+    /// Whether that lender has no room for more.
+    pub fn set_full(&self, lender: u8, is_full: bool) {
+        match is_full {
+            true => self.full.fetch_or(1 << lender, Ordering::Relaxed),
+            false => self.full.fetch_and(!(1 << lender), Ordering::Relaxed),
+        };
+    }
+
+    fn put(&self, file: &File, state: &mut FileState, index: u32, page: &Page, before: Entry, group: u8) -> Option<u8> {
         let usable = self.usable();
         if usable == 0 {
             self.metrics.evictions_no_lender.one();
@@ -463,7 +507,10 @@ impl Core {
             drop(puts);
             // A lender that is away may have an older copy.
             self.catalog.void(file.key(), index, before);
-            state.put(index, place, version);
+            state.put(index, place, version, group);
+            if group != 0 {
+                self.catalog.groups.put(group, Put::new(id, version));
+            }
             self.catalog.account(state);
             if was_idle || full {
                 self.work(lender).notify_one();
@@ -501,8 +548,12 @@ impl Core {
         }
         for (item, status) in batch.items().iter().zip(statuses) {
             let (id, version, stored) = (item.key.id(), item.key.version(), *status == 1);
-            let wanted =
-                self.catalog.file(id.file).is_some_and(|file| file.state.lock().put_done(id.index, version, stored));
+            let wanted = self.catalog.file(id.file).is_some_and(|file| {
+                let mut state = file.state.lock();
+                let wanted = state.put_done(id.index, version, stored);
+                self.catalog.account(&mut state);
+                wanted
+            });
             if !stored {
                 self.metrics.put_pages_refused.one();
             } else if !wanted {
@@ -521,7 +572,9 @@ impl Core {
         self.metrics.lost_pages.add(keys.len() as u64);
         for key in keys {
             if let Some(file) = self.catalog.file(key.id().file) {
-                file.state.lock().gone(key.id().index, key.version(), None);
+                let mut state = file.state.lock();
+                state.gone(key.id().index, key.version(), None);
+                self.catalog.account(&mut state);
             }
         }
     }

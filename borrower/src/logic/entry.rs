@@ -7,13 +7,15 @@
 //! known       61      1 (zero: 0)
 //!             60      placed
 //!             59..0   hash
-//! others      60..55  lender
-//!             54..49  that lender's epoch
-//!             48..0   version
+//! others      61..56  lender
+//!             55..50  that lender's epoch
+//!             49..44  the control group that it was evicted in the name of (0: none)
+//!             43..0   version
 //! ```
 //!
 //! An all-zero word is "absent, nothing known", so that a fresh table needs no initialization.
 
+use super::groups::NUMBERS;
 use page::Version;
 
 /// Which lender has a page, and since which of its losses.
@@ -62,6 +64,8 @@ pub enum Entry {
         place: Place,
         /// What it is called there.
         version: Version,
+        /// Whose it is ([`super::groups`]).
+        group: u8,
     },
     /// A lender has it.
     Present {
@@ -69,6 +73,8 @@ pub enum Entry {
         place: Place,
         /// What it is called there.
         version: Version,
+        /// Whose it is.
+        group: u8,
     },
     /// All its bytes are zero: no lender is needed.
     Zero,
@@ -90,8 +96,13 @@ pub const fn absent(lifted: u64) -> Entry {
 }
 
 const STATE_SHIFT: u32 = 62;
-const LENDER_SHIFT: u32 = 55;
-const EPOCH_SHIFT: u32 = Version::BITS;
+const LENDER_SHIFT: u32 = 56;
+const EPOCH_SHIFT: u32 = 50;
+const GROUP_SHIFT: u32 = VERSION_BITS;
+const VERSION_BITS: u32 = 44;
+/// The largest version that an entry can name: 64 EiB put, of which there are fewer than lenders would know.
+pub const VERSION_MAX: Version = Version((1 << VERSION_BITS) - 1);
+const _: () = assert!(VERSION_MAX.0 <= Version::MAX.0);
 const SEQUENTIAL: u64 = 1 << 61;
 const LIFTED_MAX: u64 = SEQUENTIAL - 1;
 const KNOWN: u64 = 3 << STATE_SHIFT | 1 << 61;
@@ -102,17 +113,19 @@ pub const HASH_MAX: u64 = PLACED - 1;
 impl Entry {
     /// The entry as a word.
     pub fn pack(self) -> u64 {
-        let named = |state: u64, place: Place, version: Version| {
-            debug_assert!(version <= Version::MAX && place.lender < Place::LENDERS && place.epoch < Place::EPOCHS);
+        let named = |state: u64, place: Place, version: Version, group: u8| {
+            debug_assert!(version <= VERSION_MAX && place.lender < Place::LENDERS && place.epoch < Place::EPOCHS);
+            debug_assert!(group < NUMBERS);
             state << STATE_SHIFT
                 | u64::from(place.lender) << LENDER_SHIFT
                 | u64::from(place.epoch) << EPOCH_SHIFT
+                | u64::from(group) << GROUP_SHIFT
                 | version.0
         };
         match self {
             Entry::Absent { lifted, sequential } => lifted.min(LIFTED_MAX) | if sequential { SEQUENTIAL } else { 0 },
-            Entry::Busy { place, version } => named(1, place, version),
-            Entry::Present { place, version } => named(2, place, version),
+            Entry::Busy { place, version, group } => named(1, place, version, group),
+            Entry::Present { place, version, group } => named(2, place, version, group),
             Entry::Zero => 3 << STATE_SHIFT,
             Entry::Known { hash, placed } => KNOWN | if placed { PLACED } else { 0 } | hash & HASH_MAX,
         }
@@ -124,13 +137,22 @@ impl Entry {
             lender: (word >> LENDER_SHIFT) as u8 & (Place::LENDERS - 1),
             epoch: (word >> EPOCH_SHIFT) as u8 & (Place::EPOCHS - 1),
         };
-        let version = Version(word & Version::MAX.0);
+        let version = Version(word & VERSION_MAX.0);
+        let group = (word >> GROUP_SHIFT) as u8 & (NUMBERS - 1);
         match word >> STATE_SHIFT {
             0 => Entry::Absent { lifted: word & LIFTED_MAX, sequential: word & SEQUENTIAL != 0 },
-            1 => Entry::Busy { place, version },
-            2 => Entry::Present { place, version },
+            1 => Entry::Busy { place, version, group },
+            2 => Entry::Present { place, version, group },
             _ if word & KNOWN == KNOWN => Entry::Known { hash: word & HASH_MAX, placed: word & PLACED != 0 },
             _ => Entry::Zero,
+        }
+    }
+
+    /// Whose page a lender has, or is sent.
+    pub fn group(self) -> Option<u8> {
+        match self {
+            Entry::Busy { group, .. } | Entry::Present { group, .. } => Some(group),
+            _ => None,
         }
     }
 
@@ -157,9 +179,9 @@ mod tests {
             absent(LIFTED_MAX),
             Entry::Absent { lifted: 0, sequential: true },
             Entry::Absent { lifted: LIFTED_MAX, sequential: true },
-            Entry::Busy { place, version: Version(1) },
-            Entry::Present { place, version: Version::MAX },
-            Entry::Present { place: Place { lender: 0, epoch: 63 }, version: Version(77) },
+            Entry::Busy { place, version: Version(1), group: 0 },
+            Entry::Present { place, version: VERSION_MAX, group: 63 },
+            Entry::Present { place: Place { lender: 0, epoch: 63 }, version: Version(77), group: 5 },
             Entry::Zero,
             Entry::Known { hash: 0, placed: false },
             Entry::Known { hash: HASH_MAX, placed: true },

@@ -22,7 +22,7 @@ use super::entry::{Entry, Place, Standing, UNKNOWN, absent};
 use super::overtaking::Watch;
 use super::rules::{Rule, keeps};
 use super::streams::Streams;
-use super::table::PageTable;
+use super::table::{Moved, PageTable};
 use crate::below::Stamp;
 use page::{PAGE_SHIFT, PAGE_SIZE, PageRange, Version};
 use std::ops::Range;
@@ -455,8 +455,11 @@ impl FileState {
                 Entry::Absent { .. } => Source::Below,
                 Entry::Zero => Source::Zero,
                 Entry::Known { hash, .. } => Source::Demoted(hash),
-                Entry::Busy { place, version } => Source::Busy(place, version),
-                Entry::Present { place, version } => Source::Lender(place, version),
+                Entry::Busy { place, version, .. } => Source::Busy(place, version),
+                Entry::Present { place, version, group } => {
+                    self.table.moved(group, 0, 1);
+                    Source::Lender(place, version)
+                }
             });
             // Without room for it the page stays quarantined: it will not be lent.
             if held && !raced && has_room && self.is_quarantined(index) {
@@ -583,16 +586,38 @@ impl FileState {
         self.table.placed_pages()
     }
 
-    /// The page is on its way to a lender.
-    pub fn put(&mut self, index: u32, place: Place, version: Version) {
-        self.table.set(index, Entry::Busy { place, version });
+    /// The page is on its way to a lender, in the name of that control group.
+    pub fn put(&mut self, index: u32, place: Place, version: Version, group: u8) {
+        self.table.set(index, Entry::Busy { place, version, group });
+    }
+
+    /// The page is not to be at a lender any more. Returns its entry, if it still is what `is_it` says.
+    pub fn give_up(&mut self, index: u32, is_it: impl Fn(Version) -> bool) -> Option<Entry> {
+        let entry = self.table.get(index);
+        match entry {
+            Entry::Busy { version, .. } | Entry::Present { version, .. } if is_it(version) => {
+                self.table.set(index, UNKNOWN);
+                Some(entry)
+            }
+            _ => None,
+        }
+    }
+
+    /// Whether a lender has the page, or is sent it, under a version that `is_it` says.
+    pub fn names(&self, index: u32, is_it: impl Fn(Version) -> bool) -> bool {
+        matches!(self.table.get(index), Entry::Busy { version, .. } | Entry::Present { version, .. } if is_it(version))
+    }
+
+    /// What has become of control groups' pages since this was asked last.
+    pub(super) fn take_moves(&mut self) -> impl Iterator<Item = Moved> {
+        self.table.take_moves()
     }
 
     /// The lender answered the put. False: the page has changed in the meantime; what the lender has is of no use.
     pub fn put_done(&mut self, index: u32, version: Version, stored: bool) -> bool {
         match self.table.get(index) {
-            Entry::Busy { place, version: known } if known == version || !keeps(Rule::Busy) => {
-                self.table.set(index, if stored { Entry::Present { place, version } } else { UNKNOWN });
+            Entry::Busy { place, version: known, group } if known == version || !keeps(Rule::Busy) => {
+                self.table.set(index, if stored { Entry::Present { place, version, group } } else { UNKNOWN });
                 true
             }
             _ => false,

@@ -6,6 +6,7 @@ pub mod demoted;
 pub mod entry;
 pub mod file;
 pub mod gate;
+pub mod groups;
 pub mod hedging;
 pub mod latencies;
 pub mod lender;

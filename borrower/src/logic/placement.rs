@@ -24,6 +24,9 @@ const HALF_RTT_US: u64 = 500;
 /// A lender that is full still counts with this part of its capacity, because it replaces what is old: one in 16.
 const FULL_SHARE: u64 = 16;
 
+/// A lender is full when one page in so many is free.
+const FULL_PART: u64 = 32;
+
 /// Steps of a weight to each doubling. Coarser than what free memory does from second to second, as each step moves pages.
 const STEPS: f64 = 2.0;
 
@@ -33,6 +36,11 @@ pub fn weight(free_pages: u64, capacity_pages: u64, rtt_us: u64) -> u32 {
     let near = HALF_RTT_US as f64 / (HALF_RTT_US as f64 + rtt_us as f64);
     let steps = ((pages as f64 * near).max(1.0).log2() * STEPS).round();
     (steps / STEPS).exp2().min(f64::from(u32::MAX)) as u32
+}
+
+/// Whether a lender replaces what it has by what is put: gets leave some room now and then.
+pub fn is_full(free_pages: u64, capacity_pages: u64) -> bool {
+    free_pages <= capacity_pages / FULL_PART
 }
 
 /// The lenders for a page, best first.

@@ -328,7 +328,7 @@ impl Reading {
             if *source == Source::Below
                 && let Ok(index) = u32::try_from(index)
             {
-                core.offer(file, state, index, u64::MAX, page);
+                core.offer(file, state, index, u64::MAX, page, 0);
             }
         }
     }

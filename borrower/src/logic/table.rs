@@ -22,6 +22,18 @@ pub struct PageTable {
     chunks: HashMap<u32, Box<Chunk>>,
     live_pages: u64,
     placed_pages: u64,
+    moves: Vec<Moved>,
+}
+
+/// What has become of a control group's pages of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Moved {
+    /// Which group.
+    pub group: u8,
+    /// Pages more at lenders, or less.
+    pub lent: i64,
+    /// Pages asked back.
+    pub got: u64,
 }
 
 impl PageTable {
@@ -47,9 +59,29 @@ impl PageTable {
             self.chunks.remove(&number);
         }
         let old = Entry::unpack(old);
+        if old.group() != entry.group() {
+            old.group().into_iter().for_each(|group| self.moved(group, -1, 0));
+            entry.group().into_iter().for_each(|group| self.moved(group, 1, 0));
+        }
         self.live_pages = self.live_pages + u64::from(entry.is_live()) - u64::from(old.is_live());
         self.placed_pages = self.placed_pages + u64::from(entry.is_placed()) - u64::from(old.is_placed());
         old
+    }
+
+    /// Counts what becomes of a group's pages, until [`PageTable::take_moves`]. What is in the name of no group is not counted.
+    pub fn moved(&mut self, group: u8, lent: i64, got: u64) {
+        if group == 0 {
+            return;
+        }
+        match self.moves.iter_mut().find(|moved| moved.group == group) {
+            Some(moved) => (moved.lent, moved.got) = (moved.lent + lent, moved.got + got),
+            None => self.moves.push(Moved { group, lent, got }),
+        }
+    }
+
+    /// What was counted since it was taken last.
+    pub fn take_moves(&mut self) -> impl Iterator<Item = Moved> {
+        self.moves.drain(..)
     }
 
     /// Forgets everything about the pages of `range`, and shows each live entry that it forgets.
@@ -118,7 +150,7 @@ mod tests {
     use page::Version;
 
     fn present(version: u64) -> Entry {
-        Entry::Present { place: Place { lender: 0, epoch: 0 }, version: Version(version) }
+        Entry::Present { place: Place { lender: 0, epoch: 0 }, version: Version(version), group: 0 }
     }
 
     #[test]
@@ -141,6 +173,18 @@ mod tests {
         seen.sort();
         assert_eq!(seen, [0, 64, u32::MAX]);
         assert_eq!((table.live_pages(), table.memory_bytes()), (0, 0));
+        let of = |group: u8| Entry::Present { place: Place { lender: 0, epoch: 0 }, version: Version(9), group };
+        for (index, group) in [(1, 3), (2, 3), (3, 5), (4, 0)] {
+            table.set(index, of(group));
+        }
+        table.set(1, of(5));
+        table.set(2, UNKNOWN);
+        table.moved(5, 0, 4);
+        let mut moves: Vec<Moved> = table.take_moves().collect();
+        moves.sort_by_key(|moved| moved.group);
+        assert_eq!(moves, [Moved { group: 3, lent: 0, got: 0 }, Moved { group: 5, lent: 2, got: 4 }]);
+        table.forget(PageRange::ALL, |_, _| {});
+        assert_eq!(table.take_moves().collect::<Vec<_>>(), [Moved { group: 5, lent: -2, got: 0 }]);
         table.set(7, Entry::Known { hash: 1, placed: true });
         table.set(8, Entry::Known { hash: 1, placed: false });
         assert_eq!((table.live_pages(), table.placed_pages()), (0, 1));

@@ -79,6 +79,29 @@ struct folio___order_field {
 	unsigned char _folio_order;
 } KERNEL_TYPE;
 
+/* Where memory has control groups: the one that the folio is charged to, with flags in the lowest bits. */
+struct kernfs_node {
+	u64 id;
+} KERNEL_TYPE;
+
+struct cgroup {
+	struct kernfs_node *kn;
+} KERNEL_TYPE;
+
+struct cgroup_subsys_state {
+	struct cgroup *cgroup;
+} KERNEL_TYPE;
+
+struct mem_cgroup {
+	struct cgroup_subsys_state css;
+} KERNEL_TYPE;
+
+struct folio___memcg {
+	unsigned long memcg_data;
+} KERNEL_TYPE;
+
+#define MEMCG_FLAGS 7UL
+
 /* Only the names count: the bits move from one version and configuration to the next. */
 enum pageflags {
 	PG_writeback = 1,
@@ -110,6 +133,18 @@ static __always_inline u32 folio_order(const struct folio *folio, unsigned long 
 	if (bpf_core_field_exists(with_field->_folio_order))
 		return BPF_CORE_READ(with_field, _folio_order);
 	return BPF_CORE_READ(folio, _flags_1) & 0xff;
+}
+
+/* Lower half of the number of the control group's directory. 0: none, or the kernel has none. */
+static __always_inline u32 folio_cgroup(const struct folio *folio)
+{
+	const struct folio___memcg *with_group = (const void *)folio;
+	struct mem_cgroup *group;
+
+	if (!bpf_core_field_exists(with_group->memcg_data))
+		return 0;
+	group = (void *)(BPF_CORE_READ(with_group, memcg_data) & ~MEMCG_FLAGS);
+	return group ? BPF_CORE_READ(group, css.cgroup, kn, id) : 0;
 }
 
 #endif

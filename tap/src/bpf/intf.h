@@ -19,7 +19,7 @@ typedef unsigned long long u64;
 /* One record of the ring: one page that reclaim evicted. */
 struct tap_event {
 	u32 generation; /* i_generation of the page's inode */
-	u32 reserved;   /* 0 */
+	u32 cgroup;     /* lower half of the number of the control group that it was charged to; 0: unknown, or not asked for */
 	u64 inode;      /* i_ino of the page's inode */
 	u64 index;      /* the page's index in the file */
 	u8 page[TAP_PAGE_SIZE];
@@ -38,7 +38,7 @@ struct tap_config {
 	u64 vmemmap_base; /* address of the struct page of pfn 0 */
 	u64 linear_base;  /* address of the byte at physical address 0 */
 	u32 device;       /* s_dev of the file system that is tapped: major << 20 | minor */
-	u32 reserved;     /* 0 */
+	u32 tells_cgroup; /* 0: the control groups of pages are not asked for */
 };
 
 /*

@@ -46,6 +46,7 @@ struct walk {
 	u64 inode;
 	struct tap_counters *counters;
 	u32 generation;
+	u32 cgroup;
 };
 
 /* Memory that the hardware has given up on must not be touched. The flag exists in kernels that are built to handle that. */
@@ -82,7 +83,7 @@ static long capture_page(u64 nth, void *data)
 		return 0;
 	}
 	event->generation = walk->generation;
-	event->reserved = 0;
+	event->cgroup = walk->cgroup;
 	event->inode = walk->inode;
 	event->index = walk->index + nth;
 	if (bpf_probe_read_kernel(event->page, sizeof(event->page), (void *)(walk->address + nth * TAP_PAGE_SIZE))) {
@@ -143,6 +144,7 @@ int tap(u64 *arguments)
 	walk.index = BPF_CORE_READ(folio, index);
 	walk.inode = BPF_CORE_READ(inode, i_ino);
 	walk.generation = BPF_CORE_READ(inode, i_generation);
+	walk.cgroup = config.tells_cgroup ? folio_cgroup(folio) : 0;
 	walk.counters = mine;
 	if (pages == 1) {
 		capture_page(0, &walk);

@@ -229,7 +229,7 @@ fn an_idle_tap_waits_and_a_dropped_one_is_gone() {
 #[test]
 fn bad_ring_sizes_are_refused() {
     for bytes in [0, 1, 4096, 12_288, BpfTap::RING_BYTES + 1, BpfTap::RING_BYTES_MAX * 2, usize::MAX] {
-        let error = BpfTap::load(tap::Target { device: 0 }, bytes).unwrap_err();
+        let error = BpfTap::load(tap::Target { device: 0, tells_cgroup: false }, bytes).unwrap_err();
         assert!(matches!(error, tap::LoadError::RingBytes { .. }), "{error}");
         println!("{error}");
     }
