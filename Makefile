@@ -6,7 +6,7 @@ CARGO ?= cargo
 # To run: fusermount3 (fuse3). To draw the demo's chart as PNG: a font.
 PACKAGES := clang llvm libelf-dev zlib1g-dev pkg-config make gcc fuse3 fonts-dejavu-core
 # To test: fio, network namespaces (iproute2), captures (tshark), file systems (e2fsprogs), a database, what the POSIX suite is built with, and a C++ compiler for libFuzzer.
-TEST_PACKAGES := fio g++ acl attr e2fsprogs iproute2 libacl1-dev python3 postgresql postgresql-contrib tshark
+TEST_PACKAGES := fio g++ acl attr e2fsprogs iproute2 libacl1-dev mkdocs python3 postgresql postgresql-contrib tshark
 # To bench: the peers.
 BENCH_PACKAGES := bindfs memcached mergerfs
 # The papers' programs; with them go-tpc, which is built with Go.
@@ -33,7 +33,7 @@ BENCH ?=
 # Which of the papers' experiments, and their options.
 PAPER ?= all
 
-.PHONY: help deps bench-deps vm-deps vm build test test-programs bench microbench simulate rules test-long database test-deps tools interleavings fuzz fuzz-short fuzz-program sanitize miri deny demo \
+.PHONY: help book deps bench-deps vm-deps vm build test test-programs bench microbench simulate rules test-long database test-deps tools interleavings fuzz fuzz-short fuzz-program sanitize miri deny demo \
 	gossip chaos soak check lint clean paper paper-deps paper-packages
 
 deps: WANTED := $(PACKAGES)
@@ -61,6 +61,7 @@ help:
 	@echo 'make database    kill the daemon 20 times under PostgreSQL, some four minutes'
 	@echo 'make vm      on the oldest kernel that is supported, in virtual machines: vsock, control groups of version 2, two machines, a guest and its host; some fifteen minutes'
 	@echo 'make check   what CI runs: format, lints, tests, documentation'
+	@echo 'make book    the documentation as a web site, in target/book; a link that leads nowhere fails'
 	@echo 'make clean   remove everything that was built'
 
 # Only what is missing is installed, so that this needs neither root nor a network once everything is there.
@@ -98,6 +99,11 @@ test-programs: test-deps tools fuzz-program
 	$(SIMULATION_TESTS) --no-run
 	$(INTERLEAVINGS) --no-run
 	$(CARGO) build -p fuzz --bin fuzz
+
+# Debian's mkdocs (`make test-deps`).
+book:
+	mkdocs build --strict --quiet
+	docs/check-links target/book
 
 simulate: deps
 	$(CARGO) run --quiet --profile simulation -p simulation -- --steps $(STEPS) --jobs $(JOBS) $(if $(SEED),--seed $(SEED))
@@ -210,7 +216,7 @@ chaos: test-deps tools build
 soak: test-deps tools build
 	TOOLS=$(TOOLS) target/release/chaos soak --out target/soak $(CHAOS)
 
-check: lint deny test
+check: lint deny test book
 
 lint: deps
 	$(CARGO) fmt --all --check
