@@ -1,7 +1,7 @@
 //! Making a mount: the checks before, the mounting, and the first daemon that serves it.
 
 use crate::config::{Config, WriteMode};
-use crate::credentials::Privilege;
+use crate::credentials::{self, Privilege};
 use crate::error::Error;
 use crate::filesystem::Passthrough;
 use crate::handle::Handles;
@@ -186,8 +186,11 @@ fn mount(config: &Config, source: &Path, mountpoint: &Path, below: &OwnedFd) -> 
     let mut options = Options { fsname, subtype: SUBTYPE.to_owned(), allow_other: true, flags };
     let not_permitted = |error| Error::NotPermitted { mountpoint: config.mountpoint.clone(), error };
     if rustix::process::geteuid().is_root() {
+        // Root of a user namespace that has no other users is one.
+        let privilege = if credentials::can_act_as_others() { Privilege::Root } else { Privilege::User };
+        options.allow_other = privilege == Privilege::Root;
         match mounting::mount(mountpoint, &options) {
-            Ok(device) => return Ok((device, Privilege::Root)),
+            Ok(device) => return Ok((device, privilege)),
             // Root in name only (a container): try as an ordinary user.
             Err(error) if error.raw_os_error() == Some(libc::EPERM) => {}
             Err(error) => return Err(failed("mount", error)),

@@ -23,10 +23,10 @@ const QUESTION_BYTES_MAX: u64 = 8192;
 /// Bytes of a status at the most.
 const STATUS_BYTES_MAX: u64 = 4 << 20;
 
-/// The folder: root's daemons are in `/run`, a user's in that user's runtime folder.
+/// The folder: root's daemons are in `/run`, a user's in that user's runtime folder. Root of a user namespace is a user, where `/run` is another's.
 pub fn folder() -> PathBuf {
     let uid = rustix::process::geteuid();
-    if uid.is_root() {
+    if uid.is_root() && fs::metadata("/run").is_ok_and(|run| run.uid() == uid.as_raw()) {
         return "/run/pumapool".into();
     }
     match std::env::var_os("XDG_RUNTIME_DIR") {

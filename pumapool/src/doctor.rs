@@ -89,17 +89,19 @@ fn kernel() -> Finding {
 
 fn rights() -> Finding {
     let root = rustix::process::geteuid().is_root();
-    let finding = if root {
-        "root: mounts serve all users, the kernel checks permissions"
-    } else {
-        "ordinary user: mounts serve you alone"
+    // Root of a user namespace may be the only user there is in it (user_namespaces(7)).
+    let is_alone = fs::read_to_string("/proc/self/setgroups").is_ok_and(|text| text.trim() == "deny");
+    let finding = match (root, is_alone) {
+        (true, false) => "root: mounts serve all users, the kernel checks permissions",
+        (true, true) => "root of a user namespace: mounts serve you alone",
+        (false, _) => "ordinary user: mounts serve you alone",
     };
     Finding {
         what: "rights",
-        works: root,
+        works: root && !is_alone,
         needed: false,
         finding: finding.into(),
-        advice: "run as root to serve other users and to tap evictions",
+        advice: "run as root to serve other users, to tap evictions (lent as they happen, by control group) and to place others' memory (numa)",
     }
 }
 
