@@ -1,7 +1,7 @@
 //! The daemons drop what they do not need, so that a fault in one of them gives away less. All of it is one-way.
 //!
 //! - `lend`, when it listens: every capability (it is root in name only from then on), and by Landlock, where the kernel has it, all files
-//!   but those that it reads to learn about memory and to look names up. What it has to remove at its end it may remove.
+//!   but those that it reads to learn about memory and to look names up, and those beside its configuration. What it has to remove at its end it may remove.
 //! - `join`, the same, when its mounts have been started: they have the rights of a mount, and it has those of a lender.
 //! - `mount`, when the keeper begins, hence for every daemon that the keeper starts: the capabilities outside [`MOUNT_NEEDS`]. Those that are
 //!   left are much (it acts for all users), but none of them loads modules, sets clocks, or configures networks. A newer program that needs

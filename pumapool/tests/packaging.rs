@@ -2,11 +2,11 @@
 
 mod setup;
 
-use setup::{PUMAPOOL, pumapool};
+use setup::{PATIENCE, PUMAPOOL, can_run, pumapool};
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitStatus};
-use testbed::Scratch;
+use std::process::{Command, ExitStatus, Output};
+use testbed::{Scratch, wait_until};
 
 fn packaging(folder: &str) -> Vec<PathBuf> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../packaging").join(folder);
@@ -77,4 +77,54 @@ fn examples_are_good() {
         count += 1;
     }
     assert!(count >= 3);
+}
+
+/// As the package's scripts do: with a program at a path of its own, so that nobody else's mounts are concerned.
+#[test]
+fn all_mounts_of_a_program_are_upgraded_and_unmounted() {
+    let test = "all_mounts_of_a_program_are_upgraded_and_unmounted";
+    if !can_run(test) {
+        return;
+    }
+    let scratch = Scratch::new(test).unwrap();
+    let program = scratch.path().join("pumapool");
+    let install = || {
+        let new = scratch.path().join("new");
+        fs::copy(PUMAPOOL, &new).unwrap();
+        fs::rename(new, &program).unwrap();
+    };
+    install();
+    // Another test that is starting a program may have the copy open for writing until it is executed: then it is busy.
+    let run = |arguments: &[&str]| -> Output {
+        let mut output = None;
+        wait_until(PATIENCE, || {
+            Command::new(&program)
+                .args(arguments)
+                .output()
+                .is_ok_and(|done| output.insert(done).status.code().is_some())
+        });
+        output.unwrap()
+    };
+    let places: Vec<_> = ["one", "two"].iter().map(|name| scratch.directory(name).unwrap()).collect();
+    let source = scratch.directory("source").unwrap();
+    fs::write(source.join("file"), "below").unwrap();
+    for place in &places {
+        let output = run(&["mount", source.to_str().unwrap(), place.to_str().unwrap()]);
+        assert!(output.status.success(), "{output:?}");
+    }
+    let open = fs::File::open(places[0].join("file")).unwrap();
+    install();
+    let output = run(&["upgrade", "--all"]);
+    assert!(output.status.success(), "{output:?}");
+    let said = String::from_utf8(output.stdout).unwrap();
+    assert!(said.lines().count() == 2 && places.iter().all(|place| said.contains(place.to_str().unwrap())), "{said}");
+    assert_eq!(std::io::read_to_string(&open).unwrap(), "below");
+    // One is in use: the other one goes.
+    let output = run(&["umount", "--all"]);
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.code() == Some(1) && said.lines().count() == 1 && said.contains("one is in use"), "{said}");
+    assert!(places[0].join("file").exists() && !places[1].join("file").exists());
+    drop(open);
+    assert!(wait_until(PATIENCE, || run(&["umount", "--all"]).status.success()));
+    assert!(!places[0].join("file").exists());
 }
