@@ -34,7 +34,7 @@ BENCH ?=
 PAPER ?= all
 
 .PHONY: help book deps bench-deps vm-deps vm build test test-programs bench microbench simulate rules test-long database test-deps tools interleavings fuzz fuzz-short fuzz-program sanitize miri deny demo \
-	gossip chaos soak check lint clean paper paper-deps paper-packages
+	gossip chaos soak deb deb-check check lint clean paper paper-deps paper-packages
 
 deps: WANTED := $(PACKAGES)
 bench-deps: WANTED := $(PACKAGES) $(BENCH_PACKAGES)
@@ -60,6 +60,7 @@ help:
 	@echo 'make paper   the papers'"'"' experiments, as root; with PAPER="all --quick" in some 30 minutes'
 	@echo 'make database    kill the daemon 20 times under PostgreSQL, some four minutes'
 	@echo 'make vm      on the oldest kernel that is supported, in virtual machines: vsock, control groups of version 2, two machines, a guest and its host; some fifteen minutes'
+	@echo 'make deb     a Debian package, in target/debian; make deb-check installs, upgrades and removes it, as root'
 	@echo 'make check   what CI runs: format, lints, tests, documentation'
 	@echo 'make book    the documentation as a web site, in target/book; a link that leads nowhere fails'
 	@echo 'make clean   remove everything that was built'
@@ -184,6 +185,16 @@ $(TOOLS)/bin/cargo-deny:
 # Licences and sources of the dependencies. (Advisories need the network: `cargo deny check advisories`.)
 deny: $(TOOLS)/bin/cargo-deny
 	$(TOOLS)/bin/cargo-deny --offline check licenses bans sources
+
+$(TOOLS)/bin/cargo-deb:
+	$(CARGO) install --quiet --locked --root $(TOOLS) cargo-deb@3.8.0
+
+# With its man pages and completions, which the command makes of itself.
+deb: build $(TOOLS)/bin/cargo-deb
+	PATH="$(TOOLS)/bin:$$PATH" packaging/deb release
+
+deb-check: build $(TOOLS)/bin/cargo-deb
+	PATH="$(TOOLS)/bin:$$PATH" packaging/check release
 
 demo: build
 	target/release/demo $(DEMO)

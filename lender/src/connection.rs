@@ -89,7 +89,7 @@ impl Connection {
 
     /// From here on the thread's time is this connection's.
     pub fn begin_turn(&mut self) {
-        let wants_cpu = self.shared.pace.as_ref().is_some_and(|pace| pace.lock().wants_cpu());
+        let wants_cpu = self.shared.pacing.ask(|pace| pace.wants_cpu()).unwrap_or(false);
         self.begun_cpu_ns = wants_cpu.then(cpu_ns);
     }
 
@@ -105,9 +105,9 @@ impl Connection {
 
     /// Charges the session for what was done since the last time. Returns how long it has to wait until it is its turn again.
     pub fn charge(&mut self) -> Duration {
-        let Some(pace) = &self.shared.pace else { return Duration::ZERO };
         let cost = std::mem::take(&mut self.cost);
-        pace.lock().charge(self.joined.usage.number, cost, Instant::now())
+        let number = self.joined.usage.number;
+        self.shared.pacing.ask(|pace| pace.charge(number, cost, Instant::now())).unwrap_or_default()
     }
 
     /// It has waited for its turn.
@@ -117,8 +117,8 @@ impl Connection {
 
     /// Whether the session is so far behind its share that it gets nothing for a while.
     fn is_behind(&self) -> bool {
-        let pace = self.shared.pace.as_ref();
-        pace.is_some_and(|pace| pace.lock().is_behind(self.joined.usage.number, Instant::now()))
+        let number = self.joined.usage.number;
+        self.shared.pacing.ask(|pace| pace.is_behind(number, Instant::now())).unwrap_or(false)
     }
 
     /// The outer error is of the channel, `None` of the frame.

@@ -34,7 +34,6 @@ const LEAVING_PARTS: usize = 64;
 /// The state of the thread.
 pub struct Housekeeper {
     headroom: Headroom,
-    reserve_bytes: u64,
     pressure: Pressure,
     demand: Demand,
     /// When to look again.
@@ -49,10 +48,9 @@ pub struct Housekeeper {
 
 impl Housekeeper {
     /// One that has not looked yet.
-    pub fn new(headroom: Headroom, reserve_bytes: u64) -> Housekeeper {
+    pub fn new(headroom: Headroom) -> Housekeeper {
         Housekeeper {
             headroom,
-            reserve_bytes,
             pressure: Pressure::None,
             demand: Demand::default(),
             next_look: TICK,
@@ -94,13 +92,14 @@ impl Housekeeper {
             (store.grown_pages(), held_pages * PAGE_COST_BYTES)
         };
         let memory = self.headroom.read();
+        let reserve_bytes = shared.reserve_bytes.load(Relaxed);
         self.next_look = TICK;
         let (spare_bytes, demanded_bytes) = match &memory {
             Ok(memory) => {
-                self.judge(*memory, now);
-                let demanded_bytes = self.demand.look(*memory, held_bytes, self.reserve_bytes);
-                self.next_look = self.demand.next_look(*memory, held_bytes, self.reserve_bytes, TICK);
-                (memory.free_bytes.saturating_sub(self.reserve_bytes), demanded_bytes)
+                self.judge(*memory, reserve_bytes, now);
+                let demanded_bytes = self.demand.look(*memory, held_bytes, reserve_bytes);
+                self.next_look = self.demand.next_look(*memory, held_bytes, reserve_bytes, TICK);
+                (memory.free_bytes.saturating_sub(reserve_bytes), demanded_bytes)
             }
             Err(error) => {
                 if !std::mem::replace(&mut self.complained, true) {
@@ -129,7 +128,7 @@ impl Housekeeper {
         }
     }
 
-    fn judge(&mut self, memory: Memory, now: Instant) {
+    fn judge(&mut self, memory: Memory, reserve_bytes: u64, now: Instant) {
         let elapsed = self.window.map(|(begun, _)| now.duration_since(begun));
         if elapsed.is_some_and(|elapsed| elapsed < pressure::WINDOW) {
             return;
@@ -137,7 +136,7 @@ impl Housekeeper {
         let stalled_us = self.headroom.stalled_us();
         self.pressure = match (stalled_us, self.window, elapsed) {
             (Some(stalled_us), Some((_, before_us)), Some(elapsed)) => {
-                pressure::judge(stalled_us.saturating_sub(before_us), elapsed, memory, self.reserve_bytes)
+                pressure::judge(stalled_us.saturating_sub(before_us), elapsed, memory, reserve_bytes)
             }
             _ => Pressure::None,
         };
@@ -258,7 +257,8 @@ mod tests {
     fn the_store_grows_by_what_is_free() {
         let directory = tempfile::tempdir().unwrap();
         let (shared, owner) = store(1000);
-        let mut keeper = Housekeeper::new(Headroom::new(directory.path()), 100 * MIB);
+        let mut keeper = Housekeeper::new(Headroom::new(directory.path()));
+        shared.reserve_bytes.store(100 * MIB, Relaxed);
         // Nothing is known: nothing is taken.
         keeper.tick(&shared, Instant::now());
         assert_eq!(put(&shared, owner, 0..10), 0);
@@ -272,13 +272,18 @@ mod tests {
         keeper.tick(&shared, Instant::now());
         put(&shared, owner, 0..900);
         assert_eq!(shared.store.lock().stored_pages(), grown);
+        // Until it is less.
+        shared.reserve_bytes.store(98 * MIB, Relaxed);
+        keeper.tick(&shared, Instant::now());
+        put(&shared, owner, 0..900);
+        assert!(shared.store.lock().stored_pages() > grown);
     }
 
     #[test]
     fn pressure_stops_growth_and_then_takes_pages() {
         let directory = tempfile::tempdir().unwrap();
         let (shared, owner) = store(1000);
-        let mut keeper = Housekeeper::new(Headroom::new(directory.path()), 0);
+        let mut keeper = Housekeeper::new(Headroom::new(directory.path()));
         let begun = Instant::now();
         let second = |seconds| begun + Duration::from_secs(seconds);
         machine(directory.path(), 40, 0);
@@ -304,7 +309,7 @@ mod tests {
     fn what_is_lent_no_more_is_gone_with_the_next_look() {
         let directory = tempfile::tempdir().unwrap();
         let (shared, owner) = store(2000);
-        let mut keeper = Housekeeper::new(Headroom::new(directory.path()), 0);
+        let mut keeper = Housekeeper::new(Headroom::new(directory.path()));
         machine(directory.path(), 100, 0);
         keeper.tick(&shared, Instant::now());
         assert_eq!(put(&shared, owner, 0..1500), 1500);

@@ -125,6 +125,14 @@ impl Pace {
         })
     }
 
+    /// What it keeps to.
+    pub fn limits(&self) -> Limits {
+        Limits {
+            cpu_percent: self.processor.as_ref().map(|(cpu_percent, _)| *cpu_percent),
+            rate_bytes: self.network.as_ref().map(|(rate_bytes, _)| *rate_bytes),
+        }
+    }
+
     /// Whether the time of processors is limited, hence to be measured.
     pub fn wants_cpu(&self) -> bool {
         self.processor.is_some()

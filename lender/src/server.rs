@@ -5,7 +5,7 @@ use crate::greeting;
 use crate::headroom::Headroom;
 use crate::housekeeping::Housekeeper;
 use crate::hub::Hubs;
-use crate::pace::{Limits, Pace};
+use crate::pace::Limits;
 use crate::pressure::Pressure;
 use crate::shared::Shared;
 use crate::status::{BorrowerStatus, Status};
@@ -39,8 +39,6 @@ pub struct Server {
 struct Description {
     address: Address,
     policy: &'static str,
-    reserve_bytes: u64,
-    limits: Limits,
 }
 
 /// Stops a server, and asks for its status, from any thread.
@@ -61,17 +59,13 @@ impl Server {
         let capacity_bytes = u64::from(capacity_pages) * page::PAGE_SIZE as u64;
         let store = Store::new(capacity_pages, policy).map_err(|source| Error::NoMemory { capacity_bytes, source })?;
         let listener = Listener::bind(&config.listen).map_err(Error::Listen)?;
-        let mut shared = Shared::new(store, config.grace, config.security).map_err(|source| Error::Start { source })?;
-        shared.pace = Pace::new(config.limits, Instant::now()).map(Mutex::new);
+        let shared = Shared::new(store, config.grace, config.security).map_err(|source| Error::Start { source })?;
+        shared.pacing.set(config.limits);
+        shared.reserve_bytes.store(config.reserve_bytes, Relaxed);
         let shared = Arc::new(shared);
-        let mut housekeeper = Housekeeper::new(headroom, config.reserve_bytes);
+        let mut housekeeper = Housekeeper::new(headroom);
         housekeeper.tick(&shared, Instant::now());
-        let description = Description {
-            address: listener.address().clone(),
-            policy: policy_name,
-            reserve_bytes: config.reserve_bytes,
-            limits: config.limits,
-        };
+        let description = Description { address: listener.address().clone(), policy: policy_name };
         let housekeeper = Mutex::new(Some(housekeeper));
         Ok(Server { shared, listener, housekeeper, description: Arc::new(description) })
     }
@@ -168,13 +162,28 @@ impl Handle {
         self.shared.store.lock().set_lending(lending);
     }
 
+    /// How much memory to leave free from now on. What is lent beyond it is given back as others need it.
+    pub fn set_reserve_bytes(&self, reserve_bytes: u64) {
+        self.shared.reserve_bytes.store(reserve_bytes, Relaxed);
+    }
+
+    /// What it may use now.
+    pub fn limits(&self) -> Limits {
+        self.shared.pacing.limits()
+    }
+
+    /// What it may use from now on. Debts of before are forgotten.
+    pub fn set_limits(&self, limits: Limits) {
+        self.shared.pacing.set(limits);
+    }
+
     /// What the lender has and what it did.
     pub fn status(&self) -> Status {
+        let limits = self.shared.pacing.limits();
         let table = self.shared.table.lock();
         let store = self.shared.store.lock();
         let tally = &self.shared.tally;
         let now = Instant::now();
-        let limits = &self.description.limits;
         let milliseconds = |ns: &AtomicU64| ns.load(Relaxed) / 1_000_000;
         let cpu_ms = |ns: &AtomicU64| limits.cpu_percent.map(|_| milliseconds(ns));
         let borrower_list = table.sessions().iter().filter_map(|(name, session)| {
@@ -203,7 +212,7 @@ impl Handle {
             zero_pages: store.zero_pages().into(),
             free_resident_pages: store.warm_pages().into(),
             headroom_bytes: tally.headroom_bytes.load(Relaxed),
-            reserve_bytes: self.description.reserve_bytes,
+            reserve_bytes: self.shared.reserve_bytes.load(Relaxed),
             memory_total_bytes: tally.memory_total_bytes.load(Relaxed),
             pressure: Pressure::name_of(tally.pressure.load(Relaxed)),
             counters: store.counters(),

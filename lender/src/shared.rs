@@ -1,6 +1,6 @@
 //! What the threads of a lender share.
 
-use crate::pace::Pace;
+use crate::pace::{Limits, Pace};
 use crate::sessions::Table;
 use crate::store::Store;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
@@ -25,8 +25,10 @@ pub struct Shared {
     pub left: Condvar,
     /// How long the pages of a borrower that lost its connection are kept for it.
     pub grace: Duration,
-    /// Whose turn it is, where the lender's share of the machine is limited. Locked by itself, for some arithmetic.
-    pub pace: Option<Mutex<Pace>>,
+    /// Whose turn it is, where the lender's share of the machine is limited.
+    pub pacing: Pacing,
+    /// Memory to leave free. It may change while the lender runs.
+    pub reserve_bytes: AtomicU64,
     /// Who may connect.
     pub security: Security,
     /// [`wire::Welcome::incarnation`].
@@ -50,7 +52,8 @@ impl Shared {
             table: Mutex::new(Table::new(Instant::now())),
             left: Condvar::new(),
             grace,
-            pace: None,
+            pacing: Pacing::default(),
+            reserve_bytes: AtomicU64::new(0),
             security,
             // The standard library seeds this hasher's keys from the system's random numbers.
             incarnation: RandomState::new().hash_one(std::process::id()),
@@ -58,6 +61,35 @@ impl Shared {
             tally: Tally::default(),
             complaints: Complaints::default(),
         })
+    }
+}
+
+/// The lender's [`Pace`], which may change while it runs. Locked by itself, for some arithmetic; where nothing is limited, not at all.
+#[derive(Default)]
+pub struct Pacing {
+    is_limited: AtomicBool,
+    pace: Mutex<Option<Pace>>,
+}
+
+impl Pacing {
+    /// From now on, with all debts paid.
+    pub fn set(&self, limits: Limits) {
+        let pace = Pace::new(limits, Instant::now());
+        self.is_limited.store(pace.is_some(), Ordering::Relaxed);
+        *self.pace.lock() = pace;
+    }
+
+    /// Asks the pace, if there is one.
+    pub fn ask<T>(&self, ask: impl FnOnce(&mut Pace) -> T) -> Option<T> {
+        if !self.is_limited.load(Ordering::Relaxed) {
+            return None;
+        }
+        self.pace.lock().as_mut().map(ask)
+    }
+
+    /// What holds now.
+    pub fn limits(&self) -> Limits {
+        self.ask(|pace| pace.limits()).unwrap_or_default()
     }
 }
 

@@ -1,5 +1,6 @@
 //! What to mount, where, and how.
 
+use rustix::mount::MountFlags;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -26,6 +27,8 @@ pub struct Config {
     pub write: WriteMode,
     /// Whether the kernel reads ahead as far as a lender makes it worth. Guests read ahead themselves.
     pub wide_readahead: bool,
+    /// What is forbidden there beyond what the mount below forbids: `RDONLY`, `NOSUID`, `NODEV`, `NOEXEC`.
+    pub flags: MountFlags,
     /// Worker threads: as many requests are handled at once. At least 2.
     pub threads: usize,
     /// How long the kernel believes attributes without asking: how late a change made beside the mount may be seen.
@@ -53,6 +56,7 @@ impl Config {
             mountpoint: mountpoint.into(),
             write: WriteMode::Through,
             wide_readahead: true,
+            flags: MountFlags::empty(),
             threads: Config::THREADS,
             attr_timeout: Duration::from_secs(1),
             entry_timeout: Config::ENTRY_TIMEOUT,

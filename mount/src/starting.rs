@@ -168,7 +168,7 @@ pub fn raise_limits() {
 }
 
 fn mount(config: &Config, source: &Path, mountpoint: &Path, below: &OwnedFd) -> Result<(OwnedFd, Privilege), Error> {
-    let mut flags = MountFlags::empty();
+    let mut flags = config.flags;
     // What the mount below forbids stays forbidden.
     if let Ok(below) = rustix::fs::fstatvfs(below) {
         for (here, there) in [

@@ -1,7 +1,7 @@
 //! The daemons drop what they do not need, so that a fault in one of them gives away less. All of it is one-way.
 //!
 //! - `lend`, when it listens: every capability (it is root in name only from then on), and by Landlock, where the kernel has it, all files
-//!   but those that it reads to learn about memory and to look names up. What it has to remove at its end it may remove.
+//!   but those that it reads to learn about memory and to look names up, and those beside its configuration. What it has to remove at its end it may remove.
 //! - `join`, the same, when its mounts have been started: they have the rights of a mount, and it has those of a lender.
 //! - `mount`, when the keeper begins, hence for every daemon that the keeper starts: the capabilities outside [`MOUNT_NEEDS`]. Those that are
 //!   left are much (it acts for all users), but none of them loads modules, sets clocks, or configures networks. A newer program that needs
@@ -77,13 +77,14 @@ pub struct Confined {
     files: &'static str,
 }
 
-/// A lender that listens there; `folder` is where it removes its socket and log.
-pub fn lender(listen: &Address, folder: &Path) -> Confined {
+/// A lender that listens there; `folder` is where it removes its socket and log. It may read its configuration again, also when that was replaced, hence
+/// what else is in the same folder.
+pub fn lender(listen: &Address, folder: &Path, configuration: Option<&Path>) -> Confined {
     let mut removes = vec![folder.to_owned()];
     if let Address::Unix(path) = listen {
         removes.extend(path.parent().map(Path::to_owned));
     }
-    let files = match restrict_files(&removes) {
+    let files = match restrict_files(&removes, configuration.and_then(Path::parent)) {
         Ok(RulesetStatus::FullyEnforced) => "few",
         Ok(RulesetStatus::PartiallyEnforced) => "few, as far as this kernel can forbid them",
         Ok(RulesetStatus::NotEnforced) | Err(_) => "all permitted",
@@ -134,13 +135,14 @@ fn drop_capabilities(needed: CapabilitySet) {
 
 /// From now on this thread opens no files but those that a lender needs, and changes nothing but that it removes files from the folders
 /// `removes`. What is open stays so.
-fn restrict_files(removes: &[PathBuf]) -> Result<RulesetStatus, RulesetError> {
+fn restrict_files(removes: &[PathBuf], configurations: Option<&Path>) -> Result<RulesetStatus, RulesetError> {
     let reads: BitFlags<AccessFs> = AccessFs::ReadFile | AccessFs::ReadDir;
     let status = Ruleset::default()
         .handle_access(AccessFs::from_all(LANDLOCK))?
         .create()?
         .add_rules(path_beneath_rules(lender::headroom::memory_folders(), reads))?
         .add_rules(path_beneath_rules(RESOLVER_READS, reads))?
+        .add_rules(path_beneath_rules(configurations, AccessFs::ReadFile))?
         .add_rules(path_beneath_rules(removes, AccessFs::RemoveFile))?
         .restrict_self()?;
     Ok(status.ruleset)
@@ -162,7 +164,7 @@ mod tests {
         }
         let run = || {
             let open = fs::File::open(other.join("file")).unwrap();
-            let confined = lender(&"unix:/nowhere/socket".parse().unwrap(), &own);
+            let confined = lender(&"unix:/nowhere/socket".parse().unwrap(), &own, None);
             assert!(confined.no_new_privs && confined.capabilities.is_empty(), "{confined:?}");
             assert!(fs::read_to_string("/proc/meminfo").unwrap().contains("MemTotal"));
             assert_eq!(std::io::read_to_string(open).unwrap(), "bytes", "what is open stays so");

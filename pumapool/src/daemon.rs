@@ -6,13 +6,15 @@
 //! All that can fail (log, control socket, signals) is done by [`Daemon::prepare`], before the daemon's own work begins: a
 //! mount that exists must never be left behind by an error.
 
+use crate::configuration::{self, Changeable};
 use crate::control::{self, Control, RemovedOnDrop};
+use crate::exit;
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use signal_hook::iterator::Signals;
 use std::fs::{File, OpenOptions};
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, IsTerminal, Write};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode, Stdio};
@@ -38,6 +40,7 @@ pub struct Daemon {
     log: Option<Log>,
     signals: Signals,
     control: Control,
+    changeable: Changeable,
 }
 
 /// Where a daemon in the background logs.
@@ -78,7 +81,12 @@ impl Daemon {
             let _ = rustix::process::setsid();
         }
         let signals = Signals::new([SIGINT, SIGTERM, SIGQUIT, SIGHUP]).context("cannot listen for signals")?;
-        Ok(Ok(Daemon { log, signals, control: Control::bind(kind)? }))
+        Ok(Ok(Daemon { log, signals, control: Control::bind(kind)?, changeable: Changeable::nothing() }))
+    }
+
+    /// What of its options can change while it runs.
+    pub fn can_change(self, changeable: Changeable) -> Daemon {
+        Daemon { changeable, ..self }
     }
 
     /// For a process that leaves the serving to another one: the log, and the control socket.
@@ -105,7 +113,7 @@ impl Daemon {
         command: impl Fn(&str, UnixStream) + Send + 'static,
         stop: impl FnOnce() + Send + 'static,
     ) -> Result<Serving> {
-        on_signals(self.signals, self.log.is_some(), stop)?;
+        on_signals(self.signals, hangup_ends(self.log.is_some()), self.changeable, stop)?;
         let control = self.control.serve(status, command)?;
         let mut default_log = None;
         let mut stdout = std::io::stdout();
@@ -169,7 +177,7 @@ fn start_in_background() -> Result<ExitCode> {
     keep_descriptors_to_ourselves();
     let program = std::env::current_exe().context("cannot find this program to start it in the background")?;
     let mut child = Command::new(program)
-        .args(std::env::args_os().skip(1))
+        .args(configuration::given().iter().skip(1))
         .env(STARTED_BY, std::process::id().to_string())
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
@@ -192,16 +200,30 @@ fn keep_descriptors_to_ourselves() {
     let _ = unsafe { libc::close_range(3, libc::c_uint::MAX, libc::CLOSE_RANGE_CLOEXEC as libc::c_int) };
 }
 
-/// Runs `stop` on the first signal; on a second one, ends at once. In the background a SIGHUP means nothing: nobody hangs up there,
-/// and what rotates logs must not end a mount.
-fn on_signals(mut signals: Signals, in_background: bool, stop: impl FnOnce() + Send + 'static) -> Result<()> {
+/// Whether SIGHUP ends the daemon, as the terminal that it was started from has gone. Elsewhere nobody hangs up: it has the configuration read again.
+pub fn hangup_ends(in_background: bool) -> bool {
+    !in_background
+        && (std::io::stdin().is_terminal() || std::io::stdout().is_terminal() || std::io::stderr().is_terminal())
+}
+
+/// Runs `stop` on the first signal; on a second one, ends at once. Of SIGHUP see [`hangup_ends`].
+fn on_signals(
+    mut signals: Signals,
+    hangup_ends: bool,
+    changeable: Changeable,
+    stop: impl FnOnce() + Send + 'static,
+) -> Result<()> {
     let watch = move || {
         let mut stop = Some(stop);
-        for signal in signals.forever().filter(|signal| !(in_background && *signal == SIGHUP)) {
+        for signal in signals.forever() {
+            if signal == SIGHUP && !hangup_ends {
+                configuration::reload(&changeable);
+                continue;
+            }
             let name = signal_hook::low_level::signal_name(signal).unwrap_or("?");
             let Some(stop) = stop.take() else {
                 tracing::warn!("{name} again: ending at once, whatever is in use");
-                std::process::exit(128 + signal);
+                std::process::exit(exit::SIGNALLED + signal);
             };
             let _ = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);
             tracing::info!("stopping on {name}");

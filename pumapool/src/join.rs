@@ -10,6 +10,7 @@
 //!
 //! What must never happen here: lending and borrowing at once. Lending does not begin before each mount has said that it puts nothing.
 
+use crate::configuration::{self, Changeable};
 use crate::control::{self, answer};
 use crate::daemon::{self, Daemon};
 use crate::joined::{Mounts, Wanted};
@@ -105,7 +106,7 @@ pub fn run(options: Options, log: &str) -> Result<ExitCode> {
     // While programs can still be started, with all rights. They open their own descriptors, and none of ours.
     let mounts = Mounts::start(&options.mounts, &options.mount_arguments(log, &own))?;
     // Before the first thread is started: threads inherit it. Mounts are ended by signals, which need no rights beyond the user's.
-    let confined = confine::lender(server.local_address(), &control::folder());
+    let confined = confine::lender(server.local_address(), &control::folder(), configuration::path());
     let address = server.local_address().to_string();
     let handle = server.handle();
     // Until the mounts have been heard.
@@ -156,6 +157,14 @@ pub fn run(options: Options, log: &str) -> Result<ExitCode> {
             handle.shutdown();
         }
     };
+    let changeable = {
+        let handle = handle.clone();
+        Changeable::new(&lend::CHANGEABLE, move |command| {
+            if let crate::Command::Join(options) = command {
+                options.lending.change(&handle);
+            }
+        })
+    };
     let (stop_looking, stopped) = sync_channel(0);
     let looking = {
         let node = node.clone();
@@ -163,7 +172,7 @@ pub fn run(options: Options, log: &str) -> Result<ExitCode> {
         thread.spawn(move || node.keep_looking(&stopped)).context("cannot start a thread")?
     };
     let message = format!("joined as {address}, with {} mounts", options.mounts.len());
-    let serving = daemon.serve_commands(&message, status, command, stop)?;
+    let serving = daemon.can_change(changeable).serve_commands(&message, status, command, stop)?;
     tracing::info!("{message}");
     let ran = server.run();
     drop(stop_looking);

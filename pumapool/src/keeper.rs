@@ -12,9 +12,11 @@
 //!
 //! What must never happen in it: waiting for its daemon without looking for its end; holding a mount that nobody serves.
 
+use crate::configuration;
 use crate::confine;
 use crate::control::Control;
-use crate::daemon::Log;
+use crate::daemon::{self, Log};
+use crate::exit::HANDED_OVER;
 use crate::fdstore::Store;
 use anyhow::{Context, Result};
 use mount::handover::channel::{Channel, Held, Message};
@@ -34,8 +36,6 @@ use std::time::{Duration, Instant};
 
 /// Tells the process that it is a daemon, and what it has inherited: see [`crate::kept`].
 pub const INHERITED: &str = "PUMAPOOL_KEPT";
-/// With this code a daemon says that it has left its mount to a successor.
-pub const HANDED_OVER: u8 = 75;
 /// The code of a Rust program whose main thread panicked.
 const PANICKED: i32 = 101;
 /// Deaths in a row without a request served, after which the mount is let go.
@@ -91,7 +91,9 @@ struct Keeper {
     log: Option<Log>,
     control: Control,
     signals: Vec<(i32, UnixStream)>,
-    in_background: bool,
+    hangup_ends: bool,
+    /// The daemon is to read the configuration again.
+    wants_reload: bool,
     /// Where the command was given: paths in its arguments may be relative.
     folder: PathBuf,
     was_ready: bool,
@@ -116,7 +118,8 @@ pub fn run(log: Option<Log>, control: Control, held: BTreeMap<Held, OwnedFd>) ->
     let mut keeper = Keeper {
         store: Store::new(&held),
         held,
-        in_background: log.is_some(),
+        hangup_ends: daemon::hangup_ends(log.is_some()),
+        wants_reload: false,
         log,
         control,
         signals,
@@ -197,13 +200,14 @@ impl Keeper {
     }
 
     /// Waits, unless a signal comes: then true.
-    fn pause(&self, time: Duration) -> bool {
+    fn pause(&mut self, time: Duration) -> bool {
         let mut fds: Vec<_> = self.signals.iter().map(|(_, pipe)| PollFd::new(pipe, PollFlags::IN)).collect();
         let _ = poll(&mut fds, Some(&timespec(time)));
         self.take_signal().is_some()
     }
 
-    fn take_signal(&self) -> Option<i32> {
+    /// A signal to end. One to read the configuration again is noted.
+    fn take_signal(&mut self) -> Option<i32> {
         let has_come = |pipe: &UnixStream| {
             let mut poll_fd = [PollFd::new(pipe, PollFlags::IN)];
             matches!(poll(&mut poll_fd, Some(&timespec(Duration::ZERO))), Ok(1))
@@ -211,10 +215,10 @@ impl Keeper {
         for (signal, mut pipe) in self.signals.iter().map(|(signal, pipe)| (*signal, pipe)) {
             if has_come(pipe) {
                 let _ = pipe.read(&mut [0; 1]);
-                // In the background nobody hangs up.
-                if !(self.in_background && signal == SIGHUP) {
+                if signal != SIGHUP || self.hangup_ends {
                     return Some(signal);
                 }
+                self.wants_reload = true;
             }
         }
         None
@@ -289,6 +293,9 @@ impl Keeper {
                 let _ = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);
                 let _ = ours.send(&Message::Stop(signal));
             }
+            if was_ready && std::mem::take(&mut self.wants_reload) {
+                let _ = ours.send(&Message::Reload);
+            }
             // Once it is gone, everything that it sent is there, and then the end of it.
             while is_open && (is_gone || is_ready_within(ours.fd(), Duration::ZERO)) {
                 match ours.receive() {
@@ -298,6 +305,8 @@ impl Keeper {
                         was_ready = true;
                         self.daemon_ready(&text, child.id());
                     }
+                    // It was good: from now on, successors begin with it.
+                    Ok(Some(Message::Reload)) => configuration::accept(),
                     Ok(Some(Message::Upgrade(text, to))) => upgrade = Upgrade::parse(&text, to),
                     Ok(Some(_)) => {}
                     Ok(None) => is_open = false,
@@ -339,10 +348,12 @@ impl Keeper {
             fcntl_setfd(fd, FdFlags::empty()).context("cannot pass a descriptor on")?;
         }
         let numbers: Vec<String> = inherited.iter().map(|fd| fd.as_raw_fd().to_string()).collect();
-        let mut arguments = std::env::args_os();
-        let name = arguments.next().unwrap_or_else(|| "pumapool".into());
+        let mut arguments = configuration::given().iter();
+        let name = arguments.next().map_or("pumapool".as_ref(), |name| name.as_os_str());
         let mut command = Command::new(format!("/proc/self/fd/{}", program.as_raw_fd()));
         command.arg0(name).args(arguments).env(INHERITED, numbers.join(",")).stdin(Stdio::inherit());
+        // What this one began with, or was found good since: what is in the file now may be broken.
+        command.envs(configuration::text().map(|text| (configuration::TEXT, text)));
         for variable in [crate::daemon::STARTED_BY, "NOTIFY_SOCKET", "LISTEN_FDS", "LISTEN_FDNAMES", "LISTEN_PID"] {
             command.env_remove(variable);
         }

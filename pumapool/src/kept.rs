@@ -3,8 +3,9 @@
 //! The control socket and the log are the keeper's, so they stay the same when a new daemon takes over: who connects in between waits in
 //! the socket's queue, and is answered by the successor.
 
-use crate::control;
+use crate::configuration::{self, Changeable};
 use crate::keeper::INHERITED;
+use crate::{control, daemon, exit};
 use anyhow::{Context, Result};
 use mount::handover::channel::{Channel, Message};
 use parking_lot::Mutex;
@@ -39,7 +40,7 @@ impl Stopping {
         let name = signal_hook::low_level::signal_name(signal).unwrap_or("?");
         if !is_first {
             tracing::warn!("{name} again: ending at once, whatever is in use");
-            std::process::exit(128 + signal);
+            std::process::exit(exit::SIGNALLED + signal);
         }
         if let Some(stop) = self.stop.lock().take() {
             tracing::info!("stopping on {name}");
@@ -89,22 +90,27 @@ impl Kept {
         message: &str,
         status: impl Fn() -> Value + Send + 'static,
         command: impl Fn(&str, UnixStream) + Send + 'static,
+        changeable: Changeable,
         stop: impl FnOnce() + Send + 'static,
     ) -> Result<()> {
         let stopping = Arc::new(Stopping { stop: Mutex::new(Some(Box::new(stop))) });
-        let in_background = self.log.is_some();
+        let changeable = Arc::new(changeable);
+        let hangup_ends = daemon::hangup_ends(self.log.is_some());
         let mut signals = Signals::new([SIGINT, SIGTERM, SIGQUIT, SIGHUP]).context("cannot listen for signals")?;
         let spawn = |name: &str, work: Box<dyn FnOnce() + Send>| {
             std::thread::Builder::new().name(name.into()).spawn(work).map(drop).context("cannot start a thread")
         };
-        let by_signal = stopping.clone();
+        let by_signal = (stopping.clone(), changeable.clone(), self.channel.clone());
         spawn(
             "puma-signals",
             Box::new(move || {
                 let mut is_first = true;
-                // In the background a SIGHUP means nothing: nobody hangs up there.
-                for signal in signals.forever().filter(|signal| !(in_background && *signal == SIGHUP)) {
-                    by_signal.demand(signal, std::mem::replace(&mut is_first, false));
+                let (stopping, changeable, channel) = by_signal;
+                for signal in signals.forever() {
+                    match signal {
+                        SIGHUP if !hangup_ends => reload(&channel, &changeable),
+                        signal => stopping.demand(signal, std::mem::replace(&mut is_first, false)),
+                    }
                 }
             }),
         )?;
@@ -117,16 +123,24 @@ impl Kept {
             let _ = std::env::set_current_dir("/");
         }
         let channel = self.channel;
-        spawn("puma-keeper", Box::new(move || listen(&channel, &stopping)))
+        spawn("puma-keeper", Box::new(move || listen(&channel, &stopping, &changeable)))
+    }
+}
+
+/// Reads the configuration again, and tells the keeper if it is good: then a successor begins with it.
+fn reload(channel: &Channel, changeable: &Changeable) {
+    if configuration::reload(changeable) {
+        let _ = channel.send(&Message::Reload);
     }
 }
 
 /// Listens to the keeper until it is gone.
-fn listen(channel: &Channel, stopping: &Stopping) {
+fn listen(channel: &Channel, stopping: &Stopping, changeable: &Changeable) {
     let mut is_first = true;
     loop {
         match channel.receive() {
             Ok(Some(Message::Stop(signal))) => stopping.demand(signal, std::mem::replace(&mut is_first, false)),
+            Ok(Some(Message::Reload)) => reload(channel, changeable),
             Ok(Some(_)) | Err(_) => {}
             Ok(None) => break,
         }

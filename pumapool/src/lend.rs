@@ -1,5 +1,6 @@
 //! `pumapool lend`: the lender.
 
+use crate::configuration::{self, Changeable};
 use crate::daemon::{self, Daemon};
 use crate::{confine, control, pool, security, size};
 use anyhow::Result;
@@ -56,7 +57,22 @@ pub struct Lending {
     rate: Option<NonZeroU64>,
 }
 
+/// Of [`Lending`], what can change while it runs: the store is laid out for its capacity once.
+pub const CHANGEABLE: [&str; 3] = ["reserve", "cpu", "rate"];
+
 impl Lending {
+    /// Takes over what can change.
+    pub fn change(&self, lender: &lender::Handle) {
+        lender.set_reserve_bytes(self.reserve);
+        if lender.limits() != self.limits() {
+            lender.set_limits(self.limits());
+        }
+    }
+
+    fn limits(&self) -> lender::Limits {
+        lender::Limits { cpu_percent: self.cpu.and_then(NonZeroU32::new), rate_bytes: self.rate }
+    }
+
     /// For [`lender::Server::bind`].
     pub fn config(&self, security: Security) -> Result<lender::Config> {
         Ok(lender::Config {
@@ -66,7 +82,7 @@ impl Lending {
             reserve_bytes: self.reserve,
             policy: lender::PolicyName::Lru,
             grace: Duration::from_secs(self.grace),
-            limits: lender::Limits { cpu_percent: self.cpu.and_then(NonZeroU32::new), rate_bytes: self.rate },
+            limits: self.limits(),
             security,
         })
     }
@@ -95,7 +111,7 @@ pub fn run(options: Options) -> Result<ExitCode> {
     };
     let server = lender::Server::bind(options.lending.config(security.clone())?)?;
     // Before the first thread is started: threads inherit it.
-    let confined = confine::lender(server.local_address(), &control::folder());
+    let confined = confine::lender(server.local_address(), &control::folder(), configuration::path());
     let address = server.local_address().to_string();
     let handle = server.handle();
     let gossip = pool::lend(&options.pool, security, &handle, server.local_address())?;
@@ -114,12 +130,20 @@ pub fn run(options: Options) -> Result<ExitCode> {
             })
         }
     };
+    let changeable = {
+        let handle = handle.clone();
+        Changeable::new(&CHANGEABLE, move |command| {
+            if let crate::Command::Lend(options) = command {
+                options.lending.change(&handle);
+            }
+        })
+    };
     let stop = move || {
         // First of all nobody should come any more.
         gossip.iter().for_each(|gossip| gossip.stop());
         handle.shutdown();
     };
-    let serving = daemon.serve(&format!("lending on {address}"), status, stop)?;
+    let serving = daemon.can_change(changeable).serve(&format!("lending on {address}"), status, stop)?;
     tracing::info!("lending on {address}");
     server.run()?;
     serving.ended_well();

@@ -3,16 +3,51 @@
 //! The log that a daemon makes for itself lies in `/run`, which is memory, and nobody rotates it. A lender that comes and goes makes a
 //! few lines a second, so that log has a bound: beyond it, it begins anew. A file that the user named is the user's.
 
+use anyhow::{Context, Result};
 use rustix::fs::{fstat, ftruncate};
 use rustix::stdio::stderr;
-use std::io::{self, Write};
+use std::io::{self, IsTerminal, Write};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
+use tracing_subscriber::EnvFilter;
 
 /// Bytes of the log that a daemon makes for itself: some 20,000 lines, more than anybody reads.
 const LOG_BYTES_MAX: i64 = 4 << 20;
 
 /// Standard error is a log of our own making, opened for appending.
 static BOUNDED: AtomicBool = AtomicBool::new(false);
+
+/// Has what is logged chosen by another filter.
+type SetFilter = Box<dyn Fn(EnvFilter) -> Result<()> + Send + Sync>;
+
+static SET_FILTER: OnceLock<SetFilter> = OnceLock::new();
+
+fn filter(level: &str) -> Result<EnvFilter> {
+    // What chitchat has to say of single datagrams, our own lines say better; `chitchat=LEVEL` shows it all the same.
+    EnvFilter::try_new(format!("chitchat=off,{level}")).with_context(|| format!("--log {level}"))
+}
+
+/// Begins to log what `--log` says. To be called once.
+pub fn begin(level: &str) -> Result<()> {
+    let builder = tracing_subscriber::fmt()
+        .with_env_filter(filter(level)?)
+        .with_writer(|| Stderr)
+        .with_ansi(io::stderr().is_terminal())
+        .with_target(false)
+        // A log that cannot be written is no reason to stop: without this, the complaint about it would panic in turn.
+        .log_internal_errors(false)
+        .with_filter_reloading();
+    let handle = builder.reload_handle();
+    let _ = SET_FILTER.set(Box::new(move |filter| handle.reload(filter).context("the log cannot be changed")));
+    builder.init();
+    Ok(())
+}
+
+/// Logs from now on what `--log` says now.
+pub fn set(level: &str) -> Result<()> {
+    let filter = filter(level)?;
+    SET_FILTER.get().map_or(Ok(()), |set| set(filter))
+}
 
 /// From now on, standard error is a log of our own making, opened for appending.
 pub fn bound() {

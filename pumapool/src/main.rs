@@ -3,11 +3,14 @@
 
 mod allocator;
 mod cgroups;
+mod configuration;
 mod confine;
 mod control;
 mod daemon;
 mod doctor;
+mod exit;
 mod fdstore;
+mod generate;
 mod host_cache;
 mod join;
 mod joined;
@@ -18,6 +21,7 @@ mod lend;
 mod lenders;
 mod log;
 mod mount;
+mod mount_helper;
 mod numa;
 mod pool;
 mod role;
@@ -27,10 +31,11 @@ mod status;
 mod umount;
 mod upgrade;
 
-use clap::{Parser, Subcommand};
-use std::io::{IsTerminal, Write};
+use clap::{CommandFactory, Parser, Subcommand};
+use std::ffi::OsString;
+use std::io::Write;
+use std::path::PathBuf;
 use std::process::ExitCode;
-use tracing_subscriber::EnvFilter;
 
 /// Keeps the page-cache pages that this machine evicts in the idle memory of others.
 #[derive(Parser)]
@@ -39,6 +44,11 @@ struct Cli {
     /// What to log: error, warn, info, debug, trace, or a filter like `borrower=debug`.
     #[arg(long, global = true, default_value = "info", env = "PUMAPOOL_LOG", value_name = "LEVEL")]
     log: String,
+
+    /// Of a daemon: take options from this file (TOML), by their long names. Those of the command line override them. SIGHUP has it read
+    /// again.
+    #[arg(long, global = true, value_name = "FILE")]
+    config: Option<PathBuf>,
 
     #[command(subcommand)]
     command: Command,
@@ -64,29 +74,43 @@ enum Command {
     Upgrade(upgrade::Options),
     /// Make the key that all machines of a pool share.
     Key(key::Options),
+    /// Look at configuration files.
+    Config(configuration::Options),
     /// Show what the lenders and mounts of this machine are doing.
     Status(status::Options),
     /// Say what this kernel and your rights allow, what will be used, and how to get the rest.
     Doctor(doctor::Options),
+    /// Make man pages and shell completions.
+    #[command(hide = true)]
+    Generate(generate::Options),
 }
 
 fn main() -> ExitCode {
     allocator::give_large_buffers_back();
-    let cli = Cli::parse();
-    // What chitchat has to say of single datagrams, our own lines say better; `chitchat=LEVEL` shows it all the same.
-    let filter = match EnvFilter::try_new(format!("chitchat=off,{}", cli.log)) {
-        Ok(filter) => filter,
-        Err(error) => return fail(&anyhow::anyhow!("--log {}: {error}", cli.log)),
+    let mut arguments: Vec<OsString> = std::env::args_os().collect();
+    if mount_helper::is_called(&arguments) {
+        let mut root = Cli::command();
+        root.build();
+        match root.find_subcommand("mount").map(|mount| mount_helper::wanted(mount, &arguments)) {
+            Some(Ok(wanted)) if wanted.fake => return ExitCode::SUCCESS,
+            Some(Ok(wanted)) => arguments = wanted.arguments,
+            Some(Err(error)) => return fail(&error, exit::MOUNT),
+            None => {}
+        }
+        return run(arguments, exit::MOUNT);
+    }
+    run(arguments, exit::FAILURE)
+}
+
+/// Runs a command line; a failure has that code.
+fn run(arguments: Vec<OsString>, failure: u8) -> ExitCode {
+    let cli = match configuration::begin(arguments) {
+        Ok(cli) => cli,
+        Err(error) => return fail(&error, failure),
     };
-    let colours = std::io::stderr().is_terminal();
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(|| log::Stderr)
-        .with_ansi(colours)
-        .with_target(false)
-        // A log that cannot be written is no reason to stop: without this, the complaint about it would panic in turn.
-        .log_internal_errors(false)
-        .init();
+    if let Err(error) = log::begin(&cli.log) {
+        return fail(&error, failure);
+    }
     let result = match cli.command {
         Command::Lend(options) => lend::run(options),
         Command::Mount(options) => mount::run(options),
@@ -97,17 +121,20 @@ fn main() -> ExitCode {
         Command::Umount(options) => umount::run(&options),
         Command::Upgrade(options) => upgrade::run(&options),
         Command::Key(options) => key::run(&options),
+        Command::Config(options) => configuration::run(&options),
         Command::Status(options) => status::run(&options),
         Command::Doctor(options) => doctor::run(&options),
+        Command::Generate(options) => generate::run(&options),
     };
     match result {
+        Ok(code) if code == ExitCode::FAILURE => ExitCode::from(failure), // it has said why
         Ok(code) => code,
-        Err(error) => fail(&error),
+        Err(error) => fail(&error, failure),
     }
 }
 
 /// One line, with what led to what.
-fn fail(error: &anyhow::Error) -> ExitCode {
+fn fail(error: &anyhow::Error, code: u8) -> ExitCode {
     let _ = writeln!(std::io::stderr(), "pumapool: {}", format!("{error:#}").replace('\n', " "));
-    ExitCode::FAILURE
+    ExitCode::from(code)
 }

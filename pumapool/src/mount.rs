@@ -3,8 +3,10 @@
 //! The process that is started becomes the keeper (`keeper.rs`), and starts this program again as the daemon that serves.
 
 use crate::cgroups::{CgroupName, cgroups};
+use crate::configuration::Changeable;
 use crate::control::answer;
 use crate::daemon::{self, Daemon};
+use crate::exit;
 use crate::host_cache::Guests;
 use crate::kept::Kept;
 use crate::lenders::Lenders;
@@ -44,6 +46,10 @@ pub struct Options {
     #[command(flatten)]
     policies: Policies,
 
+    /// What is forbidden at the mountpoint: to write, or to use set-uid programs, devices, or programs. May be given several times.
+    #[arg(long, value_enum, value_name = "WHAT")]
+    forbid: Vec<Forbidden>,
+
     /// Whether pages are put at lenders from the beginning. `pumapool join` begins with `off`, and turns it on and off.
     #[arg(long, value_enum, default_value_t = Switch::On, hide = true)]
     borrow: Switch,
@@ -78,6 +84,7 @@ impl Options {
             lender: Vec::new(),
             pool: pool::Options::default(),
             policies,
+            forbid: Vec::new(),
             borrow: Switch::On,
             except: None,
             security: security::Options::default(),
@@ -226,6 +233,26 @@ enum Switch {
     Off,
 }
 
+/// By the names of mount(8).
+#[derive(Clone, Copy, ValueEnum)]
+enum Forbidden {
+    Ro,
+    Nosuid,
+    Nodev,
+    Noexec,
+}
+
+impl Forbidden {
+    fn flag(self) -> ::mount::MountFlags {
+        match self {
+            Forbidden::Ro => ::mount::MountFlags::RDONLY,
+            Forbidden::Nosuid => ::mount::MountFlags::NOSUID,
+            Forbidden::Nodev => ::mount::MountFlags::NODEV,
+            Forbidden::Noexec => ::mount::MountFlags::NOEXEC,
+        }
+    }
+}
+
 /// `UPPER,LOWER` in microseconds.
 #[derive(Clone, Copy)]
 struct Thresholds(borrower::gate::Thresholds);
@@ -306,6 +333,7 @@ fn serve(mut options: Options, kept: Kept) -> Result<ExitCode> {
             WriteName::Back => mount::WriteMode::Back,
         },
         wide_readahead: options.guests.is_none(),
+        flags: options.forbid.iter().map(|forbidden| forbidden.flag()).collect(),
         threads: options.policies.threads.into(),
         attr_timeout: Duration::from_secs_f64(options.policies.attribute_timeout),
         ..mount::Config::new(options.source.clone(), mountpoint)
@@ -408,7 +436,7 @@ fn serve(mut options: Options, kept: Kept) -> Result<ExitCode> {
             }
         }
     };
-    kept.serve(&message, status, command, stop)?;
+    kept.serve(&message, status, command, Changeable::nothing(), stop)?;
     match &guests {
         Some(guests) => tracing::info!("{message}; guests are listened to at {}", guests.address()),
         None => tracing::info!("{message}, filled on {fill}"),
@@ -418,7 +446,7 @@ fn serve(mut options: Options, kept: Kept) -> Result<ExitCode> {
     if served == mount::Served::Left {
         // The lender takes the end of our connections for the end of the session. What it keeps for a successor is to be arranged here.
         let _ = was_told.recv_timeout(TELL_LIMIT);
-        return Ok(ExitCode::from(keeper::HANDED_OVER));
+        return Ok(ExitCode::from(exit::HANDED_OVER));
     }
     borrower.stop();
     Ok(ExitCode::SUCCESS)

@@ -17,7 +17,12 @@ const END_TIMEOUT_SECONDS: i64 = 10;
 #[derive(clap::Args)]
 pub struct Options {
     /// Where it is mounted.
-    mountpoint: PathBuf,
+    #[arg(required_unless_present = "all")]
+    mountpoint: Option<PathBuf>,
+
+    /// All mounts that this program has made. One that is in use stays, and the others go.
+    #[arg(long, conflicts_with = "mountpoint")]
+    all: bool,
 
     /// Take the mount away now, even if it is in use: programs that have files open keep them, and the daemon ends with the last.
     #[arg(long)]
@@ -30,22 +35,51 @@ const GUESTS_LOOK: Duration = Duration::from_millis(5);
 
 /// Runs the command.
 pub fn run(options: &Options) -> Result<ExitCode> {
-    let given = &options.mountpoint;
+    if let Some(mountpoint) = &options.mountpoint {
+        take_away_and_wait(mountpoint, options.lazy)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    each(|mountpoint| take_away_and_wait(mountpoint, options.lazy))
+}
+
+/// Does something with all mounts that the program at this path has made, also before it was replaced; the innermost first. Says of each why
+/// not, and goes on with the others.
+pub fn each(act: impl Fn(&Path) -> Result<()>) -> Result<ExitCode> {
+    let own = std::env::current_exe().context("cannot find this program")?;
+    let is_own = |status: &Value| {
+        let program = std::fs::read_link(format!("/proc/{}/exe", status["pid"])).unwrap_or_default();
+        let program = program.to_string_lossy();
+        Path::new(program.strip_suffix(" (deleted)").unwrap_or(&program)) == own
+    };
+    let mut statuses: Vec<_> = control::ask_kind("mount").into_iter().filter(is_own).collect();
+    statuses.sort_by_key(|status| std::cmp::Reverse(status["mountpoint"].as_str().map(str::len)));
+    let mut code = ExitCode::SUCCESS;
+    for status in statuses {
+        let Some(mountpoint) = status["mountpoint"].as_str() else { continue };
+        if let Err(error) = act(Path::new(mountpoint)) {
+            eprintln!("pumapool: {}", format!("{error:#}").replace('\n', " "));
+            code = ExitCode::FAILURE;
+        }
+    }
+    Ok(code)
+}
+
+fn take_away_and_wait(given: &Path, lazy: bool) -> Result<()> {
     let (wanted, daemon) = find(given)?;
     let process = daemon.as_ref().and_then(|status| process(&status["pid"]));
     // A host opens an image for the moment in which it deals with what a guest has said.
     let has_guests = daemon.as_ref().is_some_and(|status| !status["guests"].is_null());
     let begun = Instant::now();
-    while let Err(error) = take_away(&wanted, options.lazy) {
+    while let Err(error) = take_away(&wanted, lazy) {
         if !has_guests || begun.elapsed() > GUESTS_WAIT {
             return Err(error);
         }
         std::thread::sleep(GUESTS_LOOK);
     }
-    if let Some(process) = process.filter(|_| !options.lazy) {
+    if let Some(process) = process.filter(|_| !lazy) {
         wait_for_end(&process);
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(())
 }
 
 /// Where the mount is, and its daemon's status.

@@ -2,7 +2,7 @@
 
 use crate::{control, umount};
 use anyhow::{Context, Result, bail};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -13,7 +13,12 @@ const LIMIT: Duration = Duration::from_secs(60);
 #[derive(clap::Args)]
 pub struct Options {
     /// Where it is mounted.
-    mountpoint: PathBuf,
+    #[arg(required_unless_present = "all")]
+    mountpoint: Option<PathBuf>,
+
+    /// All mounts that the program at this path has made, also before it was replaced.
+    #[arg(long, conflicts_with = "mountpoint")]
+    all: bool,
 
     /// The program that is to serve it [default: the one that this command is].
     #[arg(long, value_name = "FILE")]
@@ -30,7 +35,14 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     let Some(program) = binary.to_str().filter(|path| !path.contains('\n')) else {
         bail!("{} is no path that can be passed on; put the program elsewhere", binary.display());
     };
-    let (mountpoint, daemon) = umount::find(&options.mountpoint)?;
+    match &options.mountpoint {
+        Some(mountpoint) => upgrade(mountpoint, program).map(|()| ExitCode::SUCCESS),
+        None => umount::each(|mountpoint| upgrade(mountpoint, program)),
+    }
+}
+
+fn upgrade(mountpoint: &Path, program: &str) -> Result<()> {
+    let (mountpoint, daemon) = umount::find(mountpoint)?;
     let Some(socket) = daemon.as_ref().and_then(|status| status["socket"].as_str()) else {
         bail!("the daemon of {} does not answer; `pumapool status` shows those that do", mountpoint.display());
     };
@@ -42,5 +54,5 @@ pub fn run(options: &Options) -> Result<ExitCode> {
         bail!("the daemon's answer makes no sense; is it of an older version? Unmount and mount again");
     };
     println!("{} is served by process {} now, after a pause of {pause_ms} ms", mountpoint.display(), answer["pid"]);
-    Ok(ExitCode::SUCCESS)
+    Ok(())
 }

@@ -80,6 +80,8 @@ pub enum Message {
     Upgrade(String, Option<OwnedFd>),
     /// To the daemon: end in order, as this signal demands.
     Stop(i32),
+    /// To the daemon: read the configuration again. To the keeper: that was done, and it is good.
+    Reload,
 }
 
 const RELEASE: u32 = 16;
@@ -87,6 +89,7 @@ const ALL_GIVEN: u32 = 32;
 const READY: u32 = 33;
 const UPGRADE: u32 = 34;
 const STOP: u32 = 35;
+const RELOAD: u32 = 36;
 
 /// One end.
 pub struct Channel {
@@ -140,6 +143,7 @@ impl Channel {
             Message::Ready(text) => (READY, 0, text.as_str(), None),
             Message::Upgrade(text, fd) => (UPGRADE, 0, text.as_str(), fd.as_ref().map(AsFd::as_fd)),
             Message::Stop(signal) => (STOP, *signal as u64, "", None),
+            Message::Reload => (RELOAD, 0, "", None),
         };
         self.send_parts(kind, number, text, fd)
     }
@@ -215,6 +219,7 @@ impl Channel {
             (READY, _) => Some(Message::Ready(text())),
             (UPGRADE, fd) => Some(Message::Upgrade(text(), fd)),
             (STOP, _) => Some(Message::Stop(number as i32)),
+            (RELOAD, _) => Some(Message::Reload),
             (kind, Some(fd)) => Held::from_code(kind, number).map(|held| Message::Hold(held, fd)),
             (kind, None) if Held::from_code(kind, number).is_some() => {
                 return Err(io::Error::other("a descriptor to be kept found no room; raise the limit of open files"));

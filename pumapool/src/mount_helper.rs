@@ -1,0 +1,216 @@
+//! `mount -t fuse.pumapool`, and lines of /etc/fstab: mount(8) calls `mount.fuse.pumapool`, a link to this program; or it has `mount.fuse`
+//! call this program by its own name, with a path in front. What it says becomes the command line of `pumapool mount`. No I/O.
+//!
+//! Options by the names of those of `pumapool mount` go there. Generic ones are honoured, mean nothing here, or are refused, if ignoring
+//! them would be wrong.
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::{Arg, Command};
+use std::ffi::OsString;
+use std::path::Path;
+
+/// The names under which this program is the helper.
+const NAMES: [&str; 2] = ["mount.fuse.pumapool", "mount.pumapool"];
+
+/// For mount(8), systemd, or who reads fstab; or what a mount of ours is anyway. Times of access are the business of the file system below.
+const NOTHING_TO_US: [&str; 25] = [
+    "allow_other",
+    "async",
+    "atime",
+    "auto",
+    "comment",
+    "default_permissions",
+    "defaults",
+    "diratime",
+    "group",
+    "helper",
+    "lazytime",
+    "loud",
+    "noatime",
+    "noauto",
+    "nodiratime",
+    "nofail",
+    "nolazytime",
+    "norelatime",
+    "nostrictatime",
+    "nouser",
+    "owner",
+    "relatime",
+    "silent",
+    "user",
+    "users",
+];
+
+/// What would be wrong to ignore, and what to do instead.
+const REFUSED: [(&str, &str); 7] = [
+    ("remount", "unmount it, and mount it again; `mount -i -o remount,ro` makes it read-only while it is in use"),
+    ("sync", "use --write through, which is the default, and fsync"),
+    ("dirsync", "names that change are changed below before the answer; use fsync"),
+    ("strictatime", "times of access are kept by the file system below: mount that one so"),
+    ("mand", "there are no mandatory locks"),
+    ("nosymfollow", "a mount with FUSE cannot forbid it"),
+    ("foreground", "mount(8) would wait for its end; use `pumapool mount`, or systemd's unit"),
+];
+
+/// What may be forbidden, and what permits it again.
+const FLAGS: [(&str, &str); 4] = [("ro", "rw"), ("nosuid", "suid"), ("nodev", "dev"), ("noexec", "exec")];
+
+/// What mount(8) wants.
+#[derive(Debug, PartialEq)]
+pub struct Wanted {
+    /// This command line.
+    pub arguments: Vec<OsString>,
+    /// Only to know whether it would be right (`-f`).
+    pub fake: bool,
+}
+
+/// Whether it is mount(8) that calls, or its `mount.fuse`.
+pub fn is_called(arguments: &[OsString]) -> bool {
+    let name = arguments.first().and_then(|name| Path::new(name).file_name());
+    let is_path = arguments.get(1).and_then(|word| word.to_str()).is_some_and(|word| word.starts_with('/'));
+    is_path || name.is_some_and(|name| NAMES.iter().any(|ours| name == *ours))
+}
+
+/// What it wants. `mount` is the command `pumapool mount`, built.
+pub fn wanted(mount: &Command, arguments: &[OsString]) -> Result<Wanted> {
+    let (mut places, mut options) = (Vec::new(), Vec::new());
+    let (mut fake, mut sloppy) = (false, false);
+    let mut words = arguments.iter().skip(1);
+    while let Some(word) = words.next() {
+        match word.to_str() {
+            Some("-o") => {
+                let list =
+                    words.next().and_then(|list| list.to_str()).context("-o: write options behind it, in UTF-8")?;
+                options.extend(split(list));
+            }
+            Some("-t") => {
+                let kind = words.next().context("-t: write a type behind it")?;
+                let is_ours = kind == "fuse.pumapool" || kind == "pumapool" || kind == "fuse";
+                ensure!(is_ours, "-t {}: this is the helper for fuse.pumapool", kind.display());
+            }
+            Some("-N") => bail!("-N: a mount is made where its daemon runs; enter that namespace with nsenter"),
+            Some(flags) if flags.starts_with('-') && flags.len() > 1 => {
+                for flag in flags.chars().skip(1) {
+                    match flag {
+                        'f' => fake = true,
+                        's' => sloppy = true,
+                        'n' | 'v' => {} // there is no mtab of ours; and nothing more to say
+                        flag => bail!("-{flag}: mount(8) has no such flag for its helpers"),
+                    }
+                }
+            }
+            _ => places.push(word.clone()),
+        }
+    }
+    let usage = "write SOURCE MOUNTPOINT [-sfnv] [-o OPTIONS], as mount(8) does; see `pumapool mount --help`";
+    let [source, mountpoint] = places.try_into().ok().context(usage)?;
+    let mut wanted: Vec<OsString> = ["pumapool", "mount"].map(OsString::from).into();
+    let mut forbidden = [false; FLAGS.len()];
+    for option in options {
+        let (name, value) = option.split_once('=').map_or((option.as_str(), None), |(name, value)| (name, Some(value)));
+        if let Some(flag) = FLAGS.iter().position(|(forbids, permits)| name == *forbids || name == *permits) {
+            forbidden[flag] = name == FLAGS[flag].0;
+        } else if let Some((_, instead)) = REFUSED.iter().find(|(refused, _)| name == *refused) {
+            bail!("-o {name} is not possible: {instead}");
+        } else if let Some(argument) = ours(mount, name) {
+            match (argument.get_action().takes_values(), value) {
+                (true, Some(value)) => wanted.push(format!("--{name}={value}").into()),
+                (true, None) => bail!("-o {name}: write a value behind it, {name}=VALUE"),
+                (false, None) => wanted.push(format!("--{name}").into()),
+                (false, Some(_)) => bail!("-o {name}: it takes no value"),
+            }
+        } else if !NOTHING_TO_US.contains(&name) && !name.starts_with(['_', 'x', 'X']) && !sloppy {
+            bail!("-o {name}: there is no such option; `pumapool mount --help` lists them, without the --");
+        }
+    }
+    wanted.extend(
+        FLAGS.iter().zip(forbidden).filter(|(_, is)| *is).map(|((name, _), _)| format!("--forbid={name}").into()),
+    );
+    wanted.extend(["--".into(), source, mountpoint]);
+    Ok(Wanted { arguments: wanted, fake })
+}
+
+/// The option of `pumapool mount` by that name.
+fn ours<'a>(mount: &'a Command, name: &str) -> Option<&'a Arg> {
+    let not_ours = ["help", "version", "forbid"];
+    let mut all = mount.get_arguments().filter(|argument| !argument.is_hide_set());
+    all.find(|argument| argument.get_long() == Some(name) && !not_ours.contains(&name))
+}
+
+/// Splits at commas, but not between double quotes, which go; a backslash takes a comma, or what else follows, as it is.
+fn split(list: &str) -> Vec<String> {
+    let (mut all, mut one, mut is_quoted) = (Vec::new(), String::new(), false);
+    let mut letters = list.chars();
+    while let Some(letter) = letters.next() {
+        match letter {
+            '"' => is_quoted = !is_quoted,
+            '\\' => one.extend(letters.next()),
+            ',' if !is_quoted => all.push(std::mem::take(&mut one)),
+            letter => one.push(letter),
+        }
+    }
+    all.push(one);
+    all.retain(|option| !option.is_empty());
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    fn asked(line: &str) -> Result<Wanted> {
+        let mut root = crate::Cli::command();
+        root.build();
+        let arguments: Vec<OsString> = line.split(' ').map(OsString::from).collect();
+        assert!(is_called(&arguments), "{line}");
+        wanted(root.find_subcommand("mount").unwrap(), &arguments)
+    }
+
+    #[test]
+    fn what_mount_says_becomes_a_command_line() {
+        for (line, expected) in [
+            ("/sbin/mount.fuse.pumapool /srv /mnt -o rw", "pumapool mount -- /srv /mnt"),
+            ("mount.pumapool /srv /mnt", "pumapool mount -- /srv /mnt"),
+            (
+                "pumapool /srv /mnt -o rw,lender=a:1,lender=unix:/b,key=/k,trust-network,_netdev,x-systemd.automount,nofail",
+                "pumapool mount --lender=a:1 --lender=unix:/b --key=/k --trust-network -- /srv /mnt",
+            ),
+            (
+                "mount.fuse.pumapool /srv /mnt -n -o ro,nosuid,nodev -v -t fuse.pumapool -o dev,config=/c.toml,log=debug",
+                "pumapool mount --config=/c.toml --log=debug --forbid=ro --forbid=nosuid -- /srv /mnt",
+            ),
+            (
+                "mount.fuse.pumapool /srv /mnt -o gate-short=\"40000,1500\",gate-long=1500\\,1000,defaults",
+                "pumapool mount --gate-short=40000,1500 --gate-long=1500,1000 -- /srv /mnt",
+            ),
+            ("mount.fuse.pumapool /srv /mnt -s -o nonsense,threads=4", "pumapool mount --threads=4 -- /srv /mnt"),
+        ] {
+            let wanted = asked(line).unwrap();
+            let arguments: Vec<_> = wanted.arguments.iter().map(|word| word.to_str().unwrap()).collect();
+            assert_eq!((arguments.join(" ").as_str(), wanted.fake), (expected, false), "{line}");
+        }
+        assert!(asked("mount.fuse.pumapool /srv /mnt -fv").unwrap().fake);
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused_by_name() {
+        for (line, problem) in [
+            ("mount.fuse.pumapool /srv /mnt -o rw,nonsense=1", "-o nonsense: there is no such option"),
+            ("mount.fuse.pumapool /srv /mnt -o remount,ro", "-o remount is not possible"),
+            ("mount.fuse.pumapool /srv /mnt -o sync", "-o sync is not possible"),
+            ("mount.fuse.pumapool /srv /mnt -o foreground", "-o foreground is not possible"),
+            ("mount.fuse.pumapool /srv /mnt -o lender", "-o lender: write a value"),
+            ("mount.fuse.pumapool /srv /mnt -o trust-network=1", "-o trust-network: it takes no value"),
+            ("mount.fuse.pumapool /srv /mnt -o borrow=off", "-o borrow: there is no such option"),
+            ("mount.fuse.pumapool /srv /mnt -N /proc/1/ns/mnt", "-N: "),
+            ("mount.fuse.pumapool /srv /mnt -t nfs", "-t nfs: "),
+            ("mount.fuse.pumapool /srv /mnt -q", "-q: "),
+            ("mount.fuse.pumapool /srv", "write SOURCE MOUNTPOINT"),
+        ] {
+            let error = format!("{:#}", asked(line).unwrap_err());
+            assert!(error.starts_with(problem) && !error.contains('\n'), "{line}: {error}");
+        }
+        assert!(!is_called(&["pumapool".into(), "mount".into(), "/srv".into()]));
+    }
+}

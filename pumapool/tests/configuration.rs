@@ -1,0 +1,215 @@
+//! Configuration files of real daemons: that they are read, also again on SIGHUP, and what becomes of them when they are broken.
+
+mod setup;
+
+use rustix::process::Signal;
+use serde_json::Value;
+use setup::{PATIENCE, PUMAPOOL, can_run, key_file, pumapool, write_pages};
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use testbed::{Process, Scratch, ask_daemon, wait_until};
+
+/// A daemon with a configuration, in the foreground and without a terminal, as under systemd.
+struct Configured {
+    process: Process,
+    kind: &'static str,
+    file: PathBuf,
+    log: PathBuf,
+}
+
+impl Configured {
+    fn start(kind: &'static str, scratch: &Path, text: &str, arguments: &[&str]) -> Configured {
+        let (file, log) = (scratch.join(format!("{kind}.toml")), scratch.join(format!("{kind}.log")));
+        fs::write(&file, text).unwrap();
+        let mut command = Command::new(PUMAPOOL);
+        command.arg(kind).arg("--config").arg(&file).args(arguments);
+        command.stdin(Stdio::null()).stderr(File::create(&log).unwrap());
+        let mut process = Process::spawn(command, &[]).unwrap();
+        let ready = process.wait_for_line("READY", PATIENCE);
+        assert!(ready.is_ok(), "{ready:?}: {}", fs::read_to_string(&log).unwrap());
+        Configured { process, kind, file, log }
+    }
+
+    fn status(&self) -> Value {
+        ask_daemon(self.kind, self.process.pid(), PATIENCE).unwrap()
+    }
+
+    /// Replaces the configuration, as editors do, and says so. Waits for the line in the log.
+    fn reload(&mut self, text: &str, expected: &str) {
+        let new = self.file.with_extension("new");
+        fs::write(&new, text).unwrap();
+        fs::rename(new, &self.file).unwrap();
+        self.process.signal(Signal::HUP).unwrap();
+        self.wait_for(expected);
+    }
+
+    fn log(&self) -> String {
+        fs::read_to_string(&self.log).unwrap()
+    }
+
+    fn wait_for(&self, expected: &str) {
+        assert!(wait_until(PATIENCE, || self.log().contains(expected)), "no {expected:?} in {}", self.log());
+    }
+}
+
+#[test]
+fn a_lender_takes_over_what_can_change() {
+    let scratch = Scratch::new("a_lender_takes_over_what_can_change").unwrap();
+    let listen = format!("unix:{}", scratch.path().join("sock").display());
+    let text = |more: &str| {
+        format!(
+            "command = \"lend\"\nlisten = \"{listen}\"\nforeground = true\ncapacity = \"16MiB\"\nkey = \"{}\"\n{more}",
+            key_file()
+        )
+    };
+    let mut lender = Configured::start(
+        "lend",
+        scratch.path(),
+        &text("reserve = \"64MiB\"\nrate = \"8MiB\""),
+        &["--reserve", "32MiB"],
+    );
+    let status = lender.status();
+    // The command line overrides the file.
+    assert_eq!(
+        (&status["lender"]["reserve_bytes"], &status["lender"]["rate_bytes"]),
+        (&(32 << 20).into(), &(8 << 20).into())
+    );
+
+    lender.reload(&text("rate = \"9MiB\"\nlog = \"debug\"\ncpu = 50"), "log is debug now");
+    let status = lender.status();
+    assert_eq!(
+        (&status["lender"]["rate_bytes"], &status["lender"]["cpu_percent"]),
+        (&(9 << 20).into(), &50.into()),
+        "{status}"
+    );
+    // And no limit is one that can be chosen, too.
+    lender.reload(&text("log = \"info\""), "log is info now");
+    let status = lender.status();
+    assert!(status["lender"]["rate_bytes"].is_null() && status["lender"]["cpu_percent"].is_null(), "{status}");
+    assert_eq!(status["lender"]["reserve_bytes"], 32 << 20);
+
+    // What cannot change says so by name, and what is broken changes nothing.
+    lender.reload(&text("grace = 5"), "grace cannot change while this runs: it stays 30");
+    lender.reload(&text("rate = \"10MiB\"\nrat = 1"), "lend.toml:7: rat: there is no such option");
+    assert!(lender.status()["lender"]["rate_bytes"].is_null());
+    fs::remove_file(&lender.file).unwrap();
+    lender.process.signal(Signal::HUP).unwrap();
+    lender.wait_for("cannot read the configuration");
+    lender.reload(&text("rate = \"12MiB\""), "rate is 12582912 now".replace("12582912", "12MiB").as_str());
+    assert_eq!(lender.status()["lender"]["rate_bytes"], 12 << 20);
+}
+
+#[test]
+fn a_mount_and_those_that_take_it_over_have_the_configuration() {
+    let test = "a_mount_and_those_that_take_it_over_have_the_configuration";
+    if !can_run(test) {
+        return;
+    }
+    let scratch = Scratch::new(test).unwrap();
+    let (source, at) = (scratch.directory("source").unwrap(), scratch.directory("mount").unwrap());
+    let bytes = write_pages(&source.join("file"), 8, 1);
+    let text = |more: &str| format!("source = \"{}\"\nmountpoint = \"{}\"\n{more}", source.display(), at.display());
+    let mut mount =
+        Configured::start("mount", scratch.path(), &text("strategy = \"non-inclusive\"\n"), &["--foreground"]);
+    let takeovers = |mount: &Configured| mount.status()["mount"]["takeovers"].as_u64().unwrap();
+    let kill_daemon = |mount: &Configured| {
+        let before = takeovers(mount);
+        setup::kill(mount.status()["daemon_pid"].as_u64().unwrap() as u32);
+        assert!(wait_until(PATIENCE, || ask_daemon("mount", mount.process.pid(), PATIENCE)
+            .is_ok_and(|status| status["mount"]["takeovers"].as_u64() > Some(before))));
+    };
+    assert!(fs::read(at.join("file")).unwrap() == bytes);
+    // The log level of the daemon, and then of its successor.
+    mount.reload(&text("strategy = \"non-inclusive\"\nlog = \"debug\"\n"), "log is debug now");
+    // Broken from here on: it goes on, and so does the one that takes over.
+    mount.reload(
+        &text("strategy = \"none\"\n"),
+        "mount.toml:3: strategy: \"none\": write one of exclusive, non-inclusive",
+    );
+    kill_daemon(&mount);
+    assert!(fs::read(at.join("file")).unwrap() == bytes);
+    assert_eq!(mount.status()["strategy"], "non-inclusive");
+    let output = pumapool(&["upgrade", at.to_str().unwrap()]);
+    assert!(output.status.success(), "{output:?}");
+    assert!(fs::read(at.join("file")).unwrap() == bytes);
+    setup::umount(at.to_str().unwrap());
+    assert!(mount.process.wait(PATIENCE).unwrap().is_some_and(|status| status.success()));
+}
+
+#[test]
+fn in_the_background_and_without_a_configuration() {
+    let scratch = Scratch::new("in_the_background").unwrap();
+    let (file, log) = (scratch.path().join("lend.toml"), scratch.path().join("log"));
+    let socket = scratch.path().join("sock");
+    let text =
+        format!("listen = \"unix:{}\"\nlog-file = \"{}\"\ncapacity = \"4MiB\"\n", socket.display(), log.display());
+    fs::write(&file, &text).unwrap();
+    // A relative path, of which the daemon leaves the folder.
+    let started =
+        Command::new(PUMAPOOL).args(["lend", "--config", "lend.toml"]).current_dir(scratch.path()).output().unwrap();
+    assert!(started.status.success(), "{started:?}");
+    let all: Value = serde_json::from_slice(&pumapool(&["status", "--json"]).stdout).unwrap();
+    let ours = format!("unix:{}", socket.display());
+    let lender = all["lenders"].as_array().unwrap().iter().find(|lender| lender["listen"] == ours.as_str()).unwrap();
+    let pid = rustix::process::Pid::from_raw(lender["pid"].as_i64().unwrap() as i32).unwrap();
+    fs::write(&file, format!("{text}rate = \"8MiB\"\n")).unwrap();
+    rustix::process::kill_process(pid, Signal::HUP).unwrap();
+    let read = |text: &str| wait_until(PATIENCE, || fs::read_to_string(&log).unwrap_or_default().contains(text));
+    let changed = read("rate is 8MiB now");
+    rustix::process::kill_process(pid, Signal::TERM).unwrap();
+    assert!(changed && wait_until(PATIENCE, || !socket.exists()), "{}", fs::read_to_string(&log).unwrap());
+
+    // Without one, SIGHUP means nothing.
+    let mut command = Command::new(PUMAPOOL);
+    command.args(["lend", "--foreground", "--capacity", "4MiB", "--listen", &ours]);
+    let log = File::create(scratch.path().join("second")).unwrap();
+    let mut lender = Process::spawn(
+        {
+            command.stdin(Stdio::null()).stderr(log);
+            command
+        },
+        &[],
+    )
+    .unwrap();
+    lender.wait_for_line("READY", PATIENCE).unwrap();
+    lender.signal(Signal::HUP).unwrap();
+    let said = || fs::read_to_string(scratch.path().join("second")).unwrap();
+    assert!(wait_until(PATIENCE, || said().contains("there is no configuration to read again")), "{}", said());
+    assert!(ask_daemon("lend", lender.pid(), PATIENCE).is_ok());
+}
+
+#[test]
+fn a_file_is_checked() {
+    let scratch = Scratch::new("a_file_is_checked").unwrap();
+    let file = scratch.path().join("some.toml");
+    let path = file.to_str().unwrap();
+    let check = |text: &str, more: &[&str]| {
+        fs::write(&file, text).unwrap();
+        let output = pumapool(&[&["config", "check", path], more].concat());
+        let said = String::from_utf8([output.stdout, output.stderr].concat()).unwrap();
+        assert_eq!(said.lines().count(), 1, "{said}");
+        (output.status.code(), said)
+    };
+    assert_eq!(check("command = \"lend\"\nlisten = \"unix:/x\"", &[]).0, Some(0));
+    assert_eq!(check("listen = \"unix:/x\"", &["--command", "lend"]).0, Some(0));
+    assert_eq!(check("fs = \"/\"\nto = \"vsock:2:7\"", &["--command", "host-cache guest"]).0, Some(0));
+    for (text, more, problem) in [
+        ("listen = \"unix:/x\"", &[][..], "say what it is for"),
+        ("command = \"lend\"\ncapacity = \"1GiB\"", &[], "--listen <ADDR>"),
+        ("command = \"lend\"\nlisten = \"unix:/x\"\ngossip = \"1.2.3.4:5\"", &[], "--pool <SEED_ADDR>"),
+        ("command = \"lend\"\nlisten = 7", &[], "some.toml:2: listen: "),
+        ("command = \"status\"\n", &[], "is no daemon"),
+        ("command = \"lent\"\n", &[], "lent"),
+        ("\u{0}", &["--command", "lend"], "some.toml:1: "),
+    ] {
+        let (code, said) = check(text, more);
+        assert!(code == Some(1) && said.contains(problem), "{text:?}: {said}");
+    }
+    fs::write(&file, "# x\n".repeat(20_000)).unwrap();
+    let output = pumapool(&["lend", "--config", path]);
+    assert!(
+        output.status.code() == Some(1) && String::from_utf8_lossy(&output.stderr).contains("is longer than"),
+        "{output:?}"
+    );
+}

@@ -1,0 +1,77 @@
+//! The real mount(8) and umount(8), which call `mount.fuse.pumapool`: in a namespace of their own, where that is a link to this program.
+
+mod setup;
+
+use setup::{PATIENCE, PUMAPOOL, can_run, key_file, mounts, write_pages};
+use std::fs;
+use std::process::{Command, Output};
+use testbed::{Scratch, wait_until};
+
+/// Has a shell run it where `/usr/sbin` has nothing but the link, and what is mounted is seen by nobody else.
+fn privately(script: &str) -> Output {
+    let link = format!("mount -t tmpfs none /usr/sbin && ln -s {PUMAPOOL} /usr/sbin/mount.fuse.pumapool");
+    let script = format!("set -e; {link}; {script}");
+    Command::new("unshare").args(["--mount", "sh", "-c", &script]).output().unwrap()
+}
+
+#[test]
+fn mount_and_fstab_mount_and_umount_ends_the_daemon() {
+    let test = "mount_and_fstab_mount_and_umount_ends_the_daemon";
+    if !can_run(test) {
+        return;
+    }
+    let scratch = Scratch::new(test).unwrap();
+    let (source, at) = (scratch.directory("source dir").unwrap(), scratch.directory("mount").unwrap());
+    write_pages(&source.join("file"), 8, 1);
+    let fstab = scratch.path().join("fstab");
+    let (from, to, tab) = (source.to_str().unwrap(), at.to_str().unwrap(), fstab.to_str().unwrap());
+    let line = |options: &str| format!("{} {to} fuse.pumapool {options} 0 0\n", from.replace(' ', "\\040"));
+    let lender = format!("lender=unix:{},key={}", scratch.path().join("nobody").display(), key_file());
+    let is_gone = || wait_until(PATIENCE, || mounts().iter().all(|mount| mount["mountpoint"] != to));
+    let run = |script: &str, expected: &[&str]| {
+        let output = privately(script);
+        // Whatever it left is detached with its namespace, and ends.
+        assert!(is_gone(), "{script}: a daemon is left");
+        let said = String::from_utf8([output.stdout.clone(), output.stderr.clone()].concat()).unwrap();
+        assert!(output.status.success() && expected.iter().all(|text| said.contains(text)), "{script}: {output:?}");
+    };
+    // Once it is unmounted, the daemon goes within the time that it takes to look.
+    let ends = format!(
+        "umount {to}; for n in $(seq 1200); do {PUMAPOOL} status --json | grep -q '\"mountpoint\":\"{to}\"' || exit 0; sleep 0.1; done; exit 1"
+    );
+    run(
+        &format!(
+            "mount -t fuse.pumapool -o {lender},threads=4,nosuid,_netdev,x-systemd.automount '{from}' {to}; cmp '{from}/file' {to}/file; findmnt -no FSTYPE,OPTIONS {to}; {ends}"
+        ),
+        &["fuse.pumapool", "nosuid"],
+    );
+    fs::write(&fstab, line(&format!("{lender},ro,noauto,nofail"))).unwrap();
+    run(
+        &format!(
+            "mount -T {tab} {to}; cmp '{from}/file' {to}/file; ! touch {to}/new 2>&1; findmnt -no OPTIONS {to}; {ends}"
+        ),
+        &["ro,", "Read-only file system"],
+    );
+    assert!(!source.join("new").exists());
+    let config = scratch.path().join("mount.toml");
+    fs::write(&config, "command = \"mount\"\nstrategy = \"non-inclusive\"\nfill = \"read\"\ntrust-network = true\n")
+        .unwrap();
+    fs::write(&fstab, line(&format!("config={},lender=127.0.0.1:9", config.display()))).unwrap();
+    run(&format!("mount -a -T {tab}; {PUMAPOOL} status; {ends}"), &["non-inclusive"]);
+    // -f only looks whether the options are right.
+    run(&format!("mount -f -t fuse.pumapool -o {lender} '{from}' {to}; ! findmnt {to}"), &[]);
+
+    for (options, problem) in [
+        ("nonsense=1", "-o nonsense: there is no such option"),
+        ("sync", "-o sync is not possible"),
+        ("threads=0", "0 is not in 1..=256"),
+        ("key=/nonexistent", "/nonexistent"),
+    ] {
+        let output = privately(&format!("exec mount -t fuse.pumapool -o {options} '{from}' {to}"));
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success() && said.contains(problem), "{options}: {output:?}");
+        assert!(is_gone());
+    }
+    let output = privately(&format!("exec mount -t fuse.pumapool -o {lender} /nonexistent {to}"));
+    assert_eq!(output.status.code(), Some(32), "{output:?}");
+}
