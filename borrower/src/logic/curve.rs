@@ -51,8 +51,12 @@ impl Curve {
     pub fn missed(&self, file: FileKey, range: PageRange) {
         let threshold = self.threshold.load(Ordering::Relaxed);
         let keys = (range.first..range.end).map(|index| Key::new(file.0.into(), index));
-        for key in keys.filter(|key| key.is_below(threshold)) {
-            self.victims.lock().missed(key);
+        let mut sampled = keys.filter(|key| key.is_below(threshold)).peekable();
+        if sampled.peek().is_some() {
+            let mut victims = self.victims.lock();
+            for key in sampled {
+                victims.missed(key);
+            }
         }
     }
 

@@ -33,7 +33,7 @@ pub(super) fn read_us(files: &[PathBuf]) -> Option<f64> {
 }
 
 /// Of at least a few.
-pub(super) fn median(times: &mut [f64]) -> Option<f64> {
+fn median(times: &mut [f64]) -> Option<f64> {
     const MIN: usize = 8;
     if times.len() < MIN {
         return None;

@@ -1,6 +1,5 @@
 //! What the watch has seen, as it adds up: the curves, and what the mount would make of the same reads. Without clocks and I/O.
 
-use super::disk::median;
 use borrower::logic::streams::Streams;
 use mrc::{Key, Lru, Victims};
 use page::{PAGE_SIZE, PageRange};
@@ -11,8 +10,8 @@ use tap::{Seen, SeenKind};
 const FILES_MAX: usize = 16_384;
 /// Pages that are added in a row and make one READ: as much as the kernel asks a mount for at once.
 const READ_PAGES_MAX: u64 = 256;
-/// Waits that are kept; of more, later ones take the place of earlier ones.
-const WAITS_MAX: usize = 4096;
+/// Waits from which on their mean says something.
+const WAITS_MIN: u32 = 32;
 
 /// Pages.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -58,8 +57,8 @@ pub(super) struct Observed {
     run: Option<Run>,
     /// Sampled pages that were read in streams: their eviction sends nothing.
     sequential: BTreeSet<Key>,
-    waits_us: Vec<f64>,
-    waits: usize,
+    waits_us: f64,
+    waits: u32,
     read_all: Option<u64>,
 }
 
@@ -72,7 +71,7 @@ impl Default for Observed {
             streams: HashMap::new(),
             run: None,
             sequential: BTreeSet::new(),
-            waits_us: Vec::new(),
+            waits_us: 0.0,
             waits: 0,
             read_all: None,
         }
@@ -147,9 +146,10 @@ impl Observed {
         Counts { read: self.read_all.map_or(self.counts.read, |pages| pages as f64), ..self.counts }
     }
 
-    /// What programs waited for a page that was missed, beside streams: the median in microseconds.
+    /// What programs waited for a page that was missed, beside streams, in microseconds: the mean, as it is what makes up the time that they lose. A
+    /// disk that is held back now and then is fast in the median.
     pub(super) fn wait_us(&self) -> Option<f64> {
-        median(&mut self.waits_us.clone())
+        (self.waits >= WAITS_MIN).then(|| self.waits_us / f64::from(self.waits))
     }
 
     fn add(&mut self, file: u64, added: PageRange) {
@@ -195,12 +195,8 @@ impl Observed {
             }
         }
         if let Some(us) = wait_us.filter(|_| !is_sequential) {
-            if self.waits_us.len() < WAITS_MAX {
-                self.waits_us.push(us);
-            } else {
-                self.waits_us[self.waits % WAITS_MAX] = us;
-            }
-            self.waits += 1;
+            self.waits_us += us;
+            self.waits = self.waits.saturating_add(1);
         }
     }
 }
@@ -226,7 +222,7 @@ mod tests {
         ]);
         let counts = observed.counts();
         assert_eq!((counts.missed, counts.written, counts.read), (1, 1, 1.0));
-        assert_eq!((observed.waits_us.clone(), observed.wait_us()), (vec![300.0], None));
+        assert_eq!((observed.waits_us, observed.waits, observed.wait_us()), (300.0, 1, None));
     }
 
     #[test]

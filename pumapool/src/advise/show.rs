@@ -36,7 +36,7 @@ fn write_all(out: &mut String, found: &Findings, paths: &str, colours: bool) -> 
     writeln!(out, "  read          {}, of which the page cache had {had}", pages(found.read_pages))?;
     writeln!(
         out,
-        "  missed        {}, of which {} in sequential streams (left to the disk)",
+        "  missed        {}, of which {} in long streams (left to the disk)",
         pages(found.missed_pages),
         share(found.sequential_pages, found.missed_pages),
     )?;
@@ -45,9 +45,9 @@ fn write_all(out: &mut String, found: &Findings, paths: &str, colours: bool) -> 
     }
     writeln!(out, "  evicted       {} that have not come back", size::display(found.evicted_bytes))?;
     let disk = match (found.disk_us, found.disk_is_waited) {
-        (Some(us), true) => format!("{us:.0} µs a read, as programs waited (median)"),
+        (Some(us), true) => format!("{us:.0} µs a read, as programs waited on average"),
         (Some(us), false) => format!("{us:.0} µs a read, tried past the page cache (median)"),
-        (None, _) => "not known: too few reads waited for it, and it cannot be read past the page cache".to_owned(),
+        (None, _) => "not known: few reads waited for it, and it takes no O_DIRECT".to_owned(),
     };
     writeln!(out, "  disk          {disk}")?;
     let pool =
@@ -61,7 +61,7 @@ fn write_all(out: &mut String, found: &Findings, paths: &str, colours: bool) -> 
         writeln!(out, "  {} records were lost, as they came too fast: the figures are too low.", found.lost_records)?;
     }
     if found.missed_pages > 0 {
-        writeln!(out, "\n  pool          misses answered   disk reads saved   a miss takes   waiting saved")?;
+        writeln!(out, "\n  pool        misses answered   disk reads saved   a miss takes   waiting saved")?;
         for size in &found.sizes {
             write_size(out, size)?;
         }
@@ -93,7 +93,7 @@ fn write_size(out: &mut String, size: &Size) -> std::fmt::Result {
     let saved = format!("{:.0}/s", size.saved_pages_per_s);
     let takes = size.miss_us.map_or_else(|| "–".to_owned(), |us| format!("{us:.0} µs"));
     let waiting = size.saved_s_per_s.map_or_else(|| "–".to_owned(), |seconds| format!("{seconds:.2} s/s"));
-    writeln!(out, "  {:<13} {answered:>15}   {saved:>16}   {takes:>12}   {waiting:>13}", size::display(size.bytes))
+    writeln!(out, "  {:<11} {answered:>15}   {saved:>16}   {takes:>12}   {waiting:>13}", size::display(size.bytes))
 }
 
 /// The share of the misses that pools would answer, by their size.

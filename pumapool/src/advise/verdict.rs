@@ -38,7 +38,7 @@ const CURVE_LEAST_BYTES: f64 = (1u64 << 20) as f64;
 /// What the disk takes for a read.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Disk {
-    /// Median, in microseconds.
+    /// In microseconds.
     pub us: f64,
     /// Whether that is what programs waited; else it was tried with reads of existing files.
     pub is_waited: bool,
