@@ -10,6 +10,8 @@ use tap::{Seen, SeenKind};
 const FILES_MAX: usize = 16_384;
 /// Pages that are added in a row and make one READ: as much as the kernel asks a mount for at once.
 const READ_PAGES_MAX: u64 = 256;
+/// Reads that are waited for at once, beside streams. Beyond, what they wait is not counted.
+const WAITING_MAX: usize = 4096;
 /// Waits from which on their mean says something.
 const WAITS_MIN: u32 = 32;
 
@@ -57,6 +59,8 @@ pub(super) struct Observed {
     run: Option<Run>,
     /// Sampled pages that were read in streams: their eviction sends nothing.
     sequential: BTreeSet<Key>,
+    /// First pages of runs that are over, and may be waited for still.
+    waiting: HashSet<(u64, u64)>,
     waits_us: f64,
     waits: u32,
     read_all: Option<u64>,
@@ -71,6 +75,7 @@ impl Default for Observed {
             streams: HashMap::new(),
             run: None,
             sequential: BTreeSet::new(),
+            waiting: HashSet::new(),
             waits_us: 0.0,
             waits: 0,
             read_all: None,
@@ -120,6 +125,8 @@ impl Observed {
                     let is_first = |run: &&mut Run| run.file == name && run.range.first == seen.index;
                     if let Some(run) = self.run.as_mut().filter(|run| is_first(run)) {
                         run.wait_us = Some(time.as_secs_f64() * 1e6);
+                    } else if self.waiting.remove(&(name, seen.index)) {
+                        self.wait(time.as_secs_f64() * 1e6);
                     }
                 }
                 SeenKind::Written => {}
@@ -194,10 +201,22 @@ impl Observed {
                 self.sequential.remove(&key);
             }
         }
-        if let Some(us) = wait_us.filter(|_| !is_sequential) {
-            self.waits_us += us;
-            self.waits = self.waits.saturating_add(1);
+        match wait_us {
+            _ if is_sequential => {}
+            Some(us) => self.wait(us),
+            None => {
+                // Some nobody waits for: read-ahead that was asked for, reads that failed.
+                if self.waiting.len() >= WAITING_MAX {
+                    self.waiting.clear();
+                }
+                self.waiting.insert((file, range.first));
+            }
         }
+    }
+
+    fn wait(&mut self, us: f64) {
+        self.waits_us += us;
+        self.waits = self.waits.saturating_add(1);
     }
 }
 
@@ -223,6 +242,10 @@ mod tests {
         let counts = observed.counts();
         assert_eq!((counts.missed, counts.written, counts.read), (1, 1, 1.0));
         assert_eq!((observed.waits_us, observed.waits, observed.wait_us()), (300.0, 1, None));
+        // Who waits for long is heard of later, and after others.
+        observed.note(&[seen(SeenKind::Added, 5000, 1), seen(SeenKind::Added, 7000, 1)]);
+        observed.note(&[seen(SeenKind::Waited(Duration::from_micros(100)), 5000, 1)]);
+        assert_eq!((observed.waits_us, observed.waits), (400.0, 2));
     }
 
     #[test]
