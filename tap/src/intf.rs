@@ -161,6 +161,7 @@ pub(crate) fn parse_seen(bytes: &[u8]) -> Option<Seen> {
         4 => SeenKind::Read,
         5 => SeenKind::Written,
         6 => SeenKind::Waited(Duration::from_nanos(word(bytes, 4)?)),
+        7 => SeenKind::Mapped,
         _ => return None,
     };
     Some(Seen { kind, device, inode: word(bytes, 1)?, index: word(bytes, 2)?, pages: word(bytes, 3)? as u32 })
@@ -170,15 +171,14 @@ pub(crate) fn parse_seen(bytes: &[u8]) -> Option<Seen> {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct WatchTotals {
     pub(crate) read_pages: u64,
-    pub(crate) mapped_pages: u64,
     pub(crate) ring_full: u64,
 }
 
 impl WatchTotals {
     /// As [`TapCounters::add`].
     pub(crate) fn add(&mut self, bytes: &[u8]) -> Option<()> {
-        let WatchTotals { read_pages, mapped_pages, ring_full } = self;
-        for (nth, counter) in [read_pages, mapped_pages, ring_full].into_iter().enumerate() {
+        let WatchTotals { read_pages, ring_full } = self;
+        for (nth, counter) in [read_pages, ring_full].into_iter().enumerate() {
             *counter = counter.saturating_add(word(bytes, nth)?);
         }
         Some(())

@@ -30,6 +30,8 @@ pub enum SeenKind {
     Written,
     /// What was added just before by the same task could be read after so long.
     Waited(Duration),
+    /// They were mapped as they were cached, around one that a program touched.
+    Mapped,
 }
 
 /// A record.
@@ -52,8 +54,6 @@ pub struct Seen {
 pub struct WatchCounters {
     /// Pages that programs read, sampled or not.
     pub read_pages: u64,
-    /// Pages that were mapped as they were cached, around one that was touched.
-    pub mapped_pages: u64,
     /// Records lost because the ring was full.
     pub ring_full: u64,
 }
@@ -158,7 +158,7 @@ impl Watch {
                 let _ = sum.add(cpu);
             }
         }
-        let WatchTotals { read_pages, mapped_pages, ring_full } = sum;
-        WatchCounters { read_pages, mapped_pages, ring_full }
+        let WatchTotals { read_pages, ring_full } = sum;
+        WatchCounters { read_pages, ring_full }
     }
 }

@@ -26,6 +26,8 @@ pub(super) struct Counts {
     pub streamed: u64,
     /// Added to be written.
     pub written: u64,
+    /// Mapped as they were cached.
+    pub mapped: u64,
 }
 
 impl Counts {
@@ -129,6 +131,7 @@ impl Observed {
                         self.wait(time.as_secs_f64() * 1e6);
                     }
                 }
+                SeenKind::Mapped => self.counts.mapped += range.end - range.first,
                 SeenKind::Written => {}
             }
         }

@@ -49,7 +49,7 @@ pub(super) fn draw(found: &Findings) -> String {
     line(&mut svg, &lru, LRU);
     line(&mut svg, &pool, POOL);
     drawing::text(&mut svg, LEFT, 52.0, 12.0, POOL, "start", true, "misses answered, by the size of the pool");
-    let other = "all reads answered, by an LRU cache of that size in all";
+    let other = "all reads, by an LRU cache of that size";
     drawing::text(&mut svg, RIGHT, 52.0, 12.0, LRU, "end", true, other);
     let disk = found.disk_us.map_or_else(|| "not known".to_owned(), |us| format!("{us:.0} µs"));
     let below = format!(

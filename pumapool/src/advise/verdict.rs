@@ -186,7 +186,7 @@ impl Findings {
             missed_pages: counts.missed,
             sequential_pages: counts.streamed,
             written_pages: counts.written,
-            mapped_pages: counters.mapped_pages,
+            mapped_pages: counts.mapped,
             lost_records: counters.ring_full,
             page_cache_hit_ratio: (counts.read > 0.0).then(|| (1.0 - counts.missed as f64 / counts.read).max(0.0)),
             evicted_bytes,
@@ -229,8 +229,9 @@ impl Findings {
             ));
         }
         if let Some(us) = self.disk_us.filter(|us| *us < self.pool_us * AS_FAST) {
+            let assumed = if self.pool_is_measured { "" } else { " (assumed)" };
             return do_not(format!(
-                "the disk is as fast as the network: {us:.0} µs a read, beside {:.0} µs a page",
+                "the disk is as fast as the network: {us:.0} µs a read, beside {:.0} µs a page{assumed}",
                 self.pool_us
             ));
         }

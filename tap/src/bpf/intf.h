@@ -80,6 +80,7 @@ enum watch_kind {
 	WATCH_READ,	   /* a program reads a sampled page */
 	WATCH_WRITTEN,     /* what was added last by this task was added to be written */
 	WATCH_WAITED,      /* what was added last by this task was there after so many nanoseconds */
+	WATCH_MAPPED,      /* pages were mapped as they were cached, around one that a program touched */
 };
 
 /* One record of the watch's ring. */
@@ -95,9 +96,8 @@ struct watch_event {
 
 /* Counts since it was attached; one such struct per CPU. */
 struct watch_counters {
-	u64 read_pages;   /* pages that programs read, sampled or not; a page once a call */
-	u64 mapped_pages; /* pages that were mapped for a program that touched one of them */
-	u64 ring_full;    /* records lost */
+	u64 read_pages; /* pages that programs read, sampled or not; a page once a call */
+	u64 ring_full;  /* records lost */
 };
 
 /* Files of one page each, all on one file system, that the calibration uses. */
@@ -131,7 +131,7 @@ _Static_assert(sizeof(struct tap_counters) == 40, "tap_counters");
 _Static_assert(sizeof(struct watch_config) == 32, "watch_config");
 _Static_assert(sizeof(struct watch_shared) == 16, "watch_shared");
 _Static_assert(sizeof(struct watch_event) == 40, "watch_event");
-_Static_assert(sizeof(struct watch_counters) == 24, "watch_counters");
+_Static_assert(sizeof(struct watch_counters) == 16, "watch_counters");
 _Static_assert(sizeof(struct calibrate_config) == 40, "calibrate_config");
 _Static_assert(sizeof(struct calibrate_sighting) == 16, "calibrate_sighting");
 _Static_assert(sizeof(struct calibrate_peek) == 16 + TAP_PAGE_SIZE, "calibrate_peek");

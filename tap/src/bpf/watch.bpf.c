@@ -324,10 +324,10 @@ SEC("raw_tp/mm_filemap_map_pages")
 int mapped(u64 *arguments)
 {
 	struct inode *inode = BPF_CORE_READ((struct address_space *)arguments[0], host);
-	struct watch_counters *counters = mine();
+	u32 device = watched(inode);
 
-	if (counters && watched(inode))
-		counters->mapped_pages += arguments[2] - arguments[1] + 1;
+	if (device && arguments[1] <= arguments[2])
+		tell(WATCH_MAPPED, device, BPF_CORE_READ(inode, i_ino), arguments[1], arguments[2] - arguments[1] + 1, 0);
 	return 0;
 }
 

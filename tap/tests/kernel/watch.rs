@@ -76,6 +76,18 @@ fn reads_writes_and_evictions_are_told_apart() {
         let seen = take(&mut watch);
         assert_eq!(count(&seen, |kind| kind == SeenKind::Read), 2 * PAGES, "{source:?}");
 
+        // What is mapped is seen as it is touched for the first time.
+        let length = PAGES as usize * PAGE_SIZE;
+        let flags = rustix::mm::MapFlags::SHARED;
+        // SAFETY: a new mapping of a file that has that length, read and unmapped before anything shortens it.
+        unsafe {
+            let map = rustix::mm::mmap(std::ptr::null_mut(), length, rustix::mm::ProtFlags::READ, flags, &file.file, 0);
+            let map = map.unwrap();
+            map.cast::<u8>().read_volatile();
+            rustix::mm::munmap(map, length).unwrap();
+        }
+        assert!(count(&take(&mut watch), |kind| kind == SeenKind::Mapped) > 0);
+
         // What is written whole was not missed.
         file.drop_cache();
         take(&mut watch);
