@@ -10,7 +10,7 @@ fn main() {
     let Some(out) = std::env::var_os("OUT_DIR").map(PathBuf::from) else {
         panic!("build.rs runs under cargo only: OUT_DIR is not set");
     };
-    for name in ["tap", "calibrate"] {
+    for name in ["tap", "calibrate", "watch"] {
         let built = SkeletonBuilder::new()
             .source(Path::new(SOURCES).join(format!("{name}.bpf.c")))
             .obj(out.join(format!("{name}.bpf.o")))

@@ -30,6 +30,7 @@ use edge::links::Links;
 use edge::racing::Racers;
 pub use logic::core::{Change, Strategy};
 use logic::core::{Changing, Confused, Core, Outcome, Setup};
+pub use logic::curve::{CurvePoint, CurveStatus};
 pub use logic::demoted::Demotion;
 pub use logic::file::Left;
 pub use logic::gate;
@@ -491,6 +492,11 @@ impl Borrower {
     /// What the catalog holds.
     pub fn census(&self) -> Census {
         self.core.catalog.census()
+    }
+
+    /// What pools of other sizes would have done.
+    pub fn curve(&self) -> CurveStatus {
+        self.core.curve.status()
     }
 
     /// What the tap has seen, when there is one.

@@ -1,6 +1,7 @@
 //! `pumapool`: one file per subcommand, each a thin layer over the crate that does the work.
 #![allow(rustdoc::broken_intra_doc_links)] // the options' comments are help texts, in which brackets are brackets
 
+mod advise;
 mod allocator;
 mod cgroups;
 mod configuration;
@@ -23,6 +24,7 @@ mod log;
 mod mount;
 mod mount_helper;
 mod numa;
+mod picture;
 mod pool;
 mod role;
 mod security;
@@ -66,6 +68,8 @@ enum Command {
     Role(role::Options),
     /// Fill a host's page cache with what its virtual machines evict.
     HostCache(host_cache::Options),
+    /// Watch a directory as it is, and say whether Puma would help; or with --lend, how much this machine could lend.
+    Advise(advise::Options),
     /// Show on which NUMA nodes memory is, and place it.
     Numa(numa::Options),
     /// Unmount what `mount` has mounted.
@@ -117,6 +121,7 @@ fn run(arguments: Vec<OsString>, failure: u8) -> ExitCode {
         Command::Join(options) => join::run(options, &cli.log),
         Command::Role(options) => role::run(&options),
         Command::HostCache(options) => host_cache::run(options),
+        Command::Advise(options) => advise::run(&options),
         Command::Numa(options) => numa::run(options),
         Command::Umount(options) => umount::run(&options),
         Command::Upgrade(options) => upgrade::run(&options),

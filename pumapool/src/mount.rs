@@ -528,6 +528,7 @@ fn status(mut description: Value, mount: &mount::Mount, borrower: &Borrower) -> 
     description["lenders"] = serde_json::to_value(borrower.lenders()).unwrap_or_default();
     let (disk_us, late_us) = borrower.disk_us();
     description["disk"] = json!({"read_us": disk_us, "get_is_late_us": late_us});
+    description["curve"] = serde_json::to_value(borrower.curve()).unwrap_or_default();
     description["borrowing"] = borrower.is_borrowing().into();
     description["puts_under_way"] = borrower.puts_under_way().into();
     description["borrower"] = counters.into();

@@ -6,6 +6,11 @@ use serde_json::Value;
 use std::io::{ErrorKind, Write};
 use std::process::ExitCode;
 
+/// Misses that must have been looked at before a curve is shown.
+const CURVE_MISSES_MIN: u64 = 500;
+/// Sizes of pools that are shown.
+const CURVE_POINTS: usize = 5;
+
 /// Options of `status`.
 #[derive(clap::Args)]
 pub struct Options {
@@ -181,6 +186,7 @@ pub(crate) fn print_mount(out: &mut impl Write, status: &Value) -> std::io::Resu
         remote.saturating_add(count(borrower, "below_pages")),
         percent(remote, remote.saturating_add(count(borrower, "below_pages"))),
     )?;
+    print_curve(out, &status["curve"])?;
     writeln!(
         out,
         "  evictions   {} pages seen, {} sent, {} sequential, {} not trusted, {} lost (ring full)",
@@ -225,6 +231,20 @@ fn print_cgroups(out: &mut impl Write, status: &Value) -> std::io::Result<()> {
         )?;
     }
     Ok(())
+}
+
+/// What pools of other sizes would answer: the largest few.
+fn print_curve(out: &mut impl Write, curve: &Value) -> std::io::Result<()> {
+    let points = curve["points"].as_array().map(Vec::as_slice).unwrap_or_default();
+    if count(curve, "sampled_misses") < CURVE_MISSES_MIN || points.is_empty() {
+        return Ok(());
+    }
+    let size = |point: &Value| {
+        let ratio = point["hit_ratio"].as_f64().unwrap_or(0.0);
+        format!("{} {:.0} %", size::display(count(point, "bytes")), 100.0 * ratio)
+    };
+    let sizes: Vec<_> = points[points.len().saturating_sub(CURVE_POINTS)..].iter().map(size).collect();
+    writeln!(out, "  pool size   of the misses would be answered by {}", sizes.join(", "))
 }
 
 /// The virtual machines whose images a mount serves.

@@ -2,7 +2,7 @@
 //! of it decides anything.
 
 use crate::calibrate;
-use crate::intf::{PEEK_BYTES, Peek, Sighting, TapCounters, TapEvent};
+use crate::intf::{self, PEEK_BYTES, Peek, Sighting, TapCounters, TapEvent};
 use crate::record::{self, Step};
 use crate::ring::Ring;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
@@ -45,6 +45,7 @@ impl RingMemory {
             let read = reader.drain(Duration::ZERO, &mut |position, bytes| {
                 let sum = bytes.iter().fold(0u64, |sum, byte| sum.rotate_left(1) ^ u64::from(*byte)); // touch every byte
                 std::hint::black_box(sum);
+                std::hint::black_box(intf::parse_seen(bytes));
                 records.push((position, bytes.len(), TapEvent::parse(bytes).is_some()));
                 Ok(())
             });

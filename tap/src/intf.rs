@@ -3,8 +3,9 @@
 //! The bytes that come out of a map or the ring are taken apart here by position and nowhere else. Nothing here panics on
 //! bytes of an unexpected length: it answers with `None`.
 
-use crate::Added;
+use crate::{Added, Seen, SeenKind};
 use page::{PAGE_SIZE, Page};
+use std::time::Duration;
 
 /// Bytes of `struct tap_event`.
 pub(crate) const EVENT_BYTES: usize = 24 + PAGE_SIZE;
@@ -126,6 +127,67 @@ impl<'a> Peek<'a> {
     }
 }
 
+/// `WATCH_DEVICES`.
+pub(crate) const WATCH_DEVICES: usize = 8;
+
+/// `struct watch_config`.
+#[derive(Default)]
+pub(crate) struct WatchConfig {
+    pub(crate) devices: [u32; WATCH_DEVICES],
+}
+
+impl WatchConfig {
+    pub(crate) fn to_bytes(&self) -> [u8; 4 * WATCH_DEVICES] {
+        let mut bytes = [0; 4 * WATCH_DEVICES];
+        for (place, device) in bytes.chunks_exact_mut(4).zip(self.devices) {
+            place.copy_from_slice(&device.to_ne_bytes());
+        }
+        bytes
+    }
+}
+
+/// `struct watch_shared`.
+pub(crate) fn watch_shared(threshold: u64) -> [u8; 16] {
+    let mut bytes = [0; 16];
+    bytes[8..].copy_from_slice(&threshold.to_ne_bytes());
+    bytes
+}
+
+/// `struct watch_event`.
+pub(crate) fn parse_seen(bytes: &[u8]) -> Option<Seen> {
+    let bytes: &[u8; 40] = bytes.try_into().ok()?;
+    let (kind, device) = (word(bytes, 0)? as u32, (word(bytes, 0)? >> 32) as u32);
+    let kind = match kind {
+        1 => SeenKind::Added,
+        2 => SeenKind::Evicted,
+        3 => SeenKind::Invalidated,
+        4 => SeenKind::Read,
+        5 => SeenKind::Written,
+        6 => SeenKind::Waited(Duration::from_nanos(word(bytes, 4)?)),
+        7 => SeenKind::Mapped,
+        _ => return None,
+    };
+    Some(Seen { kind, device, inode: word(bytes, 1)?, index: word(bytes, 2)?, pages: word(bytes, 3)? as u32 })
+}
+
+/// `struct watch_counters`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct WatchTotals {
+    pub(crate) read_pages: u64,
+    pub(crate) ring_full: u64,
+}
+
+impl WatchTotals {
+    /// As [`TapCounters::add`].
+    pub(crate) fn add(&mut self, bytes: &[u8]) -> Option<()> {
+        let WatchTotals { read_pages, ring_full } = self;
+        for (nth, counter) in [read_pages, ring_full].into_iter().enumerate() {
+            *counter = counter.saturating_add(word(bytes, nth)?);
+        }
+        Some(())
+    }
+}
+
 /// The 8 bytes at position `nth * 8`.
 fn word(bytes: &[u8], nth: usize) -> Option<u64> {
     let bytes = bytes.get(nth * 8..)?.first_chunk::<8>()?;
@@ -156,6 +218,15 @@ mod tests {
         }
         bytes.push(0);
         assert!(TapEvent::parse(&bytes).is_none());
+    }
+
+    #[test]
+    fn what_is_watched_is_parsed() {
+        let words = [6 | 254 << 52, 8, 9, 3, 2_000];
+        let bytes: Vec<u8> = words.into_iter().flat_map(u64::to_ne_bytes).collect();
+        let kind = SeenKind::Waited(Duration::from_micros(2));
+        assert_eq!(parse_seen(&bytes), Some(Seen { kind, device: 254 << 20, inode: 8, index: 9, pages: 3 }));
+        assert!(parse_seen(&bytes[1..]).is_none() && parse_seen(&[0; 40]).is_none());
     }
 
     #[test]

@@ -12,9 +12,11 @@ mod intf;
 mod load;
 mod record;
 mod ring;
+mod watch;
 
 pub use bpf_tap::{AddedTap, BpfTap, Target};
 pub use load::LoadError;
+pub use watch::{ReadsSource, Seen, SeenKind, Watch, WatchCounters};
 
 use page::Page;
 use std::io;

@@ -5,6 +5,7 @@
 //! been dealt with, both read when the call is made.
 
 use super::catalog::{Catalog, File};
+use super::curve::Curve;
 use super::demoted::{Demoted, Demotion};
 use super::entry::Entry;
 use super::file::{ChangeTicket, Ended, FileState, Filter, Verdict};
@@ -157,6 +158,8 @@ pub struct Core {
     pub catalog: Catalog,
     /// The counters.
     pub metrics: Metrics,
+    /// What pools of other sizes would have done.
+    pub curve: Curve,
     /// What pages are turned into on their way to a lender.
     sealing: Sealing,
     strategy: Strategy,
@@ -186,6 +189,7 @@ impl Core {
         Core {
             catalog: Catalog::new(setup.lenders, setup.entry_bytes_max),
             metrics: Metrics::default(),
+            curve: Curve::new(!(setup.strategy == Strategy::Exclusive && setup.sees_evictions)),
             sealing: setup.sealing,
             strategy: setup.strategy,
             sees_evictions: setup.sees_evictions,
@@ -451,7 +455,11 @@ impl Core {
         let standing = |place| self.catalog.standing(place);
         let (before, elsewhere) = (state.entry(index), self.usable() != 0);
         let is_zero = page::is_zero(page);
-        let counter = match state.evict(index, position, is_zero, standing, self.catalog.has_room(), elsewhere) {
+        let verdict = state.evict(index, position, is_zero, standing, self.catalog.has_room(), elsewhere);
+        if matches!(verdict, Verdict::Put | Verdict::Known | Verdict::Zero | Verdict::NoRoom) {
+            self.curve.evicted(file.key(), index);
+        }
+        let counter = match verdict {
             Verdict::Put => match self.catalog.groups.admit(group, self.is_full()) {
                 Admission::Yes => return self.put(file, state, index, page, before, group),
                 Admission::Apart | Admission::OverShare => &metrics.evictions_not_admitted,

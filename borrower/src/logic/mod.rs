@@ -2,6 +2,7 @@
 
 pub mod catalog;
 pub mod core;
+pub mod curve;
 pub mod demoted;
 pub mod entry;
 pub mod file;

@@ -79,6 +79,7 @@ impl Reading {
     ) {
         let range = Reading::range(offset, len);
         core.catalog.touch(file);
+        core.curve.missed(file.key(), range);
         let standing = |place| core.catalog.standing(place);
         let has_room = core.catalog.has_room();
         let filter = core.filter();

@@ -250,7 +250,7 @@ fn list(options: &ListOptions, nodes: &[Node]) -> Result<ExitCode> {
         found.truncate(machines + LISTED);
     }
     if let Some(file) = &options.picture {
-        save_picture(&picture::draw(nodes, &found), file)?;
+        crate::picture::save(&picture::draw(nodes, &found), file)?;
     }
     let mut out = io::stdout().lock();
     if options.json {
@@ -300,18 +300,6 @@ fn list(options: &ListOptions, nodes: &[Node]) -> Result<ExitCode> {
         )?;
     }
     Ok(ExitCode::SUCCESS)
-}
-
-/// Writes a picture as what the file's name says.
-fn save_picture(svg: &str, file: &Path) -> Result<()> {
-    match file.extension().and_then(|extension| extension.to_str()) {
-        Some("svg") => std::fs::write(file, svg).with_context(|| format!("cannot write {}", file.display())),
-        Some("png") if drawing::render(svg, file).map_err(anyhow::Error::msg)? => Ok(()),
-        Some("png") => {
-            bail!("there is no font here to draw a .png with: install one (fonts-dejavu-core), or write an .svg")
-        }
-        _ => bail!("{} is neither an .svg nor a .png", file.display()),
-    }
 }
 
 /// What a process is to a reader.

@@ -23,7 +23,7 @@ typedef __u32 __wsum;
 #include <bpf/bpf_helpers.h>
 #include <bpf/bpf_core_read.h>
 
-enum { BPF_MAP_TYPE_ARRAY = 2, BPF_MAP_TYPE_PERCPU_ARRAY = 6, BPF_MAP_TYPE_RINGBUF = 27 };
+enum { BPF_MAP_TYPE_ARRAY = 2, BPF_MAP_TYPE_PERCPU_ARRAY = 6, BPF_MAP_TYPE_LRU_HASH = 9, BPF_MAP_TYPE_RINGBUF = 27 };
 enum { BPF_RB_NO_WAKEUP = 1, BPF_RB_FORCE_WAKEUP = 2 };
 
 #define KERNEL_TYPE __attribute__((preserve_access_index))
@@ -41,6 +41,33 @@ struct inode {
 	struct super_block *i_sb;
 	unsigned long i_ino;
 	u32 i_generation;
+	long long i_size;
+} KERNEL_TYPE;
+
+struct file {
+	struct inode *f_inode;
+	long long f_pos;
+	u32 f_flags;
+} KERNEL_TYPE;
+
+struct fdtable {
+	u32 max_fds;
+	struct file **fd;
+} KERNEL_TYPE;
+
+struct files_struct {
+	struct fdtable *fdt;
+} KERNEL_TYPE;
+
+struct task_struct {
+	struct files_struct *files;
+} KERNEL_TYPE;
+
+/* Registers at a system call, on x86-64. */
+struct pt_regs {
+	unsigned long r10;
+	unsigned long dx;
+	unsigned long di;
 } KERNEL_TYPE;
 
 struct address_space {

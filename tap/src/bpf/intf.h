@@ -58,6 +58,48 @@ struct tap_counters {
 	u64 large_folios; /* folios of more than one page that were captured, in part or whole */
 };
 
+/* File systems that are watched at once. */
+#define WATCH_DEVICES 8
+
+/* What watches is told before it is loaded (.rodata). */
+struct watch_config {
+	u32 devices[WATCH_DEVICES]; /* s_dev of each; unused ones 0 */
+};
+
+/* Shared while it runs (.bss). */
+struct watch_shared {
+	u32 unused;
+	u32 reserved;
+	u64 threshold; /* pages whose hash is below it are told of one by one; 1 << 32: all */
+};
+
+enum watch_kind {
+	WATCH_ADDED = 1,   /* pages were added to the page cache; told of all, sampled or not */
+	WATCH_EVICTED,     /* reclaim took pages */
+	WATCH_INVALIDATED, /* pages left otherwise */
+	WATCH_READ,	   /* a program reads a sampled page */
+	WATCH_WRITTEN,     /* what was added last by this task was added to be written */
+	WATCH_WAITED,      /* what was added last by this task was there after so many nanoseconds */
+	WATCH_MAPPED,      /* pages were mapped as they were cached, around one that a program touched */
+};
+
+/* One record of the watch's ring. */
+struct watch_event {
+	u32 kind;
+	u32 device;
+	u64 inode;
+	u64 index; /* of the first page */
+	u32 pages;
+	u32 reserved; /* 0 */
+	u64 ns;       /* of WATCH_WAITED */
+};
+
+/* Counts since it was attached; one such struct per CPU. */
+struct watch_counters {
+	u64 read_pages; /* pages that programs read, sampled or not; a page once a call */
+	u64 ring_full;  /* records lost */
+};
+
 /* Files of one page each, all on one file system, that the calibration uses. */
 #define CALIBRATE_FILES 4
 
@@ -86,6 +128,10 @@ _Static_assert(sizeof(struct tap_added) == 24, "tap_added");
 _Static_assert(sizeof(struct tap_config) == 24, "tap_config");
 _Static_assert(sizeof(struct tap_shared) == 4, "tap_shared");
 _Static_assert(sizeof(struct tap_counters) == 40, "tap_counters");
+_Static_assert(sizeof(struct watch_config) == 32, "watch_config");
+_Static_assert(sizeof(struct watch_shared) == 16, "watch_shared");
+_Static_assert(sizeof(struct watch_event) == 40, "watch_event");
+_Static_assert(sizeof(struct watch_counters) == 16, "watch_counters");
 _Static_assert(sizeof(struct calibrate_config) == 40, "calibrate_config");
 _Static_assert(sizeof(struct calibrate_sighting) == 16, "calibrate_sighting");
 _Static_assert(sizeof(struct calibrate_peek) == 16 + TAP_PAGE_SIZE, "calibrate_peek");

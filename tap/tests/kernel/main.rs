@@ -7,3 +7,4 @@ mod cost;
 mod evictions;
 mod rights;
 mod setup;
+mod watch;

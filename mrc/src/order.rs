@@ -1,0 +1,143 @@
+//! A list of sampled pages, the newest first, that says how many are before one: a search tree of positions, and a Fenwick tree over them.
+
+use crate::{EVERY_PAGE, Key, SAMPLES_MAX, Sampling};
+use std::collections::BTreeMap;
+
+/// Positions. They are given out in turn; when all are, the list is numbered anew.
+const POSITIONS: usize = 4 * SAMPLES_MAX;
+
+pub(crate) struct Order {
+    sampling: Sampling,
+    positions: BTreeMap<Key, usize>,
+    keys: BTreeMap<usize, Key>,
+    /// How many positions are taken, in Fenwick's order.
+    taken: Vec<u32>,
+    next: usize,
+}
+
+impl Order {
+    pub(crate) fn new() -> Order {
+        let sampling = Sampling { threshold: EVERY_PAGE };
+        Order { sampling, positions: BTreeMap::new(), keys: BTreeMap::new(), taken: vec![0; POSITIONS + 1], next: 0 }
+    }
+
+    pub(crate) fn sampling(&self) -> Sampling {
+        self.sampling
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.keys.len()
+    }
+
+    /// How many are newer.
+    pub(crate) fn rank(&self, key: Key) -> Option<usize> {
+        let position = *self.positions.get(&key)?;
+        let mut at = position + 1;
+        let mut older_or_same = 0;
+        while at > 0 {
+            older_or_same += self.taken[at] as usize;
+            at &= at - 1;
+        }
+        Some(self.keys.len() - older_or_same)
+    }
+
+    /// Puts it first, if it is sampled. Pages that no longer are fall out.
+    pub(crate) fn push(&mut self, key: Key) {
+        if !key.is_below(self.sampling.threshold) {
+            return;
+        }
+        self.remove(key);
+        if self.next == POSITIONS {
+            self.renumber();
+        }
+        let position = self.next;
+        self.next += 1;
+        self.place(key, position);
+        while self.keys.len() > SAMPLES_MAX {
+            let Some((&largest, _)) = self.positions.last_key_value() else { break };
+            self.remove(largest);
+            self.sampling.threshold = u64::from(largest.hash);
+        }
+        // Of the same hash there may be others.
+        while let Some((&largest, _)) = self.positions.last_key_value()
+            && !largest.is_below(self.sampling.threshold)
+        {
+            self.remove(largest);
+        }
+    }
+
+    /// Whether it was there.
+    pub(crate) fn remove(&mut self, key: Key) -> bool {
+        let Some(position) = self.positions.remove(&key) else { return false };
+        self.keys.remove(&position);
+        self.add(position, u32::MAX);
+        true
+    }
+
+    pub(crate) fn remove_oldest(&mut self) {
+        if let Some((_, &oldest)) = self.keys.first_key_value() {
+            self.remove(oldest);
+        }
+    }
+
+    fn place(&mut self, key: Key, position: usize) {
+        self.positions.insert(key, position);
+        self.keys.insert(position, key);
+        self.add(position, 1);
+    }
+
+    /// `u32::MAX` takes one away.
+    fn add(&mut self, position: usize, count: u32) {
+        let mut at = position + 1;
+        while at <= POSITIONS {
+            self.taken[at] = self.taken[at].wrapping_add(count);
+            at += at & at.wrapping_neg();
+        }
+    }
+
+    fn renumber(&mut self) {
+        let keys = std::mem::take(&mut self.keys);
+        self.positions.clear();
+        self.taken.fill(0);
+        self.next = keys.len();
+        for (position, key) in keys.into_values().enumerate() {
+            self.place(key, position);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_are_those_of_a_plain_list() {
+        let seed = fastrand::u64(..);
+        println!("seed {seed}");
+        let mut random = fastrand::Rng::with_seed(seed);
+        let (mut order, mut list) = (Order::new(), Vec::new());
+        for _ in 0..2 * POSITIONS {
+            let key = Key::new(1, random.u64(0..100));
+            list.retain(|other| *other != key);
+            if random.u32(0..4) == 0 {
+                order.remove(key);
+            } else {
+                order.push(key);
+                list.push(key);
+            }
+            let key = Key::new(1, random.u64(0..100));
+            let expected = list.iter().rev().position(|other| *other == key);
+            assert_eq!((order.rank(key), order.len()), (expected, list.len()));
+        }
+    }
+
+    #[test]
+    fn the_sample_keeps_its_size() {
+        let mut order = Order::new();
+        (0..100_000).for_each(|index| order.push(Key::new(1, index)));
+        assert!(order.len() <= SAMPLES_MAX && order.len() > SAMPLES_MAX - 10, "{}", order.len());
+        let rate = order.sampling().rate();
+        assert!((rate - SAMPLES_MAX as f64 / 100_000.0).abs() < 0.01, "{rate}");
+        assert!(order.positions.keys().all(|key| key.is_below(order.sampling().threshold)));
+    }
+}

@@ -1,0 +1,55 @@
+//! How long a read of the disk takes, where the watch could not see it: some pages of existing files, read past the page cache.
+
+use page::PAGE_SIZE;
+use rustix::fs::{Mode, OFlags};
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
+use std::time::Instant;
+
+/// Reads: enough for a median, and nobody's burden.
+const READS: usize = 64;
+/// From one to the next, round and round in a file: a prime, so that no two are the same.
+const STEP_PAGES: u64 = 7919;
+
+#[repr(align(4096))]
+struct Buffer([u8; PAGE_SIZE]);
+
+/// The median, in microseconds. `None` where the file system cannot be read past the page cache, or has no files to read.
+pub(super) fn read_us(files: &[PathBuf]) -> Option<f64> {
+    let mut buffer = Box::new(Buffer([0; PAGE_SIZE]));
+    let mut times = Vec::with_capacity(READS);
+    for (nth, path) in files.iter().cycle().take(READS).enumerate().filter(|_| !files.is_empty()) {
+        let flags = OFlags::RDONLY | OFlags::DIRECT | OFlags::CLOEXEC | OFlags::NOATIME;
+        let Ok(file) = rustix::fs::open(path, flags, Mode::empty()) else { continue };
+        let Ok(metadata) = std::fs::metadata(path) else { continue };
+        let pages = metadata.size() / PAGE_SIZE as u64;
+        let page = (nth as u64 * STEP_PAGES) % pages.max(1);
+        let begin = Instant::now();
+        if rustix::io::pread(&file, &mut buffer.0, page * PAGE_SIZE as u64).is_ok_and(|bytes| bytes > 0) {
+            times.push(begin.elapsed().as_secs_f64() * 1e6);
+        }
+    }
+    median(&mut times)
+}
+
+/// Of at least a few.
+fn median(times: &mut [f64]) -> Option<f64> {
+    const MIN: usize = 8;
+    if times.len() < MIN {
+        return None;
+    }
+    let middle = times.len() / 2;
+    Some(*times.select_nth_unstable_by(middle, f64::total_cmp).1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_median_is_that_of_enough() {
+        assert_eq!(median(&mut [5.0, 1.0, 9.0, 2.0, 8.0, 3.0, 7.0, 4.0, 6.0]), Some(5.0));
+        assert_eq!(median(&mut [1.0; 3]), None);
+        assert_eq!(read_us(&[]), None);
+    }
+}

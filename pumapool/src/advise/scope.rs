@@ -1,0 +1,165 @@
+//! Which files are watched: all of a file system, or those below a directory when the watch begins.
+
+use anyhow::{Context, Result, bail};
+use std::collections::HashSet;
+use std::fs::{self, Metadata};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use tap::Watch;
+
+/// Files below the paths, at the most: some 50 MB of names of inodes.
+const FILES_MAX: usize = 1 << 20;
+/// Folders of a whole file system that are looked into for files to read from.
+const SAMPLE_FOLDERS_MAX: usize = 1000;
+/// Files that the disk may be measured with.
+const SAMPLES_MAX: usize = 256;
+
+/// File systems whose pages belong to another device than stat(2) shows.
+const OVERLAY: i64 = 0x794c_7630;
+const BTRFS: i64 = 0x9123_683e;
+
+/// The files that are watched.
+#[derive(Default)]
+pub(super) struct Scope {
+    devices: Vec<u64>,
+    /// Devices of which all files count.
+    whole: HashSet<u32>,
+    files: HashSet<(u32, u64)>,
+    samples: Vec<PathBuf>,
+}
+
+impl Scope {
+    /// What is below these paths.
+    pub(super) fn new(paths: &[PathBuf]) -> Result<Scope> {
+        let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+        let mut scope = Scope::default();
+        for path in paths {
+            let attempt = || format!("cannot look at {}", path.display());
+            let path = fs::canonicalize(path).with_context(attempt)?;
+            let metadata = fs::metadata(&path).with_context(attempt)?;
+            let kind = rustix::fs::statfs(&path).with_context(attempt)?.f_type;
+            if kind == OVERLAY || kind == BTRFS {
+                let name = if kind == BTRFS { "btrfs" } else { "overlay" };
+                bail!(
+                    "{} is on a file system ({name}) whose pages the kernel keeps under another device; name the directory below it on ext4 or XFS",
+                    path.display()
+                );
+            }
+            if !scope.devices.contains(&metadata.dev()) {
+                scope.devices.push(metadata.dev());
+            }
+            if scope.devices.len() > Watch::DEVICES_MAX {
+                bail!("these paths are on more than {} file systems: name fewer", Watch::DEVICES_MAX);
+            }
+            let is_whole = is_whole(&mounts, &path);
+            if is_whole {
+                scope.whole.insert(Watch::device(metadata.dev()));
+            }
+            scope.walk(path, metadata, is_whole)?;
+        }
+        Ok(scope)
+    }
+
+    fn walk(&mut self, path: PathBuf, metadata: Metadata, is_whole: bool) -> Result<()> {
+        let (device, mut folders, mut looked) = (metadata.dev(), Vec::new(), 0);
+        self.meet(path, &metadata, is_whole, &mut folders);
+        while let Some(folder) = folders.pop() {
+            looked += 1;
+            if is_whole && looked > SAMPLE_FOLDERS_MAX {
+                break;
+            }
+            // What goes away meanwhile is not watched.
+            for entry in fs::read_dir(&folder).into_iter().flatten().flatten() {
+                if let Ok(metadata) = entry.metadata()
+                    && metadata.dev() == device
+                {
+                    self.meet(entry.path(), &metadata, is_whole, &mut folders);
+                }
+            }
+            if self.files.len() > FILES_MAX {
+                bail!("there are more than {FILES_MAX} files below: name the file system's mount point, or less of it");
+            }
+        }
+        Ok(())
+    }
+
+    fn meet(&mut self, path: PathBuf, metadata: &Metadata, is_whole: bool, folders: &mut Vec<PathBuf>) {
+        if metadata.is_dir() {
+            return folders.push(path);
+        }
+        if !metadata.is_file() {
+            return;
+        }
+        if !is_whole {
+            self.files.insert((Watch::device(metadata.dev()), metadata.ino()));
+        }
+        if metadata.len() >= page::PAGE_SIZE as u64 && self.samples.len() < SAMPLES_MAX {
+            self.samples.push(path);
+        }
+    }
+
+    /// Their `st_dev`.
+    pub(super) fn devices(&self) -> &[u64] {
+        &self.devices
+    }
+
+    /// Whether nothing but whole file systems is watched.
+    pub(super) fn is_whole(&self) -> bool {
+        self.files.is_empty()
+    }
+
+    /// Whether it is one of the files.
+    pub(super) fn holds(&self, device: u32, inode: u64) -> bool {
+        self.whole.contains(&device) || self.files.contains(&(device, inode))
+    }
+
+    /// Some of the files, of a page at least.
+    pub(super) fn samples(&self) -> &[PathBuf] {
+        &self.samples
+    }
+}
+
+/// Whether a whole file system is mounted there, rather than a part of one.
+fn is_whole(mounts: &str, path: &Path) -> bool {
+    // id parent major:minor root mount-point ...; spaces are written in octal.
+    let is_root = |line: &str| {
+        let mut fields = line.split(' ').skip(3);
+        fields.next() == Some("/") && fields.next().is_some_and(|at| Path::new(&at.replace("\\040", " ")) == path)
+    };
+    mounts.lines().any(is_root)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_below_are_found_and_no_others() {
+        let directory = tempfile::tempdir_in("/var/tmp").unwrap();
+        let inside = directory.path().join("a/b");
+        fs::create_dir_all(&inside).unwrap();
+        let (inner, outer) = (inside.join("inner"), directory.path().join("outer"));
+        fs::write(&inner, vec![0; 5000]).unwrap();
+        fs::write(&outer, "x").unwrap();
+        std::os::unix::fs::symlink(&outer, inside.join("link")).unwrap();
+        let scope = match Scope::new(&[directory.path().join("a")]) {
+            Ok(scope) => scope,
+            Err(error) => return testbed::skip("files_below_are_found_and_no_others", error),
+        };
+        let holds = |path: &Path| {
+            let metadata = fs::metadata(path).unwrap();
+            scope.holds(Watch::device(metadata.dev()), metadata.ino())
+        };
+        assert!(holds(&inner) && !holds(&outer));
+        assert_eq!(scope.samples(), [fs::canonicalize(&inner).unwrap()]);
+        assert!(Scope::new(&["/nonexistent".into()]).is_err());
+    }
+
+    #[test]
+    fn a_mount_of_a_part_is_no_whole() {
+        let mounts = "24 1 254:0 / / rw - ext4 /dev/vda rw\n25 24 254:0 /srv/x /mnt/a\\040b rw - ext4 /dev/vda rw\n\
+                      26 24 254:1 / /srv/a\\040b rw - xfs /dev/vdb rw\n";
+        assert!(is_whole(mounts, Path::new("/")) && is_whole(mounts, Path::new("/srv/a b")));
+        assert!(!is_whole(mounts, Path::new("/mnt/a b")) && !is_whole(mounts, Path::new("/srv")));
+    }
+}

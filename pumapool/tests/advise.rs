@@ -1,0 +1,249 @@
+//! `pumapool advise` before, and a mount after: what is predicted is what comes.
+//!
+//! The same reader, in a memory cgroup smaller than its files, reads a plain directory while `advise` watches, and then the same files through a mount with a
+//! lender of the size that was asked about.
+
+mod setup;
+
+use rustix::fs::Advice;
+use serde_json::Value;
+use setup::{Lender, Mount, PATIENCE, can_run, pumapool};
+use std::fs::File;
+use std::io::Read;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::process::Command;
+use testbed::{BlockDevice, Group, Process, Scratch, SlowDisk};
+
+/// Pages of the file that is read at random: 32 MiB.
+const PAGES: u64 = 8192;
+/// Of the one that is streamed: 64 MiB.
+const STREAM_PAGES: u64 = 16_384;
+/// Memory of the reader and its page cache.
+const GROUP_BYTES: u64 = 20 << 20;
+/// The pool.
+const POOL: &str = "8MiB";
+/// A disk that is slower than a lender, and yet shows everything in some seconds.
+const READS_PER_S: u32 = 2000;
+/// How long `advise` watches.
+const SECONDS: &str = "8";
+/// How far the prediction may be off: five points.
+const ERROR_MAX: f64 = 0.05;
+
+/// What the reader is told, in its environment.
+const READER: &str = "PUMA_TEST_READER";
+
+/// What the reader does.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Workload {
+    Uniform,
+    Zipf,
+    /// The same, and a stream beside it.
+    Mixed,
+    Sequential,
+}
+
+/// The reader: this program once more. Without its order it is no test.
+#[test]
+#[ignore = "the process that other tests measure"]
+fn reader() {
+    let Ok(order) = std::env::var(READER) else { return };
+    let words: Vec<&str> = order.splitn(3, ' ').collect();
+    let [workload, seed, folder] = words[..] else { panic!("{order}") };
+    let mut random = fastrand::Rng::with_seed(seed.parse().unwrap());
+    let folder = Path::new(folder);
+    let mut buffer = vec![0; 128 << 10];
+    if workload == "Sequential" {
+        loop {
+            let mut file = File::open(folder.join("stream")).unwrap();
+            while file.read(&mut buffer).unwrap() > 0 {}
+        }
+    }
+    let file = File::open(folder.join("file")).unwrap();
+    rustix::fs::fadvise(&file, 0, None, Advice::Random).unwrap();
+    let mut stream = File::open(folder.join("stream")).unwrap();
+    let largest = (PAGES as f64).powf(0.3);
+    loop {
+        let page = if workload == "Uniform" {
+            random.u64(..PAGES)
+        } else {
+            // Zipf with exponent 0.7, by its inverse; the ranks are spread over the file.
+            let rank = (1.0 + random.f64() * (largest - 1.0)).powf(1.0 / 0.3) as u64;
+            rank * 7919 % PAGES
+        };
+        file.read_exact_at(&mut buffer[..4096], page * 4096).unwrap();
+        // As much from the stream as at random, by pages.
+        if workload == "Mixed" && random.u32(..32) == 0 && stream.read(&mut buffer).unwrap() == 0 {
+            stream = File::open(folder.join("stream")).unwrap();
+        }
+    }
+}
+
+fn read(workload: Workload, seed: u64, folder: &Path, groups: &[&Group]) -> Process {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--ignored", "--exact", "reader", "--nocapture", "--test-threads=1"]);
+    command.env(READER, format!("{workload:?} {seed} {}", folder.display()));
+    Process::spawn(command, groups).unwrap()
+}
+
+/// What `advise` says of the folder while it is read, and of a pool of [`POOL`].
+fn advise(folder: &Path, lender: &Lender, options: &[&str]) -> (Value, f64) {
+    let arguments = ["advise", folder.to_str().unwrap(), "--json", "--for", SECONDS, "--size", POOL];
+    let lender = ["--lender", &lender.address, "--key", setup::key_file()];
+    let output = pumapool(&[&arguments[..], &lender, options].concat());
+    assert!(output.status.success(), "{output:?}");
+    let found: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let ratio = found["sizes"][0]["hit_ratio"].as_f64().unwrap();
+    (found, ratio)
+}
+
+/// Share of the misses that the pool answers, once it is filled.
+fn measure(mount: &Mount) -> f64 {
+    let counts = || {
+        let status = mount.status();
+        let count = |name: &str| status["borrower"][name].as_u64().unwrap();
+        (count("lender_pages") + count("buffer_pages") + count("zero_pages"), count("below_pages"))
+    };
+    let wait_for = |misses: u64| {
+        let passed = || {
+            let (remote, below) = counts();
+            remote + below > misses
+        };
+        assert!(testbed::wait_until(PATIENCE, passed), "{}", mount.status());
+        counts()
+    };
+    let before = wait_for(3 * PAGES);
+    let after = wait_for(before.0 + before.1 + 3 * PAGES);
+    let (remote, below) = (after.0 - before.0, after.1 - before.1);
+    remote as f64 / (remote + below) as f64
+}
+
+#[test]
+fn what_is_predicted_is_what_comes() {
+    let test = "what_is_predicted_is_what_comes";
+    if !can_run(test) {
+        return;
+    }
+    let seed = fastrand::u64(..);
+    println!("{test}: seed {seed}");
+    let parent = Path::new("/var/tmp");
+    if let Err(error) = BlockDevice::holding(parent) {
+        return testbed::skip(test, error);
+    }
+    let scratch = Scratch::new_in(parent, test).unwrap();
+    let (source, at) = (scratch.directory("source").unwrap(), scratch.directory("mount").unwrap());
+    setup::write_pages(&source.join("file"), PAGES as usize, seed);
+    setup::write_pages(&source.join("stream"), STREAM_PAGES as usize, seed + 1);
+    rustix::fs::sync();
+    let disk = match SlowDisk::create(test, &source) {
+        Ok(disk) => disk,
+        Err(error) => return testbed::skip(test, error),
+    };
+    disk.limit_reads(Some(READS_PER_S)).unwrap();
+    let lender = Lender::start(scratch.path(), POOL, &[]);
+    for workload in [Workload::Uniform, Workload::Zipf, Workload::Mixed] {
+        let group = match Group::create(test, Some(GROUP_BYTES), Some(&disk)) {
+            Ok(group) => group,
+            Err(error) => return testbed::skip(test, error),
+        };
+        ["file", "stream"].iter().for_each(|name| setup::evict(&source.join(name)));
+        let reader = read(workload, seed, &source, &[&group]);
+        let (found, predicted) = advise(&source, &lender, &[]);
+        drop(reader);
+        assert_eq!(found["lost_records"], 0, "{found}");
+        assert_eq!(found["pool_is_measured"], true, "{found}");
+        // On a busy machine a lender may be as far away as that disk; nothing else may be said.
+        let why = found["why"].as_str().unwrap_or_default();
+        assert!(found["advice"] == "use" || why.contains("as fast as the network"), "{found}");
+
+        let mount = Mount::start(&source, &at, &["--lender", &lender.address, "--filter", "on"]);
+        let reader = read(workload, seed + 2, &at, &[&group]);
+        let measured = measure(&mount);
+        let curve = mount.status()["curve"].clone();
+        drop(reader);
+        setup::umount(at.to_str().unwrap());
+        let by_mount = curve["points"].as_array().unwrap().iter().find(|point| point["bytes"] == 16 << 20).cloned();
+        println!(
+            "{workload:?}: predicted {predicted:.3}, measured {measured:.3}; page cache {:.3}, disk {:.0} µs, pool {:.0} µs, advised {} MiB; \
+             the mount says of 16 MiB: {by_mount:?}",
+            found["page_cache_hit_ratio"].as_f64().unwrap_or(f64::NAN),
+            found["disk_us"].as_f64().unwrap_or(f64::NAN),
+            found["pool_us"].as_f64().unwrap(),
+            found["bytes"].as_u64().unwrap_or(0) >> 20,
+        );
+        assert!((predicted - measured).abs() <= ERROR_MAX, "{workload:?}: {predicted} {measured}\n{found}");
+    }
+}
+
+#[test]
+fn it_advises_against_itself_where_only_streams_are_read() {
+    let test = "it_advises_against_itself_where_only_streams_are_read";
+    if !can_run(test) {
+        return;
+    }
+    let parent = Path::new("/var/tmp");
+    if let Err(error) = BlockDevice::holding(parent) {
+        return testbed::skip(test, error);
+    }
+    let scratch = Scratch::new_in(parent, test).unwrap();
+    let source = scratch.directory("source").unwrap();
+    setup::write_pages(&source.join("stream"), STREAM_PAGES as usize, 7);
+    rustix::fs::sync();
+    setup::evict(&source.join("stream"));
+    let group = match Group::create(test, Some(GROUP_BYTES), None) {
+        Ok(group) => group,
+        Err(error) => return testbed::skip(test, error),
+    };
+    let _reader = read(Workload::Sequential, 1, &source, &[&group]);
+    let picture = scratch.path().join("curve.svg");
+    // As on kernels that tell less.
+    for reads in ["page-cache", "system-calls"] {
+        let picture = ["--picture", picture.to_str().unwrap(), "--reads", reads];
+        let output = pumapool(&[&["advise", source.to_str().unwrap(), "--json", "--for", "2"][..], &picture].concat());
+        assert!(output.status.success(), "{output:?}");
+        let found: Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!(found["advice"], "do-not", "{found}");
+        assert!(found["why"].as_str().unwrap().contains("sequential"), "{found}");
+    }
+    assert!(std::fs::read_to_string(&picture).unwrap().contains("<polyline"));
+}
+
+#[test]
+fn what_cannot_be_watched_is_said_in_a_line() {
+    let test = "what_cannot_be_watched_is_said_in_a_line";
+    if !can_run(test) {
+        return;
+    }
+    for (arguments, word) in [
+        (&["advise", "/nonexistent"][..], "/nonexistent"),
+        (&["advise"], "required"),
+        (&["advise", "/", "--picture", "x.jpg"], "neither an .svg nor a .png"),
+        (&["advise", "/", "--lender", "127.0.0.1:1"], "there is no key"),
+        (&["advise", "/", "--lend"], "cannot be used with"),
+        (&["advise", "/", "--for", "0"], "--for"),
+    ] {
+        let output = pumapool(arguments);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success() && said.contains(word), "{arguments:?}: {said}");
+    }
+    // An ordinary user is told what to do.
+    let mut command = Command::new("setpriv");
+    command.args(["--reuid=65534", "--regid=65534", "--clear-groups", "--"]);
+    let copy = Scratch::new(test).unwrap();
+    let program = copy.path().join("pumapool");
+    std::fs::copy(setup::PUMAPOOL, &program).unwrap();
+    std::fs::set_permissions(copy.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let output = command.arg(&program).args(["advise", "/"]).output().unwrap();
+    assert!(String::from_utf8_lossy(&output.stderr).contains("run it as root"), "{output:?}");
+}
+
+#[test]
+fn it_says_what_could_be_lent() {
+    let output = pumapool(&["advise", "--lend", "--json", "--for", "1"]);
+    let lending: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {output:?}"));
+    let bytes = |name: &str| lending[name].as_u64().unwrap();
+    assert!(
+        bytes("capacity_bytes") + bytes("reserve_bytes") <= bytes("spare_min_bytes") || bytes("capacity_bytes") == 0
+    );
+    assert!(bytes("free_min_bytes") <= bytes("total_bytes") && !lending["why"].as_str().unwrap().is_empty());
+}

@@ -1,0 +1,164 @@
+//! Watches the page cache of existing file systems, without a mount and without copying any page: what comes, what is evicted, what is read.
+//!
+//! Promises: nothing is left behind, as the programs go with [`Watch`]; who takes records too slowly loses them, counted, and holds nobody up.
+
+use crate::intf::{self, ONLY_KEY, WatchConfig, WatchTotals};
+use crate::load::{self, LoadError};
+use crate::ring::Ring;
+use libbpf_rs::{Link, MapCore, MapFlags, MapHandle};
+use std::io;
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/watch.bpf.o"));
+
+/// Of the records: some 170,000, which is what half a second brings at the worst.
+const RING_BYTES: usize = 8 << 20;
+
+/// What happened to pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SeenKind {
+    /// They were added to the page cache, to be read or to be written. Told of all pages.
+    Added,
+    /// Reclaim took them. Told at least of those that are sampled.
+    Evicted,
+    /// They left otherwise: truncated, or dropped by somebody. Told at least of those that are sampled.
+    Invalidated,
+    /// A program reads one. Told of those that are sampled.
+    Read,
+    /// What was added just before by the same task was added to be written.
+    Written,
+    /// What was added just before by the same task could be read after so long.
+    Waited(Duration),
+    /// They were mapped as they were cached, around one that a program touched.
+    Mapped,
+}
+
+/// A record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Seen {
+    /// What happened.
+    pub kind: SeenKind,
+    /// The file system, as the kernel numbers it ([`Watch::device`]).
+    pub device: u32,
+    /// `i_ino` of the inode.
+    pub inode: u64,
+    /// Index of the first page in the file.
+    pub index: u64,
+    /// How many.
+    pub pages: u32,
+}
+
+/// What was counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct WatchCounters {
+    /// Pages that programs read, sampled or not.
+    pub read_pages: u64,
+    /// Records lost because the ring was full.
+    pub ring_full: u64,
+}
+
+/// How reads of cached pages are seen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReadsSource {
+    /// Where the page cache hands them out: the tracepoint `mm_filemap_get_pages`.
+    PageCache,
+    /// By the system calls read and pread64: others (readv, io_uring, sendfile) are not seen.
+    SystemCalls,
+}
+
+/// The watch. It lasts until this is dropped.
+pub struct Watch {
+    ring: Ring,
+    counters: MapHandle,
+    shared: MapHandle,
+    source: ReadsSource,
+    _links: Vec<Link>,
+}
+
+impl Watch {
+    /// File systems at the most.
+    pub const DEVICES_MAX: usize = intf::WATCH_DEVICES;
+
+    /// The kernel's number of a device that `stat` shows as `st_dev`.
+    pub fn device(st_dev: u64) -> u32 {
+        intf::kernel_device(st_dev)
+    }
+
+    /// Watches the file systems of these devices (`st_dev`); of more than [`Watch::DEVICES_MAX`], the first. Without `source`, by the best that
+    /// this kernel has. Needs the rights of [`crate::BpfTap::load`].
+    ///
+    /// # Errors
+    /// When the programs cannot be loaded or attached.
+    pub fn load(devices: &[u64], source: Option<ReadsSource>) -> Result<Watch, LoadError> {
+        let mut config = WatchConfig::default();
+        for (place, device) in config.devices.iter_mut().zip(devices) {
+            *place = intf::kernel_device(*device);
+        }
+        let object = load::load(OBJECT, "loading the watch", |object| {
+            load::open_map(object, ".rodata")?.set_initial_value(&config.to_bytes())?;
+            load::open_map(object, ".bss")?.set_initial_value(&intf::watch_shared(1 << 32))?;
+            load::open_map(object, "ring")?.set_max_entries(RING_BYTES as u32)
+        })?;
+        let attempt = "opening the watch's maps";
+        let handle = |name| {
+            MapHandle::try_from(&load::map(&object, name)?)
+                .map_err(|error| LoadError::System { attempt, source: io::Error::other(format!("{error:#}")) })
+        };
+        let (counters, shared) = (handle("counters")?, handle(".bss")?);
+        let ring = load::map(&object, "ring")?.as_fd().try_clone_to_owned();
+        let ring = ring
+            .and_then(|map| Ring::new(map, RING_BYTES, shared.as_fd()))
+            .map_err(|source| LoadError::System { attempt: "mapping the watch's ring", source })?;
+        let attach = |name| load::attach(&load::program(&object, name)?, "attaching the watch");
+        let mut links = vec![attach("added")?, attach("deleted")?];
+        // These tell more, where the kernel has them.
+        links.extend(["dirtied", "faulted", "mapped"].into_iter().filter_map(|name| attach(name).ok()));
+        let by_page_cache = match source {
+            Some(ReadsSource::SystemCalls) => None,
+            Some(ReadsSource::PageCache) => Some(attach("got")?),
+            None => attach("got").ok(),
+        };
+        let source = if by_page_cache.is_some() { ReadsSource::PageCache } else { ReadsSource::SystemCalls };
+        links.push(by_page_cache.map_or_else(|| attach("called"), Ok)?);
+        Ok(Watch { ring, counters, shared, source, _links: links })
+    }
+
+    /// How reads are seen.
+    pub fn source(&self) -> ReadsSource {
+        self.source
+    }
+
+    /// From now on only pages whose hash is below this are told of one by one.
+    ///
+    /// # Errors
+    /// When the map refuses, which it has no reason to.
+    pub fn set_threshold(&self, threshold: u64) -> io::Result<()> {
+        let updated = self.shared.update(&ONLY_KEY, &intf::watch_shared(threshold), MapFlags::ANY);
+        updated.map_err(|error| io::Error::other(format!("{error:#}")))
+    }
+
+    /// Hands out the records that are there, oldest first, each exactly once. Returns how many.
+    ///
+    /// # Errors
+    /// When the ring makes no sense.
+    pub fn take(&mut self, take: &mut dyn FnMut(Seen)) -> io::Result<usize> {
+        self.ring.drain(Duration::ZERO, &mut |_, bytes| {
+            take(intf::parse_seen(bytes).ok_or(io::ErrorKind::InvalidData)?);
+            Ok(())
+        })
+    }
+
+    /// What was counted so far.
+    pub fn counters(&self) -> WatchCounters {
+        let mut sum = WatchTotals::default();
+        // As for the tap: a failure would leave a counter low.
+        if let Ok(Some(cpus)) = self.counters.lookup_percpu(&ONLY_KEY, MapFlags::ANY) {
+            for cpu in &cpus {
+                let _ = sum.add(cpu);
+            }
+        }
+        let WatchTotals { read_pages, ring_full } = sum;
+        WatchCounters { read_pages, ring_full }
+    }
+}

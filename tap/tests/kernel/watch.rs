@@ -1,0 +1,151 @@
+//! What the watch sees of a file that is read, written and evicted; and what watching costs.
+
+use crate::setup::{KnownFile, skip, turn};
+use page::PAGE_SIZE;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::time::Instant;
+use tap::{LoadError, ReadsSource, Seen, SeenKind, Watch};
+
+/// A watch on the file's file system; `None` (and a line that says so) where there can be none.
+fn watch_on(file: &KnownFile, source: ReadsSource, test: &str) -> Option<Watch> {
+    match Watch::load(&[file.file.metadata().unwrap().dev()], Some(source)) {
+        Ok(watch) => Some(watch),
+        Err(error @ (LoadError::NotPermitted { .. } | LoadError::NoKernelTypes | LoadError::NoTracepoint)) => {
+            skip(test, error);
+            None
+        }
+        Err(error) => panic!("{error}"),
+    }
+}
+
+/// What was seen of the file, its kinds told from each other by the predicate.
+fn count(seen: &[Seen], kind: impl Fn(SeenKind) -> bool) -> u64 {
+    seen.iter().filter(|seen| kind(seen.kind)).map(|seen| u64::from(seen.pages)).sum()
+}
+
+#[test]
+fn reads_writes_and_evictions_are_told_apart() {
+    const TEST: &str = "reads_writes_and_evictions_are_told_apart";
+    const PAGES: u64 = 512;
+    let _turn = turn();
+    for source in [ReadsSource::PageCache, ReadsSource::SystemCalls] {
+        let Some(file) = KnownFile::new(0x5eed_0021, PAGES, TEST) else { return };
+        let Some(mut watch) = watch_on(&file, source, TEST) else { return };
+        let metadata = file.file.metadata().unwrap();
+        let (inode, device) = (metadata.ino(), Watch::device(metadata.dev()));
+        let take = |watch: &mut Watch| {
+            let mut seen = Vec::new();
+            watch.take(&mut |event| seen.extend((event.inode == inode).then_some(event))).unwrap();
+            assert!(seen.iter().all(|event| event.device == device));
+            seen
+        };
+        // Missed once, hit once.
+        file.read_page_by_page();
+        file.read_page_by_page();
+        let seen = take(&mut watch);
+        assert_eq!(count(&seen, |kind| kind == SeenKind::Added), PAGES);
+        assert_eq!(count(&seen, |kind| kind == SeenKind::Read), 2 * PAGES, "{source:?}");
+        let waited = count(&seen, |kind| matches!(kind, SeenKind::Waited(time) if time.as_nanos() > 0));
+        assert_eq!(waited, if source == ReadsSource::PageCache { PAGES } else { 0 });
+        file.drop_cache();
+        let seen = take(&mut watch);
+        assert_eq!(count(&seen, |kind| kind == SeenKind::Evicted), PAGES);
+
+        // Of a sample only its own pages are told of, the same as the crate mrc has in it.
+        let threshold = mrc::EVERY_PAGE / 4;
+        watch.set_threshold(threshold).unwrap();
+        let before = watch.counters();
+        file.read_page_by_page();
+        file.drop_cache();
+        let seen = take(&mut watch);
+        let sampled = |index| mrc::Key::new(mrc::file(device.into(), inode), index).is_below(threshold);
+        let expected = (0..PAGES).filter(|index| sampled(*index)).count() as u64;
+        assert_eq!(count(&seen, |kind| kind == SeenKind::Added), PAGES);
+        for wanted in [SeenKind::Read, SeenKind::Evicted] {
+            assert_eq!(count(&seen, |kind| kind == wanted), expected, "{wanted:?}");
+            assert!(seen.iter().filter(|event| event.kind == wanted).all(|event| sampled(event.index)));
+        }
+        assert!(watch.counters().read_pages >= before.read_pages + PAGES);
+
+        // A large read is seen once, whatever pieces the kernel makes of it.
+        watch.set_threshold(mrc::EVERY_PAGE).unwrap();
+        let mut buffer = vec![0; PAGES as usize * PAGE_SIZE];
+        for _ in 0..2 {
+            file.file.read_exact_at(&mut buffer, 0).unwrap();
+        }
+        let seen = take(&mut watch);
+        assert_eq!(count(&seen, |kind| kind == SeenKind::Read), 2 * PAGES, "{source:?}");
+
+        // What is mapped is seen as it is touched for the first time.
+        let length = PAGES as usize * PAGE_SIZE;
+        let flags = rustix::mm::MapFlags::SHARED;
+        // SAFETY: a new mapping of a file that has that length, read and unmapped before anything shortens it.
+        unsafe {
+            let map = rustix::mm::mmap(std::ptr::null_mut(), length, rustix::mm::ProtFlags::READ, flags, &file.file, 0);
+            let map = map.unwrap();
+            map.cast::<u8>().read_volatile();
+            rustix::mm::munmap(map, length).unwrap();
+        }
+        assert!(count(&take(&mut watch), |kind| kind == SeenKind::Mapped) > 0);
+
+        // What is written whole was not missed.
+        file.drop_cache();
+        take(&mut watch);
+        for index in 0..PAGES {
+            file.file.write_all_at(&file.content[index as usize], index * PAGE_SIZE as u64).unwrap();
+        }
+        let seen = take(&mut watch);
+        assert_eq!(count(&seen, |kind| kind == SeenKind::Added), PAGES);
+        assert_eq!(count(&seen, |kind| kind == SeenKind::Written), PAGES);
+        // Truncated, it is not evicted.
+        file.file.set_len(0).unwrap();
+        let seen = take(&mut watch);
+        assert_eq!(count(&seen, |kind| kind == SeenKind::Invalidated), PAGES);
+        assert_eq!(count(&seen, |kind| kind == SeenKind::Evicted), 0);
+        assert_eq!(watch.counters().ring_full, 0);
+    }
+}
+
+/// Run it by `cargo test -p tap --test kernel -- --ignored --nocapture watching_cost`.
+#[test]
+#[ignore = "a measurement, not a check"]
+fn watching_cost() {
+    const TEST: &str = "watching_cost";
+    const PAGES: u64 = 16 * 1024;
+    const ROUNDS: u32 = 7;
+    let _turn = turn();
+    let Some(file) = KnownFile::new(0x5eed_0022, PAGES, TEST) else { return };
+    let hits = || {
+        let mut best = f64::INFINITY;
+        for _ in 0..ROUNDS {
+            let begun = Instant::now();
+            file.read_page_by_page();
+            best = best.min(begun.elapsed().as_nanos() as f64 / PAGES as f64);
+        }
+        best
+    };
+    let leaving = |watch: &mut dyn FnMut()| {
+        let mut best = f64::INFINITY;
+        for _ in 0..ROUNDS {
+            file.read();
+            watch();
+            let begun = Instant::now();
+            file.drop_cache();
+            best = best.min(begun.elapsed().as_nanos() as f64 / PAGES as f64);
+            watch();
+        }
+        best
+    };
+    file.read_page_by_page();
+    println!("not watched: {:.0} ns a hit (a system call), {:.0} ns an eviction", hits(), leaving(&mut || ()));
+    for source in [ReadsSource::PageCache, ReadsSource::SystemCalls] {
+        for (threshold, share) in [(mrc::EVERY_PAGE, "all"), (mrc::EVERY_PAGE / 16, "1/16"), (0, "none")] {
+            let Some(mut watch) = watch_on(&file, source, TEST) else { return };
+            watch.set_threshold(threshold).unwrap();
+            file.read_page_by_page();
+            let hit = hits();
+            let mut take = || drop(watch.take(&mut |_| ()));
+            println!("{source:?}, {share} sampled: {hit:.0} ns a hit, {:.0} ns an eviction", leaving(&mut take));
+        }
+    }
+}
