@@ -7,6 +7,7 @@
 //! mount that exists must never be left behind by an error.
 
 use crate::control::{self, Control, RemovedOnDrop};
+use crate::metrics::server::Door;
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
@@ -16,6 +17,8 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode, Stdio};
+use std::sync::Arc;
+use wire::address::Address;
 
 /// Tells the process that it is the one in the background: the value is the process id of the one that started it.
 pub const STARTED_BY: &str = "PUMAPOOL_STARTED_BY";
@@ -31,6 +34,11 @@ pub struct Options {
     /// In the background, log to this file [default: next to the daemon's socket, removed when it ends well].
     #[arg(long, value_name = "FILE")]
     pub log_file: Option<PathBuf>,
+
+    /// Serve this daemon's metrics for Prometheus at http://ADDR/metrics: HOST:PORT or unix:PATH. Whoever can connect can read them, so
+    /// that 127.0.0.1:PORT is a good choice.
+    #[arg(long, value_name = "ADDR", value_parser = crate::metrics::address)]
+    pub metrics: Option<Address>,
 }
 
 /// A daemon about to begin its work.
@@ -38,6 +46,7 @@ pub struct Daemon {
     log: Option<Log>,
     signals: Signals,
     control: Control,
+    metrics: Option<Door>,
 }
 
 /// Where a daemon in the background logs.
@@ -78,12 +87,18 @@ impl Daemon {
             let _ = rustix::process::setsid();
         }
         let signals = Signals::new([SIGINT, SIGTERM, SIGQUIT, SIGHUP]).context("cannot listen for signals")?;
-        Ok(Ok(Daemon { log, signals, control: Control::bind(kind)? }))
+        let metrics = options.metrics.as_ref().map(Door::bind).transpose()?;
+        Ok(Ok(Daemon { log, signals, control: Control::bind(kind)?, metrics }))
     }
 
-    /// For a process that leaves the serving to another one: the log, and the control socket.
-    pub fn into_parts(self) -> (Option<Log>, Control) {
-        (self.log, self.control)
+    /// For a process that leaves the serving to another one: the log, the control socket, and where metrics are served.
+    pub fn into_parts(self) -> (Option<Log>, Control, Option<Door>) {
+        (self.log, self.control, self.metrics)
+    }
+
+    /// Where metrics are served.
+    pub fn metrics(&self) -> Option<&Address> {
+        self.metrics.as_ref().map(Door::address)
     }
 
     /// The daemon serves. Has `stop` run on the first signal, answers who asks for the status, and tells everybody who waits:
@@ -91,7 +106,7 @@ impl Daemon {
     pub fn serve(
         self,
         message: &str,
-        status: impl Fn() -> Value + Send + 'static,
+        status: impl Fn() -> Value + Send + Sync + 'static,
         stop: impl FnOnce() + Send + 'static,
     ) -> Result<Serving> {
         self.serve_commands(message, status, |_, stream| drop(stream), stop)
@@ -101,12 +116,17 @@ impl Daemon {
     pub fn serve_commands(
         self,
         message: &str,
-        status: impl Fn() -> Value + Send + 'static,
+        status: impl Fn() -> Value + Send + Sync + 'static,
         command: impl Fn(&str, UnixStream) + Send + 'static,
         stop: impl FnOnce() + Send + 'static,
     ) -> Result<Serving> {
         on_signals(self.signals, self.log.is_some(), stop)?;
-        let control = self.control.serve(status, command)?;
+        let status = Arc::new(status);
+        if let Some(door) = &self.metrics {
+            let status = status.clone();
+            door.serve(Arc::new(move || vec![status()]))?;
+        }
+        let control = self.control.serve(move || status(), command)?;
         let mut default_log = None;
         let mut stdout = std::io::stdout();
         if let Some(log) = self.log {
@@ -123,13 +143,14 @@ impl Daemon {
             let _ = writeln!(stdout, "READY {message}").and_then(|()| stdout.flush());
         }
         let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
-        Ok(Serving { _control: control, default_log })
+        Ok(Serving { _control: control, _metrics: self.metrics, default_log })
     }
 }
 
 /// A daemon that serves.
 pub struct Serving {
     _control: control::Serving,
+    _metrics: Option<Door>,
     default_log: Option<RemovedOnDrop>,
 }
 

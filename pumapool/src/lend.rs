@@ -95,7 +95,7 @@ pub fn run(options: Options) -> Result<ExitCode> {
     };
     let server = lender::Server::bind(options.lending.config(security.clone())?)?;
     // Before the first thread is started: threads inherit it.
-    let confined = confine::lender(server.local_address(), &control::folder());
+    let confined = confine::lender(server.local_address(), daemon.metrics(), &control::folder());
     let address = server.local_address().to_string();
     let handle = server.handle();
     let gossip = pool::lend(&options.pool, security, &handle, server.local_address())?;

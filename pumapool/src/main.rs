@@ -7,6 +7,7 @@ mod control;
 mod daemon;
 mod doctor;
 mod fdstore;
+mod generate;
 mod host_cache;
 mod join;
 mod joined;
@@ -16,6 +17,7 @@ mod key;
 mod lend;
 mod lenders;
 mod log;
+mod metrics;
 mod mount;
 mod numa;
 mod pool;
@@ -65,8 +67,13 @@ enum Command {
     Key(key::Options),
     /// Show what the lenders and mounts of this machine are doing.
     Status(status::Options),
+    /// Print or serve the numbers of all daemons of this machine, for Prometheus.
+    Metrics(metrics::Options),
     /// Say what this kernel and your rights allow, what will be used, and how to get the rest.
     Doctor(doctor::Options),
+    /// Write what is made from the code.
+    #[command(hide = true)]
+    Generate(generate::Options),
 }
 
 fn main() -> ExitCode {
@@ -97,6 +104,8 @@ fn main() -> ExitCode {
         Command::Upgrade(options) => upgrade::run(&options),
         Command::Key(options) => key::run(&options),
         Command::Status(options) => status::run(&options),
+        Command::Metrics(options) => metrics::run(&options),
+        Command::Generate(options) => generate::run(&options),
         Command::Doctor(options) => doctor::run(&options),
     };
     match result {

@@ -7,6 +7,7 @@ use crate::daemon::{self, Daemon};
 use crate::host_cache::Guests;
 use crate::kept::Kept;
 use crate::lenders::Lenders;
+use crate::metrics::server;
 use crate::{confine, fdstore, joined, keeper, pool, security, size};
 use anyhow::{Context, Result};
 use borrower::{Borrower, Strategy};
@@ -275,15 +276,15 @@ pub fn run(options: Options) -> Result<ExitCode> {
     let held = fdstore::inherited();
     match Daemon::prepare("mount", &options.daemon)? {
         Ok(daemon) => {
-            let (log, control) = daemon.into_parts();
-            keeper::run(log, control, held)
+            let (log, control, metrics) = daemon.into_parts();
+            keeper::run(log, control, metrics, held)
         }
         Err(code) => Ok(code),
     }
 }
 
 /// The daemon: mounts, or takes over what the keeper gives, and serves.
-fn serve(mut options: Options, kept: Kept) -> Result<ExitCode> {
+fn serve(mut options: Options, mut kept: Kept) -> Result<ExitCode> {
     let given = Given::receive(&kept.channel).context("cannot hear from the keeper")?;
     // The daemon leaves its folder; the address must not.
     let named: Vec<Address> = options.lender.iter().cloned().map(Address::absolute).collect::<Result<_, _>>()?;
@@ -397,7 +398,17 @@ fn serve(mut options: Options, kept: Kept) -> Result<ExitCode> {
             }
         }
     };
-    kept.serve(&message, status, command, stop)?;
+    let status = Arc::new(status);
+    if let Some(socket) = kept.metrics.take() {
+        let status = status.clone();
+        let served = server::serve(socket, Arc::new(move || vec![status()]));
+        // A mount that is in use is served on, whatever becomes of its metrics.
+        served.or_else(|error| {
+            tracing::error!("metrics are not served: {error:#}");
+            if takes_over { Ok(()) } else { Err(error) }
+        })?;
+    }
+    kept.serve(&message, move || status(), command, stop)?;
     match &guests {
         Some(guests) => tracing::info!("{message}; guests are listened to at {}", guests.address()),
         None => tracing::info!("{message}, filled on {fill}"),
@@ -487,6 +498,7 @@ fn status(mut description: Value, mount: &mount::Mount, borrower: &Borrower) -> 
     description["borrowing"] = borrower.is_borrowing().into();
     description["puts_under_way"] = borrower.puts_under_way().into();
     description["borrower"] = counters.into();
+    description["latencies"] = json!({"get": borrower.get_times(), "below": borrower.below_times()});
     description["catalog"] =
         json!({"files": census.files, "live_pages": census.live_pages, "entry_bytes": census.entry_bytes});
     description["tap"] = borrower.tap_counters().map_or(Value::Null, |counters| {
