@@ -15,8 +15,8 @@
 use crate::confine;
 use crate::control::Control;
 use crate::daemon::Log;
-use crate::metrics::server::Door;
 use crate::fdstore::Store;
+use crate::metrics::server::Door;
 use anyhow::{Context, Result};
 use mount::handover::channel::{Channel, Held, Message};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};

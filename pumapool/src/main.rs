@@ -25,6 +25,7 @@ mod role;
 mod security;
 mod size;
 mod status;
+mod top;
 mod umount;
 mod upgrade;
 
@@ -67,6 +68,8 @@ enum Command {
     Key(key::Options),
     /// Show what the lenders and mounts of this machine are doing.
     Status(status::Options),
+    /// Show live what they do: hit ratio, latencies, lenders, reclaim, roles.
+    Top(top::Options),
     /// Print or serve the numbers of all daemons of this machine, for Prometheus.
     Metrics(metrics::Options),
     /// Say what this kernel and your rights allow, what will be used, and how to get the rest.
@@ -80,7 +83,12 @@ fn main() -> ExitCode {
     allocator::give_large_buffers_back();
     let cli = Cli::parse();
     // What chitchat has to say of single datagrams, our own lines say better; `chitchat=LEVEL` shows it all the same.
-    let filter = match EnvFilter::try_new(format!("chitchat=off,{}", cli.log)) {
+    let wanted = match &cli.command {
+        // A line of the log would be in the midst of the screen.
+        Command::Top(options) if options.takes_terminal() => "off",
+        _ => &cli.log,
+    };
+    let filter = match EnvFilter::try_new(format!("chitchat=off,{wanted}")) {
         Ok(filter) => filter,
         Err(error) => return fail(&anyhow::anyhow!("--log {}: {error}", cli.log)),
     };
@@ -104,6 +112,7 @@ fn main() -> ExitCode {
         Command::Upgrade(options) => upgrade::run(&options),
         Command::Key(options) => key::run(&options),
         Command::Status(options) => status::run(&options),
+        Command::Top(options) => top::run(&options),
         Command::Metrics(options) => metrics::run(&options),
         Command::Generate(options) => generate::run(&options),
         Command::Doctor(options) => doctor::run(&options),

@@ -144,7 +144,11 @@ mod tests {
             assert!(page.lines().any(|found| found == line), "{line}\n{page}");
         }
         let text = Format::Text.convert(&page);
-        assert!(text.contains("# TYPE pumapool_mount_reads_total counter\n") && text.contains("# HELP pumapool_mount_reads_total "), "{text}");
+        assert!(
+            text.contains("# TYPE pumapool_mount_reads_total counter\n")
+                && text.contains("# HELP pumapool_mount_reads_total "),
+            "{text}"
+        );
         assert!(!text.contains("# EOF") && !text.contains("# UNIT"));
         assert_eq!(openmetrics(&[]).unwrap(), "# EOF\n");
     }

@@ -80,12 +80,7 @@ fn follow<'a>(place: Place<'a>, step: &str) -> Vec<Place<'a>> {
     }
 }
 
-fn of_place(
-    section: &Section,
-    metric: &'static Metric,
-    status: &Value,
-    place: &Place<'_>,
-) -> Vec<(Labels, Reading)> {
+fn of_place(section: &Section, metric: &'static Metric, status: &Value, place: &Place<'_>) -> Vec<(Labels, Reading)> {
     let label = |(name, at): &(&'static str, &'static str)| (*name, text(status, at, &place.stars));
     let mut labels: Labels = section.labels.iter().map(label).collect();
     let at = metric.at.split('/').filter(|step| !step.is_empty());
@@ -141,7 +136,8 @@ mod tests {
 
     fn value(families: &[Family], name: &str, wanted: &[(&str, &str)]) -> Option<f64> {
         let family = families.iter().find(|family| family.metric.name == name)?;
-        let is_wanted = |labels: &Labels| labels.iter().map(|(name, value)| (*name, &value[..])).eq(wanted.iter().copied());
+        let is_wanted =
+            |labels: &Labels| labels.iter().map(|(name, value)| (*name, &value[..])).eq(wanted.iter().copied());
         match family.readings.iter().find(|(labels, _)| is_wanted(labels))?.1 {
             Reading::Number(number) => Some(number),
             Reading::Times { sum, .. } => Some(sum),
@@ -159,7 +155,12 @@ mod tests {
             "latencies": {"get": {"bounds_us": [10, 1000], "counts": [1, 2, 3], "sum_ns": 2_500_000_000u64}},
         });
         // The same twice: once on the page.
-        let families = read(&[mount.clone(), mount, json!({"kind": "lend", "listen": "x", "lender": {"cpu_ms": 1500, "cpu_percent": 50}}), json!(null)]);
+        let families = read(&[
+            mount.clone(),
+            mount,
+            json!({"kind": "lend", "listen": "x", "lender": {"cpu_ms": 1500, "cpu_percent": 50}}),
+            json!(null),
+        ]);
         let of = |name: &str, labels: &[(&str, &str)]| value(&families, name, labels);
         let (first, second) = ([("mount", "/mnt"), ("lender", "a")], [("mount", "/mnt"), ("lender", "b")]);
         assert_eq!(of("pumapool_mount_reads_total", &first[..1]), Some(7.0));
@@ -167,7 +168,9 @@ mod tests {
         assert_eq!(of("pumapool_link_ping_seconds", &second), Some(250e-6));
         assert_eq!(of("pumapool_link_free_bytes", &first), Some(8192.0));
         assert_eq!(of("pumapool_link_get_recent_seconds", &first), None);
-        let state = |lender: &str, state: &str| of("pumapool_link_state", &[("mount", "/mnt"), ("lender", lender), ("state", state)]);
+        let state = |lender: &str, state: &str| {
+            of("pumapool_link_state", &[("mount", "/mnt"), ("lender", lender), ("state", state)])
+        };
         assert_eq!((state("a", "used"), state("b", "used"), state("b", "down")), (Some(1.0), Some(0.0), Some(1.0)));
         assert_eq!(of("pumapool_mount_requests_total", &[("mount", "/mnt"), ("request", "READ")]), Some(5.0));
         assert_eq!(of("pumapool_mount_get_seconds", &first[..1]), Some(2.5));

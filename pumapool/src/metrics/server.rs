@@ -75,7 +75,8 @@ impl AsFd for Door {
 pub fn serve(socket: OwnedFd, statuses: Statuses) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot serve metrics")?;
     let pages = Arc::new(Pages { statuses, last: Mutex::new(None) });
-    let is_unix = rustix::net::getsockname(&socket).is_ok_and(|name| name.address_family() == rustix::net::AddressFamily::UNIX);
+    let is_unix =
+        rustix::net::getsockname(&socket).is_ok_and(|name| name.address_family() == rustix::net::AddressFamily::UNIX);
     let work = move || {
         let ended = runtime.block_on(async {
             if is_unix {

@@ -101,7 +101,10 @@ pub const LEFT_OUT: &[(&str, &str)] = &[
     ("/targets/*/pid", "a name, not an amount"),
     ("/lenders/*/number", "a name, not an amount"),
     ("/pool/members/*/incarnation", "a name, not an amount"),
-    ("/lender/borrower_list/*", "sessions have new names each time, so that series would pile up; the lender's own numbers are their sums"),
+    (
+        "/lender/borrower_list/*",
+        "sessions have new names each time, so that series would pile up; the lender's own numbers are their sums",
+    ),
 ];
 
 /// All of them.
@@ -116,7 +119,8 @@ pub fn registry() -> &'static [Section] {
 }
 
 /// In the order of a reader's interest.
-const ORDER: &[&str] = &[MOUNT, BORROWER, CATALOG, TAP, FILES, LINKS, LENDER, NODE, NODE_MOUNTS, POOL, MEMBERS, HOST, GUEST, NUMA];
+const ORDER: &[&str] =
+    &[MOUNT, BORROWER, CATALOG, TAP, FILES, LINKS, LENDER, NODE, NODE_MOUNTS, POOL, MEMBERS, HOST, GUEST, NUMA];
 
 const MOUNT: &str = "Mounts";
 const BORROWER: &str = "Mounts: reads, evictions and what became of pages";
@@ -354,7 +358,11 @@ mod tests {
         for metric in registry().iter().flat_map(|section| section.metrics.iter()) {
             let name = &metric.name;
             assert!(names.insert(name.clone()), "{name} is declared twice");
-            assert!(name.starts_with("pumapool_") && name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_'), "{name}");
+            assert!(
+                name.starts_with("pumapool_")
+                    && name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_'),
+                "{name}"
+            );
             assert_eq!(name.ends_with("_total"), metric.kind == Kind::Counter, "{name}");
             assert_eq!(name.ends_with("_info"), matches!(metric.kind, Kind::Info(_)), "{name}");
             if let Some(unit) = metric.is_in.unit() {
