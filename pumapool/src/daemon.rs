@@ -121,7 +121,12 @@ impl Daemon {
         stop: impl FnOnce() + Send + 'static,
     ) -> Result<Serving> {
         on_signals(self.signals, self.log.is_some(), stop)?;
-        let status = Arc::new(status);
+        let metrics = self.metrics.as_ref().map(|door| door.address().to_string());
+        let status = Arc::new(move || {
+            let mut status = status();
+            status["metrics"] = metrics.clone().into();
+            status
+        });
         if let Some(door) = &self.metrics {
             let status = status.clone();
             door.serve(Arc::new(move || vec![status()]))?;

@@ -362,6 +362,7 @@ fn serve(mut options: Options, mut kept: Kept) -> Result<ExitCode> {
         "fill": fill,
         "confined": confine::now(),
         "security": (!networks.is_empty()).then(|| security::name(&security)),
+        "metrics": kept.metrics.as_ref().and_then(server::address).map(|address| address.to_string()),
     });
     let message = format!("{} is mounted at {}", mount.0.source().display(), mount.0.mountpoint().display());
     let status = {

@@ -75,11 +75,47 @@ pub fn json() -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::collections::HashSet;
 
     #[test]
     fn the_committed_page_is_what_the_code_says() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/metrics.md");
         let committed = std::fs::read_to_string(path).unwrap_or_default();
         assert!(committed == markdown(), "docs/metrics.md is old: pumapool generate metrics > docs/metrics.md");
+    }
+
+    /// Words of a text that could be names of metrics.
+    fn named(text: &str) -> impl Iterator<Item = &str> {
+        let words = text.split(|c: char| !(c.is_ascii_alphanumeric() || "_:".contains(c)));
+        words.filter(|word| word.starts_with("pumapool_")).map(|word| word.trim_end_matches(':'))
+    }
+
+    #[test]
+    fn dashboard_alerts_and_docs_name_metrics_that_there_are() {
+        let mut known: HashSet<String> = HashSet::new();
+        for metric in registry().iter().flat_map(|section| section.metrics.iter()) {
+            match metric.kind {
+                Kind::Histogram => {
+                    known.extend(["_bucket", "_sum", "_count"].map(|part| format!("{}{part}", metric.name)))
+                }
+                _ => drop(known.insert(metric.name.to_string())),
+            }
+        }
+        // Of the dashboard, to find machines: (mount|lender|…)_info.
+        known.insert("pumapool_".to_owned());
+        for (file, least) in [
+            ("packaging/grafana/pumapool.json", 30),
+            ("packaging/prometheus/alerts.yml", 10),
+            ("docs/monitoring.md", 3),
+        ] {
+            let text = std::fs::read_to_string(format!("{}/../{file}", env!("CARGO_MANIFEST_DIR"))).unwrap();
+            let recorded: HashSet<&str> =
+                text.lines().filter_map(|line| line.trim().strip_prefix("- record: ")).collect();
+            let names: HashSet<&str> = named(&text).collect();
+            assert!(names.len() >= least, "{file} names {names:?}");
+            for name in names {
+                assert!(known.contains(name) || recorded.contains(name), "{file}: there is no metric {name}");
+            }
+        }
     }
 }

@@ -16,6 +16,9 @@ use parking_lot::Mutex;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use serde_json::Value;
 use std::convert::Infallible;
+use std::ffi::OsStr;
+use std::net::SocketAddr;
+use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -27,7 +30,7 @@ use wire::listener::Listener;
 /// Connections at once. Further ones wait in the kernel's queue.
 const CONNECTIONS_MAX: usize = 16;
 /// How long a connection may take, from its beginning to its end: slow readers are no reason to keep others waiting. It is good for one request.
-const CONNECTION_LIMIT: Duration = Duration::from_secs(10);
+const CONNECTION_LIMIT: Duration = Duration::from_secs(5);
 /// Bytes of a request's head, at the most: the least that the library takes.
 const HEAD_BYTES_MAX: usize = 8192;
 /// For how long a page is good: however often it is asked for, the daemon is asked for its status no more often.
@@ -71,12 +74,20 @@ impl AsFd for Door {
     }
 }
 
+/// Where such a socket listens.
+pub fn address(socket: impl AsFd) -> Option<Address> {
+    let name = rustix::net::getsockname(socket).ok()?;
+    if let Ok(unix) = rustix::net::SocketAddrUnix::try_from(name.clone()) {
+        return Some(Address::Unix(OsStr::from_bytes(unix.path_bytes()?).into()));
+    }
+    Some(SocketAddr::try_from(name).ok()?.into())
+}
+
 /// As [`Door::serve`], on a socket that another process has bound.
 pub fn serve(socket: OwnedFd, statuses: Statuses) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot serve metrics")?;
     let pages = Arc::new(Pages { statuses, last: Mutex::new(None) });
-    let is_unix =
-        rustix::net::getsockname(&socket).is_ok_and(|name| name.address_family() == rustix::net::AddressFamily::UNIX);
+    let is_unix = matches!(address(&socket), Some(Address::Unix(_)));
     let work = move || {
         let ended = runtime.block_on(async {
             if is_unix {

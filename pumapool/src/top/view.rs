@@ -194,6 +194,9 @@ fn standing(daemon: &Daemon) -> (String, Mood) {
             match (used, lenders.len()) {
                 _ if daemon.status["borrowing"] == false => ("node lends".to_owned(), Mood::Well),
                 (_, 0) => ("no lender".to_owned(), Mood::Warning),
+                (0, _) if lenders.iter().any(|lender| lender["state"] == "shunned") => {
+                    ("lenders too slow".to_owned(), Mood::Warning)
+                }
                 (0, all) => (format!("0 of {all} lenders"), Mood::Bad),
                 (used, all) => {
                     (format!("{used} of {all} lenders"), if used < all { Mood::Warning } else { Mood::Well })
