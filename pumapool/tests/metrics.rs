@@ -353,8 +353,20 @@ if how == 'keys':
     os.write(terminal, b'x')
     time.sleep(0.2)
     os.write(terminal, b'q')
-else:
+elif how == 'signal':
     os.kill(child, signal.SIGTERM)
+else:
+    # The window is closed.
+    os.close(inside)
+    os.close(terminal)
+    ended, limit = 0, time.time() + 30
+    while ended == 0 and time.time() < limit:
+        ended, _ = os.waitpid(child, os.WNOHANG)
+        time.sleep(0.02)
+    if ended == 0:
+        os.kill(child, signal.SIGKILL)
+    assert ended, 'it goes on without a terminal'
+    sys.exit()
 read_until('\x1b[?1049l')
 _, status = os.waitpid(child, 0)
 assert os.waitstatus_to_exitcode(status) == 0, status
@@ -384,7 +396,7 @@ fn top_shows_them_and_leaves_the_terminal_as_it_was() {
     }
     assert_eq!(said.lines().count(), 200);
     assert!(said.lines().all(|line| line.chars().count() <= 200) && !said.contains('\x1b'));
-    for how in ["keys", "signal"] {
+    for how in ["keys", "signal", "window"] {
         reading();
         run_python("python3", TERMINAL, &[PUMAPOOL, how, "pumapool top", at.to_str().unwrap(), &lender.address], "");
     }

@@ -12,8 +12,10 @@ use ratatui::backend::TestBackend;
 use ratatui::buffer::Buffer;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 use ratatui::{DefaultTerminal, Terminal};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde_json::Value;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
+use signal_hook::iterator::Signals;
 use state::State;
 use std::io::{ErrorKind, IsTerminal, Write};
 use std::process::ExitCode;
@@ -25,6 +27,8 @@ use view::Screen;
 
 /// How often keys and signals are looked for: as soon as nobody notices a delay.
 const KEYS: Duration = Duration::from_millis(50);
+/// How long it may take to end on a signal.
+const END_LIMIT: Duration = Duration::from_secs(1);
 /// Times between two looks that + and - go through, in seconds.
 const INTERVALS: [f64; 7] = [0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 60.0];
 /// Of --once, where there is no terminal.
@@ -85,9 +89,10 @@ pub fn run(options: &Options) -> Result<ExitCode> {
         );
     }
     let stop = Arc::new(AtomicBool::new(false));
-    for signal in [SIGHUP, SIGINT, SIGQUIT, SIGTERM] {
-        signal_hook::flag::register(signal, stop.clone()).context("cannot listen for signals")?;
-    }
+    let signals = Signals::new([SIGHUP, SIGINT, SIGQUIT, SIGTERM]).context("cannot listen for signals")?;
+    let for_signals = stop.clone();
+    let thread = std::thread::Builder::new().name("puma-signals".into());
+    thread.spawn(move || end_on(signals, &for_signals)).context("cannot start a thread")?;
     let (ask, looks) = looks()?;
     // From here on, a panic restores the terminal before it is told.
     let terminal = ratatui::try_init().inspect_err(|_| ratatui::restore()).context("cannot take the terminal")?;
@@ -95,6 +100,15 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     ratatui::restore();
     // The last one who looks need not be waited for.
     ended.map(|()| ExitCode::SUCCESS)
+}
+
+/// Has it end on a signal, and ends it if it does not: of a terminal that is gone, the library reads for ever.
+fn end_on(mut signals: Signals, stop: &AtomicBool) {
+    let Some(signal) = signals.forever().next() else { return };
+    stop.store(true, Relaxed);
+    std::thread::sleep(END_LIMIT);
+    ratatui::restore();
+    std::process::exit(128 + signal);
 }
 
 /// Two looks, and what is to be seen then.
@@ -168,7 +182,10 @@ fn live(
         if std::mem::take(&mut changed) {
             terminal.draw(|frame| view::draw(frame, &state, &screen)).context("cannot draw")?;
         }
-        if event::poll(KEYS).context("cannot read keys")? {
+        if is_gone() {
+            return Ok(());
+        }
+        if event::poll(Duration::ZERO).context("cannot read keys")? {
             match event::read().context("cannot read keys")? {
                 Event::Key(key)
                     if key.kind == KeyEventKind::Press && pressed(key, &mut screen, state.daemons.len()) =>
@@ -181,6 +198,15 @@ fn live(
         }
     }
     Ok(())
+}
+
+/// Waits for a key, or a moment. Whether the terminal is gone.
+fn is_gone() -> bool {
+    let stdin = std::io::stdin();
+    let mut fds = [PollFd::new(&stdin, PollFlags::IN)];
+    let limit = Timespec { tv_sec: 0, tv_nsec: KEYS.subsec_nanos().into() };
+    // A signal that comes in between is no trouble.
+    poll(&mut fds, Some(&limit)).is_ok() && fds[0].revents().intersects(PollFlags::HUP | PollFlags::ERR)
 }
 
 /// What a key does. True: it ends.
