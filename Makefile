@@ -5,8 +5,8 @@ CARGO ?= cargo
 # To build: the eBPF program (clang, llvm), libbpf (libelf-dev, zlib1g-dev, pkg-config, make, gcc).
 # To run: fusermount3 (fuse3). To draw the demo's chart as PNG: a font.
 PACKAGES := clang llvm libelf-dev zlib1g-dev pkg-config make gcc fuse3 fonts-dejavu-core
-# To test: fio, network namespaces (iproute2), captures (tshark), file systems (e2fsprogs), a database, what the POSIX suite is built with, and a C++ compiler for libFuzzer.
-TEST_PACKAGES := fio g++ acl attr e2fsprogs iproute2 libacl1-dev mkdocs python3 postgresql postgresql-contrib tshark
+# To test: fio, network namespaces (iproute2), captures (tshark), file systems (e2fsprogs), a database, what reads metrics (python3-prometheus-client), what the POSIX suite is built with, and a C++ compiler for libFuzzer.
+TEST_PACKAGES := fio g++ acl attr e2fsprogs iproute2 libacl1-dev mkdocs python3 python3-prometheus-client postgresql postgresql-contrib tshark
 # To bench: the peers.
 BENCH_PACKAGES := bindfs memcached mergerfs
 # The papers' programs; with them go-tpc, which is built with Go.

@@ -19,7 +19,8 @@ mod together;
 
 pub use below::{Below, FileIdentity, Stamp};
 pub use logic::catalog::{Census, File};
-pub use metrics::{Counter, Metrics};
+use metrics::Histogram;
+pub use metrics::{Counter, Metrics, Times};
 pub use read::ReadRequest;
 pub use together::{Reads, TOGETHER_MAX};
 
@@ -308,6 +309,8 @@ pub struct Borrower {
     /// Whether READs are asked for together.
     gathers: AtomicBool,
     disk: Disk,
+    get_times: Histogram,
+    below_times: Histogram,
     checksum_key: [u8; 32],
     config: Config,
     positions: Option<Arc<dyn Positions>>,
@@ -352,6 +355,8 @@ impl Borrower {
             polling: Polling::new(std::thread::available_parallelism().map_or(1, usize::from)),
             gathers: true.into(),
             disk: Disk::default(),
+            get_times: Histogram::default(),
+            below_times: Histogram::default(),
             checksum_key,
             positions: source.as_ref().map(|source| source.positions()),
             tap_counters: Mutex::default(),
@@ -487,6 +492,16 @@ impl Borrower {
     /// The counters.
     pub fn metrics(&self) -> &Metrics {
         &self.core.metrics
+    }
+
+    /// What gets took until they were answered, or until the directory below was faster.
+    pub fn get_times(&self) -> Times {
+        self.get_times.read()
+    }
+
+    /// What reads of the directory below took, but for those that raced a get.
+    pub fn below_times(&self) -> Times {
+        self.below_times.read()
     }
 
     /// What the catalog holds.

@@ -1,6 +1,8 @@
 //! What the borrower counts: each metric declared once, with its unit and meaning.
 
+use serde::Serialize;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 /// A number that only grows.
 #[derive(Default)]
@@ -20,6 +22,48 @@ impl Counter {
     /// Its value.
     pub fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// Upper bounds of a [`Histogram`]'s buckets, in microseconds: from less than a network near by takes to more than a lender is waited for.
+pub const BOUNDS_US: [u64; 16] =
+    [10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 25_000, 50_000, 100_000, 250_000, 500_000, 1_000_000];
+
+/// How long something took, each time since the beginning. (What it takes lately is in `logic/latencies.rs`.)
+#[derive(Default)]
+pub struct Histogram {
+    /// For each bound, and for what was above the last.
+    counts: [AtomicU64; BOUNDS_US.len() + 1],
+    sum_ns: AtomicU64,
+}
+
+/// A [`Histogram`] as it was at a moment.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Times {
+    /// [`BOUNDS_US`].
+    pub bounds_us: Vec<u64>,
+    /// How many took no longer than this bound, and longer than the one before; the last: longer than all bounds.
+    pub counts: Vec<u64>,
+    /// All of it together, in nanoseconds.
+    pub sum_ns: u64,
+}
+
+impl Histogram {
+    /// It took so long.
+    pub fn note(&self, took: Duration) {
+        let ns = took.as_nanos() as u64;
+        let bucket = BOUNDS_US.partition_point(|bound| bound * 1000 < ns);
+        self.counts[bucket].fetch_add(1, Ordering::Relaxed);
+        self.sum_ns.fetch_add(ns, Ordering::Relaxed);
+    }
+
+    /// As it is now.
+    pub fn read(&self) -> Times {
+        Times {
+            bounds_us: BOUNDS_US.to_vec(),
+            counts: self.counts.iter().map(|count| count.load(Ordering::Relaxed)).collect(),
+            sum_ns: self.sum_ns.load(Ordering::Relaxed),
+        }
     }
 }
 
@@ -74,4 +118,20 @@ metrics! {
     lender_connects: "times a lender was reached",
     lender_resumes: "times a lender was reached again that had kept what was put before",
     lender_losses: "times the connection to a lender was lost",
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_fall_into_their_buckets() {
+        let histogram = Histogram::default();
+        for us in [0, 10, 11, 1_000_000, 1_000_001] {
+            histogram.note(Duration::from_micros(us));
+        }
+        let times = histogram.read();
+        assert_eq!((times.counts[0], times.counts[1], times.counts[15], times.counts[16]), (2, 1, 1, 1));
+        assert_eq!((times.counts.iter().sum::<u64>(), times.sum_ns), (5, 2_000_022_000));
+    }
 }

@@ -195,8 +195,10 @@ impl<B: Below + Send + Sync + 'static> Asking<'_, B> {
         let is_compared = is_compared(buf.len() / PAGE_SIZE, reading.is_sequential());
         let begun = Instant::now();
         let read = self.read.below.read_at(buf, offset)?;
+        let took = begun.elapsed();
+        self.borrower.below_times.note(took);
         if is_compared && read > 0 {
-            self.borrower.disk.note(begun.elapsed());
+            self.borrower.disk.note(took);
         }
         Ok(read)
     }
@@ -221,12 +223,16 @@ impl<B: Below + Send + Sync + 'static> Asking<'_, B> {
         metrics.get_messages.one();
         borrower.hedges.earn();
         let outcome = self.receive(&link, &mut taken, question, late, span, got, buf);
+        let took = asked.elapsed();
+        if outcome.is_ok() {
+            borrower.get_times.note(took);
+        }
         match outcome {
             Ok(None) => {
                 // What many READs take together says nothing of one.
                 let is_one_read = question.places.last().is_some_and(|last| last + PAGE_SIZE == span_end);
                 if is_one_read && is_compared(question.keys.len(), question.is_sequential) {
-                    link.note(asked.elapsed());
+                    link.note(took);
                 }
                 link.give_back(taken);
                 let pages = got.iter().filter(|got| matches!(got, Got::Page { .. })).count() as u64;

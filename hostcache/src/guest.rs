@@ -51,6 +51,11 @@ macro_rules! statistics {
         #[derive(Clone, Copy, Debug, Default, Serialize)]
         pub struct Counts { $(#[doc = $meaning] pub $name: u64,)* }
 
+        impl Counts {
+            /// Name and meaning of each number. All of them only grow.
+            pub const MEANINGS: &'static [(&'static str, &'static str)] = &[$((stringify!($name), $meaning),)*];
+        }
+
         impl Statistics {
             /// Whether the host is there.
             pub fn is_connected(&self) -> bool {

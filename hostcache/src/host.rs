@@ -140,6 +140,11 @@ macro_rules! statistics {
             $(#[doc = $meaning] pub $name: u64,)*
         }
 
+        impl Status {
+            /// Name and meaning of each number. `placed_pages` is how it is now, the others only grow.
+            pub const MEANINGS: &'static [(&'static str, &'static str)] = &[$((stringify!($name), $meaning),)*];
+        }
+
         impl Statistics {
             fn status(&self, image: String, problem: Option<String>, connected: bool) -> Status {
                 Status { image, problem, connected, $($name: self.$name.load(Relaxed),)* }

@@ -77,12 +77,14 @@ pub struct Confined {
     files: &'static str,
 }
 
-/// A lender that listens there; `folder` is where it removes its socket and log. It may read its configuration again, also when that was replaced, hence
-/// what else is in the same folder.
-pub fn lender(listen: &Address, folder: &Path, configuration: Option<&Path>) -> Confined {
+/// A lender that listens there, and has its metrics served there; `folder` is where it removes its socket and log. It may read its configuration again,
+/// also when that was replaced, hence what else is in the same folder.
+pub fn lender(listen: &Address, metrics: Option<&Address>, folder: &Path, configuration: Option<&Path>) -> Confined {
     let mut removes = vec![folder.to_owned()];
-    if let Address::Unix(path) = listen {
-        removes.extend(path.parent().map(Path::to_owned));
+    for address in metrics.into_iter().chain([listen]) {
+        if let Address::Unix(path) = address {
+            removes.extend(path.parent().map(Path::to_owned));
+        }
     }
     let files = match restrict_files(&removes, configuration.and_then(Path::parent)) {
         Ok(RulesetStatus::FullyEnforced) => "few",
@@ -164,7 +166,7 @@ mod tests {
         }
         let run = || {
             let open = fs::File::open(other.join("file")).unwrap();
-            let confined = lender(&"unix:/nowhere/socket".parse().unwrap(), &own, None);
+            let confined = lender(&"unix:/nowhere/socket".parse().unwrap(), None, &own, None);
             assert!(confined.no_new_privs && confined.capabilities.is_empty(), "{confined:?}");
             assert!(fs::read_to_string("/proc/meminfo").unwrap().contains("MemTotal"));
             assert_eq!(std::io::read_to_string(open).unwrap(), "bytes", "what is open stays so");

@@ -9,6 +9,7 @@
 use crate::configuration::{self, Changeable};
 use crate::control::{self, Control, RemovedOnDrop};
 use crate::exit;
+use crate::metrics::server::Door;
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
@@ -18,6 +19,8 @@ use std::io::{BufRead, BufReader, IsTerminal, Write};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode, Stdio};
+use std::sync::Arc;
+use wire::address::Address;
 
 /// Tells the process that it is the one in the background: the value is the process id of the one that started it.
 pub const STARTED_BY: &str = "PUMAPOOL_STARTED_BY";
@@ -33,6 +36,11 @@ pub struct Options {
     /// In the background, log to this file [default: next to the daemon's socket, removed when it ends well].
     #[arg(long, value_name = "FILE")]
     pub log_file: Option<PathBuf>,
+
+    /// Serve this daemon's metrics for Prometheus at http://ADDR/metrics: HOST:PORT or unix:PATH. Whoever can connect can read them, so
+    /// that 127.0.0.1:PORT is a good choice.
+    #[arg(long, value_name = "ADDR", value_parser = crate::metrics::address)]
+    pub metrics: Option<Address>,
 }
 
 /// A daemon about to begin its work.
@@ -41,6 +49,7 @@ pub struct Daemon {
     signals: Signals,
     control: Control,
     changeable: Changeable,
+    metrics: Option<Door>,
 }
 
 /// Where a daemon in the background logs.
@@ -81,7 +90,8 @@ impl Daemon {
             let _ = rustix::process::setsid();
         }
         let signals = Signals::new([SIGINT, SIGTERM, SIGQUIT, SIGHUP]).context("cannot listen for signals")?;
-        Ok(Ok(Daemon { log, signals, control: Control::bind(kind)?, changeable: Changeable::nothing() }))
+        let metrics = options.metrics.as_ref().map(Door::bind).transpose()?;
+        Ok(Ok(Daemon { log, signals, control: Control::bind(kind)?, metrics, changeable: Changeable::nothing() }))
     }
 
     /// What of its options can change while it runs.
@@ -89,9 +99,14 @@ impl Daemon {
         Daemon { changeable, ..self }
     }
 
-    /// For a process that leaves the serving to another one: the log, and the control socket.
-    pub fn into_parts(self) -> (Option<Log>, Control) {
-        (self.log, self.control)
+    /// For a process that leaves the serving to another one: the log, the control socket, and where metrics are served.
+    pub fn into_parts(self) -> (Option<Log>, Control, Option<Door>) {
+        (self.log, self.control, self.metrics)
+    }
+
+    /// Where metrics are served.
+    pub fn metrics(&self) -> Option<&Address> {
+        self.metrics.as_ref().map(Door::address)
     }
 
     /// The daemon serves. Has `stop` run on the first signal, answers who asks for the status, and tells everybody who waits:
@@ -99,7 +114,7 @@ impl Daemon {
     pub fn serve(
         self,
         message: &str,
-        status: impl Fn() -> Value + Send + 'static,
+        status: impl Fn() -> Value + Send + Sync + 'static,
         stop: impl FnOnce() + Send + 'static,
     ) -> Result<Serving> {
         self.serve_commands(message, status, |_, stream| drop(stream), stop)
@@ -109,12 +124,22 @@ impl Daemon {
     pub fn serve_commands(
         self,
         message: &str,
-        status: impl Fn() -> Value + Send + 'static,
+        status: impl Fn() -> Value + Send + Sync + 'static,
         command: impl Fn(&str, UnixStream) + Send + 'static,
         stop: impl FnOnce() + Send + 'static,
     ) -> Result<Serving> {
         on_signals(self.signals, hangup_ends(self.log.is_some()), self.changeable, stop)?;
-        let control = self.control.serve(status, command)?;
+        let metrics = self.metrics.as_ref().map(|door| door.address().to_string());
+        let status = Arc::new(move || {
+            let mut status = status();
+            status["metrics"] = metrics.clone().into();
+            status
+        });
+        if let Some(door) = &self.metrics {
+            let status = status.clone();
+            door.serve(Arc::new(move || vec![status()]))?;
+        }
+        let control = self.control.serve(move || status(), command)?;
         let mut default_log = None;
         let mut stdout = std::io::stdout();
         if let Some(log) = self.log {
@@ -131,13 +156,14 @@ impl Daemon {
             let _ = writeln!(stdout, "READY {message}").and_then(|()| stdout.flush());
         }
         let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
-        Ok(Serving { _control: control, default_log })
+        Ok(Serving { _control: control, _metrics: self.metrics, default_log })
     }
 }
 
 /// A daemon that serves.
 pub struct Serving {
     _control: control::Serving,
+    _metrics: Option<Door>,
     default_log: Option<RemovedOnDrop>,
 }
 

@@ -1,5 +1,6 @@
-//! `pumapool generate`: man pages and shell completions, made from the command itself, so that they say what it does.
+//! `pumapool generate`: man pages, shell completions and references, made from the code itself, so that they say what it does.
 
+use crate::metrics::reference;
 use crate::{Cli, exit};
 use anyhow::{Context, Result};
 use clap::CommandFactory;
@@ -24,6 +25,12 @@ enum What {
         /// The directory, which is there.
         folder: PathBuf,
     },
+    /// Print docs/metrics.md.
+    Metrics {
+        /// The same for programs.
+        #[arg(long)]
+        json: bool,
+    },
     /// Print what makes a shell complete the command.
     Completions {
         /// Which shell.
@@ -40,6 +47,8 @@ pub fn run(options: &Options) -> Result<ExitCode> {
             root.build();
             pages(&root, folder)?;
         }
+        What::Metrics { json: true } => writeln!(std::io::stdout(), "{}", reference::json())?,
+        What::Metrics { json: false } => std::io::stdout().write_all(reference::markdown().as_bytes())?,
         What::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(*shell, &mut root, "pumapool", &mut script);

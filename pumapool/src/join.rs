@@ -106,7 +106,7 @@ pub fn run(options: Options, log: &str) -> Result<ExitCode> {
     // While programs can still be started, with all rights. They open their own descriptors, and none of ours.
     let mounts = Mounts::start(&options.mounts, &options.mount_arguments(log, &own))?;
     // Before the first thread is started: threads inherit it. Mounts are ended by signals, which need no rights beyond the user's.
-    let confined = confine::lender(server.local_address(), &control::folder(), configuration::path());
+    let confined = confine::lender(server.local_address(), daemon.metrics(), &control::folder(), configuration::path());
     let address = server.local_address().to_string();
     let handle = server.handle();
     // Until the mounts have been heard.

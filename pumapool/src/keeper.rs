@@ -18,6 +18,7 @@ use crate::control::Control;
 use crate::daemon::{self, Log};
 use crate::exit::HANDED_OVER;
 use crate::fdstore::Store;
+use crate::metrics::server::Door;
 use anyhow::{Context, Result};
 use mount::handover::channel::{Channel, Held, Message};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -36,6 +37,8 @@ use std::time::{Duration, Instant};
 
 /// Tells the process that it is a daemon, and what it has inherited: see [`crate::kept`].
 pub const INHERITED: &str = "PUMAPOOL_KEPT";
+/// The socket at which the daemon is to serve its metrics. Apart from the others, so that a program that does not know of it serves on.
+pub const INHERITED_METRICS: &str = "PUMAPOOL_KEPT_METRICS";
 /// The code of a Rust program whose main thread panicked.
 const PANICKED: i32 = 101;
 /// Deaths in a row without a request served, after which the mount is let go.
@@ -90,6 +93,7 @@ struct Keeper {
     store: Store,
     log: Option<Log>,
     control: Control,
+    metrics: Option<Door>,
     signals: Vec<(i32, UnixStream)>,
     hangup_ends: bool,
     /// The daemon is to read the configuration again.
@@ -106,7 +110,12 @@ struct Keeper {
 }
 
 /// Runs until the mount has ended. `held` is what a keeper before this one has left with systemd.
-pub fn run(log: Option<Log>, control: Control, held: BTreeMap<Held, OwnedFd>) -> Result<ExitCode> {
+pub fn run(
+    log: Option<Log>,
+    control: Control,
+    metrics: Option<Door>,
+    held: BTreeMap<Held, OwnedFd>,
+) -> Result<ExitCode> {
     let mut signals = Vec::new();
     for signal in [SIGINT, SIGTERM, SIGQUIT, SIGHUP] {
         let (ours, theirs) = UnixStream::pair().context("cannot listen for signals")?;
@@ -122,6 +131,7 @@ pub fn run(log: Option<Log>, control: Control, held: BTreeMap<Held, OwnedFd>) ->
         wants_reload: false,
         log,
         control,
+        metrics,
         signals,
         folder: std::env::current_dir().unwrap_or_else(|_| "/".into()),
         was_ready: false,
@@ -343,11 +353,12 @@ impl Keeper {
         let listener = self.control.listener();
         let mut inherited = vec![channel.fd(), listener];
         inherited.extend(self.log.as_ref().map(|log| log.file().as_fd()));
+        let numbers: Vec<String> = inherited.iter().map(|fd| fd.as_raw_fd().to_string()).collect();
+        inherited.extend(self.metrics.as_ref().map(Door::as_fd));
         // This process has one thread: nothing else is started while they are open to be inherited.
         for fd in &inherited {
             fcntl_setfd(fd, FdFlags::empty()).context("cannot pass a descriptor on")?;
         }
-        let numbers: Vec<String> = inherited.iter().map(|fd| fd.as_raw_fd().to_string()).collect();
         let mut arguments = configuration::given().iter();
         let name = arguments.next().map_or("pumapool".as_ref(), |name| name.as_os_str());
         let mut command = Command::new(format!("/proc/self/fd/{}", program.as_raw_fd()));
@@ -357,6 +368,10 @@ impl Keeper {
         for variable in [crate::daemon::STARTED_BY, "NOTIFY_SOCKET", "LISTEN_FDS", "LISTEN_FDNAMES", "LISTEN_PID"] {
             command.env_remove(variable);
         }
+        match &self.metrics {
+            Some(door) => command.env(INHERITED_METRICS, door.as_fd().as_raw_fd().to_string()),
+            None => command.env_remove(INHERITED_METRICS),
+        };
         if self.folder.is_dir() {
             command.current_dir(&self.folder);
         }

@@ -4,7 +4,7 @@
 //! the socket's queue, and is answered by the successor.
 
 use crate::configuration::{self, Changeable};
-use crate::keeper::INHERITED;
+use crate::keeper::{INHERITED, INHERITED_METRICS};
 use crate::{control, daemon, exit};
 use anyhow::{Context, Result};
 use mount::handover::channel::{Channel, Message};
@@ -21,6 +21,8 @@ use std::sync::Arc;
 pub struct Kept {
     /// To the keeper.
     pub channel: Arc<Channel>,
+    /// Where it is asked for its metrics, if it is to be.
+    pub metrics: Option<OwnedFd>,
     listener: UnixListener,
     log: Option<File>,
     keeper_pid: u32,
@@ -61,17 +63,20 @@ impl Kept {
             .collect::<Result<_, _>>()
             .context("what a keeper passes makes no sense")?;
         anyhow::ensure!(matches!(numbers.len(), 2 | 3), "what a keeper passes makes no sense");
-        let mut fds = numbers.into_iter().map(|number| {
+        let own = |number| {
             // SAFETY: the keeper has left exactly these open for us, and nobody else in this process knows them.
             let fd = unsafe { OwnedFd::from_raw_fd(number) };
             rustix::io::fcntl_setfd(&fd, rustix::io::FdFlags::CLOEXEC).map(|()| fd)
-        });
+        };
+        let metrics = std::env::var(INHERITED_METRICS).ok().and_then(|number| number.parse().ok());
+        let metrics = metrics.map(own).transpose().context("what a keeper passes is not open")?;
+        let mut fds = numbers.into_iter().map(own);
         let mut next = || fds.next().transpose().context("what a keeper passes is not open");
         let (channel, listener, log) = (next()?, next()?, next()?);
         let keeper_pid = rustix::process::getppid().map_or(0, |pid| pid.as_raw_nonzero().get() as u32);
         let (Some(channel), Some(listener)) = (channel, listener) else { return Ok(None) };
         let (channel, listener) = (Arc::new(Channel::new(channel)), UnixListener::from(listener));
-        Ok(Some(Kept { channel, listener, log: log.map(File::from), keeper_pid }))
+        Ok(Some(Kept { channel, metrics, listener, log: log.map(File::from), keeper_pid }))
     }
 
     /// The process that stands for the mount: the keeper, as long as it is there.

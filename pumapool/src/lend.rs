@@ -111,7 +111,7 @@ pub fn run(options: Options) -> Result<ExitCode> {
     };
     let server = lender::Server::bind(options.lending.config(security.clone())?)?;
     // Before the first thread is started: threads inherit it.
-    let confined = confine::lender(server.local_address(), &control::folder(), configuration::path());
+    let confined = confine::lender(server.local_address(), daemon.metrics(), &control::folder(), configuration::path());
     let address = server.local_address().to_string();
     let handle = server.handle();
     let gossip = pool::lend(&options.pool, security, &handle, server.local_address())?;

@@ -21,6 +21,7 @@ mod key;
 mod lend;
 mod lenders;
 mod log;
+mod metrics;
 mod mount;
 mod mount_helper;
 mod numa;
@@ -30,6 +31,7 @@ mod role;
 mod security;
 mod size;
 mod status;
+mod top;
 mod umount;
 mod upgrade;
 
@@ -82,9 +84,13 @@ enum Command {
     Config(configuration::Options),
     /// Show what the lenders and mounts of this machine are doing.
     Status(status::Options),
+    /// Show live what they do: hit ratio, latencies, lenders, reclaim, roles.
+    Top(top::Options),
+    /// Print or serve the numbers of all daemons of this machine, for Prometheus.
+    Metrics(metrics::Options),
     /// Say what this kernel and your rights allow, what will be used, and how to get the rest.
     Doctor(doctor::Options),
-    /// Make man pages and shell completions.
+    /// Make man pages, shell completions and references from the code.
     #[command(hide = true)]
     Generate(generate::Options),
 }
@@ -112,7 +118,9 @@ fn run(arguments: Vec<OsString>, failure: u8) -> ExitCode {
         Ok(cli) => cli,
         Err(error) => return fail(&error, failure),
     };
-    if let Err(error) = log::begin(&cli.log) {
+    // A line of the log would be in the midst of the screen.
+    let takes_terminal = matches!(&cli.command, Command::Top(options) if options.takes_terminal());
+    if let Err(error) = log::begin(if takes_terminal { "off" } else { &cli.log }) {
         return fail(&error, failure);
     }
     let result = match cli.command {
@@ -128,6 +136,8 @@ fn run(arguments: Vec<OsString>, failure: u8) -> ExitCode {
         Command::Key(options) => key::run(&options),
         Command::Config(options) => configuration::run(&options),
         Command::Status(options) => status::run(&options),
+        Command::Top(options) => top::run(&options),
+        Command::Metrics(options) => metrics::run(&options),
         Command::Doctor(options) => doctor::run(&options),
         Command::Generate(options) => generate::run(&options),
     };

@@ -10,6 +10,7 @@ use crate::exit;
 use crate::host_cache::Guests;
 use crate::kept::Kept;
 use crate::lenders::Lenders;
+use crate::metrics::server;
 use crate::{confine, fdstore, joined, keeper, pool, security, size};
 use anyhow::{Context, Result, bail};
 use borrower::{Borrower, Strategy};
@@ -312,15 +313,15 @@ pub fn run(options: Options) -> Result<ExitCode> {
     let held = fdstore::inherited();
     match Daemon::prepare("mount", &options.daemon)? {
         Ok(daemon) => {
-            let (log, control) = daemon.into_parts();
-            keeper::run(log, control, held)
+            let (log, control, metrics) = daemon.into_parts();
+            keeper::run(log, control, metrics, held)
         }
         Err(code) => Ok(code),
     }
 }
 
 /// The daemon: mounts, or takes over what the keeper gives, and serves.
-fn serve(mut options: Options, kept: Kept) -> Result<ExitCode> {
+fn serve(mut options: Options, mut kept: Kept) -> Result<ExitCode> {
     let given = Given::receive(&kept.channel).context("cannot hear from the keeper")?;
     // The daemon leaves its folder; the address must not.
     let named: Vec<Address> = options.lender.iter().cloned().map(Address::absolute).collect::<Result<_, _>>()?;
@@ -400,6 +401,7 @@ fn serve(mut options: Options, kept: Kept) -> Result<ExitCode> {
         "fill": fill,
         "confined": confine::now(),
         "security": (!networks.is_empty()).then(|| security::name(&security)),
+        "metrics": kept.metrics.as_ref().and_then(server::address).map(|address| address.to_string()),
     });
     let message = format!("{} is mounted at {}", mount.0.source().display(), mount.0.mountpoint().display());
     let status = {
@@ -436,7 +438,17 @@ fn serve(mut options: Options, kept: Kept) -> Result<ExitCode> {
             }
         }
     };
-    kept.serve(&message, status, command, Changeable::nothing(), stop)?;
+    let status = Arc::new(status);
+    if let Some(socket) = kept.metrics.take() {
+        let status = status.clone();
+        let served = server::serve(socket, Arc::new(move || vec![status()]));
+        // A mount that is in use is served on, whatever becomes of its metrics.
+        served.or_else(|error| {
+            tracing::error!("metrics are not served: {error:#}");
+            if takes_over { Ok(()) } else { Err(error) }
+        })?;
+    }
+    kept.serve(&message, move || status(), command, Changeable::nothing(), stop)?;
     match &guests {
         Some(guests) => tracing::info!("{message}; guests are listened to at {}", guests.address()),
         None => tracing::info!("{message}, filled on {fill}"),
@@ -533,6 +545,7 @@ fn status(mut description: Value, mount: &mount::Mount, borrower: &Borrower) -> 
     description["puts_under_way"] = borrower.puts_under_way().into();
     description["borrower"] = counters.into();
     description["cgroups"] = serde_json::to_value(borrower.cgroups()).unwrap_or_default();
+    description["latencies"] = json!({"get": borrower.get_times(), "below": borrower.below_times()});
     description["catalog"] =
         json!({"files": census.files, "live_pages": census.live_pages, "entry_bytes": census.entry_bytes});
     description["tap"] = borrower.tap_counters().map_or(Value::Null, |counters| {

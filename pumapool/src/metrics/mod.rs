@@ -1,0 +1,59 @@
+//! `pumapool metrics`: the numbers of all daemons of this machine as Prometheus reads them, printed once or served. A daemon serves its own
+//! with `--metrics` ([`server`]).
+//!
+//! [`table`] declares each metric once; [`reading`] finds their values in statuses; [`page`] writes them; [`reference`] describes them.
+
+pub mod page;
+pub mod reading;
+pub mod reference;
+pub mod server;
+pub mod table;
+
+use crate::control;
+use anyhow::{Context, Result};
+use page::Format;
+use server::Door;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+use std::io::{ErrorKind, Write};
+use std::process::ExitCode;
+use std::sync::Arc;
+use wire::address::Address;
+
+/// Options of `metrics`.
+#[derive(clap::Args)]
+pub struct Options {
+    /// Serve the page at http://ADDR/metrics, until a signal comes: HOST:PORT or unix:PATH. Whoever can connect can read it.
+    #[arg(long, value_name = "ADDR", value_parser = address)]
+    listen: Option<Address>,
+
+    /// How to print it.
+    #[arg(long, value_enum, default_value_t = Format::Text, conflicts_with = "listen")]
+    format: Format,
+}
+
+/// An address that HTTP can be served at.
+pub fn address(text: &str) -> Result<Address, String> {
+    match text.parse() {
+        Ok(Address::Vsock { .. }) => Err("metrics are served at HOST:PORT or unix:PATH only".to_owned()),
+        parsed => parsed.map_err(|error: wire::address::AddressError| error.to_string()),
+    }
+}
+
+/// Runs the command.
+pub fn run(options: &Options) -> Result<ExitCode> {
+    let Some(listen) = &options.listen else {
+        let page = options.format.convert(&page::openmetrics(&control::ask_all())?);
+        let printed = std::io::stdout().write_all(page.as_bytes());
+        // Who reads may have seen enough.
+        printed.or_else(|error| if error.kind() == ErrorKind::BrokenPipe { Ok(()) } else { Err(error) })?;
+        return Ok(ExitCode::SUCCESS);
+    };
+    let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP]).context("cannot listen for signals")?;
+    let door = Door::bind(listen)?;
+    door.serve(Arc::new(control::ask_all))?;
+    writeln!(std::io::stdout(), "READY metrics of this machine are at {}", door.address())?;
+    let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
+    let _ = signals.forever().next();
+    Ok(ExitCode::SUCCESS)
+}

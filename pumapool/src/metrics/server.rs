@@ -1,0 +1,179 @@
+//! The page over HTTP. One thread serves it, to anybody who can connect: it says how much there is and how fast it is, and no names but those of
+//! mounts, lenders and images; and it takes no input beyond the request.
+//!
+//! What must never happen here: that who asks, or does not read on, costs the daemon more than a few connections and one look a second.
+
+use crate::metrics::page::{self, Format};
+use anyhow::{Context, Result};
+use http_body_util::Full;
+use hyper::body::{Bytes, Incoming};
+use hyper::header::{ACCEPT, ALLOW, CONTENT_TYPE, HeaderValue};
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper::{Method, Request, Response, StatusCode};
+use hyper_util::rt::TokioIo;
+use parking_lot::Mutex;
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use serde_json::Value;
+use std::convert::Infallible;
+use std::ffi::OsStr;
+use std::net::SocketAddr;
+use std::os::unix::ffi::OsStrExt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, UnixListener};
+use tokio::sync::Semaphore;
+use wire::address::Address;
+use wire::listener::Listener;
+
+/// Connections at once. Further ones wait in the kernel's queue.
+const CONNECTIONS_MAX: usize = 16;
+/// How long a connection may take, from its beginning to its end: slow readers are no reason to keep others waiting. It is good for one request.
+const CONNECTION_LIMIT: Duration = Duration::from_secs(5);
+/// Bytes of a request's head, at the most: the least that the library takes.
+const HEAD_BYTES_MAX: usize = 8192;
+/// For how long a page is good: however often it is asked for, the daemon is asked for its status no more often.
+const PAGE_LIFETIME: Duration = Duration::from_secs(1);
+/// Pause when there are no descriptors left to accept with.
+const RETRY: Duration = Duration::from_millis(100);
+
+/// The statuses that the page is made of.
+pub type Statuses = Arc<dyn Fn() -> Vec<Value> + Send + Sync>;
+
+/// Where the page is asked for: bound before the daemon drops its rights, and gone when dropped.
+pub struct Door(Listener);
+
+impl Door {
+    /// Listens.
+    ///
+    /// # Errors
+    /// When it cannot.
+    pub fn bind(address: &Address) -> Result<Door> {
+        // The daemon leaves its folder; the address must not.
+        Ok(Door(Listener::bind(&address.clone().absolute()?).context("--metrics")?))
+    }
+
+    /// Where it listens, with the port that the kernel chose.
+    pub fn address(&self) -> &Address {
+        self.0.address()
+    }
+
+    /// Serves the page, from a thread of its own, as long as the process runs.
+    ///
+    /// # Errors
+    /// When no thread can be started.
+    pub fn serve(&self, statuses: Statuses) -> Result<()> {
+        serve(self.as_fd().try_clone_to_owned()?, statuses)
+    }
+}
+
+impl AsFd for Door {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// Where such a socket listens.
+pub fn address(socket: impl AsFd) -> Option<Address> {
+    let name = rustix::net::getsockname(socket).ok()?;
+    if let Ok(unix) = rustix::net::SocketAddrUnix::try_from(name.clone()) {
+        return Some(Address::Unix(OsStr::from_bytes(unix.path_bytes()?).into()));
+    }
+    Some(SocketAddr::try_from(name).ok()?.into())
+}
+
+/// As [`Door::serve`], on a socket that another process has bound.
+pub fn serve(socket: OwnedFd, statuses: Statuses) -> Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot serve metrics")?;
+    let pages = Arc::new(Pages { statuses, last: Mutex::new(None) });
+    let is_unix = matches!(address(&socket), Some(Address::Unix(_)));
+    let work = move || {
+        let ended = runtime.block_on(async {
+            if is_unix {
+                let listener = UnixListener::from_std(socket.into())?;
+                accept(async || listener.accept().await.map(|(stream, _)| stream), pages).await;
+            } else {
+                let listener = TcpListener::from_std(socket.into())?;
+                accept(async || listener.accept().await.map(|(stream, _)| stream), pages).await;
+            }
+            std::io::Result::Ok(())
+        });
+        if let Err(error) = ended {
+            tracing::error!("metrics are not served: {error}");
+        }
+    };
+    std::thread::Builder::new().name("puma-metrics".into()).spawn(work).context("cannot start a thread")?;
+    Ok(())
+}
+
+async fn accept<S: AsyncRead + AsyncWrite + Unpin + 'static>(
+    next: impl AsyncFn() -> std::io::Result<S>,
+    pages: Arc<Pages>,
+) {
+    let (places, local) = (Arc::new(Semaphore::new(CONNECTIONS_MAX)), tokio::task::LocalSet::new());
+    let accepting = async {
+        loop {
+            // It is never closed.
+            let Ok(place) = places.clone().acquire_owned().await else { return };
+            let Ok(stream) = next().await else {
+                tokio::time::sleep(RETRY).await;
+                continue;
+            };
+            let pages = pages.clone();
+            tokio::task::spawn_local(async move {
+                let answer = service_fn(move |request| {
+                    let answer = answer(&request, &pages);
+                    async { Ok::<_, Infallible>(answer) }
+                });
+                let mut http = http1::Builder::new();
+                http.keep_alive(false).max_buf_size(HEAD_BYTES_MAX);
+                let connection = http.serve_connection(TokioIo::new(stream), answer);
+                // Who goes away, or makes no sense, has had his answer.
+                let _ = tokio::time::timeout(CONNECTION_LIMIT, connection).await;
+                drop(place);
+            });
+        }
+    };
+    local.run_until(accepting).await;
+}
+
+/// The page, as it was last made.
+struct Pages {
+    statuses: Statuses,
+    last: Mutex<Option<(Instant, String)>>,
+}
+
+impl Pages {
+    fn get(&self, format: Format) -> String {
+        let mut last = self.last.lock();
+        let fresh = last.take_if(|(made, _)| made.elapsed() < PAGE_LIFETIME);
+        let (_, page) = last.insert(fresh.unwrap_or_else(|| {
+            let page = page::openmetrics(&(self.statuses)()).unwrap_or_default();
+            (Instant::now(), page)
+        }));
+        format.convert(page)
+    }
+}
+
+fn answer(request: &Request<Incoming>, pages: &Pages) -> Response<Full<Bytes>> {
+    let say = |status: StatusCode, text: String| {
+        let mut response = Response::new(Full::from(text));
+        *response.status_mut() = status;
+        response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
+        response
+    };
+    if request.uri().path() != "/metrics" {
+        return say(StatusCode::NOT_FOUND, "there is nothing here but /metrics\n".to_owned());
+    }
+    if !matches!(*request.method(), Method::GET | Method::HEAD) {
+        let mut response = say(StatusCode::METHOD_NOT_ALLOWED, "GET or HEAD\n".to_owned());
+        response.headers_mut().insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
+        return response;
+    }
+    let accept = request.headers().get(ACCEPT).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    let format = Format::accepted(accept);
+    let mut response = say(StatusCode::OK, pages.get(format));
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(format.content_type()));
+    response
+}
