@@ -37,10 +37,10 @@ pub struct Histogram {
     sum_ns: AtomicU64,
 }
 
-/// A [`Histogram`] as it was at a moment.
+/// A histogram as it was at a moment.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Times {
-    /// [`BOUNDS_US`].
+    /// Upper bounds of the buckets, in microseconds.
     pub bounds_us: Vec<u64>,
     /// How many took no longer than this bound, and longer than the one before; the last: longer than all bounds.
     pub counts: Vec<u64>,

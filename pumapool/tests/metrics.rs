@@ -192,7 +192,7 @@ fn every_number_is_declared() {
                 problems
                     .push(format!("{place} of {} is not declared in pumapool/src/metrics/table.rs", status["kind"]));
             }
-            declared.iter().chain(&left_out).for_each(|at| drop(unused.remove(at)));
+            unused.retain(|at| !declared.contains(at) && !left_out.contains(at));
         }
     }
     if guest.is_none() {
@@ -206,7 +206,6 @@ fn every_number_is_declared() {
     let count = "import sys\nfrom prometheus_client.PARSER import text_string_to_metric_families as parse\n\
         families = list(parse(sys.stdin.read()))\n\
         print(len(families), sum(len(f.samples) for f in families), sum(f.documentation == '' or f.type == 'unknown' for f in families))";
-    let mut counts = Vec::new();
     for (format, parser) in [("openmetrics", "openmetrics.parser"), ("text", "parser")] {
         let page = pumapool(&["metrics", "--format", format]).stdout;
         let page = String::from_utf8(page).unwrap();
@@ -216,9 +215,7 @@ fn every_number_is_declared() {
         let said = run_python(python, &count.replace("PARSER", parser), &[], &page);
         let numbers: Vec<usize> = said.split_whitespace().map(|number| number.parse().unwrap()).collect();
         assert!(numbers[0] > 100 && numbers[1] > numbers[0] && numbers[2] == 0, "{format}: {said}");
-        counts.push(numbers[0]);
     }
-    assert_eq!(counts[0], counts[1], "both formats have the same metrics");
 }
 
 /// The page of a mount is the keeper's to hold: it is there as long as the mount is, whoever serves it.

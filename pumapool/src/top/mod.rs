@@ -182,10 +182,16 @@ fn live(
         if std::mem::take(&mut changed) {
             terminal.draw(|frame| view::draw(frame, &state, &screen)).context("cannot draw")?;
         }
-        if is_gone() {
-            return Ok(());
+        let found = wait_for_keys();
+        if found.intersects(PollFlags::HUP | PollFlags::ERR) {
+            return Ok(()); // The terminal is gone.
         }
-        if event::poll(Duration::ZERO).context("cannot read keys")? {
+        let has_event = event::poll(Duration::ZERO).context("cannot read keys")?;
+        if !has_event && !found.is_empty() {
+            // A key that comes with a change of the terminal's size is told by the library with the next one.
+            std::thread::sleep(KEYS);
+        }
+        if has_event {
             match event::read().context("cannot read keys")? {
                 Event::Key(key)
                     if key.kind == KeyEventKind::Press && pressed(key, &mut screen, state.daemons.len()) =>
@@ -200,13 +206,14 @@ fn live(
     Ok(())
 }
 
-/// Waits for a key, or a moment. Whether the terminal is gone.
-fn is_gone() -> bool {
+/// Waits for a key, or a moment. What there is of the terminal then.
+fn wait_for_keys() -> PollFlags {
     let stdin = std::io::stdin();
     let mut fds = [PollFd::new(&stdin, PollFlags::IN)];
     let limit = Timespec { tv_sec: 0, tv_nsec: KEYS.subsec_nanos().into() };
     // A signal that comes in between is no trouble.
-    poll(&mut fds, Some(&limit)).is_ok() && fds[0].revents().intersects(PollFlags::HUP | PollFlags::ERR)
+    let _ = poll(&mut fds, Some(&limit));
+    fds[0].revents()
 }
 
 /// What a key does. True: it ends.

@@ -53,6 +53,8 @@ const WIDTHS: [u16; 2] = [76, 58];
 /// Of a history line: what it is, and how much it is now.
 const TRACK_TEXT: usize = 17;
 const TRACK_NUMBER: usize = 10;
+/// Lines of the screen that a history line may take.
+const TALL_MAX: usize = 3;
 
 /// Draws all of it.
 pub fn draw(frame: &mut Frame<'_>, state: &State, screen: &Screen) {
@@ -97,8 +99,7 @@ fn title(state: &State, screen: &Screen) -> Line<'static> {
         true => Span::styled("PAUSED", Mood::Warning.style()),
         false => Span::styled(format!("every {} s", screen.interval.as_secs_f64()), FAINT),
     };
-    let counts = if counts.is_empty() { String::new() } else { format!("{}  ", counts.join(", ")) };
-    Line::from(vec![Span::styled("pumapool top  ", HEAD), Span::raw(counts), pace])
+    Line::from(vec![Span::styled("pumapool top  ", HEAD), pace, Span::raw(format!("  {}", counts.join(", ")))])
 }
 
 fn keys(width: u16) -> Line<'static> {
@@ -160,8 +161,9 @@ fn draw_list(frame: &mut Frame<'_>, area: Rect, state: &State, screen: &Screen) 
     for (at, daemon) in state.daemons.iter().enumerate().skip(first).take(rows) {
         let numbers = columns.iter().map(|(_, of)| of(daemon)).collect();
         let (how, mood) = standing(daemon);
-        let line =
-            Line::from(vec![Span::raw(row(word(daemon), &daemon.name(), numbers)), Span::styled(how, mood.style())]);
+        let row = row(word(daemon), &daemon.name(), numbers);
+        // The whole line shows which is chosen.
+        let line = Line::from(vec![Span::raw(row), Span::styled(format!("{how:<width$}"), mood.style())]);
         lines.push(if at == chosen { line.style(CHOSEN) } else { line });
     }
     frame.render_widget(Paragraph::new(lines), area);
@@ -292,11 +294,15 @@ fn draw_details(frame: &mut Frame<'_>, area: Rect, daemon: &Daemon, details: &De
     // With too little room, half of it is for what is said in words.
     let height = usize::from(inner.height);
     let tracks = details.tracks.len().min(height.saturating_sub(details.lines.len()).max(height / 2));
-    let [graphs, words] = Layout::vertical([Constraint::Length(tracks as u16), Constraint::Fill(1)]).areas(inner);
-    for (row, (name, amount, track)) in graphs.rows().zip(&details.tracks) {
+    // Where there is room, lines are taller.
+    let tall = (height.saturating_sub(details.lines.len()) / tracks.max(1)).clamp(1, TALL_MAX);
+    let [graphs, words] =
+        Layout::vertical([Constraint::Length((tracks * tall) as u16), Constraint::Fill(1)]).areas(inner);
+    let rows = Layout::vertical(vec![Constraint::Length(tall as u16); tracks]).split(graphs);
+    for (row, (name, amount, track)) in rows.iter().zip(&details.tracks) {
         let [text, graph] =
             Layout::horizontal([Constraint::Length((TRACK_TEXT + TRACK_NUMBER + 1) as u16), Constraint::Fill(1)])
-                .areas(row);
+                .areas(*row);
         frame.render_widget(Line::raw(format!("{name:<TRACK_TEXT$}{amount:>TRACK_NUMBER$} ")), text);
         draw_history(frame, graph, daemon, *track);
     }
@@ -688,7 +694,7 @@ mod tests {
         let screen = Screen { interval: Duration::from_secs(1), ..Screen::default() };
         let text = shown(80, 24, &state, &screen);
         for wanted in [
-            "pumapool top  1 mount  every 1 s",
+            "pumapool top  every 1 s  1 mount",
             "/mnt/data",
             "75.0 %",
             "1 of 2 lenders",
