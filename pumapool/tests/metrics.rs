@@ -136,7 +136,9 @@ fn every_number_is_declared() {
         ["--pool", "127.0.0.1:1", "--gossip", "127.0.0.1:0", "--cpu", "50", "--rate", "64MiB", "--capacity", "64MiB"];
     let lender = Lender::with("127.0.0.1:0", &pool, &[]);
     let seed = lender.status()["pool"]["advertise"].as_str().unwrap().to_owned();
-    let mount = Mount::start(&source, &at, &["--lender", &lender.address, "--pool", &seed, "--gossip", "127.0.0.1:0"]);
+    let gossip = ["--lender", &lender.address, "--pool", &seed, "--gossip", "127.0.0.1:0"];
+    let groups = ["--cgroup", "others,quota=64MiB,share=1"];
+    let mount = Mount::start(&source, &at, &[&gossip[..], &groups].concat());
     mount
         .wait_for("the pool", |status| status["pool"]["members"].as_array().is_some_and(|members| !members.is_empty()));
     fs::read(at.join("file")).unwrap();

@@ -101,6 +101,7 @@ pub const LEFT_OUT: &[(&str, &str)] = &[
     ("/targets/*/pid", "a name, not an amount"),
     ("/lenders/*/number", "a name, not an amount"),
     ("/pool/members/*/incarnation", "a name, not an amount"),
+    ("/curve", "a curve for readers; its sizes move with what is seen, so that series would pile up"),
     (
         "/lender/borrower_list/*",
         "sessions have new names each time, so that series would pile up; the lender's own numbers are their sums",
@@ -119,12 +120,28 @@ pub fn registry() -> &'static [Section] {
 }
 
 /// In the order of a reader's interest.
-const ORDER: &[&str] =
-    &[MOUNT, BORROWER, CATALOG, TAP, FILES, LINKS, LENDER, NODE, NODE_MOUNTS, POOL, MEMBERS, HOST, GUEST, NUMA];
+const ORDER: &[&str] = &[
+    MOUNT,
+    BORROWER,
+    CATALOG,
+    CGROUPS,
+    TAP,
+    FILES,
+    LINKS,
+    LENDER,
+    NODE,
+    NODE_MOUNTS,
+    POOL,
+    MEMBERS,
+    HOST,
+    GUEST,
+    NUMA,
+];
 
 const MOUNT: &str = "Mounts";
 const BORROWER: &str = "Mounts: reads, evictions and what became of pages";
 const CATALOG: &str = "Mounts: the catalog";
+const CGROUPS: &str = "Mounts: control groups, where they are told apart";
 const TAP: &str = "Mounts: the eviction tap";
 const FILES: &str = "Mounts: the file system";
 const LINKS: &str = "Mounts: each of their lenders";
@@ -224,6 +241,18 @@ const DECLARED: &[Section] = &[
         gauge("pumapool_mount_lent_bytes", In::Pages, "live_pages", "pages that lenders have, as far as is known"),
         gauge("pumapool_mount_lent_files", In::Count, "files", "files that are known"),
         gauge("pumapool_mount_catalog_bytes", In::Bytes, "entry_bytes", "memory of the catalog's entries"),
+    ]) },
+    Section { title: CGROUPS, daemons: &["mount"], at: "/cgroups/*", labels: &[("mount", "/mountpoint"), ("cgroup", "/cgroups/*/cgroup")], metrics: Cow::Borrowed(&[
+        gauge("pumapool_cgroup_takes_part", In::Count, "takes_part", "whether its pages are lent"),
+        gauge("pumapool_cgroup_quota_bytes", In::Pages, "quota_pages", "how much of it is lent at the most; missing if that is not limited"),
+        gauge("pumapool_cgroup_share", In::Count, "share", "its part of a full pool, in proportion to those of others; missing if it has none"),
+        gauge("pumapool_cgroup_lent_bytes", In::Pages, "lent_pages", "what lenders have of it"),
+        counter("pumapool_cgroup_evicted_pages_total", In::Count, "evicted_pages", "evictions in its name"),
+        counter("pumapool_cgroup_put_pages_total", In::Count, "put_pages", "of those, sent to a lender"),
+        counter("pumapool_cgroup_got_pages_total", In::Count, "got_pages", "pages of it asked back from lenders"),
+        counter("pumapool_cgroup_given_up_pages_total", In::Count, "given_up_pages", "pages given up at lenders, as it had more than its quota"),
+        counter("pumapool_cgroup_over_share_pages_total", In::Count, "over_share_pages", "evictions not sent, as all lenders were full and it had more than its share"),
+        counter("pumapool_cgroup_apart_pages_total", In::Count, "apart_pages", "evictions not sent, as it has no part in it"),
     ]) },
     Section { title: TAP, daemons: &["mount"], at: "/tap", labels: OF_MOUNT, metrics: Cow::Borrowed(&[
         counter("pumapool_mount_tap_captured_pages_total", In::Count, "captured_pages", "evictions copied into the ring"),
