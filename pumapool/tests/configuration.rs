@@ -128,8 +128,11 @@ fn a_mount_and_those_that_take_it_over_have_the_configuration() {
     let kill_daemon = |mount: &Configured| {
         let before = takeovers(mount);
         setup::kill(mount.status()["daemon_pid"].as_u64().unwrap() as u32);
-        assert!(wait_until(PATIENCE, || ask_daemon("mount", mount.process.pid(), ANSWER_MAX)
-            .is_ok_and(|status| status["mount"]["takeovers"].as_u64() > Some(before))));
+        let is_taken_over = || {
+            let status = ask_daemon("mount", mount.process.pid(), ANSWER_MAX);
+            status.is_ok_and(|status| status["mount"]["takeovers"].as_u64() > Some(before))
+        };
+        assert!(wait_until(PATIENCE, is_taken_over), "nobody takes over: {}", mount.log());
     };
     assert!(fs::read(at.join("file")).unwrap() == bytes);
     // A lender that no ping is fast enough for is left alone, until it is.
