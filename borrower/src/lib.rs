@@ -313,6 +313,8 @@ pub struct Borrower {
     below_times: Histogram,
     checksum_key: [u8; 32],
     config: Config,
+    /// Of the gates of all lenders, also of those to come.
+    thresholds: Mutex<gate::Config>,
     positions: Option<Arc<dyn Positions>>,
     tap_counters: Mutex<tap::Counters>,
     stop: AtomicBool,
@@ -362,6 +364,7 @@ impl Borrower {
             tap_counters: Mutex::default(),
             stop: AtomicBool::new(false),
             tap_thread: OnceLock::new(),
+            thresholds: Mutex::new(config.gate.unwrap_or_default()),
             config,
         });
         if let Some(session) = &borrower.config.session {
@@ -369,7 +372,7 @@ impl Borrower {
             for left in &session.lenders {
                 borrower.core.catalog.lender_expect(left.number, left.epoch);
                 borrower.links.add(&borrower, Some(left.number), |number| {
-                    Link::new(number, left.lender.clone(), Some(left.name), borrower.config.gate.unwrap_or_default())
+                    Link::new(number, left.lender.clone(), Some(left.name), *borrower.thresholds.lock())
                 })?;
             }
         }
@@ -397,6 +400,17 @@ impl Borrower {
         if too_many > 0 {
             tracing::warn!("{too_many} lenders are not used: there are too many, or no threads for them");
         }
+    }
+
+    /// From now on gates close and open at these, where there are any ([`Config::gate`]).
+    pub fn set_thresholds(&self, thresholds: gate::Config) {
+        *self.thresholds.lock() = thresholds;
+        self.links.all().iter().for_each(|link| link.set_thresholds(thresholds));
+    }
+
+    /// Whether what is read in a sequential stream is not lent from now on.
+    pub fn set_filter(&self, filter: bool) {
+        self.core.set_filter(filter);
     }
 
     /// What there is to say of each lender.

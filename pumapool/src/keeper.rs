@@ -315,8 +315,7 @@ impl Keeper {
                         was_ready = true;
                         self.daemon_ready(&text, child.id());
                     }
-                    // It was good: from now on, successors begin with it.
-                    Ok(Some(Message::Reload)) => configuration::accept(),
+                    Ok(Some(Message::Configured(text))) => configuration::accept(&text.into()),
                     Ok(Some(Message::Upgrade(text, to))) => upgrade = Upgrade::parse(&text, to),
                     Ok(Some(_)) => {}
                     Ok(None) => is_open = false,

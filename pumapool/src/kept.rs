@@ -134,8 +134,13 @@ impl Kept {
 
 /// Reads the configuration again, and tells the keeper if it is good: then a successor begins with it.
 fn reload(channel: &Channel, changeable: &Changeable) {
-    if configuration::reload(changeable) {
-        let _ = channel.send(&Message::Reload);
+    if !configuration::reload(changeable) {
+        return;
+    }
+    // The text itself: what is in the file may be another one by the time that the keeper looks.
+    match configuration::text_in_memory() {
+        Ok(text) => drop(channel.send(&Message::Configured(text))),
+        Err(error) => tracing::warn!("{error:#}: a daemon that takes over begins with the configuration of before"),
     }
 }
 

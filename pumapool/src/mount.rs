@@ -156,7 +156,14 @@ pub struct Policies {
     ring: usize,
 }
 
+/// Of [`Policies`], what can change while it runs.
+const CHANGEABLE: [&str; 3] = ["filter", "gate-short", "gate-long"];
+
 impl Policies {
+    fn thresholds(&self) -> borrower::gate::Config {
+        borrower::gate::Config { short: self.gate_short.0, long: self.gate_long.0 }
+    }
+
     /// As options of `mount`.
     pub fn arguments(&self) -> Vec<String> {
         // Named one by one, so that none is forgotten.
@@ -353,10 +360,7 @@ fn serve(mut options: Options, mut kept: Kept) -> Result<ExitCode> {
                 },
                 get_connections: options.policies.threads.into(),
                 filter: options.policies.filter == Switch::On,
-                gate: (options.policies.gate == Switch::On).then_some(borrower::gate::Config {
-                    short: options.policies.gate_short.0,
-                    long: options.policies.gate_long.0,
-                }),
+                gate: (options.policies.gate == Switch::On).then(|| options.policies.thresholds()),
                 hedge: options.policies.hedge == Switch::On,
                 bad_pages_max: options.policies.bad_pages,
                 catalog_bytes_max: options.policies.catalog,
@@ -448,7 +452,16 @@ fn serve(mut options: Options, mut kept: Kept) -> Result<ExitCode> {
             if takes_over { Ok(()) } else { Err(error) }
         })?;
     }
-    kept.serve(&message, move || status(), command, Changeable::nothing(), stop)?;
+    let changeable = {
+        let borrower = borrower.clone();
+        Changeable::new(&CHANGEABLE, move |command| {
+            if let crate::Command::Mount(Options { policies, .. }) = command {
+                borrower.set_filter(policies.filter == Switch::On);
+                borrower.set_thresholds(policies.thresholds());
+            }
+        })
+    };
+    kept.serve(&message, move || status(), command, changeable, stop)?;
     match &guests {
         Some(guests) => tracing::info!("{message}; guests are listened to at {}", guests.address()),
         None => tracing::info!("{message}, filled on {fill}"),

@@ -4,11 +4,15 @@ mod setup;
 
 use rustix::process::Signal;
 use serde_json::Value;
-use setup::{PATIENCE, PUMAPOOL, can_run, key_file, pumapool, write_pages};
+use setup::{Lender, PATIENCE, PUMAPOOL, can_run, key_file, pumapool, write_pages};
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use testbed::{Process, Scratch, ask_daemon, wait_until};
+use std::time::Duration;
+use testbed::{Process, Scratch, ask_daemon, wait_until, wait_until_ok};
+
+/// For an answer. While a successor takes a mount over, nobody answers: then another one is asked for.
+const ANSWER_MAX: Duration = Duration::from_secs(5);
 
 /// A daemon with a configuration, in the foreground and without a terminal, as under systemd.
 struct Configured {
@@ -32,7 +36,11 @@ impl Configured {
     }
 
     fn status(&self) -> Value {
-        ask_daemon(self.kind, self.process.pid(), PATIENCE).unwrap()
+        let ask = || {
+            ask_daemon(self.kind, self.process.pid(), ANSWER_MAX)
+                .map_err(|error| std::io::Error::other(error.to_string()))
+        };
+        wait_until_ok(PATIENCE, ask).unwrap()
     }
 
     /// Replaces the configuration, as editors do, and says so. Waits for the line in the log.
@@ -109,23 +117,41 @@ fn a_mount_and_those_that_take_it_over_have_the_configuration() {
     let scratch = Scratch::new(test).unwrap();
     let (source, at) = (scratch.directory("source").unwrap(), scratch.directory("mount").unwrap());
     let bytes = write_pages(&source.join("file"), 8, 1);
-    let text = |more: &str| format!("source = \"{}\"\nmountpoint = \"{}\"\n{more}", source.display(), at.display());
+    let lender = Lender::start(scratch.path(), "16MiB", &[]);
+    let text = |more: &str| {
+        let lender = format!("lender = \"{}\"\nkey = \"{}\"\nhedge = \"off\"", lender.address, key_file());
+        format!("source = \"{}\"\nmountpoint = \"{}\"\n{lender}\n{more}", source.display(), at.display())
+    };
     let mut mount =
         Configured::start("mount", scratch.path(), &text("strategy = \"non-inclusive\"\n"), &["--foreground"]);
     let takeovers = |mount: &Configured| mount.status()["mount"]["takeovers"].as_u64().unwrap();
     let kill_daemon = |mount: &Configured| {
         let before = takeovers(mount);
         setup::kill(mount.status()["daemon_pid"].as_u64().unwrap() as u32);
-        assert!(wait_until(PATIENCE, || ask_daemon("mount", mount.process.pid(), PATIENCE)
-            .is_ok_and(|status| status["mount"]["takeovers"].as_u64() > Some(before))));
+        let is_taken_over = || {
+            let status = ask_daemon("mount", mount.process.pid(), ANSWER_MAX);
+            status.is_ok_and(|status| status["mount"]["takeovers"].as_u64() > Some(before))
+        };
+        assert!(wait_until(PATIENCE, is_taken_over), "nobody takes over: {}", mount.log());
     };
     assert!(fs::read(at.join("file")).unwrap() == bytes);
+    // A lender that no ping is fast enough for is left alone, until it is.
+    let state = |mount: &Configured, state: &str| {
+        let is = || mount.status()["lenders"][0]["state"] == state;
+        assert!(wait_until(PATIENCE, is), "the lender is not {state}: {}", mount.status());
+    };
+    state(&mount, "used");
+    let thresholds = "strategy = \"non-inclusive\"\ngate-short = \"1,0\"\nfilter = \"off\"\n";
+    mount.reload(&text(thresholds), "filter is off now, gate-short is 1,0 now");
+    state(&mount, "shunned");
+    mount.reload(&text("strategy = \"non-inclusive\"\n"), "gate-short is 40000,1500 now");
+    state(&mount, "used");
     // The log level of the daemon, and then of its successor.
     mount.reload(&text("strategy = \"non-inclusive\"\nlog = \"debug\"\n"), "log is debug now");
     // Broken from here on: it goes on, and so does the one that takes over.
     mount.reload(
         &text("strategy = \"none\"\n"),
-        "mount.toml:3: strategy: \"none\": write one of exclusive, non-inclusive",
+        "mount.toml:6: strategy: \"none\": write one of exclusive, non-inclusive",
     );
     kill_daemon(&mount);
     assert!(fs::read(at.join("file")).unwrap() == bytes);
@@ -176,7 +202,7 @@ fn in_the_background_and_without_a_configuration() {
     lender.signal(Signal::HUP).unwrap();
     let said = || fs::read_to_string(scratch.path().join("second")).unwrap();
     assert!(wait_until(PATIENCE, || said().contains("there is no configuration to read again")), "{}", said());
-    assert!(ask_daemon("lend", lender.pid(), PATIENCE).is_ok());
+    assert!(ask_daemon("lend", lender.pid(), ANSWER_MAX).is_ok());
 }
 
 #[test]

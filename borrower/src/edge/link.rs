@@ -371,6 +371,11 @@ impl Link {
         }
     }
 
+    /// Its gate closes and opens at these from the next ping on.
+    pub(crate) fn set_thresholds(&self, thresholds: crate::logic::gate::Config) {
+        self.seen.lock().gate.set_config(thresholds);
+    }
+
     /// A ping was answered: weighs the lender anew, and opens or closes its gate.
     fn measured(&self, borrower: &Borrower, rtt: Duration, elapsed: Duration) {
         let number = self.number;

@@ -132,7 +132,7 @@ impl Links {
         let known = self.all();
         let new = lenders.iter().filter(|lender| !known.iter().any(|link| same(link, lender)));
         let add = |lender: &&LenderAddress| {
-            let gate = borrower.config.gate.unwrap_or_default();
+            let gate = *borrower.thresholds.lock();
             self.add(borrower, None, |number| Link::new(number, (*lender).clone(), None, gate)).is_err()
         };
         new.filter(add).count()

@@ -164,7 +164,7 @@ pub struct Core {
     sealing: Sealing,
     strategy: Strategy,
     sees_evictions: bool,
-    filter: bool,
+    filter: AtomicBool,
     /// What the lenders weigh.
     pub weights: Weights,
     buffers: Arc<Buffers>,
@@ -193,7 +193,7 @@ impl Core {
             sealing: setup.sealing,
             strategy: setup.strategy,
             sees_evictions: setup.sees_evictions,
-            filter: setup.filter,
+            filter: setup.filter.into(),
             weights: Weights::new(setup.lenders),
             queues: (0..setup.lenders).map(queue).collect(),
             buffers,
@@ -256,9 +256,14 @@ impl Core {
         if self.is_borrowing() { self.catalog.usable() } else { 0 }
     }
 
+    /// Whether what is read in a sequential stream is not lent from now on.
+    pub fn set_filter(&self, filter: bool) {
+        self.filter.store(filter, Ordering::Relaxed);
+    }
+
     /// What becomes of what is read in a sequential stream.
     pub fn filter(&self) -> Filter {
-        match self.filter {
+        match self.filter.load(Ordering::Relaxed) {
             false => Filter::Off,
             true if self.sees_evictions => Filter::Evicted,
             true => Filter::Read,

@@ -153,6 +153,11 @@ impl Gate {
         }
     }
 
+    /// Other thresholds, from what is measured next on.
+    pub fn set_config(&mut self, config: Config) {
+        self.config = config;
+    }
+
     /// A ping was answered, `elapsed` after the one before.
     pub fn measured(&mut self, measured: Measured, elapsed: Duration) {
         for average in [&mut self.now, &mut self.short, &mut self.long] {

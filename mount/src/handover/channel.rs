@@ -80,8 +80,10 @@ pub enum Message {
     Upgrade(String, Option<OwnedFd>),
     /// To the daemon: end in order, as this signal demands.
     Stop(i32),
-    /// To the daemon: read the configuration again. To the keeper: that was done, and it is good.
+    /// To the daemon: read the configuration again.
     Reload,
+    /// To the keeper: this configuration is good, a file with its text. Successors begin with it.
+    Configured(OwnedFd),
 }
 
 const RELEASE: u32 = 16;
@@ -90,6 +92,7 @@ const READY: u32 = 33;
 const UPGRADE: u32 = 34;
 const STOP: u32 = 35;
 const RELOAD: u32 = 36;
+const CONFIGURED: u32 = 37;
 
 /// One end.
 pub struct Channel {
@@ -144,6 +147,7 @@ impl Channel {
             Message::Upgrade(text, fd) => (UPGRADE, 0, text.as_str(), fd.as_ref().map(AsFd::as_fd)),
             Message::Stop(signal) => (STOP, *signal as u64, "", None),
             Message::Reload => (RELOAD, 0, "", None),
+            Message::Configured(fd) => (CONFIGURED, 0, "", Some(fd.as_fd())),
         };
         self.send_parts(kind, number, text, fd)
     }
@@ -220,6 +224,7 @@ impl Channel {
             (UPGRADE, fd) => Some(Message::Upgrade(text(), fd)),
             (STOP, _) => Some(Message::Stop(number as i32)),
             (RELOAD, _) => Some(Message::Reload),
+            (CONFIGURED, fd) => fd.map(Message::Configured),
             (kind, Some(fd)) => Held::from_code(kind, number).map(|held| Message::Hold(held, fd)),
             (kind, None) if Held::from_code(kind, number).is_some() => {
                 return Err(io::Error::other("a descriptor to be kept found no room; raise the limit of open files"));

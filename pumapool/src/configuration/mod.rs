@@ -13,8 +13,12 @@ use anyhow::{Context, Result, bail};
 use clap::{ArgMatches, CommandFactory, FromArgMatches};
 use file::{ConfigFile, Said};
 use parking_lot::Mutex;
+use rustix::fd::OwnedFd;
+use rustix::fs::{MemfdFlags, memfd_create};
 use std::ffi::OsString;
+use std::fs::File;
 use std::io::Read;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::OnceLock;
@@ -140,10 +144,21 @@ pub fn reload(changeable: &Changeable) -> bool {
     }
 }
 
-/// For a keeper, whose daemon has found the configuration good: successors begin with it.
-pub fn accept() {
+/// The text of the configuration that is in use, as a file in memory.
+pub fn text_in_memory() -> Result<OwnedFd> {
+    let made = memfd_create("puma-config", MemfdFlags::CLOEXEC).context("cannot pass the configuration on")?;
+    let file = File::from(made);
+    file.write_all_at(text().unwrap_or_default().as_bytes(), 0).context("cannot pass the configuration on")?;
+    Ok(file.into())
+}
+
+/// For a keeper, whose daemon has found this configuration good: successors begin with it.
+pub fn accept(file: &File) {
     let Some((began, path)) = BEGAN.get().and_then(|began| Some((began, began.file.as_ref()?))) else { return };
-    let Ok(text) = read(path) else { return };
+    let mut bytes = vec![0; CONFIG_BYTES_MAX as usize];
+    let Ok(length) = file.read_at(&mut bytes, 0) else { return };
+    let text = String::from_utf8_lossy(&bytes[..length]).into_owned();
+    // One that this keeper does not understand is for a newer daemon.
     if let Ok((_, cli)) = began.parse(path, &text) {
         let _ = log::set(&cli.log);
     }
@@ -220,8 +235,7 @@ fn described(matches: &ArgMatches, id: &str) -> String {
 
 fn read(path: &Path) -> Result<String> {
     let mut text = String::new();
-    let file =
-        std::fs::File::open(path).with_context(|| format!("cannot read the configuration {}", path.display()))?;
+    let file = File::open(path).with_context(|| format!("cannot read the configuration {}", path.display()))?;
     let read = file.take(CONFIG_BYTES_MAX + 1).read_to_string(&mut text);
     let bytes = read.with_context(|| format!("cannot read the configuration {}", path.display()))?;
     if bytes as u64 > CONFIG_BYTES_MAX {
