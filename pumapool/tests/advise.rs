@@ -26,7 +26,7 @@ const POOL: &str = "8MiB";
 /// A disk that is slower than a lender, and yet shows everything in some seconds.
 const READS_PER_S: u32 = 2000;
 /// How long `advise` watches.
-const SECONDS: &str = "8";
+const SECONDS: &str = "7";
 /// How far the prediction may be off: five points.
 const ERROR_MAX: f64 = 0.05;
 
@@ -112,8 +112,8 @@ fn measure(mount: &Mount) -> f64 {
         assert!(testbed::wait_until(PATIENCE, passed), "{}", mount.status());
         counts()
     };
-    let before = wait_for(3 * PAGES);
-    let after = wait_for(before.0 + before.1 + 3 * PAGES);
+    let before = wait_for(2 * PAGES);
+    let after = wait_for(before.0 + before.1 + 2 * PAGES);
     let (remote, below) = (after.0 - before.0, after.1 - before.1);
     remote as f64 / (remote + below) as f64
 }
