@@ -24,7 +24,7 @@ pub const SAMPLES_MAX: usize = 8192;
 /// A threshold under which every page is sampled. Hashes have 32 bits.
 pub const EVERY_PAGE: u64 = 1 << 32;
 
-/// A page's name: its file and its index there. The file is anything that names it, such as device and inode mixed ([`file`]).
+/// A page's name: its file and its index there. The file is anything that names it, such as device and inode mixed ([`file()`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Key {
     // First, as the samples are ordered by it.

@@ -241,10 +241,10 @@ fn print_curve(out: &mut impl Write, curve: &Value) -> std::io::Result<()> {
     }
     let size = |point: &Value| {
         let ratio = point["hit_ratio"].as_f64().unwrap_or(0.0);
-        format!("{} {:.0} %", size::display(count(point, "bytes")), 100.0 * ratio)
+        format!("{:.0} % with {}", 100.0 * ratio, size::display(count(point, "bytes")))
     };
     let sizes: Vec<_> = points[points.len().saturating_sub(CURVE_POINTS)..].iter().map(size).collect();
-    writeln!(out, "  pool size   of the misses would be answered by {}", sizes.join(", "))
+    writeln!(out, "  pool sizes  of the misses would be answered {}", sizes.join(", "))
 }
 
 /// The virtual machines whose images a mount serves.

@@ -25,6 +25,8 @@ pub(super) struct Scope {
     /// Devices of which all files count.
     whole: HashSet<u32>,
     files: HashSet<(u32, u64)>,
+    /// Files that were met, again and again where paths overlap.
+    met: usize,
     samples: Vec<PathBuf>,
 }
 
@@ -55,7 +57,11 @@ impl Scope {
             if is_whole {
                 scope.whole.insert(Watch::device(metadata.dev()));
             }
-            scope.walk(path, metadata, is_whole)?;
+            let before = scope.met;
+            scope.walk(path.clone(), metadata, is_whole)?;
+            if !is_whole && scope.met == before {
+                bail!("there are no files below {} that could be watched; name another directory", path.display());
+            }
         }
         Ok(scope)
     }
@@ -90,6 +96,7 @@ impl Scope {
         if !metadata.is_file() {
             return;
         }
+        self.met += 1;
         if !is_whole {
             self.files.insert((Watch::device(metadata.dev()), metadata.ino()));
         }
@@ -142,7 +149,7 @@ mod tests {
         fs::write(&inner, vec![0; 5000]).unwrap();
         fs::write(&outer, "x").unwrap();
         std::os::unix::fs::symlink(&outer, inside.join("link")).unwrap();
-        let scope = match Scope::new(&[directory.path().join("a")]) {
+        let scope = match Scope::new(&[directory.path().join("a"), inside.clone()]) {
             Ok(scope) => scope,
             Err(error) => return testbed::skip("files_below_are_found_and_no_others", error),
         };
@@ -151,8 +158,11 @@ mod tests {
             scope.holds(Watch::device(metadata.dev()), metadata.ino())
         };
         assert!(holds(&inner) && !holds(&outer));
-        assert_eq!(scope.samples(), [fs::canonicalize(&inner).unwrap()]);
+        assert!(scope.samples().iter().all(|path| *path == fs::canonicalize(&inner).unwrap()));
         assert!(Scope::new(&["/nonexistent".into()]).is_err());
+        fs::remove_file(&inner).unwrap();
+        let error = Scope::new(&[directory.path().join("a")]).err().unwrap();
+        assert!(error.to_string().contains("no files below"), "{error}");
     }
 
     #[test]
