@@ -157,7 +157,7 @@ pub struct Policies {
 }
 
 /// Of [`Policies`], what can change while it runs.
-const CHANGEABLE: [&str; 3] = ["filter", "gate-short", "gate-long"];
+pub const CHANGEABLE: [&str; 3] = ["filter", "gate-short", "gate-long"];
 
 impl Policies {
     fn thresholds(&self) -> borrower::gate::Config {

@@ -6,7 +6,7 @@
 //! A daemon that takes a mount over goes on with the text that its keeper has ([`TEXT`]): a file that was broken meanwhile must
 //! not end a mount.
 
-mod file;
+pub mod file;
 
 use crate::{Cli, keeper, log};
 use anyhow::{Context, Result, bail};

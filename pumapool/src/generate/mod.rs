@@ -1,5 +1,7 @@
 //! `pumapool generate`: man pages, shell completions and references, made from the code itself, so that they say what it does.
 
+mod options;
+
 use crate::metrics::reference;
 use crate::{Cli, exit};
 use anyhow::{Context, Result};
@@ -25,6 +27,8 @@ enum What {
         /// The directory, which is there.
         folder: PathBuf,
     },
+    /// Print docs/options.md.
+    Options,
     /// Print docs/metrics.md.
     Metrics {
         /// The same for programs.
@@ -46,6 +50,10 @@ pub fn run(options: &Options) -> Result<ExitCode> {
             root = root.disable_help_subcommand(true);
             root.build();
             pages(&root, folder)?;
+        }
+        What::Options => {
+            root.build();
+            std::io::stdout().write_all(options::markdown(&root).as_bytes())?;
         }
         What::Metrics { json: true } => writeln!(std::io::stdout(), "{}", reference::json())?,
         What::Metrics { json: false } => std::io::stdout().write_all(reference::markdown().as_bytes())?,
@@ -95,7 +103,7 @@ mod tests {
 
     #[test]
     fn the_documentation_has_the_same_exit_codes() {
-        let page = include_str!("../../docs/packaging.md");
+        let page = include_str!("../../../docs/packaging.md");
         for (code, meaning) in exit::CODES {
             assert!(page.contains(&format!("| {code} | {meaning} |")), "docs/packaging.md lacks {code}: {meaning}");
         }
