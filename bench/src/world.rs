@@ -42,7 +42,7 @@ const TREE_FILE_MS: u64 = 20;
 /// For a daemon's answer, and until a mount has found its lender.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
 /// Until the lender has taken what was sent.
-const SETTLE_MAX: Duration = Duration::from_secs(20);
+pub const SETTLE_MAX: Duration = Duration::from_secs(20);
 /// Free space that is left on the disk.
 const DISK_RESERVE_BYTES: u64 = 1 << 30;
 /// Pages written at once.

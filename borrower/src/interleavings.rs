@@ -5,18 +5,18 @@
 //! file below and the lender are models. Run with `make interleavings`.
 //!
 //! Invariants: a READ returns what the file held at some moment between its arrival and its answer; at the end every page
-//! can be read and is the file's; what the catalog has on its account is what the entries take; no version and no key is given
+//! can be read and is the file's; what the catalog has on its account is what the entries take, and whose they are; no version and no key is given
 //! twice; nobody waits for ever (shuttle reports a deadlock; a time limit never runs out).
 //!
 //! What the tests can catch was tried by breaking the code, one place at a time: `Core::end_change` without its notice was found by
-//! `no_read_is_stale` (deadlock); `Catalog::retire` letting go of the names between counting off the last user and removing the
+//! `no_read_is_stale` (deadlock); `Reading::end` without taking account of what was taken back by the same test; `Core::evicted` without asking whether the file was removed by `files_come_and_go`, and `Catalog::retire` letting go of the names between counting off the last user and removing the
 //! file by `files_come_and_go` ("a file in use is known").
 
 use crate::logic::core::{Change, Core, Outcome, Setup, Strategy};
 use crate::logic::puts::Batch;
 use crate::logic::reading::{ATTEMPTS_MAX, Got, Reading};
 use crate::{File, FileIdentity, Stamp};
-use page::{ChecksumKey, PAGE_SIZE, Page, Version};
+use page::{ChecksumKey, FileKey, PAGE_SIZE, Page, Version};
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,6 +27,8 @@ use sync::{Condvar, Mutex};
 const SCHEDULES: usize = 400;
 const PAGES: usize = 2;
 const SIZE_BYTES: u64 = (PAGES * PAGE_SIZE) as u64;
+/// The control group of all that is evicted.
+const GROUP: u8 = 1;
 /// No test waits for it: shuttle's time does not pass.
 const LIMIT: Duration = Duration::from_secs(1);
 
@@ -213,7 +215,7 @@ impl World {
     fn take_events(&self) {
         loop {
             let Some((position, index, content)) = self.stream.lock().events.pop_front() else { break };
-            self.core.evicted(self.file.key(), index.into(), position, &page(content), 0);
+            self.core.evicted(self.file.key(), index.into(), position, &page(content), GROUP);
             self.stream.lock().consumed = position + 1;
         }
         let _link = self.link.lock();
@@ -263,12 +265,20 @@ impl World {
         for at in 0..PAGES {
             for request in [900, 902] {
                 assert_eq!(self.read(at, request), self.below.lock().0[at], "the kernel's copy of page {at} is stale");
+                self.check_account();
                 self.evict(at);
                 self.take_events();
                 self.take_answers();
             }
         }
-        assert_eq!(self.core.catalog.accounted_bytes(), self.core.catalog.census().entry_bytes);
+        self.check_account();
+    }
+
+    fn check_account(&self) {
+        let catalog = &self.core.catalog;
+        let census = catalog.census();
+        assert_eq!(catalog.accounted_bytes(), census.entry_bytes);
+        assert_eq!(catalog.groups.counts(GROUP).lent, census.live_pages);
     }
 }
 
@@ -349,7 +359,7 @@ fn files_come_and_go() {
                     let file = world.core.catalog.adopt(identity(inode));
                     let first = *keys.lock().entry(file.key()).or_insert(inode);
                     assert_eq!(first, inode, "a key is given to two files");
-                    world.core.evicted(file.key(), 7, 0, &page(inode), 0);
+                    world.core.evicted(file.key(), 7, 0, &page(inode), GROUP);
                     let found = world.core.catalog.file(file.key()).expect("a file in use is known");
                     assert!(Arc::ptr_eq(&found, &file));
                     world.core.catalog.retire(&file, thread == 1);
@@ -366,6 +376,10 @@ fn files_come_and_go() {
             let _ = world.core.catalog.census();
         }));
         threads.push(Box::new(|world| world.take_answers()));
+        // Evictions that are heard of late, of files that may be gone.
+        threads.push(Box::new(|world| {
+            (2..5).for_each(|key| drop(world.core.evicted(FileKey(key), 9, 0, &page(9), GROUP)));
+        }));
         together(&world, threads);
         assert!(world.core.catalog.file(world.file.key()).is_some(), "the file has a user left");
     });

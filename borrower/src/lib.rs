@@ -33,6 +33,7 @@ pub use logic::core::{Change, Strategy};
 use logic::core::{Changing, Confused, Core, Outcome, Setup};
 pub use logic::curve::{CurvePoint, CurveStatus};
 pub use logic::demoted::Demotion;
+use logic::entry::VERSION_MAX;
 pub use logic::file::Left;
 pub use logic::gate;
 pub use logic::groups;
@@ -45,9 +46,9 @@ use serde::Serialize;
 use std::io;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Once, OnceLock};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use sync::Mutex;
 use tap::{Eviction, EvictionSource, Positions};
 use wire::address::Address;
@@ -590,6 +591,7 @@ impl Borrower {
                 }
             };
             self.reclaim_catalog();
+            self.look_at_versions();
             if events > 0 {
                 std::thread::sleep(EVENT_REST);
             }
@@ -604,7 +606,8 @@ impl Borrower {
             buffers.wait(returns, ROOM_WAIT);
         }
         let groups = &self.core.catalog.groups;
-        let group = self.resolver.as_ref().map_or(0, |resolver| resolver.lock().group_of(event.cgroup, groups));
+        let group =
+            self.resolver.as_ref().map_or(0, |resolver| resolver.lock().group_of(event.cgroup, Instant::now, groups));
         self.core.evicted(FileKey(event.generation), event.index, event.position, event.page, group);
     }
 
@@ -613,6 +616,15 @@ impl Borrower {
         if pages > 0 {
             tracing::info!(pages, "the catalog is full: forgetting the files that were not used for longest");
             self.core.metrics.catalog_reclaimed_pages.add(pages);
+        }
+    }
+
+    fn look_at_versions(&self) {
+        static TOLD: Once = Once::new();
+        if self.core.catalog.version() > VERSION_MAX {
+            TOLD.call_once(|| {
+                tracing::error!("all versions of pages were used up: nothing is lent any more; unmount, and mount anew")
+            });
         }
     }
 

@@ -25,6 +25,17 @@ pub struct Memory {
     pub free_bytes: u64,
 }
 
+/// How memory is used, for who plans.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Usage {
+    /// What there is, and what is free.
+    pub memory: Memory,
+    /// What is free, together with page cache that was used once, or not lately; of the tightest.
+    pub spare_bytes: u64,
+    /// Pages that were read again after they had been evicted, since ever: of the innermost cgroup with a limit, or of the machine.
+    pub refaulted_pages: u64,
+}
+
 /// The files of a cgroup that say how much it may have and how much it has.
 #[derive(Clone, Copy)]
 struct Files {
@@ -42,6 +53,15 @@ const VERSION_2: Files =
 struct Group {
     directory: PathBuf,
     files: Files,
+}
+
+impl Group {
+    /// Its limit, and what is free below it. None: it has no limit.
+    fn room_bytes(&self) -> Option<(u64, u64)> {
+        let number = |file: &&str| number(&self.directory.join(file)).filter(|bytes| *bytes < UNLIMITED_BYTES);
+        let limit = self.files.limits.iter().filter_map(number).min()?;
+        Some((limit, limit.saturating_sub(number(&self.files.usage)?)))
+    }
 }
 
 /// Looks at memory. Finds its cgroups anew when the process was moved.
@@ -73,14 +93,35 @@ impl Headroom {
         self.refresh_groups()?;
         let meminfo = std::fs::read_to_string(self.proc.join("meminfo"))?;
         let mut memory = machine_memory(&meminfo).ok_or(io::ErrorKind::InvalidData)?;
-        for Group { directory, files } in &self.groups {
-            let number = |file: &&str| number(&directory.join(file)).filter(|bytes| *bytes < UNLIMITED_BYTES);
-            let Some(limit) = files.limits.iter().filter_map(number).min() else { continue };
-            let Some(usage) = number(&files.usage) else { continue };
+        for (limit, free) in self.groups.iter().filter_map(Group::room_bytes) {
             memory.total_bytes = memory.total_bytes.min(limit);
-            memory.free_bytes = memory.free_bytes.min(limit.saturating_sub(usage));
+            memory.free_bytes = memory.free_bytes.min(free);
         }
         Ok(memory)
+    }
+
+    /// What there is now, and how it is used. Counts that the kernel does not tell are 0.
+    ///
+    /// # Errors
+    /// As for [`Headroom::read`].
+    pub fn usage(&mut self) -> io::Result<Usage> {
+        let memory = self.read()?;
+        let text = |path: PathBuf| std::fs::read_to_string(path).unwrap_or_default();
+        let meminfo = text(self.proc.join("meminfo"));
+        let of_machine = |name| meminfo_bytes(&meminfo, name).unwrap_or(0);
+        let mut spare_bytes = of_machine("MemFree:").saturating_add(of_machine("Inactive(file):"));
+        let mut refaulted_pages = None;
+        for group in &self.groups {
+            let Some((_, free)) = group.room_bytes() else { continue };
+            let stat = text(group.directory.join("memory.stat"));
+            spare_bytes = spare_bytes.min(free.saturating_add(counted(&stat, "inactive_file")));
+            refaulted_pages.get_or_insert_with(|| counted(&stat, REFAULTS));
+        }
+        Ok(Usage {
+            memory,
+            spare_bytes: spare_bytes.min(memory.total_bytes),
+            refaulted_pages: refaulted_pages.unwrap_or_else(|| counted(&text(self.proc.join("vmstat")), REFAULTS)),
+        })
     }
 
     /// All memory of the machine, whatever the cgroups allow.
@@ -196,6 +237,17 @@ fn meminfo_bytes(meminfo: &str, name: &str) -> Option<u64> {
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
+const REFAULTS: &str = "workingset_refault_file";
+
+/// In version 1 of cgroups, what is counted with all that is below has another name.
+fn counted(stat: &str, name: &str) -> u64 {
+    let of = |line: &str, prefix: &str| {
+        line.strip_prefix(prefix)?.strip_prefix(name)?.strip_prefix(' ')?.trim().parse().ok()
+    };
+    let find = |prefix: &str| stat.lines().find_map(|line| of(line, prefix));
+    find("total_").or_else(|| find("")).unwrap_or(0)
+}
+
 fn number(path: &Path) -> Option<u64> {
     std::fs::read_to_string(path).ok()?.trim().parse().ok()
 }
@@ -285,6 +337,38 @@ mod tests {
         let mut headroom = machine.headroom();
         assert_eq!(headroom.read().unwrap(), memory(100, 10));
         assert_eq!(headroom.stalled_us(), Some(77));
+    }
+
+    #[test]
+    fn usage_is_that_of_the_tightest() {
+        let usage = |machine: &Machine| {
+            let Usage { spare_bytes, refaulted_pages, .. } = machine.headroom().usage().unwrap();
+            (spare_bytes / MIB, refaulted_pages)
+        };
+        let machine = Machine::new("4:memory:/outer/inner\n", V1_MOUNT);
+        write(
+            machine.directory.path().join("proc/meminfo"),
+            "MemTotal:  1024000 kB\nMemFree:    409600 kB\nInactive(file):  102400 kB\n",
+        )
+        .unwrap();
+        write(machine.directory.path().join("proc/vmstat"), "workingset_refault_anon 1\nworkingset_refault_file 9\n")
+            .unwrap();
+        machine.group("memory/outer/inner", &[]);
+        assert_eq!(usage(&machine), (500, 9));
+        let stat = (
+            "memory.stat",
+            "inactive_file 1\nworkingset_refault_file 1\ntotal_inactive_file 20971520\ntotal_workingset_refault_file 5\n",
+        );
+        machine.group(
+            "memory/outer",
+            &[("memory.limit_in_bytes", "104857600"), ("memory.usage_in_bytes", "73400320"), stat],
+        );
+        assert_eq!(usage(&machine), (50, 5));
+        let machine = Machine::new("0::/a\n", V2_MOUNT);
+        machine
+            .group("unified/a", &[("memory.max", "104857600"), ("memory.high", "max"), ("memory.current", "94371840")]);
+        machine.group("unified/a", &[("memory.stat", "inactive_file 94371840\nworkingset_refault_file 7\n")]);
+        assert_eq!(usage(&machine), (100, 7), "no more than all");
     }
 
     #[test]

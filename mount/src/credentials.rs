@@ -47,7 +47,8 @@ pub(crate) fn prepare_thread(privilege: Privilege) -> Result<(), Errno> {
 /// Whether this process, which is root, may take on others' groups: not where a user namespace has none (`/proc/self/setgroups`).
 pub(crate) fn can_act_as_others() -> bool {
     // In a thread of its own, which has no other work to do as nobody in particular.
-    std::thread::spawn(|| system::set_thread_groups(&[])).join().is_ok_and(|set| set.is_ok())
+    let thread = std::thread::Builder::new().spawn(|| system::set_thread_groups(&[]));
+    thread.is_ok_and(|thread| thread.join().is_ok_and(|set| set.is_ok()))
 }
 
 /// Who makes a new file, and how.

@@ -47,7 +47,7 @@ impl Key {
 
 /// Names a file by device and inode.
 pub fn file(device: u64, inode: u64) -> u64 {
-    (device << 48) ^ inode
+    mix(device) ^ inode
 }
 
 /// Spreads: each bit depends on all (the finalizer of SplitMix64). tap/src/bpf/watch.bpf.c has the same.
@@ -67,5 +67,16 @@ impl Sampling {
     /// Share of all pages that is sampled.
     fn rate(self) -> f64 {
         self.threshold as f64 / EVERY_PAGE as f64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_of_devices_with_the_same_minor_number_are_told_apart() {
+        // sda1 and dm-1, as the kernel numbers them.
+        assert_ne!(file(8 << 20 | 1, 12), file(253 << 20 | 1, 12));
     }
 }

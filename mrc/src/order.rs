@@ -55,10 +55,13 @@ impl Order {
         self.place(key, position);
         while self.keys.len() > SAMPLES_MAX {
             let Some((&largest, _)) = self.positions.last_key_value() else { break };
-            self.remove(largest);
-            self.sampling.threshold = u64::from(largest.hash);
+            self.lower(largest);
         }
-        // Of the same hash there may be others.
+    }
+
+    /// Samples only what has a smaller hash than that.
+    pub(crate) fn lower(&mut self, key: Key) {
+        self.sampling.threshold = self.sampling.threshold.min(u64::from(key.hash));
         while let Some((&largest, _)) = self.positions.last_key_value()
             && !largest.is_below(self.sampling.threshold)
         {

@@ -87,6 +87,11 @@ impl Victims {
         }
     }
 
+    /// Samples fewer: only pages whose hash is smaller than this one's.
+    pub fn lower(&mut self, key: Key) {
+        self.order.lower(key);
+    }
+
     /// The page is of no more use: it was changed or deleted.
     pub fn voided(&mut self, key: Key) {
         self.order.remove(key);

@@ -2,7 +2,7 @@
 
 use crate::size;
 use anyhow::{Context, Result, bail};
-use borrower::cgroups::{Cgroups, Others, memory_hierarchy};
+use borrower::cgroups::{Cgroups, NAMED_MAX, Others, memory_hierarchy};
 use borrower::groups::Limits;
 use page::PAGE_SIZE;
 use std::fmt;
@@ -91,6 +91,12 @@ pub fn cgroups(names: &[CgroupName]) -> Result<Option<Cgroups>> {
             bail!("--cgroup {text}: what all others may have is said twice");
         }
     }
+    if named.len() > NAMED_MAX {
+        bail!(
+            "--cgroup: {} are named, and {NAMED_MAX} can be told apart; name a control group above them",
+            named.len()
+        );
+    }
     // Who names some wants those alone.
     let others = others.unwrap_or(Others::Together(Limits { takes_part: false, ..Limits::NONE }));
     Ok(Some(Cgroups { hierarchy, named, others }))
@@ -134,6 +140,10 @@ mod tests {
         assert_eq!(read(&["db"]).unwrap().unwrap().others, Others::Together(apart));
         assert_eq!(read(&["db", "others"]).unwrap().unwrap().others, Others::Together(Limits::NONE));
         assert_eq!(read(&["each"]).unwrap().unwrap().others, Others::Each(Limits::NONE));
+        let many: Vec<String> = (0..=NAMED_MAX).map(|nth| format!("no/{nth}")).collect();
+        let many: Vec<&str> = many.iter().map(String::as_str).collect();
+        assert!(read(&many[1..]).is_ok());
+        assert!(read(&many).unwrap_err().to_string().contains("can be told apart"));
         for twice in [["db", "/db"], ["others", "each"]] {
             assert!(read(&twice).unwrap_err().to_string().contains("twice"));
         }

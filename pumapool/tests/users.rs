@@ -28,7 +28,8 @@ until_true() {
 up() { "$pumapool" status --json | grep -q '"lender_is_up":true'; }
 until_true up
 from_lender() {
-	cmp source/file mount/file
+	# `set -e` does not count in a condition.
+	cmp source/file mount/file || exit 1
 	dd if=mount/file iflag=nocache count=0 status=none
 	! "$pumapool" status --json | grep -q '"lender_pages":0[,}]'
 }
@@ -38,7 +39,7 @@ cmp source/new mount/new
 "$pumapool" upgrade mount > /dev/null
 cmp source/file mount/file
 "$pumapool" umount mount
-! "$pumapool" status --json | grep -q '"kind":"mount"'
+if "$pumapool" status --json | grep -q '"kind":"mount"'; then echo "the mount is still there"; exit 1; fi
 "$pumapool" doctor > doctor || true
 grep -q 'mounts serve you alone' doctor
 grep -q 'run as root .* to tap evictions\|CAP_BPF' doctor

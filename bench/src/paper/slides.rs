@@ -5,11 +5,11 @@ use super::record::Records;
 use super::report::{Column, Finding, Results};
 use super::{Case, FILLING_THREADS, FULL_SHARE, LOCAL_BYTES, Run};
 use crate::worker::Order;
-use crate::world::{Lender, Worker};
+use crate::world::{Lender, SETTLE_MAX, Worker};
 use page::PAGE_SIZE;
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
-use testbed::Failure;
+use testbed::{Failure, wait_until};
 
 /// Fragments, in bytes.
 const FRAGMENTS_BYTES: [usize; 9] = [512, 1 << 10, 2 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 8 << 20];
@@ -94,10 +94,12 @@ fn preload(run: &Run<'_>, case: &Case<'_>) -> Result<(), Failure> {
         side.evict(at, EVICT_BYTES)?;
         side.settle()?;
     }
-    let lent_pages = case.lender.map_or(Ok(0), Lender::stored_pages)?;
+    // What the tap has not taken out of its ring yet does not count as under way.
     let pages = case.data_bytes / PAGE_SIZE as u64;
-    if (lent_pages as f64) < FULL_SHARE * pages as f64 {
-        return Err(Failure::Problem(format!("the lender has {lent_pages} of {pages} pages, after all were evicted")));
+    let lent_pages = || case.lender.map_or(Ok(0), Lender::stored_pages);
+    if !wait_until(SETTLE_MAX, || lent_pages().is_ok_and(|lent| lent as f64 >= FULL_SHARE * pages as f64)) {
+        let lent = lent_pages()?;
+        return Err(Failure::Problem(format!("the lender has {lent} of {pages} pages, after all were evicted")));
     }
     Ok(())
 }

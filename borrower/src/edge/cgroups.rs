@@ -2,7 +2,7 @@
 //!
 //! An eviction says the lower half of its group's number, which is the number of the group's directory. Directories are looked at when a number
 //! is seen that nobody knows, and no more than once a second. A page of a group that has gone, or whose directory cannot be seen
-//! from here, counts as one of the others.
+//! from here, counts as one of the others. The kernel does not give a number to another group before four billion were made.
 
 use crate::logic::groups::{Counts, Groups, Limits, NUMBERS};
 use hashbrown::HashMap;
@@ -15,8 +15,10 @@ use std::time::{Duration, Instant};
 
 /// Between two looks at the directories.
 const LOOK_PERIOD: Duration = Duration::from_secs(1);
-/// Numbers that are remembered, and directories that are looked at.
+/// Numbers that are remembered, and directories that are looked at: some 10 MiB of paths.
 const KNOWN_MAX: usize = 1 << 16;
+/// Groups that can be named: 0 is none, and one is for all others.
+pub const NAMED_MAX: usize = NUMBERS as usize - 2;
 
 /// Control groups for which pages are lent.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -96,29 +98,33 @@ fn hierarchy(mountinfo: &str) -> Option<PathBuf> {
 /// Tells groups from their numbers.
 pub(crate) struct Resolver {
     cgroups: Cgroups,
-    /// Of the borrower's groups from number 1 on; `others` is among them, or comes last.
+    /// Of the borrower's groups from number 1 on: others, those that are named, and with [`Others::Each`] those that have evicted.
     names: Vec<String>,
     limits: Vec<Limits>,
-    others: u8,
+    /// Where directories are, as far as nobody has asked for them yet.
+    paths: HashMap<u32, PathBuf>,
+    /// What numbers in evictions are.
     known: HashMap<u32, u8>,
     looked: Option<Instant>,
 }
 
+/// The borrower's group of all that are not told apart.
+const OTHERS: u8 = 1;
+
 impl Resolver {
-    /// Has the groups limited. Of more than there are numbers for, the last ones count as others.
+    /// Has the groups limited. Of more than [`NAMED_MAX`] names the last ones count as others.
     pub(crate) fn new(cgroups: Cgroups, groups: &Groups) -> Resolver {
-        let room = usize::from(NUMBERS) - 2; // 0 is none, and one is for others
         let mut resolver = Resolver {
             names: Vec::new(),
             limits: Vec::new(),
-            others: 0,
+            paths: HashMap::new(),
             known: HashMap::new(),
             looked: None,
             cgroups: Cgroups { named: Vec::new(), ..cgroups },
         };
         let (Others::Together(limits) | Others::Each(limits)) = cgroups.others;
-        resolver.others = resolver.add("others".to_owned(), limits, groups);
-        for (path, limits) in cgroups.named.into_iter().take(room) {
+        resolver.add("others".to_owned(), limits, groups);
+        for (path, limits) in cgroups.named.into_iter().take(NAMED_MAX) {
             resolver.add(path.display().to_string(), limits, groups);
             resolver.cgroups.named.push((path, limits));
         }
@@ -134,54 +140,86 @@ impl Resolver {
     }
 
     /// The borrower's group for a number in an eviction.
-    pub(crate) fn group_of(&mut self, id: u32, groups: &Groups) -> u8 {
+    pub(crate) fn group_of(&mut self, id: u32, now: impl FnOnce() -> Instant, groups: &Groups) -> u8 {
         if let Some(group) = self.known.get(&id) {
             return *group;
         }
-        let now = Instant::now();
-        if id == 0 || self.looked.is_some_and(|looked| now - looked < LOOK_PERIOD) {
-            return self.others;
+        if id == 0 {
+            return OTHERS;
         }
-        self.looked = Some(now);
-        self.look(groups);
-        if self.known.len() < KNOWN_MAX {
-            self.known.entry(id).or_insert(self.others);
+        let now = now();
+        let may_look = self.looked.is_none_or(|looked| now - looked >= LOOK_PERIOD);
+        let group = match self.paths.get(&id).cloned() {
+            Some(path) => self.group(&path, may_look.then_some(now), groups),
+            None if may_look => {
+                self.look(now);
+                // One that is not there has gone, and stays so.
+                self.paths.get(&id).cloned().map_or(Some(OTHERS), |path| self.group(&path, Some(now), groups))
+            }
+            None => None,
+        };
+        let Some(group) = group else { return OTHERS };
+        if self.known.len() >= KNOWN_MAX {
+            self.known.clear();
         }
-        self.known.get(&id).copied().unwrap_or(self.others)
+        self.paths.remove(&id);
+        self.known.insert(id, group);
+        group
     }
 
-    fn look(&mut self, groups: &Groups) {
-        self.known.clear();
-        let root = self.cgroups.hierarchy.clone();
-        let Ok(root_inode) = fs::metadata(&root).map(|metadata| metadata.ino()) else { return };
+    /// Looks where the directories are now.
+    fn look(&mut self, now: Instant) {
+        self.looked = Some(now);
+        self.paths.clear();
+        let root = &self.cgroups.hierarchy;
+        let Ok(root_inode) = fs::metadata(root).map(|metadata| metadata.ino()) else { return };
         let mut waiting = vec![(root.clone(), root_inode)];
         while let Some((folder, inode)) = waiting.pop() {
-            if self.known.len() >= KNOWN_MAX {
+            if self.paths.len() >= KNOWN_MAX {
                 tracing::warn!("there are more control groups than {KNOWN_MAX}: some count as others");
                 return;
             }
-            let group = self.group(folder.strip_prefix(&root).unwrap_or(&folder), groups);
-            self.known.insert(inode as u32, group);
             let entries = fs::read_dir(&folder).into_iter().flatten().flatten();
             let folders = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
             waiting.extend(folders.map(|entry| (entry.path(), entry.ino())));
+            let path = folder.strip_prefix(root).unwrap_or(&folder).to_owned();
+            self.paths.insert(inode as u32, path);
         }
     }
 
-    /// The group for a directory below the hierarchy's.
-    fn group(&mut self, path: &Path, groups: &Groups) -> u8 {
+    /// The group for a directory below the hierarchy's. None: there is no number for it as yet. With `look` it may be looked for one.
+    fn group(&mut self, path: &Path, look: Option<Instant>, groups: &Groups) -> Option<u8> {
         let named = self.cgroups.named.iter().enumerate().filter(|(_, (named, _))| path.starts_with(named));
         if let Some((at, _)) = named.max_by_key(|(_, (named, _))| named.components().count()) {
-            return self.others + 1 + at as u8;
+            return Some(OTHERS + 1 + at as u8);
         }
-        let Others::Each(limits) = self.cgroups.others else { return self.others };
+        let Others::Each(limits) = self.cgroups.others else { return Some(OTHERS) };
         let name = path.display().to_string();
         let name = if name.is_empty() { "/".to_owned() } else { name };
-        match self.names.iter().position(|known| *known == name) {
-            Some(at) => at as u8 + 1,
-            None if self.names.len() < usize::from(NUMBERS) - 1 => self.add(name, limits, groups),
-            None => self.others,
+        if let Some(at) = self.names.iter().position(|known| *known == name) {
+            return Some(at as u8 + 1);
         }
+        if self.names.len() < usize::from(NUMBERS) - 1 {
+            return Some(self.add(name, limits, groups));
+        }
+        self.looked = Some(look?);
+        let number = self.vacate(groups)?;
+        self.names[usize::from(number) - 1] = name;
+        groups.reset(number, limits);
+        Some(number)
+    }
+
+    /// The number of a group that has gone, and of which lenders have nothing any more.
+    fn vacate(&mut self, groups: &Groups) -> Option<u8> {
+        let first = 1 + self.cgroups.named.len();
+        let is_vacant = |at: &usize| {
+            let path = self.cgroups.hierarchy.join(self.names[*at].trim_start_matches('/'));
+            groups.counts(*at as u8 + 1).lent == 0 && !path.is_dir()
+        };
+        let number = (first..self.names.len()).find(is_vacant)? as u8 + 1;
+        // Late evictions of the one that has gone are others'.
+        self.known.values_mut().filter(|group| **group == number).for_each(|group| *group = OTHERS);
+        Some(number)
     }
 
     /// What there is to say of those that have evicted anything.
@@ -229,31 +267,46 @@ mod tests {
         let named = ["db", "db/inner"].map(|path| (PathBuf::from(path), PART)).into();
         let hierarchy = root.path().to_owned();
         let mut resolver = Resolver::new(Cgroups { hierarchy, named, others: Others::Together(Limits::NONE) }, &groups);
-        let mut of = |path: &str| resolver.group_of(number(path), &groups);
+        let now = Instant::now();
+        let mut of = |path: &str| resolver.group_of(number(path), || now, &groups);
         assert_eq!((of("db"), of("db/other"), of("db/inner"), of("db/inner/leaf")), (2, 2, 3, 3));
         assert_eq!((of("web"), of("")), (1, 1));
-        assert_eq!(resolver.group_of(0, &groups), 1);
-        assert_eq!(resolver.group_of(u32::MAX, &groups), 1, "one that has gone");
+        assert_eq!(resolver.group_of(0, || now, &groups), 1);
+        assert_eq!(resolver.group_of(u32::MAX, || now + LOOK_PERIOD, &groups), 1, "one that has gone");
         let names: Vec<String> = resolver.status(&groups).into_iter().map(|status| status.cgroup).collect();
         assert_eq!(names, ["others", "db", "db/inner"]);
     }
 
     #[test]
-    fn each_has_a_number_while_there_are_any() {
+    fn each_that_evicts_has_a_number_while_there_are_any() {
         let many: Vec<String> = (0..100).map(|nth| format!("all/{nth}")).collect();
         let (root, number) = tree(&many.iter().map(String::as_str).collect::<Vec<_>>());
         let groups = Groups::default();
         let hierarchy = root.path().to_owned();
         let mut resolver = Resolver::new(Cgroups { hierarchy, named: Vec::new(), others: Others::Each(PART) }, &groups);
-        let mut of: Vec<u8> = many.iter().map(|path| resolver.group_of(number(path), &groups)).collect();
-        assert!(of.iter().all(|group| (1..NUMBERS).contains(group)));
-        of.sort_unstable();
-        of.dedup();
-        // The hierarchy itself and its only child have one, too.
-        assert!(of.len() >= usize::from(NUMBERS) - 3, "{of:?}");
-        assert!(resolver.status(&groups).is_empty(), "none has evicted anything");
+        let begun = Instant::now();
+        let mut of =
+            |id: u32, periods: u32, groups: &Groups| resolver.group_of(id, || begun + periods * LOOK_PERIOD, groups);
+        // Those that are only there take none.
+        for (nth, path) in many.iter().rev().take(NAMED_MAX).enumerate() {
+            assert_eq!(of(number(path), 0, &groups), 2 + nth as u8);
+        }
+        let next = number(&many[0]);
+        assert_eq!(of(next, 1, &groups), OTHERS, "all numbers are taken");
+        // One goes: its number is another's as soon as lenders have nothing of it.
+        let gone = number(&many[99]);
+        fs::remove_dir(root.path().join(&many[99])).unwrap();
         groups.evicted(2);
-        assert_eq!(resolver.status(&groups)[0].evicted_pages, 1);
+        groups.moved(2, 1, 0);
+        assert_eq!(of(next, 2, &groups), OTHERS);
+        groups.moved(2, -1, 0);
+        assert_eq!(of(next, 2, &groups), OTHERS, "not looked for at each eviction");
+        assert_eq!(of(next, 3, &groups), 2);
+        assert_eq!((of(next, 3, &groups), of(gone, 4, &groups)), (2, OTHERS));
+        assert_eq!(groups.counts(2).evicted, 0, "that was the other");
+        groups.evicted(2);
+        let status = resolver.status(&groups);
+        assert_eq!((status.len(), status[0].cgroup.as_str(), status[0].evicted_pages), (1, many[0].as_str(), 1));
     }
 
     #[test]

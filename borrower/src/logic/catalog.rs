@@ -181,6 +181,7 @@ impl Catalog {
         names.by_identity.remove(&file.identity);
         self.by_key.write().remove(&file.key);
         let mut state = file.state.lock();
+        state.is_removed = true;
         state.forget_pages(|index, entry| self.void(file.key, index, entry));
         self.account(&mut state);
     }

@@ -422,7 +422,13 @@ impl Core {
         };
         let index = u32::try_from(index).ok()?;
         self.catalog.touch(&file);
-        let full = self.offer(&file, &mut file.state.lock(), index, position, page, group);
+        let mut state = file.state.lock();
+        if state.is_removed {
+            self.metrics.evictions_unknown_file.one();
+            return None;
+        }
+        let full = self.offer(&file, &mut state, index, position, page, group);
+        drop(state);
         if group != 0 {
             self.keep_quota(group);
         }
@@ -461,7 +467,8 @@ impl Core {
         let (before, elsewhere) = (state.entry(index), self.usable() != 0);
         let is_zero = page::is_zero(page);
         let verdict = state.evict(index, position, is_zero, standing, self.catalog.has_room(), elsewhere);
-        if matches!(verdict, Verdict::Put | Verdict::Known | Verdict::Zero | Verdict::NoRoom) {
+        let might_be_lent = matches!(verdict, Verdict::Put | Verdict::Known | Verdict::Zero | Verdict::NoRoom);
+        if might_be_lent && self.catalog.groups.takes_part(group) {
             self.curve.evicted(file.key(), index);
         }
         let counter = match verdict {
@@ -486,9 +493,10 @@ impl Core {
         None
     }
 
-    /// Whether no lender has room for more without forgetting what it has.
+    /// Whether there are lenders, none of which has room for more without forgetting what it has.
     fn is_full(&self) -> bool {
-        self.usable() & !self.full.load(Ordering::Relaxed) == 0
+        let usable = self.usable();
+        usable != 0 && usable & !self.full.load(Ordering::Relaxed) == 0
     }
 
     /// Whether that lender has no room for more.
@@ -509,7 +517,7 @@ impl Core {
         for lender in self.weights.choose(file.key(), index, usable, salt).iter() {
             let mut puts = self.queue(lender).lock();
             let Some(place) = self.catalog.place(lender).filter(|_| puts.has_room()) else { continue };
-            let version = self.catalog.next_version()?;
+            let Some(version) = self.catalog.next_version() else { break };
             let id = PageId { file: file.key(), index };
             let was_idle = !puts.has_any();
             // Another one's queue may have taken the last buffer just now.

@@ -100,7 +100,7 @@ const LENDER_SHIFT: u32 = 56;
 const EPOCH_SHIFT: u32 = 50;
 const GROUP_SHIFT: u32 = VERSION_BITS;
 const VERSION_BITS: u32 = 44;
-/// The largest version that an entry can name: 64 EiB put, of which there are fewer than lenders would know.
+/// The largest version that an entry can name, after 64 PiB: two years of a gigabyte a second. Then nothing is put any more, which is counted and said.
 pub const VERSION_MAX: Version = Version((1 << VERSION_BITS) - 1);
 const _: () = assert!(VERSION_MAX.0 <= Version::MAX.0);
 const SEQUENTIAL: u64 = 1 << 61;

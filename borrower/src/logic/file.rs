@@ -193,6 +193,8 @@ pub struct FileState {
     edges: Vec<PageRange>,
     /// Bytes of memory that the catalog has on its account for this file.
     pub(super) accounted_bytes: u64,
+    /// The catalog has removed the file: nothing may be put in its name any more.
+    pub(super) is_removed: bool,
 }
 
 impl FileState {

@@ -21,11 +21,9 @@ pub const NUMBERS: u8 = 1 << 6;
 /// A group evicts as long as its last eviction is no farther back than so many of all: 512 MiB.
 const ACTIVE_EVICTIONS: u64 = 1 << 17;
 
-/// Pages of a quota group that are remembered in the order of their puts: so many times its quota, as some have been read back since.
-const ORDER_QUOTAS: u64 = 2;
-
-/// Of those, how many that are gone are forgotten with each put that is within the quota.
-const FORGOTTEN_PER_PUT: usize = 4;
+/// Pages of a quota group that are looked at with each eviction within the quota, and forgotten if they are gone. With four, a pass through n of
+/// them takes n / 3 evictions (n / 4, and what comes meanwhile), so that no more than 1.5 times the quota are ever remembered.
+const CLEANED_PER_EVICTION: usize = 4;
 
 /// What a group may have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -111,8 +109,35 @@ struct Group {
     given_up: AtomicU64,
     over_share: AtomicU64,
     apart: AtomicU64,
-    /// In the order of their puts, if it has a quota.
-    order: Mutex<VecDeque<Put>>,
+    /// If it has a quota.
+    order: Mutex<Order>,
+}
+
+/// Pages in the order of their puts, some of which are gone. All in `cleaned` are older than those in `rest`.
+#[derive(Default)]
+struct Order {
+    /// They were there when this pass came by.
+    cleaned: VecDeque<Put>,
+    /// The pass has not come there.
+    rest: VecDeque<Put>,
+}
+
+impl Order {
+    fn len(&self) -> usize {
+        self.cleaned.len() + self.rest.len()
+    }
+
+    fn take_oldest(&mut self) -> Option<Put> {
+        self.cleaned.pop_front().or_else(|| self.rest.pop_front())
+    }
+
+    /// The next one of the pass; at the end, a new pass begins.
+    fn take_next(&mut self) -> Option<Put> {
+        if self.rest.is_empty() {
+            std::mem::swap(&mut self.cleaned, &mut self.rest);
+        }
+        self.rest.pop_front()
+    }
 }
 
 /// All groups.
@@ -159,7 +184,7 @@ impl Groups {
         let group = self.of(number);
         let admission = if number == 0 {
             Admission::Yes
-        } else if group.takes_part.load(Ordering::Relaxed) == 0 {
+        } else if !self.takes_part(number) {
             Admission::Apart
         } else if is_full && self.is_over_share(group) {
             Admission::OverShare
@@ -206,7 +231,7 @@ impl Groups {
         let group = self.of(number);
         group.put.fetch_add(1, Ordering::Relaxed);
         if group.quota_pages.load(Ordering::Relaxed) < UNLIMITED {
-            group.order.lock().push_back(put);
+            group.order.lock().rest.push_back(put);
         }
     }
 
@@ -225,27 +250,42 @@ impl Groups {
         if number == 0 || quota == UNLIMITED {
             return None;
         }
-        let mut forgotten = 0;
-        loop {
-            let is_over = self.lent(number) > quota;
-            // Those that have been read back or changed since stand in the way of the others. Each is passed once.
-            if !is_over && forgotten == FORGOTTEN_PER_PUT {
-                return None;
-            }
-            let (put, remembered) = {
-                let mut order = group.order.lock();
-                (order.pop_front()?, order.len() as u64)
-            };
-            if !is_there(&put) {
-                forgotten += 1;
-            } else if is_over || remembered >= quota.saturating_mul(ORDER_QUOTAS) {
+        while self.lent(number) > quota {
+            let put = group.order.lock().take_oldest()?;
+            if is_there(&put) {
                 group.given_up.fetch_add(1, Ordering::Relaxed);
                 return Some(put);
-            } else {
-                group.order.lock().push_front(put);
-                return None;
             }
         }
+        for _ in 0..CLEANED_PER_EVICTION {
+            let mut order = group.order.lock();
+            if order.len() as u64 <= quota {
+                break;
+            }
+            let Some(put) = order.take_next() else { break };
+            drop(order);
+            if is_there(&put) {
+                group.order.lock().cleaned.push_back(put);
+            }
+        }
+        None
+    }
+
+    /// Whether pages of the group are lent.
+    pub fn takes_part(&self, number: u8) -> bool {
+        self.of(number).takes_part.load(Ordering::Relaxed) != 0
+    }
+
+    /// The number is another group's from now on, of which nothing has been counted. Only for one that has nothing at lenders.
+    pub fn reset(&self, number: u8, limits: Limits) {
+        let group = self.of(number);
+        for count in
+            [&group.last, &group.evicted, &group.put, &group.got, &group.given_up, &group.over_share, &group.apart]
+        {
+            count.store(0, Ordering::Relaxed);
+        }
+        *group.order.lock() = Order::default();
+        self.limit(number, limits);
     }
 
     fn lent(&self, number: u8) -> u64 {
@@ -346,7 +386,6 @@ mod tests {
         assert!(most == QUOTA && with_quota.given_up > 100, "{with_quota:?}");
         assert!(without.lent > QUOTA && without.given_up == 0, "{without:?}");
         assert!(groups.counts(3).apart > 100);
-        assert!(groups.of(1).order.lock().len() as u64 <= QUOTA * ORDER_QUOTAS + 1);
     }
 
     #[test]

@@ -285,7 +285,9 @@ impl Reading {
             state.gone(index, version, Some(&ticket));
         }
         let void = |index: u32, entry: Entry| core.catalog.void(file.key(), index, entry);
-        if !state.end_read(&ticket, request, void) {
+        let is_good = state.end_read(&ticket, request, void);
+        core.catalog.account(state);
+        if !is_good {
             core.metrics.reads_repeated.one();
             return false;
         }

@@ -1,9 +1,10 @@
 //! How long a read of the disk takes, where the watch could not see it: some pages of existing files, read past the page cache.
 
 use page::PAGE_SIZE;
-use rustix::fs::{Mode, OFlags};
-use std::os::unix::fs::MetadataExt;
-use std::path::PathBuf;
+use rustix::fd::OwnedFd;
+use rustix::fs::{FileType, Mode, OFlags};
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 /// Reads: enough for a median, and nobody's burden.
@@ -19,10 +20,8 @@ pub(super) fn read_us(files: &[PathBuf]) -> Option<f64> {
     let mut buffer = Box::new(Buffer([0; PAGE_SIZE]));
     let mut times = Vec::with_capacity(READS);
     for (nth, path) in files.iter().cycle().take(READS).enumerate().filter(|_| !files.is_empty()) {
-        let flags = OFlags::RDONLY | OFlags::DIRECT | OFlags::CLOEXEC | OFlags::NOATIME;
-        let Ok(file) = rustix::fs::open(path, flags, Mode::empty()) else { continue };
-        let Ok(metadata) = std::fs::metadata(path) else { continue };
-        let pages = metadata.size() / PAGE_SIZE as u64;
+        let Some((file, size_bytes)) = open(path) else { continue };
+        let pages = size_bytes / PAGE_SIZE as u64;
         let page = (nth as u64 * STEP_PAGES) % pages.max(1);
         let begin = Instant::now();
         if rustix::io::pread(&file, &mut buffer.0, page * PAGE_SIZE as u64).is_ok_and(|bytes| bytes > 0) {
@@ -30,6 +29,18 @@ pub(super) fn read_us(files: &[PathBuf]) -> Option<f64> {
         }
     }
     median(&mut times)
+}
+
+/// The file, and its size. Its name may have become another thing's since it was found, of which nothing may be opened: a pipe or a device.
+fn open(path: &Path) -> Option<(OwnedFd, u64)> {
+    let named = rustix::fs::open(path, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty()).ok()?;
+    let status = rustix::fs::fstat(&named).ok()?;
+    if FileType::from_raw_mode(status.st_mode) != FileType::RegularFile {
+        return None;
+    }
+    let flags = OFlags::RDONLY | OFlags::DIRECT | OFlags::CLOEXEC | OFlags::NOATIME;
+    let file = rustix::fs::open(format!("/proc/self/fd/{}", named.as_raw_fd()), flags, Mode::empty()).ok()?;
+    Some((file, u64::try_from(status.st_size).ok()?))
 }
 
 /// Of at least a few.
@@ -51,5 +62,16 @@ mod tests {
         assert_eq!(median(&mut [5.0, 1.0, 9.0, 2.0, 8.0, 3.0, 7.0, 4.0, 6.0]), Some(5.0));
         assert_eq!(median(&mut [1.0; 3]), None);
         assert_eq!(read_us(&[]), None);
+    }
+
+    #[test]
+    fn only_files_are_opened() {
+        let scratch = testbed::Scratch::new("only_files_are_opened").unwrap();
+        let at = |name: &str| scratch.path().join(name);
+        rustix::fs::mkfifoat(rustix::fs::CWD, at("pipe"), Mode::RUSR).unwrap();
+        std::fs::write(at("file"), [0; 5000]).unwrap();
+        std::os::unix::fs::symlink(at("file"), at("link")).unwrap();
+        assert_eq!(open(&at("file")).map(|(_, size_bytes)| size_bytes), Some(5000));
+        assert!(["pipe", "link", "gone"].iter().all(|name| open(&at(name)).is_none()));
     }
 }

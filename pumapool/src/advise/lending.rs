@@ -7,9 +7,8 @@
 use super::Span;
 use crate::size;
 use anyhow::{Context, Result};
-use lender::headroom::Headroom;
+use lender::headroom::{Headroom, Usage};
 use serde::Serialize;
-use std::fs;
 use std::io::Write;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -88,48 +87,34 @@ fn watch(span: &Span<'_>) -> Result<Seen> {
     let mut headroom = Headroom::default();
     let attempt = "cannot read how memory is used";
     let mut seen = Seen { free_min_bytes: u64::MAX, spare_min_bytes: u64::MAX, ..Seen::default() };
-    let (refaults, stalled) = (refaults(), headroom.stalled_us());
-    let mut last = None;
+    let stalled = headroom.stalled_us();
+    let (mut first, mut last) = (None, None);
     let mut failed = None;
     seen.seconds = span.pass(LOOK_EVERY, || {
-        let memory = match headroom.read() {
-            Ok(memory) => memory,
+        let usage = match headroom.usage() {
+            Ok(usage) => usage,
             Err(error) => {
                 failed = Some(error);
                 return (false, String::new());
             }
         };
+        let Usage { memory, spare_bytes, refaulted_pages } = usage;
         seen.total_bytes = memory.total_bytes;
         seen.free_min_bytes = seen.free_min_bytes.min(memory.free_bytes);
-        let spare = memory.free_bytes.saturating_add(idle_cache_bytes()).min(memory.total_bytes);
-        seen.spare_min_bytes = seen.spare_min_bytes.min(spare);
-        let taken = last.replace(memory.free_bytes).map_or(0, |last: u64| last.saturating_sub(memory.free_bytes));
-        seen.burst_bytes = seen.burst_bytes.max(taken);
+        seen.spare_min_bytes = seen.spare_min_bytes.min(spare_bytes);
+        let free_before = last.replace(usage).map_or(0, |last: Usage| last.memory.free_bytes);
+        seen.burst_bytes = seen.burst_bytes.max(free_before.saturating_sub(memory.free_bytes));
+        first.get_or_insert(refaulted_pages);
         (true, format!("{} free", size::display(memory.free_bytes)))
     });
     if let Some(error) = failed {
         return Err(error).context(attempt);
     }
-    seen.refaults_per_s = self::refaults().saturating_sub(refaults) as f64 / seen.seconds.max(0.001);
+    let refaulted = last.zip(first).map_or(0, |(last, first)| last.refaulted_pages.saturating_sub(first));
+    seen.refaults_per_s = refaulted as f64 / seen.seconds.max(0.001);
     let waited = headroom.stalled_us().zip(stalled).map(|(now, before)| now.saturating_sub(before));
     seen.stalled = waited.map(|us| us as f64 / 1e6 / seen.seconds.max(0.001));
     Ok(seen)
-}
-
-/// Page cache that was used once, or not lately.
-fn idle_cache_bytes() -> u64 {
-    let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    number(&text, "Inactive(file):").saturating_mul(1024)
-}
-
-/// Pages that were read again after they had been evicted, since ever.
-fn refaults() -> u64 {
-    number(&fs::read_to_string("/proc/vmstat").unwrap_or_default(), "workingset_refault_file")
-}
-
-fn number(text: &str, name: &str) -> u64 {
-    let line = text.lines().find_map(|line| line.strip_prefix(name));
-    line.and_then(|rest| rest.split_whitespace().next()?.parse().ok()).unwrap_or(0)
 }
 
 fn advise(seen: Seen) -> Lending {
@@ -195,14 +180,5 @@ mod tests {
         assert_eq!((bursts.capacity_bytes, bursts.reserve_bytes), (8 * GIB, 2 * GIB));
         assert_eq!(advise(Seen { stalled: Some(0.01), ..idle }).capacity_bytes, 0);
         assert_eq!(advise(Seen { spare_min_bytes: GIB / 2, ..idle }).capacity_bytes, 0);
-    }
-
-    #[test]
-    fn numbers_are_found() {
-        let text = "Inactive:  1 kB\nInactive(file):   77 kB\nworkingset_refault_file 5\n";
-        assert_eq!(
-            (number(text, "Inactive(file):"), number(text, "workingset_refault_file"), number(text, "x")),
-            (77, 5, 0)
-        );
     }
 }

@@ -12,6 +12,8 @@ const FILES_MAX: usize = 16_384;
 const READ_PAGES_MAX: u64 = 256;
 /// Reads that are waited for at once, beside streams. Beyond, what they wait is not counted.
 const WAITING_MAX: usize = 4096;
+/// Sampled pages of streams that are remembered. Beyond, fewer are sampled.
+const SEQUENTIAL_MAX: usize = 65_536;
 /// Waits from which on their mean says something.
 const WAITS_MIN: u32 = 32;
 
@@ -136,8 +138,6 @@ impl Observed {
             }
         }
         self.end_run();
-        let threshold = self.victims.threshold();
-        self.sequential.retain(|key| key.is_below(threshold));
     }
 
     /// So many pages were read in all: that is known only where nothing else is on the devices that were watched.
@@ -200,6 +200,7 @@ impl Observed {
             let was_there = self.victims.missed(key);
             if is_sequential && !was_there {
                 self.sequential.insert(key);
+                self.sample_fewer();
             } else {
                 self.sequential.remove(&key);
             }
@@ -214,6 +215,20 @@ impl Observed {
                 }
                 self.waiting.insert((file, range.first));
             }
+        }
+    }
+
+    /// Forgets pages of streams that are not sampled any more. If there are too many still, the sample becomes smaller: a page of which it was forgotten
+    /// that it is a stream's must not be taken for one that is lent.
+    fn sample_fewer(&mut self) {
+        if self.sequential.len() > SEQUENTIAL_MAX
+            && let Some(highest) = self.sequential.last()
+        {
+            self.victims.lower(*highest);
+        }
+        let threshold = self.victims.threshold();
+        while self.sequential.last().is_some_and(|key| !key.is_below(threshold)) {
+            self.sequential.pop_last();
         }
     }
 
@@ -249,6 +264,17 @@ mod tests {
         observed.note(&[seen(SeenKind::Added, 5000, 1), seen(SeenKind::Added, 7000, 1)]);
         observed.note(&[seen(SeenKind::Waited(Duration::from_micros(100)), 5000, 1)]);
         assert_eq!((observed.waits_us, observed.waits), (400.0, 2));
+    }
+
+    #[test]
+    fn what_is_remembered_of_streams_is_bounded() {
+        let mut observed = Observed::default();
+        for page in 0..4 * SEQUENTIAL_MAX as u64 {
+            observed.note(&[seen(SeenKind::Added, page, 1)]);
+        }
+        let sampled = observed.sequential.len();
+        assert!(sampled <= SEQUENTIAL_MAX && sampled > SEQUENTIAL_MAX / 2, "{sampled}");
+        assert!(observed.victims.threshold() < mrc::EVERY_PAGE / 3);
     }
 
     #[test]

@@ -31,6 +31,10 @@ struct reader {
 	u64 added_mapping;
 	u64 added_index;
 	u64 added_ns;
+	/* The pages that it had added last, one behind the other; 0: none that may yet be written. */
+	u64 run_mapping;
+	u64 run_first;
+	u64 run_end;
 	/* The last call's part that it read. */
 	u64 mapping;
 	u64 first;
@@ -53,7 +57,11 @@ struct {
 #define READ_PAGES_MAX 8192
 /* System calls, on x86-64. */
 #define CALL_READ 0
+#define CALL_WRITE 1
 #define CALL_PREAD64 17
+#define CALL_PWRITE64 18
+#define CALL_WRITEV 20
+#define CALL_PWRITEV 296
 #define PAGE_SHIFT 12
 
 /* The finalizer of SplitMix64, as in the crate mrc. */
@@ -67,7 +75,7 @@ static __always_inline u64 mix(u64 x)
 /* Names the file, for the hash. */
 static __always_inline u64 file_hash(u32 device, u64 inode)
 {
-	return mix((u64)device << 48 ^ inode);
+	return mix(mix(device) ^ inode);
 }
 
 static __always_inline int is_sampled(u64 file_hash, u64 index)
@@ -148,11 +156,18 @@ int added(u64 *arguments)
 	index = BPF_CORE_READ(folio, index);
 	tell(WATCH_ADDED, device, BPF_CORE_READ(inode, i_ino), index, folio_pages(folio), 0);
 	task = reader();
-	if (task && !task->added_mapping) {
+	if (!task)
+		return 0;
+	if (!task->added_mapping) {
 		task->added_mapping = (u64)mapping;
 		task->added_index = index;
 		task->added_ns = bpf_ktime_get_ns();
 	}
+	if (task->run_mapping != (u64)mapping || task->run_end != index) {
+		task->run_mapping = (u64)mapping;
+		task->run_first = index;
+	}
+	task->run_end = index + folio_pages(folio);
 	return 0;
 }
 
@@ -178,7 +193,7 @@ int deleted(u64 *arguments)
 	return 0;
 }
 
-/* What was added last is about to be overwritten: it was not missed. */
+/* What was added last, and not to be read, is about to be overwritten: it was not missed. */
 SEC("raw_tp/writeback_dirty_folio")
 int dirtied(u64 *arguments)
 {
@@ -188,12 +203,13 @@ int dirtied(u64 *arguments)
 	struct reader *task = bpf_map_lookup_elem(&readers, &name);
 	struct inode *inode;
 
-	if (!task || !mapping || task->added_mapping != mapping)
+	if (!task || !mapping || task->run_mapping != mapping)
 		return 0;
 	index = BPF_CORE_READ(folio, index);
-	if (task->added_index < index || task->added_index >= index + folio_pages(folio))
+	if (index < task->run_first || index >= task->run_end)
 		return 0;
-	task->added_mapping = 0;
+	if (task->added_mapping == mapping && task->added_index == index)
+		task->added_mapping = 0;
 	inode = BPF_CORE_READ((struct address_space *)mapping, host);
 	device = watched(inode);
 	if (device)
@@ -247,6 +263,7 @@ int got(u64 *arguments)
 	u64 first = arguments[1], last = arguments[2];
 	struct inode *inode = BPF_CORE_READ(mapping, host);
 	u32 device = watched(inode);
+	u64 size = (u64)BPF_CORE_READ(inode, i_size);
 	struct reader *task;
 	int is_rest;
 
@@ -255,6 +272,7 @@ int got(u64 *arguments)
 	task = reader();
 	if (!task)
 		return 0;
+	task->run_mapping = 0;
 	if (task->added_mapping) {
 		if (task->added_mapping == (u64)mapping && first <= task->added_index && task->added_index <= last)
 			tell(WATCH_WAITED, device, BPF_CORE_READ(inode, i_ino), task->added_index, 1,
@@ -265,7 +283,10 @@ int got(u64 *arguments)
 	task->mapping = (u64)mapping;
 	task->first = first;
 	task->last = last;
-	if (!is_rest)
+	/* What is asked for may reach beyond the end, where nothing is read. */
+	if (size && last > (size - 1) >> PAGE_SHIFT)
+		last = (size - 1) >> PAGE_SHIFT;
+	if (!is_rest && size)
 		read_pages(inode, device, first, last);
 	return 0;
 }
@@ -275,14 +296,22 @@ SEC("raw_tp/sys_enter")
 int called(u64 *arguments)
 {
 	const struct pt_regs *registers = (const void *)arguments[0];
+	u32 name = (u32)bpf_get_current_pid_tgid(), device;
+	u64 call = arguments[1], number, bytes, position, size;
 	struct task_struct *task;
 	struct fdtable *table;
 	struct inode *inode;
 	struct file **files, *file;
-	u64 number, bytes, position, size;
-	u32 device;
+	struct reader *writer;
 
-	if (arguments[1] != CALL_READ && arguments[1] != CALL_PREAD64)
+	if (call == CALL_WRITE || call == CALL_PWRITE64 || call == CALL_WRITEV || call == CALL_PWRITEV) {
+		/* What was added until now was added to be read. */
+		writer = bpf_map_lookup_elem(&readers, &name);
+		if (writer)
+			writer->run_mapping = 0;
+		return 0;
+	}
+	if (call != CALL_READ && call != CALL_PREAD64)
 		return 0;
 	task = (void *)bpf_get_current_task();
 	table = BPF_CORE_READ(task, files, fdt);
@@ -297,7 +326,7 @@ int called(u64 *arguments)
 	if (!device || BPF_CORE_READ(file, f_flags) & O_DIRECT)
 		return 0;
 	bytes = BPF_CORE_READ(registers, dx);
-	position = arguments[1] == CALL_READ ? (u64)BPF_CORE_READ(file, f_pos) : BPF_CORE_READ(registers, r10);
+	position = call == CALL_READ ? (u64)BPF_CORE_READ(file, f_pos) : BPF_CORE_READ(registers, r10);
 	size = (u64)BPF_CORE_READ(inode, i_size);
 	if (!bytes || position >= size)
 		return 0;

@@ -88,7 +88,21 @@ fn reads_writes_and_evictions_are_told_apart() {
         }
         assert!(count(&take(&mut watch), |kind| kind == SeenKind::Mapped) > 0);
 
-        // What is written whole was not missed.
+        // A buffer that is larger than the file reads what there is.
+        let mut large = vec![0; 4 * length];
+        assert_eq!(file.file.read_at(&mut large, 0).unwrap(), length);
+        assert_eq!(file.file.read_at(&mut large, (length - PAGE_SIZE) as u64).unwrap(), PAGE_SIZE);
+        assert_eq!(count(&take(&mut watch), |kind| kind == SeenKind::Read), PAGES + 1, "{source:?}");
+
+        // What is written whole was not missed, also by who has missed a page just before, which was.
+        file.drop_cache();
+        take(&mut watch);
+        file.file.read_exact_at(&mut buffer[..PAGE_SIZE], (PAGES / 2) * PAGE_SIZE as u64).unwrap();
+        file.file.write_all_at(&file.content[PAGES as usize / 2], PAGES / 2 * PAGE_SIZE as u64).unwrap();
+        let seen = take(&mut watch);
+        assert_eq!(count(&seen, |kind| kind == SeenKind::Written), 0, "{source:?}: {seen:?}");
+        file.drop_cache();
+        file.file.read_exact_at(&mut buffer[..PAGE_SIZE], (PAGES - 1) * PAGE_SIZE as u64).unwrap();
         file.drop_cache();
         take(&mut watch);
         for index in 0..PAGES {
