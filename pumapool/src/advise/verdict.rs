@@ -5,7 +5,7 @@ use page::PAGE_SIZE;
 use serde::Serialize;
 use tap::{ReadsSource, WatchCounters};
 
-/// What a get takes beside the trip to the lender: the READ through FUSE, the lender, and opening the seal (docs/performance.md, "The way of a hit").
+/// What a get takes beside the trip to the lender: the READ through FUSE, the lender, and opening the seal (ARCHITECTURE.md, "The way of a hit").
 const MOUNT_US: f64 = 60.0;
 /// A trip to a lender that nobody has named: some machine of the same data centre.
 const ASSUMED_PING_US: f64 = 150.0;
