@@ -111,6 +111,7 @@ test-programs: test-deps tools fuzz-program
 book: book-deps
 	mkdocs build --strict --quiet
 	packaging/book/check-links target/book
+	packaging/book/check-bounds
 
 simulate: deps
 	$(CARGO) run --quiet --profile simulation -p simulation -- --steps $(STEPS) --jobs $(JOBS) $(if $(SEED),--seed $(SEED))
