@@ -1,4 +1,5 @@
-# Everything a newcomer, a developer and CI run. On a fresh Debian 12 with Rust, `make demo` is the only command needed.
+# Everything a newcomer, a developer and CI run. On a fresh Debian 12 with git, make, and Rust 1.95 or newer by rustup (curl; root's own if run as root),
+# `make demo` is the only command needed.
 
 CARGO ?= cargo
 
@@ -6,7 +7,9 @@ CARGO ?= cargo
 # To run: fusermount3 (fuse3). To draw the demo's chart as PNG: a font.
 PACKAGES := clang llvm libelf-dev zlib1g-dev pkg-config make gcc fuse3 fonts-dejavu-core
 # To test: fio, network namespaces (iproute2), captures (tshark), file systems (e2fsprogs), a database, what reads metrics (python3-prometheus-client), what the POSIX suite is built with, and a C++ compiler for libFuzzer.
-TEST_PACKAGES := fio g++ acl attr e2fsprogs iproute2 libacl1-dev mkdocs python3 python3-prometheus-client postgresql postgresql-contrib tshark
+TEST_PACKAGES := fio g++ acl attr e2fsprogs iproute2 libacl1-dev python3 python3-prometheus-client postgresql postgresql-contrib tshark
+# To make the documentation's web site, and check it.
+BOOK_PACKAGES := mkdocs python3
 # To bench: the peers.
 BENCH_PACKAGES := bindfs memcached mergerfs
 # The papers' programs; with them go-tpc, which is built with Go.
@@ -33,13 +36,14 @@ BENCH ?=
 # Which of the papers' experiments, and their options.
 PAPER ?= all
 
-.PHONY: help book deps bench-deps vm-deps vm build test test-programs bench microbench simulate rules test-long database test-deps tools interleavings fuzz fuzz-short fuzz-program sanitize miri deny demo \
+.PHONY: help rust book book-deps deps bench-deps vm-deps vm build test test-programs bench microbench simulate rules test-long database test-deps tools interleavings fuzz fuzz-short fuzz-program sanitize miri deny demo \
 	gossip chaos soak deb deb-check check lint clean paper paper-deps paper-packages
 
 deps: WANTED := $(PACKAGES)
+book-deps: WANTED := $(BOOK_PACKAGES)
 bench-deps: WANTED := $(PACKAGES) $(BENCH_PACKAGES)
 vm-deps: WANTED := $(PACKAGES) $(VM_PACKAGES)
-test-deps: WANTED := $(PACKAGES) $(TEST_PACKAGES) $(BENCH_PACKAGES) $(PAPER_PACKAGES)
+test-deps: WANTED := $(PACKAGES) $(TEST_PACKAGES) $(BOOK_PACKAGES) $(BENCH_PACKAGES) $(PAPER_PACKAGES)
 paper-packages: WANTED := $(PACKAGES) $(PAPER_PACKAGES) $(VM_PACKAGES)
 
 help:
@@ -65,10 +69,13 @@ help:
 	@echo 'make book    the documentation as a web site, in target/book; a link that leads nowhere fails'
 	@echo 'make clean   remove everything that was built'
 
-# Only what is missing is installed, so that this needs neither root nor a network once everything is there.
-deps bench-deps vm-deps test-deps paper-packages:
+rust:
 	@command -v $(CARGO) >/dev/null || { \
-		echo 'Rust is missing: install the stable toolchain, then try again.' >&2; exit 1; }
+		echo 'Rust is missing: install the stable toolchain (rustup), 1.95 or newer, then try again.' >&2; exit 1; }
+
+# Only what is missing is installed, so that this needs neither root nor a network once everything is there.
+deps bench-deps vm-deps test-deps paper-packages: rust
+deps book-deps bench-deps vm-deps test-deps paper-packages:
 	@if ! command -v dpkg-query >/dev/null; then \
 		echo 'This is not Debian: install the counterparts of $(WANTED) yourself.' >&2; exit 0; fi; \
 	missing=; \
@@ -101,10 +108,10 @@ test-programs: test-deps tools fuzz-program
 	$(INTERLEAVINGS) --no-run
 	$(CARGO) build -p fuzz --bin fuzz
 
-# Debian's mkdocs (`make test-deps`).
-book:
+book: book-deps
 	mkdocs build --strict --quiet
-	docs/check-links target/book
+	packaging/book/check-links target/book
+	packaging/book/check-bounds
 
 simulate: deps
 	$(CARGO) run --quiet --profile simulation -p simulation -- --steps $(STEPS) --jobs $(JOBS) $(if $(SEED),--seed $(SEED))

@@ -32,7 +32,7 @@ pub fn markdown() -> String {
 const HEAD: &str = "# Metrics
 <!-- Written by `pumapool generate metrics`, from pumapool/src/metrics/table.rs: change that. -->
 
-All that the daemons count, as the Prometheus page names it. docs/monitoring.md says how to get at it. `pumapool status --json` has the same numbers, in
+All that the daemons count, as the Prometheus page names it. [Monitoring](monitoring.md) says how to get at it. `pumapool status --json` has the same numbers, in
 the units that they are kept in. Counters begin at 0 with the daemon. What is true or false is 1 or 0. A page is 4096 bytes.
 ";
 
