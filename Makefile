@@ -37,7 +37,7 @@ BENCH ?=
 PAPER ?= all
 
 .PHONY: help rust book book-deps deps bench-deps vm-deps vm build test test-programs bench microbench simulate rules test-long database test-deps tools interleavings fuzz fuzz-short fuzz-program sanitize miri deny demo \
-	gossip chaos soak deb deb-check check lint clean paper paper-deps paper-packages
+	gossip chaos soak deb deb-check static static-check check lint clean paper paper-deps paper-packages
 
 deps: WANTED := $(PACKAGES)
 book-deps: WANTED := $(BOOK_PACKAGES)
@@ -65,6 +65,7 @@ help:
 	@echo 'make database    kill the daemon 20 times under PostgreSQL, some four minutes'
 	@echo 'make vm      on the oldest kernel that is supported, in virtual machines: vsock, control groups of version 2, two machines, a guest and its host; some fifteen minutes'
 	@echo 'make deb     a Debian package, in target/debian; make deb-check installs, upgrades and removes it, as root'
+	@echo 'make static  a program that needs nothing but the kernel, target/static/pumapool; make static-check tries it, as root'
 	@echo 'make check   what CI runs: format, lints, tests, documentation'
 	@echo 'make book    the documentation as a web site, in target/book; a link that leads nowhere fails'
 	@echo 'make clean   remove everything that was built'
@@ -199,6 +200,17 @@ $(TOOLS)/bin/cargo-deb:
 # With its man pages and completions, which the command makes of itself.
 deb: build $(TOOLS)/bin/cargo-deb
 	PATH="$(TOOLS)/bin:$$PATH" packaging/deb release
+
+# Needs nothing of the machine that it runs on but the kernel. With --target, the compiler's plug-ins are not built in that way.
+STATIC_TARGET = $(shell rustc -vV | sed -n 's/^host: //p')
+static: deps
+	RUSTFLAGS='-C target-feature=+crt-static' $(CARGO) build --release --target $(STATIC_TARGET) -p pumapool
+	mkdir -p target/static
+	install --strip $${CARGO_TARGET_DIR:-target}/$(STATIC_TARGET)/release/pumapool target/static/pumapool
+
+# In a directory in which there is nothing else.
+static-check: static
+	packaging/static-check target/static/pumapool
 
 deb-check: build $(TOOLS)/bin/cargo-deb
 	PATH="$(TOOLS)/bin:$$PATH" packaging/check release

@@ -2,7 +2,7 @@
 #![allow(rustdoc::broken_intra_doc_links)] // the options' comments are help texts, in which brackets are brackets
 
 mod advise;
-mod allocator;
+mod c_library;
 mod cgroups;
 mod configuration;
 mod confine;
@@ -96,7 +96,7 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    allocator::give_large_buffers_back();
+    c_library::set_up();
     let mut arguments: Vec<OsString> = std::env::args_os().collect();
     if mount_helper::is_called(&arguments) {
         let mut root = Cli::command();
