@@ -374,8 +374,11 @@ impl Keeper {
         if self.folder.is_dir() {
             command.current_dir(&self.folder);
         }
-        // A group of its own: what is typed at the terminal is for us to pass on.
-        let child = command.process_group(0).spawn().context("cannot start the daemon")?;
+        // In the foreground a group of its own: what is typed at the terminal is for us to pass on. In the background it leaves our group when it serves.
+        if self.log.is_none() {
+            command.process_group(0);
+        }
+        let child = command.spawn().context("cannot start the daemon")?;
         for fd in &inherited {
             fcntl_setfd(fd, FdFlags::CLOEXEC).context("cannot keep a descriptor to ourselves")?;
         }
@@ -409,6 +412,9 @@ impl Keeper {
         }
         if std::mem::replace(&mut self.was_ready, true) {
             return;
+        }
+        if self.log.is_some() {
+            daemon::leave_session();
         }
         let mut stdout = std::io::stdout();
         // The caller may have gone away; that is no reason to stop.

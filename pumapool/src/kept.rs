@@ -120,6 +120,9 @@ impl Kept {
             }),
         )?;
         control::serve_on(self.listener, status, command)?;
+        if self.log.is_some() {
+            daemon::leave_session();
+        }
         // A keeper that is gone is no reason not to serve.
         let _ = self.channel.send(&Message::Ready(message.to_owned()));
         if let Some(log) = &self.log {
