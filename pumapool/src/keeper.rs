@@ -240,7 +240,7 @@ impl Keeper {
         let mountpoint = about.map(|about| about.mountpoint).unwrap_or_default();
         tracing::error!("{} is unmounted, because {why}; see the log, and mount it again", mountpoint.display());
         let _ = mount::detach(&mountpoint);
-        self.store.clear(self.held.keys());
+        self.store.close();
         self.held.clear();
         ExitCode::FAILURE
     }
@@ -248,7 +248,7 @@ impl Keeper {
     fn ended(&mut self, code: ExitCode) -> ExitCode {
         // Who never came to serve has ended nothing: what is stored is for the next attempt.
         if self.was_ready {
-            self.store.clear(self.held.keys());
+            self.store.close();
         }
         if let (true, Some(log)) = (code == ExitCode::SUCCESS, self.log.take()) {
             log.remove(); // It has ended well: what it logged is of no more interest.
@@ -302,6 +302,8 @@ impl Keeper {
             if let Some(signal) = self.take_signal() {
                 let _ = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);
                 let _ = ours.send(&Message::Stop(signal));
+                // In use, it is taken out of the tree, and served until the last file is closed. Should it be killed before, nobody is to go on with it.
+                self.store.close();
             }
             if was_ready && std::mem::take(&mut self.wants_reload) {
                 let _ = ours.send(&Message::Reload);

@@ -616,6 +616,43 @@ fn what_a_service_manager_stores_survives_the_keeper() {
     assert!(removed.load(Ordering::Relaxed) > 0, "the end of the mount was not told");
     assert_eq!(fs::read_dir(&at).unwrap().count(), 0);
 }
+
+/// Whoever ends it kills it in the end: what is stored must not become a mount again that is seen nowhere.
+#[test]
+fn a_mount_that_was_told_to_stop_is_not_stored() {
+    let test = "a_mount_that_was_told_to_stop_is_not_stored";
+    if !can_run(test) {
+        return;
+    }
+    let scratch = Scratch::new(test).unwrap();
+    let (source, at) = (scratch.directory("source").unwrap(), scratch.directory("mount").unwrap());
+    fs::write(source.join("file"), "below").unwrap();
+    let address = scratch.path().join("manager");
+    let manager = UnixDatagram::bind(&address).unwrap();
+    let mut command = Command::new(setup::PUMAPOOL);
+    command.arg("mount").args([&source, &at]).args(["--foreground", "--threads", "4"]);
+    command.env("NOTIFY_SOCKET", &address).env("FDSTORE", "100");
+    let mut mount = Process::spawn(command, &[]).unwrap();
+    mount.wait_for_line("READY", PATIENCE).unwrap();
+    let open = File::open(at.join("file")).unwrap();
+    let mut stored = BTreeMap::new();
+    let mut stores = |count: usize| {
+        let came = wait_until(PATIENCE, || {
+            store(&manager, &mut stored);
+            stored.len() == count
+        });
+        assert!(came, "{:?} instead of {count}", stored.keys());
+    };
+    stores(3 + 4 + 1);
+    mount.signal(Signal::TERM).unwrap();
+    stores(0);
+    // It is still served.
+    assert!(mount.wait(Duration::ZERO).unwrap().is_none());
+    assert_eq!(std::io::read_to_string(&open).unwrap(), "below");
+    drop(open);
+    assert!(mount.wait(PATIENCE).unwrap().unwrap().success());
+}
+
 #[test]
 fn fsx_does_not_notice_ten_kills() {
     let test = "fsx_does_not_notice_ten_kills";
