@@ -528,12 +528,13 @@ fn what_a_service_manager_stores_survives_the_keeper() {
     }
     let scratch = Scratch::new(test).unwrap();
     let (source, at) = (scratch.directory("source").unwrap(), scratch.directory("mount").unwrap());
-    let address = scratch.path().join("manager");
+    let (address, metrics) = (scratch.path().join("manager"), scratch.directory("metrics").unwrap());
     let manager = UnixDatagram::bind(&address).unwrap();
     let command = || {
         let mut command = Command::new("sh");
         command.args(["-c", "LISTEN_PID=$$ exec \"$@\"", "sh", setup::PUMAPOOL, "mount"]).args([&source, &at]);
         command.args(["--foreground", "--threads", "4"]).env("NOTIFY_SOCKET", &address).env("FDSTORE", "100");
+        command.arg("--metrics").arg(format!("unix:{}/socket", metrics.display()));
         command
     };
     let mut first = Process::spawn(command(), &[]).unwrap();
@@ -601,6 +602,8 @@ fn what_a_service_manager_stores_survives_the_keeper() {
             assert!(!second.wait(PATIENCE).unwrap().unwrap().success(), "two daemons served one mount");
             assert_eq!(removed.load(Ordering::Relaxed), 0, "what is stored is still needed");
             kill(daemon);
+            // It is taken on all the same when its metrics cannot be served any more.
+            fs::remove_dir_all(&metrics).unwrap();
             let mut third = again();
             third.wait_for_line("READY", PATIENCE).unwrap();
             holder.take_stdin().unwrap().write_all(b"go\n").unwrap();
