@@ -98,6 +98,8 @@ struct Keeper {
     hangup_ends: bool,
     /// The daemon is to read the configuration again.
     wants_reload: bool,
+    /// It was told so, and has not answered.
+    is_reloading: bool,
     /// Where the command was given: paths in its arguments may be relative.
     folder: PathBuf,
     was_ready: bool,
@@ -129,6 +131,7 @@ pub fn run(
         held,
         hangup_ends: daemon::hangup_ends(log.is_some()),
         wants_reload: false,
+        is_reloading: false,
         log,
         control,
         metrics,
@@ -305,8 +308,9 @@ impl Keeper {
                 // In use, it is taken out of the tree, and served until the last file is closed. Should it be killed before, nobody is to go on with it.
                 self.store.close();
             }
-            if was_ready && std::mem::take(&mut self.wants_reload) {
+            if was_ready && upgrade.is_none() && std::mem::take(&mut self.wants_reload) {
                 let _ = ours.send(&Message::Reload);
+                self.is_reloading = true;
             }
             // Once it is gone, everything that it sent is there, and then the end of it.
             while is_open && (is_gone || is_ready_within(ours.fd(), Duration::ZERO)) {
@@ -317,12 +321,19 @@ impl Keeper {
                         was_ready = true;
                         self.daemon_ready(&text, child.id());
                     }
-                    Ok(Some(Message::Configured(text))) => configuration::accept(&text.into()),
+                    Ok(Some(Message::Configured(text))) => {
+                        configuration::accept(&text.into());
+                        self.is_reloading = false;
+                    }
                     Ok(Some(Message::Upgrade(text, to))) => upgrade = Upgrade::parse(&text, to),
                     Ok(Some(_)) => {}
                     Ok(None) => is_open = false,
                     Err(error) => tracing::warn!("{error}: it is lost if the daemon dies"),
                 }
+            }
+            if has_ended {
+                // What it has not answered is for its successor.
+                self.wants_reload |= std::mem::take(&mut self.is_reloading);
             }
             if has_ended && !is_gone {
                 tracing::warn!(

@@ -135,11 +135,10 @@ impl Kept {
     }
 }
 
-/// Reads the configuration again, and tells the keeper if it is good: then a successor begins with it.
+/// Reads the configuration again, and tells the keeper the one that is in use then, good or as it was before: a successor begins with it. This is also the answer
+/// that the keeper waits for.
 fn reload(channel: &Channel, changeable: &Changeable) {
-    if !configuration::reload(changeable) {
-        return;
-    }
+    configuration::reload(changeable);
     // The text itself: what is in the file may be another one by the time that the keeper looks.
     match configuration::text_in_memory() {
         Ok(text) => drop(channel.send(&Message::Configured(text))),

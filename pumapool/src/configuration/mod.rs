@@ -17,7 +17,7 @@ use rustix::fd::OwnedFd;
 use rustix::fs::{MemfdFlags, memfd_create};
 use std::ffi::OsString;
 use std::fs::File;
-use std::io::Read;
+use std::io::{Read, Write};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -128,19 +128,14 @@ pub fn text() -> Option<String> {
     BEGAN.get()?.now.lock().text.clone()
 }
 
-/// Reads the configuration again, and takes over what can change. What is wrong, and what cannot change, is said in the log. True: the file is good.
-pub fn reload(changeable: &Changeable) -> bool {
-    let Some(began) = BEGAN.get() else { return false };
+/// Reads the configuration again, and takes over what can change. What is wrong, and what cannot change, is said in the log.
+pub fn reload(changeable: &Changeable) {
+    let Some(began) = BEGAN.get() else { return };
     let Some(path) = &began.file else {
-        tracing::info!("SIGHUP: there is no configuration to read again; name one by --config");
-        return false;
+        return tracing::info!("SIGHUP: there is no configuration to read again; name one by --config");
     };
-    match read(path).and_then(|text| began.reload(path, text, changeable)) {
-        Ok(()) => true,
-        Err(error) => {
-            tracing::error!("the configuration stays as it was: {error:#}");
-            false
-        }
+    if let Err(error) = read(path).and_then(|text| began.reload(path, text, changeable)) {
+        tracing::error!("the configuration stays as it was: {error:#}");
     }
 }
 
@@ -257,6 +252,6 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     let given: Vec<OsString> = ["pumapool"].into_iter().chain(command.split_whitespace()).map(OsString::from).collect();
     let arguments = file::expand(&root, &given, &config)?;
     parse(&arguments).with_context(|| format!("{}", path.display()))?;
-    println!("{} is good for `pumapool {command}`", path.display());
+    writeln!(std::io::stdout(), "{} is good for `pumapool {command}`", path.display())?;
     Ok(ExitCode::SUCCESS)
 }
