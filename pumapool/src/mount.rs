@@ -285,6 +285,13 @@ impl std::str::FromStr for Thresholds {
     }
 }
 
+impl Options {
+    /// Whether it stays in the foreground.
+    pub fn is_in_foreground(&self) -> bool {
+        self.daemon.foreground
+    }
+}
+
 pub fn ring_bytes(text: &str) -> Result<usize, String> {
     let bytes = usize::try_from(size::parse(text)?).map_err(|error| error.to_string())?;
     let bounds = tap::BpfTap::RING_BYTES_MIN..=tap::BpfTap::RING_BYTES_MAX;

@@ -240,11 +240,31 @@ fn a_file_is_checked() {
         ("command = \"lend\"\nlisten = 7", &[], "some.toml:2: listen: "),
         ("command = \"status\"\n", &[], "is no daemon"),
         ("command = \"lent\"\n", &[], "lent"),
+        (
+            "command = \"lend\"\nlisten = \"unix:/x\"\nlog = \"lender=loud\"",
+            &[],
+            "some.toml:3: log: \"lender=loud\": write error,",
+        ),
         ("\u{0}", &["--command", "lend"], "some.toml:1: "),
     ] {
         let (code, said) = check(text, more);
         assert!(code == Some(1) && said.contains(problem), "{text:?}: {said}");
     }
+    // What the command itself says of it.
+    for (arguments, problem) in [
+        (
+            &["lend", "--config", path][..],
+            "some.toml: the following required arguments were not provided: --listen <ADDR>",
+        ),
+        (&["lend", "--config", path, "--listen", "unix:/x", "--nonsense"], "unexpected argument '--nonsense'"),
+    ] {
+        fs::write(&file, "capacity = \"1GiB\"").unwrap();
+        let output = pumapool(arguments);
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.code() == Some(1) && said.contains(problem) && said.lines().count() == 1, "{said}");
+    }
+    let output = pumapool(&["lend", "--config", path, "--help"]);
+    assert!(output.status.success() && String::from_utf8(output.stdout).unwrap().contains("--listen"));
     fs::write(&file, "# x\n".repeat(20_000)).unwrap();
     let output = pumapool(&["lend", "--config", path]);
     assert!(

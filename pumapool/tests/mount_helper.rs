@@ -58,18 +58,25 @@ fn mount_and_fstab_mount_and_umount_ends_the_daemon() {
         .unwrap();
     fs::write(&fstab, line(&format!("config={},lender=127.0.0.1:9", config.display()))).unwrap();
     run(&format!("mount -a -T {tab}; {PUMAPOOL} status; {ends}"), &["non-inclusive"]);
-    // -f only looks whether the options are right.
-    run(&format!("mount -f -t fuse.pumapool -o {lender} '{from}' {to}; ! findmnt {to}"), &[]);
+    // -f only looks whether the options are right. The last one of a name counts.
+    run(&format!("mount -f -t fuse.pumapool -o threads=0,{lender},threads=2 '{from}' {to}; ! findmnt {to}"), &[]);
+    let in_foreground = scratch.path().join("foreground.toml");
+    fs::write(&in_foreground, "foreground = true\n").unwrap();
+    let in_foreground = format!("config={}", in_foreground.display());
 
     for (options, problem) in [
         ("nonsense=1", "-o nonsense: there is no such option"),
         ("sync", "-o sync is not possible"),
         ("threads=0", "0 is not in 1..=256"),
+        ("threads=0 -f", "0 is not in 1..=256"),
+        ("log=lound=loud", "--log"),
         ("key=/nonexistent", "/nonexistent"),
+        (&in_foreground, "-o foreground is not possible"),
     ] {
         let output = privately(&format!("exec mount -t fuse.pumapool -o {options} '{from}' {to}"));
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(!output.status.success() && said.contains(problem), "{options}: {output:?}");
+        assert!(output.status.code() == Some(32) && said.contains(problem), "{options}: {output:?}");
+        assert_eq!(said.lines().count(), 1, "{said}");
         assert!(is_gone());
     }
     let output = privately(&format!("exec mount -t fuse.pumapool -o {lender} /nonexistent {to}"));

@@ -10,6 +10,7 @@ pub mod file;
 
 use crate::{Cli, keeper, log};
 use anyhow::{Context, Result, bail};
+use clap::error::ErrorKind;
 use clap::{ArgMatches, CommandFactory, FromArgMatches};
 use file::{ConfigFile, Said};
 use parking_lot::Mutex;
@@ -91,8 +92,9 @@ impl Changeable {
     }
 }
 
-/// The options of this process: those that were given, and those of the file that these name. What clap says of them ends the process.
-pub fn begin(given: Vec<OsString>) -> Result<Cli> {
+/// The options of this process: those that were given, and those of the file that these name. What is wrong is one line if there is a file, or for mount(8);
+/// else clap says more, and ends the process.
+pub fn begin(given: Vec<OsString>, for_mount: bool) -> Result<Cli> {
     let mut root = Cli::command();
     root.build();
     let path = file::named(&given).map(std::path::absolute).transpose().context("--config")?;
@@ -106,8 +108,15 @@ pub fn begin(given: Vec<OsString>) -> Result<Cli> {
         (Some(path), Some(text)) => file::expand(&root, &given, &ConfigFile { path, text })?,
         _ => given.clone(),
     };
-    let matches = Cli::command().try_get_matches_from(arguments).unwrap_or_else(|error| error.exit());
-    let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
+    let wrong = |error: clap::Error| match (&path, error.kind()) {
+        (_, ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) => error.exit(),
+        (_, ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand) => error.exit(),
+        (Some(path), _) => one_line(&error).context(format!("with {}", path.display())),
+        (None, _) if for_mount => one_line(&error),
+        (None, _) => error.exit(),
+    };
+    let matches = Cli::command().try_get_matches_from(arguments).map_err(wrong)?;
+    let cli = Cli::from_arg_matches(&matches).map_err(wrong)?;
     let now = Mutex::new(Now { matches: matches.clone(), text });
     let _ = BEGAN.set(Began { given, file: path, first: matches, now });
     Ok(cli)
