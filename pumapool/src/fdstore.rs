@@ -204,7 +204,7 @@ mod tests {
         let stored = names.lock().clone();
         assert!(stored.len() > 7_000 && stored.len() < all.len() && stored.contains("puma"), "{}", stored.len());
         // Those that there are: what the unit has systemd store.
-        assert!(name_bytes(Held::Open(1 << 20)) * 16_384 <= NAMES_BYTES_MAX);
+        assert!(name_bytes(Held::Open(1 << 20)) * 16_000 <= NAMES_BYTES_MAX);
         let joined = stored.iter().map(String::as_str).collect::<Vec<_>>().join(":");
         let started = std::process::Command::new("true").env("LISTEN_FDNAMES", &joined).status();
         assert!(started.is_ok_and(|status| status.success()));
