@@ -10,7 +10,7 @@ pub mod file;
 
 use crate::{Cli, keeper, log};
 use anyhow::{Context, Result, bail};
-use clap::error::ErrorKind;
+use clap::error::ErrorKind as Kind;
 use clap::{ArgMatches, CommandFactory, FromArgMatches};
 use file::{ConfigFile, Said};
 use parking_lot::Mutex;
@@ -18,7 +18,7 @@ use rustix::fd::OwnedFd;
 use rustix::fs::{MemfdFlags, memfd_create};
 use std::ffi::OsString;
 use std::fs::File;
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -109,8 +109,7 @@ pub fn begin(given: Vec<OsString>, for_mount: bool) -> Result<Cli> {
         _ => given.clone(),
     };
     let wrong = |error: clap::Error| match (&path, error.kind()) {
-        (_, ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) => error.exit(),
-        (_, ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand) => error.exit(),
+        (_, Kind::DisplayHelp | Kind::DisplayVersion | Kind::DisplayHelpOnMissingArgumentOrSubcommand) => error.exit(),
         (Some(path), _) => one_line(&error).context(format!("with {}", path.display())),
         (None, _) if for_mount => one_line(&error),
         (None, _) => error.exit(),
@@ -144,7 +143,15 @@ pub fn reload(changeable: &Changeable) {
         return tracing::info!("SIGHUP: there is no configuration to read again; name one by --config");
     };
     if let Err(error) = read(path).and_then(|text| began.reload(path, text, changeable)) {
-        tracing::error!("the configuration stays as it was: {error:#}");
+        let is_denied =
+            error.downcast_ref::<std::io::Error>().map(std::io::Error::kind) == Some(ErrorKind::PermissionDenied);
+        let next = match is_denied {
+            true => {
+                "; a lender may open no file but the one that it began with (except in a folder that is called pumapool): write into that one, or restart it"
+            }
+            false => "",
+        };
+        tracing::error!("the configuration stays as it was: {error:#}{next}");
     }
 }
 
