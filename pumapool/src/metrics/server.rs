@@ -1,5 +1,6 @@
 //! The page over HTTP. One thread serves it, to anybody who can connect: it says how much there is and how fast it is, and no names but those of
-//! mounts, lenders and images; and it takes no input beyond the request.
+//! mounts and the directories below, control groups, images, guests' file systems and NUMA targets, the program's version, and the addresses of lenders, hosts,
+//! gossip and the pool's members; and it takes no input beyond the request.
 //!
 //! What must never happen here: that who asks, or does not read on, costs the daemon more than a few connections and one look a second.
 
