@@ -349,9 +349,8 @@ for word in words:
 if how == 'keys':
     os.write(terminal, b'?')
     read_until('look more often')
-    os.write(terminal, b'x')
-    time.sleep(0.2)
-    os.write(terminal, b'q')
+    # The help goes with any key, and only then the next one is one of its own.
+    os.write(terminal, b'xq')
 elif how == 'signal':
     os.kill(child, signal.SIGTERM)
 else:
