@@ -3,6 +3,8 @@
 
 mod setup;
 
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
+use rustix::process::Signal;
 use serde_json::Value;
 use setup::{Lender, Mount, Node, PATIENCE, PUMAPOOL, can_run, evict, key_file, pumapool, write_pages};
 use std::collections::{BTreeMap, BTreeSet};
@@ -13,9 +15,13 @@ use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 use testbed::{Process, Scratch, ask_daemon, wait_until, wait_until_ok};
 
 const PAGES: usize = 512;
+
+/// How long Prometheus waits for a page, unless it is told otherwise.
+const SCRAPE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// As in pumapool/src/metrics/server.rs.
 const CONNECTIONS_MAX: usize = 16;
@@ -53,6 +59,16 @@ fn get(address: &str) -> String {
     let (head, body) = ask(address, "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n");
     assert!(head.starts_with("HTTP/1.1 200 OK") && head.contains("version=0.0.4"), "{head}");
     body
+}
+
+/// Asks until there is no more room in the queue. Who has gone stays in it.
+fn fill_queue(path: &str) {
+    let (address, flags) = (SocketAddrUnix::new(path).unwrap(), SocketFlags::CLOEXEC | SocketFlags::NONBLOCK);
+    let connect = || {
+        let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap();
+        rustix::net::connect(&socket, &address)
+    };
+    while connect().is_ok() {}
 }
 
 fn metrics_of(status: &Value) -> String {
@@ -301,13 +317,31 @@ fn the_page_survives_the_daemon() {
 fn all_daemons_are_served_on_one_page() {
     let scratch = Scratch::new("all_daemons").unwrap();
     let lender = Lender::start(scratch.path(), "1MiB", &[]);
-    let mut command = Command::new(PUMAPOOL);
-    command.args(["metrics", "--listen", "127.0.0.1:0"]);
-    let mut server = Process::spawn(command, &[]).unwrap();
-    let ready = server.wait_for_line("READY", PATIENCE).unwrap();
-    let address = ready.trim().rsplit(' ').next().unwrap();
-    assert!(get(address).contains(&format!("pumapool_lender_lending{{lender=\"{}\"}} 1\n", lender.address)), "{ready}");
+    let serve = || {
+        let mut command = Command::new(PUMAPOOL);
+        command.args(["metrics", "--listen", "127.0.0.1:0"]);
+        let mut server = Process::spawn(command, &[]).unwrap();
+        let ready = server.wait_for_line("READY", PATIENCE).unwrap();
+        (server, ready.trim().rsplit(' ').next().unwrap().to_owned())
+    };
+    let own = format!("pumapool_lender_lending{{lender=\"{}\"}} 1\n", lender.address);
+    let (mut server, address) = serve();
+    assert!(get(&address).contains(&own));
     assert!(server.stop(PATIENCE).unwrap().success());
+
+    // Those that are stuck keep nobody from the others' numbers, also when nobody takes what was asked out of their queues any more.
+    let stuck = |index| Lender::start(&scratch.directory(&format!("stuck{index}")).unwrap(), "1MiB", &[]);
+    let mut stuck: Vec<_> = (0..6).map(stuck).collect();
+    stuck.iter_mut().for_each(|lender| lender.process.signal(Signal::STOP).unwrap());
+    fill_queue(&format!("/run/pumapool/lend-{}.sock", stuck[0].process.pid()));
+    // A server that has no page yet.
+    let (_server, address) = serve();
+    let begun = Instant::now();
+    let page = get(&address);
+    println!("{} stuck daemons: a page in {:?}", stuck.len(), begun.elapsed());
+    assert!(page.contains(&own) && stuck.iter().all(|lender| !page.contains(&lender.address)), "{page}");
+    assert!(begun.elapsed() < SCRAPE_TIMEOUT, "{:?}", begun.elapsed());
+    stuck.iter_mut().for_each(|lender| lender.process.signal(Signal::CONT).unwrap());
 
     for (arguments, word) in [
         (&["metrics", "--listen", "vsock:2:7"][..], "HOST:PORT or unix:PATH"),

@@ -115,10 +115,10 @@ fn end_on(mut signals: Signals, stop: &AtomicBool) {
 fn once(options: &Options, screen: &Screen) -> Result<ExitCode> {
     let mut state = State::default();
     let begun = Instant::now();
-    state.take(control::ask_all(), Duration::ZERO);
+    state.take(control::look_at_all(), Duration::ZERO);
     if !state.daemons.is_empty() {
         std::thread::sleep(screen.interval);
-        state.take(control::ask_all(), begun.elapsed());
+        state.take(control::look_at_all(), begun.elapsed());
     }
     let is_terminal = std::io::stdout().is_terminal();
     let found = is_terminal.then(ratatui::crossterm::terminal::size).and_then(std::io::Result::ok);
@@ -144,7 +144,7 @@ fn looks() -> Result<(SyncSender<()>, Receiver<Look>)> {
     let (answer, looks) = sync_channel(1);
     let work = move || {
         for () in asked {
-            let look = (Instant::now(), control::ask_all());
+            let look = (Instant::now(), control::look_at_all());
             if answer.send(look).is_err() {
                 break;
             }
