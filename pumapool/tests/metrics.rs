@@ -332,8 +332,11 @@ fn all_daemons_are_served_on_one_page() {
     // Those that are stuck keep nobody from the others' numbers, also when nobody takes what was asked out of their queues any more.
     let stuck = |index| Lender::start(&scratch.directory(&format!("stuck{index}")).unwrap(), "1MiB", &[]);
     let mut stuck: Vec<_> = (0..6).map(stuck).collect();
+    let all: Value = serde_json::from_slice(&pumapool(&["status", "--json"]).stdout).unwrap();
+    let lenders = all["lenders"].as_array().unwrap();
+    let first = lenders.iter().find(|lender| lender["listen"] == stuck[0].address.as_str()).unwrap();
     stuck.iter_mut().for_each(|lender| lender.process.signal(Signal::STOP).unwrap());
-    fill_queue(&format!("/run/pumapool/lend-{}.sock", stuck[0].process.pid()));
+    fill_queue(first["socket"].as_str().unwrap());
     // A server that has no page yet.
     let (_server, address) = serve();
     let begun = Instant::now();
@@ -364,12 +367,33 @@ program, how, *words = sys.argv[1:]
 terminal, inside = pty.openpty()
 fcntl.ioctl(inside, termios.TIOCSWINSZ, struct.pack('HHHH', 200, 200, 0, 0))
 before = termios.tcgetattr(inside)
+if how == 'stopped':
+    termios.tcflow(inside, termios.TCOOFF)
 child = os.fork()
 if child == 0:
     os.close(terminal)
     os.login_tty(inside) if hasattr(os, 'login_tty') else (os.setsid(), fcntl.ioctl(inside, termios.TIOCSCTTY, 0), [os.dup2(inside, n) for n in range(3)])
     os.environ['TERM'] = 'xterm-256color'
     os.execv(program, [program, 'top', '--interval', '0.25'])
+if how == 'stopped':
+    # The terminal takes nothing, as after Ctrl-S: it waits for ever, and is ended all the same.
+    calls, end = [], time.time() + 110
+    while len(calls) < 5 or set(calls[-5:]) != {calls[-1]} or calls[-1][1:] != ('0x1',):
+        assert time.time() < end, calls[-5:]
+        time.sleep(0.05)
+        # Which system call of its first thread waits, and on which descriptor.
+        calls.append(tuple(open(f'/proc/{child}/syscall').read().split()[:2]))
+    os.kill(child, signal.SIGTERM)
+    ended, limit = 0, time.time() + 30
+    while ended == 0 and time.time() < limit:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        time.sleep(0.02)
+    if ended == 0:
+        os.kill(child, signal.SIGKILL)
+    assert ended, 'it goes on while the terminal is stopped'
+    assert os.waitstatus_to_exitcode(status) == 128 + signal.SIGTERM, status
+    assert termios.tcgetattr(inside)[3] == before[3], 'the terminal is not as it was'
+    sys.exit()
 seen, end = '', time.time() + 110
 def read_until(word):
     global seen
@@ -428,7 +452,7 @@ fn top_shows_them_and_leaves_the_terminal_as_it_was() {
     }
     assert_eq!(said.lines().count(), 200);
     assert!(said.lines().all(|line| line.chars().count() <= 200) && !said.contains('\x1b'));
-    for how in ["keys", "signal", "window"] {
+    for how in ["keys", "signal", "window", "stopped"] {
         reading();
         run_python("python3", TERMINAL, &[PUMAPOOL, how, "pumapool top", at.to_str().unwrap(), &lender.address], "");
     }
