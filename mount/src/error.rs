@@ -11,6 +11,7 @@ pub enum Error {
     SourceMissing { source: PathBuf },
     SourceNotADirectory { source: PathBuf },
     SourceUnreadable { source: PathBuf, error: io::Error },
+    SourceIsAutomount { source: PathBuf },
     MountpointMissing { mountpoint: PathBuf },
     MountpointNotADirectory { mountpoint: PathBuf },
     MountpointDead { mountpoint: PathBuf },
@@ -37,6 +38,11 @@ impl fmt::Display for Error {
             Error::SourceUnreadable { source, error } => {
                 write!(f, "cannot open {}: {error}; run as a user who may read it", source.display())
             }
+            Error::SourceIsAutomount { source } => write!(
+                f,
+                "cannot mount {}: it is an automount point, which hides the directory; have the automount at another mountpoint",
+                source.display()
+            ),
             Error::MountpointMissing { mountpoint } => {
                 write!(f, "cannot mount on {0}: it does not exist; create it: mkdir {0}", mountpoint.display())
             }

@@ -41,6 +41,9 @@ pub(crate) const THREADS_MIN: usize = 2;
 /// Share of the descriptors that inodes may hold, in quarters; the rest is for open files and connections.
 const INODE_DESCRIPTOR_QUARTERS: u64 = 3;
 
+/// The type of a file system that has something mounted when it is used (linux/magic.h).
+const AUTOFS: rustix::fs::FsWord = 0x0187;
+
 /// Whether one of our mounts is there, alive or dead.
 ///
 /// # Errors
@@ -86,6 +89,10 @@ impl Mount {
             open(&source, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).map_err(unreadable)?;
         let readable =
             open(&source, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).map_err(unreadable)?;
+        // Opening it has had it mounted; unless we are asked to do that.
+        if rustix::fs::fstatfs(&readable).is_ok_and(|found| found.f_type == AUTOFS) {
+            return Err(Error::SourceIsAutomount { source });
+        }
         let memory = Memory::create().map_err(|error| failed("make the state memory", error))?;
         let keep = Keep::new(Arc::new(memory), keeper);
 

@@ -1,7 +1,7 @@
 //! The daemons drop what they do not need, so that a fault in one of them gives away less. All of it is one-way.
 //!
 //! - `lend`, when it listens: every capability (it is root in name only from then on), and by Landlock, where the kernel has it, all files
-//!   but those that it reads to learn about memory and to look names up, and those beside its configuration. What it has to remove at its end it may remove.
+//!   but those that it reads to learn about memory and to look names up, and its configuration. What it has to remove at its end it may remove.
 //! - `join`, the same, when its mounts have been started: they have the rights of a mount, and it has those of a lender.
 //! - `mount`, when the keeper begins, hence for every daemon that the keeper starts: the capabilities outside [`MOUNT_NEEDS`]. Those that are
 //!   left are much (it acts for all users), but none of them loads modules, sets clocks, or configures networks. A newer program that needs
@@ -63,8 +63,13 @@ const RESOLVER_READS: [&str; 9] = [
     "/run/connman",
 ];
 
+/// A folder of this name is ours: what is in it is configurations.
+const OWN_FOLDER: &str = "pumapool";
+
 /// The version of Landlock that is asked for; an older kernel does what it can.
 const LANDLOCK: ABI = ABI::V5;
+
+const ALL_PERMITTED: &str = "all permitted";
 
 /// What this process may do, as the status tells it.
 #[derive(Clone, Debug, Serialize)]
@@ -73,12 +78,12 @@ pub struct Confined {
     no_new_privs: bool,
     /// What is left of its capabilities, without "CAP_".
     capabilities: Vec<&'static str>,
-    /// Which files it may open: "few", "few, as far as this kernel can forbid them", or "all permitted".
-    files: &'static str,
+    /// Which files it may open: "few", "few, and all in FOLDER", either with ", as far as this kernel can forbid them", or "all permitted".
+    files: String,
 }
 
-/// A lender that listens there, and has its metrics served there; `folder` is where it removes its socket and log. It may read its configuration again,
-/// also when that was replaced, hence what else is in the same folder.
+/// A lender that listens there, and has its metrics served there; `folder` is where it removes its socket and log. It may read its configuration again. One that
+/// has replaced it is another file, which Landlock can permit only with all others in the same folder: it does in one of our own, such as /etc/pumapool.
 pub fn lender(listen: &Address, metrics: Option<&Address>, folder: &Path, configuration: Option<&Path>) -> Confined {
     let mut removes = vec![folder.to_owned()];
     for address in metrics.into_iter().chain([listen]) {
@@ -86,13 +91,20 @@ pub fn lender(listen: &Address, metrics: Option<&Address>, folder: &Path, config
             removes.extend(path.parent().map(Path::to_owned));
         }
     }
-    let files = match restrict_files(&removes, configuration.and_then(Path::parent)) {
-        Ok(RulesetStatus::FullyEnforced) => "few",
-        Ok(RulesetStatus::PartiallyEnforced) => "few, as far as this kernel can forbid them",
-        Ok(RulesetStatus::NotEnforced) | Err(_) => "all permitted",
+    let own_folder = configuration.and_then(own_folder);
+    let few = own_folder.map_or("few".to_owned(), |folder| format!("few, and all in {}", folder.display()));
+    let files = match restrict_files(&removes, configuration.into_iter().chain(own_folder)) {
+        Ok(RulesetStatus::FullyEnforced) => few,
+        Ok(RulesetStatus::PartiallyEnforced) => format!("{few}, as far as this kernel can forbid them"),
+        Ok(RulesetStatus::NotEnforced) | Err(_) => ALL_PERMITTED.to_owned(),
     };
     drop_capabilities(CapabilitySet::empty());
     Confined { files, ..now() }
+}
+
+/// The folder of the configuration, if it is one of our own.
+fn own_folder(configuration: &Path) -> Option<&Path> {
+    configuration.parent().filter(|folder| folder.file_name().is_some_and(|name| name == OWN_FOLDER))
 }
 
 /// The keeper of a mount, before it starts a daemon.
@@ -109,7 +121,7 @@ pub fn now() -> Confined {
     Confined {
         no_new_privs: no_new_privs().unwrap_or(false),
         capabilities: permitted.iter_names().map(|(name, _)| name).collect(),
-        files: "all permitted",
+        files: ALL_PERMITTED.to_owned(),
     }
 }
 
@@ -137,7 +149,10 @@ fn drop_capabilities(needed: CapabilitySet) {
 
 /// From now on this thread opens no files but those that a lender needs, and changes nothing but that it removes files from the folders
 /// `removes`. What is open stays so.
-fn restrict_files(removes: &[PathBuf], configurations: Option<&Path>) -> Result<RulesetStatus, RulesetError> {
+fn restrict_files<'a>(
+    removes: &[PathBuf],
+    configurations: impl Iterator<Item = &'a Path>,
+) -> Result<RulesetStatus, RulesetError> {
     let reads: BitFlags<AccessFs> = AccessFs::ReadFile | AccessFs::ReadDir;
     let status = Ruleset::default()
         .handle_access(AccessFs::from_all(LANDLOCK))?
@@ -170,7 +185,7 @@ mod tests {
             assert!(confined.no_new_privs && confined.capabilities.is_empty(), "{confined:?}");
             assert!(fs::read_to_string("/proc/meminfo").unwrap().contains("MemTotal"));
             assert_eq!(std::io::read_to_string(open).unwrap(), "bytes", "what is open stays so");
-            if confined.files == "all permitted" {
+            if confined.files == ALL_PERMITTED {
                 return testbed::skip("a_lender_reaches_nothing_but_what_it_needs", "this kernel has no Landlock");
             }
             let refused = |result: std::io::Result<()>| result.unwrap_err().kind() == ErrorKind::PermissionDenied;
@@ -183,6 +198,40 @@ mod tests {
         };
         std::thread::scope(|scope| scope.spawn(run).join()).unwrap();
         assert_eq!(fs::read_to_string(other.join("file")).unwrap(), "bytes", "other threads are as they were");
+    }
+
+    #[test]
+    fn a_lender_reads_its_configuration_and_what_replaces_it_in_a_folder_of_ours() {
+        let test = "a_lender_reads_its_configuration_and_what_replaces_it_in_a_folder_of_ours";
+        let scratch = testbed::Scratch::new(test).unwrap();
+        for (name, is_ours) in [("pumapool", true), ("etc", false)] {
+            let folder = scratch.directory(name).unwrap();
+            let (file, other) = (folder.join("lend.toml"), folder.join("new.toml"));
+            for file in [&file, &other] {
+                fs::write(file, "bytes").unwrap();
+            }
+            let run = || {
+                let confined = lender(&"unix:/nowhere/socket".parse().unwrap(), None, scratch.path(), Some(&file));
+                if confined.files == ALL_PERMITTED {
+                    return testbed::skip(test, "this kernel has no Landlock");
+                }
+                let expected = if is_ours { format!("few, and all in {}", folder.display()) } else { "few".to_owned() };
+                assert!(
+                    confined.files.starts_with(&expected) && is_ours == confined.files.contains(name),
+                    "{confined:?}"
+                );
+                assert_eq!(fs::read_to_string(&file).unwrap(), "bytes");
+                assert_eq!(fs::read_to_string(&other).is_ok(), is_ours, "{name}");
+            };
+            std::thread::scope(|scope| scope.spawn(run).join()).unwrap();
+            fs::rename(&other, &file).unwrap();
+        }
+        let own = |path| own_folder(Path::new(path)).and_then(Path::to_str);
+        assert_eq!(own("/etc/pumapool/lend.toml"), Some("/etc/pumapool"));
+        assert_eq!(
+            [own("/etc/lend.toml"), own("/etc/pumapool.toml"), own("/etc/pumapool/../lend.toml"), own("/x")],
+            [None; 4]
+        );
     }
 
     #[test]

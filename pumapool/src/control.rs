@@ -2,17 +2,23 @@
 //! status as one JSON object. Who connects says what is wanted, by one line, or nothing for the status, and then closes that direction.
 
 use anyhow::{Context, Result};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, BorrowedFd};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use serde_json::Value;
 use std::fs;
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-/// How long a daemon may take to tell its status.
+/// How long daemons may take to tell their statuses, all together.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The same for those who look again and again, and whom somebody waits for: Prometheus does for 10 s.
+pub const LOOK_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// How long a daemon waits for what is wanted. Who says nothing wants the status.
 const QUESTION_TIMEOUT: Duration = Duration::from_millis(200);
@@ -144,15 +150,20 @@ pub fn answer(mut stream: UnixStream, answer: &Value) {
 /// The status of every daemon that can be reached. What daemons that are gone have left (sockets nobody listens on, logs) is
 /// removed.
 pub fn ask_all() -> Vec<Value> {
-    ask_those("")
+    ask_those("", ANSWER_TIMEOUT)
+}
+
+/// As [`ask_all`], within [`LOOK_TIMEOUT`].
+pub fn look_at_all() -> Vec<Value> {
+    ask_those("", LOOK_TIMEOUT)
 }
 
 /// Of the daemons of one kind. Others, which may be about to begin and not answer yet, are not waited for.
 pub fn ask_kind(kind: &str) -> Vec<Value> {
-    ask_those(&format!("{kind}-"))
+    ask_those(&format!("{kind}-"), ANSWER_TIMEOUT)
 }
 
-fn ask_those(prefix: &str) -> Vec<Value> {
+fn ask_those(prefix: &str, limit: Duration) -> Vec<Value> {
     let folder = folder();
     // Anybody may make a folder of that name in a shared place before us: what is not ours is not looked into.
     let ours = fs::symlink_metadata(&folder)
@@ -172,30 +183,76 @@ fn ask_those(prefix: &str) -> Vec<Value> {
         })
     });
     paths.sort();
-    paths.iter().filter_map(|path| ask(path)).collect()
+    // All at once, so that one that is stuck costs nobody the others' answers.
+    let mut all: Vec<Asked> = paths.into_iter().filter_map(Asked::begin).collect();
+    let begun = Instant::now();
+    loop {
+        let mut waiting: Vec<&mut Asked> = all.iter_mut().filter(|one| !one.is_done).collect();
+        let left = limit.saturating_sub(begun.elapsed());
+        if waiting.is_empty() || left.is_zero() {
+            break;
+        }
+        let mut fds: Vec<PollFd> = waiting.iter().map(|one| PollFd::new(&one.stream, PollFlags::IN)).collect();
+        let left = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
+        // A signal that comes in between is no trouble.
+        let _ = poll(&mut fds, Some(&left));
+        let has_come: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
+        waiting.iter_mut().zip(has_come).filter(|(_, has_come)| *has_come).for_each(|(one, _)| one.read());
+    }
+    all.into_iter().filter_map(Asked::status).collect()
 }
 
-fn ask(path: &Path) -> Option<Value> {
-    let stream = match UnixStream::connect(path) {
-        Ok(stream) => stream,
-        Err(error) if error.kind() == std::io::ErrorKind::ConnectionRefused => {
-            let _ = fs::remove_file(path);
-            let _ = fs::remove_file(path.with_extension("log"));
+/// A daemon that is asked for its status.
+struct Asked {
+    path: PathBuf,
+    stream: UnixStream,
+    text: Vec<u8>,
+    /// It has said all that it has to say.
+    is_done: bool,
+}
+
+impl Asked {
+    /// None: nobody is there.
+    fn begin(path: PathBuf) -> Option<Asked> {
+        // Without waiting: where many have asked and nobody answers, the socket's queue is full.
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).ok()?;
+        match connect(&socket, &SocketAddrUnix::new(&path).ok()?) {
+            Ok(()) => {}
+            Err(Errno::CONNREFUSED) => {
+                let _ = fs::remove_file(&path);
+                let _ = fs::remove_file(path.with_extension("log"));
+                return None;
+            }
+            Err(Errno::AGAIN) => {
+                tracing::warn!("the daemon behind {} does not answer", path.display());
+                return None;
+            }
+            Err(_) => return None,
+        }
+        let stream = UnixStream::from(socket);
+        let _ = stream.shutdown(std::net::Shutdown::Write); // Nothing but the status.
+        Some(Asked { path, stream, text: Vec::new(), is_done: false })
+    }
+
+    /// Reads what there is.
+    fn read(&mut self) {
+        let left = STATUS_BYTES_MAX - self.text.len() as u64;
+        match (&self.stream).take(left).read_to_end(&mut self.text) {
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+            _ => self.is_done = true,
+        }
+    }
+
+    fn status(self) -> Option<Value> {
+        if !self.is_done {
+            tracing::warn!("the daemon behind {} does not answer", self.path.display());
             return None;
         }
-        Err(_) => return None,
-    };
-    stream.set_read_timeout(Some(ANSWER_TIMEOUT)).ok()?;
-    let _ = stream.shutdown(std::net::Shutdown::Write); // Nothing but the status.
-    let mut text = String::new();
-    let answer = stream.take(STATUS_BYTES_MAX).read_to_string(&mut text);
-    if let Err(error) = answer {
-        tracing::warn!("the daemon behind {} does not answer: {error}", path.display());
-        return None;
+        let mut status: Value = serde_json::from_slice(&self.text).ok()?;
+        status["socket"] = self.path.to_string_lossy().into();
+        Some(status)
     }
-    let mut status: Value = serde_json::from_str(&text).ok()?;
-    status["socket"] = path.to_string_lossy().into();
-    Some(status)
 }
 
 /// Asks the daemon behind a socket for something else than its status, and waits for the answer.

@@ -86,9 +86,6 @@ impl Daemon {
             return start_in_background().map(Err);
         }
         let log = if detached { Some(open_log(kind, options)?) } else { None };
-        if detached {
-            let _ = rustix::process::setsid();
-        }
         let signals = Signals::new([SIGINT, SIGTERM, SIGQUIT, SIGHUP]).context("cannot listen for signals")?;
         let metrics = options.metrics.as_ref().map(Door::bind).transpose()?;
         Ok(Ok(Daemon { log, signals, control: Control::bind(kind)?, metrics, changeable: Changeable::nothing() }))
@@ -143,6 +140,7 @@ impl Daemon {
         let mut default_log = None;
         let mut stdout = std::io::stdout();
         if let Some(log) = self.log {
+            leave_session();
             rustix::stdio::dup2_stderr(&log.file).context("cannot turn to the log")?;
             let _ = std::env::set_current_dir("/");
             default_log = log.default;
@@ -218,6 +216,12 @@ fn start_in_background() -> Result<ExitCode> {
     }
     child.wait().context("cannot wait for the background")?;
     Ok(ExitCode::FAILURE) // it has said why on standard error, which it shares
+}
+
+/// A daemon in the background has a session of its own from when it serves, and not before: to the place of a mount that is made on demand (autofs), the
+/// kernel lets those only who are in the process group of the service manager; all others wait until it is mounted.
+pub fn leave_session() {
+    let _ = rustix::process::setsid();
 }
 
 /// Whatever else the caller has open (a lock, a pipe) must not stay open for as long as the daemon runs.

@@ -14,7 +14,7 @@ pub const HANDED_OVER: u8 = 75;
 pub const CODES: [(&str, &str); 5] = [
     ("0", "Done. A daemon: it serves in the background, or has ended in order."),
     ("1", "Not done: one line on standard error says why, and what to do."),
-    ("2", "The command line is wrong."),
+    ("2", "The command line is wrong, and names no configuration file."),
     ("32", "As mount(8)'s helper: not mounted; one line says why."),
     ("128+n", "Ended at once, by a second signal of number n."),
 ];

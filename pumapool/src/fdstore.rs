@@ -11,7 +11,7 @@ use rustix::net::{
     AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
     sendmsg_addr, socket_with,
 };
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::IoSlice;
 use std::mem::MaybeUninit;
 use std::os::unix::ffi::OsStrExt;
@@ -23,18 +23,29 @@ const SEND_LIMIT: Duration = Duration::from_secs(2);
 /// The first descriptor that a service manager passes.
 const FIRST: i32 = 3;
 
+/// Bytes that the names of all that is stored may take, with a colon behind each: the service manager passes them in one variable of the
+/// environment, of which Linux takes 128 KiB (MAX_ARG_STRLEN), with the variable's name and a zero. Beyond that no program can be started.
+const NAMES_BYTES_MAX: usize = (128 << 10) - "LISTEN_FDNAMES=".len() - 1;
+
 /// The service manager's store.
 pub struct Store {
     socket: Option<(OwnedFd, SocketAddrUnix)>,
-    stored: usize,
+    stored: BTreeSet<Held>,
+    names_bytes: usize,
     max: usize,
+    has_warned: bool,
 }
 
 impl Store {
     /// The store, if there is one; `held` came out of it.
     pub fn new(held: &BTreeMap<Held, OwnedFd>) -> Store {
         let max = std::env::var("FDSTORE").ok().and_then(|max| max.parse().ok()).unwrap_or(0);
-        Store { socket: if max > 0 { connect() } else { None }, stored: held.len(), max }
+        Store::at(if max > 0 { connect() } else { None }, max, held.keys().copied().collect())
+    }
+
+    fn at(socket: Option<(OwnedFd, SocketAddrUnix)>, max: usize, stored: BTreeSet<Held>) -> Store {
+        let names_bytes = stored.iter().map(|held| name_bytes(*held)).sum();
+        Store { socket, stored, names_bytes, max, has_warned: false }
     }
 
     /// Stores one more.
@@ -42,29 +53,38 @@ impl Store {
         if self.socket.is_none() {
             return;
         }
-        self.stored += 1;
-        if self.stored == self.max + 1 {
-            tracing::warn!(
-                "the service manager stores {} descriptors and no more: set FileDescriptorStoreMax higher, or the mount may not survive its keeper",
-                self.max
-            );
-        }
-        if self.stored <= self.max {
+        let names_bytes = self.names_bytes + name_bytes(held);
+        if self.stored.len() < self.max && names_bytes <= NAMES_BYTES_MAX {
+            self.stored.insert(held);
+            self.names_bytes = names_bytes;
             self.send(&format!("FDSTORE=1\nFDPOLL=0\nFDNAME={}", name(held)), Some(fd));
+        } else if !std::mem::replace(&mut self.has_warned, true) {
+            let why = if self.stored.len() < self.max {
+                "as many as it can pass on, by their names".to_owned()
+            } else {
+                format!("which is the limit that it has: set FileDescriptorStoreMax higher than {}", self.max)
+            };
+            tracing::warn!(
+                "the service manager stores {} descriptors, {why}; what is opened beyond may be lost with the keeper",
+                self.stored.len()
+            );
         }
     }
 
     /// It need not be stored any more.
     pub fn remove(&mut self, held: Held) {
-        if self.socket.is_some() {
-            self.stored = self.stored.saturating_sub(1);
+        if self.stored.remove(&held) {
+            self.names_bytes -= name_bytes(held);
             self.send(&format!("FDSTOREREMOVE=1\nFDNAME={}", name(held)), None);
         }
     }
 
-    /// The mount has ended: nothing need be stored.
-    pub fn clear<'a>(&mut self, all: impl Iterator<Item = &'a Held>) {
-        all.for_each(|held| self.remove(*held));
+    /// The mount ends: nothing need be stored, now or later.
+    pub fn close(&mut self) {
+        while let Some(held) = self.stored.first().copied() {
+            self.remove(held);
+        }
+        self.socket = None;
     }
 
     fn send(&mut self, text: &str, fd: Option<BorrowedFd<'_>>) {
@@ -94,25 +114,30 @@ fn connect() -> Option<(OwnedFd, SocketAddrUnix)> {
     Some((socket, address))
 }
 
+/// Short, as there is little room for all of them.
 fn name(held: Held) -> String {
     match held {
-        Held::State => "puma-state".into(),
-        Held::Source => "puma-source".into(),
-        Held::Device(index) => format!("puma-device-{index}"),
-        Held::Open(handle) => format!("puma-open-{handle}"),
-        Held::Node(node) => format!("puma-node-{node}"),
+        Held::State => "puma".into(),
+        Held::Source => "s".into(),
+        Held::Device(index) => format!("d{index:x}"),
+        Held::Open(handle) => format!("o{handle:x}"),
+        Held::Node(node) => format!("n{node:x}"),
     }
 }
 
+fn name_bytes(held: Held) -> usize {
+    name(held).len() + 1
+}
+
 fn held(name: &str) -> Option<Held> {
-    let number = |prefix: &str| name.strip_prefix(prefix)?.parse().ok();
+    let number = |prefix: char| u64::from_str_radix(name.strip_prefix(prefix)?, 16).ok();
     match name {
-        "puma-state" => Some(Held::State),
-        "puma-source" => Some(Held::Source),
-        _ => number("puma-device-")
+        "puma" => Some(Held::State),
+        "s" => Some(Held::Source),
+        _ => number('d')
             .map(Held::Device)
-            .or_else(|| number("puma-open-").map(Held::Open))
-            .or_else(|| number("puma-node-").map(Held::Node)),
+            .or_else(|| number('o').map(Held::Open))
+            .or_else(|| number('n').map(Held::Node)),
     }
 }
 
@@ -140,6 +165,7 @@ pub fn inherited() -> BTreeMap<Held, OwnedFd> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::net::UnixDatagram;
 
     #[test]
     fn names_lead_back() {
@@ -147,6 +173,56 @@ mod tests {
             assert_eq!(held(&name(one)), Some(one));
         }
         assert_eq!(held("stored"), None);
-        assert_eq!(held("puma-open-x"), None);
+        assert_eq!(held("ox"), None);
+    }
+
+    #[test]
+    fn what_is_stored_can_be_passed_on() {
+        let scratch = testbed::Scratch::new("what_is_stored_can_be_passed_on").unwrap();
+        let path = scratch.path().join("manager");
+        let manager = UnixDatagram::bind(&path).unwrap();
+        manager.set_nonblocking(true).unwrap();
+        let names = parking_lot::Mutex::new(BTreeSet::new());
+        let look = || {
+            let (mut names, mut bytes) = (names.lock(), [0; 256]);
+            while let Ok(length) = manager.recv(&mut bytes) {
+                let text = std::str::from_utf8(&bytes[..length]).unwrap();
+                let name = text.rsplit('=').next().unwrap().to_owned();
+                let is_removal = text.starts_with("FDSTOREREMOVE=1");
+                assert!(if is_removal { names.remove(&name) } else { names.insert(name) }, "{text}");
+            }
+        };
+        let socket = socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None).unwrap();
+        let mut store = Store::at(Some((socket, SocketAddrUnix::new(&path).unwrap())), usize::MAX, BTreeSet::new());
+        // The longest names.
+        let all: Vec<_> =
+            [Held::State].into_iter().chain((0..10_000).map(|index| Held::Open(u64::MAX - index))).collect();
+        for one in &all {
+            store.add(*one, manager.as_fd());
+            look();
+        }
+        let stored = names.lock().clone();
+        assert!(stored.len() > 7_000 && stored.len() < all.len() && stored.contains("puma"), "{}", stored.len());
+        // Those that there are: what the unit has systemd store.
+        assert!(name_bytes(Held::Open(1 << 20)) * 16_000 <= NAMES_BYTES_MAX);
+        let joined = stored.iter().map(String::as_str).collect::<Vec<_>>().join(":");
+        let started = std::process::Command::new("true").env("LISTEN_FDNAMES", &joined).status();
+        assert!(started.is_ok_and(|status| status.success()));
+        let too_much = format!("{joined}:{joined}");
+        assert!(std::process::Command::new("true").env("LISTEN_FDNAMES", too_much).status().is_err());
+        // Room is made again, and in the end nothing is left.
+        let last = all[all.len() - 1];
+        store.remove(all[1]);
+        store.add(last, manager.as_fd());
+        look();
+        assert!(names.lock().contains(&name(last)) && !names.lock().contains(&name(all[1])));
+        std::thread::scope(|scope| {
+            let closing = scope.spawn(|| store.close());
+            while !closing.is_finished() {
+                look();
+            }
+        });
+        look();
+        assert!(names.lock().is_empty());
     }
 }

@@ -137,7 +137,8 @@ impl std::str::FromStr for GuestName {
         let (image, key) = text.split_once('=').map_or((text, None), |(image, key)| (image, Some(key)));
         if image.is_empty() || key.is_some_and(str::is_empty) {
             return Err(
-                "write the image's name, and the key's file behind a =, such as disk.img=/etc/pumapool/disk.key".into(),
+                "write the image's name, and the key's file behind a =, such as disk.img=/etc/pumapool-keys/disk.key"
+                    .into(),
             );
         }
         if Path::new(image).components().any(|part| !matches!(part, std::path::Component::Normal(_))) {

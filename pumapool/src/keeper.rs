@@ -98,6 +98,8 @@ struct Keeper {
     hangup_ends: bool,
     /// The daemon is to read the configuration again.
     wants_reload: bool,
+    /// It was told so, and has not answered.
+    is_reloading: bool,
     /// Where the command was given: paths in its arguments may be relative.
     folder: PathBuf,
     was_ready: bool,
@@ -129,6 +131,7 @@ pub fn run(
         held,
         hangup_ends: daemon::hangup_ends(log.is_some()),
         wants_reload: false,
+        is_reloading: false,
         log,
         control,
         metrics,
@@ -240,7 +243,7 @@ impl Keeper {
         let mountpoint = about.map(|about| about.mountpoint).unwrap_or_default();
         tracing::error!("{} is unmounted, because {why}; see the log, and mount it again", mountpoint.display());
         let _ = mount::detach(&mountpoint);
-        self.store.clear(self.held.keys());
+        self.store.close();
         self.held.clear();
         ExitCode::FAILURE
     }
@@ -248,7 +251,7 @@ impl Keeper {
     fn ended(&mut self, code: ExitCode) -> ExitCode {
         // Who never came to serve has ended nothing: what is stored is for the next attempt.
         if self.was_ready {
-            self.store.clear(self.held.keys());
+            self.store.close();
         }
         if let (true, Some(log)) = (code == ExitCode::SUCCESS, self.log.take()) {
             log.remove(); // It has ended well: what it logged is of no more interest.
@@ -302,9 +305,12 @@ impl Keeper {
             if let Some(signal) = self.take_signal() {
                 let _ = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);
                 let _ = ours.send(&Message::Stop(signal));
+                // In use, it is taken out of the tree, and served until the last file is closed. Should it be killed before, nobody is to go on with it.
+                self.store.close();
             }
-            if was_ready && std::mem::take(&mut self.wants_reload) {
+            if was_ready && upgrade.is_none() && std::mem::take(&mut self.wants_reload) {
                 let _ = ours.send(&Message::Reload);
+                self.is_reloading = true;
             }
             // Once it is gone, everything that it sent is there, and then the end of it.
             while is_open && (is_gone || is_ready_within(ours.fd(), Duration::ZERO)) {
@@ -315,12 +321,19 @@ impl Keeper {
                         was_ready = true;
                         self.daemon_ready(&text, child.id());
                     }
-                    Ok(Some(Message::Configured(text))) => configuration::accept(&text.into()),
+                    Ok(Some(Message::Configured(text))) => {
+                        configuration::accept(&text.into());
+                        self.is_reloading = false;
+                    }
                     Ok(Some(Message::Upgrade(text, to))) => upgrade = Upgrade::parse(&text, to),
                     Ok(Some(_)) => {}
                     Ok(None) => is_open = false,
                     Err(error) => tracing::warn!("{error}: it is lost if the daemon dies"),
                 }
+            }
+            if has_ended {
+                // What it has not answered is for its successor.
+                self.wants_reload |= std::mem::take(&mut self.is_reloading);
             }
             if has_ended && !is_gone {
                 tracing::warn!(
@@ -374,8 +387,11 @@ impl Keeper {
         if self.folder.is_dir() {
             command.current_dir(&self.folder);
         }
-        // A group of its own: what is typed at the terminal is for us to pass on.
-        let child = command.process_group(0).spawn().context("cannot start the daemon")?;
+        // In the foreground a group of its own: what is typed at the terminal is for us to pass on. In the background it leaves our group when it serves.
+        if self.log.is_none() {
+            command.process_group(0);
+        }
+        let child = command.spawn().context("cannot start the daemon")?;
         for fd in &inherited {
             fcntl_setfd(fd, FdFlags::CLOEXEC).context("cannot keep a descriptor to ourselves")?;
         }
@@ -409,6 +425,9 @@ impl Keeper {
         }
         if std::mem::replace(&mut self.was_ready, true) {
             return;
+        }
+        if self.log.is_some() {
+            daemon::leave_session();
         }
         let mut stdout = std::io::stdout();
         // The caller may have gone away; that is no reason to stop.

@@ -120,6 +120,9 @@ impl Kept {
             }),
         )?;
         control::serve_on(self.listener, status, command)?;
+        if self.log.is_some() {
+            daemon::leave_session();
+        }
         // A keeper that is gone is no reason not to serve.
         let _ = self.channel.send(&Message::Ready(message.to_owned()));
         if let Some(log) = &self.log {
@@ -132,11 +135,10 @@ impl Kept {
     }
 }
 
-/// Reads the configuration again, and tells the keeper if it is good: then a successor begins with it.
+/// Reads the configuration again, and tells the keeper the one that is in use then, good or as it was before: a successor begins with it. This is also the answer
+/// that the keeper waits for.
 fn reload(channel: &Channel, changeable: &Changeable) {
-    if !configuration::reload(changeable) {
-        return;
-    }
+    configuration::reload(changeable);
     // The text itself: what is in the file may be another one by the time that the keeper looks.
     match configuration::text_in_memory() {
         Ok(text) => drop(channel.send(&Message::Configured(text))),

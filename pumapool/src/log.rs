@@ -27,6 +27,14 @@ fn filter(level: &str) -> Result<EnvFilter> {
     EnvFilter::try_new(format!("chitchat=off,{level}")).with_context(|| format!("--log {level}"))
 }
 
+/// What `--log` takes.
+pub fn level(text: &str) -> Result<String, String> {
+    let reason = |error: anyhow::Error| {
+        format!("write error, warn, info, debug, trace, or a filter like borrower=debug ({})", error.root_cause())
+    };
+    filter(text).map(|_| text.to_owned()).map_err(reason)
+}
+
 /// Begins to log what `--log` says. To be called once.
 pub fn begin(level: &str) -> Result<()> {
     let builder = tracing_subscriber::fmt()

@@ -35,6 +35,7 @@ mod top;
 mod umount;
 mod upgrade;
 
+use anyhow::{Context, Result};
 use clap::{CommandFactory, Parser, Subcommand};
 use std::ffi::OsString;
 use std::io::Write;
@@ -46,7 +47,7 @@ use std::process::ExitCode;
 #[command(name = "pumapool", version, max_term_width = 100)]
 struct Cli {
     /// What to log: error, warn, info, debug, trace, or a filter like `borrower=debug`.
-    #[arg(long, global = true, default_value = "info", env = "PUMAPOOL_LOG", value_name = "LEVEL")]
+    #[arg(long, global = true, default_value = "info", env = "PUMAPOOL_LOG", value_name = "LEVEL", value_parser = log::level)]
     log: String,
 
     /// Of a daemon: take options from this file (TOML), by their long names. Those of the command line override them. SIGHUP has it read
@@ -97,27 +98,36 @@ enum Command {
 
 fn main() -> ExitCode {
     c_library::set_up();
-    let mut arguments: Vec<OsString> = std::env::args_os().collect();
+    let arguments: Vec<OsString> = std::env::args_os().collect();
     if mount_helper::is_called(&arguments) {
-        let mut root = Cli::command();
-        root.build();
-        match root.find_subcommand("mount").map(|mount| mount_helper::wanted(mount, &arguments)) {
-            Some(Ok(wanted)) if wanted.fake => return ExitCode::SUCCESS,
-            Some(Ok(wanted)) => arguments = wanted.arguments,
-            Some(Err(error)) => return fail(&error, exit::MOUNT),
-            None => {}
-        }
-        return run(arguments, exit::MOUNT);
+        return match help_mount(&arguments) {
+            Ok((_, true)) => ExitCode::SUCCESS,
+            Ok((cli, false)) => run(cli, exit::MOUNT),
+            Err(error) => fail(&error, exit::MOUNT),
+        };
     }
-    run(arguments, exit::FAILURE)
+    match configuration::begin(arguments, false) {
+        Ok(cli) => run(cli, exit::FAILURE),
+        Err(error) => fail(&error, exit::FAILURE),
+    }
 }
 
-/// Runs a command line; a failure has that code.
-fn run(arguments: Vec<OsString>, failure: u8) -> ExitCode {
-    let cli = match configuration::begin(arguments) {
-        Ok(cli) => cli,
-        Err(error) => return fail(&error, failure),
-    };
+/// What mount(8) wants, and whether it only wants to know if that would be right.
+fn help_mount(arguments: &[OsString]) -> Result<(Cli, bool)> {
+    let mut root = Cli::command();
+    root.build();
+    let mount = root.find_subcommand("mount").context("there is no `pumapool mount`")?;
+    let wanted = mount_helper::wanted(mount, arguments)?;
+    let cli = configuration::begin(wanted.arguments, true)?;
+    if matches!(&cli.command, Command::Mount(options) if options.is_in_foreground()) {
+        // From a configuration file.
+        return Err(mount_helper::refused("foreground"));
+    }
+    Ok((cli, wanted.fake))
+}
+
+/// Runs a command; a failure has that code.
+fn run(cli: Cli, failure: u8) -> ExitCode {
     // A line of the log would be in the midst of the screen.
     let takes_terminal = matches!(&cli.command, Command::Top(options) if options.takes_terminal());
     if let Err(error) = log::begin(if takes_terminal { "off" } else { &cli.log }) {

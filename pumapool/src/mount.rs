@@ -10,7 +10,7 @@ use crate::exit;
 use crate::host_cache::Guests;
 use crate::kept::Kept;
 use crate::lenders::Lenders;
-use crate::metrics::server;
+use crate::metrics::server::{self, Door};
 use crate::{confine, fdstore, joined, keeper, pool, security, size};
 use anyhow::{Context, Result, bail};
 use borrower::{Borrower, Strategy};
@@ -285,6 +285,13 @@ impl std::str::FromStr for Thresholds {
     }
 }
 
+impl Options {
+    /// Whether it stays in the foreground.
+    pub fn is_in_foreground(&self) -> bool {
+        self.daemon.foreground
+    }
+}
+
 pub fn ring_bytes(text: &str) -> Result<usize, String> {
     let bytes = usize::try_from(size::parse(text)?).map_err(|error| error.to_string())?;
     let bounds = tap::BpfTap::RING_BYTES_MIN..=tap::BpfTap::RING_BYTES_MAX;
@@ -318,10 +325,16 @@ pub fn run(options: Options) -> Result<ExitCode> {
     let networks: Vec<_> = options.lender.iter().cloned().chain(options.pool.network()).collect();
     options.security.security(&networks)?;
     let held = fdstore::inherited();
-    match Daemon::prepare("mount", &options.daemon)? {
+    // A mount that is in use is taken on, whatever becomes of its metrics.
+    let mut daemon_options = options.daemon.clone();
+    let tried = if held.is_empty() { None } else { daemon_options.metrics.take() };
+    match Daemon::prepare("mount", &daemon_options)? {
         Ok(daemon) => {
             let (log, control, metrics) = daemon.into_parts();
-            keeper::run(log, control, metrics, held)
+            let bind = |address| {
+                Door::bind(&address).inspect_err(|error| tracing::error!("metrics are not served: {error:#}")).ok()
+            };
+            keeper::run(log, control, metrics.or_else(|| tried.and_then(bind)), held)
         }
         Err(code) => Ok(code),
     }

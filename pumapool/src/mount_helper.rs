@@ -4,8 +4,8 @@
 //! Options by the names of those of `pumapool mount` go there. Generic ones are honoured, mean nothing here, or are refused, if ignoring
 //! them would be wrong.
 
-use anyhow::{Context, Result, bail, ensure};
-use clap::{Arg, Command};
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use clap::{Arg, ArgAction, Command};
 use std::ffi::OsString;
 use std::path::Path;
 
@@ -110,9 +110,14 @@ pub fn wanted(mount: &Command, arguments: &[OsString]) -> Result<Wanted> {
         let (name, value) = option.split_once('=').map_or((option.as_str(), None), |(name, value)| (name, Some(value)));
         if let Some(flag) = FLAGS.iter().position(|(forbids, permits)| name == *forbids || name == *permits) {
             forbidden[flag] = name == FLAGS[flag].0;
-        } else if let Some((_, instead)) = REFUSED.iter().find(|(refused, _)| name == *refused) {
-            bail!("-o {name} is not possible: {instead}");
+        } else if REFUSED.iter().any(|(refused, _)| name == *refused) {
+            return Err(refused(name));
         } else if let Some(argument) = ours(mount, name) {
+            if !matches!(argument.get_action(), ArgAction::Append) {
+                // The last one counts: those of a line in fstab come before those that mount(8) was given.
+                let flag = format!("--{name}");
+                wanted.retain(|word| word.to_str().and_then(|word| word.split('=').next()) != Some(&flag));
+            }
             match (argument.get_action().takes_values(), value) {
                 (true, Some(value)) => wanted.push(format!("--{name}={value}").into()),
                 (true, None) => bail!("-o {name}: write a value behind it, {name}=VALUE"),
@@ -128,6 +133,12 @@ pub fn wanted(mount: &Command, arguments: &[OsString]) -> Result<Wanted> {
     );
     wanted.extend(["--".into(), source, mountpoint]);
     Ok(Wanted { arguments: wanted, fake })
+}
+
+/// Why an option is refused.
+pub fn refused(name: &str) -> anyhow::Error {
+    let instead = REFUSED.iter().find(|(refused, _)| name == *refused).map_or("", |(_, instead)| *instead);
+    anyhow!("-o {name} is not possible: {instead}")
 }
 
 /// The option of `pumapool mount` by that name.
@@ -183,6 +194,10 @@ mod tests {
             (
                 "mount.fuse.pumapool /srv /mnt -o gate-short=\"40000,1500\",gate-long=1500\\,1000,defaults",
                 "pumapool mount --gate-short=40000,1500 --gate-long=1500,1000 -- /srv /mnt",
+            ),
+            (
+                "mount.fuse.pumapool /srv /mnt -o threads=4,lender=a:1,trust-network,threads=8,trust-network,lender=b:1",
+                "pumapool mount --lender=a:1 --threads=8 --trust-network --lender=b:1 -- /srv /mnt",
             ),
             ("mount.fuse.pumapool /srv /mnt -s -o nonsense,threads=4", "pumapool mount --threads=4 -- /srv /mnt"),
         ] {

@@ -71,12 +71,10 @@ fn a_lender_takes_over_what_can_change() {
             key_file()
         )
     };
-    let mut lender = Configured::start(
-        "lend",
-        scratch.path(),
-        &text("reserve = \"64MiB\"\nrate = \"8MiB\""),
-        &["--reserve", "32MiB"],
-    );
+    // Where a lender, which may open hardly any file, may open one that has replaced the one that it began with.
+    let folder = scratch.directory("pumapool").unwrap();
+    let mut lender =
+        Configured::start("lend", &folder, &text("reserve = \"64MiB\"\nrate = \"8MiB\""), &["--reserve", "32MiB"]);
     let status = lender.status();
     // The command line overrides the file.
     assert_eq!(
@@ -104,8 +102,30 @@ fn a_lender_takes_over_what_can_change() {
     fs::remove_file(&lender.file).unwrap();
     lender.process.signal(Signal::HUP).unwrap();
     lender.wait_for("cannot read the configuration");
-    lender.reload(&text("rate = \"12MiB\""), "rate is 12582912 now".replace("12582912", "12MiB").as_str());
+    lender.reload(&text("rate = \"12MiB\""), "rate is 12MiB now");
     assert_eq!(lender.status()["lender"]["rate_bytes"], 12 << 20);
+}
+
+#[test]
+fn a_lender_opens_no_other_file_beside_its_configuration() {
+    let test = "a_lender_opens_no_other_file_beside_its_configuration";
+    let scratch = Scratch::new(test).unwrap();
+    let listen = format!("unix:{}", scratch.path().join("sock").display());
+    let text = |rate: &str| {
+        format!(
+            "listen = \"{listen}\"\nforeground = true\ncapacity = \"16MiB\"\nkey = \"{}\"\nrate = \"{rate}\"\n",
+            key_file()
+        )
+    };
+    let mut lender = Configured::start("lend", scratch.path(), &text("8MiB"), &[]);
+    if lender.status()["confined"]["files"] == "all permitted" {
+        return testbed::skip(test, "this kernel has no Landlock");
+    }
+    fs::write(&lender.file, text("9MiB")).unwrap();
+    lender.process.signal(Signal::HUP).unwrap();
+    lender.wait_for("rate is 9MiB now");
+    lender.reload(&text("10MiB"), "write into that one, or restart it");
+    assert_eq!(lender.status()["lender"]["rate_bytes"], 9 << 20);
 }
 
 #[test]
@@ -144,7 +164,20 @@ fn a_mount_and_those_that_take_it_over_have_the_configuration() {
     let thresholds = "strategy = \"non-inclusive\"\ngate-short = \"1,0\"\nfilter = \"off\"\n";
     mount.reload(&text(thresholds), "filter is off now, gate-short is 1,0 now");
     state(&mount, "shunned");
+    // A successor begins with it, also when what is in the file by then is broken.
+    mount.reload(&text("rat = 1\n"), "mount.toml:6: rat: there is no such option");
+    kill_daemon(&mount);
+    state(&mount, "shunned");
     mount.reload(&text("strategy = \"non-inclusive\"\n"), "gate-short is 40000,1500 now");
+    state(&mount, "used");
+    // A daemon that ends before it has read it leaves that to its successor.
+    let daemon = rustix::process::Pid::from_raw(mount.status()["daemon_pid"].as_i64().unwrap() as i32).unwrap();
+    rustix::process::kill_process(daemon, Signal::STOP).unwrap();
+    fs::write(&mount.file, text(thresholds)).unwrap();
+    mount.process.signal(Signal::HUP).unwrap();
+    setup::kill(daemon.as_raw_nonzero().get() as u32);
+    state(&mount, "shunned");
+    mount.reload(&text("strategy = \"non-inclusive\"\n"), "filter is on now, gate-short is 40000,1500 now");
     state(&mount, "used");
     // The log level of the daemon, and then of its successor.
     mount.reload(&text("strategy = \"non-inclusive\"\nlog = \"debug\"\n"), "log is debug now");
@@ -227,11 +260,31 @@ fn a_file_is_checked() {
         ("command = \"lend\"\nlisten = 7", &[], "some.toml:2: listen: "),
         ("command = \"status\"\n", &[], "is no daemon"),
         ("command = \"lent\"\n", &[], "lent"),
+        (
+            "command = \"lend\"\nlisten = \"unix:/x\"\nlog = \"lender=loud\"",
+            &[],
+            "some.toml:3: log: \"lender=loud\": write error,",
+        ),
         ("\u{0}", &["--command", "lend"], "some.toml:1: "),
     ] {
         let (code, said) = check(text, more);
         assert!(code == Some(1) && said.contains(problem), "{text:?}: {said}");
     }
+    // What the command itself says of it.
+    for (arguments, problem) in [
+        (
+            &["lend", "--config", path][..],
+            "some.toml: the following required arguments were not provided: --listen <ADDR>",
+        ),
+        (&["lend", "--config", path, "--listen", "unix:/x", "--nonsense"], "unexpected argument '--nonsense'"),
+    ] {
+        fs::write(&file, "capacity = \"1GiB\"").unwrap();
+        let output = pumapool(arguments);
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.code() == Some(1) && said.contains(problem) && said.lines().count() == 1, "{said}");
+    }
+    let output = pumapool(&["lend", "--config", path, "--help"]);
+    assert!(output.status.success() && String::from_utf8(output.stdout).unwrap().contains("--listen"));
     fs::write(&file, "# x\n".repeat(20_000)).unwrap();
     let output = pumapool(&["lend", "--config", path]);
     assert!(

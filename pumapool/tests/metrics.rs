@@ -3,6 +3,8 @@
 
 mod setup;
 
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
+use rustix::process::Signal;
 use serde_json::Value;
 use setup::{Lender, Mount, Node, PATIENCE, PUMAPOOL, can_run, evict, key_file, pumapool, write_pages};
 use std::collections::{BTreeMap, BTreeSet};
@@ -13,9 +15,13 @@ use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 use testbed::{Process, Scratch, ask_daemon, wait_until, wait_until_ok};
 
 const PAGES: usize = 512;
+
+/// How long Prometheus waits for a page, unless it is told otherwise.
+const SCRAPE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// As in pumapool/src/metrics/server.rs.
 const CONNECTIONS_MAX: usize = 16;
@@ -53,6 +59,16 @@ fn get(address: &str) -> String {
     let (head, body) = ask(address, "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n");
     assert!(head.starts_with("HTTP/1.1 200 OK") && head.contains("version=0.0.4"), "{head}");
     body
+}
+
+/// Asks until there is no more room in the queue. Who has gone stays in it.
+fn fill_queue(path: &str) {
+    let (address, flags) = (SocketAddrUnix::new(path).unwrap(), SocketFlags::CLOEXEC | SocketFlags::NONBLOCK);
+    let connect = || {
+        let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap();
+        rustix::net::connect(&socket, &address)
+    };
+    while connect().is_ok() {}
 }
 
 fn metrics_of(status: &Value) -> String {
@@ -301,13 +317,34 @@ fn the_page_survives_the_daemon() {
 fn all_daemons_are_served_on_one_page() {
     let scratch = Scratch::new("all_daemons").unwrap();
     let lender = Lender::start(scratch.path(), "1MiB", &[]);
-    let mut command = Command::new(PUMAPOOL);
-    command.args(["metrics", "--listen", "127.0.0.1:0"]);
-    let mut server = Process::spawn(command, &[]).unwrap();
-    let ready = server.wait_for_line("READY", PATIENCE).unwrap();
-    let address = ready.trim().rsplit(' ').next().unwrap();
-    assert!(get(address).contains(&format!("pumapool_lender_lending{{lender=\"{}\"}} 1\n", lender.address)), "{ready}");
+    let serve = || {
+        let mut command = Command::new(PUMAPOOL);
+        command.args(["metrics", "--listen", "127.0.0.1:0"]);
+        let mut server = Process::spawn(command, &[]).unwrap();
+        let ready = server.wait_for_line("READY", PATIENCE).unwrap();
+        (server, ready.trim().rsplit(' ').next().unwrap().to_owned())
+    };
+    let own = format!("pumapool_lender_lending{{lender=\"{}\"}} 1\n", lender.address);
+    let (mut server, address) = serve();
+    assert!(get(&address).contains(&own));
     assert!(server.stop(PATIENCE).unwrap().success());
+
+    // Those that are stuck keep nobody from the others' numbers, also when nobody takes what was asked out of their queues any more.
+    let stuck = |index| Lender::start(&scratch.directory(&format!("stuck{index}")).unwrap(), "1MiB", &[]);
+    let mut stuck: Vec<_> = (0..6).map(stuck).collect();
+    let all: Value = serde_json::from_slice(&pumapool(&["status", "--json"]).stdout).unwrap();
+    let lenders = all["lenders"].as_array().unwrap();
+    let first = lenders.iter().find(|lender| lender["listen"] == stuck[0].address.as_str()).unwrap();
+    stuck.iter_mut().for_each(|lender| lender.process.signal(Signal::STOP).unwrap());
+    fill_queue(first["socket"].as_str().unwrap());
+    // A server that has no page yet.
+    let (_server, address) = serve();
+    let begun = Instant::now();
+    let page = get(&address);
+    println!("{} stuck daemons: a page in {:?}", stuck.len(), begun.elapsed());
+    assert!(page.contains(&own) && stuck.iter().all(|lender| !page.contains(&lender.address)), "{page}");
+    assert!(begun.elapsed() < SCRAPE_TIMEOUT, "{:?}", begun.elapsed());
+    stuck.iter_mut().for_each(|lender| lender.process.signal(Signal::CONT).unwrap());
 
     for (arguments, word) in [
         (&["metrics", "--listen", "vsock:2:7"][..], "HOST:PORT or unix:PATH"),
@@ -330,12 +367,33 @@ program, how, *words = sys.argv[1:]
 terminal, inside = pty.openpty()
 fcntl.ioctl(inside, termios.TIOCSWINSZ, struct.pack('HHHH', 200, 200, 0, 0))
 before = termios.tcgetattr(inside)
+if how == 'stopped':
+    termios.tcflow(inside, termios.TCOOFF)
 child = os.fork()
 if child == 0:
     os.close(terminal)
     os.login_tty(inside) if hasattr(os, 'login_tty') else (os.setsid(), fcntl.ioctl(inside, termios.TIOCSCTTY, 0), [os.dup2(inside, n) for n in range(3)])
     os.environ['TERM'] = 'xterm-256color'
     os.execv(program, [program, 'top', '--interval', '0.25'])
+if how == 'stopped':
+    # The terminal takes nothing, as after Ctrl-S: it waits for ever, and is ended all the same.
+    calls, end = [], time.time() + 110
+    while len(calls) < 5 or set(calls[-5:]) != {calls[-1]} or calls[-1][1:] != ('0x1',):
+        assert time.time() < end, calls[-5:]
+        time.sleep(0.05)
+        # Which system call of its first thread waits, and on which descriptor.
+        calls.append(tuple(open(f'/proc/{child}/syscall').read().split()[:2]))
+    os.kill(child, signal.SIGTERM)
+    ended, limit = 0, time.time() + 30
+    while ended == 0 and time.time() < limit:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        time.sleep(0.02)
+    if ended == 0:
+        os.kill(child, signal.SIGKILL)
+    assert ended, 'it goes on while the terminal is stopped'
+    assert os.waitstatus_to_exitcode(status) == 128 + signal.SIGTERM, status
+    assert termios.tcgetattr(inside)[3] == before[3], 'the terminal is not as it was'
+    sys.exit()
 seen, end = '', time.time() + 110
 def read_until(word):
     global seen
@@ -349,9 +407,8 @@ for word in words:
 if how == 'keys':
     os.write(terminal, b'?')
     read_until('look more often')
-    os.write(terminal, b'x')
-    time.sleep(0.2)
-    os.write(terminal, b'q')
+    # The help goes with any key, and only then the next one is one of its own.
+    os.write(terminal, b'xq')
 elif how == 'signal':
     os.kill(child, signal.SIGTERM)
 else:
@@ -395,7 +452,7 @@ fn top_shows_them_and_leaves_the_terminal_as_it_was() {
     }
     assert_eq!(said.lines().count(), 200);
     assert!(said.lines().all(|line| line.chars().count() <= 200) && !said.contains('\x1b'));
-    for how in ["keys", "signal", "window"] {
+    for how in ["keys", "signal", "window", "stopped"] {
         reading();
         run_python("python3", TERMINAL, &[PUMAPOOL, how, "pumapool top", at.to_str().unwrap(), &lender.address], "");
     }

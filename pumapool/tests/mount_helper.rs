@@ -58,20 +58,82 @@ fn mount_and_fstab_mount_and_umount_ends_the_daemon() {
         .unwrap();
     fs::write(&fstab, line(&format!("config={},lender=127.0.0.1:9", config.display()))).unwrap();
     run(&format!("mount -a -T {tab}; {PUMAPOOL} status; {ends}"), &["non-inclusive"]);
-    // -f only looks whether the options are right.
-    run(&format!("mount -f -t fuse.pumapool -o {lender} '{from}' {to}; ! findmnt {to}"), &[]);
+    // -f only looks whether the options are right. The last one of a name counts.
+    run(&format!("mount -f -t fuse.pumapool -o threads=0,{lender},threads=2 '{from}' {to}; ! findmnt {to}"), &[]);
+    let in_foreground = scratch.path().join("foreground.toml");
+    fs::write(&in_foreground, "foreground = true\n").unwrap();
+    let in_foreground = format!("config={}", in_foreground.display());
 
     for (options, problem) in [
         ("nonsense=1", "-o nonsense: there is no such option"),
         ("sync", "-o sync is not possible"),
         ("threads=0", "0 is not in 1..=256"),
+        ("threads=0 -f", "0 is not in 1..=256"),
+        ("log=lound=loud", "--log"),
         ("key=/nonexistent", "/nonexistent"),
+        (&in_foreground, "-o foreground is not possible"),
     ] {
         let output = privately(&format!("exec mount -t fuse.pumapool -o {options} '{from}' {to}"));
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(!output.status.success() && said.contains(problem), "{options}: {output:?}");
+        assert!(output.status.code() == Some(32) && said.contains(problem), "{options}: {output:?}");
+        assert_eq!(said.lines().count(), 1, "{said}");
         assert!(is_gone());
     }
     let output = privately(&format!("exec mount -t fuse.pumapool -o {lender} /nonexistent {to}"));
     assert_eq!(output.status.code(), Some(32), "{output:?}");
+}
+
+/// Does as systemd with `x-systemd.automount`: has the mount made when somebody looks there, by a mount(8) in its own group of processes.
+const AUTOMOUNT: &str = r#"
+import ctypes, errno, fcntl, os, struct, subprocess, sys
+at, command = sys.argv[1], sys.argv[2:]
+os.setpgid(0, 0)
+told, tells = os.pipe()
+libc = ctypes.CDLL(None, use_errno=True)
+options = f'fd={tells},pgrp={os.getpgrp()},minproto=5,maxproto=5,direct'
+if libc.mount(b'test', at.encode(), b'autofs', 0, options.encode()):
+    sys.exit(77 if ctypes.get_errno() == errno.ENODEV else os.strerror(ctypes.get_errno()))
+os.close(tells)
+root = os.open(at, os.O_RDONLY | os.O_DIRECTORY)
+visitor = subprocess.Popen(['cat', at + '/file'], start_new_session=True, stdout=subprocess.DEVNULL)
+kind, token = struct.unpack('4xiI', os.read(told, 1024)[:12])
+assert kind == 5, kind # somebody looks (linux/auto_fs.h)
+try:
+    mounted = subprocess.run(command, timeout=60).returncode == 0
+except subprocess.TimeoutExpired:
+    print('it waits for itself')
+    mounted = False
+fcntl.ioctl(root, 0x9360 if mounted else 0x9361, token)
+os.close(root)
+print('mounted' if mounted else 'not mounted', 'seen' if visitor.wait() == 0 else 'not seen', flush=True)
+if mounted:
+    subprocess.run(['umount', at], check=True)
+subprocess.run(['umount', at], check=True)
+"#;
+
+#[test]
+fn a_mount_is_made_when_somebody_looks() {
+    let test = "a_mount_is_made_when_somebody_looks";
+    if !can_run(test) {
+        return;
+    }
+    let scratch = Scratch::new(test).unwrap();
+    let (source, at) = (scratch.directory("source").unwrap(), scratch.directory("mount").unwrap());
+    write_pages(&source.join("file"), 8, 1);
+    let program = scratch.path().join("automount.py");
+    fs::write(&program, AUTOMOUNT).unwrap();
+    let (from, program) = (source.to_str().unwrap(), program.to_str().unwrap());
+    // Over the directory itself nobody can see it any more.
+    for (to, expected) in
+        [(at.to_str().unwrap(), "mounted seen"), (from, "it is an automount point"), (from, "not mounted not seen")]
+    {
+        let mount = format!("mount -t fuse.pumapool -o fill=read {from} {to}");
+        let output = privately(&format!("exec python3 {program} {to} {mount} 2>&1"));
+        if output.status.code() == Some(77) {
+            return testbed::skip(test, "this kernel has no autofs");
+        }
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(output.status.success() && said.contains(expected), "{to}: {output:?}");
+        assert!(wait_until(PATIENCE, || mounts().iter().all(|mount| mount["mountpoint"] != to)), "a daemon is left");
+    }
 }

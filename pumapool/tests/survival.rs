@@ -528,12 +528,13 @@ fn what_a_service_manager_stores_survives_the_keeper() {
     }
     let scratch = Scratch::new(test).unwrap();
     let (source, at) = (scratch.directory("source").unwrap(), scratch.directory("mount").unwrap());
-    let address = scratch.path().join("manager");
+    let (address, metrics) = (scratch.path().join("manager"), scratch.directory("metrics").unwrap());
     let manager = UnixDatagram::bind(&address).unwrap();
     let command = || {
         let mut command = Command::new("sh");
         command.args(["-c", "LISTEN_PID=$$ exec \"$@\"", "sh", setup::PUMAPOOL, "mount"]).args([&source, &at]);
         command.args(["--foreground", "--threads", "4"]).env("NOTIFY_SOCKET", &address).env("FDSTORE", "100");
+        command.arg("--metrics").arg(format!("unix:{}/socket", metrics.display()));
         command
     };
     let mut first = Process::spawn(command(), &[]).unwrap();
@@ -601,6 +602,8 @@ fn what_a_service_manager_stores_survives_the_keeper() {
             assert!(!second.wait(PATIENCE).unwrap().unwrap().success(), "two daemons served one mount");
             assert_eq!(removed.load(Ordering::Relaxed), 0, "what is stored is still needed");
             kill(daemon);
+            // It is taken on all the same when its metrics cannot be served any more.
+            fs::remove_dir_all(&metrics).unwrap();
             let mut third = again();
             third.wait_for_line("READY", PATIENCE).unwrap();
             holder.take_stdin().unwrap().write_all(b"go\n").unwrap();
@@ -616,6 +619,43 @@ fn what_a_service_manager_stores_survives_the_keeper() {
     assert!(removed.load(Ordering::Relaxed) > 0, "the end of the mount was not told");
     assert_eq!(fs::read_dir(&at).unwrap().count(), 0);
 }
+
+/// Whoever ends it kills it in the end: what is stored must not become a mount again that is seen nowhere.
+#[test]
+fn a_mount_that_was_told_to_stop_is_not_stored() {
+    let test = "a_mount_that_was_told_to_stop_is_not_stored";
+    if !can_run(test) {
+        return;
+    }
+    let scratch = Scratch::new(test).unwrap();
+    let (source, at) = (scratch.directory("source").unwrap(), scratch.directory("mount").unwrap());
+    fs::write(source.join("file"), "below").unwrap();
+    let address = scratch.path().join("manager");
+    let manager = UnixDatagram::bind(&address).unwrap();
+    let mut command = Command::new(setup::PUMAPOOL);
+    command.arg("mount").args([&source, &at]).args(["--foreground", "--threads", "4"]);
+    command.env("NOTIFY_SOCKET", &address).env("FDSTORE", "100");
+    let mut mount = Process::spawn(command, &[]).unwrap();
+    mount.wait_for_line("READY", PATIENCE).unwrap();
+    let open = File::open(at.join("file")).unwrap();
+    let mut stored = BTreeMap::new();
+    let mut stores = |count: usize| {
+        let came = wait_until(PATIENCE, || {
+            store(&manager, &mut stored);
+            stored.len() == count
+        });
+        assert!(came, "{:?} instead of {count}", stored.keys());
+    };
+    stores(3 + 4 + 1);
+    mount.signal(Signal::TERM).unwrap();
+    stores(0);
+    // It is still served.
+    assert!(mount.wait(Duration::ZERO).unwrap().is_none());
+    assert_eq!(std::io::read_to_string(&open).unwrap(), "below");
+    drop(open);
+    assert!(mount.wait(PATIENCE).unwrap().unwrap().success());
+}
+
 #[test]
 fn fsx_does_not_notice_ten_kills() {
     let test = "fsx_does_not_notice_ten_kills";

@@ -80,9 +80,9 @@ pub enum Message {
     Upgrade(String, Option<OwnedFd>),
     /// To the daemon: end in order, as this signal demands.
     Stop(i32),
-    /// To the daemon: read the configuration again.
+    /// To the daemon: read the configuration again, and answer with [`Message::Configured`].
     Reload,
-    /// To the keeper: this configuration is good, a file with its text. Successors begin with it.
+    /// To the keeper: this configuration is in use, a file with its text. Successors begin with it.
     Configured(OwnedFd),
 }
 

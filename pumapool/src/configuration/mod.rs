@@ -10,6 +10,7 @@ pub mod file;
 
 use crate::{Cli, keeper, log};
 use anyhow::{Context, Result, bail};
+use clap::error::ErrorKind as Kind;
 use clap::{ArgMatches, CommandFactory, FromArgMatches};
 use file::{ConfigFile, Said};
 use parking_lot::Mutex;
@@ -17,7 +18,7 @@ use rustix::fd::OwnedFd;
 use rustix::fs::{MemfdFlags, memfd_create};
 use std::ffi::OsString;
 use std::fs::File;
-use std::io::Read;
+use std::io::{ErrorKind, Read, Write};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -91,8 +92,9 @@ impl Changeable {
     }
 }
 
-/// The options of this process: those that were given, and those of the file that these name. What clap says of them ends the process.
-pub fn begin(given: Vec<OsString>) -> Result<Cli> {
+/// The options of this process: those that were given, and those of the file that these name. What is wrong is one line if there is a file, or for mount(8);
+/// else clap says more, and ends the process.
+pub fn begin(given: Vec<OsString>, for_mount: bool) -> Result<Cli> {
     let mut root = Cli::command();
     root.build();
     let path = file::named(&given).map(std::path::absolute).transpose().context("--config")?;
@@ -106,8 +108,14 @@ pub fn begin(given: Vec<OsString>) -> Result<Cli> {
         (Some(path), Some(text)) => file::expand(&root, &given, &ConfigFile { path, text })?,
         _ => given.clone(),
     };
-    let matches = Cli::command().try_get_matches_from(arguments).unwrap_or_else(|error| error.exit());
-    let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
+    let wrong = |error: clap::Error| match (&path, error.kind()) {
+        (_, Kind::DisplayHelp | Kind::DisplayVersion | Kind::DisplayHelpOnMissingArgumentOrSubcommand) => error.exit(),
+        (Some(path), _) => one_line(&error).context(format!("with {}", path.display())),
+        (None, _) if for_mount => one_line(&error),
+        (None, _) => error.exit(),
+    };
+    let matches = Cli::command().try_get_matches_from(arguments).map_err(wrong)?;
+    let cli = Cli::from_arg_matches(&matches).map_err(wrong)?;
     let now = Mutex::new(Now { matches: matches.clone(), text });
     let _ = BEGAN.set(Began { given, file: path, first: matches, now });
     Ok(cli)
@@ -128,19 +136,22 @@ pub fn text() -> Option<String> {
     BEGAN.get()?.now.lock().text.clone()
 }
 
-/// Reads the configuration again, and takes over what can change. What is wrong, and what cannot change, is said in the log. True: the file is good.
-pub fn reload(changeable: &Changeable) -> bool {
-    let Some(began) = BEGAN.get() else { return false };
+/// Reads the configuration again, and takes over what can change. What is wrong, and what cannot change, is said in the log.
+pub fn reload(changeable: &Changeable) {
+    let Some(began) = BEGAN.get() else { return };
     let Some(path) = &began.file else {
-        tracing::info!("SIGHUP: there is no configuration to read again; name one by --config");
-        return false;
+        return tracing::info!("SIGHUP: there is no configuration to read again; name one by --config");
     };
-    match read(path).and_then(|text| began.reload(path, text, changeable)) {
-        Ok(()) => true,
-        Err(error) => {
-            tracing::error!("the configuration stays as it was: {error:#}");
-            false
-        }
+    if let Err(error) = read(path).and_then(|text| began.reload(path, text, changeable)) {
+        let is_denied =
+            error.downcast_ref::<std::io::Error>().map(std::io::Error::kind) == Some(ErrorKind::PermissionDenied);
+        let next = match is_denied {
+            true => {
+                "; a lender may open no file but the one that it began with (except in a folder that is called pumapool): write into that one, or restart it"
+            }
+            false => "",
+        };
+        tracing::error!("the configuration stays as it was: {error:#}{next}");
     }
 }
 
@@ -257,6 +268,6 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     let given: Vec<OsString> = ["pumapool"].into_iter().chain(command.split_whitespace()).map(OsString::from).collect();
     let arguments = file::expand(&root, &given, &config)?;
     parse(&arguments).with_context(|| format!("{}", path.display()))?;
-    println!("{} is good for `pumapool {command}`", path.display());
+    writeln!(std::io::stdout(), "{} is good for `pumapool {command}`", path.display())?;
     Ok(ExitCode::SUCCESS)
 }

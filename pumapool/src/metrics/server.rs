@@ -1,5 +1,6 @@
 //! The page over HTTP. One thread serves it, to anybody who can connect: it says how much there is and how fast it is, and no names but those of
-//! mounts, lenders and images; and it takes no input beyond the request.
+//! mounts and the directories below, control groups, images, guests' file systems and NUMA targets, the program's version, and the addresses of lenders, hosts,
+//! gossip and the pool's members; and it takes no input beyond the request.
 //!
 //! What must never happen here: that who asks, or does not read on, costs the daemon more than a few connections and one look a second.
 
@@ -15,10 +16,12 @@ use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use serde_json::Value;
+use std::cell::Cell;
 use std::convert::Infallible;
 use std::ffi::OsStr;
 use std::net::SocketAddr;
 use std::os::unix::ffi::OsStrExt;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -29,7 +32,8 @@ use wire::listener::Listener;
 
 /// Connections at once. Further ones wait in the kernel's queue.
 const CONNECTIONS_MAX: usize = 16;
-/// How long a connection may take, from its beginning to its end: slow readers are no reason to keep others waiting. It is good for one request.
+/// How long a connection may take until it has asked, until the page is made, and until that is read: slow readers are no reason to keep others waiting. It is good
+/// for one request.
 const CONNECTION_LIMIT: Duration = Duration::from_secs(5);
 /// Bytes of a request's head, at the most: the least that the library takes.
 const HEAD_BYTES_MAX: usize = 8192;
@@ -85,7 +89,10 @@ pub fn address(socket: impl AsFd) -> Option<Address> {
 
 /// As [`Door::serve`], on a socket that another process has bound.
 pub fn serve(socket: OwnedFd, statuses: Statuses) -> Result<()> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot serve metrics")?;
+    let mut runtime = tokio::runtime::Builder::new_current_thread();
+    // Pages are made one after the other, by a thread that may have to wait for those who know.
+    runtime.enable_all().max_blocking_threads(1).thread_name("puma-pages");
+    let runtime = runtime.build().context("cannot serve metrics")?;
     let pages = Arc::new(Pages { statuses, last: Mutex::new(None) });
     let is_unix = matches!(address(&socket), Some(Address::Unix(_)));
     let work = move || {
@@ -122,20 +129,37 @@ async fn accept<S: AsyncRead + AsyncWrite + Unpin + 'static>(
             };
             let pages = pages.clone();
             tokio::task::spawn_local(async move {
+                let deadline = Rc::new(Cell::new(Instant::now() + CONNECTION_LIMIT));
+                let for_answer = deadline.clone();
                 let answer = service_fn(move |request| {
-                    let answer = answer(&request, &pages);
-                    async { Ok::<_, Infallible>(answer) }
+                    let (pages, deadline) = (pages.clone(), for_answer.clone());
+                    async move {
+                        deadline.set(Instant::now() + CONNECTION_LIMIT);
+                        let answer = answer(&request, pages).await;
+                        deadline.set(Instant::now() + CONNECTION_LIMIT);
+                        Ok::<_, Infallible>(answer)
+                    }
                 });
                 let mut http = http1::Builder::new();
                 http.keep_alive(false).max_buf_size(HEAD_BYTES_MAX);
                 let connection = http.serve_connection(TokioIo::new(stream), answer);
-                // Who goes away, or makes no sense, has had his answer.
-                let _ = tokio::time::timeout(CONNECTION_LIMIT, connection).await;
+                tokio::select! {
+                    // Who goes away, or makes no sense, has had his answer.
+                    _ = connection => {}
+                    () = passes(&deadline) => {}
+                }
                 drop(place);
             });
         }
     };
     local.run_until(accepting).await;
+}
+
+/// Waits until the deadline has passed, which may be put off meanwhile.
+async fn passes(deadline: &Cell<Instant>) {
+    while Instant::now() < deadline.get() {
+        tokio::time::sleep_until(deadline.get().into()).await;
+    }
 }
 
 /// The page, as it was last made.
@@ -156,7 +180,7 @@ impl Pages {
     }
 }
 
-fn answer(request: &Request<Incoming>, pages: &Pages) -> Response<Full<Bytes>> {
+async fn answer(request: &Request<Incoming>, pages: Arc<Pages>) -> Response<Full<Bytes>> {
     let say = |status: StatusCode, text: String| {
         let mut response = Response::new(Full::from(text));
         *response.status_mut() = status;
@@ -173,7 +197,8 @@ fn answer(request: &Request<Incoming>, pages: &Pages) -> Response<Full<Bytes>> {
     }
     let accept = request.headers().get(ACCEPT).and_then(|value| value.to_str().ok()).unwrap_or_default();
     let format = Format::accepted(accept);
-    let mut response = say(StatusCode::OK, pages.get(format));
+    let page = tokio::task::spawn_blocking(move || pages.get(format)).await;
+    let mut response = say(StatusCode::OK, page.unwrap_or_default());
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(format.content_type()));
     response
 }

@@ -6,11 +6,13 @@
 mod state;
 mod view;
 
-use crate::control;
+use crate::{control, exit};
 use anyhow::{Context, Result, bail};
 use ratatui::backend::TestBackend;
 use ratatui::buffer::Buffer;
+use ratatui::crossterm::cursor::Show;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
+use ratatui::crossterm::execute;
 use ratatui::{DefaultTerminal, Terminal};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde_json::Value;
@@ -29,6 +31,8 @@ use view::Screen;
 const KEYS: Duration = Duration::from_millis(50);
 /// How long it may take to end on a signal.
 const END_LIMIT: Duration = Duration::from_secs(1);
+/// How long it may then take to restore the terminal, before it ends without.
+const RESTORE_LIMIT: Duration = Duration::from_millis(500);
 /// Times between two looks that + and - go through, in seconds.
 const INTERVALS: [f64; 7] = [0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 60.0];
 /// Of --once, where there is no terminal.
@@ -102,23 +106,49 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     ended.map(|()| ExitCode::SUCCESS)
 }
 
-/// Has it end on a signal, and ends it if it does not: of a terminal that is gone, the library reads for ever.
+/// Has it end on a signal, and ends it if it does not, or on a second one: of a terminal that is gone, the library reads for ever, and one that takes
+/// nothing more is written to for ever.
 fn end_on(mut signals: Signals, stop: &AtomicBool) {
-    let Some(signal) = signals.forever().next() else { return };
-    stop.store(true, Relaxed);
-    std::thread::sleep(END_LIMIT);
-    ratatui::restore();
-    std::process::exit(128 + signal);
+    for signal in signals.forever() {
+        let end = move || {
+            restore_in_time();
+            std::process::exit(exit::SIGNALLED + signal);
+        };
+        if stop.swap(true, Relaxed) {
+            end();
+        }
+        let later = move || {
+            std::thread::sleep(END_LIMIT);
+            end();
+        };
+        if std::thread::Builder::new().name("puma-end".into()).spawn(later).is_err() {
+            end();
+        }
+    }
+}
+
+/// Restores the terminal, if that can be: who writes to one that takes nothing more has the lock that it takes.
+fn restore_in_time() {
+    let (done, is_done) = sync_channel(1);
+    let restore = move || {
+        // Without the last step the cursor stays hidden: the terminal that it was hidden by is not dropped.
+        ratatui::restore();
+        let _ = execute!(std::io::stdout(), Show);
+        let _ = done.send(());
+    };
+    if std::thread::Builder::new().name("puma-restore".into()).spawn(restore).is_ok() {
+        let _ = is_done.recv_timeout(RESTORE_LIMIT);
+    }
 }
 
 /// Two looks, and what is to be seen then.
 fn once(options: &Options, screen: &Screen) -> Result<ExitCode> {
     let mut state = State::default();
     let begun = Instant::now();
-    state.take(control::ask_all(), Duration::ZERO);
+    state.take(control::look_at_all(), Duration::ZERO);
     if !state.daemons.is_empty() {
         std::thread::sleep(screen.interval);
-        state.take(control::ask_all(), begun.elapsed());
+        state.take(control::look_at_all(), begun.elapsed());
     }
     let is_terminal = std::io::stdout().is_terminal();
     let found = is_terminal.then(ratatui::crossterm::terminal::size).and_then(std::io::Result::ok);
@@ -144,7 +174,7 @@ fn looks() -> Result<(SyncSender<()>, Receiver<Look>)> {
     let (answer, looks) = sync_channel(1);
     let work = move || {
         for () in asked {
-            let look = (Instant::now(), control::ask_all());
+            let look = (Instant::now(), control::look_at_all());
             if answer.send(look).is_err() {
                 break;
             }
