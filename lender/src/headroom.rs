@@ -171,6 +171,22 @@ pub fn memory_folders() -> Vec<PathBuf> {
     ["/proc", "/sys"].map(PathBuf::from).into_iter().chain(cgroups.map(|(_, mount_point)| mount_point)).collect()
 }
 
+/// Where the hierarchy of cgroups that governs memory is mounted: that of version 1 with the memory controller, else version 2.
+///
+/// # Errors
+/// When there is none.
+pub fn memory_hierarchy() -> io::Result<PathBuf> {
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo")?;
+    hierarchy(&mounts).ok_or_else(|| {
+        io::Error::new(io::ErrorKind::NotFound, "no control groups are mounted here (with the memory controller)")
+    })
+}
+
+fn hierarchy(mounts: &str) -> Option<PathBuf> {
+    let of = |kind| mounts.lines().find_map(|line| cgroup_mount(line, kind));
+    of("cgroup").or_else(|| of("cgroup2")).map(|(_, mount_point)| mount_point)
+}
+
 /// Where the files of [`find_groups`] are.
 pub(crate) fn group_directories(membership: &str, mounts: &str) -> Vec<PathBuf> {
     find_groups(membership, mounts).into_iter().map(|group| group.directory).collect()
@@ -407,5 +423,16 @@ mod tests {
     fn this_machine_can_be_read() {
         let memory = Headroom::default().read().unwrap();
         assert!(memory.free_bytes <= memory.total_bytes && memory.total_bytes > 0, "{memory:?}");
+    }
+
+    #[test]
+    fn the_hierarchy_of_memory_is_found() {
+        let v1 = "36 35 0:31 / /sys/fs/cgroup/memory rw,relatime shared:1 - cgroup cgroup rw,memory";
+        let v2 = "30 23 0:26 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw";
+        let cpu = "37 35 0:32 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu,cpuacct";
+        let found = |lines: &[&str]| hierarchy(&lines.join("\n"));
+        assert_eq!(found(&[v2, cpu, v1]), Some("/sys/fs/cgroup/memory".into()));
+        assert_eq!(found(&[cpu, v2]), Some("/sys/fs/cgroup".into()));
+        assert_eq!(found(&[cpu, "nonsense"]), None);
     }
 }

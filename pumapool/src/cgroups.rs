@@ -2,8 +2,9 @@
 
 use crate::size;
 use anyhow::{Context, Result, bail};
-use borrower::cgroups::{Cgroups, NAMED_MAX, Others, memory_hierarchy};
+use borrower::cgroups::{Cgroups, NAMED_MAX, Others};
 use borrower::groups::Limits;
+use lender::headroom::memory_hierarchy;
 use page::PAGE_SIZE;
 use std::fmt;
 use std::path::{Path, PathBuf};

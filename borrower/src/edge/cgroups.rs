@@ -8,7 +8,6 @@ use crate::logic::groups::{Counts, Groups, Limits, NUMBERS};
 use hashbrown::HashMap;
 use serde::Serialize;
 use std::fs;
-use std::io;
 use std::os::unix::fs::{DirEntryExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -65,34 +64,6 @@ pub struct CgroupStatus {
     pub over_share_pages: u64,
     /// Pages not put, as it has no part in it.
     pub apart_pages: u64,
-}
-
-/// Where the hierarchy of control groups that governs memory is mounted: that of version 1 with the memory controller, else version 2.
-///
-/// # Errors
-/// When there is none.
-pub fn memory_hierarchy() -> io::Result<PathBuf> {
-    let table = fs::read_to_string("/proc/self/mountinfo")?;
-    hierarchy(&table).ok_or_else(|| {
-        io::Error::new(io::ErrorKind::NotFound, "no control groups are mounted here (with the memory controller)")
-    })
-}
-
-fn hierarchy(mountinfo: &str) -> Option<PathBuf> {
-    let mounts = mountinfo.lines().filter_map(|line| {
-        // 36 35 0:31 / /sys/fs/cgroup/memory rw,relatime shared:1 - cgroup cgroup rw,memory
-        let (mount, kind) = line.split_once(" - ")?;
-        let at = mount.split(' ').nth(4)?;
-        let mut kind = kind.split(' ');
-        Some((at, kind.next()?, kind.nth(1)?))
-    });
-    let of = |wanted: &str| {
-        let is_it = |(_, kind, options): &(&str, &str, &str)| {
-            *kind == wanted && (wanted == "cgroup2" || options.split(',').any(|option| option == "memory"))
-        };
-        mounts.clone().find(is_it).map(|(at, ..)| PathBuf::from(at))
-    };
-    of("cgroup").or_else(|| of("cgroup2"))
 }
 
 /// Tells groups from their numbers.
@@ -307,16 +278,5 @@ mod tests {
         groups.evicted(2);
         let status = resolver.status(&groups);
         assert_eq!((status.len(), status[0].cgroup.as_str(), status[0].evicted_pages), (1, many[0].as_str(), 1));
-    }
-
-    #[test]
-    fn the_hierarchy_of_memory_is_found() {
-        let v1 = "36 35 0:31 / /sys/fs/cgroup/memory rw,relatime shared:1 - cgroup cgroup rw,memory";
-        let v2 = "30 23 0:26 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw";
-        let cpu = "37 35 0:32 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu,cpuacct";
-        let found = |lines: &[&str]| hierarchy(&lines.join("\n"));
-        assert_eq!(found(&[v2, cpu, v1]), Some("/sys/fs/cgroup/memory".into()));
-        assert_eq!(found(&[cpu, v2]), Some("/sys/fs/cgroup".into()));
-        assert_eq!(found(&[cpu, "nonsense"]), None);
     }
 }
