@@ -520,6 +520,15 @@ fn store(manager: &UnixDatagram, stored: &mut BTreeMap<String, OwnedFd>) {
     }
 }
 
+/// Until it stores so many.
+fn wait_for_stored(manager: &UnixDatagram, stored: &mut BTreeMap<String, OwnedFd>, count: usize) {
+    let came = wait_until(PATIENCE, || {
+        store(manager, stored);
+        stored.len() == count
+    });
+    assert!(came, "{:?} instead of {count}", stored.keys());
+}
+
 #[test]
 fn what_a_service_manager_stores_survives_the_keeper() {
     let test = "what_a_service_manager_stores_survives_the_keeper";
@@ -550,13 +559,7 @@ fn what_a_service_manager_stores_survives_the_keeper() {
     holder.wait_for_line("OPEN", PATIENCE).unwrap();
     let closed = File::create(at.join("closed")).unwrap();
     let mut stored = BTreeMap::new();
-    let mut stores = |count: usize| {
-        let came = wait_until(PATIENCE, || {
-            store(&manager, &mut stored);
-            stored.len() == count
-        });
-        assert!(came, "{:?} instead of {count}", stored.keys());
-    };
+    let mut stores = |count: usize| wait_for_stored(&manager, &mut stored, count);
     // State, directory, connection, a descriptor of it for each worker, and what is open.
     stores(3 + 4 + 2);
     drop(closed);
@@ -639,13 +642,7 @@ fn a_mount_that_was_told_to_stop_is_not_stored() {
     mount.wait_for_line("READY", PATIENCE).unwrap();
     let open = File::open(at.join("file")).unwrap();
     let mut stored = BTreeMap::new();
-    let mut stores = |count: usize| {
-        let came = wait_until(PATIENCE, || {
-            store(&manager, &mut stored);
-            stored.len() == count
-        });
-        assert!(came, "{:?} instead of {count}", stored.keys());
-    };
+    let mut stores = |count: usize| wait_for_stored(&manager, &mut stored, count);
     stores(3 + 4 + 1);
     mount.signal(Signal::TERM).unwrap();
     stores(0);
