@@ -59,6 +59,15 @@ struct Cli {
     command: Command,
 }
 
+impl Cli {
+    /// What clap knows of all commands, with what they inherit.
+    fn built() -> clap::Command {
+        let mut root = Cli::command();
+        root.build();
+        root
+    }
+}
+
 #[derive(Subcommand)]
 enum Command {
     /// Lend this machine's idle memory.
@@ -114,8 +123,7 @@ fn main() -> ExitCode {
 
 /// What mount(8) wants, and whether it only wants to know if that would be right.
 fn help_mount(arguments: &[OsString]) -> Result<(Cli, bool)> {
-    let mut root = Cli::command();
-    root.build();
+    let root = Cli::built();
     let mount = root.find_subcommand("mount").context("there is no `pumapool mount`")?;
     let wanted = mount_helper::wanted(mount, arguments)?;
     let cli = configuration::begin(wanted.arguments, true)?;
@@ -158,8 +166,12 @@ fn run(cli: Cli, failure: u8) -> ExitCode {
     }
 }
 
-/// One line, with what led to what.
 fn fail(error: &anyhow::Error, code: u8) -> ExitCode {
-    let _ = writeln!(std::io::stderr(), "pumapool: {}", format!("{error:#}").replace('\n', " "));
+    complain(error);
     ExitCode::from(code)
+}
+
+/// One line, with what led to what.
+fn complain(error: &anyhow::Error) {
+    let _ = writeln!(std::io::stderr(), "pumapool: {}", format!("{error:#}").replace('\n', " "));
 }

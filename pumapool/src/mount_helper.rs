@@ -168,11 +168,9 @@ fn split(list: &str) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::CommandFactory;
 
     fn asked(line: &str) -> Result<Wanted> {
-        let mut root = crate::Cli::command();
-        root.build();
+        let root = crate::Cli::built();
         let arguments: Vec<OsString> = line.split(' ').map(OsString::from).collect();
         assert!(is_called(&arguments), "{line}");
         wanted(root.find_subcommand("mount").unwrap(), &arguments)

@@ -3,7 +3,7 @@
 use crate::{control, size};
 use anyhow::Result;
 use serde_json::Value;
-use std::io::{ErrorKind, Write};
+use std::io::{self, ErrorKind, Write};
 use std::process::ExitCode;
 
 /// Misses that must have been looked at before a curve is shown.
@@ -40,7 +40,7 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     let mut out = std::io::stdout().lock();
     if options.by_cgroup {
         let printed = mounts.iter().try_for_each(|status| print_cgroups(&mut out, status));
-        printed.or_else(|error| if error.kind() == ErrorKind::BrokenPipe { Ok(()) } else { Err(error) })?;
+        seen_enough(printed)?;
         return Ok(ExitCode::SUCCESS);
     }
     let printed = if [&mounts, &lenders, &nodes, &guests, &placing].iter().all(|statuses| statuses.is_empty()) {
@@ -52,9 +52,13 @@ pub fn run(options: &Options) -> Result<ExitCode> {
         let guests = mounts.and_then(|()| guests.iter().try_for_each(|status| print_guest(&mut out, status)));
         guests.and_then(|()| placing.iter().try_for_each(|status| print_placing(&mut out, status)))
     };
-    // Who reads may have seen enough.
-    printed.or_else(|error| if error.kind() == ErrorKind::BrokenPipe { Ok(()) } else { Err(error) })?;
+    seen_enough(printed)?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Of what was printed: who reads may have seen enough.
+pub(crate) fn seen_enough(printed: io::Result<()>) -> io::Result<()> {
+    printed.or_else(|error| if error.kind() == ErrorKind::BrokenPipe { Ok(()) } else { Err(error) })
 }
 
 fn count(value: &Value, name: &str) -> u64 {
@@ -70,7 +74,7 @@ fn percent(part: u64, whole: u64) -> String {
 }
 
 /// A node that has joined: its role, its mounts in a line each, and its lender.
-fn print_node(out: &mut impl Write, status: &Value) -> std::io::Result<()> {
+fn print_node(out: &mut impl Write, status: &Value) -> io::Result<()> {
     let role = &status["role"];
     let text = |value: &Value, name: &str| value[name].as_str().unwrap_or("?").to_owned();
     writeln!(out, "node {} (pid {})", text(status, "listen"), status["pid"])?;
@@ -93,7 +97,7 @@ fn print_node(out: &mut impl Write, status: &Value) -> std::io::Result<()> {
     print_lender(out, status)
 }
 
-pub(crate) fn print_lender(out: &mut impl Write, status: &Value) -> std::io::Result<()> {
+pub(crate) fn print_lender(out: &mut impl Write, status: &Value) -> io::Result<()> {
     let lender = &status["lender"];
     let unused_bytes =
         count(lender, "capacity_pages").saturating_sub(count(lender, "stored_pages")).saturating_mul(4096);
@@ -127,7 +131,7 @@ pub(crate) fn print_lender(out: &mut impl Write, status: &Value) -> std::io::Res
 }
 
 /// How a lender that may use a part of the machine only has got along with it, and with whom.
-fn print_pace(out: &mut impl Write, lender: &Value) -> std::io::Result<()> {
+fn print_pace(out: &mut impl Write, lender: &Value) -> io::Result<()> {
     let (rate, cpu) = (lender["rate_bytes"].as_u64(), lender["cpu_percent"].as_u64());
     if rate.is_none() && cpu.is_none() {
         return Ok(());
@@ -150,7 +154,7 @@ fn paced(value: &Value) -> String {
     format!("{used}waited {:.1} s, {misses} not sent", seconds("paced_ms"))
 }
 
-pub(crate) fn print_mount(out: &mut impl Write, status: &Value) -> std::io::Result<()> {
+pub(crate) fn print_mount(out: &mut impl Write, status: &Value) -> io::Result<()> {
     let borrower = &status["borrower"];
     let text = |name: &str| status[name].as_str().unwrap_or("?").to_owned();
     writeln!(out, "mount {} at {} (pid {})", text("source"), text("mountpoint"), status["pid"])?;
@@ -200,7 +204,7 @@ pub(crate) fn print_mount(out: &mut impl Write, status: &Value) -> std::io::Resu
 }
 
 /// What each control group has of a mount.
-fn print_cgroups(out: &mut impl Write, status: &Value) -> std::io::Result<()> {
+fn print_cgroups(out: &mut impl Write, status: &Value) -> io::Result<()> {
     let text = |name: &str| status[name].as_str().unwrap_or("?").to_owned();
     writeln!(out, "mount {} at {} (pid {})", text("source"), text("mountpoint"), status["pid"])?;
     let Some(groups) = status["cgroups"].as_array() else {
@@ -234,7 +238,7 @@ fn print_cgroups(out: &mut impl Write, status: &Value) -> std::io::Result<()> {
 }
 
 /// What pools of other sizes would answer: the largest few.
-fn print_curve(out: &mut impl Write, curve: &Value) -> std::io::Result<()> {
+fn print_curve(out: &mut impl Write, curve: &Value) -> io::Result<()> {
     let points = curve["points"].as_array().map(Vec::as_slice).unwrap_or_default();
     if count(curve, "sampled_misses") < CURVE_MISSES_MIN || points.is_empty() {
         return Ok(());
@@ -248,7 +252,7 @@ fn print_curve(out: &mut impl Write, curve: &Value) -> std::io::Result<()> {
 }
 
 /// The virtual machines whose images a mount serves.
-fn print_guests(out: &mut impl Write, guests: &Value) -> std::io::Result<()> {
+fn print_guests(out: &mut impl Write, guests: &Value) -> io::Result<()> {
     writeln!(out, "  guests      listened to at {}", guests["listen"].as_str().unwrap_or("?"))?;
     for guest in guests["list"].as_array().into_iter().flatten() {
         let useless = ["unknown_pages", "differing_pages", "missed_pages"].iter().map(|name| count(guest, name));
@@ -267,7 +271,7 @@ fn print_guests(out: &mut impl Write, guests: &Value) -> std::io::Result<()> {
 }
 
 /// A file system whose evictions are given to the host.
-fn print_guest(out: &mut impl Write, status: &Value) -> std::io::Result<()> {
+fn print_guest(out: &mut impl Write, status: &Value) -> io::Result<()> {
     let guest = &status["guest"];
     let text = |name: &str| status[name].as_str().unwrap_or("?").to_owned();
     let state = if status["connected"] == true { "connected" } else { "no host" };
@@ -283,7 +287,7 @@ fn print_guest(out: &mut impl Write, status: &Value) -> std::io::Result<()> {
 }
 
 /// What places memory on NUMA nodes.
-fn print_placing(out: &mut impl Write, status: &Value) -> std::io::Result<()> {
+fn print_placing(out: &mut impl Write, status: &Value) -> io::Result<()> {
     writeln!(out, "numa (pid {})", status["pid"])?;
     for target in status["targets"].as_array().into_iter().flatten() {
         let text = |name: &str| target[name].as_str().unwrap_or("?").to_owned();
@@ -300,7 +304,7 @@ fn print_placing(out: &mut impl Write, status: &Value) -> std::io::Result<()> {
 }
 
 /// What a daemon may do.
-fn print_confined(out: &mut impl Write, confined: &Value) -> std::io::Result<()> {
+fn print_confined(out: &mut impl Write, confined: &Value) -> io::Result<()> {
     let Some(capabilities) = confined["capabilities"].as_array() else { return Ok(()) };
     writeln!(
         out,
@@ -311,7 +315,7 @@ fn print_confined(out: &mut impl Write, confined: &Value) -> std::io::Result<()>
     )
 }
 
-fn print_lenders(out: &mut impl Write, status: &Value) -> std::io::Result<()> {
+fn print_lenders(out: &mut impl Write, status: &Value) -> io::Result<()> {
     let lenders = status["lenders"].as_array().map(Vec::as_slice).unwrap_or_default();
     if lenders.is_empty() {
         return writeln!(out, "  lenders     none: reading from the directory below");
@@ -334,7 +338,7 @@ fn print_lenders(out: &mut impl Write, status: &Value) -> std::io::Result<()> {
 }
 
 /// What `status` shows of it.
-fn print_pool(out: &mut impl Write, status: &Value) -> std::io::Result<()> {
+fn print_pool(out: &mut impl Write, status: &Value) -> io::Result<()> {
     let pool = &status["pool"];
     if pool.is_null() {
         return Ok(());

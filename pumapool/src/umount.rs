@@ -57,7 +57,7 @@ pub fn each(act: impl Fn(&Path) -> Result<()>) -> Result<ExitCode> {
     for status in statuses {
         let Some(mountpoint) = status["mountpoint"].as_str() else { continue };
         if let Err(error) = act(Path::new(mountpoint)) {
-            eprintln!("pumapool: {}", format!("{error:#}").replace('\n', " "));
+            crate::complain(&error);
             code = ExitCode::FAILURE;
         }
     }

@@ -236,11 +236,9 @@ fn try_value(parser: &ValueParser, text: &str) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::CommandFactory;
 
     fn expanded(given: &str, text: &str) -> Result<String> {
-        let mut root = crate::Cli::command();
-        root.build();
+        let root = crate::Cli::built();
         let given: Vec<OsString> = given.split(' ').map(OsString::from).collect();
         let arguments = expand(&root, &given, &ConfigFile { path: Path::new("f.toml"), text })?;
         let arguments: Vec<_> = arguments.iter().map(|word| word.to_str().unwrap()).collect();

@@ -95,8 +95,7 @@ impl Changeable {
 /// The options of this process: those that were given, and those of the file that these name. What is wrong is one line if there is a file, or for mount(8);
 /// else clap says more, and ends the process.
 pub fn begin(given: Vec<OsString>, for_mount: bool) -> Result<Cli> {
-    let mut root = Cli::command();
-    root.build();
+    let root = Cli::built();
     let path = file::named(&given).map(std::path::absolute).transpose().context("--config")?;
     let kept = std::env::var(TEXT).ok().filter(|_| std::env::var_os(keeper::INHERITED).is_some());
     let text = match (&path, kept) {
@@ -179,16 +178,14 @@ pub fn accept(file: &File) {
 impl Began {
     /// What the command line and that text say together.
     fn parse(&self, path: &Path, text: &str) -> Result<(ArgMatches, Cli)> {
-        let mut root = Cli::command();
-        root.build();
+        let root = Cli::built();
         let matches = parse(&file::expand(&root, &self.given, &ConfigFile { path, text })?)?;
         let cli = Cli::from_arg_matches(&matches).map_err(|error| one_line(&error))?;
         Ok((matches, cli))
     }
 
     fn reload(&self, path: &Path, text: String, changeable: &Changeable) -> Result<()> {
-        let mut root = Cli::command();
-        root.build();
+        let root = Cli::built();
         let said = Said::of(&root, &self.given);
         let (matches, cli) = self.parse(path, &text)?;
         let mut now = self.now.lock();
@@ -263,8 +260,7 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     let Some(command) = command.clone().map(Ok).or_else(|| config.command().transpose()).transpose()? else {
         bail!("{}: say what it is for, by a line command = \"lend\", or by --command", path.display());
     };
-    let mut root = Cli::command();
-    root.build();
+    let root = Cli::built();
     let given: Vec<OsString> = ["pumapool"].into_iter().chain(command.split_whitespace()).map(OsString::from).collect();
     let arguments = file::expand(&root, &given, &config)?;
     parse(&arguments).with_context(|| format!("{}", path.display()))?;

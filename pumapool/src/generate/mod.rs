@@ -44,22 +44,18 @@ enum What {
 
 /// Runs the command.
 pub fn run(options: &Options) -> Result<ExitCode> {
-    let mut root = Cli::command();
     match &options.what {
         What::Man { folder } => {
-            root = root.disable_help_subcommand(true);
+            let mut root = Cli::command().disable_help_subcommand(true);
             root.build();
             pages(&root, folder)?;
         }
-        What::Options => {
-            root.build();
-            std::io::stdout().write_all(options::markdown(&root).as_bytes())?;
-        }
+        What::Options => std::io::stdout().write_all(options::markdown(&Cli::built()).as_bytes())?,
         What::Metrics { json: true } => writeln!(std::io::stdout(), "{}", reference::json())?,
         What::Metrics { json: false } => std::io::stdout().write_all(reference::markdown().as_bytes())?,
         What::Completions { shell } => {
             let mut script = Vec::new();
-            clap_complete::generate(*shell, &mut root, "pumapool", &mut script);
+            clap_complete::generate(*shell, &mut Cli::command(), "pumapool", &mut script);
             std::io::stdout().write_all(&script)?;
         }
     }

@@ -110,12 +110,10 @@ fn sentence(help: &str) -> String {
 mod tests {
     use super::*;
     use crate::Cli;
-    use clap::CommandFactory;
 
     #[test]
     fn the_committed_page_is_what_the_code_says() {
-        let mut root = Cli::command();
-        root.build();
+        let root = Cli::built();
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/options.md");
         let committed = std::fs::read_to_string(path).unwrap_or_default();
         assert!(committed == markdown(&root), "docs/options.md is old: pumapool generate options > docs/options.md");

@@ -15,7 +15,7 @@ use page::Format;
 use server::Door;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
-use std::io::{ErrorKind, Write};
+use std::io::Write;
 use std::process::ExitCode;
 use std::sync::Arc;
 use wire::address::Address;
@@ -45,8 +45,7 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     let Some(listen) = &options.listen else {
         let page = options.format.convert(&page::openmetrics(&control::ask_all())?);
         let printed = std::io::stdout().write_all(page.as_bytes());
-        // Who reads may have seen enough.
-        printed.or_else(|error| if error.kind() == ErrorKind::BrokenPipe { Ok(()) } else { Err(error) })?;
+        crate::status::seen_enough(printed)?;
         return Ok(ExitCode::SUCCESS);
     };
     let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP]).context("cannot listen for signals")?;

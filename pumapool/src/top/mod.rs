@@ -3,6 +3,8 @@
 //! A thread asks the daemons, so that the screen answers keys also while one of them does not answer. [`state`] makes rates and histories of what
 //! they say, [`view`] draws them; the terminal is only touched here, and left as it was found, however this ends.
 
+mod details;
+mod numbers;
 mod state;
 mod view;
 
@@ -19,7 +21,7 @@ use serde_json::Value;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use signal_hook::iterator::Signals;
 use state::State;
-use std::io::{ErrorKind, IsTerminal, Write};
+use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -156,8 +158,7 @@ fn once(options: &Options, screen: &Screen) -> Result<ExitCode> {
     let mut terminal = Terminal::new(TestBackend::new(columns, lines)).context("cannot draw")?;
     terminal.draw(|frame| view::draw(frame, &state, screen)).context("cannot draw")?;
     let printed = std::io::stdout().write_all(text(terminal.backend().buffer()).as_bytes());
-    // Who reads may have seen enough.
-    printed.or_else(|error| if error.kind() == ErrorKind::BrokenPipe { Ok(()) } else { Err(error) })?;
+    crate::status::seen_enough(printed)?;
     Ok(ExitCode::SUCCESS)
 }
 
