@@ -256,11 +256,12 @@ impl Mount {
     }
 }
 
-/// None of the lenders weighs much less than another: what a new one weighs is known a little after it is found.
+/// None of the lenders weighs much less than another: what a new one weighs is known a little after it is found, and until then it weighs 1.
 pub fn is_balanced(status: &Value) -> bool {
     let weights = status["lenders"].as_array().unwrap().iter().map(|lender| lender["weight"].as_u64().unwrap());
     let weights: Vec<_> = weights.collect();
-    weights.iter().min().unwrap() * 4 > *weights.iter().max().unwrap()
+    let least = *weights.iter().min().unwrap();
+    least > 1 && least * 4 > *weights.iter().max().unwrap()
 }
 
 /// Unmounts. A program that another test is just starting has our open files until it is executed: so it is tried for a while.
