@@ -39,7 +39,6 @@ pub use logic::gate;
 pub use logic::groups;
 use logic::hedging::{Hedges, LATE_PERCENT, late_us};
 use logic::latencies::Latencies;
-use logic::polling::Polling;
 use page::seal::Sealing;
 use page::{ChecksumKey, FileKey, Page, PageId, Version};
 use serde::Serialize;
@@ -49,7 +48,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Once, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
-use sync::Mutex;
+use sync::{Mutex, polling};
 use tap::{Eviction, EvictionSource, Positions};
 use wire::address::Address;
 pub use wire::secure::Security;
@@ -306,7 +305,7 @@ pub struct Borrower {
     links: Links,
     racers: Arc<Racers>,
     hedges: Hedges,
-    polling: Polling,
+    polling: polling::One,
     /// Whether READs are asked for together.
     gathers: AtomicBool,
     disk: Disk,
@@ -355,7 +354,7 @@ impl Borrower {
             links: Links::default(),
             racers: Arc::default(),
             hedges: Hedges::default(),
-            polling: Polling::new(std::thread::available_parallelism().map_or(1, usize::from)),
+            polling: polling::One::default(),
             gathers: true.into(),
             disk: Disk::default(),
             get_times: Histogram::default(),

@@ -5,7 +5,6 @@ use crate::edge::link::{Link, Taken};
 use crate::edge::racing::Race;
 use crate::logic::core::Core;
 use crate::logic::file::FileState;
-use crate::logic::polling::POLL_MAX;
 use crate::logic::reading::{ATTEMPTS_MAX, Got, Question, Reading};
 use crate::{Below, Borrower, File};
 use page::PAGE_SIZE;
@@ -14,6 +13,7 @@ use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use sync::polling::POLL_MAX;
 
 /// Pages of a READ of the directory below, or of a get, up to which the two are compared: beyond, it is the disk's bandwidth that counts.
 const COMPARED_PAGES_MAX: usize = 32;
@@ -269,13 +269,12 @@ impl<B: Below + Send + Sync + 'static> Asking<'_, B> {
         let (borrower, below) = (self.borrower, &self.read.below);
         let (connection, asked) = (&mut taken.connection, Instant::now());
         connection.ask(question.keys, borrower.core.is_exclusive())?;
-        let mut came = false;
-        if below.has_time()
-            && let Some(turn) = borrower.polling.begin(&link.patience)
-        {
-            came = connection.poll(POLL_MAX.min(late))?;
-            turn.ended(came);
-        }
+        let found = below
+            .has_time()
+            .then(|| borrower.polling.poll(&link.patience, POLL_MAX.min(late), || connection.look()))
+            .flatten()
+            .transpose()?;
+        let came = found.is_some();
         if !came {
             below.about_to_wait();
         }

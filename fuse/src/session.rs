@@ -10,11 +10,13 @@ use crate::reply::Reply;
 use crate::request::{self, Operation, Request};
 use crate::turns::{Place, Turns};
 use crate::{Errno, mounting};
+use rustix::event::{PollFd, PollFlags};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use sync::polling::{POLL_MAX, Patience};
 
 /// Largest WRITE and READ, in bytes. The kernel's own bound is 256 pages.
 pub const IO_BYTES_MAX: usize = 1 << 20;
@@ -111,7 +113,7 @@ impl Session {
     pub fn negotiate(device: OwnedFd, wish: Wish) -> io::Result<Session> {
         let mut buffer = Buffer::new(REQUEST_BUFFER_BYTES)?;
         loop {
-            let len = read_request(&device, &mut buffer, &AtomicBool::new(false), true)?;
+            let len = read_request(&device, &mut buffer, &AtomicBool::new(false), Some(&Patience::default()))?;
             let request = Request::decode(&buffer[..len], 0).map_err(io::Error::other)?;
             let reply = Reply::new(device.as_fd(), request.header.unique);
             let Operation::Init { args, flags2 } = request.operation else {
@@ -248,7 +250,7 @@ impl Worker {
                     place.wait();
                     self.reading.store(true, Ordering::Release);
                     let buffer = &mut self.request[REQUEST_START..];
-                    let read = read_request(&self.device, buffer, &self.leave, place.has_turn());
+                    let read = read_request(&self.device, buffer, &self.leave, place.patience());
                     self.reading.store(false, Ordering::Release);
                     read
                 }
@@ -290,20 +292,35 @@ impl Worker {
     }
 }
 
-/// Reads one request. A request that was taken back (ENOENT) or a signal only mean: try again, unless it is time to `leave` (ECANCELED). Where
-/// there is nothing to read, it waits if it is to, which only one worker should: the kernel wakes all who do (fs/fuse/dev.c, fuse_dev_poll).
-fn read_request(device: &OwnedFd, buffer: &mut [u8], leave: &AtomicBool, waits: bool) -> Result<usize, Errno> {
-    loop {
-        if leave.load(Ordering::Acquire) {
-            return Err(Errno::CANCELED);
-        }
-        match rustix::io::read(device, &mut *buffer) {
-            Err(Errno::INTR | Errno::NOENT) => {}
-            Err(Errno::AGAIN) if waits => {
-                let mut poll = [rustix::event::PollFd::new(device, rustix::event::PollFlags::IN)];
-                let _ = rustix::event::poll(&mut poll, None);
+/// Reads one request. Where there is none, it waits if it is to, which only one worker should: the kernel wakes all who do
+/// (fs/fuse/dev.c, fuse_dev_poll). Time to `leave` is ECANCELED.
+fn read_request(
+    device: &OwnedFd,
+    buffer: &mut [u8],
+    leave: &AtomicBool,
+    patience: Option<&Patience>,
+) -> Result<usize, Errno> {
+    let mut look = || {
+        loop {
+            if leave.load(Ordering::Acquire) {
+                return Err(Errno::CANCELED);
             }
-            result => return result,
+            match rustix::io::read(device, &mut *buffer) {
+                // A request that was taken back, or a signal.
+                Err(Errno::NOENT | Errno::INTR) => {}
+                result => return result,
+            }
+        }
+    };
+    let Some(patience) = patience else { return look() };
+    let mut there = || Some(look()).filter(|read| *read != Err(Errno::AGAIN));
+    if let Some(read) = there().or_else(|| patience.poll(POLL_MAX, &mut there)) {
+        return read;
+    }
+    loop {
+        let _ = rustix::event::poll(&mut [PollFd::new(device, PollFlags::IN)], None);
+        if let Some(read) = there() {
+            return read;
         }
     }
 }

@@ -29,6 +29,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
+use sync::polling::Patience;
 
 /// Time between two looks of the watcher: at first, and while all requests are quick. A request that says nothing is held up for twice as
 /// long at the most before somebody else reads.
@@ -49,6 +50,8 @@ const ONE: u64 = 0b100;
 #[derive(Default)]
 pub(crate) struct Turns {
     word: AtomicU64,
+    /// Of whoever waits for a request.
+    patience: Patience,
     /// Whether there is a watcher.
     watched: AtomicBool,
     waiting: Mutex<Waiting>,
@@ -213,9 +216,9 @@ impl Place {
         }
     }
 
-    /// Whether it is this one's turn.
-    pub(crate) fn has_turn(&self) -> bool {
-        self.turn.is_some()
+    /// With which the next request is to be waited for: by the one whose turn it is.
+    pub(crate) fn patience(&self) -> Option<&Patience> {
+        self.turn.is_some().then_some(&self.turns.patience)
     }
 
     /// A request was read, and `handle` handles it.

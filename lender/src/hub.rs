@@ -30,6 +30,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 use sync::Mutex;
+use sync::polling::{POLL_MAX, Patience};
 use wire::Kind;
 use wire::address::Stream;
 use wire::frames::{Broken, FrameReader, Outgoing, send_some};
@@ -53,6 +54,9 @@ const BUFFER_BYTES: usize = 64 << 10;
 const SPARE_BUFFERS_MAX: usize = 4;
 /// Larger ones are given back this long after they were wanted, and made again if they are wanted still.
 const LARGE_BUFFERS_KEPT: Duration = Duration::from_secs(10);
+
+/// A wait that looks only.
+const NOW: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 
 /// In place of a connection's number: the inbox.
 const INBOX: u64 = u64::MAX;
@@ -339,6 +343,8 @@ pub struct Hub {
     /// Those of whom more was received than the frame that was dealt with. The epoll does not tell of them.
     ready: VecDeque<usize>,
     scratch: Scratch,
+    /// Of waiting for connections that have something to say.
+    patience: Patience,
     /// No connection is due before.
     next_due: Option<Instant>,
 }
@@ -357,6 +363,7 @@ impl Hub {
             vacant: Vec::new(),
             ready: VecDeque::new(),
             scratch: Scratch::default(),
+            patience: Patience::default(),
             next_due: None,
         })
     }
@@ -378,7 +385,19 @@ impl Hub {
         while !(self.inbox.ends.load(Ordering::Acquire) && self.inbox.count.load(Ordering::Relaxed) == 0) {
             let timeout = self.timeout(now).and_then(|timeout| Timespec::try_from(timeout).ok());
             events.clear();
-            match epoll::wait(&self.epoll, spare_capacity(&mut events), timeout.as_ref()) {
+            let mut look = |timeout: Option<&Timespec>| {
+                let looked = epoll::wait(&self.epoll, spare_capacity(&mut events), timeout);
+                (looked != Ok(0)).then_some(looked)
+            };
+            // Where the time of processors is limited, none is spent on waiting.
+            let is_limited = self.shared.pacing.ask(|pace| pace.wants_cpu()) == Some(true);
+            let polled = if self.ready.is_empty() && !is_limited {
+                self.patience.poll(POLL_MAX, || look(Some(&NOW)))
+            } else {
+                None
+            };
+            let looked = polled.or_else(|| look(timeout.as_ref()));
+            match looked.unwrap_or(Ok(0)) {
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(error) => {
                     tracing::error!(%error, "cannot wait for connections");

@@ -4,9 +4,8 @@
 //! are, or soon will be, in the page cache of the mount, so the copy below is dropped: a janitor thread starts the writeback of what
 //! has lain for a while, and a round later waits for it and drops the pages. fsync does it for its file at once.
 //!
-//! Bounded: beyond [`FILES_MAX`] files the janitor is called at once and a writer drops what it wrote itself; beyond
-//! [`RANGES_MAX`] ranges those of a file merge; beyond [`BYTES_MAX`] a writer waits for its own writeback. Nothing here keeps a
-//! deleted file alive.
+//! Bounded: beyond [`FILES_MAX`] files a writer drops what it wrote itself; beyond [`RANGES_MAX`] ranges those of a file merge;
+//! beyond [`BYTES_MAX`] a writer waits for its own writeback. Nothing here keeps a deleted file alive.
 
 use crate::below::drop_clean;
 use crate::inode::{Inode, Inodes};
@@ -19,7 +18,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Files with written ranges.
-const FILES_MAX: usize = 1024;
+const FILES_MAX: usize = 16_384;
 /// Ranges of one file; more merge into one.
 const RANGES_MAX: usize = 16;
 /// Written and not yet dropped bytes of which the janitor is woken, and of which it waits for nothing else.
@@ -58,8 +57,8 @@ impl Ledger {
         let known = state.files.contains_key(&inode.nodeid);
         if full || (!known && state.files.len() >= FILES_MAX) {
             drop(state);
-            self.wake.notify_one();
             if full {
+                self.wake.notify_one();
                 let _ = sync_file_range(fd, start, end - start, SyncRange::WriteAndWait);
             }
             drop_clean(fd, start, end);
@@ -75,7 +74,8 @@ impl Ledger {
         let before = length(&written.ranges);
         merge(&mut written.ranges, start, end);
         state.bytes = state.bytes - before + length(&written.ranges);
-        if state.bytes > BYTES_HURRY || !known {
+        // With anything here, the janitor looks again by itself.
+        if state.bytes > BYTES_HURRY || !known && state.files.len() == 1 {
             self.wake.notify_one();
         }
     }

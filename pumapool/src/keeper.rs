@@ -62,6 +62,10 @@ const WAITS_FOR_FUSE: &str = "request_wait_answer";
 /// How often the keeper looks for that state, of which no event tells.
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
 
+/// How long what a daemon sends lies in the socket once some of it was read: to be woken for each message would cost the daemon more
+/// than its request. There is room for some hundreds of messages at least, and an end of the daemon is seen at once.
+const LEAVE_UNREAD: Duration = Duration::from_millis(5);
+
 /// How a daemon has ended.
 enum End {
     /// In order.
@@ -276,16 +280,20 @@ impl Keeper {
         let mut upgrade = None;
         let mut was_ready = false;
         let mut is_open = true;
+        let mut unread_until = None;
         loop {
+            let unread = unread_until.map(|until: Instant| until.saturating_duration_since(Instant::now()));
+            let unread = unread.filter(|left| !left.is_zero());
             let mut fds = vec![PollFd::new(&end, PollFlags::IN)];
             fds.extend(self.signals.iter().map(|(_, pipe)| PollFd::new(pipe, PollFlags::IN)));
-            if is_open {
+            if is_open && unread.is_none() {
                 fds.push(PollFd::from_borrowed_fd(ours.fd(), PollFlags::IN));
             }
             let left = limit.filter(|_| !was_ready).map(|limit| limit.saturating_sub(start.elapsed()));
-            let ready = poll(&mut fds, Some(&timespec(left.unwrap_or(LOOK_AGAIN).min(LOOK_AGAIN))));
-            let has_ended =
-                !fds[0].revents().is_empty() || ready == Ok(0) && mount::handover::is_dying(pid.as_raw_nonzero().get());
+            let look_in = [left, unread].into_iter().flatten().fold(LOOK_AGAIN, Duration::min);
+            let ready = poll(&mut fds, Some(&timespec(look_in)));
+            let has_ended = !fds[0].revents().is_empty()
+                || ready == Ok(0) && unread.is_none() && mount::handover::is_dying(pid.as_raw_nonzero().get());
             // Any other thread that is left may still be writing below: the successor must not begin before that is done.
             let is_gone = has_ended
                 && loop {
@@ -313,7 +321,9 @@ impl Keeper {
                 self.is_reloading = true;
             }
             // Once it is gone, everything that it sent is there, and then the end of it.
-            while is_open && (is_gone || is_ready_within(ours.fd(), Duration::ZERO)) {
+            let reads = has_ended || unread.is_none();
+            while is_open && reads && (is_gone || is_ready_within(ours.fd(), Duration::ZERO)) {
+                unread_until = Some(Instant::now() + LEAVE_UNREAD);
                 match ours.receive() {
                     Ok(Some(Message::Hold(held, fd))) => self.hold(held, fd),
                     Ok(Some(Message::Release(held))) => self.release(held),

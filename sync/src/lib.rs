@@ -9,6 +9,7 @@
 
 #[cfg(feature = "shuttle")]
 mod checked;
+pub mod polling;
 
 #[cfg(feature = "shuttle")]
 pub use checked::{Condvar, Mutex, MutexGuard, RwLock, explore};

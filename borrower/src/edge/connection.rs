@@ -172,17 +172,9 @@ impl GetConnection {
         wait(&mut [PollFd::new(&self.connection.stream, PollFlags::IN)], limit)
     }
 
-    /// Looks again and again whether the answer begins, at most for `limit`. False: it has not.
-    pub fn poll(&self, limit: Duration) -> io::Result<bool> {
-        let begun = Instant::now();
-        while !self.wait(Duration::ZERO)? {
-            // Whoever the answer needs may want this processor.
-            std::thread::yield_now();
-            if begun.elapsed() > limit {
-                return Ok(false);
-            }
-        }
-        Ok(true)
+    /// Whether the answer has begun, for who looks until it has.
+    pub fn look(&self) -> Option<io::Result<()>> {
+        self.wait(Duration::ZERO).map(|has_begun| has_begun.then_some(())).transpose()
     }
 
     /// Receives the answer and throws it away.

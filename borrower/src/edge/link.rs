@@ -19,7 +19,6 @@ use super::connection::{
 use crate::logic::gate::{Gate, Measured, PING_INTERVAL, Reason};
 use crate::logic::latencies::Latencies;
 use crate::logic::placement;
-use crate::logic::polling::Patience;
 use crate::metrics::Counter;
 use crate::{Borrower, LenderAddress, LenderStatus};
 use std::io;
@@ -27,6 +26,7 @@ use std::net::Shutdown;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
+use sync::polling::Patience;
 use sync::{Condvar, Mutex};
 use wire::{ITEMS_MAX, Kind, WireKey};
 use zerocopy::FromBytes;

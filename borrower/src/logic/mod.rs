@@ -13,7 +13,6 @@ pub mod latencies;
 pub mod lender;
 pub mod overtaking;
 pub mod placement;
-pub mod polling;
 pub mod puts;
 pub mod reading;
 pub mod rules;
