@@ -1,16 +1,21 @@
 //! `cached-read`: a file that is wholly in the page cache, through the mount against the directory below. The mount must cost nothing
 //! there: the kernel answers, and Puma is not asked.
+//!
+//! There is no lender, so the file is passed through, and its pages are those below. Beside it a mount that passes nothing through, as it is
+//! for a file that a lender is of use to: its pages are the mount's own. (`held_...`)
 
 use crate::figures::Series;
 use crate::reading::Method;
 use crate::worker::Order;
-use crate::world::{Worker, World};
+use crate::world::{Side, Worker, World};
 use page::PAGE_SIZE;
 use serde_json::{Map, Value, json};
 use testbed::Failure;
 
 /// Wanted at least: through the mount over below.
 const RATIO_WANTED: f64 = 0.97;
+/// The mounts: how they are called, and their options.
+const MOUNTS: [(&str, &[&str]); 2] = [("mounted", &[]), ("held", &["--passthrough", "off"])];
 /// Ways to read, and bytes at once.
 const LOADS: [(&str, Method, usize); 4] = [
     ("read 4 KiB", Method::Read, PAGE_SIZE),
@@ -24,19 +29,23 @@ pub fn run(world: &World) -> Result<Map<String, Value>, Failure> {
     let extent = world.extent;
     let len_bytes: u64 = extent.choose(256 << 20, 64 << 20, 4 << 20);
     let (rounds, ms) = (extent.choose(15, 9, 1), extent.choose(1000, 400, 30));
-    let side = world.mount("mounted", len_bytes, None, &[])?;
+    let mut sides = Vec::new();
+    for (name, options) in MOUNTS {
+        sides.push(world.mount(name, len_bytes, None, options)?);
+    }
     let mut worker = Worker::start(&world.interrupt, &[])?;
     println!("{} MiB in the page cache; {rounds} rounds of {ms} ms each", len_bytes >> 20);
-    let paths = [side.file.clone(), side.below.clone()];
+    let [side, held] = &sides[..] else { return Err(Failure::Problem("two mounts were made".to_owned())) };
+    let paths = [side.file.clone(), held.file.clone(), side.below.clone()];
     for path in &paths {
         worker.obey(&Order::Pass { path: path.clone(), len_bytes })?;
     }
     let reads = || side.counter("reads");
     let reads_before = reads()?;
-    let mut speeds: [[Series; 2]; 4] = Default::default();
+    let mut speeds: [[Series; 3]; 4] = Default::default();
     for round in 0..rounds {
         for ((_, method, block_bytes), series) in LOADS.into_iter().zip(&mut speeds) {
-            for index in (0..2).map(|index| (index + round) % 2) {
+            for index in (0..paths.len()).map(|index| (index + round) % paths.len()) {
                 let seed = world.seed.wrapping_add(round as u64);
                 let path = paths[index].clone();
                 let report = worker.obey(&Order::Cached { path, len_bytes, block_bytes, method, ms, seed })?;
@@ -45,27 +54,38 @@ pub fn run(world: &World) -> Result<Map<String, Value>, Failure> {
         }
     }
     let mut figures = Map::new();
-    let mut worst = [f64::INFINITY; 2];
-    for ((name, method, _), [mounted, below]) in LOADS.into_iter().zip(&speeds) {
-        let ratio = mounted.over(below);
-        println!("{name}: {} GB/s, below {} GB/s: {}", mounted.text(2), below.text(2), ratio.text(3));
-        let worst = &mut worst[usize::from(method == Method::Map)];
-        *worst = worst.min(ratio.median());
-        figures.insert(format!("{}_ratio", name.to_lowercase().replace(' ', "_")), ratio.json());
+    // Of each mount: read, mmap.
+    let mut worst = [[f64::INFINITY; 2]; 2];
+    for ((name, method, _), [mounted, held, below]) in LOADS.into_iter().zip(&speeds) {
+        println!("{name}: below {} GB/s", below.text(2));
+        let key = name.to_lowercase().replace(' ', "_");
+        let mounts = [("mounted", "", mounted), ("not passed through", "held_", held)];
+        for ((what, prefix, speed), worst) in mounts.into_iter().zip(&mut worst) {
+            let ratio = speed.over(below);
+            println!("  {what} {} GB/s: {}", speed.text(2), ratio.text(3));
+            let worst = &mut worst[usize::from(method == Method::Map)];
+            *worst = worst.min(ratio.median());
+            figures.insert(format!("{prefix}{key}_ratio"), ratio.json());
+        }
     }
-    println!("the least of read {:.3}, of mmap {:.3} (at least {RATIO_WANTED} is wanted)", worst[0], worst[1]);
+    let [passed_worst, held_worst] = worst;
+    let [read, mmap] = passed_worst;
+    println!("the least of read {read:.3}, of mmap {mmap:.3} (at least {RATIO_WANTED} is wanted)");
+    println!("where lenders may be of use: {:.3}, {:.3}", held_worst[0], held_worst[1]);
     // None, if what is cached stays so; the kernel may have had a better use for it.
     let asked = reads()? - reads_before;
     println!("the mount was asked {asked} times");
     figures.extend(crate::members(json!({
         "read_requests": asked,
-        "read_ratio": worst[0],
-        "mmap_ratio": worst[1],
+        "read_ratio": read,
+        "mmap_ratio": mmap,
+        "held_read_ratio": held_worst[0],
+        "held_mmap_ratio": held_worst[1],
         "ratio_wanted": RATIO_WANTED,
         "rounds": rounds,
         "phase_ms": ms,
         "file_bytes": len_bytes,
     })));
-    side.end()?;
+    sides.into_iter().try_for_each(Side::end)?;
     Ok(figures)
 }

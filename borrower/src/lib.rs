@@ -70,11 +70,16 @@ const EVENT_REST: Duration = Duration::from_millis(1);
 /// guess a seal.
 pub const BAD_PAGES_MAX: u64 = 1024;
 
+/// How long no lender must have been used until files are opened as if there were none: what is lent may be of use again after less.
+const UNUSED_MAX: Duration = Duration::from_secs(60);
+
 /// How a borrower is set up.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// The lenders, at first; without any, everything is read from below. [`Borrower::set_lenders`] changes them.
     pub lenders: Vec<LenderAddress>,
+    /// Whether there are any, or may be soon.
+    pub expects_lenders: bool,
     /// What happens to a page at the lender when it is read.
     pub strategy: Strategy,
     /// Connections to each lender for gets: as many as there are threads that read, within [`wire::SESSION_CONNECTIONS_MAX`].
@@ -104,6 +109,7 @@ impl Default for Config {
     fn default() -> Config {
         Config {
             lenders: Vec::new(),
+            expects_lenders: true,
             strategy: Strategy::Exclusive,
             get_connections: 4,
             filter: true,
@@ -117,6 +123,17 @@ impl Default for Config {
             cgroups: None,
         }
     }
+}
+
+/// What a pool can be to a file that is being opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Usefulness {
+    /// What is evicted may come back from a lender.
+    Useful,
+    /// There is no lender, or none was used for a while: away, or slower than the directory below.
+    NoLender,
+    /// The file is read in long streams only, which are left to the disk.
+    Streamed,
 }
 
 /// A lender, as it is told to the borrower.
@@ -241,6 +258,11 @@ impl File {
         self.state.lock().tell_size(size_bytes);
     }
 
+    /// How it was read says no more how it will be.
+    pub fn forget_passes(&self) {
+        self.state.lock().forget_passes();
+    }
+
     /// Whether the kernel caches bytes that somebody has changed beside the mount. If so, the caller has the kernel drop all it caches of
     /// the file, and says so with this number to [`File::kernel_dropped`].
     pub fn kernel_stale(&self) -> Option<u64> {
@@ -317,6 +339,8 @@ pub struct Borrower {
     thresholds: Mutex<gate::Config>,
     positions: Option<Arc<dyn Positions>>,
     tap_counters: Mutex<tap::Counters>,
+    /// Since when no lender can be used.
+    unused_since: Mutex<Option<Instant>>,
     stop: AtomicBool,
     tap_thread: OnceLock<Mutex<Option<JoinHandle<()>>>>,
     resolver: Option<Mutex<Resolver>>,
@@ -362,6 +386,7 @@ impl Borrower {
             checksum_key,
             positions: source.as_ref().map(|source| source.positions()),
             tap_counters: Mutex::default(),
+            unused_since: Mutex::new(Some(Instant::now())),
             stop: AtomicBool::new(false),
             tap_thread: OnceLock::new(),
             thresholds: Mutex::new(config.gate.unwrap_or_default()),
@@ -489,6 +514,37 @@ impl Borrower {
     pub fn withdraw_demoted(&self, file: &File, index: u32) -> bool {
         let id = PageId { file: file.key(), index };
         self.core.demoted().is_some_and(|demoted| demoted.withdraw(id))
+    }
+
+    /// What the pool can be to the file, which is being opened.
+    pub fn usefulness(&self, file: &File) -> Usefulness {
+        let is_unused = |since: &Option<Instant>| since.is_some_and(|since| since.elapsed() >= UNUSED_MAX);
+        if self.config.has_guests {
+            Usefulness::Useful
+        } else if !self.config.expects_lenders && self.links.all().is_empty() || is_unused(&self.unused_since.lock()) {
+            Usefulness::NoLender
+        } else if file.state.lock().is_streamed() {
+            Usefulness::Streamed
+        } else {
+            Usefulness::Useful
+        }
+    }
+
+    /// Until now the kernel has read and written the file below by itself. What is known of the file is forgotten, and
+    /// [`File::kernel_stale`] says so.
+    pub fn was_passed(&self, file: &File) {
+        self.core.was_passed(file);
+    }
+
+    /// Lenders were found, lost, or found too slow.
+    pub(crate) fn lenders_changed(&self) {
+        self.core.share_buffers();
+        let mut since = self.unused_since.lock();
+        if self.core.catalog.usable() != 0 {
+            *since = None;
+        } else {
+            since.get_or_insert_with(Instant::now);
+        }
     }
 
     /// Announces a change, before it is applied below; `before` is what the file looks like now.

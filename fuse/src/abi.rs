@@ -161,6 +161,7 @@ pub mod init {
     pub const SECURITY_CTX: u64 = 1 << 32;
     pub const CREATE_SUPP_GROUP: u64 = 1 << 34;
     pub const HAS_EXPIRE_ONLY: u64 = 1 << 35;
+    pub const PASSTHROUGH: u64 = 1 << 37;
     pub const HAS_RESEND: u64 = 1 << 39;
 }
 
@@ -183,6 +184,8 @@ pub mod fattr {
 pub mod fopen {
     pub const DIRECT_IO: u32 = 1 << 0;
     pub const KEEP_CACHE: u32 = 1 << 1;
+    pub const NOFLUSH: u32 = 1 << 5;
+    pub const PASSTHROUGH: u32 = 1 << 7;
 }
 
 pub const GETATTR_FH: u32 = 1 << 0;
@@ -206,6 +209,10 @@ pub const UNIQUE_RESEND: u64 = 1 << 63;
 
 /// `_IOR(229, 0, u32)`: make this descriptor of /dev/fuse another one of that connection.
 pub const DEV_IOC_CLONE: u32 = 0x8004_e500;
+/// `_IOW(229, 1, BackingMap)`: a file below that open files may be passed through to. Returns its number.
+pub const DEV_IOC_BACKING_OPEN: u32 = 0x4010_e501;
+/// `_IOW(229, 2, u32)`: no more files that are opened are passed through to it.
+pub const DEV_IOC_BACKING_CLOSE: u32 = 0x4004_e502;
 
 macro_rules! wire_structs {
     ($($(#[$meta:meta])* $name:ident { $($field:ident: $type:ty),* $(,)? })*) => {$(
@@ -243,6 +250,7 @@ wire_structs! {
     OpenIn { flags: u32, open_flags: u32 }
     CreateIn { flags: u32, mode: u32, umask: u32, open_flags: u32 }
     OpenOut { fh: u64, open_flags: u32, backing_id: u32 }
+    BackingMap { fd: i32, flags: u32, padding: u64 }
     ReleaseIn { fh: u64, flags: u32, release_flags: u32, lock_owner: u64 }
     FlushIn { fh: u64, unused: u32, padding: u32, lock_owner: u64 }
     ReadIn { fh: u64, offset: u64, size: u32, read_flags: u32, lock_owner: u64, flags: u32, padding: u32 }
@@ -314,5 +322,6 @@ mod tests {
         assert_eq!(size_of::<CopyFileRangeIn>(), 56);
         assert_eq!(size_of::<IoctlIn>(), 32);
         assert_eq!(size_of::<FallocateIn>(), 32);
+        assert_eq!(size_of::<BackingMap>(), 16);
     }
 }

@@ -9,12 +9,14 @@
 //! - [`session`]: the connection: negotiation, [`Worker`]s that read requests and hand them to a [`Filesystem`].
 //! - `turns`: which of them reads; [`about_to_wait`], [`has_time`].
 //! - [`notify`]: messages to the kernel that are not answers.
+//! - [`backing`]: files that the kernel reads and writes below by itself.
 //! - [`mounting`]: making and ending the mount.
 //!
 //! Promises: nothing that the kernel sends makes this crate panic or read out of bounds; every request that expects an answer
 //! gets exactly one, also when its handler panics; and no answer is ever written twice.
 
 pub mod abi;
+pub mod backing;
 mod buffer;
 pub mod mounting;
 pub mod notify;

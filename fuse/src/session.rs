@@ -26,6 +26,10 @@ const REQUEST_START: usize = PAGE_BYTES - size_of::<abi::InHeader>() - size_of::
 /// Room for a largest WRITE, which is the largest of all requests.
 const REQUEST_BUFFER_BYTES: usize = PAGE_BYTES + IO_BYTES_MAX + PAGE_BYTES;
 
+/// With PASSTHROUGH: how deep what is mounted here may stand in a stack of file systems. It may lie on others that are not stacked, and one
+/// such as overlayfs may lie on it (fs/fuse/passthrough.c; FILESYSTEM_MAX_STACK_DEPTH is 2).
+const STACK_DEPTH_MAX: u32 = 1;
+
 /// What the file system would like; the kernel's offer limits it.
 #[derive(Clone, Copy, Debug)]
 pub struct Wish {
@@ -153,6 +157,7 @@ impl Session {
                 max_write: IO_BYTES_MAX as u32,
                 time_gran: 1,
                 max_pages: (IO_BYTES_MAX / PAGE_BYTES) as u16,
+                max_stack_depth: if capabilities & init::PASSTHROUGH != 0 { STACK_DEPTH_MAX } else { 0 },
                 ..Default::default()
             })?;
             return Ok(Session::resume(device, negotiated));

@@ -185,7 +185,7 @@ mod tests {
                 inode.device.give_up(way);
             }
             let fd = open(&path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).unwrap();
-            let file = OpenFile::new(inode, fd, OFlags::RDWR);
+            let file = OpenFile::new(inode.clone(), fd, OFlags::RDWR, inode.was_open());
             let mut buffer = vec![AlignedPage([0; PAGE_BYTES]); 80];
             // SAFETY: pages of plain bytes without padding, exclusively borrowed for as long as the slice is used.
             let buffer = unsafe { std::slice::from_raw_parts_mut(buffer.as_mut_ptr().cast::<u8>(), 80 * PAGE_BYTES) };

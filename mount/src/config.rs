@@ -27,6 +27,9 @@ pub struct Config {
     pub write: WriteMode,
     /// Whether the kernel reads ahead as far as a lender makes it worth. Guests read ahead themselves.
     pub wide_readahead: bool,
+    /// Whether files that the pool is of no use to are passed through: the kernel reads them below by itself (Linux 6.9, root, writes
+    /// `Through`).
+    pub pass: bool,
     /// What is forbidden there beyond what the mount below forbids: `RDONLY`, `NOSUID`, `NODEV`, `NOEXEC`.
     pub flags: MountFlags,
     /// Worker threads: as many requests are handled at once. At least 2.
@@ -56,6 +59,7 @@ impl Config {
             mountpoint: mountpoint.into(),
             write: WriteMode::Through,
             wide_readahead: true,
+            pass: false,
             flags: MountFlags::empty(),
             threads: Config::THREADS,
             attr_timeout: Duration::from_secs(1),

@@ -73,9 +73,8 @@ impl Passthrough {
         }
         let asked = OFlags::from_bits_retain(args.flags);
         let (fd, flags) = self.open_below(&inode, asked)?;
-        let file = OpenFile::new(inode.clone(), fd, flags);
         attempt.begin(0);
-        attempt.finish(self.add_open(inode, file, asked), |open| open.fh)
+        attempt.finish(self.add_open(inode, fd, flags, asked), |open| open.fh)
     }
 
     fn open_below(&self, inode: &Inode, asked: OFlags) -> Result<(OwnedFd, OFlags), Errno> {
@@ -99,17 +98,35 @@ impl Passthrough {
         Ok((open(path.path(), again, Mode::empty())?, again))
     }
 
-    /// Gives an open file its number. The kernel may keep what it caches if nobody has changed the file beside us.
-    pub(crate) fn add_open(&self, inode: Arc<Inode>, file: OpenFile, asked: OFlags) -> Result<abi::OpenOut, Errno> {
+    /// Gives a file that is open below its number. The kernel may keep what it caches if nobody has changed the file beside us.
+    pub(crate) fn add_open(
+        &self,
+        inode: Arc<Inode>,
+        fd: OwnedFd,
+        flags: OFlags,
+        asked: OFlags,
+    ) -> Result<abi::OpenOut, Errno> {
+        let backing = inode.opened(&fd, asked, &self.connection, &self.borrower);
+        let file = Arc::new(OpenFile::new(inode.clone(), fd, flags, backing));
         if asked.contains(OFlags::DIRECT) {
             file.direct()?; // EINVAL, where the file system below has no O_DIRECT.
         }
         let keep = self.observe_now(&inode, &file.fd)?;
-        if !keep {
+        if backing.is_some() {
+            self.counters.passed_opens.add(1);
+        } else if !keep {
             file.drops_cache();
         }
-        let fh = self.handles.add_file(Arc::new(file));
-        Ok(abi::OpenOut { fh, open_flags: if keep { abi::fopen::KEEP_CACHE } else { 0 }, backing_id: 0 })
+        let fh = self.handles.add_file(file.clone());
+        Ok(file.answer(fh, keep, self.flushes(&file)))
+    }
+
+    /// Whether the daemon must hear of it when the file is closed: the file system below may have something to say then, or what was stored
+    /// through a mapping is to be written, which the kernel does together with that. (What an open made the kernel drop is known to be dropped
+    /// at the RELEASE, too.)
+    pub(crate) fn flushes(&self, file: &OpenFile) -> bool {
+        let is_mapped_shared = file.readable && file.writable;
+        self.write_mode == WriteMode::Back || is_mapped_shared || !file.inode.device.closes_silently(&file.fd)
     }
 
     /// A READ that is not for the page cache, or of a file that the pool is not for.
@@ -119,7 +136,8 @@ impl Passthrough {
         let len = scratch.len().min(args.size as usize);
         let buf = &mut scratch[..len];
         let is_direct = args.read_flags & abi::READ_LOCKOWNER != 0;
-        debug_assert!(is_direct || file.inode.file.is_none(), "a READ that the borrower should know of");
+        let is_past_pool = is_direct || file.backing.is_some() || file.inode.file.is_none();
+        debug_assert!(is_past_pool, "a READ that the borrower should know of");
         let read = if is_direct {
             self.counters.direct_reads.add(1);
             file.read_past_cache(buf, args.offset)?

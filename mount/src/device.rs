@@ -6,8 +6,9 @@
 use crate::handover::memory::Memory;
 use hashbrown::HashMap;
 use parking_lot::RwLock;
-use std::sync::Arc;
+use rustix::fd::AsFd;
 use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, OnceLock};
 
 /// Bits of an inode number that stay the file's own; file systems that exist use fewer.
 const INODE_BITS: u32 = 48;
@@ -24,10 +25,20 @@ pub(crate) enum ReadWay {
     Advise = 2,
 }
 
+/// File systems that have nothing to say when a file is closed (linux/magic.h): all local ones. Others write then, and may fail.
+const CLOSE_SILENTLY: [u32; 5] = [
+    0xef53,      // ext2, ext3, ext4
+    0x5846_5342, // XFS
+    0x9123_683e, // Btrfs
+    0xf2f5_2010, // F2FS
+    0x0102_1994, // tmpfs
+];
+
 /// One device.
 pub(crate) struct Device {
     index: u64,
     way: AtomicU8,
+    closes_silently: OnceLock<bool>,
 }
 
 impl Device {
@@ -39,6 +50,12 @@ impl Device {
         // Numbers that are too long are folded, at the risk of a collision, which costs no more than a confused `find`.
         let folded = (inode ^ (inode >> INODE_BITS).wrapping_mul(0x9e37_79b9_7f4a)) & ((1 << INODE_BITS) - 1);
         folded | self.index << INODE_BITS
+    }
+
+    /// Whether closing a file of it, such as this one, tells nothing.
+    pub(crate) fn closes_silently(&self, file: impl AsFd) -> bool {
+        let find = || rustix::fs::fstatfs(file).is_ok_and(|found| CLOSE_SILENTLY.contains(&(found.f_type as u32)));
+        *self.closes_silently.get_or_init(find)
     }
 
     /// The best way of reading that has not failed yet.
@@ -81,7 +98,9 @@ impl Devices {
             memory.record_device(devices.len(), number);
         }
         let index = devices.len() as u64 & ((1 << (64 - INODE_BITS)) - 1);
-        let make = || Arc::new(Device { index, way: AtomicU8::new(ReadWay::DontCache as u8) });
+        let make = || {
+            Arc::new(Device { index, way: AtomicU8::new(ReadWay::DontCache as u8), closes_silently: OnceLock::new() })
+        };
         devices.entry(number).or_insert_with(make).clone()
     }
 }

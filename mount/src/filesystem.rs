@@ -16,6 +16,7 @@ use crate::inode::Inodes;
 use crate::invalidation::Invalidations;
 use crate::ledger::Ledger;
 use crate::lookers::Lookers;
+use crate::passing::Connection;
 use crate::resent::{Attempt, Resent};
 use crate::status::Counters;
 use crate::sweep::Sweep;
@@ -33,6 +34,7 @@ pub(crate) struct Passthrough {
     pub(crate) inodes: Inodes,
     pub(crate) handles: Handles,
     pub(crate) keep: Arc<Keep>,
+    pub(crate) connection: Arc<Connection>,
     pub(crate) resent: Resent,
     pub(crate) borrower: Arc<Borrower>,
     pub(crate) ledger: Ledger,

@@ -30,6 +30,8 @@ pub(crate) struct OpenFile {
     pub readable: bool,
     /// Whether `fd` can be written to.
     pub writable: bool,
+    /// What the kernel passes it through to, if it does.
+    pub backing: Option<u32>,
     /// The kernel was told at open to drop what it caches of the file, and nothing has shown yet that it has.
     drops: AtomicBool,
     reader: OnceLock<OwnedFd>,
@@ -39,13 +41,13 @@ pub(crate) struct OpenFile {
 impl Drop for OpenFile {
     fn drop(&mut self) {
         self.in_use();
-        self.inode.open_files.fetch_sub(1, Ordering::Relaxed);
+        self.inode.closed();
     }
 }
 
 impl OpenFile {
-    pub(crate) fn new(inode: Arc<Inode>, fd: OwnedFd, flags: OFlags) -> OpenFile {
-        inode.open_files.fetch_add(1, Ordering::Relaxed);
+    /// `inode` knows that it is open ([`Inode::opened`], [`Inode::was_open`]), and is told when it is no more; `backing` is what it said.
+    pub(crate) fn new(inode: Arc<Inode>, fd: OwnedFd, flags: OFlags, backing: Option<u32>) -> OpenFile {
         no_readahead(&fd);
         let access = flags & OFlags::ACCMODE;
         OpenFile {
@@ -53,6 +55,7 @@ impl OpenFile {
             fd,
             readable: access != OFlags::WRONLY,
             writable: access != OFlags::RDONLY,
+            backing,
             drops: AtomicBool::new(false),
             reader: OnceLock::new(),
             direct: OnceLock::new(),
@@ -168,7 +171,8 @@ impl Handles {
             Handle::Directory(Arc::new(OpenDirectory { inode, listing: Mutex::new(Listing::new(fd)) }))
         } else {
             let flags = rustix::fs::fcntl_getfl(&fd).unwrap_or(OFlags::RDONLY);
-            Handle::File(Arc::new(OpenFile::new(inode, fd, flags)))
+            let backing = inode.was_open();
+            Handle::File(Arc::new(OpenFile::new(inode, fd, flags, backing)))
         };
         self.open.write().insert(number, Slotted { handle, _slot: Some(slot) });
     }

@@ -16,6 +16,7 @@ use crate::handover::Keep;
 use crate::handover::channel::Held;
 use crate::handover::layout::{self, header, node};
 use crate::handover::memory::NodeSlot;
+use crate::passing::{Connection, Passing};
 use crate::system::FileHandle;
 use borrower::{Borrower, FileIdentity, Left, Stamp};
 use fuse::Errno;
@@ -60,8 +61,8 @@ pub(crate) struct Inode {
     pub changing: Mutex<()>,
     /// A write out of the page cache came for it: it was mapped, or (in `back`) simply written.
     pub mapped_writes: AtomicBool,
-    /// How often it is open now.
-    pub open_files: AtomicUsize,
+    /// How it is open, and by how many.
+    pub passing: Mutex<Passing>,
     /// The name that the kernel was told to believe for long.
     pub name: Mutex<Believed>,
     /// Where it is written down for a successor. None beyond [`layout::NODES_MAX`].
@@ -187,7 +188,7 @@ impl Inode {
 
     /// Whether it is open now.
     pub(crate) fn is_open(&self) -> bool {
-        self.open_files.load(Ordering::Relaxed) > 0
+        self.passing.lock().is_open()
     }
 
     /// Whether it is what was found under a name.
@@ -282,10 +283,12 @@ impl Inodes {
 
     /// With the nodes that the kernel knows from a daemon before this one. `held` has descriptors of some of them. What cannot be found
     /// again is left out, and answers ESTALE; returns how many that are, too.
+    #[allow(clippy::too_many_arguments)] // What was given, and what it needs, each used once.
     pub(crate) fn restore(
         devices: &[u64],
         nodes: Vec<layout::Node>,
         mut held: HashMap<u64, OwnedFd>,
+        connection: &Arc<Connection>,
         borrower: Arc<Borrower>,
         keep: Arc<Keep>,
         descriptors_max: usize,
@@ -295,14 +298,14 @@ impl Inodes {
         let mut lost = 0;
         for node in nodes {
             let fd = held.remove(&node.nodeid);
-            if inodes.restore_one(node, fd).is_none() {
+            if inodes.restore_one(node, fd, connection).is_none() {
                 lost += 1;
             }
         }
         (inodes, lost)
     }
 
-    fn restore_one(&self, known: layout::Node, held: Option<OwnedFd>) -> Option<()> {
+    fn restore_one(&self, known: layout::Node, held: Option<OwnedFd>, connection: &Arc<Connection>) -> Option<()> {
         let slot = self.keep.memory.node_at(known.slot); // Free again, if we leave early.
         let held = held.filter(|fd| {
             stat(fd).is_ok_and(|now| now.stx_ino == known.identity.inode && device_of(&now) == known.identity.device)
@@ -313,7 +316,7 @@ impl Inodes {
             return None;
         }
         let left = Left {
-            stamp: known.stamp.filter(|_| known.flags & node::DROP_PENDING == 0),
+            stamp: known.stamp.filter(|_| known.flags & (node::DROP_PENDING | node::PASSED) == 0),
             has_edges: known.flags & node::EDGES != 0,
         };
         let key = page::FileKey(known.key);
@@ -328,7 +331,7 @@ impl Inodes {
             file,
             changing: Mutex::new(()),
             mapped_writes: AtomicBool::new(known.flags & node::MAPPED_WRITES != 0),
-            open_files: AtomicUsize::new(0),
+            passing: Mutex::new(Passing::restored(known.backing, connection)),
             name: Mutex::new(believed),
             slot: Some(slot),
             identity: known.identity,
@@ -346,6 +349,11 @@ impl Inodes {
         table.by_identity.insert(inode.identity, inode.clone());
         table.by_node.insert(inode.nodeid, inode);
         Some(())
+    }
+
+    /// All that was open in a daemon before this one is open again.
+    pub(crate) fn all_are_open(&self) {
+        self.table.read().by_node.values().for_each(|inode| inode.all_are_open());
     }
 
     /// The nodes whose cached pages the kernel must drop, because what it caches is not known to be what the files hold.
@@ -421,7 +429,7 @@ impl Inodes {
             file,
             changing: Mutex::new(()),
             mapped_writes: AtomicBool::new(false),
-            open_files: AtomicUsize::new(0),
+            passing: Mutex::default(),
             name: Mutex::default(),
             slot: memory.take_node(),
             identity: found.identity,

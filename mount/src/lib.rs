@@ -38,6 +38,7 @@ mod invalidation;
 mod ledger;
 mod lookers;
 mod names;
+mod passing;
 mod reads;
 mod resent;
 mod running;

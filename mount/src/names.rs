@@ -8,7 +8,6 @@
 
 use crate::credentials::{Acting, Creator, Privilege};
 use crate::filesystem::Passthrough;
-use crate::handle::OpenFile;
 use crate::inode::{Believed, Found, Inode, Name, STATX_MASK, device_of, stat};
 use crate::resent::Attempt;
 use crate::system::ProcPath;
@@ -325,7 +324,7 @@ impl Passthrough {
             let fh = result?;
             let file = self.handles.file(fh)?;
             let entry = self.enter(self.found_open(&file.fd)?, Some((&parent, name)))?.0;
-            return Ok((entry, abi::OpenOut { fh, ..Default::default() }));
+            return Ok((entry, file.answer(fh, false, self.flushes(&file))));
         }
         attempt.begin(0);
         let created = self.create_new(&parent, name, args, creator, attempt);
@@ -405,7 +404,7 @@ impl Passthrough {
         name: Option<(&Inode, &CStr)>,
     ) -> Result<(abi::EntryOut, abi::OpenOut), Errno> {
         let (entry, inode) = self.enter(self.found_open(&fd)?, name)?;
-        match self.add_open(inode, OpenFile::new(self.inodes.get(entry.nodeid)?, fd, self.flags_below(asked)), asked) {
+        match self.add_open(inode, fd, self.flags_below(asked), asked) {
             Ok(open) => Ok((entry, open)),
             Err(errno) => {
                 self.forget(entry.nodeid, 1);

@@ -44,6 +44,10 @@ impl Passthrough {
             return None;
         }
         let below = self.handles.file(args.fh).ok()?;
+        // It may be changed below without our knowing.
+        if below.backing.is_some() {
+            return None;
+        }
         let file = below.inode.file.clone()?;
         let len = fuse::session::IO_BYTES_MAX.min(args.size as usize);
         Some(ReadRequest { file, below, request: request.number(), offset: args.offset, len })

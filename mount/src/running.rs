@@ -137,6 +137,7 @@ impl Mount {
             takeovers: filesystem.keep.memory.header(header::TAKEOVERS).load(Ordering::Relaxed),
             requests: filesystem.counters.requests(),
             direct_reads: filesystem.counters.direct_reads.get(),
+            passed_opens: filesystem.counters.passed_opens.get(),
             read_bytes: filesystem.counters.read_bytes.get(),
             written_bytes: filesystem.counters.written_bytes.get(),
             open_handles: filesystem.handles.count(),

@@ -12,6 +12,7 @@ use crate::inode::{Found, Inodes, stat};
 use crate::invalidation::Invalidations;
 use crate::ledger::Ledger;
 use crate::lookers::Lookers;
+use crate::passing::Connection;
 use crate::resent::Resent;
 use crate::running::{Mount, MountInfo, Source};
 use crate::status::Counters;
@@ -217,7 +218,7 @@ fn mount(config: &Config, source: &Path, mountpoint: &Path, below: &OwnedFd) -> 
     }
 }
 
-fn wish(write: WriteMode) -> Wish {
+fn wish(write: WriteMode, pass: bool) -> Wish {
     // Not among them, on purpose: AUTO_INVAL_DATA (our own writes would drop the cache), EXPLICIT_INVAL_DATA (growth beside us would leave
     // zeros behind the old end), ASYNC_DIO (the kernel then leaves old pages behind a direct write), ATOMIC_O_TRUNC (see `data.rs`), POSIX_LOCKS
     // and FLOCK_LOCKS, EXPORT_SUPPORT (see `lib.rs`), SECURITY_CTX (labels are the business of the file system below).
@@ -237,6 +238,9 @@ fn wish(write: WriteMode) -> Wish {
         | init::HAS_RESEND;
     if write == WriteMode::Back {
         capabilities |= init::WRITEBACK_CACHE;
+    } else if pass {
+        // The kernel has only one of the two.
+        capabilities |= init::PASSTHROUGH;
     }
     Wish { capabilities, readahead_bytes_max: READAHEAD_BYTES_MAX, background_max: BACKGROUND_MAX }
 }
@@ -255,8 +259,8 @@ fn serve<E: Into<Box<dyn std::error::Error + Send + Sync>>>(
     let own_device = mounting::find(mountpoint, SUBTYPE)
         .map_err(|error| failed("read the list of mounts", error))?
         .ok_or_else(|| failed("find the new mount", io::ErrorKind::NotFound))?;
-    let session =
-        Session::negotiate(device, wish(config.write)).map_err(|error| failed("negotiate with the kernel", error))?;
+    let session = Session::negotiate(device, wish(config.write, config.pass && privilege == Privilege::Root))
+        .map_err(|error| failed("negotiate with the kernel", error))?;
     if privilege == Privilege::Root && config.wide_readahead {
         widen_readahead(own_device);
     }
@@ -286,6 +290,7 @@ fn serve<E: Into<Box<dyn std::error::Error + Send + Sync>>>(
     let filesystem = Passthrough {
         inodes: Inodes::new(found, borrower.clone(), keep.clone(), descriptors_max, handles_from),
         handles: Handles::new(keep.clone()),
+        connection: Connection::new(&session, &keep.memory, config.pass),
         keep,
         resent: Resent::default(),
         borrower,

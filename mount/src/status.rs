@@ -26,6 +26,7 @@ impl Counter {
 pub(crate) struct Counters {
     requests: [Counter; OPCODES],
     pub(crate) direct_reads: Counter,
+    pub(crate) passed_opens: Counter,
     pub(crate) read_bytes: Counter,
     pub(crate) written_bytes: Counter,
 }
@@ -35,6 +36,7 @@ impl Default for Counters {
         Counters {
             requests: [const { Counter(AtomicU64::new(0)) }; OPCODES],
             direct_reads: Counter::default(),
+            passed_opens: Counter::default(),
             read_bytes: Counter::default(),
             written_bytes: Counter::default(),
         }
@@ -71,6 +73,8 @@ pub struct Status {
     pub requests: BTreeMap<&'static str, u64>,
     /// READs that went past the borrower because of O_DIRECT.
     pub direct_reads: u64,
+    /// Opens of files that the kernel reads below by itself, because the pool is of no use to them.
+    pub passed_opens: u64,
     /// Bytes answered to READs.
     pub read_bytes: u64,
     /// Bytes written by WRITEs.

@@ -19,6 +19,7 @@ use crate::inode::Inodes;
 use crate::invalidation::Invalidations;
 use crate::ledger::Ledger;
 use crate::lookers::Lookers;
+use crate::passing::Connection;
 use crate::resent::Resent;
 use crate::running::{Mount, MountInfo};
 use crate::starting::{THREADS_MIN, failed, inode_descriptors_max, raise_limits};
@@ -73,7 +74,8 @@ impl Mount {
         let borrower =
             make_borrower(MountInfo { device: own_device }).map_err(|error| Error::Borrower(error.into()))?;
         let (source, mountpoint) = (state.source.clone(), state.mountpoint.clone());
-        let filesystem = restore(config, state, readable, opens, nodes, keep, borrower).map_err(taking)?;
+        let connection = Connection::new(&session, &keep.memory, config.pass);
+        let filesystem = restore(config, state, readable, opens, nodes, keep, connection, borrower).map_err(taking)?;
         if can_resend && let Err(error) = session.notifier().resend() {
             // The mount has gone meanwhile.
             tracing::debug!(%error, "the kernel does not send requests again");
@@ -86,6 +88,7 @@ impl Mount {
     }
 }
 
+#[allow(clippy::too_many_arguments)] // What was given, and what it needs, each used once.
 fn restore(
     config: &Config,
     state: State,
@@ -93,6 +96,7 @@ fn restore(
     opens: HashMap<u64, OwnedFd>,
     mut held: HashMap<u64, OwnedFd>,
     keep: Arc<Keep>,
+    connection: Arc<Connection>,
     borrower: Arc<Borrower>,
 ) -> io::Result<Passthrough> {
     let privilege = if state.root { Privilege::Root } else { Privilege::User };
@@ -112,6 +116,7 @@ fn restore(
         &state.devices,
         state.nodes,
         held,
+        &connection,
         borrower.clone(),
         keep.clone(),
         inode_descriptors_max(config),
@@ -120,6 +125,7 @@ fn restore(
     inodes.get(fuse::abi::ROOT_ID)?;
     let handles = Handles::new(keep.clone());
     let lost_opens = restore_opens(&state.opens, opens, &handles, &inodes, &keep);
+    inodes.all_are_open();
     if lost_nodes + lost_opens > 0 {
         tracing::warn!(
             "{lost_nodes} inodes and {lost_opens} open files could not be found again: who uses them gets an error"
@@ -129,6 +135,7 @@ fn restore(
         inodes,
         handles,
         keep,
+        connection,
         resent,
         borrower,
         ledger: Ledger::default(),

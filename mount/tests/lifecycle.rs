@@ -10,7 +10,7 @@ use std::process::Command;
 use support::*;
 
 fn refused(source: &Path, mountpoint: &Path) -> Error {
-    match Mount::start(Config::new(source, mountpoint), |_| borrower()) {
+    match Mount::start(Config::new(source, mountpoint), |_| borrower(true)) {
         Ok(_) => panic!("{} was mounted on {}", source.display(), mountpoint.display()),
         Err(error) => {
             println!("{error}");
@@ -108,7 +108,7 @@ fn device_number_is_known_before_the_first_request() {
     let mut told = 0;
     let mount = Mount::start(Config::new(&source, &mountpoint), |info| {
         told = info.device;
-        borrower()
+        borrower(true)
     })
     .unwrap();
     assert_eq!(fs::metadata(&mountpoint).unwrap().dev(), told);
@@ -182,7 +182,7 @@ const AS_USER: &str = "PUMA_TEST_MOUNT_AS_USER";
 fn as_an_ordinary_user() {
     if let Some(base) = std::env::var_os(AS_USER) {
         let base = Path::new(&base);
-        let mount = Mount::start(Config::new(base.join("below"), base.join("mountpoint")), |_| borrower()).unwrap();
+        let mount = Mount::start(Config::new(base.join("below"), base.join("mountpoint")), |_| borrower(true)).unwrap();
         let path = |name: &str| base.join("mountpoint").join(name);
         fs::write(path("a"), pattern(300_000, 1)).unwrap();
         assert!(fs::read(path("a")).unwrap() == pattern(300_000, 1));

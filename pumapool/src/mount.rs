@@ -128,6 +128,11 @@ pub struct Policies {
     /// Whether a get that takes longer than a read of SOURCE would is raced by one.
     #[arg(long, value_enum, default_value_t = Switch::On)]
     hedge: Switch,
+    /// Whether files that the pool is of no use to are left to the kernel, which then reads them in SOURCE by itself, at the speed that they have
+    /// there: what is opened for reading while no lender is used, and what is only read in long streams. It is so until it is closed.
+    /// (From Linux 6.9 on, as root, and with --write through.)
+    #[arg(long, value_enum, default_value_t = Switch::On)]
+    passthrough: Switch,
     /// After how many returned pages that do not verify a lender is not used any more, until the mount starts anew.
     #[arg(long, value_name = "COUNT", default_value_t = borrower::BAD_PAGES_MAX,
         value_parser = clap::value_parser!(u64).range(1..))]
@@ -176,6 +181,7 @@ impl Policies {
             gate_short,
             gate_long,
             hedge,
+            passthrough,
             bad_pages,
             catalog,
             threads,
@@ -193,6 +199,7 @@ impl Policies {
             ("--gate-short", gate_short.to_string()),
             ("--gate-long", gate_long.to_string()),
             ("--hedge", name(*hedge)),
+            ("--passthrough", name(*passthrough)),
             ("--bad-pages", bad_pages.to_string()),
             ("--catalog", catalog.to_string()),
             ("--threads", threads.to_string()),
@@ -354,6 +361,7 @@ fn serve(mut options: Options, mut kept: Kept) -> Result<ExitCode> {
             WriteName::Back => mount::WriteMode::Back,
         },
         wide_readahead: options.guests.is_none(),
+        pass: options.policies.passthrough == Switch::On && options.guests.is_none(),
         flags: options.forbid.iter().map(|forbidden| forbidden.flag()).collect(),
         threads: options.policies.threads.into(),
         attr_timeout: Duration::from_secs_f64(options.policies.attribute_timeout),
@@ -367,6 +375,7 @@ fn serve(mut options: Options, mut kept: Kept) -> Result<ExitCode> {
         let borrower = Borrower::start(
             borrower::Config {
                 lenders: Lenders::at_first(&named),
+                expects_lenders: !named.is_empty() || options.pool.is_wanted(),
                 strategy: match options.policies.strategy {
                     StrategyName::Exclusive => Strategy::Exclusive,
                     StrategyName::NonInclusive => Strategy::NonInclusive,

@@ -41,7 +41,8 @@ struct Load {
 /// One kind of use: does one round after the other until it is told to end, then checks that all is there.
 type Use = fn(&Load, &mut dyn FnMut() -> bool);
 
-const USES: [(&str, Use); 8] = [
+const USES: [(&str, Use); 9] = [
+    ("passed", passed),
     ("append", append),
     ("names", names),
     ("unlinked", unlinked),
@@ -256,6 +257,48 @@ fn list(load: &Load, goes_on: &mut dyn FnMut() -> bool) {
     }
 }
 
+/// Files that are opened to be read before they are opened to be written: without a lender they are passed through, then all open ones are, and
+/// what is opened later is not.
+fn passed(load: &Load, goes_on: &mut dyn FnMut() -> bool) {
+    let mut random = fastrand::Rng::with_seed(load.seed);
+    let mut kept: Vec<(File, Vec<u8>)> = Vec::new();
+    let mut round = 0;
+    while goes_on() {
+        let name = format!("passed{round}");
+        let mut model: Vec<u8> = std::iter::repeat_with(|| random.u8(..)).take(5 * PAGE).collect();
+        fs::write(load.below.join(&name), &model).unwrap();
+        let path = load.at.join(&name);
+        let reader = File::open(&path).unwrap();
+        let matches = |file: &File, model: &[u8]| {
+            let mut read = vec![0; model.len()];
+            file.read_exact_at(&mut read, 0).unwrap();
+            assert!(read == model, "{name}");
+        };
+        matches(&reader, &model);
+        let writer = File::options().read(true).write(true).open(&path).unwrap();
+        for byte in 0..20 {
+            let at = random.usize(..model.len());
+            model[at] = byte;
+            writer.write_all_at(&[byte], at as u64).unwrap();
+        }
+        matches(&reader, &model);
+        if random.bool() {
+            drop((reader, writer));
+            let again = File::options().read(true).write(true).open(&path).unwrap();
+            matches(&again, &model);
+            kept.push((again, model));
+        } else {
+            kept.push((reader, model));
+        }
+        fs::remove_file(&path).unwrap();
+        if kept.len() > 10 {
+            let (file, model) = kept.swap_remove(random.usize(..kept.len()));
+            matches(&file, &model);
+        }
+        round += 1;
+    }
+}
+
 /// Stores through a shared mapping reach the file.
 fn mapped(load: &Load, goes_on: &mut dyn FnMut() -> bool) {
     use rustix::mm::{MapFlags, MsyncFlags, ProtFlags, mmap, msync, munmap};
@@ -367,6 +410,33 @@ fn killed_under_load(test: &str, options: &[&str], kills: u32) {
 #[test]
 fn nothing_is_lost_with_write_through() {
     killed_under_load("nothing_is_lost_with_write_through", &[], 8);
+}
+
+#[test]
+fn nothing_is_lost_of_what_is_passed_through() {
+    let test = "nothing_is_lost_of_what_is_passed_through";
+    if !can_run(test) {
+        return;
+    }
+    let scratch = Scratch::new(test).unwrap();
+    let (source, at) = (scratch.directory("source").unwrap(), scratch.directory("mount").unwrap());
+    // Open through all of it.
+    let bytes = setup::write_pages(&source.join("reader"), 100, 1);
+    let mount = Mount::start(&source, &at, &[]);
+    let reader = File::open(at.join("reader")).unwrap();
+    let read = |file: &File| {
+        let mut read = vec![0; bytes.len()];
+        file.read_exact_at(&mut read, 0).unwrap();
+        read
+    };
+    under_load(&mount, &source, 8, |_| {
+        mount.kill_daemon();
+        assert!(read(&reader) == bytes && read(&File::open(at.join("reader")).unwrap()) == bytes);
+    });
+    assert_eq!(mount.takeovers(), 8);
+    let status = mount.status();
+    println!("{}", status["mount"]);
+    assert!(status["mount"]["passed_opens"].as_u64() > Some(0), "of the last daemon");
 }
 
 #[test]

@@ -412,7 +412,7 @@ impl Link {
             None => tracing::debug!(%lender, ping_us, "lender used again"),
         }
         borrower.core.catalog.lender_shun(number, is.is_some());
-        borrower.core.share_buffers();
+        borrower.lenders_changed();
     }
 
     fn found(&self, capacity_pages: u64) {
@@ -605,7 +605,7 @@ fn complete_session(borrower: &Borrower, link: &Link, main: Connection) -> io::R
     } else {
         catalog.lender_up(link.number);
     }
-    borrower.core.share_buffers();
+    borrower.lenders_changed();
     Ok(Session { main, pings, pinging, resumed })
 }
 
@@ -624,7 +624,7 @@ fn suspend_session(borrower: &Borrower, link: &Link, main: &mut Connection) {
     link.let_go();
     link.replace_gets(Vec::new());
     borrower.core.abandon_puts(link.number);
-    borrower.core.share_buffers();
+    borrower.lenders_changed();
 }
 
 /// What the lender had is lost.

@@ -399,6 +399,13 @@ impl Core {
         self.watching_beside(file, |state, void| state.observe(moment, now, void));
     }
 
+    /// The kernel read and wrote the file below by itself, and does so no more.
+    pub fn was_passed(&self, file: &File) {
+        let mut state = file.state.lock();
+        state.was_passed(|index, entry| self.catalog.void(file.key(), index, entry));
+        self.catalog.account(&mut state);
+    }
+
     /// Runs what may find a change made beside us, and counts it.
     fn watching_beside<T>(&self, file: &File, run: impl FnOnce(&mut FileState, &mut dyn FnMut(u32, Entry)) -> T) -> T {
         let mut state = file.state.lock();

@@ -221,6 +221,23 @@ impl FileState {
         self.table.live_pages()
     }
 
+    /// Whether all that is read of it is long streams, which come from the disk each time.
+    pub fn is_streamed(&self) -> bool {
+        let pages = |stamp: Stamp| stamp.size_bytes.div_ceil(PAGE_SIZE as u64);
+        self.streams.as_ref().zip(self.stamp).is_some_and(|(streams, stamp)| streams.are_all(pages(stamp)))
+    }
+
+    /// How it was read says no more how it will be.
+    pub fn forget_passes(&mut self) {
+        self.streams.iter_mut().for_each(|streams| streams.forget_passes());
+    }
+
+    /// Until now the kernel may have read and written the file below by itself: what is known of it, and what the kernel may cache of it
+    /// here, is not believed.
+    pub fn was_passed(&mut self, voided: impl FnMut(u32, Entry)) {
+        self.changed_beside(voided);
+    }
+
     /// Bytes of memory taken by the entries.
     pub fn memory_bytes(&self) -> u64 {
         self.table.memory_bytes()
@@ -477,6 +494,10 @@ impl FileState {
         }
         if lifted && keeps(Rule::Lift) {
             self.taint(range, position, consumed);
+        }
+        if let Some(streams) = &mut self.streams {
+            let below = sources.iter().filter(|source| matches!(source, Source::Below)).count();
+            streams.read_below(below as u64, sequential);
         }
         let stamp = self.stamp.filter(|_| self.is_settled());
         let (changes, moment) = (self.changes, self.moment());

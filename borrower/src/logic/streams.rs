@@ -50,11 +50,21 @@ impl Stream {
     }
 }
 
+/// How often a file must have been read from the disk, from end to end, before it is known that it is nothing but read so: what is read twice was
+/// kept neither by the page cache nor by a lender.
+const PASSES_MIN: u64 = 2;
+/// So small a part of what is read of such a file may be read otherwise, or not come from the disk: the beginnings, before it is known that a
+/// stream goes on.
+const OTHERWISE_PART: u64 = 8;
+
 /// The streams of one file.
 #[derive(Default)]
 pub struct Streams {
     streams: [Stream; STREAMS_MAX],
     clock: u64,
+    /// Pages that came from the disk: in streams, and otherwise.
+    streamed_pages: u64,
+    other_pages: u64,
 }
 
 impl Streams {
@@ -84,6 +94,25 @@ impl Streams {
             *oldest = Stream { next: range.end, pages, window_pages: pages, used: clock };
         }
         pages >= SEQUENTIAL_PAGES
+    }
+
+    /// So many pages of a READ come from the disk, which [`Streams::note`] was told of.
+    pub fn read_below(&mut self, pages: u64, is_sequential: bool) {
+        *(if is_sequential { &mut self.streamed_pages } else { &mut self.other_pages }) += pages;
+    }
+
+    /// Whether a file of so many pages is read from end to end, over and over, each time from the disk, and hardly otherwise.
+    pub fn are_all(&self, file_pages: u64) -> bool {
+        let read_pages = self.streamed_pages + self.other_pages;
+        let passes_pages = PASSES_MIN.saturating_mul(file_pages);
+        file_pages > 0
+            && read_pages >= passes_pages - passes_pages / OTHERWISE_PART
+            && self.other_pages <= read_pages / OTHERWISE_PART
+    }
+
+    /// How it was read says no more how it will be.
+    pub fn forget_passes(&mut self) {
+        (self.streamed_pages, self.other_pages) = (0, 0);
     }
 }
 
@@ -163,6 +192,30 @@ mod tests {
             streams.note(window(1_000_000 + at * 10_000, 1));
         }
         assert!(!streams.note(window(255 * 256 + 100, 1)));
+    }
+
+    /// Two passes from the disk tell it; a single one, one that was cached, and reads at random do not.
+    #[test]
+    fn files_that_are_nothing_but_streams_are_known() {
+        const FILE_PAGES: u64 = 1 << 15;
+        fn pass(streams: &mut Streams) {
+            for at in (0..FILE_PAGES).step_by(256) {
+                let is_sequential = streams.note(window(at, 256));
+                streams.read_below(256, is_sequential);
+            }
+        }
+        let mut streams = Streams::default();
+        pass(&mut streams);
+        assert!(!streams.are_all(FILE_PAGES));
+        pass(&mut streams);
+        assert!(streams.are_all(FILE_PAGES) && !streams.are_all(2 * FILE_PAGES));
+        streams.read_below(FILE_PAGES / 2, false);
+        assert!(!streams.are_all(FILE_PAGES), "a fifth was read otherwise");
+        streams.forget_passes();
+        assert!(!streams.are_all(FILE_PAGES) && !streams.are_all(0));
+        pass(&mut streams);
+        pass(&mut streams);
+        assert!(streams.are_all(FILE_PAGES));
     }
 
     #[test]

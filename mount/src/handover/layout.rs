@@ -24,7 +24,7 @@ use std::path::PathBuf;
 /// The first word: "PumaKeep".
 pub const MAGIC: u64 = u64::from_be_bytes(*b"PumaKeep");
 /// Moves with every change of what is described here. A daemon takes over from its own version only.
-pub const VERSION: u64 = 1;
+pub const VERSION: u64 = 2;
 
 /// Bytes of a word.
 pub const WORD: usize = 8;
@@ -110,6 +110,8 @@ pub mod node {
     /// Type in the lower half, length in the upper.
     pub const HANDLE: usize = 13;
     pub const HANDLE_BYTES: usize = 14;
+    /// What the kernel calls the file below that open ones are passed through to. 0: none.
+    pub const BACKING: usize = 30;
     /// 0: no name.
     pub const NAME_PARENT: usize = 32;
     pub const NAME_LEN: usize = 33;
@@ -125,6 +127,8 @@ pub mod node {
     pub const DROP_PENDING: u64 = 8;
     /// The keeper has a descriptor of it.
     pub const KEPT: u64 = 16;
+    /// It was passed through at some time: what the kernel caches of it is not to be believed.
+    pub const PASSED: u64 = 32;
 }
 
 /// Words of an open file.
@@ -226,6 +230,7 @@ pub struct Node {
     pub flags: u64,
     pub stamp: Option<Stamp>,
     pub handle: Option<(i32, Vec<u8>)>,
+    pub backing: Option<u32>,
     pub name: Option<(u64, CString)>,
 }
 
@@ -392,6 +397,7 @@ fn decode_node(slot: u32, words: Words<'_>) -> Option<Node> {
         flags,
         stamp,
         handle,
+        backing: u32::try_from(words.get(node::BACKING)).ok().filter(|backing| *backing != 0),
         name: name.map(|name| (words.get(node::NAME_PARENT), name)),
     })
 }

@@ -173,7 +173,8 @@ impl Memory {
         self.frozen.store(true, Ordering::Release);
     }
 
-    fn is_frozen(&self) -> bool {
+    /// Whether all is the successor's.
+    pub(crate) fn is_frozen(&self) -> bool {
         self.frozen.load(Ordering::Acquire)
     }
 
@@ -343,6 +344,7 @@ impl NodeSlot {
             (node::FLAGS, flags),
             (node::STAMP_SEQUENCE, 0),
             (node::HANDLE, u64::from(handle_kind as u32) | (handle_bytes.len() as u64) << 32),
+            (node::BACKING, 0),
             (node::NAME_LEN, 0),
             (node::NODE, nodeid),
         ] {
@@ -370,6 +372,11 @@ impl NodeSlot {
         if self.word(node::FLAGS).load(Ordering::Relaxed) & flag != 0 {
             self.word(node::FLAGS).fetch_and(!flag, Ordering::Release);
         }
+    }
+
+    /// What the kernel calls the file below that it is passed through to, if it is.
+    pub(crate) fn record_backing(&self, backing: Option<u32>) {
+        self.word(node::BACKING).store(backing.unwrap_or(0).into(), Ordering::Release);
     }
 
     /// What the file looks like, and what the kernel caches of it is no older; or that this is not known. One caller at a time.
@@ -504,6 +511,7 @@ mod tests {
         for (number, slot) in (10..).zip(&slots) {
             slot.fill(number, identity, 4, 0o100_000, node::DELETED, Some((1, &[7; 20])));
             slot.record_stamp(Some(stamp));
+            slot.record_backing(Some(7));
             assert!(slot.record_name(Some((1, c"a name"))) && !slot.record_name(Some((1, &c"x".repeat(300)))));
             slot.record_name(Some((1, c"a name")));
         }
@@ -523,7 +531,7 @@ mod tests {
         let first = &state.nodes[0];
         assert_eq!((first.identity, first.key, first.kind, first.flags), (identity, 4, 0o100_000, node::DELETED));
         assert_eq!(first.handle, Some((1, vec![7; 20])));
-        assert_eq!(first.name, Some((1, c"a name".to_owned())));
+        assert_eq!((&first.name, first.backing), (&Some((1, c"a name".to_owned())), Some(7)));
         assert_eq!(state.opens.len(), 1);
         assert_eq!(state.intents[0].done, Some((2, 11)));
         let successor = Arc::new(successor);

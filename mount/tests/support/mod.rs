@@ -11,10 +11,10 @@ use tempfile::TempDir;
 /// Longest wait for a state that must come.
 const WAIT_MAX: Duration = Duration::from_secs(60);
 
-/// A borrower without lenders.
-pub fn borrower() -> std::io::Result<Arc<borrower::Borrower>> {
+/// A borrower without lenders, as yet or for good.
+pub fn borrower(expects_lenders: bool) -> std::io::Result<Arc<borrower::Borrower>> {
     let strategy = borrower::Strategy::NonInclusive;
-    borrower::Borrower::start(borrower::Config { strategy, ..borrower::Config::default() }, None)
+    borrower::Borrower::start(borrower::Config { strategy, expects_lenders, ..borrower::Config::default() }, None)
 }
 
 pub use testbed::skip;
@@ -72,7 +72,8 @@ impl Mounted {
         config.threads = 4;
         change(&mut config);
         let in_place = config.source == config.mountpoint;
-        let mount = Mount::start(config, |_| borrower()).unwrap();
+        let expects_lenders = !config.pass;
+        let mount = Mount::start(config, |_| borrower(expects_lenders)).unwrap();
         Mounted { mount, _over: over, directory, in_place }
     }
 

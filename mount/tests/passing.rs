@@ -1,0 +1,188 @@
+//! Files that are passed through: the kernel reads and writes them below by itself, and what is read afterwards is what is there.
+
+mod support;
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{Read, Write};
+use std::os::unix::fs::FileExt;
+use support::*;
+
+/// Whether files can be passed through here; else the test is skipped.
+fn can_pass(test: &str) -> bool {
+    if !can_mount(test) {
+        return false;
+    }
+    let m = passing();
+    fs::write(m.below("probe"), "x").unwrap();
+    let is_passed = fs::read(m.path("probe")).is_ok() && passed_opens(&m) == 1;
+    if !is_passed {
+        skip(test, "no FUSE passthrough: Linux 6.9, and a file system below that is not stacked");
+    }
+    is_passed
+}
+
+fn passing() -> Mounted {
+    Mounted::with(|config| config.pass = true)
+}
+
+fn passed_opens(m: &Mounted) -> u64 {
+    m.mount().status().passed_opens
+}
+
+fn requests(m: &Mounted, kind: &str) -> u64 {
+    m.mount().status().requests.get(kind).copied().unwrap_or(0)
+}
+
+fn read_write(m: &Mounted, name: &str) -> File {
+    OpenOptions::new().read(true).write(true).open(m.path(name)).unwrap()
+}
+
+#[test]
+fn what_lenders_are_of_no_use_to_is_read_without_us() {
+    if !can_pass("what_lenders_are_of_no_use_to_is_read_without_us") {
+        return;
+    }
+    let m = passing();
+    let bytes = pattern(3 << 20, 1);
+    fs::write(m.below("a"), &bytes).unwrap();
+    assert!(fs::read(m.path("a")).unwrap() == bytes);
+    assert_eq!((passed_opens(&m), requests(&m, "read"), requests(&m, "flush")), (1, 0, 0));
+    // What is written goes through us, and so does what is read of it while the kernel caches it here.
+    let mut file = read_write(&m, "a");
+    file.write_all(b"new").unwrap();
+    let mut read = vec![0; 6];
+    File::open(m.path("a")).unwrap().read_exact(&mut read).unwrap();
+    assert_eq!(read, [b"new", &bytes[3..6]].concat());
+    assert_eq!((passed_opens(&m), requests(&m, "write")), (1, 1));
+    assert!(requests(&m, "read") > 0);
+}
+
+#[test]
+fn who_comes_later_has_it_as_who_has_it_open() {
+    if !can_pass("who_comes_later_has_it_as_who_has_it_open") {
+        return;
+    }
+    let m = passing();
+    let mut bytes = pattern(1 << 20, 2);
+    fs::write(m.below("a"), &bytes).unwrap();
+    let reader = File::open(m.path("a")).unwrap();
+    let writer = read_write(&m, "a");
+    assert_eq!(passed_opens(&m), 2);
+    writer.write_all_at(b"written past us", 5000).unwrap();
+    bytes[5000..5015].copy_from_slice(b"written past us");
+    let mut read = vec![0; bytes.len()];
+    reader.read_exact_at(&mut read, 0).unwrap();
+    assert!(read == bytes && fs::read(m.below("a")).unwrap() == bytes);
+    assert_eq!(requests(&m, "write"), 0);
+    let mapping = Mapping::of(&writer);
+    // What the kernel reads ahead into the cache here on demand, it must not find there later, though only the first store leaves a trace in
+    // the times of the file. (What was seen to have changed before that is dropped meanwhile.)
+    for round in 0..100u32 {
+        mapping.store(9000, &round.to_le_bytes());
+        fs::metadata(m.path("a")).unwrap();
+        drop(File::open(m.path("a")).unwrap());
+        rustix::fs::fadvise(&reader, 0, None, rustix::fs::Advice::WillNeed).unwrap();
+    }
+    wait_until("it was read ahead", || requests(&m, "read") > 0);
+    mapping.store(9000, b"last");
+    bytes[9000..9004].copy_from_slice(b"last");
+    let passed = passed_opens(&m);
+    drop((reader, writer, mapping));
+    wait_until("all is closed", || m.mount().status().open_handles == 0);
+    let writer = read_write(&m, "a");
+    let mut read = vec![0; bytes.len()];
+    writer.read_exact_at(&mut read, 0).unwrap();
+    assert!(read == bytes, "cached again");
+    assert_eq!(passed_opens(&m), passed);
+}
+
+/// All of a file, shared.
+struct Mapping(*mut std::ffi::c_void, usize);
+
+impl Mapping {
+    fn of(file: &File) -> Mapping {
+        let len = file.metadata().unwrap().len() as usize;
+        let protection = rustix::mm::ProtFlags::READ | rustix::mm::ProtFlags::WRITE;
+        let flags = rustix::mm::MapFlags::SHARED;
+        // SAFETY: a fresh mapping at an address of the kernel's choice.
+        let memory = unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, protection, flags, file, 0).unwrap() };
+        Mapping(memory, len)
+    }
+
+    fn store(&self, offset: usize, bytes: &[u8]) {
+        assert!(offset + bytes.len() <= self.1);
+        // SAFETY: `bytes` fit into the mapping at `offset`.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.0.cast::<u8>().add(offset), bytes.len()) };
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is this value's, and nothing refers to it any more.
+        unsafe { rustix::mm::munmap(self.0, self.1).unwrap() };
+    }
+}
+
+/// Whatever is opened how, in whichever order: what is read is what the file holds.
+#[test]
+fn no_order_of_opens_shows_older_bytes() {
+    if !can_pass("no_order_of_opens_shows_older_bytes") {
+        return;
+    }
+    let seed = fastrand::u64(..);
+    println!("seed {seed}");
+    let mut random = fastrand::Rng::with_seed(seed);
+    let m = passing();
+    let mut bytes = Vec::new();
+    let mut name = String::new();
+    let mut open: Vec<(File, bool)> = Vec::new();
+    let mut opens = 0;
+    for steps in 0..5000 {
+        // What was cached once stays so while the kernel knows it; so there is a new file now and then.
+        if bytes.is_empty() || open.is_empty() && random.u32(0..4) == 0 {
+            name = format!("file-{steps}");
+            bytes = pattern(64 << 12, seed ^ steps);
+            fs::write(m.below(&name), &bytes).unwrap();
+        }
+        let at = random.usize(0..bytes.len() - 5000);
+        match random.u32(0..10) {
+            0 | 1 if open.len() < 4 => {
+                let writes = random.u32(0..3) == 0;
+                let file = if writes { read_write(&m, &name) } else { File::open(m.path(&name)).unwrap() };
+                open.push((file, writes));
+                opens += 1;
+            }
+            2 | 3 if !open.is_empty() => drop(open.swap_remove(random.usize(0..open.len()))),
+            4 if open.is_empty() => {
+                // Beside the mount: seen by who opens it next.
+                let news = pattern(100, steps);
+                OpenOptions::new().write(true).open(m.below(&name)).unwrap().write_all_at(&news, at as u64).unwrap();
+                bytes[at..at + 100].copy_from_slice(&news);
+            }
+            _ if open.is_empty() => {}
+            kind => {
+                let (file, writes) = &open[random.usize(0..open.len())];
+                if kind < 7 && *writes {
+                    let news = pattern(random.usize(1..5000), steps);
+                    bytes[at..at + news.len()].copy_from_slice(&news);
+                    match kind {
+                        5 => Mapping::of(file).store(at, &news),
+                        _ => file.write_all_at(&news, at as u64).unwrap(),
+                    }
+                } else if kind == 7 {
+                    let advice = [rustix::fs::Advice::WillNeed, rustix::fs::Advice::DontNeed][random.usize(0..2)];
+                    rustix::fs::fadvise(file, 0, None, advice).unwrap();
+                } else {
+                    let mut read = vec![0; random.usize(1..5000)];
+                    file.read_exact_at(&mut read, at as u64).unwrap();
+                    assert!(read == bytes[at..at + read.len()], "step {steps}, {name}");
+                }
+            }
+        }
+    }
+    let passed = passed_opens(&m);
+    println!("{passed} of {opens} opens were passed through");
+    assert!(passed > 10 && opens - passed > 10, "both are to be tried");
+    drop(open);
+    m.end();
+}

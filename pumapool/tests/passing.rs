@@ -1,0 +1,50 @@
+//! What is read in long streams only is passed through, although there is a lender.
+
+mod setup;
+
+use setup::{Lender, Mount, can_run, evict, write_pages};
+use std::fs;
+use testbed::Scratch;
+
+const PAGES: usize = 12_000;
+
+#[test]
+fn files_that_are_streamed_over_and_over_are_left_to_the_kernel() {
+    let test = "files_that_are_streamed_over_and_over_are_left_to_the_kernel";
+    if !can_run(test) {
+        return;
+    }
+    let scratch = Scratch::new(test).unwrap();
+    let (source, at) = (scratch.directory("source").unwrap(), scratch.directory("mount").unwrap());
+    let lender = Lender::start(scratch.path(), "64MiB", &[]);
+    let bytes = write_pages(&source.join("a"), PAGES, 1);
+    let mount = Mount::start(&source, &at, &["--lender", &lender.address, "--filter", "on"]);
+    if !fuse_passes(&mount) {
+        return testbed::skip(test, "no FUSE passthrough (Linux 6.9)");
+    }
+    let count = |name: &str| mount.status()["mount"][name].as_u64().unwrap();
+    let path = at.join("a");
+    for pass in 0..2 {
+        assert_eq!(count("passed_opens"), 0, "pass {pass}");
+        assert!(fs::read(&path).unwrap() == bytes);
+        evict(&path);
+    }
+    let read = count("read_bytes");
+    assert!(fs::read(&path).unwrap() == bytes);
+    assert!(count("passed_opens") > 0 && count("read_bytes") == read);
+    // Changed beside the mount, and through it.
+    let mut bytes = bytes;
+    bytes[..5].copy_from_slice(b"other");
+    fs::write(source.join("a"), &bytes).unwrap();
+    assert!(fs::read(&path).unwrap() == bytes);
+    bytes.truncate(100);
+    fs::File::options().write(true).open(&path).unwrap().set_len(100).unwrap();
+    assert!(fs::read(&path).unwrap() == bytes);
+}
+
+/// Whether the kernel can, as far as can be seen from outside.
+fn fuse_passes(mount: &Mount) -> bool {
+    let release = rustix::system::uname().release().to_string_lossy().into_owned();
+    let mut numbers = release.split(['.', '-']).map_while(|part| part.parse::<u32>().ok());
+    (numbers.next(), numbers.next()) >= (Some(6), Some(9)) && mount.status()["write"] == "through"
+}
