@@ -90,16 +90,22 @@ impl Passthrough {
     pub(crate) fn getattr(&self, node: u64, args: &abi::GetattrIn) -> Result<abi::AttrOut, Errno> {
         let inode = self.inodes.get(node)?;
         let file = self.open_file(args.getattr_flags & abi::GETATTR_FH != 0, args.fh);
-        self.drop_stale_names(&inode);
         let fd = self.descriptor(&inode, file.as_deref())?;
         let now = self.stat_observed(&inode, &fd)?;
         Ok(self.attr_out(&inode, &now))
     }
 
+    /// Whoever asks for attributes may have got here by a name that is another file's by now. That shows the next time, so who asks is answered
+    /// first.
+    pub(crate) fn look_at_name(&self, node: u64) {
+        if let Ok(inode) = self.inodes.get(node) {
+            self.drop_stale_names(&inode);
+        }
+    }
+
     pub(crate) fn statx(&self, node: u64, args: &abi::StatxIn) -> Result<abi::StatxOut, Errno> {
         let inode = self.inodes.get(node)?;
         let file = self.open_file(args.getattr_flags & abi::GETATTR_FH != 0, args.fh);
-        self.drop_stale_names(&inode);
         let fd = self.descriptor(&inode, file.as_deref())?;
         // The synchronization the caller wants; all fields in any case, since the kernel caches them.
         let sync = AtFlags::from_bits_retain(args.sx_flags) & (AtFlags::STATX_FORCE_SYNC | AtFlags::STATX_DONT_SYNC);

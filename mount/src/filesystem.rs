@@ -100,8 +100,16 @@ impl Passthrough {
                 nodes.for_each(|one| self.forget(one.nodeid, one.nlookup));
                 Ok(())
             }
-            Operation::Getattr(args) => answer(reply, self.getattr(node, &args)),
-            Operation::Statx(args) => answer(reply, self.statx(node, &args)),
+            Operation::Getattr(args) => {
+                let sent = answer(reply, self.getattr(node, &args));
+                self.look_at_name(node);
+                sent
+            }
+            Operation::Statx(args) => {
+                let sent = answer(reply, self.statx(node, &args));
+                self.look_at_name(node);
+                sent
+            }
             Operation::Setattr(args) => answer(reply, self.setattr(node, uid, &args)),
             Operation::Readlink => match self.readlink(node, scratch) {
                 Ok(target) => reply.data(target),
@@ -181,9 +189,7 @@ impl Passthrough {
         let inode = self.inodes.get(node)?;
         let keep = OFlags::from_bits_retain(args.flags) & OFlags::NOATIME;
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let anchor = self.inodes.anchor(&inode)?;
-        let fd = openat(&anchor, c".", flags | keep, Mode::empty())?;
-        drop(anchor);
+        let fd = openat(self.inodes.anchor(&inode)?, c".", flags | keep, Mode::empty())?;
         attempt.begin(0);
         let fh = self.handles.add_directory(OpenDirectory { inode, listing: Mutex::new(Listing::new(fd)) });
         attempt.finish(Ok(abi::OpenOut { fh, ..Default::default() }), |open| open.fh)

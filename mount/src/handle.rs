@@ -1,6 +1,7 @@
 //! What is open: files and directories, each under a number that is never used twice.
 //!
-//! The keeper has a duplicate of each descriptor, from before the kernel learns the number: so what is open outlives this daemon.
+//! The keeper has a duplicate of each file's descriptor, from before the kernel learns the number: so what is open outlives this daemon. A
+//! directory is opened again, as the kernel says with each READDIR where it has got to.
 
 use crate::directory::Listing;
 use crate::handover::Keep;
@@ -141,12 +142,14 @@ impl Handles {
         Handles { open: RwLock::default(), keep }
     }
 
-    fn insert(&self, inode: &Inode, handle: Handle, fd: BorrowedFd<'_>) -> u64 {
+    fn insert(&self, inode: &Inode, handle: Handle, kept: Option<BorrowedFd<'_>>) -> u64 {
         let memory = &self.keep.memory;
         let number = memory.header(header::LAST_HANDLE).fetch_add(1, Ordering::Relaxed) + 1;
         let slot = memory.take_open();
         if let Some(slot) = &slot {
-            self.keep.hold(Held::Open(number), fd);
+            if let Some(fd) = kept {
+                self.keep.hold(Held::Open(number), fd);
+            }
             slot.fill(number, inode.nodeid, matches!(handle, Handle::Directory(_)));
         }
         self.open.write().insert(number, Slotted { handle, _slot: slot });
@@ -155,14 +158,13 @@ impl Handles {
 
     /// Adds a file; returns its number.
     pub(crate) fn add_file(&self, file: Arc<OpenFile>) -> u64 {
-        self.insert(&file.inode, Handle::File(file.clone()), file.fd.as_fd())
+        self.insert(&file.inode, Handle::File(file.clone()), Some(file.fd.as_fd()))
     }
 
     /// Adds a directory; returns its number.
     pub(crate) fn add_directory(&self, directory: OpenDirectory) -> u64 {
         let directory = Arc::new(directory);
-        let listing = directory.listing.lock();
-        self.insert(&directory.inode, Handle::Directory(directory.clone()), listing.fd().as_fd())
+        self.insert(&directory.inode, Handle::Directory(directory.clone()), None)
     }
 
     /// Adds what was open in a daemon before this one.
@@ -197,8 +199,11 @@ impl Handles {
     pub(crate) fn remove(&self, number: u64) {
         let removed = self.open.write().remove(&number);
         if removed.is_some() {
+            let is_kept = removed.as_ref().is_some_and(|open| matches!(open.handle, Handle::File(_)));
             drop(removed); // Closing may take its time: not under the lock.
-            self.keep.release(Held::Open(number));
+            if is_kept {
+                self.keep.release(Held::Open(number));
+            }
         }
     }
 

@@ -363,6 +363,7 @@ impl Inodes {
     }
 
     /// The last name was seen to be gone; `fd` is open on the file, and held from now on: no handle finds it for certain.
+    /// (And the keeper is mostly the last to let it go, so that nobody here waits until the file system below has freed what it held.)
     pub(crate) fn mark_deleted(&self, inode: &Inode, fd: OwnedFd) {
         inode.deleted.store(true, Ordering::Relaxed);
         inode.slot.iter().for_each(|slot| slot.set_flag(node::DELETED));

@@ -31,7 +31,7 @@ use fuse::abi::init;
 use fuse::{Negotiated, Session};
 use hashbrown::HashMap;
 use rustix::fd::OwnedFd;
-use rustix::fs::{Mode, OFlags, open};
+use rustix::fs::{Mode, OFlags, open, openat};
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
@@ -163,9 +163,16 @@ fn restore_opens(
     let mut lost = 0;
     for open in known {
         let slot = keep.memory.open_at(open.slot); // Free again, if it cannot be restored.
-        match (opens.remove(&open.handle), inodes.get(open.nodeid)) {
-            (Some(fd), Ok(inode)) => handles.restore(open.handle, slot, fd, inode, open.is_directory),
-            _ => lost += 1,
+        let Ok(inode) = inodes.get(open.nodeid) else {
+            lost += 1;
+            continue;
+        };
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let again = || inodes.anchor(&inode).ok().and_then(|at| openat(at, c".", flags, Mode::empty()).ok());
+        let fd = if open.is_directory { again() } else { opens.remove(&open.handle) };
+        match fd {
+            Some(fd) => handles.restore(open.handle, slot, fd, inode, open.is_directory),
+            None => lost += 1,
         }
     }
     opens.keys().for_each(|handle| keep.release(Held::Open(*handle)));

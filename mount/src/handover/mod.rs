@@ -6,7 +6,7 @@
 //! - [`given`]: what a successor gets.
 //!
 //! The keeper is a process that does nothing but hold descriptors; `pumapool` starts it. A mount without one works as well, and dies with
-//! its daemon. What must never happen in here: a system call for a lookup, a READ or a write; an open costs one message.
+//! its daemon. What must never happen in here: a system call for a lookup, a READ or a write; an open of a file costs one message.
 
 pub mod channel;
 pub mod given;
