@@ -88,7 +88,8 @@ impl Housekeeper {
         // What the store takes between this and its being told is part of what is seen as free.
         let (grown_before, held_bytes) = {
             let store = shared.store.lock();
-            let held_pages = u64::from(store.stored_pages()) + u64::from(store.warm_pages());
+            let held_pages = [store.stored_pages(), store.warm_pages(), store.reserved_pages()].map(u64::from);
+            let held_pages: u64 = held_pages.into_iter().sum();
             (store.grown_pages(), held_pages * PAGE_COST_BYTES)
         };
         let memory = self.headroom.read();

@@ -36,14 +36,16 @@ impl Index {
         ((u128::from(hash) * self.buckets.len() as u128) >> u64::BITS) as usize
     }
 
-    /// Reads what [`Index::find`] is about to read for these pages. Each of those reads waits for memory, but here they wait together.
-    pub fn read_ahead(&self, records: &[Record], owner: u8, ids: impl Iterator<Item = PageId>) {
+    /// Reads what [`Index::find`] is about to read for these pages, and tells the slots that it is likely to find. Each of those reads
+    /// waits for memory, but here they wait together.
+    pub fn read_ahead(&self, records: &[Record], owner: u8, ids: impl Iterator<Item = PageId>, tell: impl FnMut(u32)) {
         let mut first = [0; AHEAD_PAGES];
         for (first, id) in first.iter_mut().zip(ids) {
             *first = self.buckets[self.bucket(owner, id)];
         }
-        let found = first.into_iter().filter(|next| *next != 0);
-        std::hint::black_box(found.map(|next| records[next as usize - 1].id().index).fold(0, u32::wrapping_add));
+        let found = first.into_iter().filter(|next| *next != 0).map(|next| next - 1);
+        found.clone().for_each(tell);
+        std::hint::black_box(found.map(|slot| records[slot as usize].id().index).fold(0, u32::wrapping_add));
     }
 
     /// The slot of an owner's page.

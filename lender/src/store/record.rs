@@ -15,6 +15,7 @@ pub const OWNERS_MAX: usize = 1 << OWNER_BITS;
 const OWNER_BITS: u32 = 8;
 const OWNER_SHIFT: u32 = Version::BITS;
 const STATE_SHIFT: u32 = OWNER_SHIFT + OWNER_BITS;
+const STATE_BITS: u32 = 3;
 
 /// What a slot is used for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,6 +28,8 @@ pub enum State {
     Page,
     /// It stands for a page of zeros; its memory, if any, means nothing.
     Zero,
+    /// A page is being received into it. It is in no list.
+    Reserved,
 }
 
 /// A slot's record.
@@ -45,16 +48,17 @@ pub struct Record {
     pub newer: u32,
 }
 
-const _: () = assert!(size_of::<Record>() == 32 && STATE_SHIFT + 2 <= u64::BITS);
+const _: () = assert!(size_of::<Record>() == 32 && STATE_SHIFT + STATE_BITS <= u64::BITS);
 
 impl Record {
     /// What the slot is used for.
     pub fn state(&self) -> State {
-        match (self.tag >> STATE_SHIFT) & 3 {
+        match (self.tag >> STATE_SHIFT) & ((1 << STATE_BITS) - 1) {
             0 => State::Cold,
             1 => State::Warm,
             2 => State::Page,
-            _ => State::Zero,
+            3 => State::Zero,
+            _ => State::Reserved,
         }
     }
 
@@ -62,6 +66,11 @@ impl Record {
     pub fn set_free(&mut self, state: State) {
         debug_assert!(matches!(state, State::Warm | State::Cold));
         self.tag = (state as u64) << STATE_SHIFT;
+    }
+
+    /// Keeps it for a page that is to come. It was free.
+    pub fn set_reserved(&mut self) {
+        self.tag = (State::Reserved as u64) << STATE_SHIFT;
     }
 
     /// Uses it, as `Page` or `Zero`. The version must not exceed [`Version::MAX`].
