@@ -331,8 +331,7 @@ impl Store {
         }
         let Some(slot) = self.slot_with_memory(owner) else { return false };
         self.slots.write(slot, page);
-        self.store_page(owner, key, checksum, slot);
-        true
+        self.store_page(owner, key, checksum, slot)
     }
 
     /// Forgets what a page that is put replaces. False: the page cannot be stored.
@@ -347,28 +346,32 @@ impl Store {
         self.lending
     }
 
-    fn store_page(&mut self, owner: Owner, key: Key, checksum: u64, slot: u32) {
-        self.occupy(slot, State::Page, owner, key, checksum);
+    fn store_page(&mut self, owner: Owner, key: Key, checksum: u64, slot: u32) -> bool {
+        let stored = self.occupy(slot, State::Page, owner, key, checksum);
         self.unsettled.push(slot);
         if self.unsettled.len() == UNSETTLED_MAX {
             self.settle();
         }
+        stored
     }
 
     fn store_zero(&mut self, owner: Owner, key: Key, checksum: u64) -> bool {
-        let slot = self.slot_for_zero(owner);
-        slot.inspect(|slot| self.occupy(*slot, State::Zero, owner, key, checksum)).is_some()
+        self.slot_for_zero(owner).is_some_and(|slot| self.occupy(slot, State::Zero, owner, key, checksum))
     }
 
-    /// Has a free slot hold a page that is not in the index.
-    fn occupy(&mut self, slot: u32, state: State, owner: Owner, key: Key, checksum: u64) {
+    /// Has a free slot that is in no list hold a page that is not in the index. False: the index has no place for it, and the slot is free.
+    fn occupy(&mut self, slot: u32, state: State, owner: Owner, key: Key, checksum: u64) -> bool {
         self.records[slot as usize].set_used(state, owner.0, key.id, key.version, checksum);
-        self.index.insert(&self.records, slot);
+        if !self.index.insert(&self.records, slot) {
+            self.push_free(slot, State::Warm);
+            return false;
+        }
         let class = Class::of(state) as usize;
         if let Some(owner) = &mut self.owners[owner.0 as usize] {
             self.policy.inserted(&mut owner.lists[class], &mut self.records, slot);
         }
         self.stored[class] += 1;
+        true
     }
 
     /// Begins to receive pages, so many at the most. For each one [`Store::reserve`], then, when all have come, [`Store::commit`]; if they
@@ -408,8 +411,7 @@ impl Store {
             self.push_free(slot, State::Warm);
             return may_stay && self.store_zero(owner, key, checksum);
         }
-        self.store_page(owner, key, checksum, slot);
-        true
+        self.store_page(owner, key, checksum, slot)
     }
 
     /// Gives reserved slots back whose pages do not come.
