@@ -21,7 +21,7 @@ use sync::MutexGuard;
 /// Time between two looks, at the most. In it a 10 Gbit/s network brings 120 MB at the most; the usual reserve is more.
 const TICK: Duration = Duration::from_millis(100);
 /// What a stored page costs of memory: itself, its record and index entry, its page table entry.
-const PAGE_COST_BYTES: u64 = PAGE_SIZE as u64 + 32 + 8 + 8;
+const PAGE_COST_BYTES: u64 = PAGE_SIZE as u64 + 31 + 5 + 8;
 /// Slots searched with the store locked: 64 MiB of them, some 100 microseconds.
 const SCAN_SLOTS: u32 = 16_384;
 /// A search that took a time is not repeated before this many times as long: it may use a tenth of a processor.
