@@ -54,8 +54,9 @@ const EVENTS_MAX: usize = 64;
 const BUFFER_BYTES: usize = 16 << 10;
 /// Buffers that a hub keeps for whoever says something next. Most frames come whole, so that one goes round.
 const SPARE_BUFFERS_MAX: usize = 4;
-/// Larger ones are given back this long after they were wanted, and made again if they are wanted still.
-const LARGE_BUFFERS_KEPT: Duration = Duration::from_secs(10);
+/// Larger ones are given back this long after they were wanted, and made again if they are wanted still: a page fault for each page of
+/// them, once in that time.
+const LARGE_BUFFERS_KEPT: Duration = Duration::from_secs(1);
 
 /// A wait that looks only.
 const NOW: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
