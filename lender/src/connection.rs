@@ -5,6 +5,7 @@
 //! a few pages at a time and never while bytes travel.
 
 use crate::pace::Cost;
+use crate::receipt::Receipt;
 use crate::sessions::{Joined, Name};
 use crate::shared::Shared;
 use crate::store::{Got, Key};
@@ -21,7 +22,7 @@ use zerocopy::little_endian::U64;
 use zerocopy::{FromBytes, IntoBytes};
 
 /// Pages copied in or out with the store locked: 10 to 50 microseconds that another borrower may have to wait.
-const LOCKED_PAGES: usize = 32;
+pub const LOCKED_PAGES: usize = 32;
 
 /// A connection that has joined a session.
 pub struct Connection {
@@ -85,6 +86,26 @@ impl Connection {
             self.push_lost(out)?;
         }
         Ok(())
+    }
+
+    /// Makes room for the pages of a Put of which the head has come.
+    pub fn begin_put(&mut self, head: &Frame<'_>, now: Instant) -> Result<Receipt, Broken> {
+        self.joined.heard.note(now);
+        self.cost.bytes += (size_of::<Header>() as u64) + u64::from(head.header.body_bytes.get());
+        let items = <[PutItem]>::ref_from_bytes(head.body).map_err(|_| Broken::Unexpected(head.kind))?;
+        Ok(Receipt::begin(&self.shared, self.joined.owner, items.to_vec(), head.header.request.get()))
+    }
+
+    /// Stores the pages of a Put, which have all come, and appends what is to be answered.
+    pub fn end_put(&mut self, receipt: Receipt, now: Instant, out: &mut Outgoing) -> Result<(), Broken> {
+        self.joined.heard.note(now);
+        let request = receipt.request;
+        let statuses = out.begin(&self.channel);
+        let before = statuses.len();
+        receipt.store(statuses);
+        let count = statuses.len() - before;
+        out.end(&self.channel, &Header::new(Kind::PutReply, count, count, request))?;
+        self.push_lost(out).map(drop)
     }
 
     /// From here on the thread's time is this connection's.
@@ -222,7 +243,8 @@ fn cpu_ns() -> u64 {
     (used.tv_sec as u64).saturating_mul(1_000_000_000).saturating_add(used.tv_nsec as u64)
 }
 
-fn key(key: &WireKey) -> Key {
+/// The store's form of a name.
+pub fn key(key: &WireKey) -> Key {
     Key { id: key.id(), version: key.version() }
 }
 
@@ -243,11 +265,20 @@ pub(crate) mod tests {
             Peer { connection, out: Outgoing::default() }
         }
 
+        /// In two messages: one whose pages come by and by, and one that comes whole.
         pub fn put(&mut self, pages: &[(WireKey, Page)]) {
             let items: Vec<_> = pages.iter().map(|(key, _)| PutItem { key: *key, checksum: U64::ZERO }).collect();
             let pages: Vec<_> = pages.iter().map(|(_, page)| *page).collect();
-            let body = [items.as_bytes(), pages.as_flattened()].concat();
-            self.connection.put(&body, items.len(), 1, &mut self.out).unwrap().unwrap();
+            let half = items.len() / 2;
+            let (shared, owner) = (&self.connection.shared, self.connection.joined.owner);
+            let mut receipt = Receipt::begin(shared, owner, items[..half].to_vec(), 1);
+            for part in pages[..half].as_flattened().chunks(PAGE_SIZE * 2 / 3) {
+                sync::shuttle::thread::yield_now();
+                receipt.incoming.take(part);
+            }
+            receipt.store(&mut Vec::new());
+            let body = [items[half..].as_bytes(), pages[half..].as_flattened()].concat();
+            self.connection.put(&body, items.len() - half, 1, &mut self.out).unwrap().unwrap();
             self.out.clear();
         }
 

@@ -21,7 +21,7 @@ use sync::MutexGuard;
 /// Time between two looks, at the most. In it a 10 Gbit/s network brings 120 MB at the most; the usual reserve is more.
 const TICK: Duration = Duration::from_millis(100);
 /// What a stored page costs of memory: itself, its record and index entry, its page table entry.
-const PAGE_COST_BYTES: u64 = PAGE_SIZE as u64 + 32 + 8 + 8;
+const PAGE_COST_BYTES: u64 = PAGE_SIZE as u64 + 31 + 5 + 8;
 /// Slots searched with the store locked: 64 MiB of them, some 100 microseconds.
 const SCAN_SLOTS: u32 = 16_384;
 /// A search that took a time is not repeated before this many times as long: it may use a tenth of a processor.
@@ -88,7 +88,8 @@ impl Housekeeper {
         // What the store takes between this and its being told is part of what is seen as free.
         let (grown_before, held_bytes) = {
             let store = shared.store.lock();
-            let held_pages = u64::from(store.stored_pages()) + u64::from(store.warm_pages());
+            let held_pages = [store.stored_pages(), store.warm_pages(), store.reserved_pages()].map(u64::from);
+            let held_pages: u64 = held_pages.into_iter().sum();
             (store.grown_pages(), held_pages * PAGE_COST_BYTES)
         };
         let memory = self.headroom.read();

@@ -14,6 +14,7 @@
 use crate::connection::Connection;
 use crate::entry::Entry;
 use crate::greeting::note_end;
+use crate::receipt::Receipt;
 use crate::shared::Shared;
 use rustix::buffer::spare_capacity;
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
@@ -21,7 +22,7 @@ use rustix::event::{EventfdFlags, Timespec, eventfd};
 use rustix::io::Errno;
 use rustix::net::RecvFlags;
 use std::collections::VecDeque;
-use std::io;
+use std::io::{self, ErrorKind};
 use std::net::Shutdown;
 use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -48,12 +49,14 @@ const MAIN_IDLE: Duration = Duration::from_millis(200);
 const SETTLE_IDLE: Duration = Duration::from_millis(1);
 /// Connections dealt with before new ones are looked for.
 const EVENTS_MAX: usize = 64;
-/// Bytes of a buffer to receive into, as long as no longer frame comes.
-const BUFFER_BYTES: usize = 64 << 10;
+/// Bytes of a buffer to receive into: what the longest frame has in front of its pages, and more than a small one with them. What is
+/// beyond it goes straight into the store.
+const BUFFER_BYTES: usize = 16 << 10;
 /// Buffers that a hub keeps for whoever says something next. Most frames come whole, so that one goes round.
 const SPARE_BUFFERS_MAX: usize = 4;
-/// Larger ones are given back this long after they were wanted, and made again if they are wanted still.
-const LARGE_BUFFERS_KEPT: Duration = Duration::from_secs(10);
+/// Larger ones are given back this long after they were wanted, and made again if they are wanted still: a page fault for each page of
+/// them, once in that time.
+const LARGE_BUFFERS_KEPT: Duration = Duration::from_secs(1);
 
 /// A wait that looks only.
 const NOW: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -137,6 +140,8 @@ pub struct Member {
     stream: Arc<Stream>,
     connection: Connection,
     reader: FrameReader,
+    /// The Put that has begun, and whose pages are coming.
+    receipt: Option<Receipt>,
     /// The answer that the socket has not taken yet.
     unsent: Option<Unsent>,
     /// Its session has had more than its share.
@@ -197,10 +202,11 @@ impl Scratch {
 
 impl Member {
     /// A connection that was welcomed, with what was received behind its Hello.
-    pub fn new(stream: Arc<Stream>, entry: Entry, connection: Connection, reader: FrameReader) -> Member {
-        let (unsent, pause, frame_due) = (None, None, None);
+    pub fn new(stream: Arc<Stream>, entry: Entry, connection: Connection, mut reader: FrameReader) -> Member {
+        reader.leave_pages();
+        let (receipt, unsent, pause, frame_due) = (None, None, None, None);
         let (idle_at, armed, queued) = (Instant::now() + MAIN_IDLE, EventFlags::IN, false);
-        Member { stream, connection, reader, unsent, pause, frame_due, idle_at, armed, queued, entry }
+        Member { stream, connection, reader, receipt, unsent, pause, frame_due, idle_at, armed, queued, entry }
     }
 
     /// What is to be waited for. The end of a connection in both directions is told in any case.
@@ -261,7 +267,7 @@ impl Member {
 
     /// Deals with one frame, if one is there.
     fn serve(&mut self, now: Instant, scratch: &mut Scratch) -> Result<(), Broken> {
-        if self.reader.has_no_buffer() {
+        if self.receipt.is_none() && self.reader.has_no_buffer() {
             self.reader.give_buffer(scratch.buffer());
         }
         let served = self.serve_frame(now, scratch);
@@ -272,23 +278,19 @@ impl Member {
     }
 
     fn serve_frame(&mut self, now: Instant, scratch: &mut Scratch) -> Result<(), Broken> {
-        let Member { connection, reader, .. } = self;
-        connection.begin_turn();
-        let mut found = reader.look(|kind| connection.may_come(kind))?;
-        if found.is_none() && reader.fill(&self.stream, RecvFlags::DONTWAIT)? {
-            found = reader.look(|kind| connection.may_come(kind))?;
-        }
-        let Some(found) = found else {
-            connection.end_turn(0);
-            if !reader.is_empty() {
+        self.connection.begin_turn();
+        scratch.out.clear();
+        let dealt_with = match self.receipt {
+            Some(_) => self.receive_pages(now, scratch)?,
+            None => self.receive_frame(now, scratch)?,
+        };
+        let Some(kind) = dealt_with else {
+            self.connection.end_turn(0);
+            if self.receipt.is_some() || !self.reader.is_empty() {
                 self.frame_due.get_or_insert(now + RECEIVE_LIMIT);
             }
             return Ok(());
         };
-        let frame = reader.take(found)?;
-        let kind = frame.kind;
-        scratch.out.clear();
-        connection.answer(&frame, now, &mut scratch.out)?;
         scratch.unsettled |= kind == Kind::Put;
         (self.frame_due, self.idle_at) = (None, now + MAIN_IDLE);
         self.send(now, scratch)?;
@@ -298,6 +300,41 @@ impl Member {
             self.pause = Some(Pause { begun, until: begun + wait });
         }
         Ok(())
+    }
+
+    /// Receives a frame, or its next part. What kind it is, if it has come whole and was dealt with.
+    fn receive_frame(&mut self, now: Instant, scratch: &mut Scratch) -> Result<Option<Kind>, Broken> {
+        let Member { connection, reader, .. } = self;
+        let mut found = reader.look(|kind| connection.may_come(kind))?;
+        if found.is_none() && reader.fill(&self.stream, RecvFlags::DONTWAIT)? {
+            found = reader.look(|kind| connection.may_come(kind))?;
+        }
+        if let Some(found) = found {
+            let frame = reader.take(found)?;
+            let kind = frame.kind;
+            connection.answer(&frame, now, &mut scratch.out)?;
+            return Ok(Some(kind));
+        }
+        let Some(head) = reader.take_head()? else { return Ok(None) };
+        let mut receipt = connection.begin_put(&head, now)?;
+        receipt.incoming.take(reader.take_rest());
+        self.receipt = Some(receipt);
+        self.receive_pages(now, scratch)
+    }
+
+    /// Receives pages into the store. As [`Member::receive_frame`].
+    fn receive_pages(&mut self, now: Instant, scratch: &mut Scratch) -> Result<Option<Kind>, Broken> {
+        let Some(receipt) = &mut self.receipt else { return Ok(None) };
+        match receipt.incoming.receive(&self.stream) {
+            Ok(0) => return Err(Broken::Truncated),
+            Ok(_) => {}
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
+            Err(error) => return Err(Broken::Io(error)),
+        }
+        let complete = self.receipt.take_if(|receipt| receipt.incoming.is_complete());
+        let Some(receipt) = complete else { return Ok(None) };
+        self.connection.end_put(receipt, now, &mut scratch.out)?;
+        Ok(Some(Kind::Put))
     }
 
     /// Ends a turn: sends what it has brought, or keeps what the socket does not take.
@@ -536,10 +573,11 @@ mod tests {
     use super::*;
     use crate::sessions::Name;
     use crate::store::{PolicyName, Store};
+    use page::{FileKey, PageId, Version};
     use std::io::{Read, Write};
     use std::os::unix::net::UnixStream;
     use wire::secure::{Channel, Security};
-    use wire::{Header, PutItem};
+    use wire::{Header, PutItem, WireKey};
     use zerocopy::IntoBytes;
 
     fn hub() -> Hub {
@@ -565,9 +603,12 @@ mod tests {
         hub.act(number, |member, scratch| member.on_event(EventFlags::IN, now, scratch));
     }
 
-    fn put(items: usize) -> Vec<u8> {
-        let body_bytes = items * (size_of::<PutItem>() + page::PAGE_SIZE);
-        [Header::new(Kind::Put, items, body_bytes, 1).as_bytes(), &vec![7; body_bytes]].concat()
+    fn put(pages: usize) -> Vec<u8> {
+        let name = |at| WireKey::new(PageId { file: FileKey(1), index: at as u32 }, Version(1));
+        let items: Vec<_> = (0..pages).map(|at| PutItem { key: name(at), checksum: 7.into() }).collect();
+        let pages = vec![7; pages * page::PAGE_SIZE];
+        let body_bytes = size_of_val(&*items) + pages.len();
+        [Header::new(Kind::Put, items.len(), body_bytes, 1).as_bytes(), items.as_bytes(), &pages].concat()
     }
 
     fn ping() -> Vec<u8> {
@@ -664,8 +705,33 @@ mod tests {
         let holding: Vec<_> = hub.members.iter().flatten().map(|member| !member.reader.has_no_buffer()).collect();
         assert_eq!(holding, [false, false, false, true, false, false, false, false]);
         assert!((1..=SPARE_BUFFERS_MAX).contains(&hub.scratch.spare_buffers.len()));
+        // However long a frame is, none has to be larger; an answer may.
+        assert_eq!(hub.scratch.shrink_at, None);
+        hub.scratch.out.give(Vec::with_capacity(1 << 20));
+        hub.scratch.take_back(Vec::new(), now);
         assert_eq!(hub.scratch.shrink_at, Some(now + LARGE_BUFFERS_KEPT));
         hub.scratch.shrink();
         assert!(hub.scratch.spare_buffers.is_empty());
+    }
+
+    #[test]
+    fn half_a_put_holds_slots_only_as_long_as_its_connection() {
+        let mut hub = hub();
+        let mut far = connect(&mut hub, [1; 16]);
+        let now = Instant::now();
+        far.write_all(&put(40)[..100_000]).unwrap();
+        serve(&mut hub, 0, now);
+        let pages = |hub: &Hub| {
+            let store = hub.shared.store.lock();
+            (store.reserved_pages(), store.stored_pages(), store.warm_pages())
+        };
+        assert_eq!(pages(&hub), (40, 0, 0));
+        assert!(hub.members[0].as_ref().unwrap().reader.has_no_buffer(), "nothing of it is held elsewhere");
+        // More of it does not make the time longer.
+        far.write_all(&put(40)[100_000..120_000]).unwrap();
+        serve(&mut hub, 0, now + RECEIVE_LIMIT / 2);
+        hub.look(now + RECEIVE_LIMIT);
+        assert!(is_closed(&mut far));
+        assert_eq!(pages(&hub), (0, 0, 40));
     }
 }

@@ -6,7 +6,8 @@
 //! - `pace`: how much of the network and of the processors its owner lets it use, and whose turn it is.
 //! - `sessions`: who is connected, and whose pages are kept for a while because he may come back.
 //! - [`Server`]: connections, speaking the protocol of [`wire`]. `greeting` is how each begins, in a thread of its own, `hub` the few
-//!   threads that serve all of them from then on, and `connection` what they do.
+//!   threads that serve all of them from then on, `connection` what they do, and `receipt` how pages get from a
+//!   socket straight into the store.
 //!
 //! A lender never causes a wrong byte, only a miss; never uses memory that anybody else has; and never lets one borrower
 //! see, displace below its fair share, or hold up another.
@@ -25,6 +26,7 @@ mod hub;
 mod interleavings;
 mod pace;
 mod pressure;
+mod receipt;
 mod server;
 mod sessions;
 mod shared;

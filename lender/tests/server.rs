@@ -68,19 +68,19 @@ fn two_sessions_each_with_its_own_pages() {
 
 #[test]
 fn replaced_pages_are_told() {
-    let lender = Lender::tcp(100);
+    let lender = Lender::tcp(300);
     let mut main = Client::connect(&lender.address, ROLE_MAIN, 1);
     let keys: Vec<_> = (0..700).map(|index| key(index, 1)).collect();
     assert_eq!(main.put(&keys), 700);
-    lender.wait_for("the notices are sent", |status| status.lost_notices_sent == 600);
+    lender.wait_for("the notices are sent", |status| status.lost_notices_sent == 400);
     main.ping();
-    assert_eq!(main.lost, &keys[..600]);
+    assert_eq!(main.lost, &keys[..400]);
     // Those that another borrower displaces are told without being asked.
     let mut other = Client::connect(&lender.address, ROLE_MAIN, 2);
     other.put(&keys[..50]);
-    lender.wait_for("the notices are sent", |status| status.lost_notices_sent == 650);
+    lender.wait_for("the notices are sent", |status| status.lost_notices_sent == 450);
     main.ping();
-    assert_eq!(&main.lost[600..], &keys[600..650]);
+    assert_eq!(&main.lost[400..], &keys[400..450]);
 }
 
 #[test]

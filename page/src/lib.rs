@@ -41,8 +41,8 @@ pub struct PageId {
 pub struct Version(pub u64);
 
 impl Version {
-    /// Bits of a version, as many as the catalog's 8-byte entry leaves free: 17 years of a million puts a second.
-    pub const BITS: u32 = 49;
+    /// Bits of a version, as many as a lender's record of a page leaves free: a year of a million puts a second.
+    pub const BITS: u32 = 45;
     /// The largest version.
     pub const MAX: Version = Version((1 << Self::BITS) - 1);
 }

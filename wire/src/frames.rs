@@ -78,6 +78,8 @@ pub struct Found {
 /// Receives frames.
 #[derive(Default)]
 pub struct FrameReader {
+    /// The pages of a Put are received by somebody else.
+    leaves_pages: bool,
     /// What was received; from `start` on, it was not handed out yet.
     buffer: Vec<u8>,
     start: usize,
@@ -92,6 +94,12 @@ impl FrameReader {
     /// A reader that has read nothing.
     pub fn new() -> FrameReader {
         FrameReader::default()
+    }
+
+    /// From now on no more of a Put is received than fits into the buffer beside its head: its pages are to be received elsewhere, behind
+    /// what [`FrameReader::take_head`] and [`FrameReader::take_rest`] hand out.
+    pub fn leave_pages(&mut self) {
+        self.leaves_pages = true;
     }
 
     /// From the next frame on, all come through this channel.
@@ -113,8 +121,32 @@ impl FrameReader {
 
     /// Hands out the frame that was found.
     pub fn take(&mut self, found: Found) -> Result<Frame<'_>, Broken> {
+        let body_bytes = found.header.body_bytes.get() as usize;
+        self.hand_out(found, body_bytes)
+    }
+
+    /// Hands out the head of a Put, of which not all pages have come: its body is the items only. To be called when no frame was found;
+    /// `None`: no Put has begun, or not all of its head has come.
+    pub fn take_head(&mut self) -> Result<Option<Frame<'_>>, Broken> {
+        match self.header()? {
+            Some((header, Kind::Put)) if self.buffer.len() - self.start >= self.head_bytes(&header) => {
+                self.hand_out(Found { header, kind: Kind::Put }, header.items_bytes()).map(Some)
+            }
+            _ => Ok(None),
+        }
+    }
+
+    /// Hands out what has come of a Put's pages, behind its head. All that is received from here on is for somebody else, up to the next
+    /// frame.
+    pub fn take_rest(&mut self) -> &[u8] {
+        let rest = self.start + self.handed_out..self.buffer.len();
+        self.handed_out += rest.len();
+        &self.buffer[rest]
+    }
+
+    fn hand_out(&mut self, found: Found, body_bytes: usize) -> Result<Frame<'_>, Broken> {
         let Found { header, kind } = found;
-        self.handed_out = self.frame_bytes(&header);
+        self.handed_out = size_of::<Header>() + self.channel.extra_bytes() + body_bytes;
         let mut body = self.start + size_of::<Header>()..self.start + self.handed_out;
         if self.channel.is_sealed() {
             let sealed = body.start..body.start + SEAL_BYTES + header.items_bytes();
@@ -127,10 +159,16 @@ impl FrameReader {
         Ok(Frame { header, kind, body: &self.buffer[body] })
     }
 
-    /// Receives what is there, up to the buffer's room, which is enough for the frame that has begun. False: nothing is there, now or,
+    /// Receives what is there, up to the buffer's room, which is enough for the frame that has begun, or the part of it that is received
+    /// here. False: nothing is there, now or,
     /// where the stream waits, within its time limit. To be called when no frame was found.
     pub fn fill(&mut self, stream: &Stream, flags: RecvFlags) -> Result<bool, Broken> {
-        let needed = self.header()?.map_or(0, |(header, _)| self.frame_bytes(&header)).max(FIRST_BYTES);
+        let needed = match self.header()? {
+            Some((header, Kind::Put)) if self.leaves_pages => self.head_bytes(&header),
+            Some((header, _)) => self.frame_bytes(&header),
+            None => 0,
+        };
+        let needed = needed.max(FIRST_BYTES);
         self.buffer.drain(..std::mem::take(&mut self.start));
         self.buffer.reserve_exact(needed.saturating_sub(self.buffer.len()));
         loop {
@@ -164,6 +202,11 @@ impl FrameReader {
 
     fn frame_bytes(&self, header: &Header) -> usize {
         size_of::<Header>() + self.channel.extra_bytes() + header.body_bytes.get() as usize
+    }
+
+    /// Bytes in front of a frame's pages.
+    fn head_bytes(&self, header: &Header) -> usize {
+        size_of::<Header>() + self.channel.extra_bytes() + header.items_bytes()
     }
 
     fn header(&self) -> Result<Option<(Header, Kind)>, Broken> {
@@ -425,6 +468,50 @@ mod tests {
         assert_eq!((frame.kind, frame.body), (Kind::Pong, &[7u8; 8][..]));
         let frame = reader.next(&near, Instant::now() + LIMIT, |_| true).unwrap();
         assert!(frame.body[..32] == [8; 32] && frame.body[32..] == [9; 4096]);
+    }
+
+    #[test]
+    fn the_pages_of_a_put_are_left_to_whoever_wants_them() {
+        use crate::key::PoolKey;
+        use crate::secure::{Handshake, answer};
+        let key = PoolKey::new([1; 32]);
+        let (handshake, first) = Handshake::begin(&key).unwrap();
+        let (second, lender) = answer(&key, &first).unwrap();
+        let borrower = handshake.finish(&second).unwrap();
+        for (near_channel, far_channel) in [(Channel::plain(), Channel::plain()), (lender, borrower)] {
+            let mut outgoing = Outgoing::default();
+            let body = outgoing.begin(&far_channel);
+            body.extend_from_slice(&[8; 40 * 24]);
+            body.extend_from_slice(&[9; 40 * 4096]);
+            outgoing.end(&far_channel, &Header::new(Kind::Put, 40, 40 * (24 + 4096), 1)).unwrap();
+            outgoing.push(&far_channel, Kind::Ping, 2, &[0u8; 0]).unwrap();
+            let (near, far) = pair();
+            let sender = std::thread::spawn(move || send(&far, outgoing.bytes(), LIMIT).map(|()| far));
+            let mut reader = FrameReader::new();
+            reader.leave_pages();
+            reader.open_with(near_channel);
+            reader.give_buffer(Vec::with_capacity(10_000));
+            let head = loop {
+                assert!(reader.look(|_| true).unwrap().is_none());
+                if let Some(head) = reader.take_head().unwrap() {
+                    break (head.kind, head.body.to_vec());
+                }
+                reader.fill(&near, RecvFlags::empty()).unwrap();
+            };
+            assert_eq!(head, (Kind::Put, vec![8; 40 * 24]));
+            let mut pages = reader.take_rest().to_vec();
+            assert!(pages.len() < 10_000 && reader.is_empty());
+            while pages.len() < 40 * 4096 {
+                let mut part = vec![0; 40 * 4096 - pages.len()];
+                let (received, _) = rustix::net::recv(&near, &mut part[..], RecvFlags::empty()).unwrap();
+                pages.extend_from_slice(&part[..received]);
+            }
+            assert!(pages == [9; 40 * 4096]);
+            // The frame behind it is whole.
+            let next = reader.next(&near, Instant::now() + LIMIT, |_| true).unwrap();
+            assert_eq!((next.kind, next.header.request.get()), (Kind::Ping, 2));
+            drop(sender.join().unwrap());
+        }
     }
 
     #[test]

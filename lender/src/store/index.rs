@@ -1,90 +1,226 @@
 //! From the name of a page to its slot.
 //!
-//! A hash table of chains, one bucket and one link for each slot: 8 bytes a slot, all of them asked for at the start. A table
-//! of open addresses would be a little quicker and, half full of tombstones, would now and then move all its entries at
-//! once: a tenth of a second and more for each million, during which no get is answered. This one never moves anything.
+//! A hash table of small buckets. A page's entry is in either of two of them, in the emptier one when it came; it is 4 bytes, the slot's
+//! number and, in the bits that this leaves, some more of the hash, so that mostly no record is looked at but the one that is looked for.
+//! Only where both buckets are full one of their entries moves, to its own other bucket; should that not help either, the page is not
+//! stored. So each call takes the same short time, however full the table is: no chains, no tombstones, and no moving of all entries at
+//! once, during which no get would be answered.
 //!
-//! The hash is keyed at random, so that no borrower can make names that all meet in one chain.
+//! The hash is keyed at random, so that no borrower can make names that all meet in one bucket.
 
-use super::record::{NONE, Record};
+use super::record::Record;
 use page::PageId;
 use std::hash::{BuildHasher, RandomState};
 use zerocopy::FromZeros;
 
+/// Entries of a bucket: half a line of the processor's caches.
+const BUCKET_ENTRIES: usize = 8;
+
+/// Room for so many more entries than there are slots, one part in that many. The test fills tables of up to 150,000 slots and replaces
+/// each page three times: all find a place.
+const SPARE_ONE_IN: usize = 4;
+
+/// Buckets at the least: in a few, chance has more to say.
+const BUCKETS_MIN: usize = 8;
+
 /// Pages read ahead at once: more than a processor has reads under way.
 const AHEAD_PAGES: usize = 32;
 
+/// A slot's number plus one, with bits of its page's hash in front; 0 where there is none, so that an empty table has no memory yet.
+type Entry = u32;
+
+#[derive(Clone, Copy, FromZeros)]
+#[repr(transparent)]
+struct Bucket([Entry; BUCKET_ENTRIES]);
+
 /// The index. It keeps slot numbers only; the names are in the records given to each call.
 pub struct Index {
-    /// First slot of each chain, plus one; 0 where there is none, so that an empty table has no memory yet.
-    buckets: Vec<u32>,
-    /// Behind each slot the next one of its chain, plus one.
-    links: Vec<u32>,
-    hasher: RandomState,
+    buckets: Vec<Bucket>,
+    /// The bits of an entry that are the slot's.
+    slot_mask: Entry,
+    /// Of the hash.
+    keys: [u64; 3],
+}
+
+/// Where a page's entry may be.
+#[derive(Clone, Copy, Default)]
+struct Place {
+    buckets: [usize; 2],
+    /// The bits of the entry that are not the slot's.
+    print: Entry,
 }
 
 impl Index {
     /// An index for slots `0..slots`. `None` when there is no memory for it.
     pub fn new(slots: u32) -> Option<Index> {
-        let zeros = || u32::new_vec_zeroed(slots as usize).ok();
-        Some(Index { buckets: zeros()?, links: zeros()?, hasher: RandomState::new() })
+        // The standard library seeds this hasher's keys from the system's random numbers.
+        let keys = [1, 2, 3].map(|number| RandomState::new().hash_one(number));
+        let entries = slots as usize + slots as usize / SPARE_ONE_IN;
+        let buckets = entries.div_ceil(BUCKET_ENTRIES).max(BUCKETS_MIN);
+        let buckets = Bucket::new_vec_zeroed(buckets).ok()?;
+        Some(Index { buckets, slot_mask: u32::MAX.checked_shr(slots.leading_zeros()).unwrap_or(0), keys })
     }
 
-    fn bucket(&self, owner: u8, id: PageId) -> usize {
-        let hash = self.hasher.hash_one((owner, id.file.0, id.index));
-        // Maps the hash evenly to any number of buckets, without a division.
-        ((u128::from(hash) * self.buckets.len() as u128) >> u64::BITS) as usize
+    fn place(&self, owner: u8, id: PageId) -> Place {
+        let [first, second, third] = self.keys;
+        let name = u64::from(id.file.0) << u32::BITS | u64::from(id.index);
+        let hash = fold(fold(name ^ first, second) ^ u64::from(owner), third);
+        // Maps each half evenly to any number of buckets, without a division.
+        let bucket = |half: u64| ((half * self.buckets.len() as u64) >> u32::BITS) as usize;
+        let buckets = [bucket(hash >> u32::BITS), bucket(hash & u64::from(u32::MAX))];
+        // The low bits, which say least about the bucket, become the high ones.
+        Place { buckets, print: (hash as u32).reverse_bits() & !self.slot_mask }
     }
 
-    /// Reads what [`Index::find`] is about to read for these pages. Each of those reads waits for memory, but here they wait together.
-    pub fn read_ahead(&self, records: &[Record], owner: u8, ids: impl Iterator<Item = PageId>) {
-        let mut first = [0; AHEAD_PAGES];
-        for (first, id) in first.iter_mut().zip(ids) {
-            *first = self.buckets[self.bucket(owner, id)];
+    /// The slots of all entries that a page at this place may have.
+    fn candidates(&self, place: Place) -> impl Iterator<Item = u32> {
+        let entries = place.buckets.into_iter().flat_map(|bucket| self.buckets[bucket].0);
+        let may_be = move |entry: &Entry| *entry != 0 && *entry & !self.slot_mask == place.print;
+        entries.filter(may_be).map(|entry| (entry & self.slot_mask) - 1)
+    }
+
+    /// Reads what [`Index::find`] is about to read for these pages, and tells the slots that it is likely to find. Each of those reads
+    /// waits for memory, but here they wait together.
+    pub fn read_ahead(
+        &self,
+        records: &[Record],
+        owner: u8,
+        ids: impl Iterator<Item = PageId>,
+        mut tell: impl FnMut(u32),
+    ) {
+        let mut places = [Place::default(); AHEAD_PAGES];
+        let (mut count, mut sum) = (0, 0);
+        for (place, id) in places.iter_mut().zip(ids) {
+            *place = self.place(owner, id);
+            let buckets = place.buckets.map(|bucket| self.buckets[bucket].0);
+            sum ^= buckets[0][0] ^ buckets[0][BUCKET_ENTRIES - 1] ^ buckets[1][0] ^ buckets[1][BUCKET_ENTRIES - 1];
+            count += 1;
         }
-        let found = first.into_iter().filter(|next| *next != 0);
-        std::hint::black_box(found.map(|next| records[next as usize - 1].id().index).fold(0, u32::wrapping_add));
+        std::hint::black_box(sum);
+        for slot in places[..count].iter().filter_map(|place| self.candidates(*place).next()) {
+            tell(slot);
+            sum ^= records[slot as usize].id().index;
+        }
+        std::hint::black_box(sum);
     }
 
     /// The slot of an owner's page.
     pub fn find(&self, records: &[Record], owner: u8, id: PageId) -> Option<u32> {
-        let mut next = self.buckets[self.bucket(owner, id)];
-        while next != 0 {
-            let record = &records[next as usize - 1];
-            if record.owner() == owner && record.id() == id {
-                return Some(next - 1);
-            }
-            next = self.links[next as usize - 1];
-        }
-        None
+        let is_it = |slot: &u32| {
+            let record = &records[*slot as usize];
+            record.owner() == owner && record.id() == id
+        };
+        self.candidates(self.place(owner, id)).find(is_it)
     }
 
-    /// Adds a slot whose record is filled in, and whose page is not in the index.
-    pub fn insert(&mut self, records: &[Record], slot: u32) {
-        debug_assert!(slot != NONE);
-        let record = &records[slot as usize];
-        let bucket = self.bucket(record.owner(), record.id());
-        self.links[slot as usize] = std::mem::replace(&mut self.buckets[bucket], slot + 1);
+    /// Adds a slot whose record is filled in, and whose page is not in the index. False: there is no place for it.
+    pub fn insert(&mut self, records: &[Record], slot: u32) -> bool {
+        let Place { buckets: [first, second], print } = self.place_of(records, slot);
+        let entry = print | (slot + 1);
+        let free = |bucket: usize| self.buckets[bucket].0.iter().filter(|entry| **entry == 0).count();
+        let bucket = if free(first) >= free(second) { first } else { second };
+        self.add(bucket, entry)
+            || self.make_room(records, first) && self.add(first, entry)
+            || self.make_room(records, second) && self.add(second, entry)
     }
 
     /// Takes a slot out, while its record still says what it holds.
     pub fn remove(&mut self, records: &[Record], slot: u32) {
-        let record = &records[slot as usize];
-        let bucket = self.bucket(record.owner(), record.id());
-        let behind = self.links[slot as usize];
-        let mut next = self.buckets[bucket];
-        if next == slot + 1 {
-            self.buckets[bucket] = behind;
-            return;
-        }
-        while next != 0 {
-            let link = next as usize - 1;
-            next = self.links[link];
-            if next == slot + 1 {
-                self.links[link] = behind;
+        let Place { buckets, print } = self.place_of(records, slot);
+        for bucket in buckets {
+            if let Some(entry) = self.buckets[bucket].0.iter_mut().find(|entry| **entry == print | (slot + 1)) {
+                *entry = 0;
                 return;
             }
         }
         debug_assert!(false, "slot {slot} was not in the index");
+    }
+
+    fn place_of(&self, records: &[Record], slot: u32) -> Place {
+        let record = &records[slot as usize];
+        self.place(record.owner(), record.id())
+    }
+
+    /// False: the bucket is full.
+    fn add(&mut self, bucket: usize, entry: Entry) -> bool {
+        let free = self.buckets[bucket].0.iter_mut().find(|entry| **entry == 0);
+        free.map(|free| *free = entry).is_some()
+    }
+
+    /// Moves an entry of a full bucket to its other one, if one of these has room.
+    fn make_room(&mut self, records: &[Record], bucket: usize) -> bool {
+        for at in 0..BUCKET_ENTRIES {
+            let entry = self.buckets[bucket].0[at];
+            let Place { buckets: [first, second], .. } = self.place_of(records, (entry & self.slot_mask) - 1);
+            let other = if first == bucket { second } else { first };
+            if other != bucket && self.add(other, entry) {
+                self.buckets[bucket].0[at] = 0;
+                return true;
+            }
+        }
+        false
+    }
+}
+
+/// Mixes the bits of one number with those of another one.
+fn fold(number: u64, key: u64) -> u64 {
+    // An odd key loses nothing of the number.
+    let product = u128::from(number) * u128::from(key | 1);
+    product as u64 ^ (product >> u64::BITS) as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::record::State;
+    use super::*;
+    use page::{FileKey, Version};
+
+    /// Fills a table with pages of a few files, replaces each of them some times, and counts those for which there was no place.
+    fn refused(slots: u32) -> usize {
+        let mut index = Index::new(slots).unwrap();
+        let mut records = Record::new_vec_zeroed(slots as usize).unwrap();
+        let id = |page: u32| PageId { file: FileKey(page % 7), index: page / 7 };
+        let mut refused = 0;
+        for page in 0..4 * slots {
+            let slot = page % slots;
+            if page >= slots && index.find(&records, 3, id(page - slots)) == Some(slot) {
+                index.remove(&records, slot);
+                assert_eq!(index.find(&records, 3, id(page - slots)), None);
+            }
+            records[slot as usize].set_used(State::Page, 3, id(page), Version(1), 0);
+            if index.insert(&records, slot) {
+                assert_eq!(index.find(&records, 3, id(page)), Some(slot));
+                assert_eq!(index.find(&records, 4, id(page)), None);
+            } else {
+                refused += 1;
+            }
+        }
+        refused
+    }
+
+    #[test]
+    fn full_tables_have_a_place_for_each_slot() {
+        for slots in [1, 2, 9, 72, 113, 1125].into_iter().cycle().take(600).chain([150_000]) {
+            assert_eq!(refused(slots), 0, "of {slots} slots");
+        }
+    }
+
+    #[test]
+    fn what_finds_no_place_is_refused_and_leaves_no_trace() {
+        let slots = 200;
+        let mut index = Index::new(slots).unwrap();
+        // All in the same place, which only who knows the keys can do.
+        index.keys = [0; 3];
+        index.buckets.truncate(1);
+        let mut records = Record::new_vec_zeroed(slots as usize).unwrap();
+        let id = |slot| PageId { file: FileKey(1), index: slot };
+        for slot in 0..slots {
+            records[slot as usize].set_used(State::Page, 0, id(slot), Version(1), 0);
+            assert_eq!(index.insert(&records, slot), slot < BUCKET_ENTRIES as u32);
+        }
+        index.remove(&records, 5);
+        assert!(index.insert(&records, 100));
+        let found: Vec<_> = (0..slots).filter(|slot| index.find(&records, 0, id(*slot)) == Some(*slot)).collect();
+        assert_eq!(found, [0, 1, 2, 3, 4, 6, 7, 100]);
     }
 }

@@ -21,6 +21,7 @@
 //! oldest page; one that holds less takes it from the owner that holds most. So an owner that stores alone may use everything,
 //! a newcomer grows until both have the same, and nobody is displaced below the fair share.
 
+mod incoming;
 mod index;
 mod list;
 mod policy;
@@ -29,6 +30,7 @@ mod slots;
 #[cfg(test)]
 mod tests;
 
+pub use incoming::Incoming;
 use index::Index;
 pub use list::List;
 use page::{Page, PageId, Version};
@@ -38,6 +40,7 @@ pub use record::{OWNERS_MAX, Record};
 use slots::Slots;
 use std::collections::VecDeque;
 use std::ops::Range;
+use std::sync::Arc;
 use zerocopy::FromZeros;
 
 /// Pages at the most: slots are numbered by 32 bits, and an eighth goes on top for pages of zeros. 12 TiB.
@@ -143,6 +146,8 @@ pub struct Store {
     limits: [u32; 2],
     /// Stored pages of each [`Class`].
     stored: [u32; 2],
+    /// Slots that pages are being received into.
+    reserved: u32,
     warm: List,
     cold: List,
     /// Slots from here on were never used.
@@ -176,6 +181,7 @@ impl Store {
             owner_count: 0,
             limits,
             stored: [0; 2],
+            reserved: 0,
             warm: List::EMPTY,
             cold: List::EMPTY,
             fresh: 0,
@@ -205,6 +211,11 @@ impl Store {
     /// Free slots that likely still have memory.
     pub fn warm_pages(&self) -> u32 {
         self.warm.count()
+    }
+
+    /// Slots that pages are being received into.
+    pub fn reserved_pages(&self) -> u32 {
+        self.reserved
     }
 
     /// Pages that could be stored now without forgetting others.
@@ -297,7 +308,7 @@ impl Store {
 
     /// Says which pages the next puts or gets are about, some tens of them: they take less time then, and nothing else changes.
     pub fn read_ahead(&self, owner: Owner, ids: impl Iterator<Item = PageId>) {
-        self.index.read_ahead(&self.records, owner.0, ids);
+        self.index.read_ahead(&self.records, owner.0, ids, |slot| self.slots.read_ahead(slot));
     }
 
     /// Stores a page, in place of what was stored under its id; false when there is no memory for it. It becomes the
@@ -312,6 +323,19 @@ impl Store {
     }
 
     fn try_put(&mut self, owner: Owner, key: Key, checksum: u64, page: &Page) -> bool {
+        if !self.make_way(owner, key) {
+            return false;
+        }
+        if page::is_zero(page) {
+            return self.store_zero(owner, key, checksum);
+        }
+        let Some(slot) = self.slot_with_memory(owner) else { return false };
+        self.slots.write(slot, page);
+        self.store_page(owner, key, checksum, slot)
+    }
+
+    /// Forgets what a page that is put replaces. False: the page cannot be stored.
+    fn make_way(&mut self, owner: Owner, key: Key) -> bool {
         let present = self.owners.get(owner.0 as usize).and_then(Option::as_ref).is_some_and(|state| !state.leaving);
         if !present || key.version > Version::MAX {
             return false;
@@ -319,33 +343,89 @@ impl Store {
         if let Some(slot) = self.index.find(&self.records, owner.0, key.id) {
             self.release(slot, State::Warm);
         }
-        if !self.lending {
+        self.lending
+    }
+
+    fn store_page(&mut self, owner: Owner, key: Key, checksum: u64, slot: u32) -> bool {
+        let stored = self.occupy(slot, State::Page, owner, key, checksum);
+        self.unsettled.push(slot);
+        if self.unsettled.len() == UNSETTLED_MAX {
+            self.settle();
+        }
+        stored
+    }
+
+    fn store_zero(&mut self, owner: Owner, key: Key, checksum: u64) -> bool {
+        self.slot_for_zero(owner).is_some_and(|slot| self.occupy(slot, State::Zero, owner, key, checksum))
+    }
+
+    /// Has a free slot that is in no list hold a page that is not in the index. False: the index has no place for it, and the slot is free.
+    fn occupy(&mut self, slot: u32, state: State, owner: Owner, key: Key, checksum: u64) -> bool {
+        self.records[slot as usize].set_used(state, owner.0, key.id, key.version, checksum);
+        if !self.index.insert(&self.records, slot) {
+            self.push_free(slot, State::Warm);
             return false;
         }
-        let (class, state) = if page::is_zero(page) { (Class::Zero, State::Zero) } else { (Class::Page, State::Page) };
-        let slot = match class {
-            Class::Zero => self.slot_for_zero(owner),
-            Class::Page => self.slot_with_memory(owner),
-        };
-        let Some(slot) = slot else { return false };
-        self.records[slot as usize].set_used(state, owner.0, key.id, key.version, checksum);
-        self.index.insert(&self.records, slot);
+        let class = Class::of(state) as usize;
         if let Some(owner) = &mut self.owners[owner.0 as usize] {
-            self.policy.inserted(&mut owner.lists[class as usize], &mut self.records, slot);
+            self.policy.inserted(&mut owner.lists[class], &mut self.records, slot);
         }
-        self.stored[class as usize] += 1;
-        if class == Class::Page {
-            self.slots.write(slot, page);
-            self.unsettled.push(slot);
-            if self.unsettled.len() == UNSETTLED_MAX {
-                self.settle();
-            }
-        }
+        self.stored[class] += 1;
         true
+    }
+
+    /// Begins to receive pages, so many at the most. For each one [`Store::reserve`], then, when all have come, [`Store::commit`]; if they
+    /// do not come, [`Store::give_up`].
+    pub fn incoming(&self, pages: usize) -> Incoming {
+        Incoming::new(Arc::clone(self.slots.mapping()), pages)
+    }
+
+    /// Makes room for a page that is to come next, in place of what is stored under its id. Where there is none the page is received
+    /// all the same, and not stored.
+    pub fn reserve(&mut self, owner: Owner, key: Key, incoming: &mut Incoming) {
+        let slot = if self.make_way(owner, key) { self.slot_with_memory(owner) } else { None };
+        if let Some(slot) = slot {
+            self.records[slot as usize].set_reserved();
+            self.reserved += 1;
+        }
+        incoming.expect(slot);
+    }
+
+    /// Stores a page that has come, whole, as [`Store::put`] does. To be called for each of the slots that were reserved together.
+    pub fn commit(&mut self, owner: Owner, key: Key, checksum: u64, slot: Option<u32>) -> bool {
+        self.count(owner, |counters| counters.puts += 1);
+        let stored = slot.is_some_and(|slot| self.try_commit(owner, key, checksum, slot));
+        if !stored {
+            self.count(owner, |counters| counters.puts_refused += 1);
+        }
+        stored
+    }
+
+    fn try_commit(&mut self, owner: Owner, key: Key, checksum: u64, slot: u32) -> bool {
+        self.reserved -= 1;
+        // Much may have happened while it came.
+        let may_stay = self.make_way(owner, key);
+        // It is not the kernel's to take yet, so zeros are what was received.
+        let is_zero = !self.slots.is_present(slot);
+        if !may_stay || is_zero {
+            self.push_free(slot, State::Warm);
+            return may_stay && self.store_zero(owner, key, checksum);
+        }
+        self.store_page(owner, key, checksum, slot)
+    }
+
+    /// Gives reserved slots back whose pages do not come.
+    pub fn give_up(&mut self, slots: Vec<Option<u32>>) {
+        for slot in slots.into_iter().flatten() {
+            self.reserved -= 1;
+            self.push_free(slot, State::Warm);
+        }
     }
 
     /// Lets the kernel take what was put since the last call. To be called soon after the last put.
     pub fn settle(&mut self) {
+        // What a page is being received into is not the kernel's: it could take the half of it that has come.
+        self.unsettled.retain(|slot| self.records[*slot as usize].state() != State::Reserved);
         if self.unsettled.is_empty() {
             return;
         }
@@ -454,7 +534,7 @@ impl Store {
                     self.count(owner, |counters| counters.reclaimed_by_kernel += 1);
                     lost += 1;
                 }
-                State::Cold | State::Zero => {}
+                State::Cold | State::Zero | State::Reserved => {}
             }
         }
         Ok(lost)
@@ -485,7 +565,7 @@ impl Store {
     /// A slot that has memory, or may take some.
     fn slot_with_memory(&mut self, owner: Owner) -> Option<u32> {
         for _ in 0..TRIES_MAX {
-            if self.stored[Class::Page as usize] < self.limits[Class::Page as usize] {
+            if self.stored[Class::Page as usize] + self.reserved < self.limits[Class::Page as usize] {
                 if let Some(slot) = self.warm.newest() {
                     if self.slots.is_present(slot) {
                         self.warm.unlink(&mut self.records, slot);
@@ -614,9 +694,10 @@ impl Store {
         }
     }
 
-    /// Does to slots what the kernel does when it takes them.
+    /// Does to slots what the kernel does when it takes them. It does not take what was written since it was told that it may.
     #[cfg(test)]
     pub fn take_slots_silently(&mut self, slots: Range<u32>) {
-        slots.for_each(|slot| self.slots.take_silently(slot));
+        let may_be_taken = |slot: &u32| self.records[*slot as usize].state() != State::Reserved;
+        slots.filter(may_be_taken).for_each(|slot| self.slots.take_silently(slot));
     }
 }

@@ -6,8 +6,8 @@
 //! zeros must never be kept in a slot.
 //!
 //! This module promises that a copy out of a slot is either what was last written there, whole, or reported as taken, and
-//! that a slot being taken in the middle of anything does no harm. It is the only one of this crate with `unsafe` code. A
-//! slot number beyond the mapping is a bug of the caller and panics.
+//! that a slot being taken in the middle of anything does no harm. With [`super::incoming`] it is the only one of this crate with
+//! `unsafe` code. A slot number beyond the mapping is a bug of the caller and panics.
 
 use page::{PAGE_SIZE, Page};
 use std::fs::File;
@@ -16,6 +16,7 @@ use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::ptr::NonNull;
+use std::sync::Arc;
 
 /// Entries of `/proc/self/pagemap` read at once where `PAGEMAP_SCAN` is missing: 4 KiB of them.
 const PAGEMAP_ENTRIES: usize = 512;
@@ -72,20 +73,21 @@ enum Presence {
     Unknown,
 }
 
-/// The mapping.
-pub struct Slots {
+/// The address space. It stays for as long as pages are being received into it.
+pub struct Mapping {
     start: NonNull<Page>,
     count: u32,
-    presence: Presence,
 }
 
-// SAFETY: the mapping belongs to this value alone, and no thread keeps anything of its own in it.
-unsafe impl Send for Slots {}
+// SAFETY: no thread keeps anything of its own in the mapping, and no reference into it ever exists.
+unsafe impl Send for Mapping {}
+// SAFETY: as above. Who writes which slot when is for the store to say.
+unsafe impl Sync for Mapping {}
 
-impl Slots {
-    /// Address space for `count` slots.
-    pub fn new(count: u32) -> io::Result<Slots> {
-        let bytes = count as usize * PAGE_SIZE;
+impl Mapping {
+    /// For `count` slots, and one page behind them that is written and never read.
+    fn new(count: u32) -> io::Result<Mapping> {
+        let bytes = (count as usize + 1) * PAGE_SIZE;
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
         // SAFETY: a new mapping at an address that the kernel chooses replaces nothing.
@@ -94,8 +96,42 @@ impl Slots {
             return Err(io::Error::last_os_error());
         }
         let start = NonNull::new(start.cast::<Page>()).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(Mapping { start, count })
+    }
+
+    /// Where a slot is.
+    pub fn slot(&self, slot: u32) -> *mut Page {
+        assert!(slot < self.count, "slot {slot} of {}", self.count);
+        // SAFETY: the slot lies within the mapping.
+        unsafe { self.start.as_ptr().add(slot as usize) }
+    }
+
+    /// Where pages go that are not kept.
+    pub fn sink(&self) -> *mut Page {
+        // SAFETY: the page behind the last slot.
+        unsafe { self.start.as_ptr().add(self.count as usize) }
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is ours, whole, and nothing refers to it any more.
+        unsafe { libc::munmap(self.start.as_ptr().cast(), (self.count as usize + 1) * PAGE_SIZE) };
+    }
+}
+
+/// The slots.
+pub struct Slots {
+    mapping: Arc<Mapping>,
+    presence: Presence,
+}
+
+impl Slots {
+    /// Address space for `count` slots.
+    pub fn new(count: u32) -> io::Result<Slots> {
+        let mapping = Arc::new(Mapping::new(count)?);
         let presence = File::open("/proc/self/pagemap").map_or(Presence::Unknown, Presence::Scan);
-        let slots = Slots { start, count, presence };
+        let slots = Slots { mapping, presence };
         // A huge page would have 512 slots come and go together; a dump or a child has no use for other people's pages,
         // and pages shared with a child could not be taken. A kernel built without one of them does not need it.
         for advice in [libc::MADV_NOHUGEPAGE, libc::MADV_DONTDUMP, libc::MADV_DONTFORK] {
@@ -104,10 +140,13 @@ impl Slots {
         Ok(slots)
     }
 
+    /// The memory itself, for who receives pages.
+    pub fn mapping(&self) -> &Arc<Mapping> {
+        &self.mapping
+    }
+
     fn slot(&self, slot: u32) -> *mut Page {
-        assert!(slot < self.count, "slot {slot} of {}", self.count);
-        // SAFETY: the slot lies within the mapping.
-        unsafe { self.start.as_ptr().add(slot as usize) }
+        self.mapping.slot(slot)
     }
 
     /// Writes a slot, which takes memory if it has none. It is the kernel's to take only after [`Slots::settle`].
@@ -142,6 +181,19 @@ impl Slots {
         is_whole
     }
 
+    /// Has the processor fetch the beginning of a slot that is about to be read or written. Waits for nothing, and unlike a read it gives
+    /// no memory to a slot that has none.
+    pub fn read_ahead(&self, slot: u32) {
+        let at = self.slot(slot).cast::<i8>();
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: this processor has the instruction, which reads nothing as far as the program can see.
+        unsafe {
+            std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(at);
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = at;
+    }
+
     /// Whether a slot that was written still has its memory.
     pub fn is_present(&self, slot: u32) -> bool {
         let words = self.slot(slot).cast::<u64>();
@@ -169,17 +221,22 @@ impl Slots {
     }
 
     fn advise(&self, run: Range<u32>, advice: libc::c_int) -> io::Result<()> {
-        assert!(run.start <= run.end && run.end <= self.count, "slots {run:?} of {}", self.count);
+        assert!(run.start <= run.end && run.end <= self.mapping.count, "slots {run:?} of {}", self.mapping.count);
         let bytes = run.len() * PAGE_SIZE;
         // SAFETY: the run lies within our mapping, and none of the advice given here does more than to turn it to zeros.
-        let result = unsafe { libc::madvise(self.start.as_ptr().add(run.start as usize).cast(), bytes, advice) };
+        let result =
+            unsafe { libc::madvise(self.mapping.start.as_ptr().add(run.start as usize).cast(), bytes, advice) };
         if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
     }
 
     /// Appends those of `within` that have no memory, in ascending order, as runs. Nothing is appended where the kernel
     /// does not tell.
     pub fn absent(&mut self, within: Range<u32>, runs: &mut Vec<Range<u32>>) -> io::Result<()> {
-        assert!(within.start <= within.end && within.end <= self.count, "slots {within:?} of {}", self.count);
+        assert!(
+            within.start <= within.end && within.end <= self.mapping.count,
+            "slots {within:?} of {}",
+            self.mapping.count
+        );
         if let Presence::Scan(pagemap) = &self.presence {
             match self.absent_by_scan(pagemap, within.clone(), runs) {
                 Err(error) if error.raw_os_error() == Some(libc::ENOTTY) => {
@@ -198,7 +255,7 @@ impl Slots {
     }
 
     fn absent_by_scan(&self, pagemap: &File, within: Range<u32>, runs: &mut Vec<Range<u32>>) -> io::Result<()> {
-        let base = self.start.as_ptr() as u64;
+        let base = self.mapping.start.as_ptr() as u64;
         let address_of = |slot: u32| base + u64::from(slot) * PAGE_SIZE as u64;
         let slot_at = |address: u64| ((address - base) / PAGE_SIZE as u64) as u32;
         let mut regions = [ScanRegion::default(); SCAN_REGIONS];
@@ -229,7 +286,7 @@ impl Slots {
     }
 
     fn absent_by_reading(&self, pagemap: &File, within: Range<u32>, runs: &mut Vec<Range<u32>>) -> io::Result<()> {
-        let base = self.start.as_ptr() as usize / PAGE_SIZE;
+        let base = self.mapping.start.as_ptr() as usize / PAGE_SIZE;
         let mut entries = [0u8; PAGEMAP_ENTRIES * PAGEMAP_ENTRY_BYTES];
         let mut first = within.start;
         while first < within.end {
@@ -255,13 +312,6 @@ impl Slots {
     #[cfg(debug_assertions)]
     pub fn take_silently(&mut self, slot: u32) {
         self.advise(slot..slot + 1, libc::MADV_DONTNEED).unwrap();
-    }
-}
-
-impl Drop for Slots {
-    fn drop(&mut self) {
-        // SAFETY: the mapping is ours, whole, and nothing refers to it any more.
-        unsafe { libc::munmap(self.start.as_ptr().cast(), self.count as usize * PAGE_SIZE) };
     }
 }
 

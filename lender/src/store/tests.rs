@@ -100,7 +100,9 @@ impl Store {
         }
         assert_eq!(stored, self.stored);
         assert!(stored[0] <= self.limits[0] && stored[1] <= self.limits[1]);
-        assert_eq!(seen.len(), self.fresh as usize);
+        let reserved = self.records.iter().filter(|record| record.state() == State::Reserved).count();
+        assert_eq!(reserved, self.reserved as usize);
+        assert_eq!(seen.len() + reserved, self.fresh as usize);
         assert_eq!(self.owner_count as usize, self.owners.iter().flatten().count());
     }
 
@@ -120,6 +122,7 @@ fn random_operations_agree_with_a_model() {
         let mut owners = vec![store.add_owner().unwrap(), store.add_owner().unwrap()];
         // What may be there: the store may lose any of it, but must not have anything else.
         let mut model: HashMap<(Owner, u32), (u64, bool)> = HashMap::new();
+        let mut coming: Vec<(Owner, Vec<Key>, Incoming)> = Vec::new();
         for version in 1..6000u64 {
             let owner = owners[random.below(owners.len() as u64) as usize];
             let index = random.below(150) as u32;
@@ -167,7 +170,8 @@ fn random_operations_agree_with_a_model() {
                 80..85 => store.set_headroom_pages(random.below(20)),
                 85..92 => {
                     store.settle();
-                    store.slots.take_silently(random.below(72) as u32);
+                    let slot = random.below(72) as u32;
+                    store.take_slots_silently(slot..slot + 1);
                 }
                 92..95 => {
                     store.scan(0..u32::MAX).unwrap();
@@ -187,7 +191,7 @@ fn random_operations_agree_with_a_model() {
                         }
                     }
                 }
-                98 => {
+                98 if coming.iter().all(|(other, ..)| *other != owner) => {
                     owners.retain(|other| *other != owner);
                     while !store.remove_owner(owner, 7) {
                         store.check();
@@ -195,7 +199,34 @@ fn random_operations_agree_with_a_model() {
                     }
                     model.retain(|(other, _), _| *other != owner);
                 }
-                _ => {}
+                // Pages begin to come, some of them to the same place, and the others are stored, or their connection has ended.
+                _ => {
+                    for (owner, keys, mut incoming) in coming.drain(..) {
+                        let arrives = random.below(4) > 0;
+                        if arrives {
+                            keys.iter().for_each(|key| incoming.take(&page_of(owner, *key)));
+                        }
+                        let slots = incoming.take_slots();
+                        if !arrives {
+                            store.give_up(slots);
+                            continue;
+                        }
+                        for (key, slot) in keys.into_iter().zip(slots) {
+                            let sum = checksum(key.id, key.version, &page_of(owner, key));
+                            model.remove(&(owner, key.id.index));
+                            if store.commit(owner, key, sum, slot) {
+                                model.insert((owner, key.id.index), (key.version.0, false));
+                            }
+                        }
+                    }
+                    let keys: Vec<_> = (0..random.below(6)).map(|_| key(random.below(150) as u32, version)).collect();
+                    let mut incoming = store.incoming(keys.len());
+                    for key in &keys {
+                        store.reserve(owner, *key, &mut incoming);
+                        model.remove(&(owner, key.id.index));
+                    }
+                    coming.push((owner, keys, incoming));
+                }
             }
             if owners.len() < 2 || (owners.len() < 5 && random.below(50) == 0) {
                 owners.push(store.add_owner().unwrap());
@@ -463,4 +494,104 @@ fn there_is_a_last_owner_number() {
     assert_eq!(store.add_owner(), None);
     assert!(store.remove_owner(owners[7], 1));
     assert_eq!(store.add_owner(), Some(owners[7]));
+}
+
+/// Room for pages under these indexes, and what they are to hold.
+fn expect(store: &mut Store, owner: Owner, indexes: std::ops::Range<u32>) -> (Incoming, Vec<Page>) {
+    let mut incoming = store.incoming(indexes.len());
+    let pages = indexes.map(|index| {
+        store.reserve(owner, key(index, 1), &mut incoming);
+        page_of(owner, key(index, 1))
+    });
+    let pages = pages.collect();
+    (incoming, pages)
+}
+
+#[test]
+fn pages_are_received_into_their_slots_however_they_are_cut() {
+    use std::io::{Read, Write};
+    use std::os::unix::net::UnixStream;
+    for cut in [1000, PAGE_SIZE, 10_001, usize::MAX] {
+        let mut store = store(16);
+        let owner = store.add_owner().unwrap();
+        // Slots that are no neighbours, and room for all pages but one.
+        (0..15).for_each(|index| assert!(put(&mut store, owner, key(index, 1))));
+        [3, 9, 4, 5].into_iter().for_each(|index| store.drop_page(owner, key(index, 1)));
+        store.set_headroom_pages(1);
+        let (mut incoming, pages) = expect(&mut store, owner, 20..25);
+        store.set_lending(false);
+        store.reserve(owner, key(25, 1), &mut incoming);
+        store.set_lending(true);
+        // The beginning came before, and one byte of the next frame is behind them.
+        let bytes = [pages.as_flattened(), &[0xff; PAGE_SIZE], &[7]].concat();
+        let (mut near, mut far) = UnixStream::pair().unwrap();
+        let (begun, rest) = bytes.split_at(700);
+        incoming.take(begun);
+        for part in rest.chunks(cut.min(rest.len())) {
+            far.write_all(part).unwrap();
+            while !incoming.is_complete() && incoming.receive(&near).is_ok() {}
+        }
+        assert!(incoming.is_complete());
+        let mut next = [0];
+        assert_eq!((near.read(&mut next).unwrap(), next), (1, [7]));
+        store.check();
+        let slots = incoming.take_slots();
+        for (index, slot) in (20..).zip(slots) {
+            let page = page_of(owner, key(index, 1));
+            let sum = checksum(key(index, 1).id, Version(1), &page);
+            assert_eq!(store.commit(owner, key(index, 1), sum, slot), index < 25);
+        }
+        (20..25).for_each(|index| assert!(get(&mut store, owner, key(index, 1)), "page {index}, cut at {cut}"));
+        assert!(!get(&mut store, owner, key(25, 1)));
+        store.check();
+    }
+}
+
+#[test]
+fn what_is_being_received_is_not_the_kernels_to_take() {
+    let mut store = store(4);
+    let owner = store.add_owner().unwrap();
+    // Its slot waits to be settled, and is reserved meanwhile.
+    assert!(put(&mut store, owner, key(1, 1)));
+    store.drop_page(owner, key(1, 1));
+    let (mut incoming, pages) = expect(&mut store, owner, 2..3);
+    assert_eq!((store.reserved_pages(), store.warm_pages(), store.unsettled.len()), (1, 0, 1));
+    incoming.take(&pages[0][..100]);
+    store.settle();
+    assert!(store.unsettled.is_empty());
+    // Neither shrinking nor searching has anything to do with it.
+    assert_eq!((store.shrink(10), store.scan(0..4).unwrap()), (0, 0));
+    incoming.take(&pages[0][100..]);
+    let sum = checksum(key(2, 1).id, Version(1), &pages[0]);
+    assert!(store.commit(owner, key(2, 1), sum, incoming.take_slots()[0]));
+    assert!(store.unsettled.len() == 1 && get(&mut store, owner, key(2, 1)));
+    store.check();
+}
+
+#[test]
+fn zeros_that_are_received_are_kept_as_such() {
+    let mut store = store(8);
+    let owner = store.add_owner().unwrap();
+    let (mut incoming, _) = expect(&mut store, owner, 1..2);
+    incoming.take(&ZERO_PAGE);
+    assert!(store.commit(owner, key(1, 1), 7, incoming.take_slots()[0]));
+    assert_eq!(store.get(owner, key(1, 1), false, &mut Vec::new()), Got::Zero { checksum: 7 });
+    assert_eq!((store.stored_pages(), store.zero_pages(), store.reserved_pages()), (0, 1, 0));
+    store.check();
+}
+
+#[test]
+fn reserved_slots_count_as_stored_pages() {
+    let mut store = store(4);
+    let owner = store.add_owner().unwrap();
+    (0..4).for_each(|index| assert!(put(&mut store, owner, key(index, 1))));
+    // What the new pages replace goes at once, and the oldest ones for those that replace none.
+    let (mut incoming, pages) = expect(&mut store, owner, 3..6);
+    assert_eq!((kept(&store, owner, 0..6), store.used_slots()), (vec![2], 4));
+    incoming.take(pages.as_flattened());
+    for (index, slot) in (3..6).zip(incoming.take_slots()) {
+        assert!(store.commit(owner, key(index, 1), 0, slot));
+    }
+    assert_eq!(kept(&store, owner, 0..6), [2, 3, 4, 5]);
+    store.check();
 }
