@@ -3,7 +3,7 @@
 use crate::exchange::{Exchange, Raced};
 use crate::logic::file::FileState;
 use crate::logic::reading::{ATTEMPTS_MAX, Got, Reading};
-use crate::{Below, Borrower, File};
+use crate::{Below, Borrower, File, Stamp};
 use page::PAGE_SIZE;
 use std::io;
 use std::sync::Arc;
@@ -58,7 +58,7 @@ impl<B: Below + Send + Sync + 'static> Asking<'_, B> {
     }
 
     /// Fills `buf`, which is as long as the READ, from wherever the pages are; what was not asked for yet is. `raced` belongs to what
-    /// was. Returns the bytes read, which are fewer than asked for only at the end of the file.
+    /// was. `seen` is what the file looked like after all of it was filled, if it is. Returns the bytes read, which are fewer than asked for only at the end of the file.
     ///
     /// # Errors
     /// Those of the file below.
@@ -67,6 +67,7 @@ impl<B: Below + Send + Sync + 'static> Asking<'_, B> {
         reading: &mut Reading,
         mut has_begun: bool,
         mut raced: Option<Raced>,
+        mut seen: Option<Stamp>,
         got: &mut Vec<Got>,
         buf: &mut [u8],
     ) -> io::Result<usize> {
@@ -88,7 +89,7 @@ impl<B: Below + Send + Sync + 'static> Asking<'_, B> {
                 }
             }
 
-            let read = self.fill(reading, raced.take(), got, buf)?;
+            let read = self.fill(reading, raced.take(), seen.take(), got, buf)?;
 
             if reading.end(core, file, &mut file.state.lock(), *request, &buf[..read]) {
                 if !core.sees_evictions() {
@@ -105,6 +106,7 @@ impl<B: Below + Send + Sync + 'static> Asking<'_, B> {
         &self,
         reading: &mut Reading,
         mut raced: Option<Raced>,
+        seen: Option<Stamp>,
         got: &mut Vec<Got>,
         buf: &mut [u8],
     ) -> io::Result<usize> {
@@ -144,7 +146,7 @@ impl<B: Below + Send + Sync + 'static> Asking<'_, B> {
             piece[read..].fill(0);
             core.metrics.below_pages.add(read.div_ceil(PAGE_SIZE) as u64);
         }
-        Ok(reading.length(core, file, below.stamp()?))
+        Ok(reading.length(core, file, seen.map_or_else(|| below.stamp(), Ok)?))
     }
 
     /// Reads below, and notes how long that takes.

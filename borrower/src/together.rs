@@ -12,12 +12,13 @@
 use crate::exchange::{Answer, Exchange, Raced};
 use crate::logic::reading::{Got, Reading};
 use crate::read::{Asking, ReadRequest, is_compared};
-use crate::{Below, Borrower};
+use crate::{Below, Borrower, Stamp};
 use page::PAGE_SIZE;
 use std::cell::RefCell;
 use std::io;
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 use wire::{ITEMS_MAX, WireKey};
@@ -126,7 +127,7 @@ impl<'a, B: Below + Send + Sync + 'static> Group<'a, B> {
             }
         }
         for nth in 0..self.count {
-            self.answer(nth, reads, buf);
+            self.answer(nth, None, reads, buf);
         }
         if let Some((read, has_begun)) = self.alone {
             let (Scratch { readings, got, .. }, buf) = (self.scratch, &mut buf[..read.len]);
@@ -134,7 +135,7 @@ impl<'a, B: Below + Send + Sync + 'static> Group<'a, B> {
             if has_begun {
                 readings[self.count].note_missed(&self.borrower.core, &read.file);
             }
-            let done = asking.finish(&mut readings[self.count], has_begun, None, got, buf);
+            let done = asking.finish(&mut readings[self.count], has_begun, None, None, got, buf);
             reads.answer(self.count, done.map(|len| &buf[..len]));
         }
     }
@@ -233,23 +234,30 @@ impl<'a, B: Below + Send + Sync + 'static> Group<'a, B> {
         }
         self.told_pages += pages;
         exchange.returned_bad(bad_pages);
+        // One look at a file is enough for all that was filled before.
+        let mut seen: Option<(Arc<B>, Stamp)> = None;
         for nth in first..self.told {
             // Those that have what they need wait for no disk.
-            if self.scratch.readings[nth].is_filled() {
-                self.answer(nth, reads, buf);
-            } else {
+            if !self.scratch.readings[nth].is_filled() {
                 self.may_gather = false;
+                continue;
             }
+            let Some((ReadRequest { below, .. }, _)) = &self.reads[nth] else { continue };
+            if seen.as_ref().is_none_or(|(of, _)| !Arc::ptr_eq(of, below)) {
+                seen = below.stamp().ok().map(|stamp| (below.clone(), stamp));
+            }
+            self.answer(nth, seen.as_ref().map(|(_, stamp)| *stamp), reads, buf);
         }
     }
 
     /// Answers one of them, unless it was.
-    fn answer(&mut self, nth: usize, reads: &mut impl Reads<B>, buf: &mut [u8]) {
+    fn answer(&mut self, nth: usize, seen: Option<Stamp>, reads: &mut impl Reads<B>, buf: &mut [u8]) {
         let Some((read, own)) = self.reads[nth].take() else { return };
         let Scratch { readings, got, .. } = &mut *self.scratch;
         let raced = self.raced.take_if(|(of, _)| *of == nth).map(|(_, raced)| raced);
         let buf = &mut buf[own];
-        let done = Asking { borrower: self.borrower, read: &read }.finish(&mut readings[nth], true, raced, got, buf);
+        let done =
+            Asking { borrower: self.borrower, read: &read }.finish(&mut readings[nth], true, raced, seen, got, buf);
         reads.answer(nth, done.map(|len| &buf[..len]));
     }
 }
