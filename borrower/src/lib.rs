@@ -8,6 +8,7 @@
 
 mod below;
 mod edge;
+mod exchange;
 #[doc(hidden)]
 pub mod fuzzing;
 #[cfg(all(test, feature = "shuttle"))]
@@ -22,7 +23,7 @@ pub use logic::catalog::{Census, File};
 use metrics::Histogram;
 pub use metrics::{Counter, Metrics, Times};
 pub use read::ReadRequest;
-pub use together::{Reads, TOGETHER_MAX};
+pub use together::{QUESTION_READS_MAX, Reads, TOGETHER_MAX};
 
 pub use edge::cgroups;
 use edge::cgroups::{CgroupStatus, Cgroups, Resolver};

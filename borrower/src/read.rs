@@ -1,19 +1,13 @@
 //! Answering a READ: drives a [`Reading`] with the lenders' connections and the file below.
 
-use crate::edge::connection::{ANSWER_TIMEOUT, GetConnection};
-use crate::edge::link::{Link, Taken};
-use crate::edge::racing::Race;
-use crate::logic::core::Core;
+use crate::exchange::{Exchange, Raced};
 use crate::logic::file::FileState;
-use crate::logic::reading::{ATTEMPTS_MAX, Got, Question, Reading};
-use crate::{Below, Borrower, File};
+use crate::logic::reading::{ATTEMPTS_MAX, Got, Reading};
+use crate::{Below, Borrower, File, Stamp};
 use page::PAGE_SIZE;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io;
-use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use sync::polling::POLL_MAX;
 
 /// Pages of a READ of the directory below, or of a get, up to which the two are compared: beyond, it is the disk's bandwidth that counts.
 const COMPARED_PAGES_MAX: usize = 32;
@@ -42,49 +36,6 @@ pub(crate) struct Asking<'a, B> {
     pub(crate) read: &'a ReadRequest<B>,
 }
 
-/// Bytes of a READ's buffer that the directory below was faster with than the lender.
-pub(crate) struct Raced {
-    span: Range<usize>,
-    read: Vec<u8>,
-}
-
-/// What became of a question.
-pub(crate) enum Answer {
-    /// It was answered, by this one.
-    Got(Arc<Link>),
-    /// It could not be asked.
-    NotAsked,
-    /// It failed: what the lender has is not known.
-    Failed,
-    /// The directory below was faster.
-    Late(Raced),
-}
-
-impl Answer {
-    /// Tells a READ what became of its question. Returns how many pages do not verify.
-    pub(crate) fn tell(&self, core: &Core, reading: &mut Reading, got: &[Got], buf: &mut [u8]) -> u64 {
-        match self {
-            Answer::Got(_) => reading.answered(core, Some(got), true, buf),
-            Answer::NotAsked => reading.answered(core, None, false, buf),
-            Answer::Failed => reading.answered(core, None, true, buf),
-            Answer::Late(_) => {
-                reading.late(core);
-                0
-            }
-        }
-    }
-
-    /// All READs were told. Returns what was read below instead.
-    pub(crate) fn end(self, borrower: &Borrower, bad_pages: u64) -> Option<Raced> {
-        match self {
-            Answer::Got(link) if bad_pages > 0 => link.returned_bad(borrower, bad_pages),
-            Answer::Late(raced) => return Some(raced),
-            _ => {}
-        }
-        None
-    }
-}
-
 impl<B: Below + Send + Sync + 'static> Asking<'_, B> {
     fn range(&self) -> page::PageRange {
         Reading::range(self.read.offset, self.read.len)
@@ -107,7 +58,7 @@ impl<B: Below + Send + Sync + 'static> Asking<'_, B> {
     }
 
     /// Fills `buf`, which is as long as the READ, from wherever the pages are; what was not asked for yet is. `raced` belongs to what
-    /// was. Returns the bytes read, which are fewer than asked for only at the end of the file.
+    /// was. `seen` is what the file looked like after all of it was filled, if it is. Returns the bytes read, which are fewer than asked for only at the end of the file.
     ///
     /// # Errors
     /// Those of the file below.
@@ -116,6 +67,7 @@ impl<B: Below + Send + Sync + 'static> Asking<'_, B> {
         reading: &mut Reading,
         mut has_begun: bool,
         mut raced: Option<Raced>,
+        mut seen: Option<Stamp>,
         got: &mut Vec<Got>,
         buf: &mut [u8],
     ) -> io::Result<usize> {
@@ -129,6 +81,7 @@ impl<B: Below + Send + Sync + 'static> Asking<'_, B> {
                 }
                 file.settled.wait_while_for(&mut state, |state| state.must_wait(self.range()), CHANGE_WAIT);
                 self.begin(reading, &mut state);
+                reading.note_missed(core, file);
                 if attempt == ATTEMPTS_MAX {
                     let read = below.read_at(buf, *offset)?;
                     reading.end(core, file, &mut state, *request, &[]);
@@ -136,7 +89,7 @@ impl<B: Below + Send + Sync + 'static> Asking<'_, B> {
                 }
             }
 
-            let read = self.fill(reading, raced.take(), got, buf)?;
+            let read = self.fill(reading, raced.take(), seen.take(), got, buf)?;
 
             if reading.end(core, file, &mut file.state.lock(), *request, &buf[..read]) {
                 if !core.sees_evictions() {
@@ -153,6 +106,7 @@ impl<B: Below + Send + Sync + 'static> Asking<'_, B> {
         &self,
         reading: &mut Reading,
         mut raced: Option<Raced>,
+        seen: Option<Stamp>,
         got: &mut Vec<Got>,
         buf: &mut [u8],
     ) -> io::Result<usize> {
@@ -167,10 +121,15 @@ impl<B: Below + Send + Sync + 'static> Asking<'_, B> {
         }
         reading.fill_from_buffers(core, file, buf);
         while let Some(question) = reading.next_question(file) {
-            let span = question.places[0]..question.places[question.places.len() - 1] + PAGE_SIZE;
-            let answer = self.ask(&question, span, got, buf);
-            let bad_pages = answer.tell(core, reading, got, buf);
-            raced = answer.end(self.borrower, bad_pages).or(raced);
+            let mut exchange = Exchange::with(self.borrower, question.lender);
+            exchange.ask(question.keys);
+            let is_compared = is_compared(question.keys.len(), question.is_sequential);
+            while !reading.unanswered().is_empty() {
+                let answer = exchange.receive(self.read, 0..buf.len(), reading.unanswered(), got, buf);
+                exchange.returned_bad(answer.tell(core, reading, got, buf));
+            }
+            raced = exchange.raced.take().or(raced);
+            exchange.end(is_compared);
         }
         while let Some(bytes) = reading.next_below() {
             let at = offset + bytes.start as u64;
@@ -187,7 +146,7 @@ impl<B: Below + Send + Sync + 'static> Asking<'_, B> {
             piece[read..].fill(0);
             core.metrics.below_pages.add(read.div_ceil(PAGE_SIZE) as u64);
         }
-        Ok(reading.length(core, file, below.stamp()?))
+        Ok(reading.length(core, file, seen.map_or_else(|| below.stamp(), Ok)?))
     }
 
     /// Reads below, and notes how long that takes.
@@ -202,120 +161,9 @@ impl<B: Below + Send + Sync + 'static> Asking<'_, B> {
         }
         Ok(read)
     }
-
-    /// Asks a lender. If its answer is late, and not too many were, the directory below is asked for `span`, which are bytes of `buf`
-    /// and of this READ, and the first answer counts.
-    pub(crate) fn ask(
-        &self,
-        question: &Question<'_>,
-        span: Range<usize>,
-        got: &mut Vec<Got>,
-        buf: &mut [u8],
-    ) -> Answer {
-        let (borrower, span_end) = (self.borrower, span.end);
-        let metrics = &borrower.core.metrics;
-        // Without hedges a get is waited for as long as one may take.
-        let late = if borrower.config.hedge { borrower.disk.late() } else { ANSWER_TIMEOUT };
-        let Some(link) = borrower.links.get(question.lender) else { return Answer::NotAsked };
-        // None: more readers than connections, or the lender is just being lost: nothing is known of the pages.
-        let Some(mut taken) = link.take(late) else { return Answer::NotAsked };
-        let asked = Instant::now();
-        metrics.get_messages.one();
-        borrower.hedges.earn();
-        let outcome = self.receive(&link, &mut taken, question, late, span, got, buf);
-        let took = asked.elapsed();
-        if outcome.is_ok() {
-            borrower.get_times.note(took);
-        }
-        match outcome {
-            Ok(None) => {
-                // What many READs take together says nothing of one.
-                let is_one_read = question.places.last().is_some_and(|last| last + PAGE_SIZE == span_end);
-                if is_one_read && is_compared(question.keys.len(), question.is_sequential) {
-                    link.note(took);
-                }
-                link.give_back(taken);
-                let pages = got.iter().filter(|got| matches!(got, Got::Page { .. })).count() as u64;
-                link.counters.get_pages.add(pages);
-                link.counters.get_misses.add(got.len() as u64 - pages);
-                Answer::Got(link)
-            }
-            Ok(Some(raced)) => {
-                metrics.hedges_won.one();
-                link.give_late(taken, asked);
-                Answer::Late(raced)
-            }
-            Err(error) => {
-                tracing::debug!("get failed: {error}");
-                metrics.get_failures.one();
-                link.give_up(taken);
-                Answer::Failed
-            }
-        }
-    }
-
-    /// Sends the question and waits for its answer; or for that of the directory below, which is returned if it is first.
-    #[allow(clippy::too_many_arguments)] // the question, and where its answer goes
-    fn receive(
-        &self,
-        link: &Link,
-        taken: &mut Taken,
-        question: &Question<'_>,
-        late: Duration,
-        span: Range<usize>,
-        got: &mut Vec<Got>,
-        buf: &mut [u8],
-    ) -> io::Result<Option<Raced>> {
-        let (borrower, below) = (self.borrower, &self.read.below);
-        let (connection, asked) = (&mut taken.connection, Instant::now());
-        connection.ask(question.keys, borrower.core.is_exclusive())?;
-        let found = below
-            .has_time()
-            .then(|| borrower.polling.poll(&link.patience, POLL_MAX.min(late), || connection.look()))
-            .flatten()
-            .transpose()?;
-        let came = found.is_some();
-        if !came {
-            below.about_to_wait();
-        }
-        let mut left = late.saturating_sub(asked.elapsed());
-        if !came && borrower.config.hedge && !connection.wait(left)? && borrower.hedges.spend() {
-            let race = borrower.racers.race(below.clone(), self.read.offset + span.start as u64, span.len());
-            if race.is_none() {
-                borrower.hedges.give_back(); // All who race do so already.
-            }
-            if let Some(race) = race {
-                borrower.core.metrics.hedges.one();
-                link.counters.hedges.one();
-                left = ANSWER_TIMEOUT.saturating_sub(asked.elapsed());
-                if let Some(read) = below_wins(connection, &race, left)? {
-                    return Ok(Some(Raced { span, read }));
-                }
-            }
-        }
-        connection.receive(question.places, buf, got)?;
-        Ok(None)
-    }
 }
 
 /// Whether the time that it takes says how a lender and the directory below compare: the same of both.
-fn is_compared(pages: usize, is_sequential: bool) -> bool {
+pub(crate) fn is_compared(pages: usize, is_sequential: bool) -> bool {
     pages <= COMPARED_PAGES_MAX && !is_sequential
-}
-
-/// Waits for the lender's answer and the race. Returns what was read below, if that was first.
-fn below_wins(connection: &GetConnection, race: &Race, limit: Duration) -> io::Result<Option<Vec<u8>>> {
-    let limit = Timespec::try_from(limit).map_err(io::Error::other)?;
-    let mut fds = [PollFd::new(connection, PollFlags::IN), PollFd::new(race, PollFlags::IN)];
-    match poll(&mut fds, Some(&limit)) {
-        // The lender's time is up, and the disk is no faster.
-        Ok(0) => return Err(io::ErrorKind::TimedOut.into()),
-        Ok(_) | Err(rustix::io::Errno::INTR) => {}
-        Err(error) => return Err(error.into()),
-    }
-    if !fds[0].revents().is_empty() {
-        return Ok(None);
-    }
-    // A disk that fails is no answer: the lender's is waited for.
-    Ok(race.take().and_then(Result::ok))
 }

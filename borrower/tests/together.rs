@@ -2,8 +2,8 @@
 
 mod odd_lender;
 
-use borrower::{Below, Borrower, Change, Config, File, FileIdentity, Strategy, TOGETHER_MAX};
-use odd_lender::{InMemory, Manner, OddLender, read};
+use borrower::{Below, Borrower, Change, Config, File, FileIdentity, QUESTION_READS_MAX, Strategy, TOGETHER_MAX};
+use odd_lender::{InMemory, Manner, OddLender, read, read_as};
 use page::PAGE_SIZE;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -56,12 +56,17 @@ impl World {
 
     /// Reads all of it by pages, which are there at once, beginning in the middle. Returns the messages and the pages of that.
     fn read(&self) -> (u64, u64) {
+        self.read_as(false)
+    }
+
+    /// The same, with questions asked before others are answered, or not.
+    fn read_as(&self, is_eager: bool) -> (u64, u64) {
         let metrics = self.borrower.metrics();
         let count = || (metrics.get_messages.get(), metrics.lender_pages.get());
         let before = count();
         let pages: Vec<usize> = (PAGES / 2..PAGES).chain(0..PAGES / 2).collect();
         let offsets: Vec<u64> = pages.iter().map(|page| (page * PAGE_SIZE) as u64).collect();
-        let answers = read(&self.borrower, &self.file, &self.below, &offsets, PAGE_SIZE);
+        let answers = read_as(&self.borrower, &self.file, &self.below, &offsets, PAGE_SIZE, is_eager);
         let bytes = self.below.bytes();
         for (page, answer) in pages.into_iter().zip(answers) {
             let end = ((page + 1) * PAGE_SIZE).min(bytes.len());
@@ -76,7 +81,10 @@ impl World {
 fn one_question_for_many() {
     for strategy in [Strategy::NonInclusive, Strategy::Exclusive] {
         let world = World::new(strategy, false);
-        assert_eq!(world.read(), (PAGES as u64 / TOGETHER_MAX as u64, PAGES as u64));
+        for is_eager in [false, true] {
+            assert_eq!(world.read_as(is_eager), (PAGES as u64 / QUESTION_READS_MAX as u64, PAGES as u64));
+            world.lend();
+        }
     }
 }
 
@@ -91,7 +99,7 @@ fn what_was_changed_is_read_alone() {
     assert_eq!(pages, PAGES as u64 - 1);
     // What was begun when the changed page came is asked for then, and what is behind it begins anew.
     let before = PAGES / 2 + 5;
-    let expected = before.div_ceil(TOGETHER_MAX) + (PAGES - 1 - before).div_ceil(TOGETHER_MAX);
+    let expected = before.div_ceil(QUESTION_READS_MAX) + (PAGES - 1 - before).div_ceil(QUESTION_READS_MAX);
     assert_eq!(messages, expected as u64);
 }
 
@@ -103,7 +111,7 @@ fn what_the_lender_has_not_is_read_below() {
     let (messages, pages) = world.read();
     let (mut expected_messages, mut expected_pages, mut left) = (0, 0, PAGES);
     while left > 0 {
-        let together = if expected_messages % 2 == 0 { left.min(TOGETHER_MAX) } else { 1 };
+        let together = if expected_messages % 2 == 0 { left.min(QUESTION_READS_MAX) } else { 1 };
         expected_pages += together.div_ceil(2);
         left -= together;
         expected_messages += 1;
@@ -121,7 +129,7 @@ fn what_changes_meanwhile_is_read_again() {
     for strategy in [Strategy::NonInclusive, Strategy::Exclusive] {
         let world = World::new(strategy, false);
         world.lender.behave(Manner::KeepsQuiet);
-        let pages: Vec<usize> = (0..TOGETHER_MAX).collect();
+        let pages: Vec<usize> = (0..QUESTION_READS_MAX).collect();
         let offsets: Vec<u64> = pages.iter().map(|page| (page * PAGE_SIZE) as u64).collect();
         let answers = std::thread::scope(|scope| {
             let reading = scope.spawn(|| read(&world.borrower, &world.file, &world.below, &offsets, PAGE_SIZE));
@@ -145,10 +153,12 @@ fn what_changes_meanwhile_is_read_again() {
 
 #[test]
 fn a_lender_that_hangs_up_is_a_miss_for_all() {
-    let world = World::new(Strategy::NonInclusive, false);
-    world.lender.behave(Manner::HangsUp);
-    assert_eq!(world.read().1, 0);
-    assert!(world.borrower.metrics().get_failures.get() > 0);
+    for is_eager in [false, true] {
+        let world = World::new(Strategy::NonInclusive, false);
+        world.lender.behave(Manner::HangsUp);
+        assert_eq!(world.read_as(is_eager).1, 0);
+        assert!(world.borrower.metrics().get_failures.get() > 0);
+    }
 }
 
 #[test]
@@ -159,9 +169,31 @@ fn a_late_answer_is_waited_for_by_none() {
         world.read();
     }
     let won = &world.borrower.metrics().hedges_won;
-    let before = won.get();
-    world.lender.behave(Manner::KeepsQuiet);
-    assert_eq!(world.read().1, 0);
-    assert!(won.get() > before, "the disk was asked, and was first");
-    world.lender.behave(Manner::Honest);
+    for is_eager in [false, true] {
+        let before = won.get();
+        world.lender.behave(Manner::KeepsQuiet);
+        assert_eq!(world.read_as(is_eager).1, 0);
+        assert!(won.get() > before, "the disk was asked, and was first");
+        world.lender.behave(Manner::Honest);
+        // What nobody waits for any longer is thrown away, all of it, and then the connections are good again.
+        let is_there = || (0..200).any(|_| world.read_as(is_eager).1 == PAGES as u64);
+        assert!(testbed::wait_until(PATIENCE, is_there));
+    }
+}
+
+/// A long question leaves in several messages, whose answers come one after the other.
+#[test]
+fn a_long_question_is_cut() {
+    for (manner, expected_pages) in
+        [(Manner::Honest, PAGES), (Manner::Forgets, PAGES / 2), (Manner::FlipsABit, 0), (Manner::HangsUp, 0)]
+    {
+        let world = World::new(Strategy::NonInclusive, false);
+        world.lender.behave(manner);
+        let metrics = world.borrower.metrics();
+        let before = (metrics.get_messages.get(), metrics.lender_pages.get());
+        let whole = read(&world.borrower, &world.file, &world.below, &[0], PAGES * PAGE_SIZE);
+        assert!(whole[0] == world.below.bytes());
+        assert_eq!(metrics.get_messages.get() - before.0, 4);
+        assert_eq!(metrics.lender_pages.get() - before.1, expected_pages as u64);
+    }
 }

@@ -8,7 +8,7 @@ use crate::buffer::Buffer;
 use crate::notify::Notifier;
 use crate::reply::Reply;
 use crate::request::{self, Operation, Request};
-use crate::turns::{Place, Turns};
+use crate::turns::{self, Place, Turns};
 use crate::{Errno, mounting};
 use rustix::event::{PollFd, PollFlags};
 use std::io;
@@ -16,6 +16,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 use sync::polling::{POLL_MAX, Patience};
 
 /// Largest WRITE and READ, in bytes. The kernel's own bound is 256 pages.
@@ -74,6 +75,12 @@ pub struct More<'a> {
 }
 
 impl<'a> More<'a> {
+    /// Waits until `other` is readable, or there is a request, at most so long: whether it is a request. Does not wait where another worker reads
+    /// requests meanwhile, or the one that was read last is to be handled first.
+    pub fn wait_beside(&self, other: BorrowedFd<'_>, limit: Duration) -> bool {
+        self.kept.is_none() && !self.leave.load(Ordering::Acquire) && turns::wait_beside(other, limit)
+    }
+
     /// The next one, if the next request is one. Waits for nothing.
     pub fn next_read(&mut self) -> Option<(Request<'static>, Reply<'a>)> {
         if self.kept.is_some() || self.leave.load(Ordering::Acquire) {
@@ -86,6 +93,7 @@ impl<'a> More<'a> {
             self.kept = Some(len);
             return None;
         };
+        turns::went_on();
         Some((a_read(header, args), Reply::new(self.device.as_fd(), header.unique)))
     }
 }

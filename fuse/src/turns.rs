@@ -25,11 +25,11 @@
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::cell::{Cell, RefCell};
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
-use sync::polling::Patience;
+use sync::polling::{POLL_MAX, Patience};
 
 /// Time between two looks of the watcher: at first, and while all requests are quick. A request that says nothing is held up for twice as
 /// long at the most before somebody else reads.
@@ -43,15 +43,18 @@ const LOOKS_IDLE_MAX: u32 = 16;
 /// The state of the turn: free, or being used for a request; else it is held by somebody who reads.
 const FREE: u64 = 0b01;
 const HANDLING: u64 = 0b10;
+/// Who holds it takes further requests while one is handled.
+const GATHERING: u64 = 0b100;
 /// The rest of the word counts requests and changes of holder, so that no two states of a mount's life are alike.
-const ONE: u64 = 0b100;
+const ONE: u64 = 0b1000;
 
 /// The turn of one session, and those who wait for it.
 #[derive(Default)]
 pub(crate) struct Turns {
     word: AtomicU64,
-    /// Of whoever waits for a request.
+    /// Of whoever waits for a request; and for one or something else.
     patience: Patience,
+    patience_beside: Patience,
     /// Whether there is a watcher.
     watched: AtomicBool,
     waiting: Mutex<Waiting>,
@@ -82,11 +85,38 @@ pub fn about_to_wait() {
     }
 }
 
+/// To be called when whoever handles a request has read another one: it is not held up by the first.
+pub(crate) fn went_on() {
+    if let Some(turn) = TURN.take() {
+        TURN.set(OWN.with_borrow(|own| own.as_ref().and_then(|(turns, _)| turns.went_on(turn))));
+    }
+}
+
+/// Waits until `other` is readable or there is a request, at most so long; whether it is a request. Does not wait without the turn to read it.
+pub(crate) fn wait_beside(other: BorrowedFd<'_>, limit: Duration) -> bool {
+    let Some(turn) = TURN.take() else { return false };
+    OWN.with_borrow(|own| {
+        let Some((turns, device)) = own else { return false };
+        let Some(resting) = turns.rests(turn) else { return false };
+        let look = |limit: Duration| {
+            let mut fds = [PollFd::new(device, PollFlags::IN), PollFd::from_borrowed_fd(other, PollFlags::IN)];
+            let limit = Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: limit.subsec_nanos().into() };
+            let found = poll(&mut fds, Some(&limit));
+            // The end of the connection is no request.
+            let is_request = fds[0].revents() == PollFlags::IN && fds[1].revents().is_empty();
+            (found != Ok(0)).then_some(is_request)
+        };
+        let found = turns.patience_beside.poll(POLL_MAX.min(limit), || look(Duration::ZERO)).or_else(|| look(limit));
+        TURN.set(Some(turns.requested(resting)));
+        found == Some(true)
+    })
+}
+
 /// To be called by a handler that would rather keep its processor busy than sleep for a moment: whether nothing else is to be done. If
 /// requests wait, this one counts as [`about_to_wait`].
 pub fn has_time() -> bool {
-    let has_time =
-        TURN.get().is_some() && OWN.with_borrow(|own| own.as_ref().is_some_and(|(_, device)| is_quiet(device)));
+    let is_idle = || OWN.with_borrow(|own| own.as_ref().is_some_and(|(_, device)| is_quiet(device)));
+    let has_time = TURN.get().is_some_and(|turn| turn & GATHERING != 0 || is_idle());
     if !has_time {
         about_to_wait();
     }
@@ -130,7 +160,7 @@ impl Turns {
 
     /// Makes the turn one's own, if the word is still that one.
     fn take(&self, word: u64) -> Option<u64> {
-        let turn = (word & !(FREE | HANDLING)) + ONE;
+        let turn = (word & !(FREE | HANDLING | GATHERING)) + ONE;
         self.word.compare_exchange(word, turn, Ordering::SeqCst, Ordering::SeqCst).ok().map(|_| turn)
     }
 
@@ -180,15 +210,32 @@ impl Turns {
         turn
     }
 
+    /// Who handles a request waits for something, and reads the next one as soon as it is there. None: somebody else has the turn meanwhile.
+    fn rests(&self, turn: u64) -> Option<u64> {
+        let resting = turn & !HANDLING;
+        self.word.compare_exchange(turn, resting, Ordering::SeqCst, Ordering::SeqCst).ok().map(|_| resting)
+    }
+
+    /// Whether whoever has the turn takes all there is.
+    fn is_gathering(&self) -> bool {
+        self.word.load(Ordering::SeqCst) & (GATHERING | FREE) == GATHERING
+    }
+
+    /// Another request was read behind that one. None: somebody else has the turn meanwhile.
+    fn went_on(&self, turn: u64) -> Option<u64> {
+        let next = (turn + ONE) | GATHERING;
+        self.word.compare_exchange(turn, next, Ordering::SeqCst, Ordering::SeqCst).ok().map(|_| next)
+    }
+
     /// The request is handled. None: somebody else has the turn meanwhile.
     fn finished(&self, turn: u64) -> Option<u64> {
-        let reading = turn & !HANDLING;
+        let reading = turn & !(HANDLING | GATHERING);
         self.word.compare_exchange(turn, reading, Ordering::SeqCst, Ordering::SeqCst).ok().map(|_| reading)
     }
 
     /// Whoever wants it may have the turn.
     fn pass(&self, turn: u64) {
-        let free = (turn & !HANDLING) | FREE;
+        let free = (turn & !(HANDLING | GATHERING)) | FREE;
         if self.word.compare_exchange(turn, free, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
             self.call();
         }
@@ -211,7 +258,7 @@ impl Place {
 
     /// Waits for the turn, unless it is still one's own, or there is enough to do for two: to sleep and be called would only cost then.
     pub(crate) fn wait(&mut self) {
-        if self.turn.is_none() && is_quiet(&self.device) {
+        if self.turn.is_none() && (self.turns.is_gathering() || is_quiet(&self.device)) {
             self.turn = Some(self.turns.wait());
         }
     }
@@ -242,6 +289,7 @@ impl Drop for Place {
 mod tests {
     use super::*;
     use std::collections::VecDeque;
+    use std::os::fd::AsFd;
     use std::sync::atomic::AtomicUsize;
     use std::thread;
 
@@ -366,6 +414,32 @@ mod tests {
                 assert!(workers.join().unwrap() >= held_up);
             }
         }
+    }
+
+    #[test]
+    fn who_waits_for_something_else_hears_of_requests() {
+        let (turns, device, other) = (Arc::new(Turns::new()), device(), device());
+        let wait = |limit_ms| wait_beside(other.as_fd(), Duration::from_millis(limit_ms));
+        assert!(!wait(60_000), "who has no turn does not wait");
+        let mut place = Place::new(&turns, &device);
+        place.wait();
+        place.while_handling(|| {
+            assert!(!wait(1), "there is nothing");
+            rustix::io::write(&device, &1u64.to_ne_bytes()).unwrap();
+            assert!(wait(60_000));
+            assert!(!turns.is_gathering());
+            went_on();
+            assert!(wait(60_000) && turns.is_gathering() && has_time());
+            rustix::io::write(&other, &1u64.to_ne_bytes()).unwrap();
+            assert!(!wait(60_000), "what it waits for comes first");
+            assert!(turns.is_gathering() && turns.word.load(Ordering::SeqCst) & HANDLING != 0);
+        });
+        assert!(!turns.is_gathering() && place.turn.is_some());
+        place.while_handling(|| {
+            assert!(!has_time(), "a request waits, and this one takes none");
+            went_on(); // Nobody's turn: nothing happens.
+            assert!(!wait(60_000) && !turns.is_gathering());
+        });
     }
 
     #[test]

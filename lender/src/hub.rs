@@ -58,6 +58,10 @@ const SPARE_BUFFERS_MAX: usize = 4;
 /// them, once in that time.
 const LARGE_BUFFERS_KEPT: Duration = Duration::from_secs(1);
 
+/// What a borrower does with an answer before it asks again, for each KiB, and at the most.
+const BUSY_PER_KIB: Duration = Duration::from_micros(1);
+const BUSY_MAX: Duration = Duration::from_micros(500);
+
 /// A wait that looks only.
 const NOW: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 
@@ -174,6 +178,8 @@ struct Scratch {
     /// The last one was used last, so it is in the processor's caches.
     spare_buffers: Vec<Vec<u8>>,
     out: Outgoing,
+    /// Answers that were made since it was last waited for questions.
+    sent_bytes: usize,
     /// Pages were put that the kernel was not told of.
     unsettled: bool,
     /// When large buffers are given back.
@@ -193,6 +199,11 @@ impl Scratch {
         if buffer.capacity() >= BUFFER_BYTES && self.spare_buffers.len() < SPARE_BUFFERS_MAX {
             self.spare_buffers.push(buffer);
         }
+    }
+
+    /// How much longer than otherwise the next question may be polled for.
+    fn take_busy(&mut self) -> Duration {
+        (BUSY_PER_KIB * (std::mem::take(&mut self.sent_bytes) / 1024) as u32).min(BUSY_MAX)
     }
 
     fn shrink(&mut self) {
@@ -346,6 +357,7 @@ impl Member {
             self.unsent = Some(Unsent { bytes: scratch.out.take(), sent, due: now + SEND_LIMIT });
         }
         self.connection.end_turn(byte_count);
+        scratch.sent_bytes += byte_count;
         Ok(())
     }
 
@@ -429,7 +441,7 @@ impl Hub {
             // Where the time of processors is limited, none is spent on waiting.
             let is_limited = self.shared.pacing.ask(|pace| pace.wants_cpu()) == Some(true);
             let polled = if self.ready.is_empty() && !is_limited {
-                self.patience.poll(POLL_MAX, || look(Some(&NOW)))
+                self.patience.poll(POLL_MAX + self.scratch.take_busy(), || look(Some(&NOW)))
             } else {
                 None
             };

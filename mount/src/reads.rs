@@ -6,6 +6,8 @@ use crate::system::errno;
 use borrower::{ReadRequest, TOGETHER_MAX};
 use fuse::{More, Operation, Reply, Request, abi};
 use std::io;
+use std::os::fd::BorrowedFd;
+use std::time::Duration;
 
 /// The READs that are being answered.
 struct Reads<'a, 'm> {
@@ -66,6 +68,10 @@ impl borrower::Reads<OpenFile> for Reads<'_, '_> {
         self.replies[self.taken] = Some(reply);
         self.taken += 1;
         Some(read)
+    }
+
+    fn wait_beside(&mut self, answer: BorrowedFd<'_>, limit: Duration) -> bool {
+        self.more.wait_beside(answer, limit)
     }
 
     fn answer(&mut self, nth: usize, read: io::Result<&[u8]>) {

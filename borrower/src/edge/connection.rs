@@ -10,6 +10,7 @@
 use crate::logic::reading::Got;
 use page::PAGE_SIZE;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::collections::VecDeque;
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
@@ -137,9 +138,10 @@ pub struct GetConnection {
     connection: Connection,
     /// What goes out, and then the head of what comes in.
     head: Vec<u8>,
+    /// Number of the last question.
     request: u64,
-    /// Pages of the question that waits for its answer.
-    asked_pages: usize,
+    /// Pages of each question that waits for its answer, the oldest first.
+    asked_pages: VecDeque<usize>,
 }
 
 impl GetConnection {
@@ -150,24 +152,36 @@ impl GetConnection {
 
     /// With a connection that was greeted in that role.
     pub fn over(connection: Connection) -> GetConnection {
-        GetConnection { connection, head: Vec::new(), request: 0, asked_pages: 0 }
+        GetConnection { connection, head: Vec::new(), request: 0, asked_pages: VecDeque::new() }
     }
 
-    /// Asks for `keys` in one message. [`GetConnection::receive`] or [`GetConnection::discard`] must follow. On an error the connection is of
-    /// no more use.
-    pub fn ask(&mut self, keys: &[WireKey], exclusive: bool) -> io::Result<()> {
-        self.request += 1;
-        self.asked_pages = keys.len();
-        let mut header = Header::new(Kind::Get, keys.len(), size_of_val(keys), self.request);
-        if exclusive {
-            header.flags = wire::GET_EXCLUSIVE;
-        }
+    /// Asks for `keys` in questions of so many pages, which leave at once; others may still wait for their answers.
+    /// [`GetConnection::receive`] or [`GetConnection::discard`] must follow for each. On an error the connection is of no more use.
+    pub fn ask(&mut self, keys: &[WireKey], question_pages: usize, exclusive: bool) -> io::Result<()> {
         self.head.clear();
-        self.connection.channel.push_head(&header, keys.as_bytes(), &mut self.head).map_err(malformed)?;
+        for keys in keys.chunks(question_pages) {
+            self.request += 1;
+            self.asked_pages.push_back(keys.len());
+            let mut header = Header::new(Kind::Get, keys.len(), size_of_val(keys), self.request);
+            if exclusive {
+                header.flags = wire::GET_EXCLUSIVE;
+            }
+            self.connection.channel.push_head(&header, keys.as_bytes(), &mut self.head).map_err(malformed)?;
+        }
         write_all(&mut self.connection.stream, &mut [IoSlice::new(&self.head)])
     }
 
-    /// Waits for the answer to begin, at most `limit`. False: it has not.
+    /// Pages of the question whose answer is next. None: all are answered.
+    pub fn next_pages(&self) -> Option<usize> {
+        self.asked_pages.front().copied()
+    }
+
+    /// Questions that wait for their answers.
+    pub fn under_way(&self) -> usize {
+        self.asked_pages.len()
+    }
+
+    /// Waits for the next answer to begin, at most `limit`. False: it has not.
     pub fn wait(&self, limit: Duration) -> io::Result<bool> {
         wait(&mut [PollFd::new(&self.connection.stream, PollFlags::IN)], limit)
     }
@@ -177,23 +191,25 @@ impl GetConnection {
         self.wait(Duration::ZERO).map(|has_begun| has_begun.then_some(())).transpose()
     }
 
-    /// Receives the answer and throws it away.
+    /// Receives the next answer and throws it away.
     pub fn discard(&mut self) -> io::Result<()> {
-        let places: Vec<_> = (0..self.asked_pages).map(|at| at * PAGE_SIZE).collect();
-        let mut rubbish = vec![0; self.asked_pages * PAGE_SIZE];
+        let places: Vec<_> = (0..self.next_pages().unwrap_or(0)).map(|at| at * PAGE_SIZE).collect();
+        let mut rubbish = vec![0; places.len() * PAGE_SIZE];
         self.receive(&places, &mut rubbish, &mut Vec::new())
     }
 
-    /// Receives the answer. The n-th page asked for goes to `buf` at `places[n]` (in bytes, rising); `got[n]` says what became of
-    /// it. On an error the connection is of no more use, and `buf` holds rubbish at `places`.
+    /// Receives the next answer. The n-th page that it was asked for goes to `buf` at `places[n]` (in bytes, rising); `got[n]` says what
+    /// became of it. On an error the connection is of no more use, and `buf` holds rubbish at `places`.
     pub fn receive(&mut self, places: &[usize], buf: &mut [u8], got: &mut Vec<Got>) -> io::Result<()> {
-        assert_eq!(self.asked_pages, places.len());
+        assert_eq!(self.next_pages(), Some(places.len()));
+        let request = self.request + 1 - self.asked_pages.len() as u64;
         got.clear();
         // Mostly every page is there, so the answer is received straight into place. Where some are missing, those behind
         // them have landed too far to the front, and are moved.
         let items_bytes = places.len() * size_of::<GetItem>();
         self.head.resize(size_of::<Header>() + items_bytes + self.connection.channel.extra_bytes(), 0);
         let received = self.receive_pages(places, buf)?;
+        self.asked_pages.pop_front();
         let Connection { channel, opened, .. } = &mut self.connection;
         let (header, items) = Header::ref_from_prefix(&self.head).map_err(|_| protocol_error("short frame"))?;
         let items = match channel.is_sealed() {
@@ -203,7 +219,7 @@ impl GetConnection {
         let items = <[GetItem]>::ref_from_bytes(items).map_err(|_| protocol_error("short frame"))?;
         let hits = items.iter().filter(|item| item.status == STATUS_PAGE).count();
         if header.validate() != Ok(Kind::GetReply)
-            || header.request.get() != self.request
+            || header.request.get() != request
             || usize::from(header.items.get()) != places.len()
             || header.body_bytes.get() as usize != items_bytes + hits * PAGE_SIZE
             || received != hits * PAGE_SIZE
@@ -234,15 +250,33 @@ impl GetConnection {
 
     /// Receives one frame: its head into `self.head`, its pages into `places` in turn. Returns the bytes of pages.
     fn receive_pages(&mut self, places: &[usize], buf: &mut [u8]) -> io::Result<usize> {
-        let mut slices = Vec::with_capacity(1 + places.len());
+        let Connection { stream, channel, .. } = &mut self.connection;
+        let deadline = Instant::now() + ANSWER_TIMEOUT;
         let head_bytes = self.head.len();
-        slices.push(IoSliceMut::new(&mut self.head));
+        let frame_bytes = |header: &Header| {
+            let bytes = size_of::<Header>() + header.body_bytes.get() as usize + channel.extra_bytes();
+            let fits = (head_bytes..=head_bytes + places.len() * PAGE_SIZE).contains(&bytes);
+            if fits { Ok(bytes) } else { Err(protocol_error("the lender's answer has the wrong length")) }
+        };
+        let mut slices = Vec::with_capacity(1 + places.len());
+        let (mut received, mut expected, mut pages) = (0, head_bytes, places.len());
+        let mut header = Header::new_zeroed();
+        let mut header_known = self.asked_pages.len() > 1;
+        if header_known {
+            // The next answer may be right behind this one, so that no more may be taken than this one has.
+            read_all(stream, &mut self.head, deadline)?;
+            header.as_mut_bytes().copy_from_slice(&self.head[..size_of::<Header>()]);
+            (received, expected) = (head_bytes, frame_bytes(&header)?);
+            pages = (expected - received) / PAGE_SIZE;
+        } else {
+            slices.push(IoSliceMut::new(&mut self.head));
+        }
         let (mut rest, mut at) = (buf, 0);
         let mut run = 0;
-        while run < places.len() {
+        while run < pages {
             // Pages that lie side by side are one piece.
             let mut end = run + 1;
-            while end < places.len() && places[end] == places[end - 1] + PAGE_SIZE {
+            while end < pages && places[end] == places[end - 1] + PAGE_SIZE {
                 end += 1;
             }
             let (_, tail) = std::mem::take(&mut rest).split_at_mut(places[run] - at);
@@ -251,13 +285,9 @@ impl GetConnection {
             (rest, at) = (tail, places[run] + (end - run) * PAGE_SIZE);
             run = end;
         }
-        let deadline = Instant::now() + ANSWER_TIMEOUT;
         let mut slices = &mut slices[..];
-        let (mut received, mut expected) = (0, head_bytes);
-        let mut header = Header::new_zeroed();
-        let mut header_known = false;
         while received < expected {
-            let bytes = match self.connection.stream.read_vectored(slices) {
+            let bytes = match stream.read_vectored(slices) {
                 Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
                 Ok(bytes) => bytes,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
@@ -271,12 +301,7 @@ impl GetConnection {
                 let end = (received + known).min(size_of::<Header>());
                 header.as_mut_bytes()[start..end].copy_from_slice(&first[..end - start]);
                 if end == size_of::<Header>() {
-                    header_known = true;
-                    let extra_bytes = self.connection.channel.extra_bytes();
-                    expected = size_of::<Header>() + header.body_bytes.get() as usize + extra_bytes;
-                    if expected < head_bytes || expected > head_bytes + places.len() * PAGE_SIZE {
-                        return Err(protocol_error("the lender's answer has the wrong length"));
-                    }
+                    (header_known, expected) = (true, frame_bytes(&header)?);
                 }
             }
             received += bytes;

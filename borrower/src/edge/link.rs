@@ -113,7 +113,7 @@ struct Gets {
     /// How many there are, in use or not; 0 while there is no session.
     open: usize,
     idle: Vec<GetConnection>,
-    /// Those whose answer nobody waits for any longer, and since when.
+    /// Those whose answers nobody waits for any longer, and since when they owe the next one.
     late: Vec<(Instant, GetConnection)>,
 }
 
@@ -302,13 +302,17 @@ impl Link {
         };
         let mut waiting = Vec::new();
         for (asked, mut connection) in late {
-            if connection.wait(Duration::ZERO)? {
+            let mut since = asked;
+            while connection.next_pages().is_some() && connection.wait(Duration::ZERO)? {
                 connection.discard()?;
+                since = Instant::now();
+            }
+            if connection.next_pages().is_none() {
                 self.give_back(Taken { session, connection });
-            } else if asked.elapsed() > ANSWER_TIMEOUT {
+            } else if since.elapsed() > ANSWER_TIMEOUT {
                 return Err(io::ErrorKind::TimedOut.into());
             } else {
-                waiting.push((asked, connection));
+                waiting.push((since, connection));
             }
         }
         let mut gets = self.gets.lock();

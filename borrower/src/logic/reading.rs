@@ -55,8 +55,10 @@ pub struct Reading {
     offset: u64,
     len: usize,
     sources: Vec<Source>,
+    /// The last question, and how many of its pages were answered.
     keys: Vec<WireKey>,
     places: Vec<usize>,
+    answered: usize,
     /// The lenders that are still to be asked, by the bits of their numbers.
     asking: u64,
     asked: usize,
@@ -79,7 +81,6 @@ impl Reading {
     ) {
         let range = Reading::range(offset, len);
         core.catalog.touch(file);
-        core.curve.missed(file.key(), range);
         let standing = |place| core.catalog.standing(place);
         let has_room = core.catalog.has_room();
         let filter = core.filter();
@@ -99,6 +100,11 @@ impl Reading {
         (self.offset, self.len) = (offset, len);
         (self.asked, self.filled) = (0, 0);
         self.gone.clear();
+    }
+
+    /// Notes that the kernel's page cache has missed its pages. Once after it has begun, when there is time.
+    pub fn note_missed(&self, core: &Core, file: &File) {
+        core.curve.missed(file.key(), Reading::range(self.offset, self.len));
     }
 
     /// The pages that a READ is about.
@@ -169,10 +175,12 @@ impl Reading {
         }
     }
 
-    /// The next question, for at most [`ITEMS_MAX`] pages of one lender; [`Reading::answered`] must follow. None: all are asked.
+    /// The next question, for at most [`ITEMS_MAX`] pages of one lender; [`Reading::answered`] must follow, until nothing of it is
+    /// [`Reading::unanswered`]. None: all are asked.
     pub fn next_question(&mut self, file: &File) -> Option<Question<'_>> {
         self.keys.clear();
         self.places.clear();
+        self.answered = 0;
         let first = (self.offset / PAGE_SIZE as u64) as u32;
         let is_sequential = self.is_sequential();
         while self.asking != 0 {
@@ -197,12 +205,21 @@ impl Reading {
         None
     }
 
-    /// The answer to the last question is in `buf`, or there is none. It is opened there. What is no good will be read from below; where
-    /// the lender had no chance to answer (`asked` is false), nothing is known of its pages. Returns how many it returned that do not verify.
+    /// Where in the READ's buffer those pages of the last question go that were not answered yet.
+    pub fn unanswered(&self) -> &[usize] {
+        &self.places[self.answered..]
+    }
+
+    /// The answer to the next pages of the last question, as many as `got` has, is in `buf`; or there is none to all that are left of it. It is
+    /// opened there. What is no good will be read from below; where the lender had no chance to answer (`asked` is false), nothing is known of
+    /// its pages. Returns how many it returned that do not verify.
     pub fn answered(&mut self, core: &Core, got: Option<&[Got]>, asked: bool, buf: &mut [u8]) -> u64 {
         let exclusive = core.is_exclusive();
         let mut bad_pages = 0;
-        for (at, (key, place)) in self.keys.iter().zip(&self.places).enumerate() {
+        let first = self.answered;
+        self.answered = got.map_or(self.keys.len(), |got| self.keys.len().min(first + got.len()));
+        let pages = self.keys[first..self.answered].iter().zip(&self.places[first..]);
+        for (at, (key, place)) in pages.enumerate() {
             let (id, version) = (key.id(), key.version());
             let good = match got.and_then(|got| got.get(at)) {
                 None => false,
@@ -233,10 +250,11 @@ impl Reading {
         bad_pages
     }
 
-    /// The answer to the last question is late, and not waited for: it will be read from below. The lender has the pages still, unless it
-    /// gives away what it answers.
+    /// The rest of the answer to the last question is late, and not waited for: it will be read from below. The lender has the pages still,
+    /// unless it gives away what it answers.
     pub fn late(&mut self, core: &Core) {
-        for (key, place) in self.keys.iter().zip(&self.places) {
+        let first = std::mem::replace(&mut self.answered, self.keys.len());
+        for (key, place) in self.keys[first..].iter().zip(&self.places[first..]) {
             self.sources[place / PAGE_SIZE] = Source::Below;
             if core.is_exclusive() {
                 self.gone.push((key.id().index, key.version()));

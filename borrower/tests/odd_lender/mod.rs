@@ -5,6 +5,7 @@ use borrower::{Below, Borrower, File, LenderAddress, ReadRequest, Reads, Stamp};
 use page::{PAGE_SIZE, Page};
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
+use std::os::fd::BorrowedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -36,7 +37,20 @@ impl Below for InMemory {
 
 /// READs of `len` bytes at each of these offsets, which are all there at once; and what each was answered with.
 pub fn read(borrower: &Borrower, file: &Arc<File>, below: &Arc<InMemory>, offsets: &[u64], len: usize) -> Vec<Vec<u8>> {
-    let mut all = There { file, below, offsets, len, taken: 0, taken_before: 0, answers: vec![None; offsets.len()] };
+    read_as(borrower, file, below, offsets, len, false)
+}
+
+/// The same, with questions asked before others are answered, or not.
+pub fn read_as(
+    borrower: &Borrower,
+    file: &Arc<File>,
+    below: &Arc<InMemory>,
+    offsets: &[u64],
+    len: usize,
+    is_eager: bool,
+) -> Vec<Vec<u8>> {
+    let answers = vec![None; offsets.len()];
+    let mut all = There { file, below, offsets, len, is_eager, taken: 0, taken_before: 0, answers };
     let mut buf = vec![0; 1 << 20];
     while all.taken < offsets.len() {
         all.taken_before = all.taken;
@@ -51,6 +65,7 @@ struct There<'a> {
     below: &'a Arc<InMemory>,
     offsets: &'a [u64],
     len: usize,
+    is_eager: bool,
     taken: usize,
     taken_before: usize,
     answers: Vec<Option<Vec<u8>>>,
@@ -62,6 +77,10 @@ impl Reads<InMemory> for There<'_> {
         self.taken += 1;
         let (file, below) = (self.file.clone(), self.below.clone());
         Some(ReadRequest { file, below, request: self.taken as u64, offset, len: self.len })
+    }
+
+    fn wait_beside(&mut self, _answer: BorrowedFd<'_>, _limit: Duration) -> bool {
+        self.is_eager && self.taken < self.offsets.len()
     }
 
     fn answer(&mut self, nth: usize, read: io::Result<&[u8]>) {

@@ -110,7 +110,7 @@ fn gets(mut bytes: &[u8]) {
     let mut got = Vec::new();
     for request in 1..=3u64 {
         let mut window = vec![UNTOUCHED; 16 * PAGE_SIZE];
-        let asked = connection.ask(&keys, request.is_multiple_of(2));
+        let asked = connection.ask(&keys, keys.len(), request.is_multiple_of(2));
         if asked.and_then(|()| connection.receive(&places, &mut window, &mut got)).is_err() {
             return;
         }
