@@ -1,6 +1,7 @@
 //! `never-slower`: whether Puma is ever in the way.
 //!
-//! Workloads × sizes of the data × latencies of the network, each against the same mount without a lender. There is a mount for every
+//! Workloads × sizes of the data × latencies of the network, each against the same mount without a lender. (What the mount itself costs, and
+//! that without a lender it passes files through, is the business of `cached-read` and `bypass`: here all go through it.) There is a mount for every
 //! latency, whose relay delays from the beginning to the end, so that its gate sees a network that is as it is. The rounds of one workload and
 //! size go through all mounts in turns. Then latency comes and goes: how long until the lender is used again?
 
@@ -17,6 +18,8 @@ const RATIO_WANTED: f64 = 0.97;
 const DISK_READS_PER_S: u32 = 2000;
 const DISK_WRITES_PER_S: u32 = 500;
 const DISK_BYTES_PER_S: u64 = 200_000_000;
+/// Of all mounts, so that they differ in their lenders only.
+const MOUNT_OPTIONS: [&str; 2] = ["--passthrough", "off"];
 /// What the lender's group has beyond what it lends.
 const LENDER_ROOM_BYTES: u64 = 160 << 20;
 const LENDER_RESERVE_BYTES: u64 = 32 << 20;
@@ -94,9 +97,9 @@ pub fn run(world: &World) -> Result<Map<String, Value>, Failure> {
     };
     // Dropped in reverse: the mounts before what they are connected through.
     let relays = plan.latencies_ms.iter().map(|ms| relay(*ms)).collect::<Result<Vec<_>, _>>()?;
-    let mut sides = vec![world.mount("without", largest_bytes, None, &[])?];
+    let mut sides = vec![world.mount("without", largest_bytes, None, &MOUNT_OPTIONS)?];
     for (ms, relay) in plan.latencies_ms.iter().zip(&relays) {
-        sides.push(world.mount(&format!("with-{ms}-ms"), largest_bytes, Some(relay.address()), &[])?);
+        sides.push(world.mount(&format!("with-{ms}-ms"), largest_bytes, Some(relay.address()), &MOUNT_OPTIONS)?);
     }
     slow_down(world)?;
     println!(
@@ -283,7 +286,7 @@ fn resume(
     let latency_ms = plan.latencies_ms.iter().copied().max().unwrap_or(0);
     let len_bytes = plan.cache_bytes * 2;
     let relay = Relay::start(*lender)?;
-    let side = world.mount(name, len_bytes, Some(relay.address()), &[])?;
+    let side = world.mount(name, len_bytes, Some(relay.address()), &MOUNT_OPTIONS)?;
     let mut worker = world.worker(plan.cache_bytes)?;
     let mut seed = world.seed;
     let workload = Workload::Random { threads: 1 };
