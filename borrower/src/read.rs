@@ -58,7 +58,8 @@ impl<B: Below + Send + Sync + 'static> Asking<'_, B> {
     }
 
     /// Fills `buf`, which is as long as the READ, from wherever the pages are; what was not asked for yet is. `raced` belongs to what
-    /// was. `seen` is what the file looked like after all of it was filled, if it is. Returns the bytes read, which are fewer than asked for only at the end of the file.
+    /// was. `seen` is what the file looked like after all of it was filled, if it is. Returns the bytes read, which are fewer than asked for
+    /// only at the end of the file.
     ///
     /// # Errors
     /// Those of the file below.
