@@ -79,12 +79,14 @@ fn without_a_tap_pages_are_lent_when_they_are_read() {
 }
 
 #[test]
-fn a_read_ahead_window_is_one_get() {
-    let test = "a_read_ahead_window_is_one_get";
+fn a_read_ahead_window_is_few_gets() {
+    let test = "a_read_ahead_window_is_few_gets";
     if !can_run(test) {
         return;
     }
     const WINDOWS: u64 = 16;
+    // So many messages leave at once, so that the lender copies while the pages before are verified.
+    const MESSAGES: u64 = 4;
     let scratch = Scratch::new(test).unwrap();
     let (source, at) = (scratch.directory("source").unwrap(), scratch.directory("mount").unwrap());
     let bytes = write_pages(&source.join("file"), WINDOWS as usize * 256, 7);
@@ -108,7 +110,7 @@ fn a_read_ahead_window_is_one_get() {
     // Windows of 256 pages; the first ones are smaller, while the kernel learns that the file is read in order.
     let gets = mount.count("get_messages") - before;
     println!("{gets} gets for {} pages", WINDOWS * 256);
-    assert!(gets <= 2 * WINDOWS, "{gets} gets");
+    assert!(gets <= MESSAGES * (WINDOWS + 4), "{gets} gets");
 }
 
 #[test]
