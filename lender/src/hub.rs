@@ -412,7 +412,8 @@ impl Hub {
             vacant: Vec::new(),
             ready: VecDeque::new(),
             scratch: Scratch::default(),
-            patience: Patience::default(),
+            // Questions come from other machines, or at least from other groups.
+            patience: Patience::for_others(),
             next_due: None,
         })
     }

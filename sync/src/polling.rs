@@ -3,7 +3,7 @@
 //! To be woken costs tens of microseconds where processors halt, as they do in virtual machines: more than the whole way to a lender near
 //! by and back. So who waits for something that is likely to come at once may poll; but a processor that polls does nothing else. Hence:
 //!
-//! - nobody does where there is but one processor, which may be needed for what is waited for;
+//! - nobody does where there is but one processor to use, if that may be needed for what is waited for;
 //! - for [`POLL_MAX`] at the most, and whoever polls offers the processor to others at each look;
 //! - where polling is in vain, because nothing comes that soon or the processors are busy, it is left alone for twice as many times each
 //!   time. So in the long run it costs at most [`POLL_MAX`] for each 1,024 times.
@@ -35,6 +35,11 @@ impl Default for Patience {
 }
 
 impl Patience {
+    /// For what mostly comes from elsewhere: however few processors this process may use, it needs none of them.
+    pub fn for_others() -> Patience {
+        Patience::new(usize::MAX)
+    }
+
     /// On a machine of so many processors.
     pub fn new(processors: usize) -> Patience {
         let [skip, skip_next] = [0, SKIPPED_FIRST].map(AtomicU32::new);
