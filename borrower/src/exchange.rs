@@ -33,6 +33,20 @@ pub(crate) struct Raced {
     pub(crate) read: Vec<u8>,
 }
 
+impl Raced {
+    /// Copies those of the READ's bytes to `piece`. Returns how many there are, which are fewer at the end of the file only; none of them, if
+    /// the file ends before. `None`: not all of them were read.
+    pub(crate) fn copy(&self, bytes: &Range<usize>, piece: &mut [u8]) -> Option<usize> {
+        if bytes.start < self.span.start || self.span.end < bytes.end {
+            return None;
+        }
+        let end = self.read.len().min(bytes.end - self.span.start);
+        let read = self.read.get(bytes.start - self.span.start..end).unwrap_or_default();
+        piece[..read.len()].copy_from_slice(read);
+        Some(read.len())
+    }
+}
+
 /// What became of a message.
 #[derive(Clone, Copy)]
 pub(crate) enum Answer {
@@ -260,4 +274,24 @@ fn below_wins(connection: &GetConnection, race: &Race, limit: Duration) -> io::R
     }
     // A disk that fails is no answer: the lender's is waited for.
     Ok(race.take().and_then(Result::ok))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_raced_may_end_anywhere() {
+        // Of a READ's bytes 4 to 12, of which the file had five.
+        let raced = Raced { span: 4..12, read: vec![1, 2, 3, 4, 5] };
+        let copy = |bytes: Range<usize>| {
+            let mut piece = vec![0; bytes.len()];
+            raced.copy(&bytes, &mut piece).map(|read| (read, piece))
+        };
+        assert_eq!(copy(4..6), Some((2, vec![1, 2])));
+        assert_eq!(copy(7..12), Some((2, vec![4, 5, 0, 0, 0])));
+        assert_eq!(copy(9..11), Some((0, vec![0, 0])));
+        assert_eq!(copy(10..12), Some((0, vec![0, 0])), "it begins behind the end");
+        assert_eq!((copy(3..5), copy(10..13)), (None, None));
+    }
 }

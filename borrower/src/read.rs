@@ -135,14 +135,10 @@ impl<B: Below + Send + Sync + 'static> Asking<'_, B> {
         while let Some(bytes) = reading.next_below() {
             let at = offset + bytes.start as u64;
             let piece = &mut buf[bytes.clone()];
-            let read = match &raced {
-                // What it read is as new as what would be read now: the READ is done again if anything has changed since it began.
-                Some(Raced { span, read }) if span.start <= bytes.start && bytes.end <= span.end => {
-                    let there = read.len().min(bytes.end - span.start).saturating_sub(bytes.start - span.start);
-                    piece[..there].copy_from_slice(&read[bytes.start - span.start..][..there]);
-                    there
-                }
-                _ => self.read_below(reading, piece, at)?,
+            // What was raced is as new as what would be read now: the READ is done again if anything has changed since it began.
+            let read = match raced.as_ref().and_then(|raced| raced.copy(&bytes, piece)) {
+                Some(read) => read,
+                None => self.read_below(reading, piece, at)?,
             };
             piece[read..].fill(0);
             core.metrics.below_pages.add(read.div_ceil(PAGE_SIZE) as u64);
