@@ -7,15 +7,13 @@
 use crate::figures::Series;
 use crate::reading::Method;
 use crate::worker::Order;
-use crate::world::{Side, Worker, World};
+use crate::world::{Worker, World};
 use page::PAGE_SIZE;
 use serde_json::{Map, Value, json};
 use testbed::Failure;
 
 /// Wanted at least: through the mount over below.
 const RATIO_WANTED: f64 = 0.97;
-/// The mounts: how they are called, and their options.
-const MOUNTS: [(&str, &[&str]); 2] = [("mounted", &[]), ("held", &["--passthrough", "off"])];
 /// Ways to read, and bytes at once.
 const LOADS: [(&str, Method, usize); 4] = [
     ("read 4 KiB", Method::Read, PAGE_SIZE),
@@ -29,13 +27,10 @@ pub fn run(world: &World) -> Result<Map<String, Value>, Failure> {
     let extent = world.extent;
     let len_bytes: u64 = extent.choose(256 << 20, 64 << 20, 4 << 20);
     let (rounds, ms) = (extent.choose(15, 9, 1), extent.choose(1000, 400, 30));
-    let mut sides = Vec::new();
-    for (name, options) in MOUNTS {
-        sides.push(world.mount(name, len_bytes, None, options)?);
-    }
+    let side = world.mount("mounted", len_bytes, None, &[])?;
+    let held = world.mount("held", len_bytes, None, &["--passthrough", "off"])?;
     let mut worker = Worker::start(&world.interrupt, &[])?;
     println!("{} MiB in the page cache; {rounds} rounds of {ms} ms each", len_bytes >> 20);
-    let [side, held] = &sides[..] else { return Err(Failure::Problem("two mounts were made".to_owned())) };
     let paths = [side.file.clone(), held.file.clone(), side.below.clone()];
     for path in &paths {
         worker.obey(&Order::Pass { path: path.clone(), len_bytes })?;
@@ -68,10 +63,9 @@ pub fn run(world: &World) -> Result<Map<String, Value>, Failure> {
             figures.insert(format!("{prefix}{key}_ratio"), ratio.json());
         }
     }
-    let [passed_worst, held_worst] = worst;
-    let [read, mmap] = passed_worst;
+    let [[read, mmap], [held_read, held_mmap]] = worst;
     println!("the least of read {read:.3}, of mmap {mmap:.3} (at least {RATIO_WANTED} is wanted)");
-    println!("where lenders may be of use: {:.3}, {:.3}", held_worst[0], held_worst[1]);
+    println!("where lenders may be of use: {held_read:.3}, {held_mmap:.3}");
     // None, if what is cached stays so; the kernel may have had a better use for it.
     let asked = reads()? - reads_before;
     println!("the mount was asked {asked} times");
@@ -79,13 +73,14 @@ pub fn run(world: &World) -> Result<Map<String, Value>, Failure> {
         "read_requests": asked,
         "read_ratio": read,
         "mmap_ratio": mmap,
-        "held_read_ratio": held_worst[0],
-        "held_mmap_ratio": held_worst[1],
+        "held_read_ratio": held_read,
+        "held_mmap_ratio": held_mmap,
         "ratio_wanted": RATIO_WANTED,
         "rounds": rounds,
         "phase_ms": ms,
         "file_bytes": len_bytes,
     })));
-    sides.into_iter().try_for_each(Side::end)?;
+    side.end()?;
+    held.end()?;
     Ok(figures)
 }

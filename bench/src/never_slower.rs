@@ -1,8 +1,8 @@
 //! `never-slower`: whether Puma is ever in the way.
 //!
 //! Workloads × sizes of the data × latencies of the network, each against the same mount without a lender. (What the mount itself costs, and
-//! that without a lender it passes files through, is the business of `cached-read` and `bypass`: here all go through it.) There is a mount for every
-//! latency, whose relay delays from the beginning to the end, so that its gate sees a network that is as it is. The rounds of one workload and
+//! that without a lender it passes files through, is the business of `cached-read` and `bypass`: here all go through it.) There is a mount for
+//! every latency, whose relay delays from the beginning to the end, so that its gate sees a network that is as it is. The rounds of one workload and
 //! size go through all mounts in turns. Then latency comes and goes: how long until the lender is used again?
 
 use crate::figures::Series;

@@ -125,8 +125,8 @@ impl Passthrough {
     /// through a mapping is to be written, which the kernel does together with that. (What an open made the kernel drop is known to be dropped
     /// at the RELEASE, too.)
     pub(crate) fn flushes(&self, file: &OpenFile) -> bool {
-        let is_mapped_shared = file.readable && file.writable;
-        self.write_mode == WriteMode::Back || is_mapped_shared || !file.inode.device.closes_silently(&file.fd)
+        let may_be_stored_to = file.readable && file.writable;
+        self.write_mode == WriteMode::Back || may_be_stored_to || !file.inode.device.closes_silently(&file.fd)
     }
 
     /// A READ that is not for the page cache, or of a file that the pool is not for.
