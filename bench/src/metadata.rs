@@ -2,12 +2,19 @@
 //! everything through, bindfs and mergerfs, as Debian has them and as they are by default.
 //!
 //! [`crate::tree`] says what is done. Ratios are geometric means over its phases, so that none counts more than another.
+//!
+//! Each round has a directory of its own, far from all others on the disk: ext4 does not give the number of an inode that was removed a
+//! short while ago to another file (fs/ext4/ialloc.c, recently_deleted), and looks for one that it can give from the first on. Beside
+//! the files that a round before has removed, making one took 0.4 ms instead of 15 µs, most of it no matter of who asked for it.
 
 use crate::figures::{Series, geometric_mean};
 use crate::tree::PHASES;
 use crate::worker::Order;
 use crate::world::{Side, Worker, World};
+use rustix::fs::{IFlags, ioctl_getflags, ioctl_setflags};
+use rustix::io::Errno;
 use serde_json::{Map, Value, json};
+use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -28,7 +35,10 @@ pub fn run(world: &World) -> Result<Map<String, Value>, Failure> {
     let (files, rounds) = (extent.choose(50_000, 5000, 200), extent.choose(3, 3, 1));
     let side = world.mount("mounted", 0, None, &[])?;
     let peers = PEERS.map(|(name, options)| Peer::mount(world, name, options));
-    let mut places = vec![("pumapool", side.at.clone()), ("below", world.directory("native")?)];
+    let native = world.directory("native")?;
+    spread_directories(&side.source)?;
+    spread_directories(&native)?;
+    let mut places = vec![("pumapool", side.at.clone()), ("below", native)];
     for peer in &peers {
         match peer {
             Ok(peer) => places.push((peer.name, peer.at.clone())),
@@ -42,7 +52,9 @@ pub fn run(world: &World) -> Result<Map<String, Value>, Failure> {
         for index in (0..places.len()).map(|index| (index + round) % places.len()) {
             // What others have written must not be written back at our expense.
             rustix::fs::sync();
-            let report = worker.obey(&Order::Tree { directory: places[index].1.clone(), files })?;
+            let (name, at) = &places[index];
+            let directory = at.join(format!("{name}-{round}-{}", world.seed));
+            let report = worker.obey(&Order::Tree { directory, files })?;
             for (series, seconds) in speeds[index].iter_mut().zip(&report.phase_seconds) {
                 series.add(files as f64 / seconds);
             }
@@ -81,6 +93,17 @@ pub fn run(world: &World) -> Result<Map<String, Value>, Failure> {
     Ok(figures)
 }
 
+/// Asks the file system to have the directories that are made in this one far from each other.
+fn spread_directories(directory: &Path) -> Result<(), Failure> {
+    let opened = File::open(directory).map_err(Failure::attempted(format!("opening {}", directory.display())))?;
+    let flags = ioctl_getflags(&opened).map(|flags| flags | IFlags::TOPDIR);
+    match flags.and_then(|flags| ioctl_setflags(&opened, flags)) {
+        // One that has no such wish has no use for it either.
+        Ok(()) | Err(Errno::NOTTY | Errno::OPNOTSUPP | Errno::INVAL) => Ok(()),
+        Err(error) => Err(Failure::attempted(format!("setting the flags of {}", directory.display()))(error.into())),
+    }
+}
+
 /// Another file system, taken away when dropped.
 struct Peer {
     name: &'static str,
@@ -91,6 +114,7 @@ struct Peer {
 impl Peer {
     fn mount(world: &World, name: &'static str, options: &[&str]) -> Result<Peer, Failure> {
         let (source, at) = (world.directory(&format!("{name}-below"))?, world.directory(&format!("{name}-mounted"))?);
+        spread_directories(&source)?;
         let mut command = Command::new(name);
         command.args(options).args([&source, &at]).stdin(Stdio::null()).stderr(Stdio::null());
         let process = Process::spawn(command, &[]).map_err(|error| {
