@@ -271,6 +271,7 @@ pub struct Options<'a> {
 }
 
 /// What is read or used, and how much memory there is for it without a lender.
+#[derive(Clone, Copy)]
 struct Subject<'a> {
     /// Of its directory.
     name: &'a str,
