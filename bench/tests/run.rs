@@ -227,7 +227,7 @@ fn the_papers_experiments_have_their_results() {
         ("random-read", "| exclusive | 5 |", Some(6)),
         ("sequential-read", "| non-inclusive, filter | 5 |", Some(6)),
         ("blast", "| exclusive, filter | 5 |", Some(6)),
-        ("postmark", "| non-inclusive | 5 |", Some(6)),
+        ("postmark", "| non-inclusive | 5 |", Some(7)),
         ("latency", "| sequential, gate off | 0 |", Some(6)),
         ("slides", "| lender empty | 4 |", Some(5)),
         ("dynamic", "| with a lender | 0 |", None),
