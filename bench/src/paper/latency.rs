@@ -127,7 +127,8 @@ pub fn results(records: &Records) -> Results {
         ],
         findings: USES.iter().flat_map(|(name, key, _)| [finding(name, key), without(name, key)]).collect(),
         why: "Without the gate a stream waits for the network with each of its windows, and is slower than the disk as soon as that takes longer; with it \
-              the lender is left alone then. Random reads gain as long as a round trip is shorter than a seek of the disk. Postmark's baseline has the memory \
-              that a mount needs (64 MiB at the least) beside its own, which at a small scale is more than all that Puma's program has: there its figures compare little else.",
+              the lender is left alone then. Random reads gain as long as a round trip is shorter than a seek of the disk. Postmark's baseline has the \
+              memory that a mount needs (64 MiB at the least) beside its own, which at a small scale is more than all that Puma's program has: there its \
+              figures compare little else.",
     }
 }

@@ -176,7 +176,8 @@ pub fn results(records: &Records) -> Results {
         ],
         why: "The disk is slow for reads only: what the kernel writes back it writes in nobody's name, and the I/O controller of control groups of version 1 \
               cannot slow that down. So nothing is gained here by writing less. Whatever the mount needs beside the local memory (an eighth of it, 64 MiB at \
-              the least, and 2 KiB for each file) is page cache of the program where there is no Puma; at an eighth of the paper's sizes these are 92 MiB beside \
-              128, so that a lender has to bring more than that before anything is gained over it. The baseline with the local memory alone is what the paper had. With all memory local as much is written as without Puma: there is nothing less to be had.",
+              the least, and 2 KiB for each file) is page cache of the program where there is no Puma; at an eighth of the paper's sizes these are 92 MiB \
+              beside 128, so that a lender has to bring more than that before anything is gained over it. The baseline with the local memory alone is what \
+              the paper had. With all memory local as much is written as without Puma: there is nothing less to be had.",
     }
 }
