@@ -98,10 +98,10 @@ fn a_node_that_evicts_borrows_and_lends_again() {
     assert!(shown.contains("  role        borrow for "), "{shown}");
 
     // They come to rest. What they have left in the page cache goes at once, where else the kernel may evict it bit by bit: some reclaim what
-    // is cold without need (DAMON), and that is no rest.
+    // is cold without need (DAMON), and that is no rest. Again and again, as the shell's last `cat` reads on when the shell has ended.
     drop(reader);
-    setup::evict(&at.join("file"));
     node.wait_for("lending again", |status| {
+        setup::evict(&at.join("file"));
         is_at_once_one_of_both(status);
         status["role"]["role"] == "lend" && status["lender"]["lending"] == true
     });
