@@ -9,6 +9,7 @@ use crate::edge::connection::{ANSWER_TIMEOUT, GetConnection};
 use crate::edge::link::{Link, Taken};
 use crate::edge::racing::Race;
 use crate::logic::core::Core;
+use crate::logic::latencies::Size;
 use crate::logic::reading::{Got, Reading};
 use crate::{Below, Borrower, ReadRequest};
 use page::PAGE_SIZE;
@@ -205,11 +206,11 @@ impl<'a> Exchange<'a> {
         }
     }
 
-    /// All is answered, or nothing will be. Where it `is_compared`, the time that it took says how lender and directory below compare.
-    pub(crate) fn end(self, is_compared: bool) {
+    /// All is answered, or nothing will be. The time that it took says how lender and directory below compare at that size, if there is one.
+    pub(crate) fn end(self, size: Option<Size>) {
         let State::Open(link, taken) = self.state else { return };
-        if is_compared {
-            link.note(self.since - self.begun);
+        if let Some(size) = size {
+            link.note(self.since - self.begun, size);
         }
         link.give_back(taken);
     }

@@ -39,7 +39,7 @@ pub use logic::file::Left;
 pub use logic::gate;
 pub use logic::groups;
 use logic::hedging::{Hedges, LATE_PERCENT, late_us};
-use logic::latencies::Latencies;
+use logic::latencies::{LatenciesBySize, Size};
 use page::seal::Sealing;
 use page::{ChecksumKey, FileKey, Page, PageId, Version};
 use serde::Serialize;
@@ -297,20 +297,22 @@ impl File {
 /// What reads of the directory below take lately.
 #[derive(Default)]
 struct Disk {
-    latencies: Mutex<Latencies>,
+    latencies: Mutex<LatenciesBySize>,
     /// After how many microseconds a get is late; 0: nothing is known.
     late_us: AtomicU64,
 }
 
 impl Disk {
-    fn note(&self, took: Duration) {
+    fn note(&self, took: Duration, size: Size) {
         let mut latencies = self.latencies.lock();
-        latencies.note(took.as_micros() as u64);
-        self.late_us.store(late_us(latencies.quantile_us(LATE_PERCENT)), Ordering::Relaxed);
+        latencies.note(took.as_micros() as u64, size);
+        if size == Size::Small {
+            self.late_us.store(late_us(latencies.of(size).quantile_us(LATE_PERCENT)), Ordering::Relaxed);
+        }
     }
 
-    fn mean_us(&self) -> Option<f64> {
-        self.latencies.lock().mean_us()
+    fn mean_us(&self, size: Size) -> Option<f64> {
+        self.latencies.lock().of(size).mean_us()
     }
 
     /// After how long a get is late.
@@ -620,9 +622,9 @@ impl Borrower {
         self.core.sees_evictions()
     }
 
-    /// What reads of the directory below take on average lately, in microseconds, and after what time a get counts as late.
+    /// What small reads of the directory below take on average lately, in microseconds, and after what time a get counts as late.
     pub fn disk_us(&self) -> (Option<u64>, u64) {
-        (self.disk.mean_us().map(|us| us as u64), self.disk.late().as_micros() as u64)
+        (self.disk.mean_us(Size::Small).map(|us| us as u64), self.disk.late().as_micros() as u64)
     }
 
     fn produced(&self) -> u64 {

@@ -2,15 +2,13 @@
 
 use crate::exchange::{Exchange, Raced};
 use crate::logic::file::FileState;
+use crate::logic::latencies::Size;
 use crate::logic::reading::{ATTEMPTS_MAX, Got, Reading};
 use crate::{Below, Borrower, File, Stamp};
 use page::PAGE_SIZE;
 use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-
-/// Pages of a READ of the directory below, or of a get, up to which the two are compared: beyond, it is the disk's bandwidth that counts.
-const COMPARED_PAGES_MAX: usize = 32;
 
 /// How long a READ waits for a change of its pages that is being applied below. It depends on nothing but the file system
 /// below, never on the kernel's FUSE pages, so it ends; the limit is for a disk that hangs, on which the READ would hang too.
@@ -124,13 +122,13 @@ impl<B: Below + Send + Sync + 'static> Asking<'_, B> {
         while let Some(question) = reading.next_question(file) {
             let mut exchange = Exchange::with(self.borrower, question.lender);
             exchange.ask(question.keys);
-            let is_compared = is_compared(question.keys.len(), question.is_sequential);
+            let size = Size::of(question.keys.len(), question.is_sequential);
             while !reading.unanswered().is_empty() {
                 let answer = exchange.receive(self.read, 0..buf.len(), reading.unanswered(), got, buf);
                 exchange.returned_bad(answer.tell(core, reading, got, buf));
             }
             raced = exchange.raced.take().or(raced);
-            exchange.end(is_compared);
+            exchange.end(Some(size));
         }
         while let Some(bytes) = reading.next_below() {
             let at = offset + bytes.start as u64;
@@ -148,19 +146,14 @@ impl<B: Below + Send + Sync + 'static> Asking<'_, B> {
 
     /// Reads below, and notes how long that takes.
     fn read_below(&self, reading: &Reading, buf: &mut [u8], offset: u64) -> io::Result<usize> {
-        let is_compared = is_compared(buf.len() / PAGE_SIZE, reading.is_sequential());
+        let size = Size::of(buf.len() / PAGE_SIZE, reading.is_sequential());
         let begun = Instant::now();
         let read = self.read.below.read_at(buf, offset)?;
         let took = begun.elapsed();
         self.borrower.below_times.note(took);
-        if is_compared && read > 0 {
-            self.borrower.disk.note(took);
+        if read > 0 {
+            self.borrower.disk.note(took, size);
         }
         Ok(read)
     }
-}
-
-/// Whether the time that it takes says how a lender and the directory below compare: the same of both.
-pub(crate) fn is_compared(pages: usize, is_sequential: bool) -> bool {
-    pages <= COMPARED_PAGES_MAX && !is_sequential
 }

@@ -83,6 +83,8 @@ const LENDER_RESERVE_BYTES: u64 = 16 << 20;
 /// Variants without Puma: the borrower alone, and one machine with all the memory.
 const BASELINE: &str = "baseline";
 const IDEAL: &str = "ideal";
+/// Behind the baseline's name, where mounts have memory beside the local: without that, as the papers' baselines were.
+const LOCAL_ALONE: &str = "local memory alone";
 /// Those with Puma, and the options of its mounts. The gate has an experiment of its own (`latency`): while caches are filled the disk is fast,
 /// and it would rightly leave the lender alone then.
 const VARIANTS: [(&str, [&str; 6]); 4] = [
@@ -548,6 +550,21 @@ impl Run<'_> {
         Ok(directory)
     }
 
+    /// Has the baseline measured, by its name; also with the local memory alone, where a mount would have some beside it.
+    fn baselines(
+        &mut self,
+        (variant, x): (&str, f64),
+        subject: &Subject<'_>,
+        measure: &Measure<'_>,
+    ) -> Result<(), Failure> {
+        self.without_puma((variant, x), subject, subject.local_bytes, measure)?;
+        if subject.beside_bytes == 0 {
+            return Ok(());
+        }
+        let alone = Subject { beside_bytes: 0, ..*subject };
+        self.without_puma((&local_alone(variant), x), &alone, alone.local_bytes, measure)
+    }
+
     /// Has a variant measured in the directory below, if it is not kept yet.
     fn without_puma(
         &mut self,
@@ -616,9 +633,8 @@ impl Run<'_> {
 
 /// Has each variant measured, at each size, that is not kept yet: without Puma in the directory below, with it through a mount.
 fn compare(run: &mut Run<'_>, subject: &Subject<'_>, measure: &Measure<'_>) -> Result<(), Failure> {
-    for (variant, cache_bytes) in [(BASELINE, subject.local_bytes), (IDEAL, subject.data_bytes + subject.local_bytes)] {
-        run.without_puma((variant, 0.0), subject, cache_bytes, measure)?;
-    }
+    run.baselines((BASELINE, 0.0), subject, measure)?;
+    run.without_puma((IDEAL, 0.0), subject, subject.data_bytes + subject.local_bytes, measure)?;
     let is_quick = run.world.extent == Extent::Quick;
     for (variant, options) in VARIANTS {
         for &x in subject.lent_gib {
@@ -630,6 +646,11 @@ fn compare(run: &mut Run<'_>, subject: &Subject<'_>, measure: &Measure<'_>) -> R
         }
     }
     Ok(())
+}
+
+/// The name of a baseline with the local memory alone.
+fn local_alone(baseline: &str) -> String {
+    format!("{baseline}, {LOCAL_ALONE}")
 }
 
 /// Any scale will do.

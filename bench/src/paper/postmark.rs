@@ -3,7 +3,7 @@
 use super::plot::{Chart, Line, Mark};
 use super::record::Records;
 use super::report::{Column, Finding, Results};
-use super::{ALL_FITS_GIB, BASELINE, Case, LITTLE_GIB, LOCAL_BYTES, Run, Study, Subject, compare};
+use super::{ALL_FITS_GIB, BASELINE, Case, LITTLE_GIB, LOCAL_BYTES, Run, Study, compare, local_alone};
 use crate::program::{self, Program};
 use rustix::process::Signal;
 use std::fs;
@@ -35,19 +35,13 @@ const COUNTERS: [(&str, &str); 3] = [
 /// What it says as each part ends.
 const FILES_MADE: &str = "Creating files";
 const TRANSACTIONS_DONE: &str = "Performing transactions";
-/// The baseline without what the mounts have beside the local memory.
-const LOCAL_ALONE: &str = "baseline, local memory alone";
 const WANTED: f64 = 1.5;
 /// Wanted with little cache, which is what the paper says.
 const WANTED_LITTLE: f64 = 1.1;
 const PAPER: f64 = 3.0;
 
 pub fn run(run: &mut Run<'_>) -> Result<(), Failure> {
-    study(run, &|run, subject, measure| {
-        let alone = Subject { beside_bytes: 0, ..*subject };
-        run.without_puma((LOCAL_ALONE, 0.0), &alone, subject.local_bytes, measure)?;
-        compare(run, subject, measure)
-    })
+    study(run, &compare)
 }
 
 pub fn study(run: &mut Run<'_>, study: &Study<'_>) -> Result<(), Failure> {
@@ -170,7 +164,7 @@ pub fn results(records: &Records) -> Results {
             Finding::at_least("exclusive, all fits, over no Puma", all_fits("exclusive"), WANTED, "up to 3 ×"),
             Finding::at_least("non-inclusive, all fits, over no Puma", all_fits("non-inclusive"), WANTED, "up to 3 ×"),
             little(BASELINE, "over no Puma"),
-            little(LOCAL_ALONE, "over no Puma with the local memory alone"),
+            little(&local_alone(BASELINE), "over no Puma with the local memory alone"),
             fewer("disk_reads", "reads of the disk"),
             fewer("disk_written_mib", "MiB written to the disk"),
         ],

@@ -16,8 +16,8 @@
 use super::connection::{
     ANSWER_TIMEOUT, Connection, GetConnection, Outgoing, send_bye, send_drop, send_ping, send_put,
 };
-use crate::logic::gate::{Gate, Measured, PING_INTERVAL, Reason};
-use crate::logic::latencies::Latencies;
+use crate::logic::gate::{Gate, Measured, PING_INTERVAL, Reason, Took};
+use crate::logic::latencies::{LatenciesBySize, Size};
 use crate::logic::placement;
 use crate::metrics::Counter;
 use crate::{Borrower, LenderAddress, LenderStatus};
@@ -78,7 +78,7 @@ pub(crate) struct Link {
     /// A get connection became idle.
     idle: Condvar,
     seen: Mutex<Seen>,
-    get_latencies: Mutex<Latencies>,
+    get_latencies: Mutex<LatenciesBySize>,
     pub(crate) patience: Patience,
     pub(crate) counters: Counters,
 }
@@ -259,8 +259,8 @@ impl Link {
     }
 
     /// How long an answer took.
-    pub(crate) fn note(&self, took: Duration) {
-        self.get_latencies.lock().note(took.as_micros() as u64);
+    pub(crate) fn note(&self, took: Duration, size: Size) {
+        self.get_latencies.lock().note(took.as_micros() as u64, size);
     }
 
     /// Returns a connection that is still good.
@@ -359,7 +359,7 @@ impl Link {
             ping_us: now_us,
             ping_short_us: short_us,
             ping_long_us: long_us,
-            get_us: self.get_latencies.lock().mean_us().map(|us| us as u64),
+            get_us: self.get_latencies.lock().of(Size::Small).mean_us().map(|us| us as u64),
             weight: borrower.core.weights.get(self.number),
             capacity_pages: seen.capacity_pages,
             free_pages: seen.free_pages,
@@ -383,11 +383,10 @@ impl Link {
     /// A ping was answered: weighs the lender anew, and opens or closes its gate.
     fn measured(&self, borrower: &Borrower, rtt: Duration, elapsed: Duration) {
         let number = self.number;
-        let measured = Measured {
-            ping_us: rtt.as_secs_f64() * 1e6,
-            get_us: self.get_latencies.lock().mean_us(),
-            disk_us: borrower.disk.mean_us(),
-        };
+        let took =
+            |size| Took { get_us: self.get_latencies.lock().of(size).mean_us(), disk_us: borrower.disk.mean_us(size) };
+        let measured =
+            Measured { ping_us: rtt.as_secs_f64() * 1e6, small: took(Size::Small), large: took(Size::Large) };
         let mut seen = self.seen.lock();
         let was = seen.gate.closed();
         seen.gate.measured(measured, elapsed);

@@ -2,14 +2,15 @@
 //!
 //! Lenders are pinged at a fixed pace. Two moving averages of the round-trip time each close the gate above an upper threshold: a short one,
 //! which sees a peak, and a long one, which sees a network that is always somewhat too slow. It opens again when both are below their lower
-//! thresholds. Beyond the paper, a third comparison: what a lender takes *now* with what the directory below takes *now*. A lender
-//! slower than the disk is of no use however fast the network is. But a disk that has little to do, because the lender answers, is
-//! faster than one that has to answer all: so closing the gate for it is a trial. If the disk then turns out to be slower, what it took
-//! under that load is what lenders are compared with for a while, longer each time.
+//! thresholds. Beyond the paper, what a lender takes *now* is compared with what the directory below takes *now*. A lender slower than the
+//! disk is of no use however fast the network is; and with a disk that is slower by far, the thresholds do not count. But a disk that has
+//! little to do, because the lender answers, is faster than one that has to answer all: so closing the gate is a trial. If the disk then turns
+//! out to be slower, what it took under that load is what lenders are compared with for a while, longer each time.
 //!
 //! Pure: times are arguments. While the gate is closed only pings tell what the lender would take, so what a get takes beyond a ping is
 //! remembered from when it was open.
 
+use super::latencies::Size;
 use std::time::Duration;
 
 /// Time between two pings of a lender.
@@ -26,6 +27,11 @@ const NOW_SECONDS: f64 = 1.0;
 /// The lender must be slower than the disk by this factor for the gate to close, and faster by [`OPEN_RATIO`] for it to open.
 const CLOSE_RATIO: f64 = 1.1;
 const OPEN_RATIO: f64 = 0.8;
+
+/// The disk is slower by far: the thresholds do not count while the lender takes less than this part of what the disk does; and if they did, not
+/// from [`FAR_OPEN_RATIO`] on. Whoever waits twice as long for the disk has something of the lender even where every other answer is late.
+const FAR_CLOSE_RATIO: f64 = 0.5;
+const FAR_OPEN_RATIO: f64 = 0.4;
 
 /// How long what a disk took under load is believed, at first and at the most. It doubles with each trial that shows it again.
 const LOADED_FIRST: Duration = Duration::from_secs(10);
@@ -107,15 +113,24 @@ impl Average {
     }
 }
 
+/// What reads of one size took lately.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Took {
+    /// What gets took on average, in microseconds, if there were any.
+    pub get_us: Option<f64>,
+    /// What reads of the directory below take on average, in microseconds, if any were made.
+    pub disk_us: Option<f64>,
+}
+
 /// What was measured of a lender since the last ping.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Measured {
     /// Round-trip time of the ping, in microseconds.
     pub ping_us: f64,
-    /// What gets took on average, in microseconds, if there were any.
-    pub get_us: Option<f64>,
-    /// What reads of the directory below take on average, in microseconds, if any were made.
-    pub disk_us: Option<f64>,
+    /// What small reads took.
+    pub small: Took,
+    /// What large ones took.
+    pub large: Took,
 }
 
 /// The gate of one lender. It is open at first.
@@ -125,10 +140,13 @@ pub struct Gate {
     now: Average,
     short: Average,
     long: Average,
-    /// What a get takes beyond a ping.
-    get_over_ping_us: f64,
-    /// What the directory below took when it had to answer all, in microseconds, and how long that is still believed.
-    loaded_us: f64,
+    /// What a get takes beyond a ping, a small one and a large one, if there were any.
+    small_over_ping_us: Option<f64>,
+    large_over_ping_us: Option<f64>,
+    /// What the directory below took for a small read and a large one when it had to answer all, in microseconds, and how long that is still
+    /// believed.
+    loaded_small_us: f64,
+    loaded_large_us: f64,
     loaded_for: Duration,
     /// For how long it was believed the last time, and how long the gate has been closed.
     loaded_time: Duration,
@@ -144,8 +162,10 @@ impl Gate {
             now: Average::over(NOW_SECONDS),
             short: Average::over(SHORT_SECONDS),
             long: Average::over(LONG_SECONDS),
-            get_over_ping_us: 0.0,
-            loaded_us: 0.0,
+            small_over_ping_us: None,
+            large_over_ping_us: None,
+            loaded_small_us: 0.0,
+            loaded_large_us: 0.0,
             loaded_for: Duration::ZERO,
             loaded_time: Duration::ZERO,
             closed_time: Duration::ZERO,
@@ -163,45 +183,72 @@ impl Gate {
         for average in [&mut self.now, &mut self.short, &mut self.long] {
             average.add(measured.ping_us, elapsed);
         }
-        if let (Some(get_us), None) = (measured.get_us, self.closed) {
-            self.get_over_ping_us = (get_us - measured.ping_us).max(0.0);
+        if self.closed.is_none() {
+            let over = |get_us: f64| (get_us - measured.ping_us).max(0.0);
+            self.small_over_ping_us = measured.small.get_us.map(over).or(self.small_over_ping_us);
+            self.large_over_ping_us = measured.large.get_us.map(over).or(self.large_over_ping_us);
         }
-        let Config { short, long } = self.config;
-        let lender_us = self.now.us() + self.get_over_ping_us;
         self.loaded_for = self.loaded_for.saturating_sub(elapsed);
-        let loaded_us = if self.loaded_for.is_zero() { 0.0 } else { self.loaded_us };
-        let slower = |ratio: f64| measured.disk_us.is_some_and(|disk_us| lender_us > disk_us.max(loaded_us) * ratio);
-        let above = |us: f64, threshold_us: u64| us > threshold_us as f64;
+        let slower = |ratio: f64| self.compare(&measured, Size::Small).is_some_and(|part| part > ratio);
         let before = self.closed;
         self.closed = match before {
-            None if above(self.short.us(), short.upper_us) => Some(Reason::Peak),
-            None if above(self.long.us(), long.upper_us) => Some(Reason::SlowNetwork),
-            None if slower(CLOSE_RATIO) => Some(Reason::FasterDisk),
-            None => None,
+            None => self
+                .slow_network(false)
+                .filter(|_| !self.disk_is_far(&measured, FAR_CLOSE_RATIO))
+                .or(slower(CLOSE_RATIO).then_some(Reason::FasterDisk)),
             // The disk's speed alone has nothing to do with how long the averages remember.
-            Some(reason)
-                if reason != Reason::FasterDisk
-                    && (above(self.short.us(), short.lower_us) || above(self.long.us(), long.lower_us)) =>
-            {
+            Some(Reason::FasterDisk) => slower(OPEN_RATIO).then_some(Reason::FasterDisk),
+            Some(reason) if self.slow_network(true).is_some() && !self.disk_is_far(&measured, FAR_OPEN_RATIO) => {
                 Some(reason)
             }
-            Some(_) if slower(OPEN_RATIO) => Some(Reason::FasterDisk),
-            Some(_) => None,
+            Some(_) => slower(OPEN_RATIO).then_some(Reason::FasterDisk),
         };
         match (before, self.closed) {
-            (Some(Reason::FasterDisk), None) => self.believe_loaded(measured.disk_us.unwrap_or(0.0)),
+            (Some(_), None) => self.believe_loaded(&measured),
             (None, Some(_)) => self.closed_time = Duration::ZERO,
             _ => self.closed_time += elapsed,
         }
     }
 
+    /// Which of the averages is too high.
+    fn slow_network(&self, is_closed: bool) -> Option<Reason> {
+        let threshold_us = |of: Thresholds| if is_closed { of.lower_us } else { of.upper_us } as f64;
+        if self.short.us() > threshold_us(self.config.short) {
+            Some(Reason::Peak)
+        } else if self.long.us() > threshold_us(self.config.long) {
+            Some(Reason::SlowNetwork)
+        } else {
+            None
+        }
+    }
+
+    /// What the lender takes for a read of that size, as a part of what the disk takes. None: too little is known.
+    fn compare(&self, measured: &Measured, size: Size) -> Option<f64> {
+        let (disk_us, loaded_us, over_ping_us) = match size {
+            // Until there were any, a small get counts as a ping.
+            Size::Small => (measured.small.disk_us?, self.loaded_small_us, self.small_over_ping_us.unwrap_or(0.0)),
+            Size::Large => (measured.large.disk_us?, self.loaded_large_us, self.large_over_ping_us?),
+        };
+        let disk_us = if self.loaded_for.is_zero() { disk_us } else { disk_us.max(loaded_us) };
+        Some((self.now.us() + over_ping_us) / disk_us.max(1.0))
+    }
+
+    /// Whether the disk is slower than the lender by far, for reads of each size of which something is known.
+    fn disk_is_far(&self, measured: &Measured, ratio: f64) -> bool {
+        let mut parts =
+            [Size::Small, Size::Large].into_iter().filter_map(|size| self.compare(measured, size)).peekable();
+        parts.peek().is_some() && parts.all(|part| part < ratio)
+    }
+
     /// The disk has turned out to be slower than the lender when it has to answer all.
-    fn believe_loaded(&mut self, disk_us: f64) {
+    fn believe_loaded(&mut self, measured: &Measured) {
         // A disk that was faster for long has become slower: that is no trial.
         let was_trial = self.closed_time < LOADED_FIRST;
         self.loaded_time =
             if was_trial { (self.loaded_time * 2).clamp(LOADED_FIRST, LOADED_MAX) } else { Duration::ZERO };
-        (self.loaded_us, self.loaded_for) = (disk_us, self.loaded_time);
+        self.loaded_for = self.loaded_time;
+        self.loaded_small_us = measured.small.disk_us.unwrap_or(0.0);
+        self.loaded_large_us = measured.large.disk_us.unwrap_or(0.0);
     }
 
     /// Why it is closed, if it is.
@@ -219,9 +266,13 @@ impl Gate {
 mod tests {
     use super::*;
 
+    fn small(ping_us: f64, get_us: Option<f64>, disk_us: Option<f64>) -> Measured {
+        Measured { ping_us, small: Took { get_us, disk_us }, large: Took::default() }
+    }
+
     fn run(gate: &mut Gate, seconds: u64, ping_us: f64, get_us: Option<f64>, disk_us: Option<f64>) {
         for _ in 0..seconds * 2 {
-            gate.measured(Measured { ping_us, get_us, disk_us }, PING_INTERVAL);
+            gate.measured(small(ping_us, get_us, disk_us), PING_INTERVAL);
         }
     }
 
@@ -253,11 +304,51 @@ mod tests {
     }
 
     #[test]
-    fn a_network_that_is_always_too_slow_closes_it() {
+    fn a_network_that_is_always_too_slow_closes_it_unless_the_disk_is_slower_by_far() {
         let mut gate = Gate::new(Config::default());
-        run(&mut gate, 10, 100.0, None, Some(50_000.0));
-        run(&mut gate, 120, 2_000.0, None, Some(50_000.0));
+        run(&mut gate, 10, 100.0, None, Some(3_000.0));
+        run(&mut gate, 120, 2_000.0, None, Some(3_000.0));
         assert_eq!(gate.closed(), Some(Reason::SlowNetwork));
+        run(&mut gate, 1, 2_000.0, None, Some(4_500.0));
+        assert_eq!(gate.closed(), Some(Reason::SlowNetwork), "not that far");
+        run(&mut gate, 1, 2_000.0, None, Some(6_000.0));
+        assert_eq!(gate.closed(), None);
+        run(&mut gate, 20, 2_000.0, Some(2_100.0), Some(4_500.0));
+        assert_eq!(gate.closed(), None, "open, it stays open a little longer");
+        // A peak that the disk is still behind, and one that it is not.
+        run(&mut gate, 60, 60_000.0, Some(60_100.0), Some(200_000.0));
+        assert_eq!(gate.closed(), None);
+        run(&mut gate, 60, 60_000.0, Some(60_100.0), Some(100_000.0));
+        assert_eq!(gate.closed(), Some(Reason::Peak));
+    }
+
+    #[test]
+    fn nothing_is_known_of_a_disk_that_was_not_read() {
+        let mut gate = Gate::new(Config::default());
+        run(&mut gate, 120, 2_000.0, Some(2_100.0), None);
+        assert_eq!(gate.closed(), Some(Reason::SlowNetwork));
+    }
+
+    /// Streams over a slow network: the disk must be slower by far for them, too.
+    #[test]
+    fn small_reads_and_large_ones_have_to_agree() {
+        let slow = |small_disk_us: Option<f64>, large: Took| Measured {
+            ping_us: 2_000.0,
+            small: Took { get_us: None, disk_us: small_disk_us },
+            large,
+        };
+        let large = |get_us, disk_us| Took { get_us, disk_us: Some(disk_us) };
+        let closed = |measured| {
+            let mut gate = Gate::new(Config::default());
+            (0..240).for_each(|_| gate.measured(measured, PING_INTERVAL));
+            gate.closed()
+        };
+        assert_eq!(closed(slow(None, large(Some(3_000.0), 10_000.0))), None);
+        assert_eq!(closed(slow(Some(6_000.0), large(Some(3_000.0), 10_000.0))), None);
+        assert_eq!(closed(slow(Some(6_000.0), large(Some(3_000.0), 4_000.0))), Some(Reason::SlowNetwork));
+        assert_eq!(closed(slow(Some(3_000.0), large(Some(3_000.0), 10_000.0))), Some(Reason::SlowNetwork));
+        // Of large ones a ping says nothing.
+        assert_eq!(closed(slow(None, large(None, 10_000.0))), Some(Reason::SlowNetwork));
     }
 
     #[test]
@@ -281,6 +372,21 @@ mod tests {
         assert_eq!(gate.closed(), None, "the delay has ended");
     }
 
+    /// The same over a slow network: the disk is slower by far while it has to answer all, and not while it has little to do.
+    #[test]
+    fn a_slow_network_is_left_ever_less_for_a_disk_that_is_slower_when_it_is_used() {
+        let mut gate = Gate::new(Config::default());
+        let mut closed = Vec::new();
+        for tick in 0..2 * 3600 {
+            let disk_us = if gate.closed().is_some() { 100_000.0 } else { 5_000.0 };
+            gate.measured(small(3_000.0, Some(3_100.0), Some(disk_us)), PING_INTERVAL);
+            if gate.closed().is_some() {
+                closed.push(tick);
+            }
+        }
+        assert!(closed.len() < 40, "closed {} times in an hour", closed.len());
+    }
+
     /// A disk that is fast while it has little to do and slow while it has to answer all, as one with bursts is.
     #[test]
     fn a_disk_that_is_fast_only_while_it_is_idle_is_tried_ever_less() {
@@ -288,7 +394,7 @@ mod tests {
         let mut closed = Vec::new();
         for tick in 0..2 * 3600 {
             let disk_us = if gate.closed().is_some() { 20_000.0 } else { 40.0 };
-            gate.measured(Measured { ping_us: 60.0, get_us: Some(90.0), disk_us: Some(disk_us) }, PING_INTERVAL);
+            gate.measured(small(60.0, Some(90.0), Some(disk_us)), PING_INTERVAL);
             if gate.closed().is_some() {
                 closed.push(tick);
             }

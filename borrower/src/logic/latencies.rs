@@ -1,6 +1,7 @@
 //! How long something takes lately: its average and its quantiles, of the last few hundred times.
 //!
-//! Kept of reads of the directory below, to know what a lender is compared with and when a get is late; and of gets.
+//! Kept of reads of the directory below, to know what a lender is compared with and when a get is late; and of gets. Small reads and large ones
+//! each on their own: they are compared with their like.
 
 /// Buckets to each doubling.
 const STEPS: u32 = 4;
@@ -58,10 +59,54 @@ impl Latencies {
         }
         None
     }
+}
+
+/// Pages of a read up to which it is small: beyond, it is bandwidth that counts.
+const SMALL_PAGES_MAX: usize = 32;
+
+/// How much is read at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Size {
+    /// So little that it is getting there that takes the time.
+    Small,
+    /// More, or a part of a stream.
+    Large,
+}
+
+impl Size {
+    /// Of a read of so many pages.
+    pub fn of(pages: usize, is_sequential: bool) -> Size {
+        if pages <= SMALL_PAGES_MAX && !is_sequential { Size::Small } else { Size::Large }
+    }
+}
+
+/// Those of reads of each size.
+#[derive(Clone, Debug, Default)]
+pub struct LatenciesBySize {
+    small: Latencies,
+    large: Latencies,
+}
+
+impl LatenciesBySize {
+    /// One of that size took so long.
+    pub fn note(&mut self, us: u64, size: Size) {
+        match size {
+            Size::Small => self.small.note(us),
+            Size::Large => self.large.note(us),
+        }
+    }
+
+    /// Those of that size.
+    pub fn of(&self, size: Size) -> &Latencies {
+        match size {
+            Size::Small => &self.small,
+            Size::Large => &self.large,
+        }
+    }
 
     /// Forgets all.
     pub fn clear(&mut self) {
-        *self = Latencies::default();
+        *self = LatenciesBySize::default();
     }
 }
 
@@ -90,7 +135,19 @@ mod tests {
         (0..1000).for_each(|_| latencies.note(20));
         assert!(latencies.mean_us().unwrap() < 40.0 && latencies.quantile_us(95).unwrap() <= 24);
         [0, u64::MAX].into_iter().for_each(|us| latencies.note(us));
+    }
+
+    #[test]
+    fn each_size_is_for_itself() {
+        let mut latencies = LatenciesBySize::default();
+        for _ in 0..NOTED_MIN {
+            latencies.note(100, Size::of(32, false));
+            latencies.note(1000, Size::of(33, false));
+            latencies.note(3000, Size::of(1, true));
+        }
+        assert_eq!(latencies.of(Size::Small).mean_us(), Some(100.0));
+        assert_eq!(latencies.of(Size::Large).mean_us(), Some(2000.0));
         latencies.clear();
-        assert_eq!(latencies.mean_us(), None);
+        assert_eq!(latencies.of(Size::Small).mean_us(), None);
     }
 }
