@@ -4,12 +4,11 @@ use super::plot::{Chart, Line};
 use super::record::{Mean, Records};
 use super::report::{Column, Finding, Results};
 use super::{
-    ALL_FITS_GIB, BASELINE, Case, FILLING_THREADS, Measure, Run, Study, Subject, blast, local_alone, postmark,
+    ALL_FITS_GIB, BASELINE, Case, FILLING_BLOCK_BYTES, Measure, Run, Study, Subject, blast, local_alone, postmark,
     random_read, sequential_read,
 };
 use crate::worker::Order;
 use crate::world::Extent;
-use page::PAGE_SIZE;
 use std::time::Duration;
 use testbed::{Failure, Relay};
 
@@ -20,8 +19,6 @@ const LATENCIES_QUICK_MS: [f64; 2] = [0.0, 2.0];
 const OPTIONS: [&str; 5] = ["--strategy", "non-inclusive", "--filter", "off", "--gate"];
 /// Passes before it is measured, whatever the gate makes of them.
 const FIRST_PASSES: u64 = 2;
-/// Meanwhile, of the disk: 16 threads wait 8 ms for each.
-const FILLING_READS_PER_S: u32 = 2000;
 const GATES: [&str; 2] = ["on", "off"];
 /// No Puma, at the least (issue: with filter and gate).
 const WANTED: f64 = 0.97;
@@ -64,17 +61,15 @@ fn vary(run: &mut Run<'_>, name: &str, subject: &Subject<'_>, measure: &Measure<
     Ok(())
 }
 
-/// The caches are filled from a disk that is slow enough for the gate to let pages through to a lender that is faster.
+/// The caches are filled from the disk as it is: what the gate lets through, and whom it asks, depends on how fast that is.
 fn measure_random(run: &mut Run<'_>, case: &Case<'_>) -> Result<(), Failure> {
     let mut worker = run.world.worker(case.cache_bytes)?;
-    run.world.disk.limit_reads(Some(FILLING_READS_PER_S))?;
-    run.world.disk.limit_read_bytes(None)?;
-    let (threads, block_bytes) = (FILLING_THREADS, PAGE_SIZE);
+    run.disk_as_measured()?;
+    let (threads, block_bytes) = (1, FILLING_BLOCK_BYTES);
     for pass in 0..FIRST_PASSES {
         let (path, len_bytes, seed) = (case.path.clone(), case.data_bytes, run.world.seed.wrapping_sub(pass));
         worker.obey(&Order::Once { path, len_bytes, block_bytes, threads, seed })?;
     }
-    run.disk_as_measured()?;
     // The averages that the gate looks at are of a minute.
     let ms = run.world.extent.choose(60_000, 10_000, 100);
     worker.obey(&random_read::order(case, 1, ms, run.world.seed.wrapping_sub(FIRST_PASSES)))?;

@@ -29,9 +29,10 @@ const CLOSE_RATIO: f64 = 1.1;
 const OPEN_RATIO: f64 = 0.8;
 
 /// The disk is slower by far: the thresholds do not count while the lender takes less than this part of what the disk does; and if they did, not
-/// from [`FAR_OPEN_RATIO`] on. Whoever waits twice as long for the disk has something of the lender even where every other answer is late.
-const FAR_CLOSE_RATIO: f64 = 0.5;
-const FAR_OPEN_RATIO: f64 = 0.4;
+/// from [`FAR_OPEN_RATIO`] on. A network that is slow may be slow by turns, and puts take their part of it, so a little faster is not enough; with a
+/// disk that takes twice as long random reads are 2.9 times as fast as without the lender (`latency`, at 2 ms).
+const FAR_CLOSE_RATIO: f64 = 0.7;
+const FAR_OPEN_RATIO: f64 = 0.55;
 
 /// How long what a disk took under load is believed, at first and at the most. It doubles with each trial that shows it again.
 const LOADED_FIRST: Duration = Duration::from_secs(10);
@@ -140,9 +141,9 @@ pub struct Gate {
     now: Average,
     short: Average,
     long: Average,
-    /// What a get takes beyond a ping, a small one and a large one, if there were any.
-    small_over_ping_us: Option<f64>,
-    large_over_ping_us: Option<f64>,
+    /// What a get takes beyond a ping, a small one and a large one. Nothing, until there were any: whoever is never asked would never be known.
+    small_over_ping_us: f64,
+    large_over_ping_us: f64,
     /// What the directory below took for a small read and a large one when it had to answer all, in microseconds, and how long that is still
     /// believed.
     loaded_small_us: f64,
@@ -162,8 +163,8 @@ impl Gate {
             now: Average::over(NOW_SECONDS),
             short: Average::over(SHORT_SECONDS),
             long: Average::over(LONG_SECONDS),
-            small_over_ping_us: None,
-            large_over_ping_us: None,
+            small_over_ping_us: 0.0,
+            large_over_ping_us: 0.0,
             loaded_small_us: 0.0,
             loaded_large_us: 0.0,
             loaded_for: Duration::ZERO,
@@ -185,8 +186,8 @@ impl Gate {
         }
         if self.closed.is_none() {
             let over = |get_us: f64| (get_us - measured.ping_us).max(0.0);
-            self.small_over_ping_us = measured.small.get_us.map(over).or(self.small_over_ping_us);
-            self.large_over_ping_us = measured.large.get_us.map(over).or(self.large_over_ping_us);
+            self.small_over_ping_us = measured.small.get_us.map_or(self.small_over_ping_us, over);
+            self.large_over_ping_us = measured.large.get_us.map_or(self.large_over_ping_us, over);
         }
         self.loaded_for = self.loaded_for.saturating_sub(elapsed);
         let slower = |ratio: f64| self.compare(&measured, Size::Small).is_some_and(|part| part > ratio);
@@ -225,9 +226,8 @@ impl Gate {
     /// What the lender takes for a read of that size, as a part of what the disk takes. None: too little is known.
     fn compare(&self, measured: &Measured, size: Size) -> Option<f64> {
         let (disk_us, loaded_us, over_ping_us) = match size {
-            // Until there were any, a small get counts as a ping.
-            Size::Small => (measured.small.disk_us?, self.loaded_small_us, self.small_over_ping_us.unwrap_or(0.0)),
-            Size::Large => (measured.large.disk_us?, self.loaded_large_us, self.large_over_ping_us?),
+            Size::Small => (measured.small.disk_us?, self.loaded_small_us, self.small_over_ping_us),
+            Size::Large => (measured.large.disk_us?, self.loaded_large_us, self.large_over_ping_us),
         };
         let disk_us = if self.loaded_for.is_zero() { disk_us } else { disk_us.max(loaded_us) };
         Some((self.now.us() + over_ping_us) / disk_us.max(1.0))
@@ -306,19 +306,19 @@ mod tests {
     #[test]
     fn a_network_that_is_always_too_slow_closes_it_unless_the_disk_is_slower_by_far() {
         let mut gate = Gate::new(Config::default());
-        run(&mut gate, 10, 100.0, None, Some(3_000.0));
-        run(&mut gate, 120, 2_000.0, None, Some(3_000.0));
+        run(&mut gate, 10, 100.0, None, Some(2_500.0));
+        run(&mut gate, 120, 2_000.0, None, Some(2_500.0));
         assert_eq!(gate.closed(), Some(Reason::SlowNetwork));
-        run(&mut gate, 1, 2_000.0, None, Some(4_500.0));
+        run(&mut gate, 1, 2_000.0, None, Some(3_500.0));
         assert_eq!(gate.closed(), Some(Reason::SlowNetwork), "not that far");
-        run(&mut gate, 1, 2_000.0, None, Some(6_000.0));
+        run(&mut gate, 1, 2_000.0, None, Some(4_000.0));
         assert_eq!(gate.closed(), None);
-        run(&mut gate, 20, 2_000.0, Some(2_100.0), Some(4_500.0));
+        run(&mut gate, 20, 2_000.0, Some(2_100.0), Some(3_500.0));
         assert_eq!(gate.closed(), None, "open, it stays open a little longer");
         // A peak that the disk is still behind, and one that it is not.
         run(&mut gate, 60, 60_000.0, Some(60_100.0), Some(200_000.0));
         assert_eq!(gate.closed(), None);
-        run(&mut gate, 60, 60_000.0, Some(60_100.0), Some(100_000.0));
+        run(&mut gate, 60, 60_000.0, Some(60_100.0), Some(70_000.0));
         assert_eq!(gate.closed(), Some(Reason::Peak));
     }
 
@@ -346,9 +346,9 @@ mod tests {
         assert_eq!(closed(slow(None, large(Some(3_000.0), 10_000.0))), None);
         assert_eq!(closed(slow(Some(6_000.0), large(Some(3_000.0), 10_000.0))), None);
         assert_eq!(closed(slow(Some(6_000.0), large(Some(3_000.0), 4_000.0))), Some(Reason::SlowNetwork));
-        assert_eq!(closed(slow(Some(3_000.0), large(Some(3_000.0), 10_000.0))), Some(Reason::SlowNetwork));
-        // Of large ones a ping says nothing.
-        assert_eq!(closed(slow(None, large(None, 10_000.0))), Some(Reason::SlowNetwork));
+        assert_eq!(closed(slow(Some(2_500.0), large(Some(3_000.0), 10_000.0))), Some(Reason::SlowNetwork));
+        // A lender that was never asked for any is tried.
+        assert_eq!(closed(slow(None, large(None, 10_000.0))), None);
     }
 
     #[test]
@@ -379,7 +379,7 @@ mod tests {
         let mut closed = Vec::new();
         for tick in 0..2 * 3600 {
             let disk_us = if gate.closed().is_some() { 100_000.0 } else { 5_000.0 };
-            gate.measured(small(3_000.0, Some(3_100.0), Some(disk_us)), PING_INTERVAL);
+            gate.measured(small(4_000.0, Some(4_100.0), Some(disk_us)), PING_INTERVAL);
             if gate.closed().is_some() {
                 closed.push(tick);
             }

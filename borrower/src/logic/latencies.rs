@@ -1,4 +1,4 @@
-//! How long something takes lately: its average and its quantiles, of the last few hundred times.
+//! How long something takes lately: its average and its quantiles, of the last dozens or hundreds of times.
 //!
 //! Kept of reads of the directory below, to know what a lender is compared with and when a get is late; and of gets. Small reads and large ones
 //! each on their own: they are compared with their like.
@@ -7,8 +7,10 @@
 const STEPS: u32 = 4;
 /// Doublings: from 1 µs to 16 s.
 const DOUBLINGS: u32 = 24;
-/// When so many were noted, all count half as much: the last of them decide.
+/// When so many were noted, all count half as much in the quantiles: the last of them decide.
 const NOTED_MAX: u32 = 256;
+/// The average is of about so many: a disk that is fast as long as it has little to do shows within a second what it takes when it has more.
+const AVERAGED_MAX: u32 = 64;
 /// Fewer than these say nothing.
 const NOTED_MIN: u32 = 8;
 
@@ -17,12 +19,13 @@ const NOTED_MIN: u32 = 8;
 pub struct Latencies {
     buckets: [u32; (STEPS * DOUBLINGS) as usize],
     noted: u32,
-    sum_us: f64,
+    mean_us: f64,
+    averaged: u32,
 }
 
 impl Default for Latencies {
     fn default() -> Latencies {
-        Latencies { buckets: [0; (STEPS * DOUBLINGS) as usize], noted: 0, sum_us: 0.0 }
+        Latencies { buckets: [0; (STEPS * DOUBLINGS) as usize], noted: 0, mean_us: 0.0, averaged: 0 }
     }
 }
 
@@ -31,18 +34,17 @@ impl Latencies {
     pub fn note(&mut self, us: u64) {
         if self.noted >= NOTED_MAX {
             self.buckets.iter_mut().for_each(|bucket| *bucket /= 2);
-            let noted = self.buckets.iter().sum();
-            self.sum_us *= f64::from(noted) / f64::from(self.noted);
-            self.noted = noted;
+            self.noted = self.buckets.iter().sum();
         }
         self.buckets[bucket(us)] += 1;
         self.noted += 1;
-        self.sum_us += us as f64;
+        self.averaged = (self.averaged + 1).min(AVERAGED_MAX);
+        self.mean_us += (us as f64 - self.mean_us) / f64::from(self.averaged);
     }
 
     /// The average, in microseconds. None: too little is known.
     pub fn mean_us(&self) -> Option<f64> {
-        (self.noted >= NOTED_MIN).then(|| self.sum_us / f64::from(self.noted))
+        (self.averaged >= NOTED_MIN).then_some(self.mean_us)
     }
 
     /// What `percent` of them did not exceed, in microseconds, up to a fifth too much. None: too little is known.
@@ -127,11 +129,13 @@ mod tests {
     fn mean_and_quantiles_follow_what_happens() {
         let mut latencies = Latencies::default();
         assert_eq!((latencies.mean_us(), latencies.quantile_us(50)), (None, None));
-        (1..=100).for_each(|us| latencies.note(us * 100));
-        let mean = latencies.mean_us().unwrap();
-        assert!((mean - 5050.0).abs() < 1.0, "{mean}");
+        (1..=50).for_each(|us| latencies.note(us * 100));
+        assert!((latencies.mean_us().unwrap() - 2550.0).abs() < 1.0);
+        (51..=100).for_each(|us| latencies.note(us * 100));
         let (half, most) = (latencies.quantile_us(50).unwrap(), latencies.quantile_us(95).unwrap());
         assert!((5_000..=6_000).contains(&half) && (9_500..=11_500).contains(&most), "{half} {most}");
+        (0..3 * AVERAGED_MAX).for_each(|_| latencies.note(20_000));
+        assert!(latencies.mean_us().unwrap() > 19_000.0, "{latencies:?}");
         (0..1000).for_each(|_| latencies.note(20));
         assert!(latencies.mean_us().unwrap() < 40.0 && latencies.quantile_us(95).unwrap() <= 24);
         [0, u64::MAX].into_iter().for_each(|us| latencies.note(us));
