@@ -130,7 +130,8 @@ pub fn results(records: &Records) -> Results {
             .collect(),
         why: "A gain lasts as long as a round trip is shorter than a seek of the disk, or than what the disk takes for a window of a stream: for all of these \
               latencies. Beyond the paper, its thresholds do not count where the disk is slower than the lender by far, so the gate leaves the lender alone \
-              only where that is not so. Postmark's baseline has the memory that a mount needs (64 MiB at the least) beside its own, which at a small scale is \
-              more than all that Puma's program has; the one with the local memory alone is the paper's.",
+              only where that is not so, or where nothing is known of the disk, as in Postmark's first round. Its baseline has the memory that a mount needs \
+              (64 MiB at the least) beside its own, which at a small scale is more than all that Puma's program has; the one with the local memory alone \
+              is the paper's.",
     }
 }

@@ -64,6 +64,8 @@ impl<'a> Server<'a> {
             "max_wal_size=128MB".to_owned(),
             "min_wal_size=32MB".to_owned(),
             "max_connections=20".to_owned(),
+            // It would begin after a minute and read whole tables: each round would measure something else.
+            "autovacuum=off".to_owned(),
         ];
         for setting in &settings {
             command.args(["-c", setting]);

@@ -122,7 +122,7 @@ impl Mean {
 }
 
 impl Records {
-    /// Those that are kept, if they fit; else none, and the file is begun anew.
+    /// Those that are kept, if they fit; else none, and with the first one the file is begun anew.
     pub fn open(results: &Path, name: &str, header: Header, again: bool) -> Result<Records, Failure> {
         let path = file(results, name);
         if let Some(kept) = Records::read(results, name)?
@@ -139,11 +139,17 @@ impl Records {
             }
             return Ok(kept);
         }
-        let folder = results.join("raw");
-        fs::create_dir_all(&folder).map_err(Failure::attempted(format!("making {}", folder.display())))?;
-        let line = serde_json::json!(header);
-        fs::write(&path, format!("{line}\n")).map_err(Failure::attempted(format!("writing {}", path.display())))?;
+        // What was kept before stays until there is something in its place.
         Ok(Records { path, header, points: Vec::new() })
+    }
+
+    /// A file with nothing but the header, in the place of what was kept before.
+    fn begin(&self) -> Result<(), Failure> {
+        let folder = self.path.parent().unwrap_or(&self.path);
+        fs::create_dir_all(folder).map_err(Failure::attempted(format!("making {}", folder.display())))?;
+        let line = serde_json::json!(self.header);
+        fs::write(&self.path, format!("{line}\n"))
+            .map_err(Failure::attempted(format!("writing {}", self.path.display())))
     }
 
     /// What is kept of an experiment.
@@ -174,6 +180,9 @@ impl Records {
 
     /// Adds one, in the place of what was measured before of the same round.
     pub fn add(&mut self, point: Point) -> Result<(), Failure> {
+        if self.points.is_empty() {
+            self.begin()?;
+        }
         let line = format!("{}\n", serde_json::json!(point));
         let file = File::options().append(true).open(&self.path);
         let added = file.and_then(|mut file| file.write_all(line.as_bytes()));
@@ -278,6 +287,9 @@ mod tests {
         open(4.0, false).add(point("ideal", 0, 1.0)).unwrap();
         assert_eq!(open(4.0, false).points.len(), 1);
         assert!(open(4.0, true).points.is_empty(), "wanted anew");
+        assert_eq!(open(4.0, false).points.len(), 1, "kept until there is something in its place");
+        open(4.0, true).add(point("ideal", 1, 1.0)).unwrap();
+        assert!(!open(4.0, false).has("ideal", 0.0, 0));
         assert!(Records::read(scratch.path(), "y").unwrap().is_none());
     }
 }

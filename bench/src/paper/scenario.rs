@@ -327,6 +327,7 @@ pub fn results(records: &Records) -> Results {
             Column { key: "disk_reads", name: "reads of the disk", decimals: 0 },
         ],
         findings,
-        why: "Database, clients, clones, lender and mount share the processors here, which in the paper they had of their own: what git loses is in part that.",
+        why: "Database, clients, clones, lender and mount share the processors here, which in the paper they had of their own: what git loses is in \
+              part that. Autovacuum is off: it would begin after a minute, and each round would be another measurement.",
     }
 }

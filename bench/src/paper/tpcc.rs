@@ -133,7 +133,8 @@ pub fn results(records: &Records) -> Results {
             little(BASELINE, "over no Puma"),
             little(&local_alone(BASELINE), "over no Puma with the local memory alone"),
         ],
-        why: "go-tpc keeps times with one significant digit, so percentiles are steps of up to a tenth, and an interval without a width says no more than that they fell into one. Writes are not slowed down.",
+        why: "go-tpc keeps times with one significant digit, so percentiles are steps of up to a tenth, and an interval without a width says no more than \
+              that they fell into one. Writes are not slowed down. Autovacuum is off: it would begin after a minute, and each round would be another measurement.",
     }
 }
 
