@@ -507,13 +507,13 @@ impl Borrower {
         self.core.is_known(file, index, page)
     }
 
-    /// Waits until the kernel has read these pages, at most for so long. Whether it has.
+    /// Waits until the kernel has read these pages, and has them in its cache, at most for so long. Whether it has.
     pub fn wait_for_demoted(&self, file: &File, indexes: &[u32], limit: Duration) -> bool {
         let ids: Vec<_> = indexes.iter().map(|index| PageId { file: file.key(), index: *index }).collect();
-        self.core.demoted().is_none_or(|demoted| demoted.wait_until_taken(&ids, limit))
+        self.core.demoted().is_none_or(|demoted| demoted.wait_until_answered(&ids, limit))
     }
 
-    /// The page waits no more. Whether it still did.
+    /// The page waits no more. Whether the kernel had not asked for it.
     pub fn withdraw_demoted(&self, file: &File, index: u32) -> bool {
         let id = PageId { file: file.key(), index };
         self.core.demoted().is_some_and(|demoted| demoted.withdraw(id))

@@ -138,6 +138,10 @@ impl<'a, B: Below + Send + Sync + 'static> Group<'a, B> {
             }
             let done = asking.finish(&mut readings[self.count], has_begun, None, None, got, buf);
             reads.answer(self.count, done.map(|len| &buf[..len]));
+            // READs that were asked for together hold none.
+            if let Some(demoted) = self.borrower.core.demoted() {
+                demoted.answered(read.file.key(), Reading::range(read.offset, read.len));
+            }
         }
     }
 

@@ -121,7 +121,7 @@ impl Image {
         Ok(u32::try_from(pages).unwrap_or(u32::MAX))
     }
 
-    /// Waits until the kernel has read these pages, or has others of them: whoever reads the image may have been faster.
+    /// Waits until the kernel has read these pages and has them, or has others of them: whoever reads the image may have been faster.
     fn wait_until_read(&self, indexes: &[u32], resident: &Resident) -> io::Result<()> {
         let borrower = &self.shared.filesystem.borrower;
         let begun = Instant::now();

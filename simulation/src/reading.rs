@@ -5,7 +5,7 @@ use crate::lending::Asked;
 use crate::machine::{Context, Machine, Task, Wrong};
 use crate::truth::EOF;
 use borrower::logic::reading::{ATTEMPTS_MAX, Reading};
-use page::PAGE_SIZE;
+use page::{PAGE_SIZE, PageRange};
 
 /// A read of an application.
 pub struct Read {
@@ -271,6 +271,9 @@ impl Machine {
                 bytes[..end - start].copy_from_slice(&request.buf[start..end]);
             }
             inode.pages[page] = Some(Cached { units: decode(&bytes), uptodate: true, ..Cached::default() });
+        }
+        if let Some(demoted) = self.core.demoted() {
+            demoted.answered(inode.file.key(), PageRange { first: request.first as u64, end: request.end as u64 });
         }
         let end = request.first * UNITS + len / UNIT_BYTES as usize;
         let is_short = len < request.buf.len();

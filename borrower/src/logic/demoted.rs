@@ -7,7 +7,7 @@
 
 use super::entry::HASH_MAX;
 use hashbrown::HashMap;
-use page::{ChecksumKey, FileKey, Page, PageId, Version};
+use page::{ChecksumKey, FileKey, Page, PageId, PageRange, Version};
 use std::time::Duration;
 use sync::{Condvar, Mutex};
 
@@ -27,21 +27,21 @@ pub enum Demotion {
     NoRoom,
 }
 
-/// By file and index: hash and bytes.
-type Waiting = HashMap<(FileKey, u32), (u64, Box<Page>)>;
+/// By file and index: hash and bytes; no bytes, while a READ that has taken them is being answered.
+type Waiting = HashMap<(FileKey, u32), (u64, Option<Box<Page>>)>;
 
 /// The pages that wait.
 pub struct Demoted {
     key: ChecksumKey,
     waiting: Mutex<Waiting>,
-    /// One was taken.
-    taken: Condvar,
+    /// A READ that has taken some was answered.
+    answered: Condvar,
 }
 
 impl Demoted {
     /// Hashes with a key that no guest knows.
     pub fn new(key: ChecksumKey) -> Demoted {
-        Demoted { key, waiting: Mutex::default(), taken: Condvar::new() }
+        Demoted { key, waiting: Mutex::default(), answered: Condvar::new() }
     }
 
     /// The hash of a page's bytes, 60 bits.
@@ -56,34 +56,49 @@ impl Demoted {
         if waiting.len() >= WAITING_PAGES_MAX {
             return Demotion::NoRoom;
         }
-        waiting.insert((id.file, id.index), (hash, Box::new(*page)));
+        waiting.insert((id.file, id.index), (hash, Some(Box::new(*page))));
         Demotion::Waits
     }
 
     /// Whether the page waits, with this hash.
     pub(super) fn has(&self, id: PageId, hash: u64) -> bool {
-        self.waiting.lock().get(&(id.file, id.index)).is_some_and(|(of, _)| *of == hash)
+        self.waiting.lock().get(&(id.file, id.index)).is_some_and(|(of, page)| *of == hash && page.is_some())
     }
 
-    /// Takes the page, if it has this hash.
+    /// Takes the page, if it has this hash, for a READ; [`Demoted::answered`] follows.
     pub(super) fn take(&self, id: PageId, hash: u64) -> Option<Box<Page>> {
         let mut waiting = self.waiting.lock();
-        let (_, page) = waiting.remove(&(id.file, id.index)).filter(|(of, _)| *of == hash)?;
-        drop(waiting);
-        self.taken.notify_all();
-        Some(page)
+        let (_, page) = waiting.get_mut(&(id.file, id.index)).filter(|(of, _)| *of == hash)?;
+        page.take()
     }
 
-    /// The page is not waited for any more. Whether it was still there.
+    /// The kernel has the answer to a READ of these pages: what was taken for it is in the page cache.
+    pub fn answered(&self, file: FileKey, pages: PageRange) {
+        let mut waiting = self.waiting.lock();
+        let before = waiting.len();
+        if before == 0 {
+            return;
+        }
+        for index in (pages.first..pages.end).map_while(|index| u32::try_from(index).ok()) {
+            if waiting.get(&(file, index)).is_some_and(|(_, page)| page.is_none()) {
+                waiting.remove(&(file, index));
+            }
+        }
+        if waiting.len() < before {
+            self.answered.notify_all();
+        }
+    }
+
+    /// The page is not waited for any more. Whether no READ had taken it.
     pub fn withdraw(&self, id: PageId) -> bool {
-        self.waiting.lock().remove(&(id.file, id.index)).is_some()
+        self.waiting.lock().remove(&(id.file, id.index)).is_some_and(|(_, page)| page.is_some())
     }
 
-    /// Waits until none of these pages waits, at most for so long. Whether none does.
-    pub fn wait_until_taken(&self, ids: &[PageId], limit: Duration) -> bool {
+    /// Waits until the READs of all of these pages are answered, at most for so long. Whether they are.
+    pub fn wait_until_answered(&self, ids: &[PageId], limit: Duration) -> bool {
         let mut waiting = self.waiting.lock();
         let is_there = |waiting: &mut Waiting| ids.iter().any(|id| waiting.contains_key(&(id.file, id.index)));
-        self.taken.wait_while_for(&mut waiting, is_there, limit);
+        self.answered.wait_while_for(&mut waiting, is_there, limit);
         !is_there(&mut waiting)
     }
 }
