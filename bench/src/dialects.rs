@@ -119,8 +119,7 @@ impl Session {
             }
             Ok::<_, io::Error>(stream)
         };
-        let mut page = [0; PAGE_SIZE];
-        fastrand::Rng::with_seed(u64::from(number)).fill(&mut page);
+        let page = page_of(number);
         let (puts, gets) = (stream(wire::ROLE_MAIN)?, stream(wire::ROLE_GET)?);
         Ok(Session { dialect: asking.dialect, number, puts, gets, answer: Vec::new(), version: 1, page })
     }
@@ -208,6 +207,19 @@ impl Session {
         self.answer = answer;
         if good { Ok(()) } else { Err(io::Error::other("a page is not there, or another one, or was not stored")) }
     }
+}
+
+/// What all pages of a session hold.
+pub fn page_of(session: u32) -> [u8; PAGE_SIZE] {
+    let mut page = [0; PAGE_SIZE];
+    fastrand::Rng::with_seed(u64::from(session)).fill(&mut page);
+    page
+}
+
+/// The number of a session of that name in the pool's greeting.
+pub fn number_of(name: [u8; 16]) -> u32 {
+    let [first, second, third, fourth, ..] = name;
+    u32::from_le_bytes([first, second, third, fourth])
 }
 
 /// The pool's greeting.

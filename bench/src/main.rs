@@ -15,6 +15,7 @@ mod hit_latency;
 mod hit_throughput;
 mod metadata;
 mod never_slower;
+mod null_pages;
 mod null_server;
 mod page_server;
 mod paper;
@@ -178,8 +179,12 @@ fn main() -> ExitCode {
             }
         };
     }
-    if let (null_server::NAME, [at, len_bytes]) = (name, options.rest.as_slice()) {
-        let served = null_server::run(Path::new(at), len_bytes.parse().unwrap_or(0));
+    let served = match (name, options.rest.as_slice()) {
+        (null_server::NAME, [at, len_bytes]) => Some(null_server::run(Path::new(at), len_bytes.parse().unwrap_or(0))),
+        (null_pages::NAME, []) => Some(null_pages::run()),
+        _ => None,
+    };
+    if let Some(served) = served {
         return served.map_or_else(
             |error| {
                 eprintln!("bench {name}: {error}");

@@ -3,7 +3,7 @@
 //! Values of 4 KiB, one server core: all threads of either server stay on one processor, the client on another, where there are two.
 //! memcached is Debian's, with one worker thread, and speaks its text protocol; `set` in batches with `noreply` on all but the last, `get` with
 //! many keys. The lender is the one of `pumapool lend --trust-network`, as memcached seals nothing either. Client code, connections and
-//! what is under way at once are the same ([`crate::dialects`]).
+//! what is under way at once are the same ([`crate::dialects`]). The floor is a server that keeps nothing ([`crate::null_pages`]).
 
 use crate::dialects::{Asking, Dialect};
 use crate::figures::Series;
@@ -24,6 +24,8 @@ const WANTED: [(&str, f64); 4] =
 const BATCHES: [u32; 2] = [1, 32];
 /// Sessions, hence requests under way at once.
 const SESSIONS: u32 = 8;
+/// Ours, memcached, and one that keeps nothing.
+const SERVERS: usize = 3;
 /// What the servers have beyond the values.
 const ROOM_BYTES: u64 = 128 << 20;
 const RESERVE_BYTES: u64 = 32 << 20;
@@ -43,7 +45,8 @@ pub fn run(world: &World) -> Result<Map<String, Value>, Failure> {
     // Kept pages have room beside those that replace them.
     let lender = world.lend_with(Security::Trusting, 2 * store_bytes + ROOM_BYTES, 2 * store_bytes, RESERVE_BYTES)?;
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
-    for server in [memcached.pid(), lender.pid()] {
+    let (null, null_at) = world.null_pages()?;
+    for server in [memcached.pid(), lender.pid(), null.pid()] {
         pin(Some(server), processors - 1).map_err(Failure::attempted("having a server stay on a processor"))?;
     }
     let mut worker = Worker::start(&world.interrupt, &[])?;
@@ -55,13 +58,14 @@ pub fn run(world: &World) -> Result<Map<String, Value>, Failure> {
     let servers = [
         (Dialect::Pool, lender.address.to_string(), lender.pid()),
         (Dialect::Memcached, memcached_at, memcached.pid()),
+        (Dialect::Pool, null_at, null.pid()),
     ];
-    // Of each size of a request: gets and puts a second, ours and memcached's.
-    let mut speeds: [[[Series; 2]; 2]; 2] = Default::default();
-    let mut per_core: [Series; 2] = Default::default();
+    // Of each size of a request: gets and puts a second, ours, memcached's, and the floor's.
+    let mut speeds: [[[Series; SERVERS]; 2]; 2] = Default::default();
+    let mut per_core: [Series; SERVERS] = Default::default();
     for round in 0..rounds {
         for (batch, speeds) in BATCHES.into_iter().zip(&mut speeds) {
-            for index in (0..2).map(|index| (index + round) % 2) {
+            for index in (0..SERVERS).map(|index| (index + round) % SERVERS) {
                 let (dialect, address, pid) = servers[index].clone();
                 let seed = world.seed.wrapping_add(round as u64);
                 let asking = Asking { address, dialect, sessions: SESSIONS, pages, batch, ms, seed };
@@ -80,22 +84,25 @@ pub fn run(world: &World) -> Result<Map<String, Value>, Failure> {
     }
     let mut figures = Map::new();
     for (batch, speeds) in BATCHES.into_iter().zip(&speeds) {
-        for (name, [ours, theirs]) in ["get", "put"].into_iter().zip(speeds) {
+        for (name, [ours, theirs, floor]) in ["get", "put"].into_iter().zip(speeds) {
             let key = if batch == 1 { format!("{name}_ratio") } else { format!("batch_{name}_ratio") };
-            let ratio = ours.over(theirs);
+            let (ratio, floor_ratio) = (ours.over(theirs), floor.over(theirs));
             let wanted = WANTED.into_iter().find(|(wanted, _)| *wanted == key).map_or(1.0, |(_, value)| value);
             println!(
-                "{name} of {batch:2}: {} pages/s, memcached {}: {} (at least {wanted} is wanted)",
+                "{name} of {batch:2}: {} pages/s, memcached {}: {} (at least {wanted} is wanted); kept nowhere {}: {}",
                 ours.text(0),
                 theirs.text(0),
-                ratio.text(2)
+                ratio.text(2),
+                floor.text(0),
+                floor_ratio.text(2)
             );
+            figures.insert(format!("floor_{key}"), floor_ratio.median().into());
             figures.insert(format!("{key}_wanted"), wanted.into());
             figures.insert(format!("{key}_rounds"), ratio.json());
             figures.insert(key, ratio.median().into());
         }
     }
-    let [ours, theirs] = per_core;
+    let [ours, theirs, _] = per_core;
     println!(
         "gets and puts of 1 in a second of the server's processor: {}, memcached {}",
         ours.text(0),

@@ -4,6 +4,7 @@
 //! file of the same size on the same disk. All processes are started by the thread that calls, and end with their guards.
 
 use crate::figures::Conditions;
+use crate::null_pages;
 use crate::null_server::{self, NullServer};
 use crate::worker::{self, Answer, Order, Report};
 use page::PAGE_SIZE;
@@ -266,6 +267,13 @@ impl World {
         command.arg(null_server::NAME).arg(at).arg(len_bytes.to_string());
         let (process, address) = self.puma.start(command, null_server::NAME, &[])?;
         Ok(NullServer::new(process, at, address))
+    }
+
+    /// Starts the floor of a page server. Returns where it listens.
+    pub fn null_pages(&self) -> Result<(Process, String), Failure> {
+        let mut command = Command::new(std::env::current_exe().map_err(Failure::attempted("finding this program"))?);
+        command.arg(null_pages::NAME);
+        self.puma.start(command, null_pages::NAME, &[])
     }
 
     /// Where a program's complaints are kept.
