@@ -46,9 +46,9 @@ use zerocopy::FromZeros;
 /// Pages at the most: slots are numbered by 32 bits, and an eighth goes on top for pages of zeros. 12 TiB.
 pub const CAPACITY_PAGES_MAX: u32 = 3 << 30;
 
-/// Slots written before they are given to the kernel all at once: enough to spread the cost of the call, few enough for
-/// a stack of neighbours to be small.
-const UNSETTLED_MAX: usize = 64;
+/// Slots written before they are given to the kernel all at once, 1 MiB: enough to spread the cost of the call, few enough to be no loss to
+/// whoever needs the memory meanwhile.
+const UNSETTLED_MAX: usize = 256;
 
 /// Notices kept for an owner that has not fetched them yet: 512 KiB, and 128 MiB of pages that the kernel took at once. Older
 /// ones are forgotten, and will be misses.

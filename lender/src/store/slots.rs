@@ -10,10 +10,11 @@
 //! `unsafe` code. A slot number beyond the mapping is a bug of the caller and panics.
 
 use page::{PAGE_SIZE, Page};
+use rustix::process::{PidfdFlags, getpid, pidfd_open};
 use std::fs::File;
 use std::io;
 use std::ops::Range;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -35,6 +36,9 @@ const PAGEMAP_SCAN: libc::c_ulong = 0xc060_6610;
 const PAGE_IS_PRESENT: u64 = 1 << 3;
 /// A category of pages: in swap.
 const PAGE_IS_SWAPPED: u64 = 1 << 4;
+
+/// Runs of slots that the kernel is told of at once.
+const RUNS_MAX: usize = 256;
 
 /// The kernel's `struct pm_scan_arg`.
 #[derive(Default)]
@@ -124,6 +128,8 @@ impl Drop for Mapping {
 pub struct Slots {
     mapping: Arc<Mapping>,
     presence: Presence,
+    /// This process, where the kernel takes its advice on many runs at once.
+    together: Option<OwnedFd>,
 }
 
 impl Slots {
@@ -131,7 +137,8 @@ impl Slots {
     pub fn new(count: u32) -> io::Result<Slots> {
         let mapping = Arc::new(Mapping::new(count)?);
         let presence = File::open("/proc/self/pagemap").map_or(Presence::Unknown, Presence::Scan);
-        let slots = Slots { mapping, presence };
+        let together = pidfd_open(getpid(), PidfdFlags::empty()).ok();
+        let slots = Slots { mapping, presence, together };
         // A huge page would have 512 slots come and go together; a dump or a child has no use for other people's pages,
         // and pages shared with a child could not be taken. A kernel built without one of them does not need it.
         for advice in [libc::MADV_NOHUGEPAGE, libc::MADV_DONTDUMP, libc::MADV_DONTFORK] {
@@ -211,13 +218,44 @@ impl Slots {
         self.advise_each(slots, libc::MADV_DONTNEED)
     }
 
-    /// One call of the kernel for each run of neighbours.
     fn advise_each(&mut self, slots: &mut [u32], advice: libc::c_int) -> io::Result<()> {
         slots.sort_unstable();
-        for run in slots.chunk_by(|slot, next| next - slot <= 1) {
-            self.advise(run[0]..run[run.len() - 1] + 1, advice)?;
+        let mut runs = slots.chunk_by(|slot, next| next - slot <= 1).map(|run| run[0]..run[run.len() - 1] + 1);
+        let mut some = Vec::with_capacity(RUNS_MAX.min(slots.len()));
+        loop {
+            some.clear();
+            some.extend(runs.by_ref().take(RUNS_MAX));
+            if some.is_empty() {
+                return Ok(());
+            }
+            let advised_slots = self.advise_together(&some, advice);
+            let mut slots = 0;
+            for run in &some {
+                slots += run.len();
+                if slots > advised_slots {
+                    self.advise(run.clone(), advice)?;
+                }
+            }
         }
-        Ok(())
+    }
+
+    /// One call of the kernel for all of them (process_madvise: since Linux 6.13 a process may give itself any advice, and since 6.16 the
+    /// processors forget addresses once for all). Returns for how many slots that was done, in order; the rest has not been looked at, or fails.
+    fn advise_together(&mut self, runs: &[Range<u32>], advice: libc::c_int) -> usize {
+        let Some(process) = self.together.as_ref().filter(|_| runs.len() > 1) else { return 0 };
+        let piece = |run: &Range<u32>| {
+            assert!(run.start < run.end && run.end <= self.mapping.count, "slots {run:?} of {}", self.mapping.count);
+            libc::iovec { iov_base: self.slot(run.start).cast(), iov_len: run.len() * PAGE_SIZE }
+        };
+        let pieces: Vec<libc::iovec> = runs.iter().map(piece).collect();
+        let (fd, flags) = (process.as_raw_fd(), 0);
+        // SAFETY: the pieces lie within our mapping, and none of the advice given here does more than to turn it to zeros.
+        let advised_bytes =
+            unsafe { libc::syscall(libc::SYS_process_madvise, fd, pieces.as_ptr(), pieces.len(), advice, flags) };
+        if advised_bytes < 0 {
+            self.together = None;
+        }
+        usize::try_from(advised_bytes).unwrap_or(0) / PAGE_SIZE
     }
 
     fn advise(&self, run: Range<u32>, advice: libc::c_int) -> io::Result<()> {
@@ -351,6 +389,26 @@ mod tests {
         slots.write(0, &page);
         let mut copy = Vec::new();
         assert!(slots.is_present(0) && slots.read(0, &mut copy) && copy == page);
+    }
+
+    #[test]
+    fn advice_is_for_the_named_slots_however_it_is_given() {
+        const COUNT: u32 = 4 * RUNS_MAX as u32;
+        for one_by_one in [false, true] {
+            let mut slots = Slots::new(COUNT).unwrap();
+            (0..COUNT).for_each(|slot| slots.write(slot, &filled(1)));
+            if one_by_one {
+                slots.together = None;
+            }
+            // More runs than go at once, of one slot and of two.
+            let mut named: Vec<u32> = (0..COUNT).rev().filter(|slot| slot % 7 == 0 || slot % 3 == 1).collect();
+            slots.settle(&mut named.clone()).unwrap();
+            assert!((0..COUNT).all(|slot| slots.is_present(slot)));
+            slots.give_back(&mut named).unwrap();
+            let absent: Vec<u32> = (0..COUNT).filter(|slot| !slots.is_present(*slot)).collect();
+            assert_eq!(absent, named, "one by one: {one_by_one}");
+            println!("{} at once: {}", named.len(), slots.together.is_some());
+        }
     }
 
     #[test]
