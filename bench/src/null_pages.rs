@@ -35,10 +35,10 @@ pub fn run() -> Result<(), Failure> {
     let mut clients: Vec<Option<Client>> = Vec::new();
     let mut buffer = vec![0; RECEIVED_BYTES];
     let mut events: Vec<Event> = Vec::with_capacity(EVENTS_MAX);
-    let mut is_idle = true;
+    let mut open_clients = 0;
     loop {
         events.clear();
-        let timeout = if is_idle { None } else { Some(&NOW) };
+        let timeout = if open_clients == 0 { None } else { Some(&NOW) };
         epoll::wait(&epoll, spare_capacity(&mut events), timeout).map_err(io::Error::from)?;
         for event in &events {
             let number = event.data.u64();
@@ -48,14 +48,15 @@ pub fn run() -> Result<(), Failure> {
                 let data = EventData::new_u64(clients.len() as u64);
                 epoll::add(&epoll, &stream, data, EventFlags::IN).map_err(io::Error::from)?;
                 clients.push(Some(Client::new(stream)));
+                open_clients += 1;
             } else if let Some(client) = &mut clients[number as usize]
                 && !client.serve(&mut buffer)?
             {
                 // Closed, it leaves the epoll.
                 clients[number as usize] = None;
+                open_clients -= 1;
             }
         }
-        is_idle = clients.iter().all(Option::is_none);
     }
 }
 

@@ -12,6 +12,7 @@ use rustix::fs::Advice;
 use rustix::process::Pid;
 use rustix::thread::{CpuSet, sched_setaffinity};
 use serde_json::Value;
+use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::net::SocketAddr;
@@ -262,18 +263,22 @@ impl World {
 
     /// The floors of a hit; its file has so many bytes. `at` is a directory that is empty.
     pub fn null_server<'a>(&self, at: &'a Path, len_bytes: u64) -> Result<NullServer<'a>, Failure> {
-        let own = std::env::current_exe().map_err(Failure::attempted("finding this program"))?;
-        let mut command = Command::new(own);
-        command.arg(null_server::NAME).arg(at).arg(len_bytes.to_string());
-        let (process, address) = self.puma.start(command, null_server::NAME, &[])?;
+        let arguments = [at.into(), len_bytes.to_string().into()];
+        let (process, address) = self.start_floor(null_server::NAME, &arguments)?;
         Ok(NullServer::new(process, at, address))
     }
 
     /// Starts the floor of a page server. Returns where it listens.
     pub fn null_pages(&self) -> Result<(Process, String), Failure> {
-        let mut command = Command::new(std::env::current_exe().map_err(Failure::attempted("finding this program"))?);
-        command.arg(null_pages::NAME);
-        self.puma.start(command, null_pages::NAME, &[])
+        self.start_floor(null_pages::NAME, &[])
+    }
+
+    /// Starts this program as a server that does nothing. Returns where it listens.
+    fn start_floor(&self, name: &str, arguments: &[OsString]) -> Result<(Process, String), Failure> {
+        let own = std::env::current_exe().map_err(Failure::attempted("finding this program"))?;
+        let mut command = Command::new(own);
+        command.arg(name).args(arguments);
+        self.puma.start(command, name, &[])
     }
 
     /// Where a program's complaints are kept.

@@ -220,34 +220,25 @@ impl Slots {
 
     fn advise_each(&mut self, slots: &mut [u32], advice: libc::c_int) -> io::Result<()> {
         slots.sort_unstable();
-        let mut runs = slots.chunk_by(|slot, next| next - slot <= 1).map(|run| run[0]..run[run.len() - 1] + 1);
-        let mut some = Vec::with_capacity(RUNS_MAX.min(slots.len()));
-        loop {
-            some.clear();
-            some.extend(runs.by_ref().take(RUNS_MAX));
-            if some.is_empty() {
-                return Ok(());
-            }
-            let advised_slots = self.advise_together(&some, advice);
-            let mut slots = 0;
-            for run in &some {
-                slots += run.len();
-                if slots > advised_slots {
+        let runs = slots.chunk_by(|slot, next| next - slot <= 1).map(|run| run[0]..run[run.len() - 1] + 1);
+        for runs in runs.collect::<Vec<_>>().chunks(RUNS_MAX) {
+            let advised_slots = self.advise_together(runs, advice);
+            let mut behind = 0;
+            for run in runs {
+                behind += run.len();
+                if behind > advised_slots {
                     self.advise(run.clone(), advice)?;
                 }
             }
         }
+        Ok(())
     }
 
     /// One call of the kernel for all of them (process_madvise: since Linux 6.13 a process may give itself any advice, and since 6.16 the
     /// processors forget addresses once for all). Returns for how many slots that was done, in order; the rest has not been looked at, or fails.
     fn advise_together(&mut self, runs: &[Range<u32>], advice: libc::c_int) -> usize {
         let Some(process) = self.together.as_ref().filter(|_| runs.len() > 1) else { return 0 };
-        let piece = |run: &Range<u32>| {
-            assert!(run.start < run.end && run.end <= self.mapping.count, "slots {run:?} of {}", self.mapping.count);
-            libc::iovec { iov_base: self.slot(run.start).cast(), iov_len: run.len() * PAGE_SIZE }
-        };
-        let pieces: Vec<libc::iovec> = runs.iter().map(piece).collect();
+        let pieces: Vec<libc::iovec> = runs.iter().map(|run| self.piece(run)).collect();
         let (fd, flags) = (process.as_raw_fd(), 0);
         // SAFETY: the pieces lie within our mapping, and none of the advice given here does more than to turn it to zeros.
         let advised_bytes =
@@ -259,12 +250,18 @@ impl Slots {
     }
 
     fn advise(&self, run: Range<u32>, advice: libc::c_int) -> io::Result<()> {
-        assert!(run.start <= run.end && run.end <= self.mapping.count, "slots {run:?} of {}", self.mapping.count);
-        let bytes = run.len() * PAGE_SIZE;
+        let piece = self.piece(&run);
         // SAFETY: the run lies within our mapping, and none of the advice given here does more than to turn it to zeros.
-        let result =
-            unsafe { libc::madvise(self.mapping.start.as_ptr().add(run.start as usize).cast(), bytes, advice) };
+        let result = unsafe { libc::madvise(piece.iov_base, piece.iov_len, advice) };
         if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    }
+
+    /// The memory of neighbouring slots.
+    fn piece(&self, run: &Range<u32>) -> libc::iovec {
+        assert!(run.start <= run.end && run.end <= self.mapping.count, "slots {run:?} of {}", self.mapping.count);
+        // SAFETY: the run lies within the mapping.
+        let first = unsafe { self.mapping.start.as_ptr().add(run.start as usize) };
+        libc::iovec { iov_base: first.cast(), iov_len: run.len() * PAGE_SIZE }
     }
 
     /// Appends those of `within` that have no memory, in ascending order, as runs. Nothing is appended where the kernel
