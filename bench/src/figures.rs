@@ -55,6 +55,11 @@ impl Series {
         Series(self.0.iter().map(|value| value * factor).collect())
     }
 
+    /// Those of the rounds of which that is true.
+    pub fn where_each(&self, is_wanted: impl Iterator<Item = bool>) -> Series {
+        Series(self.0.iter().zip(is_wanted).filter_map(|(value, wanted)| wanted.then_some(*value)).collect())
+    }
+
     /// `median (lowest to highest)`, with that many decimals.
     pub fn text(&self, decimals: usize) -> String {
         let (low, high) = self.ends();
@@ -146,6 +151,7 @@ mod tests {
         assert_eq!(series.over(&series).median(), 1.0);
         assert_eq!((series.plus(&series).median(), series.minus(&series).median()), (5.0, 0.0));
         assert_eq!(series.times(2.0).text(0), "5 (2 to 8)");
+        assert_eq!(series.where_each([false, true, false, true].into_iter()).text(1), "1.5 (1.0 to 2.0)");
         assert!((geometric_mean([0.5, 2.0].into_iter()) - 1.0).abs() < 1e-9);
     }
 

@@ -29,7 +29,7 @@ const MISSING_ONE_IN: u64 = 50;
 
 /// Runs it.
 pub fn run(world: &World) -> Result<Map<String, Value>, Failure> {
-    let lent_bytes: u64 = world.extent.choose(4 << 30, 1 << 30, 32 << 20);
+    let lent_bytes: u64 = world.extent.choose(4 << 30, 4 << 30, 32 << 20);
     // A sixteenth for what the lender needs itself.
     let group_bytes = lent_bytes + lent_bytes / 16 + LENDER_ROOM_BYTES;
     let lender = world.lend(group_bytes, lent_bytes, LENDER_RESERVE_BYTES)?;
