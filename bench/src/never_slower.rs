@@ -1,25 +1,23 @@
 //! `never-slower`: whether Puma is ever in the way.
 //!
-//! Workloads × sizes of the data × latencies of the network, each against the same mount without a lender. (What the mount itself costs, and
-//! that without a lender it passes files through, is the business of `cached-read` and `bypass`: here all go through it.) There is a mount for
-//! every latency, whose relay delays from the beginning to the end, so that its gate sees a network that is as it is. The rounds of one workload and
-//! size go through all mounts in turns. Then latency comes and goes: how long until the lender is used again?
+//! Workloads × sizes of the data × latencies of the network, each against no Puma: the same file on the same disk, not mounted. There is a mount for
+//! every latency, as it is by default, whose relay delays from the beginning to the end, so that its gate sees a network that is as it is. The rounds
+//! of one workload and size go through all of them in turns. Then latency comes and goes: how long until the lender is used again?
 
 use crate::figures::Series;
 use crate::worker::{Order, Workload};
-use crate::world::{Side, World, count};
+use crate::world::{Side, World, count, drop_cached};
 use serde_json::{Map, Value, json};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use testbed::{Failure, Relay};
 
-/// Wanted at least: with a lender over without.
+/// Wanted at least: with Puma over without.
 const RATIO_WANTED: f64 = 0.97;
 /// The disk: that many reads and writes per second, and not more bytes.
 const DISK_READS_PER_S: u32 = 2000;
 const DISK_WRITES_PER_S: u32 = 500;
 const DISK_BYTES_PER_S: u64 = 200_000_000;
-/// Of all mounts, so that they differ in their lenders only.
-const MOUNT_OPTIONS: [&str; 2] = ["--passthrough", "off"];
 /// What the lender's group has beyond what it lends.
 const LENDER_ROOM_BYTES: u64 = 160 << 20;
 const LENDER_RESERVE_BYTES: u64 = 32 << 20;
@@ -97,9 +95,10 @@ pub fn run(world: &World) -> Result<Map<String, Value>, Failure> {
     };
     // Dropped in reverse: the mounts before what they are connected through.
     let relays = plan.latencies_ms.iter().map(|ms| relay(*ms)).collect::<Result<Vec<_>, _>>()?;
-    let mut sides = vec![world.mount("without", largest_bytes, None, &MOUNT_OPTIONS)?];
+    let mut places = vec![Place { path: world.file("without", largest_bytes)?, side: None }];
     for (ms, relay) in plan.latencies_ms.iter().zip(&relays) {
-        sides.push(world.mount(&format!("with-{ms}-ms"), largest_bytes, Some(relay.address()), &MOUNT_OPTIONS)?);
+        let side = world.mount(&format!("with-{ms}-ms"), largest_bytes, Some(relay.address()), &[])?;
+        places.push(Place { path: side.file.clone(), side: Some(side) });
     }
     slow_down(world)?;
     println!(
@@ -116,8 +115,8 @@ pub fn run(world: &World) -> Result<Map<String, Value>, Failure> {
             let chosen = world.extent.choose(true, size == "twice" || name == "random" && size == "fits", false)
                 || (name, size) == ("random", "twice");
             if chosen {
-                let mut group = Row::new(name, workload, size, halves * plan.cache_bytes / 2, sides.len());
-                group.measure(world, plan, &sides, plan.rounds)?;
+                let mut group = Row::new(name, workload, size, halves * plan.cache_bytes / 2, places.len());
+                group.measure(world, plan, &places, plan.rounds)?;
                 group.print(plan);
                 groups.push(group);
             }
@@ -127,10 +126,10 @@ pub fn run(world: &World) -> Result<Map<String, Value>, Failure> {
     while begin.elapsed() < plan.more_until {
         let fewest = groups.iter_mut().filter(|group| group.worst() < RATIO_WANTED).min_by_key(|group| group.rounds());
         let Some(group) = fewest.filter(|group| group.rounds() < 3 * plan.rounds) else { break };
-        group.measure(world, plan, &sides, 1)?;
+        group.measure(world, plan, &places, 1)?;
         group.print(plan);
     }
-    drop(sides);
+    drop(places);
 
     let mut resumes = Map::new();
     for (key, peak) in plan.peaks {
@@ -170,60 +169,81 @@ fn slow_down(world: &World) -> Result<(), Failure> {
     Ok(())
 }
 
+/// A file, and its mount, if it has one.
+struct Place {
+    path: PathBuf,
+    side: Option<Side>,
+}
+
+impl Place {
+    fn drop_cached(&self) -> Result<(), Failure> {
+        self.side.as_ref().map_or_else(|| drop_cached(&self.path), Side::drop_cached)
+    }
+
+    fn status(&self) -> Result<Value, Failure> {
+        self.side.as_ref().map_or(Ok(Value::Null), Side::status)
+    }
+}
+
+/// Pages that lenders have answered.
+fn lent_pages(status: &Value) -> u64 {
+    count(status, "/borrower/lender_pages")
+}
+
 /// One workload on data of one size: a cell for each latency, and the floor that they share.
 struct Row {
     name: &'static str,
     workload: Workload,
     size: &'static str,
     len_bytes: u64,
-    /// Operations per second of each mount, the one without a lender first.
+    /// Operations per second of each place, the one without a mount first.
     speeds: Vec<Series>,
-    /// Pages that the lender answered, of each mount.
+    /// Pages that the lender answered to each.
     lent_pages: Vec<u64>,
     /// What its mount said of its lender at the end of the last phase.
     states: Vec<Value>,
 }
 
 impl Row {
-    fn new(name: &'static str, workload: Workload, size: &'static str, len_bytes: u64, sides: usize) -> Row {
-        let states = vec![Value::Null; sides];
+    fn new(name: &'static str, workload: Workload, size: &'static str, len_bytes: u64, places: usize) -> Row {
+        let states = vec![Value::Null; places];
         Row {
             name,
             workload,
             size,
             len_bytes,
-            speeds: vec![Series::default(); sides],
-            lent_pages: vec![0; sides],
+            speeds: vec![Series::default(); places],
+            lent_pages: vec![0; places],
             states,
         }
     }
 
-    /// Measures all mounts in turns, that many times.
-    fn measure(&mut self, world: &World, plan: &Plan, sides: &[Side], rounds: usize) -> Result<(), Failure> {
+    /// Measures all places in turns, that many times.
+    fn measure(&mut self, world: &World, plan: &Plan, places: &[Place], rounds: usize) -> Result<(), Failure> {
         let mut worker = world.worker(plan.cache_bytes)?;
         for _ in 0..rounds {
             // Each is first, and follows each other one, as often as the others.
             let first = self.rounds();
-            for index in (0..sides.len()).map(|index| (index + first) % sides.len()) {
-                let side = &sides[index];
-                sides.iter().try_for_each(Side::drop_cached)?;
-                worker.obey(&Order::Pass { path: side.file.clone(), len_bytes: self.len_bytes })?;
-                worker.obey(&self.order(world, side, plan.warm_up_ms, 0))?;
-                let lent_before = side.counter("lender_pages")?;
-                let report = worker.obey(&self.order(world, side, plan.phase_ms, 1))?;
-                let status = side.status()?;
+            for index in (0..places.len()).map(|index| (index + first) % places.len()) {
+                let place = &places[index];
+                places.iter().try_for_each(Place::drop_cached)?;
+                worker.obey(&Order::Pass { path: place.path.clone(), len_bytes: self.len_bytes })?;
+                worker.obey(&self.order(world, place, plan.warm_up_ms, 0))?;
+                let lent_before = lent_pages(&place.status()?);
+                let report = worker.obey(&self.order(world, place, plan.phase_ms, 1))?;
+                let status = place.status()?;
                 self.speeds[index].add(report.operations as f64 / report.seconds);
-                self.lent_pages[index] += count(&status, "/borrower/lender_pages").saturating_sub(lent_before);
+                self.lent_pages[index] += lent_pages(&status).saturating_sub(lent_before);
                 self.states[index] = status["lenders"][0]["state"].clone();
             }
         }
         Ok(())
     }
 
-    /// The same pages in the same order for every mount of a round.
-    fn order(&self, world: &World, side: &Side, ms: u64, part: u64) -> Order {
+    /// The same pages in the same order for every place of a round.
+    fn order(&self, world: &World, place: &Place, ms: u64, part: u64) -> Order {
         let seed = world.seed.wrapping_add(self.rounds() as u64 * 2 + part).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        Order::Use { path: side.file.clone(), len_bytes: self.len_bytes, workload: self.workload, ms, seed }
+        Order::Use { path: place.path.clone(), len_bytes: self.len_bytes, workload: self.workload, ms, seed }
     }
 
     fn rounds(&self) -> usize {
@@ -286,7 +306,7 @@ fn resume(
     let latency_ms = plan.latencies_ms.iter().copied().max().unwrap_or(0);
     let len_bytes = plan.cache_bytes * 2;
     let relay = Relay::start(*lender)?;
-    let side = world.mount(name, len_bytes, Some(relay.address()), &MOUNT_OPTIONS)?;
+    let side = world.mount(name, len_bytes, Some(relay.address()), &[])?;
     let mut worker = world.worker(plan.cache_bytes)?;
     let mut seed = world.seed;
     let workload = Workload::Random { threads: 1 };
@@ -304,10 +324,9 @@ fn resume(
             }
         }
     };
-    let answered = |status: &Value| count(status, "/borrower/lender_pages");
     let state_is = |status: &Value, state: &str| status["lenders"][0]["state"] == state;
     let outcome = 'outcome: {
-        let Ok(_) = until(USED_MAX, &|status| state_is(status, "used") && answered(status) > 100)? else {
+        let Ok(_) = until(USED_MAX, &|status| state_is(status, "used") && lent_pages(status) > 100)? else {
             break 'outcome Err("the lender is not used even without latency");
         };
         relay.delay(each_way(latency_ms));
@@ -315,10 +334,10 @@ fn resume(
             break 'outcome Err("the lender is used in spite of the latency");
         };
         let _lasted = until(peak, &|_| false)?;
-        let before = answered(&side.status()?);
+        let before = lent_pages(&side.status()?);
         relay.delay(Duration::ZERO);
         let begin = Instant::now();
-        match until(RESUMED_MAX, &|status| state_is(status, "used") && answered(status) > before)? {
+        match until(RESUMED_MAX, &|status| state_is(status, "used") && lent_pages(status) > before)? {
             Ok(_) => Ok(begin.elapsed()),
             Err(_) => Err("the lender is not used again"),
         }
