@@ -51,6 +51,7 @@ impl OpenFile {
     /// Reads until `buf` is full or the file ends, leaving nothing in the page cache below.
     pub(crate) fn read_uncached(&self, buf: &mut [u8], offset: u64) -> Result<usize, Errno> {
         fuse::about_to_wait();
+        self.read_ahead(offset, buf.len());
         loop {
             let way = self.inode.device.read_way();
             let result = match way {
@@ -76,6 +77,23 @@ impl OpenFile {
                 }
                 result => return result,
             }
+        }
+    }
+
+    /// Has what comes next read at once, if it is asked for in pieces.
+    fn read_ahead(&self, offset: u64, len: usize) {
+        // Whoever reads another piece had better wait until it is on its way.
+        let mut ahead = self.ahead.lock();
+        let step = ahead.goes_on(offset, len as u64);
+        if let Some(passed) = step.drop {
+            drop_clean(&self.fd, passed.start, passed.end);
+        }
+        if let Some(fetch) = step.fetch
+            && self.inode.device.read_way() != ReadWay::Direct
+            && let Ok(fd) = self.reader()
+        {
+            // Advice that is not taken costs requests, not correctness.
+            let _ = rustix::fs::fadvise(fd, fetch.start, NonZeroU64::new(fetch.end - fetch.start), Advice::WillNeed);
         }
     }
 

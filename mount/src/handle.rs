@@ -3,6 +3,8 @@
 //! The keeper has a duplicate of each file's descriptor, from before the kernel learns the number: so what is open outlives this daemon. A
 //! directory is opened again, as the kernel says with each READDIR where it has got to.
 
+use crate::ahead::Ahead;
+use crate::below::drop_clean;
 use crate::directory::Listing;
 use crate::handover::Keep;
 use crate::handover::channel::Held;
@@ -37,11 +39,16 @@ pub(crate) struct OpenFile {
     drops: AtomicBool,
     reader: OnceLock<OwnedFd>,
     direct: OnceLock<OwnedFd>,
+    /// Of the stream that somebody reads in it.
+    pub ahead: Mutex<Ahead>,
 }
 
 impl Drop for OpenFile {
     fn drop(&mut self) {
         self.in_use();
+        if let Some(fetched) = self.ahead.get_mut().fetched() {
+            drop_clean(&self.fd, fetched.start, fetched.end);
+        }
         self.inode.closed();
     }
 }
@@ -60,6 +67,7 @@ impl OpenFile {
             drops: AtomicBool::new(false),
             reader: OnceLock::new(),
             direct: OnceLock::new(),
+            ahead: Mutex::default(),
         }
     }
 

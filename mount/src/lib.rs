@@ -20,6 +20,7 @@
 //!
 //! As root the mount is for everybody, with the kernel checking permissions; as an ordinary user it is that user's alone.
 
+mod ahead;
 mod attributes;
 mod below;
 mod change;

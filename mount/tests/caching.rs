@@ -77,6 +77,34 @@ fn random_reads_leave_nothing_below() {
     assert!(below <= 2);
 }
 
+/// A stream of which every eighth page is cached already, as it were: what lies between is read ahead below, a window at a time, and leaves
+/// nothing behind either.
+#[test]
+fn streams_in_pieces_are_read_ahead_below() {
+    if !can_mount("streams_in_pieces_are_read_ahead_below") {
+        return;
+    }
+    const PIECE: usize = 7 * 4096;
+    const WINDOW_PAGES: usize = 128;
+    let m = Mounted::through();
+    let bytes = pattern(LEN, 5);
+    fs::write(m.below("a"), &bytes).unwrap();
+    drop_below(&m.below("a"));
+    let file = File::open(m.path("a")).unwrap();
+    rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::Random).unwrap();
+    let mut most = 0;
+    for offset in (0..LEN).step_by(8 * 4096) {
+        let mut piece = [0; PIECE];
+        file.read_exact_at(&mut piece, offset as u64).unwrap();
+        assert!(piece == bytes[offset..offset + PIECE]);
+        most = most.max(resident_pages(&m.below("a")));
+    }
+    println!("while reading {} pages in pieces: up to {most} cached below", LEN / 4096);
+    assert!((WINDOW_PAGES / 2..=2 * WINDOW_PAGES).contains(&most));
+    drop(file);
+    wait_until("nothing is left below", || resident_pages(&m.below("a")) == 0);
+}
+
 #[test]
 fn writes_leave_below_when_synced() {
     if !can_mount("writes_leave_below_when_synced") {
