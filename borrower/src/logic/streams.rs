@@ -56,6 +56,8 @@ const PASSES_MIN: u64 = 2;
 /// So small a part of what is read of such a file may be read otherwise, or not come from the disk: the beginnings, before it is known that a
 /// stream goes on.
 const OTHERWISE_PART: u64 = 8;
+/// What a READ elsewhere counts for at the least, in pages: getting there takes the disk as long as reading some of a stream.
+const OTHERWISE_PAGES_MIN: u64 = 64;
 
 /// The streams of one file.
 #[derive(Default)]
@@ -98,7 +100,11 @@ impl Streams {
 
     /// So many pages of a READ come from the disk, which [`Streams::note`] was told of.
     pub fn read_below(&mut self, pages: u64, is_sequential: bool) {
-        *(if is_sequential { &mut self.streamed_pages } else { &mut self.other_pages }) += pages;
+        if is_sequential {
+            self.streamed_pages += pages;
+        } else if pages > 0 {
+            self.other_pages += pages.max(OTHERWISE_PAGES_MIN);
+        }
     }
 
     /// Whether a file of so many pages is read from end to end, over and over, each time from the disk, and hardly otherwise.
@@ -213,6 +219,13 @@ mod tests {
         assert!(!streams.are_all(FILE_PAGES), "a fifth was read otherwise");
         streams.forget_passes();
         assert!(!streams.are_all(FILE_PAGES) && !streams.are_all(0));
+        // Single pages at random beside the stream: few of its pages, and half of what the disk does.
+        for _ in 0..2 {
+            pass(&mut streams);
+            (0..FILE_PAGES / 256 * 4).for_each(|_| streams.read_below(1, false));
+        }
+        assert!(!streams.are_all(FILE_PAGES));
+        streams.forget_passes();
         pass(&mut streams);
         pass(&mut streams);
         assert!(streams.are_all(FILE_PAGES));
