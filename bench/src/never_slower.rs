@@ -1,6 +1,6 @@
 //! `never-slower`: whether Puma is ever in the way.
 //!
-//! Workloads × sizes of the data × latencies of the network, each against no Puma: the same file on the same disk, not mounted. There is a mount for
+//! Workloads × sizes of the data × latencies of the network, each against no Puma: a file like it on the same disk, not mounted. There is a mount for
 //! every latency, as it is by default, whose relay delays from the beginning to the end, so that its gate sees a network that is as it is. The rounds
 //! of one workload and size go through all of them in turns. Then latency comes and goes: how long until the lender is used again?
 

@@ -2,7 +2,7 @@
 //!
 //! Of a window that the kernel reads ahead it asks for what it has not (mm/readahead.c). Where pages of the window are cached already, as those
 //! that somebody has read at random, that is a READ for each piece between them. A disk or a volume with so many requests a second takes
-//! longer for ten of 40 KiB than for one of 512. So where a stream was asked for in pieces, and most of it was asked for, what comes next is
+//! longer for ten of 40 KiB than for one of 512. So where a stream was asked for in pieces, and a good part of it was asked for, what comes next is
 //! read all at once, into the page cache below: the pieces find it there, and it is dropped when the stream has gone on.
 //!
 //! Nothing is kept here that could be older than the file: what was read ahead is the file system's own page cache.
@@ -10,7 +10,7 @@
 use std::mem::take;
 use std::ops::Range;
 
-/// What is read at once, and may lie in the page cache below for each open file, twice of it for a moment.
+/// What is read at once, and may lie in the page cache below for each open file; up to twice of it where the stream has stepped over what is cached.
 const WINDOW_BYTES: u64 = 512 << 10;
 
 /// A READ of more than that is no piece: it is worth a request of its own.
