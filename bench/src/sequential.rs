@@ -1,7 +1,8 @@
-//! `sequential`: a stream that no cache can help, because it is longer than the memory.
+//! `sequential`: a file that is longer than the memory, and read from end to end.
 //!
-//! Its pages are evicted before they are read again. Lending them would cost the reader, and would drive out of the lender's memory what
-//! is worth keeping, so the filter leaves them to the disk: with a lender and without must be as fast, and next to nothing be sent.
+//! Its pages are evicted before they are read again. Where a lender has room for a part of it only, none would be there still: lending them
+//! would cost the reader, and would drive out of the lender's memory what is worth keeping. So the filter leaves them to the disk: with such a lender
+//! and without any must be as fast, and next to nothing be sent. Beside it a lender with room for all of it.
 
 use crate::figures::Series;
 use crate::worker::{Order, Workload};
@@ -13,7 +14,10 @@ use testbed::Failure;
 const DISK_BYTES_PER_S: u64 = 300_000_000;
 /// The file, in memories of the reader.
 const FILE_CACHES: u64 = 2;
-/// What the lender and its group have beyond the file.
+/// The lender with little room has it for a quarter of the file, the one with room for all has as much beyond it: also when the page cache is dropped,
+/// and holds none of it.
+const LENDER_PART: u64 = 4;
+/// What the group of a lender has beyond what it lends.
 const LENDER_ROOM_BYTES: u64 = 128 << 20;
 const LENDER_RESERVE_BYTES: u64 = 32 << 20;
 /// Wanted at least: with a lender over without.
@@ -25,8 +29,10 @@ pub fn run(world: &World) -> Result<Map<String, Value>, Failure> {
     let cache_bytes: u64 = extent.choose(128 << 20, 128 << 20, 8 << 20);
     let (rounds, ms) = (extent.choose(5, 2, 1), extent.choose(6000, 3000, 300));
     let len_bytes = FILE_CACHES * cache_bytes;
-    let lender = world.lend(len_bytes + LENDER_ROOM_BYTES, len_bytes, LENDER_RESERVE_BYTES)?;
+    let lend = |bytes: u64| world.lend(bytes + LENDER_ROOM_BYTES, bytes, LENDER_RESERVE_BYTES);
+    let (lender, roomy_lender) = (lend(len_bytes / LENDER_PART)?, lend(len_bytes + len_bytes / LENDER_PART)?);
     let with = world.mount("with", len_bytes, Some(lender.address), &[])?;
+    let roomy = world.mount("with room for all", len_bytes, Some(roomy_lender.address), &[])?;
     let without = world.mount("without", len_bytes, None, &[])?;
     let filled_on = with.status()?["fill"].clone();
     world.disk.limit_read_bytes(Some(DISK_BYTES_PER_S))?;
@@ -37,46 +43,49 @@ pub fn run(world: &World) -> Result<Map<String, Value>, Failure> {
         DISK_BYTES_PER_S / 1_000_000
     );
 
-    let (mut speed, mut floor) = (Series::default(), Series::default());
-    let (mut put_pages, mut read_pages, mut lent_pages) = (0, 0, 0);
+    let [mut speed, mut roomy_speed, mut floor] = <[Series; 3]>::default();
+    let [mut pages, mut roomy_pages, mut no_pages] = <[Pages; 3]>::default();
     for round in 0..rounds {
         // In turns, and each as often first.
-        let mut sides = [(&with, &mut speed, true), (&without, &mut floor, false)];
-        sides.rotate_left(round % 2);
-        for (side, series, has_lender) in sides {
-            let figure = measure(world, side, cache_bytes, len_bytes, ms)?;
-            series.add(figure.bytes_per_s / 1e6);
-            if has_lender {
-                put_pages += figure.put_pages;
-                read_pages += figure.read_pages;
-                lent_pages += figure.lent_pages;
-            }
-            let who = if has_lender { "with a lender   " } else { "without a lender" };
+        let mut sides = [
+            (&with, &mut speed, &mut pages, "a lender with little room  "),
+            (&roomy, &mut roomy_speed, &mut roomy_pages, "a lender with room for all "),
+            (&without, &mut floor, &mut no_pages, "no lender                  "),
+        ];
+        sides.rotate_left(round % 3);
+        for (side, series, sum, who) in sides {
+            let (bytes_per_s, pages) = measure(world, side, cache_bytes, len_bytes, ms)?;
+            let status = side.status()?;
+            let streams = status["streams"].as_str().unwrap_or("?");
+            series.add(bytes_per_s / 1e6);
+            sum.add(&pages);
+            let Pages { put, read, lent } = pages;
             println!(
-                "round {}: {who} {:.1} MB/s, {} pages put of {} read",
+                "round {}: {who} {:.1} MB/s, {read} pages read, {lent} lent, {put} put; streams: {streams}",
                 round + 1,
-                figure.bytes_per_s / 1e6,
-                figure.put_pages,
-                figure.read_pages
+                bytes_per_s / 1e6
             );
         }
     }
     let ratio = speed.median() / floor.median();
-    let put_share = put_pages as f64 / read_pages.max(1) as f64;
-    println!("with a lender    {} MB/s", speed.text(1));
-    println!("without a lender {} MB/s", floor.text(1));
+    println!("a lender with little room  {} MB/s", speed.text(1));
+    println!("a lender with room for all {} MB/s", roomy_speed.text(1));
+    println!("no lender                  {} MB/s", floor.text(1));
     println!(
         "ratio {ratio:.3} (at least {RATIO_WANTED} is wanted); {:.2} % of the pages read were put",
-        put_share * 100.0
+        pages.put_share() * 100.0
     );
-    with.end()?;
-    without.end()?;
+    for side in [with, roomy, without] {
+        side.end()?;
+    }
     Ok(crate::members(json!({
         "ratio": ratio,
         "ratio_wanted": RATIO_WANTED,
-        "put_share": put_share,
-        "lent_share": lent_pages as f64 / read_pages.max(1) as f64,
+        "put_share": pages.put_share(),
+        "roomy_ratio": roomy_speed.median() / floor.median(),
+        "roomy_put_share": roomy_pages.put_share(),
         "with_mb_per_s": speed.json(),
+        "roomy_mb_per_s": roomy_speed.json(),
         "without_mb_per_s": floor.json(),
         "paired_ratio": speed.over(&floor).json(),
         "rounds": speed.count(),
@@ -88,16 +97,28 @@ pub fn run(world: &World) -> Result<Map<String, Value>, Failure> {
     })))
 }
 
-/// One phase.
-struct Phase {
-    bytes_per_s: f64,
-    put_pages: u64,
-    read_pages: u64,
-    lent_pages: u64,
+/// Pages that were sent to the lender, read, and answered by the lender.
+#[derive(Default)]
+struct Pages {
+    put: u64,
+    read: u64,
+    lent: u64,
 }
 
-/// A pass for the caches, then a measured phase.
-fn measure(world: &World, side: &Side, cache_bytes: u64, len_bytes: u64, ms: u64) -> Result<Phase, Failure> {
+impl Pages {
+    fn add(&mut self, more: &Pages) {
+        self.put += more.put;
+        self.read += more.read;
+        self.lent += more.lent;
+    }
+
+    fn put_share(&self) -> f64 {
+        self.put as f64 / self.read.max(1) as f64
+    }
+}
+
+/// A pass for the caches, then a measured phase: bytes in a second.
+fn measure(world: &World, side: &Side, cache_bytes: u64, len_bytes: u64, ms: u64) -> Result<(f64, Pages), Failure> {
     side.drop_cached()?;
     let mut worker = world.worker(cache_bytes)?;
     worker.obey(&Order::Pass { path: side.file.clone(), len_bytes })?;
@@ -110,6 +131,6 @@ fn measure(world: &World, side: &Side, cache_bytes: u64, len_bytes: u64, ms: u64
         *grown = after?.saturating_sub(before?);
     }
     side.drop_cached()?;
-    let [put_pages, read_pages, lent_pages] = grown;
-    Ok(Phase { bytes_per_s: report.bytes as f64 / report.seconds, put_pages, read_pages, lent_pages })
+    let [put, read, lent] = grown;
+    Ok((report.bytes as f64 / report.seconds, Pages { put, read, lent }))
 }

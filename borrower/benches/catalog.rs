@@ -4,6 +4,7 @@
 use borrower::FileIdentity;
 use borrower::logic::catalog::Catalog;
 use borrower::logic::file::{Filter, Verdict};
+use borrower::logic::stream_room::Lending;
 use criterion::{Criterion, criterion_group, criterion_main};
 use page::{FileKey, PageRange, Version};
 use std::hint::black_box;
@@ -48,7 +49,9 @@ fn catalog(criterion: &mut Criterion) {
     });
     for count in [1, WINDOW_PAGES] {
         group.bench_function(format!("read/{count}"), |bencher| {
-            bencher.iter(|| read(random.u64(..u64::from(PAGES) - count), count, Filter::Evicted, &mut sources));
+            bencher.iter(|| {
+                read(random.u64(..u64::from(PAGES) - count), count, Filter::Evicted(Lending::Left), &mut sources)
+            });
         });
     }
     group.bench_function("evict/known", |bencher| {
@@ -58,8 +61,15 @@ fn catalog(criterion: &mut Criterion) {
         });
     });
     // An exclusive get takes the page, it is evicted again, and put.
-    let ticket =
-        file.lock().begin_read(PageRange { first: 0, end: 1 }, 0, 0, standing, true, Filter::Evicted, &mut sources);
+    let ticket = file.lock().begin_read(
+        PageRange { first: 0, end: 1 },
+        0,
+        0,
+        standing,
+        true,
+        Filter::Evicted(Lending::Left),
+        &mut sources,
+    );
     let mut versions: Vec<u64> = (0..PAGES.into()).collect();
     let mut next = u64::from(PAGES);
     group.bench_function("gone/evict/put", |bencher| {

@@ -11,7 +11,7 @@ use crate::edge::racing::Race;
 use crate::logic::core::Core;
 use crate::logic::latencies::Size;
 use crate::logic::reading::{Got, Reading};
-use crate::{Below, Borrower, ReadRequest};
+use crate::{Below, Borrower, OneUnderWay, ReadRequest};
 use page::PAGE_SIZE;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io;
@@ -85,6 +85,7 @@ pub(crate) struct Exchange<'a> {
     /// When it was asked first, and since when the next answer is waited for.
     begun: Instant,
     since: Instant,
+    under_way: OneUnderWay<'a>,
     /// What the directory below was faster with, if it was.
     pub(crate) raced: Option<Raced>,
 }
@@ -107,7 +108,7 @@ impl<'a> Exchange<'a> {
         // Else there are more readers than connections, or the lender is just being lost: nothing is known of the pages.
         let state = open.unwrap_or(State::Over(Answer::NotAsked));
         let now = Instant::now();
-        Exchange { borrower, state, late, begun: now, since: now, raced: None }
+        Exchange { borrower, state, late, begun: now, since: now, under_way: borrower.exchanges.begin(), raced: None }
     }
 
     /// Asks for these pages. They are answered in messages ([`Exchange::receive`]), behind what was asked for before.
@@ -206,11 +207,17 @@ impl<'a> Exchange<'a> {
         }
     }
 
-    /// All is answered, or nothing will be. The time that it took says how lender and directory below compare at that size, if there is one.
-    pub(crate) fn end(self, size: Option<Size>) {
+    /// All is answered, or nothing will be. If it was one READ that asked for so many pages, in a stream or not, the time that it took says how
+    /// lender and directory below compare at that size.
+    pub(crate) fn end(self, asked: Option<(usize, bool)>) {
         let State::Open(link, taken) = self.state else { return };
-        if let Some(size) = size {
-            link.note(self.since - self.begun, size);
+        if let Some((pages, is_sequential)) = asked {
+            let (took, size) = (self.since - self.begun, Size::of(pages, is_sequential));
+            link.note(took, size);
+            // Lenders do not seek: to them it is all the same whether much is read in a stream.
+            if size == Size::Large {
+                self.borrower.core.stream_room.lender_took(pages, self.under_way.part(took));
+            }
         }
         link.give_back(taken);
     }

@@ -45,7 +45,7 @@ use page::{ChecksumKey, FileKey, Page, PageId, Version};
 use serde::Serialize;
 use std::io;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Once, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -294,6 +294,36 @@ impl File {
     }
 }
 
+/// How many of something are under way.
+#[derive(Default)]
+struct UnderWay(AtomicU32);
+
+/// One of them, until it is dropped.
+struct OneUnderWay<'a> {
+    all: &'a UnderWay,
+    /// Those that were when it began, with this one.
+    count: u32,
+}
+
+impl UnderWay {
+    fn begin(&self) -> OneUnderWay<'_> {
+        OneUnderWay { all: self, count: self.0.fetch_add(1, Ordering::Relaxed) + 1 }
+    }
+}
+
+impl OneUnderWay<'_> {
+    /// Its part of the time that it took: those under way share the time.
+    fn part(&self, took: Duration) -> Duration {
+        took / self.count
+    }
+}
+
+impl Drop for OneUnderWay<'_> {
+    fn drop(&mut self) {
+        self.all.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 /// What reads of the directory below take lately.
 #[derive(Default)]
 struct Disk {
@@ -334,6 +364,8 @@ pub struct Borrower {
     /// Whether READs are asked for together.
     gathers: AtomicBool,
     disk: Disk,
+    reads_below: UnderWay,
+    exchanges: UnderWay,
     get_times: Histogram,
     below_times: Histogram,
     checksum_key: [u8; 32],
@@ -384,6 +416,8 @@ impl Borrower {
             polling: polling::One::default(),
             gathers: true.into(),
             disk: Disk::default(),
+            reads_below: UnderWay::default(),
+            exchanges: UnderWay::default(),
             get_times: Histogram::default(),
             below_times: Histogram::default(),
             checksum_key,
@@ -526,10 +560,10 @@ impl Borrower {
             Usefulness::Useful
         } else if !self.config.expects_lenders && self.links.all().is_empty() || is_unused(&self.unused_since.lock()) {
             Usefulness::NoLender
-        } else if file.state.lock().is_streamed() {
-            Usefulness::Streamed
         } else {
-            Usefulness::Useful
+            let state = file.state.lock();
+            let is_lent = state.streams_fit() && self.core.stream_room.lending().is_any();
+            if state.is_streamed() && !is_lent { Usefulness::Streamed } else { Usefulness::Useful }
         }
     }
 
@@ -542,6 +576,7 @@ impl Borrower {
     /// Lenders were found, lost, or found too slow.
     pub(crate) fn lenders_changed(&self) {
         self.core.share_buffers();
+        self.core.stream_room.forget_lenders();
         let mut since = self.unused_since.lock();
         if self.core.catalog.usable() != 0 {
             *since = None;
@@ -580,6 +615,11 @@ impl Borrower {
     /// What the catalog holds.
     pub fn census(&self) -> Census {
         self.core.catalog.census()
+    }
+
+    /// What becomes of what is read in streams that fit, in words.
+    pub fn streams(&self) -> &'static str {
+        if self.core.filter() == logic::file::Filter::Off { "lent" } else { self.core.stream_room.lending().text() }
     }
 
     /// What pools of other sizes would have done.

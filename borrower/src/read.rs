@@ -80,12 +80,13 @@ impl<B: Below + Send + Sync + 'static> Asking<'_, B> {
                 }
                 file.settled.wait_while_for(&mut state, |state| state.must_wait(self.range()), CHANGE_WAIT);
                 self.begin(reading, &mut state);
-                reading.note_missed(core, file);
                 if attempt == ATTEMPTS_MAX {
                     let read = below.read_at(buf, *offset)?;
                     reading.end(core, file, &mut state, *request, &[]);
                     return Ok(read);
                 }
+                drop(state);
+                reading.note_missed(core, file);
             }
 
             let read = self.fill(reading, raced.take(), seen.take(), got, buf)?;
@@ -122,13 +123,13 @@ impl<B: Below + Send + Sync + 'static> Asking<'_, B> {
         while let Some(question) = reading.next_question(file) {
             let mut exchange = Exchange::with(self.borrower, question.lender);
             exchange.ask(question.keys);
-            let size = Size::of(question.keys.len(), question.is_sequential);
+            let asked = (question.keys.len(), question.is_sequential);
             while !reading.unanswered().is_empty() {
                 let answer = exchange.receive(self.read, 0..buf.len(), reading.unanswered(), got, buf);
                 exchange.returned_bad(answer.tell(core, reading, got, buf));
             }
             raced = exchange.raced.take().or(raced);
-            exchange.end(Some(size));
+            exchange.end(Some(asked));
         }
         while let Some(bytes) = reading.next_below() {
             let at = offset + bytes.start as u64;
@@ -146,13 +147,16 @@ impl<B: Below + Send + Sync + 'static> Asking<'_, B> {
 
     /// Reads below, and notes how long that takes.
     fn read_below(&self, reading: &Reading, buf: &mut [u8], offset: u64) -> io::Result<usize> {
-        let size = Size::of(buf.len() / PAGE_SIZE, reading.is_sequential());
-        let begun = Instant::now();
+        let (pages, is_sequential) = (buf.len() / PAGE_SIZE, reading.is_sequential());
+        let (begun, under_way) = (Instant::now(), self.borrower.reads_below.begin());
         let read = self.read.below.read_at(buf, offset)?;
         let took = begun.elapsed();
         self.borrower.below_times.note(took);
         if read > 0 {
-            self.borrower.disk.note(took, size);
+            self.borrower.disk.note(took, Size::of(pages, is_sequential));
+            if is_sequential {
+                self.borrower.core.stream_room.disk_took(pages, under_way.part(took));
+            }
         }
         Ok(read)
     }

@@ -10,7 +10,6 @@
 //! are several lenders: the next READ is mostly another one's.
 
 use crate::exchange::{Answer, Exchange, Raced};
-use crate::logic::latencies::Size;
 use crate::logic::reading::{Got, Reading};
 use crate::read::{Asking, ReadRequest};
 use crate::{Below, Borrower, Stamp};
@@ -121,7 +120,7 @@ impl<'a, B: Below + Send + Sync + 'static> Group<'a, B> {
         }
         if let Some((_, exchange)) = self.exchange.take() {
             // What many READs take together says nothing of one.
-            exchange.end((self.count == 1).then(|| Size::of(self.told_pages, false)));
+            exchange.end((self.count == 1).then_some((self.told_pages, false)));
             let is_filled = self.scratch.readings[..self.count].iter().all(Reading::is_filled);
             if gathers.load(Ordering::Relaxed) != is_filled {
                 gathers.store(is_filled, Ordering::Relaxed);

@@ -13,6 +13,7 @@ use borrower::logic::entry::{Place, Standing};
 use borrower::logic::file::{ChangeTicket, Ended, FileState, Filter, ReadTicket, Source, Verdict};
 use borrower::logic::lender::LenderWord;
 use borrower::logic::rules::{Rule, break_rule};
+use borrower::logic::stream_room::Lending;
 use page::{PAGE_SIZE, PageRange, Version};
 use std::collections::{HashMap, VecDeque};
 
@@ -155,8 +156,15 @@ impl Model {
         }
         let mut sources = Vec::new();
         let standing = standing(self.word);
-        let ticket =
-            self.state.begin_read(range, self.produced, self.consumed, standing, true, Filter::Evicted, &mut sources);
+        let ticket = self.state.begin_read(
+            range,
+            self.produced,
+            self.consumed,
+            standing,
+            true,
+            Filter::Evicted(Lending::Left),
+            &mut sources,
+        );
         self.doing.push(Doing::Read { range, ticket, sources, fetched: None });
         true
     }

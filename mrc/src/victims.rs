@@ -97,13 +97,14 @@ impl Victims {
         self.order.remove(key);
     }
 
-    /// The page was missed. Whether some pool could have had it.
-    pub fn missed(&mut self, key: Key) -> bool {
+    /// The page was missed. Pages of the smallest pool that would have had it; none, if it is not known to have been evicted.
+    pub fn missed(&mut self, key: Key) -> Option<f64> {
         let rate = self.order.sampling().rate();
         if !key.is_below(self.threshold()) {
-            return false;
+            return None;
         }
         let rank = self.order.rank(key);
+        let needed_pages = rank.map(|rank| rank as f64 / rate + 1.0);
         let weight = 1.0 / rate;
         self.misses += weight;
         self.sampled_misses += 1.0;
@@ -114,8 +115,7 @@ impl Victims {
             self.counted[filled + 1] -= weight;
             self.samples[0] += 1.0;
             self.samples[filled + 1] -= 1.0;
-            if let Some(needed) = rank.map(|rank| buckets::holding(rank as f64 / rate + 1.0)).filter(|at| *at <= filled)
-            {
+            if let Some(needed) = needed_pages.map(buckets::holding).filter(|at| *at <= filled) {
                 self.hits[needed] += weight;
                 self.hits[filled + 1] -= weight;
             }
@@ -130,7 +130,7 @@ impl Victims {
         if self.sampled_misses > FADES_AFTER {
             self.fade();
         }
-        rank.is_some()
+        needed_pages
     }
 
     fn fade(&mut self) {

@@ -112,7 +112,8 @@ pub struct Policies {
     #[arg(long, value_enum, default_value_t = FillName::Auto)]
     fill: FillName,
 
-    /// Whether what is read in long sequential streams is left to the disk, which is good at that, and not lent.
+    /// Whether what is read in long sequential streams is left to the disk, which is good at that, and not lent; but where it comes back while
+    /// lenders have room for it, and faster from them.
     #[arg(long, value_enum, default_value_t = Switch::On)]
     filter: Switch,
     /// Whether a lender is left alone while it answers later than the directory below, or than the thresholds.
@@ -575,6 +576,7 @@ fn status(mut description: Value, mount: &mount::Mount, borrower: &Borrower) -> 
     description["lenders"] = serde_json::to_value(borrower.lenders()).unwrap_or_default();
     let (disk_us, late_us) = borrower.disk_us();
     description["disk"] = json!({"read_us": disk_us, "get_is_late_us": late_us});
+    description["streams"] = borrower.streams().into();
     description["curve"] = serde_json::to_value(borrower.curve()).unwrap_or_default();
     description["borrowing"] = borrower.is_borrowing().into();
     description["puts_under_way"] = borrower.puts_under_way().into();

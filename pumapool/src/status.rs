@@ -193,12 +193,13 @@ pub(crate) fn print_mount(out: &mut impl Write, status: &Value) -> io::Result<()
     print_curve(out, &status["curve"])?;
     writeln!(
         out,
-        "  evictions   {} pages seen, {} sent, {} sequential, {} not trusted, {} lost (ring full)",
+        "  evictions   {} pages seen, {} sent, {} sequential, {} not trusted, {} lost (ring full); streams: {}",
         count(borrower, "evictions"),
         count(borrower, "put_pages"),
         count(borrower, "evictions_sequential"),
         count(borrower, "evictions_not_trusted"),
         count(&status["tap"], "ring_full_pages"),
+        status["streams"].as_str().unwrap_or("?"),
     )?;
     print_confined(out, &status["confined"])
 }

@@ -394,7 +394,8 @@ impl Link {
         // By the average of 15 seconds: each change of weight moves pages.
         let [ping_us, short_us, _] = seen.gate.averages_us();
         borrower.core.weights.set(number, placement::weight(seen.free_pages, seen.capacity_pages, short_us));
-        borrower.core.set_full(number, placement::is_full(seen.free_pages, seen.capacity_pages));
+        let is_full = placement::is_full(seen.free_pages, seen.capacity_pages);
+        borrower.core.set_room(number, seen.free_pages, is_full);
         if was == is || borrower.config.gate.is_none() {
             return;
         }

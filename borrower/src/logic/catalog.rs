@@ -62,6 +62,7 @@ pub struct Catalog {
     next_version: AtomicU64,
     lenders: Vec<Lender>,
     entry_bytes: AtomicU64,
+    live_pages: AtomicU64,
     entry_bytes_max: u64,
     /// Reclaims so far.
     reclaims: AtomicU64,
@@ -94,6 +95,7 @@ impl Catalog {
             next_version: AtomicU64::new(1),
             lenders: (0..lenders).map(|_| Lender::default()).collect(),
             entry_bytes: AtomicU64::new(0),
+            live_pages: AtomicU64::new(0),
             entry_bytes_max,
             reclaims: AtomicU64::new(1),
             groups: Groups::default(),
@@ -342,14 +344,21 @@ impl Catalog {
 
     /// Takes note of what a file's entries take, and of whose they are, after they may have become more or fewer.
     pub fn account(&self, state: &mut FileState) {
-        let (before, now) = (state.accounted_bytes, state.memory_bytes());
-        state.accounted_bytes = now;
-        if now >= before {
-            self.entry_bytes.fetch_add(now - before, Ordering::Relaxed);
-        } else {
-            self.entry_bytes.fetch_sub(before - now, Ordering::Relaxed);
+        let now = (state.memory_bytes(), state.live_pages());
+        let before = std::mem::replace(&mut state.accounted, now);
+        // Both ways: it wraps.
+        if now.0 != before.0 {
+            self.entry_bytes.fetch_add(now.0.wrapping_sub(before.0), Ordering::Relaxed);
+        }
+        if now.1 != before.1 {
+            self.live_pages.fetch_add(now.1.wrapping_sub(before.1), Ordering::Relaxed);
         }
         state.take_moves().for_each(|moved| self.groups.moved(moved.group, moved.lent, moved.got));
+    }
+
+    /// Pages that need not come from the disk, in all files.
+    pub fn live_pages(&self) -> u64 {
+        self.live_pages.load(Ordering::Relaxed)
     }
 
     /// What [`Catalog::account`] has summed up.

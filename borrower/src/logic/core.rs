@@ -13,6 +13,7 @@ use super::groups::{Admission, Put};
 use super::placement::Weights;
 use super::puts::{Batch, Buffers, PutQueue};
 use super::rules::{Rule, keeps};
+use super::stream_room::StreamRoom;
 use crate::below::Stamp;
 use crate::metrics::Metrics;
 use page::seal::Sealing;
@@ -150,6 +151,8 @@ struct Queue {
     work: Condvar,
     /// What tells this lender from others for good, for the placement.
     salt: AtomicU64,
+    /// Pages that it could take without forgetting others.
+    free_pages: AtomicU64,
 }
 
 /// What the borrower knows and decides.
@@ -160,6 +163,8 @@ pub struct Core {
     pub metrics: Metrics,
     /// What pools of other sizes would have done.
     pub curve: Curve,
+    /// Whether what is read in streams is lent where it fits.
+    pub stream_room: StreamRoom,
     /// What pages are turned into on their way to a lender.
     sealing: Sealing,
     strategy: Strategy,
@@ -185,11 +190,14 @@ impl Core {
             puts: Mutex::new(PutQueue::new(buffers.clone())),
             work: Condvar::new(),
             salt: AtomicU64::new(number.into()),
+            free_pages: AtomicU64::new(0),
         };
+        let keeps = !(setup.strategy == Strategy::Exclusive && setup.sees_evictions);
         Core {
             catalog: Catalog::new(setup.lenders, setup.entry_bytes_max),
             metrics: Metrics::default(),
-            curve: Curve::new(!(setup.strategy == Strategy::Exclusive && setup.sees_evictions)),
+            curve: Curve::new(keeps),
+            stream_room: StreamRoom::new(keeps),
             sealing: setup.sealing,
             strategy: setup.strategy,
             sees_evictions: setup.sees_evictions,
@@ -265,8 +273,8 @@ impl Core {
     pub fn filter(&self) -> Filter {
         match self.filter.load(Ordering::Relaxed) {
             false => Filter::Off,
-            true if self.sees_evictions => Filter::Evicted,
-            true => Filter::Read,
+            true if self.sees_evictions => Filter::Evicted(self.stream_room.lending()),
+            true => Filter::Read(self.stream_room.lending()),
         }
     }
 
@@ -475,8 +483,11 @@ impl Core {
         let is_zero = page::is_zero(page);
         let verdict = state.evict(index, position, is_zero, standing, self.catalog.has_room(), elsewhere);
         let might_be_lent = matches!(verdict, Verdict::Put | Verdict::Known | Verdict::Zero | Verdict::NoRoom);
-        if might_be_lent && self.catalog.groups.takes_part(group) {
-            self.curve.evicted(file.key(), index);
+        if (might_be_lent || verdict == Verdict::Sequential) && self.catalog.groups.takes_part(group) {
+            self.stream_room.evicted(file.key(), index);
+            if might_be_lent {
+                self.curve.evicted(file.key(), index);
+            }
         }
         let counter = match verdict {
             Verdict::Put => match self.catalog.groups.admit(group, self.is_full()) {
@@ -506,8 +517,17 @@ impl Core {
         usable != 0 && usable & !self.full.load(Ordering::Relaxed) == 0
     }
 
-    /// Whether that lender has no room for more.
-    pub fn set_full(&self, lender: u8, is_full: bool) {
+    /// Pages that are lent, and that could be without anything being forgotten for them.
+    pub fn room_pages(&self) -> u64 {
+        let usable = self.usable();
+        let free = |lender: u8| self.queues[usize::from(lender)].free_pages.load(Ordering::Relaxed);
+        let free_pages = (0..self.catalog.lenders()).filter(|lender| usable & 1 << lender != 0).map(free);
+        free_pages.fold(self.catalog.live_pages(), u64::saturating_add)
+    }
+
+    /// That lender has room for so many pages more, which may be too few to count.
+    pub fn set_room(&self, lender: u8, free_pages: u64, is_full: bool) {
+        self.queues[usize::from(lender)].free_pages.store(free_pages, Ordering::Relaxed);
         match is_full {
             true => self.full.fetch_or(1 << lender, Ordering::Relaxed),
             false => self.full.fetch_and(!(1 << lender), Ordering::Relaxed),

@@ -21,6 +21,7 @@
 use super::entry::{Entry, Place, Standing, UNKNOWN, absent};
 use super::overtaking::Watch;
 use super::rules::{Rule, keeps};
+use super::stream_room::Lending;
 use super::streams::Streams;
 use super::table::{Moved, PageTable};
 use crate::below::Stamp;
@@ -75,8 +76,10 @@ pub struct ReadTicket {
     quarantine: u64,
     raced: bool,
     moment: u64,
-    /// The READ goes on where others ended: what it gets from below is not worth lending.
+    /// The READ goes on where others ended.
     pub sequential: bool,
+    /// What becomes then of what it gets from below.
+    lending: Lending,
     /// What the file looked like when we last left it, if nothing is under way.
     pub stamp: Option<Stamp>,
 }
@@ -85,6 +88,11 @@ impl ReadTicket {
     /// Where the file's changes stood when the READ began.
     pub fn moment(&self) -> u64 {
         self.moment
+    }
+
+    /// Whether that page is left to the disk if it comes from there.
+    pub fn is_left(&self, index: u64) -> bool {
+        self.sequential && !self.lending.lends(index)
     }
 }
 
@@ -110,15 +118,15 @@ pub enum Ended {
     Other,
 }
 
-/// What becomes of pages that are read in a sequential stream.
+/// What becomes of pages that are read in a sequential stream. Of files whose streams fit what [`Lending`] says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Filter {
     /// They are lent as any other.
     Off,
     /// They are not lent when they are read, which is when pages are lent.
-    Read,
+    Read(Lending),
     /// They are tagged, and not lent when they are evicted.
-    Evicted,
+    Evicted(Lending),
 }
 
 /// What becomes of an eviction.
@@ -191,8 +199,8 @@ pub struct FileState {
     /// Pages at the edges of holes: the kernel zeroes a part of its copy after our answer, and leaves it clean, whatever was stored in
     /// between (mm/truncate.c, truncate_inode_partial_folio).
     edges: Vec<PageRange>,
-    /// Bytes of memory that the catalog has on its account for this file.
-    pub(super) accounted_bytes: u64,
+    /// Bytes of memory, and live pages, that the catalog has on its account for this file.
+    pub(super) accounted: (u64, u64),
     /// The catalog has removed the file: nothing may be put in its name any more.
     pub(super) is_removed: bool,
 }
@@ -223,8 +231,24 @@ impl FileState {
 
     /// Whether all that is read of it is long streams, which come from the disk each time.
     pub fn is_streamed(&self) -> bool {
-        let pages = |stamp: Stamp| stamp.size_bytes.div_ceil(PAGE_SIZE as u64);
-        self.streams.as_ref().zip(self.stamp).is_some_and(|(streams, stamp)| streams.are_all(pages(stamp)))
+        self.streams.as_ref().is_some_and(|streams| streams.are_all(self.file_pages()))
+    }
+
+    /// As far as it is known; else 0.
+    fn file_pages(&self) -> u64 {
+        self.stamp.map_or(0, |stamp| stamp.size_bytes.div_ceil(PAGE_SIZE as u64))
+    }
+
+    /// Whether what is read of it in streams comes back before lenders must forget it.
+    pub fn streams_fit(&self) -> bool {
+        self.streams.as_ref().is_some_and(|streams| streams.fit())
+    }
+
+    /// Of a READ of so many pages, in a stream, some were looked at; of these so many would have been at a lender still.
+    pub fn looked_at(&mut self, pages: u64, sampled_pages: u32, fitting_pages: u32) {
+        let file_pages = self.file_pages();
+        let streams = self.streams.iter_mut();
+        streams.for_each(|streams| streams.looked_at(pages, sampled_pages, fitting_pages, file_pages));
     }
 
     /// How it was read says no more how it will be.
@@ -447,7 +471,13 @@ impl FileState {
         sources: &mut Vec<Source>,
     ) -> ReadTicket {
         sources.clear();
-        let sequential = filter != Filter::Off && self.streams.get_or_insert_default().note(range);
+        let (sequential, lending) = match filter {
+            Filter::Off => (false, Lending::Lent),
+            Filter::Read(lending) | Filter::Evicted(lending) => {
+                let streams = self.streams.get_or_insert_default();
+                (streams.note(range), if streams.fit() { lending } else { Lending::Left })
+            }
+        };
         let raced = self.is_changing(range);
         let held = self.quarantines.iter().any(|held| held.range.overlaps(range));
         let mut lifted = false;
@@ -459,8 +489,8 @@ impl FileState {
             let mut entry = self.table.get(index);
             if let Entry::Busy { place, .. } | Entry::Present { place, .. } = entry {
                 match standing(place) {
-                    Standing::Valid => {}
-                    Standing::Suspended => {
+                    Standing::Valid if !(sequential && lending == Lending::Slower) => {}
+                    Standing::Valid | Standing::Suspended => {
                         sources.push(Source::Below); // what the lender has stays current
                         continue;
                     }
@@ -480,12 +510,13 @@ impl FileState {
                     Source::Lender(place, version)
                 }
             });
+            let sequential = sequential && !lending.lends(wide_index);
             // Without room for it the page stays quarantined: it will not be lent.
             if held && !raced && has_room && self.is_quarantined(index) {
                 lifted = true;
                 self.table.set(index, Entry::Absent { lifted: self.quarantine, sequential });
             } else if let Entry::Absent { lifted, sequential: tagged } = entry
-                && filter == Filter::Evicted
+                && matches!(filter, Filter::Evicted(_))
                 && tagged != sequential
                 && (has_room || tagged)
             {
@@ -501,7 +532,7 @@ impl FileState {
         }
         let stamp = self.stamp.filter(|_| self.is_settled());
         let (changes, moment) = (self.changes, self.moment());
-        ReadTicket { range, changes, quarantine: self.quarantine, raced, moment, sequential, stamp }
+        ReadTicket { range, changes, quarantine: self.quarantine, raced, moment, sequential, lending, stamp }
     }
 
     /// The lender no longer has the page: it gave it away (exclusive), or answered that it is not there. `ticket` is the READ
@@ -761,4 +792,73 @@ fn nearest<T>(sorted: &[T], range: impl Fn(&T) -> PageRange) -> usize {
 /// The pages of `range` that can be lent.
 fn indices(range: PageRange) -> impl Iterator<Item = u32> {
     (range.first..range.end.min(1 << (64 - PAGE_SHIFT))).map_while(|index| u32::try_from(index).ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Reads all of a file of 4 MiB in one go, evicts it, and reads it again. Pages that were put, and those that are asked for at the lender.
+    fn lent(lending: Lending, fits: bool) -> (usize, usize) {
+        const PAGES: u32 = 1024;
+        let place = Place { lender: 0, epoch: 0 };
+        let (mut state, range, mut sources) =
+            (FileState::default(), PageRange { first: 0, end: PAGES.into() }, Vec::new());
+        let read = |state: &mut FileState, lending, sources: &mut Vec<Source>| {
+            let filter = Filter::Evicted(lending);
+            let ticket = state.begin_read(range, 0, 0, |_| Standing::Valid, true, filter, sources);
+            assert!(ticket.sequential && state.end_read(&ticket, 0, |_, _| ()));
+            ticket
+        };
+        read(&mut state, Lending::Left, &mut sources);
+        if fits {
+            state.looked_at(1024, 64, 64);
+        }
+        let ticket = read(&mut state, lending, &mut sources);
+        let mut put = 0;
+        for index in 0..PAGES {
+            let verdict = state.evict(index, 1, false, |_| Standing::Valid, true, true);
+            let expected = if ticket.is_left(index.into()) { Verdict::Sequential } else { Verdict::Put };
+            assert_eq!(verdict, expected);
+            if verdict == Verdict::Put {
+                put += 1;
+                state.put(index, place, Version(1), 0);
+                assert!(state.put_done(index, Version(1), true));
+            }
+        }
+        read(&mut state, lending, &mut sources);
+        (put, sources.iter().filter(|source| matches!(source, Source::Lender(..))).count())
+    }
+
+    #[test]
+    fn streams_that_fit_are_lent_as_it_is_said_and_no_others() {
+        assert_eq!(lent(Lending::Left, true), (0, 0));
+        assert_eq!(lent(Lending::Tried, true), (128, 128));
+        assert_eq!(lent(Lending::Lent, true), (1024, 1024));
+        assert_eq!(lent(Lending::Lent, false), (0, 0));
+    }
+
+    #[test]
+    fn streams_that_the_disk_is_faster_with_are_read_there_and_stay_known() {
+        let place = Place { lender: 0, epoch: 0 };
+        let (mut state, mut sources) = (FileState::default(), Vec::new());
+        let mut read = |state: &mut FileState, first, pages, lending| {
+            let range = PageRange { first, end: first + pages };
+            let ticket =
+                state.begin_read(range, 0, 0, |_| Standing::Valid, true, Filter::Evicted(lending), &mut sources);
+            assert!(state.end_read(&ticket, 0, |_, _| ()));
+            sources[0]
+        };
+        read(&mut state, 0, 1, Lending::Left);
+        assert_eq!(state.evict(0, 1, false, |_| Standing::Valid, true, true), Verdict::Put);
+        state.put(0, place, Version(1), 0);
+        assert!(state.put_done(0, Version(1), true));
+        let at_lender = Source::Lender(place, Version(1));
+        assert_eq!(read(&mut state, 0, 1024, Lending::Slower), at_lender, "not known to fit");
+        state.looked_at(1024, 64, 64);
+        assert_eq!(read(&mut state, 0, 1024, Lending::Slower), Source::Below);
+        assert_eq!(state.evict(0, 1, false, |_| Standing::Valid, true, true), Verdict::Known);
+        (0..100).for_each(|at| assert_eq!(read(&mut state, 1 << 20 | at << 12, 1, Lending::Slower), Source::Below));
+        assert_eq!(read(&mut state, 0, 1, Lending::Slower), at_lender, "at random");
+    }
 }

@@ -16,5 +16,6 @@ pub mod placement;
 pub mod puts;
 pub mod reading;
 pub mod rules;
+pub mod stream_room;
 pub mod streams;
 pub mod table;

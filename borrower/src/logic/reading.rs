@@ -102,9 +102,14 @@ impl Reading {
         self.gone.clear();
     }
 
-    /// Notes that the kernel's page cache has missed its pages. Once after it has begun, when there is time.
+    /// Notes that the kernel's page cache has missed its pages. Once after it has begun, when there is time, and with the file's state free.
     pub fn note_missed(&self, core: &Core, file: &File) {
-        core.curve.missed(file.key(), Reading::range(self.offset, self.len));
+        let (range, is_sequential) = (Reading::range(self.offset, self.len), self.is_sequential());
+        core.curve.missed(file.key(), range);
+        let (sampled, fitting) = core.stream_room.missed(file.key(), range, is_sequential, || core.room_pages());
+        if is_sequential && sampled > 0 {
+            file.state.lock().looked_at(range.end - range.first, sampled, fitting);
+        }
     }
 
     /// The pages that a READ is about.
@@ -338,7 +343,7 @@ impl Reading {
 
     fn fill_pool(&self, core: &Core, file: &File, state: &mut FileState, bytes: &[u8]) {
         let range = Reading::range(self.offset, bytes.len());
-        if range.first * PAGE_SIZE as u64 != self.offset || self.is_sequential() || core.usable() == 0 {
+        if range.first * PAGE_SIZE as u64 != self.offset || core.usable() == 0 {
             return;
         }
         let (whole, tail) = bytes.as_chunks::<PAGE_SIZE>();
@@ -347,9 +352,13 @@ impl Reading {
         let pages = whole.iter().chain((!tail.is_empty()).then_some(&last));
         for ((index, source), page) in (range.first..range.end).zip(&self.sources).zip(pages) {
             if *source == Source::Below
-                && let Ok(index) = u32::try_from(index)
+                && let Ok(narrow) = u32::try_from(index)
             {
-                core.offer(file, state, index, u64::MAX, page, 0);
+                if self.ticket().is_left(index) {
+                    core.stream_room.evicted(file.key(), narrow);
+                    continue;
+                }
+                core.offer(file, state, narrow, u64::MAX, page, 0);
             }
         }
     }

@@ -6,7 +6,8 @@
 
 use page::PageRange;
 
-/// Streams of a file that are followed at once. The one that went on least lately is forgotten for a new one.
+/// Streams of a file that are followed at once. The one that went on least lately is forgotten for a new one; but one that is sequential only when it
+/// has not gone on for [`RECENT_READS`]: each READ at random might be the beginning of another one.
 const STREAMS_MAX: usize = 8;
 
 /// Pages in a row from which on it is a stream: 4 MiB. A disk needs some milliseconds to get to a place, the time in which it then reads about a
@@ -19,7 +20,7 @@ const SLACK_PAGES: u64 = 64;
 /// cached already, so that only small pieces of it are read.
 const SLACK_WINDOWS: u64 = 4;
 
-/// READs of the file since a stream went on last, up to which the windows of that stream count: a page that is read at random long after a
+/// READs of the file since a stream went on last, up to which it goes on for sure, and its windows count: a page that is read at random long after a
 /// stream went by is none of its pieces.
 const RECENT_READS: u64 = 64;
 
@@ -40,13 +41,18 @@ impl Stream {
         self.pages >= SEQUENTIAL_PAGES
     }
 
+    fn is_recent(&self, clock: u64) -> bool {
+        clock - self.used <= RECENT_READS
+    }
+
     /// Whether a READ of these pages, at this time, belongs to it.
     fn takes(&self, range: PageRange, pages: u64, clock: u64) -> bool {
-        let window_pages = if clock - self.used <= RECENT_READS { pages.max(self.window_pages) } else { pages };
-        let slack_pages = SLACK_PAGES.max(window_pages.saturating_mul(SLACK_WINDOWS));
-        self.pages > 0
-            && range.first <= self.next.saturating_add(slack_pages)
-            && range.first.saturating_add(slack_pages) >= self.next
+        let window_pages = if self.is_recent(clock) { pages.max(self.window_pages) } else { pages };
+        self.pages > 0 && self.is_near(range, window_pages)
+    }
+
+    fn is_near(&self, range: PageRange, window_pages: u64) -> bool {
+        range.first.abs_diff(self.next) <= SLACK_PAGES.max(window_pages.saturating_mul(SLACK_WINDOWS))
     }
 }
 
@@ -59,6 +65,11 @@ const OTHERWISE_PART: u64 = 8;
 /// What a READ elsewhere counts for at the least, in pages: getting there takes the disk as long as reading some of a stream.
 const OTHERWISE_PAGES_MIN: u64 = 64;
 
+/// Pages that must have been looked at to say whether a file's streams fit.
+const SAMPLED_MIN: u32 = 8;
+/// When that part of the file was read, and twice as many pages were looked at, all count half as much: a quarter of a pass decides.
+const LOOKED_PART: u64 = 4;
+
 /// The streams of one file.
 #[derive(Default)]
 pub struct Streams {
@@ -67,6 +78,11 @@ pub struct Streams {
     /// Pages that came from the disk: in streams, and otherwise.
     streamed_pages: u64,
     other_pages: u64,
+    /// Pages of READs in streams of which some were looked at, those, and those that would have been at a lender still, for all of the READ.
+    looked_pages: u64,
+    sampled_pages: u32,
+    fitting_pages: u64,
+    fit: bool,
 }
 
 impl Streams {
@@ -84,7 +100,8 @@ impl Streams {
         if let Some(stream) = near {
             // What counts is how far it gets: a few pages read over and over are no stream.
             let next = stream.next.max(range.end);
-            if next > stream.next {
+            // A page somewhere before it may be one that is read at random.
+            if next > stream.next && stream.is_near(range, pages) {
                 stream.used = clock;
             }
             stream.pages += next - stream.next;
@@ -92,8 +109,9 @@ impl Streams {
             stream.window_pages = stream.window_pages.max(pages);
             return stream.is_sequential();
         }
-        if let Some(oldest) = self.streams.iter_mut().min_by_key(|stream| stream.used) {
-            *oldest = Stream { next: range.end, pages, window_pages: pages, used: clock };
+        let is_kept = |stream: &Stream| stream.is_sequential() && stream.is_recent(clock);
+        if let Some(least) = self.streams.iter_mut().min_by_key(|stream| (is_kept(stream), stream.used)) {
+            *least = Stream { next: range.end, pages, window_pages: pages, used: clock };
         }
         pages >= SEQUENTIAL_PAGES
     }
@@ -114,6 +132,32 @@ impl Streams {
         file_pages > 0
             && read_pages >= passes_pages - passes_pages / OTHERWISE_PART
             && self.other_pages <= read_pages / OTHERWISE_PART
+    }
+
+    /// A READ in a stream of a file of so many pages: some were looked at, of which so many would have been at a lender still, had all been lent
+    /// that was evicted.
+    pub fn looked_at(&mut self, pages: u64, sampled_pages: u32, fitting_pages: u32, file_pages: u64) {
+        if sampled_pages == 0 {
+            return;
+        }
+        self.looked_pages += pages;
+        self.sampled_pages += sampled_pages;
+        self.fitting_pages += pages * u64::from(fitting_pages) / u64::from(sampled_pages);
+        if self.sampled_pages >= SAMPLED_MIN {
+            // From three quarters on, until less than half.
+            let (part, of) = if self.fit { (1, 2) } else { (3, 4) };
+            self.fit = self.fitting_pages * of >= self.looked_pages * part;
+        }
+        if self.looked_pages > file_pages / LOOKED_PART && self.sampled_pages >= 2 * SAMPLED_MIN {
+            self.looked_pages /= 2;
+            self.sampled_pages /= 2;
+            self.fitting_pages /= 2;
+        }
+    }
+
+    /// Whether what is read in streams comes back before lenders must forget it.
+    pub fn fit(&self) -> bool {
+        self.fit
     }
 
     /// How it was read says no more how it will be.
@@ -164,6 +208,40 @@ mod tests {
         // Nor is a few pages read over and over.
         let mut streams = Streams::default();
         assert_eq!((0..10_000).filter(|at| streams.note(window(at % 4, 1))).count(), 0);
+    }
+
+    #[test]
+    fn reads_at_random_beside_a_stream_do_not_make_it_forgotten() {
+        let seed = fastrand::u64(..);
+        println!("seed {seed}");
+        let mut random = fastrand::Rng::with_seed(seed);
+        let mut streams = Streams::default();
+        let mut found = 0;
+        for turn in 0..200 {
+            // Few at first, or its beginning is lost.
+            for _ in 0..if turn < 32 { 4 } else { 50 } {
+                assert!(!streams.note(window(1_000_000 + random.u64(0..1 << 24), 1)));
+            }
+            found += usize::from(streams.note(window(turn * 32, 32)));
+        }
+        assert_eq!(found, 200 - 31);
+        // Those that have ended make room for others.
+        for stream in 0..2 * STREAMS_MAX as u64 {
+            let begin = stream << 32;
+            assert!((0..40).filter(|at| streams.note(window(begin + at * 32, 32))).count() >= 8, "{stream}");
+        }
+    }
+
+    /// Of a file of 64 MiB, one READ at random in eight falls where windows of the stream might be.
+    #[test]
+    fn reads_at_random_do_not_keep_a_stream_alive() {
+        let seed = fastrand::u64(..);
+        println!("seed {seed}");
+        let mut random = fastrand::Rng::with_seed(seed);
+        let mut streams = Streams::default();
+        assert_eq!((0..64).filter(|at| streams.note(window(at * 256, 256))).count(), 61);
+        let found = (0..10_000).filter(|_| streams.note(window(random.u64(0..16_384), 1))).count();
+        assert!(found < 200, "{found}");
     }
 
     #[test]
@@ -229,6 +307,24 @@ mod tests {
         pass(&mut streams);
         pass(&mut streams);
         assert!(streams.are_all(FILE_PAGES));
+    }
+
+    #[test]
+    fn few_pages_say_nothing_of_whether_streams_fit_and_the_last_ones_count() {
+        const FILE_PAGES: u64 = 64_000;
+        let mut streams = Streams::default();
+        let mut look = |pages: u64, sampled: u32, fitting: u32| {
+            streams.looked_at(pages, sampled, fitting, FILE_PAGES);
+            streams.fit()
+        };
+        assert!(!look(64, SAMPLED_MIN - 1, SAMPLED_MIN - 1));
+        assert!(look(64, 1, 1));
+        let mut pass = |fitting, part: u64| (0..FILE_PAGES / 64 / part).fold(false, |_, _| look(64, 10, fitting));
+        // Between the half and three quarters it stays as it is.
+        assert_eq!((pass(6, 1), pass(4, 1), pass(6, 1)), (true, false, false));
+        // A tenth of a pass changes nothing, half of one does.
+        assert_eq!((pass(10, 1), pass(0, 10), pass(0, 2)), (true, true, false));
+        assert_eq!((pass(10, 10), pass(10, 2)), (false, true));
     }
 
     #[test]

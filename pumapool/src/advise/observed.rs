@@ -44,6 +44,22 @@ impl Counts {
     }
 }
 
+/// Pages that were read in streams.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Returning {
+    sampled: f64,
+    evicted_before: f64,
+    /// Pages of the smallest pool that would have had all of these.
+    pub pool_pages: f64,
+}
+
+impl Returning {
+    /// Share of them that had been evicted while it was watched.
+    pub(super) fn share(&self) -> f64 {
+        if self.sampled > 0.0 { self.evicted_before / self.sampled } else { 0.0 }
+    }
+}
+
 /// Pages that were added one behind the other.
 struct Run {
     file: u64,
@@ -56,6 +72,9 @@ struct Run {
 pub(super) struct Observed {
     /// What pools behind this page cache would have done.
     pub(super) victims: Victims,
+    /// The same, were streams lent, too; and what is known by it of the pages that were read in streams.
+    all: Victims,
+    returning: Returning,
     /// What LRU caches would have done instead of this page cache.
     pub(super) lru: Lru,
     counts: Counts,
@@ -74,6 +93,8 @@ impl Default for Observed {
     fn default() -> Observed {
         Observed {
             victims: Victims::new(false),
+            all: Victims::new(false),
+            returning: Returning::default(),
             lru: Lru::default(),
             counts: Counts::default(),
             streams: HashMap::new(),
@@ -100,7 +121,10 @@ impl Observed {
             match seen.kind {
                 SeenKind::Added if written.contains(&(name, seen.index)) => {
                     self.counts.written += range.end - range.first;
-                    keys.for_each(|key| self.victims.voided(key));
+                    keys.for_each(|key| {
+                        self.victims.voided(key);
+                        self.all.voided(key);
+                    });
                 }
                 SeenKind::Added => self.add(name, range),
                 SeenKind::Read => {
@@ -112,8 +136,9 @@ impl Observed {
                 }
                 SeenKind::Evicted => {
                     self.end_run_with(name, range);
-                    for key in keys.filter(|key| key.is_below(self.victims.threshold())).collect::<Vec<_>>() {
-                        if !self.sequential.remove(&key) {
+                    for key in keys {
+                        self.all.evicted(key);
+                        if key.is_below(self.victims.threshold()) && !self.sequential.remove(&key) {
                             self.victims.evicted(key);
                         }
                     }
@@ -122,6 +147,7 @@ impl Observed {
                     self.end_run_with(name, range);
                     keys.for_each(|key| {
                         self.victims.voided(key);
+                        self.all.voided(key);
                         self.sequential.remove(&key);
                     });
                 }
@@ -148,12 +174,17 @@ impl Observed {
 
     /// Pages above are of no interest any more.
     pub(super) fn threshold(&self) -> u64 {
-        self.lru.threshold().max(self.victims.threshold())
+        self.lru.threshold().max(self.victims.threshold()).max(self.all.threshold())
     }
 
     /// What was counted.
     pub(super) fn counts(&self) -> Counts {
         Counts { read: self.read_all.map_or(self.counts.read, |pages| pages as f64), ..self.counts }
+    }
+
+    /// Whether what was read in streams comes back.
+    pub(super) fn returning(&self) -> Returning {
+        self.returning
     }
 
     /// What programs waited for a page that was missed, beside streams, in microseconds: the mean, as it is what makes up the time that they lose. A
@@ -193,11 +224,19 @@ impl Observed {
         self.counts.missed += pages;
         self.counts.streamed += if is_sequential { pages } else { 0 };
         for key in (range.first..range.end).map(|index| Key::new(file, index)) {
+            if key.is_below(self.all.threshold()) {
+                let needed_pages = self.all.missed(key);
+                if is_sequential {
+                    self.returning.sampled += 1.0;
+                    self.returning.evicted_before += f64::from(u8::from(needed_pages.is_some()));
+                    self.returning.pool_pages = self.returning.pool_pages.max(needed_pages.unwrap_or(0.0));
+                }
+            }
             if !key.is_below(self.victims.threshold()) {
                 continue;
             }
             // As at the mount, where what a lender had is lent again.
-            let was_there = self.victims.missed(key);
+            let was_there = self.victims.missed(key).is_some();
             if is_sequential && !was_there {
                 self.sequential.insert(key);
                 self.sample_fewer();

@@ -18,6 +18,8 @@ const FITS_RATIO: f64 = 0.99;
 const FITS_MISSED_PER_S: f64 = 50.0;
 /// From that share on it is only streams.
 const STREAMS_SHARE: f64 = 0.8;
+/// And from that share of those on they come back: a part of the watch may have been before they were evicted first.
+const RETURN_SHARE: f64 = 0.3;
 /// A disk that takes no longer than so many times what the pool does is as fast.
 const AS_FAST: f64 = 1.3;
 /// Share of the misses that is worth the trouble.
@@ -105,8 +107,11 @@ pub(super) struct Findings {
     pub read_pages: u64,
     /// Pages brought from the disk to be read.
     pub missed_pages: u64,
-    /// Of these, in sequential streams: they are left to the disk.
+    /// Of these, in sequential streams: they are left to the disk, unless they fit.
     pub sequential_pages: u64,
+    /// Share of those that had been evicted while it was watched, and the pool that would have had them.
+    pub sequential_return_share: f64,
+    pub sequential_pool_bytes: u64,
     /// Pages added to the page cache to be written.
     pub written_pages: u64,
     /// Pages mapped into programs as they were cached: more of them may have been used than were seen.
@@ -147,7 +152,7 @@ impl Findings {
         pool: Pool,
         sizes: &[u64],
     ) -> Findings {
-        let counts = observed.counts();
+        let (counts, returning) = (observed.counts(), observed.returning());
         let per_second = |pages: f64| pages / seconds.max(1e-3);
         let evicted_bytes = (observed.victims.pages() * PAGE_SIZE as f64) as u64;
         let size = |bytes: u64| {
@@ -185,6 +190,8 @@ impl Findings {
             read_pages: counts.read as u64,
             missed_pages: counts.missed,
             sequential_pages: counts.streamed,
+            sequential_return_share: returning.share(),
+            sequential_pool_bytes: (returning.pool_pages * ROOM * PAGE_SIZE as f64) as u64,
             written_pages: counts.written,
             mapped_pages: counts.mapped,
             lost_records: counters.ring_full,
@@ -222,6 +229,15 @@ impl Findings {
             return Advice::Unclear { why };
         }
         let streams = self.sequential_pages as f64 / self.missed_pages as f64;
+        if streams >= STREAMS_SHARE && self.sequential_return_share >= RETURN_SHARE {
+            let why = format!(
+                "{} of what came from the disk was read in long sequential streams, over and over: lenders with room for {} would have had it, which is \
+                 of use if they are faster in that than the disk. A mount finds out by itself (its status: streams)",
+                percent(streams),
+                crate::size::display(rounded(self.sequential_pool_bytes)),
+            );
+            return Advice::Unclear { why };
+        }
         if streams >= STREAMS_SHARE {
             return do_not(format!(
                 "{} of what came from the disk was read in long sequential streams, in which a disk reads ahead faster than a network",
@@ -314,8 +330,13 @@ mod tests {
         };
         let fast = Some(Disk { us: 150.0, is_waited: true });
         assert!(why(findings(&observed, fast)).starts_with("not: the disk is as fast"));
-        let stream = watched((0..3).flat_map(|_| 0..30_000), 256);
-        assert!(why(findings(&stream, DISK)).contains("sequential streams"));
+        let once = why(findings(&watched(0..30_000, 256), DISK));
+        assert!(once.starts_with("not:") && once.contains("sequential streams"), "{once}");
+        let thrice = findings(&watched((0..3).flat_map(|_| 0..30_000), 256), DISK);
+        let file_bytes = 30_000 * PAGE_SIZE as u64;
+        assert!((file_bytes..file_bytes * 5 / 4).contains(&thrice.sequential_pool_bytes), "{thrice:?}");
+        let thrice = why(thrice);
+        assert!(thrice.starts_with("unclear:") && thrice.contains("over and over"), "{thrice}");
         let fits = watched(at_random.iter().map(|index| index % 100), 256);
         assert!(why(findings(&fits, DISK)).starts_with("not: all fits"));
         assert!(why(findings(&Observed::default(), DISK)).starts_with("unclear: too little"));

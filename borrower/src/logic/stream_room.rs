@@ -1,0 +1,364 @@
+//! Where the sequential filter steps back: what is read in streams is lent all the same if it fits, and lenders are faster.
+//!
+//! Streams are left to the disk (Puma 2015, §3.3.3) because a disk is good at them, and because at a lender they push out what is read at random.
+//! Neither holds of a file that is read over and over, comes back before lenders have to forget it, and faster from them than from the disk: there
+//! the filter gives away all that there is to gain (`blast`). So:
+//!
+//! - A page fits if fewer pages were evicted since it was than lenders have room for: [`mrc::Victims`], of all that is evicted, whether it is lent
+//!   or not. Each file has its own record of that ([`super::streams::Streams::fit`]): one that is read over and over fits, a backup beside it does not.
+//! - Lending streams does harm if what is read at random would then be farther back than there is room. That is believed of all that is
+//!   farther back, whether or not it would be nearer without the streams, and a page of it counts for `RANDOM_PAGES` of a stream.
+//! - Lenders and disk are compared by what a page takes in streams. As long as nothing is known of the lenders, one in `TRIED` neighbourhoods is lent.
+//!
+//! Pure: times are arguments.
+
+use super::placement::NEIGHBOURHOOD_PAGES;
+use mrc::{Key, Victims};
+use page::{FileKey, PageRange};
+use std::time::Duration;
+use sync::Mutex;
+use sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+
+/// One neighbourhood in so many is lent to see how fast lenders are.
+const TRIED: u64 = 8;
+
+/// A READ at random takes a disk as long as so many pages of a stream, at the least.
+const RANDOM_PAGES: f64 = 64.0;
+
+/// Gain and harm together, in pages of the sample, from which on all count half as much.
+const WEIGHED_MAX: f64 = 8192.0;
+
+/// Pages of a stream from which on it is known how long they take, from lenders and from the disk, and when older ones count half as much.
+const TIMED_PAGES_MIN: f64 = 128.0;
+const TIMED_PAGES_MAX: f64 = 8192.0;
+
+/// What lenders must take of what the disk does, at the most, for streams to be lent: what little they are asked for before that is measured without
+/// the puts that there will be. And for streams to be left to the disk again.
+const LENT_RATIO: f64 = 0.5;
+const SLOWER_RATIO: f64 = 1.0;
+
+/// Pages of streams that the disk reads, 64 GiB, before lenders that were slower are tried again.
+const RETRIED_PAGES: u64 = 16 << 20;
+
+/// What becomes of what is read in streams that fit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Lending {
+    /// It is left to the disk: it is not known to be worth its room.
+    #[default]
+    Left,
+    /// A part of it is lent, to see how fast lenders are.
+    Tried,
+    /// It is lent.
+    Lent,
+    /// It is read from the disk, which is faster, even what lenders have.
+    Slower,
+}
+
+impl Lending {
+    /// Whether that page is lent.
+    pub fn lends(self, index: u64) -> bool {
+        match self {
+            Lending::Left | Lending::Slower => false,
+            Lending::Tried => (index / u64::from(NEIGHBOURHOOD_PAGES)).is_multiple_of(TRIED),
+            Lending::Lent => true,
+        }
+    }
+
+    /// Whether any is.
+    pub fn is_any(self) -> bool {
+        matches!(self, Lending::Tried | Lending::Lent)
+    }
+
+    /// In a word, for the status.
+    pub fn text(self) -> &'static str {
+        match self {
+            Lending::Left => "left to the disk",
+            Lending::Tried => "tried",
+            Lending::Lent => "lent where they fit",
+            Lending::Slower => "faster from the disk",
+        }
+    }
+}
+
+/// Pages, and the time that they took.
+#[derive(Default)]
+struct Rate {
+    pages: f64,
+    us: f64,
+}
+
+impl Rate {
+    fn note(&mut self, pages: usize, took: Duration) {
+        self.pages += pages as f64;
+        self.us += took.as_secs_f64() * 1e6;
+        if self.pages > TIMED_PAGES_MAX {
+            (self.pages, self.us) = (self.pages / 2.0, self.us / 2.0);
+        }
+    }
+
+    fn us_per_page(&self) -> Option<f64> {
+        (self.pages >= TIMED_PAGES_MIN).then(|| self.us / self.pages)
+    }
+}
+
+/// What would be, were all lent.
+struct Supposed {
+    victims: Victims,
+    /// Pages of streams that would fit, and pages of streams that those are worth that would be farther back than there is room.
+    gain: f64,
+    harm: f64,
+}
+
+#[derive(Default)]
+struct Speeds {
+    lenders: Rate,
+    disk: Rate,
+    is_slower: Option<bool>,
+    /// Pages that the disk has read since lenders were found to be slower.
+    left_pages: u64,
+}
+
+impl Speeds {
+    fn compare(&mut self) {
+        let (Some(lenders), Some(disk)) = (self.lenders.us_per_page(), self.disk.us_per_page()) else {
+            self.is_slower = None;
+            return;
+        };
+        let ratio = if self.is_slower == Some(false) { SLOWER_RATIO } else { LENT_RATIO };
+        let is_slower = lenders > disk * ratio;
+        if self.is_slower != Some(is_slower) {
+            (self.is_slower, self.left_pages) = (Some(is_slower), 0);
+        }
+    }
+}
+
+/// Whether streams are lent, of one mount.
+pub struct StreamRoom {
+    supposed: Mutex<Supposed>,
+    /// What is sampled, so that of all other pages it is known without the lock.
+    threshold: AtomicU64,
+    speeds: Mutex<Speeds>,
+    /// Whether gain exceeds harm.
+    is_worth: AtomicBool,
+    /// How the speeds compare: a [`Lending`].
+    speed: AtomicU32,
+}
+
+impl StreamRoom {
+    /// Before lenders that give away what they are asked for, or keep it.
+    pub fn new(keeps: bool) -> StreamRoom {
+        StreamRoom {
+            supposed: Mutex::new(Supposed { victims: Victims::new(keeps), gain: 0.0, harm: 0.0 }),
+            threshold: AtomicU64::new(mrc::EVERY_PAGE),
+            speeds: Mutex::default(),
+            is_worth: AtomicBool::new(false),
+            speed: AtomicU32::new(Lending::Tried as u32),
+        }
+    }
+
+    /// What becomes of streams that fit.
+    pub fn lending(&self) -> Lending {
+        match self.speed.load(Ordering::Relaxed) {
+            _ if !self.is_worth.load(Ordering::Relaxed) => Lending::Left,
+            speed if speed == Lending::Lent as u32 => Lending::Lent,
+            speed if speed == Lending::Slower as u32 => Lending::Slower,
+            _ => Lending::Tried,
+        }
+    }
+
+    /// A READ of these pages has come. Of how many it is known whether they would have been at a lender, which have room for `room_pages`, and of
+    /// how many that they would.
+    pub fn missed(
+        &self,
+        file: FileKey,
+        range: PageRange,
+        is_sequential: bool,
+        room_pages: impl Fn() -> u64,
+    ) -> (u32, u32) {
+        let threshold = self.threshold.load(Ordering::Relaxed);
+        let keys = (range.first..range.end).map(|index| Key::new(file.0.into(), index));
+        let mut keys = keys.filter(|key| key.is_below(threshold)).peekable();
+        let (mut sampled, mut fitting) = (0, 0);
+        if keys.peek().is_none() {
+            return (0, 0);
+        }
+        let room_pages = room_pages() as f64;
+        let supposed = &mut *self.supposed.lock();
+        for key in keys {
+            let needed_pages = supposed.victims.missed(key);
+            let fits = needed_pages.is_some_and(|needed| needed <= room_pages);
+            sampled += 1;
+            fitting += u32::from(fits);
+            match needed_pages {
+                Some(_) if is_sequential => supposed.gain += f64::from(u8::from(fits)),
+                Some(_) if !fits => supposed.harm += (RANDOM_PAGES / (range.end - range.first) as f64).max(1.0),
+                _ => {}
+            }
+        }
+        if supposed.gain + supposed.harm > WEIGHED_MAX {
+            (supposed.gain, supposed.harm) = (supposed.gain / 2.0, supposed.harm / 2.0);
+        }
+        let was_worth = self.is_worth.load(Ordering::Relaxed);
+        self.is_worth.store(supposed.gain > supposed.harm * if was_worth { 1.0 } else { 2.0 }, Ordering::Relaxed);
+        (sampled, fitting)
+    }
+
+    /// This page was evicted, and might have been lent.
+    pub fn evicted(&self, file: FileKey, index: u32) {
+        let key = Key::new(file.0.into(), index.into());
+        if key.is_below(self.threshold.load(Ordering::Relaxed)) {
+            let victims = &mut self.supposed.lock().victims;
+            victims.evicted(key);
+            self.threshold.store(victims.threshold(), Ordering::Relaxed);
+        }
+    }
+
+    /// Lenders took so long for so many pages, of a stream or of another large READ; divided by how many were under way.
+    pub fn lender_took(&self, pages: usize, took: Duration) {
+        self.took(|speeds| speeds.lenders.note(pages, took));
+    }
+
+    /// The disk did, in a stream.
+    pub fn disk_took(&self, pages: usize, took: Duration) {
+        self.took(|speeds| {
+            speeds.disk.note(pages, took);
+            if speeds.is_slower == Some(true) {
+                speeds.left_pages += pages as u64;
+                if speeds.left_pages > RETRIED_PAGES {
+                    speeds.lenders = Rate::default();
+                }
+            }
+        });
+    }
+
+    /// They are others now, or have become slower or faster.
+    pub fn forget_lenders(&self) {
+        self.took(|speeds| speeds.lenders = Rate::default());
+    }
+
+    fn took(&self, note: impl FnOnce(&mut Speeds)) {
+        let mut speeds = self.speeds.lock();
+        note(&mut speeds);
+        speeds.compare();
+        let speed = match speeds.is_slower {
+            None => Lending::Tried,
+            Some(true) => Lending::Slower,
+            Some(false) => Lending::Lent,
+        };
+        self.speed.store(speed as u32, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::logic::streams::Streams;
+
+    const ROOM_PAGES: u64 = 16_384;
+    const WINDOW_PAGES: u64 = 64;
+    /// About what the files have.
+    const FILE_PAGES: u64 = 8192;
+
+    /// A mount whose page cache keeps nothing.
+    struct World {
+        room: StreamRoom,
+        streams: Vec<Streams>,
+    }
+
+    impl World {
+        fn new() -> World {
+            World { room: StreamRoom::new(false), streams: Vec::new() }
+        }
+
+        fn read(&mut self, file: usize, range: PageRange) {
+            while self.streams.len() <= file {
+                self.streams.push(Streams::default());
+            }
+            let (streams, key) = (&mut self.streams[file], FileKey(file as u32));
+            let is_sequential = streams.note(range);
+            let (sampled, fitting) = self.room.missed(key, range, is_sequential, || ROOM_PAGES);
+            if is_sequential {
+                streams.looked_at(range.end - range.first, sampled, fitting, FILE_PAGES);
+            }
+            (range.first..range.end).for_each(|index| self.room.evicted(key, index as u32));
+        }
+
+        fn pass(&mut self, file: usize, pages: u64) {
+            for first in (0..pages).step_by(WINDOW_PAGES as usize) {
+                self.read(file, PageRange { first, end: first + WINDOW_PAGES });
+            }
+        }
+
+        fn lends(&self, file: usize) -> bool {
+            self.room.lending().is_any() && self.streams[file].fit()
+        }
+    }
+
+    #[test]
+    fn what_comes_back_in_time_is_lent_and_nothing_else() {
+        let mut world = World::new();
+        world.pass(0, 8192);
+        assert!(!world.lends(0), "it may never come back");
+        world.pass(0, 8192);
+        assert!(world.lends(0));
+        // A backup, once a day: it does not fit, and the other one still does.
+        (0..3).for_each(|_| world.pass(0, 8192));
+        world.pass(1, 4 * ROOM_PAGES);
+        (0..3).for_each(|_| world.pass(0, 8192));
+        assert!(world.lends(0) && !world.lends(1));
+        // It grows.
+        (0..4).for_each(|_| world.pass(0, 2 * ROOM_PAGES));
+        assert!(!world.lends(0));
+    }
+
+    /// What is read at random needs three quarters of the room, and has it to itself unless streams are lent.
+    #[test]
+    fn what_is_read_at_random_goes_before() {
+        let seed = fastrand::u64(..);
+        println!("seed {seed}");
+        let mut random = fastrand::Rng::with_seed(seed);
+        for (pages, expected) in [(ROOM_PAGES / 2, false), (ROOM_PAGES / 8, true)] {
+            let mut world = World::new();
+            for _ in 0..8 {
+                for first in (0..pages).step_by(WINDOW_PAGES as usize) {
+                    world.read(0, PageRange { first, end: first + WINDOW_PAGES });
+                    for _ in 0..WINDOW_PAGES {
+                        let index = random.u64(0..ROOM_PAGES / 4 * 3) * 5;
+                        world.read(1, PageRange { first: index, end: index + 1 });
+                    }
+                }
+            }
+            assert_eq!(world.lends(0), expected, "a stream of {pages} pages");
+        }
+    }
+
+    #[test]
+    fn it_is_tried_before_anything_is_known_and_again_long_after() {
+        let mut world = World::new();
+        (0..2).for_each(|_| world.pass(0, 8192));
+        let room = &world.room;
+        let (fast, slow) = (Duration::from_micros(300), Duration::from_millis(1));
+        assert_eq!(room.lending(), Lending::Tried);
+        let tried = (0..8192).filter(|index| Lending::Tried.lends(*index)).count() as u64;
+        assert_eq!(tried, 8192 / TRIED);
+        (0..10).for_each(|_| room.disk_took(64, slow));
+        (0..10).for_each(|_| room.lender_took(64, fast));
+        assert_eq!(room.lending(), Lending::Lent);
+        // The disk has not become faster only because it is not asked.
+        (0..200).for_each(|_| room.lender_took(64, slow - fast));
+        assert_eq!(room.lending(), Lending::Lent);
+        (0..200).for_each(|_| room.lender_took(64, slow + fast));
+        assert_eq!(room.lending(), Lending::Slower);
+        (0..200).for_each(|_| room.disk_took(64, 3 * slow));
+        assert_eq!(room.lending(), Lending::Lent);
+        (0..200).for_each(|_| room.disk_took(64, fast));
+        assert_eq!(room.lending(), Lending::Slower);
+        (0..RETRIED_PAGES / 64).for_each(|_| room.disk_took(64, fast));
+        assert_eq!(room.lending(), Lending::Tried);
+        (0..10).for_each(|_| room.lender_took(64, slow));
+        assert_eq!(room.lending(), Lending::Slower);
+        room.forget_lenders();
+        assert_eq!(room.lending(), Lending::Tried);
+    }
+}
