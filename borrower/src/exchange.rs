@@ -212,10 +212,10 @@ impl<'a> Exchange<'a> {
     pub(crate) fn end(self, asked: Option<(usize, bool)>) {
         let State::Open(link, taken) = self.state else { return };
         if let Some((pages, is_sequential)) = asked {
-            let (took, size) = (self.since - self.begun, Size::of(pages, is_sequential));
-            link.note(took, size);
-            // Lenders do not seek: to them it is all the same whether much is read in a stream.
-            if size == Size::Large {
+            let took = self.since - self.begun;
+            link.note(took, Size::of(pages, is_sequential));
+            // Lenders do not seek: to them it is all the same whether much is read in a stream; but a piece of one takes a trip, too.
+            if Size::of(pages, false) == Size::Large {
                 self.borrower.core.stream_room.lender_took(pages, self.under_way.part(took));
             }
         }

@@ -8,7 +8,7 @@
 //! - [`Victims`]: a cache that is filled by another one's evictions and asked for its misses, as a pool of remote memory is. Distance: how many
 //!   pages were evicted later and have not come back. Nothing need be known of the policy of the cache before it, and no hit need be seen.
 //!
-//! No clocks, no I/O, no randomness. Memory is bounded by [`SAMPLES_MAX`].
+//! No clocks, no I/O, no randomness. Memory is bounded by [`SAMPLES_MAX`], or by what a caller asks for.
 
 mod buckets;
 mod lru;

@@ -1,9 +1,9 @@
 //! A cache that keeps what was accessed last: SHARDS with a fixed size (Waldspurger et al., FAST 2015, §3.2), with its correction for what the sample
 //! has too much or too little of (§5.1 there: SHARDS-adj).
 
-use crate::Key;
 use crate::buckets;
 use crate::order::Order;
+use crate::{Key, SAMPLES_MAX};
 
 /// The curve of an LRU cache.
 pub struct Lru {
@@ -16,7 +16,7 @@ pub struct Lru {
 
 impl Default for Lru {
     fn default() -> Lru {
-        Lru { order: Order::new(), needed: vec![0.0; buckets::COUNT + 1], accesses: 0 }
+        Lru { order: Order::new(SAMPLES_MAX), needed: vec![0.0; buckets::COUNT + 1], accesses: 0 }
     }
 }
 

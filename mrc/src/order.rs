@@ -1,24 +1,32 @@
 //! A list of sampled pages, the newest first, that says how many are before one: a search tree of positions, and a Fenwick tree over them.
 
-use crate::{EVERY_PAGE, Key, SAMPLES_MAX, Sampling};
+use crate::{EVERY_PAGE, Key, Sampling};
 use std::collections::BTreeMap;
 
-/// Positions. They are given out in turn; when all are, the list is numbered anew.
-const POSITIONS: usize = 4 * SAMPLES_MAX;
+/// Positions for each page of the sample. They are given out in turn; when all are, the list is numbered anew.
+const POSITIONS_PER_SAMPLE: usize = 4;
 
 pub(crate) struct Order {
+    samples_max: usize,
     sampling: Sampling,
     positions: BTreeMap<Key, usize>,
     keys: BTreeMap<usize, Key>,
-    /// How many positions are taken, in Fenwick's order.
+    /// How many positions are taken, in Fenwick's order, from 1 on.
     taken: Vec<u32>,
     next: usize,
 }
 
 impl Order {
-    pub(crate) fn new() -> Order {
-        let sampling = Sampling { threshold: EVERY_PAGE };
-        Order { sampling, positions: BTreeMap::new(), keys: BTreeMap::new(), taken: vec![0; POSITIONS + 1], next: 0 }
+    /// Of so many pages at the most.
+    pub(crate) fn new(samples_max: usize) -> Order {
+        Order {
+            samples_max,
+            sampling: Sampling { threshold: EVERY_PAGE },
+            positions: BTreeMap::new(),
+            keys: BTreeMap::new(),
+            taken: vec![0; POSITIONS_PER_SAMPLE * samples_max + 1],
+            next: 0,
+        }
     }
 
     pub(crate) fn sampling(&self) -> Sampling {
@@ -47,13 +55,13 @@ impl Order {
             return;
         }
         self.remove(key);
-        if self.next == POSITIONS {
+        if self.next + 1 == self.taken.len() {
             self.renumber();
         }
         let position = self.next;
         self.next += 1;
         self.place(key, position);
-        while self.keys.len() > SAMPLES_MAX {
+        while self.keys.len() > self.samples_max {
             let Some((&largest, _)) = self.positions.last_key_value() else { break };
             self.lower(largest);
         }
@@ -92,7 +100,7 @@ impl Order {
     /// `u32::MAX` takes one away.
     fn add(&mut self, position: usize, count: u32) {
         let mut at = position + 1;
-        while at <= POSITIONS {
+        while at < self.taken.len() {
             self.taken[at] = self.taken[at].wrapping_add(count);
             at += at & at.wrapping_neg();
         }
@@ -118,8 +126,8 @@ mod tests {
         let seed = fastrand::u64(..);
         println!("seed {seed}");
         let mut random = fastrand::Rng::with_seed(seed);
-        let (mut order, mut list) = (Order::new(), Vec::new());
-        for _ in 0..2 * POSITIONS {
+        let (mut order, mut list) = (Order::new(200), Vec::new());
+        for _ in 0..10_000 {
             let key = Key::new(1, random.u64(0..100));
             list.retain(|other| *other != key);
             if random.u32(0..4) == 0 {
@@ -136,11 +144,12 @@ mod tests {
 
     #[test]
     fn the_sample_keeps_its_size() {
-        let mut order = Order::new();
+        const SAMPLES: usize = 8192;
+        let mut order = Order::new(SAMPLES);
         (0..100_000).for_each(|index| order.push(Key::new(1, index)));
-        assert!(order.len() <= SAMPLES_MAX && order.len() > SAMPLES_MAX - 10, "{}", order.len());
+        assert!(order.len() <= SAMPLES && order.len() > SAMPLES - 10, "{}", order.len());
         let rate = order.sampling().rate();
-        assert!((rate - SAMPLES_MAX as f64 / 100_000.0).abs() < 0.01, "{rate}");
+        assert!((rate - SAMPLES as f64 / 100_000.0).abs() < 0.01, "{rate}");
         assert!(order.positions.keys().all(|key| key.is_below(order.sampling().threshold)));
     }
 }

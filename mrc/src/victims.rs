@@ -9,9 +9,9 @@
 //! filled by then. For larger ones nothing is known for sure; what they would do is taken from the last misses, most of which are of pages that
 //! were seen before, if the watch was long enough. [`Point::seen`] says how much there was to go by.
 
-use crate::Key;
 use crate::buckets;
 use crate::order::Order;
+use crate::{Key, SAMPLES_MAX};
 
 /// Weight of the newest miss in the average of the last ones.
 const RECENT: f64 = 1.0 / 2048.0;
@@ -57,9 +57,14 @@ pub struct Victims {
 impl Victims {
     /// A pool that gives away what it is asked for (exclusive), or keeps it.
     pub fn new(keeps: bool) -> Victims {
+        Victims::with_samples(keeps, SAMPLES_MAX)
+    }
+
+    /// The same, from a sample of so many pages at the most.
+    pub fn with_samples(keeps: bool, samples_max: usize) -> Victims {
         let none = || vec![0.0; buckets::COUNT + 1];
         Victims {
-            order: Order::new(),
+            order: Order::new(samples_max),
             keeps,
             counted: none(),
             hits: none(),

@@ -527,8 +527,10 @@ impl FileState {
             self.taint(range, position, consumed);
         }
         if let Some(streams) = &mut self.streams {
-            let below = sources.iter().filter(|source| matches!(source, Source::Below)).count();
-            streams.read_below(below as u64, sequential);
+            let count = |is_it: fn(&Source) -> bool| sources.iter().filter(|source| is_it(source)).count() as u64;
+            let below = count(|source| matches!(source, Source::Below));
+            let lent = count(|source| matches!(source, Source::Lender(..) | Source::Busy(..)));
+            streams.read_below(below, lent, sequential);
         }
         let stamp = self.stamp.filter(|_| self.is_settled());
         let (changes, moment) = (self.changes, self.moment());

@@ -8,7 +8,7 @@
 //!   or not. Each file has its own record of that ([`super::streams::Streams::fit`]): one that is read over and over fits, a backup beside it does not.
 //! - Lending streams does harm if what is read at random would then be farther back than there is room. That is believed of all that is
 //!   farther back, whether or not it would be nearer without the streams, and a page of it counts for `RANDOM_PAGES` of a stream.
-//! - Lenders and disk are compared by what a page takes in streams. As long as nothing is known of the lenders, one in `TRIED` neighbourhoods is lent.
+//! - Lenders and disk are compared by what a page takes in long READs. As long as nothing is known of the lenders, one in `TRIED` neighbourhoods is lent.
 //!
 //! Pure: times are arguments.
 
@@ -18,6 +18,9 @@ use page::{FileKey, PageRange};
 use std::time::Duration;
 use sync::Mutex;
 use sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+
+/// Pages in the sample: fewer than for a curve, as it is only asked whether most of a file fits. It takes 0.3 MiB.
+const SAMPLES_MAX: usize = 2048;
 
 /// One neighbourhood in so many is lent to see how fast lenders are.
 const TRIED: u64 = 8;
@@ -149,7 +152,7 @@ impl StreamRoom {
     /// Before lenders that give away what they are asked for, or keep it.
     pub fn new(keeps: bool) -> StreamRoom {
         StreamRoom {
-            supposed: Mutex::new(Supposed { victims: Victims::new(keeps), gain: 0.0, harm: 0.0 }),
+            supposed: Mutex::new(Supposed { victims: Victims::with_samples(keeps, SAMPLES_MAX), gain: 0.0, harm: 0.0 }),
             threshold: AtomicU64::new(mrc::EVERY_PAGE),
             speeds: Mutex::default(),
             is_worth: AtomicBool::new(false),
@@ -214,12 +217,12 @@ impl StreamRoom {
         }
     }
 
-    /// Lenders took so long for so many pages, of a stream or of another large READ; divided by how many were under way.
+    /// Lenders took so long for so many pages, of a large READ; divided by how many were under way.
     pub fn lender_took(&self, pages: usize, took: Duration) {
         self.took(|speeds| speeds.lenders.note(pages, took));
     }
 
-    /// The disk did, in a stream.
+    /// The disk did, for a large READ in a stream.
     pub fn disk_took(&self, pages: usize, took: Duration) {
         self.took(|speeds| {
             speeds.disk.note(pages, took);
