@@ -22,7 +22,7 @@ use super::entry::{Entry, Place, Standing, UNKNOWN, absent};
 use super::overtaking::Watch;
 use super::rules::{Rule, keeps};
 use super::stream_room::Lending;
-use super::streams::Streams;
+use super::streams::{Looked, Streams};
 use super::table::{Moved, PageTable};
 use crate::below::Stamp;
 use page::{PAGE_SHIFT, PAGE_SIZE, PageRange, Version};
@@ -244,11 +244,10 @@ impl FileState {
         self.streams.as_ref().is_some_and(|streams| streams.fit())
     }
 
-    /// Of a READ of so many pages, in a stream, some were looked at; of these so many would have been at a lender still.
-    pub fn looked_at(&mut self, pages: u64, sampled_pages: u32, fitting_pages: u32) {
+    /// Of a READ of so many pages, in a stream, some were looked at.
+    pub fn looked_at(&mut self, pages: u64, looked: Looked) {
         let file_pages = self.file_pages();
-        let streams = self.streams.iter_mut();
-        streams.for_each(|streams| streams.looked_at(pages, sampled_pages, fitting_pages, file_pages));
+        self.streams.iter_mut().for_each(|streams| streams.looked_at(pages, looked, file_pages));
     }
 
     /// How it was read says no more how it will be.
@@ -814,7 +813,7 @@ mod tests {
         };
         read(&mut state, Lending::Left, &mut sources);
         if fits {
-            state.looked_at(1024, 64, 64);
+            state.looked_at(1024, Looked { sampled_pages: 64, fitting_pages: 64, far_pages: 0 });
         }
         let ticket = read(&mut state, lending, &mut sources);
         let mut put = 0;
@@ -857,7 +856,7 @@ mod tests {
         assert!(state.put_done(0, Version(1), true));
         let at_lender = Source::Lender(place, Version(1));
         assert_eq!(read(&mut state, 0, 1024, Lending::Slower), at_lender, "not known to fit");
-        state.looked_at(1024, 64, 64);
+        state.looked_at(1024, Looked { sampled_pages: 64, fitting_pages: 64, far_pages: 0 });
         assert_eq!(read(&mut state, 0, 1024, Lending::Slower), Source::Below);
         assert_eq!(state.evict(0, 1, false, |_| Standing::Valid, true, true), Verdict::Known);
         (0..100).for_each(|at| assert_eq!(read(&mut state, 1 << 20 | at << 12, 1, Lending::Slower), Source::Below));

@@ -106,9 +106,9 @@ impl Reading {
     pub fn note_missed(&self, core: &Core, file: &File) {
         let (range, is_sequential) = (Reading::range(self.offset, self.len), self.is_sequential());
         core.curve.missed(file.key(), range);
-        let (sampled, fitting) = core.stream_room.missed(file.key(), range, is_sequential, || core.room_pages());
-        if is_sequential && sampled > 0 {
-            file.state.lock().looked_at(range.end - range.first, sampled, fitting);
+        let looked = core.stream_room.missed(file.key(), range, is_sequential, || core.room_pages());
+        if is_sequential && looked.sampled_pages > 0 {
+            file.state.lock().looked_at(range.end - range.first, looked);
         }
     }
 

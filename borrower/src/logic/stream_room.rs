@@ -13,6 +13,7 @@
 //! Pure: times are arguments.
 
 use super::placement::NEIGHBOURHOOD_PAGES;
+use super::streams::Looked;
 use mrc::{Key, Victims};
 use page::{FileKey, PageRange};
 use std::time::Duration;
@@ -170,29 +171,23 @@ impl StreamRoom {
         }
     }
 
-    /// A READ of these pages has come. Of how many it is known whether they would have been at a lender, which have room for `room_pages`, and of
-    /// how many that they would.
-    pub fn missed(
-        &self,
-        file: FileKey,
-        range: PageRange,
-        is_sequential: bool,
-        room_pages: impl Fn() -> u64,
-    ) -> (u32, u32) {
+    /// A READ of these pages has come; lenders have room for `room_pages`. What is known of those that are sampled.
+    pub fn missed(&self, file: FileKey, range: PageRange, is_sequential: bool, room_pages: impl Fn() -> u64) -> Looked {
         let threshold = self.threshold.load(Ordering::Relaxed);
         let keys = (range.first..range.end).map(|index| Key::new(file.0.into(), index));
         let mut keys = keys.filter(|key| key.is_below(threshold)).peekable();
-        let (mut sampled, mut fitting) = (0, 0);
+        let mut looked = Looked::default();
         if keys.peek().is_none() {
-            return (0, 0);
+            return looked;
         }
         let room_pages = room_pages() as f64;
         let supposed = &mut *self.supposed.lock();
         for key in keys {
             let needed_pages = supposed.victims.missed(key);
             let fits = needed_pages.is_some_and(|needed| needed <= room_pages);
-            sampled += 1;
-            fitting += u32::from(fits);
+            looked.sampled_pages += 1;
+            looked.fitting_pages += u32::from(fits);
+            looked.far_pages += u32::from(needed_pages.is_some() && !fits);
             match needed_pages {
                 Some(_) if is_sequential => supposed.gain += f64::from(u8::from(fits)),
                 Some(_) if !fits => supposed.harm += (RANDOM_PAGES / (range.end - range.first) as f64).max(1.0),
@@ -204,7 +199,7 @@ impl StreamRoom {
         }
         let was_worth = self.is_worth.load(Ordering::Relaxed);
         self.is_worth.store(supposed.gain > supposed.harm * if was_worth { 1.0 } else { 2.0 }, Ordering::Relaxed);
-        (sampled, fitting)
+        looked
     }
 
     /// This page was evicted, and might have been lent.
@@ -280,9 +275,9 @@ mod tests {
             }
             let (streams, key) = (&mut self.streams[file], FileKey(file as u32));
             let is_sequential = streams.note(range);
-            let (sampled, fitting) = self.room.missed(key, range, is_sequential, || ROOM_PAGES);
+            let looked = self.room.missed(key, range, is_sequential, || ROOM_PAGES);
             if is_sequential {
-                streams.looked_at(range.end - range.first, sampled, fitting, FILE_PAGES);
+                streams.looked_at(range.end - range.first, looked, FILE_PAGES);
             }
             (range.first..range.end).for_each(|index| self.room.evicted(key, index as u32));
         }

@@ -70,6 +70,17 @@ const SAMPLED_MIN: u32 = 8;
 /// When that part of the file was read, and twice as many pages were looked at, all count half as much: a quarter of a pass decides.
 const LOOKED_PART: u64 = 4;
 
+/// Pages of a READ that were looked at.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Looked {
+    /// All of them.
+    pub sampled_pages: u32,
+    /// Of these, those that would have been at a lender still, had all been lent that was evicted.
+    pub fitting_pages: u32,
+    /// And those that were evicted too long ago for that.
+    pub far_pages: u32,
+}
+
 /// The streams of one file.
 #[derive(Default)]
 pub struct Streams {
@@ -82,6 +93,8 @@ pub struct Streams {
     looked_pages: u64,
     sampled_pages: u32,
     fitting_pages: u64,
+    /// And those that come back too late.
+    far_pages: u64,
     fit: bool,
 }
 
@@ -130,20 +143,25 @@ impl Streams {
     pub fn are_all(&self, file_pages: u64) -> bool {
         let read_pages = self.streamed_pages + self.other_pages;
         let passes_pages = PASSES_MIN.saturating_mul(file_pages);
+        // Of a file that is read twice in one go it is not known yet whether it comes back; of pages that were never seen to be evicted it
+        // will not be.
+        let is_known = self.fit || self.far_pages >= self.looked_pages / 2 || read_pages >= 2 * passes_pages;
         file_pages > 0
+            && is_known
             && read_pages >= passes_pages - passes_pages / OTHERWISE_PART
             && self.other_pages <= read_pages / OTHERWISE_PART
     }
 
-    /// A READ in a stream of a file of so many pages: some were looked at, of which so many would have been at a lender still, had all been lent
-    /// that was evicted.
-    pub fn looked_at(&mut self, pages: u64, sampled_pages: u32, fitting_pages: u32, file_pages: u64) {
+    /// A READ of so many pages in a stream, of a file of so many: some were looked at.
+    pub fn looked_at(&mut self, pages: u64, looked: Looked, file_pages: u64) {
+        let Looked { sampled_pages, fitting_pages, far_pages } = looked;
         if sampled_pages == 0 {
             return;
         }
         self.looked_pages += pages;
         self.sampled_pages += sampled_pages;
         self.fitting_pages += pages * u64::from(fitting_pages) / u64::from(sampled_pages);
+        self.far_pages += pages * u64::from(far_pages) / u64::from(sampled_pages);
         if self.sampled_pages >= SAMPLED_MIN {
             // From three quarters on, until less than half.
             let (part, of) = if self.fit { (1, 2) } else { (3, 4) };
@@ -153,6 +171,7 @@ impl Streams {
             self.looked_pages /= 2;
             self.sampled_pages /= 2;
             self.fitting_pages /= 2;
+            self.far_pages /= 2;
         }
     }
 
@@ -170,6 +189,10 @@ impl Streams {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn looked(sampled_pages: u32, fitting_pages: u32) -> Looked {
+        Looked { sampled_pages, fitting_pages, far_pages: 0 }
+    }
 
     fn window(first: u64, pages: u64) -> PageRange {
         PageRange { first, end: first + pages }
@@ -314,6 +337,18 @@ mod tests {
         assert!(!streams.are_all(FILE_PAGES));
         (0..2).for_each(|_| pass(&mut streams));
         assert!(streams.are_all(FILE_PAGES));
+        // Twice in one go: what was looked at had not been evicted before, or just before. Then it comes back, and too late.
+        streams.looked_at(FILE_PAGES, looked(64, 32), FILE_PAGES);
+        assert!(!streams.are_all(FILE_PAGES) && !streams.fit());
+        streams.looked_at(FILE_PAGES, Looked { far_pages: 64, ..looked(64, 0) }, FILE_PAGES);
+        assert!(streams.are_all(FILE_PAGES) && !streams.fit());
+        // Nothing is known of it for long.
+        let mut streams = Streams::default();
+        streams.looked_at(FILE_PAGES, looked(64, 0), FILE_PAGES);
+        (0..3).for_each(|_| pass(&mut streams));
+        assert!(!streams.are_all(FILE_PAGES));
+        (0..2).for_each(|_| pass(&mut streams));
+        assert!(streams.are_all(FILE_PAGES));
     }
 
     #[test]
@@ -321,7 +356,7 @@ mod tests {
         const FILE_PAGES: u64 = 64_000;
         let mut streams = Streams::default();
         let mut look = |pages: u64, sampled: u32, fitting: u32| {
-            streams.looked_at(pages, sampled, fitting, FILE_PAGES);
+            streams.looked_at(pages, looked(sampled, fitting), FILE_PAGES);
             streams.fit()
         };
         assert!(!look(64, SAMPLED_MIN - 1, SAMPLED_MIN - 1));
