@@ -36,7 +36,7 @@ fn write_all(out: &mut String, found: &Findings, paths: &str, colours: bool) -> 
     writeln!(out, "  read          {}, of which the page cache had {had}", pages(found.read_pages))?;
     writeln!(
         out,
-        "  missed        {}, of which {} in long streams (mostly left to the disk)",
+        "  missed        {}, of which {} in long streams (filtered)",
         pages(found.missed_pages),
         share(found.sequential_pages, found.missed_pages),
     )?;
