@@ -13,11 +13,42 @@ const BYTES_MIN: u64 = 16 << 20;
 /// The largest: 256 GiB, as far as is looked back.
 const BYTES_MAX: u64 = 256 << 30;
 
-/// The curve of a mount.
-pub struct Curve {
+/// [`Victims`] that are kept up by many threads.
+pub(super) struct Watched {
     victims: Mutex<Victims>,
+    /// What is sampled, so that of all other pages it is known without the lock.
     threshold: AtomicU64,
 }
+
+impl Watched {
+    pub(super) fn new(victims: Victims) -> Watched {
+        Watched { threshold: AtomicU64::new(victims.threshold()), victims: Mutex::new(victims) }
+    }
+
+    /// These pages were missed. Shows for each that is sampled what [`Victims::missed`] says.
+    pub(super) fn missed(&self, file: FileKey, range: PageRange, mut each: impl FnMut(Option<f64>)) {
+        let threshold = self.threshold.load(Ordering::Relaxed);
+        let keys = (range.first..range.end).map(|index| Key::new(file.0.into(), index));
+        let mut sampled = keys.filter(|key| key.is_below(threshold)).peekable();
+        if sampled.peek().is_some() {
+            let mut victims = self.victims.lock();
+            sampled.for_each(|key| each(victims.missed(key)));
+        }
+    }
+
+    /// This one was evicted.
+    pub(super) fn evicted(&self, file: FileKey, index: u32) {
+        let key = Key::new(file.0.into(), index.into());
+        if key.is_below(self.threshold.load(Ordering::Relaxed)) {
+            let mut victims = self.victims.lock();
+            victims.evicted(key);
+            self.threshold.store(victims.threshold(), Ordering::Relaxed);
+        }
+    }
+}
+
+/// The curve of a mount.
+pub struct Curve(Watched);
 
 /// What a pool of one size would have done.
 #[derive(Clone, Copy, Debug, Serialize)]
@@ -44,35 +75,22 @@ pub struct CurveStatus {
 impl Curve {
     /// Of a pool that gives away what it is asked for, or keeps it.
     pub fn new(keeps: bool) -> Curve {
-        Curve { victims: Mutex::new(Victims::new(keeps)), threshold: AtomicU64::new(mrc::EVERY_PAGE) }
+        Curve(Watched::new(Victims::new(keeps)))
     }
 
     /// These pages were missed by the kernel's page cache.
     pub fn missed(&self, file: FileKey, range: PageRange) {
-        let threshold = self.threshold.load(Ordering::Relaxed);
-        let keys = (range.first..range.end).map(|index| Key::new(file.0.into(), index));
-        let mut sampled = keys.filter(|key| key.is_below(threshold)).peekable();
-        if sampled.peek().is_some() {
-            let mut victims = self.victims.lock();
-            for key in sampled {
-                victims.missed(key);
-            }
-        }
+        self.0.missed(file, range, |_| ());
     }
 
     /// It has evicted this one, and the page is worth keeping.
     pub fn evicted(&self, file: FileKey, index: u32) {
-        let key = Key::new(file.0.into(), index.into());
-        if key.is_below(self.threshold.load(Ordering::Relaxed)) {
-            let mut victims = self.victims.lock();
-            victims.evicted(key);
-            self.threshold.store(victims.threshold(), Ordering::Relaxed);
-        }
+        self.0.evicted(file, index);
     }
 
     /// What there is to say.
     pub fn status(&self) -> CurveStatus {
-        let victims = self.victims.lock();
+        let victims = self.0.victims.lock();
         let evicted_bytes = (victims.pages() * PAGE_SIZE as f64) as u64;
         let sizes = std::iter::successors(Some(BYTES_MIN), |bytes| (*bytes < BYTES_MAX).then_some(bytes * 2));
         let sizes = sizes.take_while(|bytes| *bytes < evicted_bytes.saturating_mul(2));

@@ -12,13 +12,14 @@
 //!
 //! Pure: times are arguments.
 
+use super::curve::Watched;
 use super::placement::NEIGHBOURHOOD_PAGES;
 use super::streams::Looked;
-use mrc::{Key, Victims};
+use mrc::Victims;
 use page::{FileKey, PageRange};
 use std::time::Duration;
 use sync::Mutex;
-use sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 /// Pages in the sample: fewer than for a curve, as it is only asked whether most of a file fits. It takes 0.3 MiB.
 const SAMPLES_MAX: usize = 2048;
@@ -106,10 +107,10 @@ impl Rate {
     }
 }
 
-/// What would be, were all lent.
-struct Supposed {
-    victims: Victims,
-    /// Pages of streams that would fit, and pages of streams that those are worth that would be farther back than there is room.
+/// What lending streams would bring: pages of streams that would fit, and pages of streams that those are worth that would be farther back than there
+/// is room.
+#[derive(Default)]
+struct Weighed {
     gain: f64,
     harm: f64,
 }
@@ -139,9 +140,9 @@ impl Speeds {
 
 /// Whether streams are lent, of one mount.
 pub struct StreamRoom {
-    supposed: Mutex<Supposed>,
-    /// What is sampled, so that of all other pages it is known without the lock.
-    threshold: AtomicU64,
+    /// What would be, were all lent.
+    supposed: Watched,
+    weighed: Mutex<Weighed>,
     speeds: Mutex<Speeds>,
     /// Whether gain exceeds harm.
     is_worth: AtomicBool,
@@ -153,8 +154,8 @@ impl StreamRoom {
     /// Before lenders that give away what they are asked for, or keep it.
     pub fn new(keeps: bool) -> StreamRoom {
         StreamRoom {
-            supposed: Mutex::new(Supposed { victims: Victims::with_samples(keeps, SAMPLES_MAX), gain: 0.0, harm: 0.0 }),
-            threshold: AtomicU64::new(mrc::EVERY_PAGE),
+            supposed: Watched::new(Victims::with_samples(keeps, SAMPLES_MAX)),
+            weighed: Mutex::default(),
             speeds: Mutex::default(),
             is_worth: AtomicBool::new(false),
             speed: AtomicU32::new(Lending::Tried as u32),
@@ -173,43 +174,39 @@ impl StreamRoom {
 
     /// A READ of these pages has come; lenders have room for `room_pages`. What is known of those that are sampled.
     pub fn missed(&self, file: FileKey, range: PageRange, is_sequential: bool, room_pages: impl Fn() -> u64) -> Looked {
-        let threshold = self.threshold.load(Ordering::Relaxed);
-        let keys = (range.first..range.end).map(|index| Key::new(file.0.into(), index));
-        let mut keys = keys.filter(|key| key.is_below(threshold)).peekable();
-        let mut looked = Looked::default();
-        if keys.peek().is_none() {
-            return looked;
-        }
-        let room_pages = room_pages() as f64;
-        let supposed = &mut *self.supposed.lock();
-        for key in keys {
-            let needed_pages = supposed.victims.missed(key);
-            let fits = needed_pages.is_some_and(|needed| needed <= room_pages);
+        let (mut looked, mut room) = (Looked::default(), None);
+        self.supposed.missed(file, range, |needed_pages| {
+            let room_pages = *room.get_or_insert_with(|| room_pages() as f64);
             looked.sampled_pages += 1;
-            looked.fitting_pages += u32::from(fits);
-            looked.far_pages += u32::from(needed_pages.is_some() && !fits);
             match needed_pages {
-                Some(_) if is_sequential => supposed.gain += f64::from(u8::from(fits)),
-                Some(_) if !fits => supposed.harm += (RANDOM_PAGES / (range.end - range.first) as f64).max(1.0),
-                _ => {}
+                Some(needed) if needed <= room_pages => looked.fitting_pages += 1,
+                Some(_) => looked.far_pages += 1,
+                None => {}
             }
+        });
+        if looked.sampled_pages > 0 {
+            self.weigh(looked, range.end - range.first, is_sequential);
         }
-        if supposed.gain + supposed.harm > WEIGHED_MAX {
-            (supposed.gain, supposed.harm) = (supposed.gain / 2.0, supposed.harm / 2.0);
+        looked
+    }
+
+    fn weigh(&self, looked: Looked, read_pages: u64, is_sequential: bool) {
+        let weighed = &mut *self.weighed.lock();
+        if is_sequential {
+            weighed.gain += f64::from(looked.fitting_pages);
+        } else {
+            weighed.harm += f64::from(looked.far_pages) * (RANDOM_PAGES / read_pages as f64).max(1.0);
+        }
+        if weighed.gain + weighed.harm > WEIGHED_MAX {
+            (weighed.gain, weighed.harm) = (weighed.gain / 2.0, weighed.harm / 2.0);
         }
         let was_worth = self.is_worth.load(Ordering::Relaxed);
-        self.is_worth.store(supposed.gain > supposed.harm * if was_worth { 1.0 } else { 2.0 }, Ordering::Relaxed);
-        looked
+        self.is_worth.store(weighed.gain > weighed.harm * if was_worth { 1.0 } else { 2.0 }, Ordering::Relaxed);
     }
 
     /// This page was evicted, and might have been lent.
     pub fn evicted(&self, file: FileKey, index: u32) {
-        let key = Key::new(file.0.into(), index.into());
-        if key.is_below(self.threshold.load(Ordering::Relaxed)) {
-            let victims = &mut self.supposed.lock().victims;
-            victims.evicted(key);
-            self.threshold.store(victims.threshold(), Ordering::Relaxed);
-        }
+        self.supposed.evicted(file, index);
     }
 
     /// Lenders took so long for so many pages, of a large READ; divided by how many were under way.
