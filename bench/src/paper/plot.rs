@@ -17,6 +17,9 @@ const AIR: f64 = 0.12;
 /// Ticks of an axis, more or less.
 const TICKS: f64 = 6.0;
 const ROW: f64 = 24.0;
+/// Labels of marks that are nearer to each other are drawn one above the other.
+const LABEL_WIDTH: f64 = 120.0;
+const LABEL_HEIGHT: f64 = 13.0;
 /// Lines in the order in which they are given, and whether they are dashed.
 const STYLES: [(&str, &str); 6] = [
     ("#0b7a75", "none"),
@@ -165,10 +168,10 @@ impl Chart {
             text(&mut svg, legend + 34.0, row + 4.0, 12.0, INK, "start", false, &drawn.name);
             row += ROW;
         }
-        for mark in &self.marks {
-            let (at_x, at_y) = (x.at(mark.x), y.at(mark.value));
-            diamond(&mut svg, at_x, at_y);
-            text(&mut svg, at_x - 10.0, at_y + 4.0, 11.0, PAPER, "end", false, mark.label);
+        let marks: Vec<(f64, f64)> = self.marks.iter().map(|mark| (x.at(mark.x), y.at(mark.value))).collect();
+        for ((mark, (at_x, at_y)), label_y) in self.marks.iter().zip(&marks).zip(apart(&marks)) {
+            diamond(&mut svg, *at_x, *at_y);
+            text(&mut svg, at_x - 10.0, label_y + 4.0, 11.0, PAPER, "end", false, mark.label);
         }
         if !self.marks.is_empty() {
             let legend = WIDTH - RIGHT + 20.0;
@@ -178,6 +181,19 @@ impl Chart {
         svg.push_str("</svg>\n");
         svg
     }
+}
+
+/// How high the labels of marks are: as high as the marks, or higher where one would be over another.
+fn apart(marks: &[(f64, f64)]) -> Vec<f64> {
+    let mut labels: Vec<f64> = marks.iter().map(|(_, y)| *y).collect();
+    let mut from_below: Vec<usize> = (0..marks.len()).collect();
+    from_below.sort_by(|one, other| marks[*other].1.total_cmp(&marks[*one].1));
+    for (nth, &at) in from_below.iter().enumerate() {
+        let is_beside = |other: &&usize| (marks[**other].0 - marks[at].0).abs() < LABEL_WIDTH;
+        let below = from_below[..nth].iter().filter(is_beside).map(|other| labels[*other]);
+        labels[at] = labels[at].min(below.fold(f64::INFINITY, f64::min) - LABEL_HEIGHT);
+    }
+    labels
 }
 
 fn line(svg: &mut String, (x1, y1): (f64, f64), (x2, y2): (f64, f64), stroke: &str, width: f64, dashes: &str) {
@@ -208,6 +224,12 @@ mod tests {
         let log = Scale { low: 0.8, high: 125.0, is_log: true, from: 0.0, to: 100.0 };
         assert_eq!(log.ticks(), [1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0]);
         assert!((log.at(10.0) - 50.0).abs() < 1e-9 && log.at(0.0) == 0.0);
+    }
+
+    #[test]
+    fn labels_are_not_drawn_over_each_other() {
+        assert_eq!(apart(&[(500.0, 100.0), (500.0, 104.0), (500.0, 40.0), (100.0, 103.0)]), [91.0, 104.0, 40.0, 103.0]);
+        assert_eq!(apart(&[(500.0, 100.0), (500.0, 100.0), (510.0, 95.0)]), [100.0, 87.0, 74.0]);
     }
 
     #[test]
