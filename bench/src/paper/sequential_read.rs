@@ -78,6 +78,7 @@ pub fn results(records: &Records) -> Results {
             ),
         ],
         why: "Without the filter what is lent is given up before it is read again, unless all fits: puts that nobody gets. The paper's \
-              figure has no numbers in the text but that it thrashes then.",
+              figure has no numbers in the text but that it thrashes then. With the filter a stream is left to the disk until it is known to come \
+              back while a lender has room for it; the paper's leaves all to the disk.",
     }
 }
