@@ -81,11 +81,7 @@ fn a_quota_holds_while_another_group_borrows_more() {
     let are_lent = || {
         for (nth, group) in both.groups.iter().enumerate() {
             both.read(nth, &[group]);
-            evict(&both.files[nth]);
-            // The tap's ring holds hardly more than one file.
-            mount.wait_for("the tap's ring", |status| {
-                status["tap"]["captured_pages"] == status["borrower"]["evictions"]
-            });
+            mount.evict_seen(&both.files[nth]);
         }
         // One is put before another is given up.
         assert!(count(0, "lent_pages") <= QUOTA + 1, "{}", mount.status()["cgroups"]);

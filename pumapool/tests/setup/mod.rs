@@ -4,6 +4,7 @@
 use serde_json::Value;
 use std::fs::{self, File};
 use std::io::Write;
+use std::num::NonZeroU64;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -19,6 +20,9 @@ pub const PATIENCE: Duration = Duration::from_secs(120);
 
 /// For an answer of a daemon that serves. While a successor takes a mount over, nobody answers: then another one is asked for.
 const ANSWER_MAX: Duration = Duration::from_secs(5);
+
+/// Evicted at once: half of the tap's ring.
+const PIECE_BYTES: u64 = 16 << 20;
 
 /// How often [`undisturbed`] tries.
 const ATTEMPTS_MAX: u32 = 5;
@@ -253,6 +257,17 @@ impl Mount {
                 && status["catalog"]["live_pages"] == pages
                 && status["puts_under_way"] == 0
         });
+    }
+
+    /// Has the kernel evict what it caches of the file, in pieces of which the tap loses nothing, and waits until the borrower has seen all of it.
+    pub fn evict_seen(&self, file: &Path) {
+        let file = File::open(file).unwrap();
+        for at in (0..file.metadata().unwrap().len()).step_by(PIECE_BYTES as usize) {
+            rustix::fs::fadvise(&file, at, NonZeroU64::new(PIECE_BYTES), rustix::fs::Advice::DontNeed).unwrap();
+            self.wait_for("the tap's ring", |status| {
+                status["tap"]["captured_pages"] == status["borrower"]["evictions"]
+            });
+        }
     }
 }
 
