@@ -46,16 +46,17 @@ impl Passthrough {
         }
     }
 
-    /// `long`: the name is remembered, to be watched.
-    pub(crate) fn entry_out(&self, inode: &Inode, now: &Statx, long: bool) -> abi::EntryOut {
+    /// `long`: the name is remembered, to be watched. `told`: so are changes of the attributes.
+    pub(crate) fn entry_out(&self, inode: &Inode, now: &Statx, long: bool, told: bool) -> abi::EntryOut {
         let entry_timeout = if long { self.entry_timeout } else { self.attr_timeout };
+        let attr_timeout = self.attr_timeout(inode, now, told);
         abi::EntryOut {
             nodeid: inode.nodeid,
             generation: inode.generation(),
             entry_valid: entry_timeout.as_secs(),
-            attr_valid: self.attr_timeout.as_secs(),
+            attr_valid: attr_timeout.as_secs(),
             entry_valid_nsec: entry_timeout.subsec_nanos(),
-            attr_valid_nsec: self.attr_timeout.subsec_nanos(),
+            attr_valid_nsec: attr_timeout.subsec_nanos(),
             attr: self.attr(inode, now),
         }
     }
@@ -65,10 +66,11 @@ impl Passthrough {
         inode.file.is_some() && now.stx_nlink == 1
     }
 
-    fn attr_out(&self, inode: &Inode, now: &Statx) -> abi::AttrOut {
+    fn attr_out(&self, inode: &Inode, now: &Statx, told: bool) -> abi::AttrOut {
+        let attr_timeout = self.attr_timeout(inode, now, told);
         abi::AttrOut {
-            attr_valid: self.attr_timeout.as_secs(),
-            attr_valid_nsec: self.attr_timeout.subsec_nanos(),
+            attr_valid: attr_timeout.as_secs(),
+            attr_valid_nsec: attr_timeout.subsec_nanos(),
             dummy: 0,
             attr: self.attr(inode, now),
         }
@@ -91,8 +93,9 @@ impl Passthrough {
         let inode = self.inodes.get(node)?;
         let file = self.open_file(args.getattr_flags & abi::GETATTR_FH != 0, args.fh);
         let fd = self.descriptor(&inode, file.as_deref())?;
+        let told = self.is_told(&inode);
         let now = self.stat_observed(&inode, &fd)?;
-        Ok(self.attr_out(&inode, &now))
+        Ok(self.attr_out(&inode, &now, told))
     }
 
     /// Whoever asks for attributes may have got here by a name that is another file's by now. That shows the next time, so who asks is answered
@@ -110,15 +113,17 @@ impl Passthrough {
         // The synchronization the caller wants; all fields in any case, since the kernel caches them.
         let sync = AtFlags::from_bits_retain(args.sx_flags) & (AtFlags::STATX_FORCE_SYNC | AtFlags::STATX_DONT_SYNC);
         let mask = STATX_MASK | (StatxFlags::from_bits_retain(args.sx_mask) & StatxFlags::ALL);
+        let told = self.is_told(&inode);
         let now = statx(&fd, c"", AtFlags::EMPTY_PATH | sync, mask)?;
+        let attr_timeout = self.attr_timeout(&inode, &now, told);
         if let Some(file) = &inode.file {
             file.tell_size(now.stx_size);
         }
         let time =
             |time: rustix::fs::StatxTimestamp| abi::SxTime { tv_sec: time.tv_sec, tv_nsec: time.tv_nsec, reserved: 0 };
         Ok(abi::StatxOut {
-            attr_valid: self.attr_timeout.as_secs(),
-            attr_valid_nsec: self.attr_timeout.subsec_nanos(),
+            attr_valid: attr_timeout.as_secs(),
+            attr_valid_nsec: attr_timeout.subsec_nanos(),
             stat: abi::Statx {
                 mask: now.stx_mask & STATX_MASK.bits(),
                 blksize: now.stx_blksize,
@@ -179,8 +184,9 @@ impl Passthrough {
                 self.change_attributes([Some(&inode), None], || set_times(fd, args))?;
             }
         }
+        let told = self.is_told(&inode);
         let now = self.stat_observed(&inode, fd)?;
-        Ok(self.attr_out(&inode, &now))
+        Ok(self.attr_out(&inode, &now, told))
     }
 
     /// Changes the size. Everything from the lower of the two ends is another content then.
@@ -249,6 +255,7 @@ impl Passthrough {
         };
         if sets {
             self.change_attributes([Some(&inode), None], || ioctl_on_bytes(fd.as_fd(), args.cmd, &mut buffer))?;
+            self.beside.ask_again(node);
         } else {
             ioctl_on_bytes(fd.as_fd(), args.cmd, &mut buffer)?;
         }

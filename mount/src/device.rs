@@ -25,8 +25,9 @@ pub(crate) enum ReadWay {
     Advise = 2,
 }
 
-/// File systems that have nothing to say when a file is closed (linux/magic.h): all local ones. Others write then, and may fail.
-const CLOSE_SILENTLY: [u32; 5] = [
+/// File systems on a disk of this machine, or in its memory (linux/magic.h). Others write when a file is closed, and may fail; and may be changed by
+/// other machines.
+const LOCAL: [u32; 5] = [
     0xef53,      // ext2, ext3, ext4
     0x5846_5342, // XFS
     0x9123_683e, // Btrfs
@@ -38,7 +39,7 @@ const CLOSE_SILENTLY: [u32; 5] = [
 pub(crate) struct Device {
     index: u64,
     way: AtomicU8,
-    closes_silently: OnceLock<bool>,
+    is_local: OnceLock<bool>,
 }
 
 impl Device {
@@ -52,10 +53,14 @@ impl Device {
         folded | self.index << INODE_BITS
     }
 
+    /// Whether it is SOURCE's own.
+    pub(crate) fn is_source(&self) -> bool {
+        self.index == 0
+    }
+
     /// Whether closing a file of it, such as this one, tells nothing.
     pub(crate) fn closes_silently(&self, file: impl AsFd) -> bool {
-        let find = || rustix::fs::fstatfs(file).is_ok_and(|found| CLOSE_SILENTLY.contains(&(found.f_type as u32)));
-        *self.closes_silently.get_or_init(find)
+        *self.is_local.get_or_init(|| is_local(file))
     }
 
     /// The best way of reading that has not failed yet.
@@ -71,6 +76,11 @@ impl Device {
     pub(crate) fn give_up(&self, way: ReadWay) {
         self.way.fetch_max(way as u8 + 1, Ordering::Relaxed);
     }
+}
+
+/// Whether a file is of a file system that nobody else can change.
+pub(crate) fn is_local(file: impl AsFd) -> bool {
+    rustix::fs::fstatfs(file).is_ok_and(|found| LOCAL.contains(&(found.f_type as u32)))
 }
 
 /// All devices seen.
@@ -98,9 +108,8 @@ impl Devices {
             memory.record_device(devices.len(), number);
         }
         let index = devices.len() as u64 & ((1 << (64 - INODE_BITS)) - 1);
-        let make = || {
-            Arc::new(Device { index, way: AtomicU8::new(ReadWay::DontCache as u8), closes_silently: OnceLock::new() })
-        };
+        let make =
+            || Arc::new(Device { index, way: AtomicU8::new(ReadWay::DontCache as u8), is_local: OnceLock::new() });
         devices.entry(number).or_insert_with(make).clone()
     }
 }

@@ -7,6 +7,7 @@
 //!
 //! All of it works on descriptors below SOURCE, never on paths through the mount.
 
+use crate::beside::Beside;
 use crate::config::WriteMode;
 use crate::credentials::{Creator, Privilege};
 use crate::directory::{Entries, Listing};
@@ -41,6 +42,7 @@ pub(crate) struct Passthrough {
     pub(crate) invalidations: Invalidations,
     pub(crate) sweep: Sweep,
     pub(crate) lookers: Lookers,
+    pub(crate) beside: Beside,
     pub(crate) counters: Counters,
     pub(crate) write_mode: WriteMode,
     pub(crate) privilege: Privilege,
@@ -55,6 +57,7 @@ pub(crate) struct Passthrough {
 impl fuse::Filesystem for Passthrough {
     fn handle(&self, request: &Request<'_>, reply: Reply<'_>, scratch: &mut [u8]) {
         self.counters.count(request.header.opcode);
+        let _flight = self.beside.flight(request.header.opcode);
         let attempt = self.resent.attempt(request);
         let result = self.dispatch(request, &attempt, reply, scratch);
         attempt.answered();
@@ -332,9 +335,9 @@ impl Passthrough {
     }
 
     pub(crate) fn forget(&self, node: u64, lookups: u64) {
-        if let Some(inode) = self.inodes.forget(node, lookups)
-            && inode.is_deleted()
-        {
+        let Some(inode) = self.inodes.forget(node, lookups) else { return };
+        self.beside.forgotten(&inode, &self.inodes);
+        if inode.is_deleted() {
             self.ledger.remove(node);
         }
     }

@@ -11,6 +11,7 @@
 //! All that a successor of this daemon needs to know of a node is in its slot of the state memory, before the kernel gets to know the
 //! node. A successor finds it by its file handle; where there are none, and for files without a name, the keeper has a descriptor.
 
+use crate::beside::Marked;
 use crate::device::{Device, Devices};
 use crate::handover::Keep;
 use crate::handover::channel::Held;
@@ -65,6 +66,8 @@ pub(crate) struct Inode {
     pub passing: Mutex<Passing>,
     /// The name that the kernel was told to believe for long.
     pub name: Mutex<Believed>,
+    /// Whether changes in it are told, if it is a directory.
+    pub marked: Marked,
     /// Where it is written down for a successor. None beyond [`layout::NODES_MAX`].
     pub slot: Option<NodeSlot>,
     identity: FileIdentity,
@@ -191,6 +194,11 @@ impl Inode {
         self.passing.lock().is_open()
     }
 
+    /// The hash of its handle below, where files have one.
+    pub(crate) fn handle_hash(&self) -> u64 {
+        self.identity.generation
+    }
+
     /// Whether it is what was found under a name.
     pub(crate) fn is(&self, found: &Statx) -> bool {
         self.identity.inode == found.stx_ino && self.identity.device == device_of(found)
@@ -233,6 +241,26 @@ impl Found {
 struct Table {
     by_node: HashMap<u64, Arc<Inode>>,
     by_identity: HashMap<FileIdentity, Arc<Inode>>,
+    /// The nodes of SOURCE's own device, by the hashes of their handles.
+    by_handle: HashMap<u64, u64>,
+}
+
+impl Table {
+    fn insert(&mut self, inode: Arc<Inode>) {
+        if inode.device.is_source() {
+            self.by_handle.insert(inode.handle_hash(), inode.nodeid);
+        }
+        self.by_identity.insert(inode.identity, inode.clone());
+        self.by_node.insert(inode.nodeid, inode);
+    }
+
+    fn remove(&mut self, inode: &Inode) {
+        self.by_node.remove(&inode.nodeid);
+        self.by_identity.remove(&inode.identity);
+        if inode.device.is_source() {
+            self.by_handle.remove(&inode.handle_hash());
+        }
+    }
 }
 
 /// The table.
@@ -333,6 +361,7 @@ impl Inodes {
             mapped_writes: AtomicBool::new(known.flags & node::MAPPED_WRITES != 0),
             passing: Mutex::new(Passing::restored(known.backing, connection)),
             name: Mutex::new(believed),
+            marked: Marked::default(),
             slot: Some(slot),
             identity: known.identity,
             handle,
@@ -345,9 +374,7 @@ impl Inodes {
         if is_held {
             self.descriptors.fetch_add(1, Ordering::Relaxed);
         }
-        let mut table = self.table.write();
-        table.by_identity.insert(inode.identity, inode.clone());
-        table.by_node.insert(inode.nodeid, inode);
+        self.table.write().insert(inode);
         Some(())
     }
 
@@ -383,6 +410,16 @@ impl Inodes {
     /// How many there are.
     pub(crate) fn count(&self) -> usize {
         self.table.read().by_node.len()
+    }
+
+    /// The ids of all.
+    pub(crate) fn ids(&self) -> Vec<u64> {
+        self.table.read().by_node.keys().copied().collect()
+    }
+
+    /// The node of SOURCE's own device whose handle has that hash.
+    pub(crate) fn of_handle(&self, hash: u64) -> Option<u64> {
+        self.table.read().by_handle.get(&hash).copied()
     }
 
     /// The ids of those that a descriptor holds.
@@ -432,6 +469,7 @@ impl Inodes {
             mapped_writes: AtomicBool::new(false),
             passing: Mutex::default(),
             name: Mutex::default(),
+            marked: Marked::default(),
             slot: memory.take_node(),
             identity: found.identity,
             handle: None,
@@ -465,8 +503,7 @@ impl Inodes {
             inode.descriptor = OnceLock::from(found.fd);
         }
         let inode = Arc::new(inode);
-        table.by_node.insert(inode.nodeid, inode.clone());
-        table.by_identity.insert(inode.identity, inode.clone());
+        table.insert(inode.clone());
         inode
     }
 
@@ -483,8 +520,7 @@ impl Inodes {
         if left > 0 {
             return None;
         }
-        table.by_node.remove(&nodeid);
-        table.by_identity.remove(&inode.identity);
+        table.remove(&inode);
         if inode.is_counted.load(Ordering::Relaxed) {
             self.descriptors.fetch_sub(1, Ordering::Relaxed);
         }

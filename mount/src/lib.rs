@@ -23,6 +23,7 @@
 mod ahead;
 mod attributes;
 mod below;
+mod beside;
 mod change;
 mod config;
 mod credentials;

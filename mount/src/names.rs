@@ -42,13 +42,18 @@ impl Passthrough {
     /// What the kernel is told of a file that was found, with one more lookup.
     fn enter(&self, found: Found, name: Option<(&Inode, &CStr)>) -> Result<(abi::EntryOut, Arc<Inode>), Errno> {
         let inode = self.inodes.reference(found);
+        let told = match inode.kind {
+            FileType::Directory => self.is_told(&inode),
+            _ => name.is_some_and(|(parent, _)| self.beside.mark(parent, &self.inodes)),
+        };
         // Stat again, now that the borrower's view of it can be held still.
         let now = self.inodes.anchor(&inode).and_then(|anchor| self.stat_observed(&inode, &anchor));
         match now {
             Ok(now) => {
                 let long = self.is_believed_for_long(&inode, &now)
                     && name.is_some_and(|(parent, name)| inode.remember_name(parent.nodeid, name));
-                Ok((self.entry_out(&inode, &now, long), inode))
+                let told = told && (long || inode.kind == FileType::Directory);
+                Ok((self.entry_out(&inode, &now, long, told), inode))
             }
             Err(errno) => {
                 self.forget(inode.nodeid, 1);
@@ -273,6 +278,8 @@ impl Passthrough {
         let (moved, replaced) = (self.known(found), self.known(target));
         let flags = RenameFlags::from_bits_retain(flags);
         let inodes = [moved.as_ref().map(|(inode, _)| inode), replaced.as_ref().map(|(inode, _)| inode)];
+        // Of what is moved out of sight the kernel may believe for long what it was told before.
+        let are_told = [&parent, &new_parent].iter().all(|directory| self.beside.mark(directory, &self.inodes));
         attempt.begin(subject);
         let renamed = self.change_attributes(inodes, || {
             // A whiteout is a new file, and the caller's.
@@ -284,6 +291,9 @@ impl Passthrough {
         });
         attempt.finish(renamed, |()| 0)?;
         let (here, there) = ((&*parent, name), (&*new_parent, new_name));
+        if !are_told {
+            inodes.iter().flatten().for_each(|inode| self.beside.ask_again(inode.nodeid));
+        }
         Self::name_changed(moved.as_ref(), here, Some(there));
         let exchanged = flags.contains(RenameFlags::EXCHANGE).then_some(here);
         Self::name_changed(replaced.as_ref(), there, exchanged);

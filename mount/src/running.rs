@@ -143,6 +143,7 @@ impl Mount {
             open_handles: filesystem.handles.count(),
             inodes: filesystem.inodes.count(),
             inodes_with_descriptor: filesystem.inodes.descriptors(),
+            directories_told_of: filesystem.beside.directories(),
             written_files_pending,
             written_bytes_pending,
         }
@@ -203,8 +204,13 @@ fn start_threads(
         workers.push(worker);
     }
     let notifier = session.notifier();
+    let notifier_of_changes = notifier.clone();
     for (name, work) in [
         (NOTIFIER, Box::new(move |shared: &Shared| shared.filesystem.invalidations.deliver(&notifier)) as Work),
+        (
+            NOTIFIER,
+            Box::new(move |shared: &Shared| shared.filesystem.beside.run(&shared.filesystem, &notifier_of_changes)),
+        ),
         ("puma-sweep", Box::new(|shared: &Shared| shared.filesystem.sweep.run(&shared.filesystem))),
         ("puma-janitor", Box::new(|shared: &Shared| shared.filesystem.ledger.tend(&shared.filesystem.inodes))),
     ] {
@@ -226,7 +232,8 @@ fn start_threads(
     Ok(())
 }
 
-/// The name of the thread that has the kernel drop pages. Killed, it may not end before a successor has written them.
+/// The name of the threads that have the kernel drop what it knows. Killed, they may not end before a successor has written it, or has answered
+/// who holds a lock.
 pub const NOTIFIER: &str = "puma-notify";
 
 type Work = Box<dyn FnOnce(&Shared) + Send>;
@@ -236,6 +243,7 @@ impl Shared {
         let mut left = false;
         let thread = thread_id();
         resent::prepare_thread(&self.filesystem.keep.memory);
+        self.filesystem.beside.is_own_thread();
         self.workers.lock().threads.push((thread, worker.reading().clone()));
         if let Err(error) = prepare_thread(privilege) {
             // Without its own umask and ids a worker would make files as somebody else.
@@ -262,6 +270,7 @@ impl Shared {
             }
             self.filesystem.ledger.close();
             self.filesystem.sweep.close();
+            self.filesystem.beside.close();
             self.filesystem.invalidations.close();
             self.filesystem.inodes.forget_all();
             self.ended.notify_all();

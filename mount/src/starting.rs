@@ -1,5 +1,6 @@
 //! Making a mount: the checks before, the mounting, and the first daemon that serves it.
 
+use crate::beside::Beside;
 use crate::config::{Config, WriteMode};
 use crate::credentials::{self, Privilege};
 use crate::error::Error;
@@ -287,6 +288,9 @@ fn serve<E: Into<Box<dyn std::error::Error + Send + Sync>>>(
     let handles_from = below.readable.try_clone().map_err(|error| failed("duplicate a descriptor", error))?;
     let handles_from = (privilege == Privilege::Root).then_some(handles_from);
     let descriptors_max = inode_descriptors_max(config);
+    let wanted = privilege == Privilege::Root && !config.attr_timeout.is_zero();
+    let beside =
+        Beside::start(&below.readable, wanted, false).map_err(|error| failed("make an event descriptor", error))?;
     let filesystem = Passthrough {
         inodes: Inodes::new(found, borrower.clone(), keep.clone(), descriptors_max, handles_from),
         handles: Handles::new(keep.clone()),
@@ -298,6 +302,7 @@ fn serve<E: Into<Box<dyn std::error::Error + Send + Sync>>>(
         invalidations: Invalidations::new(config.threads.max(THREADS_MIN)),
         sweep: Sweep::default(),
         lookers: Lookers::default(),
+        beside,
         counters: Counters::default(),
         write_mode,
         privilege,

@@ -104,11 +104,63 @@ impl FileHandle {
 
     /// 64 bits that differ between handles (FNV-1a), the same in every run.
     pub(crate) fn hash(&self) -> u64 {
+        FileHandle::hash_of(self.kind, &self.bytes)
+    }
+
+    /// The same of a handle in parts.
+    pub(crate) fn hash_of(kind: i32, bytes: &[u8]) -> u64 {
         let mut hash = 0xcbf2_9ce4_8422_2325u64;
-        for byte in self.kind.to_ne_bytes().iter().chain(self.bytes.iter()) {
+        for byte in kind.to_ne_bytes().iter().chain(bytes) {
             hash = (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3);
         }
         hash
+    }
+}
+
+/// What fanotify(7) tells, in a queue.
+pub(crate) struct Fanotify {
+    queue: OwnedFd,
+}
+
+impl Fanotify {
+    /// Events that wait at most, by default (fs.fanotify.max_queued_events).
+    pub(crate) const QUEUE_EVENTS: usize = 16 << 10;
+
+    /// Events name files by their handles, directories with the name in them, and by the thread that made the change. Linux 5.17, CAP_SYS_ADMIN.
+    pub(crate) fn new() -> Result<Fanotify, Errno> {
+        const FAN_REPORT_TARGET_FID: libc::c_uint = 0x1000;
+        let flags = libc::FAN_CLASS_NOTIF | libc::FAN_CLOEXEC | libc::FAN_NONBLOCK | libc::FAN_REPORT_TID;
+        let names = libc::FAN_REPORT_FID | libc::FAN_REPORT_DIR_FID | libc::FAN_REPORT_NAME | FAN_REPORT_TARGET_FID;
+        // SAFETY: no memory is passed.
+        let fd = check(unsafe { libc::fanotify_init(flags | names, libc::O_RDONLY as libc::c_uint) }.into())?;
+        // SAFETY: the kernel just returned this descriptor and nobody else owns it.
+        Ok(Fanotify { queue: unsafe { OwnedFd::from_raw_fd(fd as i32) } })
+    }
+
+    /// Has these events told of a directory.
+    pub(crate) fn mark(&self, directory: impl AsFd, events: u64) -> Result<(), Errno> {
+        self.change(libc::FAN_MARK_ADD, directory.as_fd(), events)
+    }
+
+    /// No longer.
+    pub(crate) fn unmark(&self, directory: impl AsFd, events: u64) -> Result<(), Errno> {
+        self.change(libc::FAN_MARK_REMOVE, directory.as_fd(), events)
+    }
+
+    fn change(&self, how: libc::c_uint, directory: BorrowedFd<'_>, events: u64) -> Result<(), Errno> {
+        // A path of its own, because the descriptor may be one of O_PATH.
+        // SAFETY: the path is a NUL-terminated string, and the kernel keeps nothing of it.
+        let result = unsafe {
+            let how = how | libc::FAN_MARK_ONLYDIR;
+            libc::fanotify_mark(self.queue.as_raw_fd(), how, events, directory.as_raw_fd(), c".".as_ptr())
+        };
+        check(result.into()).map(|_| ())
+    }
+}
+
+impl AsFd for Fanotify {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.queue.as_fd()
     }
 }
 

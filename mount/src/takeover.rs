@@ -5,6 +5,7 @@
 //! because the kernel sends again *whatever* was read and not answered; and what the kernel caches wrongly is dropped only when the
 //! workers serve, since that makes it write to us.
 
+use crate::beside::Beside;
 use crate::config::{Config, WriteMode};
 use crate::credentials::Privilege;
 use crate::error::Error;
@@ -131,6 +132,7 @@ fn restore(
             "{lost_nodes} inodes and {lost_opens} open files could not be found again: who uses them gets an error"
         );
     }
+    let beside = Beside::start(&readable, privilege == Privilege::Root && !config.attr_timeout.is_zero(), true)?;
     Ok(Passthrough {
         inodes,
         handles,
@@ -142,6 +144,7 @@ fn restore(
         invalidations: Invalidations::new(config.threads.max(THREADS_MIN)),
         sweep: Sweep::default(),
         lookers: Lookers::default(),
+        beside,
         counters: Counters::default(),
         write_mode: if state.write_back { WriteMode::Back } else { WriteMode::Through },
         privilege,

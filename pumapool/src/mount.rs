@@ -146,7 +146,9 @@ pub struct Policies {
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=256))]
     pub threads: u16,
 
-    /// How long the kernel may keep attributes without asking, in seconds: the delay with which changes made beside the mount are seen.
+    /// How long the kernel may keep attributes without asking, in seconds: the delay with which changes made beside the mount are seen. Where the kernel
+    /// tells of them (root, Linux 5.17, a local file system below), they are seen at once, and what nobody changes is kept for a minute; 0: it asks
+    /// each time.
     #[arg(long, value_name = "SECONDS", default_value_t = 1.0, value_parser = seconds)]
     attribute_timeout: f64,
 

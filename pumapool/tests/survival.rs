@@ -439,6 +439,27 @@ fn nothing_is_lost_of_what_is_passed_through() {
     assert!(status["mount"]["passed_opens"].as_u64() > Some(0), "of the last daemon");
 }
 
+/// What the daemon before it was told of is not known to a successor, nor what was changed when there was none.
+#[test]
+fn attributes_that_changed_without_a_daemon_are_seen() {
+    let test = "attributes_that_changed_without_a_daemon_are_seen";
+    if !can_run(test) {
+        return;
+    }
+    let scratch = Scratch::new(test).unwrap();
+    let (source, at) = (scratch.directory("source").unwrap(), scratch.directory("mount").unwrap());
+    fs::write(source.join("a"), b"first").unwrap();
+    let mount = Mount::start(&source, &at, &["--attribute-timeout", "3600"]);
+    let size = |directory: &Path| fs::metadata(directory.join("a")).unwrap().len();
+    for kills in 1..=4 {
+        assert!(wait_until(PATIENCE, || size(&at) == size(&source)));
+        kill(mount.daemon_pid());
+        File::options().append(true).open(source.join("a")).unwrap().write_all(b"more").unwrap();
+        mount.wait_for("a takeover", |status| status["mount"]["takeovers"] == kills);
+        assert!(wait_until(PATIENCE, || size(&at) == size(&source)), "after {kills} kills");
+    }
+}
+
 #[test]
 fn nothing_is_lost_with_write_back() {
     killed_under_load("nothing_is_lost_with_write_back", &["--write", "back"], 8);
