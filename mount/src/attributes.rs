@@ -11,6 +11,7 @@ use fuse::{Errno, abi};
 use rustix::fd::{AsFd, BorrowedFd};
 use rustix::fs::{AtFlags, Mode, OFlags, Statx, StatxFlags, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, open, statx};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Requests of ioctl(2) that are passed on. They get and set the flags that lsattr and chattr show.
 mod request {
@@ -46,17 +47,16 @@ impl Passthrough {
         }
     }
 
-    /// `long`: the name is remembered, to be watched. `told`: so are changes of the attributes.
-    pub(crate) fn entry_out(&self, inode: &Inode, now: &Statx, long: bool, told: bool) -> abi::EntryOut {
+    /// `long`: the name is remembered, to be watched.
+    pub(crate) fn entry_out(&self, inode: &Inode, now: &Statx, long: bool) -> abi::EntryOut {
         let entry_timeout = if long { self.entry_timeout } else { self.attr_timeout };
-        let attr_timeout = self.attr_timeout(inode, now, told);
         abi::EntryOut {
             nodeid: inode.nodeid,
             generation: inode.generation(),
             entry_valid: entry_timeout.as_secs(),
-            attr_valid: attr_timeout.as_secs(),
+            attr_valid: self.attr_timeout.as_secs(),
             entry_valid_nsec: entry_timeout.subsec_nanos(),
-            attr_valid_nsec: attr_timeout.subsec_nanos(),
+            attr_valid_nsec: self.attr_timeout.subsec_nanos(),
             attr: self.attr(inode, now),
         }
     }
@@ -66,8 +66,7 @@ impl Passthrough {
         inode.file.is_some() && now.stx_nlink == 1
     }
 
-    fn attr_out(&self, inode: &Inode, now: &Statx, told: bool) -> abi::AttrOut {
-        let attr_timeout = self.attr_timeout(inode, now, told);
+    fn attr_out(&self, inode: &Inode, now: &Statx, attr_timeout: Duration) -> abi::AttrOut {
         abi::AttrOut {
             attr_valid: attr_timeout.as_secs(),
             attr_valid_nsec: attr_timeout.subsec_nanos(),
@@ -95,7 +94,7 @@ impl Passthrough {
         let fd = self.descriptor(&inode, file.as_deref())?;
         let told = self.is_told(&inode);
         let now = self.stat_observed(&inode, &fd)?;
-        Ok(self.attr_out(&inode, &now, told))
+        Ok(self.attr_out(&inode, &now, self.attr_timeout(&now, told)))
     }
 
     /// Whoever asks for attributes may have got here by a name that is another file's by now. That shows the next time, so who asks is answered
@@ -115,7 +114,7 @@ impl Passthrough {
         let mask = STATX_MASK | (StatxFlags::from_bits_retain(args.sx_mask) & StatxFlags::ALL);
         let told = self.is_told(&inode);
         let now = statx(&fd, c"", AtFlags::EMPTY_PATH | sync, mask)?;
-        let attr_timeout = self.attr_timeout(&inode, &now, told);
+        let attr_timeout = self.attr_timeout(&now, told);
         if let Some(file) = &inode.file {
             file.tell_size(now.stx_size);
         }
@@ -184,9 +183,8 @@ impl Passthrough {
                 self.change_attributes([Some(&inode), None], || set_times(fd, args))?;
             }
         }
-        let told = self.is_told(&inode);
         let now = self.stat_observed(&inode, fd)?;
-        Ok(self.attr_out(&inode, &now, told))
+        Ok(self.attr_out(&inode, &now, self.attr_timeout))
     }
 
     /// Changes the size. Everything from the lower of the two ends is another content then.

@@ -34,8 +34,10 @@ pub struct Config {
     pub flags: MountFlags,
     /// Worker threads: as many requests are handled at once. At least 2.
     pub threads: usize,
-    /// How long the kernel believes attributes without asking: how late a change made beside the mount may be seen.
+    /// How long the kernel believes attributes without asking: how late a change made beside the mount may be seen. Zero: not at all.
     pub attr_timeout: Duration,
+    /// The same where we are told of changes made beside the mount, and have the kernel ask again.
+    pub told_attr_timeout: Duration,
     /// How long the kernel believes the name of a file without asking. Long: once it has passed, closing a file drops its last name in the
     /// kernel, and with it the inode and all that is cached of it. Names changed beside the mount are found at open and getattr.
     pub entry_timeout: Duration,
@@ -47,6 +49,8 @@ pub struct Config {
 impl Config {
     /// Each descriptor pins an inode of the file system below in memory (about 1.5 KiB).
     pub const INODE_DESCRIPTORS_MAX: usize = 256 << 10;
+    /// What nobody tells of (docs/consistency.md, Attributes) is seen when it is over.
+    pub const TOLD_ATTR_TIMEOUT: Duration = Duration::from_secs(60);
     /// A day.
     pub const ENTRY_TIMEOUT: Duration = Duration::from_secs(86_400);
     /// Threads by default: enough to keep a disk busy and to have gets from lenders overlap.
@@ -63,6 +67,7 @@ impl Config {
             flags: MountFlags::empty(),
             threads: Config::THREADS,
             attr_timeout: Duration::from_secs(1),
+            told_attr_timeout: Config::TOLD_ATTR_TIMEOUT,
             entry_timeout: Config::ENTRY_TIMEOUT,
             inode_descriptors_max: None,
         }

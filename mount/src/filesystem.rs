@@ -47,6 +47,7 @@ pub(crate) struct Passthrough {
     pub(crate) write_mode: WriteMode,
     pub(crate) privilege: Privilege,
     pub(crate) attr_timeout: Duration,
+    pub(crate) told_attr_timeout: Duration,
     pub(crate) entry_timeout: Duration,
     /// SOURCE, open for reading.
     pub(crate) source: OwnedFd,
@@ -57,7 +58,6 @@ pub(crate) struct Passthrough {
 impl fuse::Filesystem for Passthrough {
     fn handle(&self, request: &Request<'_>, reply: Reply<'_>, scratch: &mut [u8]) {
         self.counters.count(request.header.opcode);
-        let _flight = self.beside.flight(request.header.opcode);
         let attempt = self.resent.attempt(request);
         let result = self.dispatch(request, &attempt, reply, scratch);
         attempt.answered();
@@ -237,8 +237,8 @@ impl Passthrough {
             // An entry without a node is one that the kernel looks up itself when it needs it.
             let mut out = abi::EntryOut::default();
             if looks && entry.name != c"." && entry.name != c".." {
-                match self.lookup_in(&directory.inode, entry.name) {
-                    Ok(found) => out = found,
+                match self.lookup_listed(&directory.inode, entry.name) {
+                    Ok(found) => out = found.unwrap_or_default(),
                     Err(Errno::NOENT) => return true,
                     Err(_) => {}
                 }

@@ -66,7 +66,7 @@ pub(crate) struct Inode {
     pub passing: Mutex<Passing>,
     /// The name that the kernel was told to believe for long.
     pub name: Mutex<Believed>,
-    /// Whether changes in it are told, if it is a directory.
+    /// Whether what is done to it beside the mount is told.
     pub marked: Marked,
     /// Where it is written down for a successor. None beyond [`layout::NODES_MAX`].
     pub slot: Option<NodeSlot>,
@@ -197,6 +197,11 @@ impl Inode {
     /// The hash of its handle below, where files have one.
     pub(crate) fn handle_hash(&self) -> u64 {
         self.identity.generation
+    }
+
+    /// The descriptor that holds it, if one does.
+    pub(crate) fn held(&self) -> Option<BorrowedFd<'_>> {
+        self.descriptor.get().map(AsFd::as_fd)
     }
 
     /// Whether it is what was found under a name.

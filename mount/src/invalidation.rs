@@ -124,8 +124,6 @@ impl Invalidations {
                 // Whatever the error: the kernel does not know the name any more, or the mount is gone.
                 let _ = notifier.inval_entry(name.parent, &name.name, false);
                 inode.name_dropped();
-                // Of what it has somewhere else nobody may tell us.
-                let _ = notifier.inval_inode(inode.nodeid, -1, 0);
             }
             let delivered = pages.filter(|pages| deliver_pages(notifier, pages));
             state = self.state.lock();

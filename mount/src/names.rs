@@ -42,18 +42,13 @@ impl Passthrough {
     /// What the kernel is told of a file that was found, with one more lookup.
     fn enter(&self, found: Found, name: Option<(&Inode, &CStr)>) -> Result<(abi::EntryOut, Arc<Inode>), Errno> {
         let inode = self.inodes.reference(found);
-        let told = match inode.kind {
-            FileType::Directory => self.is_told(&inode),
-            _ => name.is_some_and(|(parent, _)| self.beside.mark(parent, &self.inodes)),
-        };
         // Stat again, now that the borrower's view of it can be held still.
         let now = self.inodes.anchor(&inode).and_then(|anchor| self.stat_observed(&inode, &anchor));
         match now {
             Ok(now) => {
                 let long = self.is_believed_for_long(&inode, &now)
                     && name.is_some_and(|(parent, name)| inode.remember_name(parent.nodeid, name));
-                let told = told && (long || inode.kind == FileType::Directory);
-                Ok((self.entry_out(&inode, &now, long, told), inode))
+                Ok((self.entry_out(&inode, &now, long), inode))
             }
             Err(errno) => {
                 self.forget(inode.nodeid, 1);
@@ -63,12 +58,18 @@ impl Passthrough {
     }
 
     pub(crate) fn lookup(&self, parent: u64, name: &CStr) -> Result<abi::EntryOut, Errno> {
-        self.lookup_in(&*self.inodes.get(parent)?, name)
+        let parent = self.inodes.get(parent)?;
+        let found = self.find(self.inodes.anchor(&parent)?, name)?;
+        Ok(self.enter(found, Some((&parent, name)))?.0)
     }
 
-    pub(crate) fn lookup_in(&self, parent: &Inode, name: &CStr) -> Result<abi::EntryOut, Errno> {
+    /// For a listing. None: the kernel knows the file, and may believe for longer what it was told of it than what it would be told now.
+    pub(crate) fn lookup_listed(&self, parent: &Inode, name: &CStr) -> Result<Option<abi::EntryOut>, Errno> {
         let found = self.find(self.inodes.anchor(parent)?, name)?;
-        Ok(self.enter(found, Some((parent, name)))?.0)
+        if self.inodes.known(&found).is_some_and(|inode| inode.marked.is_marked()) {
+            return Ok(None);
+        }
+        Ok(Some(self.enter(found, Some((parent, name)))?.0))
     }
 
     /// The kernel believes the names of files for long (see [`crate::Config::entry_timeout`]). Has it look those up again that are no
@@ -278,8 +279,6 @@ impl Passthrough {
         let (moved, replaced) = (self.known(found), self.known(target));
         let flags = RenameFlags::from_bits_retain(flags);
         let inodes = [moved.as_ref().map(|(inode, _)| inode), replaced.as_ref().map(|(inode, _)| inode)];
-        // Of what is moved out of sight the kernel may believe for long what it was told before.
-        let are_told = [&parent, &new_parent].iter().all(|directory| self.beside.mark(directory, &self.inodes));
         attempt.begin(subject);
         let renamed = self.change_attributes(inodes, || {
             // A whiteout is a new file, and the caller's.
@@ -291,9 +290,6 @@ impl Passthrough {
         });
         attempt.finish(renamed, |()| 0)?;
         let (here, there) = ((&*parent, name), (&*new_parent, new_name));
-        if !are_told {
-            inodes.iter().flatten().for_each(|inode| self.beside.ask_again(inode.nodeid));
-        }
         Self::name_changed(moved.as_ref(), here, Some(there));
         let exchanged = flags.contains(RenameFlags::EXCHANGE).then_some(here);
         Self::name_changed(replaced.as_ref(), there, exchanged);

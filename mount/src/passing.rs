@@ -61,11 +61,6 @@ impl Passing {
         Passing { way, since: Some(Instant::now()), backing, opens: 0 }
     }
 
-    /// Whether the kernel reads and writes it below, or has when it was open last.
-    pub(crate) fn was_passed(&self) -> bool {
-        self.way == Way::Passed
-    }
-
     /// Whether anybody has it open.
     pub(crate) fn is_open(&self) -> bool {
         self.opens > 0

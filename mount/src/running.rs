@@ -143,7 +143,7 @@ impl Mount {
             open_handles: filesystem.handles.count(),
             inodes: filesystem.inodes.count(),
             inodes_with_descriptor: filesystem.inodes.descriptors(),
-            directories_told_of: filesystem.beside.directories(),
+            files_told_of: filesystem.beside.marks(),
             written_files_pending,
             written_bytes_pending,
         }
@@ -204,13 +204,10 @@ fn start_threads(
         workers.push(worker);
     }
     let notifier = session.notifier();
-    let notifier_of_changes = notifier.clone();
+    let of_attributes = notifier.clone();
     for (name, work) in [
         (NOTIFIER, Box::new(move |shared: &Shared| shared.filesystem.invalidations.deliver(&notifier)) as Work),
-        (
-            NOTIFIER,
-            Box::new(move |shared: &Shared| shared.filesystem.beside.run(&shared.filesystem, &notifier_of_changes)),
-        ),
+        (NOTIFIER, Box::new(move |shared: &Shared| shared.filesystem.beside.run(&shared.filesystem, &of_attributes))),
         ("puma-sweep", Box::new(|shared: &Shared| shared.filesystem.sweep.run(&shared.filesystem))),
         ("puma-janitor", Box::new(|shared: &Shared| shared.filesystem.ledger.tend(&shared.filesystem.inodes))),
     ] {
@@ -232,8 +229,7 @@ fn start_threads(
     Ok(())
 }
 
-/// The name of the threads that have the kernel drop what it knows. Killed, they may not end before a successor has written it, or has answered
-/// who holds a lock.
+/// The name of the threads that have the kernel drop pages and attributes. Killed, they may not end before a successor has written what is dirty.
 pub const NOTIFIER: &str = "puma-notify";
 
 type Work = Box<dyn FnOnce(&Shared) + Send>;
@@ -243,7 +239,7 @@ impl Shared {
         let mut left = false;
         let thread = thread_id();
         resent::prepare_thread(&self.filesystem.keep.memory);
-        self.filesystem.beside.is_own_thread();
+        let own_thread = self.filesystem.beside.own_thread();
         self.workers.lock().threads.push((thread, worker.reading().clone()));
         if let Err(error) = prepare_thread(privilege) {
             // Without its own umask and ids a worker would make files as somebody else.
@@ -256,6 +252,7 @@ impl Shared {
                 }
             }
         }
+        drop(own_thread);
         self.workers.lock().threads.retain(|(other, _)| *other != thread);
         self.worker_ended(left);
     }

@@ -307,6 +307,7 @@ fn serve<E: Into<Box<dyn std::error::Error + Send + Sync>>>(
         write_mode,
         privilege,
         attr_timeout: config.attr_timeout,
+        told_attr_timeout: config.told_attr_timeout,
         entry_timeout: config.entry_timeout,
         source: below.readable,
         own_device,

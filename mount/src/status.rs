@@ -85,8 +85,8 @@ pub struct Status {
     pub inodes: usize,
     /// Those of them that are held by a descriptor; the others are held by a file handle.
     pub inodes_with_descriptor: usize,
-    /// Directories of which we are told what is changed beside the mount.
-    pub directories_told_of: usize,
+    /// Files of which we are told what is done to them beside the mount.
+    pub files_told_of: usize,
     /// Files with pages that were written below and not yet dropped there.
     pub written_files_pending: usize,
     /// The bytes of those pages.

@@ -2,6 +2,7 @@
 
 use fuse::Errno;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use rustix::fs::{Mode, OFlags};
 use std::ffi::CStr;
 use std::io::Write;
 
@@ -123,39 +124,55 @@ pub(crate) struct Fanotify {
 }
 
 impl Fanotify {
-    /// Events that wait at most, by default (fs.fanotify.max_queued_events).
-    pub(crate) const QUEUE_EVENTS: usize = 16 << 10;
-
-    /// Events name files by their handles, directories with the name in them, and by the thread that made the change. Linux 5.17, CAP_SYS_ADMIN.
+    /// Events name files by their handles, and the threads that have caused them. Takes CAP_SYS_ADMIN.
     pub(crate) fn new() -> Result<Fanotify, Errno> {
-        const FAN_REPORT_TARGET_FID: libc::c_uint = 0x1000;
-        let flags = libc::FAN_CLASS_NOTIF | libc::FAN_CLOEXEC | libc::FAN_NONBLOCK | libc::FAN_REPORT_TID;
-        let names = libc::FAN_REPORT_FID | libc::FAN_REPORT_DIR_FID | libc::FAN_REPORT_NAME | FAN_REPORT_TARGET_FID;
+        let kind = libc::FAN_CLASS_NOTIF | libc::FAN_REPORT_FID | libc::FAN_REPORT_TID | libc::FAN_UNLIMITED_MARKS;
+        let flags = kind | libc::FAN_CLOEXEC | libc::FAN_NONBLOCK;
         // SAFETY: no memory is passed.
-        let fd = check(unsafe { libc::fanotify_init(flags | names, libc::O_RDONLY as libc::c_uint) }.into())?;
+        let fd = check(unsafe { libc::fanotify_init(flags, libc::O_RDONLY as libc::c_uint) }.into())?;
         // SAFETY: the kernel just returned this descriptor and nobody else owns it.
         Ok(Fanotify { queue: unsafe { OwnedFd::from_raw_fd(fd as i32) } })
     }
 
-    /// Has these events told of a directory.
-    pub(crate) fn mark(&self, directory: impl AsFd, events: u64) -> Result<(), Errno> {
-        self.change(libc::FAN_MARK_ADD, directory.as_fd(), events)
+    /// Has these events told of an inode.
+    pub(crate) fn mark(&self, path: &CStr, events: u64) -> Result<(), Errno> {
+        self.change(libc::FAN_MARK_ADD, path, events)
     }
 
     /// No longer.
-    pub(crate) fn unmark(&self, directory: impl AsFd, events: u64) -> Result<(), Errno> {
-        self.change(libc::FAN_MARK_REMOVE, directory.as_fd(), events)
+    pub(crate) fn unmark(&self, path: &CStr, events: u64) -> Result<(), Errno> {
+        self.change(libc::FAN_MARK_REMOVE, path, events)
     }
 
-    fn change(&self, how: libc::c_uint, directory: BorrowedFd<'_>, events: u64) -> Result<(), Errno> {
-        // A path of its own, because the descriptor may be one of O_PATH.
+    fn change(&self, how: libc::c_uint, path: &CStr, events: u64) -> Result<(), Errno> {
         // SAFETY: the path is a NUL-terminated string, and the kernel keeps nothing of it.
-        let result = unsafe {
-            let how = how | libc::FAN_MARK_ONLYDIR;
-            libc::fanotify_mark(self.queue.as_raw_fd(), how, events, directory.as_raw_fd(), c".".as_ptr())
-        };
+        let result = unsafe { libc::fanotify_mark(self.queue.as_raw_fd(), how, events, libc::AT_FDCWD, path.as_ptr()) };
         check(result.into()).map(|_| ())
     }
+}
+
+/// Whether a file is open for writing, by anybody, or mapped so. (A lease for reading is given only if not; it is given back at once, so that who opens the file
+/// meanwhile waits some microseconds.) `owner` is whose the file is, as others' files are leased with CAP_LEASE only. True if it cannot be known.
+pub(crate) fn is_open_for_writing(path: &CStr, owner: u32) -> bool {
+    // The signal that tells of somebody who waits: one that is ignored.
+    const F_SETSIG: libc::c_int = 10;
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let Ok(file) = rustix::fs::open(path, flags, Mode::empty()) else { return true };
+    let own = rustix::process::geteuid().as_raw();
+    if own != owner {
+        set_thread_fsuid(owner);
+    }
+    // SAFETY: no memory is passed.
+    let is_leased = unsafe {
+        let file = file.as_raw_fd();
+        libc::fcntl(file, F_SETSIG, libc::SIGURG) == 0
+            && libc::fcntl(file, libc::F_SETLEASE, libc::F_RDLCK) == 0
+            && libc::fcntl(file, libc::F_SETLEASE, libc::F_UNLCK) == 0
+    };
+    if own != owner {
+        set_thread_fsuid(own);
+    }
+    !is_leased
 }
 
 impl AsFd for Fanotify {
@@ -276,6 +293,28 @@ mod tests {
                 assert_ne!(one_handle.hash(), two_handle.hash());
             }
             _ => println!("SKIPPED handles_tell_files_apart: no file handles in the temporary directory's file system"),
+        }
+    }
+
+    #[test]
+    fn who_has_a_file_open_for_writing_is_seen() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("a");
+        std::fs::write(&path, b"a").unwrap();
+        let name = std::ffi::CString::new(path.to_str().unwrap()).unwrap();
+        let owner = rustix::process::geteuid().as_raw();
+        let _reader = std::fs::File::open(&path).unwrap();
+        assert!(!is_open_for_writing(&name, owner));
+        let writer = std::fs::File::options().write(true).open(&path).unwrap();
+        assert!(is_open_for_writing(&name, owner));
+        drop(writer);
+        assert!(!is_open_for_writing(&name, owner));
+        // Nothing of it is left: it can be opened at once.
+        assert!(rustix::fs::open(&*name, OFlags::WRONLY | OFlags::NONBLOCK, Mode::empty()).is_ok());
+        assert!(is_open_for_writing(c"/nowhere", owner));
+        if owner == 0 {
+            std::os::unix::fs::chown(&path, Some(1000), None).unwrap();
+            assert!(!is_open_for_writing(&name, 1000));
         }
     }
 

@@ -149,6 +149,7 @@ fn restore(
         write_mode: if state.write_back { WriteMode::Back } else { WriteMode::Through },
         privilege,
         attr_timeout: config.attr_timeout,
+        told_attr_timeout: config.told_attr_timeout,
         entry_timeout: config.entry_timeout,
         source: readable,
         own_device: state.own_device,

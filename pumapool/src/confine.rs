@@ -40,7 +40,7 @@ const MOUNT_NEEDS: CapabilitySet = CapabilitySet::empty()
     .union(CapabilitySet::SETUID)
     // Opening inodes by their handles.
     .union(CapabilitySet::DAC_READ_SEARCH)
-    // Mounting, unmounting, trusted extended attributes, page frames, and the eviction tap.
+    // Mounting, unmounting, trusted extended attributes, page frames, the eviction tap, and being told of changes beside the mount.
     .union(CapabilitySet::SYS_ADMIN)
     .union(CapabilitySet::BPF)
     .union(CapabilitySet::PERFMON)

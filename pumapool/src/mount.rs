@@ -147,8 +147,8 @@ pub struct Policies {
     pub threads: u16,
 
     /// How long the kernel may keep attributes without asking, in seconds: the delay with which changes made beside the mount are seen. Where the kernel
-    /// tells of them (root, Linux 5.17, a local file system below), they are seen at once, and what nobody changes is kept for a minute; 0: it asks
-    /// each time.
+    /// tells of them (root, a local file system below), they are seen at once, and what nobody changes is kept for a minute from the second time on
+    /// that it is asked for. 0: it asks each time.
     #[arg(long, value_name = "SECONDS", default_value_t = 1.0, value_parser = seconds)]
     attribute_timeout: f64,
 

@@ -1,90 +1,49 @@
 //! What the kernel tells of changes (fanotify(7), `struct fanotify_event_metadata` and the records behind it), decoded.
 
 use crate::system::FileHandle;
-use std::ffi::CStr;
 
 /// Events were lost (FAN_Q_OVERFLOW).
 const OVERFLOW: u64 = 0x4000;
-/// Bytes of the fixed part: length, version, two lengths more, mask, descriptor, process.
+/// Bytes of the fixed part: length, version, two lengths more, mask, descriptor, thread.
 const FIXED_BYTES: usize = 24;
 /// The version of all kernels since 2.6.37.
 const VERSION: u8 = 3;
-/// Records that name a file by its handle: itself; the directory it is in, with its name there; a directory.
+/// The kind of a record that names a file by its handle (FAN_EVENT_INFO_TYPE_FID).
 const FILE: u8 = 1;
-const NAMED: u8 = 2;
-const DIRECTORY: u8 = 3;
-/// Bytes of a record before the handle: kind, padding, length, and the id of the file system.
+/// Bytes of such a record before the handle: kind, padding, length, and the id of the file system.
 const RECORD_BYTES: usize = 12;
 
 /// An event.
-pub(super) struct Event<'a> {
-    mask: u64,
-    /// The process that has made the change; 0 if it is none that we may know.
-    pub process: i32,
-    records: &'a [u8],
-}
-
-/// A file that an event is about: [`FileHandle::hash`] of its handle, and the name in it, if it is a directory in which that one is concerned.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Subject<'a> {
-    pub handle: u64,
-    pub name: Option<&'a CStr>,
+pub(super) enum Event {
+    /// A thread has done something to a file, of whose handle this is the hash ([`FileHandle::hash`]). The thread is 0 if it is none that we may know.
+    Done { thread: i32, handle: u64 },
+    /// Something was done that is not known.
+    Lost,
 }
 
-impl<'a> Event<'a> {
-    /// Whether there were others that are lost.
-    pub(super) fn is_overflow(&self) -> bool {
-        self.mask & OVERFLOW != 0
-    }
-
-    /// Whether names have changed.
-    pub(super) fn changes_names(&self) -> bool {
-        self.mask & super::NAMES != 0
-    }
-
-    /// The files it is about.
-    pub(super) fn subjects(&self) -> impl Iterator<Item = Subject<'a>> + use<'a> {
-        let mut left = self.records;
-        std::iter::from_fn(move || {
-            while let Some((record, rest)) = split(left, u16_at(left, 2)?.into()) {
-                left = rest;
-                if let Some(subject) = subject(record) {
-                    return Some(subject);
-                }
-            }
-            None
-        })
-    }
-}
-
-/// The events that one read(2) has brought. What cannot be understood, and all behind it, is left out: the kernel makes nothing like it.
-pub(super) fn decode(mut left: &[u8]) -> impl Iterator<Item = Event<'_>> {
+/// The events that one read(2) has brought. What cannot be understood, and all behind it, is lost: the kernel makes nothing like it.
+pub(super) fn decode(mut left: &[u8]) -> impl Iterator<Item = Event> {
     std::iter::from_fn(move || {
-        let (event, rest) = split(left, u32_at(left, 0)? as usize)?;
+        if left.is_empty() {
+            return None;
+        }
+        let len = u32_at(left, 0).map(|len| len as usize).filter(|len| *len >= FIXED_BYTES);
+        let split = len.and_then(|len| left.split_at_checked(len));
+        let (event, rest) = split.unwrap_or((&[], &[]));
         left = rest;
-        let records =
-            event.get(u16_at(event, 6)?.into()..).filter(|_| event.len() >= FIXED_BYTES && event[4] == VERSION)?;
-        Some(Event { mask: u64_at(event, 8)?, process: u32_at(event, 20)? as i32, records })
+        Some(decode_one(event).unwrap_or(Event::Lost))
     })
 }
 
-fn subject(record: &[u8]) -> Option<Subject<'_>> {
-    if !matches!(record[0], FILE | NAMED | DIRECTORY) {
-        return None;
-    }
+fn decode_one(event: &[u8]) -> Option<Event> {
+    let is_whole = *event.get(4)? == VERSION && u64_at(event, 8)? & OVERFLOW == 0;
+    let record = event.get(u16_at(event, 6)?.into()..).filter(|record| is_whole && record.first() == Some(&FILE))?;
+    let record = record.get(..u16_at(record, 2)?.into())?;
     let len = u32_at(record, RECORD_BYTES)? as usize;
     let kind = u32_at(record, RECORD_BYTES + 4)? as i32;
-    let behind = record.get(RECORD_BYTES + 8..)?;
-    let (bytes, behind) = (behind.get(..len)?, behind.get(len..)?);
-    let name = if record[0] == NAMED { CStr::from_bytes_until_nul(behind).ok() } else { None };
-    // A directory that is told of itself has this name.
-    let name = name.filter(|name| !matches!(name.to_bytes(), b"" | b"."));
-    Some(Subject { handle: FileHandle::hash_of(kind, bytes), name })
-}
-
-/// The first `len` bytes, at least those of a record's head, and the rest.
-fn split(bytes: &[u8], len: usize) -> Option<(&[u8], &[u8])> {
-    if len < 4 { None } else { bytes.split_at_checked(len) }
+    let bytes = record.get(RECORD_BYTES + 8..)?.get(..len).filter(|bytes| !bytes.is_empty())?;
+    Some(Event::Done { thread: u32_at(event, 20)? as i32, handle: FileHandle::hash_of(kind, bytes) })
 }
 
 fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
@@ -103,64 +62,64 @@ fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
 mod tests {
     use super::*;
 
-    fn record(kind: u8, handle: (i32, &[u8]), name: &[u8]) -> Vec<u8> {
-        let len = (RECORD_BYTES + 8 + handle.1.len() + name.len()).next_multiple_of(4);
+    fn record(kind: u8, handle: (i32, &[u8])) -> Vec<u8> {
+        let len = (RECORD_BYTES + 8 + handle.1.len()).next_multiple_of(4);
         let mut record = vec![kind, 0];
         record.extend((len as u16).to_ne_bytes());
         record.extend([7; 8]);
         record.extend((handle.1.len() as u32).to_ne_bytes());
         record.extend(handle.0.to_ne_bytes());
         record.extend(handle.1);
-        record.extend(name);
         record.resize(len, 0);
         record
     }
 
-    fn event(mask: u64, process: i32, records: &[Vec<u8>]) -> Vec<u8> {
-        let records = records.concat();
-        let mut event = ((FIXED_BYTES + records.len()) as u32).to_ne_bytes().to_vec();
+    fn event(mask: u64, thread: i32, record: &[u8]) -> Vec<u8> {
+        let mut event = ((FIXED_BYTES + record.len()) as u32).to_ne_bytes().to_vec();
         event.extend([VERSION, 0]);
         event.extend((FIXED_BYTES as u16).to_ne_bytes());
         event.extend(mask.to_ne_bytes());
         event.extend((-1i32).to_ne_bytes());
-        event.extend(process.to_ne_bytes());
-        event.extend(records);
+        event.extend(thread.to_ne_bytes());
+        event.extend(record);
         event
     }
 
-    fn two_events() -> Vec<u8> {
-        let named = record(NAMED, (1, b"directory"), b"name\0");
-        let file = record(FILE, (1, b"the file"), b"");
-        let other = record(9, (1, b"of no concern"), b"");
-        let itself = record(NAMED, (1, b"directory"), b".\0");
-        [event(0x100, 5, &[named, other, file]), event(OVERFLOW, 0, &[]), event(4, 6, &[itself])].concat()
+    fn done(thread: i32, handle: &[u8]) -> Event {
+        Event::Done { thread, handle: FileHandle::hash_of(1, handle) }
     }
 
     #[test]
     fn events_are_understood() {
-        let bytes = two_events();
+        let (one, other) = (record(FILE, (1, b"one file")), record(FILE, (1, b"another")));
+        let bytes = [event(2, 5, &one), event(OVERFLOW, 0, &[]), event(4, 6, &other)].concat();
         let events: Vec<_> = decode(&bytes).collect();
-        assert_eq!(events.iter().map(|event| event.process).collect::<Vec<_>>(), [5, 0, 6]);
-        assert_eq!(events.iter().map(Event::is_overflow).collect::<Vec<_>>(), [false, true, false]);
-        assert_eq!(events.iter().map(Event::changes_names).collect::<Vec<_>>(), [true, false, false]);
-        let of = |handle: &[u8], name| Subject { handle: FileHandle::hash_of(1, handle), name };
-        let first: Vec<_> = events[0].subjects().collect();
-        assert_eq!(first, [of(b"directory", Some(c"name")), of(b"the file", None)]);
-        assert_eq!(events[2].subjects().collect::<Vec<_>>(), [of(b"directory", None)]);
+        assert_eq!(events, [done(5, b"one file"), Event::Lost, done(6, b"another")]);
     }
 
     #[test]
-    fn what_is_cut_short_is_no_event() {
-        let bytes = two_events();
-        for len in 0..bytes.len() {
-            let whole = decode(&bytes[..len]).map(|event| event.subjects().count()).sum::<usize>();
-            assert!(whole < 3, "{len} bytes");
+    fn what_is_not_understood_is_lost() {
+        let one = record(FILE, (1, b"one file"));
+        for strange in
+            [event(2, 5, &[]), event(2, 5, &record(9, (1, b"one file"))), event(2, 5, &record(FILE, (1, b"")))]
+        {
+            let bytes = [event(2, 5, &one), strange, event(4, 6, &one)].concat();
+            let events: Vec<_> = decode(&bytes).collect();
+            assert_eq!(events, [done(5, b"one file"), Event::Lost, done(6, b"one file")]);
+        }
+        let bytes = [event(2, 5, &one), event(4, 6, &one)].concat();
+        let whole = bytes.len() / 2;
+        for len in 1..bytes.len() {
+            let events: Vec<_> = decode(&bytes[..len]).collect();
+            let lost = usize::from(len % whole != 0);
+            assert_eq!(events.len(), len / whole + lost, "{len} bytes");
+            assert_eq!(events.iter().filter(|event| **event == Event::Lost).count(), lost, "{len} bytes");
         }
         for at in 0..bytes.len() {
             for value in [0, 1, 0x7f, 0xff] {
                 let mut bytes = bytes.clone();
                 bytes[at] = value;
-                decode(&bytes).for_each(|event| assert!(event.subjects().count() < 8));
+                assert!((1..=2).contains(&decode(&bytes).count()));
             }
         }
     }

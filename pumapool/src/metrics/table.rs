@@ -268,7 +268,7 @@ const DECLARED: &[Section] = &[
         gauge("pumapool_mount_open_handles", In::Count, "open_handles", "files and directories open now"),
         gauge("pumapool_mount_inodes", In::Count, "inodes", "inodes that the kernel knows now"),
         gauge("pumapool_mount_inodes_with_descriptor", In::Count, "inodes_with_descriptor", "of those, held by a descriptor; the others are held by a file handle"),
-        gauge("pumapool_mount_directories_told_of", In::Count, "directories_told_of", "directories in which changes made beside the mount are told of"),
+        gauge("pumapool_mount_files_told_of", In::Count, "files_told_of", "files of which changes made beside the mount are told"),
         gauge("pumapool_mount_pending_files", In::Count, "written_files_pending", "files with pages that were written below and not yet dropped there"),
         gauge("pumapool_mount_pending_bytes", In::Bytes, "written_bytes_pending", "the bytes of those pages"),
     ]) },
