@@ -687,11 +687,12 @@ pub fn run(options: &Options<'_>, interrupt: &Interrupt) -> Result<(), Failure> 
     for (nth, experiment) in chosen.iter().enumerate() {
         let scale = (experiment.scale)(options.scale);
         println!(
-            "{} ({} of {}): {}; sizes of the paper divided by {scale}",
+            "{} ({} of {}): {}; sizes of the paper divided by {:.1}",
             experiment.name,
             nth + 1,
             chosen.len(),
             experiment.about,
+            scale
         );
         match one(experiment, scale, options, interrupt) {
             // The others are run all the same.

@@ -20,6 +20,8 @@ const ROW: f64 = 24.0;
 /// Labels of marks that are nearer to each other are drawn one above the other.
 const LABEL_WIDTH: f64 = 120.0;
 const LABEL_HEIGHT: f64 = 13.0;
+/// Width of a letter, as a share of its height: of a wide font.
+const LETTER: f64 = 0.58;
 /// Lines in the order in which they are given, and whether they are dashed.
 const STYLES: [(&str, &str); 6] = [
     ("#0b7a75", "none"),
@@ -114,6 +116,11 @@ impl Scale {
     }
 }
 
+/// How high letters are, if that many have that much room, and `most` is enough.
+fn height(most: f64, room: f64, words: &str) -> f64 {
+    most.min((room / (LETTER * words.chars().count() as f64) * 10.0).floor() / 10.0)
+}
+
 /// A tick in words, without what adding up has left behind.
 fn label(value: f64) -> String {
     format!("{}", (value * 1e6).round() / 1e6)
@@ -132,26 +139,45 @@ impl Chart {
         let (low, high) = if self.is_log { (low * 0.8, high * 10f64.powf(AIR)) } else { (0.0, high * (1.0 + AIR)) };
         let y = Scale { low, high: high.max(low * 2.0 + 0.1), is_log: self.is_log, from: HEIGHT - BOTTOM, to: TOP };
         let least = means().map(|(x, _)| *x).filter(|x| *x > 0.0).fold(widest, f64::min);
-        let (first, last) = if axis.is_log { (least * 0.7, widest * 1.4) } else { (0.0, widest * 1.04) };
-        let x = Scale { low: first, high: last, is_log: axis.is_log, from: LEFT, to: WIDTH - RIGHT };
+        // Of one point each, lines stand side by side.
+        let are_points = self.marks.is_empty() && self.lines.iter().all(|line| line.points.len() == 1);
+        let (first, last) = match (are_points, axis.is_log) {
+            (true, _) => (0.5, self.lines.len() as f64 + 0.5),
+            (false, true) => (least * 0.7, widest * 1.4),
+            (false, false) => (0.0, widest * 1.04),
+        };
+        let is_log = axis.is_log && !are_points;
+        let x = Scale { low: first, high: last, is_log, from: LEFT, to: WIDTH - RIGHT };
 
         let mut svg = drawing::begin(WIDTH, HEIGHT);
-        text(&mut svg, 24.0, 36.0, 20.0, INK, "start", true, &self.title);
-        text(&mut svg, 24.0, 58.0, 12.0, PALE_INK, "start", false, below_title);
+        let room = WIDTH - 2.0 * 24.0;
+        text(&mut svg, 24.0, 36.0, height(20.0, room, &self.title), INK, "start", true, &self.title);
+        text(&mut svg, 24.0, 58.0, height(12.0, room, below_title), PALE_INK, "start", false, below_title);
         text(&mut svg, LEFT, TOP - 10.0, 12.0, PALE_INK, "start", false, self.y_label);
         let middle = (x.from + x.to) / 2.0;
-        text(&mut svg, middle, HEIGHT - 18.0, 13.0, PALE_INK, "middle", false, axis.name);
+        let of_points = means().next().filter(|_| are_points).map(|(x, _)| format!("{}: {}", axis.name, label(*x)));
+        text(
+            &mut svg,
+            middle,
+            HEIGHT - 18.0,
+            13.0,
+            PALE_INK,
+            "middle",
+            false,
+            of_points.as_deref().unwrap_or(axis.name),
+        );
         for value in y.ticks() {
             let at = y.at(value);
             line(&mut svg, (x.from, at), (x.to, at), GRID, 1.0, "none");
             text(&mut svg, LEFT - 8.0, at + 4.0, 12.0, PALE_INK, "end", false, &label(value));
         }
-        for value in x.ticks() {
+        for value in x.ticks().into_iter().filter(|_| !are_points) {
             text(&mut svg, x.at(value), HEIGHT - BOTTOM + 18.0, 12.0, PALE_INK, "middle", false, &label(value));
         }
         let mut row = TOP;
-        for (drawn, (colour, dashes)) in self.lines.iter().zip(STYLES.iter().cycle()) {
-            let at = |(size, mean): &(f64, Mean)| (x.at(*size), y.at(mean.mean));
+        for (nth, (drawn, (colour, dashes))) in self.lines.iter().zip(STYLES.iter().cycle()).enumerate() {
+            let place = |size: f64| if are_points { nth as f64 + 1.0 } else { size };
+            let at = |(size, mean): &(f64, Mean)| (x.at(place(*size)), y.at(mean.mean));
             let points: Vec<String> = drawn.points.iter().map(at).map(|(x, y)| format!("{x:.1},{y:.1}")).collect();
             let points = points.join(" ");
             let _infallible = write!(
@@ -163,9 +189,16 @@ impl Chart {
                 line(&mut svg, (at_x, y.at(point.1.mean - off)), (at_x, y.at(point.1.mean + off)), colour, 1.2, "none");
                 let _infallible = write!(svg, r#"<circle cx="{at_x:.1}" cy="{at_y:.1}" r="3.5" fill="{colour}"/>"#);
             }
+            if are_points {
+                let (column, name) = ((x.to - x.from) / self.lines.len() as f64 - 10.0, &drawn.name);
+                let below = HEIGHT - BOTTOM + 18.0;
+                text(&mut svg, x.at(nth as f64 + 1.0), below, height(12.0, column, name), INK, "middle", false, name);
+                continue;
+            }
             let legend = WIDTH - RIGHT + 20.0;
             line(&mut svg, (legend, row), (legend + 26.0, row), colour, 2.0, dashes);
-            text(&mut svg, legend + 34.0, row + 4.0, 12.0, INK, "start", false, &drawn.name);
+            let (left, name) = (legend + 34.0, &drawn.name);
+            text(&mut svg, left, row + 4.0, height(12.0, WIDTH - left - 8.0, name), INK, "start", false, name);
             row += ROW;
         }
         let marks: Vec<(f64, f64)> = self.marks.iter().map(|mark| (x.at(mark.x), y.at(mark.value))).collect();
@@ -249,5 +282,25 @@ mod tests {
         let svg = chart.draw("of it", &super::super::LENT);
         assert!(svg.contains("A title") && svg.contains("35 ×") && !svg.contains("inf") && !svg.contains("NaN"));
         assert_eq!((svg.matches("<circle").count(), svg.matches("<path").count()), (3, 2));
+    }
+
+    #[test]
+    fn single_points_stand_side_by_side() {
+        let line = |name: &str| Line { name: name.to_owned(), points: vec![(0.0, Mean { mean: 1.0, off: 0.1 })] };
+        let chart = Chart {
+            name: "x",
+            title: "A title ".repeat(20),
+            y_label: "ms",
+            is_log: false,
+            lines: vec![line("one"), line("two")],
+            marks: Vec::new(),
+        };
+        let svg = chart.draw("of it", &super::super::LENT);
+        let middle = (LEFT + WIDTH - RIGHT) / 2.0;
+        let quarter = (WIDTH - RIGHT - LEFT) / 4.0;
+        for at in [middle - quarter, middle + quarter] {
+            assert!(svg.contains(&format!(r#"<circle cx="{at:.1}""#)), "{svg}");
+        }
+        assert_eq!([&chart.title, "A title"].map(|title| height(20.0, 852.0, title)), [9.1, 20.0]);
     }
 }

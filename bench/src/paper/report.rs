@@ -91,7 +91,7 @@ fn one(page: &mut String, results: &Path, experiment: &Experiment, records: &Rec
         header.conditions["processors"],
         told("processor"),
         header.extent,
-        header.scale,
+        (header.scale * 10.0).round() / 10.0,
         header.seed
     );
     let mut places: Vec<&str> = records.points.iter().filter_map(|point| point.place.as_deref()).collect();

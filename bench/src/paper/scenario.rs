@@ -271,12 +271,12 @@ impl History {
 
 pub fn results(records: &Records) -> Results {
     let over = |key: &str, x: f64| records.over(key, (WITH, x), (ALONE, x));
-    let line = |name: &str, key: &str, variant: &str| {
+    let line = |key: &str, variant: &str| {
         let points = records.xs(variant).into_iter().filter_map(|x| Some((x, records.mean(variant, x, key, 1.0)?)));
-        Line { name: format!("{name}, {variant}"), points: points.collect() }
+        Line { name: variant.to_owned(), points: points.collect() }
     };
-    let all = |name: &str, key: &str| {
-        let lines = [ALONE, WITH, FAR].into_iter().map(|variant| line(name, key, variant));
+    let all = |key: &str| {
+        let lines = [ALONE, WITH, FAR].into_iter().map(|variant| line(key, variant));
         lines.filter(|line| !line.points.is_empty()).collect()
     };
     let mut findings = Vec::new();
@@ -306,7 +306,7 @@ pub fn results(records: &Records) -> Results {
             title: "Time of a New-Order of TPC-C, while repositories are cloned on the lender's machine".to_owned(),
             y_label: "ms",
             is_log: false,
-            lines: all("TPC-C", "mean_ms"),
+            lines: all("mean_ms"),
             marks: Vec::new(),
         },
         Chart {
@@ -314,7 +314,7 @@ pub fn results(records: &Records) -> Results {
             title: "Time of a clone on the lender's machine".to_owned(),
             y_label: "s",
             is_log: false,
-            lines: all("git clone", "clone_s"),
+            lines: all("clone_s"),
             marks: Vec::<Mark>::new(),
         },
     ];
