@@ -253,7 +253,7 @@ impl Passthrough {
         };
         if sets {
             self.change_attributes([Some(&inode), None], || ioctl_on_bytes(fd.as_fd(), args.cmd, &mut buffer))?;
-            self.beside.ask_again(node);
+            self.beside.ask_again(&inode);
         } else {
             ioctl_on_bytes(fd.as_fd(), args.cmd, &mut buffer)?;
         }

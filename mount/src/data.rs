@@ -114,7 +114,7 @@ impl Passthrough {
         let keep = self.observe_now(&inode, &file.fd)?;
         if backing.is_some() {
             // What it believes of the file for long will not be told of any more.
-            self.beside.ask_again(inode.nodeid);
+            self.beside.ask_again(&inode);
             self.counters.passed_opens.add(1);
         } else if !keep {
             file.drops_cache();

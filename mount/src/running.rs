@@ -239,7 +239,7 @@ impl Shared {
         let mut left = false;
         let thread = thread_id();
         resent::prepare_thread(&self.filesystem.keep.memory);
-        let own_thread = self.filesystem.beside.own_thread();
+        let _own_thread = self.filesystem.beside.own_thread();
         self.workers.lock().threads.push((thread, worker.reading().clone()));
         if let Err(error) = prepare_thread(privilege) {
             // Without its own umask and ids a worker would make files as somebody else.
@@ -252,7 +252,6 @@ impl Shared {
                 }
             }
         }
-        drop(own_thread);
         self.workers.lock().threads.retain(|(other, _)| *other != thread);
         self.worker_ended(left);
     }

@@ -288,9 +288,8 @@ fn serve<E: Into<Box<dyn std::error::Error + Send + Sync>>>(
     let handles_from = below.readable.try_clone().map_err(|error| failed("duplicate a descriptor", error))?;
     let handles_from = (privilege == Privilege::Root).then_some(handles_from);
     let descriptors_max = inode_descriptors_max(config);
-    let wanted = privilege == Privilege::Root && !config.attr_timeout.is_zero();
-    let beside =
-        Beside::start(&below.readable, wanted, false).map_err(|error| failed("make an event descriptor", error))?;
+    let beside = Beside::start(&below.readable, config, privilege, false)
+        .map_err(|error| failed("make an event descriptor", error))?;
     let filesystem = Passthrough {
         inodes: Inodes::new(found, borrower.clone(), keep.clone(), descriptors_max, handles_from),
         handles: Handles::new(keep.clone()),

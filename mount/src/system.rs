@@ -152,12 +152,14 @@ impl Fanotify {
 }
 
 /// Whether a file is open for writing, by anybody, or mapped so. (A lease for reading is given only if not; it is given back at once, so that who opens the file
-/// meanwhile waits some microseconds.) `owner` is whose the file is, as others' files are leased with CAP_LEASE only. True if it cannot be known.
-pub(crate) fn is_open_for_writing(path: &CStr, owner: u32) -> bool {
+/// meanwhile waits some microseconds.) True if it cannot be known.
+pub(crate) fn is_open_for_writing(path: &CStr) -> bool {
     // The signal that tells of somebody who waits: one that is ignored.
     const F_SETSIG: libc::c_int = 10;
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let Ok(file) = rustix::fs::open(path, flags, Mode::empty()) else { return true };
+    // Others' files are leased with CAP_LEASE only.
+    let Ok(owner) = rustix::fs::fstat(&file).map(|now| now.st_uid) else { return true };
     let own = rustix::process::geteuid().as_raw();
     if own != owner {
         set_thread_fsuid(owner);
@@ -302,19 +304,18 @@ mod tests {
         let path = directory.path().join("a");
         std::fs::write(&path, b"a").unwrap();
         let name = std::ffi::CString::new(path.to_str().unwrap()).unwrap();
-        let owner = rustix::process::geteuid().as_raw();
         let _reader = std::fs::File::open(&path).unwrap();
-        assert!(!is_open_for_writing(&name, owner));
+        assert!(!is_open_for_writing(&name));
         let writer = std::fs::File::options().write(true).open(&path).unwrap();
-        assert!(is_open_for_writing(&name, owner));
+        assert!(is_open_for_writing(&name));
         drop(writer);
-        assert!(!is_open_for_writing(&name, owner));
+        assert!(!is_open_for_writing(&name));
         // Nothing of it is left: it can be opened at once.
         assert!(rustix::fs::open(&*name, OFlags::WRONLY | OFlags::NONBLOCK, Mode::empty()).is_ok());
-        assert!(is_open_for_writing(c"/nowhere", owner));
-        if owner == 0 {
+        assert!(is_open_for_writing(c"/nowhere"));
+        if rustix::process::geteuid().is_root() {
             std::os::unix::fs::chown(&path, Some(1000), None).unwrap();
-            assert!(!is_open_for_writing(&name, 1000));
+            assert!(!is_open_for_writing(&name));
         }
     }
 

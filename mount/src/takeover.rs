@@ -132,7 +132,7 @@ fn restore(
             "{lost_nodes} inodes and {lost_opens} open files could not be found again: who uses them gets an error"
         );
     }
-    let beside = Beside::start(&readable, privilege == Privilege::Root && !config.attr_timeout.is_zero(), true)?;
+    let beside = Beside::start(&readable, config, privilege, true)?;
     Ok(Passthrough {
         inodes,
         handles,

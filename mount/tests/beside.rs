@@ -15,27 +15,25 @@ use support::*;
 /// What is not told of is believed for that long.
 const UNTOLD: Duration = Duration::from_millis(20);
 
-fn mounted() -> Mounted {
-    Mounted::with(with_an_hour)
-}
-
-fn with_an_hour(config: &mut mount::Config) {
-    config.attr_timeout = UNTOLD;
-    config.told_attr_timeout = Duration::from_secs(3600);
-}
-
-/// Whether the file systems of temporary directories tell of changes.
-fn can_be_told(test: &str, m: &Mounted) -> bool {
+/// A mount, if one can be tested here, and the file system of temporary directories tells of changes.
+fn mounted(test: &str) -> Option<Mounted> {
+    if !can_mount(test) {
+        return None;
+    }
+    let m = Mounted::with(|config| {
+        config.attr_timeout = UNTOLD;
+        config.told_attr_timeout = Duration::from_secs(3600);
+    });
     fs::write(m.below("probe"), b"x").unwrap();
     // First the file is looked up, then it is asked for, and may be told of.
     for _ in 0..2 {
-        is_believed(m, "probe");
+        is_believed(&m, "probe");
     }
-    let told = m.mount().status().files_told_of > 0;
-    if !told {
+    if m.mount().status().files_told_of == 0 {
         skip(test, "nobody tells of changes in the temporary directory's file system");
+        return None;
     }
-    told
+    Some(m)
 }
 
 /// Whether the kernel knows the attributes, although what it is told without being told of changes is over.
@@ -79,13 +77,7 @@ fn append(path: &Path, bytes: &[u8]) {
 
 #[test]
 fn what_is_changed_beside_is_seen() {
-    if !can_mount("what_is_changed_beside_is_seen") {
-        return;
-    }
-    let m = mounted();
-    if !can_be_told("what_is_changed_beside_is_seen", &m) {
-        return;
-    }
+    let Some(m) = mounted("what_is_changed_beside_is_seen") else { return };
     fs::create_dir_all(m.below("some/where")).unwrap();
     fs::create_dir(m.below("aside")).unwrap();
     for name in ["some/where/a", "some/b", "c"] {
@@ -149,13 +141,7 @@ fn store(file: &File, bytes: &[u8]) {
 /// Who has a file open for writing may change it in ways that nobody tells of.
 #[test]
 fn what_is_being_written_is_asked_for() {
-    if !can_mount("what_is_being_written_is_asked_for") {
-        return;
-    }
-    let m = mounted();
-    if !can_be_told("what_is_being_written_is_asked_for", &m) {
-        return;
-    }
+    let Some(m) = mounted("what_is_being_written_is_asked_for") else { return };
     fs::write(m.below("a"), b"first").unwrap();
     for round in 0..2 {
         let writer = File::options().read(true).write(true).open(m.below("a")).unwrap();
@@ -179,13 +165,7 @@ fn what_is_being_written_is_asked_for() {
 
 #[test]
 fn what_nobody_changes_is_believed() {
-    if !can_mount("what_nobody_changes_is_believed") {
-        return;
-    }
-    let m = mounted();
-    if !can_be_told("what_nobody_changes_is_believed", &m) {
-        return;
-    }
+    let Some(m) = mounted("what_nobody_changes_is_believed") else { return };
     fs::create_dir(m.path("directory")).unwrap();
     let names: Vec<String> = (0..100).map(|number| format!("directory/{number}")).collect();
     names.iter().for_each(|name| fs::write(m.path(name), name).unwrap());
@@ -213,13 +193,7 @@ fn what_nobody_changes_is_believed() {
 
 #[test]
 fn files_are_let_go() {
-    if !can_mount("files_are_let_go") {
-        return;
-    }
-    let m = mounted();
-    if !can_be_told("files_are_let_go", &m) {
-        return;
-    }
+    let Some(m) = mounted("files_are_let_go") else { return };
     let told = || m.mount().status().files_told_of;
     fs::remove_file(m.path("probe")).unwrap();
     wait_until("the first one is", || told() == 0);

@@ -172,10 +172,7 @@ fn mb_per_s(bytes: u64, seconds: f64) -> f64 {
 
 pub fn results(records: &Records) -> Results {
     let baseline = records.baseline(BASELINE, "mb_per_s");
-    let line = |name: &str, key: &str, unit: f64| {
-        let points = records.xs(LENT).into_iter().filter_map(|x| Some((x, records.mean(LENT, x, key, unit)?)));
-        Line { name: name.to_owned(), points: points.collect() }
-    };
+    let line = |name: &str, key: &str, unit: f64| Line { name: name.to_owned(), ..Line::of(records, LENT, key, unit) };
     let end_of = |part: u64| (LENT, (part * PART_MIN - 1) as f64);
     let recovered = records.over("mb_per_s", end_of(PARTS), end_of(1));
     let held = records.over("mb_per_s", end_of(3), (BASELINE, 0.0));

@@ -54,14 +54,16 @@ pub struct Line {
 }
 
 impl Line {
+    /// A value of a variant, over `unit`.
+    pub fn of(records: &Records, variant: &str, key: &str, unit: f64) -> Line {
+        let xs = records.xs(variant).into_iter();
+        let points = xs.filter_map(|x| Some((x, records.mean(variant, x, key, unit)?))).collect();
+        Line { name: variant.to_owned(), points }
+    }
+
     /// A value of each variant with Puma, over `unit`.
     pub fn of_variants(records: &Records, key: &str, unit: f64) -> Vec<Line> {
-        let line = |variant: &str| {
-            let xs = records.xs(variant).into_iter();
-            let points = xs.filter_map(|x| Some((x, records.mean(variant, x, key, unit)?))).collect();
-            Line { name: variant.to_owned(), points }
-        };
-        VARIANTS.iter().map(|(variant, _)| line(variant)).collect()
+        VARIANTS.iter().map(|(variant, _)| Line::of(records, variant, key, unit)).collect()
     }
 
     /// The same, and that with all memory local, which no lender changes.

@@ -271,12 +271,8 @@ impl History {
 
 pub fn results(records: &Records) -> Results {
     let over = |key: &str, x: f64| records.over(key, (WITH, x), (ALONE, x));
-    let line = |key: &str, variant: &str| {
-        let points = records.xs(variant).into_iter().filter_map(|x| Some((x, records.mean(variant, x, key, 1.0)?)));
-        Line { name: variant.to_owned(), points: points.collect() }
-    };
     let all = |key: &str| {
-        let lines = [ALONE, WITH, FAR].into_iter().map(|variant| line(key, variant));
+        let lines = [ALONE, WITH, FAR].into_iter().map(|variant| Line::of(records, variant, key, 1.0));
         lines.filter(|line| !line.points.is_empty()).collect()
     };
     let mut findings = Vec::new();

@@ -15,14 +15,16 @@
 
 mod events;
 
+use crate::config::Config;
+use crate::credentials::Privilege;
 use crate::filesystem::Passthrough;
-use crate::inode::{Inode, Inodes, stat};
+use crate::inode::{Inode, Inodes};
 use crate::system::{Fanotify, FileHandle, ProcPath, is_open_for_writing, thread_id};
 use events::{Event, decode};
 use fuse::{Errno, Notifier};
 use hashbrown::HashSet;
 use parking_lot::Mutex;
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::fd::OwnedFd;
 use rustix::fs::{FileType, Mode, OFlags, Statx, openat};
 use std::io;
@@ -82,9 +84,9 @@ pub(crate) struct Beside {
 }
 
 impl Beside {
-    /// `source` is SOURCE, open for reading. `wanted`: that the kernel believes anything for long at all. `resumed`: it may believe already what a
-    /// daemon before this one has said.
-    pub(crate) fn start(source: &OwnedFd, wanted: bool, resumed: bool) -> io::Result<Beside> {
+    /// `source` is SOURCE, open for reading. `resumed`: the kernel may believe already what a daemon before this one has said.
+    pub(crate) fn start(source: &OwnedFd, config: &Config, privilege: Privilege, resumed: bool) -> io::Result<Beside> {
+        let wanted = privilege == Privilege::Root && !config.attr_timeout.is_zero();
         let fanotify = match wanted.then(|| start(source)) {
             Some(Ok(fanotify)) => Some(fanotify),
             Some(Err(errno)) => {
@@ -112,10 +114,10 @@ impl Beside {
         OwnThread(self)
     }
 
-    /// Has the kernel ask for the attributes of a node again.
-    pub(crate) fn ask_again(&self, node: u64) {
-        if self.fanotify.is_some() {
-            self.asked.lock().nodes.insert(node);
+    /// Has the kernel ask for the attributes of a file again, if it may believe them for long.
+    pub(crate) fn ask_again(&self, inode: &Inode) {
+        if inode.marked.is_marked() {
+            self.asked.lock().nodes.insert(inode.nodeid);
             self.wake();
         }
     }
@@ -159,7 +161,7 @@ impl Beside {
         // The kernel may know the inode again, as another node, which may have had it marked before that.
         if let Some(again) = inodes.of_handle(inode.handle_hash()).and_then(|node| inodes.get(node).ok()) {
             self.mark_again(&again);
-            self.ask_again(again.nodeid);
+            self.ask_again(&again);
         }
     }
 
@@ -187,37 +189,31 @@ impl Beside {
             if let Some(fanotify) = &self.fanotify {
                 self.read(fanotify, &mut buffer, filesystem, &mut changes);
             }
-            let mut is_due_later = changes.all;
-            if changes.all && all_forgotten.is_none_or(|then| then.elapsed() >= ALL_PERIOD) {
+            let is_due = changes.all && all_forgotten.is_none_or(|then| then.elapsed() >= ALL_PERIOD);
+            if is_due {
                 all_forgotten = Some(Instant::now());
                 changes.nodes.extend(filesystem.inodes.ids());
-                is_due_later = false;
             }
             for node in changes.nodes {
                 // A negative place: the attributes alone. Whatever the error: the kernel does not know it, or the mount is gone.
                 let _ = notifier.inval_inode(node, -1, 0);
             }
             let Some(fanotify) = &self.fanotify else { return };
-            if is_due_later {
-                self.asked.lock().all = true;
+            let is_due_later = changes.all && !is_due;
+            self.asked.lock().all |= is_due_later;
+            if !is_due_later {
+                self.wait(fanotify);
             }
-            self.wait(fanotify, is_due_later);
+            // What comes together is looked at together.
+            std::thread::sleep(PERIOD);
         }
     }
 
-    /// Until something is told, or asked for, or (`soon`) not for long.
-    fn wait(&self, fanotify: &Fanotify, soon: bool) {
-        let period = Timespec { tv_sec: 0, tv_nsec: PERIOD.as_nanos() as i64 };
-        let wait = |fds: &mut [PollFd<'_>], limit| while poll(fds, limit) == Err(Errno::INTR) {};
-        let wake = || PollFd::new(&self.wake, PollFlags::IN);
-        if !soon {
-            wait(&mut [wake(), PollFd::new(fanotify, PollFlags::IN)], None);
-        }
+    /// Until something is told, or asked for.
+    fn wait(&self, fanotify: &Fanotify) {
+        let mut fds = [PollFd::new(&self.wake, PollFlags::IN), PollFd::new(fanotify, PollFlags::IN)];
+        while poll(&mut fds, None) == Err(Errno::INTR) {}
         let _ = rustix::io::read(&self.wake, &mut [0u8; 8]);
-        // What comes together is looked at together.
-        if !self.closing.load(Ordering::Acquire) {
-            wait(&mut [wake()], Some(&period));
-        }
     }
 
     fn read(&self, fanotify: &Fanotify, buffer: &mut [u8], filesystem: &Passthrough, changes: &mut Changes) {
@@ -274,7 +270,8 @@ impl Passthrough {
             return false;
         }
         let Some(fd) = inode.held() else { return false };
-        stat(fd).is_ok_and(|now| !is_open_for_writing(ProcPath::new(fd).path(), now.stx_uid))
+        // Asked once more: for who opens it from here on, it is marked, and asked for again.
+        !is_open_for_writing(ProcPath::new(fd).path()) && !inode.is_open()
     }
 
     /// How long the kernel may believe attributes. `told`: what [`Passthrough::is_told`] said before they were looked at.
