@@ -631,13 +631,15 @@ impl Run<'_> {
     }
 }
 
-/// Has each variant measured, at each size, that is not kept yet: without Puma in the directory below, with it through a mount.
+/// Has each variant measured, at each size, that is not kept yet: without Puma in the directory below, with it through a mount. What says
+/// the most comes first, should it take too long: when all fits; and last the baseline that is of interest where little does.
 fn compare(run: &mut Run<'_>, subject: &Subject<'_>, measure: &Measure<'_>) -> Result<(), Failure> {
-    run.baselines((BASELINE, 0.0), subject, measure)?;
+    let baseline = (BASELINE, 0.0);
+    run.without_puma(baseline, subject, subject.local_bytes, measure)?;
     run.without_puma((IDEAL, 0.0), subject, subject.data_bytes + subject.local_bytes, measure)?;
     let is_quick = run.world.extent == Extent::Quick;
-    for (variant, options) in VARIANTS {
-        for &x in subject.lent_gib {
+    for &x in subject.lent_gib.iter().rev() {
+        for (variant, options) in VARIANTS {
             if run.has(variant, x) || is_quick && !run.variants_quick.contains(&variant) {
                 continue;
             }
@@ -645,7 +647,7 @@ fn compare(run: &mut Run<'_>, subject: &Subject<'_>, measure: &Measure<'_>) -> R
             run.with_puma(subject, (variant, x), (&lender, lender.address), &options, measure)?;
         }
     }
-    Ok(())
+    if is_quick { Ok(()) } else { run.baselines(baseline, subject, measure) }
 }
 
 /// The name of a baseline with the local memory alone.

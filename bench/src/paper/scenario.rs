@@ -38,6 +38,8 @@ const CLONES: [usize; 3] = [0, 1, 3];
 const CLONES_QUICK: [usize; 1] = [1];
 /// Of scenario-2: of each round trip between two machines on one switch, half.
 const ONE_WAY: Duration = Duration::from_micros(50);
+/// Before each case is measured.
+const WARM_UP_TRANSACTIONS: u32 = 12_000;
 /// Until the server of the repository takes connections.
 const SERVE_MAX: Duration = Duration::from_secs(30);
 
@@ -118,7 +120,8 @@ fn measure(
     let group = world.group(case.cache_bytes)?;
     let server = postgres::serve(run, case, &group, run.bytes(DATABASE_BYTES))?;
     let repository = if clones > 0 { Some(Repository::serve(world, &lender.group)?) } else { None };
-    tpcc::ask(&server, warehouses, world.extent.choose(20, 10, 2))?;
+    // As many of them each time: in as many seconds a slower one would evict less, and its lender would have less of what is asked for.
+    tpcc::warm_up(&server, warehouses, world.extent.choose(WARM_UP_TRANSACTIONS, WARM_UP_TRANSACTIONS / 4, 100))?;
     run.disk_as_measured()?;
     tpcc::ask(&server, warehouses, world.extent.choose(5, 2, 1))?;
     for round in 0..run.rounds {

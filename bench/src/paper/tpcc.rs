@@ -69,6 +69,12 @@ pub fn ask(server: &postgres::Server<'_>, warehouses: &str, seconds: u32) -> Res
         .ok_or_else(|| Failure::Problem(format!("go-tpc did not say how long a New-Order took, but {said:?}")))
 }
 
+/// Runs it until so many transactions are done, however long that takes.
+pub fn warm_up(server: &postgres::Server<'_>, warehouses: &str, transactions: u32) -> Result<(), Failure> {
+    let count = transactions.to_string();
+    server.go_tpc(&["tpcc", "run", "--warehouses", warehouses, "-T", THREADS, "--count", &count]).map(drop)
+}
+
 fn figures(said: &str) -> Option<BTreeMap<String, f64>> {
     let line = said.lines().find(|line| line.starts_with("[Summary] NEW_ORDER - "))?;
     let figure = |key: &str| line.split(", ").find_map(|part| part.strip_prefix(key))?.parse::<f64>().ok();
