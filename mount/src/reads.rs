@@ -58,6 +58,10 @@ impl Passthrough {
 
 impl borrower::Reads<OpenFile> for Reads<'_, '_> {
     fn next(&mut self) -> Option<ReadRequest<OpenFile>> {
+        // It is handled when those that the borrower has are answered.
+        if self.other.is_some() {
+            return None;
+        }
         let (request, reply) = self.first.take().or_else(|| self.more.next_read())?;
         let Some(read) = self.mount.cached_read(&request) else {
             self.other = Some((request, reply));
@@ -71,7 +75,7 @@ impl borrower::Reads<OpenFile> for Reads<'_, '_> {
     }
 
     fn wait_beside(&mut self, answer: BorrowedFd<'_>, limit: Duration) -> bool {
-        self.more.wait_beside(answer, limit)
+        self.other.is_none() && self.more.wait_beside(answer, limit)
     }
 
     fn answer(&mut self, nth: usize, read: io::Result<&[u8]>) {

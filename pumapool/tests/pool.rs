@@ -5,7 +5,8 @@ mod setup;
 use serde_json::Value;
 use setup::{Lender, Mount, PATIENCE, can_run, undisturbed, write_pages};
 use std::fs;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::sync::atomic::{AtomicBool, Ordering};
 use testbed::{Group, Scratch, Squeeze, wait_until};
 
 const PAGES: u64 = 300;
@@ -187,6 +188,67 @@ fn a_change_beside_the_mount_shows_at_the_next_open() {
     fs::rename(source.join("new"), source.join("file")).unwrap();
     assert!(fs::read(at.join("file")).unwrap() == bytes);
     assert_eq!(mount.count("bad_pages"), 0);
+}
+
+/// Reads that are nothing for the lender are answered, too, however many come while it is waited for one that is.
+#[test]
+fn direct_reads_beside_those_of_a_lender() {
+    let test = "direct_reads_beside_those_of_a_lender";
+    if !can_run(test) {
+        return;
+    }
+    #[repr(align(4096))]
+    struct Aligned([u8; 4096]);
+    const DIRECT_READERS: usize = 3;
+    const ROUNDS: u64 = 20;
+    let scratch = Scratch::new(test).unwrap();
+    let (source, at) = (scratch.directory("source").unwrap(), scratch.directory("mount").unwrap());
+    let bytes = write_pages(&source.join("file"), PAGES as usize, 1);
+    let others = write_pages(&source.join("direct"), PAGES as usize, 2);
+    let lender = Lender::listen("127.0.0.1:0", "64MiB", &[]);
+    let options = ["--lender", &lender.address, "--strategy", "non-inclusive", "--fill", "evict"];
+    let mount = Mount::start(&source, &at, &options);
+    assert!(fs::read(at.join("file")).unwrap() == bytes);
+    mount.evict(&at.join("file"), PAGES);
+    let open = || fs::File::options().read(true).custom_flags(libc::O_DIRECT).open(at.join("direct"));
+    if let Err(error) = open() {
+        return testbed::skip(test, format!("no O_DIRECT here: {error}"));
+    }
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for nth in 0..DIRECT_READERS {
+            let (open, others, is_over) = (&open, &others, &is_over);
+            scope.spawn(move || {
+                let (direct, mut page) = (open().unwrap(), Aligned([0; 4096]));
+                let mut random = fastrand::Rng::with_seed(nth as u64);
+                while !is_over.load(Ordering::Relaxed) {
+                    let offset = random.usize(0..PAGES as usize) * 4096;
+                    direct.read_exact_at(&mut page.0, offset as u64).unwrap();
+                    assert!(page.0[..] == others[offset..offset + 4096]);
+                }
+            });
+        }
+        let read = || {
+            let file = fs::File::open(at.join("file"))?;
+            rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::Random)?;
+            let mut random = fastrand::Rng::with_seed(9);
+            let (mut page, mut are_right) = ([0; 4096], true);
+            for _ in 0..ROUNDS {
+                setup::evict(&at.join("file"));
+                for _ in 0..PAGES {
+                    let offset = random.usize(0..PAGES as usize) * 4096;
+                    file.read_exact_at(&mut page, offset as u64)?;
+                    are_right &= page[..] == bytes[offset..offset + 4096];
+                }
+            }
+            std::io::Result::Ok(are_right)
+        };
+        let are_right = read();
+        is_over.store(true, Ordering::Relaxed);
+        assert!(are_right.unwrap());
+    });
+    let (gets, direct) = (mount.count("get_messages"), mount.status()["mount"]["direct_reads"].as_u64().unwrap());
+    assert!(gets > PAGES && direct > PAGES, "{gets} gets, {direct} direct reads");
 }
 
 #[test]
