@@ -10,6 +10,9 @@ use std::io::IoSlice;
 use std::os::fd::BorrowedFd;
 use zerocopy::{Immutable, IntoBytes};
 
+/// Errors that an answer may have are below this one (fs/fuse/dev.c, fuse_dev_do_write).
+const ERRNO_END: i32 = 512;
+
 /// The duty to answer one request.
 #[must_use]
 pub struct Reply<'a> {
@@ -33,10 +36,12 @@ impl<'a> Reply<'a> {
         self.parts(&[])
     }
 
-    /// Refused.
+    /// Refused. The kernel takes no number from [`ERRNO_END`] on, and its caller would wait for ever: those of file systems below that they
+    /// were to keep to themselves (NFS has some) are EIO.
     pub fn error(mut self, errno: Errno) -> Result<(), Errno> {
         self.open = false;
-        send(self.device, self.unique, -errno.raw_os_error(), &[])
+        let number = errno.raw_os_error();
+        send(self.device, self.unique, if number < ERRNO_END { -number } else { -Errno::IO.raw_os_error() }, &[])
     }
 
     /// Done, with a structure as the answer.

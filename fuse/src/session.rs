@@ -352,6 +352,7 @@ mod tests {
                 Operation::Statfs => drop(reply.data(b"12345678")),
                 Operation::Readlink => {} // Forgets to answer.
                 Operation::Unknown => drop(reply.error(Errno::NOSYS)),
+                Operation::Lookup { name } if name == c"nfs" => drop(reply.error(Errno::from_raw_os_error(524))),
                 _ => panic!("a bug"),
             }
         }
@@ -383,6 +384,7 @@ mod tests {
         assert_eq!(ask(abi::opcode::LOOKUP, 3, b"name\0"), (-libc_errno(Errno::IO), vec![]));
         assert_eq!(ask(abi::opcode::READLINK, 4, &[]), (-libc_errno(Errno::IO), vec![]));
         assert_eq!(ask(4096, 5, &[]), (-libc_errno(Errno::NOSYS), vec![]));
+        assert_eq!(ask(abi::opcode::LOOKUP, 6, b"nfs\0"), (-libc_errno(Errno::IO), vec![]), "the kernel takes no 524");
         drop(kernel);
         drop(session);
         assert_eq!(thread.join().unwrap().unwrap(), Served::Gone);

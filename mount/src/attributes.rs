@@ -171,10 +171,15 @@ impl Passthrough {
                     let mode = Mode::from_raw_mode(args.mode & 0o7777);
                     rustix::fs::chmodat(rustix::fs::CWD, ProcPath::new(fd).path(), mode, AtFlags::empty())?;
                 }
-                if !valid(fattr::SIZE) && valid(fattr::ATIME | fattr::MTIME) {
-                    set_times(fd, args)?;
+                if valid(fattr::SIZE) || !valid(fattr::ATIME | fattr::MTIME) {
+                    return Ok(());
                 }
-                Ok(())
+                match set_times(fd, args) {
+                    // When its page cache was written to is for the kernel to say, not for somebody who may not set times: an append-only
+                    // file lets nobody, and has the time at which that was written.
+                    Err(Errno::PERM) if valid(fattr::CTIME) && !valid(fattr::ATIME) => Ok(()),
+                    set => set,
+                }
             })?;
         }
         if valid(fattr::SIZE) {
@@ -201,8 +206,8 @@ impl Passthrough {
         let target = match writable {
             Some(file) => file.fd.as_fd(),
             None => {
-                let flags = OFlags::WRONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
-                reopened = open(ProcPath::new(fd).path(), flags, Mode::empty())?;
+                // The kernel asks for this of regular files only. Who has a lease on it, be it ourselves, is waited for, as truncate(2) does.
+                reopened = open(ProcPath::new(fd).path(), OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())?;
                 reopened.as_fd()
             }
         };

@@ -170,6 +170,7 @@ impl Passthrough {
         }
         let direct = args.write_flags & abi::WRITE_LOCKOWNER != 0;
         let append = !from_cache && self.write_mode == WriteMode::Through && asked.contains(OFlags::APPEND);
+        let append_only = file.appends && !append;
         if let (true, Some(result)) = (append, attempt.done()) {
             let size = result? as u32;
             self.invalidations.request(inode, args.offset, u64::MAX);
@@ -201,13 +202,20 @@ impl Passthrough {
                     there = attempt.begun().map_or(0, |end| appended(&file, end, data));
                     attempt.begin(before.size_bytes);
                 }
-                let value = there + write_full(fd, &data[there..], args.offset + there as u64, append)?;
+                let value = if append_only {
+                    write_append_only(&file, fd, data, args.offset, before.size_bytes)?
+                } else {
+                    there + write_full(fd, &data[there..], args.offset + there as u64, append)?
+                };
                 if from_cache && value < data.len() {
                     return Err(Errno::IO); // The kernel does not look at how much of a cached page was written.
                 }
                 Ok(Outcome { as_announced: value == data.len(), ..Outcome::done((value, before)) })
             },
-            |before, after| !append || (before.size_bytes == args.offset && after.size_bytes == end),
+            |before, after| match append {
+                true => before.size_bytes == args.offset && after.size_bytes == end,
+                false => !append_only || after.size_bytes == before.size_bytes.max(end),
+            },
             (!append).then_some((args.offset, data)),
         );
         let mut waits = self.drop_stale(inode, args, &outcome, append);
@@ -315,6 +323,20 @@ impl Passthrough {
 fn appended(file: &OpenFile, end: u64, data: &[u8]) -> usize {
     let mut there = vec![0; data.len()];
     file.read_uncached(&mut there, end).ok().filter(|len| there[..*len] == data[..*len]).unwrap_or(0)
+}
+
+/// Writes to an append-only file that ends at `end`, by a descriptor that appends whatever it is told: what is there must be the same, and only
+/// the rest is written. (The kernel's page cache knows nothing of such files, and writes whole pages.)
+fn write_append_only(file: &OpenFile, fd: BorrowedFd<'_>, data: &[u8], offset: u64, end: u64) -> Result<usize, Errno> {
+    let there = end.checked_sub(offset).ok_or(Errno::PERM)?;
+    let there = usize::try_from(there).map_or(data.len(), |there| there.min(data.len()));
+    if appended(file, offset, &data[..there]) != there {
+        return Err(Errno::PERM);
+    }
+    match &data[there..] {
+        [] => Ok(there),
+        rest => Ok(there + write_full(fd, rest, end, true)?),
+    }
 }
 
 /// Writes until everything is written or an error comes. An error after some bytes ends the writing; if it lasts, the next write

@@ -33,6 +33,8 @@ pub(crate) struct OpenFile {
     pub readable: bool,
     /// Whether `fd` can be written to.
     pub writable: bool,
+    /// Whether all that is written to `fd` is appended: the file is append-only.
+    pub appends: bool,
     /// What the kernel passes it through to, if it does.
     pub backing: Option<u32>,
     /// The kernel was told at open to drop what it caches of the file, and nothing has shown yet that it has.
@@ -63,6 +65,7 @@ impl OpenFile {
             fd,
             readable: access != OFlags::WRONLY,
             writable: access != OFlags::RDONLY,
+            appends: flags.contains(OFlags::APPEND),
             backing,
             drops: AtomicBool::new(false),
             reader: OnceLock::new(),
@@ -108,8 +111,8 @@ impl OpenFile {
         if let Some(fd) = slot.get() {
             return Ok(fd.as_fd());
         }
-        let synchronous = rustix::fs::fcntl_getfl(&self.fd)? & (OFlags::SYNC | OFlags::DSYNC);
-        let fd = open(ProcPath::new(&self.fd).path(), flags | synchronous | OFlags::CLOEXEC, Mode::empty())?;
+        let kept = rustix::fs::fcntl_getfl(&self.fd)? & (OFlags::SYNC | OFlags::DSYNC | OFlags::APPEND);
+        let fd = open(ProcPath::new(&self.fd).path(), flags | kept | OFlags::CLOEXEC, Mode::empty())?;
         no_readahead(&fd);
         Ok(slot.get_or_init(|| fd).as_fd())
     }

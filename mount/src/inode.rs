@@ -152,16 +152,22 @@ impl Inode {
         }
     }
 
-    /// The kernel has moved the name, or removed it.
-    pub(crate) fn name_moved(&self, from: (u64, &CStr), to: Option<(u64, &CStr)>) {
+    /// The kernel has moved the name, or removed it. Returns a name that it must be told to drop, because it believes it for long and no
+    /// successor would know of it.
+    pub(crate) fn name_moved(&self, from: (u64, &CStr), to: Option<(u64, &CStr)>) -> Option<Name> {
         let mut believed = self.name.lock();
-        if matches!(&*believed, Believed::Name(known) if known.parent == from.0 && *known.name == *from.1) {
-            if let Some(slot) = &self.slot {
-                slot.record_name(to);
-            }
-            *believed =
-                to.map_or(Believed::Nothing, |(parent, name)| Believed::Name(Name { parent, name: name.to_owned() }));
+        if !matches!(&*believed, Believed::Name(known) if known.parent == from.0 && *known.name == *from.1) {
+            return None;
         }
+        let is_recorded = self.slot.as_ref().is_some_and(|slot| slot.record_name(to));
+        let name = to.map(|(parent, name)| Name { parent, name: name.to_owned() });
+        let (now, dropped) = match name {
+            None => (Believed::Nothing, None),
+            Some(name) if is_recorded => (Believed::Name(name), None),
+            Some(name) => (Believed::Dropping, Some(name)),
+        };
+        *believed = now;
+        dropped
     }
 
     /// The kernel has dropped the name that it was told to drop.
@@ -211,8 +217,10 @@ impl Inode {
 
     /// Whether no name is left, as far as we know.
     pub(crate) fn is_deleted(&self) -> bool {
+        // A server far away, who could know better, is not asked: this is looked at for each file again and again.
+        let known = |fd| statx(fd, c"", AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC, StatxFlags::NLINK);
         self.deleted.load(Ordering::Relaxed)
-            || self.descriptor.get().is_some_and(|fd| stat(fd).is_ok_and(|stat| stat.stx_nlink == 0))
+            || self.descriptor.get().is_some_and(|fd| known(fd).is_ok_and(|stat| stat.stx_nlink == 0))
     }
 }
 

@@ -234,16 +234,21 @@ impl Passthrough {
         let removed = self.change_attributes([victim.as_ref().map(|(inode, _)| inode), None], || {
             rustix::fs::unlinkat(&anchor, name, flags)
         });
+        if removed.is_ok() {
+            self.name_changed(victim.as_ref(), (&*parent, name), None);
+        }
         attempt.finish(removed, |()| 0)?;
-        Self::name_changed(victim.as_ref(), (&*parent, name), None);
         self.after_loss(victim);
         Ok(())
     }
 
     /// A name was moved or removed through us: the kernel knows. With `to`, it has taken what it believes of the name along.
-    fn name_changed(victim: Option<&(Arc<Inode>, OwnedFd)>, from: (&Inode, &CStr), to: Option<(&Inode, &CStr)>) {
+    fn name_changed(&self, victim: Option<&(Arc<Inode>, OwnedFd)>, from: (&Inode, &CStr), to: Option<(&Inode, &CStr)>) {
         let Some((inode, _)) = victim else { return };
-        inode.name_moved((from.0.nodeid, from.1), to.map(|(parent, name)| (parent.nodeid, name)));
+        let to = to.map(|(parent, name)| (parent.nodeid, name));
+        if let Some(name) = inode.name_moved((from.0.nodeid, from.1), to) {
+            self.invalidations.request_name(inode, name);
+        }
     }
 
     #[allow(clippy::too_many_arguments)] // As many as the request has.
@@ -273,7 +278,7 @@ impl Passthrough {
             && was == inode_of(&target)
             && was != subject
         {
-            Self::name_changed(self.known(target).as_ref(), (&*parent, name), Some((&*new_parent, new_name)));
+            self.name_changed(self.known(target).as_ref(), (&*parent, name), Some((&*new_parent, new_name)));
             return Ok(());
         }
         let (moved, replaced) = (self.known(found), self.known(target));
@@ -288,11 +293,13 @@ impl Passthrough {
             };
             rustix::fs::renameat_with(&from, name, &to, new_name, flags)
         });
+        if renamed.is_ok() {
+            let (here, there) = ((&*parent, name), (&*new_parent, new_name));
+            self.name_changed(moved.as_ref(), here, Some(there));
+            let exchanged = flags.contains(RenameFlags::EXCHANGE).then_some(here);
+            self.name_changed(replaced.as_ref(), there, exchanged);
+        }
         attempt.finish(renamed, |()| 0)?;
-        let (here, there) = ((&*parent, name), (&*new_parent, new_name));
-        Self::name_changed(moved.as_ref(), here, Some(there));
-        let exchanged = flags.contains(RenameFlags::EXCHANGE).then_some(here);
-        Self::name_changed(replaced.as_ref(), there, exchanged);
         if !flags.contains(RenameFlags::EXCHANGE) {
             self.after_loss(replaced);
         }

@@ -47,7 +47,9 @@ pub(crate) struct Workers {
     running: usize,
     /// Those that can be interrupted: their threads, and whether they wait for a request.
     threads: Vec<(i32, Arc<AtomicBool>)>,
-    /// Whether they left, and the mount is there for a successor.
+    /// Those that were asked to leave, read no more, and wait for the others to do the same.
+    leaving: usize,
+    /// All have left, and the mount is there for a successor.
     left: bool,
 }
 
@@ -113,9 +115,9 @@ impl Mount {
         let start = Instant::now();
         let mut workers = shared.workers.lock();
         while workers.running > 0 {
-            if start.elapsed() > limit {
-                // Those that have left are missed; the others serve on.
+            if start.elapsed() > limit && !workers.left {
                 shared.leave.store(false, Ordering::Release);
+                shared.ended.notify_all();
                 return Ok(false);
             }
             for (thread, _) in workers.threads.iter().filter(|(_, reading)| reading.load(Ordering::Acquire)) {
@@ -222,7 +224,7 @@ fn start_threads(
         let of_thread = shared.clone();
         let run = move || of_thread.work(worker, privilege);
         if let Err(error) = thread::Builder::new().name(format!("puma-fuse-{index}")).spawn(run) {
-            (index..threads).for_each(|_| shared.worker_ended(false));
+            (index..threads).for_each(|_| shared.worker_ended());
             return Err(error);
         }
     }
@@ -236,7 +238,6 @@ type Work = Box<dyn FnOnce(&Shared) + Send>;
 
 impl Shared {
     fn work(&self, mut worker: Worker, privilege: Privilege) {
-        let mut left = false;
         let thread = thread_id();
         resent::prepare_thread(&self.filesystem.keep.memory);
         let _own_thread = self.filesystem.beside.own_thread();
@@ -245,21 +246,38 @@ impl Shared {
             // Without its own umask and ids a worker would make files as somebody else.
             tracing::error!(%error, "a worker cannot act as its callers, and stops; run as root, or as an ordinary user");
         } else {
-            match worker.serve(&self.filesystem) {
-                Ok(served) => left = served == Served::Left,
-                Err(error) => {
-                    tracing::error!(%error, "a worker stops: reading requests from the kernel failed");
+            loop {
+                match worker.serve(&self.filesystem) {
+                    Ok(Served::Left) if !self.all_leave() => continue,
+                    Ok(_) => {}
+                    Err(error) => {
+                        tracing::error!(%error, "a worker stops: reading requests from the kernel failed");
+                    }
                 }
+                break;
             }
         }
         self.workers.lock().threads.retain(|(other, _)| *other != thread);
-        self.worker_ended(left);
+        self.worker_ended();
     }
 
-    fn worker_ended(&self, left: bool) {
+    /// A worker that was asked to leave reads no more. Waits until all do, or the mount is to be served on.
+    fn all_leave(&self) -> bool {
+        let mut workers = self.workers.lock();
+        workers.leaving += 1;
+        self.ended.notify_all();
+        while self.leave.load(Ordering::Acquire) && workers.leaving < workers.running && !workers.left {
+            self.ended.wait(&mut workers);
+        }
+        workers.left |= self.leave.load(Ordering::Acquire);
+        workers.leaving -= usize::from(!workers.left);
+        workers.left
+    }
+
+    fn worker_ended(&self) {
         let mut workers = self.workers.lock();
         workers.running -= 1;
-        workers.left |= left;
+        self.ended.notify_all();
         if workers.running == 0 {
             if workers.left {
                 self.filesystem.keep.hand_over();
@@ -269,7 +287,6 @@ impl Shared {
             self.filesystem.beside.close();
             self.filesystem.invalidations.close();
             self.filesystem.inodes.forget_all();
-            self.ended.notify_all();
         }
     }
 }

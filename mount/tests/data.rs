@@ -286,18 +286,43 @@ fn append_only_files() {
     if !can_mount("append_only_files") || !has_program("append_only_files", "chattr") {
         return;
     }
-    let m = Mounted::through();
-    fs::write(m.path("a"), b"one").unwrap();
-    let path = m.path("a").display().to_string();
-    shell(&format!("chattr +a {path}"));
-    assert!(shell(&format!("lsattr {path}")).split(' ').next().unwrap().contains('a'));
-    let refused = errno_of(File::options().write(true).open(m.path("a")));
-    let mut file = File::options().append(true).open(m.path("a")).unwrap();
-    let written = file.write_all(b" two");
-    shell(&format!("chattr -a {path}"));
-    assert_eq!(refused, libc::EPERM);
-    written.unwrap();
-    assert_eq!(fs::read(m.below("a")).unwrap(), b"one two");
+    both_modes(|m| {
+        fs::write(m.path("a"), b"one").unwrap();
+        let path = m.path("a").display().to_string();
+        shell(&format!("chattr +a {path}"));
+        assert!(shell(&format!("lsattr {path}")).split(' ').next().unwrap().contains('a'));
+        let refused = errno_of(File::options().write(true).open(m.path("a")));
+        let mut file = File::options().read(true).append(true).open(m.path("a")).unwrap();
+        let written = file.write_all(b" two").and_then(|()| file.sync_all());
+        let found = fs::read(m.below("a"));
+        // What is there already is not changed by a mapping, either.
+        let stored = store_through_mapping(&file, b'O');
+        let found_then = [fs::read(m.below("a")), fs::read(m.path("a"))];
+        let written_again = file.write_all(b" three").and_then(|()| file.sync_all());
+        shell(&format!("chattr -a {path}"));
+        assert_eq!(refused, libc::EPERM);
+        written.unwrap();
+        assert_eq!(found.unwrap(), b"one two");
+        assert!(stored.is_err(), "said to be written");
+        found_then.into_iter().for_each(|found| assert_eq!(found.unwrap(), b"one two"));
+        written_again.unwrap();
+        for path in [m.below("a"), m.path("a")] {
+            assert_eq!(fs::read(path).unwrap(), b"one two three");
+        }
+    });
+}
+
+/// Changes the first byte of a file, and waits until that is written.
+fn store_through_mapping(file: &File, byte: u8) -> rustix::io::Result<()> {
+    use rustix::mm::{MapFlags, MsyncFlags, ProtFlags, mmap, msync, munmap};
+    // SAFETY: the page is mapped, of this file, and unmapped at the end; nobody else knows of it.
+    unsafe {
+        let at = mmap(std::ptr::null_mut(), 4096, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, file, 0)?;
+        at.cast::<u8>().write_volatile(byte);
+        let written = msync(at, 4096, MsyncFlags::SYNC);
+        munmap(at, 4096)?;
+        written
+    }
 }
 
 /// Somebody changes a file below, beside the mount: seen at the next open, at the latest when the attributes time out.

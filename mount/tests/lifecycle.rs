@@ -7,6 +7,7 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::Command;
+use std::time::Duration;
 use support::*;
 
 fn refused(source: &Path, mountpoint: &Path) -> Error {
@@ -227,4 +228,81 @@ fn as_an_ordinary_user() {
         String::from_utf8_lossy(&output.stdout),
         String::from_utf8_lossy(&output.stderr)
     );
+}
+
+/// Has whoever opens a file below wait.
+struct Lease(fs::File);
+
+impl Lease {
+    /// For reading, it holds up who opens the file for writing; else everybody.
+    fn take(path: &Path, for_reading: bool) -> Lease {
+        use std::os::fd::AsRawFd;
+        const F_SETSIG: libc::c_int = 10;
+        let file = fs::File::options().read(true).write(!for_reading).open(path).unwrap();
+        let kind = if for_reading { libc::F_RDLCK } else { libc::F_WRLCK };
+        // SAFETY: no memory is passed. The signal that tells of who waits is one that is ignored.
+        let is_leased = unsafe {
+            libc::fcntl(file.as_raw_fd(), F_SETSIG, libc::SIGURG) == 0
+                && libc::fcntl(file.as_raw_fd(), libc::F_SETLEASE, kind) == 0
+        };
+        assert!(is_leased, "{}", std::io::Error::last_os_error());
+        Lease(file)
+    }
+
+    /// Whether somebody waits.
+    fn holds_up(&self, for_reading: bool) -> bool {
+        use std::os::fd::AsRawFd;
+        let kind = if for_reading { libc::F_RDLCK } else { libc::F_WRLCK };
+        // SAFETY: no memory is passed.
+        unsafe { libc::fcntl(self.0.as_raw_fd(), libc::F_GETLEASE) != kind }
+    }
+}
+
+/// A worker that is held up does not leave in time: all go on.
+#[test]
+fn a_mount_that_cannot_be_left_is_served_by_all_again() {
+    if !can_mount("a_mount_that_cannot_be_left_is_served_by_all_again") {
+        return;
+    }
+    let m = Mounted::through();
+    for name in ["held", "other"] {
+        fs::write(m.below(name), name).unwrap();
+    }
+    let lease = Lease::take(&m.below("held"), false);
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(|| fs::read(m.path("held")).unwrap());
+        wait_until("the reader is held up", || lease.holds_up(false));
+        assert!(!m.mount().leave(Duration::from_millis(200)).unwrap());
+        let others: Vec<_> = (0..2).map(|_| scope.spawn(|| fs::read(m.path("other")).unwrap())).collect();
+        wait_until("the others are served", || others.iter().all(|other| other.is_finished()));
+        others.into_iter().for_each(|other| assert_eq!(other.join().unwrap(), b"other"));
+        drop(lease);
+        assert_eq!(reader.join().unwrap(), b"held");
+    });
+    // It was not left.
+    m.mount().unmount(false).unwrap();
+    assert_eq!(m.mount().wait(), fuse::Served::Gone);
+}
+
+/// Of the daemon itself, when it looks whether somebody writes to the file, or of anybody else.
+#[test]
+fn a_truncation_waits_for_a_lease() {
+    if !can_mount("a_truncation_waits_for_a_lease") {
+        return;
+    }
+    let m = Mounted::through();
+    fs::write(m.below("a"), b"long").unwrap();
+    let lease = Lease::take(&m.below("a"), true);
+    std::thread::scope(|scope| {
+        let path = std::ffi::CString::new(m.path("a").into_os_string().into_encoded_bytes()).unwrap();
+        // SAFETY: the path is a string.
+        let truncate = scope.spawn(move || match unsafe { libc::truncate(path.as_ptr(), 2) } {
+            0 => Ok(()),
+            _ => Err(std::io::Error::last_os_error()),
+        });
+        wait_until("it is held up", || lease.holds_up(true) || truncate.is_finished());
+        drop(lease);
+        truncate.join().unwrap().unwrap();
+    });
+    assert_eq!(fs::read(m.below("a")).unwrap(), b"lo");
 }
