@@ -685,7 +685,7 @@ impl Borrower {
                 Ok(events) => events,
                 Err(error) => {
                     tracing::warn!("the eviction tap failed ({error}); evicted pages are no longer lent");
-                    return;
+                    break;
                 }
             };
             self.reclaim_catalog();
@@ -694,6 +694,11 @@ impl Borrower {
                 std::thread::sleep(EVENT_REST);
             }
             *self.tap_counters.lock() = source.counters();
+        }
+        // READs leave that to this thread, for better or worse.
+        while !self.stopping() {
+            std::thread::sleep(EVENT_WAIT);
+            self.reclaim_catalog();
         }
     }
 

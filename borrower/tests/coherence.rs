@@ -344,7 +344,7 @@ impl Model {
                     } else {
                         Ended::Other
                     };
-                    self.state.end_change(ticket, ended, Some(stamp), self.consumed);
+                    self.state.end_change(ticket, ended, Some(stamp), self.consumed, true);
                     for index in range.first..range.end {
                         let at = index as usize;
                         match &mut self.cache[at] {
@@ -363,7 +363,9 @@ impl Model {
                     self.clock += 1;
                     *phase = Phase::Applied(ticket);
                 }
-                Phase::Applied(ticket) => drop(self.state.end_change(ticket, Ended::Other, Some(stamp), self.consumed)),
+                Phase::Applied(ticket) => {
+                    self.state.end_change(ticket, Ended::Other, Some(stamp), self.consumed, true);
+                }
                 Phase::Answered => {
                     // The kernel waits for pages that are locked or under writeback, then drops them too.
                     finished = true;

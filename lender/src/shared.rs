@@ -10,10 +10,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use sync::{Condvar, Mutex};
+use wire::complaints::Complaints;
 use wire::secure::Security;
-
-/// At most one line of log about bad peers in this time: they must not be able to fill a disk.
-const COMPLAINT_INTERVAL: Duration = Duration::from_secs(1);
 
 /// What the threads share.
 pub struct Shared {
@@ -150,27 +148,5 @@ impl Stop {
         // An interrupted wait is a short one; all callers loop.
         let _ = poll(&mut [own, other], timeout.as_ref());
         self.is_requested()
-    }
-}
-
-/// Log lines about bad peers, few of them.
-#[derive(Default)]
-pub struct Complaints {
-    last: Mutex<(Option<Instant>, u64)>,
-}
-
-impl Complaints {
-    /// Logs that `peer` was sent away for `reason`, or counts it for the next line.
-    pub fn log(&self, peer: &str, reason: &dyn std::fmt::Display) {
-        let suppressed = {
-            let mut last = self.last.lock();
-            let now = Instant::now();
-            if last.0.is_some_and(|last| now.duration_since(last) < COMPLAINT_INTERVAL) {
-                last.1 += 1;
-                return;
-            }
-            std::mem::replace(&mut *last, (Some(now), 0)).1
-        };
-        tracing::warn!(peer, %reason, suppressed, "connection closed");
     }
 }

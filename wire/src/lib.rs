@@ -118,6 +118,7 @@
 //! version it is asked for answers Refused with [`REFUSED_PROTOCOL`] and the version it speaks in its text, before it looks for a key.
 
 pub mod address;
+pub mod complaints;
 pub mod frames;
 pub mod key;
 pub mod listener;

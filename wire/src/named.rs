@@ -1,6 +1,7 @@
 //! Connections to a host whose peers are known by name: each has a key of its own, and by it the host knows which one it is.
 
 use crate::address::{Address, Stream};
+use crate::complaints::Complaints;
 use crate::frames::{Broken, FrameReader, Outgoing, send};
 use crate::key::PoolKey;
 use crate::secure::{self, Channel, Handshake, Security};
@@ -82,7 +83,10 @@ pub fn greet(stream: &Stream, keys: &[Option<&PoolKey>], role: u32, command: &st
 
 /// Tells a peer why it is refused, before the connection is closed.
 pub fn refuse(stream: &Stream, channel: &Channel, code: u32, text: &str) -> Broken {
-    tracing::info!(peer = stream.peer(), "a guest is refused: {text}");
+    static REFUSALS: Complaints = Complaints::new();
+    if let Some(suppressed) = REFUSALS.next() {
+        tracing::info!(peer = stream.peer(), suppressed, "a guest is refused: {text}");
+    }
     let mut frame = Outgoing::default();
     if frame.push(channel, Kind::Refused, 0, &Refused::new(code, text)).is_ok() {
         let _ = send(stream, frame.bytes(), HELLO_LIMIT);

@@ -10,6 +10,8 @@
 use crate::logic::reading::Got;
 use page::PAGE_SIZE;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, recv};
 use std::collections::VecDeque;
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -26,6 +28,16 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long a lender may take for any one answer, or for taking what we send. A lender that is slower is given up: the
 /// directory below is there.
 pub(crate) const ANSWER_TIMEOUT: Duration = Duration::from_millis(500);
+
+/// Bytes of a late answer's pages that are received at once, to be thrown away.
+const RUBBISH_BYTES: usize = 16 << 10;
+
+/// How long an answer of at most so many pages is, whose head has `head_bytes`.
+fn answer_bytes(header: &Header, head_bytes: usize, extra_bytes: usize, pages: usize) -> io::Result<usize> {
+    let bytes = size_of::<Header>() + header.body_bytes.get() as usize + extra_bytes;
+    let fits = (head_bytes..=head_bytes + pages * PAGE_SIZE).contains(&bytes);
+    if fits { Ok(bytes) } else { Err(protocol_error("the lender's answer has the wrong length")) }
+}
 
 fn protocol_error(what: impl Into<String>) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what.into())
@@ -142,6 +154,8 @@ pub struct GetConnection {
     request: u64,
     /// Pages of each question that waits for its answer, the oldest first.
     asked_pages: VecDeque<usize>,
+    /// Of the next answer, if it is to be thrown away and has begun: bytes that have come, and of all of it, as far as is known.
+    discarded: Option<(usize, usize)>,
 }
 
 impl GetConnection {
@@ -152,7 +166,7 @@ impl GetConnection {
 
     /// With a connection that was greeted in that role.
     pub fn over(connection: Connection) -> GetConnection {
-        GetConnection { connection, head: Vec::new(), request: 0, asked_pages: VecDeque::new() }
+        GetConnection { connection, head: Vec::new(), request: 0, asked_pages: VecDeque::new(), discarded: None }
     }
 
     /// Asks for `keys` in questions of so many pages, which leave at once; others may still wait for their answers.
@@ -191,11 +205,51 @@ impl GetConnection {
         self.wait(Duration::ZERO).map(|has_begun| has_begun.then_some(())).transpose()
     }
 
-    /// Receives the next answer and throws it away.
-    pub fn discard(&mut self) -> io::Result<()> {
-        let places: Vec<_> = (0..self.next_pages().unwrap_or(0)).map(|at| at * PAGE_SIZE).collect();
-        let mut rubbish = vec![0; places.len() * PAGE_SIZE];
-        self.receive(&places, &mut rubbish, &mut Vec::new())
+    /// Receives what has come of the answers to all questions, and throws it away. Waits for nothing. Returns how many are complete now.
+    /// Until none is owed any more ([`GetConnection::next_pages`]) nothing else may be done with the connection; nor after an error.
+    pub fn discard(&mut self) -> io::Result<usize> {
+        let mut complete = 0;
+        while let Some(pages) = self.next_pages() {
+            let items_bytes = pages * size_of::<GetItem>();
+            let head_bytes = size_of::<Header>() + items_bytes + self.connection.channel.extra_bytes();
+            if self.discarded.is_none() {
+                self.head.clear();
+            }
+            let (mut received, mut expected) = self.discarded.unwrap_or((0, head_bytes));
+            while received < expected {
+                // Its head is needed for what comes behind it.
+                let is_head = received < head_bytes;
+                let start = if is_head { received } else { 0 };
+                self.head.resize(head_bytes.max(RUBBISH_BYTES), 0);
+                let end = if is_head { head_bytes } else { RUBBISH_BYTES.min(expected - received) };
+                match recv(&self.connection.stream, &mut self.head[start..end], RecvFlags::DONTWAIT) {
+                    Ok((0, _)) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                    Ok((bytes, _)) => received += bytes,
+                    Err(Errno::INTR) => continue,
+                    Err(Errno::AGAIN) => {
+                        self.discarded = Some((received, expected));
+                        return Ok(complete);
+                    }
+                    Err(errno) => return Err(errno.into()),
+                }
+                if is_head && received == head_bytes {
+                    let Connection { channel, opened, .. } = &mut self.connection;
+                    let (header, items) =
+                        Header::ref_from_prefix(&self.head[..head_bytes]).map_err(|_| protocol_error("short frame"))?;
+                    if channel.is_sealed() {
+                        channel.open_head(header, items, opened).map_err(malformed)?;
+                    }
+                    if header.validate() != Ok(Kind::GetReply) {
+                        return Err(protocol_error("the lender's answer does not fit the question"));
+                    }
+                    expected = answer_bytes(header, head_bytes, channel.extra_bytes(), pages)?;
+                }
+            }
+            self.discarded = None;
+            self.asked_pages.pop_front();
+            complete += 1;
+        }
+        Ok(complete)
     }
 
     /// Receives the next answer. The n-th page that it was asked for goes to `buf` at `places[n]` (in bytes, rising); `got[n]` says what
@@ -253,11 +307,7 @@ impl GetConnection {
         let Connection { stream, channel, .. } = &mut self.connection;
         let deadline = Instant::now() + ANSWER_TIMEOUT;
         let head_bytes = self.head.len();
-        let frame_bytes = |header: &Header| {
-            let bytes = size_of::<Header>() + header.body_bytes.get() as usize + channel.extra_bytes();
-            let fits = (head_bytes..=head_bytes + places.len() * PAGE_SIZE).contains(&bytes);
-            if fits { Ok(bytes) } else { Err(protocol_error("the lender's answer has the wrong length")) }
-        };
+        let frame_bytes = |header: &Header| answer_bytes(header, head_bytes, channel.extra_bytes(), places.len());
         let mut slices = Vec::with_capacity(1 + places.len());
         let (mut received, mut expected, mut pages) = (0, head_bytes, places.len());
         let mut header = Header::new_zeroed();
@@ -423,4 +473,71 @@ fn write_all(stream: &mut Stream, mut parts: &mut [IoSlice<'_>]) -> io::Result<(
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use page::{FileKey, PageId, Version};
+    use std::os::unix::net::UnixStream;
+
+    fn frame(kind: Kind, items: usize, request: u64, body: &[u8]) -> Vec<u8> {
+        [Header::new(kind, items, body.len(), request).as_bytes(), body].concat()
+    }
+
+    /// To a question for so many pages, which are full of `byte`.
+    fn answer(request: u64, pages: usize, byte: u8) -> Vec<u8> {
+        let item = GetItem { status: STATUS_PAGE, reserved: [0; 7], checksum: 7.into() };
+        let items: Vec<u8> = (0..pages).flat_map(|_| item.as_bytes().to_vec()).collect();
+        frame(Kind::GetReply, pages, request, &[items, vec![byte; pages * PAGE_SIZE]].concat())
+    }
+
+    fn connected() -> (GetConnection, UnixStream) {
+        let (near, mut far) = UnixStream::pair().unwrap();
+        far.write_all(&frame(Kind::Welcome, 0, 0, Welcome::new_zeroed().as_bytes())).unwrap();
+        let stream = Stream::Unix(near);
+        let greeted = Connection::greet(stream, wire::ROLE_GET, [7; 16], &Security::Trusting).unwrap();
+        (GetConnection::over(greeted), far)
+    }
+
+    fn ask(connection: &mut GetConnection, pages: u32, question_pages: usize) {
+        let key = |index| WireKey::new(PageId { file: FileKey(1), index }, Version(1));
+        connection.ask(&(0..pages).map(key).collect::<Vec<_>>(), question_pages, false).unwrap();
+    }
+
+    #[test]
+    fn answers_that_are_late_are_thrown_away_as_they_come() {
+        let (mut connection, mut far) = connected();
+        ask(&mut connection, 9, 8);
+        assert_eq!(connection.discard().unwrap(), 0, "nothing has come");
+        let mut complete = 0;
+        for piece in [answer(1, 8, 1), answer(2, 1, 2)].concat().chunks(999) {
+            assert!(connection.next_pages().is_some());
+            far.write_all(piece).unwrap();
+            complete += connection.discard().unwrap();
+        }
+        assert_eq!((complete, connection.next_pages()), (2, None));
+        // What is asked for then is answered as ever.
+        ask(&mut connection, 1, 1);
+        far.write_all(&answer(3, 1, 3)).unwrap();
+        let (mut page, mut got) = (vec![0; PAGE_SIZE], Vec::new());
+        connection.receive(&[0], &mut page, &mut got).unwrap();
+        assert!(got == [Got::Page { checksum: 7 }] && page == [3; PAGE_SIZE]);
+    }
+
+    #[test]
+    fn what_is_no_answer_is_not_thrown_away_but_ends_it() {
+        let wrong = [answer(1, 9, 1), frame(Kind::Pong, 0, 1, &[0; 5000])];
+        for bytes in wrong {
+            let (mut connection, mut far) = connected();
+            ask(&mut connection, 8, 8);
+            far.write_all(&bytes).unwrap();
+            assert_eq!(connection.discard().unwrap_err().kind(), io::ErrorKind::InvalidData);
+        }
+        let (mut connection, mut far) = connected();
+        ask(&mut connection, 8, 8);
+        far.write_all(&answer(1, 8, 1)[..5000]).unwrap();
+        far.shutdown(std::net::Shutdown::Write).unwrap();
+        assert_eq!(connection.discard().unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
+    }
 }

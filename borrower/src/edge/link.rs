@@ -54,6 +54,9 @@ const WORK_WAIT: Duration = Duration::from_millis(100);
 /// How often the receiver looks at connections whose answer is late, while there are any.
 const LATE_WAIT: Duration = Duration::from_millis(10);
 
+/// How long an answer that is late may take from then on, or from the one before it: as those that are waited for, with all that they consist of.
+const LATE_MAX: Duration = Duration::from_millis(2 * ANSWER_TIMEOUT.as_millis() as u64);
+
 const _: () = assert!(PING_INTERVAL.as_secs() < wire::PING_SECONDS_MAX);
 
 /// One lender, as the borrower knows it.
@@ -248,9 +251,8 @@ impl Link {
         let mut gets = self.gets.lock();
         if gets.idle.is_empty() && !gets.late.is_empty() {
             drop(gets);
-            if self.clear_late().is_err() {
-                self.shut_down(); // The receiver sees it and tries again.
-            }
+            // An error is the receiver's to see, who tries again.
+            let _ = self.clear_late();
             gets = self.gets.lock();
         }
         self.idle.wait_while_for(&mut gets, |gets| gets.open > 0 && gets.idle.is_empty(), limit);
@@ -293,30 +295,36 @@ impl Link {
         self.idle.notify_all();
     }
 
-    /// Receives answers that came late, to throw them away. When they came is not known: the gate hears of a slow lender by pings, and by the
-    /// gets that are waited for. An error: one does not come at all.
+    /// Receives what has come of answers that are late, to throw it away, and waits for nothing. When they came is not known: the gate hears of
+    /// a slow lender by pings, and by the gets that are waited for. Returns whether some are still owed.
+    ///
+    /// # Errors
+    /// When one does not come at all: the connections are ended.
     fn clear_late(&self) -> io::Result<bool> {
         let (session, late) = {
             let mut gets = self.gets.lock();
             (gets.session, std::mem::take(&mut gets.late))
         };
-        let mut waiting = Vec::new();
+        let (mut waiting, mut failed) = (Vec::new(), None);
         for (asked, mut connection) in late {
-            let mut since = asked;
-            while connection.next_pages().is_some() && connection.wait(Duration::ZERO)? {
-                connection.discard()?;
-                since = Instant::now();
-            }
-            if connection.next_pages().is_none() {
-                self.give_back(Taken { session, connection });
-            } else if since.elapsed() > ANSWER_TIMEOUT {
-                return Err(io::ErrorKind::TimedOut.into());
-            } else {
-                waiting.push((since, connection));
+            match connection.discard() {
+                Ok(_) if connection.next_pages().is_none() => self.give_back(Taken { session, connection }),
+                Ok(0) if asked.elapsed() > LATE_MAX => failed = Some(io::ErrorKind::TimedOut.into()),
+                Ok(0) => waiting.push((asked, connection)),
+                Ok(_) => waiting.push((Instant::now(), connection)),
+                Err(error) => failed = Some(error),
             }
         }
         let mut gets = self.gets.lock();
-        gets.late.append(&mut waiting);
+        // Of a session that is over nothing is owed any more.
+        if gets.session == session {
+            gets.late.append(&mut waiting);
+            if let Some(error) = failed {
+                // Before there is another session, for which this lock is needed.
+                self.shut_down();
+                return Err(error);
+            }
+        }
         Ok(!gets.late.is_empty())
     }
 
@@ -523,7 +531,7 @@ pub(crate) fn supervise(borrower: &Borrower, link: &Link) {
             Ok(mut session) => {
                 let capacity_pages = session.main.welcome.capacity_pages.get();
                 tracing::info!(%lender, capacity_pages, resumed = session.resumed, "lender found");
-                pause = RETRY_FIRST;
+                let found = Instant::now();
                 borrower.core.metrics.lender_connects.one();
                 let error = follow(borrower, link, &mut session).err().map(|error| match error.kind() {
                     io::ErrorKind::UnexpectedEof => "it closed the connection".to_owned(),
@@ -532,6 +540,10 @@ pub(crate) fn supervise(borrower: &Borrower, link: &Link) {
                 });
                 suspend_session(borrower, link, &mut session.main);
                 away_since = Instant::now();
+                // One that is found and lost again at once is not asked more often for it.
+                if found.elapsed() > RETRY_MAX {
+                    pause = RETRY_FIRST;
+                }
                 if let Some(error) = error.filter(|_| !link.is_over()) {
                     borrower.core.metrics.lender_losses.one();
                     link.counters.losses.one();

@@ -394,7 +394,7 @@ impl Core {
         let hashes = written.filter(|_| as_announced).map(|written| self.hashes(file, written)).unwrap_or_default();
         let mut state = file.state.lock();
         // Else it is not known whose bytes are there.
-        if state.end_change(ticket, ended, after, consumed) {
+        if state.end_change(ticket, ended, after, consumed, self.catalog.has_room()) {
             hashes.into_iter().for_each(|(index, hash)| state.know(index, hash, false));
         }
         self.catalog.account(&mut state);

@@ -308,11 +308,11 @@ impl FileState {
         }
     }
 
-    /// The kernel has forgotten the file: nothing of it is cached or under way.
+    /// The kernel has forgotten the file: nothing of it is cached or under way. Events of what was cached may still come.
     pub fn forgotten(&mut self) {
         self.watch = None;
         self.streams = None;
-        self.edges = Vec::new();
+        self.locked_request();
         self.told_size_bytes = None;
     }
 
@@ -367,8 +367,15 @@ impl FileState {
     }
 
     /// The change has ended. `after` is what the file looks like, if known; `consumed` is how far the event stream has been
-    /// dealt with. Whether nothing else has changed the file since it began.
-    pub fn end_change(&mut self, ticket: ChangeTicket, ended: Ended, after: Option<Stamp>, consumed: u64) -> bool {
+    /// dealt with; `has_room` whether the catalog may grow. Whether nothing else has changed the file since it began.
+    pub fn end_change(
+        &mut self,
+        ticket: ChangeTicket,
+        ended: Ended,
+        after: Option<Stamp>,
+        consumed: u64,
+        has_room: bool,
+    ) -> bool {
         let Some(at) = self.active.iter().position(|active| active.id == ticket.0) else {
             debug_assert!(false, "a change ends once");
             return false;
@@ -388,7 +395,10 @@ impl FileState {
                 }
                 // A quarantine that came while the write was under way may be of a change that was applied after it.
                 let older = if keeps(Rule::Older) { quarantine } else { self.quarantine };
-                self.lift(if keeps(Rule::Whole) { whole } else { touched }, older);
+                // Without room for it the pages stay quarantined: they will not be lent.
+                if has_room {
+                    self.lift(if keeps(Rule::Whole) { whole } else { touched }, older);
+                }
                 // The write began behind the end of the file: what lies between are zeros now, but the kernel's page may
                 // hold there what somebody stored through a mapping, behind the old end.
                 if old_size_bytes < offset && keeps(Rule::Gap) {
@@ -798,6 +808,35 @@ fn indices(range: PageRange) -> impl Iterator<Item = u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn evict(state: &mut FileState, index: u32) -> Verdict {
+        state.evict(index, 1, false, |_| Standing::Valid, true, true)
+    }
+
+    #[test]
+    fn what_lay_at_the_edge_of_a_hole_is_not_believed_when_the_file_was_forgotten() {
+        let mut state = FileState::default();
+        state.hole_begins(100, 3 * PAGE_SIZE as u64);
+        assert_eq!((evict(&mut state, 0), evict(&mut state, 1)), (Verdict::Quarantined, Verdict::Put));
+        // The file comes back; the event of what was evicted before that is still to come.
+        state.forgotten();
+        assert_eq!((evict(&mut state, 0), evict(&mut state, 1)), (Verdict::Quarantined, Verdict::Put));
+    }
+
+    #[test]
+    fn a_write_lifts_a_quarantine_only_where_there_is_room() {
+        for has_room in [true, false] {
+            let stamp = Stamp { size_bytes: PAGE_SIZE as u64, mtime_ns: 1, ctime_ns: 1 };
+            let mut state = FileState::default();
+            let truncation = state.begin_change(PageRange { first: 0, end: u64::MAX }, stamp, |_, _| {});
+            state.end_change(truncation, Ended::Other, Some(stamp), 0, has_room);
+            let write = state.begin_change(PageRange { first: 0, end: 1 }, stamp, |_, _| {});
+            let end_offset = PAGE_SIZE as u64;
+            let ended = Ended::Buffered { offset: 0, end_offset, old_size_bytes: 0, position: 0 };
+            state.end_change(write, ended, Some(stamp), 0, has_room);
+            assert_eq!(evict(&mut state, 0), if has_room { Verdict::Put } else { Verdict::Quarantined });
+        }
+    }
 
     /// Reads all of a file of 4 MiB in one go, evicts it, and reads it again. Pages that were put, and those that are asked for at the lender.
     fn lent(lending: Lending, fits: bool) -> (usize, usize) {

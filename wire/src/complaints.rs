@@ -1,0 +1,51 @@
+//! Log lines about bad peers, few of them: they must not be able to fill a disk.
+
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// At most one line in this time.
+const COMPLAINT_INTERVAL: Duration = Duration::from_secs(1);
+
+/// When there was one last, and how often there was none since.
+#[derive(Default)]
+pub struct Complaints {
+    last: Mutex<(Option<Instant>, u64)>,
+}
+
+impl Complaints {
+    /// None so far.
+    pub const fn new() -> Complaints {
+        Complaints { last: Mutex::new((None, 0)) }
+    }
+
+    /// There is something to complain of. Whether it is to be logged now, and then how many others were not since the last one.
+    pub fn next(&self) -> Option<u64> {
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = Instant::now();
+        if last.0.is_some_and(|last| now.duration_since(last) < COMPLAINT_INTERVAL) {
+            last.1 += 1;
+            return None;
+        }
+        Some(std::mem::replace(&mut *last, (Some(now), 0)).1)
+    }
+
+    /// Logs that `peer` was sent away for `reason`, or counts it for the next line.
+    pub fn log(&self, peer: &str, reason: &dyn std::fmt::Display) {
+        if let Some(suppressed) = self.next() {
+            tracing::warn!(peer, %reason, suppressed, "connection closed");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_line_is_for_many() {
+        let complaints = Complaints::new();
+        assert_eq!((complaints.next(), complaints.next(), complaints.next()), (Some(0), None, None));
+        complaints.last.lock().unwrap().0 = Instant::now().checked_sub(COMPLAINT_INTERVAL);
+        assert_eq!((complaints.next(), complaints.next()), (Some(2), None));
+    }
+}
