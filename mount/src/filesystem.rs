@@ -173,7 +173,7 @@ impl Passthrough {
             }
             Operation::Fsyncdir(args) => answer_done(reply, self.fsyncdir(&args)),
             Operation::Ioctl { args, data } => self.answer_ioctl(reply, &args, self.ioctl(node, &args, data)),
-            Operation::Fallocate(args) => answer_done(reply, self.fallocate(uid, &args, attempt)),
+            Operation::Fallocate(args) => answer_done(reply, self.fallocate(uid, &args)),
             Operation::Lseek(args) => answer(reply, self.lseek(&args)),
             Operation::CopyFileRange { args, wide } => self.answer_copy(reply, wide, self.copy_file_range(uid, &args)),
             Operation::Syncfs => answer_done(reply, rustix::fs::syncfs(&self.source)),

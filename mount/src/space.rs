@@ -4,7 +4,6 @@ use crate::below::drop_clean;
 use crate::change::Outcome;
 use crate::credentials::WithoutFsetid;
 use crate::filesystem::Passthrough;
-use crate::resent::Attempt;
 use borrower::Change;
 use fuse::{Errno, abi};
 use rustix::fs::{FallocateFlags, SeekFrom};
@@ -15,48 +14,37 @@ const SEEK_DATA: u32 = 3;
 const SEEK_HOLE: u32 = 4;
 
 impl Passthrough {
-    /// Most of it can be done twice. What moves bytes moves the end, too: if that is not where it was before the first attempt, it is done.
-    pub(crate) fn fallocate(&self, uid: u32, args: &abi::FallocateIn, attempt: &Attempt<'_>) -> Result<(), Errno> {
-        if let Some(result) = attempt.done() {
-            return result.map(drop);
-        }
+    /// All that the kernel asks for can be done twice. (It asks for nothing that moves bytes: fs/fuse/file.c, fuse_file_fallocate.)
+    pub(crate) fn fallocate(&self, uid: u32, args: &abi::FallocateIn) -> Result<(), Errno> {
         let file = self.handles.file(args.fh)?;
         let mode = FallocateFlags::from_bits_retain(args.mode);
+        let known = FallocateFlags::KEEP_SIZE | FallocateFlags::PUNCH_HOLE | FallocateFlags::ZERO_RANGE;
+        if !known.contains(mode) {
+            return Err(Errno::OPNOTSUPP);
+        }
         let end = args.offset.checked_add(args.length).ok_or(Errno::FBIG)?;
-        let outcome = self.change(
+        self.change(
             &file.inode,
             &file.fd,
             |before| {
                 let grows = !mode.contains(FallocateFlags::KEEP_SIZE) && end > before.size_bytes;
-                let moves = mode.intersects(
-                    FallocateFlags::COLLAPSE_RANGE | FallocateFlags::INSERT_RANGE | FallocateFlags::UNSHARE_RANGE,
-                );
                 let zeroes = mode.intersects(FallocateFlags::PUNCH_HOLE | FallocateFlags::ZERO_RANGE);
-                match (moves, grows, zeroes) {
-                    (true, _, _) => Change::Other { start: args.offset, end: u64::MAX },
-                    (_, true, true) => Change::Hole { start: args.offset.min(before.size_bytes), end: u64::MAX },
-                    (_, true, false) => Change::Hole { start: before.size_bytes, end: u64::MAX },
-                    (_, false, true) => Change::Hole { start: args.offset, end },
+                match (grows, zeroes) {
+                    (true, true) => Change::Hole { start: args.offset.min(before.size_bytes), end: u64::MAX },
+                    (true, false) => Change::Hole { start: before.size_bytes, end: u64::MAX },
+                    (false, true) => Change::Hole { start: args.offset, end },
                     // Blocks are set aside; what can be read stays as it is.
-                    (_, false, false) => Change::Attributes,
+                    (false, false) => Change::Attributes,
                 }
             },
-            |before| {
-                let moves = mode.intersects(FallocateFlags::COLLAPSE_RANGE | FallocateFlags::INSERT_RANGE);
-                if moves && attempt.begun().is_some_and(|size_bytes| size_bytes != before.size_bytes) {
-                    return Ok(Outcome::done(()));
-                }
-                if moves {
-                    attempt.begin(before.size_bytes);
-                }
+            |_| {
                 let _fsetid = WithoutFsetid::for_uid(self.privilege, uid)?;
                 // Only a daemon that is about to hand over is interrupted.
                 rustix::io::retry_on_intr(|| rustix::fs::fallocate(&file.fd, mode, args.offset, args.length))?;
                 Ok(Outcome::done(()))
             },
             |_, _| true,
-        );
-        attempt.finish(outcome, |_| 0)?;
+        )?;
         Ok(())
     }
 

@@ -311,9 +311,22 @@ mod tests {
             let entries = check(&message, &own()).unwrap();
             assert_eq!(entries.len(), 1);
             assert_eq!(entries[0], Entry::from(&ChitchatId::new("a", 7, "10.0.0.1:7070".parse().unwrap())));
-            assert_eq!(message[6..].len(), entries[0].bytes() + message[6 + entries[0].bytes()..].len());
             chitchat::ChitchatMessage::deserialize(&mut &message[..]).unwrap();
         }
+    }
+
+    #[test]
+    fn an_entry_takes_as_much_as_chitchat_says() {
+        use chitchat::{Deserializable, Serializable};
+        let mut syn = header(0);
+        syn.extend(1_u16.to_le_bytes());
+        let before = syn.len();
+        node(&mut syn, "a", 7070);
+        counts(&mut syn, &[1, 0, 1]);
+        let entry = Entry { name: "a", incarnation: 7, address: "10.0.0.1:7070".parse().unwrap() };
+        assert_eq!(entry.bytes(), syn.len() - before);
+        text(&mut syn, "pool");
+        assert_eq!(chitchat::ChitchatMessage::deserialize(&mut &syn[..]).unwrap().serialized_len(), syn.len());
     }
 
     #[test]

@@ -188,11 +188,9 @@ fn open_log(kind: &str, options: &Options) -> Result<Log> {
             (path.clone(), Some(RemovedOnDrop(path)))
         }
     };
-    let file = OpenOptions::new()
-        .create(true)
-        .append(true)
-        .open(&path)
-        .with_context(|| format!("cannot write the log {}", path.display()))?;
+    let file = OpenOptions::new().create(true).append(true).open(&path).with_context(|| {
+        format!("cannot write the log {}, make its folder or choose another --log-file", path.display())
+    })?;
     Ok(Log { file, default })
 }
 

@@ -1,8 +1,9 @@
-//! With which codes the command ends: the one place that says so. The man pages and docs/packaging.md repeat [`CODES`]. 0 and 2 are Rust's and
-//! clap's.
+//! With which codes the command ends: the one place that says so. The man pages and docs/packaging.md repeat [`CODES`]. 0 is Rust's.
 
 /// It has not, and has said why in one line.
 pub const FAILURE: u8 = 1;
+/// The command line is wrong.
+pub const USAGE: u8 = 2;
 /// As mount(8)'s helper: it could not be mounted, or the options are wrong (mount(8)'s own code).
 pub const MOUNT: u8 = 32;
 /// Of a second signal: 128 and its number.

@@ -99,7 +99,7 @@ pub struct HostOptions {
     limit: Option<u64>,
 
     /// Memory for what is known of the images: 2 MiB for each GiB.
-    #[arg(long, value_name = "SIZE", default_value = "256MiB", value_parser = size::parse)]
+    #[arg(long, value_name = "SIZE", default_value = "256MiB", value_parser = size::parse_catalog)]
     catalog: u64,
 
     /// Threads that serve the images, hence reads of the disk at once.

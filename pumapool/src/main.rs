@@ -171,7 +171,13 @@ fn fail(error: &anyhow::Error, code: u8) -> ExitCode {
     ExitCode::from(code)
 }
 
-/// One line, with what led to what.
+/// One line, with what led to what, each once.
 fn complain(error: &anyhow::Error) {
-    let _ = writeln!(std::io::stderr(), "pumapool: {}", format!("{error:#}").replace('\n', " "));
+    let mut text = String::new();
+    for cause in error.chain().map(ToString::to_string) {
+        if !text.contains(&cause) {
+            text.extend([if text.is_empty() { "" } else { ": " }, &cause]);
+        }
+    }
+    let _ = writeln!(std::io::stderr(), "pumapool: {}", text.replace('\n', " "));
 }

@@ -140,7 +140,7 @@ pub struct Policies {
     bad_pages: u64,
     /// Memory for the catalog of lent pages: 2 MiB for each GiB lent. When it is full, the files that were not used for longest are
     /// forgotten.
-    #[arg(long, value_name = "SIZE", default_value = "256MiB", value_parser = size::parse)]
+    #[arg(long, value_name = "SIZE", default_value = "256MiB", value_parser = size::parse_catalog)]
     pub catalog: u64,
     /// Threads that serve the mount, hence reads of the disk at once.
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=256))]

@@ -16,6 +16,19 @@ pub fn parse(text: &str) -> Result<u64, String> {
     number.checked_mul(1 << shift).ok_or_else(|| format!("{text:?} is more than any machine has"))
 }
 
+/// The least that a catalog may have: with less, next to nothing could be lent.
+const CATALOG_BYTES_MIN: u64 = 1 << 20;
+
+/// Parses the size of a catalog.
+pub fn parse_catalog(text: &str) -> Result<u64, String> {
+    match parse(text)? {
+        bytes if bytes < CATALOG_BYTES_MIN => {
+            Err(format!("write at least {}; 2 MiB are enough for each GiB lent", display(CATALOG_BYTES_MIN)))
+        }
+        bytes => Ok(bytes),
+    }
+}
+
 /// A size for people to read.
 pub fn display(bytes: u64) -> String {
     for (shift, unit) in [(40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")] {

@@ -358,34 +358,17 @@ fn overwrite(load: &Load, goes_on: &mut dyn FnMut() -> bool) {
     );
 }
 
-/// Extended attributes are made and removed once; ranges are collapsed and inserted once.
+/// Extended attributes are made and removed once.
 fn attributes(load: &Load, goes_on: &mut dyn FnMut() -> bool) {
-    use rustix::fs::{FallocateFlags, fallocate};
     let path = load.at.join("attributes");
-    let file = File::options().read(true).write(true).create_new(true).open(&path).unwrap();
-    let pages: Vec<u8> = (0..16 * PAGE).map(|at| (at / PAGE) as u8).collect();
-    file.write_all_at(&pages, 0).unwrap();
-    file.sync_all().unwrap();
+    File::create_new(&path).unwrap();
     let name = CString::new(path.as_os_str().as_bytes()).unwrap();
     let has_attributes = rustix::fs::setxattr(&name, c"user.probe", b"", XattrFlags::empty()).is_ok();
-    let page = PAGE as u64;
-    let can_collapse = fallocate(&file, FallocateFlags::COLLAPSE_RANGE, 0, page).is_ok();
-    let mut front = u8::from(can_collapse);
     while goes_on() {
         if has_attributes {
             rustix::fs::setxattr(&name, c"user.once", b"value", XattrFlags::CREATE).unwrap();
             rustix::fs::setxattr(&name, c"user.once", b"other", XattrFlags::REPLACE).unwrap();
             rustix::fs::removexattr(&name, c"user.once").unwrap();
-        }
-        if can_collapse {
-            // The first page goes, and one with the next number comes at the end.
-            file.write_all_at(&[front.wrapping_add(15); PAGE], 15 * page).unwrap();
-            fallocate(&file, FallocateFlags::COLLAPSE_RANGE, 0, page).unwrap();
-            front = front.wrapping_add(1);
-            assert_eq!(file.metadata().unwrap().len(), 15 * page);
-            let mut found = vec![0; 15 * PAGE];
-            file.read_exact_at(&mut found, 0).unwrap();
-            assert!(found.chunks(PAGE).zip(0..).all(|(bytes, at)| bytes[0] == front.wrapping_add(at)));
         }
     }
 }

@@ -79,7 +79,7 @@ impl fmt::Display for KeyError {
                 write!(f, "{path} is there already, and is never overwritten: remove it first, or choose another name")
             }
             KeyError::Create { path, source } => {
-                write!(f, "cannot make the key file {}: {source}; check its folder", path.display())
+                write!(f, "cannot make the key file {}: {source}; make its folder, or choose another", path.display())
             }
         }
     }

@@ -52,7 +52,7 @@ pub fn scale(asked: f64) -> f64 {
 pub fn run(run: &mut Run<'_>) -> Result<(), Failure> {
     postgres::check()?;
     // Each takes minutes where the disk is read.
-    run.rounds = run.world.extent.choose(3, 2, 1);
+    run.rounds = run.world.extent.choose(3, 3, 1);
     let world = run.world;
     let factor = SCALE_FACTOR / run.scale;
     let data_bytes = factor as u64 * UNIT_BYTES;

@@ -36,7 +36,7 @@ impl Scope {
         let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
         let mut scope = Scope::default();
         for path in paths {
-            let attempt = || format!("cannot look at {}", path.display());
+            let attempt = || format!("cannot look at {}, name a directory or file that is there", path.display());
             let path = fs::canonicalize(path).with_context(attempt)?;
             let metadata = fs::metadata(&path).with_context(attempt)?;
             let kind = rustix::fs::statfs(&path).with_context(attempt)?.f_type;

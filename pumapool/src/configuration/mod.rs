@@ -8,8 +8,8 @@
 
 pub mod file;
 
-use crate::{Cli, keeper, log};
-use anyhow::{Context, Result, bail};
+use crate::{Cli, exit, keeper, log};
+use anyhow::{Context, Result, anyhow, bail};
 use clap::error::ErrorKind as Kind;
 use clap::{ArgMatches, CommandFactory, FromArgMatches};
 use file::{ConfigFile, Said};
@@ -93,7 +93,7 @@ impl Changeable {
 }
 
 /// The options of this process: those that were given, and those of the file that these name. What is wrong is one line if there is a file, or for mount(8);
-/// else clap says more, and ends the process.
+/// else the process ends here, with that line.
 pub fn begin(given: Vec<OsString>, for_mount: bool) -> Result<Cli> {
     let root = Cli::built();
     let path = file::named(&given).map(std::path::absolute).transpose().context("--config")?;
@@ -111,7 +111,11 @@ pub fn begin(given: Vec<OsString>, for_mount: bool) -> Result<Cli> {
         (_, Kind::DisplayHelp | Kind::DisplayVersion | Kind::DisplayHelpOnMissingArgumentOrSubcommand) => error.exit(),
         (Some(path), _) => one_line(&error).context(format!("with {}", path.display())),
         (None, _) if for_mount => one_line(&error),
-        (None, _) => error.exit(),
+        (None, _) => {
+            let help = format!("{} --help", commands(&root, &given).join(" "));
+            crate::complain(&anyhow!("{}; `{help}` says more", one_line(&error)));
+            std::process::exit(exit::USAGE.into())
+        }
     };
     let matches = Cli::command().try_get_matches_from(arguments).map_err(wrong)?;
     let cli = Cli::from_arg_matches(&matches).map_err(wrong)?;
@@ -220,6 +224,16 @@ fn parse(arguments: &[OsString]) -> Result<ArgMatches> {
     Cli::command().try_get_matches_from(arguments).map_err(|error| one_line(&error))
 }
 
+/// The subcommands that a command line names, as far as there are such.
+fn commands(root: &clap::Command, given: &[OsString]) -> Vec<String> {
+    let (mut command, mut names) = (root, vec![root.get_name().to_owned()]);
+    for argument in given.iter().skip(1).filter_map(|argument| argument.to_str()) {
+        let Some(found) = command.find_subcommand(argument) else { continue };
+        (command, names) = (found, [names, vec![argument.to_owned()]].concat());
+    }
+    names
+}
+
 fn one_line(error: &clap::Error) -> anyhow::Error {
     let said = error.to_string();
     let said = said.split("\n\n").next().unwrap_or_default().trim_start_matches("error: ");
@@ -243,7 +257,8 @@ fn described(matches: &ArgMatches, id: &str) -> String {
 
 fn read(path: &Path) -> Result<String> {
     let mut text = String::new();
-    let file = File::open(path).with_context(|| format!("cannot read the configuration {}", path.display()))?;
+    let file = File::open(path)
+        .with_context(|| format!("cannot read the configuration {}, look at --config", path.display()))?;
     let read = file.take(CONFIG_BYTES_MAX + 1).read_to_string(&mut text);
     let bytes = read.with_context(|| format!("cannot read the configuration {}", path.display()))?;
     if bytes as u64 > CONFIG_BYTES_MAX {

@@ -613,7 +613,7 @@ fn run_command(options: RunOptions, nodes: &[Node]) -> Result<ExitCode> {
         }
     }
     let error = command.exec();
-    Err(error).with_context(|| format!("cannot run {}", Path::new(program).display()))
+    Err(error).with_context(|| format!("cannot run {}, is it installed, and in PATH", Path::new(program).display()))
 }
 
 /// Runs it, and places what it takes.
