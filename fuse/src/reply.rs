@@ -36,7 +36,7 @@ impl<'a> Reply<'a> {
         self.parts(&[])
     }
 
-    /// Refused. The kernel takes no number from [`ERRNO_END`] on, and its caller would wait for ever: those of file systems below that they
+    /// Refused. The kernel takes no number from 512 on, and its caller would wait for ever: those of file systems below that they
     /// were to keep to themselves (NFS has some) are EIO.
     pub fn error(mut self, errno: Errno) -> Result<(), Errno> {
         self.open = false;
