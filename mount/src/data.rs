@@ -333,10 +333,7 @@ fn write_append_only(file: &OpenFile, fd: BorrowedFd<'_>, data: &[u8], offset: u
     if appended(file, offset, &data[..there]) != there {
         return Err(Errno::PERM);
     }
-    match &data[there..] {
-        [] => Ok(there),
-        rest => Ok(there + write_full(fd, rest, end, true)?),
-    }
+    Ok(there + write_full(fd, &data[there..], end, true)?)
 }
 
 /// Writes until everything is written or an error comes. An error after some bytes ends the writing; if it lasts, the next write

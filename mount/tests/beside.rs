@@ -93,7 +93,7 @@ fn what_is_changed_beside_is_seen() {
         change(&|path| {
             File::options().write(true).open(path).unwrap().set_modified(SystemTime::UNIX_EPOCH).unwrap();
         });
-        change(&|path| assert_eq!(truncate_by_name(path, 2), 0));
+        change(&|path| truncate_by_name(path, 2).unwrap());
         // By another name, in a directory that the mount does not know.
         change(&|path| fs::hard_link(path, m.below("aside/link")).unwrap());
         change(&|_| append(&m.below("aside/link"), b"by another name"));
@@ -101,7 +101,7 @@ fn what_is_changed_beside_is_seen() {
         // Stores through a mapping are not told of; who opens the file for them is.
         change(&|path| {
             let file = File::options().read(true).write(true).open(path).unwrap();
-            store(&file, b"stored");
+            store_through_mapping(&file, b"stored").unwrap();
         });
         // As editors save: another file takes the name.
         change(&|path| {
@@ -116,26 +116,6 @@ fn what_is_changed_beside_is_seen() {
     fs::rename(m.below("some/where"), m.below("elsewhere")).unwrap();
     fs::write(m.below("elsewhere/d"), b"d").unwrap();
     ["some/where", "some", "elsewhere/d", "elsewhere"].iter().for_each(|name| wait_until_same(&m, name));
-}
-
-/// truncate(2), which opens nothing.
-fn truncate_by_name(path: &Path, len: i64) -> i32 {
-    let path = std::ffi::CString::new(path.to_str().unwrap()).unwrap();
-    // SAFETY: the path is a NUL-terminated string.
-    unsafe { libc::truncate(path.as_ptr(), len) }
-}
-
-/// Stores bytes at the beginning, through a mapping.
-fn store(file: &File, bytes: &[u8]) {
-    use rustix::mm::{MapFlags, MsyncFlags, ProtFlags, mmap, msync, munmap};
-    let (len, access) = (4096, ProtFlags::READ | ProtFlags::WRITE);
-    // SAFETY: a new mapping of a page of a file that is not empty; nobody else has it, and it is not used any more when it goes.
-    unsafe {
-        let at = mmap(std::ptr::null_mut(), len, access, MapFlags::SHARED, file, 0).unwrap();
-        at.cast::<u8>().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len());
-        msync(at, len, MsyncFlags::SYNC).unwrap();
-        munmap(at, len).unwrap();
-    }
 }
 
 /// Who has a file open for writing may change it in ways that nobody tells of.

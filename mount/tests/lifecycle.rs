@@ -231,7 +231,10 @@ fn as_an_ordinary_user() {
 }
 
 /// Has whoever opens a file below wait.
-struct Lease(fs::File);
+struct Lease {
+    file: fs::File,
+    kind: i32,
+}
 
 impl Lease {
     /// For reading, it holds up who opens the file for writing; else everybody.
@@ -246,15 +249,14 @@ impl Lease {
                 && libc::fcntl(file.as_raw_fd(), libc::F_SETLEASE, kind) == 0
         };
         assert!(is_leased, "{}", std::io::Error::last_os_error());
-        Lease(file)
+        Lease { file, kind }
     }
 
     /// Whether somebody waits.
-    fn holds_up(&self, for_reading: bool) -> bool {
+    fn holds_somebody_up(&self) -> bool {
         use std::os::fd::AsRawFd;
-        let kind = if for_reading { libc::F_RDLCK } else { libc::F_WRLCK };
         // SAFETY: no memory is passed.
-        unsafe { libc::fcntl(self.0.as_raw_fd(), libc::F_GETLEASE) != kind }
+        unsafe { libc::fcntl(self.file.as_raw_fd(), libc::F_GETLEASE) != self.kind }
     }
 }
 
@@ -271,7 +273,7 @@ fn a_mount_that_cannot_be_left_is_served_by_all_again() {
     let lease = Lease::take(&m.below("held"), false);
     std::thread::scope(|scope| {
         let reader = scope.spawn(|| fs::read(m.path("held")).unwrap());
-        wait_until("the reader is held up", || lease.holds_up(false));
+        wait_until("the reader is held up", || lease.holds_somebody_up());
         assert!(!m.mount().leave(Duration::from_millis(200)).unwrap());
         let others: Vec<_> = (0..2).map(|_| scope.spawn(|| fs::read(m.path("other")).unwrap())).collect();
         wait_until("the others are served", || others.iter().all(|other| other.is_finished()));
@@ -294,13 +296,8 @@ fn a_truncation_waits_for_a_lease() {
     fs::write(m.below("a"), b"long").unwrap();
     let lease = Lease::take(&m.below("a"), true);
     std::thread::scope(|scope| {
-        let path = std::ffi::CString::new(m.path("a").into_os_string().into_encoded_bytes()).unwrap();
-        // SAFETY: the path is a string.
-        let truncate = scope.spawn(move || match unsafe { libc::truncate(path.as_ptr(), 2) } {
-            0 => Ok(()),
-            _ => Err(std::io::Error::last_os_error()),
-        });
-        wait_until("it is held up", || lease.holds_up(true) || truncate.is_finished());
+        let truncate = scope.spawn(|| truncate_by_name(&m.path("a"), 2));
+        wait_until("it is held up", || lease.holds_somebody_up() || truncate.is_finished());
         drop(lease);
         truncate.join().unwrap().unwrap();
     });

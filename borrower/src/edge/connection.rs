@@ -212,15 +212,12 @@ impl GetConnection {
         while let Some(pages) = self.next_pages() {
             let items_bytes = pages * size_of::<GetItem>();
             let head_bytes = size_of::<Header>() + items_bytes + self.connection.channel.extra_bytes();
-            if self.discarded.is_none() {
-                self.head.clear();
-            }
-            let (mut received, mut expected) = self.discarded.unwrap_or((0, head_bytes));
+            self.head.resize(head_bytes.max(RUBBISH_BYTES), 0);
+            let (mut received, mut expected) = self.discarded.take().unwrap_or((0, head_bytes));
             while received < expected {
                 // Its head is needed for what comes behind it.
                 let is_head = received < head_bytes;
                 let start = if is_head { received } else { 0 };
-                self.head.resize(head_bytes.max(RUBBISH_BYTES), 0);
                 let end = if is_head { head_bytes } else { RUBBISH_BYTES.min(expected - received) };
                 match recv(&self.connection.stream, &mut self.head[start..end], RecvFlags::DONTWAIT) {
                     Ok((0, _)) => return Err(io::ErrorKind::UnexpectedEof.into()),
@@ -245,7 +242,6 @@ impl GetConnection {
                     expected = answer_bytes(header, head_bytes, channel.extra_bytes(), pages)?;
                 }
             }
-            self.discarded = None;
             self.asked_pages.pop_front();
             complete += 1;
         }

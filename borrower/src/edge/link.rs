@@ -55,7 +55,7 @@ const WORK_WAIT: Duration = Duration::from_millis(100);
 const LATE_WAIT: Duration = Duration::from_millis(10);
 
 /// How long an answer that is late may take from then on, or from the one before it: as those that are waited for, with all that they consist of.
-const LATE_MAX: Duration = Duration::from_millis(2 * ANSWER_TIMEOUT.as_millis() as u64);
+const LATE_MAX: Duration = ANSWER_TIMEOUT.saturating_mul(2);
 
 const _: () = assert!(PING_INTERVAL.as_secs() < wire::PING_SECONDS_MAX);
 

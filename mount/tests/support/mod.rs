@@ -164,6 +164,30 @@ pub fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
+/// truncate(2), which opens nothing.
+pub fn truncate_by_name(path: &Path, len: i64) -> std::io::Result<()> {
+    let path = std::ffi::CString::new(path.to_str().unwrap()).unwrap();
+    // SAFETY: the path is a NUL-terminated string.
+    match unsafe { libc::truncate(path.as_ptr(), len) } {
+        0 => Ok(()),
+        _ => Err(std::io::Error::last_os_error()),
+    }
+}
+
+/// Stores bytes at the beginning of a file through a mapping, and waits until they are written.
+pub fn store_through_mapping(file: &std::fs::File, bytes: &[u8]) -> rustix::io::Result<()> {
+    use rustix::mm::{MapFlags, MsyncFlags, ProtFlags, mmap, msync, munmap};
+    let (len, access) = (4096, ProtFlags::READ | ProtFlags::WRITE);
+    // SAFETY: a new mapping of a page of a file that is not empty; nobody else has it, and it is not used any more when it goes.
+    unsafe {
+        let at = mmap(std::ptr::null_mut(), len, access, MapFlags::SHARED, file, 0)?;
+        at.cast::<u8>().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len());
+        let written = msync(at, len, MsyncFlags::SYNC);
+        munmap(at, len)?;
+        written
+    }
+}
+
 /// Bytes that differ everywhere.
 pub fn pattern(len: usize, seed: u64) -> Vec<u8> {
     let mut state = seed | 1;

@@ -257,10 +257,10 @@ fn described(matches: &ArgMatches, id: &str) -> String {
 
 fn read(path: &Path) -> Result<String> {
     let mut text = String::new();
-    let file = File::open(path)
-        .with_context(|| format!("cannot read the configuration {}, look at --config", path.display()))?;
+    let attempt = || format!("cannot read the configuration {}, is that its name", path.display());
+    let file = File::open(path).with_context(attempt)?;
     let read = file.take(CONFIG_BYTES_MAX + 1).read_to_string(&mut text);
-    let bytes = read.with_context(|| format!("cannot read the configuration {}", path.display()))?;
+    let bytes = read.with_context(attempt)?;
     if bytes as u64 > CONFIG_BYTES_MAX {
         bail!("{} is longer than the {CONFIG_BYTES_MAX} bytes that a configuration may have", path.display());
     }
