@@ -32,7 +32,7 @@ const USES: [Use; 4] = [
     ("postmark", "transactions_per_s", postmark::study),
 ];
 /// Those that a rough look does without.
-const LONG: [&str; 2] = ["blast", "postmark"];
+const LONG: [&str; 3] = ["sequential", "blast", "postmark"];
 
 pub fn run(run: &mut Run<'_>) -> Result<(), Failure> {
     let extent = run.world.extent;
