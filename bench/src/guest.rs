@@ -131,13 +131,13 @@ impl Alone {
         let is_over = stop.clone();
         let run = move || {
             let loaded =
-                BpfTap::load_with_added(Target { device, tells_cgroup: false }, RING_BYTES).map_err(io::Error::other);
+                BpfTap::load_with_added(Target { device, ..Target::default() }, RING_BYTES).map_err(io::Error::other);
             let _ = told.send(());
             let (mut tap, mut added) = loaded?;
             while !is_over.load(Ordering::Relaxed) {
                 added.take(&mut |_| {})?;
                 tap.poll(POLL, &mut |eviction| {
-                    std::hint::black_box(*eviction.page);
+                    std::hint::black_box(eviction.page.copied());
                 })?;
             }
             Ok(tap.counters())

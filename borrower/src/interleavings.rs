@@ -215,7 +215,7 @@ impl World {
     fn take_events(&self) {
         loop {
             let Some((position, index, content)) = self.stream.lock().events.pop_front() else { break };
-            self.core.evicted(self.file.key(), index.into(), position, &page(content), GROUP);
+            self.core.evicted(self.file.key(), index.into(), position, Some(&page(content)), GROUP);
             self.stream.lock().consumed = position + 1;
         }
         let _link = self.link.lock();
@@ -359,7 +359,7 @@ fn files_come_and_go() {
                     let file = world.core.catalog.adopt(identity(inode));
                     let first = *keys.lock().entry(file.key()).or_insert(inode);
                     assert_eq!(first, inode, "a key is given to two files");
-                    world.core.evicted(file.key(), 7, 0, &page(inode), GROUP);
+                    world.core.evicted(file.key(), 7, 0, Some(&page(inode)), GROUP);
                     let found = world.core.catalog.file(file.key()).expect("a file in use is known");
                     assert!(Arc::ptr_eq(&found, &file));
                     world.core.catalog.retire(&file, thread == 1);
@@ -378,7 +378,7 @@ fn files_come_and_go() {
         threads.push(Box::new(|world| world.take_answers()));
         // Evictions that are heard of late, of files that may be gone.
         threads.push(Box::new(|world| {
-            (2..5).for_each(|key| drop(world.core.evicted(FileKey(key), 9, 0, &page(9), GROUP)));
+            (2..5).for_each(|key| drop(world.core.evicted(FileKey(key), 9, 0, Some(&page(9)), GROUP)));
         }));
         together(&world, threads);
         assert!(world.core.catalog.file(world.file.key()).is_some(), "the file has a user left");

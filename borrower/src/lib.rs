@@ -376,6 +376,8 @@ pub struct Borrower {
     tap_counters: Mutex<tap::Counters>,
     /// Since when no lender can be used.
     unused_since: Mutex<Option<Instant>>,
+    /// When it was started.
+    began: Instant,
     stop: AtomicBool,
     tap_thread: OnceLock<Mutex<Option<JoinHandle<()>>>>,
     resolver: Option<Mutex<Resolver>>,
@@ -403,6 +405,7 @@ impl Borrower {
         let core = Core::new(Setup {
             filter: config.filter,
             entry_bytes_max: config.catalog_bytes_max,
+            copy_hints: source.as_ref().and_then(|source| source.copy_hints()),
             demoted: config.has_guests.then(|| ChecksumKey::new(checksum_key)),
             ..Setup::new(lenders, sealing, config.strategy, source.is_some())
         });
@@ -424,6 +427,7 @@ impl Borrower {
             positions: source.as_ref().map(|source| source.positions()),
             tap_counters: Mutex::default(),
             unused_since: Mutex::new(Some(Instant::now())),
+            began: Instant::now(),
             stop: AtomicBool::new(false),
             tap_thread: OnceLock::new(),
             thresholds: Mutex::new(config.gate.unwrap_or_default()),
@@ -575,7 +579,7 @@ impl Borrower {
 
     /// Lenders were found, lost, or found too slow.
     pub(crate) fn lenders_changed(&self) {
-        self.core.share_buffers();
+        self.core.lenders_changed();
         self.core.stream_room.forget_lenders();
         let mut since = self.unused_since.lock();
         if self.core.catalog.usable() != 0 {

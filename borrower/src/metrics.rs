@@ -97,6 +97,7 @@ metrics! {
     reads_repeated: "READ requests done again because the file changed meanwhile",
     evictions: "evictions seen",
     evictions_known: "evictions of pages that a lender had already: nothing sent",
+    evictions_not_copied: "evictions whose bytes were not copied, as nothing was to be sent, and should have been",
     evictions_zero: "evictions of pages of zeros: nothing sent",
     evictions_sequential: "evictions of pages that were read in a sequential stream: nothing sent",
     evictions_not_trusted: "evictions dropped because the page may have changed since",

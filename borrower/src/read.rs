@@ -95,6 +95,7 @@ impl<B: Below + Send + Sync + 'static> Asking<'_, B> {
                 if !core.sees_evictions() {
                     self.borrower.reclaim_catalog();
                 }
+                reading.note_answered(core, file, self.borrower.began.elapsed());
                 return Ok(read);
             }
         }

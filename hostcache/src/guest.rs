@@ -147,7 +147,7 @@ fn failed(what: impl std::fmt::Display) -> io::Error {
 
 fn serve(volume: &mut Volume, config: &Config, statistics: &Statistics, stop: &Stop) -> io::Result<()> {
     let link = Link::connect(config)?;
-    let target = Target { device: volume.device(), tells_cgroup: false };
+    let target = Target { device: volume.device(), ..Target::default() };
     let (mut tap, mut added) = match config.tells_held {
         true => BpfTap::load_with_added(target, config.ring_bytes).map(|(tap, added)| (tap, Some(added))),
         false => BpfTap::load(target, config.ring_bytes).map(|tap| (tap, None)),
@@ -204,8 +204,10 @@ impl Sender<'_> {
     fn evicted(&mut self, eviction: &Eviction<'_>) -> io::Result<()> {
         let key = InodeKey { inode: eviction.inode, generation: eviction.generation };
         self.held.evicted(key, eviction.index);
+        // The tap was given no hints.
+        let Some(page) = eviction.page else { return Ok(()) };
         self.batch.push(Evicted { key, index: eviction.index, place: self.bytes.len() });
-        self.bytes.push(*eviction.page);
+        self.bytes.push(*page);
         if self.batch.len() < BATCH_PAGES { Ok(()) } else { self.flush() }
     }
 

@@ -150,11 +150,10 @@ fn resending() -> Finding {
 }
 
 fn tap() -> Finding {
-    let (works, finding) =
-        match tap::BpfTap::load(tap::Target { device: 0, tells_cgroup: false }, tap::BpfTap::RING_BYTES_MIN) {
-            Ok(_) => (true, "BPF loads and reads pages: pages are lent as they are evicted".into()),
-            Err(error) => (false, format!("{error}: pages are lent as they are read")),
-        };
+    let (works, finding) = match tap::BpfTap::load(tap::Target::default(), tap::BpfTap::RING_BYTES_MIN) {
+        Ok(_) => (true, "BPF loads and reads pages: pages are lent as they are evicted".into()),
+        Err(error) => (false, format!("{error}: pages are lent as they are read")),
+    };
     Finding {
         what: "eviction tap",
         works,

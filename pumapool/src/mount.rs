@@ -557,7 +557,7 @@ fn eviction_source(options: &Options, device: u64) -> Result<Option<Box<dyn Evic
         return Ok(None);
     }
     let tells_cgroup = !options.policies.cgroup.is_empty();
-    match tap::BpfTap::load(tap::Target { device, tells_cgroup }, options.policies.ring) {
+    match tap::BpfTap::load(tap::Target { device, tells_cgroup, takes_hints: true }, options.policies.ring) {
         Ok(tap) => Ok(Some(Box::new(tap))),
         Err(error) if tells_cgroup => Err(error).context("cannot tap evictions, which say whose they are (--cgroup)"),
         Err(error) if options.policies.fill == FillName::Evict => {
@@ -590,6 +590,7 @@ fn status(mut description: Value, mount: &mount::Mount, borrower: &Borrower) -> 
     description["tap"] = borrower.tap_counters().map_or(Value::Null, |counters| {
         json!({
             "captured_pages": counters.captured,
+            "omitted_pages": counters.omitted,
             "ring_full_pages": counters.ring_full,
             "invalidated_pages": counters.invalidated,
             "unreadable_pages": counters.unreadable,

@@ -42,6 +42,7 @@ fn there_and_back(test: &str, strategy: &str, remaining: u64) {
         let sent = mount.count("put_pages");
         mount.evict(&file, PAGES);
         assert_eq!(mount.count("put_pages") - sent, PAGES - remaining);
+        assert_eq!(mount.status()["tap"]["omitted_pages"], remaining, "nor is it copied");
         assert!(fs::read(&file).unwrap() == bytes);
         Some(())
     });
@@ -55,6 +56,42 @@ fn exclusive_pages_leave_the_lender() {
 #[test]
 fn non_inclusive_pages_stay() {
     there_and_back("non_inclusive_pages_stay", "non-inclusive", PAGES);
+}
+
+#[test]
+fn what_was_written_is_copied_and_lent_again() {
+    let test = "what_was_written_is_copied_and_lent_again";
+    if !can_run(test) {
+        return;
+    }
+    undisturbed(|| {
+        let scratch = Scratch::new(test).unwrap();
+        let (source, at) = (scratch.directory("source").unwrap(), scratch.directory("mount").unwrap());
+        let mut bytes = write_pages(&source.join("file"), PAGES as usize, 8);
+        let lender = Lender::start(scratch.path(), "64MiB", &[]);
+        let options = ["--lender", &lender.address, "--strategy", "non-inclusive", "--fill", "evict"];
+        let mount = Mount::start(&source, &at, &options);
+        let path = at.join("file");
+        assert!(fs::read(&path).unwrap() == bytes);
+        mount.evict(&path, PAGES);
+        // From the lender, which has it still: it need not be copied.
+        assert!(fs::read(&path).unwrap() == bytes);
+        mount.in_time()?;
+        let (page, sent) = (0x2a * page::PAGE_SIZE, mount.count("put_pages"));
+        bytes[page..page + page::PAGE_SIZE].fill(0x77);
+        let file = fs::File::options().write(true).open(&path).unwrap();
+        file.write_all_at(&bytes[page..page + page::PAGE_SIZE], page as u64).unwrap();
+        drop(file);
+        mount.evict(&path, PAGES);
+        assert_eq!(mount.count("put_pages") - sent, 1, "what was written is lent, and nothing else");
+        assert_eq!(mount.status()["tap"]["omitted_pages"], PAGES - 1);
+        assert_eq!(mount.count("evictions_not_copied"), 0);
+        let below = mount.count("below_pages");
+        assert!(fs::read(&path).unwrap() == bytes);
+        mount.in_time()?;
+        assert_eq!(mount.count("below_pages"), below, "all of it came back");
+        Some(())
+    });
 }
 
 #[test]

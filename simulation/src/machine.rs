@@ -15,7 +15,9 @@ use borrower::logic::groups::Limits;
 use borrower::logic::rules::{Rule, keeps};
 use fastrand::Rng;
 use page::{ChecksumKey, FileKey, PAGE_SIZE};
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use tap::CopyHints;
 use wire::ITEMS_MAX;
 
 /// Events that the ring holds. Beyond it they are lost.
@@ -85,6 +87,8 @@ pub struct Tally {
     pub changes: u64,
     /// Pages evicted.
     pub evictions: u64,
+    /// Of those, told without their bytes.
+    pub omitted: u64,
     /// Pages that a guest gave back, and that were what the file held.
     pub demoted: u64,
     /// Pages that a lender answered and that were taken.
@@ -106,6 +110,7 @@ impl std::ops::AddAssign for Tally {
         self.pages += other.pages;
         self.changes += other.changes;
         self.evictions += other.evictions;
+        self.omitted += other.omitted;
         self.lent += other.lent;
         self.demoted += other.demoted;
         self.beside += other.beside;
@@ -118,9 +123,34 @@ impl std::ops::AddAssign for Tally {
 struct Event {
     key: FileKey,
     page: usize,
-    units: [u64; UNITS],
+    /// None: they were not wanted.
+    units: Option<[u64; UNITS]>,
     position: u64,
     group: u8,
+}
+
+/// Pages whose bytes are not wanted at their next eviction.
+#[derive(Default)]
+struct Hints(Mutex<HashSet<(u32, u32)>>);
+
+impl Hints {
+    fn omitted(&self) -> MutexGuard<'_, HashSet<(u32, u32)>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl CopyHints for Hints {
+    fn omit(&self, generation: u32, index: u32) {
+        self.omitted().insert((generation, index));
+    }
+
+    fn copy(&self, generation: u32, index: u32) {
+        self.omitted().remove(&(generation, index));
+    }
+
+    fn copy_all(&self) {
+        self.omitted().clear();
+    }
 }
 
 /// Something under way.
@@ -159,6 +189,7 @@ pub struct Machine {
     pub links: Vec<Link>,
     /// What is under way.
     pub tasks: Vec<Task>,
+    hints: Arc<Hints>,
     events: VecDeque<Event>,
     produced: u64,
     consumed: u64,
@@ -174,11 +205,13 @@ impl Machine {
     /// A machine with that many lenders.
     pub fn new(context: &mut Context, lenders: usize) -> Machine {
         let strategy = if context.random.bool() { Strategy::Exclusive } else { Strategy::NonInclusive };
+        let hints = Arc::new(Hints::default());
         let mut machine = Machine {
-            core: new_core(context, lenders, strategy),
+            core: new_core(context, lenders, strategy, hints.clone()),
             files: Vec::new(),
             links: (0..lenders).map(|_| Link::default()).collect(),
             tasks: Vec::new(),
+            hints,
             events: VecDeque::new(),
             produced: 0,
             consumed: 0,
@@ -518,10 +551,12 @@ impl Machine {
         }
         if told && !lost && self.events.len() < RING_EVENTS_MAX {
             let key = inode.file.key();
+            let is_omitted = self.hints.omitted().remove(&(key.0, page as u32));
+            context.tally.omitted += u64::from(is_omitted);
             self.events.push_back(Event {
                 key,
                 page,
-                units: cached.units,
+                units: (!is_omitted).then_some(cached.units),
                 position: self.produced,
                 group: (page % GROUPS) as u8,
             });
@@ -532,9 +567,12 @@ impl Machine {
     fn consume(&mut self, context: &mut Context) {
         for _ in 0..context.random.u32(1..4) {
             let Some(event) = self.events.pop_front() else { return };
-            let mut page = [0; PAGE_SIZE];
-            encode(&event.units, &mut page);
-            let full = self.core.evicted(event.key, event.page as u64, event.position, &page, event.group);
+            let page = event.units.map(|units| {
+                let mut page = [0; PAGE_SIZE];
+                encode(&units, &mut page);
+                page
+            });
+            let full = self.core.evicted(event.key, event.page as u64, event.position, page.as_ref(), event.group);
             self.consumed = event.position + EVENT_BYTES;
             assert!(self.core.catalog.groups.counts(1).lent <= QUOTA_PAGES, "a quota is not kept");
             if full.is_some() {
@@ -679,7 +717,8 @@ impl Machine {
             self.links[lender].away = None;
         }
         let left: Vec<_> = self.files.iter().map(FileModel::left).collect();
-        self.core = new_core(context, self.links.len(), self.strategy);
+        self.hints = Arc::default();
+        self.core = new_core(context, self.links.len(), self.strategy, self.hints.clone());
         self.guest.iter_mut().for_each(Guest::forget_waiting);
         self.events.clear();
         (self.produced, self.consumed) = (0, 0);
@@ -712,14 +751,19 @@ impl Machine {
     }
 }
 
-fn new_core(context: &mut Context, lenders: usize, strategy: Strategy) -> Core {
+fn new_core(context: &mut Context, lenders: usize, strategy: Strategy, hints: Arc<Hints>) -> Core {
     let mut key = [0; 32];
     context.random.fill(&mut key);
     let guests = context.weather.guests;
     let setup = Setup::new(lenders as u8, ChecksumKey::new(key), strategy, !guests);
     let demoted = guests.then(|| ChecksumKey::new(key));
-    let core =
-        Core::new(Setup { put_batches: PUT_BATCHES * lenders.max(1), batch_pages: BATCH_PAGES, demoted, ..setup });
+    let core = Core::new(Setup {
+        put_batches: PUT_BATCHES * lenders.max(1),
+        batch_pages: BATCH_PAGES,
+        copy_hints: Some(hints),
+        demoted,
+        ..setup
+    });
     core.catalog.groups.limit(1, Limits { quota_pages: Some(QUOTA_PAGES), ..Limits::NONE });
     core.catalog.groups.limit(2, Limits { share: Some(1), ..Limits::NONE });
     core

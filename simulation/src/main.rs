@@ -80,7 +80,7 @@ fn run(options: &Options) -> Result<()> {
             said = Instant::now();
             let seconds = began.elapsed().as_secs_f64();
             println!(
-                "seeds {first}..{}: {} steps ({:.1} million a minute), {} reads, {} pages compared, {} changes, {} evictions, \
+                "seeds {first}..{}: {} steps ({:.1} million a minute), {} reads, {} pages compared, {} changes, {} evictions ({} without bytes), \
                  {} pages from lenders, {} from guests, {} changes beside, {} lenders lost ({} resumed), {} daemons killed; no wrong byte",
                 first + runs,
                 tally.steps,
@@ -89,6 +89,7 @@ fn run(options: &Options) -> Result<()> {
                 tally.pages,
                 tally.changes,
                 tally.evictions,
+                tally.omitted,
                 tally.lent,
                 tally.demoted,
                 tally.beside,

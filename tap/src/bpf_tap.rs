@@ -12,7 +12,7 @@
 //! - The dirty flag is tested after the freeze. A folio that is dirty is given back. So a folio that goes on is clean, and
 //!   stays so.
 //! - Still under that lock it calls `__filemap_remove_folio` (mm/filemap.c), whose first act is the tracepoint. Our program
-//!   runs there to its end: it reserves the records (the producer's counter moves), copies the bytes, and submits.
+//!   runs there to its end: it reserves the records (the producer's counter moves), copies the bytes where they are wanted, and submits.
 //! - Only then is the folio taken out of the tree (`page_cache_delete`), and only then is the lock released.
 //! - A new folio for the same index comes into the tree under the same lock (`__filemap_add_folio`), when no folio is there;
 //!   a READ is sent for folios that are in the tree, locked. So: reserve → unlock → insert → READ → `produced()`, a
@@ -37,8 +37,9 @@
 use crate::calibrate::calibrate;
 use crate::intf::{self, EVENT_BYTES, ONLY_KEY, TapConfig, TapCounters, TapEvent};
 use crate::load::{self, LoadError};
+use crate::omitted::{self, Omitted};
 use crate::ring::Ring;
-use crate::{Added, Counters, Eviction, EvictionSource, Positions};
+use crate::{Added, CopyHints, Counters, Eviction, EvictionSource, Positions};
 use libbpf_rs::{Link, MapCore, MapFlags, MapHandle, Object};
 use std::fmt;
 use std::io;
@@ -49,18 +50,21 @@ use std::time::Duration;
 static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/tap.bpf.o"));
 
 /// What is tapped.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Target {
     /// `st_dev` of any file of the mount, as stat(2) gives it.
     pub device: u64,
     /// Whether evictions say the control group of their pages. It costs some more time for each.
     pub tells_cgroup: bool,
+    /// Whether it can be said which bytes are not wanted ([`EvictionSource::copy_hints`]). It costs a table, 1/4096 of the machine's memory.
+    pub takes_hints: bool,
 }
 
 /// The eBPF tap. Evictions are captured from [`BpfTap::load`] on until it is dropped.
 pub struct BpfTap {
     ring: Ring,
     counters: MapHandle,
+    omitted: Option<Arc<Omitted>>,
     /// Detaches the program when dropped.
     _link: Link,
 }
@@ -120,15 +124,18 @@ fn load(target: Target, ring_bytes: usize, added_bytes: usize) -> Result<(BpfTap
         return Err(LoadError::RingBytes { bytes: ring_bytes });
     };
     let bases = calibrate()?;
+    let lines = omitted::lines(target.takes_hints);
     let config = TapConfig {
         vmemmap_base: bases.vmemmap,
         linear_base: bases.linear,
         device: intf::kernel_device(target.device),
         tells_cgroup: target.tells_cgroup,
+        omitted_mask: lines - 1,
     };
     let object = load::load(OBJECT, "loading the eviction tap", |object| {
         load::open_map(object, ".rodata")?.set_initial_value(&config.to_bytes())?;
         load::open_map(object, "added_ring")?.set_max_entries(added_bytes as u32)?;
+        load::open_map(object, "omitted_pages")?.set_max_entries(lines as u32)?;
         load::open_map(object, "ring")?.set_max_entries(entries)
     })?;
     let attempt = "opening the eviction tap's maps";
@@ -139,8 +146,12 @@ fn load(target: Target, ring_bytes: usize, added_bytes: usize) -> Result<(BpfTap
     let ring = ring
         .and_then(|map| Ring::new(map, ring_bytes, shared.as_fd()))
         .map_err(|source| LoadError::System { attempt: "mapping the eviction ring", source })?;
+    let table = load::map(&object, "omitted_pages")?;
+    let omitted = target.takes_hints.then(|| Omitted::new(table.as_fd(), lines).map(Arc::new)).transpose();
+    let omitted =
+        omitted.map_err(|source| LoadError::System { attempt: "mapping the tap's table of hints", source })?;
     let link = load::attach(&load::program(&object, "tap")?, "attaching the eviction tap")?;
-    Ok((BpfTap { ring, counters, _link: link }, object))
+    Ok((BpfTap { ring, counters, omitted, _link: link }, object))
 }
 
 /// The pages that are added to the page cache of the same file system. Those of which there are more than are taken in time are left out.
@@ -184,8 +195,12 @@ impl EvictionSource for BpfTap {
     }
 
     fn counters(&self) -> Counters {
-        let TapCounters { captured, ring_full, invalidated, unreadable, large_folios: _ } = self.sum();
-        Counters { captured, ring_full, invalidated, unreadable }
+        let TapCounters { captured, ring_full, invalidated, unreadable, large_folios: _, omitted } = self.sum();
+        Counters { captured, omitted, ring_full, invalidated, unreadable }
+    }
+
+    fn copy_hints(&self) -> Option<Arc<dyn CopyHints>> {
+        self.omitted.clone().map(|omitted| omitted as Arc<dyn CopyHints>)
     }
 }
 

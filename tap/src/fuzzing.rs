@@ -76,7 +76,7 @@ pub fn step(header: u32, consumer: u64, producer: u64, ring_bytes: u64) {
 /// What the calibration makes of the bytes in its maps: the page array's address, if all agree on one.
 pub fn calibration(bytes: &[u8], frames: &[u64]) -> Option<u64> {
     let mut sum = TapCounters::default();
-    let _ = bytes.chunks(40).try_for_each(|cpu| sum.add(cpu));
+    let _ = bytes.chunks(48).try_for_each(|cpu| sum.add(cpu));
     if let Some(peek) = bytes.first_chunk::<PEEK_BYTES>().and_then(Peek::parse) {
         std::hint::black_box((peek.task, peek.failed, peek.page[0]));
     }

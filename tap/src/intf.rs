@@ -7,8 +7,15 @@ use crate::{Added, Seen, SeenKind};
 use page::{PAGE_SIZE, Page};
 use std::time::Duration;
 
+/// Bytes of `struct tap_head`.
+pub(crate) const HEAD_BYTES: usize = 24;
+
 /// Bytes of `struct tap_event`.
-pub(crate) const EVENT_BYTES: usize = 24 + PAGE_SIZE;
+pub(crate) const EVENT_BYTES: usize = HEAD_BYTES + PAGE_SIZE;
+
+/// `OMITTED_LINE_PAGES` and `OMITTED_MULTIPLIER`.
+pub(crate) const OMITTED_LINE_PAGES: u64 = 16;
+pub(crate) const OMITTED_MULTIPLIER: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// `CALIBRATE_FILES`.
 pub(crate) const CALIBRATE_FILES: usize = 4;
@@ -25,21 +32,23 @@ pub(crate) fn kernel_device(st_dev: u64) -> u32 {
     (libc::major(st_dev) << MINOR_BITS) | libc::minor(st_dev)
 }
 
-/// `struct tap_event`.
+/// `struct tap_event`, or only its head.
 #[derive(Debug)]
 pub(crate) struct TapEvent<'a> {
     pub(crate) generation: u32,
     pub(crate) cgroup: u32,
     pub(crate) inode: u64,
     pub(crate) index: u64,
-    pub(crate) page: &'a Page,
+    /// None: its bytes were omitted.
+    pub(crate) page: Option<&'a Page>,
 }
 
 impl<'a> TapEvent<'a> {
     pub(crate) fn parse(bytes: &'a [u8]) -> Option<TapEvent<'a>> {
-        let (head, page) = bytes.split_first_chunk::<24>()?;
+        let (head, page) = bytes.split_first_chunk::<HEAD_BYTES>()?;
         let (generation, cgroup) = (word(head, 0)? as u32, (word(head, 0)? >> 32) as u32);
-        Some(TapEvent { generation, cgroup, inode: word(head, 1)?, index: word(head, 2)?, page: page.try_into().ok()? })
+        let page = if page.is_empty() { None } else { Some(page.try_into().ok()?) };
+        Some(TapEvent { generation, cgroup, inode: word(head, 1)?, index: word(head, 2)?, page })
     }
 }
 
@@ -57,15 +66,17 @@ pub(crate) struct TapConfig {
     pub(crate) linear_base: u64,
     pub(crate) device: u32,
     pub(crate) tells_cgroup: bool,
+    pub(crate) omitted_mask: u64,
 }
 
 impl TapConfig {
-    pub(crate) fn to_bytes(self) -> [u8; 24] {
-        let mut bytes = [0; 24];
+    pub(crate) fn to_bytes(self) -> [u8; 32] {
+        let mut bytes = [0; 32];
         bytes[..8].copy_from_slice(&self.vmemmap_base.to_ne_bytes());
         bytes[8..16].copy_from_slice(&self.linear_base.to_ne_bytes());
         bytes[16..20].copy_from_slice(&self.device.to_ne_bytes());
         bytes[20..24].copy_from_slice(&u32::from(self.tells_cgroup).to_ne_bytes());
+        bytes[24..].copy_from_slice(&self.omitted_mask.to_ne_bytes());
         bytes
     }
 }
@@ -78,13 +89,15 @@ pub(crate) struct TapCounters {
     pub(crate) invalidated: u64,
     pub(crate) unreadable: u64,
     pub(crate) large_folios: u64,
+    pub(crate) omitted: u64,
 }
 
 impl TapCounters {
     /// Adds one CPU's counts. Counts that make no sense give the largest there is, and no panic.
     pub(crate) fn add(&mut self, bytes: &[u8]) -> Option<()> {
-        let TapCounters { captured, ring_full, invalidated, unreadable, large_folios } = self;
-        for (nth, counter) in [captured, ring_full, invalidated, unreadable, large_folios].into_iter().enumerate() {
+        let TapCounters { captured, ring_full, invalidated, unreadable, large_folios, omitted } = self;
+        let all = [captured, ring_full, invalidated, unreadable, large_folios, omitted];
+        for (nth, counter) in all.into_iter().enumerate() {
             *counter = counter.saturating_add(word(bytes, nth)?);
         }
         Some(())
@@ -212,8 +225,12 @@ mod tests {
         let added = parse_added(&bytes[..24]).unwrap();
         assert_eq!(added, Added { generation: 7, pages: 6, inode: 8, index: 9 });
         assert!(parse_added(&bytes[..25]).is_none() && parse_added(&bytes[..23]).is_none());
-        assert_eq!((event.page[0], event.page[PAGE_SIZE - 1]), (0x5a, 0xa5));
-        for length in [0, 1, 8, 23, 24, 25, EVENT_BYTES - 1] {
+        let page = event.page.unwrap();
+        assert_eq!((page[0], page[PAGE_SIZE - 1]), (0x5a, 0xa5));
+        let omitted = TapEvent::parse(&bytes[..HEAD_BYTES]).unwrap();
+        assert_eq!((omitted.generation, omitted.cgroup, omitted.inode, omitted.index), (7, 6, 8, 9));
+        assert!(omitted.page.is_none());
+        for length in [0, 1, 8, 23, 25, EVENT_BYTES - 1] {
             assert!(TapEvent::parse(&bytes[..length]).is_none(), "{length} bytes");
         }
         bytes.push(0);
@@ -231,15 +248,16 @@ mod tests {
 
     #[test]
     fn counters_add_up_over_cpus() {
-        let cpu: Vec<u8> = (1..=5u64).flat_map(u64::to_ne_bytes).collect();
+        let cpu: Vec<u8> = (1..=6u64).flat_map(u64::to_ne_bytes).collect();
         let mut sum = TapCounters::default();
         sum.add(&cpu).unwrap();
         sum.add(&cpu).unwrap();
-        let expected = TapCounters { captured: 2, ring_full: 4, invalidated: 6, unreadable: 8, large_folios: 10 };
+        let expected =
+            TapCounters { captured: 2, ring_full: 4, invalidated: 6, unreadable: 8, large_folios: 10, omitted: 12 };
         assert_eq!(sum, expected);
-        assert!(sum.add(&cpu[..39]).is_none());
+        assert!(sum.add(&cpu[..47]).is_none());
         // Found by fuzzing: it overflowed.
-        sum.add(&[0xff; 40]).unwrap();
+        sum.add(&[0xff; 48]).unwrap();
         assert_eq!(sum.ring_full, u64::MAX);
     }
 

@@ -10,6 +10,8 @@ mod consume;
 pub mod fuzzing;
 mod intf;
 mod load;
+mod mapped;
+mod omitted;
 mod record;
 mod ring;
 mod watch;
@@ -37,8 +39,8 @@ pub struct Eviction<'a> {
     pub index: u64,
     /// Where the event stands in the stream. An event that was reserved before another has the smaller position.
     pub position: u64,
-    /// The bytes.
-    pub page: &'a Page,
+    /// The bytes. None: they were not wanted ([`CopyHints::omit`]).
+    pub page: Option<&'a Page>,
 }
 
 /// Pages that were added to the page cache, one behind the other.
@@ -67,6 +69,8 @@ pub trait Positions: Send + Sync {
 pub struct Counters {
     /// Clean evictions captured.
     pub captured: u64,
+    /// Of those, how many without their bytes, as these were not wanted.
+    pub omitted: u64,
     /// Clean evictions lost because the ring was full.
     pub ring_full: u64,
     /// Pages that left the cache otherwise (truncation, invalidation): not captured.
@@ -74,6 +78,16 @@ pub struct Counters {
     /// Evictions of pages whose bytes were not valid, not readable, or, after a failed writeback of their file, perhaps not
     /// those of the file system below: not captured.
     pub unreadable: u64,
+}
+
+/// Pages whose bytes are not wanted when they are evicted. A hint: it may be lost, and holds for one eviction only.
+pub trait CopyHints: Send + Sync {
+    /// The bytes of this page of the file with that `i_generation` are not wanted.
+    fn omit(&self, generation: u32, index: u32);
+    /// They are wanted again.
+    fn copy(&self, generation: u32, index: u32);
+    /// Those of all pages are.
+    fn copy_all(&self);
 }
 
 /// A stream of evictions.
@@ -85,4 +99,6 @@ pub trait EvictionSource: Send {
     fn positions(&self) -> Arc<dyn Positions>;
     /// What was seen so far.
     fn counters(&self) -> Counters;
+    /// Where it is said which bytes are not wanted, if the source can leave them out.
+    fn copy_hints(&self) -> Option<Arc<dyn CopyHints>>;
 }

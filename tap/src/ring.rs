@@ -11,11 +11,11 @@
 
 use crate::Positions;
 use crate::consume::{self, Memory, Word, consume};
+use crate::mapped::Mapped;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use rustix::mm::ProtFlags;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::ptr::{self, NonNull};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -26,41 +26,6 @@ const COUNTER_BYTES: usize = page::PAGE_SIZE;
 /// Longest wait of one call, whatever the caller asks for: keeps sums of times inside of what a clock can show.
 const WAIT_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// A piece of the map, mapped.
-struct Mapped {
-    start: NonNull<u8>,
-    bytes: usize,
-}
-
-impl Mapped {
-    fn new(map: BorrowedFd<'_>, protection: ProtFlags, offset: usize, bytes: usize) -> io::Result<Mapped> {
-        // SAFETY: a new mapping at an address of the kernel's choice disturbs nothing that is mapped already.
-        let start = unsafe { mmap(ptr::null_mut(), bytes, protection, MapFlags::SHARED, map, offset as u64)? };
-        let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::AddrNotAvailable)?;
-        Ok(Mapped { start, bytes })
-    }
-
-    /// `tap_shared.consumer_sleeps`, where that is what is mapped.
-    fn flag(&self) -> &AtomicU32 {
-        // SAFETY: as in `counter`; the programs access the flag with 4-byte atomics.
-        unsafe { self.start.cast::<AtomicU32>().as_ref() }
-    }
-
-    fn counter(&self) -> &AtomicU64 {
-        // SAFETY: `start` is page-aligned, at least a page is mapped for as long as `self` lives, and the kernel
-        // accesses the counter at its beginning with 8-byte atomics too.
-        unsafe { self.start.cast::<AtomicU64>().as_ref() }
-    }
-}
-
-impl Drop for Mapped {
-    fn drop(&mut self) {
-        // SAFETY: this is the mapping that `new` made; whoever borrows from it borrows `self`.
-        let unmapped = unsafe { munmap(self.start.as_ptr().cast(), self.bytes) };
-        debug_assert!(unmapped.is_ok());
-    }
-}
-
 /// The mapped ring.
 struct Mapping {
     consumer: Mapped,
@@ -69,12 +34,6 @@ struct Mapping {
     sleeps: Mapped,
     ring_bytes: usize,
 }
-
-// SAFETY: the mappings belong to the process, not to a thread. Shared access goes through atomics; records are read by
-// the one owner of `Ring` only.
-unsafe impl Send for Mapping {}
-// SAFETY: as above.
-unsafe impl Sync for Mapping {}
 
 impl Memory for Mapping {
     type Word32 = AtomicU32;
@@ -96,7 +55,7 @@ impl Memory for Mapping {
         debug_assert!(offset + size_of::<u64>() <= self.ring_bytes && offset.is_multiple_of(8));
         // SAFETY: `offset` comes from `record::header_offset`: 8-aligned and inside of the ring, which starts
         // COUNTER_BYTES into this mapping. The kernel writes the word atomically.
-        unsafe { self.producer.start.add(COUNTER_BYTES + offset).cast::<AtomicU32>().as_ref() }
+        unsafe { self.producer.start().add(COUNTER_BYTES + offset).cast::<AtomicU32>().as_ref() }
     }
 
     fn record<T>(&self, offset: usize, length: usize, look: impl FnOnce(&[u8]) -> T) -> T {
@@ -105,7 +64,7 @@ impl Memory for Mapping {
         // kernel has finished writing it, and writes there again only after the consumer's counter has passed it, which
         // happens when the slice is gone.
         let bytes =
-            unsafe { std::slice::from_raw_parts(self.producer.start.add(COUNTER_BYTES + offset).as_ptr(), length) };
+            unsafe { std::slice::from_raw_parts(self.producer.start().add(COUNTER_BYTES + offset).as_ptr(), length) };
         look(bytes)
     }
 }

@@ -15,6 +15,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use sync::{Condvar, Mutex, RwLock};
+use tap::CopyHints;
 use wire::WireKey;
 
 /// Files remembered that the kernel has forgotten. At some 400 bytes each beside their entries, 100 MiB at the most.
@@ -37,6 +38,8 @@ pub struct File {
     users: AtomicU32,
     /// The catalog's count of reclaims when it was last read or a page of it evicted.
     used: AtomicU64,
+    /// When a READ of a stream was answered last, in microseconds.
+    pub(super) answered_us: AtomicU64,
     pub(crate) state: Mutex<FileState>,
     /// A change has ended.
     pub(crate) settled: Condvar,
@@ -68,6 +71,8 @@ pub struct Catalog {
     reclaims: AtomicU64,
     /// In whose names pages are lent.
     pub groups: Groups,
+    /// Where it is said which pages' bytes are not wanted at their next eviction.
+    copy_hints: Option<Arc<dyn CopyHints>>,
 }
 
 /// What is known of one lender.
@@ -99,6 +104,38 @@ impl Catalog {
             entry_bytes_max,
             reclaims: AtomicU64::new(1),
             groups: Groups::default(),
+            copy_hints: None,
+        }
+    }
+
+    /// The same, with hints for who sees the evictions.
+    pub fn with_hints(self, copy_hints: Option<Arc<dyn CopyHints>>) -> Catalog {
+        Catalog { copy_hints, ..self }
+    }
+
+    /// Whether somebody takes hints.
+    pub fn takes_hints(&self) -> bool {
+        self.copy_hints.is_some()
+    }
+
+    /// Nothing is to be sent of this page, which the kernel caches now: at its next eviction its bytes are not wanted.
+    pub fn wants_no_bytes(&self, id: PageId) {
+        if let Some(hints) = &self.copy_hints {
+            hints.omit(id.file.0, id.index);
+        }
+    }
+
+    /// They are wanted, should they have been not.
+    pub fn wants_bytes(&self, id: PageId) {
+        if let Some(hints) = &self.copy_hints {
+            hints.copy(id.file.0, id.index);
+        }
+    }
+
+    /// The bytes of all pages are wanted.
+    pub fn wants_all_bytes(&self) {
+        if let Some(hints) = &self.copy_hints {
+            hints.copy_all();
         }
     }
 
@@ -122,6 +159,7 @@ impl Catalog {
             key,
             identity,
             users: AtomicU32::new(1),
+            answered_us: AtomicU64::new(0),
             used: AtomicU64::new(0),
             state: Mutex::default(),
             settled: Condvar::new(),
@@ -139,6 +177,7 @@ impl Catalog {
             key,
             identity,
             users: AtomicU32::new(1),
+            answered_us: AtomicU64::new(0),
             used: AtomicU64::new(0),
             state: Mutex::new(FileState::restored(left)),
             settled: Condvar::new(),
@@ -377,6 +416,7 @@ impl Catalog {
     /// The entry of a page was voided: notes what its lender keeps in vain, also of a lender that is away. What is busy is noted too,
     /// as its put may never be answered; if it is, and comes behind the Drop, that answer has it dropped once more.
     pub fn void(&self, file: FileKey, index: u32, entry: Entry) {
+        self.wants_bytes(PageId { file, index });
         if let Entry::Busy { place, version, .. } | Entry::Present { place, version, .. } = entry
             && self.standing(place) != Standing::Lost
         {

@@ -21,6 +21,7 @@ use page::{ChecksumKey, FileKey, PAGE_SIZE, Page, PageId, PageRange};
 use std::sync::Arc;
 use sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use sync::{Condvar, Mutex};
+use tap::CopyHints;
 use wire::WireKey;
 
 /// Which copy of a page stays when it is read back (Puma 2015, §3.3.4).
@@ -123,6 +124,8 @@ pub struct Setup {
     pub filter: bool,
     /// Memory that the catalog's entries may take.
     pub entry_bytes_max: u64,
+    /// Where it is said which pages need not be copied when they are evicted.
+    pub copy_hints: Option<Arc<dyn CopyHints>>,
     /// Whether it is known what the files below hold, for pages that guests have evicted: with this key.
     pub demoted: Option<ChecksumKey>,
 }
@@ -139,6 +142,7 @@ impl Setup {
             sees_evictions,
             filter: true,
             entry_bytes_max: super::catalog::ENTRY_BYTES_MAX,
+            copy_hints: None,
             demoted: None,
         }
     }
@@ -194,7 +198,7 @@ impl Core {
         };
         let keeps = !(setup.strategy == Strategy::Exclusive && setup.sees_evictions);
         Core {
-            catalog: Catalog::new(setup.lenders, setup.entry_bytes_max),
+            catalog: Catalog::new(setup.lenders, setup.entry_bytes_max).with_hints(setup.copy_hints),
             metrics: Metrics::default(),
             curve: Curve::new(keeps),
             stream_room: StreamRoom::new(keeps),
@@ -315,8 +319,9 @@ impl Core {
         self.queues[usize::from(lender)].salt.store(salt, Ordering::Relaxed);
     }
 
-    /// Lenders were found, lost, or found too slow: they share the buffers anew.
-    pub fn share_buffers(&self) {
+    /// Lenders were found, lost, or found too slow: they share the buffers anew, and what a lender had, another one may want.
+    pub fn lenders_changed(&self) {
+        self.catalog.wants_all_bytes();
         self.buffers.share_among(self.catalog.usable().count_ones() as usize);
     }
 
@@ -336,7 +341,13 @@ impl Core {
                 file.state.lock().begin_attributes();
                 return changing;
             }
-            Change::Buffered { offset, len, .. } => PageRange::touched_by(offset.min(size), offset.saturating_add(len)),
+            Change::Buffered { offset, len, .. } => {
+                let range = PageRange::touched_by(offset.min(size), offset.saturating_add(len));
+                // Other changes leave nothing in the kernel's cache.
+                let indexes = (offset / PAGE_SIZE as u64..range.end).map_while(|index| u32::try_from(index).ok());
+                indexes.for_each(|index| self.catalog.wants_bytes(PageId { file: file.key(), index }));
+                range
+            }
             // A change that reaches behind the end moves it.
             Change::Other { start, end } | Change::Hole { start, end } | Change::Doubtful { start, end } => {
                 if end > size {
@@ -425,8 +436,8 @@ impl Core {
     }
 
     /// The kernel has evicted a page of the file that it knows by `key`. Returns the lender for which a buffer has become full.
-    /// `group` is the control group in whose name it was cached; 0: none.
-    pub fn evicted(&self, key: FileKey, index: u64, position: u64, page: &Page, group: u8) -> Option<u8> {
+    /// `page` is None where its bytes were not copied; `group` is the control group in whose name it was cached; 0: none.
+    pub fn evicted(&self, key: FileKey, index: u64, position: u64, page: Option<&Page>, group: u8) -> Option<u8> {
         self.metrics.evictions.one();
         if group != 0 {
             self.catalog.groups.evicted(group);
@@ -474,13 +485,13 @@ impl Core {
         state: &mut FileState,
         index: u32,
         position: u64,
-        page: &Page,
+        page: Option<&Page>,
         group: u8,
     ) -> Option<u8> {
         let metrics = &self.metrics;
         let standing = |place| self.catalog.standing(place);
         let (before, elsewhere) = (state.entry(index), self.usable() != 0);
-        let is_zero = page::is_zero(page);
+        let is_zero = page.is_some_and(page::is_zero);
         let verdict = state.evict(index, position, is_zero, standing, self.catalog.has_room(), elsewhere);
         let might_be_lent = matches!(verdict, Verdict::Put | Verdict::Known | Verdict::Zero | Verdict::NoRoom);
         if (might_be_lent || verdict == Verdict::Sequential) && self.catalog.groups.takes_part(group) {
@@ -490,9 +501,10 @@ impl Core {
             }
         }
         let counter = match verdict {
-            Verdict::Put => match self.catalog.groups.admit(group, self.is_full()) {
-                Admission::Yes => return self.put(file, state, index, page, before, group),
-                Admission::Apart | Admission::OverShare => &metrics.evictions_not_admitted,
+            Verdict::Put => match (page, self.catalog.groups.admit(group, self.is_full())) {
+                (Some(page), Admission::Yes) => return self.put(file, state, index, page, before, group),
+                (None, Admission::Yes) => &metrics.evictions_not_copied,
+                (_, Admission::Apart | Admission::OverShare) => &metrics.evictions_not_admitted,
             },
             Verdict::Known => &metrics.evictions_known,
             Verdict::Zero => {
@@ -622,6 +634,7 @@ impl Core {
             if let Some(file) = self.catalog.file(key.id().file) {
                 let mut state = file.state.lock();
                 state.gone(key.id().index, key.version(), None);
+                self.catalog.wants_bytes(key.id());
                 self.catalog.account(&mut state);
             }
         }

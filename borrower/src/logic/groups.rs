@@ -365,7 +365,8 @@ mod tests {
                     assert!(core.catalog.lender_up(0));
                 }
                 _ => {
-                    core.evicted(file.key(), index.into(), 0, &[random.u8(1..); PAGE_SIZE], random.u8(0..4));
+                    let page = [random.u8(1..); PAGE_SIZE];
+                    core.evicted(file.key(), index.into(), 0, Some(&page), random.u8(0..4));
                     while let Some((request, batch)) = core.next_put(0, true) {
                         let stored = u8::from(random.u32(0..10) > 0);
                         let statuses = vec![stored; batch.items().len()];

@@ -18,6 +18,8 @@ use super::rules::{Rule, keeps};
 use crate::below::Stamp;
 use page::{PAGE_SIZE, Page, PageId, PageRange, Version};
 use std::ops::Range;
+use std::time::Duration;
+use sync::atomic::Ordering;
 use wire::{ITEMS_MAX, WireKey};
 
 /// How often a READ is done again because its pages changed meanwhile. After that, changes are kept out while it is read from below.
@@ -315,12 +317,49 @@ impl Reading {
             return false;
         }
         core.metrics.read_pages.add(bytes.len().div_ceil(PAGE_SIZE) as u64);
+        if core.catalog.takes_hints() {
+            self.hint(core, file, state);
+        }
         if let Some(demoted) = core.demoted() {
             self.know(core, demoted, file, state, bytes);
         } else if !core.sees_evictions() {
             self.fill_pool(core, file, state, bytes);
         }
         true
+    }
+
+    /// It is answered, at that time, counted from whenever the borrower began: so fast goes the stream on that it belongs to.
+    pub fn note_answered(&self, core: &Core, file: &File, now: Duration) {
+        if !self.is_sequential() {
+            return;
+        }
+        let now_us = now.as_micros() as u64;
+        let took = Duration::from_micros(now_us.saturating_sub(file.answered_us.swap(now_us, Ordering::Relaxed)));
+        let indexes = self.offset / PAGE_SIZE as u64..;
+        let is_lent = |source: &Source| matches!(source, Source::Lender(..));
+        let is_left = |(source, index): (&Source, u64)| *source == Source::Below && self.ticket().is_left(index);
+        if self.sources.iter().all(is_lent) {
+            core.stream_room.went_on(self.sources.len(), true, took);
+        } else if self.sources.iter().zip(indexes).all(is_left) {
+            core.stream_room.went_on(self.sources.len(), false, took);
+        }
+    }
+
+    /// What lenders keep, and what is left to the disk, need not be copied when it is evicted.
+    fn hint(&self, core: &Core, file: &File, state: &FileState) {
+        let first = self.offset / PAGE_SIZE as u64;
+        let indexes = (first..).map_while(|index| u32::try_from(index).ok());
+        for (index, source) in indexes.zip(&self.sources) {
+            let id = PageId { file: file.key(), index };
+            match source {
+                Source::Lender(..) | Source::Busy(..) if core.is_exclusive() => {}
+                Source::Lender(..) | Source::Busy(..) | Source::Zero => core.catalog.wants_no_bytes(id),
+                Source::Below if matches!(state.entry(index), Entry::Absent { sequential: true, .. }) => {
+                    core.catalog.wants_no_bytes(id);
+                }
+                Source::Below | Source::Demoted(_) => core.catalog.wants_bytes(id),
+            }
+        }
     }
 
     /// Notes what the file below holds.
@@ -358,7 +397,7 @@ impl Reading {
                     core.stream_room.evicted(file.key(), narrow);
                     continue;
                 }
-                core.offer(file, state, narrow, u64::MAX, page, 0);
+                core.offer(file, state, narrow, u64::MAX, Some(page), 0);
             }
         }
     }

@@ -9,6 +9,8 @@
 //! - Lending streams does harm if what is read at random would then be farther back than there is room. That is believed of all that is
 //!   farther back, whether or not it would be nearer without the streams, and a page of it counts for `RANDOM_PAGES` of a stream.
 //! - Lenders and disk are compared by what a page takes in long READs. As long as nothing is known of the lenders, one in `TRIED` neighbourhoods is lent.
+//! - That leaves out what lenders cost otherwise: each page that they are to have is sealed and sent by the same processors. So when streams are lent,
+//!   how fast they go on is compared with how fast they did when they were left to the disk.
 //!
 //! Pure: times are arguments.
 
@@ -41,6 +43,12 @@ const TIMED_PAGES_MAX: f64 = 8192.0;
 /// the puts that there will be. And for streams to be left to the disk again.
 const LENT_RATIO: f64 = 0.5;
 const SLOWER_RATIO: f64 = 1.0;
+
+/// The same of how fast streams go on: more of them, as a disk with a limit stops for tens of milliseconds.
+const PACED_PAGES_MIN: f64 = 8192.0;
+const PACED_PAGES_MAX: f64 = 65_536.0;
+/// How long a stream may rest; after that it was its reader who did.
+const REST_MAX: Duration = Duration::from_millis(250);
 
 /// Pages of streams that the disk reads, 64 GiB, before lenders that were slower are tried again.
 const RETRIED_PAGES: u64 = 16 << 20;
@@ -94,16 +102,17 @@ struct Rate {
 }
 
 impl Rate {
-    fn note(&mut self, pages: usize, took: Duration) {
+    fn note(&mut self, pages: usize, took: Duration, pages_max: f64) {
         self.pages += pages as f64;
         self.us += took.as_secs_f64() * 1e6;
-        if self.pages > TIMED_PAGES_MAX {
+        if self.pages > pages_max {
             (self.pages, self.us) = (self.pages / 2.0, self.us / 2.0);
         }
     }
 
-    fn us_per_page(&self) -> Option<f64> {
-        (self.pages >= TIMED_PAGES_MIN).then(|| self.us / self.pages)
+    /// If it is known of so many pages.
+    fn us_per_page(&self, pages_min: f64) -> Option<f64> {
+        (self.pages >= pages_min).then(|| self.us / self.pages)
     }
 }
 
@@ -119,19 +128,29 @@ struct Weighed {
 struct Speeds {
     lenders: Rate,
     disk: Rate,
+    /// How fast streams go on that come from lenders, and those that are left to the disk.
+    lent_pace: Rate,
+    left_pace: Rate,
     is_slower: Option<bool>,
     /// Pages that the disk has read since lenders were found to be slower.
     left_pages: u64,
 }
 
 impl Speeds {
+    fn forget_lenders(&mut self) {
+        (self.lenders, self.lent_pace) = Default::default();
+    }
+
     fn compare(&mut self) {
-        let (Some(lenders), Some(disk)) = (self.lenders.us_per_page(), self.disk.us_per_page()) else {
+        let timed = |rate: &Rate| rate.us_per_page(TIMED_PAGES_MIN);
+        let (Some(lenders), Some(disk)) = (timed(&self.lenders), timed(&self.disk)) else {
             self.is_slower = None;
             return;
         };
         let ratio = if self.is_slower == Some(false) { SLOWER_RATIO } else { LENT_RATIO };
-        let is_slower = lenders > disk * ratio;
+        let paced = |rate: &Rate| rate.us_per_page(PACED_PAGES_MIN);
+        let lags = paced(&self.lent_pace).zip(paced(&self.left_pace)).is_some_and(|(lent, left)| lent > left);
+        let is_slower = lenders > disk * ratio || lags;
         if self.is_slower != Some(is_slower) {
             (self.is_slower, self.left_pages) = (Some(is_slower), 0);
         }
@@ -211,17 +230,17 @@ impl StreamRoom {
 
     /// Lenders took so long for so many pages, of a large READ; divided by how many were under way.
     pub fn lender_took(&self, pages: usize, took: Duration) {
-        self.took(|speeds| speeds.lenders.note(pages, took));
+        self.took(|speeds| speeds.lenders.note(pages, took, TIMED_PAGES_MAX));
     }
 
     /// The disk did, for a large READ in a stream.
     pub fn disk_took(&self, pages: usize, took: Duration) {
         self.took(|speeds| {
-            speeds.disk.note(pages, took);
+            speeds.disk.note(pages, took, TIMED_PAGES_MAX);
             if speeds.is_slower == Some(true) {
                 speeds.left_pages += pages as u64;
                 if speeds.left_pages > RETRIED_PAGES {
-                    speeds.lenders = Rate::default();
+                    speeds.forget_lenders();
                 }
             }
         });
@@ -229,7 +248,17 @@ impl StreamRoom {
 
     /// They are others now, or have become slower or faster.
     pub fn forget_lenders(&self) {
-        self.took(|speeds| speeds.lenders = Rate::default());
+        self.took(Speeds::forget_lenders);
+    }
+
+    /// A stream has gone on by so many pages, all from lenders or all left to the disk, in that time.
+    pub fn went_on(&self, pages: usize, is_lent: bool, took: Duration) {
+        if took < REST_MAX {
+            self.took(|speeds| {
+                let pace = if is_lent { &mut speeds.lent_pace } else { &mut speeds.left_pace };
+                pace.note(pages, took, PACED_PAGES_MAX);
+            });
+        }
     }
 
     fn took(&self, note: impl FnOnce(&mut Speeds)) {
@@ -352,6 +381,34 @@ mod tests {
         (0..RETRIED_PAGES / 64).for_each(|_| room.disk_took(64, fast));
         assert_eq!(room.lending(), Lending::Tried);
         (0..10).for_each(|_| room.lender_took(64, slow));
+        assert_eq!(room.lending(), Lending::Slower);
+        room.forget_lenders();
+        assert_eq!(room.lending(), Lending::Tried);
+    }
+
+    #[test]
+    fn a_stream_that_goes_on_more_slowly_than_from_the_disk_is_left_to_it() {
+        let mut world = World::new();
+        (0..2).for_each(|_| world.pass(0, 8192));
+        let room = &world.room;
+        let (fast, slow) = (Duration::from_micros(300), Duration::from_millis(1));
+        (0..10).for_each(|_| room.disk_took(64, slow));
+        (0..10).for_each(|_| room.lender_took(64, fast));
+        (0..200).for_each(|_| room.went_on(64, false, slow));
+        (0..200).for_each(|_| room.went_on(64, true, fast));
+        assert_eq!(room.lending(), Lending::Lent);
+        // A reader that rests is no matter of lenders.
+        (0..100).for_each(|_| room.went_on(64, true, REST_MAX));
+        assert_eq!(room.lending(), Lending::Lent);
+        // Each get is quick, but nothing else gets on.
+        (0..2000).for_each(|_| room.went_on(64, true, 2 * slow));
+        assert_eq!(room.lending(), Lending::Slower);
+        (0..10).for_each(|_| room.lender_took(64, fast));
+        assert_eq!(room.lending(), Lending::Slower);
+        // The disk has become slower still, or lenders are others.
+        (0..2000).for_each(|_| room.went_on(64, false, 4 * slow));
+        assert_eq!(room.lending(), Lending::Lent);
+        (0..2000).for_each(|_| room.went_on(64, true, 5 * slow));
         assert_eq!(room.lending(), Lending::Slower);
         room.forget_lenders();
         assert_eq!(room.lending(), Lending::Tried);

@@ -6,7 +6,8 @@ use tap::fuzzing::{RingMemory, calibration, step};
 
 /// Bytes of the ring that is read: its smallest.
 const RING_BYTES: usize = 8 << 10;
-const EVENT_BYTES: usize = 24 + page::PAGE_SIZE;
+const HEAD_BYTES: usize = 24;
+const EVENT_BYTES: usize = HEAD_BYTES + page::PAGE_SIZE;
 const BUSY: u32 = 1 << 31;
 const DISCARD: u32 = 1 << 30;
 
@@ -41,11 +42,13 @@ pub const RING: Target = Target {
         let seed = |consumer: u64, pending: u64, ring: &[Vec<u8>]| {
             [&consumer.to_le_bytes()[..], &pending.to_le_bytes(), &ring.concat()].concat()
         };
+        let head = record(HEAD_BYTES as u32, &event[..HEAD_BYTES]);
         let event = record(EVENT_BYTES as u32, &event);
         let small = record(8, &[1; 8]);
         let given_up = record(DISCARD | 16, &[0; 16]);
         vec![
             seed(0, event.len() as u64, std::slice::from_ref(&event)),
+            seed(0, (head.len() + event.len()) as u64, &[head, event.clone()]),
             seed(0, (small.len() + given_up.len() + event.len()) as u64, &[small, given_up, event.clone()]),
             seed(1 << 40, event.len() as u64 + 16, &[event, record(BUSY | 8, &[0; 8])]),
             seed(0, 16, &[record(9, &[0; 8])]),
@@ -65,7 +68,7 @@ fn ring(mut bytes: &[u8]) {
         let ahead = position.wrapping_sub(consumer);
         assert!(ahead < pending && (at == 0 || *position != last), "record at {position}");
         assert!(ahead + *length as u64 <= pending && *length <= RING_BYTES, "record of {length} bytes");
-        assert_eq!(*is_event, *length == EVENT_BYTES);
+        assert_eq!(*is_event, *length == EVENT_BYTES || *length == HEAD_BYTES);
         last = *position;
     }
 }

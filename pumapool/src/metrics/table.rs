@@ -255,7 +255,8 @@ const DECLARED: &[Section] = &[
         counter("pumapool_cgroup_apart_pages_total", In::Count, "apart_pages", "evictions not sent, as it has no part in it"),
     ]) },
     Section { title: TAP, daemons: &["mount"], at: "/tap", labels: OF_MOUNT, metrics: Cow::Borrowed(&[
-        counter("pumapool_mount_tap_captured_pages_total", In::Count, "captured_pages", "evictions copied into the ring"),
+        counter("pumapool_mount_tap_captured_pages_total", In::Count, "captured_pages", "evictions told in the ring"),
+        counter("pumapool_mount_tap_omitted_pages_total", In::Count, "omitted_pages", "of those, evictions whose bytes were not copied, as nothing was to be sent"),
         counter("pumapool_mount_tap_ring_full_pages_total", In::Count, "ring_full_pages", "evictions lost because the ring was full"),
         counter("pumapool_mount_tap_invalidated_pages_total", In::Count, "invalidated_pages", "pages that left the page cache because they were dropped, not evicted: nothing captured"),
         counter("pumapool_mount_tap_unreadable_pages_total", In::Count, "unreadable_pages", "evictions whose page could not be copied"),

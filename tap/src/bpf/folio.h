@@ -25,6 +25,7 @@ typedef __u32 __wsum;
 
 enum { BPF_MAP_TYPE_ARRAY = 2, BPF_MAP_TYPE_PERCPU_ARRAY = 6, BPF_MAP_TYPE_LRU_HASH = 9, BPF_MAP_TYPE_RINGBUF = 27 };
 enum { BPF_RB_NO_WAKEUP = 1, BPF_RB_FORCE_WAKEUP = 2 };
+enum { BPF_F_MMAPABLE = 1 << 10 };
 
 #define KERNEL_TYPE __attribute__((preserve_access_index))
 

@@ -16,13 +16,29 @@ typedef unsigned long long u64;
 /* The largest folio of a page cache on x86-64 is a PMD: order 9. A larger one would be news; it is counted, not read. */
 #define TAP_FOLIO_PAGES_MAX 512
 
-/* One record of the ring: one page that reclaim evicted. */
-struct tap_event {
+/* One page that reclaim evicted; alone a record of the ring, where its bytes are omitted. */
+struct tap_head {
 	u32 generation; /* i_generation of the page's inode */
 	u32 cgroup;     /* lower half of the number of the control group that it was charged to; 0: unknown, or not asked for */
 	u64 inode;      /* i_ino of the page's inode */
 	u64 index;      /* the page's index in the file */
+};
+
+/* A record of the ring with the page's bytes. */
+struct tap_event {
+	struct tap_head head;
 	u8 page[TAP_PAGE_SIZE];
+};
+
+/*
+ * Pages whose bytes the consumer does not want: a table that has a fingerprint of each in the one place where that can stand, unless another
+ * page has taken it. 0: none. A line, as one of the processor's cache, is for neighbours in a file: (generation << 32 | index) / 16, multiplied,
+ * gives its number from bit 32 on, and below that their fingerprint, which is made odd.
+ */
+#define OMITTED_LINE_PAGES 16
+#define OMITTED_MULTIPLIER 0x9e3779b97f4a7c15ULL
+struct omitted_line {
+	u32 fingerprints[OMITTED_LINE_PAGES];
 };
 
 /* One record of the other ring: pages that were added to the page cache, one behind the other. */
@@ -39,6 +55,7 @@ struct tap_config {
 	u64 linear_base;  /* address of the byte at physical address 0 */
 	u32 device;       /* s_dev of the file system that is tapped: major << 20 | minor */
 	u32 tells_cgroup; /* 0: the control groups of pages are not asked for */
+	u64 omitted_mask; /* lines of the table of omitted pages, a power of two, less one */
 };
 
 /*
@@ -49,13 +66,14 @@ struct tap_shared {
 	u32 consumer_sleeps;
 };
 
-/* Counts since the tap was attached; one such struct per CPU. All but the last are in pages. */
+/* Counts since the tap was attached; one such struct per CPU. All but the folios are in pages. */
 struct tap_counters {
 	u64 captured;
 	u64 ring_full;
 	u64 invalidated;
 	u64 unreadable;
 	u64 large_folios; /* folios of more than one page that were captured, in part or whole */
+	u64 omitted;      /* captured without their bytes */
 };
 
 /* File systems that are watched at once. */
@@ -123,11 +141,12 @@ struct calibrate_peek {
 	u8 page[TAP_PAGE_SIZE];
 };
 
+_Static_assert(sizeof(struct tap_head) == 24, "tap_head");
 _Static_assert(sizeof(struct tap_event) == 24 + TAP_PAGE_SIZE, "tap_event");
 _Static_assert(sizeof(struct tap_added) == 24, "tap_added");
-_Static_assert(sizeof(struct tap_config) == 24, "tap_config");
+_Static_assert(sizeof(struct tap_config) == 32, "tap_config");
 _Static_assert(sizeof(struct tap_shared) == 4, "tap_shared");
-_Static_assert(sizeof(struct tap_counters) == 40, "tap_counters");
+_Static_assert(sizeof(struct tap_counters) == 48, "tap_counters");
 _Static_assert(sizeof(struct watch_config) == 32, "watch_config");
 _Static_assert(sizeof(struct watch_shared) == 16, "watch_shared");
 _Static_assert(sizeof(struct watch_event) == 40, "watch_event");

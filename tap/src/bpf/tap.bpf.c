@@ -1,5 +1,6 @@
 /*
- * The eviction tap: copies each clean page of one file system into a ring at the moment reclaim takes it.
+ * The eviction tap: copies each clean page of one file system into a ring at the moment reclaim takes it, or, where the consumer
+ * does not want its bytes, says only that it was taken.
  *
  * It runs in the tracepoint mm_filemap_delete_from_page_cache, under the lock of the file's page tree and with interrupts
  * off, for every page that leaves any page cache of the machine. So it looks at the file system first, allocates nothing,
@@ -27,6 +28,15 @@ struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, 4096); /* replaced before the load */
 } added_ring SEC(".maps");
+
+/* Written by the consumer at any time: one fingerprint at a time. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 64); /* replaced before the load */
+	__type(key, u32);
+	__type(value, struct omitted_line);
+} omitted_pages SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
@@ -68,13 +78,54 @@ static __always_inline u64 wakeup(void)
 	return __sync_lock_test_and_set(&shared.consumer_sleeps, 0) ? BPF_RB_FORCE_WAKEUP : BPF_RB_NO_WAKEUP;
 }
 
+/*
+ * Whether the consumer does not want the bytes of this page. That is said for one eviction: if it was wrong, or is no longer right,
+ * the next one is captured.
+ */
+static __always_inline int is_omitted(u32 generation, u64 index)
+{
+	u64 hash = ((u64)generation << 32 | (u32)index) / OMITTED_LINE_PAGES * OMITTED_MULTIPLIER;
+	u32 number = hash >> 32 & config.omitted_mask;
+	struct omitted_line *line = bpf_map_lookup_elem(&omitted_pages, &number);
+	u32 *fingerprint;
+
+	if (!line || index >> 32)
+		return 0;
+	fingerprint = &line->fingerprints[index % OMITTED_LINE_PAGES];
+	if (*fingerprint != ((u32)hash | 1))
+		return 0;
+	*fingerprint = 0;
+	return 1;
+}
+
+static __always_inline void fill_head(struct tap_head *head, const struct walk *walk, u64 nth)
+{
+	head->generation = walk->generation;
+	head->cgroup = walk->cgroup;
+	head->inode = walk->inode;
+	head->index = walk->index + nth;
+}
+
 static long capture_page(u64 nth, void *data)
 {
 	const struct walk *walk = data;
 	struct tap_event *event;
+	struct tap_head *head;
 
 	if (is_poisoned(walk, nth)) {
 		walk->counters->unreadable++;
+		return 0;
+	}
+	if (is_omitted(walk->generation, walk->index + nth)) {
+		head = bpf_ringbuf_reserve(&ring, sizeof(*head), 0);
+		if (!head) {
+			walk->counters->ring_full++;
+			return 0;
+		}
+		fill_head(head, walk, nth);
+		bpf_ringbuf_submit(head, wakeup());
+		walk->counters->captured++;
+		walk->counters->omitted++;
 		return 0;
 	}
 	event = bpf_ringbuf_reserve(&ring, sizeof(*event), 0);
@@ -82,10 +133,7 @@ static long capture_page(u64 nth, void *data)
 		walk->counters->ring_full++;
 		return 0;
 	}
-	event->generation = walk->generation;
-	event->cgroup = walk->cgroup;
-	event->inode = walk->inode;
-	event->index = walk->index + nth;
+	fill_head(&event->head, walk, nth);
 	if (bpf_probe_read_kernel(event->page, sizeof(event->page), (void *)(walk->address + nth * TAP_PAGE_SIZE))) {
 		bpf_ringbuf_discard(event, wakeup());
 		walk->counters->unreadable++;

@@ -33,7 +33,7 @@ fn eviction_cost() {
     let Some(file) = KnownFile::new(0x5eed_0008, PAGES, TEST) else { return };
     for (large, name) in [(false, "single pages"), (true, "large folios where the file system has them")] {
         let without = ns_per_page(&file, large, || ());
-        let elsewhere = match BpfTap::load(Target { device: 0, tells_cgroup: false }, BpfTap::RING_BYTES) {
+        let elsewhere = match BpfTap::load(Target::default(), BpfTap::RING_BYTES) {
             Ok(tap) => tap,
             Err(error) => return skip(TEST, error),
         };
@@ -58,7 +58,7 @@ fn eviction_cost() {
             let with = std::thread::scope(|scope| {
                 scope.spawn(|| {
                     while !stop.load(std::sync::atomic::Ordering::Relaxed) {
-                        tap.poll(timeout, &mut |event| assert!(event.page.len() == 4096)).unwrap();
+                        tap.poll(timeout, &mut |event| assert!(event.page.is_some())).unwrap();
                     }
                 });
                 let with = ns_per_page(&file, large, || ());
@@ -69,6 +69,6 @@ fn eviction_cost() {
         }
     }
     let begun = Instant::now();
-    drop(BpfTap::load(Target { device: 0, tells_cgroup: false }, BpfTap::RING_BYTES));
+    drop(BpfTap::load(Target::default(), BpfTap::RING_BYTES));
     println!("loading the tap, with calibration: {} µs", begun.elapsed().as_micros());
 }

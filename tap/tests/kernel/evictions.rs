@@ -31,7 +31,7 @@ impl Captured<'_> {
             return;
         }
         match self.times.get_mut(event.index as usize) {
-            Some(times) if *event.page == self.content[event.index as usize] => *times += 1,
+            Some(times) if event.page == Some(&self.content[event.index as usize]) => *times += 1,
             _ => self.wrong += 1,
         }
     }
@@ -117,6 +117,60 @@ fn large_folios_are_taken_apart() {
 }
 
 #[test]
+fn bytes_that_are_not_wanted_are_left_out_once() {
+    const TEST: &str = "bytes_that_are_not_wanted_are_left_out_once";
+    const PAGES: u64 = 1024;
+    let _turn = turn();
+    let Some(file) = KnownFile::new(0x5eed_0009, PAGES, TEST) else { return };
+    let Some(mut tap) = tap_on(&file, BpfTap::RING_BYTES, TEST) else { return };
+    let hints = tap.copy_hints().unwrap();
+    let generation = file.generation();
+    let mut evicted = |hint: &dyn Fn(u32)| {
+        file.read_page_by_page();
+        let before = tap.counters().omitted;
+        (0..PAGES as u32).for_each(hint);
+        file.drop_cache();
+        let (mut omitted, mut captured) = (Vec::new(), Captured::of(&file));
+        let mut take = |event: Eviction<'_>| match event.page {
+            None => omitted.push((event.generation, event.index)),
+            Some(_) => captured.take(&event),
+        };
+        while tap.poll(Duration::ZERO, &mut take).unwrap() > 0 {}
+        assert_eq!(tap.counters().omitted - before, omitted.len() as u64);
+        assert_eq!(captured.wrong, 0, "pages with wrong bytes");
+        omitted.sort_unstable();
+        (omitted, captured.times)
+    };
+    let third = |index: &u32| index.is_multiple_of(3);
+    let (omitted, times) = evicted(&|index| {
+        hints.omit(generation.wrapping_add(1), index);
+        if third(&index) {
+            hints.omit(generation, index);
+        }
+    });
+    let expected: Vec<_> = (0..PAGES as u32).filter(third).map(|index| (generation, index.into())).collect();
+    // Two pages may have the same place in the table.
+    println!("{} of {} pages without their bytes", omitted.len(), expected.len());
+    assert!(omitted.len() > expected.len() * 9 / 10 && omitted.iter().all(|page| expected.contains(page)));
+    for (index, times) in times.into_iter().enumerate() {
+        let is_omitted = omitted.binary_search(&(generation, index as u64)).is_ok();
+        assert_eq!(times, u32::from(!is_omitted), "page {index}");
+    }
+    // That was for one eviction; and what was said can be taken back.
+    assert_eq!(evicted(&|_| ()), (vec![], vec![1; PAGES as usize]));
+    let taken_back = |index| {
+        hints.omit(generation, index);
+        hints.copy(generation, index);
+    };
+    assert_eq!(evicted(&taken_back), (vec![], vec![1; PAGES as usize]));
+    let all_taken_back = |index| {
+        hints.omit(generation, index);
+        hints.copy_all();
+    };
+    assert_eq!(evicted(&all_taken_back), (vec![], vec![1; PAGES as usize]));
+}
+
+#[test]
 fn truncation_is_no_eviction_and_fadvise_is_one() {
     const TEST: &str = "truncation_is_no_eviction_and_fadvise_is_one";
     const PAGES: u64 = 1024;
@@ -164,7 +218,7 @@ fn the_newest_bytes_are_captured_and_dirty_ones_never() {
         let mut take = |event: Eviction<'_>| {
             if event.generation == generation {
                 events += 1;
-                wrong += u64::from(*event.page != content(newest, event.index));
+                wrong += u64::from(event.page != Some(&content(newest, event.index)));
             }
         };
         while tap.poll(Duration::ZERO, &mut take).unwrap() > 0 {}
@@ -229,7 +283,7 @@ fn an_idle_tap_waits_and_a_dropped_one_is_gone() {
 #[test]
 fn bad_ring_sizes_are_refused() {
     for bytes in [0, 1, 4096, 12_288, BpfTap::RING_BYTES + 1, BpfTap::RING_BYTES_MAX * 2, usize::MAX] {
-        let error = BpfTap::load(tap::Target { device: 0, tells_cgroup: false }, bytes).unwrap_err();
+        let error = BpfTap::load(tap::Target::default(), bytes).unwrap_err();
         assert!(matches!(error, tap::LoadError::RingBytes { .. }), "{error}");
         println!("{error}");
     }

@@ -14,7 +14,7 @@ const ANSWER: &str = "answer: ";
 #[test]
 #[ignore = "the child of without_rights_it_says_so"]
 fn try_to_load() {
-    match BpfTap::load(Target { device: 0, tells_cgroup: false }, BpfTap::RING_BYTES_MIN) {
+    match BpfTap::load(Target::default(), BpfTap::RING_BYTES_MIN) {
         Ok(_) => println!("{ANSWER}loaded"),
         Err(error) => println!("{ANSWER}{error}"),
     }

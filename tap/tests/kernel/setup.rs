@@ -28,7 +28,10 @@ pub use testbed::skip;
 
 /// A tap on the file's file system; `None` (and a line that says so) where there can be none.
 pub fn tap_on(file: &KnownFile, ring_bytes: usize, test: &str) -> Option<BpfTap> {
-    match BpfTap::load(Target { device: file.file.metadata().unwrap().dev(), tells_cgroup: true }, ring_bytes) {
+    match BpfTap::load(
+        Target { device: file.file.metadata().unwrap().dev(), tells_cgroup: true, takes_hints: true },
+        ring_bytes,
+    ) {
         Ok(tap) => Some(tap),
         Err(error @ (LoadError::NotPermitted { .. } | LoadError::FramesHidden | LoadError::NoKernelTypes)) => {
             skip(test, error);
