@@ -71,6 +71,7 @@ impl<B: Below + Send + Sync + 'static> Asking<'_, B> {
         buf: &mut [u8],
     ) -> io::Result<usize> {
         let (core, ReadRequest { file, below, request, offset, .. }) = (&self.borrower.core, self.read);
+        let begun = Instant::now();
         for attempt in 0.. {
             if !std::mem::take(&mut has_begun) {
                 let mut state = file.state.lock();
@@ -95,7 +96,7 @@ impl<B: Below + Send + Sync + 'static> Asking<'_, B> {
                 if !core.sees_evictions() {
                     self.borrower.reclaim_catalog();
                 }
-                reading.note_answered(core, file, self.borrower.began.elapsed());
+                reading.note_answered(core, self.borrower.began.elapsed(), begun.elapsed());
                 return Ok(read);
             }
         }

@@ -35,7 +35,7 @@
 //! another number per subvolume, so that a tap on such a number sees nothing.
 
 use crate::calibrate::calibrate;
-use crate::intf::{self, EVENT_BYTES, ONLY_KEY, TapConfig, TapCounters, TapEvent};
+use crate::intf::{self, EVENT_BYTES, HEAD_BYTES, ONLY_KEY, TapConfig, TapCounters, TapEvent};
 use crate::load::{self, LoadError};
 use crate::omitted::{self, Omitted};
 use crate::ring::Ring;
@@ -56,7 +56,7 @@ pub struct Target {
     pub device: u64,
     /// Whether evictions say the control group of their pages. It costs some more time for each.
     pub tells_cgroup: bool,
-    /// Whether it can be said which bytes are not wanted ([`EvictionSource::copy_hints`]). It costs a table, 1/4096 of the machine's memory.
+    /// Whether it can be said which bytes are not wanted ([`EvictionSource::copy_hints`]). It costs a table, at most 1/4096 of the machine's memory.
     pub takes_hints: bool,
 }
 
@@ -130,7 +130,7 @@ fn load(target: Target, ring_bytes: usize, added_bytes: usize) -> Result<(BpfTap
         linear_base: bases.linear,
         device: intf::kernel_device(target.device),
         tells_cgroup: target.tells_cgroup,
-        omitted_mask: lines - 1,
+        omitted_shift: omitted::shift(lines),
     };
     let object = load::load(OBJECT, "loading the eviction tap", |object| {
         load::open_map(object, ".rodata")?.set_initial_value(&config.to_bytes())?;
@@ -182,7 +182,10 @@ impl EvictionSource for BpfTap {
     fn poll(&mut self, timeout: Duration, take: &mut dyn FnMut(Eviction<'_>)) -> io::Result<usize> {
         self.ring.drain(timeout, &mut |position, bytes| {
             let Some(TapEvent { generation, cgroup, inode, index, page }) = TapEvent::parse(bytes) else {
-                let text = format!("an event of {} bytes instead of {EVENT_BYTES} in the eviction ring", bytes.len());
+                let text = format!(
+                    "an event of {} bytes instead of {EVENT_BYTES} or {HEAD_BYTES} in the eviction ring",
+                    bytes.len()
+                );
                 return Err(io::Error::new(io::ErrorKind::InvalidData, text));
             };
             take(Eviction { generation, cgroup, inode, index, position, page });

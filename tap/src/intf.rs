@@ -66,7 +66,7 @@ pub(crate) struct TapConfig {
     pub(crate) linear_base: u64,
     pub(crate) device: u32,
     pub(crate) tells_cgroup: bool,
-    pub(crate) omitted_mask: u64,
+    pub(crate) omitted_shift: u64,
 }
 
 impl TapConfig {
@@ -76,7 +76,7 @@ impl TapConfig {
         bytes[8..16].copy_from_slice(&self.linear_base.to_ne_bytes());
         bytes[16..20].copy_from_slice(&self.device.to_ne_bytes());
         bytes[20..24].copy_from_slice(&u32::from(self.tells_cgroup).to_ne_bytes());
-        bytes[24..].copy_from_slice(&self.omitted_mask.to_ne_bytes());
+        bytes[24..].copy_from_slice(&self.omitted_shift.to_ne_bytes());
         bytes
     }
 }

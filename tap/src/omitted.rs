@@ -13,7 +13,7 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-/// The table has one byte for so many of the machine's memory: a place for each fourth page that could be cached.
+/// The table has at most one byte for so many of the machine's memory: a place for each fourth to eighth page that could be cached.
 const MEMORY_SHARE: u64 = 4096;
 /// Bytes of the smallest table, where nobody gives hints: a page, as that is mapped.
 const BYTES_MIN: u64 = page::PAGE_SIZE as u64;
@@ -29,10 +29,23 @@ pub(crate) fn lines(is_wanted: bool) -> u64 {
     (1 << bytes.ilog2()) / LINE_BYTES
 }
 
+/// [`TapConfig::omitted_shift`](crate::intf::TapConfig), for a power of two of lines that is larger than 1.
+pub(crate) fn shift(lines: u64) -> u64 {
+    u64::from(u64::BITS - lines.ilog2())
+}
+
+/// A page's fingerprint, and the number of its place, as `is_omitted` in `bpf/tap.bpf.c` has them.
+fn place(generation: u32, index: u32, shift: u64) -> (u32, usize) {
+    let (page, index) = (u64::from(generation) << 32 | u64::from(index), u64::from(index));
+    let hash = (page / OMITTED_LINE_PAGES).wrapping_mul(OMITTED_MULTIPLIER);
+    let place = (hash >> shift) * OMITTED_LINE_PAGES + index % OMITTED_LINE_PAGES;
+    (hash as u32 | 1, place as usize)
+}
+
 /// The table, mapped.
 pub(crate) struct Omitted {
     mapped: Mapped,
-    mask: u64,
+    shift: u64,
     /// Whether there is anything in it, so that one that is not used is not touched either.
     is_used: AtomicBool,
 }
@@ -40,15 +53,13 @@ pub(crate) struct Omitted {
 impl Omitted {
     pub(crate) fn new(map: BorrowedFd<'_>, lines: u64) -> io::Result<Omitted> {
         let mapped = Mapped::new(map, ProtFlags::READ | ProtFlags::WRITE, 0, (lines * LINE_BYTES) as usize)?;
-        Ok(Omitted { mapped, mask: lines - 1, is_used: AtomicBool::new(false) })
+        Ok(Omitted { mapped, shift: shift(lines), is_used: AtomicBool::new(false) })
     }
 
-    /// A page's fingerprint and its place, as `is_omitted` in `bpf/tap.bpf.c` has them.
+    /// A page's fingerprint and its place.
     fn place(&self, generation: u32, index: u32) -> (u32, &AtomicU32) {
-        let (page, index) = (u64::from(generation) << 32 | u64::from(index), u64::from(index));
-        let hash = (page / OMITTED_LINE_PAGES).wrapping_mul(OMITTED_MULTIPLIER);
-        let place = (hash >> 32 & self.mask) * OMITTED_LINE_PAGES + index % OMITTED_LINE_PAGES;
-        (hash as u32 | 1, &self.mapped.words()[place as usize])
+        let (fingerprint, place) = place(generation, index, self.shift);
+        (fingerprint, &self.mapped.words()[place])
     }
 }
 
@@ -74,6 +85,28 @@ impl CopyHints for Omitted {
     fn copy_all(&self) {
         if self.is_used.swap(false, Ordering::Relaxed) {
             self.mapped.words().iter().for_each(|place| place.store(0, Ordering::Relaxed));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    /// A file's own pages do not stand in each other's way, and several files' not more than by chance.
+    #[test]
+    fn most_pages_have_a_place_of_their_own() {
+        const LINES: u64 = 1 << 14;
+        const PLACES: u32 = (LINES * OMITTED_LINE_PAGES) as u32;
+        for (files, pages, least) in
+            [(1, PLACES, 0.8), (1, PLACES / 2, 0.95), (64, PLACES / 64, 0.6), (1024, PLACES / 4096, 0.8)]
+        {
+            let all = (1..=files).flat_map(|generation| (0..pages).map(move |index| (generation, index)));
+            let places: HashSet<_> = all.map(|(generation, index)| place(generation, index, shift(LINES)).1).collect();
+            let share = places.len() as f64 / f64::from(files * pages);
+            println!("{files} files of {pages} pages: {share:.2} have a place of their own");
+            assert!(share >= least && places.iter().all(|place| *place < PLACES as usize));
         }
     }
 }

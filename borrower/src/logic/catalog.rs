@@ -38,8 +38,6 @@ pub struct File {
     users: AtomicU32,
     /// The catalog's count of reclaims when it was last read or a page of it evicted.
     used: AtomicU64,
-    /// When a READ of a stream was answered last, in microseconds.
-    pub(super) answered_us: AtomicU64,
     pub(crate) state: Mutex<FileState>,
     /// A change has ended.
     pub(crate) settled: Condvar,
@@ -159,7 +157,6 @@ impl Catalog {
             key,
             identity,
             users: AtomicU32::new(1),
-            answered_us: AtomicU64::new(0),
             used: AtomicU64::new(0),
             state: Mutex::default(),
             settled: Condvar::new(),
@@ -177,7 +174,6 @@ impl Catalog {
             key,
             identity,
             users: AtomicU32::new(1),
-            answered_us: AtomicU64::new(0),
             used: AtomicU64::new(0),
             state: Mutex::new(FileState::restored(left)),
             settled: Condvar::new(),

@@ -616,6 +616,7 @@ impl Core {
             });
             if !stored {
                 self.metrics.put_pages_refused.one();
+                self.catalog.wants_bytes(id);
             } else if !wanted {
                 self.metrics.put_pages_outdated.one();
                 self.catalog.drop_at_lender(lender, id, version);

@@ -592,16 +592,8 @@ impl FileState {
         if self.taints.iter().any(|taint| taint.range.contains(index.into()) && position < taint.position) {
             return Verdict::Tainted;
         }
-        match self.table.get(index) {
-            Entry::Busy { place, .. } | Entry::Present { place, .. } => match standing(place) {
-                Standing::Valid => return Verdict::Known,
-                // It may come back; but whoever can be used now is worth more.
-                Standing::Suspended if !elsewhere => return Verdict::Known,
-                Standing::Suspended | Standing::Lost => {}
-            },
-            // What is known of the file below says nothing of the copy that was evicted.
-            Entry::Zero | Entry::Known { .. } => return Verdict::Known,
-            _ => {}
+        if self.is_known(index, standing, elsewhere) {
+            return Verdict::Known;
         }
         if self.is_quarantined(index) || self.edges.iter().any(|edge| edge.contains(index.into())) {
             return Verdict::Quarantined;
@@ -619,6 +611,26 @@ impl FileState {
             return Verdict::Zero;
         }
         Verdict::Put
+    }
+
+    fn is_known(&self, index: u32, standing: impl Fn(Place) -> Standing, elsewhere: bool) -> bool {
+        match self.table.get(index) {
+            Entry::Busy { place, .. } | Entry::Present { place, .. } => match standing(place) {
+                Standing::Valid => true,
+                // It may come back; but whoever can be used now is worth more.
+                Standing::Suspended => !elsewhere,
+                Standing::Lost => false,
+            },
+            // What is known of the file below says nothing of the copy that was evicted.
+            Entry::Zero | Entry::Known { .. } => true,
+            Entry::Absent { .. } => false,
+        }
+    }
+
+    /// Whether nothing is sent of the page, which was just read, when it is evicted, as things stand.
+    pub(super) fn stays(&self, index: u32, standing: impl Fn(Place) -> Standing, elsewhere: bool) -> bool {
+        matches!(self.table.get(index), Entry::Absent { sequential: true, .. })
+            || self.is_known(index, standing, elsewhere)
     }
 
     /// What is known of the page.

@@ -15,11 +15,11 @@ use super::demoted::Demoted;
 use super::entry::Entry;
 use super::file::{FileState, ReadTicket, Source};
 use super::rules::{Rule, keeps};
+use super::stream_room::From;
 use crate::below::Stamp;
 use page::{PAGE_SIZE, Page, PageId, PageRange, Version};
 use std::ops::Range;
 use std::time::Duration;
-use sync::atomic::Ordering;
 use wire::{ITEMS_MAX, WireKey};
 
 /// How often a READ is done again because its pages changed meanwhile. After that, changes are kept out while it is read from below.
@@ -328,36 +328,33 @@ impl Reading {
         true
     }
 
-    /// It is answered, at that time, counted from whenever the borrower began: so fast goes the stream on that it belongs to.
-    pub fn note_answered(&self, core: &Core, file: &File, now: Duration) {
+    /// It is answered at the time `now`, counted from whenever the borrower began, and has taken so long: so fast goes the stream on that it
+    /// belongs to.
+    pub fn note_answered(&self, core: &Core, now: Duration, took: Duration) {
         if !self.is_sequential() {
             return;
         }
-        let now_us = now.as_micros() as u64;
-        let took = Duration::from_micros(now_us.saturating_sub(file.answered_us.swap(now_us, Ordering::Relaxed)));
         let indexes = self.offset / PAGE_SIZE as u64..;
         let is_lent = |source: &Source| matches!(source, Source::Lender(..));
         let is_left = |(source, index): (&Source, u64)| *source == Source::Below && self.ticket().is_left(index);
-        if self.sources.iter().all(is_lent) {
-            core.stream_room.went_on(self.sources.len(), true, took);
-        } else if self.sources.iter().zip(indexes).all(is_left) {
-            core.stream_room.went_on(self.sources.len(), false, took);
-        }
+        let from = if self.sources.iter().all(is_lent) {
+            Some(From::Lenders)
+        } else {
+            self.sources.iter().zip(indexes).all(is_left).then_some(From::Disk)
+        };
+        core.stream_room.went_on(self.sources.len(), from, now, took);
     }
 
-    /// What lenders keep, and what is left to the disk, need not be copied when it is evicted.
+    /// What will not be sent when it is evicted need not be copied then.
     fn hint(&self, core: &Core, file: &File, state: &FileState) {
         let first = self.offset / PAGE_SIZE as u64;
-        let indexes = (first..).map_while(|index| u32::try_from(index).ok());
-        for (index, source) in indexes.zip(&self.sources) {
+        let indexes = (first..).take(self.sources.len()).map_while(|index| u32::try_from(index).ok());
+        let (standing, elsewhere) = (|place| core.catalog.standing(place), core.usable() != 0);
+        for index in indexes {
             let id = PageId { file: file.key(), index };
-            match source {
-                Source::Lender(..) | Source::Busy(..) if core.is_exclusive() => {}
-                Source::Lender(..) | Source::Busy(..) | Source::Zero => core.catalog.wants_no_bytes(id),
-                Source::Below if matches!(state.entry(index), Entry::Absent { sequential: true, .. }) => {
-                    core.catalog.wants_no_bytes(id);
-                }
-                Source::Below | Source::Demoted(_) => core.catalog.wants_bytes(id),
+            match state.stays(index, standing, elsewhere) {
+                true => core.catalog.wants_no_bytes(id),
+                false => core.catalog.wants_bytes(id),
             }
         }
     }

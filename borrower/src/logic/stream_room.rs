@@ -10,7 +10,7 @@
 //!   farther back, whether or not it would be nearer without the streams, and a page of it counts for `RANDOM_PAGES` of a stream.
 //! - Lenders and disk are compared by what a page takes in long READs. As long as nothing is known of the lenders, one in `TRIED` neighbourhoods is lent.
 //! - That leaves out what lenders cost otherwise: each page that they are to have is sealed and sent by the same processors. So when streams are lent,
-//!   how fast they go on is compared with how fast they did when they were left to the disk.
+//!   how fast they go on, all of the mount together, is compared with how fast they did when they were left to the disk.
 //!
 //! Pure: times are arguments.
 
@@ -21,7 +21,7 @@ use mrc::Victims;
 use page::{FileKey, PageRange};
 use std::time::Duration;
 use sync::Mutex;
-use sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 /// Pages in the sample: fewer than for a curve, as it is only asked whether most of a file fits. It takes 0.3 MiB.
 const SAMPLES_MAX: usize = 2048;
@@ -47,8 +47,12 @@ const SLOWER_RATIO: f64 = 1.0;
 /// The same of how fast streams go on: more of them, as a disk with a limit stops for tens of milliseconds.
 const PACED_PAGES_MIN: f64 = 8192.0;
 const PACED_PAGES_MAX: f64 = 65_536.0;
-/// How long a stream may rest; after that it was its reader who did.
-const REST_MAX: Duration = Duration::from_millis(250);
+/// Between two READs of streams so many times as long as the second takes count at the most: what is longer is their readers' doing.
+const REST_TIMES: u32 = 4;
+/// Lent streams lag from so many times the time on, until they need less than those that are left.
+const LAGGING_RATIO: f64 = 1.25;
+/// Pages of streams that the disk reads, 8 GiB, before it is tried again whether they lag.
+const LAGGED_PAGES: u64 = 2 << 20;
 
 /// Pages of streams that the disk reads, 64 GiB, before lenders that were slower are tried again.
 const RETRIED_PAGES: u64 = 16 << 20;
@@ -131,6 +135,7 @@ struct Speeds {
     /// How fast streams go on that come from lenders, and those that are left to the disk.
     lent_pace: Rate,
     left_pace: Rate,
+    lags: bool,
     is_slower: Option<bool>,
     /// Pages that the disk has read since lenders were found to be slower.
     left_pages: u64,
@@ -138,7 +143,7 @@ struct Speeds {
 
 impl Speeds {
     fn forget_lenders(&mut self) {
-        (self.lenders, self.lent_pace) = Default::default();
+        (self.lenders, self.lent_pace, self.lags) = Default::default();
     }
 
     fn compare(&mut self) {
@@ -149,8 +154,10 @@ impl Speeds {
         };
         let ratio = if self.is_slower == Some(false) { SLOWER_RATIO } else { LENT_RATIO };
         let paced = |rate: &Rate| rate.us_per_page(PACED_PAGES_MIN);
-        let lags = paced(&self.lent_pace).zip(paced(&self.left_pace)).is_some_and(|(lent, left)| lent > left);
-        let is_slower = lenders > disk * ratio || lags;
+        let lagging = if self.lags { 1.0 } else { LAGGING_RATIO };
+        let paces = paced(&self.lent_pace).zip(paced(&self.left_pace));
+        self.lags = paces.is_some_and(|(lent, left)| lent > left * lagging);
+        let is_slower = lenders > disk * ratio || self.lags;
         if self.is_slower != Some(is_slower) {
             (self.is_slower, self.left_pages) = (Some(is_slower), 0);
         }
@@ -167,6 +174,17 @@ pub struct StreamRoom {
     is_worth: AtomicBool,
     /// How the speeds compare: a [`Lending`].
     speed: AtomicU32,
+    /// When a READ of a stream was answered last, in microseconds.
+    answered_us: AtomicU64,
+}
+
+/// Where all of a READ came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum From {
+    /// From lenders.
+    Lenders,
+    /// From the disk, to which it is left.
+    Disk,
 }
 
 impl StreamRoom {
@@ -178,6 +196,7 @@ impl StreamRoom {
             speeds: Mutex::default(),
             is_worth: AtomicBool::new(false),
             speed: AtomicU32::new(Lending::Tried as u32),
+            answered_us: AtomicU64::new(0),
         }
     }
 
@@ -239,7 +258,7 @@ impl StreamRoom {
             speeds.disk.note(pages, took, TIMED_PAGES_MAX);
             if speeds.is_slower == Some(true) {
                 speeds.left_pages += pages as u64;
-                if speeds.left_pages > RETRIED_PAGES {
+                if speeds.left_pages > if speeds.lags { LAGGED_PAGES } else { RETRIED_PAGES } {
                     speeds.forget_lenders();
                 }
             }
@@ -251,14 +270,16 @@ impl StreamRoom {
         self.took(Speeds::forget_lenders);
     }
 
-    /// A stream has gone on by so many pages, all from lenders or all left to the disk, in that time.
-    pub fn went_on(&self, pages: usize, is_lent: bool, took: Duration) {
-        if took < REST_MAX {
-            self.took(|speeds| {
-                let pace = if is_lent { &mut speeds.lent_pace } else { &mut speeds.left_pace };
-                pace.note(pages, took, PACED_PAGES_MAX);
-            });
-        }
+    /// A READ of a stream, of so many pages, was answered at the time `now`, and has taken so long. None: it came from here and there.
+    pub fn went_on(&self, pages: usize, from: Option<From>, now: Duration, took: Duration) {
+        let now_us = now.as_micros() as u64;
+        let before_us = self.answered_us.swap(now_us, Ordering::Relaxed);
+        let since = Duration::from_micros(now_us.saturating_sub(before_us)).min(took * REST_TIMES);
+        self.took(|speeds| match from {
+            Some(From::Lenders) => speeds.lent_pace.note(pages, since, PACED_PAGES_MAX),
+            Some(From::Disk) => speeds.left_pace.note(pages, since, PACED_PAGES_MAX),
+            None => {}
+        });
     }
 
     fn took(&self, note: impl FnOnce(&mut Speeds)) {
@@ -394,23 +415,32 @@ mod tests {
         let (fast, slow) = (Duration::from_micros(300), Duration::from_millis(1));
         (0..10).for_each(|_| room.disk_took(64, slow));
         (0..10).for_each(|_| room.lender_took(64, fast));
-        (0..200).for_each(|_| room.went_on(64, false, slow));
-        (0..200).for_each(|_| room.went_on(64, true, fast));
-        assert_eq!(room.lending(), Lending::Lent);
-        // A reader that rests is no matter of lenders.
-        (0..100).for_each(|_| room.went_on(64, true, REST_MAX));
-        assert_eq!(room.lending(), Lending::Lent);
+        let now = std::cell::Cell::new(Duration::ZERO);
+        let read = |count: usize, from: From, each: Duration, took: Duration| {
+            (0..count).for_each(|_| {
+                now.set(now.get() + each);
+                room.went_on(64, Some(from), now.get(), took);
+            });
+            room.lending()
+        };
+        assert_eq!(read(200, From::Disk, slow, slow), Lending::Lent);
+        assert_eq!(read(200, From::Lenders, fast, fast), Lending::Lent);
+        // A reader that rests is no matter of lenders, nor is one that is as slow with either.
+        assert_eq!(read(500, From::Lenders, 100 * slow, fast), Lending::Lent);
+        assert_eq!(read(2000, From::Lenders, slow + slow / 10, fast), Lending::Lent);
         // Each get is quick, but nothing else gets on.
-        (0..2000).for_each(|_| room.went_on(64, true, 2 * slow));
-        assert_eq!(room.lending(), Lending::Slower);
+        assert_eq!(read(2000, From::Lenders, 2 * slow, slow), Lending::Slower);
         (0..10).for_each(|_| room.lender_took(64, fast));
         assert_eq!(room.lending(), Lending::Slower);
-        // The disk has become slower still, or lenders are others.
-        (0..2000).for_each(|_| room.went_on(64, false, 4 * slow));
-        assert_eq!(room.lending(), Lending::Lent);
-        (0..2000).for_each(|_| room.went_on(64, true, 5 * slow));
-        assert_eq!(room.lending(), Lending::Slower);
+        // The disk has become slower still, or lenders are others, or it was long ago.
+        assert_eq!(read(2000, From::Disk, 4 * slow, 4 * slow), Lending::Lent);
+        let lag = || read(2000, From::Lenders, 6 * slow, 6 * slow);
+        assert_eq!(lag(), Lending::Slower);
         room.forget_lenders();
+        assert_eq!(room.lending(), Lending::Tried);
+        (0..10).for_each(|_| room.lender_took(64, fast));
+        assert_eq!(lag(), Lending::Slower);
+        (0..=LAGGED_PAGES / 64).for_each(|_| room.disk_took(64, slow));
         assert_eq!(room.lending(), Lending::Tried);
     }
 }

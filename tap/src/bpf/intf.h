@@ -33,7 +33,7 @@ struct tap_event {
 /*
  * Pages whose bytes the consumer does not want: a table that has a fingerprint of each in the one place where that can stand, unless another
  * page has taken it. 0: none. A line, as one of the processor's cache, is for neighbours in a file: (generation << 32 | index) / 16, multiplied,
- * gives its number from bit 32 on, and below that their fingerprint, which is made odd.
+ * has its number in the highest bits, and in the lower half their fingerprint, which is made odd.
  */
 #define OMITTED_LINE_PAGES 16
 #define OMITTED_MULTIPLIER 0x9e3779b97f4a7c15ULL
@@ -55,7 +55,7 @@ struct tap_config {
 	u64 linear_base;  /* address of the byte at physical address 0 */
 	u32 device;       /* s_dev of the file system that is tapped: major << 20 | minor */
 	u32 tells_cgroup; /* 0: the control groups of pages are not asked for */
-	u64 omitted_mask; /* lines of the table of omitted pages, a power of two, less one */
+	u64 omitted_shift; /* 64 less the bits of a line's number in the table of omitted pages */
 };
 
 /*

@@ -85,7 +85,7 @@ static __always_inline u64 wakeup(void)
 static __always_inline int is_omitted(u32 generation, u64 index)
 {
 	u64 hash = ((u64)generation << 32 | (u32)index) / OMITTED_LINE_PAGES * OMITTED_MULTIPLIER;
-	u32 number = hash >> 32 & config.omitted_mask;
+	u32 number = hash >> (config.omitted_shift & 63);
 	struct omitted_line *line = bpf_map_lookup_elem(&omitted_pages, &number);
 	u32 *fingerprint;
 
