@@ -96,7 +96,10 @@ impl<B: Below + Send + Sync + 'static> Asking<'_, B> {
                 if !core.sees_evictions() {
                     self.borrower.reclaim_catalog();
                 }
-                reading.note_answered(core, self.borrower.began.elapsed(), begun.elapsed());
+                if reading.is_sequential() {
+                    let now = Instant::now();
+                    reading.note_answered(core, now - self.borrower.began, now - begun);
+                }
                 return Ok(read);
             }
         }

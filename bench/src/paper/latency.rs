@@ -30,7 +30,7 @@ const USES: [Use; 4] = [
     ("blast", "searches_per_h", blast::study),
     ("postmark", "transactions_per_s", postmark::study),
 ];
-/// Those that a rough look does without.
+/// Those that a rough look does without; a tiny one has the first.
 const LONG: [&str; 3] = ["sequential", "blast", "postmark"];
 
 pub fn run(run: &mut Run<'_>) -> Result<(), Failure> {

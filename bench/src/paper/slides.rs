@@ -5,7 +5,7 @@ use super::record::Records;
 use super::report::{Column, Finding, Results};
 use super::{Case, FILLING_THREADS, FULL_SHARE, LOCAL_BYTES, Run};
 use crate::worker::Order;
-use crate::world::{Lender, SETTLE_MAX, Worker};
+use crate::world::{Extent, Lender, SETTLE_MAX, Worker};
 use page::PAGE_SIZE;
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
@@ -50,8 +50,8 @@ pub fn run(run: &mut Run<'_>) -> Result<(), Failure> {
     let other = run.world.file("other", cache_bytes)?;
     let tiny = &FRAGMENTS_BYTES[3..4];
     // A rough look does without full memory, which makes no difference.
-    let variants = run.world.extent.choose(&VARIANTS[..], &VARIANTS[..3], &VARIANTS);
-    for &(variant, lent, is_full) in variants {
+    let is_quick = run.world.extent == Extent::Quick;
+    for (variant, lent, is_full) in VARIANTS.into_iter().filter(|(.., is_full)| !(is_quick && *is_full)) {
         for fragment_bytes in run.world.extent.choose(&FRAGMENTS_BYTES[..], &FRAGMENTS_QUICK_BYTES, tiny) {
             let x = *fragment_bytes as f64 / 1024.0;
             if run.has(variant, x) {

@@ -632,10 +632,11 @@ impl Core {
     pub fn pages_lost(&self, keys: &[WireKey]) {
         self.metrics.lost_pages.add(keys.len() as u64);
         for key in keys {
-            if let Some(file) = self.catalog.file(key.id().file) {
+            let id = key.id();
+            if let Some(file) = self.catalog.file(id.file) {
                 let mut state = file.state.lock();
-                state.gone(key.id().index, key.version(), None);
-                self.catalog.wants_bytes(key.id());
+                state.gone(id.index, key.version(), None);
+                self.catalog.wants_bytes(id);
                 self.catalog.account(&mut state);
             }
         }

@@ -15,7 +15,7 @@ use super::demoted::Demoted;
 use super::entry::Entry;
 use super::file::{FileState, ReadTicket, Source};
 use super::rules::{Rule, keeps};
-use super::stream_room::From;
+use super::stream_room::Origin;
 use crate::below::Stamp;
 use page::{PAGE_SIZE, Page, PageId, PageRange, Version};
 use std::ops::Range;
@@ -328,19 +328,16 @@ impl Reading {
         true
     }
 
-    /// It is answered at the time `now`, counted from whenever the borrower began, and has taken so long: so fast goes the stream on that it
+    /// A READ of a stream is answered at the time `now`, counted from whenever the borrower began, and has taken so long: so fast goes the stream on that it
     /// belongs to.
     pub fn note_answered(&self, core: &Core, now: Duration, took: Duration) {
-        if !self.is_sequential() {
-            return;
-        }
         let indexes = self.offset / PAGE_SIZE as u64..;
         let is_lent = |source: &Source| matches!(source, Source::Lender(..));
         let is_left = |(source, index): (&Source, u64)| *source == Source::Below && self.ticket().is_left(index);
         let from = if self.sources.iter().all(is_lent) {
-            Some(From::Lenders)
+            Some(Origin::Lenders)
         } else {
-            self.sources.iter().zip(indexes).all(is_left).then_some(From::Disk)
+            self.sources.iter().zip(indexes).all(is_left).then_some(Origin::Disk)
         };
         core.stream_room.went_on(self.sources.len(), from, now, took);
     }

@@ -180,7 +180,7 @@ pub struct StreamRoom {
 
 /// Where all of a READ came from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum From {
+pub enum Origin {
     /// From lenders.
     Lenders,
     /// From the disk, to which it is left.
@@ -271,13 +271,13 @@ impl StreamRoom {
     }
 
     /// A READ of a stream, of so many pages, was answered at the time `now`, and has taken so long. None: it came from here and there.
-    pub fn went_on(&self, pages: usize, from: Option<From>, now: Duration, took: Duration) {
+    pub fn went_on(&self, pages: usize, from: Option<Origin>, now: Duration, took: Duration) {
         let now_us = now.as_micros() as u64;
         let before_us = self.answered_us.swap(now_us, Ordering::Relaxed);
         let since = Duration::from_micros(now_us.saturating_sub(before_us)).min(took * REST_TIMES);
         self.took(|speeds| match from {
-            Some(From::Lenders) => speeds.lent_pace.note(pages, since, PACED_PAGES_MAX),
-            Some(From::Disk) => speeds.left_pace.note(pages, since, PACED_PAGES_MAX),
+            Some(Origin::Lenders) => speeds.lent_pace.note(pages, since, PACED_PAGES_MAX),
+            Some(Origin::Disk) => speeds.left_pace.note(pages, since, PACED_PAGES_MAX),
             None => {}
         });
     }
@@ -416,25 +416,25 @@ mod tests {
         (0..10).for_each(|_| room.disk_took(64, slow));
         (0..10).for_each(|_| room.lender_took(64, fast));
         let now = std::cell::Cell::new(Duration::ZERO);
-        let read = |count: usize, from: From, each: Duration, took: Duration| {
+        let read = |count: usize, from: Origin, each: Duration, took: Duration| {
             (0..count).for_each(|_| {
                 now.set(now.get() + each);
                 room.went_on(64, Some(from), now.get(), took);
             });
             room.lending()
         };
-        assert_eq!(read(200, From::Disk, slow, slow), Lending::Lent);
-        assert_eq!(read(200, From::Lenders, fast, fast), Lending::Lent);
+        assert_eq!(read(200, Origin::Disk, slow, slow), Lending::Lent);
+        assert_eq!(read(200, Origin::Lenders, fast, fast), Lending::Lent);
         // A reader that rests is no matter of lenders, nor is one that is as slow with either.
-        assert_eq!(read(500, From::Lenders, 100 * slow, fast), Lending::Lent);
-        assert_eq!(read(2000, From::Lenders, slow + slow / 10, fast), Lending::Lent);
+        assert_eq!(read(500, Origin::Lenders, 100 * slow, fast), Lending::Lent);
+        assert_eq!(read(2000, Origin::Lenders, slow + slow / 10, fast), Lending::Lent);
         // Each get is quick, but nothing else gets on.
-        assert_eq!(read(2000, From::Lenders, 2 * slow, slow), Lending::Slower);
+        assert_eq!(read(2000, Origin::Lenders, 2 * slow, slow), Lending::Slower);
         (0..10).for_each(|_| room.lender_took(64, fast));
         assert_eq!(room.lending(), Lending::Slower);
         // The disk has become slower still, or lenders are others, or it was long ago.
-        assert_eq!(read(2000, From::Disk, 4 * slow, 4 * slow), Lending::Lent);
-        let lag = || read(2000, From::Lenders, 6 * slow, 6 * slow);
+        assert_eq!(read(2000, Origin::Disk, 4 * slow, 4 * slow), Lending::Lent);
+        let lag = || read(2000, Origin::Lenders, 6 * slow, 6 * slow);
         assert_eq!(lag(), Lending::Slower);
         room.forget_lenders();
         assert_eq!(room.lending(), Lending::Tried);
