@@ -159,9 +159,10 @@ pub struct Policies {
     #[arg(long, value_name = "GROUP")]
     cgroup: Vec<CgroupName>,
 
-    /// Memory for evicted pages that wait to be sent (a power of two).
-    #[arg(long, value_name = "SIZE", default_value = "32MiB", value_parser = ring_bytes)]
-    ring: usize,
+    /// Memory for evicted pages that wait to be sent (a power of two); `auto`: 32 MiB, or a sixteenth of what the machine (or the
+    /// cgroup of the mount) has, if that is less.
+    #[arg(long, value_name = "SIZE|auto", default_value_t = Ring::Auto)]
+    ring: Ring,
 }
 
 /// Of [`Policies`], what can change while it runs.
@@ -292,6 +293,52 @@ impl std::str::FromStr for Thresholds {
             .filter(|thresholds| thresholds.lower_us <= thresholds.upper_us)
             .map(Thresholds)
             .ok_or_else(|| "write two numbers of microseconds, the upper one first, such as 40000,1500".to_owned())
+    }
+}
+
+/// How large the ring of evicted pages is.
+#[derive(Clone, Copy)]
+enum Ring {
+    Auto,
+    Bytes(usize),
+}
+
+impl Ring {
+    /// Of so much memory it takes one part at the most, but [`Ring::AUTO_BYTES_MIN`]: it counts as memory of the cgroup.
+    const MEMORY_SHARE: u64 = 16;
+    /// 256 pages: as many as one burst of reclaim evicts, and the tap's consumer is behind by.
+    const AUTO_BYTES_MIN: u64 = 1 << 20;
+
+    fn bytes(self) -> usize {
+        match self {
+            Ring::Auto => {
+                let memory = lender::headroom::Headroom::default().read();
+                memory.map_or(tap::BpfTap::RING_BYTES, |memory| Ring::auto_bytes(memory.total_bytes))
+            }
+            Ring::Bytes(bytes) => bytes,
+        }
+    }
+
+    fn auto_bytes(memory_bytes: u64) -> usize {
+        let share_bytes = (memory_bytes / Ring::MEMORY_SHARE).max(Ring::AUTO_BYTES_MIN);
+        tap::BpfTap::RING_BYTES.min(1 << share_bytes.ilog2())
+    }
+}
+
+impl std::fmt::Display for Ring {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Ring::Auto => write!(f, "auto"),
+            Ring::Bytes(bytes) => write!(f, "{bytes}"),
+        }
+    }
+}
+
+impl std::str::FromStr for Ring {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Ring, String> {
+        if text == "auto" { Ok(Ring::Auto) } else { ring_bytes(text).map(Ring::Bytes) }
     }
 }
 
@@ -557,7 +604,7 @@ fn eviction_source(options: &Options, device: u64) -> Result<Option<Box<dyn Evic
         return Ok(None);
     }
     let tells_cgroup = !options.policies.cgroup.is_empty();
-    match tap::BpfTap::load(tap::Target { device, tells_cgroup, takes_hints: true }, options.policies.ring) {
+    match tap::BpfTap::load(tap::Target { device, tells_cgroup, takes_hints: true }, options.policies.ring.bytes()) {
         Ok(tap) => Ok(Some(Box::new(tap))),
         Err(error) if tells_cgroup => Err(error).context("cannot tap evictions, which say whose they are (--cgroup)"),
         Err(error) if options.policies.fill == FillName::Evict => {
@@ -598,4 +645,19 @@ fn status(mut description: Value, mount: &mount::Mount, borrower: &Borrower) -> 
     });
     description["mount"] = serde_json::to_value(mount.status()).unwrap_or_default();
     description
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_small_memory_has_a_small_ring() {
+        let auto_mib = |memory_mib: u64| Ring::auto_bytes(memory_mib << 20) >> 20;
+        assert_eq!([4, 92, 128, 500, 512, 1 << 20].map(auto_mib), [1, 4, 8, 16, 32, 32]);
+        let reread = |text: &str| text.parse::<Ring>().map(|ring| ring.to_string());
+        assert_eq!(reread("auto").unwrap(), "auto");
+        assert_eq!(reread("4MiB").unwrap(), (4 << 20).to_string());
+        assert!(reread("3MiB").unwrap_err().contains("power of two"));
+    }
 }

@@ -11,6 +11,7 @@ use crate::truth::{EOF, Time};
 use crate::weather::Weather;
 use borrower::FileIdentity;
 use borrower::logic::core::{Core, Setup, Strategy};
+use borrower::logic::gate::Passes;
 use borrower::logic::groups::Limits;
 use borrower::logic::rules::{Rule, keeps};
 use fastrand::Rng;
@@ -605,10 +606,11 @@ impl Machine {
     /// Something happens between this machine and one of its lenders.
     fn exchange(&mut self, context: &mut Context, lenders: &mut [Lender]) {
         let at = context.random.usize(0..lenders.len());
-        // The latency gate closes now and then, and opens again.
+        // The latency gate closes now and then, for gets alone or for all, and opens again.
         let shunned = self.core.catalog.is_shunned(at as u8);
         if context.random.u32(0..if shunned { 20 } else { 1000 }) == 0 {
-            self.core.catalog.lender_shun(at as u8, !shunned);
+            let passes = [Passes::All, Passes::Puts, Passes::Nothing];
+            self.core.catalog.lender_gate(at as u8, passes[context.random.usize(0..passes.len())]);
         }
         let (link, lender) = (&mut self.links[at], &mut lenders[at]);
         let Some(session) = link.session else {

@@ -17,7 +17,7 @@ const DATABASE_BYTES: u64 = 3 << 30;
 const DATABASE_TINY_BYTES: u64 = 2 << 20;
 const QUERIES: usize = 5;
 /// Those that a rough look looks for.
-const QUERIES_QUICK: usize = 3;
+const QUERIES_QUICK: usize = 2;
 const QUERY_LETTERS: usize = 600;
 /// Letters in a byte of a database.
 const LETTERS_PER_BYTE: u64 = 4;

@@ -16,7 +16,7 @@
 use super::connection::{
     ANSWER_TIMEOUT, Connection, GetConnection, Outgoing, send_bye, send_drop, send_ping, send_put,
 };
-use crate::logic::gate::{Gate, Measured, PING_INTERVAL, Reason, Took};
+use crate::logic::gate::{Gate, Measured, PING_INTERVAL, Passes, Reason, Took};
 use crate::logic::latencies::{LatenciesBySize, Size};
 use crate::logic::placement;
 use crate::metrics::Counter;
@@ -351,6 +351,10 @@ impl Link {
         let closed = seen.gate.closed().filter(|_| catalog.is_shunned(self.number));
         let (state, reason) = match (catalog.is_up(self.number), closed) {
             (true, None) => ("used", String::new()),
+            (true, Some(reason)) if seen.gate.passes() == Passes::Puts => (
+                "shunned",
+                format!("{}; it is not asked until something is known of the directory below", reason.text()),
+            ),
             (true, Some(reason)) => ("shunned", reason.text().to_owned()),
             (false, _) if catalog.is_suspended(self.number) => ("away", seen.problem.clone()),
             (false, _) => ("down", seen.problem.clone()),
@@ -396,21 +400,23 @@ impl Link {
         let measured =
             Measured { ping_us: rtt.as_secs_f64() * 1e6, small: took(Size::Small), large: took(Size::Large) };
         let mut seen = self.seen.lock();
-        let was = seen.gate.closed();
+        let (was, passed) = (seen.gate.closed(), seen.gate.passes());
         seen.gate.measured(measured, elapsed);
-        let is = seen.gate.closed();
+        let (is, passes) = (seen.gate.closed(), seen.gate.passes());
         // By the average of 15 seconds: each change of weight moves pages.
         let [ping_us, short_us, _] = seen.gate.averages_us();
         borrower.core.weights.set(number, placement::weight(seen.free_pages, seen.capacity_pages, short_us));
         let is_full = placement::is_full(seen.free_pages, seen.capacity_pages);
         borrower.core.set_room(number, seen.free_pages, is_full);
-        if was == is || borrower.config.gate.is_none() {
+        if was == is && passed == passes || borrower.config.gate.is_none() {
             return;
         }
         seen.since = Instant::now();
         drop(seen);
         let lender = &self.lender.address;
         match is {
+            // Only that now nothing is put either.
+            _ if was == is => {}
             Some(reason) => {
                 self.counters.shuns.one();
                 // What gets took before says nothing of what they will take.
@@ -423,7 +429,7 @@ impl Link {
             }
             None => tracing::debug!(%lender, ping_us, "lender used again"),
         }
-        borrower.core.catalog.lender_shun(number, is.is_some());
+        borrower.core.catalog.lender_gate(number, passes);
         borrower.lenders_changed();
     }
 

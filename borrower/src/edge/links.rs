@@ -2,6 +2,7 @@
 
 use super::link::{self, Link};
 use crate::logic::entry::Place;
+use crate::logic::gate::Passes;
 use crate::{Borrower, LenderAddress};
 use std::io;
 use std::sync::Arc;
@@ -103,7 +104,7 @@ impl Links {
     fn clear(&self, borrower: &Borrower, link: &Link, threads: Vec<JoinHandle<()>>) {
         threads.into_iter().for_each(|thread| drop(thread.join()));
         link::forget_session(borrower, link);
-        borrower.core.catalog.lender_shun(link.number, false);
+        borrower.core.catalog.lender_gate(link.number, Passes::All);
         self.seats.write()[usize::from(link.number)] = None;
     }
 

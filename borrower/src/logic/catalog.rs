@@ -5,6 +5,7 @@
 
 use super::entry::{Entry, Place, Standing, VERSION_MAX};
 use super::file::{FileState, Left};
+use super::gate::Passes;
 use super::groups::Groups;
 use super::lender::LenderWord;
 use super::rules::{Rule, keeps};
@@ -250,13 +251,13 @@ impl Catalog {
         self.lenders.len() as u8
     }
 
-    /// Where new pages go, if that lender can be used.
+    /// Where new pages go, if they can be put at that lender.
     pub fn place(&self, lender: u8) -> Option<Place> {
         let word = self.word(lender);
         word.is_usable().then_some(Place { lender, epoch: word.epoch() })
     }
 
-    /// Of all lenders that can be used the bit of their number.
+    /// Of all lenders that pages can be put at the bit of their number.
     pub fn usable(&self) -> u64 {
         let bit = |lender: u8| u64::from(self.word(lender).is_usable()) << lender;
         (0..self.lenders()).map(bit).sum()
@@ -304,9 +305,9 @@ impl Catalog {
         lost
     }
 
-    /// The lender is too slow to be used, or no more. False: that was known.
-    pub fn lender_shun(&self, lender: u8, shunned: bool) -> bool {
-        self.turn(lender, |word| word.shun(shunned))
+    /// What the lender's gate lets through from now on. False: that was known.
+    pub fn lender_gate(&self, lender: u8, passes: Passes) -> bool {
+        self.turn(lender, |word| word.gate(passes))
     }
 
     /// Whether the lender is there, used or not.
@@ -314,7 +315,7 @@ impl Catalog {
         self.word(lender).is_up()
     }
 
-    /// Whether the lender is too slow to be used.
+    /// Whether the lender is too slow to be asked.
     pub fn is_shunned(&self, lender: u8) -> bool {
         self.word(lender).is_shunned()
     }

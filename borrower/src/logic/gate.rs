@@ -5,7 +5,9 @@
 //! thresholds. Beyond the paper, what a lender takes *now* is compared with what the directory below takes *now*. A lender slower than the
 //! disk is of no use however fast the network is; and with a disk that is slower by far, the thresholds do not count. But a disk that has
 //! little to do, because the lender answers, is faster than one that has to answer all: so closing the gate is a trial. If the disk then turns
-//! out to be slower, what it took under that load is what lenders are compared with for a while, longer each time.
+//! out to be slower, what it took under that load is what lenders are compared with for a while, longer each time. And as long as nothing is
+//! known of the disk, because what is lent was written and never read, a network that is always somewhat too slow does not keep pages from being
+//! put: they are not asked for until the first reads have shown what the disk takes.
 //!
 //! Pure: times are arguments. While the gate is closed only pings tell what the lender would take, so what a get takes beyond a ping is
 //! remembered from when it was open.
@@ -88,6 +90,18 @@ impl Reason {
     }
 }
 
+/// What a gate lets through to its lender.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Passes {
+    /// Puts and gets.
+    #[default]
+    All,
+    /// Puts, while nothing is known that gets could be compared with.
+    Puts,
+    /// Neither.
+    Nothing,
+}
+
 /// A moving average whose weights fall off exponentially with age. Before there is enough to fill its time, all that there is counts as in
 /// a plain average: the first ping, which comes while everything is still cold, is not held against a lender for long.
 #[derive(Clone, Copy, Debug)]
@@ -153,6 +167,8 @@ pub struct Gate {
     loaded_time: Duration,
     closed_time: Duration,
     closed: Option<Reason>,
+    /// Whether anything is known of the directory below.
+    knows_disk: bool,
 }
 
 impl Gate {
@@ -171,6 +187,7 @@ impl Gate {
             loaded_time: Duration::ZERO,
             closed_time: Duration::ZERO,
             closed: None,
+            knows_disk: false,
         }
     }
 
@@ -190,6 +207,7 @@ impl Gate {
             self.large_over_ping_us = measured.large.get_us.map_or(self.large_over_ping_us, over);
         }
         self.loaded_for = self.loaded_for.saturating_sub(elapsed);
+        self.knows_disk |= measured.small.disk_us.or(measured.large.disk_us).is_some();
         let slower = |ratio: f64| self.compare(&measured, Size::Small).is_some_and(|part| part > ratio);
         let before = self.closed;
         self.closed = match before {
@@ -254,6 +272,16 @@ impl Gate {
     /// Why it is closed, if it is.
     pub fn closed(&self) -> Option<Reason> {
         self.closed
+    }
+
+    /// What it lets through.
+    pub fn passes(&self) -> Passes {
+        let is_peak = self.short.us() > self.config.short.upper_us as f64;
+        match self.closed {
+            None => Passes::All,
+            Some(Reason::SlowNetwork) if !self.knows_disk && !is_peak => Passes::Puts,
+            Some(_) => Passes::Nothing,
+        }
     }
 
     /// The averages of the last second, the last 15 seconds and the last minute, in microseconds.
@@ -324,9 +352,22 @@ mod tests {
 
     #[test]
     fn nothing_is_known_of_a_disk_that_was_not_read() {
-        let mut gate = Gate::new(Config::default());
-        run(&mut gate, 120, 2_000.0, Some(2_100.0), None);
-        assert_eq!(gate.closed(), Some(Reason::SlowNetwork));
+        let slow = || {
+            let mut gate = Gate::new(Config::default());
+            run(&mut gate, 120, 2_000.0, Some(2_100.0), None);
+            assert_eq!((gate.closed(), gate.passes()), (Some(Reason::SlowNetwork), Passes::Puts));
+            gate
+        };
+        let mut gate = slow();
+        run(&mut gate, 1, 2_000.0, None, Some(100.0));
+        assert_eq!((gate.closed(), gate.passes()), (Some(Reason::SlowNetwork), Passes::Nothing));
+        let mut gate = slow();
+        run(&mut gate, 1, 2_000.0, None, Some(10_000.0));
+        assert_eq!((gate.closed(), gate.passes()), (None, Passes::All));
+        // Slower than anybody would wait for.
+        let mut gate = slow();
+        run(&mut gate, 60, 60_000.0, None, None);
+        assert_eq!((gate.closed(), gate.passes()), (Some(Reason::SlowNetwork), Passes::Nothing));
     }
 
     /// Streams over a slow network: the disk must be slower by far for them, too.

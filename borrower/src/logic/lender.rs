@@ -13,17 +13,22 @@
 //! resumed, what is on record is as current as if the lender had merely been slow to answer, because nothing that
 //! voids an entry asks whether its lender is there.
 //!
-//! A lender that is *shunned* is there, but too slow to be used ([`super::gate`]). What is on record stays valid, as with one that is suspended;
-//! it is told of changes.
+//! A lender that is *shunned* is there, but too slow to be asked ([`super::gate`]), and mostly too slow to put anything there. What is on record
+//! stays valid, as with one that is suspended; it is told of changes.
 //!
 //! Pure: a transition takes the word and gives the next one, or nothing where it does not apply. What must never happen here: an epoch
 //! valid again after it was lost, other than by wrapping (see [`Place::epoch`]).
 
 use super::entry::{Place, Standing};
+use super::gate::Passes;
 
 const UP: u32 = 1 << 16;
 const SUSPENDED: u32 = 1 << 17;
+/// No gets.
 const SHUNNED: u32 = 1 << 18;
+/// No puts either.
+const SHUT: u32 = 1 << 19;
+const GATE: u32 = SHUNNED | SHUT;
 const EPOCH: u32 = (Place::EPOCHS - 1) as u32;
 
 /// The state of a lender. The default is down, in epoch 0.
@@ -48,18 +53,23 @@ impl LenderWord {
 
     /// The lender has not kept the session, or nobody waits for it any longer.
     pub fn lost(self) -> Option<LenderWord> {
-        (!self.is_down()).then_some(LenderWord((self.0 + 1) & EPOCH | self.0 & SHUNNED))
+        (!self.is_down()).then_some(LenderWord((self.0 + 1) & EPOCH | self.0 & GATE))
     }
 
-    /// Whether it is too slow, or no more. Whatever else it is stays as it is.
-    pub fn shun(self, shunned: bool) -> Option<LenderWord> {
-        let word = if shunned { self.0 | SHUNNED } else { self.0 & !SHUNNED };
+    /// What its gate lets through from now on. Whatever else it is stays as it is.
+    pub fn gate(self, passes: Passes) -> Option<LenderWord> {
+        let bits = match passes {
+            Passes::All => 0,
+            Passes::Puts => SHUNNED,
+            Passes::Nothing => SHUNNED | SHUT,
+        };
+        let word = self.0 & !GATE | bits;
         (word != self.0).then_some(LenderWord(word))
     }
 
     /// A predecessor left a session there in that epoch, which may be resumed.
     pub fn expect(self, epoch: u8) -> Option<LenderWord> {
-        self.is_down().then_some(LenderWord(u32::from(epoch) & EPOCH | SUSPENDED | self.0 & SHUNNED))
+        self.is_down().then_some(LenderWord(u32::from(epoch) & EPOCH | SUSPENDED | self.0 & GATE))
     }
 
     /// Whether it is there.
@@ -67,12 +77,12 @@ impl LenderWord {
         self.0 & UP != 0
     }
 
-    /// Whether pages can be put and asked for.
+    /// Whether pages can be put there.
     pub fn is_usable(self) -> bool {
-        self.0 & (UP | SHUNNED) == UP
+        self.0 & (UP | SHUT) == UP
     }
 
-    /// Whether it is too slow to be used.
+    /// Whether it is too slow to be asked.
     pub fn is_shunned(self) -> bool {
         self.0 & SHUNNED != 0
     }
@@ -94,7 +104,7 @@ impl LenderWord {
     /// Where an entry of that epoch stands.
     pub fn standing(self, epoch: u8) -> Standing {
         match self.epoch() == epoch {
-            true if self.is_usable() => Standing::Valid,
+            true if self.is_up() && !self.is_shunned() => Standing::Valid,
             true if self.is_up() || self.is_suspended() => Standing::Suspended,
             _ => Standing::Lost,
         }
@@ -136,9 +146,12 @@ mod tests {
     #[test]
     fn one_that_is_shunned_keeps_its_pages_and_is_not_asked() {
         let up = LenderWord::default().up().unwrap();
-        let slow = up.shun(true).unwrap();
+        let slow = up.gate(Passes::Nothing).unwrap();
         assert_eq!((slow.standing(0), slow.is_usable(), slow.is_up()), (Standing::Suspended, false, true));
-        assert_eq!((slow.shun(true), slow.shun(false)), (None, Some(up)));
+        assert_eq!((slow.gate(Passes::Nothing), slow.gate(Passes::All)), (None, Some(up)));
+        let unknown = slow.gate(Passes::Puts).unwrap();
+        assert_eq!((unknown.standing(0), unknown.is_usable(), unknown.is_shunned()), (Standing::Suspended, true, true));
+        assert_eq!((unknown.gate(Passes::Nothing), unknown.gate(Passes::All)), (Some(slow), Some(up)));
         let back = slow.suspend().unwrap().resume().unwrap();
         assert!(back.is_shunned() && back.lost().unwrap().is_shunned(), "slow until it is seen to be fast");
     }
