@@ -134,7 +134,7 @@ fn measure(
                 scope.spawn(move || clone_until(stop, world, group, address, nth))
             };
             let cloning: Vec<_> = address.cycle().take(clones).enumerate().map(start).collect();
-            let values = tpcc::ask(&server, warehouses, world.extent.choose(30, 8, 3));
+            let values = tpcc::ask(&server, warehouses, world.extent.choose(30, 6, 3));
             stop.store(true, Ordering::Release);
             let ended = |clone: std::thread::ScopedJoinHandle<'_, _>| {
                 clone.join().unwrap_or_else(|_| Err(Failure::Problem("a thread panicked".to_owned())))

@@ -43,13 +43,13 @@ fn measure(run: &mut Run<'_>, case: &Case<'_>, warehouses: &str) -> Result<(), F
     let world = run.world;
     let group = world.group(case.cache_bytes)?;
     let server = postgres::serve(run, case, &group, run.bytes(LOCAL_BYTES))?;
-    ask(&server, warehouses, world.extent.choose(20, 10, 2))?;
+    ask(&server, warehouses, world.extent.choose(20, 6, 2))?;
     run.disk_as_measured()?;
     // What the kernel lets pass at once after a change of the limit is not the disk's speed.
     ask(&server, warehouses, world.extent.choose(5, 2, 1))?;
     for round in 0..run.rounds {
         let before = Reads::now(world, case)?;
-        let mut values = ask(&server, warehouses, world.extent.choose(20, 8, 3))?;
+        let mut values = ask(&server, warehouses, world.extent.choose(20, 5, 3))?;
         values.extend(before.until_now(world, case)?);
         run.keep(case, round, values)?;
     }
