@@ -41,7 +41,7 @@ const BESIDE_EMPTY: &str = "allocation beside an empty lender";
 const WANTED: f64 = 1.1;
 
 pub fn run(run: &mut Run<'_>) -> Result<(), Failure> {
-    run.rounds = run.world.extent.choose(5, 3, 1);
+    run.rounds = run.world.extent.choose(5, 2, 1);
     let subject = run.file("dynamic");
     run.without_puma((BASELINE, 0.0), &subject, subject.local_bytes, &|run, case| {
         let mut worker = run.world.worker(case.cache_bytes)?;
