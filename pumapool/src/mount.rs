@@ -306,7 +306,7 @@ enum Ring {
 impl Ring {
     /// Of so much memory it takes one part at the most, but [`Ring::AUTO_BYTES_MIN`]: it counts as memory of the cgroup.
     const MEMORY_SHARE: u64 = 16;
-    /// 256 pages: as many as one burst of reclaim evicts, and the tap's consumer is behind by.
+    /// 256 pages, however little memory there is: with less next to nothing would be lent.
     const AUTO_BYTES_MIN: u64 = 1 << 20;
 
     fn bytes(self) -> usize {

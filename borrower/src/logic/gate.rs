@@ -276,7 +276,7 @@ impl Gate {
 
     /// What it lets through.
     pub fn passes(&self) -> Passes {
-        let is_peak = self.short.us() > self.config.short.upper_us as f64;
+        let is_peak = self.slow_network(false) == Some(Reason::Peak);
         match self.closed {
             None => Passes::All,
             Some(Reason::SlowNetwork) if !self.knows_disk && !is_peak => Passes::Puts,
