@@ -44,6 +44,10 @@ pub struct Config {
     /// Descriptors that may be spent on holding inodes; beyond it, file handles are used where they can be. None: three quarters
     /// of what the process may have, at most [`Config::INODE_DESCRIPTORS_MAX`].
     pub inode_descriptors_max: Option<usize>,
+    /// How long what was written may lie in the page cache below before it is written to the disk and dropped there.
+    pub written_linger: Duration,
+    /// So many bytes of that, and it is written sooner. It is memory of the daemon's cgroup.
+    pub written_bytes: u64,
 }
 
 impl Config {
@@ -51,6 +55,10 @@ impl Config {
     pub const INODE_DESCRIPTORS_MAX: usize = 256 << 10;
     /// What nobody tells of (docs/consistency.md, Attributes) is seen when it is over.
     pub const TOLD_ATTR_TIMEOUT: Duration = Duration::from_secs(60);
+    /// As long as the kernel leaves dirty pages by themselves (vm.dirty_expire_centisecs).
+    pub const WRITTEN_LINGER: Duration = Duration::from_secs(30);
+    /// Where there is memory enough.
+    pub const WRITTEN_BYTES: u64 = 64 << 20;
     /// A day.
     pub const ENTRY_TIMEOUT: Duration = Duration::from_secs(86_400);
     /// Threads by default: enough to keep a disk busy and to have gets from lenders overlap.
@@ -70,6 +78,8 @@ impl Config {
             told_attr_timeout: Config::TOLD_ATTR_TIMEOUT,
             entry_timeout: Config::ENTRY_TIMEOUT,
             inode_descriptors_max: None,
+            written_linger: Config::WRITTEN_LINGER,
+            written_bytes: Config::WRITTEN_BYTES,
         }
     }
 }

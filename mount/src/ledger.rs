@@ -2,12 +2,15 @@
 //!
 //! A write is in the page cache below when it is answered (that is what makes it safe against a death of the daemon). The same bytes
 //! are, or soon will be, in the page cache of the mount, so the copy below is dropped: a janitor thread starts the writeback of what
-//! has lain for a while, and a round later waits for it and drops the pages. fsync does it for its file at once.
+//! has lain for as long as the kernel leaves it, and a little later waits for it and drops the pages. fsync does it for its file at once.
+//! Sooner would be in the way: a page that is written once a second would go to the disk once a second.
 //!
-//! Bounded: beyond [`FILES_MAX`] files a writer drops what it wrote itself; beyond [`RANGES_MAX`] ranges those of a file merge;
+//! Bounded: from so many bytes ([`Config::written_bytes`](crate::Config::written_bytes)) or [`FILES_HURRY`] files on, the largest go at once,
+//! until half of that is left. Beyond [`FILES_MAX`] files a writer drops what it wrote itself; beyond [`RANGES_MAX`] ranges those of a file merge;
 //! beyond [`BYTES_MAX`] a writer waits for its own writeback. Nothing here keeps a deleted file alive.
 
 use crate::below::drop_clean;
+use crate::config::Config;
 use crate::inode::{Inode, Inodes};
 use crate::system::{ProcPath, SyncRange, sync_file_range};
 use hashbrown::HashMap;
@@ -19,20 +22,31 @@ use std::time::{Duration, Instant};
 
 /// Files with written ranges.
 const FILES_MAX: usize = 16_384;
+/// Files from which on the janitor waits for nothing.
+const FILES_HURRY: usize = FILES_MAX / 2;
 /// Ranges of one file; more merge into one.
 const RANGES_MAX: usize = 16;
-/// Written and not yet dropped bytes of which the janitor is woken, and of which it waits for nothing else.
-const BYTES_HURRY: u64 = 64 << 20;
 /// Written and not yet dropped bytes from which on a writer waits for its own writeback.
 const BYTES_MAX: u64 = 256 << 20;
-/// How long written pages lie before their writeback is started: long enough for small writes to the same page to meet.
-const LINGER: Duration = Duration::from_secs(1);
+/// How long pages whose writeback was started have before it is waited for; and what passes between two looks of the janitor.
+const SETTLE: Duration = Duration::from_secs(1);
 
 struct Written {
     inode: Arc<Inode>,
     ranges: Vec<(u64, u64)>,
-    since: Instant,
-    started: bool,
+    /// How much was written there; of what was written twice at the most once.
+    bytes: u64,
+    /// When the writeback is to be started, or was, and is to have ended.
+    due: Instant,
+    is_started: bool,
+    /// It goes, whatever is written meanwhile.
+    is_hurried: bool,
+}
+
+impl Written {
+    fn hurry(&mut self, now: Instant) {
+        (self.due, self.is_hurried) = (now, true);
+    }
 }
 
 #[derive(Default)]
@@ -42,14 +56,46 @@ struct State {
     closing: bool,
 }
 
+impl State {
+    /// Those whose turn has come, the largest first: all, if it is to be closed; and if there are more than so many bytes or files, enough of them to
+    /// leave half.
+    fn hurry(&mut self, bytes_max: u64, now: Instant) {
+        if self.closing {
+            self.files.values_mut().for_each(|written| written.hurry(now));
+        } else if self.is_over(bytes_max, FILES_HURRY) {
+            let mut sizes: Vec<_> = self.files.iter().map(|(node, written)| (written.bytes, *node)).collect();
+            sizes.sort_unstable_by(|one, other| other.cmp(one));
+            let (mut bytes, mut files) = (self.bytes, self.files.len());
+            for (written_bytes, node) in sizes {
+                if bytes <= bytes_max / 2 && files <= FILES_HURRY / 2 {
+                    break;
+                }
+                self.files.entry(node).and_modify(|written| written.hurry(now));
+                (bytes, files) = (bytes - written_bytes, files - 1);
+            }
+        }
+    }
+
+    fn is_over(&self, bytes_max: u64, files_max: usize) -> bool {
+        self.bytes > bytes_max || self.files.len() > files_max
+    }
+}
+
 /// The ledger.
-#[derive(Default)]
 pub(crate) struct Ledger {
     state: Mutex<State>,
     wake: Condvar,
+    linger: Duration,
+    bytes_hurry: u64,
 }
 
 impl Ledger {
+    /// Empty.
+    pub(crate) fn new(config: &Config) -> Ledger {
+        let (linger, bytes_hurry) = (config.written_linger, config.written_bytes.min(BYTES_MAX / 2));
+        Ledger { state: Mutex::default(), wake: Condvar::new(), linger, bytes_hurry }
+    }
+
     /// `start..end` was written through `fd`.
     pub(crate) fn record(&self, inode: &Arc<Inode>, fd: &OwnedFd, start: u64, end: u64) {
         let mut state = self.state.lock();
@@ -68,14 +114,22 @@ impl Ledger {
         let written = state.files.entry(inode.nodeid).or_insert_with(|| Written {
             inode: inode.clone(),
             ranges: Vec::new(),
-            since: Instant::now(),
-            started: false,
+            bytes: 0,
+            due: Instant::now() + self.linger,
+            is_started: false,
+            is_hurried: false,
         });
-        let before = length(&written.ranges);
+        // What comes now would be written at once if that were waited for: so it has its own time, and what is clean by then is dropped then.
+        if written.is_started && !written.is_hurried {
+            (written.is_started, written.due) = (false, Instant::now() + self.linger);
+        }
+        let before = written.bytes;
         merge(&mut written.ranges, start, end);
-        state.bytes = state.bytes - before + length(&written.ranges);
+        written.bytes = (before + (end - start)).min(length(&written.ranges));
+        state.bytes = state.bytes - before + written.bytes;
         // With anything here, the janitor looks again by itself.
-        if state.bytes > BYTES_HURRY || !known && state.files.len() == 1 {
+        let is_over = state.is_over(self.bytes_hurry, if known { usize::MAX } else { FILES_HURRY });
+        if is_over || !known && state.files.len() == 1 {
             self.wake.notify_one();
         }
     }
@@ -83,10 +137,9 @@ impl Ledger {
     /// Forgets a file: it is deleted, or everything of it is known to be clean.
     pub(crate) fn remove(&self, nodeid: u64) -> Vec<(u64, u64)> {
         let mut state = self.state.lock();
-        let removed = state.files.remove(&nodeid);
-        let ranges = removed.map(|written| written.ranges).unwrap_or_default();
-        state.bytes -= length(&ranges);
-        ranges
+        let Some(removed) = state.files.remove(&nodeid) else { return Vec::new() };
+        state.bytes -= removed.bytes;
+        removed.ranges
     }
 
     /// A file was synced through `fd`: its written pages are clean, and go.
@@ -113,21 +166,20 @@ impl Ledger {
         let mut state = self.state.lock();
         loop {
             let now = Instant::now();
-            let everything = state.closing || state.bytes > BYTES_HURRY;
-            // First round: start the writeback. Second: wait for it, and drop.
-            let due = |written: &Written| everything || now.duration_since(written.since) >= LINGER;
-            let mut start = Vec::new();
-            for written in state.files.values_mut().filter(|written| !written.started && due(written)) {
-                written.started = true;
-                written.since = now;
-                start.push((written.inode.clone(), written.ranges.clone()));
-            }
+            state.hurry(self.bytes_hurry, now);
+            // First: start the writeback. Later: wait for it, and drop.
             let finish: Vec<u64> = state
                 .files
                 .iter()
-                .filter(|(_, written)| written.started && (everything || now.duration_since(written.since) >= LINGER))
+                .filter(|(_, written)| written.is_started && written.due <= now)
                 .map(|(nodeid, _)| *nodeid)
                 .collect();
+            let mut start = Vec::new();
+            for written in state.files.values_mut().filter(|written| !written.is_started && written.due <= now) {
+                written.is_started = true;
+                written.due = now + SETTLE;
+                start.push((written.inode.clone(), written.ranges.clone()));
+            }
             if start.is_empty() && finish.is_empty() {
                 if state.closing {
                     return;
@@ -135,7 +187,7 @@ impl Ledger {
                 if state.files.is_empty() {
                     self.wake.wait(&mut state);
                 } else {
-                    self.wake.wait_for(&mut state, LINGER / 4);
+                    self.wake.wait_for(&mut state, SETTLE);
                 }
                 continue;
             }

@@ -297,7 +297,7 @@ fn serve<E: Into<Box<dyn std::error::Error + Send + Sync>>>(
         keep,
         resent: Resent::default(),
         borrower,
-        ledger: Ledger::default(),
+        ledger: Ledger::new(config),
         invalidations: Invalidations::new(config.threads.max(THREADS_MIN)),
         sweep: Sweep::default(),
         lookers: Lookers::default(),

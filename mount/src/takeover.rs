@@ -140,7 +140,7 @@ fn restore(
         connection,
         resent,
         borrower,
-        ledger: Ledger::default(),
+        ledger: Ledger::new(config),
         invalidations: Invalidations::new(config.threads.max(THREADS_MIN)),
         sweep: Sweep::default(),
         lookers: Lookers::default(),

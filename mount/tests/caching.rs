@@ -6,6 +6,7 @@ use std::fs::{self, File};
 use std::io::Read;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::time::Duration;
 use support::*;
 
 const LEN: usize = 8 << 20;
@@ -125,7 +126,7 @@ fn writes_leave_below_by_themselves() {
     if !can_mount("writes_leave_below_by_themselves") {
         return;
     }
-    let m = Mounted::through();
+    let m = Mounted::with(|config| config.written_linger = Duration::from_millis(100));
     fs::write(m.path("a"), pattern(LEN, 3)).unwrap();
     for small in 0..50 {
         fs::write(m.path(format!("small{small}")), pattern(5000, small)).unwrap();
@@ -137,6 +138,35 @@ fn writes_leave_below_by_themselves() {
         (0..50).all(|small| resident_pages(&m.below(format!("small{small}"))) == 0)
     });
     assert!(fs::read(m.path("a")).unwrap() == pattern(LEN, 3));
+}
+
+/// What is small stays as long as the kernel leaves it, so that a page that is written again and again goes to the disk once.
+#[test]
+fn where_much_is_written_the_largest_leaves_first() {
+    const SMALL_BYTES: usize = 5000;
+    if !can_mount("where_much_is_written_the_largest_leaves_first") {
+        return;
+    }
+    let m = Mounted::with(|config| {
+        config.written_linger = Duration::from_secs(86_400);
+        config.written_bytes = 40 * SMALL_BYTES as u64;
+    });
+    let is_there = |name: String| resident_pages(&m.below(name)) == SMALL_BYTES.div_ceil(page::PAGE_SIZE);
+    for small in 0..20 {
+        fs::write(m.path(format!("small{small}")), pattern(SMALL_BYTES, small)).unwrap();
+    }
+    fs::write(m.path("large"), pattern(30 * SMALL_BYTES, 100)).unwrap();
+    wait_until("the janitor has dropped the large one", || {
+        m.mount().status().written_files_pending == 20 && resident_pages(&m.below("large")) == 0
+    });
+    assert!((0..20).all(|small| is_there(format!("small{small}"))), "all that is left is half of what may be there");
+    assert_eq!(m.mount().status().written_bytes_pending, 20 * SMALL_BYTES as u64);
+    for small in 20..41 {
+        fs::write(m.path(format!("small{small}")), pattern(SMALL_BYTES, small)).unwrap();
+    }
+    wait_until("of small ones only half is left", || m.mount().status().written_files_pending <= 20);
+    fs::File::open(m.path("small40")).unwrap().sync_all().unwrap();
+    wait_until("what was synced is gone", || resident_pages(&m.below("small40")) == 0);
 }
 
 /// Nothing overtakes what the kernel writes back by itself, in whatever order the workers take it up: so none of it is dropped.

@@ -311,10 +311,7 @@ impl Ring {
 
     fn bytes(self) -> usize {
         match self {
-            Ring::Auto => {
-                let memory = lender::headroom::Headroom::default().read();
-                memory.map_or(tap::BpfTap::RING_BYTES, |memory| Ring::auto_bytes(memory.total_bytes))
-            }
+            Ring::Auto => Ring::auto_bytes(memory_bytes().unwrap_or(u64::MAX)),
             Ring::Bytes(bytes) => bytes,
         }
     }
@@ -340,6 +337,18 @@ impl std::str::FromStr for Ring {
     fn from_str(text: &str) -> Result<Ring, String> {
         if text == "auto" { Ok(Ring::Auto) } else { ring_bytes(text).map(Ring::Bytes) }
     }
+}
+
+/// The memory of the daemon's cgroup, or of the machine. None: the kernel does not tell.
+fn memory_bytes() -> Option<u64> {
+    lender::headroom::Headroom::default().read().ok().map(|memory| memory.total_bytes)
+}
+
+/// Of so much memory, what may be in the page cache below, written and not yet dropped. A group that is full of it has the kernel write it back
+/// page by page, and whoever reads or writes wait for that.
+fn written_bytes(memory_bytes: u64) -> u64 {
+    const MEMORY_SHARE: u64 = 8;
+    (memory_bytes / MEMORY_SHARE).min(mount::Config::WRITTEN_BYTES)
 }
 
 impl Options {
@@ -415,6 +424,7 @@ fn serve(mut options: Options, mut kept: Kept) -> Result<ExitCode> {
         flags: options.forbid.iter().map(|forbidden| forbidden.flag()).collect(),
         threads: options.policies.threads.into(),
         attr_timeout: Duration::from_secs_f64(options.policies.attribute_timeout),
+        written_bytes: written_bytes(memory_bytes().unwrap_or(u64::MAX)),
         ..mount::Config::new(options.source.clone(), mountpoint)
     };
     let gossip = pool::join(&options.pool, security.clone(), !given.is_empty())?;
@@ -650,6 +660,14 @@ fn status(mut description: Value, mount: &mount::Mount, borrower: &Borrower) -> 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_written_does_not_fill_a_small_memory() {
+        assert_eq!(
+            [0, 92, 512, 1 << 20].map(|memory_mib| written_bytes(memory_mib << 20)),
+            [0, 92 << 17, 64 << 20, 64 << 20]
+        );
+    }
 
     #[test]
     fn a_small_memory_has_a_small_ring() {

@@ -5,6 +5,7 @@ use super::record::Records;
 use super::report::{Column, Finding, Results};
 use super::{ALL_FITS_GIB, BASELINE, Case, Kind, LOCAL_BYTES, PROGRAM_BYTES_MIN, Run, Study, Subject, compare};
 use crate::program::{self, Program};
+use crate::world::Extent;
 use std::fs;
 use std::io::{self, BufWriter, Write};
 use std::path::Path;
@@ -37,7 +38,7 @@ const WANTED: [f64; 2] = [1.3, 1.45];
 const QUERIES_FILE: &str = "queries.fasta";
 
 /// BLAST itself has some ten MiB, however small the database is.
-pub fn scale(asked: f64) -> f64 {
+pub fn scale(asked: f64, _: Extent) -> f64 {
     asked.min(16.0)
 }
 

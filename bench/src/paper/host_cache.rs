@@ -36,10 +36,15 @@ fn variant(distribution: &str, how: &str) -> String {
     format!("{distribution}, {how}")
 }
 
+/// A rough look's machines have half of the sizes that other experiments have.
+pub fn scale(asked: f64, extent: Extent) -> f64 {
+    asked * extent.choose(1.0, 2.0, 1.0)
+}
+
 pub fn run(run: &mut Run<'_>) -> Result<(), Failure> {
     run.rounds = run.world.extent.choose(5, 3, 1);
     simulate(run)?;
-    // Of a rough look's machines there is one size, and of all sizes half: each boots, and reads for minutes.
+    // Of a rough look's machines there is one size: each boots, and reads for minutes.
     let guests_gb = run.world.extent.choose(&GUESTS_GB[..], &GUESTS_GB[..1], &GUESTS_GB[..1]);
     let has_all = |how: &str| {
         DISTRIBUTIONS.iter().all(|name| guests_gb.iter().all(|gb| run.has(&variant(name, how), *gb as f64)))
@@ -53,12 +58,7 @@ pub fn run(run: &mut Run<'_>) -> Result<(), Failure> {
     run.disk_as_streamed()?;
     let mut command = Command::new(PROGRAM);
     command.arg("--dir").arg(run.world.directory("host-cache")?);
-    command.args([
-        "--scale",
-        &(run.scale * run.world.extent.choose(1.0, 2.0, 1.0)).to_string(),
-        "--rounds",
-        &run.rounds.to_string(),
-    ]);
+    command.args(["--scale", &run.scale.to_string(), "--rounds", &run.rounds.to_string()]);
     command.args(["--reads", run.world.extent.choose("1", "0.125", "0.05")]);
     command.arg("--guests").args(guests_gb.iter().map(u64::to_string));
     command.args(written.then_some("--written"));

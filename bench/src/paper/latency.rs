@@ -83,7 +83,7 @@ fn measure_random(run: &mut Run<'_>, case: &Case<'_>) -> Result<(), Failure> {
         worker.obey(&Order::Once { path, len_bytes, block_bytes, threads, seed })?;
     }
     // The averages that the gate looks at are of a minute.
-    let ms = run.world.extent.choose(60_000, 10_000, 100);
+    let ms = run.world.extent.choose(60_000, 7_000, 100);
     worker.obey(&random_read::order(case, 1, ms, run.world.seed.wrapping_sub(passes)))?;
     random_read::rounds(run, case, &mut worker)
 }

@@ -105,7 +105,7 @@ struct Experiment {
     source: &'static str,
     x: Axis,
     /// What the papers' sizes are divided by, instead of what was asked for: not every program makes its data as small.
-    scale: fn(f64) -> f64,
+    scale: fn(f64, Extent) -> f64,
     run: fn(&mut Run<'_>) -> Result<(), Failure>,
     /// What its points say.
     results: fn(&Records) -> report::Results,
@@ -243,7 +243,7 @@ const EXPERIMENTS: [Experiment; 14] = [
         about: "a guest reads at random, and its host caches what it was asked for, or what the guest evicts, in a virtual machine",
         source: "Sugimoto, Kourai and Yamaguchi, 2015",
         x: GUEST,
-        scale: as_asked,
+        scale: host_cache::scale,
         run: host_cache::run,
         results: host_cache::results,
     },
@@ -656,7 +656,7 @@ fn local_alone(baseline: &str) -> String {
 }
 
 /// Any scale will do.
-fn as_asked(scale: f64) -> f64 {
+fn as_asked(scale: f64, _: Extent) -> f64 {
     scale
 }
 
@@ -687,7 +687,7 @@ pub fn run(options: &Options<'_>, interrupt: &Interrupt) -> Result<(), Failure> 
     }
     let mut not_run = Vec::new();
     for (nth, experiment) in chosen.iter().enumerate() {
-        let scale = (experiment.scale)(options.scale);
+        let scale = (experiment.scale)(options.scale, options.extent);
         println!(
             "{} ({} of {}): {}; sizes of the paper divided by {:.1}",
             experiment.name,

@@ -74,7 +74,7 @@ fn cases() -> impl Iterator<Item = (Hosts, Class, (&'static str, f64, f64))> {
 
 pub fn run(run: &mut Run<'_>) -> Result<(), Failure> {
     let few = run.world.extent != crate::world::Extent::Whole;
-    let accesses = run.world.extent.choose(ACCESSES, ACCESSES / 4.0, ACCESSES / 50.0);
+    let accesses = run.world.extent.choose(ACCESSES, ACCESSES / 8.0, ACCESSES / 50.0);
     for (hosts, class, (kind, compute_cycles, outstanding)) in cases() {
         let sizes = if hosts == Hosts::Alone && kind.is_empty() { &GIB[..] } else { &GIB_FEW[..] };
         for &gib in if few { &sizes[..1] } else { sizes } {

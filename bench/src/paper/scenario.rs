@@ -11,7 +11,7 @@ use super::{
     tpcc,
 };
 use crate::program::{self, Program};
-use crate::world::{Lender, World};
+use crate::world::{Extent, Lender, World};
 use std::fs;
 use std::io::{self, BufWriter, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -56,7 +56,7 @@ const PAPER_DATABASE: [f64; 2] = [3.354, 1.186];
 const WANTED: f64 = 1.1;
 
 /// As many warehouses as there are at the least.
-pub fn scale(asked: f64) -> f64 {
+pub fn scale(asked: f64, _: Extent) -> f64 {
     WAREHOUSES / (WAREHOUSES / asked).round().max(tpcc::WAREHOUSES_MIN)
 }
 

@@ -5,6 +5,7 @@ use super::postgres::{self, Reads};
 use super::record::Records;
 use super::report::{Column, Finding, Results};
 use super::{ALL_FITS_GIB, BASELINE, Case, LITTLE_GIB, LOCAL_BYTES, Run, compare, local_alone};
+use crate::world::Extent;
 use std::collections::BTreeMap;
 use std::path::Path;
 use testbed::Failure;
@@ -20,7 +21,7 @@ const WANTED: f64 = 4.0;
 const LITTLE: f64 = 1.12;
 
 /// Not every fraction is a number of warehouses.
-pub fn scale(asked: f64) -> f64 {
+pub fn scale(asked: f64, _: Extent) -> f64 {
     WAREHOUSES / (WAREHOUSES / asked).round().max(WAREHOUSES_MIN)
 }
 

@@ -8,6 +8,7 @@ use super::{
     ALL_FITS_GIB, BASELINE, Case, DISK_BYTES_PER_S, DISK_READS_PER_S, LITTLE_GIB, LOCAL_BYTES, Run, compare,
     local_alone,
 };
+use crate::world::Extent;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
@@ -46,14 +47,14 @@ const PAPER: f64 = 791.0;
 const PAPER_2014: f64 = 9.0;
 
 /// Scale factors are whole numbers.
-pub fn scale(asked: f64) -> f64 {
+pub fn scale(asked: f64, _: Extent) -> f64 {
     SCALE_FACTOR / (SCALE_FACTOR / asked).round().max(SCALE_FACTOR_MIN)
 }
 
 pub fn run(run: &mut Run<'_>) -> Result<(), Failure> {
     postgres::check()?;
     // Each takes minutes where the disk is read.
-    run.rounds = run.world.extent.choose(3, 3, 1);
+    run.rounds = run.world.extent.choose(3, 2, 1);
     let world = run.world;
     let factor = SCALE_FACTOR / run.scale;
     let data_bytes = factor as u64 * UNIT_BYTES;
