@@ -1,7 +1,8 @@
 //! Reading files below without caching them twice.
 //!
 //! The pages belong into the page cache of the mount; what is read below must leave nothing behind there. Three ways, the best one
-//! that works on the device: RWF_DONTCACHE, O_DIRECT, or a plain read followed by POSIX_FADV_DONTNEED.
+//! that works on the device: RWF_DONTCACHE, O_DIRECT, or a plain read followed by POSIX_FADV_DONTNEED. The last two have what was written and
+//! lies there still written to the disk at once: so that is looked for first.
 
 use crate::device::ReadWay;
 use crate::handle::OpenFile;
@@ -14,6 +15,7 @@ use rustix::io::ReadWriteFlags;
 use std::cell::RefCell;
 use std::io::{self, IoSliceMut};
 use std::num::NonZeroU64;
+use std::sync::atomic::Ordering;
 
 /// RWF_DONTCACHE of preadv2 and pwritev2: drop the pages once the call, or writeback, is done with them.
 const DONTCACHE: ReadWriteFlags = ReadWriteFlags::from_bits_retain(0x80);
@@ -54,6 +56,12 @@ impl OpenFile {
         self.read_ahead(offset, buf.len());
         loop {
             let way = self.inode.device.read_way();
+            if way != ReadWay::DontCache
+                && self.inode.written_below.load(Ordering::Relaxed)
+                && let Ok(read) = self.read_cached(buf, offset)
+            {
+                return Ok(read);
+            }
             let result = match way {
                 ReadWay::DontCache => {
                     let fd = self.reader()?;
@@ -95,6 +103,14 @@ impl OpenFile {
             // Advice that is not taken costs requests, not correctness.
             let _ = rustix::fs::fadvise(fd, fetch.start, NonZeroU64::new(fetch.end - fetch.start), Advice::WillNeed);
         }
+    }
+
+    /// Reads what is in the page cache below, if all of it is.
+    fn read_cached(&self, buf: &mut [u8], offset: u64) -> Result<usize, Errno> {
+        let fd = self.reader()?;
+        read_full(buf, offset, |piece, at| {
+            rustix::io::preadv2(fd, &mut [IoSliceMut::new(piece)], at, ReadWriteFlags::NOWAIT)
+        })
     }
 
     fn read_and_advise(&self, buf: &mut [u8], offset: u64) -> Result<usize, Errno> {
@@ -178,12 +194,35 @@ pub(crate) fn drop_clean(fd: impl AsFd, start: u64, end: u64) {
 mod tests {
     use super::*;
     use crate::inode::{Found, Inodes};
+    use rustix::fd::AsRawFd;
     use rustix::fs::{Mode, OFlags, open};
 
     fn found(path: &std::path::Path) -> Found {
         let fd = open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).unwrap();
         let now = stat(&fd).unwrap();
         Found::new(fd, now)
+    }
+
+    /// Opens a file that is not read that way.
+    fn open_by(directory: &std::path::Path, path: &std::path::Path, given_up: Option<ReadWay>) -> OpenFile {
+        let borrower = borrower::Borrower::start(borrower::Config::default(), None).unwrap();
+        let memory = crate::handover::memory::Memory::create().unwrap();
+        let keep = crate::handover::Keep::new(memory.into(), None);
+        let inode = Inodes::new(found(directory), borrower, keep, 10, None).reference(found(path));
+        if let Some(way) = given_up {
+            inode.device.give_up(way);
+        }
+        let fd = open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).unwrap();
+        OpenFile::new(inode.clone(), fd, OFlags::RDWR, inode.was_open())
+    }
+
+    /// Pages of a file that are to be written to its disk. None: the kernel does not tell (before 6.5).
+    fn dirty_pages(fd: impl AsFd) -> Option<u64> {
+        const CACHESTAT: i64 = 451;
+        let (all, mut found) = ([0u64; 2], [0u64; 5]);
+        // SAFETY: the kernel reads two numbers, an offset and a length (0: to the end), and writes five, of which the second is asked for.
+        let told = unsafe { libc::syscall(CACHESTAT, fd.as_fd().as_raw_fd(), all.as_ptr(), found.as_mut_ptr(), 0u32) };
+        (told == 0).then_some(found[1])
     }
 
     /// All three ways read the same, whatever the alignment: kernels before 6.14 never use the first.
@@ -194,16 +233,7 @@ mod tests {
         let bytes: Vec<u8> = (0..300_001u32).map(|at| (at.wrapping_mul(2_654_435_761) >> 11) as u8).collect();
         std::fs::write(&path, &bytes).unwrap();
         for given_up in [None, Some(ReadWay::DontCache), Some(ReadWay::Direct)] {
-            let borrower = borrower::Borrower::start(borrower::Config::default(), None).unwrap();
-            let memory = crate::handover::memory::Memory::create().unwrap();
-            let keep = crate::handover::Keep::new(memory.into(), None);
-            let inodes = Inodes::new(found(directory.path()), borrower, keep, 10, None);
-            let inode = inodes.reference(found(&path));
-            if let Some(way) = given_up {
-                inode.device.give_up(way);
-            }
-            let fd = open(&path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).unwrap();
-            let file = OpenFile::new(inode.clone(), fd, OFlags::RDWR, inode.was_open());
+            let file = open_by(directory.path(), &path, given_up);
             let mut buffer = vec![AlignedPage([0; PAGE_BYTES]); 80];
             // SAFETY: pages of plain bytes without padding, exclusively borrowed for as long as the slice is used.
             let buffer = unsafe { std::slice::from_raw_parts_mut(buffer.as_mut_ptr().cast::<u8>(), 80 * PAGE_BYTES) };
@@ -222,6 +252,35 @@ mod tests {
             assert!(given_up.is_none_or(|given_up| way > given_up));
             assert!(file.read_at(&mut buffer[..10], u64::MAX - 5).is_err());
             assert_eq!(file.inode.device.read_way(), way, "an impossible offset is not the way's fault");
+        }
+    }
+
+    /// Nor does any of them have what was just written go to the disk.
+    #[test]
+    fn what_was_written_is_read_where_it_lies() {
+        let directory = tempfile::tempdir().unwrap();
+        for given_up in [None, Some(ReadWay::DontCache), Some(ReadWay::Direct)] {
+            let path = directory.path().join(format!("{given_up:?}"));
+            std::fs::write(&path, [1; 3 * PAGE_BYTES]).unwrap();
+            std::fs::File::open(&path).unwrap().sync_all().unwrap();
+            let file = open_by(directory.path(), &path, given_up);
+            let dirty = || dirty_pages(&file.fd);
+            rustix::io::pwrite(&file.fd, &[2; PAGE_BYTES + 1], 0).unwrap();
+            file.inode.written_below.store(true, Ordering::Relaxed);
+            let before = dirty();
+            let mut buf = [0; 3 * PAGE_BYTES];
+            assert_eq!(file.read_at(&mut buf[..2 * PAGE_BYTES], 0).unwrap(), 2 * PAGE_BYTES);
+            assert!(
+                buf[..=PAGE_BYTES] == [2; PAGE_BYTES + 1] && buf[PAGE_BYTES + 1..2 * PAGE_BYTES] == [1; PAGE_BYTES - 1]
+            );
+            assert_eq!(dirty(), before, "{given_up:?}");
+            println!("given up {given_up:?}: {before:?} pages dirty before and after");
+            // What is not all there is read as ever.
+            file.inode.written_below.store(false, Ordering::Relaxed);
+            drop_clean(&file.fd, 2 * PAGE_BYTES as u64, 3 * PAGE_BYTES as u64);
+            file.inode.written_below.store(true, Ordering::Relaxed);
+            assert_eq!(file.read_at(&mut buf, 0).unwrap(), 3 * PAGE_BYTES);
+            assert!(buf[2 * PAGE_BYTES..] == [1; PAGE_BYTES]);
         }
     }
 }

@@ -62,6 +62,8 @@ pub(crate) struct Inode {
     pub changing: Mutex<()>,
     /// A write out of the page cache came for it: it was mapped, or (in `back`) simply written.
     pub mapped_writes: AtomicBool,
+    /// Some of it was written and may be in the page cache below: the ledger knows what.
+    pub written_below: AtomicBool,
     /// How it is open, and by how many.
     pub passing: Mutex<Passing>,
     /// The name that the kernel was told to believe for long.
@@ -372,6 +374,7 @@ impl Inodes {
             file,
             changing: Mutex::new(()),
             mapped_writes: AtomicBool::new(known.flags & node::MAPPED_WRITES != 0),
+            written_below: AtomicBool::new(false),
             passing: Mutex::new(Passing::restored(known.backing, connection)),
             name: Mutex::new(believed),
             marked: Marked::default(),
@@ -480,6 +483,7 @@ impl Inodes {
             file,
             changing: Mutex::new(()),
             mapped_writes: AtomicBool::new(false),
+            written_below: AtomicBool::new(false),
             passing: Mutex::default(),
             name: Mutex::default(),
             marked: Marked::default(),

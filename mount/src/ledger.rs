@@ -18,6 +18,7 @@ use parking_lot::{Condvar, Mutex};
 use rustix::fd::OwnedFd;
 use rustix::fs::{Mode, OFlags, open};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// Files with written ranges.
@@ -119,6 +120,7 @@ impl Ledger {
             is_started: false,
             is_hurried: false,
         });
+        inode.written_below.store(true, Ordering::Relaxed);
         // What comes now would be written at once if that were waited for: so it has its own time, and what is clean by then is dropped then.
         if written.is_started && !written.is_hurried {
             (written.is_started, written.due) = (false, Instant::now() + self.linger);
@@ -139,6 +141,7 @@ impl Ledger {
         let mut state = self.state.lock();
         let Some(removed) = state.files.remove(&nodeid) else { return Vec::new() };
         state.bytes -= removed.bytes;
+        removed.inode.written_below.store(false, Ordering::Relaxed);
         removed.ranges
     }
 

@@ -347,7 +347,7 @@ fn memory_bytes() -> Option<u64> {
 /// Of so much memory, what may be in the page cache below, written and not yet dropped. A group that is full of it has the kernel write it back
 /// page by page, and whoever reads or writes wait for that.
 fn written_bytes(memory_bytes: u64) -> u64 {
-    const MEMORY_SHARE: u64 = 8;
+    const MEMORY_SHARE: u64 = 16;
     (memory_bytes / MEMORY_SHARE).min(mount::Config::WRITTEN_BYTES)
 }
 
@@ -665,7 +665,7 @@ mod tests {
     fn what_is_written_does_not_fill_a_small_memory() {
         assert_eq!(
             [0, 92, 512, 1 << 20].map(|memory_mib| written_bytes(memory_mib << 20)),
-            [0, 92 << 17, 64 << 20, 64 << 20]
+            [0, 92 << 16, 32 << 20, 64 << 20]
         );
     }
 
