@@ -17,6 +17,7 @@ use hashbrown::HashMap;
 use parking_lot::{Condvar, Mutex};
 use rustix::fd::OwnedFd;
 use rustix::fs::{Mode, OFlags, open};
+use std::cmp::Reverse;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -64,15 +65,15 @@ impl State {
         if self.closing {
             self.files.values_mut().for_each(|written| written.hurry(now));
         } else if self.is_over(bytes_max, FILES_HURRY) {
-            let mut sizes: Vec<_> = self.files.iter().map(|(node, written)| (written.bytes, *node)).collect();
-            sizes.sort_unstable_by(|one, other| other.cmp(one));
             let (mut bytes, mut files) = (self.bytes, self.files.len());
-            for (written_bytes, node) in sizes {
+            let mut largest: Vec<_> = self.files.values_mut().collect();
+            largest.sort_unstable_by_key(|written| Reverse(written.bytes));
+            for written in largest {
                 if bytes <= bytes_max / 2 && files <= FILES_HURRY / 2 {
                     break;
                 }
-                self.files.entry(node).and_modify(|written| written.hurry(now));
-                (bytes, files) = (bytes - written_bytes, files - 1);
+                written.hurry(now);
+                (bytes, files) = (bytes - written.bytes, files - 1);
             }
         }
     }

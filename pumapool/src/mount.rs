@@ -311,7 +311,7 @@ impl Ring {
 
     fn bytes(self) -> usize {
         match self {
-            Ring::Auto => Ring::auto_bytes(memory_bytes().unwrap_or(u64::MAX)),
+            Ring::Auto => Ring::auto_bytes(memory_bytes()),
             Ring::Bytes(bytes) => bytes,
         }
     }
@@ -339,9 +339,9 @@ impl std::str::FromStr for Ring {
     }
 }
 
-/// The memory of the daemon's cgroup, or of the machine. None: the kernel does not tell.
-fn memory_bytes() -> Option<u64> {
-    lender::headroom::Headroom::default().read().ok().map(|memory| memory.total_bytes)
+/// The memory of the daemon's cgroup, or of the machine. As much as there can be, if the kernel does not tell.
+fn memory_bytes() -> u64 {
+    lender::headroom::Headroom::default().read().map_or(u64::MAX, |memory| memory.total_bytes)
 }
 
 /// Of so much memory, what may be in the page cache below, written and not yet dropped. A group that is full of it has the kernel write it back
@@ -424,7 +424,7 @@ fn serve(mut options: Options, mut kept: Kept) -> Result<ExitCode> {
         flags: options.forbid.iter().map(|forbidden| forbidden.flag()).collect(),
         threads: options.policies.threads.into(),
         attr_timeout: Duration::from_secs_f64(options.policies.attribute_timeout),
-        written_bytes: written_bytes(memory_bytes().unwrap_or(u64::MAX)),
+        written_bytes: written_bytes(memory_bytes()),
         ..mount::Config::new(options.source.clone(), mountpoint)
     };
     let gossip = pool::join(&options.pool, security.clone(), !given.is_empty())?;
