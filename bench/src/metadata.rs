@@ -2,19 +2,13 @@
 //! everything through, bindfs and mergerfs, as Debian has them and as they are by default.
 //!
 //! [`crate::tree`] says what is done. Ratios are geometric means over its phases, so that none counts more than another.
-//!
-//! Each round has a directory of its own, far from all others on the disk: ext4 does not give the number of an inode that was removed a
-//! short while ago to another file (fs/ext4/ialloc.c, recently_deleted), and looks for one that it can give from the first on. Beside
-//! the files that a round before has removed, making one took 0.4 ms instead of 15 µs, most of it no matter of who asked for it.
+//! Each round has a directory of its own, far from all others on the disk ([`spread_directories`]).
 
 use crate::figures::{Series, geometric_mean};
 use crate::tree::PHASES;
 use crate::worker::Order;
-use crate::world::{Side, Worker, World};
-use rustix::fs::{IFlags, ioctl_getflags, ioctl_setflags};
-use rustix::io::Errno;
+use crate::world::{Side, Worker, World, spread_directories};
 use serde_json::{Map, Value, json};
-use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -91,17 +85,6 @@ pub fn run(world: &World) -> Result<Map<String, Value>, Failure> {
     drop(peers);
     Side::end(side)?;
     Ok(figures)
-}
-
-/// Asks the file system to have the directories that are made in this one far from each other.
-fn spread_directories(directory: &Path) -> Result<(), Failure> {
-    let opened = File::open(directory).map_err(Failure::attempted(format!("opening {}", directory.display())))?;
-    let flags = ioctl_getflags(&opened).map(|flags| flags | IFlags::TOPDIR);
-    match flags.and_then(|flags| ioctl_setflags(&opened, flags)) {
-        // One that has no such wish has no use for it either.
-        Ok(()) | Err(Errno::NOTTY | Errno::OPNOTSUPP | Errno::INVAL) => Ok(()),
-        Err(error) => Err(Failure::attempted(format!("setting the flags of {}", directory.display()))(error.into())),
-    }
 }
 
 /// Another file system, taken away when dropped.

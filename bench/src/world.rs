@@ -8,7 +8,8 @@ use crate::null_pages;
 use crate::null_server::{self, NullServer};
 use crate::worker::{self, Answer, Order, Report};
 use page::PAGE_SIZE;
-use rustix::fs::Advice;
+use rustix::fs::{Advice, IFlags, ioctl_getflags, ioctl_setflags};
+use rustix::io::Errno;
 use rustix::process::Pid;
 use rustix::thread::{CpuSet, sched_setaffinity};
 use serde_json::Value;
@@ -456,6 +457,21 @@ pub fn drop_cached_under(directory: &Path) -> Result<(), Failure> {
         rustix::fs::fadvise(&file, 0, None, Advice::DontNeed).map_err(|error| problem()(error.into()))?;
     }
     Ok(())
+}
+
+/// Asks the file system to have the directories that are made in this one far from each other.
+///
+/// An ext4 without a journal does not give the number of an inode that was removed a short while ago to another file (fs/ext4/ialloc.c,
+/// recently_deleted), and looks for one that it can give from the first of its group on. Beside the files that a round before has removed, making one
+/// took 0.4 ms instead of 15 µs, most of it no matter of who asked for it.
+pub fn spread_directories(directory: &Path) -> Result<(), Failure> {
+    let opened = File::open(directory).map_err(Failure::attempted(format!("opening {}", directory.display())))?;
+    let flags = ioctl_getflags(&opened).map(|flags| flags | IFlags::TOPDIR);
+    match flags.and_then(|flags| ioctl_setflags(&opened, flags)) {
+        // One that has no such wish has no use for it either.
+        Ok(()) | Err(Errno::NOTTY | Errno::OPNOTSUPP | Errno::INVAL) => Ok(()),
+        Err(error) => Err(Failure::attempted(format!("setting the flags of {}", directory.display()))(error.into())),
+    }
 }
 
 /// All files under a directory, in the order of their names.

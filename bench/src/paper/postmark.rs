@@ -5,6 +5,7 @@ use super::record::Records;
 use super::report::{Column, Finding, Results};
 use super::{ALL_FITS_GIB, BASELINE, Case, LITTLE_GIB, LOCAL_BYTES, Run, Study, compare, local_alone};
 use crate::program::{self, Program};
+use crate::world::spread_directories;
 use rustix::process::Signal;
 use std::fs;
 use std::path::Path;
@@ -59,13 +60,14 @@ fn files(run: &Run<'_>) -> u64 {
     run.bytes(DATA_BYTES) / ((FILE_BYTES[0] + FILE_BYTES[1]) / 2)
 }
 
-/// A directory with nothing in it.
+/// A directory with nothing in it. Those of the rounds will be far from each other on the disk.
 fn empty(directory: &Path) -> Result<(), Failure> {
     let emptied = match fs::remove_dir_all(directory) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error),
         _ => fs::create_dir(directory),
     };
-    emptied.map_err(Failure::attempted(format!("emptying {}", directory.display())))
+    emptied.map_err(Failure::attempted(format!("emptying {}", directory.display())))?;
+    spread_directories(directory)
 }
 
 fn measure(run: &mut Run<'_>, case: &Case<'_>) -> Result<(), Failure> {
@@ -85,10 +87,13 @@ fn measure(run: &mut Run<'_>, case: &Case<'_>) -> Result<(), Failure> {
         );
         fs::write(&orders, text).map_err(Failure::attempted(format!("writing {}", orders.display())))?;
         run.disk_for_filling()?;
+        // Far from that of any other round: the file system places it by its name.
+        let directory = case.path.join(format!("{} {} {round}", case.variant, case.x));
+        fs::create_dir(&directory).map_err(Failure::attempted(format!("making {}", directory.display())))?;
         // In its directory: names of more than 80 letters are more than it has room for.
         // Line by line: it says when it is done with a part.
         let mut command = Command::new("stdbuf");
-        command.args(["-oL", "postmark"]).arg(&orders).current_dir(&case.path).stdin(Stdio::null());
+        command.args(["-oL", "postmark"]).arg(&orders).current_dir(&directory).stdin(Stdio::null());
         let mut postmark = Program::start(world, "postmark", command, &[&group])?;
         let (mut begun, mut kept) = (None, None);
         while let Some(line) = postmark.next_line()? {
