@@ -571,10 +571,10 @@ impl Borrower {
         }
     }
 
-    /// Until now the kernel has read and written the file below by itself. What is known of the file is forgotten, and
-    /// [`File::kernel_stale`] says so.
-    pub fn was_passed(&self, file: &File) {
-        self.core.was_passed(file);
+    /// The file below may hold something else than is known of it, whatever its stamp says: until now the kernel has read and written it by itself, or
+    /// writing it back has failed. What is known of it is forgotten, and [`File::kernel_stale`] says so.
+    pub fn doubt(&self, file: &File) {
+        self.core.doubt(file);
     }
 
     /// Lenders were found, lost, or found too slow.

@@ -70,8 +70,9 @@ impl OpenFile {
                     })
                 }
                 ReadWay::Direct => match self.direct() {
-                    Err(errno) if refused_again(errno) => self.read_and_advise(buf, offset),
-                    fd => fd.and_then(|fd| read_direct(fd, buf, offset)),
+                    Ok(fd) => read_direct(fd, buf, offset),
+                    Err(Errno::INVAL) => Err(Errno::INVAL), // It has none.
+                    Err(_) => self.read_and_advise(buf, offset),
                 },
                 ReadWay::Advise => self.read_and_advise(buf, offset),
             };
@@ -123,19 +124,11 @@ impl OpenFile {
     /// Reads past the page cache, as the caller of the mount asked for by O_DIRECT. `buf` is page-aligned.
     pub(crate) fn read_past_cache(&self, buf: &mut [u8], offset: u64) -> Result<usize, Errno> {
         fuse::about_to_wait();
-        let fd = match self.direct() {
-            Ok(fd) => fd,
-            // O_DIRECT came by fcntl, and the file system below has none, or lets the file be opened no more.
-            Err(errno) if errno == Errno::INVAL || refused_again(errno) => return self.read_uncached(buf, offset),
-            Err(errno) => return Err(errno),
-        };
+        // O_DIRECT came by fcntl, and the file system below has none; or the file, open as it is, cannot be opened once more: its mode or flags have
+        // changed since, or there are no descriptors left.
+        let Ok(fd) = self.direct() else { return self.read_uncached(buf, offset) };
         read_full(buf, offset, |piece, at| rustix::io::pread(fd, piece, at))
     }
-}
-
-/// A file that was open already cannot be opened once more: its mode or its flags have changed since. What is open goes on.
-pub(crate) fn refused_again(errno: Errno) -> bool {
-    matches!(errno, Errno::ACCESS | Errno::PERM | Errno::TXTBSY)
 }
 
 /// Calls `read` until `buf` is full or the file ends. An error fails it all, even after some bytes: fewer bytes than asked for mean the end of
@@ -194,7 +187,7 @@ pub(crate) fn drop_clean(fd: impl AsFd, start: u64, end: u64) {
 mod tests {
     use super::*;
     use crate::inode::{Found, Inodes};
-    use rustix::fd::AsRawFd;
+    use crate::system::cached;
     use rustix::fs::{Mode, OFlags, open};
 
     fn found(path: &std::path::Path) -> Found {
@@ -214,15 +207,6 @@ mod tests {
         }
         let fd = open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).unwrap();
         OpenFile::new(inode.clone(), fd, OFlags::RDWR, inode.was_open())
-    }
-
-    /// Pages of a file that are to be written to its disk. None: the kernel does not tell (before 6.5).
-    fn dirty_pages(fd: impl AsFd) -> Option<u64> {
-        const CACHESTAT: i64 = 451;
-        let (all, mut found) = ([0u64; 2], [0u64; 5]);
-        // SAFETY: the kernel reads two numbers, an offset and a length (0: to the end), and writes five, of which the second is asked for.
-        let told = unsafe { libc::syscall(CACHESTAT, fd.as_fd().as_raw_fd(), all.as_ptr(), found.as_mut_ptr(), 0u32) };
-        (told == 0).then_some(found[1])
     }
 
     /// All three ways read the same, whatever the alignment: kernels before 6.14 never use the first.
@@ -264,7 +248,8 @@ mod tests {
             std::fs::write(&path, [1; 3 * PAGE_BYTES]).unwrap();
             std::fs::File::open(&path).unwrap().sync_all().unwrap();
             let file = open_by(directory.path(), &path, given_up);
-            let dirty = || dirty_pages(&file.fd);
+            // The kernel does not tell before 6.5.
+            let dirty = || cached(&file.fd, 0, 3 * PAGE_BYTES as u64).ok().map(|cached| cached.dirty_pages);
             rustix::io::pwrite(&file.fd, &[2; PAGE_BYTES + 1], 0).unwrap();
             file.inode.written_below.store(true, Ordering::Relaxed);
             let before = dirty();

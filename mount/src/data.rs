@@ -11,7 +11,6 @@
 //! - Where the kernel must drop pages because of a write(2), the answer waits until it has, for a limited time: so that who has written
 //!   reads what he wrote.
 
-use crate::below::refused_again;
 use crate::change::Outcome;
 use crate::config::WriteMode;
 use crate::credentials::WithoutFsetid;
@@ -179,10 +178,10 @@ impl Passthrough {
         }
         // Marked as direct, but the flag may be gone from the handle: its bytes need not be aligned any more.
         let direct_below = direct && asked.contains(OFlags::DIRECT);
+        // Without such a descriptor, for whatever reason, what is open goes on.
         let fd = match direct_below.then(|| file.direct()) {
-            None => file.fd.as_fd(),
-            Some(Err(errno)) if errno == Errno::INVAL || refused_again(errno) => file.fd.as_fd(),
-            Some(fd) => fd?,
+            Some(Ok(fd)) => fd,
+            None | Some(Err(_)) => file.fd.as_fd(),
         };
         let len = data.len() as u64;
         let end = args.offset.checked_add(len).ok_or(Errno::INVAL)?;
@@ -302,7 +301,10 @@ impl Passthrough {
             0 => Ok(()),
             _ => match errno(&std::io::Error::last_os_error()) {
                 Errno::INTR => Ok(()), // It is closed all the same.
-                errno => Err(errno),
+                errno => {
+                    self.writeback_failed(&file.inode);
+                    Err(errno)
+                }
             },
         }
     }
@@ -310,12 +312,26 @@ impl Passthrough {
     pub(crate) fn fsync(&self, args: &abi::FsyncIn) -> Result<(), Errno> {
         let file = self.handles.file(args.fh)?;
         fuse::about_to_wait();
-        match args.fsync_flags & abi::FSYNC_FDATASYNC {
-            0 => rustix::fs::fsync(&file.fd)?,
-            _ => rustix::fs::fdatasync(&file.fd)?,
+        let synced = match args.fsync_flags & abi::FSYNC_FDATASYNC {
+            0 => rustix::fs::fsync(&file.fd),
+            _ => rustix::fs::fdatasync(&file.fd),
+        };
+        match synced {
+            Ok(()) => self.ledger.synced(file.inode.nodeid, &file.fd),
+            Err(_) => self.writeback_failed(&file.inode),
         }
-        self.ledger.synced(file.inode.nodeid, &file.fd);
-        Ok(())
+        synced
+    }
+
+    /// The file below may hold older bytes than were written, and no stamp tells of it: so nothing that is lent or cached of it is believed.
+    fn writeback_failed(&self, inode: &Arc<Inode>) {
+        let Some(file) = &inode.file else { return };
+        let _changing = inode.changing.lock();
+        self.borrower.doubt(file);
+        inode.record_stamp();
+        if let Some(number) = file.kernel_stale() {
+            self.invalidations.request_all(inode, number);
+        }
     }
 }
 

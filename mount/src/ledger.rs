@@ -2,17 +2,20 @@
 //!
 //! A write is in the page cache below when it is answered (that is what makes it safe against a death of the daemon). The same bytes
 //! are, or soon will be, in the page cache of the mount, so the copy below is dropped: a janitor thread starts the writeback of what
-//! has lain for as long as the kernel leaves it, and a little later waits for it and drops the pages. fsync does it for its file at once.
+//! has lain for as long as the kernel leaves it, and comes again to drop what is clean by then. fsync does it for its file at once.
 //! Sooner would be in the way: a page that is written once a second would go to the disk once a second.
 //!
+//! Nothing here waits for writeback: whoever does is told of its errors, and the kernel tells each descriptor only once, and those opened
+//! later not at all (mm/filemap.c, file_check_and_advance_wb_err). They are for the programs' own fsync.
+//!
 //! Bounded: from so many bytes ([`Config::written_bytes`](crate::Config::written_bytes)) or [`FILES_HURRY`] files on, the largest go at once,
-//! until half of that is left. Beyond [`FILES_MAX`] files a writer drops what it wrote itself; beyond [`RANGES_MAX`] ranges those of a file merge;
-//! beyond [`BYTES_MAX`] a writer waits for its own writeback. Nothing here keeps a deleted file alive.
+//! until half of that is left. Beyond [`FILES_MAX`] files or [`BYTES_MAX`] a writer starts the writeback of what it wrote itself; beyond
+//! [`RANGES_MAX`] ranges those of a file merge. Nothing here keeps a deleted file alive.
 
 use crate::below::drop_clean;
 use crate::config::Config;
 use crate::inode::{Inode, Inodes};
-use crate::system::{ProcPath, SyncRange, sync_file_range};
+use crate::system::{ProcPath, cached};
 use hashbrown::HashMap;
 use parking_lot::{Condvar, Mutex};
 use rustix::fd::OwnedFd;
@@ -28,19 +31,23 @@ const FILES_MAX: usize = 16_384;
 const FILES_HURRY: usize = FILES_MAX / 2;
 /// Ranges of one file; more merge into one.
 const RANGES_MAX: usize = 16;
-/// Written and not yet dropped bytes from which on a writer waits for its own writeback.
+/// Written bytes whose writeback has not begun, from which on a writer starts its own.
 const BYTES_MAX: u64 = 256 << 20;
-/// How long pages whose writeback was started have before it is waited for; and what passes between two looks of the janitor.
-const SETTLE: Duration = Duration::from_secs(1);
+/// When the janitor comes again once it has started the writeback of a file, each time after the one before: then what it has not found clean is the
+/// kernel's.
+const SETTLES: [Duration; 3] = [Duration::from_secs(1), Duration::from_secs(3), Duration::from_secs(9)];
+/// What passes between two looks of the janitor at what is due.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 struct Written {
     inode: Arc<Inode>,
     ranges: Vec<(u64, u64)>,
-    /// How much was written there; of what was written twice at the most once.
+    /// How much was written there since the writeback was started; of what was written twice at the most once.
     bytes: u64,
-    /// When the writeback is to be started, or was, and is to have ended.
+    /// When the janitor comes.
     due: Instant,
-    is_started: bool,
+    /// How often it has come since something was written: the first time it starts the writeback.
+    visits: usize,
     /// It goes, whatever is written meanwhile.
     is_hurried: bool,
 }
@@ -48,6 +55,18 @@ struct Written {
 impl Written {
     fn hurry(&mut self, now: Instant) {
         (self.due, self.is_hurried) = (now, true);
+    }
+
+    /// The janitor comes. Whether for the last time.
+    fn visit(&mut self, now: Instant) -> bool {
+        self.is_hurried &= self.visits == 0;
+        self.visits = if self.bytes > 0 { 1 } else { self.visits + 1 };
+        self.bytes = 0;
+        match SETTLES.get(self.visits - 1) {
+            Some(settle) => self.due = now + *settle,
+            None => return true,
+        }
+        false
     }
 }
 
@@ -107,7 +126,6 @@ impl Ledger {
             drop(state);
             if full {
                 self.wake.notify_one();
-                let _ = sync_file_range(fd, start, end - start, SyncRange::WriteAndWait);
             }
             drop_clean(fd, start, end);
             return;
@@ -118,13 +136,13 @@ impl Ledger {
             ranges: Vec::new(),
             bytes: 0,
             due: Instant::now() + self.linger,
-            is_started: false,
+            visits: 0,
             is_hurried: false,
         });
         inode.written_below.store(true, Ordering::Relaxed);
-        // What comes now would be written at once if that were waited for: so it has its own time, and what is clean by then is dropped then.
-        if written.is_started && !written.is_hurried {
-            (written.is_started, written.due) = (false, Instant::now() + self.linger);
+        // What comes now would be written at the next visit: so it has its own time, and what is clean by then is dropped then.
+        if written.visits > 0 && !written.is_hurried {
+            (written.visits, written.due) = (0, Instant::now() + self.linger);
         }
         let before = written.bytes;
         merge(&mut written.ranges, start, end);
@@ -153,7 +171,7 @@ impl Ledger {
         }
     }
 
-    /// Files with written ranges, and their bytes.
+    /// Files with written ranges, and their bytes whose writeback has not begun.
     pub(crate) fn pending(&self) -> (usize, u64) {
         let state = self.state.lock();
         (state.files.len(), state.bytes)
@@ -171,48 +189,49 @@ impl Ledger {
         loop {
             let now = Instant::now();
             state.hurry(self.bytes_hurry, now);
-            // First: start the writeback. Later: wait for it, and drop.
-            let finish: Vec<u64> = state
-                .files
-                .iter()
-                .filter(|(_, written)| written.is_started && written.due <= now)
-                .map(|(nodeid, _)| *nodeid)
-                .collect();
-            let mut start = Vec::new();
-            for written in state.files.values_mut().filter(|written| !written.is_started && written.due <= now) {
-                written.is_started = true;
-                written.due = now + SETTLE;
-                start.push((written.inode.clone(), written.ranges.clone()));
+            let State { files, bytes, closing } = &mut *state;
+            let mut visited = Vec::new();
+            for written in files.values_mut().filter(|written| written.due <= now) {
+                *bytes -= written.bytes;
+                let is_first = written.visits == 0;
+                let is_last = written.visit(now) || *closing && !is_first;
+                visited.push((written.inode.clone(), written.ranges.clone(), is_last));
             }
-            if start.is_empty() && finish.is_empty() {
-                if state.closing {
+            if visited.is_empty() {
+                if *closing {
                     return;
                 }
-                if state.files.is_empty() {
+                if files.is_empty() {
                     self.wake.wait(&mut state);
                 } else {
-                    self.wake.wait_for(&mut state, SETTLE);
+                    self.wake.wait_for(&mut state, LOOK_EVERY);
                 }
                 continue;
             }
             drop(state);
-            for (inode, ranges) in start {
-                if let Some(fd) = reopen(inodes, &inode) {
-                    for (start, end) in ranges {
-                        drop_clean(&fd, start, end);
-                    }
+            for (inode, ranges, is_last) in visited {
+                if is_last {
+                    self.remove(inode.nodeid); // What is written from now on is another matter.
                 }
-            }
-            for nodeid in finish {
-                let inode = self.state.lock().files.get(&nodeid).map(|written| written.inode.clone());
-                let ranges = self.remove(nodeid);
-                let Some(fd) = inode.and_then(|inode| reopen(inodes, &inode)) else { continue };
-                for (start, end) in ranges {
-                    let _ = sync_file_range(&fd, start, end - start, SyncRange::WriteAndWait);
-                    drop_clean(&fd, start, end);
+                let is_gone = reopen(inodes, &inode).is_none_or(|fd| {
+                    ranges.iter().for_each(|&(start, end)| drop_clean(&fd, start, end));
+                    ranges.iter().all(|&(start, end)| cached(&fd, start, end).is_ok_and(|cached| cached.pages == 0))
+                });
+                if is_gone && !is_last {
+                    self.remove_if_clean(inode.nodeid);
                 }
             }
             state = self.state.lock();
+        }
+    }
+
+    /// Forgets a file of which nothing is left below, unless something was written since.
+    fn remove_if_clean(&self, nodeid: u64) {
+        let mut state = self.state.lock();
+        if state.files.get(&nodeid).is_some_and(|written| written.bytes == 0)
+            && let Some(removed) = state.files.remove(&nodeid)
+        {
+            removed.inode.written_below.store(false, Ordering::Relaxed);
         }
     }
 }

@@ -55,7 +55,7 @@ mod xattr;
 pub use config::{Config, WriteMode};
 pub use error::Error;
 pub use fuse::Served;
-pub use running::{Mount, MountInfo, NOTIFIER};
+pub use running::{JANITOR, Mount, MountInfo, NOTIFIER};
 pub use rustix::mount::MountFlags;
 pub use starting::{detach, is_mounted, raise_limits};
 pub use status::Status;

@@ -148,7 +148,7 @@ impl Inode {
                 }
             }
             if passing.way == Way::Passed && way == Way::Cached {
-                borrower.was_passed(file);
+                borrower.doubt(file);
             }
             if passing.way != way {
                 (passing.way, passing.since) = (way, Some(Instant::now()));

@@ -211,7 +211,7 @@ fn start_threads(
         (NOTIFIER, Box::new(move |shared: &Shared| shared.filesystem.invalidations.deliver(&notifier)) as Work),
         (NOTIFIER, Box::new(move |shared: &Shared| shared.filesystem.beside.run(&shared.filesystem, &of_attributes))),
         ("puma-sweep", Box::new(|shared: &Shared| shared.filesystem.sweep.run(&shared.filesystem))),
-        ("puma-janitor", Box::new(|shared: &Shared| shared.filesystem.ledger.tend(&shared.filesystem.inodes))),
+        (JANITOR, Box::new(|shared: &Shared| shared.filesystem.ledger.tend(&shared.filesystem.inodes))),
     ] {
         let shared = shared.clone();
         thread::Builder::new().name(name.to_owned()).spawn(move || {
@@ -233,6 +233,9 @@ fn start_threads(
 
 /// The name of the threads that have the kernel drop pages and attributes. Killed, they may not end before a successor has written what is dirty.
 pub const NOTIFIER: &str = "puma-notify";
+
+/// The name of the thread that has what was written below written back. Killed, it may not end before a disk that is slow has taken a piece of it.
+pub const JANITOR: &str = "puma-janitor";
 
 type Work = Box<dyn FnOnce(&Shared) + Send>;
 

@@ -18,6 +18,7 @@ use crate::resent::Resent;
 use crate::running::{Mount, MountInfo, Source};
 use crate::status::Counters;
 use crate::sweep::Sweep;
+use crate::system;
 use borrower::Borrower;
 use fuse::abi::init;
 use fuse::mounting::{self, Options};
@@ -171,9 +172,13 @@ pub fn raise_limits() {
     } else {
         let _ = setrlimit(Resource::Nofile, Rlimit { current: files.maximum, maximum: files.maximum });
     }
-    // The callers' limits count, and the kernel checks them; ours would only get us killed.
-    let sizes = getrlimit(Resource::Fsize);
-    let _ = setrlimit(Resource::Fsize, Rlimit { current: sizes.maximum, maximum: sizes.maximum });
+    // The callers' limits count, and the kernel checks them; ours would only get us killed. Where it cannot be raised, what is beyond is EFBIG.
+    let unlimited = setrlimit(Resource::Fsize, Rlimit { current: None, maximum: None });
+    if unlimited.is_err() {
+        let sizes = getrlimit(Resource::Fsize);
+        let _ = setrlimit(Resource::Fsize, Rlimit { current: sizes.maximum, maximum: sizes.maximum });
+    }
+    system::survive_file_size_limit();
 }
 
 fn mount(config: &Config, source: &Path, mountpoint: &Path, below: &OwnedFd) -> Result<(OwnedFd, Privilege), Error> {

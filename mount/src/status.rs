@@ -89,6 +89,6 @@ pub struct Status {
     pub files_told_of: usize,
     /// Files with pages that were written below and not yet dropped there.
     pub written_files_pending: usize,
-    /// The bytes of those pages.
+    /// Bytes of those pages whose writeback has not begun.
     pub written_bytes_pending: u64,
 }

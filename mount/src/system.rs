@@ -183,23 +183,32 @@ impl AsFd for Fanotify {
     }
 }
 
-/// Which parts of sync_file_range(2) to do.
-#[derive(Clone, Copy)]
-pub(crate) enum SyncRange {
-    /// Write out, and wait until it is.
-    WriteAndWait,
+/// What the page cache has of a range of a file, in pages.
+pub(crate) struct Cached {
+    pub pages: u64,
+    /// Of these, to be written.
+    #[cfg(test)]
+    pub dirty_pages: u64,
 }
 
-/// Writes out the dirty pages of a range (a `len` of 0: to the end), without metadata and without a promise of durability.
-pub(crate) fn sync_file_range(fd: impl AsFd, offset: u64, len: u64, what: SyncRange) -> Result<(), Errno> {
-    let flags = match what {
-        SyncRange::WriteAndWait => {
-            libc::SYNC_FILE_RANGE_WAIT_BEFORE | libc::SYNC_FILE_RANGE_WRITE | libc::SYNC_FILE_RANGE_WAIT_AFTER
-        }
-    };
-    // SAFETY: no memory is passed.
-    let result = unsafe { libc::sync_file_range(fd.as_fd().as_raw_fd(), offset as i64, len as i64, flags) };
-    check(result.into()).map(|_| ())
+/// Asks what the page cache has of bytes `start..end` of a file. Linux tells it since 6.5, and only those who may write the file.
+pub(crate) fn cached(fd: impl AsFd, start: u64, end: u64) -> Result<Cached, Errno> {
+    const CACHESTAT: i64 = 451;
+    let (range, mut found) = ([start, end - start], [0u64; 5]);
+    // SAFETY: the kernel reads two numbers, and writes five (uapi/linux/mman.h, struct cachestat).
+    let told = unsafe { libc::syscall(CACHESTAT, fd.as_fd().as_raw_fd(), range.as_ptr(), found.as_mut_ptr(), 0u32) };
+    check(told)?;
+    Ok(Cached {
+        pages: found[0],
+        #[cfg(test)]
+        dirty_pages: found[1],
+    })
+}
+
+/// A write beyond RLIMIT_FSIZE fails, and does not kill.
+pub(crate) fn survive_file_size_limit() {
+    // SAFETY: a signal that is ignored runs nothing.
+    unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
 }
 
 /// Tells the kernel that this thread (and those it starts) serves writeback, so that its allocations do not wait for it.

@@ -212,7 +212,7 @@ fn other_ways_of_reading() {
     let directory = tempfile::tempdir().unwrap();
     let below = directory.path().join("below");
     fs::create_dir(&below).unwrap();
-    let small = SmallTmpfs::on(&below, "size=32m");
+    let small = FileSystem::tmpfs(&below, "size=32m");
     let m = Mounted::over(directory, Some(small), |_| {});
     for len in [0, 1, 4095, 4096, 4097, 123_456, LEN + 1] {
         let bytes = pattern(len, len as u64);

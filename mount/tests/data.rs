@@ -261,7 +261,7 @@ fn no_space() {
         let directory = tempfile::tempdir().unwrap();
         let below = directory.path().join("below");
         fs::create_dir(&below).unwrap();
-        let small = SmallTmpfs::on(&below, "size=1m");
+        let small = FileSystem::tmpfs(&below, "size=1m");
         let m = Mounted::over(directory, Some(small), |config| config.write = write);
         let mut file = open(m.path("a"));
         let bytes = pattern(2 << 20, 6);

@@ -116,7 +116,7 @@ fn file_systems_mounted_below() {
     let directory = tempfile::tempdir().unwrap();
     let other = directory.path().join("below/other");
     fs::create_dir_all(&other).unwrap();
-    let small = SmallTmpfs::on(&other, "size=4m");
+    let small = FileSystem::tmpfs(&other, "size=4m");
     let m = Mounted::over(directory, Some(small), |config| config.inode_descriptors_max = Some(1));
     fs::write(m.path("other/a"), b"on another file system").unwrap();
     assert_eq!(fs::read(m.path("other/a")).unwrap(), b"on another file system");

@@ -165,7 +165,7 @@ fn restrictions_are_inherited() {
     let directory = tempfile::tempdir().unwrap();
     let below = directory.path().join("below");
     fs::create_dir(&below).unwrap();
-    let small = SmallTmpfs::on(&below, "size=1m");
+    let small = FileSystem::tmpfs(&below, "size=1m");
     let flags =
         rustix::mount::MountFlags::NOSUID | rustix::mount::MountFlags::NODEV | rustix::mount::MountFlags::RDONLY;
     rustix::mount::mount_remount(&below, flags, c"").unwrap();

@@ -474,14 +474,15 @@ fn is_ready_within(fd: BorrowedFd<'_>, limit: Duration) -> bool {
 }
 
 /// Whether of a process whose first thread has ended only threads are left that may wait for the mount itself, hence for the successor: the one that has
-/// pages dropped, those that have a guest's image open, and one that closes what is still open as it goes. None of them changes anything below.
+/// pages dropped, those that have a guest's image open, and one that closes what is still open as it goes; or for the disk: the janitor, which has written
+/// back what was written. None of them changes anything below.
 fn only_waiting_left(process: Pid) -> bool {
     let first = process.as_raw_nonzero().to_string();
     let Ok(threads) = std::fs::read_dir(format!("/proc/{first}/task")) else { return false };
     threads.flatten().filter(|thread| thread.file_name() != first.as_str()).all(|thread| {
         let read = |name: &str| std::fs::read_to_string(thread.path().join(name)).unwrap_or_default();
         let (name, wait) = (read("comm"), read("wchan"));
-        name.trim_end() == mount::NOTIFIER
+        [mount::NOTIFIER, mount::JANITOR].contains(&name.trim_end())
             || mount::handover::has_ended(&read("stat"))
             || name.starts_with(hostcache::host::THREADS) && wait == WAITS_FOR_FUSE
     })

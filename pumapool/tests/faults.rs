@@ -264,6 +264,33 @@ fn a_disk_that_fails_fails_the_read_and_nothing_else() {
     run("umount", &[source.as_os_str()]);
 }
 
+#[test]
+fn a_limit_on_the_size_of_files_ends_no_daemon() {
+    const LIMIT_BYTES: u64 = 4 << 30;
+    let test = "a_limit_on_the_size_of_files_ends_no_daemon";
+    if !can_run(test) {
+        return;
+    }
+    let scratch = Scratch::new(test).unwrap();
+    let (source, at) = (scratch.directory("source").unwrap(), scratch.directory("mount").unwrap());
+    // Who has this right raises the limit.
+    let mut command = Command::new("setpriv");
+    command.args(["--bounding-set", "-sys_resource", "prlimit", &format!("--fsize={LIMIT_BYTES}")]);
+    command.args([setup::PUMAPOOL, "mount", "--foreground"]).args([&source, &at]);
+    let mut process = testbed::Process::spawn(command, &[]).unwrap();
+    process.wait_for_line("READY", PATIENCE).unwrap();
+    let mount = Mount { process, path: at.clone() };
+    let before = mount.daemon_pid();
+    let file = fs::File::options().create(true).truncate(true).read(true).write(true).open(at.join("file")).unwrap();
+    let beyond = [file.write_at(b"beyond", LIMIT_BYTES).map(drop), file.set_len(LIMIT_BYTES + 1)];
+    for result in beyond {
+        assert_eq!(result.unwrap_err().kind(), std::io::ErrorKind::FileTooLarge);
+    }
+    file.write_all_at(b"within", 0).unwrap();
+    assert_eq!(fs::read(source.join("file")).unwrap(), b"within");
+    assert_eq!((mount.daemon_pid(), mount.takeovers()), (before, 0), "one daemon has served it all");
+}
+
 fn start(source: &Path, at: &Path, lender: &str) -> testbed::Process {
     let mut command = Command::new(setup::PUMAPOOL);
     command.arg("mount").args([source, at]).args(["--foreground", "--lender", lender]);

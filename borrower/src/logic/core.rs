@@ -418,10 +418,10 @@ impl Core {
         self.watching_beside(file, |state, void| state.observe(moment, now, void));
     }
 
-    /// The kernel read and wrote the file below by itself, and does so no more.
-    pub fn was_passed(&self, file: &File) {
+    /// The file below may hold something else than is known of it.
+    pub fn doubt(&self, file: &File) {
         let mut state = file.state.lock();
-        state.was_passed(|index, entry| self.catalog.void(file.key(), index, entry));
+        state.doubt(|index, entry| self.catalog.void(file.key(), index, entry));
         self.catalog.account(&mut state);
     }
 

@@ -255,9 +255,8 @@ impl FileState {
         self.streams.iter_mut().for_each(|streams| streams.forget_passes());
     }
 
-    /// Until now the kernel may have read and written the file below by itself: what is known of it, and what the kernel may cache of it
-    /// here, is not believed.
-    pub fn was_passed(&mut self, voided: impl FnMut(u32, Entry)) {
+    /// The file below may hold something else: what is known of it, and what the kernel may cache of it here, is not believed.
+    pub fn doubt(&mut self, voided: impl FnMut(u32, Entry)) {
         self.changed_beside(voided);
     }
 
@@ -310,7 +309,7 @@ impl FileState {
 
     /// The kernel has forgotten the file: nothing of it is cached or under way. Events of what was cached may still come.
     pub fn forgotten(&mut self) {
-        self.watch = None;
+        self.watch = self.watch.take().and_then(|watch| watch.forgotten()).map(Box::new);
         self.streams = None;
         self.locked_request();
         self.told_size_bytes = None;

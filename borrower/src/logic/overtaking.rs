@@ -79,6 +79,11 @@ impl Watch {
         Watch { first_after_drop: true, taken_over: true, ..Watch::default() }
     }
 
+    /// The kernel has forgotten the file. What it is still being told to drop will have ended some time: that is all there is to know.
+    pub fn forgotten(self) -> Option<Watch> {
+        (self.drops > 0).then(|| Watch { drops: self.drops, first_after_drop: true, ..Watch::default() })
+    }
+
     /// A READ of `range` is answered.
     pub fn read_answered(&mut self, request: u64, range: PageRange) {
         self.reads.note(request, range);

@@ -2,6 +2,7 @@
 #![allow(dead_code)] // Each test binary uses its part of it.
 
 use mount::{Config, Mount, WriteMode};
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::Arc;
@@ -45,7 +46,7 @@ pub fn has_program(test: &str, program: &str) -> bool {
 /// The fields are dropped in this order: the mount is detached before what it is over, and that before the directory is removed.
 pub struct Mounted {
     mount: Mount,
-    _over: Option<SmallTmpfs>,
+    _over: Option<FileSystem>,
     directory: TempDir,
     in_place: bool,
 }
@@ -62,7 +63,7 @@ impl Mounted {
     }
 
     /// `directory` holds `below` already; `over` is mounted somewhere in there.
-    pub fn over(directory: TempDir, over: Option<SmallTmpfs>, change: impl FnOnce(&mut Config)) -> Mounted {
+    pub fn over(directory: TempDir, over: Option<FileSystem>, change: impl FnOnce(&mut Config)) -> Mounted {
         use std::os::unix::fs::PermissionsExt;
         std::fs::set_permissions(directory.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
         let below = directory.path().join("below");
@@ -110,10 +111,10 @@ pub fn both_modes(test: impl Fn(Mounted)) {
 }
 
 /// A file system of a small size, on `directory/below`.
-pub struct SmallTmpfs(PathBuf);
+pub struct FileSystem(PathBuf);
 
-impl SmallTmpfs {
-    pub fn on(path: &Path, options: &str) -> SmallTmpfs {
+impl FileSystem {
+    pub fn tmpfs(path: &Path, options: &str) -> FileSystem {
         rustix::mount::mount(
             "small",
             path,
@@ -122,14 +123,34 @@ impl SmallTmpfs {
             Some(std::ffi::CString::new(options).unwrap().as_c_str()),
         )
         .unwrap();
-        SmallTmpfs(path.to_owned())
+        FileSystem(path.to_owned())
+    }
+
+    /// An ext4 in the file `image`.
+    pub fn image(path: &Path, image: &Path, len_bytes: u64) -> FileSystem {
+        std::fs::File::create(image).unwrap().set_len(len_bytes).unwrap();
+        run("mkfs.ext4", &["-q".as_ref(), "-F".as_ref(), image.as_ref()]);
+        run("mount", &["-o".as_ref(), "loop".as_ref(), image.as_ref(), path.as_ref()]);
+        FileSystem(path.to_owned())
+    }
+
+    /// What its disk, the file `image`, has behind that many bytes is gone.
+    pub fn cut(image: &Path, len_bytes: u64) {
+        std::fs::File::options().write(true).open(image).unwrap().set_len(len_bytes).unwrap();
+        let devices = Command::new("losetup").args(["-n", "-O", "NAME", "-j"]).arg(image).output().unwrap();
+        run("losetup", &["-c".as_ref(), String::from_utf8_lossy(&devices.stdout).trim().as_ref()]);
     }
 }
 
-impl Drop for SmallTmpfs {
+impl Drop for FileSystem {
     fn drop(&mut self) {
         let _ = rustix::mount::unmount(&self.0, rustix::mount::UnmountFlags::DETACH);
     }
+}
+
+fn run(program: &str, arguments: &[&OsStr]) {
+    let output = Command::new(program).args(arguments).output().unwrap();
+    assert!(output.status.success(), "{program} {arguments:?}: {output:?}");
 }
 
 /// Runs a shell script as an ordinary user (uid and gid 65534, without other groups).
