@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::RecvFlags;
 use serde::Serialize;
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::io;
 use std::net::Shutdown;
@@ -173,7 +173,7 @@ struct Known {
     problem: Option<Problem>,
     statistics: Statistics,
     /// Where there is a limit: what was put into the page cache, oldest first.
-    placed: Mutex<VecDeque<u32>>,
+    placed: Mutex<Placed>,
     /// Its connection, numbered, so that one that ends takes no other one's away.
     connection: Mutex<Option<(u64, Arc<Stream>)>>,
 }
@@ -455,7 +455,7 @@ fn demoted(shared: &Shared, known: &Known, image: &Image, pages: &[DemotedPage])
     for ((at, fate), (index, _)) in chosen_at.iter().zip(image.place(&chosen, shared.config.placing)?).zip(&chosen) {
         fates[*at] = fate;
         if fate == Fate::Stored && shared.config.pages_max.is_some() {
-            placed.push_back(*index);
+            placed.add(*index);
         }
     }
     let statistics = &known.statistics;
@@ -473,13 +473,42 @@ fn demoted(shared: &Shared, known: &Known, image: &Image, pages: &[DemotedPage])
     Ok(fates)
 }
 
+/// Pages in the order in which they were placed, of each the last time.
+#[derive(Default)]
+struct Placed {
+    order: VecDeque<(u32, u64)>,
+    /// When each page was placed last.
+    last: HashMap<u32, u64>,
+    count: u64,
+}
+
+impl Placed {
+    fn add(&mut self, index: u32) {
+        self.count += 1;
+        self.order.push_back((index, self.count));
+        self.last.insert(index, self.count);
+    }
+
+    /// What was placed before all others that are left.
+    fn take_oldest(&mut self) -> Option<u32> {
+        while let Some((index, at)) = self.order.pop_front() {
+            // Unless it was placed again since.
+            if self.last.get(&index) == Some(&at) {
+                self.last.remove(&index);
+                return Some(index);
+            }
+        }
+        None
+    }
+}
+
 /// Takes the oldest pages away, if the guest has as many as it may.
-fn make_room(shared: &Shared, known: &Known, image: &Image, pages: u64, placed: &mut VecDeque<u32>) -> io::Result<()> {
+fn make_room(shared: &Shared, known: &Known, image: &Image, pages: u64, placed: &mut Placed) -> io::Result<()> {
     let Some(pages_max) = shared.config.pages_max else { return Ok(()) };
     let room = pages_max.saturating_sub(pages);
     // Those that the guest has read, and those that were placed again since, are in the list as well: it has a limit of its own.
-    while image.placed_pages() > room || placed.len() as u64 > pages_max.saturating_mul(2) {
-        let Some(oldest) = placed.pop_front() else { break };
+    while image.placed_pages() > room || placed.order.len() as u64 > pages_max.saturating_mul(2) {
+        let Some(oldest) = placed.take_oldest() else { break };
         if image.take_back(oldest)? {
             known.statistics.limited_pages.fetch_add(1, Relaxed);
         }
@@ -509,6 +538,13 @@ fn held(shared: &Shared, known: &Known, image: &Image, spans: &[PageSpan]) -> io
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_was_placed_again_is_the_newest() {
+        let mut placed = Placed::default();
+        [1, 2, 1, 3, 1].into_iter().for_each(|index| placed.add(index));
+        assert_eq!(std::array::from_fn(|_| placed.take_oldest()), [Some(2), Some(3), Some(1), None]);
+    }
 
     #[test]
     fn every_problem_is_one_line() {

@@ -1,7 +1,7 @@
 //! Virtual machines and other processes, as the system lists them. On KVM and QEMU a machine's memory is a process's.
 
 use crate::NodeId;
-use crate::process::Process;
+use crate::process::{Process, shown};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::io;
@@ -52,7 +52,7 @@ pub fn machine(arguments: &[String]) -> Option<Machine> {
                 .any(|setting| word.contains(setting))
     };
     Some(Machine {
-        name: name.unwrap_or_default().to_owned(),
+        name: shown(name.unwrap_or_default()),
         reports_free_pages: arguments.iter().find(reports).is_some(),
     })
 }
@@ -109,12 +109,16 @@ pub fn named(name: &str) -> Result<u32, String> {
     only(&machines, name, "virtual machine", hint)
 }
 
-/// The process of that name.
+/// The process of that name. Of some that have started each other, as PostgreSQL's, the first one.
 ///
 /// # Errors
 /// In one line, when there is none, or more than one.
 pub fn command(name: &str) -> Result<u32, String> {
-    let processes = pids(|process| process.name().ok())?;
+    let mut processes = pids(|process| process.name().ok())?;
+    let all: Vec<u32> = processes.iter().filter(|(_, other)| other == name).map(|(pid, _)| *pid).collect();
+    let is_first =
+        |pid: u32| Process::open(pid).and_then(|process| process.parent()).is_ok_and(|parent| !all.contains(&parent));
+    processes.retain(|(pid, other)| other != name || is_first(*pid));
     only(&processes, name, "process", || "`pumapool numa list --all` shows those that are there".to_owned())
 }
 
@@ -143,6 +147,28 @@ mod tests {
 
     fn of(line: &str) -> Option<Machine> {
         machine(&line.split(' ').map(str::to_owned).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn of_those_that_started_each_other_it_is_the_first() {
+        use std::os::unix::fs::PermissionsExt;
+        let name = format!("twin-{}", std::process::id());
+        let scratch = testbed::Scratch::new(&name).unwrap();
+        let program = scratch.path().join(&name);
+        // The shell starts another one of its name, which says when it is there, and ends with the first.
+        std::fs::write(&program, "#!/bin/sh\n(echo there; read line; :)\nread line\n").unwrap();
+        std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+        let pipe = std::process::Stdio::piped;
+        let mut child = std::process::Command::new(&program).stdin(pipe()).stdout(pipe()).spawn().unwrap();
+        let mut there = [0; 5];
+        io::Read::read_exact(child.stdout.as_mut().unwrap(), &mut there).unwrap();
+        let of_name =
+            pids(|process| process.name().ok()).unwrap().into_iter().filter(|(_, other)| *other == name).count();
+        let found = command(&name);
+        drop(child.stdin.take());
+        child.wait().unwrap();
+        assert_eq!((of_name, found), (2, Ok(child.id())));
+        assert!(command(&name).is_err());
     }
 
     #[test]

@@ -100,6 +100,8 @@ pub struct Placing {
     sampling: Option<Sampling>,
     targets: Vec<Target>,
     bytes_per_period: u64,
+    /// Moved beyond that: memory is moved in batches, and the last one of a period may be larger than what is left.
+    ahead_bytes: u64,
     periods: u64,
 }
 
@@ -153,7 +155,7 @@ impl Placing {
             is_changed: true,
         };
         let targets = wanted.into_iter().map(target).collect();
-        Ok(Placing { nodes, sampling, targets, bytes_per_period, periods: 0 })
+        Ok(Placing { nodes, sampling, targets, bytes_per_period, ahead_bytes: 0, periods: 0 })
     }
 
     /// Where samples come from, if any are wanted.
@@ -185,6 +187,11 @@ impl Placing {
             own.advised.map(|at| (at + ADVICE_PERIODS).saturating_sub(self.periods)).filter(|wait| *wait > 0)
         {
             return Err(format!("it was changed a moment ago: ask again in {wait} s"));
+        }
+        if let Some(Work { usable, how }) = &own.work
+            && let Some(obstacle) = apply::obstacle(how.process(), policy, &self.nodes, usable)
+        {
+            return Err(obstacle);
         }
         if policy == Policy::Carrefour {
             let under = self.targets.iter().filter(|target| target.wanted.policy == Policy::Carrefour).count();
@@ -250,22 +257,24 @@ impl Placing {
 
     /// A period ends: what is to be elsewhere is moved. `goes_on` says, after each batch, whether to.
     pub fn end_period(&mut self, goes_on: &mut dyn FnMut() -> bool) {
-        let mut left_bytes = self.bytes_per_period;
+        let mut moved_bytes = self.ahead_bytes;
         let samples: Vec<Vec<Sample>> = self.targets.iter_mut().map(Target::samples).collect();
         let all = |node: NodeId| samples.iter().flatten().filter(|sample| sample.home == node).count() as u64;
         // Each has its turn to be the first.
         let count = self.targets.len();
         for nth in (0..count).map(|nth| (nth + self.periods as usize) % count) {
             let target = &mut self.targets[nth];
+            let left_bytes = self.bytes_per_period.saturating_sub(moved_bytes);
             let moved = target.place(&samples[nth], &all, self.periods, left_bytes, goes_on);
             match moved {
                 Ok(moved_pages) => {
                     target.moved_pages += moved_pages;
-                    left_bytes = left_bytes.saturating_sub(moved_pages * PAGE_BYTES);
+                    moved_bytes += moved_pages * PAGE_BYTES;
                 }
                 Err(error) => target.failed(&error),
             }
         }
+        self.ahead_bytes = moved_bytes.saturating_sub(self.bytes_per_period);
     }
 }
 
@@ -346,6 +355,9 @@ impl Target {
             }
             How::Spread(process, before) => {
                 let resident = process.resident_pages()?;
+                if left_bytes == 0 {
+                    return Ok(0);
+                }
                 let is_same = before.is_some_and(|(pages, at)| {
                     resident.abs_diff(pages) <= pages / CHANGED_PART && period - at < LOOK_PERIODS
                 });

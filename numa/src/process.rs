@@ -102,7 +102,17 @@ impl Process {
     /// # Errors
     /// When it has ended.
     pub fn name(&self) -> io::Result<String> {
-        Ok(self.text("comm")?.trim().to_owned())
+        Ok(shown(self.text("comm")?.trim()))
+    }
+
+    /// Who has started it.
+    ///
+    /// # Errors
+    /// When it has ended.
+    pub fn parent(&self) -> io::Result<u32> {
+        let status = self.text("status")?;
+        let parent = status.lines().find_map(|line| line.strip_prefix("PPid:"));
+        parent.and_then(|pid| pid.trim().parse().ok()).ok_or_else(|| io::ErrorKind::InvalidData.into())
     }
 
     /// What it was called with.
@@ -433,6 +443,11 @@ fn own_area(line: &str) -> Option<std::ops::Range<u64>> {
     let can_be_used = rights.starts_with('r') || rights[1..].starts_with('w');
     let is_copied = rights[1..].starts_with('w') && rights.ends_with('p');
     (is_memory && can_be_used || is_copied).then_some(first / PAGE_BYTES..end / PAGE_BYTES)
+}
+
+/// A name that anybody may have chosen, as it can be shown.
+pub(crate) fn shown(name: &str) -> String {
+    name.chars().map(|char| if char.is_control() { '?' } else { char }).collect()
 }
 
 #[cfg(test)]

@@ -214,11 +214,8 @@ struct Asked {
 impl Asked {
     /// None: nobody is there.
     fn begin(path: PathBuf) -> Option<Asked> {
-        // Without waiting: where many have asked and nobody answers, the socket's queue is full.
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).ok()?;
-        match connect(&socket, &SocketAddrUnix::new(&path).ok()?) {
-            Ok(()) => {}
+        let stream = match reach(&path) {
+            Ok(stream) => stream,
             Err(Errno::CONNREFUSED) => {
                 let _ = fs::remove_file(&path);
                 let _ = fs::remove_file(path.with_extension("log"));
@@ -229,8 +226,7 @@ impl Asked {
                 return None;
             }
             Err(_) => return None,
-        }
-        let stream = UnixStream::from(socket);
+        };
         let _ = stream.shutdown(std::net::Shutdown::Write); // Nothing but the status.
         Some(Asked { path, stream, text: Vec::new(), is_done: false })
     }
@@ -255,10 +251,26 @@ impl Asked {
     }
 }
 
+/// Connects to a daemon without waiting, for nothing either that is done with the stream: where many have asked and nobody answers, the socket's queue
+/// is full (EAGAIN).
+fn reach(path: &Path) -> Result<UnixStream, Errno> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    connect(&socket, &SocketAddrUnix::new(path)?)?;
+    Ok(UnixStream::from(socket))
+}
+
+/// Whether a process listens at a socket, be it one that does not answer.
+pub fn is_served(path: &Path) -> bool {
+    matches!(reach(path), Ok(_) | Err(Errno::AGAIN))
+}
+
 /// Asks the daemon behind a socket for something else than its status, and waits for the answer.
 pub fn request(path: &Path, wanted: &str, limit: Duration) -> Result<Value> {
-    let mut stream = UnixStream::connect(path).with_context(|| format!("cannot reach {}", path.display()))?;
+    let mut stream = reach(path).with_context(|| format!("cannot reach {}", path.display()))?;
+    stream.set_nonblocking(false)?;
     stream.set_read_timeout(Some(limit))?;
+    stream.set_write_timeout(Some(limit))?;
     writeln!(stream, "{wanted}").context("cannot ask the daemon")?;
     stream.shutdown(std::net::Shutdown::Write).context("cannot ask the daemon")?;
     let mut text = String::new();

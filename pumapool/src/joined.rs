@@ -197,7 +197,8 @@ impl Joined {
         let answer = if answer["kind"].is_null() { answer } else { Value::Null };
         let was_borrowing = std::mem::replace(&mut self.borrowing, answer["borrowing"].as_bool());
         if self.borrowing.is_none() {
-            self.gone = self.has_ended(0);
+            // A daemon whose keeper was killed serves on.
+            self.gone = self.has_ended(0) && !control::is_served(&self.socket);
             if self.gone {
                 tracing::warn!("{} is no longer mounted; the node goes on without it", self.mountpoint.display());
             } else if was_borrowing.is_some() {

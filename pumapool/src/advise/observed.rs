@@ -17,7 +17,7 @@ const SEQUENTIAL_MAX: usize = 65_536;
 /// Waits from which on their mean says something.
 const WAITS_MIN: u32 = 32;
 
-/// Pages.
+/// Pages, and what was read at once.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Counts {
     /// Read by programs, as far as it was seen.
@@ -26,6 +26,8 @@ pub(super) struct Counts {
     pub missed: u64,
     /// Of these, in sequential streams.
     pub streamed: u64,
+    /// READs of the others.
+    pub reads: u64,
     /// Added to be written.
     pub written: u64,
     /// Mapped as they were cached.
@@ -222,7 +224,10 @@ impl Observed {
         let is_sequential = self.streams.entry(file).or_default().note(range);
         let pages = range.end - range.first;
         self.counts.missed += pages;
-        self.counts.streamed += if is_sequential { pages } else { 0 };
+        match is_sequential {
+            true => self.counts.streamed += pages,
+            false => self.counts.reads += 1,
+        }
         for key in (range.first..range.end).map(|index| Key::new(file, index)) {
             if key.is_below(self.all.threshold()) {
                 let needed_pages = self.all.missed(key);

@@ -61,7 +61,7 @@ fn write_all(out: &mut String, found: &Findings, paths: &str, colours: bool) -> 
         writeln!(out, "  {} records were lost, as they came too fast: the figures are too low.", found.lost_records)?;
     }
     if found.missed_pages > 0 {
-        writeln!(out, "\n  pool        misses answered   disk reads saved   a miss takes   waiting saved")?;
+        writeln!(out, "\n  pool        misses answered   disk pages saved   a miss takes   waiting saved")?;
         for size in &found.sizes {
             write_size(out, size)?;
         }

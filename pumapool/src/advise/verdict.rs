@@ -155,6 +155,8 @@ impl Findings {
         let (counts, returning) = (observed.counts(), observed.returning());
         let per_second = |pages: f64| pages / seconds.max(1e-3);
         let evicted_bytes = (observed.victims.pages() * PAGE_SIZE as f64) as u64;
+        // Programs wait for a READ, not for each of its pages.
+        let pages_per_read = ((counts.missed - counts.streamed) as f64 / counts.reads.max(1) as f64).max(1.0);
         let size = |bytes: u64| {
             let point = observed.victims.point(bytes as f64 / PAGE_SIZE as f64);
             let saved_pages_per_s = point.hit_ratio * per_second(counts.missed as f64);
@@ -164,7 +166,7 @@ impl Findings {
                 seen: point.seen,
                 saved_pages_per_s,
                 miss_us: disk.map(|disk| point.hit_ratio * pool.us + (1.0 - point.hit_ratio) * disk.us),
-                saved_s_per_s: disk.map(|disk| saved_pages_per_s * (disk.us - pool.us) / 1e6),
+                saved_s_per_s: disk.map(|disk| saved_pages_per_s / pages_per_read * (disk.us - pool.us) / 1e6),
             }
         };
         let largest = ((evicted_bytes as f64 * ROOM) as u64).max(LARGEST_MIN_BYTES).next_power_of_two();
