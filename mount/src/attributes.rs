@@ -152,6 +152,7 @@ impl Passthrough {
     pub(crate) fn setattr(&self, node: u64, uid: u32, args: &abi::SetattrIn) -> Result<abi::AttrOut, Errno> {
         use abi::fattr;
         let inode = self.inodes.get(node)?;
+        self.check_name(&inode)?;
         let file = self.open_file(args.valid & fattr::FH != 0, args.fh);
         let fd = self.descriptor(&inode, file.as_deref())?;
         let fd = fd.as_fd();

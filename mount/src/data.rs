@@ -105,7 +105,12 @@ impl Passthrough {
         flags: OFlags,
         asked: OFlags,
     ) -> Result<abi::OpenOut, Errno> {
-        let backing = inode.opened(&fd, asked, &self.connection, &self.borrower);
+        let backing = inode.opened(&fd, asked, &self.connection, &self.borrower)?;
+        let may_be_stored_to = asked & OFlags::ACCMODE == OFlags::RDWR;
+        let may_be_kept = self.write_mode == WriteMode::Back && asked & OFlags::ACCMODE != OFlags::RDONLY;
+        if backing.is_none() && (may_be_stored_to || may_be_kept) {
+            inode.may_be_dirty.store(true, Ordering::Relaxed);
+        }
         let file = Arc::new(OpenFile::new(inode.clone(), fd, flags, backing));
         if asked.contains(OFlags::DIRECT) {
             file.direct()?; // EINVAL, where the file system below has no O_DIRECT.

@@ -62,6 +62,8 @@ pub(crate) struct Inode {
     pub changing: Mutex<()>,
     /// A write out of the page cache came for it: it was mapped, or (in `back`) simply written.
     pub mapped_writes: AtomicBool,
+    /// It was opened here so that the kernel may have bytes of it that are not below yet.
+    pub may_be_dirty: AtomicBool,
     /// Some of it was written and may be in the page cache below: the ledger knows what.
     pub written_below: AtomicBool,
     /// How it is open, and by how many.
@@ -374,8 +376,9 @@ impl Inodes {
             file,
             changing: Mutex::new(()),
             mapped_writes: AtomicBool::new(known.flags & node::MAPPED_WRITES != 0),
+            may_be_dirty: AtomicBool::new(true), // Who knows.
             written_below: AtomicBool::new(false),
-            passing: Mutex::new(Passing::restored(known.backing, connection)),
+            passing: Mutex::new(Passing::restored(known.backing, known.flags & node::PASSED != 0, connection)),
             name: Mutex::new(believed),
             marked: Marked::default(),
             slot: Some(slot),
@@ -483,6 +486,7 @@ impl Inodes {
             file,
             changing: Mutex::new(()),
             mapped_writes: AtomicBool::new(false),
+            may_be_dirty: AtomicBool::new(false),
             written_below: AtomicBool::new(false),
             passing: Mutex::default(),
             name: Mutex::default(),

@@ -48,6 +48,10 @@ impl Passthrough {
             Ok(now) => {
                 let long = self.is_believed_for_long(&inode, &now)
                     && name.is_some_and(|(parent, name)| inode.remember_name(parent.nodeid, name));
+                if !long {
+                    // Renamed beside us, it has this name instead of one that the kernel believes still. Found by that one it would be refused; by this one not.
+                    self.drop_stale_names(&inode);
+                }
                 Ok((self.entry_out(&inode, &now, long), inode))
             }
             Err(errno) => {
@@ -93,6 +97,15 @@ impl Passthrough {
                 true
             }
             _ => false,
+        }
+    }
+
+    /// What is asked for by a name must not be done to the file that has had it. With ESTALE the kernel looks every name of the path up again, and comes
+    /// back with what it has found. (Not so for who has the file open, and means it.)
+    pub(crate) fn check_name(&self, inode: &Arc<Inode>) -> Result<(), Errno> {
+        match !inode.is_open() && self.drop_stale_names(inode) {
+            true => Err(Errno::STALE),
+            false => Ok(()),
         }
     }
 
@@ -191,6 +204,7 @@ impl Passthrough {
         attempt: &Attempt<'_>,
     ) -> Result<abi::EntryOut, Errno> {
         let inode = self.inodes.get(node)?;
+        self.check_name(&inode)?;
         let parent = self.inodes.get(new_parent)?;
         let to = self.inodes.anchor(&parent)?;
         let from = self.inodes.anchor(&inode)?;

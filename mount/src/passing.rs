@@ -11,15 +11,20 @@
 //! - All who have a file open have it open alike: the kernel refuses anything else (fs/fuse/iomode.c). What a file is open like is decided by
 //!   who opens it first, and everybody after him follows, also to write. We may believe that a file is open still that the kernel has closed;
 //!   never the other way round. So a handle counts from before the open is answered until after its RELEASE has come.
+//! - A mapping that was made while a file was passed is of the file below, and outlives the close (backing_file_mmap, fs/backing-file.c): what is stored
+//!   through it is not seen here. So a file that was passed is passed on as long as somebody else may have it open below to write. (What is written by
+//!   us is in the page cache below: with the writeback cache the kernel passes nothing.)
 //! - While a file is passed, READs of it (readahead(2) still sends some) do not get to the borrower, which hears nothing of what is
 //!   written. When that is over, all that was known and cached of it before is doubted, as after a change beside the mount.
 //! - A backing number outlives the daemon, so it is written down, before the kernel is told to use it. One that a daemon had no time
 //!   to write down stays with the connection: one file held open for each such kill.
 
+use crate::credentials::{Privilege, WithoutFsetid};
 use crate::handle::OpenFile;
 use crate::handover::layout::node;
 use crate::handover::memory::Memory;
 use crate::inode::Inode;
+use crate::system;
 use borrower::{Borrower, Usefulness};
 use fuse::{Errno, Negotiated, abi, backing};
 use rustix::fd::OwnedFd;
@@ -55,9 +60,9 @@ pub(crate) struct Passing {
 
 impl Passing {
     /// Of a file that a daemon before this one has left.
-    pub(crate) fn restored(number: Option<u32>, connection: &Arc<Connection>) -> Passing {
+    pub(crate) fn restored(number: Option<u32>, was_passed: bool, connection: &Arc<Connection>) -> Passing {
         let backing = number.map(|number| Backing { number, connection: connection.clone() });
-        let way = if backing.is_some() { Way::Passed } else { Way::Cached };
+        let way = if backing.is_some() || was_passed { Way::Passed } else { Way::Cached };
         Passing { way, since: Some(Instant::now()), backing, opens: 0 }
     }
 
@@ -85,6 +90,8 @@ impl Connection {
 
     /// None: it cannot be passed.
     fn back(self: &Arc<Connection>, fd: &OwnedFd) -> Option<Backing> {
+        // The kernel writes as who this is: set-id bits are to fall, whoever the caller is.
+        let _fsetid = WithoutFsetid::if_needed(Privilege::Root, true).ok()?;
         match backing::open(&*self.device, fd) {
             Ok(number) => Some(Backing { number, connection: self.clone() }),
             Err(errno) => {
@@ -122,7 +129,7 @@ impl Inode {
         asked: OFlags,
         connection: &Arc<Connection>,
         borrower: &Borrower,
-    ) -> Option<u32> {
+    ) -> Result<Option<u32>, Errno> {
         let mut passing = self.passing.lock();
         if passing.opens == 0
             && let Some(file) = &self.file
@@ -139,7 +146,15 @@ impl Inode {
                     Usefulness::NoLender => passing.way != Way::Cached,
                     Usefulness::Streamed => true,
                 };
-            passing.backing = begins.then(|| connection.back(fd)).flatten();
+            let alone = || match asked & OFlags::ACCMODE == OFlags::RDONLY {
+                true => system::nobody_else_writes(fd),
+                false => system::nobody_else_has_open(fd),
+            };
+            let stays = passing.way == Way::Passed && !begins && !alone();
+            passing.backing = (begins || stays).then(|| connection.back(fd)).flatten();
+            if stays && passing.backing.is_none() {
+                return Err(Errno::BUSY);
+            }
             let way = if passing.backing.is_some() { Way::Passed } else { Way::Cached };
             if let Some(slot) = &self.slot {
                 slot.record_backing(passing.backing.as_ref().map(|backing| backing.number));
@@ -154,7 +169,7 @@ impl Inode {
                 (passing.way, passing.since) = (way, Some(Instant::now()));
             }
         }
-        self.one_more(&mut passing)
+        Ok(self.one_more(&mut passing))
     }
 
     /// It was open in a daemon before this one.

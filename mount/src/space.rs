@@ -4,12 +4,18 @@ use crate::below::drop_clean;
 use crate::change::Outcome;
 use crate::credentials::WithoutFsetid;
 use crate::filesystem::Passthrough;
+use crate::inode::stat;
 use borrower::Change;
 use fuse::{Errno, abi};
 use rustix::fs::{FallocateFlags, SeekFrom};
+use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 /// Copied at once at most: the file's changes wait for it. The caller comes again for the rest.
 const COPY_BYTES_MAX: u64 = 64 << 20;
+/// How long it may take until the kernel has written what it has of a hole; and in how many of them it is looked for one that has nothing.
+const WRITTEN_WAIT: Duration = Duration::from_secs(1);
+const HOLES_MAX: usize = 64;
 const SEEK_DATA: u32 = 3;
 const SEEK_HOLE: u32 = 4;
 
@@ -48,17 +54,48 @@ impl Passthrough {
         Ok(())
     }
 
+    /// The kernel asks here whatever it has not written yet (fs/fuse/file.c, fuse_lseek), which is a hole below, or behind its end. So what is one there
+    /// is written first.
     pub(crate) fn lseek(&self, args: &abi::LseekIn) -> Result<abi::LseekOut, Errno> {
         let file = self.handles.file(args.fh)?;
         if args.offset > i64::MAX as u64 {
             return Err(Errno::NXIO);
         }
-        let to = match args.whence {
-            SEEK_DATA => SeekFrom::Data(args.offset),
-            SEEK_HOLE => SeekFrom::Hole(args.offset),
-            _ => return Err(Errno::INVAL),
+        let seek = |to| rustix::fs::seek(&file.fd, to);
+        let ask = || match args.whence {
+            SEEK_DATA => seek(SeekFrom::Data(args.offset)),
+            SEEK_HOLE => seek(SeekFrom::Hole(args.offset)),
+            _ => Err(Errno::INVAL),
         };
-        Ok(abi::LseekOut { offset: rustix::fs::seek(&file.fd, to)? })
+        let mut found = ask();
+        for _ in 0..HOLES_MAX {
+            let hole = match (args.whence, found) {
+                _ if !file.inode.may_be_dirty.load(Ordering::Relaxed) => break,
+                (_, Err(errno)) if errno != Errno::NXIO => break,
+                (SEEK_DATA, Ok(data)) if data == args.offset => break,
+                (SEEK_DATA, data) => (args.offset, data.ok()),
+                (_, hole) => {
+                    let hole = hole.unwrap_or(args.offset);
+                    (hole, seek(SeekFrom::Data(hole)).ok())
+                }
+            };
+            self.invalidations.request(&file.inode, hole.0, hole.1.unwrap_or(u64::MAX));
+            fuse::about_to_wait();
+            if !self.invalidations.wait(&file.inode, WRITTEN_WAIT) {
+                let size_bytes = stat(&file.fd)?.stx_size;
+                found = match args.whence {
+                    _ if args.offset >= size_bytes => Err(Errno::NXIO),
+                    SEEK_DATA => Ok(args.offset), // All may be data.
+                    _ => Ok(size_bytes),
+                };
+                break;
+            }
+            let before = std::mem::replace(&mut found, ask());
+            if args.whence == SEEK_DATA || found == before {
+                break;
+            }
+        }
+        Ok(abi::LseekOut { offset: found? })
     }
 
     pub(crate) fn copy_file_range(&self, uid: u32, args: &abi::CopyFileRangeIn) -> Result<u64, Errno> {

@@ -205,10 +205,30 @@ pub(crate) fn cached(fd: impl AsFd, start: u64, end: u64) -> Result<Cached, Errn
     })
 }
 
-/// A write beyond RLIMIT_FSIZE fails, and does not kill.
-pub(crate) fn survive_file_size_limit() {
-    // SAFETY: a signal that is ignored runs nothing.
-    unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
+/// Ignores signals that mean nothing to us, and would kill: of a write beyond RLIMIT_FSIZE, which fails, and of a lease that somebody waits for.
+pub(crate) fn ignore_signals() {
+    for signal in [libc::SIGXFSZ, libc::SIGIO] {
+        // SAFETY: a signal that is ignored runs nothing.
+        unsafe { libc::signal(signal, libc::SIG_IGN) };
+    }
+}
+
+/// Whether nobody else has a file open for writing, mappings that have outlived their descriptors among them. False also where that cannot be known.
+/// `fd` is open for reading.
+pub(crate) fn nobody_else_writes(fd: impl AsFd) -> bool {
+    has_lease(fd, libc::F_RDLCK)
+}
+
+/// Whether nobody else has a file open at all. False also where that cannot be known.
+pub(crate) fn nobody_else_has_open(fd: impl AsFd) -> bool {
+    has_lease(fd, libc::F_WRLCK)
+}
+
+/// Asks for a lease, which the kernel gives to who is alone (fs/locks.c, check_conflicting_open), and gives it back. Takes CAP_LEASE for others' files.
+fn has_lease(fd: impl AsFd, kind: libc::c_int) -> bool {
+    let fd = fd.as_fd().as_raw_fd();
+    // SAFETY: no memory is passed.
+    unsafe { libc::fcntl(fd, libc::F_SETLEASE, kind) == 0 && libc::fcntl(fd, libc::F_SETLEASE, libc::F_UNLCK) == 0 }
 }
 
 /// Tells the kernel that this thread (and those it starts) serves writeback, so that its allocations do not wait for it.

@@ -18,9 +18,15 @@ impl Passthrough {
         let anchor = self.inodes.anchor(&inode)?;
         let path = ProcPath::new(&anchor);
         let len = (size as usize).min(XATTR_BYTES_MAX);
-        match len {
+        let got = match len {
             0 => rustix::fs::getxattr_query(path.path(), name),
             _ => rustix::fs::getxattr(path.path(), name, &mut scratch[..len]),
+        };
+        match got {
+            // A file system without access control lists has none. Told the error, the kernel would check no permissions, but fail
+            // (fs/namei.c, check_acl).
+            Err(Errno::OPNOTSUPP) if name.to_bytes().starts_with(b"system.posix_acl_") => Err(Errno::NODATA),
+            got => got,
         }
     }
 
@@ -58,6 +64,7 @@ impl Passthrough {
             return result.map(drop);
         }
         let inode = self.inodes.get(node)?;
+        self.check_name(&inode)?;
         let anchor = self.inodes.anchor(&inode)?;
         let flags = XattrFlags::from_bits_retain(args.flags);
         attempt.begin(0);
@@ -83,6 +90,7 @@ impl Passthrough {
             return result.map(drop);
         }
         let inode = self.inodes.get(node)?;
+        self.check_name(&inode)?;
         let anchor = self.inodes.anchor(&inode)?;
         attempt.begin(0);
         let remove = || rustix::fs::removexattr(ProcPath::new(&anchor).path(), name);

@@ -116,3 +116,28 @@ fn set_id_bits_fall() {
         }
     }
 }
+
+/// Where there are no access control lists, modes alone count.
+#[test]
+fn permissions_are_checked_without_access_control_lists() {
+    if !ready("permissions_are_checked_without_access_control_lists") {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let below = directory.path().join("below");
+    fs::create_dir(&below).unwrap();
+    let file_system = FileSystem::ramfs(&below);
+    set_mode(below.clone(), 0o755);
+    fs::create_dir(below.join("d")).unwrap();
+    set_mode(below.join("d"), 0o755);
+    fs::write(below.join("d/readable"), "content").unwrap();
+    set_mode(below.join("d/readable"), 0o644);
+    fs::write(below.join("d/secret"), "content").unwrap();
+    set_mode(below.join("d/secret"), 0o640);
+    let asked = rustix::fs::getxattr(below.join("d"), "system.posix_acl_access", &mut [0u8; 64][..]);
+    assert_eq!(asked, Err(rustix::io::Errno::OPNOTSUPP));
+    let m = Mounted::over(directory, Some(file_system), |_| {});
+    let output = as_nobody(&format!("cd {} && ls && cat readable && ! cat secret", m.path("d").display()));
+    assert!(output.status.success(), "{output:?}");
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "readable\nsecret\ncontent");
+}

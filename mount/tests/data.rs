@@ -174,6 +174,38 @@ fn holes() {
     });
 }
 
+/// Data that the kernel has not written yet are no hole: who copies around holes would leave them out.
+#[test]
+fn what_is_not_written_yet_is_no_hole() {
+    const LEN: u64 = 1 << 20;
+    const AT: u64 = 500_000;
+    if !can_mount("what_is_not_written_yet_is_no_hole") {
+        return;
+    }
+    both_modes(|m| {
+        let file = File::options().create_new(true).read(true).write(true).open(m.path("a")).unwrap();
+        file.set_len(LEN).unwrap();
+        let flags = (rustix::mm::ProtFlags::READ | rustix::mm::ProtFlags::WRITE, rustix::mm::MapFlags::SHARED);
+        // SAFETY: a fresh mapping at an address of the kernel's choice, which is stored to within its length, and ended.
+        unsafe {
+            let memory = rustix::mm::mmap(std::ptr::null_mut(), LEN as usize, flags.0, flags.1, &file, 0).unwrap();
+            drop(file);
+            memory.cast::<u8>().add(AT as usize).write_volatile(1);
+            rustix::mm::munmap(memory, LEN as usize).unwrap();
+        }
+        let file = File::open(m.path("a")).unwrap();
+        let data = seek(&file, SeekFrom::Data(0));
+        assert!(data.is_ok_and(|data| data <= AT), "{data:?}");
+        assert!(seek(&file, SeekFrom::Hole(AT)).is_ok_and(|hole| hole > AT));
+        assert_eq!(seek(&file, SeekFrom::Data(LEN)), Err(rustix::io::Errno::NXIO));
+        // Behind the end below.
+        let mut log = File::options().append(true).create(true).open(m.path("log")).unwrap();
+        log.write_all(&[1; 5000]).unwrap();
+        let reader = File::open(m.path("log")).unwrap();
+        assert_eq!((seek(&reader, SeekFrom::Data(4500)), seek(&reader, SeekFrom::Hole(0))), (Ok(4500), Ok(5000)));
+    });
+}
+
 #[test]
 fn allocation() {
     if !can_mount("allocation") {

@@ -285,3 +285,40 @@ fn names_changed_beside_show_at_the_next_open() {
     fs::remove_file(m.below("x")).unwrap();
     assert!(fs::read_to_string(m.path("x")).is_err());
 }
+
+/// What is asked for by a name that leads elsewhere now, because somebody renamed beside the mount, is not done to the file that had it.
+#[test]
+fn attributes_are_changed_of_what_the_name_leads_to() {
+    if !can_mount("attributes_are_changed_of_what_the_name_leads_to") {
+        return;
+    }
+    let m = Mounted::through();
+    let mode = |name: &str| fs::metadata(m.below(name)).unwrap().permissions().mode() & 0o777;
+    let is_marked = |name: &str| rustix::fs::getxattr(m.below(name), "user.mark", &mut [0u8; 4][..]).is_ok();
+    for (at, change) in ["mode", "mark", "link"].into_iter().enumerate() {
+        let [x, y, z] = ["x", "y", "z"].map(|name| format!("{name}{at}"));
+        for name in [&x, &y] {
+            fs::write(m.path(name), name).unwrap();
+            fs::set_permissions(m.path(name), fs::Permissions::from_mode(0o600)).unwrap();
+        }
+        fs::rename(m.below(&x), m.below(&z)).unwrap();
+        fs::rename(m.below(&y), m.below(&x)).unwrap();
+        match change {
+            "mode" => {
+                fs::set_permissions(m.path(&x), fs::Permissions::from_mode(0o640)).unwrap();
+                assert_eq!((mode(&x), mode(&z)), (0o640, 0o600));
+            }
+            "mark" => {
+                rustix::fs::setxattr(m.path(&x), "user.mark", b"here", rustix::fs::XattrFlags::empty()).unwrap();
+                assert_eq!((is_marked(&x), is_marked(&z)), (true, false));
+            }
+            _ => {
+                fs::hard_link(m.path(&x), m.path("link")).unwrap();
+                assert_eq!(fs::read_to_string(m.below("link")).unwrap(), y);
+            }
+        }
+    }
+    fs::write(m.path("gone"), "gone").unwrap();
+    fs::rename(m.below("gone"), m.below("elsewhere")).unwrap();
+    assert_eq!(errno_of(fs::set_permissions(m.path("gone"), fs::Permissions::from_mode(0o640))), libc::ENOENT);
+}

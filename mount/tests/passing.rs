@@ -96,6 +96,58 @@ fn who_comes_later_has_it_as_who_has_it_open() {
     assert_eq!(passed_opens(&m), passed);
 }
 
+/// A mapping outlives the closing of what it was made from, and the kernel tells of that as if nobody used the file any more.
+#[test]
+fn what_is_stored_through_an_older_mapping_is_read() {
+    if !can_pass("what_is_stored_through_an_older_mapping_is_read") {
+        return;
+    }
+    let m = passing();
+    fs::write(m.below("a"), pattern(64 << 10, 3)).unwrap();
+    let reader = File::open(m.path("a")).unwrap();
+    let writer = read_write(&m, "a");
+    let mapping = Mapping::of(&writer);
+    mapping.store(9000, b"older");
+    drop((reader, writer));
+    wait_until("all is closed", || m.mount().status().open_handles == 0);
+    let later = read_write(&m, "a");
+    let read = || {
+        let mut read = [0; 5];
+        later.read_exact_at(&mut read, 9000).unwrap();
+        read
+    };
+    assert_eq!(&read(), b"older");
+    // On a page that is to be written anyway: the times of the file do not move.
+    mapping.store(9000, b"newer");
+    assert_eq!(&read(), b"newer");
+    // Nor does a mapping show older bytes than were written, be it one to read from.
+    later.write_all_at(b"wrote", 20_000).unwrap();
+    assert_eq!(mapping.load(20_000, 5), b"wrote");
+    drop((later, mapping));
+    wait_until("nothing is mapped, and the file is cached here again", || {
+        let passed = passed_opens(&m);
+        drop(read_write(&m, "a"));
+        passed_opens(&m) == passed
+    });
+}
+
+#[test]
+fn set_id_bits_fall_where_files_are_passed() {
+    use std::os::unix::fs::PermissionsExt;
+    if !can_pass("set_id_bits_fall_where_files_are_passed") {
+        return;
+    }
+    let m = passing();
+    fs::write(m.below("a"), "program").unwrap();
+    fs::set_permissions(m.below("a"), fs::Permissions::from_mode(0o6777)).unwrap();
+    let path = m.path("a");
+    let output = as_nobody(&format!("exec 3< {0}; printf another >> {0}", path.display()));
+    assert!(output.status.success(), "{output:?}");
+    assert_eq!((passed_opens(&m), requests(&m, "write")), (2, 0));
+    assert_eq!(fs::read(m.below("a")).unwrap(), b"programanother");
+    assert_eq!(fs::metadata(m.below("a")).unwrap().permissions().mode() & 0o7777, 0o777);
+}
+
 /// All of a file, shared.
 struct Mapping(*mut std::ffi::c_void, usize);
 
@@ -109,10 +161,29 @@ impl Mapping {
         Mapping(memory, len)
     }
 
+    fn load(&self, offset: usize, len: usize) -> Vec<u8> {
+        assert!(offset + len <= self.1);
+        // SAFETY: these bytes are in the mapping, and copied at once.
+        unsafe { std::slice::from_raw_parts(self.0.cast::<u8>().add(offset), len) }.to_vec()
+    }
+
+    /// By a process of its own: ours has the daemon in it, which could not grow its memory while this waits for it in a page fault.
     fn store(&self, offset: usize, bytes: &[u8]) {
         assert!(offset + bytes.len() <= self.1);
-        // SAFETY: `bytes` fit into the mapping at `offset`.
-        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.0.cast::<u8>().add(offset), bytes.len()) };
+        // As fork(2), but what is open stays open once: it is not closed there, too, and written because of that.
+        let flags = libc::CLONE_FILES | libc::SIGCHLD;
+        // SAFETY: the other process has a copy of this memory and one thread, copies bytes that fit into the mapping, and ends.
+        let pid = unsafe {
+            let pid = libc::syscall(libc::SYS_clone, flags, 0, 0, 0, 0);
+            if pid == 0 {
+                std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.0.cast::<u8>().add(offset), bytes.len());
+                libc::_exit(0);
+            }
+            pid
+        };
+        let pid = rustix::process::Pid::from_raw(i32::try_from(pid).unwrap()).expect("a process can be made");
+        let ended = rustix::process::waitpid(Some(pid), rustix::process::WaitOptions::empty()).unwrap();
+        assert_eq!(ended.unwrap().1.exit_status(), Some(0));
     }
 }
 

@@ -115,14 +115,17 @@ pub struct FileSystem(PathBuf);
 
 impl FileSystem {
     pub fn tmpfs(path: &Path, options: &str) -> FileSystem {
-        rustix::mount::mount(
-            "small",
-            path,
-            "tmpfs",
-            rustix::mount::MountFlags::empty(),
-            Some(std::ffi::CString::new(options).unwrap().as_c_str()),
-        )
-        .unwrap();
+        FileSystem::of_kind("tmpfs", path, options)
+    }
+
+    /// One without extended attributes.
+    pub fn ramfs(path: &Path) -> FileSystem {
+        FileSystem::of_kind("ramfs", path, "")
+    }
+
+    fn of_kind(kind: &str, path: &Path, options: &str) -> FileSystem {
+        let (flags, options) = (rustix::mount::MountFlags::empty(), std::ffi::CString::new(options).unwrap());
+        rustix::mount::mount("small", path, kind, flags, Some(options.as_c_str())).unwrap();
         FileSystem(path.to_owned())
     }
 
