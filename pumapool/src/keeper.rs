@@ -72,6 +72,8 @@ enum End {
     Ended(ExitCode),
     /// Killed, crashed, or never came to serve.
     Died { status: ExitStatus, was_ready: bool },
+    /// Could not be started.
+    NotStarted { why: String },
     /// Left its mount to this program.
     HandedOver { upgrade: Upgrade },
 }
@@ -161,10 +163,19 @@ impl Keeper {
                 Next::Other(file, path) => Some((file, path)),
             };
             let serves = candidate.as_ref().map_or(&program, |(file, _)| file);
-            let end = self.run_daemon(serves, candidate.is_some().then_some(START_LIMIT))?;
+            let end = match self.run_daemon(serves, candidate.is_some().then_some(START_LIMIT)) {
+                Ok(end) => end,
+                Err(error) if self.was_ready => End::NotStarted { why: format!("{error:#}") },
+                Err(error) => return Err(error),
+            };
             if let Some((file, path)) = candidate {
-                if let End::Died { status, was_ready: false } = end {
-                    self.refuse(format!("{} did not come to serve ({status})", path.display()));
+                let why = match &end {
+                    End::Died { status, was_ready: false } => Some(status.to_string()),
+                    End::NotStarted { why } => Some(why.clone()),
+                    _ => None,
+                };
+                if let Some(why) = why {
+                    self.refuse(format!("{} did not come to serve ({why})", path.display()));
                     continue;
                 }
                 program = file;
@@ -196,6 +207,18 @@ impl Keeper {
                     }
                     self.gap.get_or_insert((Instant::now(), how));
                     if in_a_row > 1 && self.pause(FIRST_PAUSE * 2u32.pow(in_a_row - 2)) {
+                        return Ok(self.let_go("it was told to stop"));
+                    }
+                }
+                // For want of memory, or of a process: it may do in a while.
+                End::NotStarted { why } => {
+                    idle_deaths += 1;
+                    if idle_deaths >= IDLE_DEATHS_MAX {
+                        return Ok(self.let_go(&format!("{why}, the {idle_deaths}th time in a row")));
+                    }
+                    tracing::error!("{why}; it is tried again");
+                    self.gap.get_or_insert((Instant::now(), why));
+                    if self.pause(FIRST_PAUSE * 2u32.pow(idle_deaths - 1)) {
                         return Ok(self.let_go("it was told to stop"));
                     }
                 }
@@ -271,11 +294,20 @@ impl Keeper {
         let (ours, theirs) = Channel::pair().context("cannot make a socket for the daemon")?;
         let mut child = self.spawn(program, &theirs)?;
         drop(theirs);
-        let given = self.held.iter().try_for_each(|(held, fd)| ours.hold(*held, fd.as_fd()));
-        // A daemon that is gone already is found below.
-        let _ = given.and_then(|()| ours.send(&Message::AllGiven));
         let pid = Pid::from_child(&child);
-        let end = pidfd_open(pid, PidfdFlags::empty()).context("cannot watch the daemon")?;
+        let end = pidfd_open(pid, PidfdFlags::empty());
+        let given = self.held.iter().try_for_each(|(held, fd)| ours.hold(*held, fd.as_fd()));
+        // One that does not take what it is given would wait for the rest for ever. (One that is gone already is found below.)
+        if given.and_then(|()| ours.send(&Message::AllGiven)).is_err() || end.is_err() {
+            let _ = child.kill();
+        }
+        let end = match end {
+            Ok(end) => end,
+            Err(errno) => {
+                let _ = child.wait();
+                return Err(errno).context("cannot watch the daemon");
+            }
+        };
         self.dying.retain_mut(|child| matches!(child.try_wait(), Ok(None)));
         let mut upgrade = None;
         let mut was_ready = false;
@@ -401,11 +433,11 @@ impl Keeper {
         if self.log.is_none() {
             command.process_group(0);
         }
-        let child = command.spawn().context("cannot start the daemon")?;
+        let child = command.spawn().context("cannot start the daemon");
         for fd in &inherited {
             fcntl_setfd(fd, FdFlags::CLOEXEC).context("cannot keep a descriptor to ourselves")?;
         }
-        Ok(child)
+        child
     }
 
     fn hold(&mut self, held: Held, fd: OwnedFd) {

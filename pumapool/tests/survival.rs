@@ -468,13 +468,15 @@ fn programs_do_not_notice_an_upgrade() {
             let exe = fs::read_link(format!("/proc/{}/exe", mount.daemon_pid())).unwrap();
             assert_eq!(exe, newer);
         }
-        // No program that could serve: the one before it goes on.
+        // No program that could serve, or none at all: the one before it goes on.
         1 => {
-            let output = pumapool(&["upgrade", at, "--binary", "/bin/false"]);
-            let said = String::from_utf8_lossy(&output.stderr).into_owned();
-            assert!(!output.status.success() && said.contains("/bin/false"), "{said}");
-            let exe = fs::read_link(format!("/proc/{}/exe", mount.daemon_pid())).unwrap();
-            assert_eq!(exe, newer);
+            for other in ["/bin/false", "/etc", "/etc/passwd"] {
+                let output = pumapool(&["upgrade", at, "--binary", other]);
+                let said = String::from_utf8_lossy(&output.stderr).into_owned();
+                assert!(!output.status.success() && said.contains(other), "{said}");
+                let exe = fs::read_link(format!("/proc/{}/exe", mount.daemon_pid())).unwrap();
+                assert_eq!(exe, newer);
+            }
         }
         _ => {
             let before = mount.takeovers();
