@@ -209,12 +209,14 @@ fn connect_tcp(host: &str, port: u16, timeout: Duration) -> io::Result<TcpStream
         Err(_) => (host, port).to_socket_addrs()?.collect(),
     };
     let mut last = io::Error::new(io::ErrorKind::NotFound, "the host has no address");
-    for candidate in candidates {
+    let count = candidates.len();
+    for (nth, candidate) in candidates.into_iter().enumerate() {
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
             return Err(io::ErrorKind::TimedOut.into());
         }
-        match TcpStream::connect_timeout(&candidate, left) {
+        // One that is silent leaves time for those after it.
+        match TcpStream::connect_timeout(&candidate, left / (count - nth) as u32) {
             Ok(stream) => return Ok(stream),
             Err(error) => last = error,
         }

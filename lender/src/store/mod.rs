@@ -348,11 +348,16 @@ impl Store {
 
     fn store_page(&mut self, owner: Owner, key: Key, checksum: u64, slot: u32) -> bool {
         let stored = self.occupy(slot, State::Page, owner, key, checksum);
+        self.unsettle(slot);
+        stored
+    }
+
+    /// Something was written to a slot: the kernel may take it from the next [`Store::settle`] on.
+    fn unsettle(&mut self, slot: u32) {
         self.unsettled.push(slot);
         if self.unsettled.len() == UNSETTLED_MAX {
             self.settle();
         }
-        stored
     }
 
     fn store_zero(&mut self, owner: Owner, key: Key, checksum: u64) -> bool {
@@ -407,9 +412,16 @@ impl Store {
         let may_stay = self.make_way(owner, key);
         // It is not the kernel's to take yet, so zeros are what was received.
         let is_zero = !self.slots.is_present(slot);
-        if !may_stay || is_zero {
-            self.push_free(slot, State::Warm);
+        if is_zero {
+            // It looks as if it had no memory, which it has.
+            self.push_free(slot, State::Cold);
+            self.give_back(vec![slot]);
             return may_stay && self.store_zero(owner, key, checksum);
+        }
+        if !may_stay {
+            self.push_free(slot, State::Warm);
+            self.unsettle(slot);
+            return false;
         }
         self.store_page(owner, key, checksum, slot)
     }
@@ -419,6 +431,7 @@ impl Store {
         for slot in slots.into_iter().flatten() {
             self.reserved -= 1;
             self.push_free(slot, State::Warm);
+            self.unsettle(slot);
         }
     }
 

@@ -574,7 +574,14 @@ fn zeros_that_are_received_are_kept_as_such() {
     let owner = store.add_owner().unwrap();
     let (mut incoming, _) = expect(&mut store, owner, 1..2);
     incoming.take(&ZERO_PAGE);
+    let resident = |store: &mut Store| {
+        let mut absent = Vec::new();
+        store.slots.absent(0..8, &mut absent).unwrap();
+        8 - absent.iter().map(|run| run.len()).sum::<usize>()
+    };
+    assert_eq!(resident(&mut store), 1);
     assert!(store.commit(owner, key(1, 1), 7, incoming.take_slots()[0]));
+    assert_eq!(resident(&mut store), 0, "zeros take no memory");
     assert_eq!(store.get(owner, key(1, 1), false, &mut Vec::new()), Got::Zero { checksum: 7 });
     assert_eq!((store.stored_pages(), store.zero_pages(), store.reserved_pages()), (0, 1, 0));
     store.check();
