@@ -178,7 +178,7 @@ pub fn raise_limits() {
         let sizes = getrlimit(Resource::Fsize);
         let _ = setrlimit(Resource::Fsize, Rlimit { current: sizes.maximum, maximum: sizes.maximum });
     }
-    system::ignore_signals();
+    system::survive_file_size_limit();
 }
 
 fn mount(config: &Config, source: &Path, mountpoint: &Path, below: &OwnedFd) -> Result<(OwnedFd, Privilege), Error> {

@@ -151,15 +151,29 @@ impl Fanotify {
     }
 }
 
-/// Whether a file is open for writing, by anybody, or mapped so. (A lease for reading is given only if not; it is given back at once, so that who opens the file
-/// meanwhile waits some microseconds.) True if it cannot be known.
+/// Whether a file is open for writing, by anybody, or mapped so. True if it cannot be known.
 pub(crate) fn is_open_for_writing(path: &CStr) -> bool {
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    !rustix::fs::open(path, flags, Mode::empty()).is_ok_and(|file| nobody_else_writes(&file))
+}
+
+/// Whether nobody else has a file open for writing, or mapped so. False also if it cannot be known. `fd` is open for reading only.
+pub(crate) fn nobody_else_writes(fd: impl AsFd) -> bool {
+    is_leased(fd.as_fd(), libc::F_RDLCK)
+}
+
+/// Whether nobody else has a file open at all, or mapped. False also if it cannot be known.
+pub(crate) fn nobody_else_has_open(fd: impl AsFd) -> bool {
+    is_leased(fd.as_fd(), libc::F_WRLCK)
+}
+
+/// Whether a lease is given, which it is only to who is alone (fs/locks.c, check_conflicting_open). It is given back at once, so that who opens the file
+/// meanwhile waits some microseconds.
+fn is_leased(file: BorrowedFd<'_>, kind: libc::c_int) -> bool {
     // The signal that tells of somebody who waits: one that is ignored.
     const F_SETSIG: libc::c_int = 10;
-    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    let Ok(file) = rustix::fs::open(path, flags, Mode::empty()) else { return true };
     // Others' files are leased with CAP_LEASE only.
-    let Ok(owner) = rustix::fs::fstat(&file).map(|now| now.st_uid) else { return true };
+    let Ok(owner) = rustix::fs::fstat(file).map(|now| now.st_uid) else { return false };
     let own = rustix::process::geteuid().as_raw();
     if own != owner {
         set_thread_fsuid(owner);
@@ -168,13 +182,13 @@ pub(crate) fn is_open_for_writing(path: &CStr) -> bool {
     let is_leased = unsafe {
         let file = file.as_raw_fd();
         libc::fcntl(file, F_SETSIG, libc::SIGURG) == 0
-            && libc::fcntl(file, libc::F_SETLEASE, libc::F_RDLCK) == 0
+            && libc::fcntl(file, libc::F_SETLEASE, kind) == 0
             && libc::fcntl(file, libc::F_SETLEASE, libc::F_UNLCK) == 0
     };
     if own != owner {
         set_thread_fsuid(own);
     }
-    !is_leased
+    is_leased
 }
 
 impl AsFd for Fanotify {
@@ -205,30 +219,10 @@ pub(crate) fn cached(fd: impl AsFd, start: u64, end: u64) -> Result<Cached, Errn
     })
 }
 
-/// Ignores signals that mean nothing to us, and would kill: of a write beyond RLIMIT_FSIZE, which fails, and of a lease that somebody waits for.
-pub(crate) fn ignore_signals() {
-    for signal in [libc::SIGXFSZ, libc::SIGIO] {
-        // SAFETY: a signal that is ignored runs nothing.
-        unsafe { libc::signal(signal, libc::SIG_IGN) };
-    }
-}
-
-/// Whether nobody else has a file open for writing, mappings that have outlived their descriptors among them. False also where that cannot be known.
-/// `fd` is open for reading.
-pub(crate) fn nobody_else_writes(fd: impl AsFd) -> bool {
-    has_lease(fd, libc::F_RDLCK)
-}
-
-/// Whether nobody else has a file open at all. False also where that cannot be known.
-pub(crate) fn nobody_else_has_open(fd: impl AsFd) -> bool {
-    has_lease(fd, libc::F_WRLCK)
-}
-
-/// Asks for a lease, which the kernel gives to who is alone (fs/locks.c, check_conflicting_open), and gives it back. Takes CAP_LEASE for others' files.
-fn has_lease(fd: impl AsFd, kind: libc::c_int) -> bool {
-    let fd = fd.as_fd().as_raw_fd();
-    // SAFETY: no memory is passed.
-    unsafe { libc::fcntl(fd, libc::F_SETLEASE, kind) == 0 && libc::fcntl(fd, libc::F_SETLEASE, libc::F_UNLCK) == 0 }
+/// A write beyond RLIMIT_FSIZE fails, and does not kill.
+pub(crate) fn survive_file_size_limit() {
+    // SAFETY: a signal that is ignored runs nothing.
+    unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
 }
 
 /// Tells the kernel that this thread (and those it starts) serves writeback, so that its allocations do not wait for it.

@@ -46,8 +46,6 @@ const MOUNT_NEEDS: CapabilitySet = CapabilitySet::empty()
     .union(CapabilitySet::PERFMON)
     // Limits beyond the hard ones, and not waiting for writeback that waits for us.
     .union(CapabilitySet::SYS_RESOURCE)
-    // Whether somebody else has a file open.
-    .union(CapabilitySet::LEASE)
     // Each worker keeps its capabilities when it acts as somebody else, which is a right of its own.
     .union(CapabilitySet::SETPCAP);
 
