@@ -97,6 +97,13 @@ impl State {
         }
     }
 
+    fn forget(&mut self, nodeid: u64) -> Option<Written> {
+        let removed = self.files.remove(&nodeid)?;
+        self.bytes -= removed.bytes;
+        removed.inode.written_below.store(false, Ordering::Relaxed);
+        Some(removed)
+    }
+
     fn is_over(&self, bytes_max: u64, files_max: usize) -> bool {
         self.bytes > bytes_max || self.files.len() > files_max
     }
@@ -157,11 +164,7 @@ impl Ledger {
 
     /// Forgets a file: it is deleted, or everything of it is known to be clean.
     pub(crate) fn remove(&self, nodeid: u64) -> Vec<(u64, u64)> {
-        let mut state = self.state.lock();
-        let Some(removed) = state.files.remove(&nodeid) else { return Vec::new() };
-        state.bytes -= removed.bytes;
-        removed.inode.written_below.store(false, Ordering::Relaxed);
-        removed.ranges
+        self.state.lock().forget(nodeid).map_or_else(Vec::new, |removed| removed.ranges)
     }
 
     /// A file was synced through `fd`: its written pages are clean, and go.
@@ -228,10 +231,8 @@ impl Ledger {
     /// Forgets a file of which nothing is left below, unless something was written since.
     fn remove_if_clean(&self, nodeid: u64) {
         let mut state = self.state.lock();
-        if state.files.get(&nodeid).is_some_and(|written| written.bytes == 0)
-            && let Some(removed) = state.files.remove(&nodeid)
-        {
-            removed.inode.written_below.store(false, Ordering::Relaxed);
+        if state.files.get(&nodeid).is_some_and(|written| written.bytes == 0) {
+            state.forget(nodeid);
         }
     }
 }

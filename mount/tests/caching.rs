@@ -209,9 +209,7 @@ fn other_ways_of_reading() {
     if !can_mount("other_ways_of_reading") {
         return;
     }
-    let directory = tempfile::tempdir().unwrap();
-    let below = directory.path().join("below");
-    fs::create_dir(&below).unwrap();
+    let (directory, below) = new_below();
     let small = FileSystem::tmpfs(&below, "size=32m");
     let m = Mounted::over(directory, Some(small), |_| {});
     for len in [0, 1, 4095, 4096, 4097, 123_456, LEN + 1] {

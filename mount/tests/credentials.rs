@@ -123,9 +123,7 @@ fn permissions_are_checked_without_access_control_lists() {
     if !ready("permissions_are_checked_without_access_control_lists") {
         return;
     }
-    let directory = tempfile::tempdir().unwrap();
-    let below = directory.path().join("below");
-    fs::create_dir(&below).unwrap();
+    let (directory, below) = new_below();
     let file_system = FileSystem::ramfs(&below);
     set_mode(below.clone(), 0o755);
     fs::create_dir(below.join("d")).unwrap();

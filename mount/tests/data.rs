@@ -290,9 +290,7 @@ fn no_space() {
         return;
     }
     for write in [mount::WriteMode::Through, mount::WriteMode::Back] {
-        let directory = tempfile::tempdir().unwrap();
-        let below = directory.path().join("below");
-        fs::create_dir(&below).unwrap();
+        let (directory, below) = new_below();
         let small = FileSystem::tmpfs(&below, "size=1m");
         let m = Mounted::over(directory, Some(small), |config| config.write = write);
         let mut file = open(m.path("a"));

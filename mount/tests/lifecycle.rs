@@ -162,9 +162,7 @@ fn restrictions_are_inherited() {
     if !can_mount("restrictions_are_inherited") {
         return;
     }
-    let directory = tempfile::tempdir().unwrap();
-    let below = directory.path().join("below");
-    fs::create_dir(&below).unwrap();
+    let (directory, below) = new_below();
     let small = FileSystem::tmpfs(&below, "size=1m");
     let flags =
         rustix::mount::MountFlags::NOSUID | rustix::mount::MountFlags::NODEV | rustix::mount::MountFlags::RDONLY;

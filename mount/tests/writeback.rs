@@ -8,7 +8,7 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::Duration;
-use support::{FileSystem, Mounted, can_mount, wait_until};
+use support::{FileSystem, Mounted, can_mount, new_below, wait_until};
 
 const DISK_BYTES: u64 = 16 << 20;
 const FILE_BYTES: usize = 12 << 20;
@@ -16,9 +16,7 @@ const CHUNK_BYTES: usize = 64 << 10;
 
 /// A mount over a disk that will lose its second half, with parts of the file `a`. Much that is written is written back at once.
 fn over_a_disk(image: &Path) -> Mounted {
-    let directory = tempfile::tempdir().unwrap();
-    let below = directory.path().join("below");
-    fs::create_dir(&below).unwrap();
+    let (directory, below) = new_below();
     let disk = FileSystem::image(&below, image, DISK_BYTES);
     fs::write(below.join("a"), vec![1; FILE_BYTES]).unwrap();
     File::open(below.join("a")).unwrap().sync_all().unwrap();

@@ -2,7 +2,6 @@
 #![allow(dead_code)] // Each test binary uses its part of it.
 
 use mount::{Config, Mount, WriteMode};
-use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::Arc;
@@ -110,6 +109,14 @@ pub fn both_modes(test: impl Fn(Mounted)) {
     }
 }
 
+/// A directory in which nothing is mounted yet, and `below` in it.
+pub fn new_below() -> (TempDir, PathBuf) {
+    let directory = tempfile::tempdir().unwrap();
+    let below = directory.path().join("below");
+    std::fs::create_dir(&below).unwrap();
+    (directory, below)
+}
+
 /// A file system of a small size, on `directory/below`.
 pub struct FileSystem(PathBuf);
 
@@ -132,16 +139,15 @@ impl FileSystem {
     /// An ext4 in the file `image`.
     pub fn image(path: &Path, image: &Path, len_bytes: u64) -> FileSystem {
         std::fs::File::create(image).unwrap().set_len(len_bytes).unwrap();
-        run("mkfs.ext4", &["-q".as_ref(), "-F".as_ref(), image.as_ref()]);
-        run("mount", &["-o".as_ref(), "loop".as_ref(), image.as_ref(), path.as_ref()]);
+        let (image, at) = (image.display(), path.display());
+        shell(&format!("mkfs.ext4 -q -F {image} && mount -o loop {image} {at}"));
         FileSystem(path.to_owned())
     }
 
     /// What its disk, the file `image`, has behind that many bytes is gone.
     pub fn cut(image: &Path, len_bytes: u64) {
         std::fs::File::options().write(true).open(image).unwrap().set_len(len_bytes).unwrap();
-        let devices = Command::new("losetup").args(["-n", "-O", "NAME", "-j"]).arg(image).output().unwrap();
-        run("losetup", &["-c".as_ref(), String::from_utf8_lossy(&devices.stdout).trim().as_ref()]);
+        shell(&format!("losetup -c $(losetup -n -O NAME -j {})", image.display()));
     }
 }
 
@@ -149,11 +155,6 @@ impl Drop for FileSystem {
     fn drop(&mut self) {
         let _ = rustix::mount::unmount(&self.0, rustix::mount::UnmountFlags::DETACH);
     }
-}
-
-fn run(program: &str, arguments: &[&OsStr]) {
-    let output = Command::new(program).args(arguments).output().unwrap();
-    assert!(output.status.success(), "{program} {arguments:?}: {output:?}");
 }
 
 /// Runs a shell script as an ordinary user (uid and gid 65534, without other groups).
