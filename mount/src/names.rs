@@ -204,13 +204,13 @@ impl Passthrough {
         attempt: &Attempt<'_>,
     ) -> Result<abi::EntryOut, Errno> {
         let inode = self.inodes.get(node)?;
-        self.check_name(&inode)?;
         let parent = self.inodes.get(new_parent)?;
         let to = self.inodes.anchor(&parent)?;
         let from = self.inodes.anchor(&inode)?;
         match attempt.done() {
             Some(result) => drop(result?),
             None => {
+                self.check_name(&inode)?;
                 attempt.begin(0);
                 let path = ProcPath::new(&from);
                 let link = || rustix::fs::linkat(rustix::fs::CWD, path.path(), &to, new_name, AtFlags::SYMLINK_FOLLOW);
