@@ -149,14 +149,17 @@ impl Passthrough {
         })
     }
 
-    pub(crate) fn setattr(&self, node: u64, uid: u32, args: &abi::SetattrIn) -> Result<abi::AttrOut, Errno> {
+    pub(crate) fn setattr(&self, node: u64, uid: u32, task: u32, args: &abi::SetattrIn) -> Result<abi::AttrOut, Errno> {
         use abi::fattr;
         let inode = self.inodes.get(node)?;
-        self.check_name(&inode)?;
+        let valid = |bits: u32| args.valid & bits != 0;
+        // Times of its own making the kernel sends by no name.
+        if valid(fattr::MODE | fattr::UID | fattr::GID | fattr::SIZE | fattr::ATIME) || !valid(fattr::CTIME) {
+            self.check_name_unless_open(&inode, task)?;
+        }
         let file = self.open_file(args.valid & fattr::FH != 0, args.fh);
         let fd = self.descriptor(&inode, file.as_deref())?;
         let fd = fd.as_fd();
-        let valid = |bits: u32| args.valid & bits != 0;
         if valid(fattr::MODE | fattr::UID | fattr::GID | fattr::ATIME | fattr::MTIME) {
             self.change_attributes([Some(&inode), None], || {
                 // The owner first: changing it takes away set-id bits, which a mode sent along may set.

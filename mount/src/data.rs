@@ -62,14 +62,18 @@ impl Passthrough {
         flags | OFlags::CLOEXEC
     }
 
-    pub(crate) fn open(&self, node: u64, args: &abi::OpenIn, attempt: &Attempt<'_>) -> Result<abi::OpenOut, Errno> {
+    pub(crate) fn open(
+        &self,
+        node: u64,
+        args: &abi::OpenIn,
+        task: u32,
+        attempt: &Attempt<'_>,
+    ) -> Result<abi::OpenOut, Errno> {
         if let Some(Ok(fh)) = attempt.done() {
             self.handles.remove(fh); // Nobody has it.
         }
         let inode = self.inodes.get(node)?;
-        if self.drop_stale_names(&inode) {
-            return Err(Errno::STALE); // The kernel looks every name of the path up again, and comes back with what it has found.
-        }
+        self.check_name(&inode, task)?;
         let asked = OFlags::from_bits_retain(args.flags);
         let (fd, flags) = self.open_below(&inode, asked)?;
         attempt.begin(0);

@@ -19,6 +19,7 @@ use crate::ledger::Ledger;
 use crate::lookers::Lookers;
 use crate::passing::Connection;
 use crate::resent::{Attempt, Resent};
+use crate::stale::SentBack;
 use crate::status::Counters;
 use crate::sweep::Sweep;
 use borrower::Borrower;
@@ -42,6 +43,7 @@ pub(crate) struct Passthrough {
     pub(crate) invalidations: Invalidations,
     pub(crate) sweep: Sweep,
     pub(crate) lookers: Lookers,
+    pub(crate) sent_back: SentBack,
     pub(crate) beside: Beside,
     pub(crate) counters: Counters,
     pub(crate) write_mode: WriteMode,
@@ -88,9 +90,10 @@ impl Passthrough {
     ) -> Result<(), Errno> {
         let node = request.header.nodeid;
         let uid = request.header.uid;
+        let task = request.header.pid;
         match request.operation {
             Operation::Lookup { name } => {
-                self.lookers.looks_up(request.header.pid, node);
+                self.lookers.looks_up(task, node);
                 self.answer_entry(reply, self.lookup(node, name))
             }
             Operation::Forget { lookups } => {
@@ -113,7 +116,7 @@ impl Passthrough {
                 self.look_at_name(node);
                 sent
             }
-            Operation::Setattr(args) => answer(reply, self.setattr(node, uid, &args)),
+            Operation::Setattr(args) => answer(reply, self.setattr(node, uid, task, &args)),
             Operation::Readlink => match self.readlink(node, scratch) {
                 Ok(target) => reply.data(target),
                 Err(errno) => reply.error(errno),
@@ -133,9 +136,9 @@ impl Passthrough {
                 answer_done(reply, self.rename(node, name, new_parent, new_name, flags, creator(request, 0), attempt))
             }
             Operation::Link { node: old, new_name } => {
-                self.answer_entry(reply, self.link(old, node, new_name, attempt))
+                self.answer_entry(reply, self.link(old, node, new_name, task, attempt))
             }
-            Operation::Open(args) => self.answer_open(reply, self.open(node, &args, attempt)),
+            Operation::Open(args) => self.answer_open(reply, self.open(node, &args, task, attempt)),
             Operation::Create { args, name } => {
                 self.answer_create(reply, self.create(node, name, &args, creator(request, args.umask), attempt))
             }
@@ -155,7 +158,7 @@ impl Passthrough {
             }
             Operation::Fsync(args) => answer_done(reply, self.fsync(&args)),
             Operation::Setxattr { args, name, value } => {
-                answer_done(reply, self.setxattr(node, name, value, &args, attempt))
+                answer_done(reply, self.setxattr(node, name, value, &args, task, attempt))
             }
             Operation::Getxattr { size, name } => {
                 self.answer_xattr(reply, size, self.getxattr(node, name, size, scratch), scratch)
@@ -163,10 +166,10 @@ impl Passthrough {
             Operation::Listxattr { size } => {
                 self.answer_xattr(reply, size, self.listxattr(node, uid, size, scratch), scratch)
             }
-            Operation::Removexattr { name } => answer_done(reply, self.removexattr(node, name, attempt)),
+            Operation::Removexattr { name } => answer_done(reply, self.removexattr(node, name, task, attempt)),
             Operation::Opendir(args) => self.answer_open(reply, self.opendir(node, &args, attempt)),
             Operation::Readdir(args) => self.readdir(reply, &args, scratch),
-            Operation::Readdirplus(args) => self.readdirplus(reply, request.header.pid, &args, scratch),
+            Operation::Readdirplus(args) => self.readdirplus(reply, task, &args, scratch),
             Operation::Releasedir(args) => {
                 self.handles.remove(args.fh);
                 reply.ok()

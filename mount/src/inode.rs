@@ -18,6 +18,7 @@ use crate::handover::channel::Held;
 use crate::handover::layout::{self, header, node};
 use crate::handover::memory::NodeSlot;
 use crate::passing::{Connection, Passing};
+use crate::stale::Stale;
 use crate::system::FileHandle;
 use borrower::{Borrower, FileIdentity, Left, Stamp};
 use fuse::Errno;
@@ -28,6 +29,7 @@ use rustix::fs::{AtFlags, FileType, Statx, StatxFlags, statx};
 use std::ffi::{CStr, CString};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::time::Instant;
 
 /// What every stat asks for.
 pub(crate) const STATX_MASK: StatxFlags = StatxFlags::BASIC_STATS.union(StatxFlags::BTIME);
@@ -70,6 +72,8 @@ pub(crate) struct Inode {
     pub passing: Mutex<Passing>,
     /// The name that the kernel was told to believe for long.
     pub name: Mutex<Believed>,
+    /// Whether a name of it has gone stale lately. Taken alone, or inside `name`.
+    pub stale: Mutex<Stale>,
     /// Whether what is done to it beside the mount is told.
     pub marked: Marked,
     /// Where it is written down for a successor. None beyond [`layout::NODES_MAX`].
@@ -181,6 +185,7 @@ impl Inode {
             slot.record_name(None);
         }
         *believed = Believed::Nothing;
+        self.stale.lock().name_dropped(Instant::now());
     }
 
     /// Writes down how the file is left if we die. The caller holds `changing`.
@@ -380,6 +385,7 @@ impl Inodes {
             written_below: AtomicBool::new(false),
             passing: Mutex::new(Passing::restored(known.backing, known.flags & node::PASSED != 0, connection)),
             name: Mutex::new(believed),
+            stale: Mutex::default(),
             marked: Marked::default(),
             slot: Some(slot),
             identity: known.identity,
@@ -490,6 +496,7 @@ impl Inodes {
             written_below: AtomicBool::new(false),
             passing: Mutex::default(),
             name: Mutex::default(),
+            stale: Mutex::default(),
             marked: Marked::default(),
             slot: memory.take_node(),
             identity: found.identity,

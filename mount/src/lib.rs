@@ -45,6 +45,7 @@ mod reads;
 mod resent;
 mod running;
 mod space;
+mod stale;
 mod starting;
 mod status;
 mod sweep;

@@ -10,12 +10,14 @@ use crate::credentials::{Acting, Creator, Privilege};
 use crate::filesystem::Passthrough;
 use crate::inode::{Believed, Found, Inode, Name, STATX_MASK, device_of, stat};
 use crate::resent::Attempt;
+use crate::stale::Stale;
 use crate::system::ProcPath;
 use fuse::{Errno, abi};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, RenameFlags, openat, statx};
 use std::ffi::CStr;
 use std::sync::Arc;
+use std::time::Instant;
 
 /// Longest target of a symbolic link, as everywhere in Linux.
 const TARGET_BYTES_MAX: usize = 4096;
@@ -77,8 +79,8 @@ impl Passthrough {
     }
 
     /// The kernel believes the names of files for long (see [`crate::Config::entry_timeout`]). Has it look those up again that are no
-    /// longer this node's, because somebody changed the directory beside us. Returns whether there were any.
-    pub(crate) fn drop_stale_names(&self, inode: &Arc<Inode>) -> bool {
+    /// longer this node's, because somebody changed the directory beside us.
+    pub(crate) fn drop_stale_names(&self, inode: &Arc<Inode>) {
         let is_stale = |name: &Name| {
             let Ok(parent) = self.inodes.get(name.parent) else { return false };
             let Ok(anchor) = self.inodes.anchor(&parent) else { return false };
@@ -89,21 +91,30 @@ impl Passthrough {
             }
         };
         let mut believed = inode.name.lock();
-        match &*believed {
-            Believed::Name(name) if is_stale(name) => {
-                if let Believed::Name(name) = std::mem::replace(&mut *believed, Believed::Dropping) {
-                    self.invalidations.request_name(inode, name);
-                }
-                true
-            }
-            _ => false,
+        if matches!(&*believed, Believed::Name(name) if is_stale(name))
+            && let Believed::Name(name) = std::mem::replace(&mut *believed, Believed::Dropping)
+        {
+            *inode.stale.lock() = Stale::Believed;
+            self.invalidations.request_name(inode, name);
         }
     }
 
-    /// What is asked for by a name must not be done to the file that has had it. With ESTALE the kernel looks every name of the path up again, and comes
-    /// back with what it has found. (Not so for who has the file open, and means it.)
-    pub(crate) fn check_name(&self, inode: &Arc<Inode>) -> Result<(), Errno> {
-        match !inode.is_open() && self.drop_stale_names(inode) {
+    /// What is asked for by a name must not be done to the file that has had it (see `stale.rs`).
+    pub(crate) fn check_name(&self, inode: &Arc<Inode>, task: u32) -> Result<(), Errno> {
+        self.drop_stale_names(inode);
+        self.check_way(task, inode.stale.lock().is_possible(Instant::now))
+    }
+
+    /// The same of what is asked for by a name or by who has the file open, and means it.
+    pub(crate) fn check_name_unless_open(&self, inode: &Arc<Inode>, task: u32) -> Result<(), Errno> {
+        match inode.is_open() {
+            true => self.check_way(task, false),
+            false => self.check_name(inode, task),
+        }
+    }
+
+    fn check_way(&self, task: u32, may_be_stale: bool) -> Result<(), Errno> {
+        match self.sent_back.sends_back(task, may_be_stale, Instant::now) {
             true => Err(Errno::STALE),
             false => Ok(()),
         }
@@ -201,6 +212,7 @@ impl Passthrough {
         node: u64,
         new_parent: u64,
         new_name: &CStr,
+        task: u32,
         attempt: &Attempt<'_>,
     ) -> Result<abi::EntryOut, Errno> {
         let inode = self.inodes.get(node)?;
@@ -210,7 +222,7 @@ impl Passthrough {
         match attempt.done() {
             Some(result) => drop(result?),
             None => {
-                self.check_name(&inode)?;
+                self.check_name_unless_open(&inode, task)?;
                 attempt.begin(0);
                 let path = ProcPath::new(&from);
                 let link = || rustix::fs::linkat(rustix::fs::CWD, path.path(), &to, new_name, AtFlags::SYMLINK_FOLLOW);

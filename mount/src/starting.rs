@@ -16,6 +16,7 @@ use crate::lookers::Lookers;
 use crate::passing::Connection;
 use crate::resent::Resent;
 use crate::running::{Mount, MountInfo, Source};
+use crate::stale::SentBack;
 use crate::status::Counters;
 use crate::sweep::Sweep;
 use crate::system;
@@ -306,6 +307,7 @@ fn serve<E: Into<Box<dyn std::error::Error + Send + Sync>>>(
         invalidations: Invalidations::new(config.threads.max(THREADS_MIN)),
         sweep: Sweep::default(),
         lookers: Lookers::default(),
+        sent_back: SentBack::default(),
         beside,
         counters: Counters::default(),
         write_mode,

@@ -23,6 +23,7 @@ use crate::lookers::Lookers;
 use crate::passing::Connection;
 use crate::resent::Resent;
 use crate::running::{Mount, MountInfo};
+use crate::stale::SentBack;
 use crate::starting::{THREADS_MIN, failed, inode_descriptors_max, raise_limits};
 use crate::status::Counters;
 use crate::sweep::Sweep;
@@ -144,6 +145,7 @@ fn restore(
         invalidations: Invalidations::new(config.threads.max(THREADS_MIN)),
         sweep: Sweep::default(),
         lookers: Lookers::default(),
+        sent_back: SentBack::default(),
         beside,
         counters: Counters::default(),
         write_mode: if state.write_back { WriteMode::Back } else { WriteMode::Through },

@@ -58,13 +58,14 @@ impl Passthrough {
         name: &CStr,
         value: &[u8],
         args: &abi::SetxattrIn,
+        task: u32,
         attempt: &Attempt<'_>,
     ) -> Result<(), Errno> {
         if let Some(result) = attempt.done() {
             return result.map(drop);
         }
         let inode = self.inodes.get(node)?;
-        self.check_name(&inode)?;
+        self.check_name_unless_open(&inode, task)?;
         let anchor = self.inodes.anchor(&inode)?;
         let flags = XattrFlags::from_bits_retain(args.flags);
         attempt.begin(0);
@@ -85,12 +86,12 @@ impl Passthrough {
     }
 
     /// Begun before, and not there: done.
-    pub(crate) fn removexattr(&self, node: u64, name: &CStr, attempt: &Attempt<'_>) -> Result<(), Errno> {
+    pub(crate) fn removexattr(&self, node: u64, name: &CStr, task: u32, attempt: &Attempt<'_>) -> Result<(), Errno> {
         if let Some(result) = attempt.done() {
             return result.map(drop);
         }
         let inode = self.inodes.get(node)?;
-        self.check_name(&inode)?;
+        self.check_name_unless_open(&inode, task)?;
         let anchor = self.inodes.anchor(&inode)?;
         attempt.begin(0);
         let remove = || rustix::fs::removexattr(ProcPath::new(&anchor).path(), name);

@@ -286,6 +286,37 @@ fn names_changed_beside_show_at_the_next_open() {
     assert!(fs::read_to_string(m.path("x")).is_err());
 }
 
+/// That a name is another file's by now may be found out by somebody else: until the kernel has dropped it, whoever comes by it is sent back, too.
+/// And whoever comes by a name that is right is let in.
+#[test]
+fn a_name_that_is_being_dropped_opens_nothing() {
+    if !can_mount("a_name_that_is_being_dropped_opens_nothing") {
+        return;
+    }
+    let m = Mounted::with(|config| config.attr_timeout = std::time::Duration::ZERO);
+    let is_over = std::sync::atomic::AtomicBool::new(false);
+    for round in 0..200 {
+        let (name, other) = (format!("name{round}"), format!("other{round}"));
+        fs::write(m.path(&name), "older").unwrap();
+        fs::hard_link(m.path(&name), m.path(&other)).unwrap();
+        let open = fs::File::open(m.path(&other)).unwrap();
+        is_over.store(false, std::sync::atomic::Ordering::Relaxed);
+        std::thread::scope(|scope| {
+            // Attributes are asked for, and after each answer the name is looked at.
+            scope.spawn(|| {
+                while !is_over.load(std::sync::atomic::Ordering::Relaxed) {
+                    open.metadata().unwrap();
+                }
+            });
+            fs::write(m.below("new"), "newer").unwrap();
+            fs::rename(m.below("new"), m.below(&name)).unwrap();
+            let read = [&name, &other].map(|name| fs::read_to_string(m.path(name)));
+            is_over.store(true, std::sync::atomic::Ordering::Relaxed);
+            assert_eq!(read.map(Result::unwrap), ["newer", "older"], "round {round}");
+        });
+    }
+}
+
 /// What is asked for by a name that leads elsewhere now, because somebody renamed beside the mount, is not done to the file that had it.
 #[test]
 fn attributes_are_changed_of_what_the_name_leads_to() {
@@ -301,6 +332,8 @@ fn attributes_are_changed_of_what_the_name_leads_to() {
             fs::write(m.path(name), name).unwrap();
             fs::set_permissions(m.path(name), fs::Permissions::from_mode(0o600)).unwrap();
         }
+        // Who has a file open means it, by whatever name.
+        wait_until("the files are closed", || m.mount().status().open_handles == 0);
         fs::rename(m.below(&x), m.below(&z)).unwrap();
         fs::rename(m.below(&y), m.below(&x)).unwrap();
         match change {
@@ -319,6 +352,7 @@ fn attributes_are_changed_of_what_the_name_leads_to() {
         }
     }
     fs::write(m.path("gone"), "gone").unwrap();
+    wait_until("the file is closed", || m.mount().status().open_handles == 0);
     fs::rename(m.below("gone"), m.below("elsewhere")).unwrap();
     assert_eq!(errno_of(fs::set_permissions(m.path("gone"), fs::Permissions::from_mode(0o640))), libc::ENOENT);
 }
