@@ -10,7 +10,7 @@
 //! put: they are not asked for until the first reads have shown what the disk takes.
 //!
 //! Pure: times are arguments. While the gate is closed only pings tell what the lender would take, so what a get takes beyond a ping is
-//! remembered from when it was open.
+//! remembered from when it was open; for a while, since gets may have been slow for a moment only, and nobody gets that could show it.
 
 use super::latencies::Size;
 use std::time::Duration;
@@ -39,6 +39,11 @@ const FAR_OPEN_RATIO: f64 = 0.55;
 /// How long what a disk took under load is believed, at first and at the most. It doubles with each trial that shows it again.
 const LOADED_FIRST: Duration = Duration::from_secs(10);
 const LOADED_MAX: Duration = Duration::from_secs(320);
+
+/// How long what gets took is believed while the gate is closed, at first and at the most. Then the lender is asked again. It doubles each time
+/// the gate closes again before it was open for as long.
+const OVER_FIRST: Duration = Duration::from_secs(60);
+const OVER_MAX: Duration = Duration::from_secs(960);
 
 /// Above the upper the gate closes, below the lower it may open, in microseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -158,6 +163,9 @@ pub struct Gate {
     /// What a get takes beyond a ping, a small one and a large one. Nothing, until there were any: whoever is never asked would never be known.
     small_over_ping_us: f64,
     large_over_ping_us: f64,
+    /// How long that is still believed while the gate is closed, and for how long it was the last time.
+    over_for: Duration,
+    over_time: Duration,
     /// What the directory below took for a small read and a large one when it had to answer all, in microseconds, and how long that is still
     /// believed.
     loaded_small_us: f64,
@@ -166,6 +174,8 @@ pub struct Gate {
     /// For how long it was believed the last time, and how long the gate has been closed.
     loaded_time: Duration,
     closed_time: Duration,
+    /// How long it has been open.
+    open_time: Duration,
     closed: Option<Reason>,
     /// Whether anything is known of the directory below.
     knows_disk: bool,
@@ -181,11 +191,14 @@ impl Gate {
             long: Average::over(LONG_SECONDS),
             small_over_ping_us: 0.0,
             large_over_ping_us: 0.0,
+            over_for: Duration::ZERO,
+            over_time: Duration::ZERO,
             loaded_small_us: 0.0,
             loaded_large_us: 0.0,
             loaded_for: Duration::ZERO,
             loaded_time: Duration::ZERO,
             closed_time: Duration::ZERO,
+            open_time: Duration::ZERO,
             closed: None,
             knows_disk: false,
         }
@@ -205,6 +218,11 @@ impl Gate {
             let over = |get_us: f64| (get_us - measured.ping_us).max(0.0);
             self.small_over_ping_us = measured.small.get_us.map_or(self.small_over_ping_us, over);
             self.large_over_ping_us = measured.large.get_us.map_or(self.large_over_ping_us, over);
+        } else {
+            self.over_for = self.over_for.saturating_sub(elapsed);
+            if self.over_for.is_zero() {
+                (self.small_over_ping_us, self.large_over_ping_us) = (0.0, 0.0);
+            }
         }
         self.loaded_for = self.loaded_for.saturating_sub(elapsed);
         self.knows_disk |= measured.small.disk_us.or(measured.large.disk_us).is_some();
@@ -223,9 +241,18 @@ impl Gate {
             Some(_) => slower(OPEN_RATIO).then_some(Reason::FasterDisk),
         };
         match (before, self.closed) {
-            (Some(_), None) => self.believe_loaded(&measured),
-            (None, Some(_)) => self.closed_time = Duration::ZERO,
-            _ => self.closed_time += elapsed,
+            (Some(_), None) => {
+                self.open_time = Duration::ZERO;
+                self.believe_loaded(&measured);
+            }
+            (None, Some(_)) => {
+                self.closed_time = Duration::ZERO;
+                let is_again = self.open_time < self.over_time;
+                self.over_time = if is_again { (self.over_time * 2).min(OVER_MAX) } else { OVER_FIRST };
+                self.over_for = self.over_time;
+            }
+            (None, None) => self.open_time += elapsed,
+            (Some(_), Some(_)) => self.closed_time += elapsed,
         }
     }
 
@@ -411,6 +438,34 @@ mod tests {
         assert_eq!(gate.closed(), Some(Reason::FasterDisk));
         run(&mut gate, 4, 60.0, None, Some(2_000.0));
         assert_eq!(gate.closed(), None, "the delay has ended");
+    }
+
+    /// One stall of the lender is not held against it for good; and one whose gets are always slow is asked ever less.
+    #[test]
+    fn what_gets_took_is_forgotten_while_nobody_gets() {
+        let mut gate = Gate::new(Config::default());
+        run(&mut gate, 10, 100.0, Some(200.0), Some(5_000.0));
+        gate.measured(small(100.0, Some(30_000.0), Some(5_000.0)), PING_INTERVAL);
+        assert_eq!(gate.closed(), Some(Reason::FasterDisk));
+        let mut closed_for = Vec::new();
+        for _ in 0..4 {
+            let mut pings = 0;
+            while gate.closed().is_some() {
+                gate.measured(small(100.0, None, Some(5_000.0)), PING_INTERVAL);
+                pings += 1;
+            }
+            closed_for.push(pings / 2);
+            gate.measured(small(100.0, Some(30_000.0), Some(5_000.0)), PING_INTERVAL);
+        }
+        assert_eq!(closed_for, [60, 120, 240, 480]);
+        // Open for long enough in between, it begins anew.
+        while gate.closed().is_some() {
+            gate.measured(small(100.0, None, Some(5_000.0)), PING_INTERVAL);
+        }
+        run(&mut gate, 1_000, 100.0, Some(200.0), Some(5_000.0));
+        run(&mut gate, 1, 100.0, Some(30_000.0), Some(5_000.0));
+        run(&mut gate, 60, 100.0, None, Some(5_000.0));
+        assert_eq!(gate.closed(), None);
     }
 
     /// The same over a slow network: the disk is slower by far while it has to answer all, and not while it has little to do.
