@@ -674,6 +674,17 @@ fn follow(borrower: &Borrower, link: &Link, session: &mut Session) -> io::Result
         let has_late = link.clear_late()?;
         let wait = if has_late { LATE_WAIT } else { PING_INTERVAL / 4 };
         let [main_ready, pong_ready] = Connection::wait([main, pings], wait)?;
+        // First: what the rest takes is not on the way.
+        if pong_ready && let Some((kind, _)) = pings.next_frame(Duration::ZERO, &mut body)? {
+            let Some(sent) = pinged.take().filter(|_| kind == Kind::Pong) else { return Err(unexpected(kind)) };
+            heard = Instant::now();
+            if let Ok(room) = wire::Room::read_from_bytes(&body) {
+                link.seen.lock().free_pages = room.free_pages.get();
+            }
+            let elapsed = measured.map_or(PING_INTERVAL, |measured: Instant| measured.elapsed());
+            link.measured(borrower, sent.elapsed(), elapsed);
+            measured = Some(heard);
+        }
         if main_ready && let Some((kind, header)) = main.next_frame(Duration::ZERO, &mut body)? {
             heard = Instant::now();
             match kind {
@@ -685,16 +696,6 @@ fn follow(borrower: &Borrower, link: &Link, session: &mut Session) -> io::Result
                 Kind::Pong => {}
                 other => return Err(unexpected(other)),
             }
-        }
-        if pong_ready && let Some((kind, _)) = pings.next_frame(Duration::ZERO, &mut body)? {
-            let Some(sent) = pinged.take().filter(|_| kind == Kind::Pong) else { return Err(unexpected(kind)) };
-            heard = Instant::now();
-            if let Ok(room) = wire::Room::read_from_bytes(&body) {
-                link.seen.lock().free_pages = room.free_pages.get();
-            }
-            let elapsed = measured.map_or(PING_INTERVAL, |measured: Instant| measured.elapsed());
-            link.measured(borrower, sent.elapsed(), elapsed);
-            measured = Some(heard);
         }
         if heard.elapsed() > SILENCE_MAX {
             return Err(io::ErrorKind::TimedOut.into());

@@ -20,7 +20,7 @@ use tap::CopyHints;
 use wire::WireKey;
 
 /// Files remembered that the kernel has forgotten. At some 400 bytes each beside their entries, 100 MiB at the most.
-const RETIRED_FILES_MAX: usize = 1 << 18;
+const RETIRED_FILES_MAX: usize = if cfg!(test) { 4 } else { 1 << 18 };
 
 /// Bytes of memory that all entries may take, unless something else is said: those of 128 GiB lent. Beyond it the files that were not
 /// used for longest are forgotten; until that is done, no page more is lent or lifted out of quarantine.
@@ -37,6 +37,8 @@ pub struct File {
     key: FileKey,
     identity: FileIdentity,
     users: AtomicU32,
+    /// How often it is in [`Names::retired`].
+    retired: AtomicU32,
     /// The catalog's count of reclaims when it was last read or a page of it evicted.
     used: AtomicU64,
     pub(crate) state: Mutex<FileState>,
@@ -158,6 +160,7 @@ impl Catalog {
             key,
             identity,
             users: AtomicU32::new(1),
+            retired: AtomicU32::new(0),
             used: AtomicU64::new(0),
             state: Mutex::default(),
             settled: Condvar::new(),
@@ -175,6 +178,7 @@ impl Catalog {
             key,
             identity,
             users: AtomicU32::new(1),
+            retired: AtomicU32::new(0),
             used: AtomicU64::new(0),
             state: Mutex::new(FileState::restored(left)),
             settled: Condvar::new(),
@@ -206,10 +210,14 @@ impl Catalog {
             self.remove(&mut names, file);
             return;
         }
+        file.retired.fetch_add(1, Ordering::Relaxed);
         names.retired.push_back(file.key);
         while names.retired.len() > RETIRED_FILES_MAX {
             let Some(oldest) = names.retired.pop_front() else { break };
-            if let Some(file) = self.file(oldest).filter(|file| file.users.load(Ordering::Relaxed) == 0) {
+            let Some(file) = self.file(oldest) else { continue };
+            // One that has come back and gone again is in the list once more, further behind.
+            let is_last = file.retired.fetch_sub(1, Ordering::Relaxed) == 1;
+            if is_last && file.users.load(Ordering::Relaxed) == 0 {
                 self.remove(&mut names, &file);
             }
         }
@@ -500,6 +508,23 @@ mod tests {
         assert_ne!(again.key(), file.key(), "a key is not given twice");
         catalog.retire(&again, false);
         assert!(catalog.file(again.key()).is_none(), "nothing to remember");
+    }
+
+    #[test]
+    fn the_file_that_was_not_used_for_longest_is_forgotten_first() {
+        let catalog = Catalog::new(1, ENTRY_BYTES_MAX);
+        catalog.lender_up(0);
+        let use_once = |inode| {
+            let file = catalog.adopt(identity(inode));
+            with_page(&catalog, &file);
+            catalog.retire(&file, false);
+            file.key()
+        };
+        let (often, once) = (use_once(1), use_once(2));
+        (0..RETIRED_FILES_MAX).for_each(|_| assert_eq!(use_once(1), often));
+        assert!(catalog.file(once).is_none() && catalog.file(often).is_some());
+        use_once(3);
+        assert!(catalog.file(often).is_some());
     }
 
     #[test]

@@ -26,6 +26,7 @@ use super::streams::{Looked, Streams};
 use super::table::{Moved, PageTable};
 use crate::below::Stamp;
 use page::{PAGE_SHIFT, PAGE_SIZE, PageRange, Version};
+use std::collections::VecDeque;
 use std::ops::Range;
 
 /// Quarantined ranges a file remembers. Beyond it the two nearest are merged: some pages more need a READ before they are
@@ -49,9 +50,12 @@ pub struct Left {
 /// either.
 const EDGES_MAX: usize = 8;
 
-/// Beginnings and ends of changes that a file remembers, to tell a READ whether one of its own pages changed meanwhile. A
-/// READ that is older than the memory counts as overtaken.
-const RECENT_MAX: usize = 16;
+/// Beginnings and ends of changes that a file remembers while READs are under way, to tell each whether one of its own pages changed
+/// meanwhile. A READ that is older than the memory counts as overtaken. (A READ from a slow disk takes as long as many writes.)
+const RECENT_MAX: usize = 512;
+
+/// Pages that a taint is extended over by writes that go on where the last one ended: each has it last longer, all of it.
+const TAINT_PAGES_MAX: u64 = 256;
 
 /// What a READ of one page is answered from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -173,8 +177,10 @@ pub struct FileState {
     table: PageTable,
     /// Moves at the beginning and at the end of every change.
     changes: u64,
-    /// What the last of those moves were about: that of number n is at n modulo [`RECENT_MAX`].
-    recent: Vec<PageRange>,
+    /// READs under way.
+    reads: u32,
+    /// What the last of those moves were about, as far back as READs under way may have begun.
+    recent: VecDeque<PageRange>,
     active: Vec<Active>,
     /// Operations on attributes under way.
     attribute_changes: u64,
@@ -409,7 +415,7 @@ impl FileState {
         }
         // Of changes that overlap in time, the one that looked last knows best.
         self.stamp = match (self.stamp, after) {
-            (Some(stamp), Some(after)) if stamp.ctime_ns > after.ctime_ns => Some(stamp),
+            (Some(stamp), Some(after)) if !was_alone && stamp.ctime_ns > after.ctime_ns => Some(stamp),
             (_, after) => after,
         };
         was_alone
@@ -486,6 +492,7 @@ impl FileState {
                 (streams.note(range), if streams.fit() { lending } else { Lending::Left })
             }
         };
+        self.reads = self.reads.saturating_add(1);
         let raced = self.is_changing(range);
         let held = self.quarantines.iter().any(|held| held.range.overlaps(range));
         let mut lifted = false;
@@ -560,11 +567,11 @@ impl FileState {
     /// The READ, the kernel's `request`, is about to be answered. False: a change came in between, so that all of it must be read again
     /// below; what is cached of the answer will not be believed.
     pub fn end_read(&mut self, ticket: &ReadTicket, request: u64, voided: impl FnMut(u32, Entry)) -> bool {
-        let moves = self.changes - ticket.changes;
+        self.reads = self.reads.saturating_sub(1);
+        let moves = (self.changes - ticket.changes) as usize;
         let raced = ticket.raced
-            || moves > RECENT_MAX as u64
-            || keeps(Rule::Repeat)
-                && (0..moves).any(|back| self.recent[self.recent_at(self.changes - back)].overlaps(ticket.range));
+            || moves > self.recent.len()
+            || keeps(Rule::Repeat) && self.recent.iter().rev().take(moves).any(|moved| moved.overlaps(ticket.range));
         if raced {
             self.quarantine(ticket.range, voided);
         } else if let Some(watch) = &mut self.watch {
@@ -718,18 +725,17 @@ impl FileState {
         }
     }
 
-    fn recent_at(&self, number: u64) -> usize {
-        (number % RECENT_MAX as u64) as usize
-    }
-
     /// Counts a beginning or an end of a change of `range`.
     fn moved(&mut self, range: PageRange) {
         self.changes += 1;
-        if self.recent.is_empty() {
-            self.recent = vec![range; RECENT_MAX];
+        if self.reads == 0 {
+            self.recent = VecDeque::new();
+            return;
         }
-        let at = self.recent_at(self.changes);
-        self.recent[at] = range;
+        if self.recent.len() == RECENT_MAX {
+            self.recent.pop_front();
+        }
+        self.recent.push_back(range);
     }
 
     /// Whether nothing of ours is under way.
@@ -786,8 +792,10 @@ impl FileState {
             return;
         }
         // Writes mostly continue where the last one ended.
-        if let Some(taint) = self.taints.iter_mut().find(|taint| taint.range.end == range.first || taint.range == range)
-        {
+        let goes_on = |taint: &Taint| {
+            taint.range.end == range.first && range.end - taint.range.first <= TAINT_PAGES_MAX || taint.range == range
+        };
+        if let Some(taint) = self.taints.iter_mut().find(|taint| goes_on(taint)) {
             taint.range = taint.range.hull(range);
             taint.position = taint.position.max(position);
             return;
@@ -832,6 +840,63 @@ mod tests {
         // The file comes back; the event of what was evicted before that is still to come.
         state.forgotten();
         assert_eq!((evict(&mut state, 0), evict(&mut state, 1)), (Verdict::Quarantined, Verdict::Put));
+    }
+
+    fn write(state: &mut FileState, page: u64, [before, after]: [Stamp; 2], position: u64) {
+        let change = state.begin_change(PageRange { first: page, end: page + 1 }, before, |_, _| {});
+        let [offset, end_offset] = [page, page + 1].map(|page| page * PAGE_SIZE as u64);
+        let ended = Ended::Buffered { offset, end_offset, old_size_bytes: u64::MAX, position };
+        state.end_change(change, ended, Some(after), 0, true);
+    }
+
+    #[test]
+    fn a_read_is_overtaken_by_changes_of_its_own_pages_only() {
+        let stamp = Stamp { size_bytes: 1 << 30, mtime_ns: 1, ctime_ns: 1 };
+        for (writes, of_page, overtaken) in [(100, 9, false), (100, 3, true), (RECENT_MAX as u64 / 2 + 1, 9, true)] {
+            let (mut state, mut sources) = (FileState::default(), Vec::new());
+            let mut begin = |state: &mut FileState, first| {
+                let range = PageRange { first, end: first + 1 };
+                state.begin_read(range, 0, 0, |_| Standing::Valid, true, Filter::Off, &mut sources)
+            };
+            write(&mut state, 3, [stamp; 2], 0);
+            let [of_three, of_nine] = [begin(&mut state, 3), begin(&mut state, 8)];
+            write(&mut state, of_page, [stamp; 2], 0);
+            (1..writes).for_each(|_| write(&mut state, 1000, [stamp; 2], 0));
+            assert!(state.recent.len() <= RECENT_MAX);
+            assert_eq!(!state.end_read(&of_three, 0, |_, _| ()), overtaken, "{writes} writes of page {of_page}");
+            let is_forgotten = writes > 100;
+            assert_eq!(!state.end_read(&of_nine, 0, |_, _| ()), is_forgotten);
+            write(&mut state, 3, [stamp; 2], 0);
+            assert!(state.recent.is_empty(), "nobody asks");
+        }
+    }
+
+    #[test]
+    fn writes_after_the_clock_was_set_back_are_no_changes_beside() {
+        let at = |ctime_ns| Stamp { size_bytes: 1 << 30, mtime_ns: ctime_ns, ctime_ns };
+        let place = Place { lender: 0, epoch: 0 };
+        let mut state = FileState::default();
+        write(&mut state, 0, [at(1), at(1000)], 0);
+        state.put(5, place, Version(1), 0);
+        assert!(state.put_done(5, Version(1), true));
+        write(&mut state, 0, [at(1000), at(10)], 0);
+        write(&mut state, 0, [at(10), at(20)], 0);
+        assert!(matches!(state.table.get(5), Entry::Present { .. }), "what is lent stays known");
+    }
+
+    #[test]
+    fn what_was_written_long_before_is_not_doubted_for_what_is_written_now() {
+        let stamp = Stamp { size_bytes: 1 << 30, mtime_ns: 1, ctime_ns: 1 };
+        let mut state = FileState::default();
+        let pages = TAINT_PAGES_MAX * 2;
+        (0..pages).for_each(|page| write(&mut state, page, [stamp; 2], 10 + page));
+        // An event of the first page, from after its write.
+        let verdict = |state: &mut FileState, index, position| {
+            state.evict(index, position, false, |_| Standing::Valid, true, true)
+        };
+        let last = pages as u32 - 1;
+        assert_eq!(verdict(&mut state, last, 10 + pages - 2), Verdict::Tainted);
+        assert_eq!(verdict(&mut state, 0, 10 + TAINT_PAGES_MAX), Verdict::Put);
     }
 
     #[test]
