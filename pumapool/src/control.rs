@@ -217,8 +217,8 @@ impl Asked {
         let stream = match reach(&path) {
             Ok(stream) => stream,
             Err(Errno::CONNREFUSED) => {
+                // It was killed. Its log, beside it, tells of that.
                 let _ = fs::remove_file(&path);
-                let _ = fs::remove_file(path.with_extension("log"));
                 return None;
             }
             Err(Errno::AGAIN) => {

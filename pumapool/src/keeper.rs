@@ -270,6 +270,9 @@ impl Keeper {
         let mountpoint = about.map(|about| about.mountpoint).unwrap_or_default();
         tracing::error!("{} is unmounted, because {why}; see the log, and mount it again", mountpoint.display());
         let _ = mount::detach(&mountpoint);
+        if let Some(log) = self.log.take() {
+            log.keep();
+        }
         self.store.close();
         self.held.clear();
         ExitCode::FAILURE

@@ -4,6 +4,7 @@ use crate::control;
 use anyhow::{Result, bail};
 use clap::ValueEnum;
 use pool::role::Wanted;
+use std::io::{self, Write};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -64,6 +65,8 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     if answer["wanted"] != *name {
         bail!("the node has not heard it all; try again");
     }
-    println!("the role of the node {} is {name} from now on", node["listen"].as_str().unwrap_or("?"));
+    let listen = node["listen"].as_str().unwrap_or("?");
+    // It is done, whether anybody reads that or not.
+    let _ = writeln!(io::stdout(), "the role of the node {listen} is {name} from now on");
     Ok(ExitCode::SUCCESS)
 }

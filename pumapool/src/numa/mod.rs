@@ -94,6 +94,14 @@ struct TargetOptions {
     vm: Option<String>,
 }
 
+/// The least that may be moved in a second: with less of it, nothing would be done for hours, without a word.
+const RATE_MIN_BYTES: u64 = 1 << 20;
+
+fn rate(text: &str) -> Result<u64, String> {
+    let rate = Some(size::parse(text)?).filter(|rate| *rate >= RATE_MIN_BYTES);
+    rate.ok_or_else(|| format!("write at least {} a second", size::display(RATE_MIN_BYTES)))
+}
+
 /// Options of `numa apply`.
 #[derive(clap::Args)]
 pub struct ApplyOptions {
@@ -105,11 +113,11 @@ pub struct ApplyOptions {
     policy: PolicyName,
 
     /// How much is moved in a second at the most.
-    #[arg(long, value_name = "SIZE", default_value = RATE, value_parser = size::parse)]
+    #[arg(long, value_name = "SIZE", default_value = RATE, value_parser = rate)]
     rate: u64,
 
     /// Of `carrefour`: end after so many seconds; without it, when the process ends, or on a signal.
-    #[arg(long = "for", value_name = "SECONDS")]
+    #[arg(long = "for", value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=31_536_000))]
     seconds: Option<u64>,
 
     /// Say what was done as JSON.
@@ -125,7 +133,7 @@ pub struct RunOptions {
     policy: PolicyName,
 
     /// Of `carrefour`: how much is moved in a second at the most.
-    #[arg(long, value_name = "SIZE", default_value = RATE, value_parser = size::parse)]
+    #[arg(long, value_name = "SIZE", default_value = RATE, value_parser = rate)]
     rate: u64,
 
     /// The command.
@@ -159,7 +167,7 @@ pub struct DaemonOptions {
     carrefour_max: usize,
 
     /// How much is moved in a second at the most, of all together.
-    #[arg(long, value_name = "SIZE", default_value = RATE, value_parser = size::parse)]
+    #[arg(long, value_name = "SIZE", default_value = RATE, value_parser = rate)]
     rate: u64,
 
     #[command(flatten)]
