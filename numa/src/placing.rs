@@ -369,8 +369,9 @@ impl Target {
                     moved_bytes += bytes;
                     moved_bytes < left_bytes && goes_on()
                 })?;
-                // What the limit has left over, and what was in use just then, is for the next period.
-                let is_done = moved_bytes < left_bytes && applied.busy_pages == 0;
+                // What the limit has left over, and what was in use just then, is for the next period; unless nothing else is left, as of a guest
+                // with a device of its own: its pages are in use as long as it runs.
+                let is_done = moved_bytes < left_bytes && (applied.busy_pages == 0 || applied.moved_pages == 0);
                 *before = is_done.then_some((resident, period));
                 self.state = if applied.full_nodes.is_empty() {
                     if is_done { "spread" } else { "is being spread" }.to_owned()

@@ -68,7 +68,8 @@ impl fmt::Display for Error {
             Error::Address => {
                 write!(
                     f,
-                    "cannot tell by which address others reach this machine, as no seed is known here: give --advertise"
+                    "cannot tell by which address others reach this machine, as no seed is known here (none of IPv4, if that is \
+                     listened for): give --advertise, or --gossip [::]:PORT for IPv6"
                 )
             }
             Error::Lender(address) => {
@@ -167,7 +168,9 @@ impl Gossip {
             Some(address) if address.port() == 0 => SocketAddr::new(address.ip(), listen.port()),
             Some(address) => address,
             None if !listen.ip().is_unspecified() => listen,
-            None => SocketAddr::new(local_address_towards(&config.seeds).ok_or(Error::Address)?, listen.port()),
+            None => {
+                SocketAddr::new(local_address_towards(&config.seeds, listen.ip()).ok_or(Error::Address)?, listen.port())
+            }
         };
         let name = match &config.lender {
             Some(lender) => node::name_of(&lender.address),

@@ -2,9 +2,11 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket};
 
-/// The address of this machine on the way to the first of these hosts (`HOST:PORT`) that is known here. Nothing is sent.
-pub fn local_address_towards(hosts: &[String]) -> Option<IpAddr> {
+/// The address of this machine on the way to the first of these hosts (`HOST:PORT`) that is known here. Nothing is sent. It is of an IPv4 host
+/// where `listen` is 0.0.0.0: nobody would be heard at another one.
+pub fn local_address_towards(hosts: &[String], listen: IpAddr) -> Option<IpAddr> {
     let known = hosts.iter().filter_map(|host| host.to_socket_addrs().ok()).flatten();
+    let known = known.filter(|host| host.is_ipv4() || listen.is_ipv6());
     known.filter_map(|host| towards(host).ok()).find(|ip| !ip.is_unspecified())
 }
 
@@ -22,7 +24,14 @@ mod tests {
     #[test]
     fn the_way_to_oneself_is_loopback() {
         let hosts = ["[::ffff:0.0.0.0]:x".to_owned(), "127.0.0.1:7070".to_owned()];
-        assert_eq!(local_address_towards(&hosts), Some(Ipv4Addr::LOCALHOST.into()));
-        assert_eq!(local_address_towards(&[]), None);
+        let any = [Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()];
+        for listen in any {
+            assert_eq!(local_address_towards(&hosts, listen), Some(Ipv4Addr::LOCALHOST.into()));
+            assert_eq!(local_address_towards(&[], listen), None);
+        }
+        // As of a name with both kinds of addresses, of which that one comes first.
+        let both = ["[::1]:7070".to_owned(), "127.0.0.1:7070".to_owned()];
+        assert_eq!(local_address_towards(&both, any[0]), Some(Ipv4Addr::LOCALHOST.into()));
+        assert_eq!(local_address_towards(&both[..1], any[0]), None);
     }
 }

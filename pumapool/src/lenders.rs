@@ -21,11 +21,21 @@ pub struct Lenders {
     known: Mutex<Known>,
 }
 
+/// Answers of a resolver in a row without an address until it is left: not all tell all addresses each time.
+const MISSING_MAX: u32 = 5;
+
+/// One address of a name.
+struct Found {
+    address: Address,
+    /// Answers since it was among them.
+    missing: u32,
+}
+
 /// What is known of them.
 #[derive(Default)]
 struct Known {
     /// What was named, and the addresses that it stands for; none of a name that was not looked up yet.
-    named: Vec<(Address, Vec<Address>)>,
+    named: Vec<(Address, Vec<Found>)>,
     of_pool: Vec<LenderAddress>,
     /// What the borrower was told.
     told: Vec<LenderAddress>,
@@ -33,7 +43,8 @@ struct Known {
 
 impl Known {
     fn new(named: &[Address]) -> Known {
-        let numbers = |address: &Address| if address.is_name() { Vec::new() } else { vec![address.clone()] };
+        let number = |address: &Address| Found { address: address.clone(), missing: 0 };
+        let numbers = |address: &Address| if address.is_name() { Vec::new() } else { vec![number(address)] };
         let named = named.iter().map(|address| (address.clone(), numbers(address))).collect();
         let mut known = Known { named, ..Known::default() };
         known.told = known.all();
@@ -42,7 +53,8 @@ impl Known {
 
     fn all(&self) -> Vec<LenderAddress> {
         let mut all: Vec<LenderAddress> = Vec::new();
-        let named = self.named.iter().flat_map(|(_, addresses)| addresses).cloned().map(LenderAddress::from);
+        let found = self.named.iter().flat_map(|(_, addresses)| addresses);
+        let named = found.map(|found| LenderAddress::from(found.address.clone()));
         for lender in named.chain(self.of_pool.iter().cloned()) {
             if !all.iter().any(|known| known.address == lender.address) {
                 all.push(lender);
@@ -52,14 +64,22 @@ impl Known {
     }
 
     /// A name was looked up. One that cannot be has the addresses of before, or is left to whoever connects, who says why.
-    fn looked_up(&mut self, name: &Address, mut found: Vec<Address>) {
-        found.sort();
-        found.truncate(NAME_ADDRESSES_MAX);
+    fn looked_up(&mut self, name: &Address, found: Vec<Address>) {
         let failed = found.iter().all(|address| address == name);
-        for (_, addresses) in self.named.iter_mut().filter(|(named, _)| named == name) {
-            if !failed || addresses.is_empty() {
-                addresses.clone_from(&found);
+        for (_, known) in self.named.iter_mut().filter(|(named, _)| named == name) {
+            if failed && !known.is_empty() {
+                continue;
             }
+            known.iter_mut().for_each(|known| known.missing += 1);
+            known.retain(|known| known.missing < MISSING_MAX && known.address != *name);
+            for address in found.iter().cloned() {
+                match known.iter_mut().find(|known| known.address == address) {
+                    Some(known) => known.missing = 0,
+                    None => known.push(Found { address, missing: 0 }),
+                }
+            }
+            known.sort_by(|one, other| one.address.cmp(&other.address));
+            known.truncate(NAME_ADDRESSES_MAX);
         }
     }
 }
@@ -144,7 +164,15 @@ mod tests {
         assert_eq!(known.all(), told, "their order is no change");
         known.looked_up(&name, vec![name.clone()]);
         assert_eq!(texts(&known.all()), all, "a failure is no change");
-        known.looked_up(&name, vec![address("192.0.2.3:7000")]);
+        // By turns: nobody is left for that.
+        for turn in 0..20 {
+            known.looked_up(&name, vec![found[turn % 3].clone()]);
+            assert_eq!(texts(&known.all()), all);
+        }
+        let another = vec![address("192.0.2.3:7000")];
+        (1..MISSING_MAX).for_each(|_| known.looked_up(&name, another.clone()));
+        assert!(texts(&known.all()).contains(&"192.0.2.2:7000".to_owned()));
+        (0..MISSING_MAX).for_each(|_| known.looked_up(&name, another.clone()));
         assert_eq!(texts(&known.all()), ["192.0.2.1:7000", "192.0.2.3:7000", "unix:/socket"]);
         let many = (0..200).map(|number| address(&format!("192.0.2.{number}:7000"))).collect();
         known.looked_up(&name, many);

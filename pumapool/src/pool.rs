@@ -130,11 +130,10 @@ pub fn lender_address(options: &Options, listen: &Address) -> Result<Address> {
         return Ok(address.clone());
     }
     let Address::Tcp { host, port } = listen else { return Ok(listen.clone()) };
-    if !host.parse::<IpAddr>().is_ok_and(|ip| ip.is_unspecified()) {
-        return Ok(listen.clone());
-    }
-    let ip = local_address_towards(&options.seeds).context(
-        "cannot tell by which address others reach this lender, as no seed is known here: give --advertise HOST:PORT",
+    let Some(any) = host.parse::<IpAddr>().ok().filter(IpAddr::is_unspecified) else { return Ok(listen.clone()) };
+    let ip = local_address_towards(&options.seeds, any).context(
+        "cannot tell by which address others reach this lender, as no seed is known here (none of IPv4, if that is listened for): \
+         give --advertise HOST:PORT",
     )?;
     Ok(SocketAddr::new(ip, *port).into())
 }

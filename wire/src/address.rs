@@ -93,6 +93,11 @@ fn parse(text: &str) -> Result<Address, &'static str> {
     let (host, port) = match text.strip_prefix('[') {
         Some(rest) => {
             let (host, port) = rest.split_once("]:").ok_or("`]:PORT` is missing")?;
+            if host.contains('%') {
+                return Err(
+                    "an address of one link (`%`) cannot be written here: give the host a name, or another address",
+                );
+            }
             host.parse::<Ipv6Addr>().map_err(|_| "what the brackets hold is no IPv6 address")?;
             (host, port)
         }
@@ -140,6 +145,11 @@ impl fmt::Display for Address {
     }
 }
 
+/// Whether it means something together with a network interface only.
+fn has_scope(address: &std::net::SocketAddr) -> bool {
+    matches!(address, std::net::SocketAddr::V6(address) if address.scope_id() != 0)
+}
+
 impl From<std::net::SocketAddr> for Address {
     fn from(address: std::net::SocketAddr) -> Address {
         Address::Tcp { host: address.ip().to_string(), port: address.port() }
@@ -175,7 +185,9 @@ impl Address {
             return vec![self.clone()];
         }
         let mut all: Vec<Address> = Vec::new();
-        for found in (host.as_str(), *port).to_socket_addrs().into_iter().flatten().map(Address::from) {
+        let found = (host.as_str(), *port).to_socket_addrs().into_iter().flatten();
+        // A link-local address is of no use without its link: by the name it can be connected to.
+        for found in found.filter(|found| !has_scope(found)).map(Address::from) {
             if !all.contains(&found) {
                 all.push(found);
             }
@@ -416,6 +428,13 @@ mod tests {
     }
 
     #[test]
+    fn an_address_of_one_link_is_told() {
+        let with_scope = |scope| std::net::SocketAddrV6::new("fe80::1".parse().unwrap(), 7000, 0, scope).into();
+        assert!(has_scope(&with_scope(2)) && !has_scope(&with_scope(0)));
+        assert!(!has_scope(&"192.0.2.1:7000".parse().unwrap()));
+    }
+
+    #[test]
     fn mistakes_are_named() {
         let long = format!("unix:/{}", "x".repeat(UNIX_PATH_BYTES_MAX));
         for (text, problem) in [
@@ -428,6 +447,7 @@ mod tests {
             ("::1:7000", "brackets"),
             ("[::1]", "]:PORT"),
             ("[host]:7", "no IPv6"),
+            ("[fe80::1%eth0]:7", "one link"),
             ("ho st:7", "character"),
             ("unix:", "empty"),
             (&long, "107"),
