@@ -8,7 +8,7 @@
 //! ```
 //!
 //! What does not open is dropped, without an answer: a stranger's datagram costs one check of a tag. What opens must be of this minute
-//! and new, so that nobody can have us answer a recorded datagram to an address of his choice. To chitchat itself an old message does
+//! and new, so that nobody can have a node answer a recorded datagram to an address of his choice more than once. To chitchat itself an old message does
 //! no harm: what it tells has older versions than what is known.
 //!
 //! A nonce is 8 random bytes of this process and a count. With nonces all random, a thousand nodes under one key would, within some

@@ -177,7 +177,8 @@ pub fn results(records: &Records) -> Results {
               cannot slow that down. So nothing is gained here by writing less. Whatever the mount needs beside the local memory (an eighth of it, 64 MiB at \
               the least, and 2 KiB for each file) is page cache of the program where there is no Puma; at an eighth of the paper's sizes these are 92 MiB \
               beside 128, so that a lender has to bring more than that before anything is gained over it. The baseline with the local memory alone is what \
-              the paper had. With all memory local as much is written as without Puma: there is nothing less to be had. What Puma writes beyond \
-              that the kernel writes early, because the mount's memory is full of it.",
+              the paper had. With all memory local as much is written as without Puma: there is nothing less to be had. What is written beyond \
+              that are inodes and bitmaps of the file system, three or four times instead of once: transactions come ten times as fast, so whoever \
+              looks for memory finds it dirty, and has the kernel write all that is dirty anywhere (`writeback_start` says `vmscan` for 64 of 73).",
     }
 }
