@@ -1,6 +1,6 @@
 //! How much memory nobody uses, of the machine and of the memory cgroups that this process is in.
 //!
-//! The tightest of them counts: `MemFree` of the machine, beyond what the kernel keeps free by itself, and for the process's cgroup and each one above it the limit less
+//! The tightest of them counts: `MemFree` of the machine, and for the process's cgroup and each one above it the limit less
 //! the usage, in version 1 and version 2 of cgroups. The page cache counts as used (it is somebody's), and so do the pages
 //! that were lent, even those that the kernel may take: that is what keeps the lender from growing into anybody's cache.
 //!
@@ -67,8 +67,6 @@ impl Group {
 /// Looks at memory. Finds its cgroups anew when the process was moved.
 pub struct Headroom {
     proc: PathBuf,
-    /// What the kernel keeps free. Looked up once, as it hardly ever changes, and its file is long on large machines.
-    kept_free_bytes: u64,
     /// `/proc/self/cgroup` as it was when `groups` were found.
     membership: String,
     /// Innermost first.
@@ -84,9 +82,7 @@ impl Default for Headroom {
 impl Headroom {
     /// With the process file system at `proc`.
     pub fn new(proc: &Path) -> Headroom {
-        let zones = std::fs::read_to_string(proc.join("zoneinfo")).unwrap_or_default();
-        let kept_free_bytes = kept_free_bytes(&zones);
-        Headroom { proc: proc.to_owned(), kept_free_bytes, membership: String::new(), groups: Vec::new() }
+        Headroom { proc: proc.to_owned(), membership: String::new(), groups: Vec::new() }
     }
 
     /// What there is now.
@@ -97,7 +93,6 @@ impl Headroom {
         self.refresh_groups()?;
         let meminfo = std::fs::read_to_string(self.proc.join("meminfo"))?;
         let mut memory = machine_memory(&meminfo).ok_or(io::ErrorKind::InvalidData)?;
-        memory.free_bytes = memory.free_bytes.saturating_sub(self.kept_free_bytes);
         for (limit, free) in self.groups.iter().filter_map(Group::room_bytes) {
             memory.total_bytes = memory.total_bytes.min(limit);
             memory.free_bytes = memory.free_bytes.min(free);
@@ -138,14 +133,11 @@ impl Headroom {
         Ok(meminfo_bytes(&meminfo, "MemTotal:").ok_or(io::ErrorKind::InvalidData)?)
     }
 
-    /// Microseconds that some task waited for memory since ever: in the innermost cgroup with a limit, where that is told, else on the
-    /// machine. `None` where neither is. (A cgroup without a limit would tell of this process only, whoever else waits.)
+    /// Microseconds that some task waited for memory since ever: in the process's cgroup where that is told, else on the
+    /// machine. `None` where neither is.
     pub fn stalled_us(&self) -> Option<u64> {
         let told = |path: PathBuf| stalled_us(&std::fs::read_to_string(path).ok()?);
-        let in_group = |group: &Group| {
-            let path = group.directory.join(group.files.pressure?);
-            group.room_bytes().and_then(|_| told(path))
-        };
+        let in_group = |group: &Group| told(group.directory.join(group.files.pressure?));
         self.groups.iter().find_map(in_group).or_else(|| told(self.proc.join("pressure/memory")))
     }
 
@@ -200,8 +192,8 @@ pub(crate) fn group_directories(membership: &str, mounts: &str) -> Vec<PathBuf> 
     find_groups(membership, mounts).into_iter().map(|group| group.directory).collect()
 }
 
-/// The cgroups that say something about memory, the innermost of each hierarchy first. The root of a hierarchy has no limit; but what looks
-/// like it, in a container with a cgroup namespace of its own, is the container's cgroup, whose limit counts.
+/// The cgroups that say something about memory, the innermost of each hierarchy first, the hierarchies' roots left out:
+/// they have no limit.
 fn find_groups(membership: &str, mounts: &str) -> Vec<Group> {
     let mut groups = Vec::new();
     for line in membership.lines() {
@@ -226,8 +218,12 @@ fn find_groups(membership: &str, mounts: &str) -> Vec<Group> {
             directory = mount_point.clone();
         }
         for _ in 0..CGROUP_DEPTH_MAX {
+            let at_root = directory == mount_point;
+            if at_root && root == "/" {
+                break;
+            }
             groups.push(Group { directory: directory.clone(), files });
-            if directory == mount_point || !directory.pop() {
+            if at_root || !directory.pop() {
                 break;
             }
         }
@@ -250,13 +246,6 @@ fn cgroup_mount<'a>(line: &'a str, kind: &str) -> Option<(&'a str, PathBuf)> {
 
 pub(crate) fn machine_memory(meminfo: &str) -> Option<Memory> {
     Some(Memory { total_bytes: meminfo_bytes(meminfo, "MemTotal:")?, free_bytes: meminfo_bytes(meminfo, "MemFree:")? })
-}
-
-/// Where all the rest is page cache, the kernel keeps this much free: up to the high watermarks of all zones. Who took of it would have the kernel
-/// evict more of that page cache, again and again.
-fn kept_free_bytes(zoneinfo: &str) -> u64 {
-    let high_pages = |line: &str| line.trim_start().strip_prefix("high ")?.trim().parse::<u64>().ok();
-    zoneinfo.lines().filter_map(high_pages).sum::<u64>().saturating_mul(page::PAGE_SIZE as u64)
 }
 
 fn meminfo_bytes(meminfo: &str, name: &str) -> Option<u64> {
@@ -348,7 +337,7 @@ mod tests {
         let files = |limit, usage| [("memory.limit_in_bytes", limit), ("memory.usage_in_bytes", usage)];
         machine.group("memory/outer/inner", &files("9223372036854771712\n", "1048576\n"));
         machine.group("memory/outer", &files("104857600\n", "73400320\n"));
-        machine.group("memory", &files("9223372036854771712\n", "1048576\n"));
+        machine.group("memory", &files("1048576\n", "1048576\n"));
         assert_eq!(machine.headroom().read().unwrap(), memory(100, 30));
         // Over the limit is no headroom, not an overflow.
         machine.group("memory/outer/inner", &files("1048576\n", "2097152\n"));
@@ -359,8 +348,6 @@ mod tests {
     fn version_2_counts_and_tells_its_own_pressure() {
         let machine = Machine::new("0::/a/b\n", V2_MOUNT);
         machine.group("unified/a/b", &[("memory.max", "max\n"), ("memory.high", "max\n"), ("memory.current", "1\n")]);
-        // Of its own tasks alone, while others wait for the memory that they share.
-        machine.group("unified/a/b", &[("memory.pressure", "some total=1\n")]);
         machine.group("unified/a", &[("memory.max", "209715200\n"), ("memory.high", "104857600\n")]);
         machine.group("unified/a", &[("memory.current", "94371840\n"), ("memory.pressure", "some total=77\n")]);
         let mut headroom = machine.headroom();
@@ -410,28 +397,6 @@ mod tests {
             machine.group("memory", &files);
             assert_eq!(machine.headroom().read().unwrap(), memory(50, 30), "{path}");
         }
-    }
-
-    #[test]
-    fn a_container_with_a_namespace_of_its_own_has_its_limit_at_the_root() {
-        let machine = Machine::new("0::/\n", V2_MOUNT);
-        assert_eq!(machine.headroom().read().unwrap(), memory(1000, 400), "the root of the machine has no such files");
-        machine.group("unified", &[("memory.max", "52428800"), ("memory.high", "max"), ("memory.current", "20971520")]);
-        assert_eq!(machine.headroom().read().unwrap(), memory(50, 30));
-        let machine = Machine::new("4:memory:/\n", V1_MOUNT);
-        machine.group("memory", &[("memory.limit_in_bytes", "52428800"), ("memory.usage_in_bytes", "20971520")]);
-        assert_eq!(machine.headroom().read().unwrap(), memory(50, 30));
-    }
-
-    /// What the kernel keeps free for itself is not free, however full of page cache the rest is.
-    #[test]
-    fn free_memory_begins_above_the_watermarks() {
-        let machine = Machine::new("", "");
-        let zones = "Node 0, zone      DMA\n  pages free     2816\n        boost    0\n        min      11\n        low      14\n        \
-                     high     17\n  pagesets\n    cpu: 0\n              count:    0\n              high:     0\n              \
-                     high_min: 28\nNode 0, zone   Normal\n  pages free     5030110\n        low      1000\n        high     25583\n";
-        write(machine.directory.path().join("proc/zoneinfo"), zones).unwrap();
-        assert_eq!(machine.headroom().read().unwrap(), memory(1000, 300));
     }
 
     #[test]
