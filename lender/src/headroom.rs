@@ -192,8 +192,8 @@ pub(crate) fn group_directories(membership: &str, mounts: &str) -> Vec<PathBuf> 
     find_groups(membership, mounts).into_iter().map(|group| group.directory).collect()
 }
 
-/// The cgroups that say something about memory, the innermost of each hierarchy first, the hierarchies' roots left out:
-/// they have no limit.
+/// The cgroups that say something about memory, the innermost of each hierarchy first, up to what is mounted. A hierarchy's own root has no
+/// limit, and its files say so. But in a cgroup namespace what looks like the root is the container's own group, whose limit counts.
 fn find_groups(membership: &str, mounts: &str) -> Vec<Group> {
     let mut groups = Vec::new();
     for line in membership.lines() {
@@ -218,12 +218,8 @@ fn find_groups(membership: &str, mounts: &str) -> Vec<Group> {
             directory = mount_point.clone();
         }
         for _ in 0..CGROUP_DEPTH_MAX {
-            let at_root = directory == mount_point;
-            if at_root && root == "/" {
-                break;
-            }
             groups.push(Group { directory: directory.clone(), files });
-            if at_root || !directory.pop() {
+            if directory == mount_point || !directory.pop() {
                 break;
             }
         }
@@ -337,7 +333,8 @@ mod tests {
         let files = |limit, usage| [("memory.limit_in_bytes", limit), ("memory.usage_in_bytes", usage)];
         machine.group("memory/outer/inner", &files("9223372036854771712\n", "1048576\n"));
         machine.group("memory/outer", &files("104857600\n", "73400320\n"));
-        machine.group("memory", &files("1048576\n", "1048576\n"));
+        // The root takes no limit.
+        machine.group("memory", &files("9223372036854771712\n", "900000000\n"));
         assert_eq!(machine.headroom().read().unwrap(), memory(100, 30));
         // Over the limit is no headroom, not an overflow.
         machine.group("memory/outer/inner", &files("1048576\n", "2097152\n"));
@@ -397,6 +394,28 @@ mod tests {
             machine.group("memory", &files);
             assert_eq!(machine.headroom().read().unwrap(), memory(50, 30), "{path}");
         }
+    }
+
+    /// As containers have it on most systems: the process and the mount are at the root of a cgroup namespace, which is the container's.
+    #[test]
+    fn the_root_of_a_namespace_has_its_limit() {
+        let version_2 = [("memory.max", "52428800\n"), ("memory.high", "max\n"), ("memory.current", "20971520\n")];
+        let machine = Machine::new("0::/\n", V2_MOUNT);
+        machine.group("unified", &version_2);
+        assert_eq!(machine.headroom().read().unwrap(), memory(50, 30));
+        let version_1 = [("memory.limit_in_bytes", "52428800\n"), ("memory.usage_in_bytes", "20971520\n")];
+        let machine = Machine::new("4:memory:/inner\n", V1_MOUNT);
+        machine.group("memory/inner", &[]);
+        machine.group("memory", &version_1);
+        assert_eq!(machine.headroom().read().unwrap(), memory(50, 30));
+        // The machine's own root, in both versions.
+        let machine = Machine::new("0::/\n4:memory:/\n", &[V1_MOUNT, V2_MOUNT].concat());
+        machine.group("unified", &[("memory.stat", "anon 1\n"), ("memory.pressure", "some total=7\n")]);
+        machine.group(
+            "memory",
+            &[("memory.limit_in_bytes", "9223372036854771712"), ("memory.usage_in_bytes", "900000000")],
+        );
+        assert_eq!(machine.headroom().read().unwrap(), memory(1000, 400));
     }
 
     #[test]
