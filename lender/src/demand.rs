@@ -66,11 +66,11 @@ impl Demand {
         self.grows
     }
 
-    /// Time until the next look: less than it takes others to use up what is free, but `most` where there is nothing to give, or where nothing is
-    /// free anyway and nobody grows.
+    /// Time until the next look: less than it takes others to use up what is free, but `most` where there is nothing to give, no reserve to give it
+    /// for, or where nothing is free anyway and nobody grows.
     pub fn next_look(&self, memory: Memory, held_bytes: u64, reserve_bytes: u64, most: Duration) -> Duration {
         let is_filled = memory.free_bytes < reserve_bytes / 2;
-        if held_bytes == 0 || is_filled && !self.grows {
+        if held_bytes == 0 || reserve_bytes == 0 || is_filled && !self.grows {
             return most;
         }
         let micros = u128::from(memory.free_bytes) * 1_000_000 / u128::from(GROWTH_BYTES_PER_S);
@@ -136,6 +136,8 @@ mod tests {
         assert_eq!(demand.look(memory(10), 100 * MIB, RESERVE), 12 * MIB);
         assert_eq!(demand.look(memory(1), MIB, RESERVE), MIB);
         assert_eq!(demand.look(memory(0), 100 * MIB, 0), 0);
+        // Without one there is nothing to look for, either.
+        assert_eq!(demand.next_look(memory(3), 100 * MIB, 0, MOST), MOST);
         // Another limit is no growth.
         let other = Memory { total_bytes: 4096 * MIB, free_bytes: 0 };
         assert_eq!(demand.look(other, 100 * MIB, RESERVE), 0);
