@@ -1,7 +1,7 @@
 //! A connection's place among the [`sessions`](crate::sessions): the edge that waits for others to leave, and frees pages.
 //!
 //! Place, session and pages are given up by dropping the [`Entry`] that [`Shared::enter`] gave, so that no way out of a
-//! connection, not even a panic, can forget it.
+//! connection, not even a panic, can forget it. Only a lender that stops frees no more than takes no time: the rest goes with its memory.
 //!
 //! Lock order: [`Shared::table`], then [`Shared::store`]. Neither is ever held during I/O on a socket.
 
@@ -93,11 +93,49 @@ impl Drop for Entry {
         }
         if let Some(owner) = self.leaving {
             let mut store = self.shared.store.lock();
-            while !store.remove_owner(owner, REMOVAL_PAGES) {
+            // Page by page, 256 GiB take most of a minute, for which a lender that stops would be waited for. Nobody asks it for a page any more.
+            while !self.shared.stop.is_requested() && !store.remove_owner(owner, REMOVAL_PAGES) {
                 MutexGuard::bump(&mut store);
             }
         }
         self.shared.table.lock().remove(self.number);
         self.shared.left.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::{Key, PolicyName, Store};
+    use page::{FileKey, PAGE_SIZE, PageId, Version};
+    use std::os::unix::net::UnixStream;
+    use wire::secure::Security;
+
+    /// The pages that stay when a session with so many ends, and the connections.
+    fn left_of(pages: u32, stops: bool) -> (u32, usize) {
+        let mut store = Store::new(pages, PolicyName::Lru.policy()).unwrap();
+        store.set_headroom_pages(pages.into());
+        let shared = Arc::new(Shared::new(store, Duration::ZERO, Security::Trusting).unwrap());
+        let (near, _far) = UnixStream::pair().unwrap();
+        let entry = shared.enter(&Arc::new(Stream::Unix(near))).unwrap();
+        let owner = entry.join_main([1; 16]).unwrap().owner;
+        for index in 0..pages {
+            let key = Key { id: PageId { file: FileKey(1), index }, version: Version(1) };
+            assert!(shared.store.lock().put(owner, key, 0, &[1; PAGE_SIZE]));
+        }
+        if stops {
+            shared.stop.request();
+        }
+        drop(entry);
+        shared.close_all();
+        (shared.store.lock().stored_pages(), shared.table.lock().connections())
+    }
+
+    #[test]
+    fn a_lender_that_stops_frees_no_more_than_takes_no_time() {
+        let pages = 3 * REMOVAL_PAGES as u32;
+        assert_eq!(left_of(pages, false), (0, 0));
+        let (left_pages, connections) = left_of(pages, true);
+        assert!(left_pages >= pages - REMOVAL_PAGES as u32 && connections == 0, "{left_pages} pages");
     }
 }
