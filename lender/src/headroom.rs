@@ -36,6 +36,31 @@ pub struct Usage {
     pub refaulted_pages: u64,
 }
 
+/// Microseconds that some task waited for memory since ever, where they are told.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stalls {
+    /// In the innermost cgroup with a limit.
+    pub limited_us: Option<u64>,
+    /// On the whole machine.
+    pub machine_us: Option<u64>,
+}
+
+impl Stalls {
+    /// What there is of both since `before`.
+    pub fn since(self, before: Stalls) -> Stalls {
+        let grown = |now: Option<u64>, before: Option<u64>| Some(now?.saturating_sub(before?));
+        Stalls {
+            limited_us: grown(self.limited_us, before.limited_us),
+            machine_us: grown(self.machine_us, before.machine_us),
+        }
+    }
+
+    /// The more of both. None: nothing was told.
+    pub fn most_us(self) -> Option<u64> {
+        self.limited_us.max(self.machine_us)
+    }
+}
+
 /// The files of a cgroup that say how much it may have and how much it has.
 #[derive(Clone, Copy)]
 struct Files {
@@ -90,14 +115,23 @@ impl Headroom {
     /// # Errors
     /// When the machine's memory, or what cgroups there are, cannot be read.
     pub fn read(&mut self) -> io::Result<Memory> {
+        self.read_with_machine().map(|(memory, _)| memory)
+    }
+
+    /// What there is now, and what there is of it on the machine, whatever the cgroups allow.
+    ///
+    /// # Errors
+    /// As for [`Headroom::read`].
+    pub fn read_with_machine(&mut self) -> io::Result<(Memory, Memory)> {
         self.refresh_groups()?;
         let meminfo = std::fs::read_to_string(self.proc.join("meminfo"))?;
-        let mut memory = machine_memory(&meminfo).ok_or(io::ErrorKind::InvalidData)?;
+        let machine = machine_memory(&meminfo).ok_or(io::ErrorKind::InvalidData)?;
+        let mut memory = machine;
         for (limit, free) in self.groups.iter().filter_map(Group::room_bytes) {
             memory.total_bytes = memory.total_bytes.min(limit);
             memory.free_bytes = memory.free_bytes.min(free);
         }
-        Ok(memory)
+        Ok((memory, machine))
     }
 
     /// What there is now, and how it is used. Counts that the kernel does not tell are 0.
@@ -133,12 +167,17 @@ impl Headroom {
         Ok(meminfo_bytes(&meminfo, "MemTotal:").ok_or(io::ErrorKind::InvalidData)?)
     }
 
-    /// Microseconds that some task waited for memory since ever: in the process's cgroup where that is told, else on the
-    /// machine. `None` where neither is.
-    pub fn stalled_us(&self) -> Option<u64> {
+    /// How long others have waited for memory. A cgroup without a limit does not count by itself: that of a service knows of the lender's own
+    /// threads alone.
+    pub fn stalls(&mut self) -> Stalls {
         let told = |path: PathBuf| stalled_us(&std::fs::read_to_string(path).ok()?);
-        let in_group = |group: &Group| told(group.directory.join(group.files.pressure?));
-        self.groups.iter().find_map(in_group).or_else(|| told(self.proc.join("pressure/memory")))
+        // What cannot be found out now is found out when memory is read.
+        let _ = self.refresh_groups();
+        let limited = self.groups.iter().find(|group| group.room_bytes().is_some());
+        Stalls {
+            limited_us: limited.and_then(|group| told(group.directory.join(group.files.pressure?))),
+            machine_us: told(self.proc.join("pressure/memory")),
+        }
     }
 
     /// How many lazily freed pages the kernel has taken since ever, from anybody. `None` when it does not count them.
@@ -324,7 +363,8 @@ mod tests {
         let machine = Machine::new("", "");
         let mut headroom = machine.headroom();
         assert_eq!(headroom.read().unwrap(), memory(1000, 400));
-        assert_eq!((headroom.stalled_us(), headroom.lazily_freed_pages()), (Some(500), Some(42)));
+        assert_eq!(headroom.stalls(), Stalls { limited_us: None, machine_us: Some(500) });
+        assert_eq!(headroom.lazily_freed_pages(), Some(42));
     }
 
     #[test]
@@ -342,14 +382,24 @@ mod tests {
     }
 
     #[test]
-    fn version_2_counts_and_tells_its_own_pressure() {
+    fn version_2_counts_and_tells_of_stalls_below_its_limit() {
         let machine = Machine::new("0::/a/b\n", V2_MOUNT);
         machine.group("unified/a/b", &[("memory.max", "max\n"), ("memory.high", "max\n"), ("memory.current", "1\n")]);
+        // As a service's own group, in which nobody but the lender is.
+        machine.group("unified/a/b", &[("memory.pressure", "some total=3\n")]);
         machine.group("unified/a", &[("memory.max", "209715200\n"), ("memory.high", "104857600\n")]);
         machine.group("unified/a", &[("memory.current", "94371840\n"), ("memory.pressure", "some total=77\n")]);
         let mut headroom = machine.headroom();
-        assert_eq!(headroom.read().unwrap(), memory(100, 10));
-        assert_eq!(headroom.stalled_us(), Some(77));
+        let before = headroom.stalls();
+        assert_eq!(before, Stalls { limited_us: Some(77), machine_us: Some(500) });
+        assert_eq!(headroom.read_with_machine().unwrap(), (memory(100, 10), memory(1000, 400)));
+        machine.group("unified/a", &[("memory.pressure", "some total=87\n")]);
+        machine.group("proc/pressure", &[("memory", "some total=520\n")]);
+        let grown = headroom.stalls().since(before);
+        assert_eq!((grown, grown.most_us()), (Stalls { limited_us: Some(10), machine_us: Some(20) }, Some(20)));
+        machine.group("unified/a", &[("memory.max", "max\n"), ("memory.high", "max\n")]);
+        assert_eq!(headroom.stalls(), Stalls { limited_us: None, machine_us: Some(520) });
+        assert_eq!(headroom.stalls().since(Stalls::default()).most_us(), None);
     }
 
     #[test]

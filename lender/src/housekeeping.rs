@@ -9,7 +9,7 @@
 //! Nothing here waits for a borrower. When memory cannot be read, the store does not grow.
 
 use crate::demand::Demand;
-use crate::headroom::{Headroom, Memory};
+use crate::headroom::{Headroom, Memory, Stalls};
 use crate::pressure::{self, Pressure};
 use crate::shared::Shared;
 use crate::store::Store;
@@ -39,7 +39,7 @@ pub struct Housekeeper {
     /// When to look again.
     next_look: Duration,
     /// When the pressure was last judged, and the stalls by then.
-    window: Option<(Instant, u64)>,
+    window: Option<(Instant, Stalls)>,
     /// The kernel's count of lazily freed pages when the last search began.
     lazily_freed_pages: Option<u64>,
     next_scan: Option<Instant>,
@@ -92,12 +92,12 @@ impl Housekeeper {
             let held_pages: u64 = held_pages.into_iter().sum();
             (store.grown_pages(), held_pages * PAGE_COST_BYTES)
         };
-        let memory = self.headroom.read();
+        let memory = self.headroom.read_with_machine();
         let reserve_bytes = shared.reserve_bytes.load(Relaxed);
         self.next_look = TICK;
         let (spare_bytes, demanded_bytes) = match &memory {
-            Ok(memory) => {
-                self.judge(*memory, reserve_bytes, now);
+            Ok((memory, machine)) => {
+                self.judge(*memory, *machine, reserve_bytes, now);
                 let demanded_bytes = self.demand.look(*memory, held_bytes, reserve_bytes);
                 self.next_look = self.demand.next_look(*memory, held_bytes, reserve_bytes, TICK);
                 (memory.free_bytes.saturating_sub(reserve_bytes), demanded_bytes)
@@ -119,7 +119,7 @@ impl Housekeeper {
         }
         shared.tally.headroom_bytes.store(spare_bytes, Relaxed);
         shared.tally.pressure.store(self.pressure as u8, Relaxed);
-        if let Ok(memory) = memory {
+        if let Ok((memory, _)) = memory {
             shared.tally.memory_total_bytes.store(memory.total_bytes, Relaxed);
         }
         let given_pages = give_back(shared, (demanded_bytes / PAGE_COST_BYTES) as usize);
@@ -129,19 +129,23 @@ impl Housekeeper {
         }
     }
 
-    fn judge(&mut self, memory: Memory, reserve_bytes: u64, now: Instant) {
+    fn judge(&mut self, memory: Memory, machine: Memory, reserve_bytes: u64, now: Instant) {
         let elapsed = self.window.map(|(begun, _)| now.duration_since(begun));
         if elapsed.is_some_and(|elapsed| elapsed < pressure::WINDOW) {
             return;
         }
-        let stalled_us = self.headroom.stalled_us();
-        self.pressure = match (stalled_us, self.window, elapsed) {
-            (Some(stalled_us), Some((_, before_us)), Some(elapsed)) => {
-                pressure::judge(stalled_us.saturating_sub(before_us), elapsed, memory, reserve_bytes)
+        let stalls = self.headroom.stalls();
+        self.pressure = match (self.window, elapsed) {
+            (Some((_, before)), Some(elapsed)) => {
+                let Stalls { limited_us, machine_us } = stalls.since(before);
+                let judge = |stalled_us: Option<u64>, memory| {
+                    pressure::judge(stalled_us.unwrap_or(0), elapsed, memory, reserve_bytes)
+                };
+                judge(limited_us, memory).max(judge(machine_us, machine))
             }
             _ => Pressure::None,
         };
-        self.window = stalled_us.map(|stalled_us| (now, stalled_us));
+        self.window = Some((now, stalls));
     }
 
     fn scan_when_due(&mut self, shared: &Shared, now: Instant) {
@@ -304,6 +308,39 @@ mod tests {
         keeper.tick(&shared, second(3));
         put(&shared, owner, 700..800);
         assert_eq!(shared.store.lock().stored_pages(), 720);
+    }
+
+    /// A service below a slice with a limit, on a machine with others.
+    #[test]
+    fn others_count_wherever_they_wait() {
+        let directory = tempfile::tempdir().unwrap();
+        let proc = directory.path().join("proc");
+        let group = |path: &str, name: &str, text: &str| {
+            std::fs::create_dir_all(directory.path().join(path)).unwrap();
+            write(directory.path().join(path).join(name), text).unwrap();
+        };
+        let root = directory.path().display();
+        group("proc/self", "cgroup", "0::/slice/service\n");
+        group("proc/self", "mountinfo", &format!("30 25 0:26 / {root} rw - cgroup2 cgroup2 rw\n"));
+        group("slice/service", "memory.pressure", "some total=0\n");
+        group("slice", "memory.max", &(20 * MIB).to_string());
+        group("slice", "memory.current", &(20 * MIB).to_string());
+        let mut second = 0;
+        let begun = Instant::now();
+        let (shared, _) = store(1000);
+        let mut keeper = Housekeeper::new(Headroom::new(&proc));
+        let mut pressure = |free_mib, machine_us, slice_us: u64| {
+            machine(&proc, free_mib, machine_us);
+            group("slice", "memory.pressure", &format!("some total={slice_us}\n"));
+            keeper.tick(&shared, begun + Duration::from_secs(second));
+            second += 1;
+            keeper.pressure
+        };
+        assert_eq!(pressure(30, 0, 0), Pressure::None);
+        assert_eq!(pressure(30, 500_000, 0), Pressure::Shrink);
+        assert_eq!(pressure(900, 500_000, 200_000), Pressure::Hold);
+        // Where the machine has plenty, some other group waits at its own limit.
+        assert_eq!(pressure(900, 1_000_000, 200_000), Pressure::None);
     }
 
     #[test]

@@ -1,8 +1,9 @@
 //! Whether others wait for memory, and what the lender does about it.
 //!
-//! From the kernel's pressure stall information: the share of time in which some task waited for memory. Stalls count only
-//! where free memory is scarce. Where there is plenty, they come from a cgroup that sits at its own limit (a borrower on
-//! the same machine, say), and nothing the lender gives back would help it.
+//! From the kernel's pressure stall information: the share of time in which some task waited for memory, on the machine, and in
+//! the innermost cgroup with a limit that the lender is in. Stalls count only where free memory is scarce: those of the machine if
+//! the machine's is. Where there is plenty, they come from a cgroup that sits at its own limit (a borrower on the same machine,
+//! say), and nothing the lender gives back would help it.
 
 use crate::headroom::Memory;
 use std::time::Duration;
@@ -20,7 +21,7 @@ const PLENTY_SHARE: u64 = 16;
 pub const SHRINK_SHARE: usize = 32;
 
 /// What to do.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Pressure {
     /// Grow into what is free.
     #[default]

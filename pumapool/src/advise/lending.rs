@@ -87,7 +87,7 @@ fn watch(span: &Span<'_>) -> Result<Seen> {
     let mut headroom = Headroom::default();
     let attempt = "cannot read how memory is used";
     let mut seen = Seen { free_min_bytes: u64::MAX, spare_min_bytes: u64::MAX, ..Seen::default() };
-    let stalled = headroom.stalled_us();
+    let stalls = headroom.stalls();
     let (mut first, mut last) = (None, None);
     let mut failed = None;
     seen.seconds = span.pass(LOOK_EVERY, || {
@@ -112,7 +112,7 @@ fn watch(span: &Span<'_>) -> Result<Seen> {
     }
     let refaulted = last.zip(first).map_or(0, |(last, first)| last.refaulted_pages.saturating_sub(first));
     seen.refaults_per_s = refaulted as f64 / seen.seconds.max(0.001);
-    let waited = headroom.stalled_us().zip(stalled).map(|(now, before)| now.saturating_sub(before));
+    let waited = headroom.stalls().since(stalls).most_us();
     seen.stalled = waited.map(|us| us as f64 / 1e6 / seen.seconds.max(0.001));
     Ok(seen)
 }
