@@ -69,9 +69,17 @@ impl Lender {
 }
 
 /// Everything that is worked out from the texts of `/proc`, and what is decided from it.
-pub fn memory_files(meminfo: &str, membership: &str, mounts: &str, vmstat: &str, stalls: &str) -> Option<Memory> {
+pub fn memory_files(
+    meminfo: &str,
+    membership: &str,
+    mounts: &str,
+    vmstat: &str,
+    stalls: &str,
+    zoneinfo: &str,
+) -> Option<Memory> {
     headroom::group_directories(membership, mounts);
     headroom::lazily_freed_pages(vmstat);
+    headroom::watermark_bytes(zoneinfo);
     let memory = headroom::machine_memory(meminfo)?;
     let stalled_us = headroom::stalled_us(stalls).unwrap_or(0);
     pressure::judge(stalled_us, Duration::from_micros(stalled_us), memory, memory.free_bytes / 2);

@@ -7,6 +7,7 @@
 //! Only files are read here, below a root that tests can choose. A file that is missing or makes no sense bounds
 //! nothing, but without `meminfo` there is an error: then nothing is known, and the caller must not grow.
 
+use page::PAGE_SIZE;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -180,6 +181,12 @@ impl Headroom {
         }
     }
 
+    /// How much of the machine's memory the kernel frees again whenever it is used: the sum of its zones' high watermarks. 0 where it cannot be
+    /// read. Not to be asked for all the time, as no zone gives or takes memory while it is written down.
+    pub fn watermark_bytes(&self) -> u64 {
+        std::fs::read_to_string(self.proc.join("zoneinfo")).map_or(0, |zoneinfo| watermark_bytes(&zoneinfo))
+    }
+
     /// How many lazily freed pages the kernel has taken since ever, from anybody. `None` when it does not count them.
     pub fn lazily_freed_pages(&self) -> Option<u64> {
         lazily_freed_pages(&std::fs::read_to_string(self.proc.join("vmstat")).ok()?)
@@ -305,6 +312,12 @@ fn number(path: &Path) -> Option<u64> {
 
 pub(crate) fn lazily_freed_pages(vmstat: &str) -> Option<u64> {
     vmstat.lines().find_map(|line| line.strip_prefix("pglazyfreed ")?.trim().parse().ok())
+}
+
+/// Each zone's is a line of its own; the limits of its processors' lists have other names (`high:`, `high_min:`).
+pub(crate) fn watermark_bytes(zoneinfo: &str) -> u64 {
+    let pages = |line: &str| line.trim_start().strip_prefix("high ")?.trim().parse::<u64>().ok();
+    zoneinfo.lines().filter_map(pages).fold(0, u64::saturating_add).saturating_mul(PAGE_SIZE as u64)
 }
 
 pub(crate) fn stalled_us(pressure: &str) -> Option<u64> {
@@ -486,6 +499,71 @@ mod tests {
         write(machine.directory.path().join("proc/meminfo"), "MemTotal: what kB\n").unwrap();
         assert!(machine.headroom().read().is_err());
         assert!(Headroom::new(Path::new("/nonexistent")).read().is_err());
+    }
+
+    /// Parts of what Linux 6.18 told, of three zones and one processor.
+    const ZONEINFO: &str = "\
+Node 0, zone      DMA
+  per-node stats
+      nr_inactive_anon 124421
+      nr_vmscan_write 0
+  pages free     3840
+        boost    0
+        min      12
+        low      15
+        high     18
+        promo    21
+        spanned  4095
+        present  3998
+        managed  3840
+        cma      0
+        protection: (0, 3019, 19787, 19787, 19787)
+      nr_free_pages 3840
+  pagesets
+    cpu: 0
+              count:    0
+              high:     0
+              batch:    1
+              high_min: 7
+              high_max: 240
+  vm stats threshold: 4
+  node_unreclaimable:  0
+  start_pfn:           1
+Node 0, zone    DMA32
+  pages free     772917
+        boost    0
+        min      2574
+        low      3347
+        high     4120
+        promo    4893
+  pagesets
+    cpu: 0
+              count:    252
+              high:     1674
+              high_min: 1674
+              high_max: 48307
+Node 0, zone  Movable
+  pages free     0
+        boost    0
+        min      32
+        low      32
+        high     32
+        promo    32
+        protection: (0, 0, 0, 0, 0)
+";
+
+    #[test]
+    fn what_the_kernel_keeps_free_is_the_sum_of_its_zones() {
+        assert_eq!(watermark_bytes(ZONEINFO), (18 + 4120 + 32) * 4096);
+        let max = u64::MAX;
+        for (text, bytes) in [("", 0), ("high\nhigh \nhigh -1\nhigh x\n high: 9", 0), ("high 1\nhigh   2 ", 3 * 4096)] {
+            assert_eq!(watermark_bytes(text), bytes, "{text:?}");
+        }
+        assert_eq!(watermark_bytes(&format!("high {max}\nhigh {max}\n")), max);
+        let machine = Machine::new("", "");
+        assert_eq!(machine.headroom().watermark_bytes(), 0);
+        machine.group("proc", &[("zoneinfo", ZONEINFO)]);
+        assert_eq!(machine.headroom().watermark_bytes(), 4170 * 4096);
     }
 
     #[test]

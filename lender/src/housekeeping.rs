@@ -26,6 +26,10 @@ const PAGE_COST_BYTES: u64 = PAGE_SIZE as u64 + 31 + 5 + 8;
 const SCAN_SLOTS: u32 = 16_384;
 /// A search that took a time is not repeated before this many times as long: it may use a tenth of a processor.
 const SCAN_REST: u32 = 9;
+/// Time between two looks at what the kernel keeps free. It changes when somebody sets it, and for a while when memory is fragmented.
+const WATERMARKS_REST: Duration = Duration::from_secs(1);
+/// The kernel frees a little more than up to its watermarks: this part of them.
+const WATERMARKS_MARGIN_SHARE: u64 = 8;
 /// Pages given back with the store locked: well below a millisecond.
 const SHRINK_PAGES: usize = 512;
 /// Such parts freed between two looks of what borrowers have left behind: 128 MiB, some 20 ms.
@@ -36,6 +40,8 @@ pub struct Housekeeper {
     headroom: Headroom,
     pressure: Pressure,
     demand: Demand,
+    /// What the kernel frees again whenever it is used, and when that was read.
+    watermarks: Option<(Instant, u64)>,
     /// When to look again.
     next_look: Duration,
     /// When the pressure was last judged, and the stalls by then.
@@ -53,6 +59,7 @@ impl Housekeeper {
             headroom,
             pressure: Pressure::None,
             demand: Demand::default(),
+            watermarks: None,
             next_look: TICK,
             window: None,
             lazily_freed_pages: None,
@@ -100,7 +107,8 @@ impl Housekeeper {
                 self.judge(*memory, *machine, reserve_bytes, now);
                 let demanded_bytes = self.demand.look(*memory, held_bytes, reserve_bytes);
                 self.next_look = self.demand.next_look(*memory, held_bytes, reserve_bytes, TICK);
-                (memory.free_bytes.saturating_sub(reserve_bytes), demanded_bytes)
+                let spare_bytes = memory.free_bytes.saturating_sub(reserve_bytes);
+                (spare_bytes.min(self.unclaimed_bytes(*machine, now)), demanded_bytes)
             }
             Err(error) => {
                 if !std::mem::replace(&mut self.complained, true) {
@@ -127,6 +135,17 @@ impl Housekeeper {
         if self.pressure == Pressure::Shrink && self.window.is_some_and(|(begun, _)| begun == now) {
             shrink(shared);
         }
+    }
+
+    /// What is free on the machine beyond what the kernel keeps free. Up to there it reclaims from everybody's page cache what is taken, so a lender
+    /// that took it would never see it end.
+    fn unclaimed_bytes(&mut self, machine: Memory, now: Instant) -> u64 {
+        let is_due = self.watermarks.is_none_or(|(read, _)| now.duration_since(read) >= WATERMARKS_REST);
+        if is_due {
+            self.watermarks = Some((now, self.headroom.watermark_bytes()));
+        }
+        let kept_bytes = self.watermarks.map_or(0, |(_, bytes)| bytes);
+        machine.free_bytes.saturating_sub(kept_bytes.saturating_add(kept_bytes / WATERMARKS_MARGIN_SHARE))
     }
 
     fn judge(&mut self, memory: Memory, machine: Memory, reserve_bytes: u64, now: Instant) {
@@ -282,6 +301,29 @@ mod tests {
         keeper.tick(&shared, Instant::now());
         put(&shared, owner, 0..900);
         assert!(shared.store.lock().stored_pages() > grown);
+    }
+
+    #[test]
+    fn what_the_kernel_keeps_free_is_not_taken() {
+        let directory = tempfile::tempdir().unwrap();
+        let (shared, owner) = store(1000);
+        let mut keeper = Housekeeper::new(Headroom::new(directory.path()));
+        shared.reserve_bytes.store(10 * MIB, Relaxed);
+        let begun = Instant::now();
+        let mut room_mib = |free_mib, watermark_mib: u64, seconds| {
+            machine(directory.path(), free_mib, 0);
+            let half_pages = watermark_mib * 128;
+            let zoneinfo = format!("Node 0, zone DMA\n  high {half_pages}\nNode 0, zone Normal\n  high {half_pages}\n");
+            write(directory.path().join("zoneinfo"), zoneinfo).unwrap();
+            keeper.tick(&shared, begun + Duration::from_secs(seconds));
+            shared.tally.headroom_bytes.load(Relaxed) / MIB
+        };
+        assert_eq!(room_mib(80, 80, 0), 0, "all that is free is the kernel's");
+        assert_eq!(room_mib(92, 80, 1), 2, "a margin of an eighth");
+        // Where the reserve is more, it alone counts.
+        assert_eq!(room_mib(92, 8, 2), 82);
+        assert_eq!(room_mib(92, 0, 3), 82);
+        assert_eq!(put(&shared, owner, 0..1), 1);
     }
 
     #[test]

@@ -39,7 +39,7 @@ pub struct Lending {
     #[arg(long, value_name = "SIZE|auto", default_value = "auto", value_parser = capacity)]
     capacity: lender::Capacity,
 
-    /// How much memory to leave free.
+    /// How much memory to leave free. What the kernel itself keeps free of the machine's is left in any case.
     #[arg(long, value_name = "SIZE", default_value = "256MiB", value_parser = size::parse)]
     reserve: u64,
 

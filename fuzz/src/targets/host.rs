@@ -5,13 +5,13 @@ use crate::{size, status};
 
 pub const MEMORY_FILES: Target = Target {
     name: "memory_files",
-    about: "/proc: meminfo, cgroup, mountinfo, vmstat, pressure, and what a lender decides from them",
+    about: "/proc: meminfo, cgroup, mountinfo, vmstat, pressure, zoneinfo, and what a lender decides from them",
     input_bytes_max: 2048,
     run: |bytes| {
         let text = String::from_utf8_lossy(bytes);
         let mut files = text.split('\0');
         let mut next = || files.next().unwrap_or_default();
-        lender::fuzzing::memory_files(next(), next(), next(), next(), next());
+        lender::fuzzing::memory_files(next(), next(), next(), next(), next(), next());
     },
     seeds: || {
         let meminfo = "MemTotal:  1024000 kB\nMemFree:    409600 kB\nMemAvailable: 1 kB\n";
@@ -20,7 +20,9 @@ pub const MEMORY_FILES: Target = Target {
         let version_2 = ["0::/a/b\n", "30 25 0:26 /x /sys\\040y rw - cgroup2 cgroup2 rw\n"];
         [version_1, version_2]
             .map(|[membership, mounts]| {
-                [meminfo, membership, mounts, "pglazyfreed 42\n", stalls].join("\0").into_bytes()
+                [meminfo, membership, mounts, "pglazyfreed 42\n", stalls, "        high     18\n"]
+                    .join("\0")
+                    .into_bytes()
             })
             .to_vec()
     },
