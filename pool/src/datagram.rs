@@ -8,11 +8,13 @@
 //! ```
 //!
 //! What does not open is dropped, without an answer: a stranger's datagram costs one check of a tag. What opens must be of this minute
-//! and new, so that nobody can have a node answer a recorded datagram to an address of his choice more than once. To chitchat itself an old message does
-//! no harm: what it tells has older versions than what is known.
+//! and new to this node. So who has recorded a datagram can have it answered to an address of his choice, but while it is timely only,
+//! and once by each node, as each remembers the nonces that it has seen itself. To chitchat itself an old message does no harm: what it
+//! tells has older versions than what is known.
 //!
 //! A nonce is 8 random bytes of this process and a count. With nonces all random, a thousand nodes under one key would, within some
-//! days, send as many datagrams as should be sent under one; this way only as many beginnings of processes count.
+//! days, send as many datagrams as should be sent under one; this way only as many beginnings of processes count. A machine that is
+//! restored from a snapshot, or copied while it runs, goes on with both, and uses nonces again: docs/security.md says what to do then.
 
 use crate::{CLUSTER, Security};
 use ring::aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};

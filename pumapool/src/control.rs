@@ -12,7 +12,7 @@ use std::io::{ErrorKind, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 /// How long daemons may take to tell their statuses, all together.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
@@ -28,6 +28,9 @@ const QUESTION_BYTES_MAX: u64 = 8192;
 
 /// Bytes of a status at the most.
 const STATUS_BYTES_MAX: u64 = 4 << 20;
+
+/// Logs of daemons that are gone stay for as long after their last line: troubleshooting needs them.
+const OLD_LOG: Duration = Duration::from_secs(24 * 3600);
 
 /// The folder: root's daemons are in `/run`, a user's in that user's runtime folder. Root of a user namespace is a user, where `/run` is another's.
 pub fn folder() -> PathBuf {
@@ -147,8 +150,8 @@ pub fn answer(mut stream: UnixStream, answer: &Value) {
     let _ = stream.write_all(answer.to_string().as_bytes());
 }
 
-/// The status of every daemon that can be reached. What daemons that are gone have left (sockets nobody listens on, logs) is
-/// removed.
+/// The status of every daemon that can be reached. What daemons that are gone have left is removed: sockets nobody listens on, and
+/// logs that are untouched for [`OLD_LOG`].
 pub fn ask_all() -> Vec<Value> {
     ask_those("", ANSWER_TIMEOUT)
 }
@@ -173,6 +176,7 @@ fn ask_those(prefix: &str, limit: Duration) -> Vec<Value> {
     }
     let Ok(entries) = fs::read_dir(folder) else { return Vec::new() };
     let mut paths: Vec<_> = entries.flatten().map(|entry| entry.path()).collect();
+    remove_old_logs(&paths, SystemTime::now());
     // Who asks may be a daemon that is about to begin, and does not answer yet.
     let own = format!("-{}.sock", std::process::id());
     paths.retain(|path| path.extension().is_some_and(|extension| extension == "sock"));
@@ -202,6 +206,22 @@ fn ask_those(prefix: &str, limit: Duration) -> Vec<Value> {
     all.into_iter().filter_map(Asked::status).collect()
 }
 
+/// Removes those of daemons without a socket, by their names. One whose time is in the future stays.
+fn remove_old_logs(paths: &[PathBuf], now: SystemTime) {
+    let is_daemons = |path: &Path| {
+        let pid = path.file_stem().and_then(|name| name.to_str()?.rsplit_once('-'));
+        pid.is_some_and(|(_, pid)| pid.parse::<u32>().is_ok())
+    };
+    let is_old = |path: &Path| {
+        let written = fs::symlink_metadata(path).and_then(|found| found.modified());
+        written.is_ok_and(|written| now.duration_since(written).is_ok_and(|ago| ago >= OLD_LOG))
+    };
+    let logs = paths.iter().filter(|path| path.extension().is_some_and(|extension| extension == "log"));
+    for log in logs.filter(|log| is_daemons(log) && !paths.contains(&log.with_extension("sock")) && is_old(log)) {
+        let _ = fs::remove_file(log);
+    }
+}
+
 /// A daemon that is asked for its status.
 struct Asked {
     path: PathBuf,
@@ -217,7 +237,6 @@ impl Asked {
         let stream = match reach(&path) {
             Ok(stream) => stream,
             Err(Errno::CONNREFUSED) => {
-                // It was killed. Its log, beside it, tells of that.
                 let _ = fs::remove_file(&path);
                 return None;
             }
@@ -277,4 +296,31 @@ pub fn request(path: &Path, wanted: &str, limit: Duration) -> Result<Value> {
     stream.take(STATUS_BYTES_MAX).read_to_string(&mut text).context("the daemon does not answer")?;
     anyhow::ensure!(!text.is_empty(), "the daemon has ended without an answer; see `pumapool status`, and its log");
     serde_json::from_str(&text).context("the daemon's answer makes no sense; is it of an older version?")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_old_logs_of_daemons_that_are_gone_are_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        let now = SystemTime::now();
+        for (name, ago) in [
+            ("mount-1.log", OLD_LOG),
+            ("host-cache-2.log", OLD_LOG),
+            ("mount-3.log", OLD_LOG / 2),
+            ("mount-4.log", OLD_LOG),
+            ("mount-4.sock", OLD_LOG),
+            ("mine.log", OLD_LOG),
+        ] {
+            fs::File::create(path(name)).unwrap().set_modified(now - ago).unwrap();
+        }
+        let paths: Vec<_> = fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+        remove_old_logs(&paths, now);
+        let mut left: Vec<_> = fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        left.sort();
+        assert_eq!(left, ["mine.log", "mount-3.log", "mount-4.log", "mount-4.sock"]);
+    }
 }

@@ -270,11 +270,11 @@ impl Keeper {
         let mountpoint = about.map(|about| about.mountpoint).unwrap_or_default();
         tracing::error!("{} is unmounted, because {why}; see the log, and mount it again", mountpoint.display());
         let _ = mount::detach(&mountpoint);
+        self.store.close();
+        self.held.clear();
         if let Some(log) = self.log.take() {
             log.keep();
         }
-        self.store.close();
-        self.held.clear();
         ExitCode::FAILURE
     }
 

@@ -65,8 +65,8 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     if answer["wanted"] != *name {
         bail!("the node has not heard it all; try again");
     }
-    let listen = node["listen"].as_str().unwrap_or("?");
-    // It is done, whether anybody reads that or not.
-    let _ = writeln!(io::stdout(), "the role of the node {listen} is {name} from now on");
+    let at = node["listen"].as_str().unwrap_or("?");
+    // It is done, whether anybody hears of it or not.
+    let _ = writeln!(io::stdout(), "the role of the node {at} is {name} from now on");
     Ok(ExitCode::SUCCESS)
 }

@@ -54,8 +54,8 @@ fn upgrade(mountpoint: &Path, program: &str) -> Result<()> {
     let Some(pause_ms) = answer["pause_ms"].as_u64() else {
         bail!("the daemon's answer makes no sense; is it of an older version? Unmount and mount again");
     };
-    // It is done, whether anybody reads that or not; and other mounts may have to follow.
-    let (mountpoint, pid) = (mountpoint.display(), &answer["pid"]);
-    let _ = writeln!(io::stdout(), "{mountpoint} is served by process {pid} now, after a pause of {pause_ms} ms");
+    let (at, pid) = (mountpoint.display(), &answer["pid"]);
+    // It is done, whether anybody hears of it or not.
+    let _ = writeln!(io::stdout(), "{at} is served by process {pid} now, after a pause of {pause_ms} ms");
     Ok(())
 }

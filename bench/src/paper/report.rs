@@ -61,11 +61,11 @@ pub fn write(results: &Path, experiments: &[Experiment]) -> Result<(), Failure> 
          interval is on one side of what is wanted, \"–\" where it is on both, or nothing was measured. Where nothing else is said, the disk is \
          this machine's, slowed down to 166 reads and 100 MB a second, as a disk of 7200 rpm does them (where there is only one stream, to 100 MB a \
          second alone: such a disk does not seek then); borrower and lender have control groups of their own on one machine, TCP between them, \
-         and a pool key. A mount that a program writes through has some memory beside; whoever has no mount, has as much more himself. Where a \
-         program only reads, what the mount takes itself, some 34 MiB and a ring of 32 MiB at any scale, is not given to whoever has none: the \
-         smaller the scale, the more that is beside the local memory. All rounds of a case share one mount and what was lent through it, and the \
-         cases come one after the other: so an interval is that of the rounds, and says nothing of another mount, or of another hour of the \
-         machine.\n",
+         and a pool key. A mount that a program writes through has some memory beside; whoever has no mount, has as much more himself. Where programs \
+         only read (random-read, sequential-read, slides, dynamic, blast, and what latency has of these), the mount's own memory, some 34 MiB and a ring \
+         of 32 MiB at any scale, is not given to the baseline.\n\nAll rounds of a point share one mount, one lender and one filling of the caches \
+         (but in dynamic), and points are measured one after the other. So an interval says how much rounds differ, and nothing of how much two mounts, \
+         or two hours of this machine, do.\n",
     );
     let mut png = true;
     for experiment in experiments {

@@ -37,6 +37,8 @@ const LISTED: usize = 20;
 const PICTURE_WIDTH: u64 = 32;
 /// Moved in a second at the most, unless something else is said.
 const RATE: &str = "512MiB";
+/// The least that is of use: a GiB takes a quarter of an hour. At less than a page, nothing would ever be moved.
+const RATE_MIN_BYTES: u64 = 1 << 20;
 /// A period of placing, as Carrefour's.
 const PERIOD: Duration = Duration::from_secs(1);
 /// Between two looks for samples.
@@ -94,14 +96,6 @@ struct TargetOptions {
     vm: Option<String>,
 }
 
-/// The least that may be moved in a second: with less of it, nothing would be done for hours, without a word.
-const RATE_MIN_BYTES: u64 = 1 << 20;
-
-fn rate(text: &str) -> Result<u64, String> {
-    let rate = Some(size::parse(text)?).filter(|rate| *rate >= RATE_MIN_BYTES);
-    rate.ok_or_else(|| format!("write at least {} a second", size::display(RATE_MIN_BYTES)))
-}
-
 /// Options of `numa apply`.
 #[derive(clap::Args)]
 pub struct ApplyOptions {
@@ -112,12 +106,12 @@ pub struct ApplyOptions {
     #[arg(long, value_enum)]
     policy: PolicyName,
 
-    /// How much is moved in a second at the most.
+    /// How much is moved in a second at the most; at least 1MiB.
     #[arg(long, value_name = "SIZE", default_value = RATE, value_parser = rate)]
     rate: u64,
 
     /// Of `carrefour`: end after so many seconds; without it, when the process ends, or on a signal.
-    #[arg(long = "for", value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=31_536_000))]
+    #[arg(long = "for", value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86_400))]
     seconds: Option<u64>,
 
     /// Say what was done as JSON.
@@ -132,7 +126,7 @@ pub struct RunOptions {
     #[arg(long, value_enum)]
     policy: PolicyName,
 
-    /// Of `carrefour`: how much is moved in a second at the most.
+    /// Of `carrefour`: how much is moved in a second at the most; at least 1MiB.
     #[arg(long, value_name = "SIZE", default_value = RATE, value_parser = rate)]
     rate: u64,
 
@@ -166,7 +160,7 @@ pub struct DaemonOptions {
     #[arg(long, value_name = "NUMBER", default_value_t = 8)]
     carrefour_max: usize,
 
-    /// How much is moved in a second at the most, of all together.
+    /// How much is moved in a second at the most, of all together; at least 1MiB.
     #[arg(long, value_name = "SIZE", default_value = RATE, value_parser = rate)]
     rate: u64,
 
@@ -234,6 +228,13 @@ impl PolicyName {
             PolicyName::Carrefour => Policy::Carrefour,
             PolicyName::None => Policy::None,
         }
+    }
+}
+
+fn rate(text: &str) -> Result<u64, String> {
+    match size::parse(text)? {
+        rate if rate < RATE_MIN_BYTES => Err(format!("write at least {} a second", size::display(RATE_MIN_BYTES))),
+        rate => Ok(rate),
     }
 }
 
@@ -665,6 +666,24 @@ mod tests {
         assert_eq!(bar(&found), "00000000000000001111111133333333");
         assert_eq!(ranges(&[0, 1, 2, 3, 8, 10, 11]), "0-3,8,10-11");
         assert_eq!(ranges(&[]), "none");
+    }
+
+    #[test]
+    fn rates_and_times_have_bounds() {
+        assert_eq!(rate("1MiB"), Ok(RATE_MIN_BYTES));
+        assert_eq!(rate("1048575").unwrap_err(), "write at least 1.0 MiB a second");
+        let apply = |option, value| {
+            let given = ["pumapool", "numa", "apply", "--pid", "1", "--policy", "carrefour", option, value];
+            crate::Cli::try_parse_from(given).is_ok()
+        };
+        for (option, value, is_good) in [
+            ("--for", "0", false),
+            ("--for", "86400", true),
+            ("--for", "18446744073709551615", false),
+            ("--rate", "0", false),
+        ] {
+            assert_eq!(apply(option, value), is_good, "{option} {value}");
+        }
     }
 
     #[test]
