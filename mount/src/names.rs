@@ -10,7 +10,7 @@ use crate::credentials::{Acting, Creator, Privilege};
 use crate::filesystem::Passthrough;
 use crate::inode::{Believed, Found, Inode, Name, STATX_MASK, device_of, stat};
 use crate::resent::Attempt;
-use crate::stale::Stale;
+use crate::stale::{self, Stale};
 use crate::system::ProcPath;
 use fuse::{Errno, abi};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -79,8 +79,8 @@ impl Passthrough {
     }
 
     /// The kernel believes the names of files for long (see [`crate::Config::entry_timeout`]). Has it look those up again that are no
-    /// longer this node's, because somebody changed the directory beside us.
-    pub(crate) fn drop_stale_names(&self, inode: &Arc<Inode>) {
+    /// longer this node's, because somebody changed the directory beside us. Returns whether there was one.
+    pub(crate) fn drop_stale_names(&self, inode: &Arc<Inode>) -> bool {
         let is_stale = |name: &Name| {
             let Ok(parent) = self.inodes.get(name.parent) else { return false };
             let Ok(anchor) = self.inodes.anchor(&parent) else { return false };
@@ -96,25 +96,31 @@ impl Passthrough {
         {
             *inode.stale.lock() = Stale::Believed;
             self.invalidations.request_name(inode, name);
+            return true;
         }
+        false
     }
 
     /// What is asked for by a name must not be done to the file that has had it (see `stale.rs`).
     pub(crate) fn check_name(&self, inode: &Arc<Inode>, task: u32) -> Result<(), Errno> {
-        self.drop_stale_names(inode);
-        self.check_way(task, inode.stale.lock().is_possible(Instant::now))
+        let found = match self.drop_stale_names(inode) {
+            true => stale::Found::Stale,
+            false if inode.stale.lock().is_possible(Instant::now) => stale::Found::PerhapsStale,
+            false => stale::Found::Nothing,
+        };
+        self.check_way(task, found)
     }
 
     /// The same of what is asked for by a name or by who has the file open, and means it.
     pub(crate) fn check_name_unless_open(&self, inode: &Arc<Inode>, task: u32) -> Result<(), Errno> {
         match inode.is_open() {
-            true => self.check_way(task, false),
+            true => self.check_way(task, stale::Found::Nothing),
             false => self.check_name(inode, task),
         }
     }
 
-    fn check_way(&self, task: u32, may_be_stale: bool) -> Result<(), Errno> {
-        match self.sent_back.sends_back(task, may_be_stale, Instant::now) {
+    fn check_way(&self, task: u32, found: stale::Found) -> Result<(), Errno> {
+        match self.sent_back.sends_back(task, found, Instant::now) {
             true => Err(Errno::STALE),
             false => Ok(()),
         }
@@ -222,7 +228,9 @@ impl Passthrough {
         match attempt.done() {
             Some(result) => drop(result?),
             None => {
-                self.check_name_unless_open(&inode, task)?;
+                if attempt.begun().is_none() {
+                    self.check_name_unless_open(&inode, task)?;
+                }
                 attempt.begin(0);
                 let path = ProcPath::new(&from);
                 let link = || rustix::fs::linkat(rustix::fs::CWD, path.path(), &to, new_name, AtFlags::SYMLINK_FOLLOW);

@@ -2,7 +2,10 @@
 //!
 //! The kernel is told to drop such a name, but a task that has just walked by it asks for the older file still, even a moment after the drop. By
 //! which name a task has come is not told. So each that comes about then is sent back (ESTALE: the kernel looks every name of the path up again), and
-//! let in when it comes the next time, to whatever file: then it has come by names that were looked up anew, or by none (/proc/self/fd).
+//! let in when it comes the next time, to whatever file: then it has come by names that were looked up anew, or by none (/proc/self/fd). But one that
+//! has found nothing does not come back then: so whoever is the first to come to a file whose name has gone stale is sent back in any case. (On its
+//! way back it cannot be: looking the name up has found that out before.) Tasks outside the daemon's pid namespace are all called 0: of them
+//! only those.
 
 use hashbrown::HashMap;
 use parking_lot::Mutex;
@@ -17,6 +20,17 @@ const WAY_BACK_MAX: Duration = Duration::from_secs(10);
 
 /// Tasks on their way back; who comes beyond them is let in.
 const TASKS_MAX: usize = 4096;
+
+/// What there is to say of the name that a task has come by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Found {
+    /// Nothing.
+    Nothing,
+    /// It may be one that has gone stale lately.
+    PerhapsStale,
+    /// It has just been found stale.
+    Stale,
+}
 
 /// Whether somebody may come to a file by a name that is not its any more.
 #[derive(Default)]
@@ -63,10 +77,10 @@ pub(crate) struct SentBack {
 }
 
 impl SentBack {
-    /// A task comes; whether it has to go back.
-    pub(crate) fn sends_back(&self, task: u32, may_be_stale: bool, now: impl FnOnce() -> Instant) -> bool {
-        if !may_be_stale && self.len.load(Ordering::Relaxed) == 0 {
-            return false;
+    /// A task comes to a file, whose name has been found stale by that, or lately, or not. Whether it has to go back.
+    pub(crate) fn sends_back(&self, task: u32, found: Found, now: impl FnOnce() -> Instant) -> bool {
+        if task == 0 || found == Found::Nothing && self.len.load(Ordering::Relaxed) == 0 {
+            return found == Found::Stale;
         }
         let now = now();
         let is_on_its_way = |since: Instant| now < since + WAY_BACK_MAX;
@@ -75,8 +89,12 @@ impl SentBack {
         if tasks.len() >= TASKS_MAX {
             tasks.retain(|_, since| is_on_its_way(*since));
         }
-        let sends_back = may_be_stale && !has_gone_back && tasks.len() < TASKS_MAX;
-        if sends_back {
+        let sends_back = match found {
+            Found::Stale => true,
+            Found::PerhapsStale => !has_gone_back && tasks.len() < TASKS_MAX,
+            Found::Nothing => false,
+        };
+        if sends_back && tasks.len() < TASKS_MAX {
             tasks.insert(task, now);
         }
         self.len.store(tasks.len(), Ordering::Relaxed);
@@ -92,12 +110,17 @@ mod tests {
     fn who_comes_back_is_let_in() {
         let sent_back = SentBack::default();
         let now = Instant::now();
-        let comes = |task, may_be_stale, at| sent_back.sends_back(task, may_be_stale, || now + at);
+        let found = |may_be_stale| if may_be_stale { Found::PerhapsStale } else { Found::Nothing };
+        let comes = |task, may_be_stale, at| sent_back.sends_back(task, found(may_be_stale), || now + at);
         assert!(!comes(1, false, Duration::ZERO));
         assert!(comes(1, true, Duration::ZERO) && comes(2, true, Duration::ZERO));
         assert!(!comes(1, true, WALK_MAX) && comes(1, true, WALK_MAX), "once");
         assert!(!comes(2, false, WALK_MAX) && comes(2, true, WALK_MAX), "to whatever file");
         assert!(comes(2, true, WALK_MAX + WAY_BACK_MAX), "that was too long ago");
+        assert!(sent_back.sends_back(2, Found::Stale, || now), "it has not come back, but gone elsewhere");
+        assert!(!comes(2, true, Duration::ZERO));
+        let comes_from_elsewhere = |found| sent_back.sends_back(0, found, || now);
+        assert!(comes_from_elsewhere(Found::Stale) && !comes_from_elsewhere(Found::PerhapsStale));
     }
 
     #[test]
@@ -105,9 +128,9 @@ mod tests {
         let sent_back = SentBack::default();
         let now = Instant::now();
         let tasks = || 0..2 * TASKS_MAX as u32;
-        assert_eq!(tasks().filter(|task| sent_back.sends_back(*task, true, || now)).count(), TASKS_MAX);
+        assert_eq!(tasks().filter(|task| sent_back.sends_back(*task, Found::PerhapsStale, || now)).count(), TASKS_MAX);
         let later = now + WAY_BACK_MAX;
-        assert!(sent_back.sends_back(u32::MAX, true, || later), "those that never came back make room");
+        assert!(sent_back.sends_back(u32::MAX, Found::PerhapsStale, || later), "those that never came back make room");
         assert_eq!(sent_back.len.load(Ordering::Relaxed), 1);
     }
 

@@ -317,6 +317,39 @@ fn a_name_that_is_being_dropped_opens_nothing() {
     }
 }
 
+/// Who was sent back and has found nothing does not come back, and is sent back from the next one.
+#[test]
+fn a_name_that_leads_nowhere_lets_nobody_in_elsewhere() {
+    if !can_mount("a_name_that_leads_nowhere_lets_nobody_in_elsewhere") {
+        return;
+    }
+    let m = Mounted::through();
+    for name in ["x", "y"] {
+        fs::write(m.path(name), "older").unwrap();
+    }
+    wait_until("the files are closed", || m.mount().status().open_handles == 0);
+    fs::remove_file(m.below("x")).unwrap();
+    fs::write(m.below("new"), "newer").unwrap();
+    fs::rename(m.below("new"), m.below("y")).unwrap();
+    assert_eq!(errno_of(fs::read(m.path("x"))), libc::ENOENT);
+    assert_eq!(fs::read_to_string(m.path("y")).unwrap(), "newer");
+}
+
+/// Flags are asked for by who has the file open: they are the file's, whatever has become of its name.
+#[test]
+fn flags_of_an_open_file_can_be_asked_for_under_a_name_that_went_stale() {
+    if !can_mount("flags_of_an_open_file_can_be_asked_for_under_a_name_that_went_stale") {
+        return;
+    }
+    let m = Mounted::through();
+    fs::write(m.path("x"), "older").unwrap();
+    let open = fs::File::open(m.path("x")).unwrap();
+    let before = rustix::fs::ioctl_getflags(&open);
+    fs::write(m.below("new"), "newer").unwrap();
+    fs::rename(m.below("new"), m.below("x")).unwrap();
+    assert_eq!(rustix::fs::ioctl_getflags(&open).err(), before.err());
+}
+
 /// What is asked for by a name that leads elsewhere now, because somebody renamed beside the mount, is not done to the file that had it.
 #[test]
 fn attributes_are_changed_of_what_the_name_leads_to() {
