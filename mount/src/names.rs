@@ -119,6 +119,14 @@ impl Passthrough {
         }
     }
 
+    /// The same for what an attempt before this one may have begun: then it was checked.
+    pub(crate) fn check_name_once(&self, inode: &Arc<Inode>, task: u32, attempt: &Attempt<'_>) -> Result<(), Errno> {
+        match attempt.begun() {
+            Some(_) => Ok(()),
+            None => self.check_name_unless_open(inode, task),
+        }
+    }
+
     fn check_way(&self, task: u32, found: stale::Found) -> Result<(), Errno> {
         match self.sent_back.sends_back(task, found, Instant::now) {
             true => Err(Errno::STALE),
@@ -228,9 +236,7 @@ impl Passthrough {
         match attempt.done() {
             Some(result) => drop(result?),
             None => {
-                if attempt.begun().is_none() {
-                    self.check_name_unless_open(&inode, task)?;
-                }
+                self.check_name_once(&inode, task, attempt)?;
                 attempt.begin(0);
                 let path = ProcPath::new(&from);
                 let link = || rustix::fs::linkat(rustix::fs::CWD, path.path(), &to, new_name, AtFlags::SYMLINK_FOLLOW);

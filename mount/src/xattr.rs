@@ -65,9 +65,7 @@ impl Passthrough {
             return result.map(drop);
         }
         let inode = self.inodes.get(node)?;
-        if attempt.begun().is_none() {
-            self.check_name_unless_open(&inode, task)?;
-        }
+        self.check_name_once(&inode, task, attempt)?;
         let anchor = self.inodes.anchor(&inode)?;
         let flags = XattrFlags::from_bits_retain(args.flags);
         attempt.begin(0);
@@ -93,9 +91,7 @@ impl Passthrough {
             return result.map(drop);
         }
         let inode = self.inodes.get(node)?;
-        if attempt.begun().is_none() {
-            self.check_name_unless_open(&inode, task)?;
-        }
+        self.check_name_once(&inode, task, attempt)?;
         let anchor = self.inodes.anchor(&inode)?;
         attempt.begin(0);
         let remove = || rustix::fs::removexattr(ProcPath::new(&anchor).path(), name);

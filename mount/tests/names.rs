@@ -327,7 +327,7 @@ fn a_name_that_leads_nowhere_lets_nobody_in_elsewhere() {
     for name in ["x", "y"] {
         fs::write(m.path(name), "older").unwrap();
     }
-    wait_until("the files are closed", || m.mount().status().open_handles == 0);
+    m.wait_until_closed();
     fs::remove_file(m.below("x")).unwrap();
     fs::write(m.below("new"), "newer").unwrap();
     fs::rename(m.below("new"), m.below("y")).unwrap();
@@ -366,7 +366,7 @@ fn attributes_are_changed_of_what_the_name_leads_to() {
             fs::set_permissions(m.path(name), fs::Permissions::from_mode(0o600)).unwrap();
         }
         // Who has a file open means it, by whatever name.
-        wait_until("the files are closed", || m.mount().status().open_handles == 0);
+        m.wait_until_closed();
         fs::rename(m.below(&x), m.below(&z)).unwrap();
         fs::rename(m.below(&y), m.below(&x)).unwrap();
         match change {
@@ -385,7 +385,7 @@ fn attributes_are_changed_of_what_the_name_leads_to() {
         }
     }
     fs::write(m.path("gone"), "gone").unwrap();
-    wait_until("the file is closed", || m.mount().status().open_handles == 0);
+    m.wait_until_closed();
     fs::rename(m.below("gone"), m.below("elsewhere")).unwrap();
     assert_eq!(errno_of(fs::set_permissions(m.path("gone"), fs::Permissions::from_mode(0o640))), libc::ENOENT);
 }

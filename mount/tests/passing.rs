@@ -118,7 +118,7 @@ fn what_is_stored_through_an_older_mapping_is_read() {
     let mapping = Mapping::of(&writer);
     mapping.store(9000, b"older");
     drop((reader, writer));
-    wait_until("all is closed", || m.mount().status().open_handles == 0);
+    m.wait_until_closed();
     let later = read_write(&m, "a");
     let read = || {
         let mut read = [0; 5];

@@ -96,8 +96,8 @@ fn capacity(text: &str) -> Result<lender::Capacity, String> {
 }
 
 fn rate(text: &str) -> Result<NonZeroU64, String> {
-    let rate = NonZeroU64::new(size::parse(text)?).filter(|rate| rate.get() >= lender::RATE_MIN_BYTES);
-    rate.ok_or_else(|| format!("write at least {} a second", size::display(lender::RATE_MIN_BYTES)))
+    let bytes = size::parse_rate(text, lender::RATE_MIN_BYTES)?;
+    NonZeroU64::try_from(bytes).map_err(|error| error.to_string())
 }
 
 /// Runs the command.

@@ -29,6 +29,14 @@ pub fn parse_catalog(text: &str) -> Result<u64, String> {
     }
 }
 
+/// Parses how many bytes a second are allowed: so many at the least.
+pub fn parse_rate(text: &str, least_bytes: u64) -> Result<u64, String> {
+    match parse(text)? {
+        bytes if bytes < least_bytes => Err(format!("write at least {} a second", display(least_bytes))),
+        bytes => Ok(bytes),
+    }
+}
+
 /// A size for people to read.
 pub fn display(bytes: u64) -> String {
     for (shift, unit) in [(40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")] {

@@ -88,6 +88,11 @@ impl Mounted {
         self.directory.path().join("below").join(name)
     }
 
+    /// Waits until no file is open: the kernel closes them after close(2) has returned.
+    pub fn wait_until_closed(&self) {
+        wait_until("all files are closed", || self.mount.status().open_handles == 0);
+    }
+
     pub fn mount(&self) -> &Mount {
         &self.mount
     }

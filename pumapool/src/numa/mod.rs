@@ -232,10 +232,7 @@ impl PolicyName {
 }
 
 fn rate(text: &str) -> Result<u64, String> {
-    match size::parse(text)? {
-        rate if rate < RATE_MIN_BYTES => Err(format!("write at least {} a second", size::display(RATE_MIN_BYTES))),
-        rate => Ok(rate),
-    }
+    size::parse_rate(text, RATE_MIN_BYTES)
 }
 
 /// Runs the command.
