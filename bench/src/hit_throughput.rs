@@ -55,7 +55,13 @@ pub fn run(world: &World) -> Result<Map<String, Value>, Failure> {
                 series[index].add(report.bytes as f64 / report.seconds);
             }
         }
-        let order = Order::Talk { address: null.address.clone(), request_bytes: 0, answer_bytes: LARGE_BYTES, ms };
+        let order = Order::Talk {
+            address: null.address.clone(),
+            request_bytes: 0,
+            answer_bytes: LARGE_BYTES,
+            polls: false,
+            ms,
+        };
         let Report { bytes, seconds, .. } = worker.obey(&order)?;
         tcp.add(bytes as f64 / seconds / GIB);
     }

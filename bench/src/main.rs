@@ -134,6 +134,9 @@ struct Options {
     /// Of `paper`: measure again what is kept already
     #[arg(long)]
     again: bool,
+    /// Of `paper`: measure one point, VARIANT at X, for example "exclusive at 0.5"; several runs may do so at once
+    #[arg(long, value_name = "POINT")]
+    only: Option<String>,
     /// Print the figures as one JSON object, too, as the last line
     #[arg(long)]
     json: bool,
@@ -202,6 +205,7 @@ fn main() -> ExitCode {
             dir: options.dir.as_deref(),
             results: &options.results,
             again: options.again,
+            only: options.only.as_deref(),
         };
         let ran = Interrupt::listen().map_err(Failure::from).and_then(|interrupt| paper::run(&papers, &interrupt));
         return ended(name, ran);

@@ -11,6 +11,7 @@ use fuse::mounting::{self, Options};
 use fuse::{Errno, Filesystem, Operation, Reply, Request, Session, Wish};
 use page::PAGE_SIZE;
 use rustix::mount::MountFlags;
+use rustix::net::RecvFlags;
 use std::ffi::OsStr;
 use std::io::{self, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -174,29 +175,46 @@ impl Filesystem for Null {
     }
 }
 
-/// Serves one client: it says how long its requests are and how long the answers are to be, 4 bytes each. Requests of no length
-/// are not waited for.
+/// Serves one client: it says how long its requests are, how long the answers are to be, and whether requests are to be polled for (1), 4 bytes
+/// each. Requests of no length are not waited for.
 fn answer(mut stream: TcpStream) -> io::Result<()> {
     stream.set_nodelay(true)?;
-    let mut lengths = [[0; 4]; 2];
-    stream.read_exact(lengths.as_flattened_mut())?;
-    let [request_bytes, answer_bytes] = lengths.map(|bytes| u32::from_le_bytes(bytes) as usize);
+    let mut words = [[0; 4]; 3];
+    stream.read_exact(words.as_flattened_mut())?;
+    let [request_bytes, answer_bytes, polls] = words.map(|bytes| u32::from_le_bytes(bytes) as usize);
     if request_bytes.max(answer_bytes) > STREAM_BYTES {
         return Err(io::ErrorKind::InvalidInput.into());
     }
     let (mut request, answer) = (vec![0; request_bytes], vec![FILLING; answer_bytes]);
     loop {
-        stream.read_exact(&mut request)?;
+        receive(&mut stream, &mut request, polls != 0)?;
         stream.write_all(&answer)?;
     }
 }
 
-/// A client of that TCP server, with lengths as above. A stream is one whose requests have no length.
-pub fn connect(address: &str, request_bytes: usize, answer_bytes: usize) -> io::Result<TcpStream> {
+/// Receives as many bytes as there is room for. Who polls offers the processor at each look, as the crate `sync` does.
+pub fn receive(stream: &mut TcpStream, bytes: &mut [u8], polls: bool) -> io::Result<()> {
+    if !polls {
+        return stream.read_exact(bytes);
+    }
+    let mut received = 0;
+    while received < bytes.len() {
+        match rustix::net::recv(&*stream, &mut bytes[received..], RecvFlags::DONTWAIT) {
+            Ok((0, _)) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok((more, _)) => received += more,
+            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => std::thread::yield_now(),
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
+}
+
+/// A client of that TCP server, with what that wants to know. A stream is one whose requests have no length.
+pub fn connect(address: &str, request_bytes: usize, answer_bytes: usize, polls: bool) -> io::Result<TcpStream> {
     let mut stream = TcpStream::connect(address)?;
     stream.set_nodelay(true)?;
-    let lengths = [request_bytes, answer_bytes].map(|bytes| (bytes as u32).to_le_bytes());
-    stream.write_all(lengths.as_flattened())?;
+    let words = [request_bytes as u32, answer_bytes as u32, polls.into()].map(u32::to_le_bytes);
+    stream.write_all(words.as_flattened())?;
     Ok(stream)
 }
 
@@ -209,14 +227,16 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap().to_string();
         spawn(move || listener.incoming().flatten().for_each(|stream| drop(spawn(move || drop(answer(stream))))));
-        let mut asker = connect(&address, 32, 4096).unwrap();
-        let mut page = [0; 4096];
-        for _ in 0..3 {
-            asker.write_all(&[1; 32]).unwrap();
-            asker.read_exact(&mut page).unwrap();
-            assert_eq!(page, [FILLING; 4096]);
+        for polls in [false, true] {
+            let mut asker = connect(&address, 32, 4096, polls).unwrap();
+            for _ in 0..3 {
+                let mut page = [0; 4096];
+                asker.write_all(&[1; 32]).unwrap();
+                receive(&mut asker, &mut page, polls).unwrap();
+                assert_eq!(page, [FILLING; 4096]);
+            }
         }
-        let mut listening = connect(&address, 0, STREAM_BYTES).unwrap();
+        let mut listening = connect(&address, 0, STREAM_BYTES, false).unwrap();
         listening.read_exact(&mut vec![0; 3 * STREAM_BYTES]).unwrap();
     }
 }

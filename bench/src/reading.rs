@@ -1,6 +1,6 @@
 //! What the worker does to see how fast reads are: each block of a file once and at random, a file that is cached, a TCP peer.
 
-use crate::null_server::connect;
+use crate::null_server::{connect, receive};
 use crate::worker::{Report, check, join};
 use crate::world::files_under;
 use page::PAGE_SIZE;
@@ -193,16 +193,22 @@ impl Drop for Mapping {
     }
 }
 
-/// Asks a TCP peer and waits for each answer.
-pub fn ping_pong(address: &str, request_bytes: usize, answer_bytes: usize, ms: u64) -> Result<Report, String> {
+/// Asks a TCP peer and waits for each answer; both sides poll, or sleep.
+pub fn ping_pong(
+    address: &str,
+    request_bytes: usize,
+    answer_bytes: usize,
+    polls: bool,
+    ms: u64,
+) -> Result<Report, String> {
     let problem = |error: io::Error| format!("talking to {address}: {error}");
-    let mut stream = connect(address, request_bytes, answer_bytes).map_err(problem)?;
+    let mut stream = connect(address, request_bytes, answer_bytes, polls).map_err(problem)?;
     let (request, mut answer) = (vec![1; request_bytes], vec![0; answer_bytes]);
     let (begin, limit) = (Instant::now(), Duration::from_millis(ms));
     let mut times_ns = Vec::new();
     while begin.elapsed() < limit {
         let asked = Instant::now();
-        stream.write_all(&request).and_then(|()| stream.read_exact(&mut answer)).map_err(problem)?;
+        stream.write_all(&request).and_then(|()| receive(&mut stream, &mut answer, polls)).map_err(problem)?;
         times_ns.push(ns(asked));
     }
     let bytes = (times_ns.len() * answer_bytes) as u64;
@@ -214,7 +220,7 @@ pub fn ping_pong(address: &str, request_bytes: usize, answer_bytes: usize, ms: u
 /// Takes what a TCP peer sends without being asked.
 pub fn stream(address: &str, block_bytes: usize, ms: u64) -> Result<Report, String> {
     let problem = |error: io::Error| format!("listening to {address}: {error}");
-    let mut stream = connect(address, 0, block_bytes).map_err(problem)?;
+    let mut stream = connect(address, 0, block_bytes, false).map_err(problem)?;
     let mut block = vec![0; block_bytes];
     let mut report = Report::default();
     let (begin, limit) = (Instant::now(), Duration::from_millis(ms));

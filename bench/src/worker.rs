@@ -147,6 +147,8 @@ pub enum Order {
         request_bytes: usize,
         /// Bytes that come at once.
         answer_bytes: usize,
+        /// Whether both sides poll for what comes, instead of sleeping until it does.
+        polls: bool,
         /// For how long.
         ms: u64,
     },
@@ -293,9 +295,9 @@ fn carry_out(order: &Order) -> Result<Report, String> {
             reading::cached(path, *len_bytes, *block_bytes, *method, *ms, *seed)
         }
         Order::Evict { path, len_bytes, times } => reading::evict(path, *len_bytes, *times),
-        Order::Talk { address, request_bytes: 0, answer_bytes, ms } => reading::stream(address, *answer_bytes, *ms),
-        Order::Talk { address, request_bytes, answer_bytes, ms } => {
-            reading::ping_pong(address, *request_bytes, *answer_bytes, *ms)
+        Order::Talk { address, request_bytes: 0, answer_bytes, ms, .. } => reading::stream(address, *answer_bytes, *ms),
+        Order::Talk { address, request_bytes, answer_bytes, polls, ms } => {
+            reading::ping_pong(address, *request_bytes, *answer_bytes, *polls, *ms)
         }
         Order::Tree { directory, files } => tree::run(directory, *files),
         Order::Write { path, len_bytes, pattern, count, seed } => {

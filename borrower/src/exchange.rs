@@ -35,16 +35,19 @@ pub(crate) struct Raced {
 }
 
 impl Raced {
-    /// Copies those of the READ's bytes to `piece`. Returns how many there are, which are fewer at the end of the file only; none of them, if
-    /// the file ends before. `None`: not all of them were read.
-    pub(crate) fn copy(&self, bytes: &Range<usize>, piece: &mut [u8]) -> Option<usize> {
-        if bytes.start < self.span.start || self.span.end < bytes.end {
-            return None;
-        }
+    /// Those of the READ's bytes that were read; none of them is an empty range at their end.
+    pub(crate) fn within(&self, bytes: &Range<usize>) -> Range<usize> {
+        let start = self.span.start.clamp(bytes.start, bytes.end);
+        start..self.span.end.clamp(start, bytes.end)
+    }
+
+    /// Copies those of the READ's bytes, all of which were read, to `piece`. Returns how many there are, which are fewer at the end of the file
+    /// only; none of them, if the file ends before.
+    pub(crate) fn copy(&self, bytes: &Range<usize>, piece: &mut [u8]) -> usize {
         let end = self.read.len().min(bytes.end - self.span.start);
         let read = self.read.get(bytes.start - self.span.start..end).unwrap_or_default();
         piece[..read.len()].copy_from_slice(read);
-        Some(read.len())
+        read.len()
     }
 }
 
@@ -143,7 +146,7 @@ impl<'a> Exchange<'a> {
     }
 
     /// Receives the next answer. Its pages go to the first of `places`, which are those of all that was not answered yet. If it is late, and not
-    /// too many were, the directory below is asked for those of its bytes that are of this READ, `own` of `buf`, and whoever is first counts.
+    /// too many were, the directory below is asked for all that is not answered of this READ, `own` of `buf`, and whoever is first counts.
     /// `got` says what became of the pages that were answered.
     pub(crate) fn receive<B: Below + Send + Sync + 'static>(
         &mut self,
@@ -159,8 +162,8 @@ impl<'a> Exchange<'a> {
             State::Open(link, taken) => (link, taken),
             State::Over(answer) => return *answer,
         };
-        let places = &places[..taken.connection.next_pages().unwrap_or(0)];
         let span = own_span(places, &own);
+        let places = &places[..taken.connection.next_pages().unwrap_or(0)];
         let waited = wait(borrower, link, &taken.connection, read, span, self.since, self.late);
         let received = waited.and_then(|raced| match raced {
             None => taken.connection.receive(places, buf, got).map(|()| None),
@@ -223,7 +226,7 @@ impl<'a> Exchange<'a> {
     }
 }
 
-/// Those of a READ's bytes, `own` of a buffer, that such an answer has pages of.
+/// Those of a READ's bytes, `own` of a buffer, that pages at such places are among.
 fn own_span(places: &[usize], own: &Range<usize>) -> Range<usize> {
     let start = places.first().map_or(own.start, |first| (*first).max(own.start));
     let end = places.last().map_or(start, |last| (last + PAGE_SIZE).min(own.end));
@@ -294,12 +297,14 @@ mod tests {
         let raced = Raced { span: 4..12, read: vec![1, 2, 3, 4, 5] };
         let copy = |bytes: Range<usize>| {
             let mut piece = vec![0; bytes.len()];
-            raced.copy(&bytes, &mut piece).map(|read| (read, piece))
+            (raced.copy(&bytes, &mut piece), piece)
         };
-        assert_eq!(copy(4..6), Some((2, vec![1, 2])));
-        assert_eq!(copy(7..12), Some((2, vec![4, 5, 0, 0, 0])));
-        assert_eq!(copy(9..11), Some((0, vec![0, 0])));
-        assert_eq!(copy(10..12), Some((0, vec![0, 0])), "it begins behind the end");
-        assert_eq!((copy(3..5), copy(10..13)), (None, None));
+        assert_eq!(copy(4..6), (2, vec![1, 2]));
+        assert_eq!(copy(7..12), (2, vec![4, 5, 0, 0, 0]));
+        assert_eq!(copy(9..11), (0, vec![0, 0]));
+        assert_eq!(copy(10..12), (0, vec![0, 0]), "it begins behind the end");
+        assert_eq!(raced.within(&(0..20)), 4..12);
+        assert_eq!((raced.within(&(3..5)), raced.within(&(10..13))), (4..5, 10..12));
+        assert_eq!((raced.within(&(0..3)), raced.within(&(14..20))), (3..3, 14..14));
     }
 }

@@ -378,7 +378,9 @@ fn files_come_and_go() {
         threads.push(Box::new(|world| world.take_answers()));
         // Evictions that are heard of late, of files that may be gone.
         threads.push(Box::new(|world| {
-            (2..5).for_each(|key| drop(world.core.evicted(FileKey(key), 9, 0, Some(&page(9)), GROUP)));
+            for key in 2..5 {
+                let _ = world.core.evicted(FileKey(key), 9, 0, Some(&page(9)), GROUP);
+            }
         }));
         together(&world, threads);
         assert!(world.core.catalog.file(world.file.key()).is_some(), "the file has a user left");

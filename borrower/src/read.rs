@@ -82,7 +82,7 @@ impl<B: Below + Send + Sync + 'static> Asking<'_, B> {
                 file.settled.wait_while_for(&mut state, |state| state.must_wait(self.range()), CHANGE_WAIT);
                 self.begin(reading, &mut state);
                 if attempt == ATTEMPTS_MAX {
-                    let read = below.read_at(buf, *offset)?;
+                    let read = below.read_at(buf, *offset).inspect_err(|_| reading.fail(core, &mut state))?;
                     reading.end(core, file, &mut state, *request, &[]);
                     return Ok(read);
                 }
@@ -90,7 +90,9 @@ impl<B: Below + Send + Sync + 'static> Asking<'_, B> {
                 reading.note_missed(core, file);
             }
 
-            let read = self.fill(reading, raced.take(), seen.take(), got, buf)?;
+            let read = self
+                .fill(reading, raced.take(), seen.take(), got, buf)
+                .inspect_err(|_| reading.fail(core, &mut file.state.lock()))?;
 
             if reading.end(core, file, &mut file.state.lock(), *request, &buf[..read]) {
                 if !core.sees_evictions() {
@@ -137,15 +139,20 @@ impl<B: Below + Send + Sync + 'static> Asking<'_, B> {
             exchange.end(Some(asked));
         }
         while let Some(bytes) = reading.next_below() {
-            let at = offset + bytes.start as u64;
-            let piece = &mut buf[bytes.clone()];
             // What was raced is as new as what would be read now: the READ is done again if anything has changed since it began.
-            let read = match raced.as_ref().and_then(|raced| raced.copy(&bytes, piece)) {
-                Some(read) => read,
-                None => self.read_below(reading, piece, at)?,
-            };
-            piece[read..].fill(0);
-            core.metrics.below_pages.add(read.div_ceil(PAGE_SIZE) as u64);
+            let known = raced.as_ref().map_or(bytes.end..bytes.end, |raced| raced.within(&bytes));
+            for part in [bytes.start..known.start, known.clone(), known.end..bytes.end] {
+                if part.is_empty() {
+                    continue;
+                }
+                let piece = &mut buf[part.clone()];
+                let read = match &raced {
+                    Some(raced) if part == known => raced.copy(&part, piece),
+                    _ => self.read_below(reading, piece, offset + part.start as u64)?,
+                };
+                piece[read..].fill(0);
+                core.metrics.below_pages.add(read.div_ceil(PAGE_SIZE) as u64);
+            }
         }
         Ok(reading.length(core, file, seen.map_or_else(|| below.stamp(), Ok)?))
     }

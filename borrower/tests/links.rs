@@ -2,19 +2,29 @@
 
 mod odd_lender;
 
-use borrower::{Borrower, Config, FileIdentity, LenderAddress, LenderStatus, Strategy};
+use borrower::{Borrower, Config, FileIdentity, LenderAddress, LenderStatus, Session, Strategy};
 use odd_lender::{InMemory, Manner, OddLender, read};
-use page::PAGE_SIZE;
-use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use page::{FileKey, PAGE_SIZE, PageId, Version};
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use wire::address::Address;
+use wire::{Header, Hello, Kind, MAGIC, PROTOCOL, PutItem, ROLE_MAIN, WELCOME_RESUMED, Welcome, WireKey};
+use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 const PAGES: usize = 64;
 
 fn start(lenders: &[LenderAddress], gate: Option<borrower::gate::Config>) -> Arc<Borrower> {
+    resume(lenders, gate, None)
+}
+
+fn resume(lenders: &[LenderAddress], gate: Option<borrower::gate::Config>, session: Option<Session>) -> Arc<Borrower> {
     let config = Config {
+        session,
         lenders: lenders.to_vec(),
         strategy: Strategy::NonInclusive,
         filter: false,
@@ -32,6 +42,20 @@ fn wait_for(borrower: &Borrower, what: &str, state: impl Fn(&[LenderStatus]) -> 
     borrower.lenders()
 }
 
+/// A real one, of 1 MiB.
+fn lender() -> lender::Server {
+    let config = lender::Config {
+        listen: "127.0.0.1:0".parse().unwrap(),
+        capacity: lender::Capacity::Bytes(1 << 20),
+        reserve_bytes: 1 << 20,
+        policy: lender::PolicyName::Lru,
+        grace: lender::GRACE_DEFAULT,
+        limits: lender::Limits::default(),
+        security: lender::Security::Trusting,
+    };
+    lender::Server::bind(config).unwrap()
+}
+
 #[test]
 fn a_lender_with_broken_memory_is_abandoned() {
     let folder = testbed::Scratch::new("broken-memory").unwrap();
@@ -41,7 +65,7 @@ fn a_lender_with_broken_memory_is_abandoned() {
     println!("seed {seed}");
     fastrand::Rng::with_seed(seed).fill(&mut bytes);
     lender.behave(Manner::FlipsABit);
-    let below = Arc::new(InMemory(bytes.into()));
+    let below = Arc::new(InMemory::new(bytes));
     let address = [address];
     let borrower = start(&address, None);
     let file = borrower.adopt(FileIdentity { device: 1, inode: 1, generation: 1 });
@@ -84,7 +108,7 @@ fn a_lender_in_the_place_of_a_slow_one_is_used() {
     let borrower = start(&[slow], Some(gate));
     wait_for(&borrower, "closed gate", |lenders| lenders[0].state == "shunned");
     borrower.set_lenders(&[fast]);
-    let below = Arc::new(InMemory(vec![7; PAGE_SIZE].into()));
+    let below = Arc::new(InMemory::new(vec![7; PAGE_SIZE]));
     let has_lent = || {
         let lender = &borrower.lenders()[0];
         // Another file each time, as what was tried once is not tried again.
@@ -100,16 +124,7 @@ fn a_lender_in_the_place_of_a_slow_one_is_used() {
 
 #[test]
 fn two_addresses_of_one_lender_are_one_lender() {
-    let server = lender::Server::bind(lender::Config {
-        listen: "127.0.0.1:0".parse().unwrap(),
-        capacity: lender::Capacity::Bytes(1 << 20),
-        reserve_bytes: 1 << 20,
-        policy: lender::PolicyName::Lru,
-        grace: lender::GRACE_DEFAULT,
-        limits: lender::Limits::default(),
-        security: lender::Security::Trusting,
-    })
-    .unwrap();
+    let server = lender();
     let Address::Tcp { port, .. } = *server.local_address() else { unreachable!() };
     let handle = server.handle();
     let serving = std::thread::spawn(move || server.run().unwrap());
@@ -136,4 +151,171 @@ fn two_addresses_of_one_lender_are_one_lender() {
     borrower.stop();
     handle.shutdown();
     serving.join().unwrap();
+}
+
+/// Files that were not read before, four pages each, until each lender was put some.
+fn lend(borrower: &Arc<Borrower>, inodes: &mut Range<u64>) {
+    let below = Arc::new(InMemory::new(vec![7; 4 * PAGE_SIZE]));
+    let before: Vec<u64> = borrower.lenders().iter().map(|lender| lender.put_pages).collect();
+    let has_grown = || borrower.lenders().iter().zip(&before).all(|(lender, before)| lender.put_pages > *before);
+    while !has_grown() {
+        let inode = inodes.next().expect("enough files");
+        let file = borrower.adopt(FileIdentity { device: 1, inode, generation: 1 });
+        assert!(read(borrower, &file, &below, &[0], 4 * PAGE_SIZE)[0] == below.bytes());
+        assert!(testbed::wait_until(PATIENCE, || borrower.puts_under_way() == 0));
+    }
+}
+
+fn are_used(lenders: &[LenderStatus]) -> bool {
+    lenders.iter().all(|lender| lender.state == "used")
+}
+
+#[test]
+fn who_was_set_back_to_an_earlier_state_begins_anew() {
+    let servers = [lender(), lender()];
+    let addresses = servers.each_ref().map(|server| LenderAddress::from(server.local_address().clone()));
+    let handles = servers.each_ref().map(|server| server.handle());
+    let serving = servers.map(|server| std::thread::spawn(move || server.run().unwrap()));
+    let start = |session| {
+        let borrower = resume(&addresses, None, session);
+        wait_for(&borrower, "lenders", are_used);
+        borrower
+    };
+    let stored_pages = || handles.each_ref().map(|handle| handle.status().stored_pages);
+    let names = |session: &Session| session.lenders.iter().map(|left| (left.number, left.name)).collect::<Vec<_>>();
+    let mut inodes = 0..2000;
+
+    let first = start(None);
+    lend(&first, &mut inodes);
+    let snapshot = first.stop_for_successor();
+    // It goes on, and both lenders get more.
+    let second = start(Some(snapshot.clone()));
+    lend(&second, &mut inodes);
+    let later = second.stop_for_successor();
+    assert_eq!(names(&later), names(&snapshot), "both were resumed");
+    let kept_pages = stored_pages();
+
+    // The machine is set back to before that.
+    let set_back = start(Some(snapshot.clone()));
+    lend(&set_back, &mut inodes);
+    assert!(stored_pages().iter().zip(&kept_pages).all(|(now, before)| now > before), "what was kept is left alone");
+    let ahead = set_back.stop_for_successor();
+    let skipped = ahead.next_version.0 - later.next_version.0;
+    assert!(((1 << 32)..(1 << 34)).contains(&skipped), "once for all lenders: {ahead:?}");
+    assert!(names(&ahead).iter().all(|name| !names(&snapshot).contains(name)), "neither was resumed");
+    // Who has what it knows of, resumes it still.
+    let rightful = start(Some(later.clone()));
+    assert_eq!(names(&rightful.stop_for_successor()), names(&later));
+    handles.iter().for_each(|handle| handle.shutdown());
+    serving.into_iter().for_each(|serving| serving.join().unwrap());
+}
+
+/// Passes everything on to a lender and back, and knows the names of the sessions; while it is closed it lets nobody through.
+struct Gate {
+    address: std::net::SocketAddr,
+    names: Arc<Mutex<Vec<[u8; 16]>>>,
+    is_open: Arc<AtomicBool>,
+    passing: Arc<Mutex<Vec<TcpStream>>>,
+}
+
+impl Gate {
+    fn to(target: String) -> Gate {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let gate =
+            Gate { address, names: Arc::default(), is_open: Arc::new(AtomicBool::new(true)), passing: Arc::default() };
+        let (names, is_open, passing) = (gate.names.clone(), gate.is_open.clone(), gate.passing.clone());
+        std::thread::spawn(move || {
+            for near in listener.incoming().flatten() {
+                let mut hello = [0; size_of::<Header>() + size_of::<Hello>()];
+                if !is_open.load(Ordering::SeqCst) || (&near).read_exact(&mut hello).is_err() {
+                    continue;
+                }
+                let Ok(far) = TcpStream::connect(&target) else { continue };
+                let said = Hello::read_from_bytes(&hello[size_of::<Header>()..]).unwrap();
+                if said.role.get() == ROLE_MAIN {
+                    names.lock().unwrap().push(said.session);
+                }
+                (&far).write_all(&hello).unwrap();
+                for (mut from, mut to) in [(near.try_clone().unwrap(), far.try_clone().unwrap()), (far, near)] {
+                    passing.lock().unwrap().push(from.try_clone().unwrap());
+                    std::thread::spawn(move || {
+                        let _ended = std::io::copy(&mut from, &mut to);
+                        let _ = to.shutdown(Shutdown::Both);
+                    });
+                }
+            }
+        });
+        gate
+    }
+
+    /// Ends all connections, and lets nobody through until it is opened.
+    fn close(&self) {
+        self.is_open.store(false, Ordering::SeqCst);
+        for stream in self.passing.lock().unwrap().drain(..) {
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+    }
+}
+
+/// Puts a page of that version under the name of a session.
+fn put_as(lender: &str, session: [u8; 16], version: u64) {
+    let mut stream = TcpStream::connect(lender).unwrap();
+    let mut say = |kind, items, request, body: &[&[u8]]| {
+        let header = Header::new(kind, items, body.concat().len(), request);
+        stream.write_all(&[header.as_bytes(), &body.concat()].concat()).unwrap();
+        let mut header = Header::new_zeroed();
+        stream.read_exact(header.as_mut_bytes()).unwrap();
+        let mut body = vec![0; header.body_bytes.get() as usize];
+        stream.read_exact(&mut body).unwrap();
+        (header.validate().unwrap(), body)
+    };
+    let hello = Hello { magic: MAGIC, protocol: PROTOCOL.into(), role: ROLE_MAIN.into(), session };
+    let (kind, welcome) = say(Kind::Hello, 0, 0, &[hello.as_bytes()]);
+    assert_eq!(kind, Kind::Welcome);
+    assert_eq!(Welcome::read_from_bytes(&welcome).unwrap().flags.get(), WELCOME_RESUMED);
+    let key = WireKey::new(PageId { file: FileKey(1), index: 999 }, Version(version));
+    let item = PutItem { key, checksum: 1.into() };
+    assert_eq!(say(Kind::Put, 1, 1, &[item.as_bytes(), &[1; PAGE_SIZE]]), (Kind::PutReply, vec![1]));
+}
+
+#[test]
+fn who_finds_his_session_gone_on_gives_up_what_all_lenders_have() {
+    let servers = [lender(), lender()];
+    let handles = servers.each_ref().map(|server| server.handle());
+    let [gated, other] = servers.each_ref().map(|server| server.local_address().to_string());
+    let serving = servers.map(|server| std::thread::spawn(move || server.run().unwrap()));
+    let gate = Gate::to(gated.clone());
+    let borrower = start(&[gate.address.to_string(), other].map(|text| text.parse::<Address>().unwrap().into()), None);
+    wait_for(&borrower, "lenders", are_used);
+    let mut inodes = 0..2000;
+    lend(&borrower, &mut inodes);
+    assert!(borrower.census().live_pages > 0);
+    let last_name = || *gate.names.lock().unwrap().last().unwrap();
+    let name = last_name();
+
+    // Cut off, with nobody ahead: it resumes.
+    gate.close();
+    wait_for(&borrower, "loss", |lenders| lenders[0].state != "used");
+    gate.is_open.store(true, Ordering::SeqCst);
+    wait_for(&borrower, "lender again", are_used);
+    assert!(last_name() == name && borrower.census().live_pages > 0);
+
+    // Cut off, and somebody else who knows the name puts a later version meanwhile.
+    gate.close();
+    wait_for(&borrower, "loss", |lenders| lenders[0].state != "used");
+    put_as(&gated, name, 1 << 40);
+    let connects: Vec<u64> = borrower.lenders().iter().map(|lender| lender.connects).collect();
+    gate.is_open.store(true, Ordering::SeqCst);
+    wait_for(&borrower, "all of them again", |lenders| {
+        are_used(lenders) && lenders.iter().zip(&connects).all(|(lender, before)| lender.connects > *before)
+    });
+    assert_eq!(borrower.census().live_pages, 0, "also what the other lender has");
+    assert!(last_name() != name);
+    // And it is as useful as ever.
+    lend(&borrower, &mut inodes);
+    assert!(borrower.census().live_pages > 0);
+    borrower.stop();
+    handles.iter().for_each(|handle| handle.shutdown());
+    serving.into_iter().for_each(|serving| serving.join().unwrap());
 }

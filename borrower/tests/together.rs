@@ -40,7 +40,7 @@ impl World {
         let mut bytes = vec![0; PAGES * PAGE_SIZE - 77];
         fastrand::Rng::with_seed(seed).fill(&mut bytes);
         let file = borrower.adopt(FileIdentity { device: 1, inode: 1, generation: 1 });
-        let world = World { borrower, lender, file, below: Arc::new(InMemory(bytes.into())), _folder: folder };
+        let world = World { borrower, lender, file, below: Arc::new(InMemory::new(bytes)), _folder: folder };
         let is_used = || world.borrower.lenders()[0].state == "used";
         assert!(testbed::wait_until(PATIENCE, is_used), "{:?}", world.borrower.lenders());
         world.lend();
@@ -137,7 +137,7 @@ fn what_changes_meanwhile_is_read_again() {
             let (start, end) = (3 * PAGE_SIZE as u64, 4 * PAGE_SIZE as u64);
             let before = world.below.stamp().unwrap();
             let change = world.borrower.change(&world.file, Change::Other { start, end }, before);
-            world.below.0.write().unwrap()[3 * PAGE_SIZE..4 * PAGE_SIZE].fill(0x77);
+            world.below.content.write().unwrap()[3 * PAGE_SIZE..4 * PAGE_SIZE].fill(0x77);
             change.applied(world.below.stamp().unwrap(), None);
             world.lender.behave(Manner::Honest);
             reading.join().unwrap()
@@ -161,13 +161,18 @@ fn a_lender_that_hangs_up_is_a_miss_for_all() {
     }
 }
 
-#[test]
-fn a_late_answer_is_waited_for_by_none() {
+/// One in which a late get is raced: gets that came in time have earned the hedges.
+fn hedging() -> World {
     let world = World::new(Strategy::NonInclusive, true);
-    // Gets that come in time earn the hedges.
     for _ in 0..200 {
         world.read();
     }
+    world
+}
+
+#[test]
+fn a_late_answer_is_waited_for_by_none() {
+    let world = hedging();
     let won = &world.borrower.metrics().hedges_won;
     for is_eager in [false, true] {
         let before = won.get();
@@ -179,6 +184,20 @@ fn a_late_answer_is_waited_for_by_none() {
         let is_there = || (0..200).any(|_| world.read_as(is_eager).1 == PAGES as u64);
         assert!(testbed::wait_until(PATIENCE, is_there));
     }
+}
+
+/// What a late answer is raced for is all of its READ that is not there yet, also what comes in other messages: it is read below once.
+#[test]
+fn what_was_raced_is_not_read_again() {
+    let world = hedging();
+    let won = &world.borrower.metrics().hedges_won;
+    world.lender.behave(Manner::KeepsQuiet);
+    let before = (won.get(), world.below.reads.load(Ordering::SeqCst));
+    let whole = read(&world.borrower, &world.file, &world.below, &[0], PAGES * PAGE_SIZE);
+    assert!(whole[0] == world.below.bytes());
+    assert_eq!(won.get() - before.0, 1, "the disk was asked, and was first");
+    assert_eq!(world.below.reads.load(Ordering::SeqCst) - before.1, 1);
+    world.lender.behave(Manner::Honest);
 }
 
 /// A long question leaves in several messages, whose answers come one after the other.

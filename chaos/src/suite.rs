@@ -12,6 +12,7 @@ use testbed::{Failure, Group, Line, Process};
 
 /// Operations of fsx in one process. Version 0.3.2 never unmaps what it maps, so that a long run would need ever more memory.
 const FSX_OPS: u64 = 1_000;
+const FSX_FILE_BYTES: u64 = 4 << 20;
 /// Memory cgroup of fsx: it keeps its file of 4 MiB twice itself.
 const FSX_GROUP_BYTES: u64 = 20 << 20;
 /// Memory cgroup of fio: a third of its data.
@@ -148,10 +149,8 @@ impl Suite {
         match self.kind {
             Kind::Fsx => {
                 let config = self.scratch.join("fsx.toml");
-                let weights = "flen = 4194304\n[weights]\nclose_open = 1.0\ninvalidate = 1.0\nmapread = 10.0\nmapwrite = 10.0\nread = 10.0\n\
-                               write = 10.0\ntruncate = 3.0\nfsync = 1.0\nfdatasync = 1.0\nposix_fallocate = 1.0\npunch_hole = 3.0\n\
-                               sendfile = 3.0\nposix_fadvise = 3.0\ncopy_file_range = 3.0\n";
-                fs::write(&config, weights).map_err(Failure::attempted(format!("making {}", config.display())))?;
+                fs::write(&config, testbed::fsx_settings(FSX_FILE_BYTES))
+                    .map_err(Failure::attempted(format!("making {}", config.display())))?;
                 let numbers = [FSX_OPS, self.seed].map(|number| number.to_string());
                 command.args(["-N", &numbers[0], "-S", &numbers[1], "-f"]).arg(&config);
                 command.arg("-P").arg(&self.scratch).arg(self.directory.join("fsx"));

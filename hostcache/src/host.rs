@@ -17,7 +17,7 @@ use std::net::Shutdown;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::thread::Scope;
 use std::time::{Duration, Instant};
 use wire::address::{Address, Stream};
@@ -26,6 +26,7 @@ use wire::key::PoolKey;
 use wire::listener::Listener;
 use wire::named::{self, Greeted};
 use wire::secure::Channel;
+use wire::strangers::Strangers;
 use wire::{DemotedPage, Fate, Header, Kind, PageSpan};
 use zerocopy::FromBytes;
 
@@ -33,7 +34,7 @@ use zerocopy::FromBytes;
 const FRAME_LIMIT: Duration = Duration::from_secs(10);
 /// How the names of threads begin that open images through the mount: killed, they may wait for an answer that only a successor can give.
 pub const THREADS: &str = "puma-guest";
-/// Connections that are being greeted at once.
+/// Connections that are being greeted at once. When one more comes, the oldest goes.
 const STRANGERS_MAX: usize = 16;
 /// Pause after a connection could not be accepted.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -182,7 +183,7 @@ struct Shared {
     mount: Arc<Mount>,
     known: Vec<Known>,
     config: Config,
-    strangers: AtomicUsize,
+    strangers: Strangers,
     connections: AtomicU64,
     stopping: AtomicBool,
 }
@@ -234,7 +235,7 @@ impl Host {
             mount,
             known,
             config,
-            strangers: AtomicUsize::new(0),
+            strangers: Strangers::new(STRANGERS_MAX),
             connections: AtomicU64::new(0),
             stopping: AtomicBool::new(false),
         };
@@ -307,14 +308,11 @@ fn check_format(mount: &Mount, guest: &Guest) -> Result<(), Problem> {
 
 impl Shared {
     fn start_connection<'scope>(&'scope self, stream: Stream, connections: &'scope Scope<'scope, '_>) {
-        if self.strangers.fetch_add(1, Relaxed) >= STRANGERS_MAX {
-            self.strangers.fetch_sub(1, Relaxed);
-            return; // Closed without a word: words cost more.
-        }
+        let stream = Arc::new(stream);
+        let Some(stranger) = self.strangers.enter(&stream) else { return }; // Closed without a word: words cost more.
         let connection = move || {
-            let stream = Arc::new(stream);
             let greeted = self.greet(&stream);
-            self.strangers.fetch_sub(1, Relaxed);
+            drop(stranger);
             let peer = stream.peer();
             match greeted {
                 Ok(Greeted { nth, channel, reader }) => self.serve(nth, &stream, channel, reader),
@@ -322,9 +320,8 @@ impl Shared {
             }
             let _ = stream.shutdown(Shutdown::Both);
         };
-        if std::thread::Builder::new().name(THREADS.into()).spawn_scoped(connections, connection).is_err() {
-            self.strangers.fetch_sub(1, Relaxed);
-        }
+        // Without a thread it is closed.
+        let _ = std::thread::Builder::new().name(THREADS.into()).spawn_scoped(connections, connection);
     }
 
     /// Finds out which guest it is.

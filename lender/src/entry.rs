@@ -8,6 +8,7 @@
 use crate::sessions::{Joined, Name, Refusal};
 use crate::shared::Shared;
 use crate::store::Owner;
+use page::Version;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
@@ -51,12 +52,14 @@ impl Shared {
 }
 
 impl Entry {
-    /// Joins a session as its main connection; waits for those that it replaces.
-    pub fn join_main(&self, name: Name) -> Result<Joined, Refusal> {
+    /// Joins a session as its main connection; waits for those that it replaces. See [`crate::sessions::Table::join_main`].
+    pub fn join_main(&self, name: Name, next_version: Option<Version>) -> Result<Joined, Refusal> {
         let deadline = Instant::now() + TAKE_OVER_LIMIT;
         let mut table = self.shared.table.lock();
         loop {
-            let joined = table.join_main(self.number, name, &mut self.shared.store.lock(), Instant::now())?;
+            let mut store = self.shared.store.lock();
+            let joined = table.join_main(self.number, name, next_version, &mut store, Instant::now())?;
+            drop(store);
             if let Some(joined) = joined {
                 return Ok(joined);
             }
@@ -107,7 +110,7 @@ impl Drop for Entry {
 mod tests {
     use super::*;
     use crate::store::{Key, PolicyName, Store};
-    use page::{FileKey, PAGE_SIZE, PageId, Version};
+    use page::{FileKey, PAGE_SIZE, PageId};
     use std::os::unix::net::UnixStream;
     use wire::secure::Security;
 
@@ -118,7 +121,7 @@ mod tests {
         let shared = Arc::new(Shared::new(store, Duration::ZERO, Security::Trusting).unwrap());
         let (near, _far) = UnixStream::pair().unwrap();
         let entry = shared.enter(&Arc::new(Stream::Unix(near))).unwrap();
-        let owner = entry.join_main([1; 16]).unwrap().owner;
+        let owner = entry.join_main([1; 16], None).unwrap().owner;
         for index in 0..pages {
             let key = Key { id: PageId { file: FileKey(1), index }, version: Version(1) };
             assert!(shared.store.lock().put(owner, key, 0, &[1; PAGE_SIZE]));

@@ -41,7 +41,7 @@ impl Lender {
     /// Joins a session; `stream` stands for the main connection. `None`: there are too many.
     pub fn hold(&self, name: Name, stream: Stream) -> Option<Held> {
         let entry = self.shared.enter(&Arc::new(stream))?;
-        entry.join_main(name).ok()?;
+        entry.join_main(name, None).ok()?;
         Some(Held { _entry: entry })
     }
 

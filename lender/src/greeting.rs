@@ -9,6 +9,7 @@ use crate::entry::Entry;
 use crate::hub::{Member, SEND_LIMIT};
 use crate::sessions::Refusal;
 use crate::shared::Shared;
+use page::Version;
 use std::net::Shutdown;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -93,7 +94,7 @@ fn greet(shared: &Arc<Shared>, stream: &Stream, entry: &Entry) -> Result<(Connec
     };
     let mut channel = Channel::plain();
     let mut reader = FrameReader::new();
-    let (kind, hello) = loop {
+    let (kind, hello, next_version) = loop {
         let may_come = |kind| kind == Kind::Hello || kind == Kind::Handshake1 && !channel.is_sealed();
         let frame = match reader.next(stream, deadline, may_come) {
             Ok(frame) => frame,
@@ -104,7 +105,8 @@ fn greet(shared: &Arc<Shared>, stream: &Stream, entry: &Entry) -> Result<(Connec
             Err(broken) => return Err(broken),
         };
         if frame.kind == Kind::Hello {
-            break (frame.kind, Hello::read_from_bytes(frame.body));
+            let next_version = Some(Version(frame.header.request.get())).filter(|next| next.0 > 0);
+            break (frame.kind, Hello::read_from_bytes(frame.body), next_version);
         }
         if frame.header.request.get() != wire::PROTOCOL.into() {
             return Err(refused_protocol(&channel, frame.header.request.get()));
@@ -139,12 +141,16 @@ fn greet(shared: &Arc<Shared>, stream: &Stream, entry: &Entry) -> Result<(Connec
         wire::ROLE_GET => false,
         _ => return Err(refused(&channel, wire::REFUSED_HELLO, "the Hello names a role that there is not")),
     };
-    let joined = if is_main { entry.join_main(hello.session) } else { entry.join_get(hello.session) };
+    let joined = if is_main { entry.join_main(hello.session, next_version) } else { entry.join_get(hello.session) };
     let joined = match joined {
         Ok(joined) => joined,
         Err(Refusal::Busy(text)) => return Err(refused(&channel, wire::REFUSED_BUSY, text)),
         Err(Refusal::NoSession) => {
             return Err(refused(&channel, wire::REFUSED_SESSION, "this session has no main connection here"));
+        }
+        Err(Refusal::Behind) => {
+            let text = "this session has gone on since: the machine was set back to an earlier state, or is a copy";
+            return Err(refused(&channel, wire::REFUSED_BEHIND, text));
         }
     };
     let resumed = is_main && joined.resumed;

@@ -41,6 +41,8 @@ use wire::frames::{Broken, FrameReader, Outgoing, send_some};
 const HUBS_MAX: usize = 4;
 /// Time for a frame to come, whole, from its first byte on: 1 MiB at 1 Mbit/s.
 const RECEIVE_LIMIT: Duration = Duration::from_secs(10);
+/// Time between two pings of a connection that do not wait for what its session has used. Borrowers ping twice a second.
+const PING_SPARED_INTERVAL: Duration = Duration::from_millis(100);
 /// Time for an answer to leave. A borrower that takes longer has given the page up long since.
 pub const SEND_LIMIT: Duration = Duration::from_secs(5);
 /// Silence on a main connection after which notices are sent.
@@ -150,6 +152,8 @@ pub struct Member {
     unsent: Option<Unsent>,
     /// Its session has had more than its share.
     pause: Option<Pause>,
+    /// When a ping last did not wait all the same.
+    spared: Option<Instant>,
     /// When the frame that has begun must be there.
     frame_due: Option<Instant>,
     /// When a main connection will have been silent for long enough to look for notices.
@@ -215,9 +219,9 @@ impl Member {
     /// A connection that was welcomed, with what was received behind its Hello.
     pub fn new(stream: Arc<Stream>, entry: Entry, connection: Connection, mut reader: FrameReader) -> Member {
         reader.leave_pages();
-        let (receipt, unsent, pause, frame_due) = (None, None, None, None);
+        let (receipt, unsent, pause, spared, frame_due) = (None, None, None, None, None);
         let (idle_at, armed, queued) = (Instant::now() + MAIN_IDLE, EventFlags::IN, false);
-        Member { stream, connection, reader, receipt, unsent, pause, frame_due, idle_at, armed, queued, entry }
+        Member { stream, connection, reader, receipt, unsent, pause, spared, frame_due, idle_at, armed, queued, entry }
     }
 
     /// What is to be waited for. The end of a connection in both directions is told in any case.
@@ -306,11 +310,21 @@ impl Member {
         (self.frame_due, self.idle_at) = (None, now + MAIN_IDLE);
         self.send(now, scratch)?;
         let wait = self.connection.charge();
-        if kind != Kind::Ping && !wait.is_zero() {
+        if !wait.is_zero() && !self.is_spared(kind, now) {
             let begun = Instant::now();
             self.pause = Some(Pause { begun, until: begun + wait });
         }
         Ok(())
+    }
+
+    /// Whether it does not wait for what its borrower has used: a ping is how that tells whether the lender is there. But a flood of them waits.
+    fn is_spared(&mut self, kind: Kind, now: Instant) -> bool {
+        let is_due = self.spared.is_none_or(|spared| now.duration_since(spared) >= PING_SPARED_INTERVAL);
+        let is_spared = kind == Kind::Ping && is_due;
+        if is_spared {
+            self.spared = Some(now);
+        }
+        is_spared
     }
 
     /// Receives a frame, or its next part. What kind it is, if it has come whole and was dealt with.
@@ -605,7 +619,7 @@ mod tests {
         far.set_nonblocking(true).unwrap();
         let stream = Arc::new(Stream::Unix(near));
         let entry = hub.shared.enter(&stream).unwrap();
-        let joined = entry.join_main(name).unwrap();
+        let joined = entry.join_main(name, None).unwrap();
         let connection = Connection::new(&hub.shared, Channel::plain(), name, joined, true);
         hub.inbox.count.fetch_add(1, Ordering::Relaxed);
         hub.adopt(Member::new(stream, entry, connection, FrameReader::new()));

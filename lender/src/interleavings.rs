@@ -69,7 +69,7 @@ fn pages_stay_whole_and_apart() {
             threads.push(thread::spawn(move || {
                 let main = stream();
                 let entry = shared.enter(&main).unwrap();
-                let joined = entry.join_main([session; 16]).unwrap();
+                let joined = entry.join_main([session; 16], None).unwrap();
                 let other = Arc::clone(&shared);
                 let gets = thread::spawn(move || {
                     let stream = stream();
@@ -125,7 +125,7 @@ fn sessions_come_and_go() {
                 let stream = stream();
                 let entry = shared.enter(&stream).unwrap();
                 // Refused, if a newer connection was faster.
-                let Ok(joined) = entry.join_main([session; 16]) else { return };
+                let Ok(joined) = entry.join_main([session; 16], None) else { return };
                 let mut peer = Peer::new(&shared, [session; 16], joined);
                 peer.put(&[(key(7, version), content(session, 7, version))]);
                 let page = peer.get(&[key(7, version)], false).remove(0);
@@ -151,7 +151,7 @@ fn closing_waits_for_all() {
                 let shared = Arc::clone(&shared);
                 thread::spawn(move || {
                     if let Some(entry) = shared.enter(&stream()) {
-                        let _ = entry.join_main([session; 16]);
+                        let _ = entry.join_main([session; 16], None);
                     }
                 })
             })

@@ -8,6 +8,7 @@
 //! give the number to somebody else. So a session's owner leaves only when its last connection has.
 
 use crate::store::{Owner, Store};
+use page::Version;
 use std::collections::{HashMap, VecDeque};
 use std::net::Shutdown;
 use std::sync::Arc;
@@ -139,6 +140,8 @@ pub enum Refusal {
     Busy(&'static str),
     /// There is no such session.
     NoSession,
+    /// The session has gone on without whoever comes.
+    Behind,
 }
 
 /// All connections and sessions.
@@ -230,12 +233,14 @@ impl Table {
         }
     }
 
-    /// Joins a main connection to the session, which may begin with it. `None`: older connections have to leave before it can be
-    /// done; they have been told to, and this is to be called again when one has.
+    /// Joins a main connection to the session, which may begin with it; `next_version` is what its borrower says to give out next, if it
+    /// does. `None`: older connections have to leave before it can be done; they have been told to, and this is to be called again when
+    /// one has.
     pub fn join_main(
         &mut self,
         number: u64,
         name: Name,
+        next_version: Option<Version>,
         store: &mut Store,
         now: Instant,
     ) -> Result<Option<Joined>, Refusal> {
@@ -249,6 +254,9 @@ impl Table {
         if let Some(session) = self.sessions.get_mut(&name) {
             if session.main.is_some_and(|main| main > number) {
                 return Err(Refusal::Busy("a newer connection has taken this session over"));
+            }
+            if next_version.is_some_and(|next| store.newest(session.owner) >= next) {
+                return Err(Refusal::Behind);
             }
             if session.connections > 0 {
                 self.shut_down(name);
@@ -400,7 +408,7 @@ impl Table {
 mod tests {
     use super::*;
     use crate::store::{Key, PolicyName};
-    use page::{FileKey, PAGE_SIZE, PageId, Version};
+    use page::{FileKey, PAGE_SIZE, PageId};
     use std::os::unix::net::UnixStream;
 
     const GRACE: Duration = Duration::from_secs(30);
@@ -434,8 +442,18 @@ mod tests {
         }
 
         fn join(&mut self, number: u64, name: u8, second: u64) -> Result<Option<Joined>, Refusal> {
+            self.join_telling(number, name, None, second)
+        }
+
+        fn join_telling(
+            &mut self,
+            number: u64,
+            name: u8,
+            next_version: Option<u64>,
+            second: u64,
+        ) -> Result<Option<Joined>, Refusal> {
             let now = self.second(second);
-            self.table.join_main(number, [name; 16], &mut self.store, now)
+            self.table.join_main(number, [name; 16], next_version.map(Version), &mut self.store, now)
         }
 
         fn main(&mut self, name: u8, second: u64) -> (u64, Joined) {
@@ -467,6 +485,34 @@ mod tests {
             use std::io::Read;
             matches!((&self.far[&number]).read(&mut [0]), Ok(0))
         }
+    }
+
+    #[test]
+    fn who_was_set_back_does_not_resume_what_went_on_without_him() {
+        let mut house = House::new();
+        let (first, joined) = house.main(1, 0);
+        house.put(joined.owner);
+        // He put version 1, so the next one is 2 at the least. While he is here and when he is away; and who refuses leaves him alone.
+        let behind = house.enter(1).unwrap();
+        assert_eq!(house.join_telling(behind, 1, Some(1), 1).unwrap_err(), Refusal::Behind);
+        assert!(!house.was_shut_down(first));
+        assert!(!house.leave(first, 2));
+        assert_eq!(house.join_telling(behind, 1, Some(1), 3).unwrap_err(), Refusal::Behind);
+        assert!(!house.leave(behind, 3));
+        let rightful = house.enter(4).unwrap();
+        let resumed = house.join_telling(rightful, 1, Some(2), 4).unwrap().unwrap();
+        assert_eq!((resumed.owner, resumed.resumed), (joined.owner, true));
+        // Of a version that was not stored he knows nothing either.
+        house.store.set_lending(false);
+        let key = Key { id: PageId { file: FileKey(1), index: 9 }, version: Version(7) };
+        assert!(!house.store.put(resumed.owner, key, 0, &[1; PAGE_SIZE]));
+        let behind = house.enter(5).unwrap();
+        assert_eq!(house.join_telling(behind, 1, Some(7), 5).unwrap_err(), Refusal::Behind);
+        // Under another name he begins anew; so does who says nothing of versions resume, as ever.
+        assert!(!house.join_telling(behind, 2, Some(7), 5).unwrap().unwrap().resumed);
+        house.leave(rightful, 6);
+        let silent = house.enter(7).unwrap();
+        assert!(house.join(silent, 1, 7).unwrap().unwrap().resumed);
     }
 
     #[test]

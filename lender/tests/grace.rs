@@ -48,6 +48,23 @@ fn a_borrower_that_comes_back_finds_its_pages() {
 }
 
 #[test]
+fn who_was_set_back_is_refused_and_the_rightful_one_is_not() {
+    let lender = lender(LONG, 1000);
+    let (mut first, _) = main(&lender, 1);
+    assert_eq!(first.put(&[key(1, 40), key(2, 41)]), 2);
+    drop(first);
+    lender.wait_for("it is kept", |status| status.kept_sessions == 1);
+    for behind in [1, 40, 41] {
+        let refused = Client::connect_raw(&lender.address).greet_with(hello(ROLE_MAIN, [1; 16]), behind).unwrap_err();
+        assert_eq!(refused.code, wire::REFUSED_BEHIND, "{}", refused.text);
+    }
+    let mut rightful = Client::connect_raw(&lender.address);
+    let welcome = rightful.greet_with(hello(ROLE_MAIN, [1; 16]), 42).unwrap();
+    assert_eq!(welcome.flags.get(), WELCOME_RESUMED);
+    assert_eq!(Client::connect(&lender.address, ROLE_GET, 1).hits(&[key(1, 40), key(2, 41)]), 2);
+}
+
+#[test]
 fn pages_of_who_stays_away_are_freed() {
     let grace = Duration::from_millis(300);
     let lender = lender(grace, 1000);

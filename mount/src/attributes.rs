@@ -49,7 +49,12 @@ impl Passthrough {
 
     /// `long`: the name is remembered, to be watched.
     pub(crate) fn entry_out(&self, inode: &Inode, now: &Statx, long: bool) -> abi::EntryOut {
-        let entry_timeout = if long { self.entry_timeout } else { self.attr_timeout };
+        let entry_timeout = match now.stx_nlink {
+            // It has lost its name since it was found: there is none to watch, and none to believe.
+            0 => Duration::ZERO,
+            _ if long => self.entry_timeout,
+            _ => self.attr_timeout,
+        };
         abi::EntryOut {
             nodeid: inode.nodeid,
             generation: inode.generation(),

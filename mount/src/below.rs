@@ -127,7 +127,7 @@ impl OpenFile {
         // O_DIRECT came by fcntl, and the file system below has none; or the file, open as it is, cannot be opened once more: its mode or flags have
         // changed since, or there are no descriptors left.
         let Ok(fd) = self.direct() else { return self.read_uncached(buf, offset) };
-        read_full(buf, offset, |piece, at| rustix::io::pread(fd, piece, at))
+        read_blocks(fd, buf, offset)
     }
 }
 
@@ -150,12 +150,25 @@ fn read_full(
     Ok(done)
 }
 
+/// Reads through a descriptor with O_DIRECT. Where a piece ends in the middle of a block, the file did: it may have grown since, but the rest
+/// could not be read, as it does not begin with a block.
+fn read_blocks(fd: BorrowedFd<'_>, buf: &mut [u8], offset: u64) -> Result<usize, Errno> {
+    let mut ended = false;
+    read_full(buf, offset, |piece, at| {
+        if ended {
+            return Ok(0);
+        }
+        let read = rustix::io::pread(fd, &mut *piece, at)?;
+        ended = read < piece.len() && !(at + read as u64).is_multiple_of(PAGE_BYTES as u64);
+        Ok(read)
+    })
+}
+
 /// Reads through a descriptor with O_DIRECT, whatever the alignment of `buf` and `offset`.
 fn read_direct(fd: BorrowedFd<'_>, buf: &mut [u8], offset: u64) -> Result<usize, Errno> {
     let aligned = |number: usize| number.is_multiple_of(PAGE_BYTES);
     if aligned(buf.as_ptr() as usize) && aligned(buf.len()) && aligned(offset as usize) {
-        // After a short read the rest is not aligned any more; but then the file has ended.
-        return read_full(buf, offset, |piece, at| rustix::io::pread(fd, piece, at));
+        return read_blocks(fd, buf, offset);
     }
     BOUNCE.with_borrow_mut(|pages| {
         pages.resize(BOUNCE_BYTES / PAGE_BYTES, AlignedPage([0; PAGE_BYTES]));

@@ -39,6 +39,9 @@ const WHOLE_PAGES_WAIT: Duration = Duration::from_secs(1);
 /// others take less than 1 ms; so with 0.1 s here it took twice as long.
 const PART_OF_PAGE_WAIT: Duration = Duration::from_millis(10);
 
+/// How long the answer to an open may wait until the kernel has dropped what it caches of a file that was changed beside us: mostly some 0.1 ms.
+const OPEN_WAIT: Duration = Duration::from_millis(10);
+
 /// Flags of open(2) that are not passed on: decided per request (O_APPEND, O_DIRECT), done by the kernel, or separately.
 const NOT_BELOW: OFlags = OFlags::CREATE
     .union(OFlags::EXCL)
@@ -81,7 +84,24 @@ impl Passthrough {
         let asked = OFlags::from_bits_retain(args.flags);
         let (fd, flags) = self.open_below(&inode, asked)?;
         attempt.begin(0);
-        attempt.finish(self.add_open(inode, fd, flags, asked), |open| open.fh)
+        let opened = attempt.finish(self.add_open(inode.clone(), fd, flags, asked), |open| open.fh)?;
+        self.wait_for_size(&inode);
+        Ok(opened)
+    }
+
+    /// With the answer to an open the kernel drops the bytes of a file that was changed beside us, but goes on with the size that it believes: it would end a
+    /// read or lseek there. It forgets that where we have had it drop the bytes ourselves; while that is under way, the kernel would not take the answer
+    /// when it asks anew (`fuse_change_attributes`). So this waits for it for a while. Who opens holds no lock that a drop could need, and where the
+    /// drop has to wait for anything else, the size is forgotten all the same.
+    fn wait_for_size(&self, inode: &Inode) {
+        let is_stale = || inode.file.as_ref().is_some_and(|file| file.kernel_stale().is_some());
+        if !is_stale() {
+            return;
+        }
+        fuse::about_to_wait();
+        if !self.invalidations.wait(inode, OPEN_WAIT) || is_stale() {
+            self.invalidations.forget_attributes(inode.nodeid);
+        }
     }
 
     fn open_below(&self, inode: &Inode, asked: OFlags) -> Result<(OwnedFd, OFlags), Errno> {

@@ -94,7 +94,7 @@ impl Passthrough {
         match request.operation {
             Operation::Lookup { name } => {
                 self.lookers.looks_up(task, node);
-                self.answer_entry(reply, self.lookup(node, name))
+                self.answer_entry(reply, self.lookup(node, name, task))
             }
             Operation::Forget { lookups } => {
                 reply.none();

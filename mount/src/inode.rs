@@ -29,7 +29,6 @@ use rustix::fs::{AtFlags, FileType, Statx, StatxFlags, statx};
 use std::ffi::{CStr, CString};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::Instant;
 
 /// What every stat asks for.
 pub(crate) const STATX_MASK: StatxFlags = StatxFlags::BASIC_STATS.union(StatxFlags::BTIME);
@@ -102,8 +101,18 @@ pub(crate) enum Believed {
     Dropping,
 }
 
+/// What has become of what the kernel believes of a name, when it has moved or removed it.
+pub(crate) enum Moved {
+    /// It was not told to believe that name for long: of this node.
+    NotBelieved,
+    /// Remembered under its new name, if it has one.
+    Remembered,
+    /// It must be told to drop it, because it believes it for long and no successor would know of it.
+    Unknown(Name),
+}
+
 /// A name that the kernel knows a node by.
-#[derive(PartialEq, Eq)]
+#[derive(PartialEq, Eq, Hash)]
 pub(crate) struct Name {
     /// The directory it is in.
     pub parent: u64,
@@ -160,22 +169,21 @@ impl Inode {
         }
     }
 
-    /// The kernel has moved the name, or removed it. Returns a name that it must be told to drop, because it believes it for long and no
-    /// successor would know of it.
-    pub(crate) fn name_moved(&self, from: (u64, &CStr), to: Option<(u64, &CStr)>) -> Option<Name> {
+    /// The kernel has moved the name, or removed it.
+    pub(crate) fn name_moved(&self, from: (u64, &CStr), to: Option<(u64, &CStr)>) -> Moved {
         let mut believed = self.name.lock();
         if !matches!(&*believed, Believed::Name(known) if known.parent == from.0 && *known.name == *from.1) {
-            return None;
+            return Moved::NotBelieved;
         }
         let is_recorded = self.slot.as_ref().is_some_and(|slot| slot.record_name(to));
         let name = to.map(|(parent, name)| Name { parent, name: name.to_owned() });
-        let (now, dropped) = match name {
-            None => (Believed::Nothing, None),
-            Some(name) if is_recorded => (Believed::Name(name), None),
-            Some(name) => (Believed::Dropping, Some(name)),
+        let (now, moved) = match name {
+            None => (Believed::Nothing, Moved::Remembered),
+            Some(name) if is_recorded => (Believed::Name(name), Moved::Remembered),
+            Some(name) => (Believed::Dropping, Moved::Unknown(name)),
         };
         *believed = now;
-        dropped
+        moved
     }
 
     /// The kernel has dropped the name that it was told to drop.
@@ -185,7 +193,7 @@ impl Inode {
             slot.record_name(None);
         }
         *believed = Believed::Nothing;
-        self.stale.lock().name_dropped(Instant::now());
+        self.stale.lock().name_dropped();
     }
 
     /// Writes down how the file is left if we die. The caller holds `changing`.

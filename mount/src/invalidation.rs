@@ -1,19 +1,30 @@
 //! Having the kernel drop cached pages, from a thread of its own.
 //!
-//! Never inside the handling of a request: the kernel waits for pages that the request's caller holds locked until it has its answer.
+//! Never inside the handling of a request: the kernel waits for pages that the request's caller holds locked until it has its answer. (Attributes are
+//! forgotten without any such wait: see [`Invalidations::forget_attributes`].)
 //! So requests only note what must go. What is noted is bounded by the number of inodes: ranges of one inode merge, and of each inode
-//! one name is believed for long. It is also written down, so that a successor drops what this daemon could not any more.
+//! one name is believed for long; of what was renamed, each new name is noted once. But for the latter it is also written down, so that a successor drops
+//! what this daemon could not any more.
 //!
-//! Only the answer to a write(2) may wait for what it has asked for, and for a limited time: the drop may wait in turn for pages that
+//! Only the answers to a write(2) and to an open may wait for what it has asked for, and for a limited time: the drop may wait in turn for pages that
 //! another request holds, or that very write, and for what the workers write back. So never all workers wait.
 
 use crate::handover::layout::node;
 use crate::inode::{Inode, Name};
-use fuse::{Errno, Notifier};
+use fuse::abi::init;
+use fuse::{Errno, Notifier, Session};
 use hashbrown::HashMap;
 use parking_lot::{Condvar, Mutex};
+use std::collections::VecDeque;
+use std::ffi::CStr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+/// Pause before the kernel is asked once more for a name that it did not have, and how often it is asked in all.
+const AGAIN_PAUSE: Duration = Duration::from_millis(20);
+const TRIES_MAX: u32 = 10;
+/// Names that it is asked for once more; those beyond are not.
+const AGAIN_MAX: usize = 1024;
 
 struct Pages {
     inode: Arc<Inode>,
@@ -27,6 +38,10 @@ struct Pages {
 struct State {
     pages: HashMap<u64, Pages>,
     names: Vec<(Arc<Inode>, Name)>,
+    /// Names that were moved, and whether the kernel has but to look them up again.
+    moved: HashMap<Name, bool>,
+    /// Those of them that the kernel did not have yet, when they are due, and how often it was asked.
+    again: VecDeque<(Instant, Name, u32)>,
     /// The node whose pages the kernel is being told to drop.
     delivering: Option<u64>,
     /// Threads in [`Invalidations::wait`].
@@ -41,12 +56,17 @@ pub(crate) struct Invalidations {
     /// The pages of a node were dropped.
     delivered: Condvar,
     waiting_max: usize,
+    notifier: Notifier,
+    /// Whether the kernel can look a name up again and keep it meanwhile (Linux 6.2).
+    can_expire: bool,
 }
 
 impl Invalidations {
     /// For that many workers, of which at most half wait at a time.
-    pub(crate) fn new(workers: usize) -> Invalidations {
+    pub(crate) fn new(workers: usize, session: &Session) -> Invalidations {
         Invalidations {
+            notifier: session.notifier(),
+            can_expire: session.negotiated().capabilities & init::HAS_EXPIRE_ONLY != 0,
             state: Mutex::default(),
             wake: Condvar::new(),
             delivered: Condvar::new(),
@@ -101,6 +121,27 @@ impl Invalidations {
         self.wake.notify_one();
     }
 
+    /// The kernel forgets the attributes of a node, and has done so when this returns. To be called for what somebody asks to open, before he is answered.
+    ///
+    /// A worker may do this, as nothing in it waits for an answer (fs/fuse/inode.c, `fuse_reverse_inval_inode`, with a negative offset; 6.1 to 6.18): the inode
+    /// is found, which would wait for one that is being freed, but who opens it holds it, and so this is not the last to let it go either; its spin
+    /// lock is taken, and no other lock of it or of its pages. `killsb` is taken for reading: to write, only a mount that ends does, and in a mount that ends
+    /// nobody opens anything.
+    pub(crate) fn forget_attributes(&self, nodeid: u64) {
+        // Whatever the error: the kernel does not know it, or the mount is gone.
+        let _ = self.notifier.inval_inode(nodeid, -1, 0);
+    }
+
+    /// The kernel must look up again what was renamed to that: in the directory of that node, by that name. `expire_only`: it may be right all the same, and
+    /// then nothing that is below it, or cached of it, may be lost. (A kernel that can only drop it is not told then.)
+    pub(crate) fn request_moved(&self, to: (u64, &CStr), expire_only: bool) {
+        if expire_only && !self.can_expire {
+            return;
+        }
+        self.state.lock().moved.insert(Name { parent: to.0, name: to.1.to_owned() }, expire_only);
+        self.wake.notify_one();
+    }
+
     /// Ends [`Invalidations::deliver`].
     pub(crate) fn close(&self) {
         self.state.lock().closing = true;
@@ -108,18 +149,34 @@ impl Invalidations {
     }
 
     /// The thread's work. Returns after [`Invalidations::close`].
-    pub(crate) fn deliver(&self, notifier: &Notifier) {
+    pub(crate) fn deliver(&self) {
+        let notifier = &self.notifier;
         let mut state = self.state.lock();
         while !state.closing {
+            let moved = std::mem::take(&mut state.moved);
+            let mut moved: Vec<_> =
+                moved.into_iter().map(|(name, expire_only)| (name, expire_only, TRIES_MAX)).collect();
+            let due = state.again.front().map(|(due, _, _)| *due);
+            if due.is_some_and(|due| due <= Instant::now())
+                && let Some((_, name, tries)) = state.again.pop_front()
+            {
+                moved.push((name, true, tries));
+            }
             let name = state.names.pop();
             let node = state.pages.keys().next().copied();
             let pages = node.and_then(|node| state.pages.remove(&node));
             state.delivering = node;
-            if name.is_none() && pages.is_none() {
-                self.wake.wait(&mut state);
+            if name.is_none() && pages.is_none() && moved.is_empty() {
+                match due {
+                    Some(due) => drop(self.wake.wait_until(&mut state, due)),
+                    None => self.wake.wait(&mut state),
+                }
                 continue;
             }
             drop(state);
+            for (name, expire_only, tries) in moved {
+                self.deliver_moved(name, expire_only, tries);
+            }
             if let Some((inode, name)) = name {
                 // Whatever the error: the kernel does not know the name any more, or the mount is gone.
                 let _ = notifier.inval_entry(name.parent, &name.name, false);
@@ -135,6 +192,20 @@ impl Invalidations {
                 if let Some(_changing) = pages.inode.changing.try_lock() {
                     pages.inode.record_stamp();
                 }
+            }
+        }
+    }
+
+    /// The kernel holds the directories locked until it has moved the name, some time after the answer to the rename; so this waits for it (fs/fuse/dir.c,
+    /// `fuse_reverse_inval_entry`). But from 6.19 it looks whether it has the name before it locks anything, and says ENOENT if not. So then it is asked
+    /// again, but not any more to drop a name, which could be another one by then. Should all this not do, whoever opens what it leads to is sent back
+    /// (`stale.rs`).
+    fn deliver_moved(&self, name: Name, expire_only: bool, tries: u32) {
+        let result = self.notifier.inval_entry(name.parent, &name.name, expire_only);
+        if result == Err(Errno::NOENT) && self.can_expire && tries > 1 {
+            let mut state = self.state.lock();
+            if state.again.len() < AGAIN_MAX {
+                state.again.push_back((Instant::now() + AGAIN_PAUSE, name, tries - 1));
             }
         }
     }

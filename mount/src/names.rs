@@ -8,7 +8,7 @@
 
 use crate::credentials::{Acting, Creator, Privilege};
 use crate::filesystem::Passthrough;
-use crate::inode::{Believed, Found, Inode, Name, STATX_MASK, device_of, stat};
+use crate::inode::{Believed, Found, Inode, Moved, Name, STATX_MASK, device_of, stat};
 use crate::resent::Attempt;
 use crate::stale::{self, Stale};
 use crate::system::ProcPath;
@@ -21,6 +21,14 @@ use std::time::Instant;
 
 /// Longest target of a symbolic link, as everywhere in Linux.
 const TARGET_BYTES_MAX: usize = 4096;
+
+/// What a rename moves, or replaces.
+struct Subject {
+    /// Whether something is there below.
+    was_found: bool,
+    /// The node of it, if the kernel knows it, and a descriptor that keeps it.
+    known: Option<(Arc<Inode>, OwnedFd)>,
+}
 
 impl Passthrough {
     /// Opens a name with O_PATH and learns who it is.
@@ -44,6 +52,7 @@ impl Passthrough {
     /// What the kernel is told of a file that was found, with one more lookup.
     fn enter(&self, found: Found, name: Option<(&Inode, &CStr)>) -> Result<(abi::EntryOut, Arc<Inode>), Errno> {
         let inode = self.inodes.reference(found);
+        inode.stale.lock().looked_up(Instant::now);
         // Stat again, now that the borrower's view of it can be held still.
         let now = self.inodes.anchor(&inode).and_then(|anchor| self.stat_observed(&inode, &anchor));
         match now {
@@ -63,10 +72,15 @@ impl Passthrough {
         }
     }
 
-    pub(crate) fn lookup(&self, parent: u64, name: &CStr) -> Result<abi::EntryOut, Errno> {
-        let parent = self.inodes.get(parent)?;
-        let found = self.find(self.inodes.anchor(&parent)?, name)?;
-        Ok(self.enter(found, Some((&parent, name)))?.0)
+    pub(crate) fn lookup(&self, parent: u64, name: &CStr, task: u32) -> Result<abi::EntryOut, Errno> {
+        let find = || {
+            let parent = self.inodes.get(parent)?;
+            let found = self.find(self.inodes.anchor(&parent)?, name)?;
+            Ok(self.enter(found, Some((&parent, name)))?.0)
+        };
+        let entry: Result<abi::EntryOut, Errno> = find();
+        self.sent_back.looked_up(task, entry.as_ref().ok().map(|entry| entry.nodeid), Instant::now);
+        entry
     }
 
     /// For a listing. None: the kernel knows the file, and may believe for longer what it was told of it than what it would be told now.
@@ -108,13 +122,13 @@ impl Passthrough {
             false if inode.stale.lock().is_possible(Instant::now) => stale::Found::PerhapsStale,
             false => stale::Found::Nothing,
         };
-        self.check_way(task, found)
+        self.check_way(task, inode, found)
     }
 
     /// The same of what is asked for by a name or by who has the file open, and means it.
     pub(crate) fn check_name_unless_open(&self, inode: &Arc<Inode>, task: u32) -> Result<(), Errno> {
         match inode.is_open() {
-            true => self.check_way(task, stale::Found::Nothing),
+            true => self.check_way(task, inode, stale::Found::Nothing),
             false => self.check_name(inode, task),
         }
     }
@@ -127,8 +141,8 @@ impl Passthrough {
         }
     }
 
-    fn check_way(&self, task: u32, found: stale::Found) -> Result<(), Errno> {
-        match self.sent_back.sends_back(task, found, Instant::now) {
+    fn check_way(&self, task: u32, inode: &Inode, found: stale::Found) -> Result<(), Errno> {
+        match self.sent_back.sends_back(task, inode.nodeid, found, Instant::now) {
             true => Err(Errno::STALE),
             false => Ok(()),
         }
@@ -275,19 +289,31 @@ impl Passthrough {
             rustix::fs::unlinkat(&anchor, name, flags)
         });
         if removed.is_ok() {
-            self.name_changed(victim.as_ref(), (&*parent, name), None);
+            self.name_removed(victim.as_ref(), (&*parent, name));
         }
         attempt.finish(removed, |()| 0)?;
         self.after_loss(victim);
         Ok(())
     }
 
-    /// A name was moved or removed through us: the kernel knows. With `to`, it has taken what it believes of the name along.
-    fn name_changed(&self, victim: Option<&(Arc<Inode>, OwnedFd)>, from: (&Inode, &CStr), to: Option<(&Inode, &CStr)>) {
-        let Some((inode, _)) = victim else { return };
-        let to = to.map(|(parent, name)| (parent.nodeid, name));
-        if let Some(name) = inode.name_moved((from.0.nodeid, from.1), to) {
-            self.invalidations.request_name(inode, name);
+    /// A name was removed through us: the kernel knows.
+    fn name_removed(&self, victim: Option<&(Arc<Inode>, OwnedFd)>, from: (&Inode, &CStr)) {
+        if let Some((inode, _)) = victim {
+            inode.name_moved((from.0.nodeid, from.1), None);
+        }
+    }
+
+    /// A name was moved through us: the kernel has taken along what it believes of it. That need not be this file, if somebody has replaced the file beside
+    /// us: before it renames the kernel does not look up again what it believes. Then it has to look the new name up again.
+    fn name_moved(&self, subject: &Subject, from: (&Inode, &CStr), to: (&Inode, &CStr)) {
+        let to = (to.0.nodeid, to.1);
+        let known =
+            subject.known.as_ref().map(|(inode, _)| (inode, inode.name_moved((from.0.nodeid, from.1), Some(to))));
+        match known {
+            Some((_, Moved::Remembered)) => {}
+            Some((inode, Moved::Unknown(name))) => self.invalidations.request_name(inode, name),
+            Some((_, Moved::NotBelieved)) => self.invalidations.request_moved(to, true),
+            None => self.invalidations.request_moved(to, !subject.was_found),
         }
     }
 
@@ -302,11 +328,21 @@ impl Passthrough {
         creator: Creator,
         attempt: &Attempt<'_>,
     ) -> Result<(), Errno> {
+        let flags = RenameFlags::from_bits_retain(flags);
+        let is_exchange = flags.contains(RenameFlags::EXCHANGE);
         if let Some(result) = attempt.done() {
+            // What was asked of the kernel then, it may not have been told.
+            if result.is_ok() {
+                self.invalidations.request_moved((new_parent, new_name), true);
+                if is_exchange {
+                    self.invalidations.request_moved((parent, name), true);
+                }
+            }
             return result.map(drop);
         }
         let parent = self.inodes.get(parent)?;
         let new_parent = self.inodes.get(new_parent)?;
+        let (here, there) = ((&*parent, name), (&*new_parent, new_name));
         let from = self.inodes.anchor(&parent)?;
         let to = self.inodes.anchor(&new_parent)?;
         let (found, target) = (self.find(&from, name), self.find(&to, new_name));
@@ -318,12 +354,14 @@ impl Passthrough {
             && was == inode_of(&target)
             && was != subject
         {
-            self.name_changed(self.known(target).as_ref(), (&*parent, name), Some((&*new_parent, new_name)));
+            self.name_moved(&self.subject(target), here, there);
+            if is_exchange {
+                self.name_moved(&self.subject(found), there, here);
+            }
             return Ok(());
         }
-        let (moved, replaced) = (self.known(found), self.known(target));
-        let flags = RenameFlags::from_bits_retain(flags);
-        let inodes = [moved.as_ref().map(|(inode, _)| inode), replaced.as_ref().map(|(inode, _)| inode)];
+        let (moved, replaced) = (self.subject(found), self.subject(target));
+        let inodes = [&moved, &replaced].map(|subject| subject.known.as_ref().map(|(inode, _)| inode));
         attempt.begin(subject);
         let renamed = self.change_attributes(inodes, || {
             // A whiteout is a new file, and the caller's.
@@ -334,16 +372,22 @@ impl Passthrough {
             rustix::fs::renameat_with(&from, name, &to, new_name, flags)
         });
         if renamed.is_ok() {
-            let (here, there) = ((&*parent, name), (&*new_parent, new_name));
-            self.name_changed(moved.as_ref(), here, Some(there));
-            let exchanged = flags.contains(RenameFlags::EXCHANGE).then_some(here);
-            self.name_changed(replaced.as_ref(), there, exchanged);
+            self.name_moved(&moved, here, there);
+            match is_exchange {
+                true => self.name_moved(&replaced, there, here),
+                false => self.name_removed(replaced.known.as_ref(), there),
+            }
         }
         attempt.finish(renamed, |()| 0)?;
-        if !flags.contains(RenameFlags::EXCHANGE) {
-            self.after_loss(replaced);
+        if !is_exchange {
+            self.after_loss(replaced.known);
         }
         Ok(())
+    }
+
+    /// What is about to be moved.
+    fn subject(&self, found: Result<Found, Errno>) -> Subject {
+        Subject { was_found: found.is_ok(), known: self.known(found) }
     }
 
     /// The node behind a name that is about to be lost or moved, if the kernel knows it, and a descriptor that keeps it.

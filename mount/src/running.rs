@@ -205,10 +205,9 @@ fn start_threads(
         };
         workers.push(worker);
     }
-    let notifier = session.notifier();
-    let of_attributes = notifier.clone();
+    let of_attributes = session.notifier();
     for (name, work) in [
-        (NOTIFIER, Box::new(move |shared: &Shared| shared.filesystem.invalidations.deliver(&notifier)) as Work),
+        (NOTIFIER, Box::new(|shared: &Shared| shared.filesystem.invalidations.deliver()) as Work),
         (NOTIFIER, Box::new(move |shared: &Shared| shared.filesystem.beside.run(&shared.filesystem, &of_attributes))),
         ("puma-sweep", Box::new(|shared: &Shared| shared.filesystem.sweep.run(&shared.filesystem))),
         (JANITOR, Box::new(|shared: &Shared| shared.filesystem.ledger.tend(&shared.filesystem.inodes))),

@@ -304,7 +304,7 @@ fn serve<E: Into<Box<dyn std::error::Error + Send + Sync>>>(
         resent: Resent::default(),
         borrower,
         ledger: Ledger::new(config),
-        invalidations: Invalidations::new(config.threads.max(THREADS_MIN)),
+        invalidations: Invalidations::new(config.threads.max(THREADS_MIN), &session),
         sweep: Sweep::default(),
         lookers: Lookers::default(),
         sent_back: SentBack::default(),

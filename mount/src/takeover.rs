@@ -77,7 +77,9 @@ impl Mount {
             make_borrower(MountInfo { device: own_device }).map_err(|error| Error::Borrower(error.into()))?;
         let (source, mountpoint) = (state.source.clone(), state.mountpoint.clone());
         let connection = Connection::new(&session, &keep.memory, config.pass);
-        let filesystem = restore(config, state, readable, opens, nodes, keep, connection, borrower).map_err(taking)?;
+        let invalidations = Invalidations::new(config.threads.max(THREADS_MIN), &session);
+        let filesystem = restore(config, state, readable, opens, nodes, keep, connection, invalidations, borrower)
+            .map_err(taking)?;
         if can_resend && let Err(error) = session.notifier().resend() {
             // The mount has gone meanwhile.
             tracing::debug!(%error, "the kernel does not send requests again");
@@ -99,6 +101,7 @@ fn restore(
     mut held: HashMap<u64, OwnedFd>,
     keep: Arc<Keep>,
     connection: Arc<Connection>,
+    invalidations: Invalidations,
     borrower: Arc<Borrower>,
 ) -> io::Result<Passthrough> {
     let privilege = if state.root { Privilege::Root } else { Privilege::User };
@@ -142,7 +145,7 @@ fn restore(
         resent,
         borrower,
         ledger: Ledger::new(config),
-        invalidations: Invalidations::new(config.threads.max(THREADS_MIN)),
+        invalidations,
         sweep: Sweep::default(),
         lookers: Lookers::default(),
         sent_back: SentBack::default(),

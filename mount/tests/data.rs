@@ -359,12 +359,43 @@ fn changes_beside_are_seen_on_open() {
     fs::write(m.below("a"), b"new").unwrap();
     assert_eq!(fs::read(m.path("a")).unwrap(), b"new");
     fs::write(m.below("a"), b"longer").unwrap();
-    wait_until("the new size is seen", || fs::read(m.path("a")).unwrap() == b"longer");
+    assert_eq!(fs::read(m.path("a")).unwrap(), b"longer");
     let mut file = File::open(m.path("a")).unwrap();
     file.seek(std::io::SeekFrom::Start(3)).unwrap();
     let mut rest = String::new();
     file.read_to_string(&mut rest).unwrap();
     assert_eq!(rest, "ger");
+}
+
+/// Whoever opens a file whose size was changed beside the mount finds the new end, however long the kernel believes attributes, and whether the file is passed
+/// through or not.
+#[test]
+fn sizes_changed_beside_are_seen_on_open() {
+    if !can_mount("sizes_changed_beside_are_seen_on_open") {
+        return;
+    }
+    for pass in [false, true] {
+        // Of changes on a ramfs nobody is told.
+        let (directory, below) = new_below();
+        let over = FileSystem::ramfs(&below);
+        let m = Mounted::over(directory, Some(over), |config| {
+            config.attr_timeout = Duration::from_secs(3600);
+            config.pass = pass;
+        });
+        let below = File::create(m.below("a")).unwrap();
+        for round in 1..=100 {
+            let _known = fs::metadata(m.path("a")).unwrap();
+            below.set_len(round * 10).unwrap();
+            let mut file = File::options().read(true).append(true).open(m.path("a")).unwrap();
+            assert_eq!(file.seek(std::io::SeekFrom::End(0)).unwrap(), round * 10);
+            let mut bytes = Vec::new();
+            file.rewind().unwrap();
+            file.read_to_end(&mut bytes).unwrap();
+            assert_eq!(bytes.len() as u64, round * 10);
+            drop(file);
+            m.wait_until_closed();
+        }
+    }
 }
 
 /// A change beside the mount is found also when a change of ours has failed in between.

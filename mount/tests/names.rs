@@ -9,6 +9,8 @@ use std::fs;
 use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use support::*;
 
 #[test]
@@ -286,6 +288,82 @@ fn names_changed_beside_show_at_the_next_open() {
     assert!(fs::read_to_string(m.path("x")).is_err());
 }
 
+/// A name that was replaced beside the mount, and is then renamed through it, leads to what was renamed, also when the kernel had not looked at it in between:
+/// under either name, if two were exchanged.
+#[test]
+fn what_was_replaced_beside_and_then_renamed_is_what_the_new_name_leads_to() {
+    if !can_mount("what_was_replaced_beside_and_then_renamed_is_what_the_new_name_leads_to") {
+        return;
+    }
+    let m = Mounted::through();
+    let known = m.mount().status().inodes;
+    let replace_beside = |name: &str, with: &dyn Fn(&Path)| {
+        with(&m.below("new"));
+        rustix::fs::renameat_with(CWD, m.below("new"), CWD, m.below(name), RenameFlags::EXCHANGE).unwrap();
+        fs::remove_file(m.below("new")).unwrap();
+    };
+    let rename = |from: &str, to: &str, flags| renameat_with(CWD, m.path(from), CWD, m.path(to), flags).unwrap();
+    let newer = |path: &Path| fs::write(path, "newer").unwrap();
+    let look = |name: &str| fs::metadata(m.path(name)).unwrap().ino() == fs::metadata(m.below(name)).unwrap().ino();
+
+    for round in 0..3 {
+        // What the kernel has not heard of, what it knows by another name, and what it knows and believes nothing of for long.
+        let [a, b, other] = ["a", "b", "other"].map(|name| format!("{name}{round}"));
+        fs::write(m.path(&a), "older").unwrap();
+        fs::write(m.path(&other), "newer").unwrap();
+        m.wait_until_closed();
+        replace_beside(&a, &|new| match round {
+            0 => newer(new),
+            1 => fs::rename(m.below(&other), new).unwrap(),
+            _ => fs::hard_link(m.below(&other), new).unwrap(),
+        });
+        rename(&a, &b, RenameFlags::empty());
+        wait_until("the new name leads to what was renamed", || look(&b));
+        assert_eq!(fs::read_to_string(m.path(&b)).unwrap(), "newer");
+        let _ = fs::remove_file(m.path(&other));
+        fs::remove_file(m.path(&b)).unwrap();
+    }
+
+    let names = ["x", "y"];
+    for name in names {
+        fs::write(m.path(name), "older").unwrap();
+    }
+    m.wait_until_closed();
+    names.into_iter().for_each(|name| replace_beside(name, &newer));
+    rename("x", "y", RenameFlags::EXCHANGE);
+    for name in names {
+        wait_until("the name leads to what was exchanged", || look(name));
+        assert_eq!(fs::read_to_string(m.path(name)).unwrap(), "newer");
+        fs::remove_file(m.path(name)).unwrap();
+    }
+    wait_until("the files that were replaced are let go", || m.mount().status().inodes <= known);
+}
+
+/// The same when the mount has found out before the rename reaches it that the name is not the older file's any more.
+#[test]
+fn what_was_renamed_while_its_name_was_dropped_is_what_the_new_name_leads_to() {
+    if !can_mount("what_was_renamed_while_its_name_was_dropped_is_what_the_new_name_leads_to") {
+        return;
+    }
+    let m = Mounted::with(|config| config.attr_timeout = std::time::Duration::ZERO);
+    for round in 0..100 {
+        let [a, b] = ["a", "b"].map(|name| format!("{name}{round}"));
+        fs::write(m.path(&a), "older").unwrap();
+        m.wait_until_closed();
+        let open = fs::File::open(m.path(&a)).unwrap();
+        fs::write(m.below("new"), "newer").unwrap();
+        fs::rename(m.below("new"), m.below(&a)).unwrap();
+        std::thread::scope(|scope| {
+            // After each answer the name is looked at.
+            scope.spawn(|| open.metadata().unwrap());
+            fs::rename(m.path(&a), m.path(&b)).unwrap();
+        });
+        assert_eq!(fs::read_to_string(m.path(&b)).unwrap(), "newer", "round {round}");
+        drop(open);
+        fs::remove_file(m.path(&b)).unwrap();
+    }
+}
+
 /// That a name is another file's by now may be found out by somebody else: until the kernel has dropped it, whoever comes by it is sent back, too.
 /// And whoever comes by a name that is right is let in.
 #[test]
@@ -333,6 +411,40 @@ fn a_name_that_leads_nowhere_lets_nobody_in_elsewhere() {
     fs::rename(m.below("new"), m.below("y")).unwrap();
     assert_eq!(errno_of(fs::read(m.path("x"))), libc::ENOENT);
     assert_eq!(fs::read_to_string(m.path("y")).unwrap(), "newer");
+}
+
+/// However often a name is replaced beside the mount: who opens it opens a file that has had the name since it asked.
+#[test]
+fn a_name_that_is_replaced_all_the_time_can_be_opened() {
+    if !can_mount("a_name_that_is_replaced_all_the_time_can_be_opened") {
+        return;
+    }
+    let m = Mounted::through();
+    let is_over = AtomicBool::new(false);
+    let current = AtomicU64::new(0);
+    fs::write(m.below("a"), 0u64.to_ne_bytes()).unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for number in 1u64.. {
+                if is_over.load(Ordering::SeqCst) {
+                    break;
+                }
+                fs::write(m.below("new"), number.to_ne_bytes()).unwrap();
+                fs::rename(m.below("new"), m.below("a")).unwrap();
+                current.store(number, Ordering::SeqCst);
+            }
+        });
+        let check = (0..2000).try_for_each(|round| {
+            let at_least = current.load(Ordering::SeqCst);
+            let read = fs::read(m.path("a")).map_err(|error| format!("round {round}: {error}"))?;
+            match read.try_into().map(u64::from_ne_bytes) {
+                Ok(number) if number >= at_least => Ok(()),
+                found => Err(format!("round {round}: {found:?} < {at_least}")),
+            }
+        });
+        is_over.store(true, Ordering::SeqCst);
+        check.unwrap();
+    });
 }
 
 /// Flags are asked for by who has the file open: they are the file's, whatever has become of its name.

@@ -3,6 +3,7 @@
 use crate::Policy;
 use std::io;
 use std::net::Shutdown;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::time::{Duration, Instant};
@@ -12,6 +13,7 @@ use wire::key::PoolKey;
 use wire::listener::Listener;
 use wire::named::{self, Greeted};
 use wire::secure::Security;
+use wire::strangers::{Stranger, Strangers};
 use wire::{Advice, Kind, Refused};
 use zerocopy::FromBytes;
 
@@ -20,6 +22,8 @@ const ANSWER_LIMIT: Duration = Duration::from_secs(5);
 const TICK: Duration = Duration::from_millis(250);
 /// Guests that are listened to at once.
 const CONNECTIONS_MAX: usize = 16;
+/// Connections that are being greeted at once, beside those. When one more comes, the oldest goes.
+const STRANGERS_MAX: usize = 16;
 /// Pause after a connection could not be accepted.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Asked, and not answered yet.
@@ -37,27 +41,25 @@ pub struct Asked {
 
 /// Listens to guests for as long as somebody takes what they ask.
 pub fn listen(listener: &Listener, keys: &[Option<PoolKey>], asked: &SyncSender<Asked>) {
-    let connections = AtomicUsize::new(0);
+    let (connections, strangers) = (AtomicUsize::new(0), Strangers::new(STRANGERS_MAX));
     std::thread::scope(|scope| {
         loop {
             let mut fds = [rustix::event::PollFd::new(listener, rustix::event::PollFlags::IN)];
             let _ = rustix::event::poll(&mut fds, None);
             match listener.accept() {
-                Ok(stream) if connections.load(Relaxed) < CONNECTIONS_MAX => {
-                    connections.fetch_add(1, Relaxed);
+                Ok(stream) => {
+                    let stream = Arc::new(stream);
+                    let Some(stranger) = strangers.enter(&stream) else { continue }; // Closed without a word.
                     let (asked, connections) = (asked.clone(), &connections);
                     let serve = move || {
-                        if let Err(broken) = serve(&stream, keys, &asked) {
+                        if let Err(broken) = serve(&stream, stranger, keys, &asked, connections) {
                             tracing::debug!(peer = stream.peer(), %broken, "a guest's advice");
                         }
                         let _ = stream.shutdown(Shutdown::Both);
-                        connections.fetch_sub(1, Relaxed);
                     };
-                    if std::thread::Builder::new().name("puma-advice".into()).spawn_scoped(scope, serve).is_err() {
-                        connections.fetch_sub(1, Relaxed);
-                    }
+                    // Without a thread it is closed.
+                    let _ = std::thread::Builder::new().name("puma-advice".into()).spawn_scoped(scope, serve);
                 }
-                Ok(_closed_without_a_word) => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(error) => {
                     tracing::debug!(%error, "cannot accept a connection");
@@ -68,9 +70,27 @@ pub fn listen(listener: &Listener, keys: &[Option<PoolKey>], asked: &SyncSender<
     });
 }
 
-fn serve(stream: &Stream, keys: &[Option<PoolKey>], asked: &SyncSender<Asked>) -> Result<(), Broken> {
+fn serve(
+    stream: &Stream,
+    stranger: Stranger<'_>,
+    keys: &[Option<PoolKey>],
+    asked: &SyncSender<Asked>,
+    connections: &AtomicUsize,
+) -> Result<(), Broken> {
     let keys: Vec<Option<&PoolKey>> = keys.iter().map(Option::as_ref).collect();
-    let Greeted { nth, channel, mut reader } = named::greet(stream, &keys, wire::ROLE_ADVISER, "pumapool numa advise")?;
+    let greeted = named::greet(stream, &keys, wire::ROLE_ADVISER, "pumapool numa advise")?;
+    drop(stranger);
+    let served = if connections.fetch_add(1, Relaxed) < CONNECTIONS_MAX {
+        hear(stream, greeted, asked)
+    } else {
+        Err(named::refuse(stream, &greeted.channel, wire::REFUSED_BUSY, "too many guests ask just now: try again"))
+    };
+    connections.fetch_sub(1, Relaxed);
+    served
+}
+
+fn hear(stream: &Stream, greeted: Greeted, asked: &SyncSender<Asked>) -> Result<(), Broken> {
+    let Greeted { nth, channel, mut reader } = greeted;
     named::welcome(stream, &channel)?;
     let frame = reader.next(stream, Instant::now() + ANSWER_LIMIT, |kind| kind == Kind::Advise)?;
     let advice = Advice::read_from_bytes(frame.body).map_err(|_| Broken::Unexpected(Kind::Advise))?;

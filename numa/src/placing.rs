@@ -1,5 +1,6 @@
 //! Several targets, each with its policy, under one limit: what they have is placed, and kept so as it changes, a period of a second at a time.
 
+use crate::apply::Applied;
 use crate::carrefour::{Sample, State};
 use crate::follow::Followed;
 use crate::process::{self, Process};
@@ -369,9 +370,8 @@ impl Target {
                     moved_bytes += bytes;
                     moved_bytes < left_bytes && goes_on()
                 })?;
-                // What the limit has left over, and what was in use just then, is for the next period; unless nothing else is left, as of a guest
-                // with a device of its own: its pages are in use as long as it runs.
-                let is_done = moved_bytes < left_bytes && (applied.busy_pages == 0 || applied.moved_pages == 0);
+                // What the limit has left over, and what was in use just then, is for the next period.
+                let is_done = moved_bytes < left_bytes && is_settled(&applied);
                 *before = is_done.then_some((resident, period));
                 self.state = if applied.full_nodes.is_empty() {
                     if is_done { "spread" } else { "is being spread" }.to_owned()
@@ -385,9 +385,23 @@ impl Target {
     }
 }
 
+/// Whether the next period would find nothing to do. What is in use while nothing else can be moved, too, is pinned as a rule, for a device of a
+/// machine: it is tried again after [`LOOK_PERIODS`], else all memory were looked at in each.
+fn is_settled(applied: &Applied) -> bool {
+    applied.busy_pages == 0 || applied.moved_pages == 0
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn pinned_pages_are_not_tried_in_each_period() {
+        let applied = |moved_pages, busy_pages| Applied { pages: 9, moved_pages, busy_pages, ..Applied::default() };
+        assert!(is_settled(&applied(0, 0)) && is_settled(&applied(5, 0)));
+        assert!(!is_settled(&applied(5, 2)), "what was in use may be free now");
+        assert!(is_settled(&applied(0, 2)));
+    }
 
     #[test]
     fn targets_are_read_as_they_are_written() {

@@ -60,6 +60,17 @@ pub enum Moved {
     No(i32),
 }
 
+impl Moved {
+    /// The same of a unit that is at `now`, and was to come to `wanted`.
+    fn seen_at(self, now: Option<NodeId>, wanted: NodeId) -> Moved {
+        match now {
+            Some(now) if now == wanted => Moved::Yes,
+            Some(_) => self,
+            None => Moved::Gone,
+        }
+    }
+}
+
 impl Process {
     /// Begins to watch it.
     ///
@@ -275,17 +286,27 @@ impl Process {
             Err(error) if error.raw_os_error() == Some(libc::ENOMEM) => return self.move_by_node(moves),
             Err(error) => return Err(error),
         };
-        let became = |(status, node): (i32, i32)| match -status {
+        let became = |(status, node): (&i32, &i32)| match -status {
             _ if status == node => Moved::Yes,
             libc::ENOENT | libc::EFAULT => Moved::Gone,
             libc::EBUSY => Moved::Busy,
             libc::ENOMEM => Moved::Full,
             libc::EACCES => Moved::Shared,
             // On another node still: it could not be taken out of use.
-            _ if status >= 0 => Moved::Busy,
+            _ if *status >= 0 => Moved::Busy,
             errno => Moved::No(errno),
         };
-        Ok(status.into_iter().zip(nodes).map(became).collect())
+        let mut became: Vec<Moved> = status.iter().zip(&nodes).map(became).collect();
+        // Of pages in a row for one node, of which one could not be moved, the kernel says nothing, though it has moved the others
+        // (mm/migrate.c, move_pages_and_store_status).
+        let unknown: Vec<usize> = (0..became.len()).filter(|at| became[*at] == Moved::Busy).collect();
+        if !unknown.is_empty() {
+            let asked: Vec<Unit> = unknown.iter().map(|at| units[*at]).collect();
+            for (at, now) in unknown.into_iter().zip(self.nodes_of(&asked)?) {
+                became[at] = became[at].seen_at(now, moves[at].1);
+            }
+        }
+        Ok(became)
     }
 
     /// The same, node after node, where one of them is full.
@@ -302,11 +323,7 @@ impl Process {
                 _ => {}
             }
             for (at, now) in of_node.into_iter().zip(self.nodes_of(&units)?) {
-                became[at] = match now {
-                    Some(now) if now == node => Moved::Yes,
-                    Some(_) => Moved::Full,
-                    None => Moved::Gone,
-                };
+                became[at] = Moved::Full.seen_at(now, node);
             }
         }
         Ok(became)
@@ -453,6 +470,15 @@ pub(crate) fn shown(name: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_has_come_is_not_busy() {
+        let node = |text: &str| text.parse::<NodeId>().unwrap();
+        assert_eq!(Moved::Busy.seen_at(Some(node("1")), node("1")), Moved::Yes);
+        assert_eq!(Moved::Busy.seen_at(Some(node("0")), node("1")), Moved::Busy);
+        assert_eq!(Moved::Full.seen_at(Some(node("0")), node("1")), Moved::Full);
+        assert_eq!(Moved::Busy.seen_at(None, node("1")), Moved::Gone);
+    }
 
     #[test]
     fn only_own_memory_is_placed() {

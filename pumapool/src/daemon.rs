@@ -6,6 +6,7 @@
 //! All that can fail (log, control socket, signals) is done by [`Daemon::prepare`], before the daemon's own work begins: a
 //! mount that exists must never be left behind by an error.
 
+use crate::addresses;
 use crate::configuration::{self, Changeable};
 use crate::control::{self, Control, RemovedOnDrop};
 use crate::exit;
@@ -39,7 +40,7 @@ pub struct Options {
 
     /// Serve this daemon's metrics for Prometheus at http://ADDR/metrics: HOST:PORT or unix:PATH. Whoever can connect can read them, so
     /// that 127.0.0.1:PORT is a good choice.
-    #[arg(long, value_name = "ADDR", value_parser = crate::metrics::address)]
+    #[arg(long, value_name = "ADDR", value_parser = addresses::http)]
     pub metrics: Option<Address>,
 }
 

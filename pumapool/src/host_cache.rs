@@ -2,7 +2,7 @@
 
 use crate::daemon::{self, Daemon};
 use crate::mount::{self, Policies};
-use crate::{security, size};
+use crate::{addresses, security, size};
 use anyhow::{Context, Result, bail};
 use clap::{Parser, ValueEnum};
 use hostcache::guest::{self, Statistics, Stop};
@@ -44,7 +44,7 @@ pub struct GuestOptions {
     fs: PathBuf,
 
     /// Where the host listens: vsock:2:PORT, HOST:PORT or unix:PATH.
-    #[arg(long, value_name = "ADDR")]
+    #[arg(long, value_name = "ADDR", value_parser = addresses::peer)]
     to: Address,
 
     /// Whether the host is told what was read, so that it lets its copies go.
@@ -73,7 +73,7 @@ pub struct HostOptions {
     mountpoint: Option<PathBuf>,
 
     /// Where guests are listened to: vsock:PORT, HOST:PORT or unix:PATH.
-    #[arg(long, value_name = "ADDR")]
+    #[arg(long, value_name = "ADDR", value_parser = addresses::place)]
     listen: Address,
 
     /// An image below DIR (raw), and the file with the key of the guest whose disk it is, which that guest has a copy of. May be given

@@ -37,6 +37,7 @@ const MOUNTS_MAX: usize = 64;
 
 /// Options of `join`.
 #[derive(clap::Args)]
+#[command(mut_args(|argument| if argument.get_id() == "seeds" { argument.required(true) } else { argument }))]
 pub struct Options {
     /// A directory to mount, over itself or at MOUNTPOINT. May be given several times.
     #[arg(long = "mount", value_name = "SRC[:MOUNTPOINT]", required = true)]
@@ -92,7 +93,6 @@ struct Node {
 
 /// Runs the command.
 pub fn run(options: Options, log: &str) -> Result<ExitCode> {
-    ensure!(options.pool.is_wanted(), "there is no pool to join: name a node of it with --pool SEED_ADDR");
     ensure!(options.mounts.len() <= MOUNTS_MAX, "a node has at most {MOUNTS_MAX} mounts; start another one for more");
     let networks: Vec<_> = options.pool.network().into_iter().chain([options.lending.listen.clone()]).collect();
     let security = options.security.security(&networks)?;

@@ -23,6 +23,7 @@ use anyhow::{Context, Result};
 use mount::handover::channel::{Channel, Held, Message};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use rustix::fs::{Mode, OFlags};
 use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
@@ -106,8 +107,9 @@ struct Keeper {
     wants_reload: bool,
     /// It was told so, and has not answered.
     is_reloading: bool,
-    /// Where the command was given: paths in its arguments may be relative.
-    folder: PathBuf,
+    /// Where the command was given: paths in its arguments may be relative. Open since before there was a mount, as nobody may serve it when its
+    /// name leads there.
+    folder: Option<OwnedFd>,
     was_ready: bool,
     /// Killed, but not gone yet.
     dying: Vec<Child>,
@@ -142,7 +144,7 @@ pub fn run(
         control,
         metrics,
         signals,
-        folder: std::env::current_dir().unwrap_or_else(|_| "/".into()),
+        folder: rustix::fs::open(".", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).ok(),
         was_ready: false,
         dying: Vec::new(),
         gap: None,
@@ -429,8 +431,8 @@ impl Keeper {
             Some(door) => command.env(INHERITED_METRICS, door.as_fd().as_raw_fd().to_string()),
             None => command.env_remove(INHERITED_METRICS),
         };
-        if self.folder.is_dir() {
-            command.current_dir(&self.folder);
+        if let Some(folder) = &self.folder {
+            command.current_dir(format!("/proc/self/fd/{}", folder.as_raw_fd()));
         }
         // In the foreground a group of its own: what is typed at the terminal is for us to pass on. In the background it leaves our group when it serves.
         if self.log.is_none() {

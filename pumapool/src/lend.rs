@@ -2,7 +2,7 @@
 
 use crate::configuration::{self, Changeable};
 use crate::daemon::{self, Daemon};
-use crate::{confine, control, pool, security, size};
+use crate::{addresses, confine, control, pool, security, size};
 use anyhow::Result;
 use serde_json::json;
 use std::num::{NonZeroU32, NonZeroU64};
@@ -32,7 +32,7 @@ pub struct Options {
 #[group(id = "lending", multiple = true)]
 pub struct Lending {
     /// Where to listen: HOST:PORT, [IPV6]:PORT, unix:PATH or vsock:PORT. Port 0 lets the kernel choose one.
-    #[arg(long, value_name = "ADDR")]
+    #[arg(long, value_name = "ADDR", value_parser = addresses::place)]
     pub listen: Address,
 
     /// How much to lend at the most; `auto` lends all that the machine (or its cgroup) could spare.

@@ -12,7 +12,7 @@ use wire::address::Address;
 /// How often names are looked up again: as often as those of the pool's seeds.
 const LOOK_UP_INTERVAL: Duration = Duration::from_secs(60);
 
-/// Addresses of a name that are used; of more, which a resolver may give by turns, the first in order.
+/// Addresses of a name that are used; of more, which a resolver may give by turns, those used already, then the first in order.
 const NAME_ADDRESSES_MAX: usize = 16;
 
 /// The lenders of one mount.
@@ -64,22 +64,24 @@ impl Known {
     }
 
     /// A name was looked up. One that cannot be has the addresses of before, or is left to whoever connects, who says why.
-    fn looked_up(&mut self, name: &Address, found: Vec<Address>) {
+    fn looked_up(&mut self, name: &Address, mut found: Vec<Address>) {
+        found.sort();
         let failed = found.iter().all(|address| address == name);
         for (_, known) in self.named.iter_mut().filter(|(named, _)| named == name) {
             if failed && !known.is_empty() {
                 continue;
             }
-            known.iter_mut().for_each(|known| known.missing += 1);
+            for known in known.iter_mut() {
+                known.missing = if found.contains(&known.address) { 0 } else { known.missing + 1 };
+            }
             known.retain(|known| known.missing < MISSING_MAX && known.address != *name);
             for address in found.iter().cloned() {
-                match known.iter_mut().find(|known| known.address == address) {
-                    Some(known) => known.missing = 0,
-                    None => known.push(Found { address, missing: 0 }),
+                // Not in the place of one that is used: with that lender all its pages would go.
+                if known.len() < NAME_ADDRESSES_MAX && !known.iter().any(|known| known.address == address) {
+                    known.push(Found { address, missing: 0 });
                 }
             }
             known.sort_by(|one, other| one.address.cmp(&other.address));
-            known.truncate(NAME_ADDRESSES_MAX);
         }
     }
 }
@@ -174,9 +176,13 @@ mod tests {
         assert!(texts(&known.all()).contains(&"192.0.2.2:7000".to_owned()));
         (0..MISSING_MAX).for_each(|_| known.looked_up(&name, another.clone()));
         assert_eq!(texts(&known.all()), ["192.0.2.1:7000", "192.0.2.3:7000", "unix:/socket"]);
+        let used = vec![address("192.0.2.3:7000"), address("192.0.2.99:7000")];
+        known.looked_up(&name, used.clone());
         let many = (0..200).map(|number| address(&format!("192.0.2.{number}:7000"))).collect();
         known.looked_up(&name, many);
         assert_eq!(known.named[1].1.len(), NAME_ADDRESSES_MAX);
+        let all = known.all();
+        assert!(used.iter().all(|used| all.iter().any(|known| known.address == *used)), "who is used stays");
         // One of the pool that was named is there once, as it was named.
         let of_pool = |text: &str| LenderAddress { address: address(text), id: Some("abc".into()) };
         let before = known.all().len();

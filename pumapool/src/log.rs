@@ -3,12 +3,13 @@
 //! The log that a daemon makes for itself lies in `/run`, which is memory, and nobody rotates it. A lender that comes and goes makes a
 //! few lines a second, so that log has a bound: beyond it, it begins anew. A file that the user named is the user's.
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use rustix::fs::{fstat, ftruncate};
 use rustix::stdio::stderr;
 use std::io::{self, IsTerminal, Write};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
+use tracing::level_filters::LevelFilter;
 use tracing_subscriber::EnvFilter;
 
 /// Bytes of the log that a daemon makes for itself: some 20,000 lines, more than anybody reads.
@@ -23,8 +24,14 @@ type SetFilter = Box<dyn Fn(EnvFilter) -> Result<()> + Send + Sync>;
 static SET_FILTER: OnceLock<SetFilter> = OnceLock::new();
 
 fn filter(level: &str) -> Result<EnvFilter> {
-    // What chitchat has to say of single datagrams, our own lines say better; `chitchat=LEVEL` shows it all the same.
-    EnvFilter::try_new(format!("chitchat=off,{level}")).with_context(|| format!("--log {level}"))
+    // A word alone would be taken for the name of a part of the program, and of all others nothing would be said, not even errors.
+    let is_level = |word: &str| word.contains('=') || word.trim().parse::<LevelFilter>().is_ok();
+    if let Some(word) = level.split(',').find(|word| !is_level(word)) {
+        bail!("`{word}` is no level");
+    }
+    // Of what a filter does not name as usual. And what chitchat has to say of single datagrams, our own lines say better; `chitchat=LEVEL` shows
+    // it all the same.
+    EnvFilter::try_new(format!("info,chitchat=off,{level}")).with_context(|| format!("--log {level}"))
 }
 
 /// What `--log` takes.

@@ -1,6 +1,7 @@
 //! `pumapool`: one file per subcommand, each a thin layer over the crate that does the work.
 #![allow(rustdoc::broken_intra_doc_links)] // the options' comments are help texts, in which brackets are brackets
 
+mod addresses;
 mod advise;
 mod c_library;
 mod cgroups;

@@ -2,6 +2,7 @@
 //!
 //! The process that is started becomes the keeper (`keeper.rs`), and starts this program again as the daemon that serves.
 
+use crate::addresses;
 use crate::cgroups::{CgroupName, cgroups};
 use crate::configuration::Changeable;
 use crate::control::answer;
@@ -19,7 +20,7 @@ use mount::handover::channel::{Channel, Message};
 use mount::handover::given::Given;
 use serde_json::{Map, Value, json};
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, sync_channel};
@@ -38,7 +39,7 @@ pub struct Options {
 
     /// A lender: HOST:PORT, [IPV6]:PORT, unix:PATH or vsock:CID:PORT. May be given several times; each address that a name has is a
     /// lender. Without one, or while it is away, files are read from SOURCE.
-    #[arg(long, value_name = "ADDR")]
+    #[arg(long, value_name = "ADDR", value_parser = addresses::peer)]
     lender: Vec<Address>,
 
     #[command(flatten)]
@@ -391,6 +392,17 @@ pub fn run(options: Options) -> Result<ExitCode> {
     let networks: Vec<_> = options.lender.iter().cloned().chain(options.pool.network()).collect();
     options.security.security(&networks)?;
     let held = fdstore::inherited();
+    let mountpoint = options.mountpoint.as_ref().unwrap_or(&options.source);
+    if let Some(key) = options.security.key_file()
+        && held.is_empty()
+        && is_below(key, mountpoint)
+    {
+        bail!(
+            "the key {} lies in what is mounted at {}: a daemon that takes the mount over could not read it; put it elsewhere",
+            key.display(),
+            mountpoint.display()
+        );
+    }
     // A mount that is in use is taken on, whatever becomes of its metrics.
     let mut daemon_options = options.daemon.clone();
     let tried = if held.is_empty() { None } else { daemon_options.metrics.take() };
@@ -463,8 +475,8 @@ fn serve(mut options: Options, mut kept: Kept) -> Result<ExitCode> {
         false => mount::Mount::start_kept(config, Some(kept.channel.clone()), make_borrower)?,
         true => mount::Mount::take_over(&config, given, Some(kept.channel.clone()), make_borrower)?,
     };
-    // Whatever happens from here on: no mount without its daemon.
-    let mount = DetachedOnDrop(Arc::new(mount));
+    // Whatever happens from here on: no mount without its daemon. But one that is in use is left to the next one, until it is served.
+    let mut mount = DetachedOnDrop(Arc::new(mount), !takes_over);
     let borrower = mount.0.borrower().clone();
     let guests = match options.guests.take().map(|guests| guests.listen(mount.0.clone(), takes_over)).transpose() {
         // A mount that is in use is served on, whatever becomes of the guests.
@@ -544,6 +556,7 @@ fn serve(mut options: Options, mut kept: Kept) -> Result<ExitCode> {
         })
     };
     kept.serve(&message, move || status(), command, changeable, stop)?;
+    mount.1 = true;
     match &guests {
         Some(guests) => tracing::info!("{message}; guests are listened to at {}", guests.address()),
         None => tracing::info!("{message}, filled on {fill}"),
@@ -559,10 +572,20 @@ fn serve(mut options: Options, mut kept: Kept) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// Whether the way to a file leads through a directory. Both are looked at, so that the directory must be served.
+fn is_below(file: &Path, directory: &Path) -> bool {
+    let [file, directory] = [file, directory].map(Path::canonicalize);
+    matches!((file, directory), (Ok(file), Ok(directory)) if file.starts_with(&directory))
+}
+
 /// Leaves the mount to another program: the keeper starts it, and answers on the stream when it serves.
 fn hand_over(mount: &mount::Mount, channel: &Channel, program: &str, stream: UnixStream, told: &SyncSender<()>) {
     if channel.is_lost() {
         let error = "the keeper of this mount is gone: unmount it, and mount it again with the new program";
+        return answer(stream, &json!({"error": error}));
+    }
+    if is_below(Path::new(program), mount.mountpoint()) {
+        let error = format!("{program} lies in the mount, which nobody serves while it is started: put it elsewhere");
         return answer(stream, &json!({"error": error}));
     }
     let start = Instant::now();
@@ -596,12 +619,14 @@ fn borrow(borrower: &Borrower, borrowing: bool) -> Value {
     })
 }
 
-/// The mount; taken out of the tree when dropped, if it still is there.
-struct DetachedOnDrop(Arc<mount::Mount>);
+/// The mount, and whether it is taken out of the tree when dropped, if it still is there.
+struct DetachedOnDrop(Arc<mount::Mount>, bool);
 
 impl Drop for DetachedOnDrop {
     fn drop(&mut self) {
-        let _ = self.0.unmount(true);
+        if self.1 {
+            let _ = self.0.unmount(true);
+        }
     }
 }
 

@@ -7,7 +7,7 @@ use std::path::Path;
 pub fn check(file: &Path) -> Result<()> {
     match file.extension().and_then(|extension| extension.to_str()) {
         Some("svg" | "png") => Ok(()),
-        _ => bail!("{} is neither an .svg nor a .png", file.display()),
+        _ => bail!("{} is neither an .svg nor a .png: give it such a name", file.display()),
     }
 }
 

@@ -1,5 +1,6 @@
 //! `--pool`: taking part in a pool, for `lend` and `mount`. What there is to it is in the crate of that name.
 
+use crate::addresses;
 use crate::lenders::Lenders;
 use ::pool::{Config, Gossip, Lender, Member, Security, local_address_towards};
 use anyhow::{Context, Result};
@@ -26,12 +27,12 @@ pub struct Options {
     seeds: Vec<String>,
 
     /// Where to gossip with the pool (UDP) [default: 0.0.0.0:7070 to lend, any port to mount].
-    #[arg(long, value_name = "ADDR", requires = "seeds")]
+    #[arg(long, value_name = "IP:PORT", requires = "seeds", value_parser = addresses::socket)]
     gossip: Option<SocketAddr>,
 
     /// By which address other machines reach this one: a lender's HOST:PORT, or where a mount gossips [default: the one that it listens
     /// at, or with --listen 0.0.0.0:PORT the one that this machine has on the way to the first SEED_ADDR].
-    #[arg(long, value_name = "ADDR", requires = "seeds")]
+    #[arg(long, value_name = "ADDR", requires = "seeds", value_parser = addresses::network)]
     advertise: Option<Address>,
 }
 

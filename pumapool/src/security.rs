@@ -4,7 +4,7 @@
 
 use anyhow::{Context, Result, bail};
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use wire::address::Address;
 use wire::key::PoolKey;
 use wire::secure::Security;
@@ -33,6 +33,11 @@ impl Options {
         }
         arguments.extend(self.trust_network.then(|| "--trust-network".into()));
         arguments
+    }
+
+    /// The file with the key, if there is one.
+    pub fn key_file(&self) -> Option<&Path> {
+        self.key.as_deref()
     }
 
     /// What was chosen, for connections to or at these addresses.

@@ -32,7 +32,9 @@ pub fn run(options: &Options) -> Result<ExitCode> {
         Some(binary) => binary.clone(),
         None => std::env::current_exe().context("cannot find this program; name one by --binary")?,
     };
-    let binary = binary.canonicalize().with_context(|| format!("cannot find {}", binary.display()))?;
+    let binary = binary.canonicalize().with_context(|| {
+        format!("cannot find {}, the program that is to serve it (--binary FILE)", binary.display())
+    })?;
     let Some(program) = binary.to_str().filter(|path| !path.contains('\n')) else {
         bail!("{} is no path that can be passed on; put the program elsewhere", binary.display());
     };

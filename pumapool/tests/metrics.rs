@@ -347,8 +347,8 @@ fn all_daemons_are_served_on_one_page() {
     stuck.iter_mut().for_each(|lender| lender.process.signal(Signal::CONT).unwrap());
 
     for (arguments, word) in [
-        (&["metrics", "--listen", "vsock:2:7"][..], "HOST:PORT or unix:PATH"),
-        (&["metrics", "--listen", "nonsense"], "no address"),
+        (&["metrics", "--listen", "vsock:2:7"][..], "[IPV6]:PORT or unix:PATH"),
+        (&["metrics", "--listen", "nonsense"], "the port is missing"),
         (&["metrics", "--listen", "unix:/nonexistent/metrics"], "cannot listen on unix:/nonexistent/metrics"),
         (&["lend", "--listen", "unix:/nonexistent/x", "--metrics", "192.0.2.1:1"], "cannot listen on 192.0.2.1:1"),
         (&["top", "--interval", "0"], "write a number from 0.25 to 60"),

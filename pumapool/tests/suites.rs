@@ -85,13 +85,7 @@ fn fsx(test: &str, options: &[&str]) {
     let seed = number("PUMA_SEED").unwrap_or_else(|| fastrand::u32(..).into());
     let config = bench.scratch.path().join("fsx.toml");
     // It keeps the file's contents twice in its own memory, so the file is a third of the cgroup.
-    fs::write(
-        &config,
-        "flen = 4194304\n[weights]\nclose_open = 1.0\ninvalidate = 1.0\nmapread = 10.0\nmapwrite = 10.0\nread = 10.0\nwrite = 10.0\n\
-         truncate = 3.0\nfsync = 1.0\nfdatasync = 1.0\nposix_fallocate = 1.0\npunch_hole = 3.0\nsendfile = 3.0\n\
-         posix_fadvise = 3.0\ncopy_file_range = 3.0\n",
-    )
-    .unwrap();
+    fs::write(&config, testbed::fsx_settings(4 << 20)).unwrap();
     let file = bench.mount.path.join("fsx");
     fs::write(&file, "").unwrap();
     let round = |round: u64| {

@@ -501,11 +501,7 @@ fn without_its_keeper_the_daemon_serves_on() {
     let at_text = at.to_str().unwrap();
     let output = pumapool(&["mount", source.to_str().unwrap(), at_text, "--log-file", log.to_str().unwrap()]);
     assert!(output.status.success(), "{output:?}");
-    let status = || {
-        let output = pumapool(&["status", "--json"]);
-        let all: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-        all["mounts"].as_array().unwrap().iter().find(|status| status["mountpoint"] == at_text).cloned()
-    };
+    let status = || setup::mounts().into_iter().find(|status| status["mountpoint"] == at_text);
     let before = status().unwrap();
     let (keeper, daemon) = (before["pid"].as_u64().unwrap(), before["daemon_pid"].as_u64().unwrap());
     assert_ne!(keeper, daemon);
@@ -520,6 +516,46 @@ fn without_its_keeper_the_daemon_serves_on() {
     assert!(String::from_utf8_lossy(&output.stderr).contains("keeper"), "{output:?}");
     setup::umount(at_text);
     assert!(!at.join("file").exists() && status().is_none());
+}
+
+/// What a successor needs must not lie in the mount, which nobody serves while it starts.
+#[test]
+fn nothing_that_starts_a_daemon_waits_for_the_mount() {
+    let test = "nothing_that_starts_a_daemon_waits_for_the_mount";
+    if !can_run(test) {
+        return;
+    }
+    let scratch = Scratch::new(test).unwrap();
+    let (source, log) = (scratch.directory("source").unwrap(), scratch.path().join("log"));
+    let (folder, program) = (source.join("folder"), source.join("pumapool"));
+    fs::create_dir(&folder).unwrap();
+    fs::copy(setup::PUMAPOOL, &program).unwrap();
+    let [source_text, program_text] = [&source, &program].map(|path| path.to_str().unwrap());
+    let key = source.join("pool.key");
+    assert!(pumapool(&["key", "new", key.to_str().unwrap()]).status.success());
+    // Given in a folder of what is mounted, over which it is mounted. Of attributes nothing is believed: whoever looks asks the daemon.
+    let make = |options: &[&str]| {
+        let mut command = Command::new(setup::PUMAPOOL);
+        command.args(["mount", "..", "--attribute-timeout", "0", "--log-file", log.to_str().unwrap()]).args(options);
+        command.current_dir(&folder).output().unwrap()
+    };
+    let refused = make(&["--key", "../pool.key"]);
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("put it elsewhere"), "{refused:?}");
+    let made = make(&[]);
+    assert!(made.status.success(), "{made:?}");
+    let status = || setup::mounts().into_iter().find(|status| status["mountpoint"] == source_text);
+    let refused = pumapool(&["upgrade", source_text, "--binary", program_text]);
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("put it elsewhere"), "{refused:?}");
+    kill(status().unwrap()["daemon_pid"].as_u64().unwrap() as u32);
+    let is_served = || status().is_some_and(|status| status["mount"]["takeovers"] == 1);
+    let came = wait_until(PATIENCE, is_served);
+    if !came {
+        // Who waits for it waits for ever: it goes with its keeper.
+        status().and_then(|status| status["pid"].as_u64()).into_iter().for_each(|pid| kill(pid as u32));
+    }
+    assert!(came, "{}", fs::read_to_string(&log).unwrap());
+    assert_eq!(fs::read(&program).unwrap().len() as u64, fs::metadata(setup::PUMAPOOL).unwrap().len());
+    setup::umount(source_text);
 }
 
 /// The processes that a process has started.
@@ -739,13 +775,7 @@ fn fsx_does_not_notice_ten_kills() {
     let lender = Lender::start(scratch.path(), "64MiB", &[]);
     let mount = Mount::start(&source, &at, &["--lender", &lender.address]);
     let config = scratch.path().join("fsx.toml");
-    fs::write(
-        &config,
-        "flen = 1048576\n[weights]\nclose_open = 1.0\ninvalidate = 1.0\nmapread = 10.0\nmapwrite = 10.0\nread = 10.0\nwrite = 10.0\n\
-         truncate = 3.0\nfsync = 1.0\nfdatasync = 1.0\nposix_fallocate = 1.0\npunch_hole = 3.0\nsendfile = 3.0\n\
-         posix_fadvise = 3.0\ncopy_file_range = 3.0\n",
-    )
-    .unwrap();
+    fs::write(&config, testbed::fsx_settings(1 << 20)).unwrap();
     let file = at.join("fsx");
     fs::write(&file, "").unwrap();
     let mut seed = u64::from(seed() as u32);

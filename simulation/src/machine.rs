@@ -647,7 +647,7 @@ impl Machine {
                     return;
                 }
                 match said {
-                    Said::Lost(keys) => self.core.pages_lost(&keys),
+                    Said::Lost(keys) => self.core.pages_lost(at as u8, &keys),
                     Said::PutReply(request, statuses) => {
                         if self.core.puts_answered(at as u8, request, &statuses).is_err() {
                             self.lose(context, at);

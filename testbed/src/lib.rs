@@ -8,6 +8,7 @@
 //! - [`Puma`]: the real command, with daemons that are ready and mounts that go with their guard.
 //! - [`Relay`]: passes TCP connections on, late.
 //! - [`Scratch`]: a directory for what a test writes and mounts.
+//! - [`fsx_settings`]: what `fsx` is to do to a file.
 //! - [`Failure`], [`Interrupt`]: how a program that uses all this ends early.
 //!
 //! It promises that everything made here is gone once its guard is dropped, also on panic. What a killed run left behind
@@ -19,6 +20,7 @@
 mod cgroup;
 mod disk;
 mod failure;
+mod fsx;
 mod group;
 mod mounts;
 mod process;
@@ -33,6 +35,7 @@ mod wait;
 pub use cgroup::Version;
 pub use disk::{BlockDevice, ReadAhead, SlowDisk};
 pub use failure::{Failure, Interrupt};
+pub use fsx::fsx_settings;
 pub use group::{Group, MemoryUse};
 pub use process::{Line, Process, sibling_binary};
 pub use pumapool::{Puma, PumaMount, ask_daemon, tail};

@@ -61,6 +61,14 @@ pub struct AddressError {
     problem: &'static str,
 }
 
+impl AddressError {
+    /// What is wrong with it, for who says himself which kinds of address he takes.
+    #[must_use]
+    pub fn problem(&self) -> &'static str {
+        self.problem
+    }
+}
+
 impl fmt::Display for AddressError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let AddressError { text, problem } = self;

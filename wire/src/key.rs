@@ -120,10 +120,6 @@ impl PoolKey {
         if found.st_uid != ours && found.st_uid != 0 {
             return Err(KeyError::Owner { path: owned(), owner: found.st_uid, ours });
         }
-        let mode = found.st_mode & 0o7777;
-        if mode & 0o077 != 0 {
-            return Err(KeyError::Mode { path: owned(), mode });
-        }
         // Room for one byte more than may be there, all of it at once: a buffer that grew would leave copies behind.
         let mut text = Zeroizing::new([0; FILE_BYTES + 1]);
         let mut length = 0;
@@ -138,7 +134,13 @@ impl PoolKey {
         }
         let text = &text[..length];
         let digits = text.strip_suffix(b"\n").unwrap_or(text);
-        from_digits(digits).ok_or_else(|| KeyError::Content { path: owned() })
+        let key = from_digits(digits).ok_or_else(|| KeyError::Content { path: owned() })?;
+        // Last: whoever named another file by mistake is not told to close that.
+        let mode = found.st_mode & 0o7777;
+        if mode & 0o077 != 0 {
+            return Err(KeyError::Mode { path: owned(), mode });
+        }
+        Ok(key)
     }
 
     /// Makes a new key, and a file with it that only its owner can read. What is there already stays.

@@ -40,14 +40,14 @@
 //!
 //! # Frames
 //! A frame is a [`Header`] and `body_bytes` bytes of body. All integers are little-endian, all structures packed without
-//! gaps. The header says kind, number of items and a request number which the reply repeats. The sizes must match the kind
+//! gaps. The header says kind, number of items and a request number which the reply repeats (but that of a Hello). The sizes must match the kind
 //! exactly ([`Header::validate`]); anything else ends the connection. A frame has at most [`ITEMS_MAX`] items, which is a
 //! 1 MiB read-ahead window, so no frame is longer than [`BODY_BYTES_MAX`].
 //!
 //! | kind | body |
 //! |---|---|
 //! | Handshake1, Handshake2 | [`secure::HANDSHAKE_BYTES`] of Noise; the request number of the first is [`PROTOCOL`] |
-//! | Hello | [`Hello`] |
+//! | Hello | [`Hello`]; the request number is the borrower's next version, or 0 |
 //! | Welcome | [`Welcome`] |
 //! | Refused | [`Refused`] |
 //! | Put | items × [`PutItem`], then items × page |
@@ -83,7 +83,10 @@
 //! ```
 //!
 //! 1. *Main opens it.* A main connection under an unknown name begins a session, and its Welcome has no flags. Under a known name
-//!    it resumes that session with all pages the lender still has of it, and its Welcome says [`WELCOME_RESUMED`].
+//!    it resumes that session with all pages the lender still has of it, and its Welcome says [`WELCOME_RESUMED`]. The request number of its
+//!    Hello is the version that the borrower will give out next; 0: it does not tell. If a Put of the session had that version or a later one,
+//!    whoever says so is behind it: a machine that was set back to an earlier state, or a copy of one. It is refused ([`REFUSED_BEHIND`]) and
+//!    begins anew under another name, as it would give out versions again that stand for something else; the session stays as it is.
 //! 2. *The newest main takes over.* The borrower may have seen a time-out where the lender still sees a connection. So a main
 //!    connection under the name of a session that has connections ends these first, and is welcomed when all they had sent
 //!    and the lender had received was dealt with. So no Put of an old connection is applied after the session was resumed.
@@ -124,6 +127,7 @@ pub mod key;
 pub mod listener;
 pub mod named;
 pub mod secure;
+pub mod strangers;
 
 use page::{FileKey, PAGE_SIZE, PageId, Version};
 use zerocopy::little_endian::{U16, U32, U64};
@@ -389,6 +393,8 @@ pub struct Advice {
 
 /// [`Refused::code`] of an answer to an [`Advice`]: not granted.
 pub const REFUSED_ADVICE: u32 = 6;
+/// [`Refused::code`]: the session has gone on without whoever says to be its borrower.
+pub const REFUSED_BEHIND: u32 = 7;
 
 /// Names one content of one page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]

@@ -270,6 +270,8 @@ pub struct Options<'a> {
     pub results: &'a Path,
     /// Forget what is kept.
     pub again: bool,
+    /// The label ([`label`]) of the one point to measure.
+    pub only: Option<&'a str>,
 }
 
 /// What is read or used, and how much memory there is for it without a lender.
@@ -363,6 +365,8 @@ struct Run<'a> {
     rounds: usize,
     /// Variants that are enough for a rough look.
     variants_quick: [&'static str; 2],
+    /// The label of the one point to measure, if not all are to be.
+    only: Option<String>,
     revision: String,
     records: Records,
 }
@@ -458,9 +462,10 @@ impl Run<'_> {
         })
     }
 
-    /// Whether all rounds of a point are kept.
+    /// Whether a point is not to be measured: all its rounds are kept, or another one is asked for.
     fn has(&self, variant: &str, x: f64) -> bool {
-        (0..self.rounds).all(|round| self.records.has(variant, x, round))
+        self.only.as_ref().is_some_and(|only| *only != label(variant, x))
+            || (0..self.rounds).all(|round| self.records.has(variant, x, round))
     }
 
     /// The borrower's file, read by ourselves.
@@ -626,8 +631,8 @@ impl Run<'_> {
         let Case { variant, x, .. } = *case;
         let said: Vec<String> = values.iter().map(|(key, value)| format!("{key} {value:.3}")).collect();
         println!("{variant}, {x}, round {}: {}", round + 1, said.join(", "));
-        let revision = self.revision.clone();
-        self.records.add(Point { variant: variant.to_owned(), x, round, values, revision, place })
+        let (revision, on_its_own) = (self.revision.clone(), self.only.is_some());
+        self.records.add(Point { variant: variant.to_owned(), x, round, values, revision, place, on_its_own })
     }
 }
 
@@ -648,6 +653,11 @@ fn compare(run: &mut Run<'_>, subject: &Subject<'_>, measure: &Measure<'_>) -> R
         }
     }
     run.baselines(baseline, subject, measure)
+}
+
+/// A point, as one is asked for.
+fn label(variant: &str, x: f64) -> String {
+    format!("{variant} at {x}")
 }
 
 /// The name of a baseline with the local memory alone.
@@ -715,6 +725,14 @@ fn one(experiment: &Experiment, scale: f64, options: &Options<'_>, interrupt: &I
     let header = Header::new(world.conditions(), options.extent.name(), scale, options.seed);
     let revision = header.revision();
     let records = Records::open(options.results, experiment.name, header, options.again)?;
-    let rounds = options.extent.choose(5, 3, 2);
-    (experiment.run)(&mut Run { world: &world, scale, rounds, variants_quick: VARIANTS_QUICK, revision, records })
+    let (rounds, only) = (options.extent.choose(5, 3, 2), options.only.map(str::to_owned));
+    let mut run = Run { world: &world, scale, rounds, variants_quick: VARIANTS_QUICK, only, revision, records };
+    (experiment.run)(&mut run)?;
+    match options.only {
+        Some(only) if run.records.points.iter().all(|point| label(&point.variant, point.x) != only) => {
+            let problem = format!("nothing was measured as {only:?}: a point is asked for as in \"exclusive at 0.5\"");
+            Err(Failure::Problem(problem))
+        }
+        _ => Ok(()),
+    }
 }

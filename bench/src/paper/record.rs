@@ -62,6 +62,9 @@ pub struct Point {
     /// Where it was measured, if not on this machine itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub place: Option<String>,
+    /// Whether it was asked for by its label: other runs may have measured others at the same time.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub on_its_own: bool,
 }
 
 /// The points of an experiment.
@@ -269,7 +272,15 @@ mod tests {
         let mut records = open(8.0, false);
         let point = |variant: &str, round, iops| {
             let values = BTreeMap::from([("iops".to_owned(), iops)]);
-            Point { variant: variant.to_owned(), x: 0.0, round, values, revision: "a".to_owned(), place: None }
+            Point {
+                variant: variant.to_owned(),
+                x: 0.0,
+                round,
+                values,
+                revision: "a".to_owned(),
+                place: None,
+                on_its_own: false,
+            }
         };
         records.add(point("baseline", 0, 160.0)).unwrap();
         records.add(point("baseline", 1, 180.0)).unwrap();

@@ -64,7 +64,7 @@ pub fn write(results: &Path, experiments: &[Experiment]) -> Result<(), Failure> 
          and a pool key. A mount that a program writes through has some memory beside; whoever has no mount, has as much more himself. Where programs \
          only read (random-read, sequential-read, slides, dynamic, blast, and what latency has of these), the mount's own memory, some 34 MiB and a ring \
          of 32 MiB at any scale, is not given to the baseline.\n\nAll rounds of a point share one mount, one lender and one filling of the caches \
-         (but in dynamic), and points are measured one after the other. So an interval says how much rounds differ, and nothing of how much two mounts, \
+         (but in dynamic), and points are measured one after the other, but where it says otherwise. So an interval says how much rounds differ, and nothing of how much two mounts, \
          or two hours of this machine, do.\n",
     );
     let mut png = true;
@@ -100,7 +100,12 @@ fn one(page: &mut String, results: &Path, experiment: &Experiment, records: &Rec
     );
     let mut places: Vec<&str> = records.points.iter().filter_map(|point| point.place.as_deref()).collect();
     places.dedup();
-    let all_conditions = [&[conditions.as_str()], &places[..]].concat().join("; ");
+    let mut all_conditions = [&[conditions.as_str()], &places[..]].concat().join("; ");
+    let on_its_own = records.points.iter().filter(|point| point.on_its_own).count();
+    if on_its_own > 0 {
+        let _infallible =
+            write!(all_conditions, "; {on_its_own} of {} rounds while others were measured", records.points.len());
+    }
     let said = (experiment.results)(records);
     let name = experiment.name;
     let _infallible = write!(

@@ -8,7 +8,7 @@
 //! says is used only once its seal was verified; until then its header says how much to read, within bounds.
 
 use crate::logic::reading::Got;
-use page::PAGE_SIZE;
+use page::{PAGE_SIZE, Version};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, recv};
@@ -28,6 +28,9 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long a lender may take for any one answer, or for taking what we send. A lender that is slower is given up: the
 /// directory below is there.
 pub(crate) const ANSWER_TIMEOUT: Duration = Duration::from_millis(500);
+
+/// The kind of the error of a greeting that was refused because the session has gone on.
+const BEHIND: io::ErrorKind = io::ErrorKind::StaleNetworkFileHandle;
 
 /// Bytes of a late answer's pages that are received at once, to be thrown away.
 const RUBBISH_BYTES: usize = 16 << 10;
@@ -54,13 +57,38 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// Connects and greets.
-    pub fn open(address: &Address, role: u32, session: [u8; 16], security: &Security) -> io::Result<Connection> {
-        Connection::greet(address.connect(CONNECT_TIMEOUT)?, role, session, security)
+    /// Connects and greets, with the version that will be given out next. None: that was given out before, as this process was set back to an
+    /// earlier state ([`wire::REFUSED_BEHIND`]).
+    pub fn open_main(
+        address: &Address,
+        session: [u8; 16],
+        next_version: Version,
+        security: &Security,
+    ) -> io::Result<Option<Connection>> {
+        let stream = address.connect(CONNECT_TIMEOUT)?;
+        match Connection::greet_with(stream, wire::ROLE_MAIN, session, next_version.0, security) {
+            Err(error) if error.kind() == BEHIND => Ok(None),
+            greeted => greeted.map(Some),
+        }
+    }
+
+    /// Connects beside a main connection, and greets.
+    pub fn open(address: &Address, session: [u8; 16], security: &Security) -> io::Result<Connection> {
+        Connection::greet(address.connect(CONNECT_TIMEOUT)?, wire::ROLE_GET, session, security)
     }
 
     /// Greets whoever is at the other end.
     pub fn greet(stream: Stream, role: u32, session: [u8; 16], security: &Security) -> io::Result<Connection> {
+        Connection::greet_with(stream, role, session, 0, security)
+    }
+
+    fn greet_with(
+        stream: Stream,
+        role: u32,
+        session: [u8; 16],
+        request: u64,
+        security: &Security,
+    ) -> io::Result<Connection> {
         stream.set_read_timeout(Some(CONNECT_TIMEOUT))?;
         stream.set_write_timeout(Some(CONNECT_TIMEOUT))?;
         let deadline = Instant::now() + CONNECT_TIMEOUT;
@@ -70,7 +98,7 @@ impl Connection {
             connection.shake_hands(key, deadline)?;
         }
         let hello = Hello { magic: MAGIC, protocol: U32::new(PROTOCOL), role: U32::new(role), session };
-        let header = Header::new(Kind::Hello, 0, size_of::<Hello>(), 0);
+        let header = Header::new(Kind::Hello, 0, size_of::<Hello>(), request);
         connection.outgoing()?.send(&header, hello.as_bytes(), &[])?;
         let mut body = Vec::new();
         match connection.receive(deadline, &mut body)? {
@@ -80,7 +108,7 @@ impl Connection {
                 connection.stream.set_write_timeout(Some(ANSWER_TIMEOUT))?;
                 Ok(connection)
             }
-            (kind, _) => Err(not_welcome(kind, &body)),
+            (kind, _) => Err(not_welcome(kind, &body, BEHIND)),
         }
     }
 
@@ -97,7 +125,8 @@ impl Connection {
         let mut body = Vec::new();
         match self.receive(deadline, &mut body)? {
             (Kind::Handshake2, _) => self.channel = handshake.finish(&body).map_err(|_| failed())?,
-            (kind, _) => return Err(not_welcome(kind, &body)),
+            // Whoever is on the network can say that.
+            (kind, _) => return Err(not_welcome(kind, &body, io::ErrorKind::ConnectionRefused)),
         }
         Ok(())
     }
@@ -161,7 +190,7 @@ pub struct GetConnection {
 impl GetConnection {
     /// Connects and greets.
     pub fn open(address: &Address, session: [u8; 16], security: &Security) -> io::Result<GetConnection> {
-        Connection::open(address, wire::ROLE_GET, session, security).map(GetConnection::over)
+        Connection::open(address, session, security).map(GetConnection::over)
     }
 
     /// With a connection that was greeted in that role.
@@ -409,11 +438,14 @@ fn malformed(malformed: wire::Malformed) -> io::Error {
     protocol_error(malformed.to_string())
 }
 
-/// The lender answered a greeting with something else than what was hoped for.
-fn not_welcome(kind: Kind, body: &[u8]) -> io::Error {
+/// The lender answered a greeting with something else than what was hoped for. `behind` is the kind of the error where it says that the session
+/// has gone on.
+fn not_welcome(kind: Kind, body: &[u8], behind: io::ErrorKind) -> io::Error {
     match Refused::read_from_bytes(body) {
         Ok(refused) if kind == Kind::Refused => {
-            io::Error::new(io::ErrorKind::ConnectionRefused, format!("the lender refuses: {}", refused.text()))
+            let is_behind = refused.code.get() == wire::REFUSED_BEHIND;
+            let kind = if is_behind { behind } else { io::ErrorKind::ConnectionRefused };
+            io::Error::new(kind, format!("the lender refuses: {}", refused.text()))
         }
         _ => protocol_error(format!("the lender answered the greeting with {kind:?}")),
     }

@@ -16,6 +16,7 @@
 use super::connection::{
     ANSWER_TIMEOUT, Connection, GetConnection, Outgoing, send_bye, send_drop, send_ping, send_put,
 };
+use super::links::SET_BACKS_MAX;
 use crate::logic::gate::{Gate, Measured, PING_INTERVAL, Passes, Reason, Took};
 use crate::logic::latencies::{LatenciesBySize, Size};
 use crate::logic::placement;
@@ -164,6 +165,11 @@ impl Link {
     /// The session's name.
     pub(crate) fn name(&self) -> [u8; 16] {
         *self.name.lock()
+    }
+
+    /// The next session is another one, as far as lenders can tell.
+    fn rename(&self) {
+        let _ = random_name().map(|name| *self.name.lock() = name);
     }
 
     /// From now on the session is left as it is, for a successor.
@@ -335,6 +341,13 @@ impl Link {
         }
     }
 
+    /// Lets go of all connections.
+    fn close(&self) {
+        *self.main.lock() = None;
+        *self.door.lock() = None;
+        self.replace_gets(Vec::new());
+    }
+
     /// Sends on the main connection. An error ends the connections.
     fn send(&self, send: impl FnOnce(&mut Outgoing) -> io::Result<()>) -> io::Result<()> {
         let mut main = self.main.lock();
@@ -475,7 +488,11 @@ fn send_puts(borrower: &Borrower, link: &Link, partial: bool) {
         // Counted first: the answer may be dealt with before this thread goes on.
         borrower.core.put_sent(batch.items().len());
         link.counters.put_pages.add(batch.items().len() as u64);
-        let sent = link.send(|stream| send_put(stream, request, batch.items(), batch.pages()));
+        let sent = link.send(|stream| match borrower.core.is_put_under_way(link.number, request) {
+            true => send_put(stream, request, batch.items(), batch.pages()),
+            // The connection that it was for is lost: this is another one.
+            false => Ok(()),
+        });
         if sent.is_err() {
             drop(batch);
             return borrower.core.abandon_puts(link.number);
@@ -514,6 +531,8 @@ enum Failure {
     Io(io::Error),
     /// The other link leads to the same lender.
     Same(Arc<Link>),
+    /// The session of that name has gone on without us.
+    Behind([u8; 16]),
 }
 
 impl From<io::Error> for Failure {
@@ -530,8 +549,6 @@ pub(crate) fn supervise(borrower: &Borrower, link: &Link) {
     while !link.is_over() {
         if away_since.elapsed() > SUSPENSION_MAX && borrower.core.catalog.is_suspended(link.number) {
             forget_session(borrower, link);
-            // What the lender may still have of the old session is of no use in the new one.
-            let _ = random_name().map(|name| *link.name.lock() = name);
         }
         match open_session(borrower, link) {
             Ok(mut session) => {
@@ -564,6 +581,13 @@ pub(crate) fn supervise(borrower: &Borrower, link: &Link) {
                 }
                 link.wait_for_same(borrower, &other);
             }
+            Err(Failure::Behind(name)) => {
+                let problem = "the session has gone on without this mount: the machine was set back, or is a copy";
+                if link.has_problem(problem) {
+                    tracing::warn!(%lender, "{problem}; what lenders have is given up");
+                }
+                begin_anew(borrower, link, name);
+            }
             Err(Failure::Io(error)) => {
                 let failure = error.to_string();
                 if link.has_problem(&failure) {
@@ -585,28 +609,50 @@ pub(crate) fn supervise(borrower: &Borrower, link: &Link) {
 
 /// Connects.
 fn open_session(borrower: &Borrower, link: &Link) -> Result<Session, Failure> {
-    let mut main = Connection::open(&link.lender.address, wire::ROLE_MAIN, link.name(), &borrower.config.security)?;
-    if main.welcome.flags.get() & wire::WELCOME_RESUMED == 0 {
-        // At once: should anything fail from here on, the next attempt resumes the session that has just begun without pages.
+    let open = || {
+        // In this order ([`begin_anew`]): no version of after it goes with a name of before.
+        let (next_version, name) = (borrower.core.catalog.version(), link.name());
+        let main = Connection::open_main(&link.lender.address, name, next_version, &borrower.config.security)?;
+        main.map(|main| (name, main)).ok_or(Failure::Behind(name))
+    };
+    let was_kept = borrower.core.catalog.is_suspended(link.number);
+    // A session is begun under a name that nobody has used: else a copy of this machine, or itself of another time, could have.
+    if !was_kept {
+        link.rename();
+    }
+    let (mut name, mut main) = open()?;
+    if was_kept && main.welcome.flags.get() & wire::WELCOME_RESUMED == 0 {
         forget_session(borrower, link);
+        goodbye(&mut main)?;
+        if link.is_over() {
+            return Err(Failure::Io(io::ErrorKind::Interrupted.into()));
+        }
+        link.rename();
+        (name, main) = open()?;
     }
     if let Some(other) = borrower.links.claim(link, main.welcome.incarnation.get()) {
         // Should it have kept pages of this session, they go with it.
         forget_session(borrower, link);
-        if send_bye(&mut main.outgoing()?).is_ok() {
-            main.wait_for_end();
-        }
+        goodbye(&mut main)?;
         return Err(Failure::Same(other));
     }
-    complete_session(borrower, link, main).map_err(|error| {
+    complete_session(borrower, link, name, main).map_err(|error| {
         link.let_go();
         Failure::Io(error)
     })
 }
 
+/// Tells the lender that the session is over, and waits until it knows.
+fn goodbye(main: &mut Connection) -> io::Result<()> {
+    if send_bye(&mut main.outgoing()?).is_ok() {
+        main.wait_for_end();
+    }
+    Ok(())
+}
+
 /// Opens the other connections, and has the lender used.
-fn complete_session(borrower: &Borrower, link: &Link, main: Connection) -> io::Result<Session> {
-    let (catalog, name, address) = (&borrower.core.catalog, link.name(), &link.lender.address);
+fn complete_session(borrower: &Borrower, link: &Link, name: [u8; 16], main: Connection) -> io::Result<Session> {
+    let (catalog, address) = (&borrower.core.catalog, &link.lender.address);
     let security = &borrower.config.security;
     // One is the main connection, one is for pings.
     let get_connections = borrower.config.get_connections.min(wire::SESSION_CONNECTIONS_MAX - 2);
@@ -615,12 +661,18 @@ fn complete_session(borrower: &Borrower, link: &Link, main: Connection) -> io::R
         true => Err(io::ErrorKind::Interrupted.into()),
     };
     let gets: io::Result<Vec<_>> = (0..get_connections).map(open).collect();
-    let (gets, pings) = (gets?, Connection::open(address, wire::ROLE_GET, name, security)?);
+    let (gets, pings) = (gets?, Connection::open(address, name, security)?);
     let pinging = pings.outgoing()?;
     link.found(main.welcome.capacity_pages.get());
     link.replace_gets(gets);
     *link.door.lock() = Some(main.outgoing()?);
     *link.main.lock() = Some(main.outgoing()?);
+    if link.name() != name {
+        // Begun anew meanwhile, by somebody who may have found no door to shut.
+        link.shut_down();
+        link.close();
+        return Err(io::ErrorKind::Interrupted.into());
+    }
     let resumed = catalog.lender_resume(link.number);
     if resumed {
         borrower.core.metrics.lender_resumes.one();
@@ -641,10 +693,8 @@ fn suspend_session(borrower: &Borrower, link: &Link, main: &mut Connection) {
         // Whoever waits in a write of it has to let go.
         link.shut_down();
     }
-    *link.main.lock() = None;
-    *link.door.lock() = None;
+    link.close();
     link.let_go();
-    link.replace_gets(Vec::new());
     borrower.core.abandon_puts(link.number);
     borrower.lenders_changed();
 }
@@ -653,6 +703,39 @@ fn suspend_session(borrower: &Borrower, link: &Link, main: &mut Connection) {
 pub(crate) fn forget_session(borrower: &Borrower, link: &Link) {
     if borrower.core.catalog.lender_lost(link.number) {
         borrower.core.catalog.sweep();
+    }
+}
+
+/// The lender says that the session of that name has gone on without us: this machine was set back to an earlier state, or is a copy of one that
+/// goes on. Then what lenders have under the names of our sessions is of a time that nothing is known of here, and of versions that
+/// would be given out again. So all sessions get other names, under which lenders have nothing.
+///
+/// It is said once for each time; who says it again and again lies, and that is no reason to lose what others have.
+fn begin_anew(borrower: &Borrower, link: &Link, refused: [u8; 16]) {
+    let catalog = &borrower.core.catalog;
+    let mut links = borrower.links.all();
+    {
+        let mut set_backs = borrower.links.set_backs.lock();
+        // Else it was heard from another one already, and nothing is left of that session.
+        if link.name() != refused {
+            return;
+        }
+        let is_taken = *set_backs < SET_BACKS_MAX;
+        *set_backs = set_backs.saturating_add(1);
+        links.retain(|other| is_taken || other.number == link.number);
+        for link in &links {
+            link.rename();
+            link.shut_down();
+        }
+        if is_taken {
+            // Behind the names: none of these versions goes with an old one.
+            catalog.skip_versions();
+        }
+    }
+    // Whoever is there notices it by himself; and who has come back meanwhile has done so under his new name, and stays.
+    let lost = links.iter().filter(|link| catalog.lender_lost_if_away(link.number)).count();
+    if lost > 0 {
+        catalog.sweep();
     }
 }
 
@@ -691,7 +774,7 @@ fn follow(borrower: &Borrower, link: &Link, session: &mut Session) -> io::Result
                 Kind::PutReply => borrower.puts_answered(link.number, header.request.get(), &body)?,
                 Kind::Lost => {
                     let keys = <[WireKey]>::ref_from_bytes(&body).map_err(|_| io::ErrorKind::InvalidData)?;
-                    borrower.core.pages_lost(keys);
+                    borrower.core.pages_lost(link.number, keys);
                 }
                 Kind::Pong => {}
                 other => return Err(unexpected(other)),

@@ -20,7 +20,12 @@ pub(crate) struct Links {
     closed: AtomicBool,
     /// One claim of a lender at a time.
     claims: Mutex<()>,
+    /// How often a lender's word was taken that all sessions have gone on without us. One at a time.
+    pub(crate) set_backs: Mutex<u32>,
 }
+
+/// How often it is taken. Each time costs what all lenders have, and versions.
+pub(crate) const SET_BACKS_MAX: u32 = 16;
 
 impl Default for Links {
     fn default() -> Links {
@@ -29,6 +34,7 @@ impl Default for Links {
             threads: Mutex::default(),
             closed: AtomicBool::new(false),
             claims: Mutex::default(),
+            set_backs: Mutex::default(),
         }
     }
 }

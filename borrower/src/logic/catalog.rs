@@ -29,6 +29,9 @@ pub const ENTRY_BYTES_MAX: u64 = 256 << 20;
 /// Drops waiting to be told to each lender. Beyond it they are not told: the lender finds out when the pages grow old.
 const DROPS_MAX: usize = 1 << 14;
 
+/// Versions left out after others were given out that this catalog knows nothing of: 32 TiB of pages since then. There are 2^44.
+const SKIPPED_VERSIONS: u64 = 1 << 33;
+
 /// Whole files are forgotten until the entries take no more than this part of what they may, when they have reached it: 7 in 8.
 const RECLAIM_SHARE: (u64, u64) = (7, 8);
 
@@ -249,9 +252,14 @@ impl Catalog {
         self.next_version.fetch_max(next.0, Ordering::Relaxed);
     }
 
+    /// Somebody has given out versions that this catalog knows nothing of: leaves out so many that those are among them.
+    pub fn skip_versions(&self) {
+        self.next_version.fetch_add(SKIPPED_VERSIONS, Ordering::AcqRel);
+    }
+
     /// The version that will be given out next.
     pub fn version(&self) -> Version {
-        Version(self.next_version.load(Ordering::Relaxed))
+        Version(self.next_version.load(Ordering::Acquire))
     }
 
     /// How many lenders there can be.
@@ -306,7 +314,16 @@ impl Catalog {
 
     /// The lender is lost, and all pages it had: no scan, its epoch moves on. False: it was down already.
     pub fn lender_lost(&self, lender: u8) -> bool {
-        let lost = self.turn(lender, LenderWord::lost);
+        self.lose(lender, LenderWord::lost)
+    }
+
+    /// The same of a lender that is away. False: it is there, or was down already.
+    pub fn lender_lost_if_away(&self, lender: u8) -> bool {
+        self.lose(lender, |word| word.is_suspended().then(|| word.lost()).flatten())
+    }
+
+    fn lose(&self, lender: u8, turn: impl Fn(LenderWord) -> Option<LenderWord>) -> bool {
+        let lost = self.turn(lender, turn);
         if lost {
             *self.lenders[usize::from(lender)].drops.lock() = Vec::new();
         }
@@ -606,7 +623,7 @@ mod tests {
     }
 
     #[test]
-    fn a_put_that_was_never_answered_is_asked_for_or_dropped() {
+    fn a_put_under_way_counts_again_when_the_lender_is_back() {
         let catalog = Catalog::new(1, ENTRY_BYTES_MAX);
         catalog.lender_up(0);
         let file = catalog.adopt(identity(1));

@@ -586,15 +586,33 @@ impl Core {
         self.queue(lender).lock().next(partial)
     }
 
+    /// Whether a buffer that is being sent is still to be: not if that lender was lost since.
+    pub fn is_put_under_way(&self, lender: u8, request: u64) -> bool {
+        self.queue(lender).lock().is_under_way(request)
+    }
+
     /// A buffer of that many pages was sent.
     pub fn put_sent(&self, page_count: usize) {
         self.metrics.put_messages.one();
         self.metrics.put_pages.add(page_count as u64);
     }
 
-    /// The lender is lost: what was on its way there will not be answered.
+    /// The lender is lost: what was on its way there will not be answered, and is not asked for. It may have come there; but whoever was set back to
+    /// an earlier state would ask for what somebody else has put there as the same version (R26).
     pub fn abandon_puts(&self, lender: u8) {
-        self.queue(lender).lock().abandon();
+        let batches = self.queue(lender).lock().abandon();
+        for item in batches.iter().flat_map(|batch| batch.items()) {
+            let (id, version) = (item.key.id(), item.key.version());
+            if let Some(file) = self.catalog.file(id.file) {
+                let mut state = file.state.lock();
+                state.put_done(id.index, version, false);
+                self.catalog.account(&mut state);
+            }
+            self.catalog.wants_bytes(id);
+            self.catalog.drop_at_lender(lender, id, version);
+        }
+        drop(batches);
+        self.queue(lender).lock().abandoned();
     }
 
     /// The lender has answered a put: for each page 1 if it was stored.
@@ -602,10 +620,7 @@ impl Core {
     /// # Errors
     /// [`Confused`] if that put was not made, or not next to be answered.
     pub fn puts_answered(&self, lender: u8, request: u64, statuses: &[u8]) -> Result<(), Confused> {
-        let batch = self.queue(lender).lock().answered(request).ok_or(Confused)?;
-        if batch.items().len() != statuses.len() {
-            return Err(Confused);
-        }
+        let batch = self.queue(lender).lock().answered(request, statuses.len()).ok_or(Confused)?;
         for (item, status) in batch.items().iter().zip(statuses) {
             let (id, version, stored) = (item.key.id(), item.key.version(), *status == 1);
             let wanted = self.catalog.file(id.file).is_some_and(|file| {
@@ -628,16 +643,17 @@ impl Core {
         Ok(())
     }
 
-    /// A lender says that it no longer has these pages.
-    pub fn pages_lost(&self, keys: &[WireKey]) {
+    /// That lender says that it no longer has these pages.
+    pub fn pages_lost(&self, lender: u8, keys: &[WireKey]) {
         self.metrics.lost_pages.add(keys.len() as u64);
         for key in keys {
             let id = key.id();
             if let Some(file) = self.catalog.file(id.file) {
                 let mut state = file.state.lock();
-                state.gone(id.index, key.version(), None);
-                self.catalog.wants_bytes(id);
-                self.catalog.account(&mut state);
+                if state.lost(id.index, key.version(), lender) {
+                    self.catalog.wants_bytes(id);
+                    self.catalog.account(&mut state);
+                }
             }
         }
     }

@@ -57,6 +57,10 @@ const RECENT_MAX: usize = 512;
 /// Pages that a taint is extended over by writes that go on where the last one ended: each has it last longer, all of it.
 const TAINT_PAGES_MAX: u64 = 256;
 
+/// Pages that are elsewhere, too, and are read from below along with those around them: 32 KiB more take a disk less time than another request. A
+/// stream over a table of which a lender has pages here and there would else be a request for each piece between them.
+pub const GAP_PAGES_MAX: usize = 8;
+
 /// What a READ of one page is answered from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
@@ -70,6 +74,21 @@ pub enum Source {
     Zero,
     /// A guest that has evicted it, if its bytes have just come and have this hash; else the file below.
     Demoted(u64),
+}
+
+/// The next pages from `at` on that are read from below at once: those that are nowhere else, and few others between them.
+pub fn next_run(sources: &[Source], at: usize) -> Option<Range<usize>> {
+    let below = |source: &Source| *source == Source::Below;
+    let first = at + sources[at..].iter().position(below)?;
+    let mut end = first + 1;
+    for (at, source) in sources.iter().enumerate().skip(end) {
+        if below(source) {
+            end = at + 1;
+        } else if at - end == GAP_PAGES_MAX {
+            break;
+        }
+    }
+    Some(first..end)
 }
 
 /// A READ under way.
@@ -495,7 +514,7 @@ impl FileState {
         self.reads = self.reads.saturating_add(1);
         let raced = self.is_changing(range);
         let held = self.quarantines.iter().any(|held| held.range.overlaps(range));
-        let mut lifted = false;
+        let (mut lifted, mut in_groups) = (false, false);
         for wide_index in range.first..range.end {
             let Ok(index) = u32::try_from(wide_index) else {
                 sources.push(Source::Below);
@@ -521,7 +540,7 @@ impl FileState {
                 Entry::Known { hash, .. } => Source::Demoted(hash),
                 Entry::Busy { place, version, .. } => Source::Busy(place, version),
                 Entry::Present { place, version, group } => {
-                    self.table.moved(group, 0, 1);
+                    in_groups |= group != 0;
                     Source::Lender(place, version)
                 }
             });
@@ -541,6 +560,21 @@ impl FileState {
         if lifted && keeps(Rule::Lift) {
             self.taint(range, position, consumed);
         }
+        let mut at = 0;
+        while let Some(run) = next_run(sources, at) {
+            at = run.end;
+            // What is read along is not asked for. What the lender has stays current.
+            let along = sources[run].iter_mut().filter(|source| matches!(source, Source::Lender(..)));
+            along.for_each(|source| *source = Source::Below);
+        }
+        // Only now is it known which are asked for.
+        for (source, index) in sources.iter().zip(range.first..).take_while(|_| in_groups) {
+            if matches!(source, Source::Lender(..))
+                && let Entry::Present { group, .. } = self.table.get(index as u32)
+            {
+                self.table.moved(group, 0, 1);
+            }
+        }
         if let Some(streams) = &mut self.streams {
             let count = |is_it: fn(&Source) -> bool| sources.iter().filter(|source| is_it(source)).count() as u64;
             let below = count(|source| matches!(source, Source::Below));
@@ -555,13 +589,21 @@ impl FileState {
     /// The lender no longer has the page: it gave it away (exclusive), or answered that it is not there. `ticket` is the READ
     /// that found out, if one did.
     pub fn gone(&mut self, index: u32, version: Version, ticket: Option<&ReadTicket>) {
-        match self.table.get(index) {
-            Entry::Busy { version: known, .. } | Entry::Present { version: known, .. } if known == version => {
-                let lifted = ticket.filter(|ticket| !ticket.raced).map_or(0, |ticket| ticket.quarantine);
-                self.table.set(index, absent(lifted));
-            }
-            _ => {}
+        if self.names(index, |known| known == version) {
+            let lifted = ticket.filter(|ticket| !ticket.raced).map_or(0, |ticket| ticket.quarantine);
+            self.table.set(index, absent(lifted));
         }
+    }
+
+    /// That lender says that it no longer has the page. Of what others have it knows nothing. Whether it had it.
+    pub fn lost(&mut self, index: u32, version: Version, lender: u8) -> bool {
+        let entry = self.table.get(index);
+        let is_its = matches!(entry, Entry::Busy { place, version: known, .. } | Entry::Present { place, version: known, .. }
+            if place.lender == lender && known == version);
+        if is_its {
+            self.gone(index, version, None);
+        }
+        is_its
     }
 
     /// The READ, the kernel's `request`, is about to be answered. False: a change came in between, so that all of it must be read again
@@ -578,6 +620,11 @@ impl FileState {
             watch.read_answered(request, ticket.range);
         }
         !raced
+    }
+
+    /// A READ that has begun will not be answered.
+    pub fn fail_read(&mut self) {
+        self.reads = self.reads.saturating_sub(1);
     }
 
     /// The page was evicted, with an event at `position`; `is_zero` tells whether all its bytes are zero, `has_room` whether the
@@ -868,6 +915,10 @@ mod tests {
             assert_eq!(!state.end_read(&of_nine, 0, |_, _| ()), is_forgotten);
             write(&mut state, 3, [stamp; 2], 0);
             assert!(state.recent.is_empty(), "nobody asks");
+            begin(&mut state, 3);
+            state.fail_read();
+            write(&mut state, 3, [stamp; 2], 0);
+            assert!(state.recent.is_empty(), "nobody asks any longer");
         }
     }
 

@@ -110,8 +110,10 @@ pub struct PutQueue {
     filling: Option<Batch>,
     ready: VecDeque<Arc<Batch>>,
     sent: VecDeque<(u64, Arc<Batch>)>,
-    /// Answered, but the sender has not let go of them yet.
+    /// Answered or abandoned, but the sender has not let go of them yet.
     leaving: Vec<Arc<Batch>>,
+    /// Who has abandoned it and has not yet voided what was in it.
+    abandoning: u32,
     next_request: u64,
 }
 
@@ -125,6 +127,7 @@ impl PutQueue {
             ready: VecDeque::new(),
             sent: VecDeque::new(),
             leaving: Vec::new(),
+            abandoning: 0,
             next_request: 1,
         }
     }
@@ -183,22 +186,38 @@ impl PutQueue {
         Some((request, batch))
     }
 
-    /// The lender answered the oldest request. None: that is not its number, the lender is confused.
-    pub fn answered(&mut self, request: u64) -> Option<Arc<Batch>> {
-        if self.sent.front()?.0 != request {
-            return None;
-        }
+    /// The lender answered the oldest request, for so many pages. None: that is not its number, or not how many there are; the lender is confused.
+    pub fn answered(&mut self, request: u64, pages: usize) -> Option<Arc<Batch>> {
+        self.sent.front().filter(|(sent, batch)| *sent == request && batch.items.len() == pages)?;
         let (_, batch) = self.sent.pop_front()?;
         self.leaving.push(batch.clone());
         Some(batch)
     }
 
-    /// The lender is lost: nothing of what was on its way will be answered.
-    pub fn abandon(&mut self) {
-        let all = std::mem::take(&mut self.sent).into_iter().map(|(_, batch)| batch).chain(self.ready.drain(..));
-        self.leaving.extend(all);
-        self.leaving.extend(self.filling.take().map(Arc::new));
+    /// The lender is lost: nothing of what was on its way will be answered. Returns that, whose entries are to be voided; then
+    /// [`PutQueue::abandoned`].
+    pub fn abandon(&mut self) -> Vec<Arc<Batch>> {
+        self.abandoning += 1;
+        let sent = std::mem::take(&mut self.sent).into_iter().map(|(_, batch)| batch);
+        let all: Vec<_> = sent.chain(self.ready.drain(..)).chain(self.filling.take().map(Arc::new)).collect();
+        self.leaving.extend(all.iter().cloned());
+        all
+    }
+
+    /// Whether that request was sent, or is being sent, and is neither answered nor abandoned.
+    pub fn is_under_way(&self, request: u64) -> bool {
+        self.sent.iter().any(|(sent, _)| *sent == request)
+    }
+
+    /// What was abandoned is on no record any more, and let go of.
+    pub fn abandoned(&mut self) {
+        self.abandoning -= 1;
         self.collect_leaving();
+    }
+
+    /// Whether entries may still name what was abandoned.
+    pub fn is_being_abandoned(&self) -> bool {
+        self.abandoning > 0
     }
 
     /// The bytes of a page that is on its way, as the lender is to get them.
@@ -260,8 +279,10 @@ mod tests {
         let (request, batch) = queue.next(false).unwrap();
         assert_eq!(batch.items().len(), BATCH_PAGES);
         assert_eq!(queue.find(Version(3)).unwrap()[0], 3);
-        assert!(queue.answered(request + 1).is_none(), "answers come in order");
-        assert_eq!(queue.answered(request).unwrap().pages()[5][0], 5);
+        assert!(queue.answered(request + 1, BATCH_PAGES).is_none(), "answers come in order");
+        assert!(queue.answered(request, BATCH_PAGES - 1).is_none() && queue.is_under_way(request));
+        assert_eq!(queue.answered(request, BATCH_PAGES).unwrap().pages()[5][0], 5);
+        assert!(!queue.is_under_way(request));
         assert!(queue.find(Version(3)).is_none());
         assert!(!queue.has_room(), "the sender still holds the buffer");
         drop(batch);
@@ -270,6 +291,7 @@ mod tests {
         assert_eq!(buffers.returns(), returns + 1, "who waits for room is told");
         assert!(queue.has_room());
         queue.abandon();
+        queue.abandoned();
         assert_eq!((buffers.free.lock().batches.len(), queue.under_way()), (BATCHES_MAX, 0));
         assert_eq!(fill(&mut queue) as usize, BATCHES_MAX * BATCH_PAGES, "no buffer was lost");
     }
@@ -299,7 +321,10 @@ mod tests {
         queues[0].abandon();
         assert_eq!((fill(&mut queues[1]), fill(&mut queues[0])), (0, 4));
         buffers.share_among(1);
-        queues.iter_mut().for_each(PutQueue::abandon);
+        for queue in &mut queues {
+            queue.abandon();
+            queue.abandoned();
+        }
         assert_eq!(fill(&mut queues[3]), 16, "alone it has them all");
     }
 }

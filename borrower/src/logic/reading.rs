@@ -13,7 +13,7 @@ use super::catalog::File;
 use super::core::Core;
 use super::demoted::Demoted;
 use super::entry::Entry;
-use super::file::{FileState, ReadTicket, Source};
+use super::file::{FileState, ReadTicket, Source, next_run};
 use super::rules::{Rule, keeps};
 use super::stream_room::Origin;
 use crate::below::Stamp;
@@ -159,15 +159,20 @@ impl Reading {
                     page.fill(0);
                     core.metrics.zero_pages.one();
                 }
-                Source::Busy(place, version) => match core.queue(place.lender).lock().find(version) {
-                    Some(sealed) => {
-                        let id = id_of(file, index);
-                        core.sealing().open_own(id, version, sealed, page);
+                Source::Busy(place, version) => {
+                    let queue = core.queue(place.lender).lock();
+                    if let Some(sealed) = queue.find(version) {
+                        core.sealing().open_own(id_of(file, index), version, sealed, page);
                         core.metrics.buffer_pages.one();
+                        continue;
                     }
-                    // The lender has answered meanwhile: it is there.
-                    None => *source = Source::Lender(place, version),
-                },
+                    let is_lost = queue.is_being_abandoned();
+                    drop(queue);
+                    // The lender has answered meanwhile: it is there, unless that is void, as it is with the lender lost.
+                    let is_there =
+                        !is_lost && file.state.lock().names(id_of(file, index).index, |known| known == version);
+                    *source = if is_there { Source::Lender(place, version) } else { Source::Below };
+                }
                 Source::Demoted(hash) => {
                     match core.demoted().and_then(|demoted| demoted.take(id_of(file, index), hash)) {
                         Some(bytes) => {
@@ -274,14 +279,13 @@ impl Reading {
         self.ticket().sequential
     }
 
-    /// The next run of pages that are nowhere else, as bytes of the READ's buffer: to be read from below, with zeros behind the end
-    /// of the file. None: there are no more.
+    /// The next run of pages that are nowhere else, with few others between them, as bytes of the READ's buffer: to be read from below, with
+    /// zeros behind the end of the file. None: there are no more.
     pub fn next_below(&mut self) -> Option<Range<usize>> {
-        let below = |source: &Source| *source == Source::Below;
-        let first = self.filled + self.sources[self.filled..].iter().position(below)?;
-        let end = first + self.sources[first..].iter().take_while(|source| below(source)).count();
-        self.filled = end;
-        Some(first * PAGE_SIZE..end * PAGE_SIZE)
+        let run = next_run(&self.sources, self.filled)?;
+        self.filled = run.end;
+        self.sources[run.clone()].fill(Source::Below);
+        Some(run.start * PAGE_SIZE..run.end * PAGE_SIZE)
     }
 
     /// All is filled, and then the file was looked at. Returns how many bytes the answer has: the size decides where it ends, so that
@@ -326,6 +330,15 @@ impl Reading {
             self.fill_pool(core, file, state, bytes);
         }
         true
+    }
+
+    /// The READ is answered with an error: the file below cannot be read. The kernel caches nothing of it.
+    pub fn fail(&mut self, core: &Core, state: &mut FileState) {
+        for (index, version) in self.gone.drain(..) {
+            state.gone(index, version, None);
+        }
+        state.fail_read();
+        core.catalog.account(state);
     }
 
     /// A READ of a stream is answered at the time `now`, counted from whenever the borrower began, and has taken so long: so fast goes the stream on that it
@@ -407,6 +420,8 @@ mod tests {
     use super::*;
     use crate::below::FileIdentity;
     use crate::logic::core::{Change, Outcome, Setup, Strategy};
+    use crate::logic::file::GAP_PAGES_MAX;
+    use crate::logic::puts::Batch;
     use page::ChecksumKey;
     use page::seal::Sealing;
     use std::collections::HashMap;
@@ -491,8 +506,100 @@ mod tests {
             buf
         }
 
+        /// All pages are sent to the lender, and a READ finds them on their way.
+        fn send_and_read(&self) -> (Arc<Batch>, Reading) {
+            let mut reading = Reading::default();
+            let begin = |reading: &mut Reading| {
+                reading.begin(&self.core, &self.file, &mut self.file.state.lock(), (0, 0), 0, self.below.len());
+            };
+            begin(&mut reading);
+            assert!(reading.end(&self.core, &self.file, &mut self.file.state.lock(), 1, &self.below));
+            let (_, sent) = self.core.next_put(0, true).unwrap();
+            begin(&mut reading);
+            assert!(!reading.is_plain());
+            (sent, reading)
+        }
+
         fn counts(&self) -> (u64, u64) {
             (self.core.metrics.lender_pages.get(), self.core.metrics.bad_pages.get())
+        }
+    }
+
+    #[test]
+    fn what_was_not_answered_when_the_lender_was_lost_is_not_asked_for() {
+        let world = World::new(Sealing::Checksum(ChecksumKey::new([1; 32])));
+        let (core, file) = (&world.core, &world.file);
+        let (_sent, mut reading) = world.send_and_read();
+        // The READ comes to it when the lender is lost, and that is still on record.
+        let batches = core.queue(0).lock().abandon();
+        reading.fill_from_buffers(core, file, &mut vec![0; world.below.len()]);
+        assert!(reading.next_question(file).is_none());
+        assert_eq!(reading.next_below(), Some(0..world.below.len()));
+        for item in batches.iter().flat_map(|batch| batch.items()) {
+            assert!(file.state.lock().names(item.key.id().index, |version| version == item.key.version()));
+        }
+        drop(batches);
+        core.queue(0).lock().abandoned();
+    }
+
+    #[test]
+    fn what_was_abandoned_is_voided_and_dropped() {
+        let world = World::new(Sealing::Checksum(ChecksumKey::new([1; 32])));
+        let (core, file) = (&world.core, &world.file);
+        let (sent, mut reading) = world.send_and_read();
+        core.abandon_puts(0);
+        reading.fill_from_buffers(core, file, &mut vec![0; world.below.len()]);
+        assert!(reading.next_question(file).is_none());
+        assert_eq!(reading.next_below(), Some(0..world.below.len()));
+        assert!((0..PAGES as u32).all(|index| !file.state.lock().names(index, |_| true)));
+        // Should it have come there, it is told to go.
+        let mut drops = Vec::new();
+        core.catalog.take_drops(0, ITEMS_MAX, &mut drops);
+        assert_eq!(drops.len(), PAGES);
+        drop(sent);
+        assert_eq!(core.queue(0).lock().under_way(), 0);
+    }
+
+    #[test]
+    fn few_pages_between_others_are_read_along() {
+        // How many pages are below alone and elsewhere, too, by turns, and the runs that are read.
+        let runs = |counts: &[usize]| {
+            let kinds = [Source::Below, Source::Zero].into_iter().cycle();
+            let sources =
+                counts.iter().zip(kinds).flat_map(|(count, kind)| std::iter::repeat_n(kind, *count)).collect();
+            let mut reading = Reading { sources, ..Reading::default() };
+            let runs: Vec<_> = std::iter::from_fn(|| reading.next_below()).collect();
+            let left = reading.sources.iter().filter(|source| **source == Source::Zero).count();
+            (left, runs.iter().map(|run| run.start / PAGE_SIZE..run.end / PAGE_SIZE).collect::<Vec<_>>())
+        };
+        const MAX: usize = GAP_PAGES_MAX;
+        assert_eq!(runs(&[0, 3]), (3, vec![]));
+        assert_eq!(runs(&[2, MAX, 1, MAX + 1, 1]), (MAX + 1, vec![0..MAX + 3, 2 * MAX + 4..2 * MAX + 5]));
+        // What is at either end is no gap, however little it is.
+        assert_eq!(runs(&[0, 1, 2, 3, 4, 1, 1, MAX + 1, 2]), (MAX + 2, vec![1..12, MAX + 13..MAX + 15]));
+    }
+
+    #[test]
+    fn what_a_lender_has_between_others_is_not_asked_for() {
+        let mut world = World::new(Sealing::Checksum(ChecksumKey::new([1; 32])));
+        let honest = |name, _: &mut Page| name;
+        world.read(honest);
+        assert_eq!(world.lent.len(), PAGES);
+        // Of four pages the lender has the two in the middle only, and then the first two.
+        for (gone, asked) in [([0, 3], 0), ([2, 3], 2)] {
+            world.read(honest);
+            for index in gone {
+                let (_, version) = *world.lent.keys().find(|(at, _)| *at == index).unwrap();
+                let key = WireKey::new(PageId { file: world.file.key(), index }, Version(version));
+                world.core.pages_lost(1, &[key]); // which is not its to tell
+                assert!(world.file.state.lock().names(index, |known| known == Version(version)));
+                world.core.pages_lost(0, &[key]);
+                assert!(!world.file.state.lock().names(index, |known| known == Version(version)));
+                world.lent.remove(&(index, version));
+            }
+            let (before, _) = world.counts();
+            assert!(world.read(honest) == world.below);
+            assert_eq!(world.counts().0 - before, asked, "without {gone:?}");
         }
     }
 

@@ -16,22 +16,32 @@ use wire::{GetItem, Header, Kind, PutItem, WireKey};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 /// A file in memory.
-pub struct InMemory(pub RwLock<Vec<u8>>);
+pub struct InMemory {
+    pub content: RwLock<Vec<u8>>,
+    /// How often it was read.
+    pub reads: AtomicUsize,
+}
 
 impl InMemory {
+    /// One that holds that.
+    pub fn new(bytes: Vec<u8>) -> InMemory {
+        InMemory { content: bytes.into(), reads: AtomicUsize::new(0) }
+    }
+
     /// What it holds.
     pub fn bytes(&self) -> Vec<u8> {
-        self.0.read().unwrap().clone()
+        self.content.read().unwrap().clone()
     }
 }
 
 impl Below for InMemory {
     fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
-        (&self.0.read().unwrap()[offset as usize..]).read(buf)
+        self.reads.fetch_add(1, Ordering::SeqCst);
+        (&self.content.read().unwrap()[offset as usize..]).read(buf)
     }
 
     fn stamp(&self) -> io::Result<Stamp> {
-        Ok(Stamp { size_bytes: self.0.read().unwrap().len() as u64, mtime_ns: 1, ctime_ns: 1 })
+        Ok(Stamp { size_bytes: self.content.read().unwrap().len() as u64, mtime_ns: 1, ctime_ns: 1 })
     }
 }
 

@@ -130,6 +130,8 @@ struct OwnerState {
     lists: [List; 2],
     counters: Counters,
     notices: VecDeque<Key>,
+    /// The highest version that was put, stored or not.
+    newest: Version,
     leaving: bool,
 }
 
@@ -243,6 +245,12 @@ impl Store {
         Some((state.counters, state.lists[0].count(), state.lists[1].count()))
     }
 
+    /// The highest version that an owner has put; 0: it put nothing yet.
+    pub fn newest(&self, owner: Owner) -> Version {
+        let state = self.owners.get(owner.0 as usize).and_then(Option::as_ref);
+        state.map_or(Version(0), |state| state.newest)
+    }
+
     /// Sets how many pages of memory may be taken from now on. Each one that is taken counts it down.
     pub fn set_headroom_pages(&mut self, pages: u64) {
         self.headroom_pages = pages;
@@ -269,6 +277,7 @@ impl Store {
             lists: [List::EMPTY, List::EMPTY],
             counters: Counters::default(),
             notices: VecDeque::new(),
+            newest: Version(0),
             leaving: false,
         };
         let at = match self.owners.iter().position(Option::is_none) {
@@ -336,10 +345,9 @@ impl Store {
 
     /// Forgets what a page that is put replaces. False: the page cannot be stored.
     fn make_way(&mut self, owner: Owner, key: Key) -> bool {
-        let present = self.owners.get(owner.0 as usize).and_then(Option::as_ref).is_some_and(|state| !state.leaving);
-        if !present || key.version > Version::MAX {
-            return false;
-        }
+        let state = self.owners.get_mut(owner.0 as usize).and_then(Option::as_mut);
+        let Some(state) = state.filter(|state| !state.leaving && key.version <= Version::MAX) else { return false };
+        state.newest = state.newest.max(key.version);
         if let Some(slot) = self.index.find(&self.records, owner.0, key.id) {
             self.release(slot, State::Warm);
         }

@@ -60,7 +60,12 @@ impl Client {
     }
 
     pub fn greet(&mut self, hello: Hello) -> Result<Welcome, NotWelcome> {
-        self.send(Kind::Hello, 0, 0, hello.as_bytes()).unwrap();
+        self.greet_with(hello, 0)
+    }
+
+    /// With the version that is to be put next.
+    pub fn greet_with(&mut self, hello: Hello, next_version: u64) -> Result<Welcome, NotWelcome> {
+        self.send_as(next_version, Kind::Hello, 0, 0, hello.as_bytes()).unwrap();
         let (header, body) = self.receive().unwrap();
         match header.validate().unwrap() {
             Kind::Welcome => Ok(Welcome::read_from_bytes(&body).unwrap()),
@@ -104,10 +109,14 @@ impl Client {
 
     pub fn send(&mut self, kind: Kind, flags: u8, items: usize, body: &[u8]) -> io::Result<u64> {
         self.request += 1;
-        let mut header = Header::new(kind, items, body.len(), self.request);
-        header.flags = flags;
-        (&self.stream).write_all(&self.frame(&header, body))?;
+        self.send_as(self.request, kind, flags, items, body)?;
         Ok(self.request)
+    }
+
+    fn send_as(&mut self, request: u64, kind: Kind, flags: u8, items: usize, body: &[u8]) -> io::Result<()> {
+        let mut header = Header::new(kind, items, body.len(), request);
+        header.flags = flags;
+        (&self.stream).write_all(&self.frame(&header, body))
     }
 
     /// A frame as it goes out.

@@ -31,6 +31,9 @@ pub(super) fn ping_us(address: &Address, security: Security) -> Result<f64> {
     borrower.stop();
     match fastest {
         Some(us) => Ok(us as f64),
-        None => bail!("{address} is not reached{}{reason}", if reason.is_empty() { "" } else { ": " }),
+        None => bail!(
+            "{address} is not reached{}{reason}; look at the address, the firewall and --key, or leave --lender out",
+            if reason.is_empty() { "" } else { ": " }
+        ),
     }
 }

@@ -9,7 +9,7 @@ mod scope;
 mod show;
 mod verdict;
 
-use crate::{security, size};
+use crate::{addresses, security, size};
 use anyhow::{Context, Result, bail};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use observed::Observed;
@@ -43,7 +43,7 @@ pub struct Options {
     seconds: u64,
 
     /// A lender, to measure how far away it is; without one, a figure is assumed.
-    #[arg(long, value_name = "ADDR")]
+    #[arg(long, value_name = "ADDR", value_parser = addresses::peer)]
     lender: Option<Address>,
 
     /// A size of the pool to speak of; may be given several times. Without it, sizes that fit what is seen.

@@ -37,9 +37,34 @@ impl<'a> ConfigFile<'a> {
     }
 
     fn table(&self) -> Result<DeTable<'a>> {
-        let parsed = DeTable::parse(self.text)
-            .map_err(|error| self.error(&error.span().unwrap_or_default(), error.message().replace('\n', ", ")))?;
+        let parsed = DeTable::parse(self.text).map_err(|error| {
+            let at = error.span().unwrap_or_default();
+            let problem = error.message().replace('\n', ", ");
+            match self.text.get(at.clone()) {
+                Some(key) if problem == "duplicate key" => {
+                    self.error(&at, format!("{key}: it is there already; a list has several values"))
+                }
+                _ => self.error(&at, problem),
+            }
+        })?;
         Ok(parsed.into_inner())
+    }
+
+    /// Refuses a command that no file can be for.
+    pub fn require_daemon(&self, root: &Command, command: &str) -> Result<()> {
+        let daemons = daemons(root, "");
+        if daemons.iter().any(|name| name == command) {
+            return Ok(());
+        }
+        let problem = format!("{command:?} is no daemon; write {}", daemons.join(", "));
+        let table = self.table()?;
+        let line = table.iter().find(|(key, value)| {
+            key.get_ref() == COMMAND && matches!(value.get_ref(), DeValue::String(name) if name == command)
+        });
+        match line {
+            Some((_, value)) => Err(self.error(&value.span(), format!("command: {problem}"))),
+            None => bail!("--command: {problem}"),
+        }
     }
 
     /// The command that the file says it is for.
@@ -115,6 +140,15 @@ pub fn options(command: &Command) -> impl Iterator<Item = &Arg> {
     command.get_arguments().filter(move |argument| {
         is_daemon && !argument.is_hide_set() && !NOT_IN_FILES.contains(&argument.get_id().as_str())
     })
+}
+
+/// The commands that files may be for: "lend", "host-cache guest".
+fn daemons(command: &Command, name: &str) -> Vec<String> {
+    let mut found: Vec<_> = options(command).next().map(|_| name.to_owned()).into_iter().collect();
+    for inner in command.get_subcommands().filter(|inner| !inner.is_hide_set()) {
+        found.extend(daemons(inner, format!("{name} {}", inner.get_name()).trim_start()));
+    }
+    found
 }
 
 /// What an argument is called in a file.
@@ -274,7 +308,7 @@ mod tests {
             ("pumapool lend", "foreground = \"yes\"", "f.toml:1: foreground: write true or false"),
             ("pumapool lend", "[lend]\nrate = 1", "f.toml:1: lend: there is no such option"),
             ("pumapool lend", "rate = ", "f.toml:1: "),
-            ("pumapool lend", "rate = \"8MiB\"\nrate = \"9MiB\"", "f.toml:2: duplicate key"),
+            ("pumapool lend", "rate = \"8MiB\"\nrate = \"9MiB\"", "f.toml:2: rate: it is there already"),
             (
                 "pumapool lend",
                 "command = \"mount\"",

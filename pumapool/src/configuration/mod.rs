@@ -276,6 +276,7 @@ pub fn run(options: &Options) -> Result<ExitCode> {
         bail!("{}: say what it is for, by a line command = \"lend\", or by --command", path.display());
     };
     let root = Cli::built();
+    config.require_daemon(&root, &command)?;
     let given: Vec<OsString> = ["pumapool"].into_iter().chain(command.split_whitespace()).map(OsString::from).collect();
     let arguments = file::expand(&root, &given, &config)?;
     parse(&arguments).with_context(|| format!("{}", path.display()))?;

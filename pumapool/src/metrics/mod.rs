@@ -9,7 +9,7 @@ pub mod reference;
 pub mod server;
 pub mod table;
 
-use crate::control;
+use crate::{addresses, control};
 use anyhow::{Context, Result};
 use page::Format;
 use server::Door;
@@ -24,20 +24,12 @@ use wire::address::Address;
 #[derive(clap::Args)]
 pub struct Options {
     /// Serve the page at http://ADDR/metrics, until a signal comes: HOST:PORT or unix:PATH. Whoever can connect can read it.
-    #[arg(long, value_name = "ADDR", value_parser = address)]
+    #[arg(long, value_name = "ADDR", value_parser = addresses::http)]
     listen: Option<Address>,
 
     /// How to print it.
     #[arg(long, value_enum, default_value_t = Format::Text, conflicts_with = "listen")]
     format: Format,
-}
-
-/// An address that HTTP can be served at.
-pub fn address(text: &str) -> Result<Address, String> {
-    match text.parse() {
-        Ok(Address::Vsock { .. }) => Err("metrics are served at HOST:PORT or unix:PATH only".to_owned()),
-        parsed => parsed.map_err(|error: wire::address::AddressError| error.to_string()),
-    }
 }
 
 /// Runs the command.

@@ -3,7 +3,7 @@
 mod picture;
 
 use crate::daemon::{self, Daemon};
-use crate::{security, size};
+use crate::{addresses, security, size};
 use ::numa::advice;
 use ::numa::apply::{self, Applied};
 use ::numa::machines::{self, Found};
@@ -144,7 +144,7 @@ pub struct DaemonOptions {
     target: Vec<Wanted>,
 
     /// Where guests are listened to (`numa advise`): vsock:PORT, HOST:PORT or unix:PATH.
-    #[arg(long, value_name = "ADDR", requires = "guest")]
+    #[arg(long, value_name = "ADDR", requires = "guest", value_parser = addresses::place)]
     listen: Option<Address>,
 
     /// A guest that may say how its memory is to be placed, and the file with its key, which it has a copy of: vm:NAME=KEYFILE, for a machine.
@@ -172,7 +172,7 @@ pub struct DaemonOptions {
 #[derive(clap::Args)]
 pub struct AdviseOptions {
     /// Where the host listens: vsock:2:PORT, HOST:PORT or unix:PATH.
-    #[arg(long, value_name = "ADDR")]
+    #[arg(long, value_name = "ADDR", value_parser = addresses::peer)]
     to: Address,
 
     /// How this machine's memory is to be placed.

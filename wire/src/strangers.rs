@@ -1,0 +1,93 @@
+//! Connections of which it is not known yet who they are: few at once, and never so that they keep others out.
+
+use crate::address::Stream;
+use std::net::Shutdown;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Those at one door.
+pub struct Strangers {
+    max: usize,
+    /// Oldest first.
+    all: Mutex<Vec<One>>,
+}
+
+struct One {
+    stream: Arc<Stream>,
+    /// It was told to go, and its thread has not ended yet.
+    is_leaving: bool,
+}
+
+/// A connection's place among them, until it is dropped.
+pub struct Stranger<'a> {
+    strangers: &'a Strangers,
+    stream: Arc<Stream>,
+}
+
+impl Strangers {
+    /// Of so many at once. As many more may be about to leave.
+    pub const fn new(max: usize) -> Strangers {
+        Strangers { max, all: Mutex::new(Vec::new()) }
+    }
+
+    /// Lets one in. If there are too many then, the oldest is shut down: who has a key is through in a few milliseconds, and who only holds
+    /// connections open makes room. None: too many have not left yet.
+    pub fn enter(&self, stream: &Arc<Stream>) -> Option<Stranger<'_>> {
+        let mut all = self.lock();
+        let mut staying: Vec<&mut One> = all.iter_mut().filter(|one| !one.is_leaving).collect();
+        if staying.len() >= self.max
+            && let Some(oldest) = staying.first_mut()
+        {
+            oldest.is_leaving = true;
+            let _ = oldest.stream.shutdown(Shutdown::Both);
+        }
+        if all.len() >= 2 * self.max {
+            return None;
+        }
+        all.push(One { stream: Arc::clone(stream), is_leaving: false });
+        Some(Stranger { strangers: self, stream: Arc::clone(stream) })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<One>> {
+        self.all.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Stranger<'_> {
+    fn drop(&mut self) {
+        self.strangers.lock().retain(|one| !Arc::ptr_eq(&one.stream, &self.stream));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Read;
+    use std::os::unix::net::UnixStream;
+
+    #[test]
+    fn who_holds_all_places_keeps_nobody_out() {
+        let strangers = Strangers::new(2);
+        let pairs: Vec<(Arc<Stream>, UnixStream)> = (0..5)
+            .map(|_| {
+                let (near, far) = UnixStream::pair().unwrap();
+                far.set_nonblocking(true).unwrap();
+                (Arc::new(Stream::Unix(near)), far)
+            })
+            .collect();
+        let is_shut_down = |nth: usize| matches!((&pairs[nth].1).read(&mut [0]), Ok(0));
+        let enter = |nth: usize| strangers.enter(&pairs[nth].0);
+        let (first, _second, third) = (enter(0), enter(1), enter(2));
+        assert!(first.is_some() && third.is_some());
+        assert!(is_shut_down(0) && !is_shut_down(1) && !is_shut_down(2));
+        let fourth = enter(3);
+        assert!(fourth.is_some() && is_shut_down(1) && !is_shut_down(2));
+        // Two have not left yet. One more goes all the same: who comes again finds room.
+        assert!(enter(4).is_none() && is_shut_down(2) && !is_shut_down(3));
+        drop(first);
+        assert!(enter(4).is_some());
+        // Who has said who he is, is no stranger any more, and stays.
+        drop((third, fourth));
+        let _fifth = enter(4);
+        assert!(!is_shut_down(3) && !is_shut_down(4));
+    }
+}
