@@ -11,6 +11,7 @@
 
 use crate::handover::layout::node;
 use crate::inode::{Inode, Name};
+use crate::status::Counter;
 use fuse::abi::init;
 use fuse::{Errno, Notifier, Session};
 use hashbrown::HashMap;
@@ -57,6 +58,8 @@ pub(crate) struct Invalidations {
     delivered: Condvar,
     waiting_max: usize,
     notifier: Notifier,
+    /// Times that pages of a file were to be dropped.
+    requested: Counter,
     /// Whether the kernel can look a name up again and keep it meanwhile (Linux 6.2).
     can_expire: bool,
 }
@@ -67,6 +70,7 @@ impl Invalidations {
         Invalidations {
             notifier: session.notifier(),
             can_expire: session.negotiated().capabilities & init::HAS_EXPIRE_ONLY != 0,
+            requested: Counter::default(),
             state: Mutex::default(),
             wake: Condvar::new(),
             delivered: Condvar::new(),
@@ -100,7 +104,13 @@ impl Invalidations {
         self.add(inode, 0, u64::MAX, Some(number));
     }
 
+    /// How often the kernel was to drop pages of a file since the mount began.
+    pub(crate) fn requested(&self) -> u64 {
+        self.requested.get()
+    }
+
     fn add(&self, inode: &Arc<Inode>, start: u64, end: u64, number: Option<u64>) {
+        self.requested.add(1);
         let mut state = self.state.lock();
         inode.slot.iter().for_each(|slot| slot.set_flag(node::DROP_PENDING));
         let pages = state.pages.entry(inode.nodeid).or_insert_with(|| {

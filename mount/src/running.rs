@@ -140,6 +140,7 @@ impl Mount {
             requests: filesystem.counters.requests(),
             direct_reads: filesystem.counters.direct_reads.get(),
             passed_opens: filesystem.counters.passed_opens.get(),
+            requested_drops: filesystem.invalidations.requested(),
             read_bytes: filesystem.counters.read_bytes.get(),
             written_bytes: filesystem.counters.written_bytes.get(),
             open_handles: filesystem.handles.count(),

@@ -264,6 +264,7 @@ const DECLARED: &[Section] = &[
     Section { title: FILES, daemons: &["mount"], at: "/mount", labels: OF_MOUNT, metrics: Cow::Borrowed(&[
         counter("pumapool_mount_direct_reads_total", In::Count, "direct_reads", "READs that went past the borrower because of O_DIRECT"),
         counter("pumapool_mount_passed_opens_total", In::Count, "passed_opens", "opens of files that the kernel reads below by itself, because the pool is of no use to them"),
+        counter("pumapool_mount_requested_drops_total", In::Count, "requested_drops", "times that the kernel was to drop what it caches of a file, which had changed beside the mount, or may have"),
         counter("pumapool_mount_read_bytes_total", In::Bytes, "read_bytes", "bytes answered to READs"),
         counter("pumapool_mount_written_bytes_total", In::Bytes, "written_bytes", "bytes written by WRITEs"),
         gauge("pumapool_mount_open_handles", In::Count, "open_handles", "files and directories open now"),
