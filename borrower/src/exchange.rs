@@ -216,7 +216,7 @@ impl<'a> Exchange<'a> {
         let State::Open(link, taken) = self.state else { return };
         if let Some((pages, is_sequential)) = asked {
             let took = self.since - self.begun;
-            link.note(took, Size::of(pages, is_sequential));
+            link.note(took, self.since, Size::of(pages, is_sequential));
             // Lenders do not seek: to them it is all the same whether much is read in a stream; but a piece of one takes a trip, too.
             if Size::of(pages, false) == Size::Large {
                 self.borrower.core.stream_room.lender_took(pages, self.under_way.part(took));

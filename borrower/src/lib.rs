@@ -333,9 +333,9 @@ struct Disk {
 }
 
 impl Disk {
-    fn note(&self, took: Duration, size: Size) {
+    fn note(&self, took: Duration, at: Instant, size: Size) {
         let mut latencies = self.latencies.lock();
-        latencies.note(took.as_micros() as u64, size);
+        latencies.note(took.as_micros() as u64, at, size);
         if size == Size::Small {
             self.late_us.store(late_us(latencies.of(size).quantile_us(LATE_PERCENT)), Ordering::Relaxed);
         }

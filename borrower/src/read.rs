@@ -165,7 +165,7 @@ impl<B: Below + Send + Sync + 'static> Asking<'_, B> {
         let took = begun.elapsed();
         self.borrower.below_times.note(took);
         if read > 0 {
-            self.borrower.disk.note(took, Size::of(pages, is_sequential));
+            self.borrower.disk.note(took, begun + took, Size::of(pages, is_sequential));
             // Pieces may have been read ahead, which takes the disk's time elsewhere.
             if is_sequential && Size::of(pages, false) == Size::Large {
                 self.borrower.core.stream_room.disk_took(pages, under_way.part(took));

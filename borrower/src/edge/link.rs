@@ -266,9 +266,9 @@ impl Link {
         Some(Taken { session: gets.session, connection })
     }
 
-    /// How long an answer took.
-    pub(crate) fn note(&self, took: Duration, size: Size) {
-        self.get_latencies.lock().note(took.as_micros() as u64, size);
+    /// How long an answer took that came at that time.
+    pub(crate) fn note(&self, took: Duration, at: Instant, size: Size) {
+        self.get_latencies.lock().note(took.as_micros() as u64, at, size);
     }
 
     /// Returns a connection that is still good.
