@@ -261,7 +261,11 @@ fn print_guests(out: &mut impl Write, guests: &Value) -> io::Result<()> {
             out,
             "  guest       {}, {}: {} in the page cache because it had evicted them; {} stored, {} of them read again, {} of no use",
             guest["image"].as_str().unwrap_or("?"),
-            if guest["connected"] == true { "connected" } else { "away" },
+            match guest["problem"].as_str() {
+                Some(problem) => problem,
+                None if guest["connected"] == true => "connected",
+                None => "away",
+            },
             pages(guest, "placed_pages"),
             pages(guest, "stored_pages"),
             pages(guest, "hit_pages"),

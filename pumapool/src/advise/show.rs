@@ -3,7 +3,7 @@
 use super::verdict::{Advice, Findings, Size};
 use crate::size;
 use std::fmt::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// The curve's part of 80 columns, and its lines.
 const COLUMNS: usize = 64;
@@ -20,18 +20,34 @@ const PLAIN: &str = "\x1b[0m";
 /// All of it.
 pub(super) fn text(findings: &Findings, paths: &[PathBuf], colours: bool) -> String {
     let mut out = String::new();
-    let paths: Vec<_> = paths.iter().map(|path| path.display().to_string()).collect();
     // Writing to a string cannot fail.
-    let _infallible = write_all(&mut out, findings, &paths.join(" "), colours);
+    let _infallible = write_all(&mut out, findings, paths, colours);
     out
 }
 
-fn write_all(out: &mut String, found: &Findings, paths: &str, colours: bool) -> std::fmt::Result {
+/// The directories to be mounted, each once, as a shell takes them: of a file, the one that it is in.
+fn directories(paths: &[PathBuf]) -> Vec<String> {
+    let mut directories: Vec<String> = Vec::new();
+    for path in paths {
+        let parent = path.parent().filter(|parent| path.is_file() && !parent.as_os_str().is_empty());
+        let directory = if path.is_file() { parent.unwrap_or(Path::new(".")) } else { path };
+        let text = directory.display().to_string();
+        let is_plain = |c: char| c.is_alphanumeric() || "/._-+:@%,=".contains(c);
+        let quoted = if text.chars().all(is_plain) { text } else { format!("'{}'", text.replace('\'', "'\\''")) };
+        if !directories.contains(&quoted) {
+            directories.push(quoted);
+        }
+    }
+    directories
+}
+
+fn write_all(out: &mut String, found: &Findings, paths: &[PathBuf], colours: bool) -> std::fmt::Result {
+    let names: Vec<_> = paths.iter().map(|path| path.display().to_string()).collect();
     let pages = |count: u64| size::display(count.saturating_mul(4096));
     let percent = |share: f64| format!("{:.1} %", 100.0 * share);
     let share = |part: u64, whole: u64| if whole == 0 { "–".to_owned() } else { percent(part as f64 / whole as f64) };
     let coloured = |colour: &str, text: &str| if colours { format!("{colour}{text}{PLAIN}") } else { text.to_owned() };
-    writeln!(out, "{}", coloured(BOLD, &format!("{paths}, watched for {:.0} s", found.seconds)))?;
+    writeln!(out, "{}", coloured(BOLD, &format!("{}, watched for {:.0} s", names.join(" "), found.seconds)))?;
     let had = found.page_cache_hit_ratio.map_or_else(|| "–".to_owned(), percent);
     writeln!(out, "  read          {}, of which the page cache had {had}", pages(found.read_pages))?;
     writeln!(
@@ -81,7 +97,12 @@ fn write_all(out: &mut String, found: &Findings, paths: &str, colours: bool) -> 
                 "  on the lender  pumapool lend --listen HOST:PORT --capacity {}MiB --key FILE",
                 bytes >> 20
             )?;
-            writeln!(out, "  here           pumapool mount {paths} --lender HOST:PORT --key FILE")
+            // One mount each: with two paths, `mount` would mount the first one over the second.
+            for (at, directory) in directories(paths).iter().enumerate() {
+                let here = if at == 0 { "here" } else { "" };
+                writeln!(out, "  {here:<14} pumapool mount {directory} --lender HOST:PORT --key FILE")?;
+            }
+            Ok(())
         }
         Advice::DoNot { why } => writeln!(out, "{}: {why}", coloured(RED, "Do not use it here")),
         Advice::Unclear { why } => writeln!(out, "{}: {why}", coloured(YELLOW, "Not clear")),
@@ -142,5 +163,13 @@ mod tests {
         let table = plain.lines().take_while(|line| !line.starts_with("Use it"));
         assert!(table.filter(|line| line.chars().count() > 80).count() == 0, "{plain}");
         assert!(plain.contains("100 % │") && plain.contains('█'));
+        // Each directory is a mount of its own, and a file is in one.
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let several = text(&found, &["/srv/a".into(), "/srv/it's b".into(), file.path().into()], false);
+        let mounts: Vec<&str> =
+            several.lines().filter_map(|line| line.split_once("pumapool mount ")).map(|(_, rest)| rest).collect();
+        let of = |directory: &str| format!("{directory} --lender HOST:PORT --key FILE");
+        let parent = file.path().parent().unwrap().display().to_string();
+        assert_eq!(mounts, [of("/srv/a"), of(r"'/srv/it'\''s b'"), of(&parent)], "{several}");
     }
 }
