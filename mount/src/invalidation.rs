@@ -104,7 +104,7 @@ impl Invalidations {
         self.add(inode, 0, u64::MAX, Some(number));
     }
 
-    /// How often the kernel was to drop pages of a file since the mount began.
+    /// How often the kernel was to drop pages of a file since this daemon began.
     pub(crate) fn requested(&self) -> u64 {
         self.requested.get()
     }

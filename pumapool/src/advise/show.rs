@@ -3,7 +3,7 @@
 use super::verdict::{Advice, Findings, Size};
 use crate::size;
 use std::fmt::Write;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 /// The curve's part of 80 columns, and its lines.
 const COLUMNS: usize = 64;
@@ -29,9 +29,12 @@ pub(super) fn text(findings: &Findings, paths: &[PathBuf], colours: bool) -> Str
 fn directories(paths: &[PathBuf]) -> Vec<String> {
     let mut directories: Vec<String> = Vec::new();
     for path in paths {
-        let parent = path.parent().filter(|parent| path.is_file() && !parent.as_os_str().is_empty());
-        let directory = if path.is_file() { parent.unwrap_or(Path::new(".")) } else { path };
-        let text = directory.display().to_string();
+        let directory = match path.parent() {
+            Some(parent) if path.is_file() => parent,
+            _ => path,
+        };
+        // A name alone is a file of this directory.
+        let text = if directory.as_os_str().is_empty() { ".".to_owned() } else { directory.display().to_string() };
         let is_plain = |c: char| c.is_alphanumeric() || "/._-+:@%,=".contains(c);
         let quoted = if text.chars().all(is_plain) { text } else { format!("'{}'", text.replace('\'', "'\\''")) };
         if !directories.contains(&quoted) {
