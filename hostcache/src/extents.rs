@@ -1,6 +1,9 @@
 //! Where the pages of a file are on the disk, as the file system has said. No I/O.
 
+use hashbrown::HashMap;
+use hashbrown::hash_map::Entry;
 use page::PAGE_SIZE;
+use std::hash::Hash;
 
 /// A piece of a file that lies in one piece on the disk, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -96,6 +99,47 @@ impl FileMap {
     }
 }
 
+/// Files that are remembered, and what the file system has said of all of them since they were forgotten last: extents, and ranges that it was asked for.
+/// Beyond either all files are forgotten, and asked for anew.
+const FILES_MAX: usize = 4096;
+const LEARNED_MAX: usize = 1 << 17;
+
+/// What is known of the files of a file system, each as long as it has the same shape.
+pub struct FileMaps<K, S> {
+    files: HashMap<K, (S, FileMap)>,
+    learned: usize,
+}
+
+impl<K, S> Default for FileMaps<K, S> {
+    fn default() -> FileMaps<K, S> {
+        FileMaps { files: HashMap::new(), learned: 0 }
+    }
+}
+
+impl<K: Eq + Hash, S: PartialEq> FileMaps<K, S> {
+    /// What is known of that file.
+    pub fn of(&mut self, key: K, shape: S) -> &mut FileMap {
+        let is_full = self.files.len() >= FILES_MAX && !self.files.contains_key(&key);
+        if is_full || self.learned >= LEARNED_MAX {
+            *self = FileMaps::default();
+        }
+        match self.files.entry(key) {
+            Entry::Occupied(known) if known.get().0 == shape => &mut known.into_mut().1,
+            entry => &mut entry.insert((shape, FileMap::default())).into_mut().1,
+        }
+    }
+
+    /// The file system has said so much more.
+    pub fn learned(&mut self, count: usize) {
+        self.learned += count;
+    }
+
+    /// What is known of that file was of no use.
+    pub fn forget(&mut self, key: &K) {
+        self.files.remove(key);
+    }
+}
+
 fn bytes_of(index: u64) -> Option<(u64, u64)> {
     let start = index.checked_mul(PAGE_SIZE as u64)?;
     Some((start, start.checked_add(PAGE_SIZE as u64)?))
@@ -155,5 +199,27 @@ mod tests {
         let many: Vec<_> = (0..2 * EXTENTS_MAX as u64).map(|nth| extent(nth * PAGE, nth * PAGE, PAGE)).collect();
         map.learn(0, many.len() as u64 * PAGE, &many);
         assert_eq!(map.extents.len(), EXTENTS_MAX);
+    }
+
+    #[test]
+    fn of_many_files_not_all_is_remembered() {
+        let mut maps = FileMaps::default();
+        let mut learn = |file: u32, shape: u8, extents: usize| {
+            let pieces: Vec<_> = (0..extents as u64).map(|nth| extent(nth * PAGE, 2 * nth * PAGE, PAGE)).collect();
+            let map = maps.of(file, shape);
+            let knew = map.knows(0);
+            map.learn(0, PAGE * extents as u64, &pieces);
+            maps.learned(extents + 1);
+            let remembered = maps.files.values().map(|(_, map)| map.extents.len() + map.asked.len()).sum::<usize>();
+            assert!(remembered <= LEARNED_MAX + EXTENTS_MAX && maps.files.len() <= FILES_MAX);
+            knew
+        };
+        assert!(!learn(0, 0, 3) && learn(0, 0, 3));
+        assert!(!learn(0, 1, 3) && learn(0, 1, 3), "it has changed");
+        // Each file with all the extents that are remembered of one; and many files with one each.
+        assert!((1..100).all(|file| !learn(file, 0, EXTENTS_MAX)));
+        assert!(!learn(0, 1, 3), "forgotten meanwhile");
+        assert!((100..100 + 2 * FILES_MAX as u32).all(|file| !learn(file, 0, 1)));
+        assert!(!learn(0, 1, 3), "forgotten again");
     }
 }

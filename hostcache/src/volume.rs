@@ -1,7 +1,6 @@
 //! A file system of the guest, and its disk: which page of a file is where.
 
-use crate::extents::{Extent, FileMap, Place};
-use hashbrown::HashMap;
+use crate::extents::{Extent, FileMaps, Place};
 use page::PAGE_SIZE;
 use rustix::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use rustix::fs::{Mode, OFlags, Stat, fstat, major, minor, open};
@@ -10,8 +9,6 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Files whose extents are remembered. Beyond it all are forgotten, and asked for anew.
-const FILES_MAX: usize = 4096;
 /// Bytes of a file whose extents are asked for at once.
 const ASKED_BYTES: u64 = 64 << 20;
 /// Extents that one call returns at the most.
@@ -115,7 +112,7 @@ pub struct Volume {
     /// Pages of the disk in front of the file system.
     first_page: u64,
     form: HandleForm,
-    files: HashMap<InodeKey, (Shape, FileMap)>,
+    files: FileMaps<InodeKey, Shape>,
 }
 
 /// What moves when a file's extents do.
@@ -150,7 +147,7 @@ impl Volume {
         let no_handles = |detail| Problem::NoHandles { mountpoint: mountpoint.to_owned(), detail };
         let (form, generation) = handle_form(&root, stat.st_ino).map_err(no_handles)?;
         let first_page = offset_bytes / PAGE_SIZE as u64;
-        let volume = Volume { root, device: stat.st_dev, first_page, form, files: HashMap::new() };
+        let volume = Volume { root, device: stat.st_dev, first_page, form, files: FileMaps::default() };
         // Whether we may.
         match volume.open_inode(InodeKey { inode: stat.st_ino, generation }) {
             Ok(Some(_)) => Ok(volume),
@@ -172,23 +169,18 @@ impl Volume {
     /// Those of the file system, and of a missing right.
     pub fn places(&mut self, key: InodeKey, indexes: &[u64]) -> io::Result<Option<Vec<Place>>> {
         let Some(file) = self.open_inode(key)? else {
-            self.files.remove(&key);
+            self.files.forget(&key);
             return Ok(None);
         };
         let shape = Shape::of(&fstat(&file)?);
-        if self.files.len() >= FILES_MAX && !self.files.contains_key(&key) {
-            self.files.clear();
-        }
-        let (known_shape, map) = self.files.entry(key).or_insert_with(|| (shape, FileMap::default()));
-        if *known_shape != shape {
-            (*known_shape, *map) = (shape, FileMap::default());
-        }
-        let first_page = self.first_page;
+        let map = self.files.of(key, shape);
+        let (first_page, mut learned) = (self.first_page, 0);
         let mut place = |index: u64| -> io::Result<Place> {
             if !map.knows(index) {
                 let start = index.saturating_mul(PAGE_SIZE as u64);
                 let (end, extents) = extents(&file, start, start.saturating_add(ASKED_BYTES))?;
                 map.learn(start, end, &extents);
+                learned += extents.len() + 1;
             }
             Ok(match map.place(index) {
                 Place::At(page) => Place::At(page + first_page),
@@ -196,16 +188,17 @@ impl Volume {
             })
         };
         let places: io::Result<Vec<Place>> = indexes.iter().map(|index| place(*index)).collect();
+        self.files.learned(learned);
         // A mapping that is not settled says nothing of the next look.
         if places.as_ref().map_or(true, |places| places.contains(&Place::Unsettled)) {
-            self.files.remove(&key);
+            self.files.forget(&key);
         }
         places.map(Some)
     }
 
     /// What is known of the file was of no use.
     pub fn forget(&mut self, key: InodeKey) {
-        self.files.remove(&key);
+        self.files.forget(&key);
     }
 
     fn open_inode(&self, key: InodeKey) -> io::Result<Option<OwnedFd>> {

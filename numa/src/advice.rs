@@ -19,6 +19,8 @@ use zerocopy::FromBytes;
 
 /// How long a guest may take to say something, and the host to answer.
 const ANSWER_LIMIT: Duration = Duration::from_secs(5);
+/// What was asked for so long ago is not taken any more: within the rest, who asked hears that it was not.
+const TAKE_LIMIT: Duration = Duration::from_secs(4);
 const TICK: Duration = Duration::from_millis(250);
 /// Guests that are listened to at once.
 const CONNECTIONS_MAX: usize = 16;
@@ -37,6 +39,14 @@ pub struct Asked {
     pub policy: Policy,
     /// Whether it is granted, or why not.
     pub answer: SyncSender<Result<(), String>>,
+    since: Instant,
+}
+
+impl Asked {
+    /// Whether it is too late to take it: who asked is told that the host has too much to do.
+    pub fn is_late(&self) -> bool {
+        self.since.elapsed() > TAKE_LIMIT
+    }
 }
 
 /// Listens to guests for as long as somebody takes what they ask.
@@ -98,7 +108,7 @@ fn hear(stream: &Stream, greeted: Greeted, asked: &SyncSender<Asked>) -> Result<
     let granted = String::from_utf8_lossy(name).parse::<Policy>().and_then(|policy| {
         let (answer, answered) = sync_channel(1);
         let busy = || "the host has too much to do just now: try again".to_owned();
-        asked.try_send(Asked { guest: nth, policy, answer }).map_err(|_| busy())?;
+        asked.try_send(Asked { guest: nth, policy, answer, since: Instant::now() }).map_err(|_| busy())?;
         answered.recv_timeout(ANSWER_LIMIT).map_err(|_| busy())?
     });
     let (code, text) = match granted {
@@ -124,5 +134,20 @@ pub fn advise(host: &Address, security: &Security, policy: Policy) -> io::Result
     match answer.code.get() {
         0 => Ok(()),
         _ => Err(io::Error::other(answer.text())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_refused_is_not_taken_later() {
+        let (answer, _) = sync_channel(1);
+        let mut asked = Asked { guest: 0, policy: Policy::None, answer, since: Instant::now() };
+        assert!(!asked.is_late());
+        asked.since -= TAKE_LIMIT;
+        assert!(asked.is_late());
+        const { assert!(TAKE_LIMIT.as_secs() < ANSWER_LIMIT.as_secs()) };
     }
 }

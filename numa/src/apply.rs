@@ -36,7 +36,8 @@ pub struct Applied {
     pub pages_by_node: BTreeMap<NodeId, u64>,
 }
 
-/// Spreads what a process has now over the nodes. `pace` is told after each batch how many bytes were moved in it, and may wait; false ends it all.
+/// Spreads what a process has now over the nodes. `pace` is told after each batch how many bytes were moved in it, and 0 where nothing of some thousand
+/// pages was to be moved; it may wait, and false ends it all.
 ///
 /// # Errors
 /// When the process has ended, or may not be looked at or changed.
@@ -48,16 +49,12 @@ pub fn spread(
 ) -> io::Result<Applied> {
     let mut applied = Applied::default();
     let Some(mut spread) = Spread::new(policy, nodes) else { return Ok(applied) };
-    let mut goes_on = true;
     // Huge pages first: what they leave uneven the small ones even out.
     for huge in [true, false] {
         for area in process.areas()? {
-            process.units(area, &mut |units| {
+            let goes_on = process.units(area, &mut |units| {
                 let units: Vec<Unit> = units.iter().copied().filter(|unit| (unit.pages > 1) == huge).collect();
-                if goes_on && !units.is_empty() {
-                    goes_on = window(process, &mut spread, &units, &mut applied, pace)?;
-                }
-                Ok(())
+                window(process, &mut spread, &units, &mut applied, pace)
             })?;
             if !goes_on {
                 return Ok(applied);
@@ -74,6 +71,9 @@ fn window(
     applied: &mut Applied,
     pace: &mut dyn FnMut(u64) -> bool,
 ) -> io::Result<bool> {
+    if units.is_empty() {
+        return Ok(pace(0));
+    }
     let homes = process.nodes_of(units)?;
     let placed: Vec<Placed> =
         units.iter().zip(homes).filter_map(|(unit, home)| Some((unit.page, unit.pages, home?))).collect();
@@ -85,6 +85,9 @@ fn window(
         } else {
             moves.push((Unit { page, pages }, to));
         }
+    }
+    if moves.is_empty() {
+        return Ok(pace(0));
     }
     let mut rest = &moves[..];
     while !rest.is_empty() {
@@ -168,6 +171,13 @@ mod tests {
         if nodes.len() == 1 {
             assert_eq!(applied.moved_pages, 0, "{applied:?}");
         }
+        let mut looks = 0;
+        let once = &mut |_| {
+            looks += 1;
+            false
+        };
+        let part = spread(&process, Policy::Round4k, &usable[..1], once).unwrap();
+        assert!(part.pages < applied.pages && looks == 1, "a look can be ended: {part:?}, {looks}");
         let none = spread(&process, Policy::FirstTouch, &usable, &mut |_| true).unwrap();
         assert_eq!(none.pages, 0);
     }

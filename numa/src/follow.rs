@@ -11,7 +11,8 @@ use std::io;
 /// Accesses of a period that are looked at; of more, nothing is known.
 const ACCESSES_MAX: usize = 1 << 16;
 
-/// Faults in a second that a process may have so that its accesses are seen, where we have it fault: the more it has, the less often each page.
+/// Faults in a second, on average, that a process may have so that its accesses are seen, where we have it fault: all of its pages are protected at
+/// once, and the more it has, the less often.
 const FAULTS_PER_S_MAX: u64 = 20_000;
 
 /// A process that Carrefour looks after.

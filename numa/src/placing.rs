@@ -112,8 +112,9 @@ struct Target {
     state: String,
     samples: u64,
     moved_pages: u64,
-    /// It was given another policy, in that period, and is to be found anew.
+    /// It was given another policy in that period.
     advised: Option<u64>,
+    /// It has another policy, or other nodes, and is to be found anew.
     is_changed: bool,
 }
 
@@ -166,8 +167,10 @@ impl Placing {
 
     /// Whether all targets are processes that have ended.
     pub fn is_over(&self) -> bool {
-        let is_over =
-            |target: &Target| matches!(target.wanted.who, Who::Pid(_)) && target.work.is_none() && self.periods > 0;
+        let is_over = |target: &Target| {
+            let has_ended = target.work.is_none() && !target.is_changed && self.periods > 0;
+            matches!(target.wanted.who, Who::Pid(_)) && has_ended
+        };
         self.targets.iter().all(is_over)
     }
 
@@ -189,9 +192,7 @@ impl Placing {
         {
             return Err(format!("it was changed a moment ago: ask again in {wait} s"));
         }
-        if let Some(Work { usable, how }) = &own.work
-            && let Some(obstacle) = apply::obstacle(how.process(), policy, &self.nodes, usable)
-        {
+        if let Some(obstacle) = own.obstacle(policy, &self.nodes) {
             return Err(obstacle);
         }
         if policy == Policy::Carrefour {
@@ -223,6 +224,10 @@ impl Placing {
 
     /// A period begins: targets that have come are found.
     pub fn begin_period(&mut self) {
+        // The last one that was sampled may have been given another policy.
+        if self.targets.iter().all(|target| target.wanted.policy != Policy::Carrefour) {
+            self.sampling = None;
+        }
         let finds = self.periods.is_multiple_of(FIND_PERIODS);
         let source = self.source();
         for target in &mut self.targets {
@@ -280,16 +285,30 @@ impl Placing {
 }
 
 impl Target {
-    fn find(&mut self, nodes: &[Node]) {
-        let found = match &self.wanted.who {
-            Who::Pid(pid) => Ok(*pid),
-            Who::Machine(name) => machines::named(name),
-            Who::Command(name) => machines::command(name),
+    /// Its process, and the nodes that this may use.
+    fn process(&self, nodes: &[Node]) -> Result<(Process, Vec<NodeId>), String> {
+        let pid = match &self.wanted.who {
+            Who::Pid(pid) => *pid,
+            Who::Machine(name) => machines::named(name)?,
+            Who::Command(name) => machines::command(name)?,
         };
-        let work = found.and_then(|pid| {
-            let told = |error: io::Error| process::told(pid, &error);
-            let process = Process::open(pid).map_err(told)?;
-            let usable = apply::usable_nodes(&process, nodes).map_err(told)?;
+        let told = |error: io::Error| process::told(pid, &error);
+        let process = Process::open(pid).map_err(told)?;
+        let usable = apply::usable_nodes(&process, nodes).map_err(told)?;
+        Ok((process, usable))
+    }
+
+    /// Why it cannot be placed so, if it is there.
+    fn obstacle(&self, policy: Policy, nodes: &[Node]) -> Option<String> {
+        if let Some(Work { usable, how }) = &self.work {
+            return apply::obstacle(how.process(), policy, nodes, usable);
+        }
+        let (process, usable) = self.process(nodes).ok()?;
+        apply::obstacle(&process, policy, nodes, &usable)
+    }
+
+    fn find(&mut self, nodes: &[Node]) {
+        let work = self.process(nodes).and_then(|(process, usable)| {
             if let Some(obstacle) = apply::obstacle(&process, self.wanted.policy, nodes, &usable) {
                 return Err(obstacle);
             }
@@ -309,7 +328,10 @@ impl Target {
 
     fn failed(&mut self, error: &io::Error) {
         if let Some(work) = self.work.take() {
-            self.state = process::told(work.how.process().pid(), error);
+            let process = work.how.process();
+            self.state = process::told(process.pid(), error);
+            // What the kernel says of a node that it may not use any more, or that is gone (move_pages(2)): it is looked at anew.
+            self.is_changed = matches!(error.raw_os_error(), Some(libc::EACCES | libc::ENODEV)) && process.is_alive();
         }
     }
 
@@ -465,6 +487,38 @@ mod tests {
             placing.end_period(&mut || true);
         }
         placing.advise(0, Policy::None, &limits).unwrap();
+        placing.advise(1, Policy::None, &limits).unwrap();
+        placing.begin_period();
+        assert!(placing.source().is_none(), "nobody is sampled for nothing");
+    }
+
+    #[test]
+    fn advice_that_cannot_be_followed_is_refused() {
+        let nodes = crate::topology::read(std::path::Path::new(crate::topology::SYS)).unwrap();
+        // As if it had one node, as most machines have.
+        let wanted = format!("pid:{}=none", std::process::id()).parse().unwrap();
+        let mut placing = Placing::new(nodes[..1].to_vec(), vec![wanted], 1 << 20).unwrap();
+        let limits = Limits { allowed: vec![Policy::Round4k], carrefour_max: 1 };
+        placing.begin_period();
+        assert!(placing.status()[0].pid.is_none(), "{:?}", placing.status());
+        assert_eq!(placing.advise(0, Policy::Round4k, &limits), Err(apply::ONE_NODE.to_owned()));
+        assert_eq!(placing.status()[0].policy, "none");
+    }
+
+    #[test]
+    fn whose_nodes_have_changed_is_looked_at_anew() {
+        let nodes = crate::topology::read(std::path::Path::new(crate::topology::SYS)).unwrap();
+        let wanted = format!("pid:{}=round-4k", std::process::id()).parse().unwrap();
+        let mut placing = Placing::new(nodes.clone(), vec![wanted], 1 << 20).unwrap();
+        placing.begin_period();
+        let target = &mut placing.targets[0];
+        let (process, usable) = target.process(&nodes).unwrap();
+        target.work = Some(Work { usable, how: How::Spread(process, None) });
+        target.failed(&io::Error::from_raw_os_error(libc::EACCES));
+        assert!(target.is_changed && !placing.is_over());
+        placing.begin_period();
+        let state = &placing.status()[0].state;
+        assert!(state == "found" || state == apply::ONE_NODE, "{state}");
     }
 
     #[test]

@@ -20,8 +20,10 @@ const FRAME: u64 = (1 << 55) - 1;
 /// Bits of /proc/kpageflags: the first page of a folio of many, and the others.
 const COMPOUND_HEAD: u64 = 1 << 15;
 const COMPOUND_TAIL: u64 = 1 << 16;
-/// Largest folio of anonymous memory, a power of two of pages: 2 MiB.
-const FOLIO_ORDER_MAX: u32 = 9;
+/// Largest folio, a power of two of pages: 1 GiB.
+const FOLIO_ORDER_MAX: u32 = 18;
+/// Pages of it whose flags are looked at together.
+const FLAGS_PAGES: u64 = 512;
 /// Of move_pages(2): pages that only this process has.
 const MOVE_OWN: libc::c_int = 1 << 1;
 
@@ -202,17 +204,20 @@ impl Process {
         Ok(areas)
     }
 
-    /// Hands out what is there of an area, some thousand pages at a time, in the order of addresses.
+    /// Hands out what is there of an area, some thousand pages at a time, in the order of addresses, until `take` says false; whether it never did.
     ///
     /// # Errors
     /// When it has ended, may not be looked at, or `take` fails.
-    pub fn units(&self, area: std::ops::Range<u64>, take: &mut dyn FnMut(&[Unit]) -> io::Result<()>) -> io::Result<()> {
+    pub fn units(
+        &self,
+        area: std::ops::Range<u64>,
+        take: &mut dyn FnMut(&[Unit]) -> io::Result<bool>,
+    ) -> io::Result<bool> {
         let pagemap = self.file("pagemap")?;
         let mut bytes = vec![0; WINDOW_PAGES as usize * ENTRY_BYTES];
-        let mut first = area.start;
+        let (mut first, mut joining) = (area.start, Joining::default());
         while first < area.end {
-            // To a multiple of its size, so that no huge page is cut.
-            let len = (area.end - first).min(WINDOW_PAGES - first % WINDOW_PAGES) as usize * ENTRY_BYTES;
+            let len = (area.end - first).min(WINDOW_PAGES) as usize * ENTRY_BYTES;
             let read = pagemap.read_at(&mut bytes[..len], first * ENTRY_BYTES as u64)?;
             if read < ENTRY_BYTES {
                 break; // The area has gone since.
@@ -223,14 +228,20 @@ impl Process {
                 .filter(|(_, entry)| entry & PRESENT != 0)
                 .map(|(page, entry)| (page, entry & FRAME))
                 .collect();
-            take(&self.join(&present)?)?;
             first += entries.len() as u64;
+            let mut units = self.join(&mut joining, &present)?;
+            if first >= area.end {
+                units.extend(joining.last.take().map(|(unit, _)| unit));
+            }
+            if !take(&units)? {
+                return Ok(false);
+            }
         }
-        Ok(())
+        Ok(true)
     }
 
     /// Joins pages that are one folio. Given the number of each page and of its frame, which is 0 for those who may not know it.
-    fn join(&self, present: &[(u64, u64)]) -> io::Result<Vec<Unit>> {
+    fn join(&self, joining: &mut Joining, present: &[(u64, u64)]) -> io::Result<Vec<Unit>> {
         let mut units: Vec<Unit> = Vec::new();
         let Some(flags) = &self.flags else {
             return Ok(present.iter().map(|(page, _)| Unit { page: *page, pages: 1 }).collect());
@@ -242,15 +253,8 @@ impl Process {
             let read = if run[0].1 == 0 { 0 } else { flags.read_at(&mut bytes, run[0].1 * ENTRY_BYTES as u64)? };
             bytes[read..].fill(0);
             let (entries, _) = bytes.as_chunks::<ENTRY_BYTES>();
-            let mut goes_on = false;
-            for ((page, _), entry) in run.iter().zip(entries) {
-                let flags = u64::from_le_bytes(*entry);
-                match units.last_mut() {
-                    Some(last) if goes_on && flags & COMPOUND_TAIL != 0 => last.pages += 1,
-                    _ => units.push(Unit { page: *page, pages: 1 }),
-                }
-                goes_on = flags & (COMPOUND_HEAD | COMPOUND_TAIL) != 0;
-            }
+            let ended = run.iter().zip(entries).filter_map(|(at, entry)| joining.add(*at, u64::from_le_bytes(*entry)));
+            units.extend(ended);
         }
         Ok(units)
     }
@@ -354,6 +358,28 @@ impl Process {
     }
 }
 
+/// Joins pages that come in the order of addresses to folios, however far these reach.
+#[derive(Default)]
+struct Joining {
+    /// The last unit, and the page and the frame with which it may go on.
+    last: Option<(Unit, (u64, u64))>,
+}
+
+impl Joining {
+    /// Takes the next page and its frame, with the frame's flags. Returns the unit that has ended before it.
+    fn add(&mut self, at: (u64, u64), flags: u64) -> Option<Unit> {
+        let next = (at.0 + 1, at.1 + 1);
+        match &mut self.last {
+            Some((unit, expected)) if *expected == at && flags & COMPOUND_TAIL != 0 => {
+                unit.pages += 1;
+                *expected = next;
+                None
+            }
+            last => last.replace((Unit { page: at.0, pages: 1 }, next)).map(|(unit, _)| unit),
+        }
+    }
+}
+
 /// A process's pages as the folios that they are parts of.
 pub struct Folios<'a> {
     pagemap: File,
@@ -390,11 +416,19 @@ impl Folios<'_> {
         if entry & PRESENT == 0 || self.flags_of(frame) & COMPOUND_HEAD == 0 {
             return Ok(1);
         }
-        let mut bytes = vec![0; ENTRY_BYTES << FOLIO_ORDER_MAX];
-        let read = self.flags.map_or(Ok(0), |flags| flags.read_at(&mut bytes, frame * ENTRY_BYTES as u64))?;
-        let (entries, _) = bytes[..read].as_chunks::<ENTRY_BYTES>();
-        let tails = entries.iter().skip(1).take_while(|entry| u64::from_le_bytes(**entry) & COMPOUND_TAIL != 0);
-        Ok(1 + tails.count() as u64)
+        let Some(flags) = self.flags else { return Ok(1) };
+        let mut bytes = vec![0; FLAGS_PAGES as usize * ENTRY_BYTES];
+        let mut pages = 1;
+        while pages < 1 << FOLIO_ORDER_MAX {
+            let read = flags.read_at(&mut bytes, (frame + pages) * ENTRY_BYTES as u64)?;
+            let (entries, _) = bytes[..read].as_chunks::<ENTRY_BYTES>();
+            let tails = entries.iter().take_while(|entry| u64::from_le_bytes(**entry) & COMPOUND_TAIL != 0).count();
+            pages += tails as u64;
+            if (tails as u64) < FLAGS_PAGES {
+                break;
+            }
+        }
+        Ok(pages)
     }
 
     fn entry(&self, page: u64) -> io::Result<u64> {
@@ -419,7 +453,9 @@ pub fn told(pid: u32, error: &io::Error) -> String {
             format!("there is no process {pid}, or it has ended: `pumapool numa list` shows those that are there")
         }
         Some(libc::EPERM | libc::EACCES) => {
-            format!("process {pid} may not be looked at or changed: {error}; run as root")
+            format!(
+                "process {pid} may not be looked at or changed: {error}; run as root, and not while its cpuset changes"
+            )
         }
         Some(libc::ENOSYS) => format!("this kernel moves no pages (CONFIG_MIGRATION): {error}"),
         _ => format!("process {pid}: {error}"),
@@ -548,7 +584,7 @@ mod tests {
         process
             .units(area, &mut |units| {
                 all.extend_from_slice(units);
-                Ok(())
+                Ok(true)
             })
             .unwrap();
         all
@@ -570,6 +606,41 @@ mod tests {
         assert_eq!(process.move_to(&moves).unwrap(), vec![Moved::Yes; 100]);
         drop(mapped);
         assert!(process.move_to(&moves).unwrap().iter().all(|moved| *moved == Moved::Gone));
+    }
+
+    #[test]
+    fn folios_are_joined_and_others_are_not() {
+        let unit = |page, pages| Unit { page, pages };
+        let mut joining = Joining::default();
+        let mut ended = Vec::new();
+        let mut add = |page, frame, flags| ended.extend(joining.add((page, frame), flags));
+        add(7, 70, 0);
+        add(8, 71, 0);
+        // 1 GiB.
+        let pages = 1 << FOLIO_ORDER_MAX;
+        add(pages, pages, COMPOUND_HEAD);
+        (1..pages).for_each(|nth| add(pages + nth, pages + nth, COMPOUND_TAIL));
+        // Another one behind it; the end of a third, mapped without its beginning; and one of which a page is missing.
+        add(2 * pages, 2 * pages, COMPOUND_HEAD);
+        add(2 * pages + 1, 5 * pages + 1, COMPOUND_TAIL);
+        add(2 * pages + 2, 5 * pages + 2, COMPOUND_TAIL);
+        add(2 * pages + 4, 5 * pages + 4, COMPOUND_TAIL);
+        let rest = joining.last.take().map(|(unit, _)| unit);
+        let expected = [unit(7, 1), unit(8, 1), unit(pages, pages), unit(2 * pages, 1), unit(2 * pages + 1, 2)];
+        assert_eq!((ended, rest), (expected.to_vec(), Some(unit(2 * pages + 4, 1))));
+    }
+
+    #[test]
+    fn who_has_seen_enough_is_shown_no_more() {
+        let process = Process::open(std::process::id()).unwrap();
+        let mapped = Mapped::new(2 * WINDOW_PAGES as usize, false);
+        let mut looks = 0;
+        let mut once = |_: &[Unit]| {
+            looks += 1;
+            Ok(false)
+        };
+        assert!(!process.units(mapped.area(), &mut once).unwrap());
+        assert_eq!(looks, 1);
     }
 
     #[test]

@@ -583,7 +583,7 @@ fn run_daemon(options: DaemonOptions, nodes: Vec<Node>) -> Result<ExitCode> {
     }
     let mut goes_on = || !stop.load(Relaxed);
     let mut each = |placing: &mut Placing| {
-        for advice::Asked { guest, policy, answer } in asked.try_iter() {
+        for advice::Asked { guest, policy, answer, .. } in asked.try_iter().filter(|asked| !asked.is_late()) {
             let Some(target) = of_guests[guest] else { continue };
             let granted = placing.advise(target, policy, &limits);
             tracing::info!(who = %options.guest[guest].who, %policy, "advice: {}", granted.as_ref().err().map_or("granted", String::as_str));
