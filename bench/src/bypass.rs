@@ -4,7 +4,7 @@
 
 use crate::figures::Series;
 use crate::worker::Order;
-use crate::world::{Side, World, count, drop_cached};
+use crate::world::{Side, World, count, drop_cached, grown};
 use serde_json::{Map, Value, json};
 use testbed::Failure;
 
@@ -42,12 +42,13 @@ pub fn run(world: &World) -> Result<Map<String, Value>, Failure> {
             let passed_before = passed_opens(&side)?;
             let report = worker.obey(&Order::Pass { path: path.clone(), len_bytes })?;
             series.add(report.bytes as f64 / report.seconds / 1e6);
+            side.check_lender()?;
             if is_mounted {
                 is_passed.push(passed_opens(&side)? > passed_before);
             }
         }
     }
-    let put_pages = side.counter("put_pages")? - put_before;
+    let put_pages = grown(put_before, side.counter("put_pages")?)?;
     let ratio = mounted.over(&below);
     println!("through the mount {} MB/s, below {} MB/s", mounted.text(0), below.text(0));
     println!("ratio {} (at least {RATIO_WANTED} is wanted); {put_pages} pages were put", ratio.text(3));

@@ -7,7 +7,7 @@
 use crate::figures::Series;
 use crate::reading::Method;
 use crate::worker::Order;
-use crate::world::{Worker, World};
+use crate::world::{Worker, World, grown};
 use page::PAGE_SIZE;
 use serde_json::{Map, Value, json};
 use testbed::Failure;
@@ -67,7 +67,7 @@ pub fn run(world: &World) -> Result<Map<String, Value>, Failure> {
     println!("the least of read {read:.3}, of mmap {mmap:.3} (at least {RATIO_WANTED} is wanted)");
     println!("where lenders may be of use: {held_read:.3}, {held_mmap:.3}");
     // None, if what is cached stays so; the kernel may have had a better use for it.
-    let asked = reads()? - reads_before;
+    let asked = grown(reads_before, reads()?)?;
     println!("the mount was asked {asked} times");
     figures.extend(crate::members(json!({
         "read_requests": asked,

@@ -119,7 +119,7 @@ pub fn run(world: &World) -> Result<Map<String, Value>, Failure> {
 /// A tap whose pages nobody wants.
 struct Alone {
     stop: Arc<AtomicBool>,
-    thread: JoinHandle<io::Result<tap::Counters>>,
+    thread: Option<JoinHandle<io::Result<tap::Counters>>>,
 }
 
 impl Alone {
@@ -145,15 +145,26 @@ impl Alone {
         let thread = std::thread::Builder::new().name("tap".into()).spawn(run);
         let thread = thread.map_err(Failure::attempted("starting a thread"))?;
         let _ = tell.recv();
-        Ok(Alone { stop, thread })
+        Ok(Alone { stop, thread: Some(thread) })
     }
 
     /// It has seen all.
-    fn end(self, wanted_pages: u64) -> Result<(), Failure> {
-        self.stop.store(true, Ordering::Relaxed);
-        let ended = self.thread.join().map_err(|_| Failure::Problem("the tap's thread has panicked".to_owned()))?;
+    fn end(mut self, wanted_pages: u64) -> Result<(), Failure> {
+        let ended = self.join().ok_or_else(|| Failure::Problem("the tap's thread has panicked".to_owned()))?;
         let counters = ended.map_err(Failure::attempted("tapping"))?;
         check(counters.captured, counters.ring_full, wanted_pages)
+    }
+
+    fn join(&mut self) -> Option<io::Result<tap::Counters>> {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.take()?.join().ok()
+    }
+}
+
+impl Drop for Alone {
+    /// Also when something has failed meanwhile: what is measured next is not to be tapped.
+    fn drop(&mut self) {
+        let _ = self.join();
     }
 }
 
@@ -181,12 +192,16 @@ impl Guest {
         Err(Failure::Problem(format!("the guest's daemon says {:?}", self.status()?)))
     }
 
-    /// All that was evicted.
+    /// All that was evicted, to its host.
     fn has_sent(&self, wanted_pages: u64) -> Result<(), Failure> {
-        let counts = |status: Value| (count(&status, "/guest/evicted_pages"), count(&status, "/guest/ring_full_pages"));
-        wait_until(ANSWER_MAX, || self.status().is_ok_and(|status| counts(status).0 >= wanted_pages));
-        let (captured, lost) = counts(self.status()?);
-        check(captured, lost, wanted_pages)
+        let sent_pages = |status: &Value| count(status, "/guest/sent_pages");
+        wait_until(ANSWER_MAX, || self.status().is_ok_and(|status| sent_pages(&status) >= wanted_pages));
+        let status = self.status()?;
+        check(count(&status, "/guest/evicted_pages"), count(&status, "/guest/ring_full_pages"), wanted_pages)?;
+        if sent_pages(&status) >= wanted_pages {
+            return Ok(());
+        }
+        Err(Failure::Problem(format!("only {} pages of {wanted_pages} were sent to the host", sent_pages(&status))))
     }
 }
 

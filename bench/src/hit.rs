@@ -7,7 +7,7 @@
 //! the borrower knows it as slow, and races few gets. A pass in which too many pages came from elsewhere is no figure and ends the bench.
 
 use crate::worker::{Order, Report};
-use crate::world::{Extent, Lender, Security, Side, Worker, World, count};
+use crate::world::{Extent, Lender, Security, Side, Worker, World, count, grown};
 use page::PAGE_SIZE;
 use std::cell::Cell;
 use std::time::Duration;
@@ -101,7 +101,8 @@ impl Lent {
         let counters = || names.iter().map(|name| self.side.counter(name)).collect::<Result<Vec<u64>, _>>();
         let before = counters()?;
         let report = worker.obey(&self.pass(block_bytes, threads, seed))?;
-        let grown: Vec<u64> = counters()?.into_iter().zip(before).map(|(after, before)| after - before).collect();
+        let grown = before.into_iter().zip(counters()?).map(|(before, after)| grown(before, after));
+        let grown = grown.collect::<Result<Vec<u64>, _>>()?;
         let pages = self.len_bytes / PAGE_SIZE as u64;
         let share = grown[0] as f64 / pages as f64;
         self.hit_share.set(self.hit_share.get().min(share));

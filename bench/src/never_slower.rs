@@ -6,7 +6,7 @@
 
 use crate::figures::Series;
 use crate::worker::{Order, Workload};
-use crate::world::{Side, World, count, drop_cached};
+use crate::world::{Side, World, count, drop_cached, grown};
 use serde_json::{Map, Value, json};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -233,7 +233,8 @@ impl Row {
                 let report = worker.obey(&self.order(world, place, plan.phase_ms, 1))?;
                 let status = place.status()?;
                 self.speeds[index].add(report.operations as f64 / report.seconds);
-                self.lent_pages[index] += lent_pages(&status).saturating_sub(lent_before);
+                self.lent_pages[index] += grown(lent_before, lent_pages(&status))?;
+                place.side.as_ref().map_or(Ok(()), Side::check_lender)?;
                 self.states[index] = status["lenders"][0]["state"].clone();
             }
         }

@@ -6,7 +6,8 @@
 
 use crate::figures::{Series, mean, p99};
 use crate::worker::Order;
-use crate::world::{Lender, Side, Worker, World, drop_cached};
+use crate::world::{Extent, Lender, Side, Worker, World, drop_cached};
+use page::PAGE_SIZE;
 use serde_json::{Map, Value, json};
 use std::path::Path;
 use testbed::Failure;
@@ -19,6 +20,9 @@ const RESERVE_BYTES: u64 = 16 << 20;
 const FILLINGS_MAX: u32 = 4;
 /// A reading that adds less than one page in that many is the last.
 const FULL_WHEN_ONE_IN: u64 = 100;
+
+/// What the lender is to have of its group: else it is not known what giving it back costs. The rest is what it needs itself.
+const FULL_SHARE_MIN: f64 = 0.6;
 
 /// Sizes of a run.
 struct Sizes {
@@ -88,6 +92,7 @@ pub fn run(world: &World) -> Result<Map<String, Value>, Failure> {
         "ratio_wanted": RATIO_WANTED,
         "hot_hit_ratio": full.hot.median(),
         "hot_hit_ratio_empty": empty.hot.median(),
+        "full_lent_mib": full.lent_mib.median(),
         "full": full.json(),
         "empty": empty.json(),
         "rounds": full.mean_us.count(),
@@ -139,6 +144,11 @@ fn measure(world: &World, sizes: &Sizes, hot: &Path, full: bool) -> Result<Round
         fill(world, &lender, &side, sizes.group_bytes)?;
     }
     let lent_pages = lender.stored_pages()?;
+    let wanted_pages = if full { sizes.group_bytes as f64 * FULL_SHARE_MIN / PAGE_SIZE as f64 } else { 0.0 };
+    if full && (lent_pages as f64) < wanted_pages && world.extent != Extent::Tiny || !full && lent_pages > 0 {
+        let message = format!("the lender has {lent_pages} pages, where {wanted_pages:.0} were to be lent");
+        return Err(Failure::Problem(message));
+    }
     let mut worker = Worker::start(&world.interrupt, &[&lender.group])?;
     let report = worker.obey(&Order::Allocate { bytes: sizes.allocated_bytes, hot: hot.to_owned() })?;
     drop(worker);

@@ -6,7 +6,7 @@
 
 use crate::figures::Series;
 use crate::worker::{Order, Workload};
-use crate::world::{Side, World};
+use crate::world::{Side, World, grown};
 use serde_json::{Map, Value, json};
 use testbed::Failure;
 
@@ -126,11 +126,12 @@ fn measure(world: &World, side: &Side, cache_bytes: u64, len_bytes: u64, ms: u64
     let before = counters()?;
     let order = Order::Use { path: side.file.clone(), len_bytes, workload: Workload::Sequential, ms, seed: world.seed };
     let report = worker.obey(&order)?;
-    let mut grown = [0; 3];
-    for ((grown, before), after) in grown.iter_mut().zip(before).zip(counters()?) {
-        *grown = after?.saturating_sub(before?);
+    let mut more = [0; 3];
+    for ((more, before), after) in more.iter_mut().zip(before).zip(counters()?) {
+        *more = grown(before?, after?)?;
     }
+    side.check_lender()?;
     side.drop_cached()?;
-    let [put, read, lent] = grown;
+    let [put, read, lent] = more;
     Ok((report.bytes as f64 / report.seconds, Pages { put, read, lent }))
 }

@@ -222,11 +222,9 @@ impl World {
             command.args(["--lender", &address.to_string()]);
         }
         let mount = self.puma.mount(command, &at, &format!("mount-{name}"), &[&group])?;
-        let side = Side { mount, group, below: source.join(FILE), file: at.join(FILE), source, at };
-        let found = || side.status().is_ok_and(|status| status["lender_is_up"] == true);
-        if lender.is_some() && !wait_until(ANSWER_MAX, found) {
-            return Err(Failure::Problem(format!("the mount {name} does not find its lender")));
-        }
+        let (below, file, has_lender) = (source.join(FILE), at.join(FILE), lender.is_some());
+        let side = Side { mount, group, source, at, below, file, has_lender };
+        side.check_lender()?;
         Ok(side)
     }
 
@@ -377,12 +375,22 @@ pub struct Side {
     /// The file in it, as it is below and through the mount.
     pub below: PathBuf,
     pub file: PathBuf,
+    has_lender: bool,
 }
 
 impl Side {
     /// What the mount says of itself.
     pub fn status(&self) -> Result<Value, Failure> {
         self.mount.status()
+    }
+
+    /// The lender that it was given is there: before something is measured, and afterwards, or it was measured without one.
+    pub fn check_lender(&self) -> Result<(), Failure> {
+        let is_up = || self.status().is_ok_and(|status| status["lender_is_up"] == true);
+        if !self.has_lender || wait_until(ANSWER_MAX, is_up) {
+            return Ok(());
+        }
+        Err(Failure::Problem(format!("the mount {} does not find its lender", self.at.display())))
     }
 
     /// One of its borrower's counters.
@@ -423,6 +431,11 @@ impl Side {
 /// A number of a status.
 pub fn count(status: &Value, path: &str) -> u64 {
     status.pointer(path).and_then(Value::as_u64).unwrap_or(0)
+}
+
+/// What a counter of a daemon has grown by. One that was started anew begins at 0, and what it did before is not known.
+pub fn grown(before: u64, after: u64) -> Result<u64, Failure> {
+    after.checked_sub(before).ok_or_else(|| Failure::Problem("a daemon has ended, and was started anew".to_owned()))
 }
 
 /// Has a process and what it starts stay on one processor; None is the thread that calls.

@@ -1,13 +1,17 @@
 //! `write`: what writes cost through the mount, against the directory below: written through, and written back.
 //!
-//! Each pattern ends with an fsync, which is part of it. Ratios are geometric means over the patterns.
+//! Each pattern ends with an fsync, which is part of it. Ratios are geometric means over the patterns. All three files begin alike and get the same
+//! writes; so they are to be alike at the end, on the disk.
 
 use crate::figures::{Series, geometric_mean};
 use crate::worker::Order;
-use crate::world::{Worker, World};
+use crate::world::{Worker, World, drop_cached};
 use crate::writing::Pattern;
 use page::PAGE_SIZE;
 use serde_json::{Map, Value, json};
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::Path;
 use testbed::Failure;
 
 /// No sync but the one at the end.
@@ -36,7 +40,7 @@ pub fn run(world: &World) -> Result<Map<String, Value>, Failure> {
     let below = world.file("below", len_bytes)?;
     let mut worker = Worker::start(&world.interrupt, &[])?;
     println!("a file of {} MiB; {rounds} rounds", len_bytes >> 20);
-    let paths = [through.file.clone(), back.file.clone(), below];
+    let paths = [through.file.clone(), back.file.clone(), below.clone()];
     let mut speeds: [[Series; 3]; PATTERNS.len()] = Default::default();
     for round in 0..rounds {
         for ((_, pattern, one_in), series) in PATTERNS.into_iter().zip(&mut speeds) {
@@ -67,7 +71,35 @@ pub fn run(world: &World) -> Result<Map<String, Value>, Failure> {
         "rounds": rounds,
         "file_bytes": len_bytes,
     })));
-    through.end()?;
-    back.end()?;
+    for side in [through, back] {
+        let written = side.below.clone();
+        side.end()?;
+        if !are_alike(&written, &below)? {
+            return Err(Failure::Problem(format!("{} has not what was written", written.display())));
+        }
+    }
     Ok(figures)
+}
+
+/// Whether two files are, as they are on the disk.
+fn are_alike(one: &Path, other: &Path) -> Result<bool, Failure> {
+    let open = |path: &Path| -> Result<File, Failure> {
+        drop_cached(path)?;
+        File::open(path).map_err(Failure::attempted(format!("opening {}", path.display())))
+    };
+    let (one, other) = (open(one)?, open(other)?);
+    let compare = || -> io::Result<bool> {
+        let mut buffers = [Vec::new(), Vec::new()];
+        loop {
+            for (file, buffer) in [&one, &other].into_iter().zip(&mut buffers) {
+                buffer.clear();
+                file.take(1 << 20).read_to_end(buffer)?;
+            }
+            let [one, other] = &buffers;
+            if one != other || one.is_empty() {
+                return Ok(one == other);
+            }
+        }
+    };
+    compare().map_err(Failure::attempted("comparing what was written"))
 }

@@ -355,11 +355,15 @@ impl Inodes {
         let inodes = Inodes::empty(devices, borrower, keep, descriptors_max, handles_from);
         let mut lost = 0;
         for node in nodes {
-            let fd = held.remove(&node.nodeid);
+            let nodeid = node.nodeid;
+            let fd = held.remove(&nodeid);
             if inodes.restore_one(node, fd, connection).is_none() {
                 lost += 1;
+                inodes.keep.release(Held::Node(nodeid));
             }
         }
+        // Sent to the keeper for a node that was not recorded any more, or not yet: nobody else would release it.
+        held.keys().for_each(|nodeid| inodes.keep.release(Held::Node(*nodeid)));
         (inodes, lost)
     }
 

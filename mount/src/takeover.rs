@@ -111,7 +111,8 @@ fn restore(
     // What is open may have no name left: its own descriptor leads there for certain.
     for known in &state.opens {
         if let (Some(fd), false) = (opens.get(&known.handle), held.contains_key(&known.nodeid)) {
-            held.insert(known.nodeid, path_only(fd)?);
+            // Where no descriptor is left for that, a handle may lead there, too.
+            held.extend(path_only(fd).ok().map(|fd| (known.nodeid, fd)));
         }
     }
     borrower.keys_from(page::FileKey(state.next_key));
