@@ -134,13 +134,17 @@ impl Alone {
                 BpfTap::load_with_added(Target { device, ..Target::default() }, RING_BYTES).map_err(io::Error::other);
             let _ = told.send(());
             let (mut tap, mut added) = loaded?;
-            while !is_over.load(Ordering::Relaxed) {
+            loop {
+                // Seen before the ring is looked at: what was evicted by then is taken.
+                let is_last = is_over.load(Ordering::Acquire);
                 added.take(&mut |_| {})?;
                 tap.poll(POLL, &mut |eviction| {
                     std::hint::black_box(eviction.page.copied());
                 })?;
+                if is_last {
+                    return Ok(tap.counters());
+                }
             }
-            Ok(tap.counters())
         };
         let thread = std::thread::Builder::new().name("tap".into()).spawn(run);
         let thread = thread.map_err(Failure::attempted("starting a thread"))?;
@@ -156,7 +160,7 @@ impl Alone {
     }
 
     fn join(&mut self) -> Option<io::Result<tap::Counters>> {
-        self.stop.store(true, Ordering::Relaxed);
+        self.stop.store(true, Ordering::Release);
         self.thread.take()?.join().ok()
     }
 }
