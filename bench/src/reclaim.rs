@@ -21,7 +21,7 @@ const FILLINGS_MAX: u32 = 4;
 /// A reading that adds less than one page in that many is the last.
 const FULL_WHEN_ONE_IN: u64 = 100;
 
-/// What the lender is to have of its group: else it is not known what giving it back costs. The rest is what it needs itself.
+/// What lent pages are to take of the group of a full lender: else it is not known what giving them back costs.
 const FULL_SHARE_MIN: f64 = 0.6;
 
 /// Sizes of a run.
@@ -144,9 +144,12 @@ fn measure(world: &World, sizes: &Sizes, hot: &Path, full: bool) -> Result<Round
         fill(world, &lender, &side, sizes.group_bytes)?;
     }
     let lent_pages = lender.stored_pages()?;
-    let wanted_pages = if full { sizes.group_bytes as f64 * FULL_SHARE_MIN / PAGE_SIZE as f64 } else { 0.0 };
-    if full && (lent_pages as f64) < wanted_pages && world.extent != Extent::Tiny || !full && lent_pages > 0 {
-        let message = format!("the lender has {lent_pages} pages, where {wanted_pages:.0} were to be lent");
+    let share = (lent_pages * PAGE_SIZE as u64) as f64 / sizes.group_bytes as f64;
+    let is_as_wanted = if full { share >= FULL_SHARE_MIN || world.extent == Extent::Tiny } else { lent_pages == 0 };
+    if !is_as_wanted {
+        let wanted = if full { "full" } else { "empty" };
+        let message =
+            format!("{lent_pages} pages are lent, {share:.2} of the group, where the lender is to be {wanted}");
         return Err(Failure::Problem(message));
     }
     let mut worker = Worker::start(&world.interrupt, &[&lender.group])?;

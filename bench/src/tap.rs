@@ -6,7 +6,7 @@
 
 use crate::figures::Series;
 use crate::worker::Order;
-use crate::world::{Extent, Side, Worker, World, count, grown};
+use crate::world::{Extent, Lender, Side, Worker, World, count, grown};
 use page::PAGE_SIZE;
 use serde_json::{Map, Value, json};
 use std::time::{Duration, Instant};
@@ -22,8 +22,6 @@ const HOT_BYTES: u64 = 4 << 20;
 /// What the lender and its group have beyond the file.
 const LENDER_ROOM_BYTES: u64 = 128 << 20;
 const LENDER_RESERVE_BYTES: u64 = 32 << 20;
-/// Whatever is evicted is to be copied, also in a stream, and though the disk is quick: what a lender has is asked for, and given away by it.
-const OPTIONS: [&str; 6] = ["--filter", "off", "--gate", "off", "--strategy", "exclusive"];
 /// The share of what is captured that may be left uncopied all the same: where the disk was quicker than the lender, which has the page still.
 const OMITTED_SHARE_MAX: f64 = 0.05;
 /// When nothing more was counted for so long, all is: several times what the daemon waits for an event. And between two looks.
@@ -44,8 +42,7 @@ pub fn run(world: &World) -> Result<Map<String, Value>, Failure> {
         kinds.rotate_left(round % 2);
         for (fill, series) in kinds {
             // A tap sees the evictions of the whole machine, and passes over those of others; so there is none where there is to be none.
-            let options = [&["--fill", fill][..], &OPTIONS].concat();
-            let side = world.mount("evicted", evict_bytes, Some(lender.address), &options)?;
+            let side = mount(world, "evicted", evict_bytes, &lender, fill)?;
             let order = Order::Evict { path: side.file.clone(), len_bytes: evict_bytes, times };
             series.add(worker.obey(&order)?.p50_ns as f64);
             let wanted = if fill == "evict" { times as u64 * evict_bytes / PAGE_SIZE as u64 } else { 0 };
@@ -80,6 +77,12 @@ pub fn run(world: &World) -> Result<Map<String, Value>, Failure> {
     })))
 }
 
+/// Whatever is evicted is to be copied, also in a stream, and though the disk is quick: what a lender has is asked for, and given away by it.
+fn mount(world: &World, name: &str, len_bytes: u64, lender: &Lender, fill: &str) -> Result<Side, Failure> {
+    let options = ["--fill", fill, "--filter", "off", "--gate", "off", "--strategy", "exclusive"];
+    world.mount(name, len_bytes, Some(lender.address), &options)
+}
+
 struct Drops {
     fraction: Series,
     speed: Series,
@@ -91,8 +94,7 @@ fn drops(world: &World) -> Result<Drops, Failure> {
     let cache_bytes: u64 = extent.choose(512 << 20, 128 << 20, 24 << 20);
     let rounds = extent.choose(5, 3, 1);
     let lender = world.lend(cache_bytes + LENDER_ROOM_BYTES, cache_bytes, LENDER_RESERVE_BYTES)?;
-    let side =
-        world.mount("reclaimed", cache_bytes, Some(lender.address), &[&["--fill", "evict"][..], &OPTIONS].concat())?;
+    let side = mount(world, "reclaimed", cache_bytes, &lender, "evict")?;
     let hot = world.file("hot", HOT_BYTES)?;
     let mut drops = Drops { fraction: Series::default(), speed: Series::default() };
     for round in 0..rounds {

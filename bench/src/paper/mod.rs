@@ -27,7 +27,7 @@ mod two_caches;
 
 use crate::program::Program;
 use crate::worker::Order;
-use crate::world::{self, Extent, Lender, Side, Worker, World};
+use crate::world::{self, Extent, Lender, Side, Worker, World, grown};
 use page::PAGE_SIZE;
 use record::{Header, Point, Records};
 use serde::Deserialize;
@@ -332,9 +332,11 @@ impl Case<'_> {
         before: &BTreeMap<&'static str, u64>,
         operations: f64,
     ) -> Result<BTreeMap<String, f64>, Failure> {
-        let for_each =
-            |(key, after): (&str, u64)| (key.to_owned(), after.saturating_sub(before[key]) as f64 / operations);
-        Ok(self.counters(keys)?.into_iter().map(for_each).collect())
+        let for_each = |(key, after): (&str, u64)| {
+            let more = grown(before[key], after)?;
+            Ok((key.to_owned(), more as f64 / operations))
+        };
+        self.counters(keys)?.into_iter().map(for_each).collect()
     }
 }
 
