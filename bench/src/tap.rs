@@ -24,6 +24,8 @@ const LENDER_ROOM_BYTES: u64 = 128 << 20;
 const LENDER_RESERVE_BYTES: u64 = 32 << 20;
 /// The share of what is captured that may be left uncopied all the same: where the disk was quicker than the lender, which has the page still.
 const OMITTED_SHARE_MAX: f64 = 0.05;
+/// The share of what is to be evicted that must be: some pages stay, as the kernel looks at them just then (DAMON, or another reclaim).
+const EVICTED_SHARE_MIN: f64 = 0.98;
 /// When nothing more was counted for so long, all is: several times what the daemon waits for an event. And between two looks.
 const SETTLED_AFTER: Duration = Duration::from_secs(2);
 const LOOK_EVERY: Duration = Duration::from_millis(20);
@@ -47,7 +49,8 @@ pub fn run(world: &World) -> Result<Map<String, Value>, Failure> {
             series.add(worker.obey(&order)?.p50_ns as f64);
             let wanted = if fill == "evict" { times as u64 * evict_bytes / PAGE_SIZE as u64 } else { 0 };
             let Taken { captured, lost, omitted } = settled(&side, wanted)?;
-            if captured != wanted || lost > 0 {
+            // What the ring has no room for costs little: of that nothing is to be said here.
+            if !was_evicted(captured, wanted) || captured > wanted || lost > 0 {
                 let message = format!("the tap captured {captured} pages of {wanted} and had no room for {lost}");
                 return Err(Failure::Problem(message));
             }
@@ -138,6 +141,11 @@ fn check_omitted(extent: Extent, omitted: u64, captured: u64) -> Result<(), Fail
         return Ok(());
     }
     Err(Failure::Problem(format!("of {captured} pages that the tap captured {omitted} were not copied")))
+}
+
+/// Whether the pages that were to be evicted have been.
+pub fn was_evicted(captured: u64, wanted: u64) -> bool {
+    captured as f64 >= EVICTED_SHARE_MIN * wanted as f64
 }
 
 /// What was taken when the daemon has counted so many, or no more for a while: it counts what it has taken out of the ring now and then.

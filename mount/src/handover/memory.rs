@@ -40,6 +40,8 @@ pub(crate) struct Memory {
     intents: Mutex<Vec<u32>>,
     full: AtomicBool,
     frozen: AtomicBool,
+    /// Whether this process is the one that serves the mount; else what is left of the one before still is.
+    is_claimed: bool,
 }
 
 // SAFETY: the mapping is reached through atomic words only, and lives as long as the value.
@@ -65,8 +67,8 @@ impl Memory {
         ftruncate(&fd, layout::TOTAL_BYTES as u64)?;
         // Nobody can cut it off under a mapping of it.
         fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
-        claim(&fd)?;
-        let memory = Memory::map(fd)?;
+        let is_claimed = claim(&fd)?;
+        let memory = Memory::map(fd, is_claimed)?;
         memory.intents.lock().extend((0..layout::INTENTS as u32).rev());
         Ok(memory)
     }
@@ -76,8 +78,8 @@ impl Memory {
         if fstat(&fd)?.st_size != layout::TOTAL_BYTES as i64 {
             return Err(io::Error::new(io::ErrorKind::InvalidData, DecodeError::Short));
         }
-        claim(&fd)?;
-        let memory = Memory::map(fd)?;
+        let is_claimed = claim(&fd)?;
+        let memory = Memory::map(fd, is_claimed)?;
         let state = memory.read()?;
         let unused = |used: u32, taken: &mut dyn Iterator<Item = u32>| {
             let mut is_free = vec![true; used as usize];
@@ -93,6 +95,26 @@ impl Memory {
         Ok((memory, state))
     }
 
+    /// What could not be claimed because of what is left of the daemon before is claimed as soon as that is gone, which may have to wait for what
+    /// this one serves.
+    pub(crate) fn claim_when_free(self: &Arc<Memory>) {
+        if self.is_claimed {
+            return;
+        }
+        // The descriptor itself, as closing a copy of it would give the lock back (fcntl_locking(2)).
+        let memory = self.clone();
+        let wait = move || {
+            while let Err(error) = fcntl_lock(&memory.fd, FlockOperation::LockExclusive) {
+                if error != Errno::INTR {
+                    return tracing::warn!(%error, "no other daemon is kept from serving this mount, too");
+                }
+            }
+        };
+        if let Err(error) = std::thread::Builder::new().name("claim".to_owned()).spawn(wait) {
+            tracing::warn!(%error, "no other daemon is kept from serving this mount, too");
+        }
+    }
+
     /// What it says, while nobody uses it.
     fn read(&self) -> io::Result<State> {
         let used = self.header(header::NODES_USED).load(Ordering::Acquire) as usize;
@@ -103,7 +125,7 @@ impl Memory {
         layout::decode(bytes).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
     }
 
-    fn map(fd: OwnedFd) -> io::Result<Memory> {
+    fn map(fd: OwnedFd, is_claimed: bool) -> io::Result<Memory> {
         // SAFETY: a fresh mapping at an address of the kernel's choice; no existing memory is touched. The file cannot shrink.
         let start = unsafe {
             mmap(
@@ -124,6 +146,7 @@ impl Memory {
             intents: Mutex::default(),
             full: AtomicBool::new(false),
             frozen: AtomicBool::new(false),
+            is_claimed,
         })
     }
 
@@ -260,19 +283,20 @@ impl Drop for Memory {
     }
 }
 
-/// Makes this process the one that serves the mount, until it ends: two would undo each other's work.
-fn claim(fd: &OwnedFd) -> io::Result<()> {
+/// Makes this process the one that serves the mount, until it ends: two would undo each other's work. False: nobody else serves it any more, but what
+/// is left of who did has to go first.
+fn claim(fd: &OwnedFd) -> io::Result<bool> {
     let start = Instant::now();
     loop {
         match fcntl_lock(fd, FlockOperation::NonBlockingLockExclusive) {
             // What is left of it waits in the kernel for what we are going to answer.
-            Err(Errno::AGAIN | Errno::ACCESS) if holder_is_dying(fd) => return Ok(()),
+            Err(Errno::AGAIN | Errno::ACCESS) if holder_is_dying(fd) => return Ok(false),
             Err(Errno::AGAIN | Errno::ACCESS) if start.elapsed() < CLAIM_LIMIT => std::thread::sleep(CLAIM_AGAIN),
             Err(Errno::AGAIN | Errno::ACCESS) => {
                 let why = "another daemon still serves it; end that one first";
                 return Err(io::Error::new(io::ErrorKind::ResourceBusy, why));
             }
-            result => return Ok(result?),
+            result => return Ok(result.map(|()| true)?),
         }
     }
 }
@@ -537,6 +561,46 @@ mod tests {
         let successor = Arc::new(successor);
         assert_eq!(successor.take_node().unwrap().index, 1, "the free slot, and no other");
         assert_ne!(successor.take_intent().unwrap().index, state.intents[0].slot);
+    }
+
+    /// Another process with that memory, which runs `then` and writes a line.
+    fn with_other(memory: &Memory, then: &str) -> (std::process::Child, String) {
+        use std::io::BufRead;
+        let path = format!("/proc/{}/fd/{}", std::process::id(), rustix::fd::AsRawFd::as_raw_fd(&memory.fd));
+        let script = format!("import fcntl, sys, time\nfile = open({path:?}, 'r+b')\n{then}");
+        let mut python = std::process::Command::new("python3");
+        let pipe = std::process::Stdio::piped;
+        let mut child = python.args(["-c", &script]).stdin(pipe()).stdout(pipe()).spawn().unwrap();
+        let mut line = String::new();
+        std::io::BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        (child, line)
+    }
+
+    #[test]
+    fn what_could_not_be_claimed_at_first_is_claimed_when_the_one_before_is_gone() {
+        let fd = memfd_create("pumapool-state", MemfdFlags::CLOEXEC).unwrap();
+        ftruncate(&fd, layout::TOTAL_BYTES as u64).unwrap();
+        let memory = Arc::new(Memory::map(fd, false).unwrap());
+        let hold = "fcntl.lockf(file, fcntl.LOCK_EX)\nprint('holds it', flush=True)\nsys.stdin.read()";
+        let (mut before, line) = with_other(&memory, hold);
+        assert_eq!(line, "holds it\n");
+        assert!(!holder_is_dying(&memory.fd));
+        memory.claim_when_free();
+        before.kill().unwrap();
+        before.wait().unwrap();
+        // It has it only until somebody else wants it, unless we do.
+        let try_it = "for _ in range(3000):
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        print('held', flush=True)
+        sys.exit()
+    fcntl.lockf(file, fcntl.LOCK_UN)
+    time.sleep(0.01)
+print('free')";
+        let (mut after, line) = with_other(&memory, try_it);
+        after.wait().unwrap();
+        assert_eq!(line, "held\n");
     }
 
     trait Repeat {
