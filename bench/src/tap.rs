@@ -25,7 +25,7 @@ const LENDER_RESERVE_BYTES: u64 = 32 << 20;
 /// The share of what is captured that may be left uncopied all the same: where the disk was quicker than the lender, which has the page still.
 const OMITTED_SHARE_MAX: f64 = 0.05;
 /// The share of what is to be evicted that must be: some pages stay, as the kernel looks at them just then (DAMON, or another reclaim).
-const EVICTED_SHARE_MIN: f64 = 0.98;
+const EVICTED_SHARE_MIN: f64 = 0.95;
 /// When nothing more was counted for so long, all is: several times what the daemon waits for an event. And between two looks.
 const SETTLED_AFTER: Duration = Duration::from_secs(2);
 const LOOK_EVERY: Duration = Duration::from_millis(20);
