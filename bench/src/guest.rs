@@ -159,7 +159,7 @@ impl Alone {
     fn has_seen(mut self, wanted_pages: u64) -> Result<bool, Failure> {
         let ended = self.join().ok_or_else(|| Failure::Problem("the tap's thread has panicked".to_owned()))?;
         let counters = ended.map_err(Failure::attempted("tapping"))?;
-        captured(counters.captured, counters.ring_full, wanted_pages)
+        had_room(counters.captured, counters.ring_full, wanted_pages)
     }
 
     fn join(&mut self) -> Option<io::Result<tap::Counters>> {
@@ -206,8 +206,9 @@ impl Guest {
         wait_until(ANSWER_MAX, || self.status().is_ok_and(|status| is_sent(&status)));
         let status = self.status()?;
         let [evicted, lost] = ["evicted", "ring_full"].map(|name| count(&status, &format!("/guest/{name}_pages")));
-        if !captured(evicted, lost, wanted_pages)? || is_sent(&status) {
-            return Ok(lost == 0);
+        let had_room = had_room(evicted, lost, wanted_pages)?;
+        if !had_room || is_sent(&status) {
+            return Ok(had_room);
         }
         Err(Failure::Problem(format!("only {} pages of {wanted_pages} were sent to the host", sent_pages(&status))))
     }
@@ -215,7 +216,7 @@ impl Guest {
 
 /// Whether the ring has had room for all. It has for what is evicted here; but the tap sees all of the disk's file system, of which the kernel may
 /// evict anything meanwhile. And what it has no room for costs little: of that nothing is to be said here.
-fn captured(captured: u64, lost: u64, wanted_pages: u64) -> Result<bool, Failure> {
+fn had_room(captured: u64, lost: u64, wanted_pages: u64) -> Result<bool, Failure> {
     if lost > 0 {
         println!(
             "the tap captured {captured} pages, of which {wanted_pages} were evicted here, and had no room for {lost}"

@@ -40,8 +40,6 @@ pub(crate) struct Memory {
     intents: Mutex<Vec<u32>>,
     full: AtomicBool,
     frozen: AtomicBool,
-    /// Whether this process is the one that serves the mount; else what is left of the one before still is.
-    is_claimed: bool,
 }
 
 // SAFETY: the mapping is reached through atomic words only, and lives as long as the value.
@@ -67,8 +65,8 @@ impl Memory {
         ftruncate(&fd, layout::TOTAL_BYTES as u64)?;
         // Nobody can cut it off under a mapping of it.
         fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
-        let is_claimed = claim(&fd)?;
-        let memory = Memory::map(fd, is_claimed)?;
+        claim(&fd)?;
+        let memory = Memory::map(fd)?;
         memory.intents.lock().extend((0..layout::INTENTS as u32).rev());
         Ok(memory)
     }
@@ -78,8 +76,8 @@ impl Memory {
         if fstat(&fd)?.st_size != layout::TOTAL_BYTES as i64 {
             return Err(io::Error::new(io::ErrorKind::InvalidData, DecodeError::Short));
         }
-        let is_claimed = claim(&fd)?;
-        let memory = Memory::map(fd, is_claimed)?;
+        claim(&fd)?;
+        let memory = Memory::map(fd)?;
         let state = memory.read()?;
         let unused = |used: u32, taken: &mut dyn Iterator<Item = u32>| {
             let mut is_free = vec![true; used as usize];
@@ -96,23 +94,23 @@ impl Memory {
     }
 
     /// What could not be claimed because of what is left of the daemon before is claimed as soon as that is gone, which may have to wait for what
-    /// this one serves.
+    /// this one serves. What has been claimed stays so.
     pub(crate) fn claim_when_free(self: &Arc<Memory>) {
-        if self.is_claimed {
+        if fcntl_lock(&self.fd, FlockOperation::NonBlockingLockExclusive).is_ok() {
             return;
         }
+        let warn = |error: io::Error| tracing::warn!(%error, "no other daemon is kept from serving this mount, too");
         // The descriptor itself, as closing a copy of it would give the lock back (fcntl_locking(2)).
         let memory = self.clone();
         let wait = move || {
-            while let Err(error) = fcntl_lock(&memory.fd, FlockOperation::LockExclusive) {
-                if error != Errno::INTR {
-                    return tracing::warn!(%error, "no other daemon is kept from serving this mount, too");
+            while let Err(errno) = fcntl_lock(&memory.fd, FlockOperation::LockExclusive) {
+                if errno != Errno::INTR {
+                    return warn(errno.into());
                 }
             }
         };
-        if let Err(error) = std::thread::Builder::new().name("claim".to_owned()).spawn(wait) {
-            tracing::warn!(%error, "no other daemon is kept from serving this mount, too");
-        }
+        let started = std::thread::Builder::new().name("claim".to_owned()).spawn(wait);
+        started.map_or_else(warn, drop);
     }
 
     /// What it says, while nobody uses it.
@@ -125,7 +123,7 @@ impl Memory {
         layout::decode(bytes).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
     }
 
-    fn map(fd: OwnedFd, is_claimed: bool) -> io::Result<Memory> {
+    fn map(fd: OwnedFd) -> io::Result<Memory> {
         // SAFETY: a fresh mapping at an address of the kernel's choice; no existing memory is touched. The file cannot shrink.
         let start = unsafe {
             mmap(
@@ -146,7 +144,6 @@ impl Memory {
             intents: Mutex::default(),
             full: AtomicBool::new(false),
             frozen: AtomicBool::new(false),
-            is_claimed,
         })
     }
 
@@ -283,20 +280,20 @@ impl Drop for Memory {
     }
 }
 
-/// Makes this process the one that serves the mount, until it ends: two would undo each other's work. False: nobody else serves it any more, but what
-/// is left of who did has to go first.
-fn claim(fd: &OwnedFd) -> io::Result<bool> {
+/// Makes this process the one that serves the mount, until it ends: two would undo each other's work. Where only what is left of another one has it still,
+/// that is for [`Memory::claim_when_free`].
+fn claim(fd: &OwnedFd) -> io::Result<()> {
     let start = Instant::now();
     loop {
         match fcntl_lock(fd, FlockOperation::NonBlockingLockExclusive) {
             // What is left of it waits in the kernel for what we are going to answer.
-            Err(Errno::AGAIN | Errno::ACCESS) if holder_is_dying(fd) => return Ok(false),
+            Err(Errno::AGAIN | Errno::ACCESS) if holder_is_dying(fd) => return Ok(()),
             Err(Errno::AGAIN | Errno::ACCESS) if start.elapsed() < CLAIM_LIMIT => std::thread::sleep(CLAIM_AGAIN),
             Err(Errno::AGAIN | Errno::ACCESS) => {
                 let why = "another daemon still serves it; end that one first";
                 return Err(io::Error::new(io::ErrorKind::ResourceBusy, why));
             }
-            result => return Ok(result.map(|()| true)?),
+            result => return Ok(result?),
         }
     }
 }
@@ -580,7 +577,7 @@ mod tests {
     fn what_could_not_be_claimed_at_first_is_claimed_when_the_one_before_is_gone() {
         let fd = memfd_create("pumapool-state", MemfdFlags::CLOEXEC).unwrap();
         ftruncate(&fd, layout::TOTAL_BYTES as u64).unwrap();
-        let memory = Arc::new(Memory::map(fd, false).unwrap());
+        let memory = Arc::new(Memory::map(fd).unwrap());
         let hold = "fcntl.lockf(file, fcntl.LOCK_EX)\nprint('holds it', flush=True)\nsys.stdin.read()";
         let (mut before, line) = with_other(&memory, hold);
         assert_eq!(line, "holds it\n");
