@@ -369,6 +369,8 @@ pub struct Borrower {
     get_times: Histogram,
     below_times: Histogram,
     checksum_key: [u8; 32],
+    /// With what connections begin from now on.
+    security: Mutex<Security>,
     config: Config,
     /// Of the gates of all lenders, also of those to come.
     thresholds: Mutex<gate::Config>,
@@ -431,6 +433,7 @@ impl Borrower {
             stop: AtomicBool::new(false),
             tap_thread: OnceLock::new(),
             thresholds: Mutex::new(config.gate.unwrap_or_default()),
+            security: Mutex::new(config.security.clone()),
             config,
         });
         if let Some(session) = &borrower.config.session {
@@ -466,6 +469,16 @@ impl Borrower {
         if too_many > 0 {
             tracing::warn!("{too_many} lenders are not used: there are too many, or no threads for them");
         }
+    }
+
+    /// From now on connections begin with this. Pages are sealed as [`Config::security`] has it.
+    pub fn set_security(&self, security: Security) {
+        *self.security.lock() = security;
+    }
+
+    /// With what a connection begins.
+    pub(crate) fn security(&self) -> Security {
+        self.security.lock().clone()
     }
 
     /// From now on gates close and open at these, where there are any ([`Config::gate`]).

@@ -6,7 +6,7 @@
 use mount::Mount;
 use mount::images::{Image, Placing};
 use page::Page;
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::RecvFlags;
 use serde::Serialize;
@@ -21,6 +21,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::thread::Scope;
 use std::time::{Duration, Instant};
 use wire::address::{Address, Stream};
+use wire::complaints::Complaints;
 use wire::frames::{Broken, FrameReader, Outgoing, send};
 use wire::key::PoolKey;
 use wire::listener::Listener;
@@ -38,6 +39,8 @@ pub const THREADS: &str = "puma-guest";
 const STRANGERS_MAX: usize = 16;
 /// Pause after a connection could not be accepted.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// How long [`Host::stop`] waits until nobody listens any more: the thread that does is woken, and has nothing else to do.
+const CLOSE_LIMIT: Duration = Duration::from_secs(1);
 /// Pages that one message may say to have been read; of more nothing is heard.
 const HELD_PAGES_MAX: u32 = 1 << 16;
 
@@ -173,6 +176,8 @@ struct Known {
     /// Why it is not served. The beginning of an image is the guest's to write: what it says there is no reason to leave the others.
     problem: Option<Problem>,
     statistics: Statistics,
+    /// A guest that comes and goes all the time must not fill the log.
+    log: Complaints,
     /// Where there is a limit: what was put into the page cache, oldest first.
     placed: Mutex<Placed>,
     /// Its connection, numbered, so that one that ends takes no other one's away.
@@ -188,11 +193,23 @@ struct Shared {
     stopping: AtomicBool,
 }
 
+/// The socket at which guests are listened to.
+enum Listening {
+    /// Nobody serves it yet.
+    Idle(Listener),
+    /// A thread does.
+    Served,
+    /// It is closed, and its file gone.
+    Closed,
+}
+
 /// A host that listens.
 pub struct Host {
     shared: Shared,
-    /// Until it serves.
-    listener: Mutex<Option<Listener>>,
+    /// Until it is served.
+    listener: Mutex<Listening>,
+    /// It is closed.
+    closed: Condvar,
     address: Address,
     /// Written to, it has the host stop.
     stop: (OwnedFd, OwnedFd),
@@ -217,6 +234,7 @@ impl Host {
             problem: check_format(&mount, &guest).err(),
             guest,
             statistics: Statistics::default(),
+            log: Complaints::new(),
             placed: Mutex::default(),
             connection: Mutex::default(),
         };
@@ -240,7 +258,8 @@ impl Host {
             stopping: AtomicBool::new(false),
         };
         let address = listener.address().clone();
-        Ok(Host { shared, listener: Mutex::new(Some(listener)), address, stop })
+        let listener = Mutex::new(Listening::Idle(listener));
+        Ok(Host { shared, listener, closed: Condvar::new(), address, stop })
     }
 
     /// Where it listens, with the port that the kernel chose.
@@ -258,10 +277,21 @@ impl Host {
         self.shared.known.iter().map(status).collect()
     }
 
-    /// Has [`Host::run`] return, and ends all connections.
+    /// Has [`Host::run`] return, and ends all connections. Nobody listens any more when it returns, and the socket's file is gone.
     pub fn stop(&self) {
         self.shared.stopping.store(true, Relaxed);
         let _ = rustix::io::write(&self.stop.1, b"s");
+        let mut listener = self.listener.lock();
+        match *listener {
+            Listening::Idle(_) => *listener = Listening::Closed,
+            Listening::Served => drop(self.closed.wait_while_for(
+                &mut listener,
+                |listener| matches!(listener, Listening::Served),
+                CLOSE_LIMIT,
+            )),
+            Listening::Closed => {}
+        }
+        drop(listener);
         for known in &self.shared.known {
             if let Some((_, stream)) = &*known.connection.lock() {
                 let _ = stream.shutdown(Shutdown::Both);
@@ -271,8 +301,21 @@ impl Host {
 
     /// Serves guests until it is stopped, and all their connections have ended: none has an image open then. To be called once.
     pub fn run(&self) {
-        let Some(listener) = self.listener.lock().take() else { return };
-        std::thread::scope(|connections| self.accept(&listener, connections));
+        let listener = {
+            let mut listening = self.listener.lock();
+            if !matches!(*listening, Listening::Idle(_)) {
+                return;
+            }
+            std::mem::replace(&mut *listening, Listening::Served)
+        };
+        std::thread::scope(|connections| {
+            if let Listening::Idle(listener) = &listener {
+                self.accept(listener, connections);
+            }
+            drop(listener);
+            *self.listener.lock() = Listening::Closed;
+            self.closed.notify_all();
+        });
     }
 
     fn accept<'scope>(&'scope self, listener: &Listener, connections: &'scope Scope<'scope, '_>) {
@@ -347,12 +390,16 @@ impl Shared {
         }
         known.statistics.connects.fetch_add(1, Relaxed);
         let image = known.guest.image.display();
-        tracing::info!(%image, peer = stream.peer(), "guest connected");
+        if let Some(suppressed) = known.log.next() {
+            tracing::info!(%image, peer = stream.peer(), suppressed, "guest connected");
+        }
         let mut session = Session { shared: self, known, stream, channel, reader };
         // A bug ends this guest's connection, and nothing else.
         let ended =
             std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| session.run())).unwrap_or(Err(Broken::Bug));
-        tracing::info!(%image, "guest gone: {}", ended.err().unwrap_or(Broken::Closed));
+        if let Some(suppressed) = known.log.next() {
+            tracing::info!(%image, suppressed, "guest gone: {}", ended.err().unwrap_or(Broken::Closed));
+        }
         let mut connection = known.connection.lock();
         if connection.as_ref().is_some_and(|(current, _)| *current == number) {
             *connection = None;
@@ -371,10 +418,7 @@ struct Session<'a> {
 impl Session<'_> {
     fn run(&mut self) -> Result<(), Broken> {
         let mut outgoing = Outgoing::default();
-        let problem = |error: io::Error| {
-            tracing::warn!("{}: {error}", self.known.guest.image.display());
-            Broken::Io(error)
-        };
+        let problem = Broken::Io;
         // Open for as long as there is something to do with it.
         let mut opened = None;
         while !self.shared.stopping.load(Relaxed) {

@@ -7,11 +7,13 @@ use anyhow::{Context, Result, bail};
 use clap::{Parser, ValueEnum};
 use hostcache::guest::{self, Statistics, Stop};
 use hostcache::{Volume, host};
-use serde_json::json;
+use parking_lot::Mutex;
+use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::sync_channel;
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 use wire::address::Address;
 use wire::key::PoolKey;
@@ -20,6 +22,8 @@ use wire::listener::{Error, Listener};
 /// How long the daemon before may go on to listen, and how often it is looked whether it does.
 const TAKE_OVER_LIMIT: Duration = Duration::from_secs(5);
 const TAKE_OVER_LOOK: Duration = Duration::from_millis(20);
+/// How often a successor tries again to listen: seldom enough to cost nothing, soon enough for whoever has just put a key back.
+const RETRY_INTERVAL: Duration = Duration::from_secs(2);
 
 /// Options of `host-cache`.
 #[derive(clap::Args)]
@@ -148,27 +152,73 @@ impl std::str::FromStr for GuestName {
     }
 }
 
-/// Guests of a mount.
+/// Guests of a mount, and whether they are listened to.
 pub struct Guests {
-    /// What is wrong is told when they are to be listened to: a mount that is in use is taken over all the same.
-    config: Result<host::Config>,
+    /// Reads the guests' keys.
+    config: Box<dyn Fn() -> Result<host::Config> + Send + Sync>,
     listen: Address,
+    host: OnceLock<Arc<host::Host>>,
+    /// Why they are not listened to.
+    problem: Mutex<Option<String>>,
+    stopping: AtomicBool,
 }
 
 impl Guests {
-    /// Listens. Who takes a mount over waits until the one before has stopped to.
-    pub fn listen(self, mount: Arc<::mount::Mount>, takes_over: bool) -> Result<Arc<host::Host>> {
+    /// Listens. A successor serves a mount that is in use, whatever becomes of the guests: it says why they are not listened to, and tries again.
+    ///
+    /// # Errors
+    /// When they cannot be listened to at a first start.
+    pub fn listen(self: &Arc<Self>, mount: &Arc<::mount::Mount>, takes_over: bool) -> Result<()> {
         let begun = Instant::now();
-        let listener = loop {
-            match Listener::bind(&self.listen) {
-                Err(Error::AddressInUse { .. }) if takes_over && begun.elapsed() < TAKE_OVER_LIMIT => {
-                    std::thread::sleep(TAKE_OVER_LOOK);
-                }
-                bound => break bound?,
+        loop {
+            let Err(error) = self.try_to_listen(mount) else { return Ok(()) };
+            let is_taken = error.downcast_ref().is_some_and(|error| matches!(error, Error::AddressInUse { .. }));
+            if !takes_over {
+                return Err(error);
             }
-        };
-        let config = self.config?;
+            // The daemon before may still listen.
+            if !is_taken || begun.elapsed() > TAKE_OVER_LIMIT {
+                self.note(&error);
+                break;
+            }
+            std::thread::sleep(TAKE_OVER_LOOK);
+        }
+        let (guests, mount) = (self.clone(), Arc::downgrade(mount));
+        let thread = std::thread::Builder::new().name("puma-guests".into());
+        if let Err(error) = thread.spawn(move || guests.keep_trying(&mount)) {
+            tracing::error!("cannot start a thread to try again: {error}; `pumapool upgrade` does");
+        }
+        Ok(())
+    }
+
+    fn keep_trying(&self, mount: &Weak<::mount::Mount>) {
+        loop {
+            std::thread::sleep(RETRY_INTERVAL);
+            let Some(mount) = mount.upgrade().filter(|_| !self.stopping.load(Ordering::Relaxed)) else { return };
+            match self.try_to_listen(&mount) {
+                Ok(()) => {
+                    *self.problem.lock() = None;
+                    return tracing::info!("guests are listened to at {}", self.listen);
+                }
+                Err(error) => self.note(&error),
+            }
+        }
+    }
+
+    fn note(&self, error: &anyhow::Error) {
+        let text = format!("guests are not listened to: {error:#}");
+        let mut problem = self.problem.lock();
+        if problem.as_ref() != Some(&text) {
+            tracing::error!("{text}; the images are served without them, and it is tried again");
+            *problem = Some(text);
+        }
+    }
+
+    fn try_to_listen(&self, mount: &Arc<::mount::Mount>) -> Result<()> {
+        let config = (self.config)()?;
+        let listener = Listener::bind(&self.listen)?;
         let (told, tell) = sync_channel(1);
+        let mount = mount.clone();
         // Images are opened through the mount itself: never by the first thread, whose death is how the keeper knows that a daemon dies.
         let serve = move || {
             let host = host::Host::new(mount, config, listener).map(Arc::new);
@@ -177,7 +227,31 @@ impl Guests {
             serving.iter().for_each(|host| host.run());
         };
         std::thread::Builder::new().name("puma-guests".into()).spawn(serve).context("cannot start a thread")?;
-        Ok(tell.recv().context("the images could not be looked at")??)
+        let host = tell.recv().context("the images could not be looked at")??;
+        let _ = self.host.set(host);
+        // Told to stop meanwhile, it was not there to be stopped.
+        if self.stopping.load(Ordering::SeqCst) {
+            self.stop();
+        }
+        Ok(())
+    }
+
+    /// From now on nobody listens, and no image is in use.
+    pub fn stop(&self) {
+        self.stopping.store(true, Ordering::SeqCst);
+        self.host.get().into_iter().for_each(|host| host.stop());
+    }
+
+    /// Where they are listened to, and each of them: for the status.
+    pub fn status(&self) -> Value {
+        let list = self.host.get().map(|host| host.status()).unwrap_or_default();
+        let address = self.host.get().map_or(&self.listen, |host| host.address());
+        json!({"listen": address.to_string(), "list": list})
+    }
+
+    /// Why they are not listened to, if so.
+    pub fn problem(&self) -> Option<String> {
+        self.problem.lock().clone()
     }
 }
 
@@ -251,25 +325,41 @@ fn run_host(options: HostOptions) -> Result<ExitCode> {
             );
         }
     }
-    let guest = |GuestName { image, key }: &GuestName| -> Result<host::Guest> {
-        let read = |path: &PathBuf| -> Result<PoolKey> {
-            let path = std::path::absolute(path).with_context(|| format!("the key file {}", path.display()))?;
-            Ok(PoolKey::read(&path)?)
+    let mut guests = options.guest.clone();
+    for key in guests.iter_mut().filter_map(|guest| guest.key.as_mut()) {
+        // The daemon leaves its folder. Should that be gone, reading the key says so.
+        *key = std::path::absolute(&*key).unwrap_or_else(|_| key.clone());
+    }
+    let (mode, keeps, limit) = (options.mode, options.keep, options.limit);
+    let config = move || {
+        let guest = |GuestName { image, key }: &GuestName| -> Result<host::Guest> {
+            let key = key.as_deref().map(PoolKey::read).transpose()?;
+            Ok(host::Guest { image: image.clone(), key })
         };
-        Ok(host::Guest { image: image.clone(), key: key.as_ref().map(read).transpose()? })
+        Ok(host::Config {
+            guests: guests.iter().map(guest).collect::<Result<_>>()?,
+            placing: match mode {
+                Mode::Clean => ::mount::images::Placing::Clean,
+                Mode::Write => ::mount::images::Placing::Written,
+            },
+            keeps,
+            pages_max: limit.map(|bytes| bytes / page::PAGE_SIZE as u64),
+        })
     };
-    let config = |guests| host::Config {
-        guests,
-        placing: match options.mode {
-            Mode::Clean => ::mount::images::Placing::Clean,
-            Mode::Write => ::mount::images::Placing::Written,
-        },
-        keeps: options.keep,
-        pages_max: options.limit.map(|bytes| bytes / page::PAGE_SIZE as u64),
+    let guests = Guests {
+        config: Box::new(config),
+        listen: options.listen.absolute()?,
+        host: OnceLock::new(),
+        problem: Mutex::default(),
+        stopping: AtomicBool::new(false),
     };
-    let guests: Result<Vec<_>> = options.guest.iter().map(guest).collect();
-    let guests = Guests { config: guests.map(config), listen: options.listen.absolute()? };
     let mut policies = Defaults::parse_from(["mount"]).policies;
     (policies.catalog, policies.threads) = (options.catalog, options.threads);
-    mount::run(mount::Options::of_images(options.images, options.mountpoint, guests, policies, options.daemon))
+    mount::run(mount::Options::of_images(
+        options.images,
+        options.mountpoint,
+        Arc::new(guests),
+        policies,
+        options.daemon,
+    ))
 }

@@ -22,6 +22,7 @@ mod key;
 mod lend;
 mod lenders;
 mod log;
+mod membership;
 mod metrics;
 mod mount;
 mod mount_helper;

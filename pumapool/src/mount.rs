@@ -10,10 +10,11 @@ use crate::daemon::{self, Daemon};
 use crate::exit;
 use crate::host_cache::Guests;
 use crate::kept::Kept;
-use crate::lenders::Lenders;
+use crate::membership::Membership;
 use crate::metrics::server::{self, Door};
 use crate::{confine, fdstore, joined, keeper, pool, security, size};
 use anyhow::{Context, Result, bail};
+use borrower::cgroups::Cgroups;
 use borrower::{Borrower, Strategy};
 use clap::ValueEnum;
 use mount::handover::channel::{Channel, Message};
@@ -68,7 +69,7 @@ pub struct Options {
 
     /// Guests that give what they evict (`pumapool host-cache host`).
     #[arg(skip)]
-    guests: Option<Guests>,
+    guests: Option<Arc<Guests>>,
 }
 
 impl Options {
@@ -76,7 +77,7 @@ impl Options {
     pub fn of_images(
         source: PathBuf,
         mountpoint: Option<PathBuf>,
-        guests: Guests,
+        guests: Arc<Guests>,
         policies: Policies,
         daemon: daemon::Options,
     ) -> Options {
@@ -388,10 +389,12 @@ pub fn run(options: Options) -> Result<ExitCode> {
     if let Some(kept) = Kept::inherited()? {
         return serve(options, kept);
     }
-    // Looked at before anything is started; the daemon reads it for itself.
-    let networks: Vec<_> = options.lender.iter().cloned().chain(options.pool.network()).collect();
-    options.security.security(&networks)?;
+    // The key is looked at before anything is started; the daemon reads it for itself.
     let held = fdstore::inherited();
+    if held.is_empty() {
+        let networks: Vec<_> = options.lender.iter().cloned().chain(options.pool.network()).collect();
+        options.security.security(&networks)?;
+    }
     let mountpoint = options.mountpoint.as_ref().unwrap_or(&options.source);
     if let Some(key) = options.security.key_file()
         && held.is_empty()
@@ -421,10 +424,10 @@ pub fn run(options: Options) -> Result<ExitCode> {
 /// The daemon: mounts, or takes over what the keeper gives, and serves.
 fn serve(mut options: Options, mut kept: Kept) -> Result<ExitCode> {
     let given = Given::receive(&kept.channel).context("cannot hear from the keeper")?;
-    // The daemon leaves its folder; the address must not.
-    let named: Vec<Address> = options.lender.iter().cloned().map(Address::absolute).collect::<Result<_, _>>()?;
-    let networks: Vec<_> = named.iter().cloned().chain(options.pool.network()).collect();
-    let security = options.security.security(&networks)?;
+    let takes_over = !given.is_empty();
+    let (pool, security) = (&options.pool, options.security.clone());
+    let membership = Membership::begin(&options.lender, pool, security, options.except.clone(), takes_over)?;
+    let membership = Arc::new(membership);
     let mountpoint = options.mountpoint.clone().unwrap_or_else(|| options.source.clone());
     let config = mount::Config {
         write: match options.policies.write {
@@ -439,15 +442,23 @@ fn serve(mut options: Options, mut kept: Kept) -> Result<ExitCode> {
         written_bytes: written_bytes(memory_bytes()),
         ..mount::Config::new(options.source.clone(), mountpoint)
     };
-    let gossip = pool::join(&options.pool, security.clone(), !given.is_empty())?;
-    let mut fill = "";
+    let (mut fill, mut unseen) = ("", None);
     let make_borrower = |info: mount::MountInfo| {
-        let source = eviction_source(&options, info.device)?;
+        // A mount that is in use is served on, whatever becomes of the tap; but what is not seen to be evicted is not lent, as it was not to be.
+        let (source, groups) = evictions(&options, info.device).or_else(|error| {
+            if !takes_over {
+                return Err(error);
+            }
+            let text = format!("{error:#}; nothing more is lent, until `pumapool upgrade` tries it again");
+            tracing::error!("{text}");
+            unseen = Some(text);
+            Ok((None, None))
+        })?;
         fill = if source.is_some() { "eviction" } else { "read" };
         let borrower = Borrower::start(
             borrower::Config {
-                lenders: Lenders::at_first(&named),
-                expects_lenders: !named.is_empty() || options.pool.is_wanted(),
+                lenders: membership.lenders(),
+                expects_lenders: membership.expects_lenders(),
                 strategy: match options.policies.strategy {
                     StrategyName::Exclusive => Strategy::Exclusive,
                     StrategyName::NonInclusive => Strategy::NonInclusive,
@@ -459,18 +470,17 @@ fn serve(mut options: Options, mut kept: Kept) -> Result<ExitCode> {
                 bad_pages_max: options.policies.bad_pages,
                 catalog_bytes_max: options.policies.catalog,
                 session: None,
-                security: security.clone(),
+                security: membership.security(),
                 has_guests: options.guests.is_some(),
-                cgroups: cgroups(&options.policies.cgroup)?,
+                cgroups: groups,
             },
             source,
         )?;
-        borrower.set_borrowing(options.borrow == Switch::On);
+        borrower.set_borrowing(options.borrow == Switch::On && unseen.is_none());
         anyhow::Ok(borrower)
     };
     // The catalog of a daemon before this one, and its session with the lender, would be claimed here: as of now the new borrower
     // begins with an empty catalog, which is right and only slower.
-    let takes_over = !given.is_empty();
     let mount = match takes_over {
         false => mount::Mount::start_kept(config, Some(kept.channel.clone()), make_borrower)?,
         true => mount::Mount::take_over(&config, given, Some(kept.channel.clone()), make_borrower)?,
@@ -478,16 +488,9 @@ fn serve(mut options: Options, mut kept: Kept) -> Result<ExitCode> {
     // Whatever happens from here on: no mount without its daemon. But one that is in use is left to the next one, until it is served.
     let mut mount = DetachedOnDrop(Arc::new(mount), !takes_over);
     let borrower = mount.0.borrower().clone();
-    let guests = match options.guests.take().map(|guests| guests.listen(mount.0.clone(), takes_over)).transpose() {
-        // A mount that is in use is served on, whatever becomes of the guests.
-        Err(error) if takes_over => {
-            tracing::error!("guests are not listened to: {error:#}");
-            None
-        }
-        guests => guests?,
-    };
-    let lenders = Lenders::follow(&borrower, &named);
-    gossip.iter().for_each(|gossip| pool::follow(gossip, &lenders, options.except.clone()));
+    let guests = options.guests.take();
+    guests.iter().try_for_each(|guests| guests.listen(&mount.0, takes_over))?;
+    membership.follow(&borrower);
     let description = json!({
         "kind": "mount",
         "daemon_pid": std::process::id(),
@@ -498,19 +501,22 @@ fn serve(mut options: Options, mut kept: Kept) -> Result<ExitCode> {
         "strategy": if fill == "eviction" { options.policies.strategy.to_possible_value().map(|value| value.get_name().to_owned()) } else { Some("non-inclusive".to_owned()) },
         "fill": fill,
         "confined": confine::now(),
-        "security": (!networks.is_empty()).then(|| security::name(&security)),
+        "security": membership.security_name(),
         "metrics": kept.metrics.as_ref().and_then(server::address).map(|address| address.to_string()),
     });
     let message = format!("{} is mounted at {}", mount.0.source().display(), mount.0.mountpoint().display());
+    let sees = unseen.is_none();
     let status = {
         let (mount, borrower, guests) = (mount.0.clone(), borrower.clone(), guests.clone());
         let (keeper_pid, channel) = (kept.keeper_pid(), kept.channel.clone());
         move || {
             let mut status = status(description.clone(), &mount, &borrower);
             status["pid"] = Kept::pid(keeper_pid, &channel).into();
-            status["pool"] = pool::status(gossip.as_ref());
+            status["pool"] = pool::status(membership.gossip());
+            let of_guests = guests.as_ref().and_then(|guests| guests.problem());
+            status["problems"] = [membership.problem(), unseen.clone(), of_guests].into_iter().flatten().collect();
             if let Some(guests) = &guests {
-                status["guests"] = json!({"listen": guests.address().to_string(), "list": guests.status()});
+                status["guests"] = guests.status();
             }
             status
         }
@@ -520,7 +526,7 @@ fn serve(mut options: Options, mut kept: Kept) -> Result<ExitCode> {
         let (mount, borrower, channel) = (mount.0.clone(), borrower.clone(), kept.channel.clone());
         move |wanted: &str, stream: UnixStream| match (wanted, wanted.strip_prefix("upgrade ")) {
             (_, Some(program)) => hand_over(&mount, &channel, program, stream, &told),
-            (joined::BORROW, _) => answer(stream, &borrow(&borrower, true)),
+            (joined::BORROW, _) => answer(stream, &borrow(&borrower, sees)),
             (joined::BORROW_NOT, _) => answer(stream, &borrow(&borrower, false)),
             _ => answer(stream, &json!({"error": format!("{wanted:?} is nothing that can be asked of a mount")})),
         }
@@ -558,7 +564,11 @@ fn serve(mut options: Options, mut kept: Kept) -> Result<ExitCode> {
     kept.serve(&message, move || status(), command, changeable, stop)?;
     mount.1 = true;
     match &guests {
-        Some(guests) => tracing::info!("{message}; guests are listened to at {}", guests.address()),
+        Some(guests) if guests.problem().is_some() => tracing::info!("{message}"),
+        Some(guests) => tracing::info!(
+            "{message}; guests are listened to at {}",
+            guests.status()["listen"].as_str().unwrap_or_default()
+        ),
         None => tracing::info!("{message}, filled on {fill}"),
     }
     let served = mount.0.wait();
@@ -628,6 +638,11 @@ impl Drop for DetachedOnDrop {
             let _ = self.0.unmount(true);
         }
     }
+}
+
+/// What a borrower is to know of evictions: the tap, and the control groups that it tells apart.
+fn evictions(options: &Options, device: u64) -> Result<(Option<Box<dyn EvictionSource>>, Option<Cgroups>)> {
+    Ok((eviction_source(options, device)?, cgroups(&options.policies.cgroup)?))
 }
 
 /// The eviction tap, if it is wanted and can be had; one clear line if not.

@@ -18,7 +18,7 @@ const PORT: u16 = 7070;
 const LOOK_INTERVAL: Duration = Duration::from_secs(2);
 
 /// Options of everything that takes part in a pool.
-#[derive(clap::Args, Default)]
+#[derive(clap::Args, Clone, Default)]
 #[group(id = "pool-options", multiple = true)]
 pub struct Options {
     /// Join the pool that this node is of: HOST:PORT where it gossips. May be given several times, and a name may have several addresses.
@@ -139,20 +139,13 @@ pub fn lender_address(options: &Options, listen: &Address) -> Result<Address> {
     Ok(SocketAddr::new(ip, *port).into())
 }
 
-/// A mount's part in the pool, if one is wanted. A mount that is taken over is in use, and does better without than not at all.
-pub fn join(options: &Options, security: Security, is_taken_over: bool) -> Result<Option<Arc<Gossip>>> {
+/// A mount's part in the pool, if one is wanted.
+pub fn join(options: &Options, security: Security) -> Result<Option<Arc<Gossip>>> {
     if !options.is_wanted() {
         return Ok(None);
     }
-    let joined = options.advertised().and_then(|advertise| options.start(security, advertise, 0, None));
-    match joined {
-        Ok(gossip) => Ok(Some(Arc::new(gossip))),
-        Err(error) if is_taken_over => {
-            tracing::error!("{error:#}; no lenders will be found in the pool");
-            Ok(None)
-        }
-        Err(error) => Err(error),
-    }
+    let gossip = options.advertised().and_then(|advertise| options.start(security, advertise, 0, None))?;
+    Ok(Some(Arc::new(gossip)))
 }
 
 /// From now on the pool's lenders, without `except`, are lenders of the mount.

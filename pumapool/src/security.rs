@@ -10,7 +10,7 @@ use wire::key::PoolKey;
 use wire::secure::Security;
 
 /// Options of everything that connects.
-#[derive(clap::Args, Default)]
+#[derive(clap::Args, Clone, Default)]
 #[group(id = "security", multiple = true)]
 pub struct Options {
     /// The pool's key, which `pumapool key new FILE` makes: who does not have it is sent away, and what is in files is never sent in
@@ -38,6 +38,17 @@ impl Options {
     /// The file with the key, if there is one.
     pub fn key_file(&self) -> Option<&Path> {
         self.key.as_deref()
+    }
+
+    /// From now on the key's file is the same, whatever the process's working folder becomes.
+    ///
+    /// # Errors
+    /// When there is no working folder.
+    pub fn make_absolute(&mut self) -> Result<()> {
+        if let Some(path) = &mut self.key {
+            *path = std::path::absolute(&*path).with_context(|| format!("the key file {}", path.display()))?;
+        }
+        Ok(())
     }
 
     /// What was chosen, for connections to or at these addresses.

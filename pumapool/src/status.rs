@@ -164,6 +164,9 @@ pub(crate) fn print_mount(out: &mut impl Write, status: &Value) -> io::Result<()
         status["daemon_pid"],
         count(&status["mount"], "takeovers")
     )?;
+    for problem in status["problems"].as_array().into_iter().flatten() {
+        writeln!(out, "  problem     {}", problem.as_str().unwrap_or("?"))?;
+    }
     if !status["guests"].is_null() {
         print_guests(out, &status["guests"])?;
         return print_confined(out, &status["confined"]);

@@ -68,6 +68,34 @@ impl Images {
 }
 
 #[test]
+fn a_guests_key_that_is_gone_ends_no_mount_and_no_socket_is_left() {
+    let test = "a_guests_key_that_is_gone_ends_no_mount_and_no_socket_is_left";
+    if !can_run(test) {
+        return;
+    }
+    let images = Images::new(test);
+    let key = images.path("key");
+    fs::copy(key_file(), &key).unwrap();
+    let (below, served, guest) = (images.path("images"), images.path("served"), format!("disk.img={key}"));
+    let arguments = ["host", "--images", &below, &served, "--listen", &images.listen, "--guest", &guest];
+    let mut host = start(&arguments);
+    let socket = images.listen.strip_prefix("unix:").unwrap().to_owned();
+    fs::remove_file(&key).unwrap();
+    kill(status_of("mount", &host)["daemon_pid"].as_u64().unwrap() as u32);
+    wait_for("takeover", "mount", &host, |status| status["mount"]["takeovers"] == 1);
+    assert_eq!(fs::read(Path::new(&served).join("disk.img")).unwrap().len(), PAGES * 4096);
+    let problem = status_of("mount", &host)["problems"][0].to_string();
+    assert!(problem.contains(&key), "{problem}");
+    fs::copy(key_file(), &key).unwrap();
+    wait_for("guest", "mount", &host, |status| status["problems"].as_array().is_some_and(Vec::is_empty));
+    assert_eq!(status_of("mount", &host)["guests"]["list"].as_array().unwrap().len(), 1);
+    // Ended in order it leaves nothing; killed, it leaves a socket that the next one replaces.
+    host.signal(rustix::process::Signal::TERM).unwrap();
+    assert!(host.wait(PATIENCE).unwrap().unwrap().success());
+    assert!(!Path::new(&socket).exists(), "{socket}");
+}
+
+#[test]
 fn what_a_guest_evicts_reaches_its_host_and_only_that() {
     let test = "what_a_guest_evicts_reaches_its_host_and_only_that";
     if !can_run(test) {

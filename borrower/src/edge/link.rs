@@ -612,7 +612,7 @@ fn open_session(borrower: &Borrower, link: &Link) -> Result<Session, Failure> {
     let open = || {
         // In this order ([`begin_anew`]): no version of after it goes with a name of before.
         let (next_version, name) = (borrower.core.catalog.version(), link.name());
-        let main = Connection::open_main(&link.lender.address, name, next_version, &borrower.config.security)?;
+        let main = Connection::open_main(&link.lender.address, name, next_version, &borrower.security())?;
         main.map(|main| (name, main)).ok_or(Failure::Behind(name))
     };
     let was_kept = borrower.core.catalog.is_suspended(link.number);
@@ -653,7 +653,7 @@ fn goodbye(main: &mut Connection) -> io::Result<()> {
 /// Opens the other connections, and has the lender used.
 fn complete_session(borrower: &Borrower, link: &Link, name: [u8; 16], main: Connection) -> io::Result<Session> {
     let (catalog, address) = (&borrower.core.catalog, &link.lender.address);
-    let security = &borrower.config.security;
+    let security = &borrower.security();
     // One is the main connection, one is for pings.
     let get_connections = borrower.config.get_connections.min(wire::SESSION_CONNECTIONS_MAX - 2);
     let open = |_| match link.is_over() {

@@ -1,0 +1,165 @@
+//! The daemon is killed, or another program takes the mount over, while the mount is in use.
+
+use crate::load::{seed, under_load};
+use crate::setup::{self, Lender, Mount, PATIENCE, can_run, kill, pumapool, tool};
+use std::fs::{self, File};
+use std::io::Write;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+use testbed::{Line, Process, Scratch, wait_until};
+
+fn killed_under_load(test: &str, options: &[&str], kills: u32) {
+    if !can_run(test) {
+        return;
+    }
+    let scratch = Scratch::new(test).unwrap();
+    let (source, at) = (scratch.directory("source").unwrap(), scratch.directory("mount").unwrap());
+    let lender = Lender::start(scratch.path(), "64MiB", &[]);
+    let options: Vec<_> = ["--lender", &lender.address].into_iter().chain(options.iter().copied()).collect();
+    let mount = Mount::start(&source, &at, &options);
+    under_load(&mount, &source, kills, |_| mount.kill_daemon());
+    assert_eq!(mount.takeovers(), u64::from(kills));
+    assert_eq!(mount.count("bad_pages"), 0);
+    // Who is killed in the middle of a frame leaves a part of one.
+    let cut_short = lender.count("malformed_frames");
+    assert!(cut_short <= u64::from(kills), "{cut_short}");
+}
+
+#[test]
+fn nothing_is_lost_with_write_through() {
+    killed_under_load("nothing_is_lost_with_write_through", &[], 8);
+}
+
+#[test]
+fn nothing_is_lost_of_what_is_passed_through() {
+    let test = "nothing_is_lost_of_what_is_passed_through";
+    if !can_run(test) {
+        return;
+    }
+    let scratch = Scratch::new(test).unwrap();
+    let (source, at) = (scratch.directory("source").unwrap(), scratch.directory("mount").unwrap());
+    // Open through all of it.
+    let bytes = setup::write_pages(&source.join("reader"), 100, 1);
+    let mount = Mount::start(&source, &at, &[]);
+    let reader = File::open(at.join("reader")).unwrap();
+    let read = |file: &File| {
+        let mut read = vec![0; bytes.len()];
+        file.read_exact_at(&mut read, 0).unwrap();
+        read
+    };
+    under_load(&mount, &source, 8, |_| {
+        mount.kill_daemon();
+        assert!(read(&reader) == bytes && read(&File::open(at.join("reader")).unwrap()) == bytes);
+    });
+    assert_eq!(mount.takeovers(), 8);
+    let status = mount.status();
+    println!("{}", status["mount"]);
+    assert!(status["mount"]["passed_opens"].as_u64() > Some(0), "of the last daemon");
+}
+
+/// What the daemon before it was told of is not known to a successor, nor what was changed when there was none.
+#[test]
+fn attributes_that_changed_without_a_daemon_are_seen() {
+    let test = "attributes_that_changed_without_a_daemon_are_seen";
+    if !can_run(test) {
+        return;
+    }
+    let scratch = Scratch::new(test).unwrap();
+    let (source, at) = (scratch.directory("source").unwrap(), scratch.directory("mount").unwrap());
+    fs::write(source.join("a"), b"first").unwrap();
+    let mount = Mount::start(&source, &at, &["--attribute-timeout", "3600"]);
+    let size = |directory: &Path| fs::metadata(directory.join("a")).unwrap().len();
+    for kills in 1..=4 {
+        assert!(wait_until(PATIENCE, || size(&at) == size(&source)));
+        kill(mount.daemon_pid());
+        File::options().append(true).open(source.join("a")).unwrap().write_all(b"more").unwrap();
+        mount.wait_for("a takeover", |status| status["mount"]["takeovers"] == kills);
+        assert!(wait_until(PATIENCE, || size(&at) == size(&source)), "after {kills} kills");
+    }
+}
+
+#[test]
+fn nothing_is_lost_with_write_back() {
+    killed_under_load("nothing_is_lost_with_write_back", &["--write", "back"], 8);
+}
+
+#[test]
+fn programs_do_not_notice_an_upgrade() {
+    let test = "programs_do_not_notice_an_upgrade";
+    if !can_run(test) {
+        return;
+    }
+    let scratch = Scratch::new(test).unwrap();
+    let (source, at) = (scratch.directory("source").unwrap(), scratch.directory("mount").unwrap());
+    let newer = scratch.path().join("newer");
+    fs::copy(setup::PUMAPOOL, &newer).unwrap();
+    let mount = Mount::start(&source, &at, &[]);
+    let at = at.to_str().unwrap();
+    under_load(&mount, &source, 6, |time| match time % 3 {
+        0 => {
+            let output = pumapool(&["upgrade", at, "--binary", newer.to_str().unwrap()]);
+            assert!(output.status.success(), "{output:?}");
+            print!("{}", String::from_utf8_lossy(&output.stdout));
+            let exe = fs::read_link(format!("/proc/{}/exe", mount.daemon_pid())).unwrap();
+            assert_eq!(exe, newer);
+        }
+        // No program that could serve, or none at all: the one before it goes on.
+        1 => {
+            for other in ["/bin/false", "/etc", "/etc/passwd"] {
+                let output = pumapool(&["upgrade", at, "--binary", other]);
+                let said = String::from_utf8_lossy(&output.stderr).into_owned();
+                assert!(!output.status.success() && said.contains(other), "{said}");
+                let exe = fs::read_link(format!("/proc/{}/exe", mount.daemon_pid())).unwrap();
+                assert_eq!(exe, newer);
+            }
+        }
+        _ => {
+            let before = mount.takeovers();
+            mount.kill_daemon();
+            assert!(testbed::wait_until(PATIENCE, || mount.takeovers() > before));
+        }
+    });
+    let output = pumapool(&["upgrade", "/nonexistent"]);
+    assert!(!output.status.success());
+    setup::umount(at);
+}
+
+#[test]
+fn fsx_does_not_notice_ten_kills() {
+    let test = "fsx_does_not_notice_ten_kills";
+    let (true, Some(fsx)) = (can_run(test), tool(test, "fsx")) else { return };
+    const KILLS: u64 = 10;
+    let scratch = Scratch::new(test).unwrap();
+    let (source, at) = (scratch.directory("source").unwrap(), scratch.directory("mount").unwrap());
+    let lender = Lender::start(scratch.path(), "64MiB", &[]);
+    let mount = Mount::start(&source, &at, &["--lender", &lender.address]);
+    let config = scratch.path().join("fsx.toml");
+    fs::write(&config, testbed::fsx_settings(1 << 20)).unwrap();
+    let file = at.join("fsx");
+    fs::write(&file, "").unwrap();
+    let mut seed = u64::from(seed() as u32);
+    let mut kills = 0;
+    // One run after the other, until the kills are done; each begins with the file as the one before left it.
+    while kills < KILLS {
+        let mut command = Command::new(&fsx);
+        command.args(["-N", "3000", "-S", &seed.to_string(), "-f"]).arg(&config);
+        command.arg("-P").arg(scratch.path()).arg(&file).stdin(Stdio::null()).stderr(Stdio::inherit());
+        let mut process = Process::spawn(command, &[]).unwrap();
+        while process.wait(Duration::from_millis(100)).unwrap().is_none() && kills < KILLS {
+            mount.kill_daemon();
+            kills += 1;
+        }
+        let mut said = String::new();
+        while let Line::Text(line) = process.next_line(PATIENCE * 6) {
+            said.push_str(&line);
+            said.push('\n');
+        }
+        let status = process.wait(PATIENCE).unwrap().expect("it ends after its output");
+        assert!(status.success(), "fsx found a difference (seed {seed}): {said}");
+        seed += 1;
+    }
+    assert_eq!(mount.takeovers(), KILLS);
+    assert_eq!(mount.count("bad_pages"), 0);
+}

@@ -1,0 +1,129 @@
+//! What the supervisor does, and what goes on without it.
+
+use crate::setup::{self, Mount, PATIENCE, can_run, kill, pumapool};
+use rustix::process::Signal;
+use std::collections::BTreeSet;
+use std::fs::{self};
+use std::process::Command;
+use std::time::Duration;
+use testbed::{Scratch, wait_until};
+
+#[test]
+fn without_its_keeper_the_daemon_serves_on() {
+    let test = "without_its_keeper_the_daemon_serves_on";
+    if !can_run(test) {
+        return;
+    }
+    let scratch = Scratch::new(test).unwrap();
+    let (source, at) = (scratch.directory("source").unwrap(), scratch.directory("mount").unwrap());
+    let log = scratch.path().join("log");
+    let at_text = at.to_str().unwrap();
+    let output = pumapool(&["mount", source.to_str().unwrap(), at_text, "--log-file", log.to_str().unwrap()]);
+    assert!(output.status.success(), "{output:?}");
+    let status = || setup::mounts().into_iter().find(|status| status["mountpoint"] == at_text);
+    let before = status().unwrap();
+    let (keeper, daemon) = (before["pid"].as_u64().unwrap(), before["daemon_pid"].as_u64().unwrap());
+    assert_ne!(keeper, daemon);
+    kill(keeper as u32);
+    // It is a child of nobody here: its end is seen by what the daemon says of itself.
+    assert!(wait_until(PATIENCE, || status().is_some_and(|status| status["pid"] == daemon)), "{:?}", status());
+    fs::write(at.join("file"), "content").unwrap();
+    assert_eq!(fs::read(source.join("file")).unwrap(), b"content");
+    let said = fs::read_to_string(&log).unwrap();
+    assert_eq!(said.lines().filter(|line| line.contains("keeper of this mount")).count(), 1, "{said}");
+    let output = pumapool(&["upgrade", at_text]);
+    assert!(String::from_utf8_lossy(&output.stderr).contains("keeper"), "{output:?}");
+    setup::umount(at_text);
+    assert!(!at.join("file").exists() && status().is_none());
+}
+
+/// What a successor needs must not lie in the mount, which nobody serves while it starts.
+#[test]
+fn nothing_that_starts_a_daemon_waits_for_the_mount() {
+    let test = "nothing_that_starts_a_daemon_waits_for_the_mount";
+    if !can_run(test) {
+        return;
+    }
+    let scratch = Scratch::new(test).unwrap();
+    let (source, log) = (scratch.directory("source").unwrap(), scratch.path().join("log"));
+    let (folder, program) = (source.join("folder"), source.join("pumapool"));
+    fs::create_dir(&folder).unwrap();
+    fs::copy(setup::PUMAPOOL, &program).unwrap();
+    let [source_text, program_text] = [&source, &program].map(|path| path.to_str().unwrap());
+    let key = source.join("pool.key");
+    assert!(pumapool(&["key", "new", key.to_str().unwrap()]).status.success());
+    // Given in a folder of what is mounted, over which it is mounted. Of attributes nothing is believed: whoever looks asks the daemon.
+    let make = |options: &[&str]| {
+        let mut command = Command::new(setup::PUMAPOOL);
+        command.args(["mount", "..", "--attribute-timeout", "0", "--log-file", log.to_str().unwrap()]).args(options);
+        command.current_dir(&folder).output().unwrap()
+    };
+    let refused = make(&["--key", "../pool.key"]);
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("put it elsewhere"), "{refused:?}");
+    let made = make(&[]);
+    assert!(made.status.success(), "{made:?}");
+    let status = || setup::mounts().into_iter().find(|status| status["mountpoint"] == source_text);
+    let refused = pumapool(&["upgrade", source_text, "--binary", program_text]);
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("put it elsewhere"), "{refused:?}");
+    kill(status().unwrap()["daemon_pid"].as_u64().unwrap() as u32);
+    let is_served = || status().is_some_and(|status| status["mount"]["takeovers"] == 1);
+    let came = wait_until(PATIENCE, is_served);
+    if !came {
+        // Who waits for it waits for ever: it goes with its keeper.
+        status().and_then(|status| status["pid"].as_u64()).into_iter().for_each(|pid| kill(pid as u32));
+    }
+    assert!(came, "{}", fs::read_to_string(&log).unwrap());
+    assert_eq!(fs::read(&program).unwrap().len() as u64, fs::metadata(setup::PUMAPOOL).unwrap().len());
+    setup::umount(source_text);
+}
+
+/// The processes that a process has started.
+pub fn children(pid: u32) -> Vec<u32> {
+    let list = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
+    list.split_whitespace().filter_map(|pid| pid.parse().ok()).collect()
+}
+
+#[test]
+fn a_daemon_that_never_serves_is_not_started_for_ever() {
+    let test = "a_daemon_that_never_serves_is_not_started_for_ever";
+    if !can_run(test) {
+        return;
+    }
+    let scratch = Scratch::new(test).unwrap();
+    let (source, at) = (scratch.directory("source").unwrap(), scratch.directory("mount").unwrap());
+    fs::write(source.join("file"), "below").unwrap();
+    let mut mount = Mount::start(&source, &at, &[]);
+    let keeper = mount.process.pid();
+    let mut killed = BTreeSet::new();
+    let ended = wait_until(PATIENCE, || {
+        for child in children(keeper) {
+            if killed.insert(child) {
+                kill(child);
+            }
+        }
+        mount.process.wait(Duration::ZERO).unwrap().is_some()
+    });
+    assert!(ended, "after {} daemons", killed.len());
+    assert!(!mount.process.wait(PATIENCE).unwrap().unwrap().success());
+    println!("{} daemons", killed.len());
+    assert!((5..12).contains(&killed.len()), "{} daemons", killed.len());
+    assert_eq!(fs::read_dir(&at).unwrap().count(), 0, "no dead mount is left");
+}
+
+#[test]
+fn signals_to_the_keeper_end_the_mount() {
+    let test = "signals_to_the_keeper_end_the_mount";
+    if !can_run(test) {
+        return;
+    }
+    let scratch = Scratch::new(test).unwrap();
+    let (source, at) = (scratch.directory("source").unwrap(), scratch.directory("mount").unwrap());
+    let mut mount = Mount::start(&source, &at, &[]);
+    mount.kill_daemon();
+    // A service manager signals both.
+    let daemon = rustix::process::Pid::from_raw(mount.daemon_pid() as i32).unwrap();
+    rustix::process::kill_process(daemon, Signal::TERM).unwrap();
+    mount.process.signal(Signal::TERM).unwrap();
+    assert!(mount.process.wait(PATIENCE).unwrap().unwrap().success());
+    assert!(!setup::PUMAPOOL.is_empty() && fs::read_dir(&at).unwrap().next().is_none());
+}
