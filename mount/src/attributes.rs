@@ -1,7 +1,7 @@
 //! Attributes: getattr, statx, setattr, statfs, and the file flags behind ioctl.
 
 use crate::change::Outcome;
-use crate::credentials::WithoutFsetid;
+use crate::credentials::{Caller, WithoutFsetid};
 use crate::filesystem::Passthrough;
 use crate::handle::OpenFile;
 use crate::inode::{Anchor, Inode, STATX_MASK};
@@ -154,22 +154,26 @@ impl Passthrough {
         })
     }
 
-    pub(crate) fn setattr(&self, node: u64, uid: u32, task: u32, args: &abi::SetattrIn) -> Result<abi::AttrOut, Errno> {
+    pub(crate) fn setattr(&self, node: u64, caller: Caller, args: &abi::SetattrIn) -> Result<abi::AttrOut, Errno> {
         use abi::fattr;
         let inode = self.inodes.get(node)?;
         let valid = |bits: u32| args.valid & bits != 0;
         // Times of its own making the kernel sends by no name.
         if valid(fattr::MODE | fattr::UID | fattr::GID | fattr::SIZE | fattr::ATIME) || !valid(fattr::CTIME) {
-            self.check_name_unless_open(&inode, task)?;
+            self.check_name_unless_open(&inode, caller.task)?;
         }
         let file = self.open_file(args.valid & fattr::FH != 0, args.fh);
         let fd = self.descriptor(&inode, file.as_deref())?;
         let fd = fd.as_fd();
-        if valid(fattr::MODE | fattr::UID | fattr::GID | fattr::ATIME | fattr::MTIME) {
+        let changes = fattr::MODE | fattr::UID | fattr::GID | fattr::ATIME | fattr::MTIME;
+        // Nothing to set: before a change of bytes, or for chown(-1, -1), the kernel wants those set-id bits
+        // cleared that the caller's change clears (fs/fuse/dir.c, `fuse_setattr`). The answer shows the mode.
+        let clears = !valid(changes | fattr::SIZE);
+        if clears || valid(changes) {
             self.change_attributes([Some(&inode), None], || {
                 // The owner first: changing it takes away set-id bits, which a mode sent along may set.
-                if valid(fattr::UID | fattr::GID) {
-                    let _fsetid = WithoutFsetid::for_uid(self.privilege, uid)?;
+                if clears || valid(fattr::UID | fattr::GID) {
+                    let _fsetid = WithoutFsetid::for_caller(self.privilege, caller, fd)?;
                     let owner =
                         (valid(fattr::UID) && args.uid != u32::MAX).then(|| rustix::fs::Uid::from_raw(args.uid));
                     let group =
@@ -192,7 +196,7 @@ impl Passthrough {
             })?;
         }
         if valid(fattr::SIZE) {
-            self.truncate(&inode, file.as_deref(), fd, args.size, valid(fattr::KILL_SUIDGID))?;
+            self.truncate(&inode, file.as_deref(), fd, args.size, valid(fattr::KILL_SUIDGID).then_some(caller))?;
             if valid(fattr::ATIME | fattr::MTIME) {
                 self.change_attributes([Some(&inode), None], || set_times(fd, args))?;
             }
@@ -201,14 +205,15 @@ impl Passthrough {
         Ok(self.attr_out(&inode, &now, self.attr_timeout))
     }
 
-    /// Changes the size. Everything from the lower of the two ends is another content then.
+    /// Changes the size. Everything from the lower of the two ends is another content then. With a
+    /// caller, clears set-id bits as a change by that caller does.
     pub(crate) fn truncate(
         &self,
         inode: &Inode,
         open_file: Option<&OpenFile>,
         fd: BorrowedFd<'_>,
         size: u64,
-        kill: bool,
+        clears_for: Option<Caller>,
     ) -> Result<(), Errno> {
         let writable = open_file.filter(|file| file.writable);
         let reopened;
@@ -225,7 +230,8 @@ impl Passthrough {
             target,
             |_| Change::Other { start: size, end: u64::MAX },
             |_| {
-                let _fsetid = WithoutFsetid::if_needed(self.privilege, kill)?;
+                let clearing = clears_for.map(|caller| self.clearing(inode, true, caller, target));
+                let _clearing = clearing.transpose()?;
                 rustix::fs::ftruncate(target, size)?;
                 Ok(Outcome::done(()))
             },

@@ -7,9 +7,13 @@
 //!
 //! What must never happen: a worker that goes on to the next request as somebody else. So every switch is a guard.
 
+use crate::filesystem::Passthrough;
+use crate::inode::Inode;
+use crate::invalidation::Invalidations;
 use crate::system;
 use fuse::Errno;
-use rustix::fs::Mode;
+use rustix::fd::AsFd;
+use rustix::fs::{AtFlags, Mode, StatxFlags, statx};
 use rustix::thread::{CapabilitySet, CapabilitySets};
 use std::cell::Cell;
 
@@ -82,7 +86,8 @@ impl Acting {
         if privilege == Privilege::User || (creator.uid == 0 && creator.gid == 0) {
             return Ok(Acting { ids: false, groups: false, _fsetid: None });
         }
-        let mut acting = Acting { ids: true, groups: false, _fsetid: WithoutFsetid::for_uid(privilege, creator.uid)? };
+        let fsetid = (creator.uid != 0).then(WithoutFsetid::begin).transpose()?;
+        let mut acting = Acting { ids: true, groups: false, _fsetid: fsetid };
         if let Some(group) = creator.supplementary_group {
             system::set_thread_groups(&[group])?;
             acting.groups = true;
@@ -99,30 +104,69 @@ impl Drop for Acting {
             system::set_thread_fsuid(0);
             system::set_thread_fsgid(0);
         }
-        if self.groups && system::set_thread_groups(&[]).is_err() {
-            // It worked when the worker began and needs no resources. Going on with a caller's group is no option.
-            std::process::abort();
+        if self.groups {
+            drop_groups();
         }
     }
 }
 
-/// While it lives, set-uid and set-gid bits fall by what this thread does as they would for an ordinary user.
+/// The task that a request is made for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Caller {
+    /// Its user id.
+    pub uid: u32,
+    /// Its group id.
+    pub gid: u32,
+    /// Its thread id; 0 outside of the daemon's pid namespace.
+    pub task: u32,
+}
+
+/// While this guard lives, changes by this thread clear set-user-ID and set-group-ID bits as changes by
+/// the caller would. The thread lacks CAP_FSETID. Where set-group-ID bits are concerned, the thread has
+/// the caller's groups.
 #[must_use]
 pub(crate) struct WithoutFsetid {
     before: CapabilitySets,
+    groups: bool,
 }
 
 impl WithoutFsetid {
-    /// For a caller that lacks CAP_FSETID, as far as its uid tells.
-    pub(crate) fn for_uid(privilege: Privilege, uid: u32) -> Result<Option<WithoutFsetid>, Errno> {
-        WithoutFsetid::if_needed(privilege, uid != 0)
+    /// A guard for a change of `file`, if the caller's user id says that the caller lacks CAP_FSETID.
+    pub(crate) fn for_caller(
+        privilege: Privilege,
+        caller: Caller,
+        file: impl AsFd,
+    ) -> Result<Option<WithoutFsetid>, Errno> {
+        WithoutFsetid::if_needed(privilege, caller.uid != 0, caller, file)
     }
 
-    /// If `needed`, and if this thread is privileged at all.
-    pub(crate) fn if_needed(privilege: Privilege, needed: bool) -> Result<Option<WithoutFsetid>, Errno> {
+    /// A guard for a change of `file` by a caller that lacks CAP_FSETID if `needed`. `None`: the file has
+    /// no set-id bit, or the thread has no privilege.
+    pub(crate) fn if_needed(
+        privilege: Privilege,
+        needed: bool,
+        caller: Caller,
+        file: impl AsFd,
+    ) -> Result<Option<WithoutFsetid>, Errno> {
         if privilege == Privilege::User || !needed {
             return Ok(None);
         }
+        let found = statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::MODE)?;
+        let mode = Mode::from_raw_mode(found.stx_mode.into());
+        if !mode.intersects(Mode::SUID | Mode::SGID) {
+            return Ok(None);
+        }
+        let mut guard = WithoutFsetid::begin()?;
+        if mode.contains(Mode::SGID) {
+            system::set_thread_groups(&system::groups_of(caller.task))?;
+            guard.groups = true;
+            system::set_thread_fsgid(caller.gid);
+        }
+        Ok(Some(guard))
+    }
+
+    /// A guard for all that this thread does, as a task without groups.
+    pub(crate) fn begin() -> Result<WithoutFsetid, Errno> {
         let before = match CAPABILITIES.get() {
             Some(sets) => sets,
             None => rustix::thread::capabilities(None)?,
@@ -130,13 +174,61 @@ impl WithoutFsetid {
         let mut without = before;
         without.effective.remove(CapabilitySet::FSETID);
         rustix::thread::set_capabilities(None, without)?;
-        Ok(Some(WithoutFsetid { before }))
+        Ok(WithoutFsetid { before, groups: false })
     }
 }
 
 impl Drop for WithoutFsetid {
     fn drop(&mut self) {
-        // Raising an effective capability that is permitted does not fail; should it, bits fall too often, which is safe.
+        // Raising an effective capability that is permitted does not fail. If it did, more bits would fall
+        // than should, which is safe.
         let _ = rustix::thread::set_capabilities(None, self.before);
+        if self.groups {
+            system::set_thread_fsgid(0);
+            drop_groups();
+        }
+    }
+}
+
+/// A guard as [`WithoutFsetid`] for a change of one file. When it is dropped, the kernel forgets the
+/// file's attributes, so that no task runs a program with bits that are gone.
+#[must_use]
+pub(crate) struct Clearing<'a> {
+    _fsetid: WithoutFsetid,
+    invalidations: &'a Invalidations,
+    nodeid: u64,
+}
+
+impl Drop for Clearing<'_> {
+    fn drop(&mut self) {
+        self.invalidations.forget_attributes(self.nodeid);
+    }
+}
+
+impl Passthrough {
+    /// A guard for a change of the bytes of `inode`, which is open as `file`, by a caller that lacks
+    /// CAP_FSETID if `needed`. `None`: no bit can fall.
+    ///
+    /// The kernel mostly has had the bits cleared before it sends such a change (see `setattr`). It has not
+    /// if it does not know of them, or if they stay.
+    pub(crate) fn clearing(
+        &self,
+        inode: &Inode,
+        needed: bool,
+        caller: Caller,
+        file: impl AsFd,
+    ) -> Result<Option<Clearing<'_>>, Errno> {
+        let guard = WithoutFsetid::if_needed(self.privilege, needed, caller, file)?;
+        let (invalidations, nodeid) = (&self.invalidations, inode.nodeid);
+        Ok(guard.map(|_fsetid| Clearing { _fsetid, invalidations, nodeid }))
+    }
+}
+
+/// Takes the supplementary groups of a caller off this thread.
+fn drop_groups() {
+    if system::set_thread_groups(&[]).is_err() {
+        // It worked when the worker began and needs no resources. Going on with a caller's groups is no
+        // option.
+        std::process::abort();
     }
 }

@@ -13,7 +13,7 @@
 
 use crate::change::Outcome;
 use crate::config::WriteMode;
-use crate::credentials::WithoutFsetid;
+use crate::credentials::Caller;
 use crate::filesystem::Passthrough;
 use crate::handle::OpenFile;
 use crate::inode::Inode;
@@ -189,6 +189,7 @@ impl Passthrough {
         &self,
         args: &abi::WriteIn,
         data: &[u8],
+        caller: Caller,
         attempt: &Attempt<'_>,
     ) -> Result<abi::WriteOut, Errno> {
         let request = attempt.number();
@@ -227,8 +228,8 @@ impl Passthrough {
                 false => Change::Buffered { offset: args.offset, len, request, writeback: from_cache },
             },
             |before| {
-                let _fsetid =
-                    WithoutFsetid::if_needed(self.privilege, args.write_flags & abi::WRITE_KILL_SUIDGID != 0)?;
+                let clears = args.write_flags & abi::WRITE_KILL_SUIDGID != 0;
+                let _clearing = self.clearing(inode, clears, caller, fd)?;
                 let mut there = 0;
                 if append {
                     there = attempt.begun().map_or(0, |end| appended(&file, end, data));

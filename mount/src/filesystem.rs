@@ -9,7 +9,7 @@
 
 use crate::beside::Beside;
 use crate::config::WriteMode;
-use crate::credentials::{Creator, Privilege};
+use crate::credentials::{Caller, Creator, Privilege};
 use crate::directory::{Entries, Listing};
 use crate::handle::{Handles, OpenDirectory};
 use crate::handover::Keep;
@@ -91,6 +91,7 @@ impl Passthrough {
         let node = request.header.nodeid;
         let uid = request.header.uid;
         let task = request.header.pid;
+        let caller = Caller { uid, gid: request.header.gid, task };
         match request.operation {
             Operation::Lookup { name } => {
                 self.lookers.looks_up(task, node);
@@ -116,7 +117,7 @@ impl Passthrough {
                 self.look_at_name(node);
                 sent
             }
-            Operation::Setattr(args) => answer(reply, self.setattr(node, uid, task, &args)),
+            Operation::Setattr(args) => answer(reply, self.setattr(node, caller, &args)),
             Operation::Readlink => match self.readlink(node, scratch) {
                 Ok(target) => reply.data(target),
                 Err(errno) => reply.error(errno),
@@ -149,7 +150,7 @@ impl Passthrough {
                 Ok(len) => reply.data(&scratch[..len]),
                 Err(errno) => reply.error(errno),
             },
-            Operation::Write { args, data } => answer(reply, self.write(&args, data, attempt)),
+            Operation::Write { args, data } => answer(reply, self.write(&args, data, caller, attempt)),
             Operation::Statfs => answer(reply, self.statfs(node)),
             Operation::Flush(args) => answer_done(reply, self.flush(args.fh)),
             Operation::Release(args) => {
@@ -158,7 +159,7 @@ impl Passthrough {
             }
             Operation::Fsync(args) => answer_done(reply, self.fsync(&args)),
             Operation::Setxattr { args, name, value } => {
-                answer_done(reply, self.setxattr(node, name, value, &args, task, attempt))
+                answer_done(reply, self.setxattr(node, name, value, &args, caller, attempt))
             }
             Operation::Getxattr { size, name } => {
                 self.answer_xattr(reply, size, self.getxattr(node, name, size, scratch), scratch)
@@ -176,9 +177,11 @@ impl Passthrough {
             }
             Operation::Fsyncdir(args) => answer_done(reply, self.fsyncdir(&args)),
             Operation::Ioctl { args, data } => self.answer_ioctl(reply, &args, self.ioctl(node, &args, data)),
-            Operation::Fallocate(args) => answer_done(reply, self.fallocate(uid, &args)),
+            Operation::Fallocate(args) => answer_done(reply, self.fallocate(caller, &args)),
             Operation::Lseek(args) => answer(reply, self.lseek(&args)),
-            Operation::CopyFileRange { args, wide } => self.answer_copy(reply, wide, self.copy_file_range(uid, &args)),
+            Operation::CopyFileRange { args, wide } => {
+                self.answer_copy(reply, wide, self.copy_file_range(caller, &args))
+            }
             Operation::Syncfs => answer_done(reply, rustix::fs::syncfs(&self.source)),
             Operation::Destroy => reply.ok(),
             // Nothing here can be interrupted; ENOSYS tells the kernel not to ask again. With default_permissions, access is not

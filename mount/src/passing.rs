@@ -19,7 +19,7 @@
 //! - A backing number outlives the daemon, so it is written down, before the kernel is told to use it. One that a daemon had no time
 //!   to write down stays with the connection: one file held open for each such kill.
 
-use crate::credentials::{Privilege, WithoutFsetid};
+use crate::credentials::WithoutFsetid;
 use crate::handle::OpenFile;
 use crate::handover::layout::node;
 use crate::handover::memory::Memory;
@@ -91,7 +91,7 @@ impl Connection {
     /// None: it cannot be passed.
     fn back(self: &Arc<Connection>, fd: &OwnedFd) -> Option<Backing> {
         // The kernel writes as who this is: set-id bits are to fall, whoever the caller is.
-        let _fsetid = WithoutFsetid::if_needed(Privilege::Root, true).ok()?;
+        let _fsetid = WithoutFsetid::begin().ok()?;
         match backing::open(&*self.device, fd) {
             Ok(number) => Some(Backing { number, connection: self.clone() }),
             Err(errno) => {

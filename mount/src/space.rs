@@ -2,7 +2,7 @@
 
 use crate::below::drop_clean;
 use crate::change::Outcome;
-use crate::credentials::WithoutFsetid;
+use crate::credentials::Caller;
 use crate::filesystem::Passthrough;
 use crate::inode::stat;
 use borrower::Change;
@@ -21,7 +21,7 @@ const SEEK_HOLE: u32 = 4;
 
 impl Passthrough {
     /// All that the kernel asks for can be done twice. (It asks for nothing that moves bytes: fs/fuse/file.c, fuse_file_fallocate.)
-    pub(crate) fn fallocate(&self, uid: u32, args: &abi::FallocateIn) -> Result<(), Errno> {
+    pub(crate) fn fallocate(&self, caller: Caller, args: &abi::FallocateIn) -> Result<(), Errno> {
         let file = self.handles.file(args.fh)?;
         let mode = FallocateFlags::from_bits_retain(args.mode);
         let known = FallocateFlags::KEEP_SIZE | FallocateFlags::PUNCH_HOLE | FallocateFlags::ZERO_RANGE;
@@ -44,7 +44,7 @@ impl Passthrough {
                 }
             },
             |_| {
-                let _fsetid = WithoutFsetid::for_uid(self.privilege, uid)?;
+                let _clearing = self.clearing(&file.inode, caller.uid != 0, caller, &file.fd)?;
                 // Only a daemon that is about to hand over is interrupted.
                 rustix::io::retry_on_intr(|| rustix::fs::fallocate(&file.fd, mode, args.offset, args.length))?;
                 Ok(Outcome::done(()))
@@ -98,7 +98,7 @@ impl Passthrough {
         Ok(abi::LseekOut { offset: found? })
     }
 
-    pub(crate) fn copy_file_range(&self, uid: u32, args: &abi::CopyFileRangeIn) -> Result<u64, Errno> {
+    pub(crate) fn copy_file_range(&self, caller: Caller, args: &abi::CopyFileRangeIn) -> Result<u64, Errno> {
         let source = self.handles.file(args.fh_in)?;
         let target = self.handles.file(args.fh_out)?;
         let len = args.len.min(COPY_BYTES_MAX);
@@ -108,7 +108,7 @@ impl Passthrough {
             &target.fd,
             |_| Change::Other { start: args.off_out, end },
             |_| {
-                let _fsetid = WithoutFsetid::for_uid(self.privilege, uid)?;
+                let _clearing = self.clearing(&target.inode, caller.uid != 0, caller, &target.fd)?;
                 let (mut from, mut to) = (args.off_in, args.off_out);
                 let value =
                     rustix::fs::copy_file_range(&source.fd, Some(&mut from), &target.fd, Some(&mut to), len as usize)?;

@@ -1,6 +1,6 @@
 //! Extended attributes, POSIX ACLs among them. All go by `/proc/self/fd/N`, which also reaches symbolic links.
 
-use crate::credentials::WithoutFsetid;
+use crate::credentials::{Caller, WithoutFsetid};
 use crate::filesystem::Passthrough;
 use crate::resent::Attempt;
 use crate::system::ProcPath;
@@ -58,20 +58,20 @@ impl Passthrough {
         name: &CStr,
         value: &[u8],
         args: &abi::SetxattrIn,
-        task: u32,
+        caller: Caller,
         attempt: &Attempt<'_>,
     ) -> Result<(), Errno> {
         if let Some(result) = attempt.done() {
             return result.map(drop);
         }
         let inode = self.inodes.get(node)?;
-        self.check_name_once(&inode, task, attempt)?;
+        self.check_name_once(&inode, caller.task, attempt)?;
         let anchor = self.inodes.anchor(&inode)?;
         let flags = XattrFlags::from_bits_retain(args.flags);
         attempt.begin(0);
         let set = self.change_attributes([Some(&inode), None], || {
             let kill = args.setxattr_flags & abi::SETXATTR_ACL_KILL_SGID != 0;
-            let _fsetid = WithoutFsetid::if_needed(self.privilege, kill)?;
+            let _fsetid = WithoutFsetid::if_needed(self.privilege, kill, caller, &anchor)?;
             rustix::fs::setxattr(ProcPath::new(&anchor).path(), name, value, flags)
         });
         let set = match set {
