@@ -139,6 +139,9 @@ impl Passthrough {
         if backing.is_none() && (may_be_stored_to || may_be_kept) {
             inode.may_be_dirty.store(true, Ordering::Relaxed);
         }
+        if may_be_stored_to {
+            inode.may_be_mapped.store(true, Ordering::Relaxed);
+        }
         let file = Arc::new(OpenFile::new(inode.clone(), fd, flags, backing));
         if asked.contains(OFlags::DIRECT) {
             file.direct()?; // EINVAL, where the file system below has no O_DIRECT.

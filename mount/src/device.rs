@@ -7,7 +7,7 @@ use crate::handover::memory::Memory;
 use hashbrown::HashMap;
 use parking_lot::RwLock;
 use rustix::fd::AsFd;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, OnceLock};
 
 /// Bits of an inode number that stay the file's own; file systems that exist use fewer.
@@ -40,6 +40,8 @@ pub(crate) struct Device {
     index: u64,
     way: AtomicU8,
     is_local: OnceLock<bool>,
+    /// Files cannot share blocks (reflink): one try has failed for that reason.
+    shares_nothing: AtomicBool,
 }
 
 impl Device {
@@ -61,6 +63,16 @@ impl Device {
     /// Whether closing a file of it, such as this one, tells nothing.
     pub(crate) fn closes_silently(&self, file: impl AsFd) -> bool {
         *self.is_local.get_or_init(|| is_local(file))
+    }
+
+    /// Whether files may be able to share blocks.
+    pub(crate) fn may_share_blocks(&self) -> bool {
+        !self.shares_nothing.load(Ordering::Relaxed)
+    }
+
+    /// Files cannot share blocks: do not try again.
+    pub(crate) fn cannot_share_blocks(&self) {
+        self.shares_nothing.store(true, Ordering::Relaxed);
     }
 
     /// The best way of reading that has not failed yet.
@@ -108,8 +120,10 @@ impl Devices {
             memory.record_device(devices.len(), number);
         }
         let index = devices.len() as u64 & ((1 << (64 - INODE_BITS)) - 1);
-        let make =
-            || Arc::new(Device { index, way: AtomicU8::new(ReadWay::DontCache as u8), is_local: OnceLock::new() });
+        let make = || {
+            let way = AtomicU8::new(ReadWay::DontCache as u8);
+            Arc::new(Device { index, way, is_local: OnceLock::new(), shares_nothing: AtomicBool::new(false) })
+        };
         devices.entry(number).or_insert_with(make).clone()
     }
 }

@@ -65,6 +65,8 @@ pub(crate) struct Inode {
     pub mapped_writes: AtomicBool,
     /// It was opened here so that the kernel may have bytes of it that are not below yet.
     pub may_be_dirty: AtomicBool,
+    /// It was opened here for reading and writing: a mapping may store to it.
+    pub may_be_mapped: AtomicBool,
     /// Some of it was written and may be in the page cache below: the ledger knows what.
     pub written_below: AtomicBool,
     /// How it is open, and by how many.
@@ -394,6 +396,7 @@ impl Inodes {
             changing: Mutex::new(()),
             mapped_writes: AtomicBool::new(known.flags & node::MAPPED_WRITES != 0),
             may_be_dirty: AtomicBool::new(true), // Who knows.
+            may_be_mapped: AtomicBool::new(true),
             written_below: AtomicBool::new(false),
             passing: Mutex::new(Passing::restored(known.backing, known.flags & node::PASSED != 0, connection)),
             name: Mutex::new(believed),
@@ -505,6 +508,7 @@ impl Inodes {
             changing: Mutex::new(()),
             mapped_writes: AtomicBool::new(false),
             may_be_dirty: AtomicBool::new(false),
+            may_be_mapped: AtomicBool::new(false),
             written_below: AtomicBool::new(false),
             passing: Mutex::default(),
             name: Mutex::default(),

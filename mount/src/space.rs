@@ -1,17 +1,19 @@
 //! The shape of files: fallocate, SEEK_DATA and SEEK_HOLE, copy_file_range.
 
-use crate::below::drop_clean;
 use crate::change::Outcome;
 use crate::credentials::Caller;
 use crate::filesystem::Passthrough;
 use crate::inode::stat;
+use crate::system::share_blocks;
 use borrower::Change;
 use fuse::{Errno, abi};
+use page::PAGE_SIZE;
 use rustix::fs::{FallocateFlags, SeekFrom};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// Copied at once at most: the file's changes wait for it. The caller comes again for the rest.
+/// Longest copy by one request, in bytes: other changes of the file wait for it. The kernel asks again for
+/// the rest.
 const COPY_BYTES_MAX: u64 = 64 << 20;
 /// How long it may take until the kernel has written what it has of a hole; and in how many of them it is looked for one that has nothing.
 const WRITTEN_WAIT: Duration = Duration::from_secs(1);
@@ -98,31 +100,45 @@ impl Passthrough {
         Ok(abi::LseekOut { offset: found? })
     }
 
+    /// Copies by sharing blocks (reflink), and in no other way. After any error here the kernel copies
+    /// through its cache instead (fs/fuse/file.c, `fuse_copy_file_range`), which reads neither the disk
+    /// nor a lender for what is cached.
+    ///
+    /// After a copy here the kernel drops all pages that are copied to, also if a mapping stores to them
+    /// meanwhile. So this copies whole pages only, and nothing to a file that may be mapped for writing.
     pub(crate) fn copy_file_range(&self, caller: Caller, args: &abi::CopyFileRangeIn) -> Result<u64, Errno> {
         let source = self.handles.file(args.fh_in)?;
         let target = self.handles.file(args.fh_out)?;
-        let len = args.len.min(COPY_BYTES_MAX);
+        let device = &target.inode.device;
+        if target.inode.may_be_mapped.load(Ordering::Relaxed) || !device.may_share_blocks() {
+            return Err(Errno::OPNOTSUPP);
+        }
+        let is_whole = |offset: u64| offset.is_multiple_of(PAGE_SIZE as u64);
+        let left = stat(&source.fd)?.stx_size.saturating_sub(args.off_in);
+        let len = args.len.min(COPY_BYTES_MAX).min(left);
         let end = args.off_out.checked_add(len).ok_or(Errno::FBIG)?;
-        let outcome = self.change(
+        let is_to_end = stat(&target.fd)?.stx_size <= end;
+        if len == 0 || !is_whole(args.off_in) || !is_whole(args.off_out) || !(is_whole(len) || is_to_end) {
+            return Err(Errno::OPNOTSUPP);
+        }
+        self.change(
             &target.inode,
             &target.fd,
             |_| Change::Other { start: args.off_out, end },
             |_| {
                 let _clearing = self.clearing(&target.inode, caller.uid != 0, caller, &target.fd)?;
-                let (mut from, mut to) = (args.off_in, args.off_out);
-                let value =
-                    rustix::fs::copy_file_range(&source.fd, Some(&mut from), &target.fd, Some(&mut to), len as usize)?;
-                // Fewer bytes than announced are within what was announced.
-                Ok(Outcome::done(value as u64))
+                match share_blocks(&source.fd, args.off_in, len, &target.fd, args.off_out) {
+                    Ok(()) => Ok(Outcome::done(())),
+                    Err(Errno::OPNOTSUPP | Errno::NOTTY) => {
+                        device.cannot_share_blocks();
+                        Err(Errno::OPNOTSUPP)
+                    }
+                    // Whatever stands against it: if it stands against a copy, too, the kernel finds it.
+                    Err(_) => Err(Errno::OPNOTSUPP),
+                }
             },
             |_, _| true,
         )?;
-        let copied = outcome.value;
-        // The copy went through the page cache below, unless the blocks are shared.
-        drop_clean(&source.fd, args.off_in, args.off_in.saturating_add(copied));
-        if copied > 0 {
-            self.ledger.record(&target.inode, &target.fd, args.off_out, args.off_out + copied);
-        }
-        Ok(copied)
+        Ok(len)
     }
 }

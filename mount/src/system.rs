@@ -309,6 +309,26 @@ pub(crate) fn ioctl_on_bytes(fd: BorrowedFd<'_>, request: u32, data: &mut [u8; 6
     check(result.into()).map(|value| value as i32)
 }
 
+/// Makes `len_bytes` of a file, from `to_start`, share the blocks of another one, from `from_start`.
+///
+/// # Errors
+/// EOPNOTSUPP where the file system cannot share blocks; EINVAL where the bytes are not whole blocks.
+pub(crate) fn share_blocks(
+    from: impl AsFd,
+    from_start: u64,
+    len_bytes: u64,
+    to: impl AsFd,
+    to_start: u64,
+) -> Result<(), Errno> {
+    const FICLONERANGE: u32 = 0x4020_940d;
+    let mut range = [0u8; 64];
+    let fields = [from.as_fd().as_raw_fd() as u64, from_start, len_bytes, to_start];
+    for (place, field) in range.chunks_exact_mut(8).zip(fields) {
+        place.copy_from_slice(&field.to_ne_bytes());
+    }
+    ioctl_on_bytes(to.as_fd(), FICLONERANGE, &mut range).map(drop)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -149,6 +149,14 @@ impl FileSystem {
         FileSystem(path.to_owned())
     }
 
+    /// An XFS in the file `image`, as small as an XFS can be.
+    pub fn xfs(path: &Path, image: &Path) -> FileSystem {
+        std::fs::File::create(image).unwrap().set_len(300 << 20).unwrap();
+        let (image, at) = (image.display(), path.display());
+        shell(&format!("mkfs.xfs -q -f {image} && mount -o loop {image} {at}"));
+        FileSystem(path.to_owned())
+    }
+
     /// What its disk, the file `image`, has behind that many bytes is gone.
     pub fn cut(image: &Path, len_bytes: u64) {
         std::fs::File::options().write(true).open(image).unwrap().set_len(len_bytes).unwrap();

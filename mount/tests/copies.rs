@@ -1,0 +1,120 @@
+//! copy_file_range(2): by shared blocks where the backing file system has them, else through the kernel's
+//! cache; and what it leaves of the pages that it copies into.
+
+mod support;
+
+use rustix::fs::copy_file_range;
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use std::fs::{self, File};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use support::*;
+
+const FILE_BYTES: usize = (8 << 20) + 1000;
+
+fn open(path: impl AsRef<std::path::Path>) -> File {
+    File::options().read(true).write(true).create(true).truncate(false).open(path).unwrap()
+}
+
+/// Bytes that this process has had read from disks, the daemon of its mounts included.
+fn disk_bytes_read() -> u64 {
+    let io = fs::read_to_string("/proc/self/io").unwrap();
+    io.lines().find_map(|line| line.strip_prefix("read_bytes: ")).unwrap().parse().unwrap()
+}
+
+/// What is cached is copied out of the cache: without a read of the disk.
+#[test]
+fn a_cached_file_is_copied_without_the_disk() {
+    if !can_mount("a_cached_file_is_copied_without_the_disk") {
+        return;
+    }
+    let m = Mounted::through();
+    let bytes = pattern(FILE_BYTES, 1);
+    fs::write(m.below("a"), &bytes).unwrap();
+    let below = File::open(m.below("a")).unwrap();
+    below.sync_all().unwrap();
+    rustix::fs::fadvise(&below, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+    assert!(fs::read(m.path("a")).unwrap() == bytes);
+    rustix::fs::fadvise(&below, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+    let before = disk_bytes_read();
+    // Asks for copy_file_range.
+    fs::copy(m.path("a"), m.path("b")).unwrap();
+    let read = disk_bytes_read() - before;
+    assert!(read < FILE_BYTES as u64 / 2, "{read} bytes were read");
+    assert!(fs::read(m.below("b")).unwrap() == bytes);
+}
+
+/// Where the backing file system shares blocks, a copy takes no space. Parts of pages are copied all the
+/// same.
+#[test]
+fn a_copy_shares_blocks() {
+    if !can_mount("a_copy_shares_blocks") || !has_program("a_copy_shares_blocks", "mkfs.xfs") {
+        return;
+    }
+    let images = tempfile::tempdir().unwrap();
+    for write in [mount::WriteMode::Through, mount::WriteMode::Back] {
+        let (directory, below) = new_below();
+        let xfs = FileSystem::xfs(&below, &images.path().join(format!("{write:?}")));
+        let m = Mounted::over(directory, Some(xfs), |config| config.write = write);
+        let bytes = pattern(FILE_BYTES, 2);
+        fs::write(m.path("a"), &bytes).unwrap();
+        File::open(m.path("a")).unwrap().sync_all().unwrap();
+        let free_bytes = || {
+            rustix::fs::sync();
+            let found = rustix::fs::statvfs(m.below("")).unwrap();
+            found.f_bfree * found.f_frsize
+        };
+        let before = free_bytes();
+        fs::copy(m.path("a"), m.path("b")).unwrap();
+        let taken = before.saturating_sub(free_bytes());
+        assert!(taken < FILE_BYTES as u64 / 2, "{write:?}: {taken} bytes were taken");
+        assert!(fs::read(m.path("b")).unwrap() == bytes);
+        assert!(fs::read(m.below("b")).unwrap() == bytes);
+        // Not whole pages, and not to the end.
+        let mut expected = bytes.clone();
+        expected.copy_within(100..5000, 10_000);
+        let (from, to) = (open(m.path("a")), File::options().write(true).open(m.path("b")).unwrap());
+        assert_eq!(copy_file_range(&from, Some(&mut 100), &to, Some(&mut 10_000), 4900), Ok(4900));
+        assert!(fs::read(m.path("b")).unwrap() == expected);
+    }
+}
+
+/// A copy into one part of a page takes nothing that a mapping stores into another part.
+#[test]
+fn a_copy_drops_no_neighbour() {
+    if !can_mount("a_copy_drops_no_neighbour") {
+        return;
+    }
+    const COPIES: usize = 1000;
+    both_modes(|m| {
+        fs::write(m.path("from"), pattern(4096, 3)).unwrap();
+        fs::write(m.path("to"), vec![0; 4096]).unwrap();
+        let (from, to) = (open(m.path("from")), open(m.path("to")));
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping of a file of that size.
+        let at = unsafe { mmap(std::ptr::null_mut(), 4096, access, MapFlags::SHARED, &to, 0).unwrap() };
+        // SAFETY: the mapping is aligned, longer than a number, used by no other thread than the one below,
+        // and lives until that has ended.
+        let number = unsafe { AtomicU64::from_ptr(at.cast()) };
+        let done = AtomicBool::new(false);
+        let lost = std::thread::scope(|scope| {
+            let counter = scope.spawn(|| {
+                let (mut count, mut lost) = (0, 0);
+                while !done.load(Ordering::Relaxed) {
+                    lost += u64::from(number.load(Ordering::Relaxed) != count);
+                    count += 1;
+                    number.store(count, Ordering::Relaxed);
+                }
+                lost
+            });
+            for _ in 0..COPIES {
+                copy_file_range(&from, Some(&mut 512), &to, Some(&mut 512), 512).unwrap();
+            }
+            done.store(true, Ordering::Relaxed);
+            counter.join().unwrap()
+        });
+        // SAFETY: the thread that used it has ended.
+        unsafe { munmap(at, 4096).unwrap() };
+        assert_eq!(lost, 0, "stores that were gone");
+        assert!(fs::read(m.path("to")).unwrap()[512..1024] == pattern(4096, 3)[512..1024]);
+    });
+}
