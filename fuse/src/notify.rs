@@ -1,8 +1,8 @@
 //! Messages to the kernel that are not answers: drop what you cache.
 //!
 //! Never call these inside the handling of a request: the kernel takes locks (of the inode, its pages, the parent directory) that
-//! the request's caller may hold until it has its answer. Use a thread of their own. The exception is the attributes of what somebody asks to
-//! open: nothing is waited for to forget them.
+//! the request's caller may hold until it has its answer. Use a thread of their own. The exception is the attributes of what the caller
+//! holds: nothing is waited for to forget them.
 
 use crate::Errno;
 use crate::abi::{self, notify_code};

@@ -99,6 +99,7 @@ impl Passthrough {
         let fd = self.descriptor(&inode, file.as_deref())?;
         let told = self.is_told(&inode);
         let now = self.stat_observed(&inode, &fd)?;
+        self.before_attributes(&inode, &now);
         Ok(self.attr_out(&inode, &now, self.attr_timeout(&now, told)))
     }
 
@@ -119,6 +120,7 @@ impl Passthrough {
         let mask = STATX_MASK | (StatxFlags::from_bits_retain(args.sx_mask) & StatxFlags::ALL);
         let told = self.is_told(&inode);
         let now = statx(&fd, c"", AtFlags::EMPTY_PATH | sync, mask)?;
+        self.before_attributes(&inode, &now);
         let attr_timeout = self.attr_timeout(&now, told);
         if let Some(file) = &inode.file {
             file.tell_size(now.stx_size);
@@ -274,6 +276,8 @@ impl Passthrough {
         if sets {
             self.change_attributes([Some(&inode), None], || ioctl_on_bytes(fd.as_fd(), args.cmd, &mut buffer))?;
             self.beside.ask_again(&inode);
+            // The change time has moved. (Whoever asks holds the inode.)
+            self.invalidations.forget_attributes(node);
         } else {
             ioctl_on_bytes(fd.as_fd(), args.cmd, &mut buffer)?;
         }

@@ -83,6 +83,7 @@ impl Passthrough {
         }
         let asked = OFlags::from_bits_retain(args.flags);
         let (fd, flags) = self.open_below(&inode, asked)?;
+        self.count_access(&inode, &fd, asked);
         attempt.begin(0);
         let opened = attempt.finish(self.add_open(inode.clone(), fd, flags, asked), |open| open.fh)?;
         self.wait_for_size(&inode);

@@ -17,6 +17,7 @@ use crate::handover::Keep;
 use crate::handover::channel::Held;
 use crate::handover::layout::{self, header, node};
 use crate::handover::memory::NodeSlot;
+use crate::link_count::LostName;
 use crate::passing::{Connection, Passing};
 use crate::stale::Stale;
 use crate::system::FileHandle;
@@ -75,6 +76,8 @@ pub(crate) struct Inode {
     pub name: Mutex<Believed>,
     /// Whether a name of it has gone stale lately. Taken alone, or inside `name`.
     pub stale: Mutex<Stale>,
+    /// The name that it has lost through the mount, until the kernel has counted that.
+    pub lost_name: LostName,
     /// Whether what is done to it beside the mount is told.
     pub marked: Marked,
     /// Where it is written down for a successor. None beyond [`layout::NODES_MAX`].
@@ -401,6 +404,7 @@ impl Inodes {
             passing: Mutex::new(Passing::restored(known.backing, known.flags & node::PASSED != 0, connection)),
             name: Mutex::new(believed),
             stale: Mutex::default(),
+            lost_name: LostName::default(),
             marked: Marked::default(),
             slot: Some(slot),
             identity: known.identity,
@@ -513,6 +517,7 @@ impl Inodes {
             passing: Mutex::default(),
             name: Mutex::default(),
             stale: Mutex::default(),
+            lost_name: LostName::default(),
             marked: Marked::default(),
             slot: memory.take_node(),
             identity: found.identity,

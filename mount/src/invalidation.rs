@@ -43,6 +43,8 @@ struct State {
     moved: HashMap<Name, bool>,
     /// Those of them that the kernel did not have yet, when they are due, and how often it was asked.
     again: VecDeque<(Instant, Name, u32)>,
+    /// Files that have lost a name, which the kernel may have to count yet.
+    lost: HashMap<u64, (Arc<Inode>, Arc<Name>)>,
     /// The node whose pages the kernel is being told to drop.
     delivering: Option<u64>,
     /// Threads in [`Invalidations::wait`].
@@ -131,12 +133,13 @@ impl Invalidations {
         self.wake.notify_one();
     }
 
-    /// The kernel forgets the attributes of a node, and has done so when this returns. To be called for what somebody asks to open, before he is answered.
+    /// The kernel forgets the attributes of a node, and has done so when this returns. To be called for what the caller of a request holds (it opens it, has
+    /// it open, or asks for its attributes), before the request is answered.
     ///
     /// A worker may do this, as nothing in it waits for an answer (fs/fuse/inode.c, `fuse_reverse_inval_inode`, with a negative offset; 6.1 to 6.18): the inode
-    /// is found, which would wait for one that is being freed, but who opens it holds it, and so this is not the last to let it go either; its spin
+    /// is found, which would wait for one that is being freed, but the caller holds it, and so this is not the last to let it go either; its spin
     /// lock is taken, and no other lock of it or of its pages. `killsb` is taken for reading: to write, only a mount that ends does, and in a mount that ends
-    /// nobody opens anything.
+    /// nobody asks for anything.
     pub(crate) fn forget_attributes(&self, nodeid: u64) {
         // Whatever the error: the kernel does not know it, or the mount is gone.
         let _ = self.notifier.inval_inode(nodeid, -1, 0);
@@ -149,6 +152,12 @@ impl Invalidations {
             return;
         }
         self.state.lock().moved.insert(Name { parent: to.0, name: to.1.to_owned() }, expire_only);
+        self.wake.notify_one();
+    }
+
+    /// Tells the inode when the kernel has counted the removal of that name (see `link_count.rs`).
+    pub(crate) fn request_counted(&self, inode: &Arc<Inode>, name: Arc<Name>) {
+        self.state.lock().lost.insert(inode.nodeid, (inode.clone(), name));
         self.wake.notify_one();
     }
 
@@ -172,11 +181,12 @@ impl Invalidations {
             {
                 moved.push((name, true, tries));
             }
+            let lost = std::mem::take(&mut state.lost);
             let name = state.names.pop();
             let node = state.pages.keys().next().copied();
             let pages = node.and_then(|node| state.pages.remove(&node));
             state.delivering = node;
-            if name.is_none() && pages.is_none() && moved.is_empty() {
+            if name.is_none() && pages.is_none() && moved.is_empty() && lost.is_empty() {
                 match due {
                     Some(due) => drop(self.wake.wait_until(&mut state, due)),
                     None => self.wake.wait(&mut state),
@@ -186,6 +196,10 @@ impl Invalidations {
             drop(state);
             for (name, expire_only, tries) in moved {
                 self.deliver_moved(name, expire_only, tries);
+            }
+            for (inode, name) in lost.into_values() {
+                self.deliver_counted(&name);
+                inode.lost_name.counted(&name);
             }
             if let Some((inode, name)) = name {
                 // Whatever the error: the kernel does not know the name any more, or the mount is gone.
@@ -204,6 +218,14 @@ impl Invalidations {
                 }
             }
         }
+    }
+
+    /// Waits until the kernel has let the directory go: it holds it locked until it has counted the name that was removed. Kernels
+    /// before 6.2 would drop a file that has that name by now; they take the lock before they look for a name, so that one
+    /// that cannot be does as well.
+    fn deliver_counted(&self, name: &Name) {
+        let name_there = if self.can_expire { name.name.as_c_str() } else { c"/" };
+        let _ = self.notifier.inval_entry(name.parent, name_there, self.can_expire);
     }
 
     /// The kernel holds the directories locked until it has moved the name, some time after the answer to the rename; so this waits for it (fs/fuse/dir.c,

@@ -15,11 +15,14 @@
 //! keeper. Requests that the kernel sends again then are done once (`resent.rs`).
 //!
 //! Locks (record and flock) are left to the kernel: POSIX_LOCKS and FLOCK_LOCKS are not negotiated, so they work among all users
-//! of this mount, but not against processes that lock the directory below beside it. Exporting the mount over NFS is not supported
-//! (no EXPORT_SUPPORT: node ids do not outlive the daemon).
+//! of this mount, but not against processes that lock the directory below beside it.
+//!
+//! The mount gives no file handles, so it cannot be exported over NFS (NO_EXPORT_SUPPORT, Linux 6.9). FUSE makes a handle of the
+//! node id, which means nothing once the kernel has forgotten the inode: such a handle would be stale as soon as caches are dropped.
 //!
 //! As root the mount is for everybody, with the kernel checking permissions; as an ordinary user it is that user's alone.
 
+mod access_time;
 mod ahead;
 mod attributes;
 mod below;
@@ -38,6 +41,7 @@ pub mod images;
 mod inode;
 mod invalidation;
 mod ledger;
+mod link_count;
 mod lookers;
 mod names;
 mod passing;

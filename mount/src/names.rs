@@ -9,6 +9,7 @@
 use crate::credentials::{Acting, Creator, Privilege};
 use crate::filesystem::Passthrough;
 use crate::inode::{Believed, Found, Inode, Moved, Name, STATX_MASK, device_of, stat};
+use crate::link_count::Losing;
 use crate::resent::Attempt;
 use crate::stale::{self, Stale};
 use crate::system::ProcPath;
@@ -63,7 +64,9 @@ impl Passthrough {
                     // Renamed beside us, it has this name instead of one that the kernel believes still. Found by that one it would be refused; by this one not.
                     self.drop_stale_names(&inode);
                 }
-                Ok((self.entry_out(&inode, &now, long), inode))
+                let mut entry = self.entry_out(&inode, &now, long);
+                self.before_entry(&inode, &now, &mut entry);
+                Ok((entry, inode))
             }
             Err(errno) => {
                 self.forget(inode.nodeid, 1);
@@ -285,10 +288,12 @@ impl Passthrough {
         let victim = self.known(found);
         attempt.begin(subject);
         let flags = if directory { AtFlags::REMOVEDIR } else { AtFlags::empty() };
+        let losing = Losing::begin(victim.as_ref().map(|(inode, _)| inode), &parent, name);
         let removed = self.change_attributes([victim.as_ref().map(|(inode, _)| inode), None], || {
             rustix::fs::unlinkat(&anchor, name, flags)
         });
         if removed.is_ok() {
+            losing.removed();
             self.name_removed(victim.as_ref(), (&*parent, name));
         }
         attempt.finish(removed, |()| 0)?;
@@ -363,6 +368,7 @@ impl Passthrough {
         let (moved, replaced) = (self.subject(found), self.subject(target));
         let inodes = [&moved, &replaced].map(|subject| subject.known.as_ref().map(|(inode, _)| inode));
         attempt.begin(subject);
+        let losing = Losing::begin(inodes[1].filter(|_| !is_exchange), &new_parent, new_name);
         let renamed = self.change_attributes(inodes, || {
             // A whiteout is a new file, and the caller's.
             let _acting = match flags.contains(RenameFlags::WHITEOUT) {
@@ -372,6 +378,7 @@ impl Passthrough {
             rustix::fs::renameat_with(&from, name, &to, new_name, flags)
         });
         if renamed.is_ok() {
+            losing.removed();
             self.name_moved(&moved, here, there);
             match is_exchange {
                 true => self.name_moved(&replaced, there, here),

@@ -242,6 +242,7 @@ fn wish(write: WriteMode, pass: bool) -> Wish {
         | init::SETXATTR_EXT
         | init::CREATE_SUPP_GROUP
         | init::HAS_EXPIRE_ONLY
+        | init::NO_EXPORT_SUPPORT
         | init::HAS_RESEND;
     if write == WriteMode::Back {
         capabilities |= init::WRITEBACK_CACHE;

@@ -1,0 +1,179 @@
+//! What programs rely on beside bytes and names, through a real mount: link counts, access and change times, file handles,
+//! idmapped mounts. docs/posix.md lists what the kernel leaves no choice about.
+
+mod support;
+
+use rustix::fs::{AtFlags, CWD, StatxFlags, Timespec, Timestamps, UTIME_OMIT, statx, utimensat};
+use std::fs;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use support::*;
+
+/// Attributes that are answered between the removal of a name and the kernel's own count of it must not have the kernel count
+/// that name twice: it would soon believe that no name is left, and refuse to link the file.
+#[test]
+fn a_name_that_is_removed_is_counted_once() {
+    const ROUNDS: usize = 1000;
+    if !can_mount("a_name_that_is_removed_is_counted_once") {
+        return;
+    }
+    let m = Mounted::with(|config| config.attr_timeout = Duration::ZERO);
+    fs::write(m.path("a"), b"x").unwrap();
+    fs::hard_link(m.path("a"), m.path("b")).unwrap();
+    let file = fs::File::open(m.path("a")).unwrap();
+    let believed = || {
+        let found = statx(&file, c"", AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC, StatxFlags::NLINK);
+        found.unwrap().stx_nlink
+    };
+    let done = AtomicBool::new(false);
+    let too_few = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !done.load(Ordering::Relaxed) {
+                file.metadata().unwrap();
+            }
+        });
+        scope.spawn(|| {
+            while !done.load(Ordering::Relaxed) {
+                fs::metadata(m.path("b")).unwrap();
+            }
+        });
+        let too_few = (0..ROUNDS).filter(|round| {
+            fs::hard_link(m.path("a"), m.path("c")).unwrap();
+            if round % 4 == 0 {
+                fs::write(m.path("d"), b"").unwrap();
+                fs::rename(m.path("d"), m.path("c")).unwrap();
+            } else {
+                fs::remove_file(m.path("c")).unwrap();
+            }
+            let too_few = believed() < 2;
+            let _ = fs::remove_file(m.path("c"));
+            too_few
+        });
+        let too_few = too_few.count();
+        done.store(true, Ordering::Relaxed);
+        too_few
+    });
+    assert_eq!(too_few, 0, "of {ROUNDS}");
+    assert_eq!(file.metadata().unwrap().nlink(), 2);
+    fs::remove_file(m.path("b")).unwrap();
+    assert_eq!(file.metadata().unwrap().nlink(), 1);
+    fs::hard_link(m.path("a"), m.path("b")).unwrap();
+    assert_eq!(fs::metadata(m.path("b")).unwrap().nlink(), 2);
+}
+
+const DAY_SECONDS: i64 = 24 * 60 * 60;
+
+fn now_seconds() -> i64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs() as i64
+}
+
+/// Sets the access time to twelve days ago.
+fn age(path: &Path) {
+    let last_access = Timespec { tv_sec: now_seconds() - 12 * DAY_SECONDS, tv_nsec: 0 };
+    let last_modification = Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT };
+    utimensat(CWD, path, &Timestamps { last_access, last_modification }, AtFlags::empty()).unwrap();
+}
+
+fn is_recent(path: &Path) -> bool {
+    fs::metadata(path).unwrap().atime() > now_seconds() - DAY_SECONDS
+}
+
+/// What nobody reads any more is found by its access time, and deleted: so reading from the cache counts as reading.
+#[test]
+fn opening_what_is_cached_moves_its_access_time() {
+    if !can_mount("opening_what_is_cached_moves_its_access_time") {
+        return;
+    }
+    both_modes(|m| {
+        fs::write(m.path("a"), b"read again and again").unwrap();
+        fs::copy("/bin/true", m.path("program")).unwrap();
+        for name in ["a", "program"] {
+            fs::read(m.path(name)).unwrap();
+        }
+        Command::new(m.path("program")).status().unwrap();
+        m.wait_until_closed();
+        let (a, program) = (m.below("a"), m.below("program"));
+        let stamp = |path: &PathBuf| {
+            let now = fs::metadata(path).unwrap();
+            (now.len(), now.mtime(), now.mtime_nsec(), now.ctime(), now.ctime_nsec())
+        };
+        let drops = || m.mount().status().requested_drops;
+
+        age(&m.path("a"));
+        fs::File::options().read(true).custom_flags(libc::O_NOATIME).open(m.path("a")).unwrap();
+        fs::File::options().write(true).open(m.path("a")).unwrap();
+        assert!(!is_recent(&a), "nobody has read it");
+        let (before, drops_before) = (stamp(&a), drops());
+        assert!(!is_recent(&m.path("a")));
+        assert_eq!(fs::read(m.path("a")).unwrap(), b"read again and again");
+        assert!(is_recent(&a) && is_recent(&m.path("a")), "read");
+        assert_eq!((stamp(&a), drops()), (before, drops_before), "no byte has changed");
+
+        age(&m.path("program"));
+        Command::new(m.path("program")).status().unwrap();
+        assert!(is_recent(&program), "executed");
+        age(&m.path("a"));
+        let mapped = fs::File::open(m.path("a")).unwrap();
+        assert!(is_recent(&a), "opened to be mapped");
+        drop(mapped);
+    });
+}
+
+/// The change time that chattr(1) moves is shown at once. (Not with `Back`: the kernel keeps that time itself then.)
+#[test]
+fn file_flags_move_the_change_time() {
+    if !can_mount("file_flags_move_the_change_time") || !has_program("file_flags_move_the_change_time", "chattr") {
+        return;
+    }
+    let m = Mounted::with(|config| config.attr_timeout = Duration::from_secs(60));
+    fs::write(m.path("a"), b"x").unwrap();
+    fs::create_dir(m.path("d")).unwrap();
+    let changed = |path: &Path| {
+        let found = fs::metadata(path).unwrap();
+        (found.ctime(), found.ctime_nsec())
+    };
+    for name in ["a", "d"] {
+        let before = changed(&m.path(name));
+        shell(&format!("chattr +d {}", m.path(name).display()));
+        let after = changed(&m.path(name));
+        assert!(after > before && after == changed(&m.below(name)), "{name}: {before:?} {after:?}");
+    }
+}
+
+/// A handle that is stale as soon as the kernel has forgotten the inode is worse than none.
+#[test]
+fn file_handles_are_refused() {
+    if !can_mount("file_handles_are_refused") {
+        return;
+    }
+    let m = Mounted::through();
+    fs::write(m.path("a"), b"x").unwrap();
+    let handle = |path: PathBuf| {
+        let path = std::ffi::CString::new(path.to_str().unwrap()).unwrap();
+        let mut raw = [128u32; 34]; // The length of what follows the kind, that, and the bytes.
+        let mut mount = 0;
+        // SAFETY: the path is a NUL-terminated string; behind `raw` are as many bytes as its first word says, and its kind.
+        match unsafe {
+            libc::syscall(libc::SYS_name_to_handle_at, libc::AT_FDCWD, path.as_ptr(), &mut raw, &mut mount, 0)
+        } {
+            0 => None,
+            _ => std::io::Error::last_os_error().raw_os_error(),
+        }
+    };
+    if handle(m.below("a")).is_some() {
+        return skip("file_handles_are_refused", "the file system below has none");
+    }
+    if !is_kernel((6, 9)) {
+        return skip("file_handles_are_refused", "this kernel gives handles of every FUSE mount (before 6.9)");
+    }
+    assert_eq!(handle(m.path("a")), Some(libc::EOPNOTSUPP));
+}
+
+fn is_kernel(least: (u32, u32)) -> bool {
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
+    let mut numbers = release.split(['.', '-']).map_while(|number| number.parse().ok());
+    (numbers.next().unwrap(), numbers.next().unwrap()) >= least
+}
