@@ -164,6 +164,7 @@ pub mod init {
     pub const PASSTHROUGH: u64 = 1 << 37;
     pub const NO_EXPORT_SUPPORT: u64 = 1 << 38;
     pub const HAS_RESEND: u64 = 1 << 39;
+    pub const ALLOW_IDMAP: u64 = 1 << 40;
 }
 
 /// Bits of `SetattrIn::valid`.
@@ -205,6 +206,8 @@ pub const EXPIRE_ONLY: u32 = 1 << 0;
 pub const EXT_SECCTX_MAX: u32 = 31;
 /// Extension that names a supplementary group.
 pub const EXT_GROUPS: u32 = 32;
+/// In `uid` and `gid` of a request: the kernel does not say whose it is (with ALLOW_IDMAP, of all requests that create nothing).
+pub const INVALID_ID: u32 = u32::MAX;
 /// Set in `unique` of a request that is sent again after a takeover.
 pub const UNIQUE_RESEND: u64 = 1 << 63;
 

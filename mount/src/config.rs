@@ -30,6 +30,8 @@ pub struct Config {
     /// Whether files that the pool is of no use to are passed through: the kernel reads them below by itself (Linux 6.9, root, writes
     /// `Through`).
     pub pass: bool,
+    /// Whether idmapped mounts of it can be made (Linux 6.12). The kernel then says whose a request is only where that creates a file.
+    pub idmapped: bool,
     /// What is forbidden there beyond what the mount below forbids: `RDONLY`, `NOSUID`, `NODEV`, `NOEXEC`.
     pub flags: MountFlags,
     /// Worker threads: as many requests are handled at once. At least 2.
@@ -72,6 +74,7 @@ impl Config {
             write: WriteMode::Through,
             wide_readahead: true,
             pass: false,
+            idmapped: false,
             flags: MountFlags::empty(),
             threads: Config::THREADS,
             attr_timeout: Duration::from_secs(1),

@@ -11,7 +11,7 @@ use crate::filesystem::Passthrough;
 use crate::inode::Inode;
 use crate::invalidation::Invalidations;
 use crate::system;
-use fuse::Errno;
+use fuse::{Errno, abi};
 use rustix::fd::AsFd;
 use rustix::fs::{AtFlags, Mode, StatxFlags, statx};
 use rustix::thread::{CapabilitySet, CapabilitySets};
@@ -80,7 +80,7 @@ impl Acting {
     /// From now on, new files are the creator's.
     pub(crate) fn begin(privilege: Privilege, creator: Creator) -> Result<Acting, Errno> {
         rustix::process::umask(Mode::from_bits_truncate(creator.umask & 0o777));
-        if creator.uid == u32::MAX || creator.gid == u32::MAX {
+        if creator.uid == abi::INVALID_ID || creator.gid == abi::INVALID_ID {
             return Err(Errno::OVERFLOW); // An id that the mount's user namespace cannot name: it can own nothing.
         }
         if privilege == Privilege::User || (creator.uid == 0 && creator.gid == 0) {
@@ -121,6 +121,9 @@ pub(crate) struct Caller {
     pub task: u32,
 }
 
+/// A group that no set-group-ID file is expected to have: the kernel's overflow id.
+const GROUP_OF_NOBODY: u32 = 65_534;
+
 /// While this guard lives, changes by this thread clear set-user-ID and set-group-ID bits as changes by
 /// the caller would. The thread lacks CAP_FSETID. Where set-group-ID bits are concerned, the thread has
 /// the caller's groups.
@@ -160,7 +163,8 @@ impl WithoutFsetid {
         if mode.contains(Mode::SGID) {
             system::set_thread_groups(&system::groups_of(caller.task))?;
             guard.groups = true;
-            system::set_thread_fsgid(caller.gid);
+            let gid = if caller.gid == abi::INVALID_ID { GROUP_OF_NOBODY } else { caller.gid };
+            system::set_thread_fsgid(gid);
         }
         Ok(Some(guard))
     }

@@ -225,7 +225,7 @@ fn mount(config: &Config, source: &Path, mountpoint: &Path, below: &OwnedFd) -> 
     }
 }
 
-fn wish(write: WriteMode, pass: bool) -> Wish {
+fn wish(write: WriteMode, pass: bool, idmapped: bool) -> Wish {
     // Not among them, on purpose: AUTO_INVAL_DATA (our own writes would drop the cache), EXPLICIT_INVAL_DATA (growth beside us would leave
     // zeros behind the old end), ASYNC_DIO (the kernel then leaves old pages behind a direct write), ATOMIC_O_TRUNC (see `data.rs`), POSIX_LOCKS
     // and FLOCK_LOCKS, EXPORT_SUPPORT (see `lib.rs`), SECURITY_CTX (labels are the business of the file system below).
@@ -250,6 +250,9 @@ fn wish(write: WriteMode, pass: bool) -> Wish {
         // The kernel has only one of the two.
         capabilities |= init::PASSTHROUGH;
     }
+    if idmapped {
+        capabilities |= init::ALLOW_IDMAP;
+    }
     Wish { capabilities, readahead_bytes_max: READAHEAD_BYTES_MAX, background_max: BACKGROUND_MAX }
 }
 
@@ -267,8 +270,13 @@ fn serve<E: Into<Box<dyn std::error::Error + Send + Sync>>>(
     let own_device = mounting::find(mountpoint, SUBTYPE)
         .map_err(|error| failed("read the list of mounts", error))?
         .ok_or_else(|| failed("find the new mount", io::ErrorKind::NotFound))?;
-    let session = Session::negotiate(device, wish(config.write, config.pass && privilege == Privilege::Root))
-        .map_err(|error| failed("negotiate with the kernel", error))?;
+    let wish = wish(config.write, config.pass && privilege == Privilege::Root, config.idmapped);
+    let session = Session::negotiate(device, wish).map_err(|error| failed("negotiate with the kernel", error))?;
+    if config.idmapped && session.negotiated().capabilities & init::ALLOW_IDMAP == 0 {
+        let error =
+            io::Error::new(io::ErrorKind::Unsupported, "the kernel has none with FUSE; use Linux 6.12 or newer");
+        return Err(failed("allow idmapped mounts", error));
+    }
     if privilege == Privilege::Root && config.wide_readahead {
         widen_readahead(own_device);
     }

@@ -4,10 +4,13 @@
 mod support;
 
 use rustix::fs::{AtFlags, CWD, StatxFlags, Timespec, Timestamps, UTIME_OMIT, statx, utimensat};
+use rustix::mount::{OpenTreeFlags, open_tree};
 use std::fs;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::io::Read;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use support::*;
@@ -176,4 +179,104 @@ fn is_kernel(least: (u32, u32)) -> bool {
     let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
     let mut numbers = release.split(['.', '-']).map_while(|number| number.parse().ok());
     (numbers.next().unwrap(), numbers.next().unwrap()) >= least
+}
+
+/// A user namespace whose ids 0 to 999 are [`IDS_FIRST`] and those behind it outside.
+struct UserNamespace {
+    child: Child,
+    fd: fs::File,
+}
+
+const IDS_FIRST: u32 = 10_000;
+
+impl UserNamespace {
+    fn new() -> UserNamespace {
+        // It runs until its input ends, and says when it is in the namespace.
+        let mut command = Command::new("unshare");
+        command.args(["--user", "sh", "-c", "echo; read end"]).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        child.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
+        let process = PathBuf::from(format!("/proc/{}", child.id()));
+        for map in ["uid_map", "gid_map"] {
+            fs::write(process.join(map), format!("0 {IDS_FIRST} 1000")).unwrap();
+        }
+        UserNamespace { fd: fs::File::open(process.join("ns/user")).unwrap(), child }
+    }
+}
+
+impl Drop for UserNamespace {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A detached idmapped mount of what is mounted there.
+fn idmapped(path: &Path, namespace: &UserNamespace) -> Result<OwnedFd, std::io::Error> {
+    let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
+    let tree = open_tree(CWD, path, flags)?;
+    let attributes = libc::mount_attr {
+        attr_set: libc::MOUNT_ATTR_IDMAP,
+        attr_clr: 0,
+        propagation: 0,
+        userns_fd: namespace.fd.as_raw_fd() as u64,
+    };
+    // SAFETY: the path is a NUL-terminated string, and the structure is as long as is said.
+    let set = unsafe {
+        libc::syscall(
+            libc::SYS_mount_setattr,
+            tree.as_raw_fd(),
+            c"".as_ptr(),
+            libc::AT_EMPTY_PATH,
+            &attributes,
+            size_of_val(&attributes),
+        )
+    };
+    if set == 0 { Ok(tree) } else { Err(std::io::Error::last_os_error()) }
+}
+
+#[test]
+fn an_idmapped_mount_maps_owners() {
+    if !can_mount("an_idmapped_mount_maps_owners") || !has_program("an_idmapped_mount_maps_owners", "unshare") {
+        return;
+    }
+    if !is_kernel((6, 12)) {
+        return skip("an_idmapped_mount_maps_owners", "this kernel has no idmapped mounts with FUSE (before 6.12)");
+    }
+    let namespace = UserNamespace::new();
+    let plain = Mounted::through();
+    assert_eq!(errno_of(idmapped(&plain.path(""), &namespace)), libc::EINVAL, "not asked for");
+
+    let m = Mounted::with(|config| config.idmapped = true);
+    fs::create_dir(m.below("d")).unwrap();
+    fs::set_permissions(m.below("d"), fs::Permissions::from_mode(0o777)).unwrap();
+    fs::write(m.below("d/a"), b"x").unwrap();
+    chown(m.below("d/a"), Some(3), Some(4)).unwrap();
+    let tree = idmapped(&m.path(""), &namespace).unwrap();
+    let owner = |path: PathBuf| fs::metadata(path).map(|found| (found.uid(), found.gid())).unwrap();
+    let mapped = PathBuf::from(format!("/proc/self/fd/{}", tree.as_raw_fd()));
+    assert_eq!(owner(mapped.join("d/a")), (IDS_FIRST + 3, IDS_FIRST + 4));
+    assert_eq!(owner(m.path("d/a")), (3, 4), "the mount itself maps nothing");
+    // A user of the namespace writes his own file, and makes one.
+    let as_user = |id: u32, does: &(dyn Fn() -> std::io::Result<()> + Sync)| {
+        std::thread::scope(|scope| {
+            let thread = scope.spawn(|| {
+                // SAFETY: these concern this thread alone, which ends.
+                unsafe { (libc::setfsgid(id), libc::setfsuid(id)) };
+                does()
+            });
+            thread.join().unwrap()
+        })
+    };
+    as_user(IDS_FIRST + 3, &|| fs::write(mapped.join("d/a"), b"its own")).unwrap();
+    as_user(IDS_FIRST + 5, &|| fs::write(mapped.join("d/new"), b"new")).unwrap();
+    let denied = as_user(IDS_FIRST + 5, &|| fs::write(mapped.join("d/a"), b"another's"));
+    assert_eq!(errno_of(denied), libc::EACCES);
+    assert_eq!(
+        (fs::read(m.below("d/a")).unwrap(), fs::read(m.below("d/new")).unwrap()),
+        (b"its own".to_vec(), b"new".to_vec())
+    );
+    assert_eq!(owner(m.below("d/new")), (5, 5));
+    // One that the mapping does not know can own nothing.
+    assert_eq!(errno_of(as_user(7, &|| fs::write(mapped.join("d/none"), b""))), libc::EOVERFLOW);
 }

@@ -136,6 +136,11 @@ pub struct Policies {
     /// (From Linux 6.9 on, as root, and with --write through.)
     #[arg(long, value_enum, default_value_t = Switch::On)]
     passthrough: Switch,
+    /// Allow idmapped mounts of MOUNTPOINT (Linux 6.12), which pods with `hostUsers: false` need. The kernel then tells the user of a
+    /// request only where it creates a file: `trusted.` attributes are not listed, and all other requests count as those of one user,
+    /// who is not root.
+    #[arg(long)]
+    idmapped: bool,
     /// After how many returned pages that do not verify a lender is not used any more, until the mount starts anew.
     #[arg(long, value_name = "COUNT", default_value_t = borrower::BAD_PAGES_MAX,
         value_parser = clap::value_parser!(u64).range(1..))]
@@ -188,6 +193,7 @@ impl Policies {
             gate_long,
             hedge,
             passthrough,
+            idmapped,
             bad_pages,
             catalog,
             threads,
@@ -214,6 +220,7 @@ impl Policies {
         ] {
             arguments.extend([option.to_owned(), value]);
         }
+        arguments.extend(idmapped.then(|| "--idmapped".to_owned()));
         arguments.extend(cgroup.iter().flat_map(|name| ["--cgroup".to_owned(), name.to_string()]));
         arguments
     }
@@ -436,6 +443,7 @@ fn serve(mut options: Options, mut kept: Kept) -> Result<ExitCode> {
         },
         wide_readahead: options.guests.is_none(),
         pass: options.policies.passthrough == Switch::On && options.guests.is_none(),
+        idmapped: options.policies.idmapped,
         flags: options.forbid.iter().map(|forbidden| forbidden.flag()).collect(),
         threads: options.policies.threads.into(),
         attr_timeout: Duration::from_secs_f64(options.policies.attribute_timeout),
