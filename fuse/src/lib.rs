@@ -11,6 +11,7 @@
 //! - [`notify`]: messages to the kernel that are not answers.
 //! - [`backing`]: files that the kernel reads and writes below by itself.
 //! - [`mounting`]: making and ending the mount.
+//! - [`mountinfo`]: the table of all mounts.
 //!
 //! Promises: nothing that the kernel sends makes this crate panic or read out of bounds; every request that expects an answer
 //! gets exactly one, also when its handler panics; and no answer is ever written twice.
@@ -18,6 +19,7 @@
 pub mod abi;
 pub mod backing;
 mod buffer;
+pub mod mountinfo;
 pub mod mounting;
 pub mod notify;
 pub mod reply;

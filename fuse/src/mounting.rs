@@ -2,6 +2,7 @@
 
 use crate::Errno;
 use crate::abi;
+use crate::mountinfo::MountTable;
 use rustix::fs::{Mode, OFlags, open};
 use rustix::mount::{MountFlags, UnmountFlags};
 use rustix::net::{AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketFlags, SocketType};
@@ -9,7 +10,6 @@ use std::ffi::CString;
 use std::io::{self, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -138,54 +138,9 @@ pub fn clone_device(device: &OwnedFd) -> io::Result<OwnedFd> {
 /// Whether `path` is a mount point whose type is `fuse.<subtype>`, and the device number of what is mounted there. Asks nothing
 /// of the mounted file system, which need not be served yet.
 pub fn find(path: &Path, subtype: &str) -> io::Result<Option<u64>> {
-    let table = std::fs::read("/proc/self/mountinfo")?;
     let kind = format!("fuse.{subtype}");
-    let mut found = None;
-    for line in table.split(|&byte| byte == b'\n') {
-        let fields: Vec<&[u8]> = line.split(|&byte| byte == b' ').collect();
-        let Some(dash) = fields.iter().position(|field| *field == b"-") else { continue };
-        if dash < 5 || fields.len() <= dash + 1 || unescape(fields[4]) != path.as_os_str().as_bytes() {
-            continue;
-        }
-        // A later line for the same place covers an earlier one.
-        found = None;
-        if fields[dash + 1] == kind.as_bytes() {
-            found = std::str::from_utf8(fields[2]).ok().and_then(|device| {
-                let (major, minor) = device.split_once(':')?;
-                Some(rustix::fs::makedev(major.parse().ok()?, minor.parse().ok()?))
-            });
-        }
-    }
-    Ok(found)
-}
-
-/// Undoes the octal escapes of mountinfo.
-fn unescape(field: &[u8]) -> Vec<u8> {
-    let mut out = Vec::with_capacity(field.len());
-    let mut rest = field;
-    while let [byte, tail @ ..] = rest {
-        match (byte, tail) {
-            (b'\\', [a @ b'0'..=b'3', b @ b'0'..=b'7', c @ b'0'..=b'7', after @ ..]) => {
-                out.push((a - b'0') * 64 + (b - b'0') * 8 + (c - b'0'));
-                rest = after;
-            }
-            _ => {
-                out.push(*byte);
-                rest = tail;
-            }
-        }
-    }
-    out
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn escapes_of_mountinfo() {
-        assert_eq!(unescape(br"/a\040b\134c\011"), b"/a b\\c\t");
-        assert_eq!(unescape(br"/a\9\04"), br"/a\9\04");
-        assert_eq!(unescape(b""), b"");
-    }
+    let mounts = MountTable::open()?.read()?;
+    // A later line for the same place covers an earlier one.
+    let last = mounts.iter().rfind(|mount| mount.mountpoint.as_os_str() == path.as_os_str());
+    Ok(last.filter(|mount| mount.kind == kind).map(|mount| mount.device))
 }

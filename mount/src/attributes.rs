@@ -26,6 +26,7 @@ impl Passthrough {
         if let Some(file) = &inode.file {
             file.tell_size(now.stx_size);
         }
+        let now = &inode.device.forbids().shown(*now);
         abi::Attr {
             ino: inode.device.show_inode(now.stx_ino),
             size: now.stx_size,
@@ -125,6 +126,7 @@ impl Passthrough {
         if let Some(file) = &inode.file {
             file.tell_size(now.stx_size);
         }
+        let now = inode.device.forbids().shown(now);
         let time =
             |time: rustix::fs::StatxTimestamp| abi::SxTime { tv_sec: time.tv_sec, tv_nsec: time.tv_nsec, reserved: 0 };
         Ok(abi::StatxOut {

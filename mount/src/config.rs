@@ -34,6 +34,8 @@ pub struct Config {
     pub idmapped: bool,
     /// What is forbidden there beyond what the mount below forbids: `RDONLY`, `NOSUID`, `NODEV`, `NOEXEC`.
     pub flags: MountFlags,
+    /// Whether file systems that are mounted below `source` are shown; else their mount points appear as closed directories.
+    pub cross_mounts: bool,
     /// Worker threads: as many requests are handled at once. At least 2.
     pub threads: usize,
     /// How long the kernel believes attributes without asking: how late a change made beside the mount may be seen. Zero: not at all.
@@ -76,6 +78,7 @@ impl Config {
             pass: false,
             idmapped: false,
             flags: MountFlags::empty(),
+            cross_mounts: false,
             threads: Config::THREADS,
             attr_timeout: Duration::from_secs(1),
             told_attr_timeout: Config::TOLD_ATTR_TIMEOUT,

@@ -33,6 +33,8 @@ thread_local! {
 /// Prepares this thread for serving requests.
 pub(crate) fn prepare_thread(privilege: Privilege) -> Result<(), Errno> {
     system::unshare_fs()?;
+    // Without a /proc it goes by the whole path, once there is one.
+    let _ = system::stand_among_descriptors();
     rustix::process::umask(Mode::empty());
     // Allowed with CAP_SYS_RESOURCE only. Without, reclaim may wait for us under memory pressure, as for any FUSE daemon.
     let _ = system::set_io_flusher();

@@ -3,6 +3,7 @@
 //! All of them appear as one device, so inode numbers of the others are moved out of the way. What a device's file system can do
 //! (reading without leaving pages behind) is found out per device, by trying.
 
+use crate::crossing::Forbids;
 use crate::handover::memory::Memory;
 use hashbrown::HashMap;
 use parking_lot::RwLock;
@@ -42,6 +43,7 @@ pub(crate) struct Device {
     is_local: OnceLock<bool>,
     /// Files cannot share blocks (reflink): one try has failed for that reason.
     shares_nothing: AtomicBool,
+    forbids: AtomicU8,
 }
 
 impl Device {
@@ -73,6 +75,16 @@ impl Device {
     /// Files cannot share blocks: do not try again.
     pub(crate) fn cannot_share_blocks(&self) {
         self.shares_nothing.store(true, Ordering::Relaxed);
+    }
+
+    /// What its mounts below SOURCE forbid.
+    pub(crate) fn forbids(&self) -> Forbids {
+        Forbids::from_bits(self.forbids.load(Ordering::Relaxed))
+    }
+
+    /// From now on its mounts forbid this.
+    pub(crate) fn set_forbids(&self, forbids: Forbids) {
+        self.forbids.store(forbids.bits(), Ordering::Relaxed);
     }
 
     /// The best way of reading that has not failed yet.
@@ -122,7 +134,13 @@ impl Devices {
         let index = devices.len() as u64 & ((1 << (64 - INODE_BITS)) - 1);
         let make = || {
             let way = AtomicU8::new(ReadWay::DontCache as u8);
-            Arc::new(Device { index, way, is_local: OnceLock::new(), shares_nothing: AtomicBool::new(false) })
+            Arc::new(Device {
+                index,
+                way,
+                is_local: OnceLock::new(),
+                shares_nothing: AtomicBool::new(false),
+                forbids: AtomicU8::new(0),
+            })
         };
         devices.entry(number).or_insert_with(make).clone()
     }

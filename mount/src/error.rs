@@ -12,6 +12,8 @@ pub enum Error {
     SourceNotADirectory { source: PathBuf },
     SourceUnreadable { source: PathBuf, error: io::Error },
     SourceIsAutomount { source: PathBuf },
+    SourceIsKernelInterface { source: PathBuf },
+    MountpointOfSystem { mountpoint: PathBuf },
     MountpointMissing { mountpoint: PathBuf },
     MountpointNotADirectory { mountpoint: PathBuf },
     MountpointDead { mountpoint: PathBuf },
@@ -22,6 +24,7 @@ pub enum Error {
     NoFusermount,
     NotPermitted { mountpoint: PathBuf, error: io::Error },
     Busy { mountpoint: PathBuf },
+    NotServed { mountpoint: PathBuf, why: String },
     Borrower(Box<dyn std::error::Error + Send + Sync>),
     Failed { attempted: &'static str, error: io::Error },
 }
@@ -42,6 +45,16 @@ impl fmt::Display for Error {
                 f,
                 "cannot mount {}: it is an automount point, which hides the directory; have the automount at another mountpoint",
                 source.display()
+            ),
+            Error::SourceIsKernelInterface { source } => write!(
+                f,
+                "cannot mount {}: it is an interface of the kernel, which checks the rights of the daemon instead of its users'; name a directory of files",
+                source.display()
+            ),
+            Error::MountpointOfSystem { mountpoint } => write!(
+                f,
+                "cannot mount on {}: the system, and the daemon of the mount, need what is there; choose another mountpoint",
+                mountpoint.display()
             ),
             Error::MountpointMissing { mountpoint } => {
                 write!(f, "cannot mount on {0}: it does not exist; create it: mkdir {0}", mountpoint.display())
@@ -90,6 +103,11 @@ impl fmt::Display for Error {
             Error::Busy { mountpoint } => write!(
                 f,
                 "cannot end the mount on {0}: it is in use; close what uses it (see: fuser -vm {0}), or detach it lazily",
+                mountpoint.display()
+            ),
+            Error::NotServed { mountpoint, why } => write!(
+                f,
+                "the new mount on {} did not answer ({why}), and was undone; see the log, or choose another mountpoint",
                 mountpoint.display()
             ),
             Error::Borrower(error) => write!(f, "{error}"),

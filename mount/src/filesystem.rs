@@ -8,8 +8,10 @@
 //! All of it works on descriptors below SOURCE, never on paths through the mount.
 
 use crate::beside::Beside;
+use crate::closed;
 use crate::config::WriteMode;
 use crate::credentials::{Caller, Creator, Privilege};
+use crate::crossing::Crossing;
 use crate::directory::{Entries, Listing};
 use crate::handle::{Handles, OpenDirectory};
 use crate::handover::Keep;
@@ -45,6 +47,7 @@ pub(crate) struct Passthrough {
     pub(crate) lookers: Lookers,
     pub(crate) sent_back: SentBack,
     pub(crate) beside: Beside,
+    pub(crate) crossing: Crossing,
     pub(crate) counters: Counters,
     pub(crate) write_mode: WriteMode,
     pub(crate) privilege: Privilege,
@@ -89,6 +92,9 @@ impl Passthrough {
         scratch: &mut [u8],
     ) -> Result<(), Errno> {
         let node = request.header.nodeid;
+        if closed::is_about(request) {
+            return self.answer_closed(request, reply, scratch);
+        }
         let uid = request.header.uid;
         let task = request.header.pid;
         let caller = Caller { uid, gid: request.header.gid, task };

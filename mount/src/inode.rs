@@ -12,6 +12,7 @@
 //! node. A successor finds it by its file handle; where there are none, and for files without a name, the keeper has a descriptor.
 
 use crate::beside::Marked;
+use crate::crossing::Crossing;
 use crate::device::{Device, Devices};
 use crate::handover::Keep;
 use crate::handover::channel::Held;
@@ -141,9 +142,11 @@ impl AsFd for Anchor<'_> {
 }
 
 impl Inode {
-    /// The generation shown to the kernel.
+    /// The generation shown to the kernel. That of a device node is another one while its mount forbids devices: the kernel takes
+    /// the number of a device once, when it gets to know the inode.
     pub(crate) fn generation(&self) -> u64 {
-        self.file.as_ref().map_or(0, |file| u64::from(file.key().0))
+        let of_device = || u64::from(self.device.forbids().dev());
+        self.file.as_ref().map_or_else(of_device, |file| u64::from(file.key().0))
     }
 
     /// It has a name again (linkat of an O_TMPFILE).
@@ -356,13 +359,14 @@ impl Inodes {
         keep: Arc<Keep>,
         descriptors_max: usize,
         handles_from: Option<OwnedFd>,
+        crossing: &Crossing,
     ) -> (Inodes, usize) {
         let inodes = Inodes::empty(devices, borrower, keep, descriptors_max, handles_from);
         let mut lost = 0;
         for node in nodes {
             let nodeid = node.nodeid;
             let fd = held.remove(&nodeid);
-            if inodes.restore_one(node, fd, connection).is_none() {
+            if inodes.restore_one(node, fd, connection, crossing).is_none() {
                 lost += 1;
                 inodes.keep.release(Held::Node(nodeid));
             }
@@ -372,10 +376,19 @@ impl Inodes {
         (inodes, lost)
     }
 
-    fn restore_one(&self, known: layout::Node, held: Option<OwnedFd>, connection: &Arc<Connection>) -> Option<()> {
+    fn restore_one(
+        &self,
+        known: layout::Node,
+        held: Option<OwnedFd>,
+        connection: &Arc<Connection>,
+        crossing: &Crossing,
+    ) -> Option<()> {
         let slot = self.keep.memory.node_at(known.slot); // Free again, if we leave early.
         let held = held.filter(|fd| {
-            stat(fd).is_ok_and(|now| now.stx_ino == known.identity.inode && device_of(&now) == known.identity.device)
+            stat(fd).is_ok_and(|now| {
+                let is_it = now.stx_ino == known.identity.inode && device_of(&now) == known.identity.device;
+                is_it && crossing.check(fd, &now, &self.devices).is_ok()
+            })
         });
         let handle = known.handle.as_ref().filter(|_| held.is_none() && self.handles_from.is_some());
         let handle = handle.map(|(kind, bytes)| FileHandle::from_parts(*kind, bytes));
@@ -449,6 +462,11 @@ impl Inodes {
             self.keep.hold(Held::Node(inode.nodeid), fd);
             slot.set_flag(node::KEPT);
         }
+    }
+
+    /// The devices that they lie on.
+    pub(crate) fn devices(&self) -> &Devices {
+        &self.devices
     }
 
     /// How many there are.

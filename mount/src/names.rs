@@ -37,8 +37,7 @@ impl Passthrough {
         if matches!(name.to_bytes(), b"" | b"." | b"..") || name.to_bytes().contains(&b'/') {
             return Err(Errno::INVAL); // The kernel never asks for these: we do not offer EXPORT_SUPPORT.
         }
-        let fd = openat(parent, name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
-        self.found(fd)
+        self.found(self.crossing.open_path(parent, name)?)
     }
 
     fn found(&self, fd: OwnedFd) -> Result<Found, Errno> {
@@ -47,6 +46,7 @@ impl Passthrough {
         if device_of(&now) == self.own_device {
             return Err(Errno::LOOP);
         }
+        self.crossing.check(&fd, &now, self.inodes.devices())?;
         Ok(Found::new(fd, now))
     }
 
@@ -78,8 +78,11 @@ impl Passthrough {
     pub(crate) fn lookup(&self, parent: u64, name: &CStr, task: u32) -> Result<abi::EntryOut, Errno> {
         let find = || {
             let parent = self.inodes.get(parent)?;
-            let found = self.find(self.inodes.anchor(&parent)?, name)?;
-            Ok(self.enter(found, Some((&parent, name)))?.0)
+            match self.find(self.inodes.anchor(&parent)?, name) {
+                // Mount points that are not crossed into are shown, but not what is mounted there.
+                Err(Errno::XDEV) => self.closed_entry(&parent, name),
+                found => Ok(self.enter(found?, Some((&parent, name)))?.0),
+            }
         };
         let entry: Result<abi::EntryOut, Errno> = find();
         self.sent_back.looked_up(task, entry.as_ref().ok().map(|entry| entry.nodeid), Instant::now);

@@ -206,16 +206,21 @@ fn start_threads(
         };
         workers.push(worker);
     }
-    let of_attributes = session.notifier();
+    let (of_attributes, of_mounts) = (session.notifier(), session.notifier());
     for (name, work) in [
         (NOTIFIER, Box::new(|shared: &Shared| shared.filesystem.invalidations.deliver()) as Work),
         (NOTIFIER, Box::new(move |shared: &Shared| shared.filesystem.beside.run(&shared.filesystem, &of_attributes))),
+        (
+            "puma-mounts",
+            Box::new(move |shared: &Shared| shared.filesystem.crossing.follow(&shared.filesystem, &of_mounts)),
+        ),
         ("puma-sweep", Box::new(|shared: &Shared| shared.filesystem.sweep.run(&shared.filesystem))),
         (JANITOR, Box::new(|shared: &Shared| shared.filesystem.ledger.tend(&shared.filesystem.inodes))),
     ] {
         let shared = shared.clone();
         thread::Builder::new().name(name.to_owned()).spawn(move || {
             let _ = crate::system::set_io_flusher();
+            let _ = crate::system::stand_among_descriptors();
             work(&shared);
         })?;
     }
@@ -288,6 +293,7 @@ impl Shared {
             self.filesystem.ledger.close();
             self.filesystem.sweep.close();
             self.filesystem.beside.close();
+            self.filesystem.crossing.close();
             self.filesystem.invalidations.close();
             self.filesystem.inodes.forget_all();
         }

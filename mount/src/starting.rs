@@ -3,6 +3,7 @@
 use crate::beside::Beside;
 use crate::config::{Config, WriteMode};
 use crate::credentials::{self, Privilege};
+use crate::crossing::{self, Crossing};
 use crate::error::Error;
 use crate::filesystem::Passthrough;
 use crate::handle::Handles;
@@ -44,9 +45,6 @@ const BACKGROUND_MAX: u16 = 64;
 pub(crate) const THREADS_MIN: usize = 2;
 /// Share of the descriptors that inodes may hold, in quarters; the rest is for open files and connections.
 const INODE_DESCRIPTOR_QUARTERS: u64 = 3;
-
-/// The type of a file system that has something mounted when it is used (linux/magic.h).
-const AUTOFS: rustix::fs::FsWord = 0x0187;
 
 /// Whether one of our mounts is there, alive or dead.
 ///
@@ -94,7 +92,7 @@ impl Mount {
         let readable =
             open(&source, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).map_err(unreadable)?;
         // Opening it has had it mounted; unless we are asked to do that.
-        if rustix::fs::fstatfs(&readable).is_ok_and(|found| found.f_type == AUTOFS) {
+        if rustix::fs::fstatfs(&readable).is_ok_and(|found| found.f_type as u32 == crossing::AUTOFS) {
             return Err(Error::SourceIsAutomount { source });
         }
         let memory = Memory::create().map_err(|error| failed("make the state memory", error))?;
@@ -136,6 +134,7 @@ fn check(config: &Config) -> Result<(PathBuf, PathBuf), Error> {
         Some(libc::ENOENT) => Error::MountpointMissing { mountpoint: mountpoint.clone() },
         _ => Error::NotPermitted { mountpoint: mountpoint.clone(), error },
     })?;
+    crossing::check_places(&source, &mountpoint)?;
     if mounting::find(&mountpoint, SUBTYPE).map_err(|error| failed("read the list of mounts", error))?.is_some() {
         return Err(match fs::metadata(&mountpoint) {
             Err(error) if error.raw_os_error() == Some(libc::ENOTCONN) => Error::MountpointDead { mountpoint },
@@ -305,6 +304,8 @@ fn serve<E: Into<Box<dyn std::error::Error + Send + Sync>>>(
     let descriptors_max = inode_descriptors_max(config);
     let beside = Beside::start(&below.readable, config, privilege, false)
         .map_err(|error| failed("make an event descriptor", error))?;
+    let crossing = Crossing::new(&below.readable, config.cross_mounts)
+        .map_err(|error| failed("look at the mounts below", error))?;
     let filesystem = Passthrough {
         inodes: Inodes::new(found, borrower.clone(), keep.clone(), descriptors_max, handles_from),
         handles: Handles::new(keep.clone()),
@@ -318,6 +319,7 @@ fn serve<E: Into<Box<dyn std::error::Error + Send + Sync>>>(
         lookers: Lookers::default(),
         sent_back: SentBack::default(),
         beside,
+        crossing,
         counters: Counters::default(),
         write_mode,
         privilege,

@@ -3,8 +3,11 @@
 use fuse::Errno;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use rustix::fs::{Mode, OFlags};
+use rustix::mount::MountFlags;
+use std::cell::Cell;
 use std::ffi::CStr;
 use std::io::Write;
+use std::sync::OnceLock;
 
 /// Bytes of a file handle at most (the kernel's MAX_HANDLE_SZ).
 const HANDLE_BYTES_MAX: usize = 128;
@@ -22,8 +25,27 @@ pub(crate) fn errno(error: &std::io::Error) -> Errno {
     Errno::from_io_error(error).unwrap_or(Errno::IO)
 }
 
+thread_local! {
+    /// Whether the working directory of this thread is `/proc/self/fd`.
+    static STANDS_AMONG_DESCRIPTORS: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Makes `/proc/self/fd` the working directory of this thread alone, so that [`ProcPath`] still works on it when somebody mounts
+/// something else over `/proc`. The directory is opened once for all threads.
+pub(crate) fn stand_among_descriptors() -> Result<(), Errno> {
+    static DESCRIPTORS: OnceLock<OwnedFd> = OnceLock::new();
+    if DESCRIPTORS.get().is_none() {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let _ = DESCRIPTORS.set(rustix::fs::open("/proc/self/fd", flags, Mode::empty())?);
+    }
+    unshare_fs()?;
+    rustix::process::fchdir(DESCRIPTORS.get().ok_or(Errno::NOENT)?)?;
+    STANDS_AMONG_DESCRIPTORS.set(true);
+    Ok(())
+}
+
 /// `/proc/self/fd/N`: a path that leads to exactly what a descriptor is open on, also for O_PATH descriptors, symbolic links
-/// and deleted files.
+/// and deleted files. It is for the thread that made it: one that stands among its descriptors has `N` alone.
 pub(crate) struct ProcPath {
     bytes: [u8; 32],
 }
@@ -31,8 +53,9 @@ pub(crate) struct ProcPath {
 impl ProcPath {
     pub(crate) fn new(fd: impl AsFd) -> ProcPath {
         let mut bytes = [0; 32];
+        let folder = if STANDS_AMONG_DESCRIPTORS.get() { "" } else { "/proc/self/fd/" };
         // Fits: 14 bytes of prefix, at most 10 digits, and the NUL that is there already.
-        let _ = write!(&mut bytes[..31], "/proc/self/fd/{}", fd.as_fd().as_raw_fd());
+        let _ = write!(&mut bytes[..31], "{folder}{}", fd.as_fd().as_raw_fd());
         ProcPath { bytes }
     }
 
@@ -223,6 +246,31 @@ pub(crate) fn cached(fd: impl AsFd, start: u64, end: u64) -> Result<Cached, Errn
 pub(crate) fn survive_file_size_limit() {
     // SAFETY: a signal that is ignored runs nothing.
     unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
+}
+
+/// Sets `NOSUID`, `NODEV` and `NOEXEC`, as far as they are in `flags`, of the mount that `fd` is open on the root of. Takes
+/// CAP_SYS_ADMIN.
+pub(crate) fn forbid_at_mount(fd: impl AsFd, flags: MountFlags) -> Result<(), Errno> {
+    let attributes = [
+        (MountFlags::NOSUID, libc::MOUNT_ATTR_NOSUID),
+        (MountFlags::NODEV, libc::MOUNT_ATTR_NODEV),
+        (MountFlags::NOEXEC, libc::MOUNT_ATTR_NOEXEC),
+    ];
+    let set = attributes.into_iter().filter(|(flag, _)| flags.contains(*flag)).map(|(_, attribute)| attribute);
+    // struct mount_attr of linux/mount.h: to set, to clear, propagation, a user namespace.
+    let change: [u64; 4] = [set.sum(), 0, 0, 0];
+    // SAFETY: the path is a NUL-terminated string, and `change` has the length that is passed; the kernel only reads both.
+    check(unsafe {
+        libc::syscall(
+            libc::SYS_mount_setattr,
+            fd.as_fd().as_raw_fd(),
+            c"".as_ptr(),
+            libc::AT_EMPTY_PATH,
+            change.as_ptr(),
+            size_of_val(&change),
+        )
+    })
+    .map(|_| ())
 }
 
 /// Tells the kernel that this thread (and those it starts) serves writeback, so that its allocations do not wait for it.

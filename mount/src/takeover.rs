@@ -8,6 +8,7 @@
 use crate::beside::Beside;
 use crate::config::{Config, WriteMode};
 use crate::credentials::Privilege;
+use crate::crossing::Crossing;
 use crate::error::Error;
 use crate::filesystem::Passthrough;
 use crate::handle::Handles;
@@ -119,6 +120,7 @@ fn restore(
     borrower.keys_from(page::FileKey(state.next_key));
     let handles_from = (privilege == Privilege::Root).then(|| readable.try_clone()).transpose()?;
     let resent = Resent::new(&memory, state.intents);
+    let crossing = Crossing::new(&readable, config.cross_mounts)?;
     let (inodes, lost_nodes) = Inodes::restore(
         &state.devices,
         state.nodes,
@@ -128,6 +130,7 @@ fn restore(
         keep.clone(),
         inode_descriptors_max(config),
         handles_from,
+        &crossing,
     );
     inodes.get(fuse::abi::ROOT_ID)?;
     let handles = Handles::new(keep.clone());
@@ -152,6 +155,7 @@ fn restore(
         lookers: Lookers::default(),
         sent_back: SentBack::default(),
         beside,
+        crossing,
         counters: Counters::default(),
         write_mode: if state.write_back { WriteMode::Back } else { WriteMode::Through },
         privilege,

@@ -15,6 +15,9 @@ impl Passthrough {
     /// Gets a value into `scratch`; returns its length. With `size` 0, only the length.
     pub(crate) fn getxattr(&self, node: u64, name: &CStr, size: u32, scratch: &mut [u8]) -> Result<usize, Errno> {
         let inode = self.inodes.get(node)?;
+        if name == c"security.capability" && inode.device.forbids().suid() {
+            return Err(Errno::NODATA);
+        }
         let anchor = self.inodes.anchor(&inode)?;
         let path = ProcPath::new(&anchor);
         let len = (size as usize).min(XATTR_BYTES_MAX);

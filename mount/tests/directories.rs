@@ -107,7 +107,7 @@ fn entries_show_the_right_inodes() {
     }
 }
 
-/// Another file system mounted below SOURCE shows up, with inode numbers of its own.
+/// Another file system mounted below SOURCE shows up where mounts are crossed, with inode numbers of its own.
 #[test]
 fn file_systems_mounted_below() {
     if !can_mount("file_systems_mounted_below") {
@@ -117,7 +117,9 @@ fn file_systems_mounted_below() {
     let other = directory.path().join("below/other");
     fs::create_dir_all(&other).unwrap();
     let small = FileSystem::tmpfs(&other, "size=4m");
-    let m = Mounted::over(directory, Some(small), |config| config.inode_descriptors_max = Some(1));
+    let m = Mounted::over(directory, Some(small), |config| {
+        (config.cross_mounts, config.inode_descriptors_max) = (true, Some(1));
+    });
     fs::write(m.path("other/a"), b"on another file system").unwrap();
     assert_eq!(fs::read(m.path("other/a")).unwrap(), b"on another file system");
     let (here, below) = (fs::metadata(m.path("other/a")).unwrap(), fs::metadata(m.below("other/a")).unwrap());

@@ -53,6 +53,12 @@ pub struct Options {
     #[arg(long, value_enum, value_name = "WHAT")]
     forbid: Vec<Forbidden>,
 
+    /// Show file systems that are mounted below SOURCE. Without this their mount points appear as empty, closed directories. What each of them
+    /// forbids (ro, nosuid, nodev, noexec) stays forbidden in it. Interfaces of the kernel (proc, sysfs, cgroup, ...), FUSE mounts of other users,
+    /// and mounts of pumapool are never shown.
+    #[arg(long)]
+    cross_mounts: bool,
+
     /// Whether pages are put at lenders from the beginning. `pumapool join` begins with `off`, and turns it on and off.
     #[arg(long, value_enum, default_value_t = Switch::On, hide = true)]
     borrow: Switch,
@@ -88,6 +94,7 @@ impl Options {
             pool: pool::Options::default(),
             policies,
             forbid: Vec::new(),
+            cross_mounts: false,
             borrow: Switch::On,
             except: None,
             security: security::Options::default(),
@@ -444,6 +451,7 @@ fn serve(mut options: Options, mut kept: Kept) -> Result<ExitCode> {
         wide_readahead: options.guests.is_none(),
         pass: options.policies.passthrough == Switch::On && options.guests.is_none(),
         idmapped: options.policies.idmapped,
+        cross_mounts: options.cross_mounts,
         flags: options.forbid.iter().map(|forbidden| forbidden.flag()).collect(),
         threads: options.policies.threads.into(),
         attr_timeout: Duration::from_secs_f64(options.policies.attribute_timeout),
