@@ -14,7 +14,6 @@ mod network;
 mod probe;
 mod probing;
 mod puma;
-mod ram_disk;
 mod round;
 mod sampling;
 mod scenario;
@@ -30,10 +29,12 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
-use testbed::{Failure, Interrupt, Puma, Scratch};
+use testbed::{Failure, FileSystem, Interrupt, Puma, RamDisk, Scratch};
 use verdict::Outcome;
 use wire::address::Address;
 
+/// Size of the disk of memory. Its memory is taken as it is written.
+const DISK_BYTES: u64 = 1 << 30;
 /// Exit code: a promise was broken.
 const PROMISE_BROKEN: u8 = 1;
 /// Exit code: it could not be run.
@@ -158,7 +159,7 @@ fn prepare(common: &Common) -> Result<(Puma, u64, Scratch, PathBuf), Failure> {
             fs::create_dir(&disk).map_err(Failure::attempted(format!("making {}", disk.display())))?;
             disk
         }
-        None => ram_disk::create(&scratch)?,
+        None => RamDisk::create(&scratch, FileSystem::Ext4, DISK_BYTES)?.path,
     };
     Ok((Puma { pumapool, logs: out.clone(), interrupt: None }, seed, scratch, disk))
 }

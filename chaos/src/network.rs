@@ -2,9 +2,9 @@
 //!
 //! The namespace, and the cable with it, go with the guard. What a killed run left is removed by the next one.
 
-use crate::ram_disk::run;
 use std::path::PathBuf;
 use testbed::Failure;
+use testbed::run_program as run;
 
 /// All namespaces made here begin with it.
 const PREFIX: &str = "puma-chaos-";

@@ -6,7 +6,7 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
-use testbed::{Scratch, sibling_binary, skip, wait_until};
+use testbed::{Scratch, left_behind, sibling_binary, skip, wait_until};
 
 /// Generous: the machine may be busy. A run that takes that long has failed.
 const LIMIT: Duration = Duration::from_secs(600);
@@ -60,27 +60,7 @@ impl Run {
 
     /// Groups, namespaces, directories and mounts that it made and that are still there.
     fn left_behind(&self) -> Vec<PathBuf> {
-        let pid = self.child.id();
-        let is_ours = |path: &Path| {
-            let name = path.file_name().unwrap_or_default().to_string_lossy();
-            name.starts_with("puma-") && name.contains(&format!("-{pid}-"))
-        };
-        let (mut directories, mut found) = (vec![PathBuf::from("/sys/fs/cgroup")], Vec::new());
-        while let Some(directory) = directories.pop() {
-            let entries = fs::read_dir(directory).into_iter().flatten().flatten();
-            let inner = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
-            let inner: Vec<PathBuf> = inner.map(|entry| entry.path()).collect();
-            found.extend(inner.iter().filter(|path| is_ours(path)).cloned());
-            directories.extend(inner);
-        }
-        for directory in [std::env::temp_dir(), "/run/netns".into()] {
-            let entries = fs::read_dir(directory).into_iter().flatten().flatten();
-            found.extend(entries.map(|entry| entry.path()).filter(|path| is_ours(path)));
-        }
-        let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
-        let places = mounts.lines().filter_map(|line| line.split(' ').nth(1)).map(PathBuf::from);
-        found.extend(places.filter(|place| place.ancestors().any(is_ours)));
-        found
+        left_behind(self.child.id())
     }
 }
 

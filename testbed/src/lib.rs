@@ -8,6 +8,8 @@
 //! - [`Puma`]: the real command, with daemons that are ready and mounts that go with their guard.
 //! - [`Relay`]: passes TCP connections on, late.
 //! - [`Scratch`]: a directory for what a test writes and mounts.
+//! - [`RamDisk`]: a file system of its own on an image in memory.
+//! - [`left_behind`]: what a program that uses this crate did not take away.
 //! - [`fsx_settings`]: what `fsx` is to do to a file.
 //! - [`Failure`], [`Interrupt`]: how a program that uses all this ends early.
 //!
@@ -22,9 +24,11 @@ mod disk;
 mod failure;
 mod fsx;
 mod group;
+mod left_behind;
 mod mounts;
 mod process;
 mod pumapool;
+mod ram_disk;
 mod relay;
 mod resident;
 mod scratch;
@@ -37,8 +41,10 @@ pub use disk::{BlockDevice, ReadAhead, SlowDisk};
 pub use failure::{Failure, Interrupt};
 pub use fsx::fsx_settings;
 pub use group::{Group, MemoryUse};
+pub use left_behind::left_behind;
 pub use process::{Line, Process, sibling_binary};
 pub use pumapool::{Puma, PumaMount, ask_daemon, tail};
+pub use ram_disk::{FileSystem, RamDisk, run_program};
 pub use relay::Relay;
 pub use resident::cached_pages;
 pub use scratch::Scratch;
