@@ -6,8 +6,8 @@ CARGO ?= cargo
 # To build: the eBPF program (clang, llvm), libbpf (libelf-dev, zlib1g-dev, pkg-config, make, gcc).
 # To run: fusermount3 (fuse3). To draw the demo's chart as PNG: a font.
 PACKAGES := clang llvm libelf-dev zlib1g-dev pkg-config make gcc fuse3 fonts-dejavu-core
-# To test: fio, network namespaces (iproute2), captures (tshark), file systems (e2fsprogs), a database, what reads metrics (python3-prometheus-client), what the POSIX suite is built with, and a C++ compiler for libFuzzer.
-TEST_PACKAGES := fio g++ acl attr e2fsprogs iproute2 libacl1-dev python3 python3-prometheus-client postgresql postgresql-contrib tshark
+# To test: fio, network namespaces (iproute2), captures (tshark), file systems (e2fsprogs, xfsprogs, btrfs-progs), a database, what reads metrics (python3-prometheus-client), what the POSIX suite is built with, and a C++ compiler for libFuzzer.
+TEST_PACKAGES := fio g++ acl attr btrfs-progs e2fsprogs iproute2 libacl1-dev python3 python3-prometheus-client postgresql postgresql-contrib tshark xfsprogs
 # To make the documentation's web site, and check it.
 BOOK_PACKAGES := mkdocs python3
 # To bench: the peers.
@@ -28,6 +28,9 @@ JOBS ?= $(shell nproc)
 # Options of chaos and soak, such as CHAOS="--seconds 120 --seed 7"; `target/release/chaos run --help` lists them.
 CHAOS ?=
 
+# Options of the hunter of races, such as HUNT="--seconds 60 --seed 7"; `target/release/hunt --help` lists them.
+HUNT ?=
+
 # Options of the fuzzing, such as FUZZ="--seconds 3600 --jobs 2 tap_ring"; `cargo run -p fuzz -- --help` lists them.
 FUZZ ?=
 
@@ -37,7 +40,7 @@ BENCH ?=
 PAPER ?= all
 
 .PHONY: help rust book book-deps deps bench-deps vm-deps vm build test test-programs bench microbench simulate rules test-long database test-deps tools interleavings fuzz fuzz-short fuzz-program sanitize miri deny demo \
-	gossip chaos soak deb deb-check static static-check check lint clean paper paper-deps paper-packages
+	gossip chaos hunt soak deb deb-check static static-check check lint clean paper paper-deps paper-packages
 
 deps: WANTED := $(PACKAGES)
 book-deps: WANTED := $(BOOK_PACKAGES)
@@ -54,10 +57,11 @@ help:
 	@echo 'make simulate    whole pools from fresh seeds for two minutes; SEED=n STEPS=n repeats a run'
 	@echo 'make rules   break each rule of docs/consistency.md in turn: the simulation must catch it'
 	@echo 'make gossip  up to a thousand nodes of a pool find each other, some 20 minutes'
-	@echo 'make test-long   the public test programs at full length, some 20 minutes'
+	@echo 'make test-long   the public test programs at full length, some 20 minutes; then the hunter of races'
 	@echo 'make fuzz    inputs that libFuzzer makes up, for every decoder, 5 minutes each'
 	@echo 'make sanitize    tests under the address and the thread sanitizer; make miri: under Miri'
 	@echo 'make chaos   lenders killed, stopped, squeezed, cut off, lying: some 5 minutes, as root'
+	@echo 'make hunt    processes race on real mounts, and compare each read with a ledger: 5 minutes, as root'
 	@echo 'make soak    a mixed load with such troubles for 10 minutes: does anything grow?'
 	@echo 'make bench   all benches, with BENCH=--quick in some 20 minutes, as root; bench/run --list names them'
 	@echo 'make microbench  store, catalog, codec and sealing, some two minutes'
@@ -165,6 +169,7 @@ miri:
 
 test-long: test-deps tools
 	TOOLS=$(TOOLS) PUMA_FSX_OPS=200000 $(CARGO) test -p pumapool --test suites -- --nocapture --test-threads 2
+	$(MAKE) hunt
 
 # PostgreSQL must not notice that the daemon under it is killed. Three kills of it are part of `make test`.
 database: test-deps
@@ -245,6 +250,10 @@ chaos: test-deps tools build
 
 soak: test-deps tools build
 	TOOLS=$(TOOLS) target/release/chaos soak --out target/soak $(CHAOS)
+
+# Looks for wrong bytes and lost stores; prints its seed, and ends with 0 only if there were none. Logs: target/hunt.
+hunt: test-deps build
+	target/release/hunt --out target/hunt $(HUNT)
 
 check: lint deny test book
 

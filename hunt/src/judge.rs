@@ -1,0 +1,125 @@
+//! Whether what a read has shown is what it may show.
+//!
+//! Logic only: the ledger's answer and the bytes come in, a judgement goes out.
+
+use crate::content::{Content, WORDS, Words};
+use crate::ledger::Allowed;
+
+/// What a read has shown of a block.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Seen<'a> {
+    /// All of it.
+    Whole(&'a Words),
+    /// A piece, as the file ended within the block. Files end between blocks, except while their end moves.
+    Piece,
+    /// Nothing: the file ends before it.
+    Nothing,
+}
+
+/// How it was read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// By a system call, which ends at the end of the file.
+    Call,
+    /// By a mapping, whose last page goes on behind the end with zeros.
+    Mapping,
+}
+
+/// Judges one block. Words are judged alone: a read that meets a write may see a part of each.
+///
+/// # Errors
+/// With the first byte of the block that cannot be (0 where it is there, or is not, and that is what is wrong).
+pub fn judge(allowed: &Allowed, seen: &Seen, way: Way, seed: u64) -> Result<(), usize> {
+    let contents = allowed.contents();
+    let may_be_absent = contents.contains(&Content::ABSENT);
+    let changes = contents.len() > 1;
+    let read = match seen {
+        Seen::Nothing if may_be_absent => return Ok(()),
+        Seen::Piece if may_be_absent && changes => return Ok(()),
+        Seen::Nothing | Seen::Piece => return Err(0),
+        Seen::Whole(words) => *words,
+    };
+    // Where a file grows, its new end may be there before the bytes are, for those who read meanwhile.
+    let may_be_zeros = may_be_absent && (way == Way::Mapping || changes);
+    if !may_be_zeros && contents.iter().all(|content| *content == Content::ABSENT) {
+        return Err(0);
+    }
+    let mut right = [false; WORDS];
+    let mut compare = |expected: Words| {
+        right.iter_mut().zip(read).zip(expected).for_each(|((right, found), expected)| *right |= *found == expected);
+    };
+    // The newest first: it is what is seen nearly always.
+    for content in contents.iter().rev().filter(|content| **content != Content::ABSENT) {
+        compare(content.words(seed));
+    }
+    if may_be_zeros {
+        compare([0; WORDS]);
+    }
+    right.iter().position(|right| !right).map_or(Ok(()), |word| Err(word * 8))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SEED: u64 = 7;
+
+    fn generation(number: u64) -> Content {
+        Content::written(1, 2, number)
+    }
+
+    fn judged(allowed: &[Content], seen: Seen, way: Way) -> Result<(), usize> {
+        judge(&Allowed::of(allowed), &seen, way, SEED)
+    }
+
+    fn whole(content: Content) -> Words {
+        content.words(SEED)
+    }
+
+    #[test]
+    fn an_older_generation_is_wrong() {
+        for way in [Way::Call, Way::Mapping] {
+            assert_eq!(judged(&[generation(2)], Seen::Whole(&whole(generation(2))), way), Ok(()));
+            assert_eq!(judged(&[generation(2)], Seen::Whole(&whole(generation(1))), way), Err(0));
+            assert_eq!(judged(&[generation(2), generation(3)], Seen::Whole(&whole(generation(1))), way), Err(0));
+            assert_eq!(judged(&[generation(2)], Seen::Whole(&whole(Content::written(1, 3, 2))), way), Err(0));
+            assert_eq!(judged(&[generation(2)], Seen::Whole(&whole(Content::ZEROS)), way), Err(0));
+            assert_eq!(judged(&[generation(2)], Seen::Nothing, way), Err(0));
+        }
+    }
+
+    #[test]
+    fn one_wrong_byte_is_found() {
+        let mut words = generation(2).words(SEED);
+        words[63] ^= 1 << 56;
+        assert_eq!(judged(&[generation(2)], Seen::Whole(&words), Way::Call), Err(504));
+    }
+
+    #[test]
+    fn a_read_that_meets_a_write_may_see_a_part_of_each() {
+        let mut torn = generation(2).words(SEED);
+        torn[32..].copy_from_slice(&generation(3).words(SEED)[32..]);
+        assert_eq!(judged(&[generation(2), generation(3)], Seen::Whole(&torn), Way::Call), Ok(()));
+        assert_eq!(judged(&[generation(3)], Seen::Whole(&torn), Way::Call), Err(0));
+        torn[40] = 0;
+        assert_eq!(judged(&[generation(2), generation(3)], Seen::Whole(&torn), Way::Call), Err(320));
+        assert_eq!(judged(&[generation(2), Content::ZEROS, generation(3)], Seen::Whole(&torn), Way::Call), Ok(()));
+    }
+
+    #[test]
+    fn behind_the_end_there_is_nothing() {
+        assert_eq!(judged(&[Content::ABSENT], Seen::Nothing, Way::Call), Ok(()));
+        assert_eq!(judged(&[Content::ABSENT], Seen::Whole(&whole(Content::ZEROS)), Way::Call), Err(0));
+        assert_eq!(judged(&[Content::ABSENT], Seen::Whole(&whole(Content::ZEROS)), Way::Mapping), Ok(()));
+        assert_eq!(judged(&[Content::ABSENT], Seen::Whole(&whole(generation(1))), Way::Mapping), Err(0));
+        assert_eq!(judged(&[Content::ABSENT], Seen::Piece, Way::Call), Err(0));
+        // While the file grows.
+        let grows = [Content::ABSENT, generation(2)];
+        for seen in
+            [Seen::Nothing, Seen::Piece, Seen::Whole(&whole(Content::ZEROS)), Seen::Whole(&whole(generation(2)))]
+        {
+            assert_eq!(judged(&grows, seen, Way::Call), Ok(()), "{seen:?}");
+        }
+        assert_eq!(judged(&grows, Seen::Whole(&whole(generation(1))), Way::Call), Err(0));
+    }
+}

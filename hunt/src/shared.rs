@@ -1,0 +1,48 @@
+//! The ledger's memory: a file that every process maps.
+
+use crate::ledger::Ledger;
+use rustix::mm::{MapFlags, ProtFlags, mmap};
+use std::fs::File;
+use std::io;
+use std::path::Path;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// Makes the file, all zeros, with its memory taken now: else it would be charged to the group of whoever touches it first.
+///
+/// # Errors
+/// When the file cannot be written.
+pub fn create(path: &Path) -> io::Result<&'static Ledger> {
+    std::fs::write(path, vec![0; size_of::<Ledger>()])?;
+    open(path)
+}
+
+/// Maps the file, for as long as this process lives.
+///
+/// # Errors
+/// When it cannot be opened or mapped, or has not the size of a ledger.
+pub fn open(path: &Path) -> io::Result<&'static Ledger> {
+    let file = File::options().read(true).write(true).open(path)?;
+    let bytes = size_of::<Ledger>();
+    if file.metadata()?.len() != bytes as u64 {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "this is no ledger"));
+    }
+    // SAFETY: a new mapping at an address of the kernel's choice, never unmapped.
+    let memory =
+        unsafe { mmap(std::ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, &file, 0)? };
+    // SAFETY: the mapping is of that size, page aligned, and nobody makes the file shorter. Everything in a ledger is atomic,
+    // for which any bytes are valid, and which processes may share.
+    Ok(unsafe { &*memory.cast::<Ledger>() })
+}
+
+/// Milliseconds of the clock that all processes share.
+pub fn now_ms() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    u64::try_from(now.tv_sec).unwrap_or(0) * 1000 + u64::try_from(now.tv_nsec).unwrap_or(0) / 1_000_000
+}
+
+impl Ledger {
+    /// Whether everybody is to end.
+    pub fn stops(&self) -> bool {
+        self.stop.load(Relaxed) != 0
+    }
+}
