@@ -106,7 +106,7 @@ operations! {
     /// copy_file_range, while nobody stores into the pages that it copies to.
     Copy, "copy", 20, Always;
     /// copy_file_range into parts of pages, while others store into the other parts.
-    CopyBesideStore, "copy-beside-store", 20, Never;
+    CopyBesideStore, "copy-beside-store", 20, Always;
     /// A new file is renamed over the name.
     RenameOver, "rename-over", 8, Always;
     /// The name is unlinked and created again.
