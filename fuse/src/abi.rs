@@ -132,7 +132,13 @@ pub mod notify_code {
     pub const INVAL_ENTRY: i32 = 3;
     pub const DELETE: i32 = 6;
     pub const RESEND: i32 = 7;
+    pub const PRUNE: i32 = 9;
 }
+
+/// The minor version from which on the kernel takes [`notify_code::PRUNE`].
+pub const PRUNE_MINOR: u32 = 45;
+/// Nodes that one such message names at most: what the kernel looks at in one piece.
+pub const PRUNE_NODES_MAX: usize = 512;
 
 /// Capabilities of INIT. The upper half travels in `flags2`.
 pub mod init {
@@ -301,6 +307,8 @@ wire_structs! {
     NotifyInvalEntryOut { parent: u64, namelen: u32, flags: u32 }
     /// Followed by the name and a NUL.
     NotifyDeleteOut { parent: u64, child: u64, namelen: u32, padding: u32 }
+    /// Followed by the ids of the nodes.
+    NotifyPruneOut { count: u32, padding: u32, spare: u64 }
 }
 
 #[cfg(test)]

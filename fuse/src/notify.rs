@@ -47,6 +47,14 @@ impl Notifier {
         self.send(notify_code::DELETE, &[out.as_bytes(), name.to_bytes_with_nul()])
     }
 
+    /// Has the kernel forget the nodes among these that nobody uses (Linux 6.18, minor version [`abi::PRUNE_MINOR`]; EINVAL before).
+    /// At most [`abi::PRUNE_NODES_MAX`] of them.
+    pub fn prune(&self, nodes: &[u64]) -> Result<(), Errno> {
+        let nodes = &nodes[..nodes.len().min(abi::PRUNE_NODES_MAX)];
+        let out = abi::NotifyPruneOut { count: nodes.len() as u32, padding: 0, spare: 0 };
+        self.send(notify_code::PRUNE, &[out.as_bytes(), nodes.as_bytes()])
+    }
+
     /// Asks for all requests again that were read but not answered (after a takeover; needs HAS_RESEND).
     pub fn resend(&self) -> Result<(), Errno> {
         self.send(notify_code::RESEND, &[])

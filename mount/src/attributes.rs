@@ -270,18 +270,21 @@ impl Passthrough {
         let mut buffer = [0u8; 64];
         let len = data.len().min(buffer.len());
         buffer[..len].copy_from_slice(&data[..len]);
+        let (directory, file);
         let fd = if args.flags & abi::IOCTL_DIR != 0 {
-            rustix::io::dup(self.handles.directory(args.fh)?.listing.lock().fd())?
+            directory = self.handles.directory(args.fh)?.listing.lock().fd().clone();
+            directory.as_fd()
         } else {
-            rustix::io::dup(&self.handles.file(args.fh)?.fd)?
+            file = self.handles.file(args.fh)?;
+            file.fd.as_fd()
         };
         if sets {
-            self.change_attributes([Some(&inode), None], || ioctl_on_bytes(fd.as_fd(), args.cmd, &mut buffer))?;
+            self.change_attributes([Some(&inode), None], || ioctl_on_bytes(fd, args.cmd, &mut buffer))?;
             self.beside.ask_again(&inode);
             // The change time has moved. (Whoever asks holds the inode.)
             self.invalidations.forget_attributes(node);
         } else {
-            ioctl_on_bytes(fd.as_fd(), args.cmd, &mut buffer)?;
+            ioctl_on_bytes(fd, args.cmd, &mut buffer)?;
         }
         Ok(buffer)
     }

@@ -214,12 +214,14 @@ mod tests {
         let borrower = borrower::Borrower::start(borrower::Config::default(), None).unwrap();
         let memory = crate::handover::memory::Memory::create().unwrap();
         let keep = crate::handover::Keep::new(memory.into(), None);
-        let inode = Inodes::new(found(directory), borrower, keep, 10, None).reference(found(path));
+        let descriptors = crate::descriptors::Descriptors::new(1024, 2, 10, 0);
+        let taken = descriptors.take(0, 1).unwrap();
+        let inode = Inodes::new(found(directory), borrower, keep, descriptors, None).reference(found(path)).unwrap();
         if let Some(way) = given_up {
             inode.device.give_up(way);
         }
         let fd = open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).unwrap();
-        OpenFile::new(inode.clone(), fd, OFlags::RDWR, inode.was_open())
+        OpenFile::new(inode.clone(), fd, OFlags::RDWR, inode.was_open(), taken)
     }
 
     /// All three ways read the same, whatever the alignment: kernels before 6.14 never use the first.

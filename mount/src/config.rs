@@ -45,8 +45,8 @@ pub struct Config {
     /// How long the kernel believes the name of a file without asking. Long: once it has passed, closing a file drops its last name in the
     /// kernel, and with it the inode and all that is cached of it. Names changed beside the mount are found at open and getattr.
     pub entry_timeout: Duration,
-    /// Descriptors that may be spent on holding inodes; beyond it, file handles are used where they can be. None: three quarters
-    /// of what the process may have, at most [`Config::INODE_DESCRIPTORS_MAX`].
+    /// Descriptors that may be spent on holding inodes; beyond it, file handles are used where they can be. None:
+    /// [`Config::INODE_DESCRIPTORS_MAX`]. Open files and the daemon's reserve go first in any case.
     pub inode_descriptors_max: Option<usize>,
     /// How long what was written may lie in the page cache below before it is written to the disk and dropped there.
     pub written_linger: Duration,

@@ -14,6 +14,7 @@
 use crate::change::Outcome;
 use crate::config::WriteMode;
 use crate::credentials::Caller;
+use crate::descriptors::Taken;
 use crate::filesystem::Passthrough;
 use crate::handle::OpenFile;
 use crate::inode::Inode;
@@ -82,10 +83,11 @@ impl Passthrough {
             _ => self.check_name(&inode, task)?,
         }
         let asked = OFlags::from_bits_retain(args.flags);
+        let taken = self.take_descriptor(attempt.uid(), inode.charge())?;
         let (fd, flags) = self.open_below(&inode, asked)?;
         self.count_access(&inode, &fd, asked);
         attempt.begin(0);
-        let opened = attempt.finish(self.add_open(inode.clone(), fd, flags, asked), |open| open.fh)?;
+        let opened = attempt.finish(self.add_open(inode.clone(), fd, flags, asked, taken), |open| open.fh)?;
         self.wait_for_size(&inode);
         Ok(opened)
     }
@@ -133,6 +135,7 @@ impl Passthrough {
         fd: OwnedFd,
         flags: OFlags,
         asked: OFlags,
+        taken: Taken,
     ) -> Result<abi::OpenOut, Errno> {
         let backing = inode.opened(&fd, asked, &self.connection, &self.borrower)?;
         let may_be_stored_to = asked & OFlags::ACCMODE == OFlags::RDWR;
@@ -143,7 +146,7 @@ impl Passthrough {
         if may_be_stored_to {
             inode.may_be_mapped.store(true, Ordering::Relaxed);
         }
-        let file = Arc::new(OpenFile::new(inode.clone(), fd, flags, backing));
+        let file = Arc::new(OpenFile::new(inode.clone(), fd, flags, backing, taken));
         if asked.contains(OFlags::DIRECT) {
             file.direct()?; // EINVAL, where the file system below has no O_DIRECT.
         }
@@ -332,7 +335,12 @@ impl Passthrough {
     pub(crate) fn flush(&self, fh: u64) -> Result<(), Errno> {
         let file = self.handles.file(fh)?;
         file.in_use();
-        let fd = rustix::io::dup(&file.fd)?;
+        let fd = match rustix::io::dup(&file.fd) {
+            Ok(fd) => fd,
+            // No descriptor is left for it: what would be told at close, a sync tells as well.
+            Err(_) if file.inode.device.closes_silently(&file.fd) => return Ok(()),
+            Err(_) => return rustix::fs::fsync(&file.fd).inspect_err(|_| self.writeback_failed(&file.inode)),
+        };
         // SAFETY: the descriptor is ours alone and given up here; close reports what dropping it would swallow.
         let result = unsafe { libc::close(rustix::fd::IntoRawFd::into_raw_fd(fd)) };
         match result {

@@ -6,6 +6,7 @@ use rustix::fd::OwnedFd;
 use rustix::fs::SeekFrom;
 use std::ffi::CStr;
 use std::mem::MaybeUninit;
+use std::sync::Arc;
 
 /// Read from the directory below at once, per open directory. A little more than the kernel asks for at once in most cases.
 const LISTING_BYTES: usize = 32 << 10;
@@ -21,7 +22,7 @@ pub(crate) struct Entry<'a> {
 
 /// A directory being read.
 pub(crate) struct Listing {
-    fd: OwnedFd,
+    fd: Arc<OwnedFd>,
     buffer: Vec<u8>,
     start: usize,
     /// The offset that the entry at `start` was reached by.
@@ -31,11 +32,11 @@ pub(crate) struct Listing {
 impl Listing {
     /// `fd` is open for reading, at the beginning.
     pub(crate) fn new(fd: OwnedFd) -> Listing {
-        Listing { fd, buffer: Vec::new(), start: 0, position: 0 }
+        Listing { fd: Arc::new(fd), buffer: Vec::new(), start: 0, position: 0 }
     }
 
     /// Open for reading.
-    pub(crate) fn fd(&self) -> &OwnedFd {
+    pub(crate) fn fd(&self) -> &Arc<OwnedFd> {
         &self.fd
     }
 
@@ -70,7 +71,7 @@ impl Listing {
         let spare: &mut [MaybeUninit<u8>] = self.buffer.spare_capacity_mut();
         // SAFETY: getdents64 writes at most `spare.len()` bytes to where `spare` lies, and reports how many.
         let len = unsafe {
-            let fd = rustix::fd::AsRawFd::as_raw_fd(&self.fd);
+            let fd = rustix::fd::AsRawFd::as_raw_fd(&*self.fd);
             let result = libc::syscall(libc::SYS_getdents64, fd, spare.as_mut_ptr(), spare.len());
             if result < 0 {
                 return Err(crate::system::errno(&std::io::Error::last_os_error()));

@@ -5,6 +5,7 @@
 
 use crate::ahead::Ahead;
 use crate::below::drop_clean;
+use crate::descriptors::Taken;
 use crate::directory::Listing;
 use crate::handover::Keep;
 use crate::handover::channel::Held;
@@ -39,8 +40,10 @@ pub(crate) struct OpenFile {
     pub backing: Option<u32>,
     /// The kernel was told at open to drop what it caches of the file, and nothing has shown yet that it has.
     drops: AtomicBool,
-    reader: OnceLock<OwnedFd>,
-    direct: OnceLock<OwnedFd>,
+    reader: OnceLock<(OwnedFd, Taken)>,
+    direct: OnceLock<(OwnedFd, Taken)>,
+    /// `fd`, charged to who has opened it.
+    taken: Taken,
     /// Of the stream that somebody reads in it.
     pub ahead: Mutex<Ahead>,
 }
@@ -57,7 +60,7 @@ impl Drop for OpenFile {
 
 impl OpenFile {
     /// `inode` knows that it is open ([`Inode::opened`], [`Inode::was_open`]), and is told when it is no more; `backing` is what it said.
-    pub(crate) fn new(inode: Arc<Inode>, fd: OwnedFd, flags: OFlags, backing: Option<u32>) -> OpenFile {
+    pub(crate) fn new(inode: Arc<Inode>, fd: OwnedFd, flags: OFlags, backing: Option<u32>, taken: Taken) -> OpenFile {
         no_readahead(&fd);
         let access = flags & OFlags::ACCMODE;
         OpenFile {
@@ -70,6 +73,7 @@ impl OpenFile {
             drops: AtomicBool::new(false),
             reader: OnceLock::new(),
             direct: OnceLock::new(),
+            taken,
             ahead: Mutex::default(),
         }
     }
@@ -98,23 +102,29 @@ impl OpenFile {
         if self.readable {
             return Ok(self.fd.as_fd());
         }
-        self.another(&self.reader, OFlags::RDONLY)
+        self.another(&self.reader, OFlags::RDONLY, || Ok(self.taken.another_anyway()))
     }
 
-    /// A descriptor with O_DIRECT; EINVAL if the file system below has none.
+    /// A descriptor with O_DIRECT; EINVAL if the file system below has none, EMFILE beyond the share of who has opened the file.
     pub(crate) fn direct(&self) -> Result<BorrowedFd<'_>, Errno> {
         let access = if self.writable { OFlags::RDWR } else { OFlags::RDONLY };
-        self.another(&self.direct, access | OFlags::DIRECT)
+        self.another(&self.direct, access | OFlags::DIRECT, || self.taken.another())
     }
 
-    fn another<'a>(&self, slot: &'a OnceLock<OwnedFd>, flags: OFlags) -> Result<BorrowedFd<'a>, Errno> {
-        if let Some(fd) = slot.get() {
+    fn another<'a>(
+        &self,
+        slot: &'a OnceLock<(OwnedFd, Taken)>,
+        flags: OFlags,
+        take: impl FnOnce() -> Result<Taken, Errno>,
+    ) -> Result<BorrowedFd<'a>, Errno> {
+        if let Some((fd, _)) = slot.get() {
             return Ok(fd.as_fd());
         }
+        let taken = take()?;
         let kept = rustix::fs::fcntl_getfl(&self.fd)? & (OFlags::SYNC | OFlags::DSYNC | OFlags::APPEND);
         let fd = open(ProcPath::new(&self.fd).path(), flags | kept | OFlags::CLOEXEC, Mode::empty())?;
         no_readahead(&fd);
-        Ok(slot.get_or_init(|| fd).as_fd())
+        Ok(slot.get_or_init(|| (fd, taken)).0.as_fd())
     }
 }
 
@@ -129,6 +139,8 @@ pub(crate) struct OpenDirectory {
     pub inode: Arc<Inode>,
     /// How far it was read.
     pub listing: Mutex<Listing>,
+    /// Its descriptor, charged to who has opened it.
+    pub taken: Taken,
 }
 
 enum Handle {
@@ -153,7 +165,7 @@ impl Handles {
         Handles { open: RwLock::default(), keep }
     }
 
-    fn insert(&self, inode: &Inode, handle: Handle, kept: Option<BorrowedFd<'_>>) -> u64 {
+    fn insert(&self, inode: &Inode, handle: Handle, uid: u32, kept: Option<BorrowedFd<'_>>) -> u64 {
         let memory = &self.keep.memory;
         let number = memory.header(header::LAST_HANDLE).fetch_add(1, Ordering::Relaxed) + 1;
         let slot = memory.take_open();
@@ -161,7 +173,7 @@ impl Handles {
             if let Some(fd) = kept {
                 self.keep.hold(Held::Open(number), fd);
             }
-            slot.fill(number, inode.nodeid, matches!(handle, Handle::Directory(_)));
+            slot.fill(number, inode.nodeid, matches!(handle, Handle::Directory(_)), uid);
         }
         self.open.write().insert(number, Slotted { handle, _slot: slot });
         number
@@ -169,23 +181,31 @@ impl Handles {
 
     /// Adds a file; returns its number.
     pub(crate) fn add_file(&self, file: Arc<OpenFile>) -> u64 {
-        self.insert(&file.inode, Handle::File(file.clone()), Some(file.fd.as_fd()))
+        self.insert(&file.inode, Handle::File(file.clone()), file.taken.uid(), Some(file.fd.as_fd()))
     }
 
     /// Adds a directory; returns its number.
     pub(crate) fn add_directory(&self, directory: OpenDirectory) -> u64 {
         let directory = Arc::new(directory);
-        self.insert(&directory.inode, Handle::Directory(directory.clone()), None)
+        self.insert(&directory.inode, Handle::Directory(directory.clone()), directory.taken.uid(), None)
     }
 
     /// Adds what was open in a daemon before this one.
-    pub(crate) fn restore(&self, number: u64, slot: OpenSlot, fd: OwnedFd, inode: Arc<Inode>, is_directory: bool) {
+    pub(crate) fn restore(
+        &self,
+        number: u64,
+        slot: OpenSlot,
+        fd: OwnedFd,
+        inode: Arc<Inode>,
+        is_directory: bool,
+        taken: Taken,
+    ) {
         let handle = if is_directory {
-            Handle::Directory(Arc::new(OpenDirectory { inode, listing: Mutex::new(Listing::new(fd)) }))
+            Handle::Directory(Arc::new(OpenDirectory { inode, listing: Mutex::new(Listing::new(fd)), taken }))
         } else {
             let flags = rustix::fs::fcntl_getfl(&fd).unwrap_or(OFlags::RDONLY);
             let backing = inode.was_open();
-            Handle::File(Arc::new(OpenFile::new(inode, fd, flags, backing)))
+            Handle::File(Arc::new(OpenFile::new(inode, fd, flags, backing, taken)))
         };
         self.open.write().insert(number, Slotted { handle, _slot: Some(slot) });
     }

@@ -5,14 +5,18 @@
 //! Lookups count up under the shared lock, the last forget takes the exclusive one, so neither can miss the other. The borrower
 //! learns of files under the exclusive lock only: it never sees a file retired behind its adoption.
 //!
-//! Each node is held by an *anchor*: an O_PATH descriptor, or beyond a budget of descriptors and where the file system has them, a
-//! file handle, which is opened for each use. A file without a name left is always held by a descriptor.
+//! Each node is held by an *anchor*: an O_PATH descriptor, or a file handle, which is opened for each use. A node whose file system
+//! has handles keeps a descriptor as long as there is room (`descriptors.rs`); those used least lately give theirs back first.
+//! Without handles only a descriptor holds the node: when these run short, the kernel is asked to forget nodes that are not in use
+//! ([`Inodes::make_room`]). A file without a name left is held by a descriptor, too, unless these run short: its handle finds it as
+//! long as it is open.
 //!
 //! All that a successor of this daemon needs to know of a node is in its slot of the state memory, before the kernel gets to know the
 //! node. A successor finds it by its file handle; where there are none, and for files without a name, the keeper has a descriptor.
 
 use crate::beside::Marked;
 use crate::crossing::Crossing;
+use crate::descriptors::{Counted, Descriptors};
 use crate::device::{Device, Devices};
 use crate::handover::Keep;
 use crate::handover::channel::Held;
@@ -28,9 +32,15 @@ use hashbrown::HashMap;
 use parking_lot::{Mutex, RwLock};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{AtFlags, FileType, Statx, StatxFlags, statx};
+use std::collections::VecDeque;
 use std::ffi::{CStr, CString};
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+/// Nodes that are looked at in one search for descriptors to be given back.
+const LOOKED_AT_MAX: usize = 1024;
+/// Nodes in the order of their descriptors, beyond twice as many as have one, before those that are gone are taken out.
+const ORDER_SLACK: usize = 1024;
 
 /// What every stat asks for.
 pub(crate) const STATX_MASK: StatxFlags = StatxFlags::BASIC_STATS.union(StatxFlags::BTIME);
@@ -85,9 +95,9 @@ pub(crate) struct Inode {
     pub slot: Option<NodeSlot>,
     identity: FileIdentity,
     handle: Option<FileHandle>,
-    descriptor: OnceLock<OwnedFd>,
-    /// Whether its descriptor counts for the budget.
-    is_counted: AtomicBool,
+    descriptor: Mutex<Option<Arc<Descriptor>>>,
+    /// The descriptor was used since somebody looked for descriptors to be given back.
+    is_used: AtomicBool,
     deleted: AtomicBool,
     /// Whether the keeper has a descriptor of it.
     is_kept: AtomicBool,
@@ -126,9 +136,25 @@ pub(crate) struct Name {
     pub name: CString,
 }
 
+/// A descriptor (O_PATH) that holds a node.
+pub(crate) struct Descriptor {
+    fd: OwnedFd,
+    _counted: Counted,
+}
+
+impl AsFd for Descriptor {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
 /// A descriptor of a node: its own, or one opened for this use.
 pub(crate) enum Anchor<'a> {
+    /// Of an open file.
     Held(BorrowedFd<'a>),
+    /// The node's own. It may give it back meanwhile.
+    Shared(Arc<Descriptor>),
+    /// Opened for this use.
     Opened(OwnedFd),
 }
 
@@ -136,6 +162,7 @@ impl AsFd for Anchor<'_> {
     fn as_fd(&self) -> BorrowedFd<'_> {
         match self {
             Anchor::Held(fd) => *fd,
+            Anchor::Shared(fd) => fd.as_fd(),
             Anchor::Opened(fd) => fd.as_fd(),
         }
     }
@@ -194,6 +221,18 @@ impl Inode {
         moved
     }
 
+    /// The name that the kernel believes for long, which it is about to be told to drop.
+    pub(crate) fn name_to_drop(&self) -> Option<Name> {
+        let mut believed = self.name.lock();
+        match std::mem::replace(&mut *believed, Believed::Dropping) {
+            Believed::Name(name) => Some(name),
+            other => {
+                *believed = other;
+                None
+            }
+        }
+    }
+
     /// The kernel has dropped the name that it was told to drop.
     pub(crate) fn name_dropped(&self) {
         let mut believed = self.name.lock();
@@ -231,8 +270,18 @@ impl Inode {
     }
 
     /// The descriptor that holds it, if one does.
-    pub(crate) fn held(&self) -> Option<BorrowedFd<'_>> {
-        self.descriptor.get().map(AsFd::as_fd)
+    pub(crate) fn held(&self) -> Option<Arc<Descriptor>> {
+        self.descriptor.lock().clone()
+    }
+
+    /// How many descriptors an open file of it costs: 2 if the node cannot give its own back meanwhile.
+    pub(crate) fn charge(&self) -> usize {
+        if self.handle.is_some() { 1 } else { 2 }
+    }
+
+    /// Whether it can be found again without a descriptor of it. (A file that has lost its name can as long as it is open.)
+    fn can_give_back(&self) -> bool {
+        self.handle.is_some()
     }
 
     /// Whether it is what was found under a name.
@@ -243,9 +292,10 @@ impl Inode {
     /// Whether no name is left, as far as we know.
     pub(crate) fn is_deleted(&self) -> bool {
         // A server far away, who could know better, is not asked: this is looked at for each file again and again.
-        let known = |fd| statx(fd, c"", AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC, StatxFlags::NLINK);
+        let known =
+            |fd: BorrowedFd<'_>| statx(fd, c"", AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC, StatxFlags::NLINK);
         self.deleted.load(Ordering::Relaxed)
-            || self.descriptor.get().is_some_and(|fd| known(fd).is_ok_and(|stat| stat.stx_nlink == 0))
+            || self.held().is_some_and(|fd| known(fd.as_fd()).is_ok_and(|stat| stat.stx_nlink == 0))
     }
 }
 
@@ -307,8 +357,12 @@ pub(crate) struct Inodes {
     devices: Devices,
     borrower: Arc<Borrower>,
     keep: Arc<Keep>,
-    descriptors: AtomicUsize,
-    descriptors_max: usize,
+    descriptors: Arc<Descriptors>,
+    /// Nodes with a descriptor that may be given back, or that the kernel may be asked to forget: those that have it for longest first.
+    /// Locked before the table.
+    order: Mutex<VecDeque<u64>>,
+    /// Whether a node was ever found that has no file handle.
+    has_only_descriptors: AtomicBool,
     /// SOURCE, open for reading, and the id of its mount: file handles are opened through it. None: no right to use handles.
     handles_from: Option<(OwnedFd, i32)>,
 }
@@ -319,12 +373,12 @@ impl Inodes {
         root: Found,
         borrower: Arc<Borrower>,
         keep: Arc<Keep>,
-        descriptors_max: usize,
+        descriptors: Arc<Descriptors>,
         handles_from: Option<OwnedFd>,
     ) -> Inodes {
         keep.memory.header(header::NEXT_NODE).store(fuse::abi::ROOT_ID, Ordering::Release);
-        let inodes = Inodes::empty(&[root.identity.device], borrower, keep, descriptors_max, handles_from);
-        inodes.reference(root);
+        let inodes = Inodes::empty(&[root.identity.device], borrower, keep, descriptors, handles_from);
+        let _ = inodes.reference(root); // Nothing is used yet.
         inodes
     }
 
@@ -332,7 +386,7 @@ impl Inodes {
         devices: &[u64],
         borrower: Arc<Borrower>,
         keep: Arc<Keep>,
-        descriptors_max: usize,
+        descriptors: Arc<Descriptors>,
         handles_from: Option<OwnedFd>,
     ) -> Inodes {
         let handles_from = handles_from.and_then(|fd| FileHandle::of(&fd).ok().map(|(_, mount)| (fd, mount)));
@@ -341,8 +395,9 @@ impl Inodes {
             devices: Devices::new(devices, Some(keep.memory.clone())),
             borrower,
             keep,
-            descriptors: AtomicUsize::new(0),
-            descriptors_max: descriptors_max.max(1),
+            descriptors,
+            order: Mutex::default(),
+            has_only_descriptors: AtomicBool::new(false),
             handles_from,
         }
     }
@@ -357,11 +412,11 @@ impl Inodes {
         connection: &Arc<Connection>,
         borrower: Arc<Borrower>,
         keep: Arc<Keep>,
-        descriptors_max: usize,
+        descriptors: Arc<Descriptors>,
         handles_from: Option<OwnedFd>,
         crossing: &Crossing,
     ) -> (Inodes, usize) {
-        let inodes = Inodes::empty(devices, borrower, keep, descriptors_max, handles_from);
+        let inodes = Inodes::empty(devices, borrower, keep, descriptors, handles_from);
         let mut lost = 0;
         for node in nodes {
             let nodeid = node.nodeid;
@@ -390,7 +445,7 @@ impl Inodes {
                 is_it && crossing.check(fd, &now, &self.devices).is_ok()
             })
         });
-        let handle = known.handle.as_ref().filter(|_| held.is_none() && self.handles_from.is_some());
+        let handle = known.handle.as_ref().filter(|_| self.handles_from.is_some());
         let handle = handle.map(|(kind, bytes)| FileHandle::from_parts(*kind, bytes));
         if held.is_none() && handle.is_none() {
             return None;
@@ -401,6 +456,10 @@ impl Inodes {
         };
         let key = page::FileKey(known.key);
         let file = (known.key != 0).then(|| self.borrower.restore(known.identity, key, left));
+        if handle.is_none() {
+            self.has_only_descriptors.store(true, Ordering::Relaxed);
+        }
+        let held = held.map(|fd| Arc::new(Descriptor { fd, _counted: self.descriptors.add_anchor() }));
         let is_held = held.is_some();
         let is_deleted = known.flags & node::DELETED != 0;
         let believed = known.name.map_or(Believed::Nothing, |(parent, name)| Believed::Name(Name { parent, name }));
@@ -422,16 +481,16 @@ impl Inodes {
             slot: Some(slot),
             identity: known.identity,
             handle,
-            descriptor: held.map_or_else(OnceLock::new, OnceLock::from),
-            is_counted: AtomicBool::new(is_held),
+            descriptor: Mutex::new(held),
+            is_used: AtomicBool::new(false),
             deleted: AtomicBool::new(is_deleted),
             is_kept: AtomicBool::new(known.flags & node::KEPT != 0),
             own_lookups: AtomicU64::new(0),
         });
-        if is_held {
-            self.descriptors.fetch_add(1, Ordering::Relaxed);
-        }
         self.table.write().insert(inode);
+        if is_held {
+            self.in_order(known.nodeid);
+        }
         Some(())
     }
 
@@ -446,13 +505,83 @@ impl Inodes {
         self.table.read().by_node.values().filter_map(stale).collect()
     }
 
-    /// The last name was seen to be gone; `fd` is open on the file, and held from now on: no handle finds it for certain.
+    /// The last name was seen to be gone; `fd` is open on the file, and held from now on if there is room: no handle finds it for certain.
     /// (And the keeper is mostly the last to let it go, so that nobody here waits until the file system below has freed what it held.)
     pub(crate) fn mark_deleted(&self, inode: &Inode, fd: OwnedFd) {
         inode.deleted.store(true, Ordering::Relaxed);
         inode.slot.iter().for_each(|slot| slot.set_flag(node::DELETED));
+        if inode.can_give_back() && self.descriptors.over().is_some() {
+            return; // It is most likely open, and found by its handle as long as it is.
+        }
         self.keep_descriptor(inode, fd.as_fd());
-        let _ = inode.descriptor.set(fd);
+        self.anchor_by(inode, Descriptor { fd, _counted: self.descriptors.add_anchor() });
+    }
+
+    /// Has a descriptor hold a node, if none does. Returns the one that does.
+    fn anchor_by(&self, inode: &Inode, fd: Descriptor) -> Arc<Descriptor> {
+        let mut descriptor = inode.descriptor.lock();
+        if let Some(held) = &*descriptor {
+            return held.clone();
+        }
+        let held = descriptor.insert(Arc::new(fd)).clone();
+        drop(descriptor);
+        self.in_order(inode.nodeid);
+        held
+    }
+
+    fn in_order(&self, nodeid: u64) {
+        if nodeid == fuse::abi::ROOT_ID {
+            return; // Never forgotten, and held by what all else is found from.
+        }
+        let mut order = self.order.lock();
+        order.push_back(nodeid);
+        if order.len() > 2 * self.descriptors.anchors() + ORDER_SLACK {
+            let table = self.table.read();
+            let is_held = |node: &u64| table.by_node.get(node).is_some_and(|inode| inode.descriptor.lock().is_some());
+            order.retain(is_held);
+        }
+    }
+
+    /// Whether there are nodes that nothing finds again but a descriptor.
+    pub(crate) fn needs_forgets(&self) -> bool {
+        self.has_only_descriptors.load(Ordering::Relaxed)
+    }
+
+    /// Has up to `count` descriptors given back, of nodes that were not used since the last search and that handles find again. Returns
+    /// nodes that the kernel should be asked to forget: nothing else finds them, and they seem not to be in use.
+    pub(crate) fn make_room(&self, count: usize) -> Vec<u64> {
+        let mut to_forget = Vec::new();
+        let mut given = 0;
+        for _ in 0..LOOKED_AT_MAX {
+            if given + to_forget.len() >= count {
+                break;
+            }
+            let Some(nodeid) = self.order.lock().pop_front() else { break };
+            let Ok(inode) = self.get(nodeid) else { continue };
+            let was_used = inode.is_used.swap(false, Ordering::Relaxed);
+            if !was_used && inode.can_give_back() {
+                given += usize::from(self.give_back(&inode));
+                continue;
+            }
+            if !was_used && !inode.is_open() {
+                to_forget.push(nodeid);
+            }
+            self.order.lock().push_back(nodeid);
+        }
+        to_forget
+    }
+
+    /// Has a node give back its descriptor, if a handle finds it again. Returns whether it had one.
+    pub(crate) fn give_back(&self, inode: &Inode) -> bool {
+        if !inode.can_give_back() {
+            return false;
+        }
+        if inode.is_kept.swap(false, Ordering::Relaxed) {
+            inode.slot.iter().for_each(|slot| slot.clear_flag(node::KEPT));
+            self.keep.release(Held::Node(inode.nodeid));
+        }
+        let given = inode.descriptor.lock().take(); // Closed when nobody uses it any more, and not under the lock.
+        given.is_some()
     }
 
     fn keep_descriptor(&self, inode: &Inode, fd: BorrowedFd<'_>) {
@@ -486,13 +615,13 @@ impl Inodes {
 
     /// The ids of those that a descriptor holds.
     pub(crate) fn nodes(&self) -> Vec<u64> {
-        let held = |inode: &&Arc<Inode>| inode.file.is_some() && inode.descriptor.get().is_some();
+        let held = |inode: &&Arc<Inode>| inode.file.is_some() && inode.descriptor.lock().is_some();
         self.table.read().by_node.values().filter(held).map(|inode| inode.nodeid).collect()
     }
 
-    /// How many of them hold a descriptor.
-    pub(crate) fn descriptors(&self) -> usize {
-        self.descriptors.load(Ordering::Relaxed)
+    /// The account of descriptors.
+    pub(crate) fn descriptors(&self) -> &Arc<Descriptors> {
+        &self.descriptors
     }
 
     /// The node of that id.
@@ -506,15 +635,30 @@ impl Inodes {
     }
 
     /// The node of that file, new or not, with one more lookup.
-    pub(crate) fn reference(&self, found: Found) -> Arc<Inode> {
+    ///
+    /// # Errors
+    /// EMFILE if it is new, only a descriptor can hold it, and there is none left.
+    pub(crate) fn reference(&self, found: Found) -> Result<Arc<Inode>, Errno> {
         if let Some(inode) = self.table.read().by_identity.get(&found.identity) {
             inode.lookups().fetch_add(1, Ordering::Relaxed);
-            return inode.clone();
+            return Ok(inode.clone());
         }
         let mut table = self.table.write();
         if let Some(inode) = table.by_identity.get(&found.identity) {
             inode.lookups().fetch_add(1, Ordering::Relaxed);
-            return inode.clone();
+            return Ok(inode.clone());
+        }
+        let handle = found.handle.filter(|(_, mount)| {
+            found.stat.stx_nlink > 0 && self.handles_from.as_ref().is_some_and(|(_, ours)| mount == ours)
+        });
+        let handle = handle.map(|(handle, _)| handle);
+        let counted = match &handle {
+            Some(_) => self.descriptors.take_anchor(),
+            None => Some(self.descriptors.take_only_anchor().ok_or(Errno::MFILE)?),
+        };
+        let is_held = counted.is_some();
+        if handle.is_none() {
+            self.has_only_descriptors.store(true, Ordering::Relaxed);
         }
         let kind = FileType::from_raw_mode(found.stat.stx_mode.into());
         let file = (kind == FileType::RegularFile).then(|| self.borrower.adopt(found.identity));
@@ -540,16 +684,12 @@ impl Inodes {
             slot: memory.take_node(),
             identity: found.identity,
             handle: None,
-            descriptor: OnceLock::new(),
-            is_counted: AtomicBool::new(false),
+            descriptor: Mutex::new(None),
+            is_used: AtomicBool::new(true),
             deleted: AtomicBool::new(found.stat.stx_nlink == 0),
             is_kept: AtomicBool::new(false),
             own_lookups: AtomicU64::new(1),
         };
-        let handle = found.handle.filter(|(_, mount)| {
-            found.stat.stx_nlink > 0 && self.handles_from.as_ref().is_some_and(|(_, ours)| mount == ours)
-        });
-        let handle = handle.map(|(handle, _)| handle);
         if handle.is_none() && inode.nodeid != fuse::abi::ROOT_ID {
             self.keep_descriptor(&inode, found.fd.as_fd());
         }
@@ -562,16 +702,15 @@ impl Inodes {
             let parts = handle.as_ref().map(FileHandle::parts);
             slot.fill(inode.nodeid, inode.identity, key, kind.as_raw_mode(), flags, parts);
         }
-        if handle.is_some() && self.descriptors.load(Ordering::Relaxed) >= self.descriptors_max {
-            inode.handle = handle;
-        } else {
-            self.descriptors.fetch_add(1, Ordering::Relaxed);
-            inode.is_counted = AtomicBool::new(true);
-            inode.descriptor = OnceLock::from(found.fd);
-        }
+        inode.handle = handle;
+        inode.descriptor = Mutex::new(counted.map(|_counted| Arc::new(Descriptor { fd: found.fd, _counted })));
         let inode = Arc::new(inode);
         table.insert(inode.clone());
-        inode
+        drop(table);
+        if is_held {
+            self.in_order(inode.nodeid);
+        }
+        Ok(inode)
     }
 
     /// The kernel gives back `lookups` of a node. Returns the node if it is out of the table now.
@@ -588,11 +727,8 @@ impl Inodes {
             return None;
         }
         table.remove(&inode);
-        if inode.is_counted.load(Ordering::Relaxed) {
-            self.descriptors.fetch_sub(1, Ordering::Relaxed);
-        }
         inode.slot.iter().for_each(NodeSlot::clear);
-        if inode.is_kept.load(Ordering::Relaxed) {
+        if inode.is_kept.swap(false, Ordering::Relaxed) {
             self.keep.release(Held::Node(nodeid));
         }
         if let Some(file) = &inode.file {
@@ -604,7 +740,6 @@ impl Inodes {
     /// The mount is gone: the kernel has forgotten all.
     pub(crate) fn forget_all(&self) {
         let table = std::mem::take(&mut *self.table.write());
-        self.descriptors.store(0, Ordering::Relaxed);
         for inode in table.by_node.values() {
             if let Some(file) = &inode.file {
                 self.borrower.retire(file, inode.is_deleted());
@@ -612,24 +747,35 @@ impl Inodes {
         }
     }
 
-    /// A descriptor (O_PATH) of a node.
-    pub(crate) fn anchor<'a>(&self, inode: &'a Inode) -> Result<Anchor<'a>, Errno> {
-        if let Some(fd) = inode.descriptor.get() {
-            return Ok(Anchor::Held(fd.as_fd()));
+    /// A descriptor (O_PATH) of a node, which keeps it for the next use if there is room.
+    pub(crate) fn anchor(&self, inode: &Inode) -> Result<Anchor<'static>, Errno> {
+        // Each request comes by here before it opens anything else.
+        if let Some(over) = self.descriptors.over() {
+            self.make_room(over);
         }
-        match (&inode.handle, &self.handles_from) {
-            (Some(handle), Some((mount, _))) => {
-                let fd = handle.open(mount)?;
-                // Nodes that were taken over have handles only; those that are used get their descriptors back.
-                if self.descriptors.load(Ordering::Relaxed) < self.descriptors_max {
-                    if inode.descriptor.set(fd).is_ok() {
-                        inode.is_counted.store(true, Ordering::Relaxed);
-                        self.descriptors.fetch_add(1, Ordering::Relaxed);
-                    }
-                    return inode.descriptor.get().map(|fd| Anchor::Held(fd.as_fd())).ok_or(Errno::STALE);
-                }
-                Ok(Anchor::Opened(fd))
+        if let Some(fd) = inode.held() {
+            if !inode.is_used.load(Ordering::Relaxed) {
+                inode.is_used.store(true, Ordering::Relaxed);
             }
+            return Ok(Anchor::Shared(fd));
+        }
+        let fd = self.open_by_handle(inode)?;
+        let Some(_counted) = self.descriptors.take_anchor() else { return Ok(Anchor::Opened(fd)) };
+        inode.is_used.store(true, Ordering::Relaxed);
+        Ok(Anchor::Shared(self.anchor_by(inode, Descriptor { fd, _counted })))
+    }
+
+    /// The same for a node that may not be in the table any more: it keeps nothing.
+    pub(crate) fn anchor_once(&self, inode: &Inode) -> Result<Anchor<'static>, Errno> {
+        match inode.held() {
+            Some(fd) => Ok(Anchor::Shared(fd)),
+            None => self.open_by_handle(inode).map(Anchor::Opened),
+        }
+    }
+
+    fn open_by_handle(&self, inode: &Inode) -> Result<OwnedFd, Errno> {
+        match (&inode.handle, &self.handles_from) {
+            (Some(handle), Some((mount, _))) => handle.open(mount),
             _ => Err(Errno::STALE),
         }
     }

@@ -13,7 +13,7 @@ use crate::handover::layout::node;
 use crate::inode::{Inode, Name};
 use crate::status::Counter;
 use fuse::abi::init;
-use fuse::{Errno, Notifier, Session};
+use fuse::{Errno, Notifier, Session, abi};
 use hashbrown::HashMap;
 use parking_lot::{Condvar, Mutex};
 use std::collections::VecDeque;
@@ -47,6 +47,9 @@ struct State {
     lost: HashMap<u64, (Arc<Inode>, Arc<Name>)>,
     /// The node whose pages the kernel is being told to drop.
     delivering: Option<u64>,
+    /// Nodes that the kernel is to forget if nobody uses them, and whether it is being told.
+    to_forget: Vec<u64>,
+    forgetting: bool,
     /// Threads in [`Invalidations::wait`].
     waiting: usize,
     closing: bool,
@@ -64,6 +67,8 @@ pub(crate) struct Invalidations {
     requested: Counter,
     /// Whether the kernel can look a name up again and keep it meanwhile (Linux 6.2).
     can_expire: bool,
+    /// Whether the kernel can be told to forget nodes that nobody uses (Linux 6.18).
+    can_prune: bool,
 }
 
 impl Invalidations {
@@ -71,6 +76,7 @@ impl Invalidations {
     pub(crate) fn new(workers: usize, session: &Session) -> Invalidations {
         Invalidations {
             notifier: session.notifier(),
+            can_prune: session.negotiated().minor >= abi::PRUNE_MINOR,
             can_expire: session.negotiated().capabilities & init::HAS_EXPIRE_ONLY != 0,
             requested: Counter::default(),
             state: Mutex::default(),
@@ -161,6 +167,25 @@ impl Invalidations {
         self.wake.notify_one();
     }
 
+    /// Whether the kernel can be told to forget nodes that nobody uses; if not, names have to be dropped one by one.
+    pub(crate) fn can_prune(&self) -> bool {
+        self.can_prune
+    }
+
+    /// Whether it is not being told to forget nodes already.
+    pub(crate) fn may_request_forget(&self) -> bool {
+        let state = self.state.lock();
+        state.to_forget.is_empty() && !state.forgetting
+    }
+
+    /// The kernel must forget these nodes, unless somebody uses them.
+    pub(crate) fn request_forget(&self, nodes: Vec<u64>) {
+        if !nodes.is_empty() {
+            self.state.lock().to_forget = nodes;
+            self.wake.notify_one();
+        }
+    }
+
     /// Ends [`Invalidations::deliver`].
     pub(crate) fn close(&self) {
         self.state.lock().closing = true;
@@ -186,7 +211,9 @@ impl Invalidations {
             let node = state.pages.keys().next().copied();
             let pages = node.and_then(|node| state.pages.remove(&node));
             state.delivering = node;
-            if name.is_none() && pages.is_none() && moved.is_empty() && lost.is_empty() {
+            let to_forget = std::mem::take(&mut state.to_forget);
+            state.forgetting = !to_forget.is_empty();
+            if name.is_none() && pages.is_none() && moved.is_empty() && lost.is_empty() && to_forget.is_empty() {
                 match due {
                     Some(due) => drop(self.wake.wait_until(&mut state, due)),
                     None => self.wake.wait(&mut state),
@@ -194,6 +221,10 @@ impl Invalidations {
                 continue;
             }
             drop(state);
+            for nodes in to_forget.chunks(abi::PRUNE_NODES_MAX) {
+                // Whatever the error: the mount is gone.
+                let _ = notifier.prune(nodes);
+            }
             for (name, expire_only, tries) in moved {
                 self.deliver_moved(name, expire_only, tries);
             }
@@ -209,6 +240,7 @@ impl Invalidations {
             let delivered = pages.filter(|pages| deliver_pages(notifier, pages));
             state = self.state.lock();
             state.delivering = None;
+            state.forgetting = false;
             self.delivered.notify_all();
             // Unless there is more to drop by now.
             if let Some(pages) = delivered.filter(|pages| !state.pages.contains_key(&pages.inode.nodeid)) {

@@ -239,7 +239,7 @@ impl Ledger {
 
 /// For advice, a file need not be writable. A descriptor kept open for writing would stand in the way of executing it below.
 fn reopen(inodes: &Inodes, inode: &Inode) -> Option<OwnedFd> {
-    let anchor = inodes.anchor(inode).ok()?;
+    let anchor = inodes.anchor_once(inode).ok()?; // The kernel may have forgotten it.
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOATIME;
     let path = ProcPath::new(&anchor);
     open(path.path(), flags, Mode::empty()).or_else(|_| open(path.path(), flags - OFlags::NOATIME, Mode::empty())).ok()

@@ -33,6 +33,7 @@ mod config;
 mod credentials;
 mod crossing;
 mod data;
+mod descriptors;
 mod device;
 mod directory;
 mod error;

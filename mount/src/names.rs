@@ -7,6 +7,7 @@
 //! when the names say so: the removed or moved file is no longer under its name, or what was to be made is there.
 
 use crate::credentials::{Acting, Creator, Privilege};
+use crate::descriptors::Taken;
 use crate::filesystem::Passthrough;
 use crate::inode::{Believed, Found, Inode, Moved, Name, STATX_MASK, device_of, stat};
 use crate::link_count::Losing;
@@ -52,7 +53,10 @@ impl Passthrough {
 
     /// What the kernel is told of a file that was found, with one more lookup.
     fn enter(&self, found: Found, name: Option<(&Inode, &CStr)>) -> Result<(abi::EntryOut, Arc<Inode>), Errno> {
-        let inode = self.inodes.reference(found);
+        if self.inodes.known(&found).is_none() {
+            self.make_room();
+        }
+        let inode = self.inodes.reference(found)?;
         inode.stale.lock().looked_up(Instant::now);
         // Stat again, now that the borrower's view of it can be held still.
         let now = self.inodes.anchor(&inode).and_then(|anchor| self.stat_observed(&inode, &anchor));
@@ -433,9 +437,10 @@ impl Passthrough {
             let entry = self.enter(self.found_open(&file.fd)?, Some((&parent, name)))?.0;
             return Ok((entry, file.answer(fh, false, self.flushes(&file))));
         }
+        let taken = self.take_descriptor(attempt.uid(), parent.charge())?;
         attempt.begin(0);
         let created = self.create_new(&parent, name, args, creator, attempt);
-        let result = created.and_then(|fd| self.opened_new(fd, asked, Some((&parent, name))));
+        let result = created.and_then(|fd| self.opened_new(fd, asked, Some((&parent, name)), taken));
         attempt.finish(result, |(_, open)| open.fh)
     }
 
@@ -477,9 +482,10 @@ impl Passthrough {
         }
         let parent = self.inodes.get(parent)?;
         let asked = OFlags::from_bits_retain(args.flags);
+        let taken = self.take_descriptor(attempt.uid(), 2)?; // Without a name, only a descriptor holds it.
         attempt.begin(0);
         let created = self.open_as(&parent, c".", args, OFlags::TMPFILE | (asked & OFlags::EXCL), creator);
-        let result = created.and_then(|fd| self.opened_new(fd, asked, None));
+        let result = created.and_then(|fd| self.opened_new(fd, asked, None, taken));
         attempt.finish(result, |(_, open)| open.fh)
     }
 
@@ -509,9 +515,10 @@ impl Passthrough {
         fd: OwnedFd,
         asked: OFlags,
         name: Option<(&Inode, &CStr)>,
+        taken: Taken,
     ) -> Result<(abi::EntryOut, abi::OpenOut), Errno> {
         let (entry, inode) = self.enter(self.found_open(&fd)?, name)?;
-        match self.add_open(inode, fd, self.flags_below(asked), asked) {
+        match self.add_open(inode, fd, self.flags_below(asked), asked, taken) {
             Ok(open) => Ok((entry, open)),
             Err(errno) => {
                 self.forget(entry.nodeid, 1);

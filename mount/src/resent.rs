@@ -69,7 +69,8 @@ impl Resent {
             false => None,
         };
         let is_resent = request.is_resent();
-        Attempt { resent: self, number, opcode: request.header.opcode, earlier, is_resent, slot: RefCell::new(None) }
+        let (opcode, uid) = (request.header.opcode, request.header.uid);
+        Attempt { resent: self, number, opcode, uid, earlier, is_resent, slot: RefCell::new(None) }
     }
 }
 
@@ -78,6 +79,7 @@ pub(crate) struct Attempt<'a> {
     resent: &'a Resent,
     number: u64,
     opcode: u32,
+    uid: u32,
     earlier: Option<Intent>,
     is_resent: bool,
     /// What this one has written down itself.
@@ -88,6 +90,11 @@ impl Attempt<'_> {
     /// The kernel's number of the request.
     pub(crate) fn number(&self) -> u64 {
         self.number
+    }
+
+    /// The user it is made for.
+    pub(crate) fn uid(&self) -> u32 {
+        self.uid
     }
 
     /// Whether it may have been applied already.

@@ -4,6 +4,7 @@ use crate::beside::Beside;
 use crate::config::{Config, WriteMode};
 use crate::credentials::{self, Privilege};
 use crate::crossing::{self, Crossing};
+use crate::descriptors::Descriptors;
 use crate::error::Error;
 use crate::filesystem::Passthrough;
 use crate::handle::Handles;
@@ -43,8 +44,6 @@ const READAHEAD_BYTES_MAX: u32 = 1 << 20;
 const BACKGROUND_MAX: u16 = 64;
 /// Fewer threads than this, and one slow request stops all others.
 pub(crate) const THREADS_MIN: usize = 2;
-/// Share of the descriptors that inodes may hold, in quarters; the rest is for open files and connections.
-const INODE_DESCRIPTOR_QUARTERS: u64 = 3;
 
 /// Whether one of our mounts is there, alive or dead.
 ///
@@ -301,13 +300,12 @@ fn serve<E: Into<Box<dyn std::error::Error + Send + Sync>>>(
     let found = Found::new(below.root, stat(&below.readable).map_err(|error| failed("stat the directory", error))?);
     let handles_from = below.readable.try_clone().map_err(|error| failed("duplicate a descriptor", error))?;
     let handles_from = (privilege == Privilege::Root).then_some(handles_from);
-    let descriptors_max = inode_descriptors_max(config);
     let beside = Beside::start(&below.readable, config, privilege, false)
         .map_err(|error| failed("make an event descriptor", error))?;
     let crossing = Crossing::new(&below.readable, config.cross_mounts)
         .map_err(|error| failed("look at the mounts below", error))?;
     let filesystem = Passthrough {
-        inodes: Inodes::new(found, borrower.clone(), keep.clone(), descriptors_max, handles_from),
+        inodes: Inodes::new(found, borrower.clone(), keep.clone(), descriptors(config, privilege), handles_from),
         handles: Handles::new(keep.clone()),
         connection: Connection::new(&session, &keep.memory, config.pass),
         keep,
@@ -334,11 +332,15 @@ fn serve<E: Into<Box<dyn std::error::Error + Send + Sync>>>(
         .map_err(|error| failed("start the threads", error))
 }
 
-/// How many descriptors inodes may hold.
-pub(crate) fn inode_descriptors_max(config: &Config) -> usize {
-    let descriptors = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
-    let share = (descriptors / 4).saturating_mul(INODE_DESCRIPTOR_QUARTERS);
-    config.inode_descriptors_max.unwrap_or(Config::INODE_DESCRIPTORS_MAX.min(share as usize))
+/// The account of the descriptors that this process may have.
+pub(crate) fn descriptors(config: &Config, privilege: Privilege) -> Arc<Descriptors> {
+    let limit = getrlimit(Resource::Nofile).current.and_then(|limit| usize::try_from(limit).ok()).unwrap_or(usize::MAX);
+    let owner = match privilege {
+        Privilege::Root => 0,
+        Privilege::User => rustix::process::geteuid().as_raw(),
+    };
+    let anchors_max = config.inode_descriptors_max.unwrap_or(Config::INODE_DESCRIPTORS_MAX);
+    Descriptors::new(limit, config.threads.max(THREADS_MIN), anchors_max, owner)
 }
 
 /// By default the kernel reads ahead no more than 128 KiB on any FUSE mount.

@@ -87,6 +87,10 @@ pub struct Status {
     pub inodes: usize,
     /// Those of them that are held by a descriptor; the others are held by a file handle.
     pub inodes_with_descriptor: usize,
+    /// Descriptors that open files and inodes hold.
+    pub descriptors: usize,
+    /// Descriptors that the daemon may have (RLIMIT_NOFILE), its reserve among them.
+    pub descriptors_max: usize,
     /// Files of which we are told what is done to them beside the mount.
     pub files_told_of: usize,
     /// Files with pages that were written below and not yet dropped there.

@@ -25,14 +25,14 @@ use crate::passing::Connection;
 use crate::resent::Resent;
 use crate::running::{Mount, MountInfo};
 use crate::stale::SentBack;
-use crate::starting::{THREADS_MIN, failed, inode_descriptors_max, raise_limits};
+use crate::starting::{THREADS_MIN, descriptors, failed, raise_limits};
 use crate::status::Counters;
 use crate::sweep::Sweep;
 use crate::system::ProcPath;
 use borrower::Borrower;
 use fuse::abi::init;
 use fuse::{Negotiated, Session};
-use hashbrown::HashMap;
+use hashbrown::{HashMap, HashSet};
 use rustix::fd::OwnedFd;
 use rustix::fs::{Mode, OFlags, open, openat};
 use std::collections::BTreeMap;
@@ -110,15 +110,19 @@ fn restore(
     let memory = keep.memory.clone();
     let path_only = |fd: &OwnedFd| open(ProcPath::new(fd).path(), OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
     held.insert(fuse::abi::ROOT_ID, path_only(&readable)?);
+    let handles_from = (privilege == Privilege::Root).then(|| readable.try_clone()).transpose()?;
+    let descriptors = descriptors(config, privilege);
     // What is open may have no name left: its own descriptor leads there for certain.
+    let is_lost = |node: &layout::Node| node.handle.is_none() || node.flags & layout::node::DELETED != 0;
+    let lost: HashSet<u64> = state.nodes.iter().filter(|node| is_lost(node)).map(|node| node.nodeid).collect();
     for known in &state.opens {
-        if let (Some(fd), false) = (opens.get(&known.handle), held.contains_key(&known.nodeid)) {
-            // Where no descriptor is left for that, a handle may lead there, too.
+        // Where few descriptors are left, a handle leads to what has a name.
+        let is_wanted = lost.contains(&known.nodeid) || (held.len() + state.opens.len()) * 2 < descriptors.limit();
+        if let (Some(fd), false) = (opens.get(&known.handle), held.contains_key(&known.nodeid) || !is_wanted) {
             held.extend(path_only(fd).ok().map(|fd| (known.nodeid, fd)));
         }
     }
     borrower.keys_from(page::FileKey(state.next_key));
-    let handles_from = (privilege == Privilege::Root).then(|| readable.try_clone()).transpose()?;
     let resent = Resent::new(&memory, state.intents);
     let crossing = Crossing::new(&readable, config.cross_mounts)?;
     let (inodes, lost_nodes) = Inodes::restore(
@@ -128,7 +132,7 @@ fn restore(
         &connection,
         borrower.clone(),
         keep.clone(),
-        inode_descriptors_max(config),
+        descriptors,
         handles_from,
         &crossing,
     );
@@ -186,7 +190,10 @@ fn restore_opens(
         let again = || inodes.anchor(&inode).ok().and_then(|at| openat(at, c".", flags, Mode::empty()).ok());
         let fd = if open.is_directory { again() } else { opens.remove(&open.handle) };
         match fd {
-            Some(fd) => handles.restore(open.handle, slot, fd, inode, open.is_directory),
+            Some(fd) => {
+                let taken = inodes.descriptors().restore(open.uid, inode.charge());
+                handles.restore(open.handle, slot, fd, inode, open.is_directory, taken);
+            }
             None => lost += 1,
         }
     }

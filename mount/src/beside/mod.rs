@@ -132,9 +132,9 @@ impl Beside {
 
     fn mark_again(&self, inode: &Inode) -> bool {
         let Some(fanotify) = self.fanotify.as_ref().filter(|_| inode.device.is_source()) else { return false };
-        // Held by a descriptor until it is forgotten: so it can be reached then, too, and no mark is left behind.
+        // Held by a descriptor now, and found by its handle when it is forgotten: so no mark is left behind.
         let Some(fd) = inode.held() else { return false };
-        match fanotify.mark(ProcPath::new(fd).path(), EVENTS) {
+        match fanotify.mark(ProcPath::new(&*fd).path(), EVENTS) {
             Ok(()) => {
                 if inode.marked.0.swap(Marked::YES, Ordering::AcqRel) != Marked::YES {
                     self.marks.fetch_add(1, Ordering::Relaxed);
@@ -154,9 +154,9 @@ impl Beside {
     pub(crate) fn forgotten(&self, inode: &Inode, inodes: &Inodes) {
         let Some(fanotify) = self.fanotify.as_ref().filter(|_| inode.marked.is_marked()) else { return };
         self.marks.fetch_sub(1, Ordering::Relaxed);
-        if let Some(fd) = inode.held() {
+        if let Ok(anchor) = inodes.anchor_once(inode) {
             // An inode has one mark: gone, if it was removed for another node.
-            let _ = fanotify.unmark(ProcPath::new(fd).path(), EVENTS);
+            let _ = fanotify.unmark(ProcPath::new(&anchor).path(), EVENTS);
         }
         // The kernel may know the inode again, as another node, which may have had it marked before that.
         if let Some(again) = inodes.of_handle(inode.handle_hash()).and_then(|node| inodes.get(node).ok()) {
@@ -271,7 +271,7 @@ impl Passthrough {
         }
         let Some(fd) = inode.held() else { return false };
         // Asked once more: for who opens it from here on, it is marked, and asked for again.
-        !is_open_for_writing(ProcPath::new(fd).path()) && !inode.is_open()
+        !is_open_for_writing(ProcPath::new(&*fd).path()) && !inode.is_open()
     }
 
     /// How long the kernel may believe attributes. `told`: what [`Passthrough::is_told`] said before they were looked at.

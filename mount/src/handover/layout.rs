@@ -139,6 +139,8 @@ pub mod open {
     pub const NODE: usize = 1;
     /// 1: a directory.
     pub const IS_DIRECTORY: usize = 2;
+    /// The user who has opened it, and 1. 0: a daemon before this one has not written it down.
+    pub const USER: usize = 3;
 }
 
 /// Words of an intent.
@@ -242,6 +244,7 @@ pub struct Open {
     pub handle: u64,
     pub nodeid: u64,
     pub is_directory: bool,
+    pub uid: Option<u32>,
 }
 
 /// What a worker was about to do, or had done and not answered.
@@ -314,7 +317,9 @@ pub fn decode(bytes: &[u8]) -> Result<State, DecodeError> {
         let words = all.slot(OPENS_AT + slot * OPEN_BYTES, OPEN_BYTES)?;
         let (handle, nodeid) = (words.get(open::HANDLE), words.get(open::NODE));
         if handle != 0 && nodeid != 0 {
-            opens.push(Open { slot: slot as u32, handle, nodeid, is_directory: words.get(open::IS_DIRECTORY) == 1 });
+            let is_directory = words.get(open::IS_DIRECTORY) == 1;
+            let uid = words.get(open::USER).checked_sub(1).and_then(|uid| u32::try_from(uid).ok());
+            opens.push(Open { slot: slot as u32, handle, nodeid, is_directory, uid });
         }
     }
     let mut intents = Vec::new();

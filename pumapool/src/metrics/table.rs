@@ -270,6 +270,8 @@ const DECLARED: &[Section] = &[
         gauge("pumapool_mount_open_handles", In::Count, "open_handles", "files and directories open now"),
         gauge("pumapool_mount_inodes", In::Count, "inodes", "inodes that the kernel knows now"),
         gauge("pumapool_mount_inodes_with_descriptor", In::Count, "inodes_with_descriptor", "of those, held by a descriptor; the others are held by a file handle"),
+        gauge("pumapool_mount_descriptors", In::Count, "descriptors", "descriptors that open files and inodes hold"),
+        gauge("pumapool_mount_descriptors_max", In::Count, "descriptors_max", "descriptors that the daemon may have (RLIMIT_NOFILE), some of which are reserved for itself"),
         gauge("pumapool_mount_files_told_of", In::Count, "files_told_of", "files of which changes made beside the mount are told"),
         gauge("pumapool_mount_pending_files", In::Count, "written_files_pending", "files with pages that were written below and not yet dropped there"),
         gauge("pumapool_mount_pending_bytes", In::Bytes, "written_bytes_pending", "bytes of those pages whose writeback has not begun"),
