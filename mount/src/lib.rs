@@ -65,5 +65,5 @@ pub use error::Error;
 pub use fuse::Served;
 pub use running::{JANITOR, Mount, MountInfo, NOTIFIER};
 pub use rustix::mount::MountFlags;
-pub use starting::{detach, is_mounted, raise_limits};
+pub use starting::{detach, is_mounted, raise_limits, remount};
 pub use status::Status;

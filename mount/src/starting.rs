@@ -27,7 +27,7 @@ use fuse::abi::init;
 use fuse::mounting::{self, Options};
 use fuse::{Errno, Session, Wish};
 use rustix::fd::{AsFd, OwnedFd};
-use rustix::fs::{Mode, OFlags, StatVfsMountFlags, open};
+use rustix::fs::{Mode, OFlags, StatVfs, StatVfsMountFlags, open};
 use rustix::mount::MountFlags;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::collections::BTreeMap;
@@ -51,6 +51,32 @@ pub(crate) const THREADS_MIN: usize = 2;
 /// When the list of mounts cannot be read.
 pub fn is_mounted(mountpoint: &Path) -> io::Result<bool> {
     Ok(mounting::find(mountpoint, SUBTYPE)?.is_some())
+}
+
+/// Changes what one of our mounts forbids, as mount(8) with `-o remount`: `RDONLY`, `NOSUID`, `NODEV`, `NOEXEC`. What is in neither
+/// set stays as it is.
+///
+/// # Errors
+/// When there is no mount of ours, or the kernel refuses: EBUSY if a file is open for writing and `RDONLY` is to be forbidden.
+pub fn remount(mountpoint: &Path, forbids: MountFlags, permits: MountFlags) -> Result<(), Error> {
+    let failed = |error: io::Error| failed("remount", error);
+    if !is_mounted(mountpoint).map_err(failed)? {
+        return Err(failed(io::Error::other(format!("no mount of pumapool is at {}", mountpoint.display()))));
+    }
+    let now = flags_of(&rustix::fs::statvfs(mountpoint).map_err(|errno| failed(errno.into()))?);
+    let flags = (now | forbids) - permits;
+    rustix::mount::mount_remount(mountpoint, flags, c"").map_err(|errno| failed(errno.into()))
+}
+
+/// What a mount forbids.
+fn flags_of(found: &StatVfs) -> MountFlags {
+    let flags = [
+        (StatVfsMountFlags::RDONLY, MountFlags::RDONLY),
+        (StatVfsMountFlags::NOSUID, MountFlags::NOSUID),
+        (StatVfsMountFlags::NODEV, MountFlags::NODEV),
+        (StatVfsMountFlags::NOEXEC, MountFlags::NOEXEC),
+    ];
+    flags.into_iter().filter(|(here, _)| found.f_flag.contains(*here)).map(|(_, there)| there).collect()
 }
 
 /// Takes a mount away that nobody serves any more.
@@ -184,16 +210,7 @@ fn mount(config: &Config, source: &Path, mountpoint: &Path, below: &OwnedFd) -> 
     let mut flags = config.flags;
     // What the mount below forbids stays forbidden.
     if let Ok(below) = rustix::fs::fstatvfs(below) {
-        for (here, there) in [
-            (StatVfsMountFlags::RDONLY, MountFlags::RDONLY),
-            (StatVfsMountFlags::NOSUID, MountFlags::NOSUID),
-            (StatVfsMountFlags::NODEV, MountFlags::NODEV),
-            (StatVfsMountFlags::NOEXEC, MountFlags::NOEXEC),
-        ] {
-            if below.f_flag.contains(here) {
-                flags |= there;
-            }
-        }
+        flags |= flags_of(&below);
     }
     let fsname = source.to_string_lossy().into_owned();
     let mut options = Options { fsname, subtype: SUBTYPE.to_owned(), allow_other: true, flags };

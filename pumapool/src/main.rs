@@ -112,8 +112,8 @@ fn main() -> ExitCode {
     let arguments: Vec<OsString> = std::env::args_os().collect();
     if mount_helper::is_called(&arguments) {
         return match help_mount(&arguments) {
-            Ok((_, true)) => ExitCode::SUCCESS,
-            Ok((cli, false)) => run(cli, exit::MOUNT),
+            Ok(None) => ExitCode::SUCCESS,
+            Ok(Some(cli)) => run(cli, exit::MOUNT),
             Err(error) => fail(&error, exit::MOUNT),
         };
     }
@@ -123,17 +123,23 @@ fn main() -> ExitCode {
     }
 }
 
-/// What mount(8) wants, and whether it only wants to know if that would be right.
-fn help_mount(arguments: &[OsString]) -> Result<(Cli, bool)> {
+/// What mount(8) wants done. None: nothing any more. It only wanted to know if that would be right, or flags of a mount have changed.
+fn help_mount(arguments: &[OsString]) -> Result<Option<Cli>> {
     let root = Cli::built();
     let mount = root.find_subcommand("mount").context("there is no `pumapool mount`")?;
     let wanted = mount_helper::wanted(mount, arguments)?;
+    if let Some(remount) = wanted.remount {
+        if !wanted.fake {
+            ::mount::remount(&remount.mountpoint, remount.forbids, remount.permits)?;
+        }
+        return Ok(None);
+    }
     let cli = configuration::begin(wanted.arguments, true)?;
     if matches!(&cli.command, Command::Mount(options) if options.is_in_foreground()) {
         // From a configuration file.
         return Err(mount_helper::refused("foreground"));
     }
-    Ok((cli, wanted.fake))
+    Ok((!wanted.fake).then_some(cli))
 }
 
 /// Runs a command; a failure has that code.

@@ -4,10 +4,11 @@
 //! Options by the names of those of `pumapool mount` go there. Generic ones are honoured, mean nothing here, or are refused, if ignoring
 //! them would be wrong.
 
+use ::mount::MountFlags;
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use clap::{Arg, ArgAction, Command};
 use std::ffi::OsString;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// The names under which this program is the helper.
 const NAMES: [&str; 2] = ["mount.fuse.pumapool", "mount.pumapool"];
@@ -42,8 +43,7 @@ const NOTHING_TO_US: [&str; 25] = [
 ];
 
 /// What would be wrong to ignore, and what to do instead.
-const REFUSED: [(&str, &str); 7] = [
-    ("remount", "unmount it, and mount it again; `mount -i -o remount,ro` makes it read-only while it is in use"),
+const REFUSED: [(&str, &str); 6] = [
     ("sync", "use --write through, which is the default, and fsync"),
     ("dirsync", "names that change are changed below before the answer; use fsync"),
     ("strictatime", "times of access are kept by the file system below: mount that one so"),
@@ -52,8 +52,13 @@ const REFUSED: [(&str, &str); 7] = [
     ("foreground", "mount(8) would wait for its end; use `pumapool mount`, or systemd's unit"),
 ];
 
-/// What may be forbidden, and what permits it again.
-const FLAGS: [(&str, &str); 4] = [("ro", "rw"), ("nosuid", "suid"), ("nodev", "dev"), ("noexec", "exec")];
+/// What may be forbidden, what permits it again, and the flag of the mount.
+const FLAGS: [(&str, &str, MountFlags); 4] = [
+    ("ro", "rw", MountFlags::RDONLY),
+    ("nosuid", "suid", MountFlags::NOSUID),
+    ("nodev", "dev", MountFlags::NODEV),
+    ("noexec", "exec", MountFlags::NOEXEC),
+];
 
 /// What mount(8) wants.
 #[derive(Debug, PartialEq)]
@@ -62,6 +67,19 @@ pub struct Wanted {
     pub arguments: Vec<OsString>,
     /// Only to know whether it would be right (`-f`).
     pub fake: bool,
+    /// Instead of that: the flags of a mount that exists are to change (`-o remount`).
+    pub remount: Option<Remount>,
+}
+
+/// A change of the flags of a mount. Other options stay as they are, also where mount(8) repeats those of fstab.
+#[derive(Debug, PartialEq)]
+pub struct Remount {
+    /// Where it is mounted.
+    pub mountpoint: PathBuf,
+    /// What is forbidden from now on.
+    pub forbids: MountFlags,
+    /// What is permitted again.
+    pub permits: MountFlags,
 }
 
 /// Whether it is mount(8) that calls, or its `mount.fuse`.
@@ -105,11 +123,13 @@ pub fn wanted(mount: &Command, arguments: &[OsString]) -> Result<Wanted> {
     let usage = "write SOURCE MOUNTPOINT [-sfnv] [-o OPTIONS], as mount(8) does; see `pumapool mount --help`";
     let [source, mountpoint] = places.try_into().ok().context(usage)?;
     let mut wanted: Vec<OsString> = ["pumapool", "mount"].map(OsString::from).into();
-    let mut forbidden = [false; FLAGS.len()];
+    let is_remount = options.iter().any(|option| option == "remount");
+    let (mut forbids, mut permits) = (MountFlags::empty(), MountFlags::empty());
     for option in options {
         let (name, value) = option.split_once('=').map_or((option.as_str(), None), |(name, value)| (name, Some(value)));
-        if let Some(flag) = FLAGS.iter().position(|(forbids, permits)| name == *forbids || name == *permits) {
-            forbidden[flag] = name == FLAGS[flag].0;
+        if let Some((forbid, _, flag)) = FLAGS.iter().find(|(forbid, permit, _)| name == *forbid || name == *permit) {
+            forbids.set(*flag, name == *forbid);
+            permits.set(*flag, name != *forbid);
         } else if REFUSED.iter().any(|(refused, _)| name == *refused) {
             return Err(refused(name));
         } else if let Some(argument) = ours(mount, name) {
@@ -124,15 +144,15 @@ pub fn wanted(mount: &Command, arguments: &[OsString]) -> Result<Wanted> {
                 (false, None) => wanted.push(format!("--{name}").into()),
                 (false, Some(_)) => bail!("-o {name}: it takes no value"),
             }
-        } else if !NOTHING_TO_US.contains(&name) && !name.starts_with(['_', 'x', 'X']) && !sloppy {
+        } else if !NOTHING_TO_US.contains(&name) && !name.starts_with(['_', 'x', 'X']) && !sloppy && !is_remount {
             bail!("-o {name}: there is no such option; `pumapool mount --help` lists them, without the --");
         }
     }
-    wanted.extend(
-        FLAGS.iter().zip(forbidden).filter(|(_, is)| *is).map(|((name, _), _)| format!("--forbid={name}").into()),
-    );
+    let forbidden = FLAGS.iter().filter(|(_, _, flag)| forbids.contains(*flag));
+    wanted.extend(forbidden.map(|(name, _, _)| format!("--forbid={name}").into()));
+    let remount = is_remount.then(|| Remount { mountpoint: mountpoint.clone().into(), forbids, permits });
     wanted.extend(["--".into(), source, mountpoint]);
-    Ok(Wanted { arguments: wanted, fake })
+    Ok(Wanted { arguments: wanted, fake, remount })
 }
 
 /// Why an option is refused.
@@ -204,13 +224,19 @@ mod tests {
             assert_eq!((arguments.join(" ").as_str(), wanted.fake), (expected, false), "{line}");
         }
         assert!(asked("mount.fuse.pumapool /srv /mnt -fv").unwrap().fake);
+        // mount(8) repeats what the table of mounts says.
+        let remount =
+            "/sbin/mount.fuse.pumapool /srv /mnt -o rw,nosuid,relatime,user_id=0,max_read=1048576,remount,ro,exec";
+        let (forbids, permits) = (MountFlags::RDONLY | MountFlags::NOSUID, MountFlags::NOEXEC);
+        let expected = Remount { mountpoint: "/mnt".into(), forbids, permits };
+        assert_eq!(asked(remount).unwrap().remount, Some(expected));
     }
 
     #[test]
     fn what_cannot_be_is_refused_by_name() {
         for (line, problem) in [
             ("mount.fuse.pumapool /srv /mnt -o rw,nonsense=1", "-o nonsense: there is no such option"),
-            ("mount.fuse.pumapool /srv /mnt -o remount,ro", "-o remount is not possible"),
+            ("mount.fuse.pumapool /srv /mnt -o remount,sync", "-o sync is not possible"),
             ("mount.fuse.pumapool /srv /mnt -o sync", "-o sync is not possible"),
             ("mount.fuse.pumapool /srv /mnt -o foreground", "-o foreground is not possible"),
             ("mount.fuse.pumapool /srv /mnt -o lender", "-o lender: write a value"),

@@ -53,6 +53,14 @@ fn mount_and_fstab_mount_and_umount_ends_the_daemon() {
         &["ro,", "Read-only file system"],
     );
     assert!(!source.join("new").exists());
+    run(
+        &format!(
+            "mount -t fuse.pumapool -o {lender} '{from}' {to}; mount -o remount,ro,nosuid {to}; ! touch {to}/new 2>&1; findmnt -no OPTIONS {to}; \
+             mount -o remount,rw {to}; touch {to}/new; findmnt -no OPTIONS {to}; ! mount -o remount,sync {to} 2>&1; {ends}"
+        ),
+        &["ro,nosuid,", "Read-only file system", "rw,nosuid,", "-o sync is not possible"],
+    );
+    assert!(source.join("new").exists());
     let config = scratch.path().join("mount.toml");
     fs::write(&config, "command = \"mount\"\nstrategy = \"non-inclusive\"\nfill = \"read\"\ntrust-network = true\n")
         .unwrap();
