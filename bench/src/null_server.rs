@@ -81,6 +81,7 @@ pub fn run(at: &Path, len_bytes: u64) -> Result<(), Failure> {
         capabilities: init::ASYNC_READ | init::BIG_WRITES | init::PARALLEL_DIROPS,
         readahead_bytes_max: READAHEAD_BYTES_MAX,
         background_max: BACKGROUND_MAX,
+        time_granularity_ns: 1,
     };
     let session = Session::negotiate(device, wish)?;
     let null = Null { len_bytes };

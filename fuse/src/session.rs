@@ -40,6 +40,9 @@ pub struct Wish {
     pub readahead_bytes_max: u32,
     /// Requests in the background (read-ahead, writeback, asynchronous direct I/O) that may be under way at once.
     pub background_max: u16,
+    /// Granularity of the times that the kernel keeps by itself with WRITEBACK_CACHE, in nanoseconds: at
+    /// most 1,000,000,000.
+    pub time_granularity_ns: u32,
 }
 
 /// What was agreed on. Handed to a successor, it lets it take over the connection without INIT.
@@ -163,7 +166,7 @@ impl Session {
                 max_background: wish.background_max,
                 congestion_threshold: wish.background_max / 4 * 3,
                 max_write: IO_BYTES_MAX as u32,
-                time_gran: 1,
+                time_gran: wish.time_granularity_ns,
                 max_pages: (IO_BYTES_MAX / PAGE_BYTES) as u16,
                 max_stack_depth: if capabilities & init::PASSTHROUGH != 0 { STACK_DEPTH_MAX } else { 0 },
                 ..Default::default()

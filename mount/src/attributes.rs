@@ -206,6 +206,7 @@ impl Passthrough {
             }
         }
         let now = self.stat_observed(&inode, fd)?;
+        self.times_were_set(&inode, args, &now);
         Ok(self.attr_out(&inode, &now, self.attr_timeout))
     }
 

@@ -20,6 +20,7 @@ use crate::handle::OpenFile;
 use crate::inode::Inode;
 use crate::resent::Attempt;
 use crate::system::{ProcPath, errno};
+use crate::writeback::write_rest;
 use borrower::{Change, Stamp};
 use fuse::{Errno, abi};
 use page::PAGE_SIZE;
@@ -247,9 +248,12 @@ impl Passthrough {
                 } else {
                     there + write_full(fd, &data[there..], args.offset + there as u64, append)?
                 };
-                if from_cache && value < data.len() {
-                    return Err(Errno::IO); // The kernel does not look at how much of a cached page was written.
-                }
+                let value = if from_cache && value < data.len() {
+                    write_rest(fd, &data[value..], args.offset + value as u64)?;
+                    data.len()
+                } else {
+                    value
+                };
                 Ok(Outcome { as_announced: value == data.len(), ..Outcome::done((value, before)) })
             },
             |before, after| match append {
@@ -265,6 +269,9 @@ impl Passthrough {
         }
         if from_cache {
             inode.mark_mapped_writes();
+            if outcome.is_err() {
+                self.write_from_cache_failed(inode);
+            }
         }
         let (written, _) = attempt.finish(outcome, |outcome| outcome.value.0 as u64)?.value;
         if !direct && !append {

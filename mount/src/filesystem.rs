@@ -164,8 +164,12 @@ impl Passthrough {
             Operation::Statfs => answer(reply, self.statfs(node)),
             Operation::Flush(args) => answer_done(reply, self.flush(args.fh)),
             Operation::Release(args) => {
+                let inode = self.handles.file(args.fh).ok().map(|file| file.inode.clone());
                 self.handles.remove(args.fh);
-                reply.ok()
+                // The kernel holds the inode until it has its answer.
+                let sent = reply.ok();
+                inode.iter().for_each(|inode| self.correct_kernel(inode));
+                sent
             }
             Operation::Fsync(args) => answer_done(reply, self.fsync(&args)),
             Operation::Setxattr { args, name, value } => {

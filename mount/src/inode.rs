@@ -79,6 +79,8 @@ pub(crate) struct Inode {
     pub may_be_dirty: AtomicBool,
     /// It was opened here for reading and writing: a mapping may store to it.
     pub may_be_mapped: AtomicBool,
+    /// The kernel believes a size or times that are not the file's (see `writeback.rs`).
+    pub is_misbelieved: AtomicBool,
     /// Some of it was written and may be in the page cache below: the ledger knows what.
     pub written_below: AtomicBool,
     /// How it is open, and by how many.
@@ -472,6 +474,7 @@ impl Inodes {
             mapped_writes: AtomicBool::new(known.flags & node::MAPPED_WRITES != 0),
             may_be_dirty: AtomicBool::new(true), // Who knows.
             may_be_mapped: AtomicBool::new(true),
+            is_misbelieved: AtomicBool::new(false),
             written_below: AtomicBool::new(false),
             passing: Mutex::new(Passing::restored(known.backing, known.flags & node::PASSED != 0, connection)),
             name: Mutex::new(believed),
@@ -675,6 +678,7 @@ impl Inodes {
             mapped_writes: AtomicBool::new(false),
             may_be_dirty: AtomicBool::new(false),
             may_be_mapped: AtomicBool::new(false),
+            is_misbelieved: AtomicBool::new(false),
             written_below: AtomicBool::new(false),
             passing: Mutex::default(),
             name: Mutex::default(),

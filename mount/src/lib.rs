@@ -58,6 +58,7 @@ mod status;
 mod sweep;
 mod system;
 mod takeover;
+mod writeback;
 mod xattr;
 
 pub use config::{Config, WriteMode};

@@ -22,6 +22,7 @@ use crate::stale::SentBack;
 use crate::status::Counters;
 use crate::sweep::Sweep;
 use crate::system;
+use crate::writeback::time_granularity_ns;
 use borrower::Borrower;
 use fuse::abi::init;
 use fuse::mounting::{self, Options};
@@ -240,7 +241,7 @@ fn mount(config: &Config, source: &Path, mountpoint: &Path, below: &OwnedFd) -> 
     }
 }
 
-fn wish(write: WriteMode, pass: bool, idmapped: bool) -> Wish {
+fn wish(config: &Config, pass: bool, below: &OwnedFd) -> Wish {
     // Not among them, on purpose: AUTO_INVAL_DATA (our own writes would drop the cache), EXPLICIT_INVAL_DATA (growth beside us would leave
     // zeros behind the old end), ASYNC_DIO (the kernel then leaves old pages behind a direct write), ATOMIC_O_TRUNC (see `data.rs`), POSIX_LOCKS
     // and FLOCK_LOCKS, EXPORT_SUPPORT (see `lib.rs`), SECURITY_CTX (labels are the business of the file system below).
@@ -259,16 +260,17 @@ fn wish(write: WriteMode, pass: bool, idmapped: bool) -> Wish {
         | init::HAS_EXPIRE_ONLY
         | init::NO_EXPORT_SUPPORT
         | init::HAS_RESEND;
-    if write == WriteMode::Back {
+    if config.write == WriteMode::Back {
         capabilities |= init::WRITEBACK_CACHE;
     } else if pass {
         // The kernel has only one of the two.
         capabilities |= init::PASSTHROUGH;
     }
-    if idmapped {
+    if config.idmapped {
         capabilities |= init::ALLOW_IDMAP;
     }
-    Wish { capabilities, readahead_bytes_max: READAHEAD_BYTES_MAX, background_max: BACKGROUND_MAX }
+    let time_granularity_ns = if config.write == WriteMode::Back { time_granularity_ns(below) } else { 1 };
+    Wish { capabilities, readahead_bytes_max: READAHEAD_BYTES_MAX, background_max: BACKGROUND_MAX, time_granularity_ns }
 }
 
 #[allow(clippy::too_many_arguments)] // The pieces that `start_kept` has laid out, each used once.
@@ -285,7 +287,8 @@ fn serve<E: Into<Box<dyn std::error::Error + Send + Sync>>>(
     let own_device = mounting::find(mountpoint, SUBTYPE)
         .map_err(|error| failed("read the list of mounts", error))?
         .ok_or_else(|| failed("find the new mount", io::ErrorKind::NotFound))?;
-    let wish = wish(config.write, config.pass && privilege == Privilege::Root, config.idmapped);
+    let pass = config.pass && privilege == Privilege::Root;
+    let wish = wish(config, pass, &below.readable);
     let session = Session::negotiate(device, wish).map_err(|error| failed("negotiate with the kernel", error))?;
     if config.idmapped && session.negotiated().capabilities & init::ALLOW_IDMAP == 0 {
         let error =

@@ -1,4 +1,5 @@
 //! A disk that fails under what was written: who syncs is told, as without the mount, and what is not below is not shown.
+//! And what the kernel keeps by itself with `--write back`: sizes and times are those that the backing file has.
 
 mod support;
 
@@ -92,4 +93,89 @@ fn what_could_not_be_written_is_not_shown() {
     println!("{lost} of {} chunks are not below", below.len());
     assert!((1..below.len()).contains(&lost));
     wait_until("the mount shows what is below", || chunks(&file) == below);
+}
+
+/// Closes a file; the error, if any.
+fn closed(file: File) -> Option<i32> {
+    use std::os::fd::IntoRawFd;
+    // SAFETY: the descriptor was this file's alone.
+    match unsafe { libc::close(file.into_raw_fd()) } {
+        0 => None,
+        _ => io::Error::last_os_error().raw_os_error(),
+    }
+}
+
+fn over_ext4(image: &Path, options: &str, write: mount::WriteMode) -> Mounted {
+    let (directory, below) = new_below();
+    let disk = FileSystem::image_with(&below, image, DISK_BYTES, options);
+    Mounted::over(directory, Some(disk), |config| config.write = write)
+}
+
+/// What the kernel could not write back shows as the error that the backing file system gave.
+#[test]
+fn a_full_disk_is_named_and_the_size_is_right() {
+    if !can_mount("a_full_disk_is_named_and_the_size_is_right") {
+        return;
+    }
+    let images = tempfile::tempdir().unwrap();
+    let create =
+        |m: &Mounted, name| File::options().read(true).write(true).create_new(true).open(m.path(name)).unwrap();
+    let is_shown = |m: &Mounted, name: &str| {
+        let sizes = || [m.path(name), m.below(name)].map(|path| fs::metadata(path).unwrap().len());
+        wait_until("the size is the backing file's", || sizes()[0] == sizes()[1]);
+    };
+    let (directory, below) = new_below();
+    // A tmpfs takes a part of a write when it becomes full.
+    let tmpfs = FileSystem::tmpfs(&below, &format!("size={}", DISK_BYTES - 40_960));
+    let tmpfs = Mounted::over(directory, Some(tmpfs), |config| config.write = mount::WriteMode::Back);
+    let ext4 = over_ext4(&images.path().join("image"), "", mount::WriteMode::Back);
+    for m in [&tmpfs, &ext4] {
+        let file = create(m, "closed");
+        file.write_all_at(&vec![1; 2 * DISK_BYTES as usize], 0).unwrap();
+        assert_eq!(closed(file), Some(libc::ENOSPC));
+        is_shown(m, "closed");
+        fs::remove_file(m.path("closed")).unwrap();
+
+        let file = create(m, "synced");
+        file.write_all_at(&vec![1; 2 * DISK_BYTES as usize], 0).unwrap();
+        assert_eq!(synced(&file), Some(libc::ENOSPC));
+        drop(file);
+        is_shown(m, "synced");
+    }
+    let m = &ext4;
+    let file = create(m, "large");
+    file.write_all_at(b"far behind what ext4 can reach", 1 << 50).unwrap();
+    assert_eq!(synced(&file), Some(libc::EFBIG));
+    drop(file);
+    is_shown(m, "large");
+    assert_eq!(fs::metadata(m.path("large")).unwrap().len(), 0);
+}
+
+/// Times are shown as the backing file system keeps them: here, whole seconds from 1901 to 2038.
+#[test]
+fn times_are_those_that_the_disk_keeps() {
+    use rustix::fs::{Timespec, Timestamps, UTIME_OMIT, futimens};
+    use std::os::unix::fs::MetadataExt;
+    if !can_mount("times_are_those_that_the_disk_keeps") {
+        return;
+    }
+    let images = tempfile::tempdir().unwrap();
+    for write in [mount::WriteMode::Through, mount::WriteMode::Back] {
+        let m = over_ext4(&images.path().join(format!("{write:?}")), "-I 128", write);
+        let shown = |path: std::path::PathBuf| {
+            let found = fs::metadata(path).unwrap();
+            (found.mtime(), found.mtime_nsec())
+        };
+        fs::write(m.path("a"), b"x").unwrap();
+        m.wait_until_closed();
+        assert_eq!(shown(m.path("a")), shown(m.below("a")), "{write:?}");
+        for tv_sec in [1_000_000_000, i64::from(i32::MAX) + 1_000_000_000, i64::from(i32::MIN) - 1_000_000_000] {
+            let file = File::options().write(true).open(m.path("a")).unwrap();
+            let last_modification = Timespec { tv_sec, tv_nsec: 999_999_999 };
+            let last_access = Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT };
+            futimens(&file, &Timestamps { last_access, last_modification }).unwrap();
+            drop(file);
+            wait_until("the time is the backing file's", || shown(m.path("a")) == shown(m.below("a")));
+        }
+    }
 }

@@ -143,9 +143,14 @@ impl FileSystem {
 
     /// An ext4 in the file `image`.
     pub fn image(path: &Path, image: &Path, len_bytes: u64) -> FileSystem {
+        FileSystem::image_with(path, image, len_bytes, "")
+    }
+
+    /// An ext4 in the file `image`, made with these options.
+    pub fn image_with(path: &Path, image: &Path, len_bytes: u64, options: &str) -> FileSystem {
         std::fs::File::create(image).unwrap().set_len(len_bytes).unwrap();
         let (image, at) = (image.display(), path.display());
-        shell(&format!("mkfs.ext4 -q -F {image} && mount -o loop {image} {at}"));
+        shell(&format!("mkfs.ext4 -q -F {options} {image} && mount -o loop {image} {at}"));
         FileSystem(path.to_owned())
     }
 
