@@ -13,6 +13,18 @@ pub struct Stamp {
     pub ctime_ns: i128,
 }
 
+/// Whether somebody else may have been writing the file when its stamp was taken, as was found out after that. The kernel moves a file's
+/// times before its bytes: so the stamp of a write that is under way is the one that the file has when it has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Writers {
+    /// Nobody: the file has held the bytes that belong to the stamp since.
+    None,
+    /// Somebody may have been.
+    Perhaps,
+    /// That was not looked at: it will be when the file is opened.
+    Unasked,
+}
+
 /// Which file below, for as long as it exists: the same name is not given to another one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FileIdentity {

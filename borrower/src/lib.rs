@@ -18,7 +18,7 @@ mod metrics;
 mod read;
 mod together;
 
-pub use below::{Below, FileIdentity, Stamp};
+pub use below::{Below, FileIdentity, Stamp, Writers};
 pub use logic::catalog::{Census, File};
 use metrics::Histogram;
 pub use metrics::{Counter, Metrics, Times};
@@ -236,6 +236,11 @@ impl File {
     /// Where the file's changes stand. Take it before looking at the file below, for [`Borrower::observe`].
     pub fn moment(&self) -> u64 {
         self.state.lock().moment()
+    }
+
+    /// Whether the file was left so, and nobody was writing it then. If not, [`Borrower::observe`] wants to know who may be.
+    pub fn is_sure_of(&self, stamp: Stamp) -> bool {
+        self.state.lock().is_sure_of(stamp)
     }
 
     /// The kernel is about to be told to drop pages of the file. Buffered writes that it drops them under are found
@@ -608,10 +613,10 @@ impl Borrower {
         ChangeGuard { borrower: self, file, changing: Some(changing) }
     }
 
-    /// Compares the file with what we left; `moment` was taken before `now` was. If somebody changed it beside us, its remote
-    /// pages are forgotten, and [`File::kernel_stale`] says so.
-    pub fn observe(&self, file: &File, moment: u64, now: Stamp) {
-        self.core.observe(file, moment, now);
+    /// Compares the file with what we left; `moment` was taken before `now` was, and `writers` found out after it. If somebody changed it
+    /// beside us, or may have been doing so when it was read, its remote pages are forgotten, and [`File::kernel_stale`] says so.
+    pub fn observe(&self, file: &File, moment: u64, now: Stamp, writers: Writers) {
+        self.core.observe(file, moment, now, writers);
     }
 
     /// The counters.

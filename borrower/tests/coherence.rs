@@ -8,12 +8,12 @@
 //!
 //! `PUMA_SEED=n` repeats one run.
 
-use borrower::Stamp;
 use borrower::logic::entry::{Place, Standing};
 use borrower::logic::file::{ChangeTicket, Ended, FileState, Filter, ReadTicket, Source, Verdict};
 use borrower::logic::lender::LenderWord;
 use borrower::logic::rules::{Rule, break_rule};
 use borrower::logic::stream_room::Lending;
+use borrower::{Stamp, Writers};
 use page::{PAGE_SIZE, PageRange, Version};
 use std::collections::{HashMap, VecDeque};
 
@@ -106,7 +106,7 @@ impl Model {
             repeated: 0,
         };
         // Every file is looked up, hence looked at, before it is read.
-        model.state.observe(model.state.moment(), model.stamp(), |_, _| {});
+        model.state.observe(model.state.moment(), model.stamp(), Writers::None, |_, _| {});
         model
     }
 
@@ -268,7 +268,7 @@ impl Model {
         (range.first..range.end).for_each(|index| self.below[index as usize] = self.contents);
         let moment = self.state.moment();
         let stamp = self.stamp();
-        self.state.observe(moment, stamp, |_, _| {});
+        self.state.observe(moment, stamp, Writers::None, |_, _| {});
         assert!(self.state.kernel_stale().is_some());
         self.doing.push(Doing::Other { range: PageRange { first: 0, end: PAGES }, content: 0, phase: Phase::Answered });
     }

@@ -8,11 +8,21 @@
 use crate::data::write_full;
 use crate::filesystem::Passthrough;
 use crate::inode::{Inode, stamp_of, stat};
-use borrower::{Change, Stamp};
+use crate::system::nobody_else_writes;
+use borrower::{Change, Stamp, Writers};
 use fuse::Errno;
 use page::{PAGE_SIZE, Page};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// Longest time that a write below is expected to take from the moment at which it moves the file's times: as long as a READ waits for a change.
+/// A file whose times are older is believed without a look at who may be writing it.
+const WRITE_MAX: Duration = Duration::from_secs(30);
+
+/// How far apart two changes are at the least that are given different times: two ticks of the slowest clock that kernels have. Since Linux 6.13 times
+/// that were looked at are never given again.
+const TIME_GRAIN: Duration = Duration::from_millis(20);
 
 /// How a change of bytes went.
 pub(crate) struct Outcome<T> {
@@ -72,7 +82,7 @@ impl Passthrough {
         // until it is written: whoever has the papers' way of doing it has that.)
         let _changing = inode.changing.lock();
         let moment = file.moment();
-        self.borrower.observe(file, moment, stamp_of(&stat(below)?));
+        self.borrower.observe(file, moment, stamp_of(&stat(below)?), Writers::Unasked);
         if !self.borrower.is_known(file, index, page) {
             return Ok(false);
         }
@@ -155,12 +165,24 @@ impl Passthrough {
 
     /// Shows the borrower what the file looks like while nothing changes it. Returns whether the kernel may keep what it caches. If
     /// not, it drops it when the open is answered; but opens at the same time could read what it has not dropped yet, so none of them
-    /// may keep it until we have had it dropped ourselves.
-    pub(crate) fn observe_now(&self, inode: &Arc<Inode>, fd: impl AsFd) -> Result<bool, Errno> {
+    /// may keep it until we have had it dropped ourselves. `fd` is open for reading only, unless `writes`; `is_new`: it was made by us.
+    pub(crate) fn observe_now(
+        &self,
+        inode: &Arc<Inode>,
+        fd: impl AsFd,
+        writes: bool,
+        is_new: bool,
+    ) -> Result<bool, Errno> {
         let Some(file) = &inode.file else { return Ok(false) };
         let _changing = inode.changing.lock();
         let moment = file.moment();
-        self.borrower.observe(file, moment, stamp_of(&stat(fd)?));
+        let stamp = stamp_of(&stat(&fd)?);
+        let writers = match file.is_sure_of(stamp) {
+            false if is_new => Writers::None,
+            false => writers(stamp, now_ns(), || !writes && inode.device.is_local(&fd) && nobody_else_writes(&fd)),
+            true => Writers::Unasked,
+        };
+        self.borrower.observe(file, moment, stamp, writers);
         inode.record_stamp();
         match file.kernel_stale() {
             None => Ok(true),
@@ -178,9 +200,50 @@ impl Passthrough {
         let moment = file.moment();
         let now = stat(fd)?;
         if changing.is_some() {
-            self.borrower.observe(file, moment, stamp_of(&now));
+            let stamp = stamp_of(&now);
+            let writers = match file.is_sure_of(stamp) {
+                false if writers(stamp, now_ns(), || false) == Writers::None => Writers::None,
+                _ => Writers::Unasked,
+            };
+            self.borrower.observe(file, moment, stamp, writers);
             inode.record_stamp();
         }
         Ok(now)
+    }
+}
+
+/// In nanoseconds since the epoch, as a stamp's times are.
+fn now_ns() -> i128 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos() as i128
+}
+
+/// Whether somebody may have been writing a file below when it looked so. `is_alone` asks whether nobody has it open to write now. (What is ours is ended
+/// before a stamp is taken, so it is only in the way of that question.)
+fn writers(stamp: Stamp, now_ns: i128, is_alone: impl FnOnce() -> bool) -> Writers {
+    // A clock that was set back says as little as a file system whose times are another machine's: what is far from now is not of now.
+    match now_ns.abs_diff(stamp.ctime_ns) {
+        age if age > WRITE_MAX.as_nanos() => Writers::None,
+        age if age > TIME_GRAIN.as_nanos() && is_alone() => Writers::None,
+        _ => Writers::Perhaps,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_may_be_writing_is_told_by_the_time_and_by_who_has_the_file_open() {
+        let of = |age: Duration, is_alone| {
+            let stamp = Stamp { size_bytes: 0, mtime_ns: 0, ctime_ns: -7 };
+            let age = age.as_nanos() as i128;
+            let [then, before] = [age, -age].map(|age| writers(stamp, stamp.ctime_ns + age, || is_alone));
+            assert_eq!(then, before, "the clock may have been set back");
+            then
+        };
+        assert_eq!(of(2 * WRITE_MAX, false), Writers::None);
+        assert_eq!(of(WRITE_MAX, false), Writers::Perhaps);
+        assert_eq!(of(WRITE_MAX, true), Writers::None);
+        assert_eq!(of(TIME_GRAIN, true), Writers::Perhaps);
     }
 }

@@ -88,7 +88,7 @@ impl Passthrough {
         let (fd, flags) = self.open_below(&inode, asked)?;
         self.count_access(&inode, &fd, asked);
         attempt.begin(0);
-        let opened = attempt.finish(self.add_open(inode.clone(), fd, flags, asked, taken), |open| open.fh)?;
+        let opened = attempt.finish(self.add_open(inode.clone(), fd, flags, asked, taken, false), |open| open.fh)?;
         self.wait_for_size(&inode);
         Ok(opened)
     }
@@ -129,7 +129,8 @@ impl Passthrough {
         Ok((open(path.path(), again, Mode::empty())?, again))
     }
 
-    /// Gives a file that is open below its number. The kernel may keep what it caches if nobody has changed the file beside us.
+    #[allow(clippy::too_many_arguments)] // What is open, and how it came to be.
+    /// Gives a file that is open below its number. The kernel may keep what it caches if nobody has changed the file beside us. `is_new`: it was made by us.
     pub(crate) fn add_open(
         &self,
         inode: Arc<Inode>,
@@ -137,6 +138,7 @@ impl Passthrough {
         flags: OFlags,
         asked: OFlags,
         taken: Taken,
+        is_new: bool,
     ) -> Result<abi::OpenOut, Errno> {
         let backing = inode.opened(&fd, asked, &self.connection, &self.borrower)?;
         let may_be_stored_to = asked & OFlags::ACCMODE == OFlags::RDWR;
@@ -151,7 +153,7 @@ impl Passthrough {
         if asked.contains(OFlags::DIRECT) {
             file.direct()?; // EINVAL, where the file system below has no O_DIRECT.
         }
-        let keep = self.observe_now(&inode, &file.fd)?;
+        let keep = self.observe_now(&inode, &file.fd, file.writable, is_new)?;
         if backing.is_some() {
             // What it believes of the file for long will not be told of any more.
             self.beside.ask_again(&inode);

@@ -64,6 +64,11 @@ impl Device {
 
     /// Whether closing a file of it, such as this one, tells nothing.
     pub(crate) fn closes_silently(&self, file: impl AsFd) -> bool {
+        self.is_local(file)
+    }
+
+    /// Whether nobody else can change its files, of which this is one.
+    pub(crate) fn is_local(&self, file: impl AsFd) -> bool {
         *self.is_local.get_or_init(|| is_local(file))
     }
 

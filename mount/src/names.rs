@@ -518,7 +518,7 @@ impl Passthrough {
         taken: Taken,
     ) -> Result<(abi::EntryOut, abi::OpenOut), Errno> {
         let (entry, inode) = self.enter(self.found_open(&fd)?, name)?;
-        match self.add_open(inode, fd, self.flags_below(asked), asked, taken) {
+        match self.add_open(inode, fd, self.flags_below(asked), asked, taken, true) {
             Ok(open) => Ok((entry, open)),
             Err(errno) => {
                 self.forget(entry.nodeid, 1);

@@ -186,6 +186,9 @@ impl Altering {
 impl Machine {
     /// Begins a change of a file.
     pub fn start_change(&mut self, context: &mut Context, file: usize, kind: Kind) {
+        if self.files[file].is_written_below {
+            return; // A change on both sides at once promises nothing.
+        }
         let value = context.number() * 4096;
         self.start(context, file, Doing::Change(Box::new(Altering::new(kind, value))));
     }

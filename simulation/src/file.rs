@@ -195,6 +195,8 @@ pub struct FileModel {
     pub invalidating: bool,
     /// It was written through a mapping.
     pub mapped_writes: bool,
+    /// Somebody is writing it below, slowly.
+    pub is_written_below: bool,
     /// Programs have stored and written the same units at the same time: either may be what they hold in the end.
     pub mixed: bool,
     /// Operations of applications under way.
@@ -217,6 +219,7 @@ impl FileModel {
             invalidation: None,
             invalidating: false,
             mapped_writes: false,
+            is_written_below: false,
             mixed: false,
             tasks: 0,
             changes: 0,

@@ -10,6 +10,7 @@
 #[cfg(not(debug_assertions))]
 compile_error!("the simulation wants debug assertions: build it with `--profile simulation`, or run `make simulate`");
 
+mod beside;
 mod changing;
 mod file;
 mod guest;

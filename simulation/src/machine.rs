@@ -1,19 +1,20 @@
 //! One borrowing machine: a model of its kernel (page cache, eviction, FUSE requests) and of the mount's order of steps, around the
 //! real logic of the borrower.
 
+use crate::beside::SlowWrite;
 use crate::changing::{Altering, Kind};
 use crate::file::{Cached, FileModel, Inode, UNITS, encode};
 use crate::guest::Guest;
 use crate::lending::{Asked, Lender, Link, Said, Told};
 use crate::opening::{Delivering, Opening};
 use crate::reading::Read;
-use crate::truth::{EOF, Time};
+use crate::truth::Time;
 use crate::weather::Weather;
-use borrower::FileIdentity;
 use borrower::logic::core::{Core, Setup, Strategy};
 use borrower::logic::gate::Passes;
 use borrower::logic::groups::Limits;
 use borrower::logic::rules::{Rule, keeps};
+use borrower::{FileIdentity, Writers};
 use fastrand::Rng;
 use page::{ChecksumKey, FileKey, PAGE_SIZE};
 use std::collections::{HashSet, VecDeque};
@@ -178,6 +179,8 @@ pub enum Doing {
     Open(Opening),
     /// The kernel is told to drop pages.
     Deliver(Delivering),
+    /// Somebody writes a file below.
+    WriteBelow(SlowWrite),
 }
 
 /// One machine.
@@ -287,6 +290,7 @@ impl Machine {
             Doing::Change(change) => self.advance_change(context, &task, change)?,
             Doing::Open(open) => self.advance_open(context, &task, open),
             Doing::Deliver(delivering) => self.advance_delivery(context, &task, delivering),
+            Doing::WriteBelow(slow) => self.advance_write_below(context, &task, slow),
         };
         task.doing = doing;
         if !done {
@@ -303,7 +307,7 @@ impl Machine {
                 }
             }
             Doing::Read(_) => context.tally.reads += 1,
-            Doing::Open(_) => {}
+            Doing::Open(_) | Doing::WriteBelow(_) => {}
         }
         file.tasks -= 1;
         file.calm(context.now);
@@ -379,7 +383,7 @@ impl Machine {
         let model = &mut self.files[file];
         let known = self.core.catalog.adopt(model.identity);
         context.note(|| format!("file {file} looked up: key {}", known.key().0));
-        self.core.observe(&known, known.moment(), model.below.stamp());
+        self.core.observe(&known, known.moment(), model.below.stamp(), Writers::Unasked);
         known.tell_size(model.below.stamp().size_bytes);
         model.inode = Some(Inode::new(known, &model.below));
         model.truth.open(context.now);
@@ -405,46 +409,12 @@ impl Machine {
         }
     }
 
-    /// Somebody changes the file below. The promise is close-to-open, so not while the mount changes it, too.
-    fn change_beside(&mut self, context: &mut Context, file: usize) {
-        let model = &mut self.files[file];
-        if model.changes > 0 || model.mixed || model.inode.as_ref().is_some_and(Inode::is_dirty) {
-            return;
-        }
-        let units = model.below.units.len();
-        let before: Vec<u64> = (0..units).map(|unit| model.below.read(unit)).collect();
-        let first = context.random.usize(0..units);
-        let end = context.random.usize(first + 1..=units.min(first + 20));
-        if context.random.bool() {
-            let value = context.number() * 4096;
-            let values: Vec<u64> = (first..end).map(|unit| value + unit as u64).collect();
-            model.below.write(first, &values);
-        } else {
-            model.below.truncate(first);
-        }
-        model.below.changed = context.now;
-        for (unit, old) in before.into_iter().enumerate() {
-            let new = model.below.read(unit);
-            if new != old {
-                model.truth.beside(unit, new, context.now);
-            }
-            if old == EOF
-                && let Some(cached) = model.inode.as_ref().and_then(|inode| inode.pages[unit / UNITS])
-            {
-                // What a mapping has left behind the old end may come to light with it, until an open.
-                model.truth.outlast(unit, cached.units[unit % UNITS], context.now);
-            }
-        }
-        context.tally.beside += 1;
-        context.note(|| format!("file {file} changed beside, units {first}.., size {}", self.files[file].below.size));
-    }
-
     /// A program stores through a mapping of a cached page.
     fn store(&mut self, context: &mut Context, file: usize) {
         let model = &mut self.files[file];
         let Some(inode) = model.inode.as_mut() else { return };
         // While a change of the size is under way, the model would not know what a store means.
-        if inode.size_unstable || inode.no_stores || inode.size != model.below.size {
+        if inode.size_unstable || inode.no_stores || model.is_written_below || inode.size != model.below.size {
             return;
         }
         // Nor while the kernel is about to cut off what is stored, because it is told of a size that the file had beside us.
@@ -738,6 +708,7 @@ impl Machine {
                 true
             }
             Doing::Deliver(_) => false,
+            Doing::WriteBelow(_) => true,
         });
         for (file, left) in self.files.iter_mut().zip(left) {
             file.changing = None;

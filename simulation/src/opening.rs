@@ -3,6 +3,7 @@
 use crate::file::{Invalidation, UNITS};
 use crate::machine::{Context, Doing, Machine, Task};
 use crate::truth::Time;
+use borrower::Writers;
 
 /// An open of an application.
 #[derive(Default)]
@@ -107,7 +108,8 @@ impl Machine {
                 let (size, version) = (file.below.size, inode.size_version);
                 open.told = context.now;
                 if file.changing.is_none() {
-                    self.core.observe(&inode.file, inode.file.moment(), file.below.stamp());
+                    let stamp = file.below.stamp();
+                    self.core.observe(&inode.file, inode.file.moment(), stamp, Writers::Unasked);
                 }
                 inode.file.tell_size(file.below.stamp().size_bytes);
                 context.note(|| format!("file {} asked for its size: {size}", task.file));
@@ -145,9 +147,11 @@ impl Machine {
                 if file.changing.is_some() {
                     return false;
                 }
-                self.core.observe(&inode.file, inode.file.moment(), file.below.stamp());
+                let (moment, stamp) = (inode.file.moment(), file.below.stamp());
+                let known = inode.file.clone();
+                self.core.observe(&known, moment, stamp, Machine::writers(context, file));
                 open.orphaned = false;
-                let Some(number) = inode.file.kernel_stale() else {
+                let Some(number) = known.kernel_stale() else {
                     context.note(|| format!("file {} opened, cache kept", task.file));
                     file.truth.open(task.began);
                     return true;

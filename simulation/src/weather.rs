@@ -18,6 +18,10 @@ pub struct Weather {
     pub opens: u32,
     /// Changes beside the mount.
     pub beside: u32,
+    /// Of 1,000 writes beside: those that are slow.
+    pub slow_writes: u32,
+    /// Of 1,000 opens: those that cannot know that nobody writes the file below.
+    pub unknown_writers: u32,
     /// The mount has the kernel drop some pages, for whatever reason.
     pub drops: u32,
     /// The kernel forgets an inode, or the file is deleted and made anew.
@@ -75,6 +79,8 @@ impl Weather {
             attributes: some(30, 100),
             opens: some(85, 200),
             beside: some(50, 80),
+            slow_writes: some(70, 1000),
+            unknown_writers: some(30, 500),
             drops: some(40, 80),
             forgets: some(30, 40),
             crashes: some(40, 20),

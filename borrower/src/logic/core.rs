@@ -14,7 +14,7 @@ use super::placement::Weights;
 use super::puts::{Batch, Buffers, PutQueue};
 use super::rules::{Rule, keeps};
 use super::stream_room::StreamRoom;
-use crate::below::Stamp;
+use crate::below::{Stamp, Writers};
 use crate::metrics::Metrics;
 use page::seal::Sealing;
 use page::{ChecksumKey, FileKey, PAGE_SIZE, Page, PageId, PageRange};
@@ -414,8 +414,8 @@ impl Core {
 
     /// Compares the file with what we left; `moment` was taken before `now` was. If somebody changed it beside us, its remote
     /// pages are forgotten, and [`File::kernel_stale`] says so.
-    pub fn observe(&self, file: &File, moment: u64, now: Stamp) {
-        self.watching_beside(file, |state, void| state.observe(moment, now, void));
+    pub fn observe(&self, file: &File, moment: u64, now: Stamp, writers: Writers) {
+        self.watching_beside(file, |state, void| state.observe(moment, now, writers, void));
     }
 
     /// The file below may hold something else than is known of it.

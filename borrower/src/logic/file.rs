@@ -24,7 +24,7 @@ use super::rules::{Rule, keeps};
 use super::stream_room::Lending;
 use super::streams::{Looked, Streams};
 use super::table::{Moved, PageTable};
-use crate::below::Stamp;
+use crate::below::{Stamp, Writers};
 use page::{PAGE_SHIFT, PAGE_SIZE, PageRange, Version};
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -211,6 +211,10 @@ pub struct FileState {
     quarantine: u64,
     /// What the file looked like when the last change of ours, or the last look at it, ended.
     stamp: Option<Stamp>,
+    /// Somebody else may have been writing the file when that was taken: the bytes may come after it.
+    is_provisional: bool,
+    /// Since then pages were read.
+    read_provisional: bool,
     /// How often somebody changed the file beside us.
     changes_beside: u64,
     /// Of those, how many the kernel's cache has been rid of.
@@ -381,6 +385,8 @@ impl FileState {
         // While another change is under way, what the file looked like before it is gone: only the first can compare.
         if self.is_settled() && self.is_comparable() && self.stamp != Some(before) && keeps(Rule::Stamp) {
             self.changed_beside(&mut voided);
+            self.is_provisional = keeps(Rule::Settled);
+            self.read_provisional = false;
         }
         self.moved(range);
         self.active.push(Active { id: self.changes, range, quarantine: self.quarantine });
@@ -456,14 +462,28 @@ impl FileState {
     }
 
     /// Compares the file with what we left, if nothing of ours has changed it since `moment`. If somebody else has, beside
-    /// us, everything known of it is void.
-    pub fn observe(&mut self, moment: u64, now: Stamp, voided: impl FnMut(u32, Entry)) {
-        if self.is_settled() && moment == self.moment() && self.stamp != Some(now) {
-            if self.is_comparable() && keeps(Rule::Stamp) {
-                self.changed_beside(voided);
-            }
-            self.stamp = Some(now);
+    /// us, everything known of it is void. So is all that was read while somebody may have been doing so, as is found out now by
+    /// whoever looks at the writers.
+    pub fn observe(&mut self, moment: u64, now: Stamp, writers: Writers, voided: impl FnMut(u32, Entry)) {
+        if !self.is_settled() || moment != self.moment() {
+            return;
         }
+        let is_other = self.stamp != Some(now);
+        let is_looked_at = self.is_provisional && writers != Writers::Unasked;
+        let is_void = if is_other { self.is_comparable() && keeps(Rule::Stamp) } else { self.read_provisional };
+        if (is_other || is_looked_at) && is_void {
+            self.changed_beside(voided);
+        }
+        if is_other || is_looked_at {
+            self.stamp = Some(now);
+            self.is_provisional = writers != Writers::None && keeps(Rule::Settled);
+            self.read_provisional = false;
+        }
+    }
+
+    /// Whether the file was left so, and nobody was writing it then.
+    pub fn is_sure_of(&self, stamp: Stamp) -> bool {
+        self.stamp == Some(stamp) && !self.is_provisional
     }
 
     /// Whether the kernel caches bytes that somebody has changed beside us. If so, the number to say to
@@ -474,7 +494,7 @@ impl FileState {
 
     /// What a daemon that takes over has to know.
     pub fn left(&self) -> Left {
-        let is_sure = self.is_settled() && self.changes_dropped >= self.changes_beside;
+        let is_sure = self.is_settled() && !self.is_provisional && self.changes_dropped >= self.changes_beside;
         Left { stamp: self.stamp.filter(|_| is_sure), has_edges: !self.edges.is_empty() }
     }
 
@@ -512,6 +532,7 @@ impl FileState {
             }
         };
         self.reads = self.reads.saturating_add(1);
+        self.read_provisional |= self.is_provisional;
         let raced = self.is_changing(range);
         let held = self.quarantines.iter().any(|held| held.range.overlaps(range));
         let (mut lifted, mut in_groups) = (false, false);
@@ -648,7 +669,10 @@ impl FileState {
         if self.is_known(index, standing, elsewhere) {
             return Verdict::Known;
         }
-        if self.is_quarantined(index) || self.edges.iter().any(|edge| edge.contains(index.into())) {
+        if self.is_provisional
+            || self.is_quarantined(index)
+            || self.edges.iter().any(|edge| edge.contains(index.into()))
+        {
             return Verdict::Quarantined;
         }
         // A READ that finds it cached no more decides anew.
@@ -694,7 +718,7 @@ impl FileState {
     /// What the file below holds of the page has this hash: it was read from there just now, or written. `placed` if it was read as a
     /// guest had evicted it.
     pub fn know(&mut self, index: u32, hash: u64, placed: bool) {
-        if !self.table.get(index).is_live() {
+        if !self.table.get(index).is_live() && !self.is_provisional {
             self.table.set(index, Entry::Known { hash, placed });
         }
     }
@@ -887,6 +911,39 @@ mod tests {
         // The file comes back; the event of what was evicted before that is still to come.
         state.forgotten();
         assert_eq!((evict(&mut state, 0), evict(&mut state, 1)), (Verdict::Quarantined, Verdict::Put));
+    }
+
+    #[test]
+    fn what_was_read_while_somebody_may_have_been_writing_is_dropped_and_not_believed() {
+        let at = |ctime_ns| Stamp { size_bytes: 1 << 30, mtime_ns: ctime_ns, ctime_ns };
+        let mut state = FileState::default();
+        let mut sources = Vec::new();
+        let mut read = |state: &mut FileState| {
+            let range = PageRange { first: 0, end: 1 };
+            let ticket = state.begin_read(range, 0, 0, |_| Standing::Valid, true, Filter::Off, &mut sources);
+            state.end_read(&ticket, 0, |_, _| ())
+        };
+        let observe = |state: &mut FileState, stamp, writers| {
+            let moment = state.moment();
+            state.observe(moment, at(stamp), writers, |_, _| {});
+            state.kernel_stale()
+        };
+        assert_eq!(observe(&mut state, 1, Writers::None), None);
+        assert!(read(&mut state) && evict(&mut state, 0) == Verdict::Put, "nobody was");
+
+        let first = observe(&mut state, 2, Writers::Perhaps);
+        assert!(first.is_some() && !state.is_sure_of(at(2)) && state.left().stamp.is_none());
+        state.kernel_dropped(first.unwrap());
+        assert_eq!(observe(&mut state, 2, Writers::Perhaps), None, "nothing was read since");
+        assert!(read(&mut state) && evict(&mut state, 0) == Verdict::Quarantined);
+        assert_eq!(observe(&mut state, 2, Writers::Unasked), None);
+        let second = observe(&mut state, 2, Writers::Perhaps);
+        assert!(second > first);
+        state.kernel_dropped(second.unwrap());
+        assert!(read(&mut state));
+        assert!(observe(&mut state, 2, Writers::None) > second && state.is_sure_of(at(2)));
+        assert_eq!(evict(&mut state, 0), Verdict::Quarantined, "it was read before");
+        assert!(read(&mut state) && evict(&mut state, 0) == Verdict::Put);
     }
 
     fn write(state: &mut FileState, page: u64, [before, after]: [Stamp; 2], position: u64) {

@@ -16,7 +16,7 @@ use super::entry::Entry;
 use super::file::{FileState, ReadTicket, Source, next_run};
 use super::rules::{Rule, keeps};
 use super::stream_room::Origin;
-use crate::below::Stamp;
+use crate::below::{Stamp, Writers};
 use page::{PAGE_SIZE, Page, PageId, PageRange, Version};
 use std::ops::Range;
 use std::time::Duration;
@@ -302,7 +302,7 @@ impl Reading {
     fn compare(&self, core: &Core, file: &File, now: Stamp) {
         let ticket = self.ticket();
         if ticket.stamp.is_some_and(|stamp| stamp != now) {
-            core.observe(file, ticket.moment(), now);
+            core.observe(file, ticket.moment(), now, Writers::Unasked);
         }
     }
 

@@ -50,6 +50,7 @@ rules! {
     Order = 28: "a write(2) that begins after a later write of the same pages counts as overtaken",
     Edge = 30: "no event of a page at the edge of a punched hole is believed until the kernel is known to have done with it",
     Demoted = 31: "what a guest has evicted counts only if it has the hash of what the file below holds",
+    Settled = 32: "what was read while somebody may have been writing the file below is not believed, and dropped at the next open",
 }
 
 #[cfg(debug_assertions)]

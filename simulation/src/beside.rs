@@ -1,0 +1,106 @@
+//! Files are changed below, beside the mount: at once, or slowly.
+
+use crate::file::{FileModel, UNITS};
+use crate::machine::{Context, Doing, Machine, Task};
+use crate::truth::EOF;
+use borrower::Writers;
+
+/// A write below that takes its time: its file has new times before it has new bytes (docs/consistency.md, K16).
+pub struct SlowWrite {
+    /// The unit that is written next.
+    next: usize,
+    /// What is still to be written, from there on.
+    left: Vec<u64>,
+    /// What the file held before.
+    before: Vec<u64>,
+}
+
+impl Machine {
+    /// Somebody changes the file below. The promise is close-to-open, so not while the mount changes it, too.
+    pub fn change_beside(&mut self, context: &mut Context, file: usize) {
+        let model = &mut self.files[file];
+        let is_dirty = model.inode.as_ref().is_some_and(crate::file::Inode::is_dirty);
+        if model.changes > 0 || model.mixed || model.is_written_below || is_dirty {
+            return;
+        }
+        let units = model.below.units.len();
+        let before: Vec<u64> = (0..units).map(|unit| model.below.read(unit)).collect();
+        let first = context.random.usize(0..units);
+        let end = context.random.usize(first + 1..=units.min(first + 20));
+        model.below.changed = context.now;
+        context.tally.beside += 1;
+        if context.random.bool() {
+            let value = context.number() * 4096;
+            let left: Vec<u64> = (first..end).map(|unit| value + unit as u64).collect();
+            if context.random.u32(0..1000) < context.weather.slow_writes {
+                context.note(|| format!("file {file} is being changed beside, units {first}..{end}"));
+                self.files[file].is_written_below = true;
+                let slow = SlowWrite { next: first, left, before };
+                return self.start(context, file, Doing::WriteBelow(slow));
+            }
+            model.below.write(first, &left);
+        } else {
+            model.below.truncate(first);
+        }
+        changed(context, model, &before);
+        context.note(|| format!("file {file} changed beside, units {first}.., size {}", self.files[file].below.size));
+    }
+
+    /// One step of a slow write below. True: it has ended.
+    pub fn advance_write_below(&mut self, context: &mut Context, task: &Task, slow: &mut SlowWrite) -> bool {
+        let model = &mut self.files[task.file];
+        if context.random.u32(0..1000) < context.weather.stalls {
+            return false;
+        }
+        let count = context.random.usize(0..=slow.left.len().min(UNITS));
+        let written: Vec<u64> = slow.left.drain(..count).collect();
+        if count > 0 {
+            for unit in model.below.size.min(slow.next)..slow.next + count {
+                // It may be read from now on, and what was there before until the file is opened after the write.
+                let new = unit.checked_sub(slow.next).and_then(|at| written.get(at).copied());
+                model.truth.announce(task.id, unit, new.unwrap_or(0));
+                if slow.before[unit] == EOF {
+                    let inode = model.inode.as_ref();
+                    let cached =
+                        inode.and_then(|inode| inode.pages[unit / UNITS]).map_or(0, |page| page.units[unit % UNITS]);
+                    model.truth.announce(task.id, unit, 0);
+                    model.truth.announce(task.id, unit, cached);
+                }
+            }
+            model.below.write(slow.next, &written);
+            slow.next += count;
+        }
+        if !slow.left.is_empty() {
+            return false;
+        }
+        model.is_written_below = false;
+        changed(context, model, &slow.before);
+        model.truth.end(task.id, context.now);
+        context.note(|| format!("file {} was changed beside, size {}", task.file, model.below.size));
+        true
+    }
+
+    /// What an open finds out of who may be writing the file below. Where nobody is, that cannot always be known.
+    pub fn writers(context: &mut Context, model: &FileModel) -> Writers {
+        match model.is_written_below || context.random.u32(0..1000) < context.weather.unknown_writers {
+            true => Writers::Perhaps,
+            false => Writers::None,
+        }
+    }
+}
+
+/// The file was changed below: what may still be read as it was `before`.
+fn changed(context: &Context, model: &mut FileModel, before: &[u64]) {
+    for (unit, old) in before.iter().copied().enumerate() {
+        let new = model.below.read(unit);
+        if new != old {
+            model.truth.beside(unit, new, context.now);
+        }
+        if old == EOF
+            && let Some(cached) = model.inode.as_ref().and_then(|inode| inode.pages[unit / UNITS])
+        {
+            // What a mapping has left behind the old end may come to light with it, until an open.
+            model.truth.outlast(unit, cached.units[unit % UNITS], context.now);
+        }
+    }
+}
