@@ -8,6 +8,7 @@
 //! - [`reply`]: answers, written in one system call each.
 //! - [`session`]: the connection: negotiation, [`Worker`]s that read requests and hand them to a [`Filesystem`].
 //! - `turns`: which of them reads; [`about_to_wait`], [`has_time`].
+//! - `demand`: how many workers are needed.
 //! - [`notify`]: messages to the kernel that are not answers.
 //! - [`backing`]: files that the kernel reads and writes below by itself.
 //! - [`mounting`]: making and ending the mount.
@@ -19,6 +20,7 @@
 pub mod abi;
 pub mod backing;
 mod buffer;
+mod demand;
 pub mod mountinfo;
 pub mod mounting;
 pub mod notify;
@@ -27,6 +29,7 @@ pub mod request;
 pub mod session;
 mod turns;
 
+pub use demand::Demand;
 pub use notify::Notifier;
 pub use reply::Reply;
 pub use request::{DecodeError, Operation, Request};

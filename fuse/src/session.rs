@@ -5,6 +5,7 @@
 
 use crate::abi::{self, init};
 use crate::buffer::Buffer;
+use crate::demand::{Demand, Starting};
 use crate::notify::Notifier;
 use crate::reply::Reply;
 use crate::request::{self, Operation, Request};
@@ -113,9 +114,12 @@ pub enum Served {
     Gone,
     /// It was asked to leave ([`Session::leave`]); the connection is there for a successor.
     Left,
+    /// It was not needed any more ([`Session::retire`]).
+    Retired,
 }
 
 /// A negotiated connection.
+#[derive(Clone)]
 pub struct Session {
     device: Arc<OwnedFd>,
     negotiated: Negotiated,
@@ -201,6 +205,22 @@ impl Session {
         Notifier::new(self.device.clone())
     }
 
+    /// Waits for what the workers lack, for `period` at the most: one more, because all are held up, if that `can` be; or fewer. One thread may
+    /// wait for it.
+    pub fn demand(&self, period: Duration, can_grow: bool) -> Demand {
+        self.turns.demand(period, can_grow)
+    }
+
+    /// Has so many idle workers end ([`Served::Retired`]), but never the last one.
+    pub fn retire(&self, count: usize) {
+        self.turns.retire(count);
+    }
+
+    /// Ends [`Session::demand`] for good.
+    pub fn close_demand(&self) {
+        self.turns.close();
+    }
+
     /// A worker with a descriptor of its own, so that workers do not share the kernel's queue of what they have read.
     pub fn worker(&self) -> io::Result<Worker> {
         let device = match mounting::clone_device(&self.device) {
@@ -216,12 +236,25 @@ impl Session {
         // Who has something to do does not wait for more.
         let flags = rustix::fs::fcntl_getfl(&device)?;
         rustix::fs::fcntl_setfl(&device, flags | rustix::fs::OFlags::NONBLOCK)?;
+        self.worker_with(Arc::new(device))
+    }
+
+    /// A worker that shares the connection's own descriptor, which costs none. The kernel's queue of what was read from it is shared, too, which
+    /// does not matter to a worker that is there because others are held up.
+    pub fn extra_worker(&self) -> io::Result<Worker> {
+        let flags = rustix::fs::fcntl_getfl(&self.device)?;
+        rustix::fs::fcntl_setfl(&self.device, flags | rustix::fs::OFlags::NONBLOCK)?;
+        self.worker_with(self.device.clone())
+    }
+
+    fn worker_with(&self, device: Arc<OwnedFd>) -> io::Result<Worker> {
         let request = Buffer::new(REQUEST_BUFFER_BYTES)?;
         // A page that is not there yet is faulted in while the kernel hands over a request. If we are killed just then, that fails, and
         // the kernel fails the request for good instead of sending it again.
         request.populate();
         Ok(Worker {
-            device: Arc::new(device),
+            starting: Some(Starting::new(&self.turns)),
+            device,
             capabilities: self.negotiated.capabilities,
             request,
             scratch: Buffer::new(IO_BYTES_MAX + PAGE_BYTES)?,
@@ -234,6 +267,7 @@ impl Session {
 
 /// Reads requests and has them answered: one at a time, but for READs that the file system likes to answer together.
 pub struct Worker {
+    starting: Option<Starting>,
     device: Arc<OwnedFd>,
     capabilities: u64,
     request: Buffer,
@@ -258,12 +292,15 @@ impl Worker {
     /// Serves until the mount is gone or the worker is asked to leave, neither of which is an error.
     pub fn serve(&mut self, filesystem: &dyn Filesystem) -> io::Result<Served> {
         let mut place = Place::new(&self.turns, &self.device);
+        drop(self.starting.take());
         let mut kept = None;
         loop {
             let read = match kept.take() {
                 Some(len) => Ok(len),
                 None => {
-                    place.wait();
+                    if !place.wait() {
+                        return Ok(Served::Retired);
+                    }
                     self.reading.store(true, Ordering::Release);
                     let buffer = &mut self.request[REQUEST_START..];
                     let read = read_request(&self.device, buffer, &self.leave, place.patience());

@@ -22,6 +22,7 @@
 //! Two workers that read are harmless, whatever they take each other for. What must never happen here: that none reads while one
 //! waits for the turn.
 
+use crate::demand::Workforce;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::cell::{Cell, RefCell};
@@ -57,18 +58,23 @@ pub(crate) struct Turns {
     patience_beside: Patience,
     /// Whether there is a watcher.
     watched: AtomicBool,
-    waiting: Mutex<Waiting>,
+    pub(crate) waiting: Mutex<Waiting>,
     /// For those who sleep.
-    called: Condvar,
+    pub(crate) called: Condvar,
     /// For the watcher.
     passed: Condvar,
+    /// For [`Turns::demand`].
+    pub(crate) short: Condvar,
+    /// Requests that were read without the turn.
+    read_without: AtomicU64,
 }
 
 #[derive(Default)]
-struct Waiting {
+pub(crate) struct Waiting {
     sleeping: usize,
     /// One of them was called and has not come yet.
     is_called: bool,
+    pub(crate) workers: Workforce,
 }
 
 thread_local! {
@@ -135,23 +141,35 @@ impl Turns {
         Turns { word: AtomicU64::new(FREE), ..Turns::default() }
     }
 
-    /// Waits for the turn.
-    fn wait(&self) -> u64 {
+    /// Waits for the turn. None: this worker is not needed, and is to end.
+    fn wait(&self) -> Option<u64> {
         let mut waiting = self.waiting.lock();
+        waiting.workers.idle += 1;
+        let turn = self.wait_idle(&mut waiting);
+        if waiting.workers.no_longer_idle() {
+            self.short.notify_one();
+        }
+        turn
+    }
+
+    fn wait_idle(&self, waiting: &mut MutexGuard<'_, Waiting>) -> Option<u64> {
         loop {
             let word = self.word.load(Ordering::SeqCst);
             if word & FREE != 0 {
                 if let Some(turn) = self.take(word) {
-                    return turn;
+                    return Some(turn);
                 }
             } else if word & HANDLING != 0 && !self.watched.swap(true, Ordering::SeqCst) {
-                let turn = self.watch(&mut waiting);
-                if let Some(turn) = turn {
+                let turn = self.watch(waiting);
+                if turn.is_some() {
                     return turn;
                 }
+            } else if waiting.workers.may_end() {
+                // The turn is not free, and another idle worker takes it when it is.
+                return None;
             } else {
                 waiting.sleeping += 1;
-                self.called.wait(&mut waiting);
+                self.called.wait(waiting);
                 waiting.sleeping -= 1;
                 waiting.is_called = false;
             }
@@ -233,6 +251,11 @@ impl Turns {
         self.word.compare_exchange(turn, reading, Ordering::SeqCst, Ordering::SeqCst).ok().map(|_| reading)
     }
 
+    /// Requests, and changes of the turn, since the session began.
+    pub(crate) fn requests_read(&self) -> u64 {
+        self.word.load(Ordering::Relaxed) / ONE + self.read_without.load(Ordering::Relaxed)
+    }
+
     /// Whoever wants it may have the turn.
     fn pass(&self, turn: u64) {
         let free = (turn & !(HANDLING | GATHERING)) | FREE;
@@ -253,14 +276,18 @@ impl Place {
     /// For this thread, which reads from that device.
     pub(crate) fn new(turns: &Arc<Turns>, device: &Arc<OwnedFd>) -> Place {
         OWN.set(Some((turns.clone(), device.clone())));
+        turns.waiting.lock().workers.serving += 1;
         Place { turns: turns.clone(), device: device.clone(), turn: None }
     }
 
-    /// Waits for the turn, unless it is still one's own, or there is enough to do for two: to sleep and be called would only cost then.
-    pub(crate) fn wait(&mut self) {
+    /// Waits for the turn, unless it is still one's own, or there is enough to do for two: to sleep and be called would only cost then. False: this
+    /// worker is not needed any more, and is to end.
+    pub(crate) fn wait(&mut self) -> bool {
         if self.turn.is_none() && (self.turns.is_gathering() || is_quiet(&self.device)) {
-            self.turn = Some(self.turns.wait());
+            self.turn = self.turns.wait();
+            return self.turn.is_some();
         }
+        true
     }
 
     /// With which the next request is to be waited for: by the one whose turn it is.
@@ -270,7 +297,10 @@ impl Place {
 
     /// A request was read, and `handle` handles it.
     pub(crate) fn while_handling(&mut self, handle: impl FnOnce()) {
-        TURN.set(self.turn.take().map(|turn| self.turns.requested(turn)));
+        match self.turn.take() {
+            Some(turn) => TURN.set(Some(self.turns.requested(turn))),
+            None => drop(self.turns.read_without.fetch_add(1, Ordering::Relaxed)),
+        }
         handle();
         self.turn = TURN.take().and_then(|turn| self.turns.finished(turn));
     }
@@ -281,6 +311,7 @@ impl Drop for Place {
         if let Some(turn) = TURN.take().or(self.turn) {
             self.turns.pass(turn);
         }
+        self.turns.waiting.lock().workers.serving -= 1;
         OWN.set(None);
     }
 }
@@ -357,7 +388,7 @@ mod tests {
                     let mut place = Place::new(&turns, &device());
                     let mut busy = false;
                     loop {
-                        place.wait();
+                        assert!(place.wait());
                         let Some(task) = kernel.read() else { return busy };
                         busy = true;
                         place.while_handling(|| {

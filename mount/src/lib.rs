@@ -59,6 +59,7 @@ mod sweep;
 mod system;
 mod takeover;
 mod writeback;
+mod workers;
 mod xattr;
 
 pub use config::{Config, WriteMode};
@@ -68,3 +69,4 @@ pub use running::{JANITOR, Mount, MountInfo, NOTIFIER};
 pub use rustix::mount::MountFlags;
 pub use starting::{detach, is_mounted, raise_limits, remount};
 pub use status::Status;
+pub use workers::WORKERS_MAX;

@@ -1,24 +1,21 @@
 //! A mount while it is served: its threads, how it is ended, how it is left to a successor, what it has done so far.
 
-use crate::credentials::{Privilege, prepare_thread};
 use crate::error::Error;
 use crate::filesystem::Passthrough;
-use crate::handover::channel::Held;
 use crate::handover::layout::header;
-use crate::resent;
 use crate::starting::failed;
 use crate::status::Status;
-use crate::system::{interrupt_thread, make_usr1_interrupt, thread_id};
+use crate::system::{interrupt_thread, make_usr1_interrupt};
+use crate::workers::{Workers, start_threads};
 use borrower::Borrower;
-use fuse::{Served, Session, Worker, mounting};
+use fuse::{Served, Session, mounting};
 use parking_lot::{Condvar, Mutex};
 use rustix::fd::OwnedFd;
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// How often workers that wait for a request are interrupted, until all have left.
@@ -35,22 +32,9 @@ pub(crate) struct Shared {
     pub(crate) filesystem: Passthrough,
     pub(crate) source: PathBuf,
     pub(crate) mountpoint: PathBuf,
+    pub(crate) session: Session,
     pub(crate) workers: Mutex<Workers>,
     pub(crate) ended: Condvar,
-    /// Set, it has the workers leave.
-    pub(crate) leave: Arc<AtomicBool>,
-}
-
-/// The workers that have not ended.
-#[derive(Default)]
-pub(crate) struct Workers {
-    running: usize,
-    /// Those that can be interrupted: their threads, and whether they wait for a request.
-    threads: Vec<(i32, Arc<AtomicBool>)>,
-    /// Those that were asked to leave, read no more, and wait for the others to do the same.
-    leaving: usize,
-    /// All have left, and the mount is there for a successor.
-    left: bool,
 }
 
 /// A mount that is being served. Dropping it detaches it, unless it was left to a successor; uses that are left are served to their
@@ -111,12 +95,12 @@ impl Mount {
     pub fn leave(&self, limit: Duration) -> io::Result<bool> {
         make_usr1_interrupt()?;
         let shared = &self.shared;
-        shared.leave.store(true, Ordering::Release);
+        shared.session.leave().store(true, Ordering::Release);
         let start = Instant::now();
         let mut workers = shared.workers.lock();
         while workers.running > 0 {
             if start.elapsed() > limit && !workers.left {
-                shared.leave.store(false, Ordering::Release);
+                shared.session.leave().store(false, Ordering::Release);
                 shared.ended.notify_all();
                 return Ok(false);
             }
@@ -132,10 +116,12 @@ impl Mount {
     pub fn status(&self) -> Status {
         let filesystem = &self.shared.filesystem;
         let (written_files_pending, written_bytes_pending) = filesystem.ledger.pending();
+        let workers = self.shared.workers.lock().running;
         Status {
             source: self.shared.source.to_string_lossy().into_owned(),
             mountpoint: self.shared.mountpoint.to_string_lossy().into_owned(),
-            serving: self.shared.workers.lock().running > 0,
+            serving: workers > 0,
+            workers,
             takeovers: filesystem.keep.memory.header(header::TAKEOVERS).load(Ordering::Relaxed),
             requests: filesystem.counters.requests(),
             direct_reads: filesystem.counters.direct_reads.get(),
@@ -163,11 +149,9 @@ impl Mount {
         threads: usize,
         devices: BTreeMap<u64, OwnedFd>,
     ) -> io::Result<Mount> {
-        let privilege = filesystem.privilege;
-        let leave = session.leave().clone();
-        let workers = Mutex::default();
-        let shared = Arc::new(Shared { filesystem, source, mountpoint, workers, ended: Condvar::new(), leave });
-        start_threads(&shared, session, threads, devices, privilege)?;
+        let (session, workers) = (session.clone(), Mutex::default());
+        let shared = Arc::new(Shared { filesystem, source, mountpoint, session, workers, ended: Condvar::new() });
+        start_threads(&shared, threads, devices)?;
         Ok(Mount { shared })
     }
 
@@ -187,120 +171,11 @@ impl Drop for Mount {
     }
 }
 
-fn start_threads(
-    shared: &Arc<Shared>,
-    session: &Session,
-    threads: usize,
-    mut devices: BTreeMap<u64, OwnedFd>,
-    privilege: Privilege,
-) -> io::Result<()> {
-    let keep = &shared.filesystem.keep;
-    let mut workers = Vec::new();
-    for number in 1..=threads as u64 {
-        let worker = match devices.remove(&number) {
-            Some(device) => session.worker_on(device)?,
-            None => {
-                let worker = session.worker()?;
-                // Closed, it would end the requests that were read from it.
-                keep.hold(Held::Device(number), worker.device());
-                worker
-            }
-        };
-        workers.push(worker);
-    }
-    let (of_attributes, of_mounts) = (session.notifier(), session.notifier());
-    for (name, work) in [
-        (NOTIFIER, Box::new(|shared: &Shared| shared.filesystem.invalidations.deliver()) as Work),
-        (NOTIFIER, Box::new(move |shared: &Shared| shared.filesystem.beside.run(&shared.filesystem, &of_attributes))),
-        (
-            "puma-mounts",
-            Box::new(move |shared: &Shared| shared.filesystem.crossing.follow(&shared.filesystem, &of_mounts)),
-        ),
-        ("puma-sweep", Box::new(|shared: &Shared| shared.filesystem.sweep.run(&shared.filesystem))),
-        (JANITOR, Box::new(|shared: &Shared| shared.filesystem.ledger.tend(&shared.filesystem.inodes))),
-    ] {
-        let shared = shared.clone();
-        thread::Builder::new().name(name.to_owned()).spawn(move || {
-            let _ = crate::system::set_io_flusher();
-            let _ = crate::system::stand_among_descriptors();
-            work(&shared);
-        })?;
-    }
-    shared.workers.lock().running = threads;
-    for (index, worker) in workers.into_iter().enumerate() {
-        let of_thread = shared.clone();
-        let run = move || of_thread.work(worker, privilege);
-        if let Err(error) = thread::Builder::new().name(format!("puma-fuse-{index}")).spawn(run) {
-            (index..threads).for_each(|_| shared.worker_ended());
-            return Err(error);
-        }
-    }
-    Ok(())
-}
-
 /// The name of the threads that have the kernel drop pages and attributes. Killed, they may not end before a successor has written what is dirty.
 pub const NOTIFIER: &str = "puma-notify";
 
 /// The name of the thread that has what was written below written back. Killed, it may not end before a disk that is slow has taken a piece of it.
 pub const JANITOR: &str = "puma-janitor";
-
-type Work = Box<dyn FnOnce(&Shared) + Send>;
-
-impl Shared {
-    fn work(&self, mut worker: Worker, privilege: Privilege) {
-        let thread = thread_id();
-        resent::prepare_thread(&self.filesystem.keep.memory);
-        let _own_thread = self.filesystem.beside.own_thread();
-        self.workers.lock().threads.push((thread, worker.reading().clone()));
-        if let Err(error) = prepare_thread(privilege) {
-            // Without its own umask and ids a worker would make files as somebody else.
-            tracing::error!(%error, "a worker cannot act as its callers, and stops; run as root, or as an ordinary user");
-        } else {
-            loop {
-                match worker.serve(&self.filesystem) {
-                    Ok(Served::Left) if !self.all_leave() => continue,
-                    Ok(_) => {}
-                    Err(error) => {
-                        tracing::error!(%error, "a worker stops: reading requests from the kernel failed");
-                    }
-                }
-                break;
-            }
-        }
-        self.workers.lock().threads.retain(|(other, _)| *other != thread);
-        self.worker_ended();
-    }
-
-    /// A worker that was asked to leave reads no more. Waits until all do, or the mount is to be served on.
-    fn all_leave(&self) -> bool {
-        let mut workers = self.workers.lock();
-        workers.leaving += 1;
-        self.ended.notify_all();
-        while self.leave.load(Ordering::Acquire) && workers.leaving < workers.running && !workers.left {
-            self.ended.wait(&mut workers);
-        }
-        workers.left |= self.leave.load(Ordering::Acquire);
-        workers.leaving -= usize::from(!workers.left);
-        workers.left
-    }
-
-    fn worker_ended(&self) {
-        let mut workers = self.workers.lock();
-        workers.running -= 1;
-        self.ended.notify_all();
-        if workers.running == 0 {
-            if workers.left {
-                self.filesystem.keep.hand_over();
-            }
-            self.filesystem.ledger.close();
-            self.filesystem.sweep.close();
-            self.filesystem.beside.close();
-            self.filesystem.crossing.close();
-            self.filesystem.invalidations.close();
-            self.filesystem.inodes.forget_all();
-        }
-    }
-}
 
 /// The root's two descriptors.
 pub(crate) struct Source {

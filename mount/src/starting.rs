@@ -41,8 +41,9 @@ use std::sync::Arc;
 const SUBTYPE: &str = "pumapool";
 /// Read-ahead window. Large, because a lender answers many pages for the price of one.
 const READAHEAD_BYTES_MAX: u32 = 1 << 20;
-/// Requests in the background at once: some read-ahead windows of each of several readers.
-const BACKGROUND_MAX: u16 = 64;
+/// Requests in the background (read-ahead, writeback) that the kernel sends at once. Many, so that it never holds back those of one user because of
+/// another's; what is more than the workers can do waits here, by user.
+const BACKGROUND_MAX: u16 = 4096;
 /// Fewer threads than this, and one slow request stops all others.
 pub(crate) const THREADS_MIN: usize = 2;
 

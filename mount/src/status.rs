@@ -67,6 +67,8 @@ pub struct Status {
     pub mountpoint: String,
     /// Whether requests are still served.
     pub serving: bool,
+    /// Threads that answer requests now.
+    pub workers: usize,
     /// How often a new daemon has taken the mount over from one before it.
     pub takeovers: u64,
     /// Requests from the kernel, by kind.

@@ -267,6 +267,7 @@ const DECLARED: &[Section] = &[
         counter("pumapool_mount_requested_drops_total", In::Count, "requested_drops", "times that the kernel was to drop what it caches of a file, which had changed beside the mount, or may have"),
         counter("pumapool_mount_read_bytes_total", In::Bytes, "read_bytes", "bytes answered to READs"),
         counter("pumapool_mount_written_bytes_total", In::Bytes, "written_bytes", "bytes written by WRITEs"),
+        gauge("pumapool_mount_workers", In::Count, "workers", "threads that answer requests now"),
         gauge("pumapool_mount_open_handles", In::Count, "open_handles", "files and directories open now"),
         gauge("pumapool_mount_inodes", In::Count, "inodes", "inodes that the kernel knows now"),
         gauge("pumapool_mount_inodes_with_descriptor", In::Count, "inodes_with_descriptor", "of those, held by a descriptor; the others are held by a file handle"),

@@ -1,0 +1,206 @@
+//! How many workers a session needs: one more when all are held up, fewer when some were idle for long.
+//!
+//! As long as one worker is idle, a request that is held up delays no other (see [`crate::turns`]). So a *shortage* is that no worker is idle, and
+//! that requests take longer than a moment: more workers would not make quick requests quicker. This module counts; the owner of
+//! the session starts and ends threads.
+
+use crate::turns::Turns;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How long all workers must be held up before there is one more.
+const GROW_AFTER: Duration = Duration::from_millis(1);
+
+/// What a session's workers lack.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Demand {
+    /// One more worker: all are held up.
+    More,
+    /// Nothing. So many workers were idle for the whole period, and not needed.
+    Fewer(usize),
+    /// The session has ended.
+    Closed,
+}
+
+/// The workers of a session, by what they do.
+#[derive(Default)]
+pub(crate) struct Workforce {
+    /// Workers that were made and do not serve yet.
+    starting: usize,
+    /// Workers that serve.
+    pub(crate) serving: usize,
+    /// Workers that wait for the turn.
+    pub(crate) idle: usize,
+    /// The smallest `idle` of this period.
+    idle_least: usize,
+    /// Idle workers that are to end.
+    surplus: usize,
+    /// Whether [`Turns::demand`] waits for a shortage.
+    is_awaited: bool,
+    is_closed: bool,
+}
+
+impl Workforce {
+    /// Whether no worker is free to read the next request, or about to be.
+    fn is_short(&self) -> bool {
+        self.idle == 0 && self.starting == 0
+    }
+
+    /// Whether there is a shortage that [`Turns::demand`] must be woken for.
+    fn is_noticed(&self) -> bool {
+        self.is_awaited && self.is_short()
+    }
+
+    /// Counts an idle worker out. Returns whether [`Turns::demand`] must be woken.
+    pub(crate) fn no_longer_idle(&mut self) -> bool {
+        self.idle -= 1;
+        self.idle_least = self.idle_least.min(self.idle);
+        self.is_noticed()
+    }
+
+    /// Whether an idle worker may end; counts it out of the surplus. The last idle worker never may.
+    pub(crate) fn may_end(&mut self) -> bool {
+        let may = self.surplus > 0 && self.idle > 1;
+        self.surplus -= usize::from(may);
+        may
+    }
+}
+
+/// A worker that was made and does not serve yet.
+pub(crate) struct Starting(Arc<Turns>);
+
+impl Starting {
+    pub(crate) fn new(turns: &Arc<Turns>) -> Starting {
+        turns.waiting.lock().workers.starting += 1;
+        Starting(turns.clone())
+    }
+}
+
+impl Drop for Starting {
+    fn drop(&mut self) {
+        let mut waiting = self.0.waiting.lock();
+        waiting.workers.starting -= 1;
+        if waiting.workers.is_noticed() {
+            self.0.short.notify_one();
+        }
+    }
+}
+
+impl Turns {
+    /// Waits for what the workers lack, for `period` at the most. Without `can_grow` no shortage counts.
+    pub(crate) fn demand(&self, period: Duration, can_grow: bool) -> Demand {
+        let deadline = Instant::now() + period;
+        let mut waiting = self.waiting.lock();
+        waiting.workers.idle_least = waiting.workers.idle;
+        while !waiting.workers.is_closed && Instant::now() < deadline {
+            if !(can_grow && waiting.workers.is_short()) {
+                waiting.workers.is_awaited = can_grow;
+                let _ = self.short.wait_until(&mut waiting, deadline);
+                waiting.workers.is_awaited = false;
+                continue;
+            }
+            let read_before = self.requests_read();
+            let _ = self.short.wait_for(&mut waiting, GROW_AFTER);
+            let read = self.requests_read() - read_before;
+            if waiting.workers.is_short() && read < waiting.workers.serving as u64 && !waiting.workers.is_closed {
+                waiting.workers.surplus = 0;
+                return Demand::More;
+            }
+        }
+        match waiting.workers.is_closed {
+            true => Demand::Closed,
+            // One is always there for what may come.
+            false => Demand::Fewer(waiting.workers.idle_least.saturating_sub(1)),
+        }
+    }
+
+    /// Has so many idle workers end.
+    pub(crate) fn retire(&self, count: usize) {
+        self.waiting.lock().workers.surplus = count;
+        if count > 0 {
+            self.called.notify_all();
+        }
+    }
+
+    /// Ends [`Turns::demand`].
+    pub(crate) fn close(&self) {
+        self.waiting.lock().workers.is_closed = true;
+        self.short.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::turns::{Place, about_to_wait};
+    use parking_lot::Mutex;
+    use std::sync::mpsc::{Receiver, Sender, channel};
+    use std::thread;
+
+    const PERIOD: Duration = Duration::from_secs(30);
+
+    /// What the workers of the test share.
+    #[derive(Clone)]
+    struct Shared {
+        turns: Arc<Turns>,
+        requests: Arc<Mutex<Receiver<()>>>,
+        held: Sender<()>,
+        /// Each ends the handling of one request.
+        words: Arc<Mutex<Receiver<()>>>,
+        /// Whether a worker that has ended was retired.
+        ended: Sender<bool>,
+    }
+
+    impl Shared {
+        fn start_worker(&self) {
+            let (own, starting) = (self.clone(), Starting::new(&self.turns));
+            let device = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap();
+            thread::spawn(move || {
+                let mut place = Place::new(&own.turns, &Arc::new(device));
+                drop(starting);
+                while place.wait() {
+                    if own.requests.lock().recv().is_err() {
+                        return own.ended.send(false);
+                    }
+                    place.while_handling(|| {
+                        about_to_wait();
+                        own.held.send(()).unwrap();
+                        own.words.lock().recv().unwrap();
+                    });
+                }
+                own.ended.send(true)
+            });
+        }
+    }
+
+    #[test]
+    fn workers_come_when_all_are_held_up_and_go_when_idle() {
+        let (request, requests) = channel();
+        let (held, is_held) = channel();
+        let (word, words) = channel();
+        let (ended, has_ended) = channel();
+        let turns = Arc::new(Turns::new());
+        let [requests, words] = [requests, words].map(|receiver| Arc::new(Mutex::new(receiver)));
+        let shared = Shared { turns: turns.clone(), requests, held, words, ended };
+        (0..3).for_each(|_| shared.start_worker());
+        for _ in 0..2 {
+            request.send(()).unwrap();
+            is_held.recv_timeout(PERIOD).unwrap();
+        }
+        assert_eq!(turns.demand(Duration::from_millis(5), false), Demand::Fewer(0), "no more can be had");
+        assert_eq!(turns.demand(PERIOD, true), Demand::More, "only one is left to read");
+        shared.start_worker();
+        assert_eq!(turns.demand(Duration::from_millis(5), true), Demand::Fewer(0), "one is idle, as it should be");
+        (0..2).for_each(|_| word.send(()).unwrap());
+        while turns.waiting.lock().workers.idle < 3 {
+            thread::yield_now();
+        }
+        assert_eq!(turns.demand(Duration::from_millis(5), true), Demand::Fewer(2));
+        turns.retire(2);
+        assert_eq!([(); 2].map(|()| has_ended.recv_timeout(PERIOD).unwrap()), [true; 2]);
+        drop(request);
+        assert_eq!([(); 2].map(|()| has_ended.recv_timeout(PERIOD).unwrap()), [false; 2], "these serve to the end");
+        turns.close();
+        assert_eq!(turns.demand(PERIOD, true), Demand::Closed);
+    }
+}
