@@ -55,6 +55,8 @@ pub(crate) struct Passthrough {
     pub(crate) counters: Counters,
     pub(crate) write_mode: WriteMode,
     pub(crate) privilege: Privilege,
+    /// Whether the kernel checks access control lists (FUSE_POSIX_ACL).
+    pub(crate) checks_lists: bool,
     pub(crate) attr_timeout: Duration,
     pub(crate) told_attr_timeout: Duration,
     pub(crate) entry_timeout: Duration,

@@ -23,6 +23,7 @@ use crate::status::Counters;
 use crate::sweep::Sweep;
 use crate::system;
 use crate::writeback::time_granularity_ns;
+use crate::xattr::has_lists;
 use borrower::Borrower;
 use fuse::abi::init;
 use fuse::mounting::{self, Options};
@@ -253,7 +254,6 @@ fn wish(config: &Config, pass: bool, below: &OwnedFd) -> Wish {
         | init::DO_READDIRPLUS
         | init::READDIRPLUS_AUTO
         | init::PARALLEL_DIROPS
-        | init::POSIX_ACL
         | init::CACHE_SYMLINKS
         | init::HANDLE_KILLPRIV_V2
         | init::SETXATTR_EXT
@@ -266,6 +266,9 @@ fn wish(config: &Config, pass: bool, below: &OwnedFd) -> Wish {
     } else if pass {
         // The kernel has only one of the two.
         capabilities |= init::PASSTHROUGH;
+    }
+    if config.cross_mounts || has_lists(below) {
+        capabilities |= init::POSIX_ACL;
     }
     if config.idmapped {
         capabilities |= init::ALLOW_IDMAP;
@@ -342,6 +345,7 @@ fn serve<E: Into<Box<dyn std::error::Error + Send + Sync>>>(
         counters: Counters::default(),
         write_mode,
         privilege,
+        checks_lists: negotiated.capabilities & init::POSIX_ACL != 0,
         attr_timeout: config.attr_timeout,
         told_attr_timeout: config.told_attr_timeout,
         entry_timeout: config.entry_timeout,

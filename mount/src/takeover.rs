@@ -163,6 +163,7 @@ fn restore(
         counters: Counters::default(),
         write_mode: if state.write_back { WriteMode::Back } else { WriteMode::Through },
         privilege,
+        checks_lists: state.capabilities & init::POSIX_ACL != 0,
         attr_timeout: config.attr_timeout,
         told_attr_timeout: config.told_attr_timeout,
         entry_timeout: config.entry_timeout,

@@ -5,11 +5,27 @@ use crate::filesystem::Passthrough;
 use crate::resent::Attempt;
 use crate::system::ProcPath;
 use fuse::{Errno, abi};
+use rustix::fd::AsFd;
 use rustix::fs::XattrFlags;
 use std::ffi::CStr;
 
 /// Longest list of names, and longest value, in Linux.
 const XATTR_BYTES_MAX: usize = 64 << 10;
+/// The names of access control lists begin so.
+const ACCESS_CONTROL_LIST: &[u8] = b"system.posix_acl_";
+/// The type of a FUSE file system (linux/magic.h).
+const FUSE: u32 = 0x6573_5546;
+
+/// Whether files in a directory can have access control lists, so that the kernel has to check them. Some
+/// FUSE servers that have none answer with EIO.
+pub(crate) fn has_lists(directory: impl AsFd) -> bool {
+    let is_fuse = || rustix::fs::fstatfs(&directory).is_ok_and(|found| found.f_type as u32 == FUSE);
+    match rustix::fs::getxattr(ProcPath::new(&directory).path(), c"system.posix_acl_access", &mut [0u8; 0][..]) {
+        Err(Errno::OPNOTSUPP) => false,
+        Err(Errno::IO) => !is_fuse(),
+        _ => true,
+    }
+}
 
 impl Passthrough {
     /// Gets a value into `scratch`; returns its length. With `size` 0, only the length.
@@ -25,10 +41,12 @@ impl Passthrough {
             0 => rustix::fs::getxattr_query(path.path(), name),
             _ => rustix::fs::getxattr(path.path(), name, &mut scratch[..len]),
         };
+        let is_list = || name.to_bytes().starts_with(ACCESS_CONTROL_LIST);
         match got {
-            // A file system without access control lists has none. Told the error, the kernel would check no permissions, but fail
-            // (fs/namei.c, check_acl).
-            Err(Errno::OPNOTSUPP) if name.to_bytes().starts_with(b"system.posix_acl_") => Err(Errno::NODATA),
+            // A kernel that checks lists fails with this error instead of checking the mode (fs/namei.c,
+            // `check_acl`). Some file systems below SOURCE may have no lists, though SOURCE has.
+            Err(Errno::OPNOTSUPP) if self.checks_lists && is_list() => Err(Errno::NODATA),
+            Err(Errno::IO) if !self.checks_lists && is_list() => Err(Errno::OPNOTSUPP),
             got => got,
         }
     }

@@ -132,10 +132,68 @@ fn permissions_are_checked_without_access_control_lists() {
     set_mode(below.join("d/readable"), 0o644);
     fs::write(below.join("d/secret"), "content").unwrap();
     set_mode(below.join("d/secret"), 0o640);
-    let asked = rustix::fs::getxattr(below.join("d"), "system.posix_acl_access", &mut [0u8; 64][..]);
-    assert_eq!(asked, Err(rustix::io::Errno::OPNOTSUPP));
+    let asked = |at: std::path::PathBuf| rustix::fs::getxattr(at, "system.posix_acl_access", &mut [0u8; 64][..]);
+    assert_eq!(asked(below.join("d")), Err(rustix::io::Errno::OPNOTSUPP));
     let m = Mounted::over(directory, Some(file_system), |_| {});
+    assert_eq!(asked(m.path("d")), Err(rustix::io::Errno::OPNOTSUPP));
+    assert_eq!(asked(m.path("d/readable")), Err(rustix::io::Errno::OPNOTSUPP));
     let output = as_nobody(&format!("cd {} && ls && cat readable && ! cat secret", m.path("d").display()));
     assert!(output.status.success(), "{output:?}");
     assert_eq!(String::from_utf8_lossy(&output.stdout), "readable\nsecret\ncontent");
+}
+
+/// A FUSE server that fails when it is asked for an access control list, as some do that have none.
+struct FailsLists;
+
+impl fuse::Filesystem for FailsLists {
+    fn handle(&self, request: &fuse::Request<'_>, reply: fuse::Reply<'_>, _scratch: &mut [u8]) {
+        use fuse::{Errno, Operation, abi};
+        let attr =
+            |ino| abi::Attr { ino, mode: if ino == 1 { 0o40_755 } else { 0o100_644 }, nlink: 1, ..Default::default() };
+        let _taken = match &request.operation {
+            Operation::Lookup { .. } => reply.value(&abi::EntryOut { nodeid: 2, attr: attr(2), ..Default::default() }),
+            Operation::Getattr(_) => {
+                reply.value(&abi::AttrOut { attr: attr(request.header.nodeid), ..Default::default() })
+            }
+            Operation::Getxattr { name, .. } if name.to_bytes().starts_with(b"system.") => reply.error(Errno::IO),
+            Operation::Getxattr { .. } => reply.error(Errno::NODATA),
+            Operation::Statfs => reply.value(&abi::StatfsOut::default()),
+            Operation::Forget { .. } | Operation::BatchForget { .. } => {
+                reply.none();
+                Ok(())
+            }
+            _ => reply.error(Errno::NOSYS),
+        };
+    }
+}
+
+/// `ls -l` asks for the list of each file, and prints an error that it does not expect.
+#[test]
+fn a_list_that_cannot_be_read_is_none() {
+    if !can_mount("a_list_that_cannot_be_read_is_none") {
+        return;
+    }
+    let (directory, below) = new_below();
+    let options = fuse::mounting::Options {
+        fsname: "fails-lists".to_owned(),
+        subtype: "puma-test".to_owned(),
+        allow_other: true,
+        flags: rustix::mount::MountFlags::empty(),
+    };
+    let device = fuse::mounting::mount(&below, &options).unwrap();
+    let wish = fuse::Wish { capabilities: 0, readahead_bytes_max: 0, background_max: 8, time_granularity_ns: 1 };
+    let session = fuse::Session::negotiate(device, wish).unwrap();
+    let mut workers = [(); 2].map(|()| session.worker().unwrap());
+    std::thread::scope(|scope| {
+        for worker in &mut workers {
+            scope.spawn(|| worker.serve(&FailsLists));
+        }
+        let _ended_at_last = FileSystem::mounted(&below);
+        let m = Mounted::over(directory, None, |_| {});
+        let asked = |at: std::path::PathBuf| rustix::fs::getxattr(at, "system.posix_acl_access", &mut [0u8; 64][..]);
+        assert_eq!(asked(m.below("a")), Err(rustix::io::Errno::IO));
+        assert_eq!(asked(m.path("a")), Err(rustix::io::Errno::OPNOTSUPP));
+        let output = std::process::Command::new("ls").args(["-l"]).arg(m.path("a")).output().unwrap();
+        assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
+    });
 }

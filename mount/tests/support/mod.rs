@@ -135,6 +135,11 @@ impl FileSystem {
         FileSystem::of_kind("ramfs", path, "")
     }
 
+    /// Something that is mounted there already, to be taken down.
+    pub fn mounted(path: &Path) -> FileSystem {
+        FileSystem(path.to_owned())
+    }
+
     fn of_kind(kind: &str, path: &Path, options: &str) -> FileSystem {
         let (flags, options) = (rustix::mount::MountFlags::empty(), std::ffi::CString::new(options).unwrap());
         rustix::mount::mount("small", path, kind, flags, Some(options.as_c_str())).unwrap();
