@@ -213,7 +213,7 @@ mod tests {
     fn open_by(directory: &std::path::Path, path: &std::path::Path, given_up: Option<ReadWay>) -> OpenFile {
         let borrower = borrower::Borrower::start(borrower::Config::default(), None).unwrap();
         let memory = crate::handover::memory::Memory::create().unwrap();
-        let keep = crate::handover::Keep::new(memory.into(), None);
+        let keep = crate::handover::Keep::new(memory.into(), None).unwrap();
         let descriptors = crate::descriptors::Descriptors::new(1024, 2, 10, 0);
         let taken = descriptors.take(0, 1).unwrap();
         let inode = Inodes::new(found(directory), borrower, keep, descriptors, None).reference(found(path)).unwrap();

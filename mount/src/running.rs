@@ -112,6 +112,12 @@ impl Mount {
         Ok(workers.left)
     }
 
+    /// Waits until the keeper has all that it is to keep. Whether that is so in time: else a
+    /// successor would lack some of it.
+    pub fn is_kept(&self, limit: Duration) -> bool {
+        self.shared.filesystem.keep.flush(limit)
+    }
+
     /// What it has done so far.
     pub fn status(&self) -> Status {
         let filesystem = &self.shared.filesystem;
@@ -137,6 +143,7 @@ impl Mount {
             files_told_of: filesystem.beside.marks(),
             written_files_pending,
             written_bytes_pending,
+            undelivered_descriptors: filesystem.keep.undelivered(),
         }
     }
 

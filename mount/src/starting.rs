@@ -124,7 +124,7 @@ impl Mount {
             return Err(Error::SourceIsAutomount { source });
         }
         let memory = Memory::create().map_err(|error| failed("make the state memory", error))?;
-        let keep = Keep::new(Arc::new(memory), keeper);
+        let keep = Keep::new(Arc::new(memory), keeper).map_err(|error| failed("start a thread", error))?;
 
         let (device, privilege) = mount(&config, &source, &mountpoint, &readable)?;
         let detach = Detach(&mountpoint);

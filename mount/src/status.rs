@@ -99,4 +99,6 @@ pub struct Status {
     pub written_files_pending: usize,
     /// Bytes of those pages whose writeback has not begun.
     pub written_bytes_pending: u64,
+    /// Descriptors that the supervisor has not taken yet, or let go of: it is stopped, or busy.
+    pub undelivered_descriptors: usize,
 }

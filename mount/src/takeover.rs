@@ -62,7 +62,7 @@ impl Mount {
         let readable = source.ok_or_else(|| missing("the directory below"))?;
         let device = devices.remove(&0).ok_or_else(|| missing("the connection to the kernel"))?;
         let (memory, state) = Memory::take_over(state).map_err(taking)?;
-        let keep = Keep::new(Arc::new(memory), keeper);
+        let keep = Keep::new(Arc::new(memory), keeper).map_err(taking)?;
         keep.memory.claim_when_free();
         let session = Session::resume(device, Negotiated { minor: state.minor, capabilities: state.capabilities });
         let can_resend = state.capabilities & init::HAS_RESEND != 0;

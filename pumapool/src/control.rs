@@ -38,7 +38,8 @@ pub fn folder() -> PathBuf {
     if uid.is_root() && fs::metadata("/run").is_ok_and(|run| run.uid() == uid.as_raw()) {
         return "/run/pumapool".into();
     }
-    match std::env::var_os("XDG_RUNTIME_DIR") {
+    // Empty, it counts as unset (XDG Base Directory Specification), and so does a relative path.
+    match std::env::var_os("XDG_RUNTIME_DIR").filter(|runtime| Path::new(runtime).is_absolute()) {
         Some(runtime) => Path::new(&runtime).join("pumapool"),
         None => std::env::temp_dir().join(format!("pumapool-{}", uid.as_raw())),
     }
@@ -156,6 +157,43 @@ pub fn ask_all() -> Vec<Value> {
     ask_those("", ANSWER_TIMEOUT)
 }
 
+/// As [`ask_all`], and those that do not answer, each with what is known of it.
+pub fn ask_all_and_silent() -> (Vec<Value>, Vec<Silent>) {
+    ask_daemons("", ANSWER_TIMEOUT)
+}
+
+/// A daemon that does not answer.
+pub struct Silent {
+    /// `mount`, `lend` and the like.
+    pub kind: String,
+    /// The process that the socket is named after.
+    pub pid: u32,
+    /// Its socket.
+    pub socket: String,
+    /// Why it does not answer, as far as that is known, and what to do.
+    pub reason: String,
+}
+
+impl Silent {
+    /// The same, for programs.
+    pub fn json(&self) -> Value {
+        serde_json::json!({"kind": self.kind, "pid": self.pid, "socket": self.socket, "reason": self.reason})
+    }
+
+    fn at(path: &Path) -> Option<Silent> {
+        let (kind, pid) = path.file_stem()?.to_str()?.rsplit_once('-')?;
+        let (kind, pid) = (kind.to_owned(), pid.parse().ok()?);
+        // Of a mount a child of that process serves.
+        let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
+        let all = [pid].into_iter().chain(children.split_whitespace().filter_map(|pid| pid.parse().ok()));
+        let reason = match all.filter(|pid| ::mount::handover::is_stopped(*pid)).last() {
+            Some(stopped) => format!("process {stopped} is stopped: kill -CONT {stopped} lets it go on"),
+            None => "it is busy, or hangs: see its log".to_owned(),
+        };
+        Some(Silent { kind, pid, socket: path.to_string_lossy().into_owned(), reason })
+    }
+}
+
 /// As [`ask_all`], within [`LOOK_TIMEOUT`].
 pub fn look_at_all() -> Vec<Value> {
     ask_those("", LOOK_TIMEOUT)
@@ -167,14 +205,19 @@ pub fn ask_kind(kind: &str) -> Vec<Value> {
 }
 
 fn ask_those(prefix: &str, limit: Duration) -> Vec<Value> {
+    let (answers, silent) = ask_daemons(prefix, limit);
+    for Silent { socket, reason, .. } in silent {
+        tracing::warn!("the daemon behind {socket} does not answer: {reason}");
+    }
+    answers
+}
+
+fn ask_daemons(prefix: &str, limit: Duration) -> (Vec<Value>, Vec<Silent>) {
     let folder = folder();
     // Anybody may make a folder of that name in a shared place before us: what is not ours is not looked into.
     let ours = fs::symlink_metadata(&folder)
         .is_ok_and(|found| found.is_dir() && found.uid() == rustix::process::geteuid().as_raw());
-    if !ours {
-        return Vec::new();
-    }
-    let Ok(entries) = fs::read_dir(folder) else { return Vec::new() };
+    let (true, Ok(entries)) = (ours, fs::read_dir(folder)) else { return Default::default() };
     let mut paths: Vec<_> = entries.flatten().map(|entry| entry.path()).collect();
     remove_old_logs(&paths, SystemTime::now());
     // Who asks may be a daemon that is about to begin, and does not answer yet.
@@ -188,7 +231,8 @@ fn ask_those(prefix: &str, limit: Duration) -> Vec<Value> {
     });
     paths.sort();
     // All at once, so that one that is stuck costs nobody the others' answers.
-    let mut all: Vec<Asked> = paths.into_iter().filter_map(Asked::begin).collect();
+    let mut silent = Vec::new();
+    let mut all: Vec<Asked> = paths.into_iter().filter_map(|path| Asked::begin(path, &mut silent)).collect();
     let begun = Instant::now();
     loop {
         let mut waiting: Vec<&mut Asked> = all.iter_mut().filter(|one| !one.is_done).collect();
@@ -203,7 +247,9 @@ fn ask_those(prefix: &str, limit: Duration) -> Vec<Value> {
         let has_come: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
         waiting.iter_mut().zip(has_come).filter(|(_, has_come)| *has_come).for_each(|(one, _)| one.read());
     }
-    all.into_iter().filter_map(Asked::status).collect()
+    let late = all.iter().filter(|one| !one.is_done).filter_map(|one| Silent::at(&one.path));
+    silent.extend(late);
+    (all.into_iter().filter_map(Asked::status).collect(), silent)
 }
 
 /// Removes those of daemons without a socket, by their names. One whose time is in the future stays.
@@ -233,7 +279,7 @@ struct Asked {
 
 impl Asked {
     /// None: nobody is there.
-    fn begin(path: PathBuf) -> Option<Asked> {
+    fn begin(path: PathBuf, silent: &mut Vec<Silent>) -> Option<Asked> {
         let stream = match reach(&path) {
             Ok(stream) => stream,
             Err(Errno::CONNREFUSED) => {
@@ -241,7 +287,7 @@ impl Asked {
                 return None;
             }
             Err(Errno::AGAIN) => {
-                tracing::warn!("the daemon behind {} does not answer", path.display());
+                silent.extend(Silent::at(&path));
                 return None;
             }
             Err(_) => return None,
@@ -261,7 +307,6 @@ impl Asked {
 
     fn status(self) -> Option<Value> {
         if !self.is_done {
-            tracing::warn!("the daemon behind {} does not answer", self.path.display());
             return None;
         }
         let mut status: Value = serde_json::from_slice(&self.text).ok()?;

@@ -87,6 +87,7 @@ impl Daemon {
             return start_in_background().map(Err);
         }
         let log = if detached { Some(open_log(kind, options)?) } else { None };
+        log.iter().for_each(|log| crate::log::to(&log.file));
         let signals = Signals::new([SIGINT, SIGTERM, SIGQUIT, SIGHUP]).context("cannot listen for signals")?;
         let metrics = options.metrics.as_ref().map(Door::bind).transpose()?;
         Ok(Ok(Daemon { log, signals, control: Control::bind(kind)?, metrics, changeable: Changeable::nothing() }))
@@ -143,6 +144,7 @@ impl Daemon {
         if let Some(log) = self.log {
             leave_session();
             rustix::stdio::dup2_stderr(&log.file).context("cannot turn to the log")?;
+            crate::log::turned();
             let _ = std::env::set_current_dir("/");
             default_log = log.default;
             if default_log.is_some() {

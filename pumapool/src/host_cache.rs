@@ -22,7 +22,8 @@ use wire::listener::{Error, Listener};
 /// How long the daemon before may go on to listen, and how often it is looked whether it does.
 const TAKE_OVER_LIMIT: Duration = Duration::from_secs(5);
 const TAKE_OVER_LOOK: Duration = Duration::from_millis(20);
-/// How often a successor tries again to listen: seldom enough to cost nothing, soon enough for whoever has just put a key back.
+/// How often a successor tries again to listen: seldom enough to cost nothing, soon enough for
+/// whoever has just put a key back.
 const RETRY_INTERVAL: Duration = Duration::from_secs(2);
 
 /// Options of `host-cache`.
@@ -164,7 +165,8 @@ pub struct Guests {
 }
 
 impl Guests {
-    /// Listens. A successor serves a mount that is in use, whatever becomes of the guests: it says why they are not listened to, and tries again.
+    /// Listens. A successor serves a mount that is in use, whatever becomes of the guests: it says
+    /// why they are not listened to, and tries again.
     ///
     /// # Errors
     /// When they cannot be listened to at a first start.

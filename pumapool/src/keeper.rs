@@ -67,6 +67,61 @@ const LOOK_AGAIN: Duration = Duration::from_millis(500);
 /// than its request. There is room for some hundreds of messages at least, and an end of the daemon is seen at once.
 const LEAVE_UNREAD: Duration = Duration::from_millis(5);
 
+/// How often the daemon is asked whether it is alive.
+const ALIVE_INTERVAL: Duration = Duration::from_secs(2);
+/// How long it may take to say so, before that is told. Nothing else is done: it may hold locks of
+/// the backing directory, and who stops a process often looks at it with a debugger.
+const SILENCE_MAX: Duration = Duration::from_secs(5);
+
+/// Whether a daemon is alive, as far as it says so.
+#[derive(Default)]
+struct Pulse {
+    /// When it was asked last.
+    asked: Option<Instant>,
+    /// Since when it has not answered.
+    unanswered: Option<Instant>,
+    /// It has answered at all: a daemon of an older version does not.
+    answers: bool,
+    /// That it does not answer was told.
+    is_silent: bool,
+}
+
+impl Pulse {
+    /// Asks again when it is time, and tells of a daemon that does not answer.
+    fn look(&mut self, channel: &Channel, pid: u32) {
+        if self.asked.is_none_or(|asked| asked.elapsed() >= ALIVE_INTERVAL) && self.unanswered.is_none() {
+            let _ = channel.offer_alive();
+            self.asked = Some(Instant::now());
+            self.unanswered = self.asked;
+        }
+        let is_late = self.unanswered.is_some_and(|since| since.elapsed() >= SILENCE_MAX);
+        if !is_late || self.is_silent {
+            return;
+        }
+        let is_stopped = mount::handover::is_stopped(pid);
+        if self.answers || is_stopped {
+            self.is_silent = true;
+            let why = match is_stopped {
+                true => format!("it is stopped; kill -CONT {pid} lets it go on"),
+                false => format!("it hangs; kill -KILL {pid} has another one take over"),
+            };
+            tracing::error!(
+                "the daemon {pid} does not answer for {SILENCE_MAX:?}, and who uses the mount waits: {why}"
+            );
+        }
+    }
+
+    /// It has answered.
+    fn beat(&mut self) {
+        let since = self.unanswered.take();
+        self.answers = true;
+        if std::mem::take(&mut self.is_silent) {
+            let seconds = since.map_or(0, |since| since.elapsed().as_secs());
+            tracing::warn!("the daemon answers again, after {seconds} s");
+        }
+    }
+}
+
 /// How a daemon has ended.
 enum End {
     /// In order.
@@ -318,7 +373,11 @@ impl Keeper {
         let mut was_ready = false;
         let mut is_open = true;
         let mut unread_until = None;
+        let mut pulse = Pulse::default();
         loop {
+            if was_ready {
+                pulse.look(&ours, child.id());
+            }
             let unread = unread_until.map(|until: Instant| until.saturating_duration_since(Instant::now()));
             let unread = unread.filter(|left| !left.is_zero());
             let mut fds = vec![PollFd::new(&end, PollFlags::IN)];
@@ -373,6 +432,7 @@ impl Keeper {
                         self.is_reloading = false;
                     }
                     Ok(Some(Message::Upgrade(text, to))) => upgrade = Upgrade::parse(&text, to),
+                    Ok(Some(Message::Alive)) => pulse.beat(),
                     Ok(Some(_)) => {}
                     Ok(None) => is_open = false,
                     Err(error) => tracing::warn!("{error}: it is lost if the daemon dies"),
@@ -402,6 +462,8 @@ impl Keeper {
                 End::HandedOver { upgrade }
             }
             (None | Some(PANICKED), _) => End::Died { status, was_ready },
+            // It has left its mount, and to whom was not heard: the same program goes on with it.
+            (Some(code), _) if code == i32::from(HANDED_OVER) => End::Died { status, was_ready },
             // A successor that says why it cannot serve: perhaps the next one can.
             (Some(_), _) if self.was_ready && !was_ready => End::Died { status, was_ready },
             (Some(_), _) => End::Ended(exit_code(status)),
@@ -481,6 +543,7 @@ impl Keeper {
         let _ = writeln!(stdout, "READY {text}").and_then(|()| stdout.flush());
         if let Some(log) = &self.log {
             let _ = rustix::stdio::dup2_stderr(log.file());
+            crate::log::turned();
             let _ = rustix::stdio::dup2_stdout(log.file());
             let _ = std::env::set_current_dir("/");
         }

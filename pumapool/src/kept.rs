@@ -75,8 +75,20 @@ impl Kept {
         let (channel, listener, log) = (next()?, next()?, next()?);
         let keeper_pid = rustix::process::getppid().map_or(0, |pid| pid.as_raw_nonzero().get() as u32);
         let (Some(channel), Some(listener)) = (channel, listener) else { return Ok(None) };
+        let log = log.map(File::from);
+        log.iter().for_each(crate::log::to);
         let (channel, listener) = (Arc::new(Channel::new(channel)), UnixListener::from(listener));
-        Ok(Some(Kept { channel, metrics, listener, log: log.map(File::from), keeper_pid }))
+        Ok(Some(Kept { channel, metrics, listener, log, keeper_pid }))
+    }
+
+    /// What is wrong with the keeper, if anything is: then nobody would take over.
+    pub fn problem(keeper_pid: u32, channel: &Channel) -> Option<String> {
+        if channel.is_lost() {
+            return Some("the supervisor is gone: the mount dies with its daemon; mount again when you can".to_owned());
+        }
+        let is_stopped = mount::handover::is_stopped(keeper_pid);
+        is_stopped
+            .then(|| format!("the supervisor is stopped, and would start no other daemon: kill -CONT {keeper_pid}"))
     }
 
     /// The process that stands for the mount: the keeper, as long as it is there.
@@ -127,6 +139,7 @@ impl Kept {
         let _ = self.channel.send(&Message::Ready(message.to_owned()));
         if let Some(log) = &self.log {
             rustix::stdio::dup2_stderr(log).context("cannot turn to the log")?;
+            crate::log::turned();
             let _ = rustix::stdio::dup2_stdout(log);
             let _ = std::env::set_current_dir("/");
         }
@@ -153,6 +166,7 @@ fn listen(channel: &Channel, stopping: &Stopping, changeable: &Changeable) {
         match channel.receive() {
             Ok(Some(Message::Stop(signal))) => stopping.demand(signal, std::mem::replace(&mut is_first, false)),
             Ok(Some(Message::Reload)) => reload(channel, changeable),
+            Ok(Some(Message::Alive)) => drop(channel.offer_alive()),
             Ok(Some(_)) | Err(_) => {}
             Ok(None) => break,
         }

@@ -1,4 +1,6 @@
-//! Where the log lines go: to standard error, which of a daemon in the background is its log.
+//! Where the log lines go: to standard error, which of a daemon in the background is its log once
+//! it serves. Until then they go into the log, and warnings and errors to standard error as well,
+//! which is the caller's terminal.
 //!
 //! The log that a daemon makes for itself lies in `/run`, which is memory, and nobody rotates it. A lender that comes and goes makes a
 //! few lines a second, so that log has a bound: beyond it, it begins anew. A file that the user named is the user's.
@@ -6,17 +8,26 @@
 use anyhow::{Context, Result, bail};
 use rustix::fs::{fstat, ftruncate};
 use rustix::stdio::stderr;
+use std::fs::File;
 use std::io::{self, IsTerminal, Write};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use tracing::level_filters::LevelFilter;
+use tracing::{Level, Metadata};
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::fmt::MakeWriter;
 
 /// Bytes of the log that a daemon makes for itself: some 20,000 lines, more than anybody reads.
 const LOG_BYTES_MAX: i64 = 4 << 20;
 
 /// Standard error is a log of our own making, opened for appending.
 static BOUNDED: AtomicBool = AtomicBool::new(false);
+
+/// The log of a daemon in the background.
+static FILE: OnceLock<File> = OnceLock::new();
+
+/// Standard error is the log.
+static TURNED: AtomicBool = AtomicBool::new(false);
 
 /// Has what is logged chosen by another filter.
 type SetFilter = Box<dyn Fn(EnvFilter) -> Result<()> + Send + Sync>;
@@ -46,7 +57,7 @@ pub fn level(text: &str) -> Result<String, String> {
 pub fn begin(level: &str) -> Result<()> {
     let builder = tracing_subscriber::fmt()
         .with_env_filter(filter(level)?)
-        .with_writer(|| Stderr)
+        .with_writer(Writers)
         .with_ansi(io::stderr().is_terminal())
         .with_target(false)
         // A log that cannot be written is no reason to stop: without this, the complaint about it would panic in turn.
@@ -64,16 +75,51 @@ pub fn set(level: &str) -> Result<()> {
     SET_FILTER.get().map_or(Ok(()), |set| set(filter))
 }
 
+/// This is the log. To be called once, before anything is logged that is not for the caller.
+pub fn to(file: &File) {
+    // Without another descriptor all goes to standard error, as before.
+    file.try_clone().into_iter().for_each(|file| drop(FILE.set(file)));
+}
+
+/// From now on, standard error is the log.
+pub fn turned() {
+    TURNED.store(true, Ordering::Relaxed);
+}
+
 /// From now on, standard error is a log of our own making, opened for appending.
 pub fn bound() {
     BOUNDED.store(true, Ordering::Relaxed);
 }
 
-/// Standard error, for one line.
-pub struct Stderr;
+/// Chooses where a line goes.
+struct Writers;
 
-impl Write for Stderr {
+impl<'a> MakeWriter<'a> for Writers {
+    type Writer = Place;
+
+    fn make_writer(&'a self) -> Place {
+        Place { is_for_caller: true }
+    }
+
+    fn make_writer_for(&'a self, metadata: &Metadata<'_>) -> Place {
+        Place { is_for_caller: *metadata.level() <= Level::WARN }
+    }
+}
+
+/// Where one line goes.
+struct Place {
+    /// Also to the caller of a daemon that does not serve yet.
+    is_for_caller: bool,
+}
+
+impl Write for Place {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        if let (Some(mut log), false) = (FILE.get(), TURNED.load(Ordering::Relaxed)) {
+            let _ = log.write_all(line);
+            if !self.is_for_caller {
+                return Ok(line.len());
+            }
+        }
         if BOUNDED.load(Ordering::Relaxed) {
             begin_anew_beyond(stderr(), LOG_BYTES_MAX);
         }

@@ -1,7 +1,8 @@
 //! What a mount has of its pool: the key, the lenders, and gossip.
 //!
-//! At a first start, what is missing ends the command with one line. A successor serves a mount that is in use: without the key, or without gossip, it
-//! serves from the backing directory, says why once in the log and all the time in the status, and tries again every [`RETRY_INTERVAL`].
+//! At a first start, what is missing ends the command with one line. A successor serves a mount
+//! that is in use: without the key, or without gossip, it serves from the backing directory, says
+//! why once in the log and all the time in the status, and tries again every [`RETRY_INTERVAL`].
 //!
 //! What must never happen in here: a mount that ends, or waits, because of its pool.
 
@@ -18,7 +19,8 @@ use wire::address::Address;
 use wire::key::{KEY_BYTES, PoolKey};
 use wire::secure::Security;
 
-/// How often a successor tries again what did not succeed: seldom enough to cost nothing, soon enough for whoever has just put a key back.
+/// How often a successor tries again what did not succeed: seldom enough to cost nothing, soon
+/// enough for whoever has just put a key back.
 const RETRY_INTERVAL: Duration = Duration::from_secs(2);
 
 /// A mount's part in its pool.
@@ -30,7 +32,8 @@ pub struct Membership {
     /// The lender of this node.
     except: Option<Address>,
     takes_over: bool,
-    /// What its connections begin with. Without the key: a key that nobody has, so that nothing can be sent to anybody.
+    /// What its connections begin with. Without the key: a key that nobody has, so that nothing can
+    /// be sent to anybody.
     begins_with: Security,
     /// The pool's key could be read, or there need be none.
     has_key: OnceLock<()>,
@@ -43,7 +46,8 @@ impl Membership {
     /// Reads the key and begins to gossip.
     ///
     /// # Errors
-    /// When that fails at a first start; a successor tries again ([`Membership::follow`]). When the kernel has no random bytes.
+    /// When that fails at a first start; a successor tries again ([`Membership::follow`]). When the
+    /// kernel has no random bytes.
     pub fn begin(
         named: &[Address],
         pool: &pool::Options,
@@ -116,7 +120,8 @@ impl Membership {
         self.problem.lock().clone()
     }
 
-    /// Has the borrower, which was told [`Membership::lenders`], hear of all changes, and tries again what has not succeeded.
+    /// Has the borrower, which was told [`Membership::lenders`], hear of all changes, and tries
+    /// again what has not succeeded.
     pub fn follow(self: &Arc<Self>, borrower: &Arc<Borrower>) {
         let lenders = self.has_key.get().map(|()| self.follow_lenders(borrower));
         if self.problem.lock().is_none() {

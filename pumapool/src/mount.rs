@@ -395,6 +395,9 @@ fn seconds(text: &str) -> Result<f64, String> {
 /// How long the requests in hand may take when the mount is left to another program. Beyond it there is no upgrade.
 const LEAVE_LIMIT: Duration = Duration::from_secs(10);
 
+/// How long the keeper may take for what it is to keep. Beyond it there is no upgrade.
+const KEEP_LIMIT: Duration = Duration::from_secs(2);
+
 /// How long the keeper may take to be told who takes over.
 const TELL_LIMIT: Duration = Duration::from_secs(10);
 
@@ -460,7 +463,8 @@ fn serve(mut options: Options, mut kept: Kept) -> Result<ExitCode> {
     };
     let (mut fill, mut unseen) = ("", None);
     let make_borrower = |info: mount::MountInfo| {
-        // A mount that is in use is served on, whatever becomes of the tap; but what is not seen to be evicted is not lent, as it was not to be.
+        // A mount that is in use is served on, whatever becomes of the tap; but what is not seen to
+        // be evicted is not lent, as it was not to be.
         let (source, groups) = evictions(&options, info.device).or_else(|error| {
             if !takes_over {
                 return Err(error);
@@ -530,7 +534,9 @@ fn serve(mut options: Options, mut kept: Kept) -> Result<ExitCode> {
             status["pid"] = Kept::pid(keeper_pid, &channel).into();
             status["pool"] = pool::status(membership.gossip());
             let of_guests = guests.as_ref().and_then(|guests| guests.problem());
-            status["problems"] = [membership.problem(), unseen.clone(), of_guests].into_iter().flatten().collect();
+            let of_keeper = Kept::problem(keeper_pid, &channel);
+            let problems = [membership.problem(), unseen.clone(), of_guests, of_keeper];
+            status["problems"] = problems.into_iter().flatten().collect();
             if let Some(guests) = &guests {
                 status["guests"] = guests.status();
             }
@@ -614,9 +620,16 @@ fn hand_over(mount: &mount::Mount, channel: &Channel, program: &str, stream: Uni
         let error = format!("{program} lies in the mount, which nobody serves while it is started: put it elsewhere");
         return answer(stream, &json!({"error": error}));
     }
+    if !mount.is_kept(KEEP_LIMIT) {
+        let error =
+            "the supervisor of this mount does not read what it is to keep: is it stopped? See `pumapool status`";
+        return answer(stream, &json!({"error": error}));
+    }
     let start = Instant::now();
     match mount.leave(LEAVE_LIMIT) {
         Ok(true) => {
+            // What was opened meanwhile.
+            mount.is_kept(KEEP_LIMIT);
             let message = format!("{} {program}", start.elapsed().as_millis());
             let _ = channel.send(&Message::Upgrade(message, Some(stream.into())));
             let _ = told.send(());

@@ -14,8 +14,10 @@ const CURVE_POINTS: usize = 5;
 /// Options of `status`.
 #[derive(clap::Args)]
 pub struct Options {
-    /// Everything, as one JSON object: {"mounts": […], "lenders": […], "nodes": […], "guests": […], "numa": […]}; nodes are those
-    /// that have joined a pool, guests the file systems whose evictions are given to this machine's host, numa what places memory on NUMA nodes.
+    /// Everything, as one JSON object: {"mounts": […], "lenders": […], "nodes": […], "guests": […],
+    /// "numa": […], "silent": […]}; nodes are those that have joined a pool, guests the file
+    /// systems whose evictions are given to this machine's host, numa what places memory on NUMA
+    /// nodes, silent the daemons that do not answer.
     #[arg(long)]
     json: bool,
 
@@ -26,14 +28,15 @@ pub struct Options {
 
 /// Runs the command.
 pub fn run(options: &Options) -> Result<ExitCode> {
-    let (mounts, others): (Vec<_>, Vec<_>) =
-        control::ask_all().into_iter().partition(|status| status["kind"] == "mount");
+    let (all, silent) = control::ask_all_and_silent();
+    let (mounts, others): (Vec<_>, Vec<_>) = all.into_iter().partition(|status| status["kind"] == "mount");
     let (lenders, mut nodes): (Vec<_>, Vec<_>) = others.into_iter().partition(|status| status["kind"] == "lend");
     let guests: Vec<_> = nodes.extract_if(.., |status| status["kind"] == "guest").collect();
     let placing: Vec<_> = nodes.extract_if(.., |status| status["kind"] == "numa").collect();
     nodes.retain(|status| status["kind"] == "join");
     if options.json {
-        let all = serde_json::json!({"mounts": mounts, "lenders": lenders, "nodes": nodes, "guests": guests, "numa": placing});
+        let silent: Vec<_> = silent.iter().map(control::Silent::json).collect();
+        let all = serde_json::json!({"mounts": mounts, "lenders": lenders, "nodes": nodes, "guests": guests, "numa": placing, "silent": silent});
         writeln!(std::io::stdout(), "{all}")?;
         return Ok(ExitCode::SUCCESS);
     }
@@ -43,7 +46,14 @@ pub fn run(options: &Options) -> Result<ExitCode> {
         seen_enough(printed)?;
         return Ok(ExitCode::SUCCESS);
     }
-    let printed = if [&mounts, &lenders, &nodes, &guests, &placing].iter().all(|statuses| statuses.is_empty()) {
+    for silent in &silent {
+        let printed = writeln!(out, "{} (pid {}) does not answer: {}", silent.kind, silent.pid, silent.reason);
+        seen_enough(printed)?;
+    }
+    let is_empty = [&mounts, &lenders, &nodes, &guests, &placing].iter().all(|statuses| statuses.is_empty());
+    let printed = if is_empty && !silent.is_empty() {
+        Ok(())
+    } else if is_empty {
         writeln!(out, "no lender and no mount of yours runs on this machine")
     } else {
         let nodes = nodes.iter().try_for_each(|status| print_node(&mut out, status));

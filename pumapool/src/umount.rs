@@ -29,9 +29,12 @@ pub struct Options {
     lazy: bool,
 }
 
-/// How long a mount with guests may be in use until it is, and how often it is looked.
-const GUESTS_WAIT: Duration = Duration::from_secs(2);
-const GUESTS_LOOK: Duration = Duration::from_millis(5);
+/// How long a mount may be in use by nobody who is seen to have anything open there, and how often
+/// it is looked.
+const SHORT_USE_MAX: Duration = Duration::from_secs(2);
+const SHORT_USE_LOOK: Duration = Duration::from_millis(5);
+/// Processes that are named as users of a mount.
+const USERS_NAMED_MAX: usize = 5;
 
 /// Runs the command.
 pub fn run(options: &Options) -> Result<ExitCode> {
@@ -67,19 +70,60 @@ pub fn each(act: impl Fn(&Path) -> Result<()>) -> Result<ExitCode> {
 fn take_away_and_wait(given: &Path, lazy: bool) -> Result<()> {
     let (wanted, daemon) = find(given)?;
     let process = daemon.as_ref().and_then(|status| process(&status["pid"]));
-    // A host opens an image for the moment in which it deals with what a guest has said.
-    let has_guests = daemon.as_ref().is_some_and(|status| !status["guests"].is_null());
+    // A host opens an image for the moment in which it deals with what a guest has said. And
+    // whoever only looks at something below the mountpoint uses the mount for the moment of that
+    // system call, which no list of open files shows.
+    let own = daemon.as_ref().and_then(|status| status["daemon_pid"].as_u64());
     let begun = Instant::now();
-    while let Err(error) = take_away(&wanted, lazy) {
-        if !has_guests || begun.elapsed() > GUESTS_WAIT {
-            return Err(error);
+    while !take_away(&wanted, lazy)? {
+        let users: Vec<User> = users(&wanted).into_iter().filter(|user| Some(user.pid) != own).collect();
+        if !users.is_empty() || begun.elapsed() > SHORT_USE_MAX {
+            bail!("{} is in use{}: end what uses it, or add --lazy", wanted.display(), named(&users));
         }
-        std::thread::sleep(GUESTS_LOOK);
+        std::thread::sleep(SHORT_USE_LOOK);
     }
     if let Some(process) = process.filter(|_| !lazy) {
         wait_for_end(&process);
     }
     Ok(())
+}
+
+/// A process that uses a mount.
+struct User {
+    pid: u64,
+    name: String,
+}
+
+/// The processes that have something open below a mountpoint, or are there, as far as they may be
+/// looked at. The file system itself is not asked.
+fn users(mountpoint: &Path) -> Vec<User> {
+    let Ok(entries) = std::fs::read_dir("/proc") else { return Vec::new() };
+    let leads_there = |link: &Path| std::fs::read_link(link).is_ok_and(|to| to.starts_with(mountpoint));
+    let user = |entry: std::fs::DirEntry| {
+        let pid: u64 = entry.file_name().to_str()?.parse().ok()?;
+        let folder = entry.path();
+        let uses = ["cwd", "root", "exe"].iter().any(|name| leads_there(&folder.join(name)))
+            || ["fd", "map_files"].iter().any(|name| {
+                let links = std::fs::read_dir(folder.join(name)).into_iter().flatten().flatten();
+                links.into_iter().any(|link| leads_there(&link.path()))
+            });
+        let name = std::fs::read_to_string(folder.join("comm")).unwrap_or_default().trim().to_owned();
+        uses.then_some(User { pid, name })
+    };
+    entries.flatten().filter_map(user).collect()
+}
+
+/// By whom a mount is used, if that is known.
+fn named(users: &[User]) -> String {
+    if users.is_empty() {
+        return String::new();
+    }
+    let mut named: Vec<_> =
+        users.iter().take(USERS_NAMED_MAX).map(|User { pid, name }| format!("{name} ({pid})")).collect();
+    if users.len() > USERS_NAMED_MAX {
+        named.push(format!("{} more", users.len() - USERS_NAMED_MAX));
+    }
+    format!(" by {}", named.join(", "))
 }
 
 /// Where the mount is, and its daemon's status.
@@ -104,27 +148,25 @@ pub fn find(given: &Path) -> Result<(PathBuf, Option<Value>)> {
     bail!("nothing of ours is mounted at {}; `pumapool status` lists the mounts", given.display())
 }
 
-fn take_away(mountpoint: &Path, lazy: bool) -> Result<()> {
+/// Takes it away. False: it is in use.
+fn take_away(mountpoint: &Path, lazy: bool) -> Result<bool> {
     if rustix::process::geteuid().is_root() {
         use rustix::mount::{UnmountFlags, unmount};
         let flags = if lazy { UnmountFlags::DETACH } else { UnmountFlags::empty() };
         return match unmount(mountpoint, flags | UnmountFlags::NOFOLLOW) {
-            Ok(()) => Ok(()),
-            Err(rustix::io::Errno::BUSY) => bail!(
-                "{} is in use: end what uses it (fuser -vm {} lists it), or add --lazy",
-                mountpoint.display(),
-                mountpoint.display()
-            ),
+            Ok(()) => Ok(true),
+            Err(rustix::io::Errno::BUSY) => Ok(false),
             Err(error) => Err(error).with_context(|| format!("cannot unmount {}", mountpoint.display())),
         };
     }
     let mut command = Command::new("fusermount3");
-    command.arg("-u").args(lazy.then_some("-z")).arg("--").arg(mountpoint);
+    command.arg("-u").args(lazy.then_some("-z")).arg("--").arg(mountpoint).env("LC_ALL", "C");
     let output = command.output().context("cannot run fusermount3; install fuse3, or unmount as root")?;
-    if !output.status.success() {
-        bail!("cannot unmount {}: {}", mountpoint.display(), String::from_utf8_lossy(&output.stderr).trim());
+    let said = String::from_utf8_lossy(&output.stderr);
+    if !output.status.success() && !said.to_lowercase().contains("busy") {
+        bail!("cannot unmount {}: {}", mountpoint.display(), said.trim());
     }
-    Ok(())
+    Ok(output.status.success())
 }
 
 /// A descriptor of the process, so that its end can be waited for even if nobody reaps it.

@@ -210,7 +210,7 @@ pub fn ask_daemon(kind: &str, pid: u32, limit: Duration) -> Result<Value, Failur
 /// Where the daemons of this user have their sockets (`pumapool/src/control.rs`).
 fn sockets() -> PathBuf {
     let uid = rustix::process::geteuid();
-    match std::env::var_os("XDG_RUNTIME_DIR") {
+    match std::env::var_os("XDG_RUNTIME_DIR").filter(|runtime| Path::new(runtime).is_absolute()) {
         _ if uid.is_root() => "/run/pumapool".into(),
         Some(runtime) => Path::new(&runtime).join("pumapool"),
         None => std::env::temp_dir().join(format!("pumapool-{}", uid.as_raw())),

@@ -3,7 +3,9 @@
 //! What was sent is safe in the socket from then on, whatever becomes of the sender; so nothing is ever answered. Each message is one
 //! datagram of a sequence: kind, number, text, and one descriptor at the most.
 //!
-//! What must never happen: a daemon that waits for its keeper without end. After some seconds (`SEND_SECONDS_MAX`) the keeper counts as lost.
+//! What must never happen: a daemon that waits for its keeper without end. A message that is waited
+//! for fails after some seconds (`SEND_SECONDS_MAX`); what is kept is only offered, and waits
+//! elsewhere (`outbox`).
 
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
@@ -84,6 +86,8 @@ pub enum Message {
     Reload,
     /// To the keeper: this configuration is in use, a file with its text. Successors begin with it.
     Configured(OwnedFd),
+    /// To the daemon: say the same. To the keeper: the daemon is alive.
+    Alive,
 }
 
 const RELEASE: u32 = 16;
@@ -93,6 +97,7 @@ const UPGRADE: u32 = 34;
 const STOP: u32 = 35;
 const RELOAD: u32 = 36;
 const CONFIGURED: u32 = 37;
+const ALIVE: u32 = 38;
 
 /// One end.
 pub struct Channel {
@@ -148,8 +153,36 @@ impl Channel {
             Message::Stop(signal) => (STOP, *signal as u64, "", None),
             Message::Reload => (RELOAD, 0, "", None),
             Message::Configured(fd) => (CONFIGURED, 0, "", Some(fd.as_fd())),
+            Message::Alive => (ALIVE, 0, "", None),
         };
-        self.send_parts(kind, number, text, fd)
+        self.send_parts(kind, number, text, fd, SendFlags::NOSIGNAL)
+    }
+
+    /// Asks the other side to say that it is alive, or says so, if there is room for that now.
+    ///
+    /// # Errors
+    /// When the other side is gone.
+    pub fn offer_alive(&self) -> io::Result<bool> {
+        self.offer_parts(ALIVE, 0, None)
+    }
+
+    /// Has a descriptor kept (or with None: let go of), if there is room for that now.
+    ///
+    /// # Errors
+    /// When the other side is gone.
+    pub(crate) fn offer(&self, held: Held, fd: Option<BorrowedFd<'_>>) -> io::Result<bool> {
+        let (kind, number) = held.code();
+        self.offer_parts(if fd.is_some() { kind } else { RELEASE + kind }, number, fd)
+    }
+
+    fn offer_parts(&self, kind: u32, number: u64, fd: Option<BorrowedFd<'_>>) -> io::Result<bool> {
+        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+        match self.send_parts(kind, number, "", fd, flags).map_err(|error| (error.raw_os_error(), error)) {
+            Ok(()) => Ok(true),
+            // The socket is full, or too many descriptors of this user are under way.
+            Err((Some(libc::EAGAIN | libc::ETOOMANYREFS | libc::ENOBUFS | libc::ENOMEM), _)) => Ok(false),
+            Err((_, error)) => Err(error),
+        }
     }
 
     /// Has a descriptor kept. The caller's own stays its own.
@@ -158,10 +191,17 @@ impl Channel {
     /// As for [`Channel::send`].
     pub fn hold(&self, held: Held, fd: BorrowedFd<'_>) -> io::Result<()> {
         let (kind, number) = held.code();
-        self.send_parts(kind, number, "", Some(fd))
+        self.send_parts(kind, number, "", Some(fd), SendFlags::NOSIGNAL)
     }
 
-    fn send_parts(&self, kind: u32, number: u64, text: &str, fd: Option<BorrowedFd<'_>>) -> io::Result<()> {
+    fn send_parts(
+        &self,
+        kind: u32,
+        number: u64,
+        text: &str,
+        fd: Option<BorrowedFd<'_>>,
+        flags: SendFlags,
+    ) -> io::Result<()> {
         if self.is_lost() {
             return Err(io::ErrorKind::BrokenPipe.into());
         }
@@ -176,8 +216,7 @@ impl Channel {
             ancillary.push(SendAncillaryMessage::ScmRights(fds));
         }
         loop {
-            match sendmsg(&self.socket, &[IoSlice::new(&head), IoSlice::new(text)], &mut ancillary, SendFlags::NOSIGNAL)
-            {
+            match sendmsg(&self.socket, &[IoSlice::new(&head), IoSlice::new(text)], &mut ancillary, flags) {
                 Ok(_) => return Ok(()),
                 Err(Errno::INTR) => {}
                 Err(errno) => return Err(errno.into()),
@@ -190,13 +229,25 @@ impl Channel {
     /// # Errors
     /// When a descriptor came that there was no room for, or a message that means nothing. The next one may be read all the same.
     pub fn receive(&self) -> io::Result<Option<Message>> {
+        self.receive_with(RecvFlags::CMSG_CLOEXEC)
+    }
+
+    #[cfg(test)]
+    pub(crate) fn receive_now(&self) -> io::Result<Option<Message>> {
+        match self.receive_with(RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
+            received => received,
+        }
+    }
+
+    fn receive_with(&self, flags: RecvFlags) -> io::Result<Option<Message>> {
         let mut head = [0; HEAD_BYTES];
         let mut text = [0; TEXT_BYTES_MAX];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut ancillary = RecvAncillaryBuffer::new(&mut space);
         let received = loop {
             let mut parts = [IoSliceMut::new(&mut head), IoSliceMut::new(&mut text)];
-            match recvmsg(&self.socket, &mut parts, &mut ancillary, RecvFlags::CMSG_CLOEXEC) {
+            match recvmsg(&self.socket, &mut parts, &mut ancillary, flags) {
                 Ok(received) => break received,
                 Err(Errno::INTR) => {}
                 Err(Errno::CONNRESET) => return Ok(None),
@@ -225,6 +276,7 @@ impl Channel {
             (STOP, _) => Some(Message::Stop(number as i32)),
             (RELOAD, _) => Some(Message::Reload),
             (CONFIGURED, fd) => fd.map(Message::Configured),
+            (ALIVE, _) => Some(Message::Alive),
             (kind, Some(fd)) => Held::from_code(kind, number).map(|held| Message::Hold(held, fd)),
             (kind, None) if Held::from_code(kind, number).is_some() => {
                 return Err(io::Error::other("a descriptor to be kept found no room; raise the limit of open files"));

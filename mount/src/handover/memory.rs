@@ -317,6 +317,12 @@ pub fn is_dying(process: i32) -> bool {
     has_ended(&std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default())
 }
 
+/// Whether a process is stopped, by a signal or by a debugger.
+pub fn is_stopped(process: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
+    stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with(['T', 't']))
+}
+
 /// Whether a thread has ended, or is giving back what it has: it does nothing any more, but closing its files may wait for an answer, if they are
 /// on the mount. Told by its /proc/PID/task/TID/stat.
 pub fn has_ended(stat: &str) -> bool {

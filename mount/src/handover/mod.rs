@@ -3,6 +3,7 @@
 //! - [`layout`]: the state memory, byte by byte, and reading it. Pure.
 //! - `memory`: writing it.
 //! - [`channel`]: to and from the keeper, with descriptors.
+//! - `outbox`: what waits for a keeper that is stopped.
 //! - [`given`]: what a successor gets.
 //!
 //! The keeper is a process that does nothing but hold descriptors; `pumapool` starts it. A mount without one works as well, and dies with
@@ -12,14 +13,17 @@ pub mod channel;
 pub mod given;
 pub mod layout;
 pub(crate) mod memory;
+mod outbox;
 
-use channel::{Channel, Held, Message};
+use channel::{Channel, Held};
 use memory::Memory;
-pub use memory::{has_ended, is_dying};
+pub use memory::{has_ended, is_dying, is_stopped};
+use outbox::Outbox;
 use rustix::fd::{BorrowedFd, OwnedFd};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 /// What a state memory says of its mount, read without mapping it.
 ///
@@ -35,14 +39,18 @@ pub fn about(state: &OwnedFd) -> io::Result<layout::About> {
 pub(crate) struct Keep {
     /// The state memory.
     pub memory: Arc<Memory>,
-    channel: Option<Arc<Channel>>,
+    /// To the keeper, if there is one.
+    outbox: Option<Outbox>,
     /// Everything is the successor's from now on.
     handed_over: AtomicBool,
 }
 
 impl Keep {
-    pub(crate) fn new(memory: Arc<Memory>, channel: Option<Arc<Channel>>) -> Arc<Keep> {
-        Arc::new(Keep { memory, channel, handed_over: AtomicBool::new(false) })
+    /// # Errors
+    /// When no thread can be started.
+    pub(crate) fn new(memory: Arc<Memory>, channel: Option<Arc<Channel>>) -> io::Result<Arc<Keep>> {
+        let outbox = channel.map(Outbox::new).transpose()?;
+        Ok(Arc::new(Keep { memory, outbox, handed_over: AtomicBool::new(false) }))
     }
 
     /// From now on nothing is changed any more of what the successor finds.
@@ -53,23 +61,28 @@ impl Keep {
 
     /// Has a descriptor kept. What goes wrong costs the successor, not us.
     pub(crate) fn hold(&self, held: Held, fd: BorrowedFd<'_>) {
-        self.tell(|channel| channel.hold(held, fd));
+        self.tell(held, Some(fd));
     }
 
     /// It need not be kept any more.
     pub(crate) fn release(&self, held: Held) {
-        self.tell(|channel| channel.send(&Message::Release(held)));
+        self.tell(held, None);
     }
 
-    fn tell(&self, send: impl FnOnce(&Channel) -> io::Result<()>) {
-        let Some(channel) = self.channel.as_ref().filter(|channel| !channel.is_lost()) else { return };
-        if self.handed_over.load(Ordering::Acquire) {
-            return;
-        }
-        if let Err(error) = send(channel)
-            && channel.lose()
-        {
-            tracing::warn!("the keeper of this mount is gone ({error}): the mount goes on, but dies with this daemon");
+    /// How many descriptors the keeper has not taken yet, or let go of.
+    pub(crate) fn undelivered(&self) -> usize {
+        self.outbox.as_ref().map_or(0, Outbox::waiting)
+    }
+
+    /// Waits until the keeper has all that it is to keep. Whether that is so in time.
+    pub(crate) fn flush(&self, limit: Duration) -> bool {
+        self.outbox.as_ref().is_none_or(|outbox| outbox.flush(limit))
+    }
+
+    fn tell(&self, held: Held, fd: Option<BorrowedFd<'_>>) {
+        let Some(outbox) = &self.outbox else { return };
+        if !self.handed_over.load(Ordering::Acquire) {
+            outbox.put(held, fd);
         }
     }
 }

@@ -276,6 +276,7 @@ const DECLARED: &[Section] = &[
         gauge("pumapool_mount_files_told_of", In::Count, "files_told_of", "files of which changes made beside the mount are told"),
         gauge("pumapool_mount_pending_files", In::Count, "written_files_pending", "files with pages that were written below and not yet dropped there"),
         gauge("pumapool_mount_pending_bytes", In::Bytes, "written_bytes_pending", "bytes of those pages whose writeback has not begun"),
+        gauge("pumapool_mount_undelivered_descriptors", In::Count, "undelivered_descriptors", "descriptors that the supervisor has not taken yet, or let go of: it is stopped, or busy"),
     ]) },
     Section { title: FILES, daemons: &["mount"], at: "/mount/requests/*", labels: &[("mount", "/mountpoint"), ("request", "*")], metrics: Cow::Borrowed(&[
         counter("pumapool_mount_requests_total", In::Count, "", "requests from the kernel, by kind"),

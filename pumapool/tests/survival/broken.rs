@@ -1,4 +1,5 @@
-//! What a successor needs for the pool is broken when the daemon dies: the mount is served all the same, says so, and is mended by itself.
+//! What a successor needs for the pool is broken when the daemon dies: the mount is served all the
+//! same, says so, and is mended by itself.
 
 use crate::setup::{self, Lender, Mount, PATIENCE, can_run, kill};
 use serde_json::Value;
@@ -67,7 +68,8 @@ fn a_tap_that_cannot_be_loaded_ends_no_mount() {
     let (source, at) = (scratch.directory("source").unwrap(), scratch.directory("mount").unwrap());
     fs::write(source.join("file"), "below").unwrap();
     let lender = Lender::start(scratch.path(), "16MiB", &[]);
-    // In a mount namespace of its own the kernel's types can be hidden, without which no program is loaded.
+    // In a mount namespace of its own the kernel's types can be hidden, without which no program is
+    // loaded.
     let mut command = Command::new("unshare");
     command.args(["-m", "--propagation", "private", setup::PUMAPOOL, "mount", "--foreground"]).args([&source, &at]);
     command.args(["--lender", &lender.address, "--key", setup::key_file(), "--fill", "evict", "--cgroup", "each"]);

@@ -59,7 +59,8 @@ fn nothing_is_lost_of_what_is_passed_through() {
     assert!(status["mount"]["passed_opens"].as_u64() > Some(0), "of the last daemon");
 }
 
-/// What the daemon before it was told of is not known to a successor, nor what was changed when there was none.
+/// What the daemon before it was told of is not known to a successor, nor what was changed when
+/// there was none.
 #[test]
 fn attributes_that_changed_without_a_daemon_are_seen() {
     let test = "attributes_that_changed_without_a_daemon_are_seen";
@@ -141,7 +142,8 @@ fn fsx_does_not_notice_ten_kills() {
     fs::write(&file, "").unwrap();
     let mut seed = u64::from(seed() as u32);
     let mut kills = 0;
-    // One run after the other, until the kills are done; each begins with the file as the one before left it.
+    // One run after the other, until the kills are done; each begins with the file as the one
+    // before left it.
     while kills < KILLS {
         let mut command = Command::new(&fsx);
         command.args(["-N", "3000", "-S", &seed.to_string(), "-f"]).arg(&config);

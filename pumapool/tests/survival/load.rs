@@ -1,4 +1,5 @@
-//! Programs that use a mount in every way while its daemon is killed or replaced, and know what they must see.
+//! Programs that use a mount in every way while its daemon is killed or replaced, and know what
+//! they must see.
 
 use crate::setup::{self, Mount, PATIENCE};
 use rustix::fs::{FlockOperation, OFlags, XattrFlags};
@@ -31,7 +32,8 @@ struct Load {
     rounds: Vec<AtomicU64>,
 }
 
-/// One kind of use: does one round after the other until it is told to end, then checks that all is there.
+/// One kind of use: does one round after the other until it is told to end, then checks that all is
+/// there.
 type Use = fn(&Load, &mut dyn FnMut() -> bool);
 
 const USES: [(&str, Use); 9] = [
@@ -250,8 +252,8 @@ fn list(load: &Load, goes_on: &mut dyn FnMut() -> bool) {
     }
 }
 
-/// Files that are opened to be read before they are opened to be written: without a lender they are passed through, then all open ones are, and
-/// what is opened later is not.
+/// Files that are opened to be read before they are opened to be written: without a lender they are
+/// passed through, then all open ones are, and what is opened later is not.
 fn passed(load: &Load, goes_on: &mut dyn FnMut() -> bool) {
     let mut random = fastrand::Rng::with_seed(load.seed);
     let mut kept: Vec<(File, Vec<u8>)> = Vec::new();
@@ -302,7 +304,8 @@ fn mapped(load: &Load, goes_on: &mut dyn FnMut() -> bool) {
     let flags = ProtFlags::READ | ProtFlags::WRITE;
     // SAFETY: a fresh mapping of a file that nobody else uses.
     let start = unsafe { mmap(std::ptr::null_mut(), LEN, flags, MapFlags::SHARED, &file, 0).unwrap() };
-    // SAFETY: the mapping is LEN bytes, lives until `munmap` below, and only this thread stores in it.
+    // SAFETY: the mapping is LEN bytes, lives until `munmap` below, and only this thread stores in
+    // it.
     let bytes = unsafe { std::slice::from_raw_parts_mut(start.cast::<u8>(), LEN) };
     let mut random = fastrand::Rng::with_seed(load.seed);
     let mut model = vec![0; LEN];

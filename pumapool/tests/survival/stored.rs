@@ -65,7 +65,8 @@ fn what_a_service_manager_stores_survives_the_keeper() {
     };
     let mut first = Process::spawn(command(), &[]).unwrap();
     first.wait_for_line("READY", PATIENCE).unwrap();
-    // Another process has it open: ours must be able to start others while nobody serves, and those would close it.
+    // Another process has it open: ours must be able to start others while nobody serves, and those
+    // would close it.
     let mut holder = Command::new("sh");
     holder.args([
         "-c",
@@ -91,7 +92,8 @@ fn what_a_service_manager_stores_survives_the_keeper() {
         let mut command = command();
         command.env("LISTEN_FDS", numbers.len().to_string()).env("LISTEN_FDNAMES", &names);
         let raw: Vec<i32> = numbers.iter().map(|fd| fd.as_raw_fd()).collect();
-        // SAFETY: the closure runs between fork and exec, makes system calls only, and allocates nothing.
+        // SAFETY: the closure runs between fork and exec, makes system calls only, and allocates
+        // nothing.
         unsafe {
             command.pre_exec(move || {
                 for (number, fd) in (3..).zip(&raw) {
@@ -140,7 +142,8 @@ fn what_a_service_manager_stores_survives_the_keeper() {
     assert_eq!(fs::read_dir(&at).unwrap().count(), 0);
 }
 
-/// Whoever ends it kills it in the end: what is stored must not become a mount again that is seen nowhere.
+/// Whoever ends it kills it in the end: what is stored must not become a mount again that is seen
+/// nowhere.
 #[test]
 fn a_mount_that_was_told_to_stop_is_not_stored() {
     let test = "a_mount_that_was_told_to_stop_is_not_stored";

@@ -3,7 +3,7 @@
 use crate::setup::{self, Mount, PATIENCE, can_run, kill, pumapool};
 use rustix::process::Signal;
 use std::collections::BTreeSet;
-use std::fs::{self};
+use std::fs::{self, File};
 use std::process::Command;
 use std::time::Duration;
 use testbed::{Scratch, wait_until};
@@ -52,7 +52,8 @@ fn nothing_that_starts_a_daemon_waits_for_the_mount() {
     let [source_text, program_text] = [&source, &program].map(|path| path.to_str().unwrap());
     let key = source.join("pool.key");
     assert!(pumapool(&["key", "new", key.to_str().unwrap()]).status.success());
-    // Given in a folder of what is mounted, over which it is mounted. Of attributes nothing is believed: whoever looks asks the daemon.
+    // Given in a folder of what is mounted, over which it is mounted. Of attributes nothing is
+    // believed: whoever looks asks the daemon.
     let make = |options: &[&str]| {
         let mut command = Command::new(setup::PUMAPOOL);
         command.args(["mount", "..", "--attribute-timeout", "0", "--log-file", log.to_str().unwrap()]).args(options);
@@ -126,4 +127,82 @@ fn signals_to_the_keeper_end_the_mount() {
     mount.process.signal(Signal::TERM).unwrap();
     assert!(mount.process.wait(PATIENCE).unwrap().unwrap().success());
     assert!(!setup::PUMAPOOL.is_empty() && fs::read_dir(&at).unwrap().next().is_none());
+}
+
+/// A supervisor that is stopped keeps nobody waiting, and keeps all that is open when it goes on.
+#[test]
+fn a_stopped_supervisor_is_told_later_what_is_open() {
+    let test = "a_stopped_supervisor_is_told_later_what_is_open";
+    if !can_run(test) {
+        return;
+    }
+    const OPEN: usize = 200;
+    let scratch = Scratch::new(test).unwrap();
+    let (source, at) = (scratch.directory("source").unwrap(), scratch.directory("mount").unwrap());
+    fs::write(source.join("file"), "below").unwrap();
+    let mut mount = Mount::start(&source, &at, &[]);
+    let undelivered = |status: &serde_json::Value| status["mount"]["undelivered_descriptors"].as_u64().unwrap();
+    let open = || File::open(at.join("file")).unwrap();
+    mount.process.signal(Signal::STOP).unwrap();
+    let stopped = wait_until(PATIENCE, || mount.status()["problems"].to_string().contains("kill -CONT"));
+    assert!(stopped, "{}", mount.status());
+    // Until its socket has no more room.
+    let mut files = vec![open()];
+    while undelivered(&mount.status()) == 0 {
+        (0..1000).for_each(|_| drop(open()));
+        files.push(open());
+    }
+    files.extend((0..OPEN).map(|_| open()));
+    assert!(undelivered(&mount.status()) >= OPEN as u64);
+    let refused = pumapool(&["upgrade", at.to_str().unwrap()]);
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("is it stopped?"), "{refused:?}");
+    mount.process.signal(Signal::CONT).unwrap();
+    mount.wait_for("the supervisor", |status| undelivered(status) == 0);
+    mount.kill_daemon();
+    for mut file in &files {
+        assert_eq!(std::io::read_to_string(&mut file).unwrap(), "below");
+    }
+    assert!(mount.status()["problems"].as_array().unwrap().is_empty(), "{}", mount.status());
+}
+
+/// A daemon that does not answer is told of, and left alone: whoever stopped it may look at it.
+#[test]
+fn a_stopped_daemon_is_told_of() {
+    let test = "a_stopped_daemon_is_told_of";
+    if !can_run(test) {
+        return;
+    }
+    let scratch = Scratch::new(test).unwrap();
+    let (source, at) = (scratch.directory("source").unwrap(), scratch.directory("mount").unwrap());
+    let log = scratch.path().join("log");
+    let log_text = || fs::read_to_string(&log).unwrap();
+    let [source_text, at_text] = [&source, &at].map(|path| path.to_str().unwrap());
+    fs::write(source.join("file"), "below").unwrap();
+    let log_path = log.to_str().unwrap();
+    let made = pumapool(&["mount", source_text, at_text, "--log", "debug", "--log-file", log_path]);
+    // What is no warning is in the log alone.
+    assert!(made.status.success() && made.stderr.is_empty(), "{made:?}");
+    let status = || setup::mounts().into_iter().find(|status| status["mountpoint"] == at_text);
+    let before = status().unwrap();
+    let number = before["daemon_pid"].as_u64().unwrap();
+    let daemon = rustix::process::Pid::from_raw(number as i32).unwrap();
+    let signal = |signal| rustix::process::kill_process(daemon, signal).unwrap();
+    signal(Signal::STOP);
+    let said = format!("kill -CONT {number}");
+    let is_told = wait_until(PATIENCE, || log_text().contains(&said));
+    let output = pumapool(&["status"]);
+    signal(Signal::CONT);
+    assert!(is_told, "{}", log_text());
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let told = text.lines().find(|line| line.contains(&said)).unwrap_or_else(|| panic!("{text}"));
+    assert!(told.starts_with(&format!("mount (pid {}) does not answer", before["pid"])), "{told}");
+    assert!(wait_until(PATIENCE, || log_text().contains("the daemon answers again")), "{}", log_text());
+    assert_eq!(status().unwrap()["daemon_pid"], number);
+    // Who uses a mount is named.
+    let file = File::open(at.join("file")).unwrap();
+    let refused = pumapool(&["umount", at_text]);
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(!refused.status.success() && said.contains(&format!("({})", std::process::id())), "{said}");
+    drop(file);
+    setup::umount(at_text);
 }
