@@ -39,7 +39,8 @@ pub const THREADS: &str = "puma-guest";
 const STRANGERS_MAX: usize = 16;
 /// Pause after a connection could not be accepted.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// How long [`Host::stop`] waits until nobody listens any more: the thread that does is woken, and has nothing else to do.
+/// How long [`Host::stop`] waits until nobody listens any more: the thread that does is woken, and
+/// has nothing else to do.
 const CLOSE_LIMIT: Duration = Duration::from_secs(1);
 /// Pages that one message may say to have been read; of more nothing is heard.
 const HELD_PAGES_MAX: u32 = 1 << 16;
@@ -277,7 +278,8 @@ impl Host {
         self.shared.known.iter().map(status).collect()
     }
 
-    /// Has [`Host::run`] return, and ends all connections. Nobody listens any more when it returns, and the socket's file is gone.
+    /// Has [`Host::run`] return, and ends all connections. Nobody listens any more when it returns,
+    /// and the socket's file is gone.
     pub fn stop(&self) {
         self.shared.stopping.store(true, Relaxed);
         let _ = rustix::io::write(&self.stop.1, b"s");

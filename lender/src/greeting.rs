@@ -9,7 +9,6 @@ use crate::entry::Entry;
 use crate::hub::{Member, SEND_LIMIT};
 use crate::sessions::Refusal;
 use crate::shared::Shared;
-use page::Version;
 use std::net::Shutdown;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -18,7 +17,6 @@ use wire::address::Stream;
 use wire::frames::{Broken, FrameReader, Outgoing, send, send_some};
 use wire::secure::{Channel, Security};
 use wire::{Hello, Kind, Refused, Welcome};
-use zerocopy::FromBytes;
 use zerocopy::little_endian::{U32, U64};
 
 /// Time for the first frames to come, whole, up to the Hello. A borrower sends each at once.
@@ -94,7 +92,7 @@ fn greet(shared: &Arc<Shared>, stream: &Stream, entry: &Entry) -> Result<(Connec
     };
     let mut channel = Channel::plain();
     let mut reader = FrameReader::new();
-    let (kind, hello, next_version) = loop {
+    let hello = loop {
         let may_come = |kind| kind == Kind::Hello || kind == Kind::Handshake1 && !channel.is_sealed();
         let frame = match reader.next(stream, deadline, may_come) {
             Ok(frame) => frame,
@@ -105,8 +103,7 @@ fn greet(shared: &Arc<Shared>, stream: &Stream, entry: &Entry) -> Result<(Connec
             Err(broken) => return Err(broken),
         };
         if frame.kind == Kind::Hello {
-            let next_version = Some(Version(frame.header.request.get())).filter(|next| next.0 > 0);
-            break (frame.kind, Hello::read_from_bytes(frame.body), next_version);
+            break Hello::read(frame.header.request.get(), frame.body, channel.is_sealed());
         }
         if frame.header.request.get() != wire::PROTOCOL.into() {
             return Err(refused_protocol(&channel, frame.header.request.get()));
@@ -126,7 +123,7 @@ fn greet(shared: &Arc<Shared>, stream: &Stream, entry: &Entry) -> Result<(Connec
         channel = sealed;
         reader.open_with(channel.clone());
     };
-    let hello = hello.map_err(|_| Broken::Unexpected(kind))?;
+    let (hello, next_version) = hello.ok_or(Broken::Unexpected(Kind::Hello))?;
     if hello.magic != wire::MAGIC {
         return Err(refused(&channel, wire::REFUSED_HELLO, "the Hello does not begin as one of this protocol"));
     }

@@ -301,6 +301,16 @@ impl Inode {
     }
 }
 
+impl Inode {
+    /// Whether nothing that is found later can be this file, once the kernel has forgotten it. Of a
+    /// file system that is mounted in SOURCE that is assumed: nothing keeps it there, another one
+    /// may get its device number, and its server, which may be any user's, can forge all else of an
+    /// identity.
+    fn is_gone_for_good(&self) -> bool {
+        !self.device.is_source() || self.is_deleted()
+    }
+}
+
 /// A file just opened with O_PATH below, on its way to becoming a node.
 pub(crate) struct Found {
     /// Open on it with O_PATH.
@@ -736,7 +746,7 @@ impl Inodes {
             self.keep.release(Held::Node(nodeid));
         }
         if let Some(file) = &inode.file {
-            self.borrower.retire(file, inode.is_deleted());
+            self.borrower.retire(file, inode.is_gone_for_good());
         }
         Some(inode)
     }
@@ -746,7 +756,7 @@ impl Inodes {
         let table = std::mem::take(&mut *self.table.write());
         for inode in table.by_node.values() {
             if let Some(file) = &inode.file {
-                self.borrower.retire(file, inode.is_deleted());
+                self.borrower.retire(file, inode.is_gone_for_good());
             }
         }
     }
@@ -782,5 +792,34 @@ impl Inodes {
             (Some(handle), Some((mount, _))) => handle.open(mount),
             _ => Err(Errno::STALE),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::handover::memory::Memory;
+    use rustix::fs::{Mode, OFlags};
+
+    /// Another file system may get the device number of one that was mounted in SOURCE.
+    #[test]
+    fn what_is_known_of_another_file_system_ends_with_its_inode() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("file"), "ours").unwrap();
+        let found = |path: &std::path::Path| {
+            let fd = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).unwrap();
+            let stat = stat(&fd).unwrap();
+            Found::new(fd, stat)
+        };
+        let borrower = Borrower::start(borrower::Config::default(), None).unwrap();
+        let keep = Keep::new(Memory::create().unwrap().into(), None).unwrap();
+        let inodes = Inodes::new(found(folder.path()), borrower, keep, 16, None);
+        let ours = inodes.reference(found(&folder.path().join("file")));
+        let others = inodes.reference(found(std::path::Path::new("/proc/version")));
+        assert!(!ours.is_gone_for_good(), "what lenders have of it may be of use again");
+        assert!(others.is_gone_for_good());
+        // A name that is gone says the same of ours.
+        std::fs::remove_file(folder.path().join("file")).unwrap();
+        assert!(ours.is_gone_for_good());
     }
 }

@@ -57,9 +57,35 @@ pub fn machine(arguments: &[String]) -> Option<Machine> {
     })
 }
 
+/// Users that virtual machines run as, beside root and whoever asks: libvirt's, by the names that
+/// they have in Debian and in Fedora.
+const MACHINE_USERS: [&str; 2] = ["libvirt-qemu", "qemu"];
+
+/// The numbers of the users whose processes may be virtual machines. Any other user can call a
+/// process as he likes.
+fn machine_users() -> Vec<u32> {
+    let passwd = std::fs::read_to_string("/etc/passwd").unwrap_or_default();
+    let of_line = |line: &str| {
+        let mut words = line.split(':');
+        let name = words.next()?;
+        MACHINE_USERS.contains(&name).then(|| words.nth(1)?.parse().ok()).flatten()
+    };
+    let asks = rustix::process::geteuid().as_raw();
+    [0, asks].into_iter().chain(passwd.lines().filter_map(of_line)).collect()
+}
+
+/// The machine that a process is. None: it is another program, or runs for somebody else than
+/// `users`, if only in part (a set-user-ID program).
+fn machine_of(process: &Process, users: &[u32]) -> Option<Machine> {
+    let found = machine(&process.arguments().ok()?)?;
+    let its_users = process.users().ok()?;
+    (!its_users.is_empty() && its_users.iter().all(|user| users.contains(user))).then_some(found)
+}
+
 /// The virtual machines that run here, with their processes' numbers.
 pub fn running() -> Vec<(u32, Machine)> {
-    pids(|process| machine(&process.arguments().ok()?)).unwrap_or_default()
+    let users = machine_users();
+    pids(|process| machine_of(process, &users)).unwrap_or_default()
 }
 
 /// Whether what is freed in this machine, a guest, comes back to its host: it has a balloon that has agreed to report free pages
@@ -79,13 +105,13 @@ pub fn this_one_reports_free_pages(devices: &Path) -> bool {
 /// # Errors
 /// When there is no /proc.
 pub fn all() -> io::Result<Vec<Found>> {
-    let mut all = Vec::new();
+    let (mut all, users) = (Vec::new(), machine_users());
     for entry in std::fs::read_dir("/proc")? {
         let Some(pid) = entry?.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };
         // One that has ended meanwhile, or is another user's, is left out.
         let found = || {
             let process = Process::open(pid)?;
-            let (name, machine) = (process.name()?, machine(&process.arguments()?));
+            let (name, machine) = (process.name()?, machine_of(&process, &users));
             io::Result::Ok(Found { pid, name, machine, pages_by_node: process.pages_by_node()? })
         };
         all.extend(found().ok().filter(|found| !found.pages_by_node.is_empty()));
@@ -93,12 +119,14 @@ pub fn all() -> io::Result<Vec<Found>> {
     Ok(all)
 }
 
-/// The process of the machine of that name.
+/// The process of the machine of that name. Those of root, of whoever asks, and of libvirt's users
+/// count.
 ///
 /// # Errors
 /// In one line, when there is none, or more than one.
 pub fn named(name: &str) -> Result<u32, String> {
-    let machines = pids(|process| Some(machine(&process.arguments().ok()?)?.name))?;
+    let users = machine_users();
+    let machines = pids(|process| Some(machine_of(process, &users)?.name))?;
     let hint = || {
         let names: Vec<&str> = machines.iter().map(|(_, name)| name.as_str()).filter(|name| !name.is_empty()).collect();
         match &names[..] {
@@ -169,6 +197,31 @@ mod tests {
         child.wait().unwrap();
         assert_eq!((of_name, found), (2, Ok(child.id())));
         assert!(command(&name).is_err());
+    }
+
+    #[test]
+    fn another_users_process_is_no_machine_whatever_it_is_called() {
+        use std::os::unix::process::CommandExt;
+        if !rustix::process::geteuid().is_root() {
+            return testbed::skip("another_users_process_is_no_machine_whatever_it_is_called", "needs root");
+        }
+        let name = format!("db-{}", std::process::id());
+        let pipe = std::process::Stdio::piped;
+        let start = |user: u32| {
+            let mut command = std::process::Command::new("/bin/sh");
+            command.arg0("qemu-system-x").args(["-c", "echo there; read line", "-name", &name]);
+            let mut child = command.uid(user).current_dir("/").stdin(pipe()).stdout(pipe()).spawn().unwrap();
+            io::Read::read_exact(child.stdout.as_mut().unwrap(), &mut [0; 5]).unwrap();
+            child
+        };
+        let mut children = [start(0), start(65_534)];
+        let (found, listed) = (super::named(&name), running());
+        for child in &mut children {
+            drop(child.stdin.take());
+            child.wait().unwrap();
+        }
+        assert_eq!(found, Ok(children[0].id()));
+        assert!(!listed.iter().any(|(pid, _)| *pid == children[1].id()));
     }
 
     #[test]

@@ -128,6 +128,16 @@ impl Process {
         parent.and_then(|pid| pid.trim().parse().ok()).ok_or_else(|| io::ErrorKind::InvalidData.into())
     }
 
+    /// Its users: real, effective, saved, and for files.
+    ///
+    /// # Errors
+    /// When it has ended.
+    pub fn users(&self) -> io::Result<Vec<u32>> {
+        let status = self.text("status")?;
+        let users = status.lines().find_map(|line| line.strip_prefix("Uid:")).unwrap_or_default();
+        users.split_whitespace().map(|uid| uid.parse().map_err(|_| io::ErrorKind::InvalidData.into())).collect()
+    }
+
     /// What it was called with.
     ///
     /// # Errors

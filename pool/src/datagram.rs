@@ -101,7 +101,7 @@ impl Codec {
     pub fn new(security: &Security) -> io::Result<Codec> {
         let protection = match security {
             Security::Keyed(key) => Protection::Keyed(Box::new(Keyed::new(&key.derive(KEY_LABEL))?)),
-            Security::Trusting => Protection::Trusting,
+            Security::Trusting | Security::Local => Protection::Trusting,
         };
         Ok(Codec { protection, packer: Compressor::new(PACKING_LEVEL)?, unpacker: Decompressor::new()? })
     }

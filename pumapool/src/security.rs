@@ -18,8 +18,8 @@ pub struct Options {
     #[arg(long, value_name = "FILE", env = "PUMAPOOL_KEY_FILE")]
     key: Option<PathBuf>,
 
-    /// Do without a key: believe everybody who can connect, and send pages as they are, with checksums. A unix:PATH, which only its
-    /// owner can use, needs neither of the two.
+    /// Do without a key: believe everybody who can connect, and send pages as they are, with
+    /// checksums. A unix:PATH at which root or you listen needs neither of the two.
     #[arg(long)]
     trust_network: bool,
 }
@@ -63,7 +63,8 @@ impl Options {
                 let path = std::path::absolute(path).with_context(|| format!("the key file {}", path.display()))?;
                 Ok(Security::Keyed(PoolKey::read(&path)?))
             }
-            (None, true, _) | (None, false, None) => Ok(Security::Trusting),
+            (None, true, _) => Ok(Security::Trusting),
+            (None, false, None) => Ok(Security::Local),
             (None, false, Some(address)) => bail!(
                 "{address} is on a network, and there is no key: make one with `pumapool key new FILE`, copy it to all machines of the \
                  pool, and name it with --key FILE; or --trust-network"
@@ -77,5 +78,6 @@ pub fn name(security: &Security) -> &'static str {
     match security {
         Security::Keyed(_) => "key",
         Security::Trusting => "trust-network",
+        Security::Local => "local",
     }
 }

@@ -8,9 +8,11 @@ use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::Command;
 use std::sync::{Arc, Mutex};
-use testbed::{Scratch, wait_until};
+use testbed::{Process, Scratch, wait_until};
 use wire::{Header, Kind, WireKey};
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -26,6 +28,51 @@ fn refuses(arguments: &[&str], words: &[&str]) {
     for word in words {
         assert!(lines[0].contains(word), "{arguments:?} said {:?}, without {word:?}", lines[0]);
     }
+}
+
+/// Debian's `nobody`.
+const OTHER_USER: u32 = 65_534;
+
+/// Without a key the kernel's word is what tells a lender from whoever may listen at a socket in
+/// the file system.
+#[test]
+fn another_users_lender_gets_nothing_without_a_key() {
+    let test = "another_users_lender_gets_nothing_without_a_key";
+    if !can_run(test) {
+        return;
+    }
+    let scratch = Scratch::new(test).unwrap();
+    let (source, at) = (scratch.directory("source").unwrap(), scratch.directory("mount").unwrap());
+    let shared = scratch.directory("shared").unwrap();
+    fs::set_permissions(scratch.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    std::os::unix::fs::chown(&shared, Some(OTHER_USER), Some(OTHER_USER)).unwrap();
+    let program = shared.join("program");
+    fs::copy(setup::PUMAPOOL, &program).unwrap();
+    let lend = |program: &Path, name: &str, user: u32| {
+        let address = format!("unix:{}", shared.join(name).display());
+        let mut command = Command::new(program);
+        command.args(["lend", "--foreground", "--capacity", "1MiB", "--listen", &address]);
+        command.env("XDG_RUNTIME_DIR", &shared).env_remove("PUMAPOOL_KEY_FILE").uid(user).gid(user);
+        let mut lender = Process::spawn(command, &[]).unwrap();
+        lender.wait_for_line("READY", PATIENCE).unwrap();
+        (lender, address)
+    };
+    let (_theirs, their_address) = lend(&program, "theirs", OTHER_USER);
+    let (_ours, our_address) = lend(Path::new(setup::PUMAPOOL), "ours", 0);
+    let mut command = Command::new(setup::PUMAPOOL);
+    command.args(["mount", "--foreground"]).args([&source, &at]).args(["--lender", &their_address]);
+    command.args(["--lender", &our_address]).env_remove("PUMAPOOL_KEY_FILE");
+    let mut mount = Process::spawn(command, &[]).unwrap();
+    mount.wait_for_line("READY", PATIENCE).unwrap();
+    let lenders = || testbed::ask_daemon("mount", mount.pid(), PATIENCE).unwrap()["lenders"].take();
+    let of = |address: &str| {
+        let all = lenders();
+        all.as_array().unwrap().iter().find(|lender| lender["address"] == address).unwrap().clone()
+    };
+    assert!(wait_until(PATIENCE, || of(&our_address)["state"] == "used"), "{}", lenders());
+    let refused = || of(&their_address)["reason"].to_string();
+    let is_told = || refused().contains(&format!("user {OTHER_USER} listens")) && refused().contains("--key");
+    assert!(wait_until(PATIENCE, is_told), "{}", lenders());
 }
 
 #[test]

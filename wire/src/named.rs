@@ -120,7 +120,7 @@ pub struct Joined {
 /// # Errors
 /// When it is not there, or refuses: then with its words.
 pub fn join(host: &Address, security: &Security, role: u32, limit: Duration, tick: Duration) -> io::Result<Joined> {
-    let stream = host.connect(limit)?;
+    let stream = security.connect(host, limit)?;
     stream.set_read_timeout(Some(tick))?;
     stream.set_write_timeout(Some(tick))?;
     let deadline = Instant::now() + limit;

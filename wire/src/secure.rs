@@ -24,13 +24,16 @@
 //!
 //! What must never happen here: a number used twice in one direction; an item used before its frame's seal was verified.
 
+use crate::address::{Address, Stream};
 use crate::key::PoolKey;
 use crate::{Header, Malformed, PROTOCOL};
 use snow::params::NoiseParams;
 use snow::{HandshakeState, StatelessTransportState};
 use std::fmt;
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 use zerocopy::{FromBytes, IntoBytes};
 
 /// Pattern, curve, cipher and hash.
@@ -55,6 +58,36 @@ pub enum Security {
     Keyed(PoolKey),
     /// Everybody who can connect. Pages carry checksums, nothing is sealed.
     Trusting,
+    /// Whom the kernel says to be root or this process's own user, over a Unix socket. Nothing is
+    /// sealed.
+    Local,
+}
+
+impl Security {
+    /// Connects to whoever is believed there.
+    ///
+    /// # Errors
+    /// As for [`Address::connect`]; and when somebody else listens at a Unix socket, which nothing
+    /// but a key would tell from a lender.
+    pub fn connect(&self, address: &Address, timeout: Duration) -> io::Result<Stream> {
+        let stream = address.connect(timeout)?;
+        if let Security::Local = self {
+            let listener = match &stream {
+                Stream::Unix(socket) => Some(rustix::net::sockopt::socket_peercred(socket)?.uid),
+                _ => None,
+            };
+            let ours = [rustix::process::Uid::ROOT, rustix::process::geteuid()];
+            if !listener.is_some_and(|listener| ours.contains(&listener)) {
+                let who = listener.map_or("somebody".to_owned(), |uid| format!("user {}", uid.as_raw()));
+                let text = format!(
+                    "{who} listens at {address}, and pages would be sent there in clear: give both sides the pool's \
+                     key (--key FILE)"
+                );
+                return Err(io::Error::new(io::ErrorKind::PermissionDenied, text));
+            }
+        }
+        Ok(stream)
+    }
 }
 
 /// The other side's key is another one, or it does not speak this.

@@ -65,7 +65,7 @@ impl Connection {
         next_version: Version,
         security: &Security,
     ) -> io::Result<Option<Connection>> {
-        let stream = address.connect(CONNECT_TIMEOUT)?;
+        let stream = security.connect(address, CONNECT_TIMEOUT)?;
         match Connection::greet_with(stream, wire::ROLE_MAIN, session, next_version.0, security) {
             Err(error) if error.kind() == BEHIND => Ok(None),
             greeted => greeted.map(Some),
@@ -74,7 +74,7 @@ impl Connection {
 
     /// Connects beside a main connection, and greets.
     pub fn open(address: &Address, session: [u8; 16], security: &Security) -> io::Result<Connection> {
-        Connection::greet(address.connect(CONNECT_TIMEOUT)?, wire::ROLE_GET, session, security)
+        Connection::greet(security.connect(address, CONNECT_TIMEOUT)?, wire::ROLE_GET, session, security)
     }
 
     /// Greets whoever is at the other end.
@@ -86,7 +86,7 @@ impl Connection {
         stream: Stream,
         role: u32,
         session: [u8; 16],
-        request: u64,
+        next_version: u64,
         security: &Security,
     ) -> io::Result<Connection> {
         stream.set_read_timeout(Some(CONNECT_TIMEOUT))?;
@@ -98,8 +98,9 @@ impl Connection {
             connection.shake_hands(key, deadline)?;
         }
         let hello = Hello { magic: MAGIC, protocol: U32::new(PROTOCOL), role: U32::new(role), session };
-        let header = Header::new(Kind::Hello, 0, size_of::<Hello>(), request);
-        connection.outgoing()?.send(&header, hello.as_bytes(), &[])?;
+        let (request, body) = hello.frame(next_version, connection.channel.is_sealed());
+        let header = Header::new(Kind::Hello, 0, body.len(), request);
+        connection.outgoing()?.send(&header, &body, &[])?;
         let mut body = Vec::new();
         match connection.receive(deadline, &mut body)? {
             (Kind::Welcome, _) => {
@@ -526,6 +527,32 @@ mod tests {
         let stream = Stream::Unix(near);
         let greeted = Connection::greet(stream, wire::ROLE_GET, [7; 16], &Security::Trusting).unwrap();
         (GetConnection::over(greeted), far)
+    }
+
+    #[test]
+    fn a_listener_sees_no_version_in_a_hello() {
+        let key = wire::key::PoolKey::new([5; 32]);
+        let (near, mut far) = UnixStream::pair().unwrap();
+        let of_lender = key.clone();
+        let lender = std::thread::spawn(move || {
+            let read = |far: &mut UnixStream, bytes: usize| {
+                let mut found = vec![0; bytes];
+                far.read_exact(&mut found).unwrap();
+                found
+            };
+            let first = read(&mut far, size_of::<Header>() + HANDSHAKE_BYTES);
+            let (second, channel) = wire::secure::answer(&of_lender, &first[size_of::<Header>()..]).unwrap();
+            far.write_all(&frame(Kind::Handshake2, 0, 0, &second)).unwrap();
+            let header = Header::read_from_bytes(&read(&mut far, size_of::<Header>())).unwrap();
+            let sealed = read(&mut far, header.body_bytes.get() as usize + channel.extra_bytes());
+            let mut opened = Vec::new();
+            let body = channel.open_head(&header, &sealed, &mut opened).unwrap();
+            (header.request.get(), Hello::read(header.request.get(), body, true).unwrap().1)
+        });
+        // The lender goes away without a Welcome.
+        let main = Connection::greet_with(Stream::Unix(near), wire::ROLE_MAIN, [7; 16], 77, &Security::Keyed(key));
+        assert!(main.is_err());
+        assert_eq!(lender.join().unwrap(), (0, Some(Version(77))));
     }
 
     fn ask(connection: &mut GetConnection, pages: u32, question_pages: usize) {

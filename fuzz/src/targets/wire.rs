@@ -24,7 +24,7 @@ fn header(bytes: &[u8]) {
     let Some(body) = body.get(..body_bytes) else { return };
     // What validate lets through, the readers can take apart.
     match kind {
-        Kind::Hello => drop(Hello::read_from_bytes(body).unwrap()),
+        Kind::Hello => drop(Hello::read(0, body, true).unwrap()),
         Kind::Welcome => drop(Welcome::read_from_bytes(body).unwrap()),
         Kind::Advise => drop(Advice::read_from_bytes(body).unwrap()),
         Kind::Refused | Kind::Advised => {

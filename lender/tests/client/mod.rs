@@ -65,7 +65,8 @@ impl Client {
 
     /// With the version that is to be put next.
     pub fn greet_with(&mut self, hello: Hello, next_version: u64) -> Result<Welcome, NotWelcome> {
-        self.send_as(next_version, Kind::Hello, 0, 0, hello.as_bytes()).unwrap();
+        let (request, body) = hello.frame(next_version, self.channel.is_sealed());
+        self.send_as(request, Kind::Hello, 0, 0, &body).unwrap();
         let (header, body) = self.receive().unwrap();
         match header.validate().unwrap() {
             Kind::Welcome => Ok(Welcome::read_from_bytes(&body).unwrap()),

@@ -26,11 +26,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, UnixListener};
-use tokio::sync::Semaphore;
+use tokio::task::AbortHandle;
 use wire::address::Address;
 use wire::listener::Listener;
 
-/// Connections at once. Further ones wait in the kernel's queue.
+/// Connections at once. When one more comes, the oldest goes: first of those that have not asked
+/// yet.
 const CONNECTIONS_MAX: usize = 16;
 /// How long a connection may take until it has asked, until the page is made, and until that is read: slow readers are no reason to keep others waiting. It is good
 /// for one request.
@@ -118,20 +119,26 @@ async fn accept<S: AsyncRead + AsyncWrite + Unpin + 'static>(
     next: impl AsyncFn() -> std::io::Result<S>,
     pages: Arc<Pages>,
 ) {
-    let (places, local) = (Arc::new(Semaphore::new(CONNECTIONS_MAX)), tokio::task::LocalSet::new());
+    let local = tokio::task::LocalSet::new();
     let accepting = async {
+        let mut connections: Vec<Connection> = Vec::new();
         loop {
-            // It is never closed.
-            let Ok(place) = places.clone().acquire_owned().await else { return };
             let Ok(stream) = next().await else {
                 tokio::time::sleep(RETRY).await;
                 continue;
             };
-            let pages = pages.clone();
-            tokio::task::spawn_local(async move {
+            connections.retain(|connection| !connection.task.is_finished());
+            if connections.len() >= CONNECTIONS_MAX {
+                let silent = connections.iter().position(|connection| !connection.has_asked.get());
+                connections.remove(silent.unwrap_or(0)).task.abort();
+            }
+            let (pages, has_asked) = (pages.clone(), Rc::new(Cell::new(false)));
+            let asks = has_asked.clone();
+            let task = tokio::task::spawn_local(async move {
                 let deadline = Rc::new(Cell::new(Instant::now() + CONNECTION_LIMIT));
                 let for_answer = deadline.clone();
                 let answer = service_fn(move |request| {
+                    asks.set(true);
                     let (pages, deadline) = (pages.clone(), for_answer.clone());
                     async move {
                         deadline.set(Instant::now() + CONNECTION_LIMIT);
@@ -148,11 +155,17 @@ async fn accept<S: AsyncRead + AsyncWrite + Unpin + 'static>(
                     _ = connection => {}
                     () = passes(&deadline) => {}
                 }
-                drop(place);
             });
+            connections.push(Connection { task: task.abort_handle(), has_asked });
         }
     };
     local.run_until(accepting).await;
+}
+
+/// One that was accepted.
+struct Connection {
+    task: AbortHandle,
+    has_asked: Rc<Cell<bool>>,
 }
 
 /// Waits until the deadline has passed, which may be put off meanwhile.
