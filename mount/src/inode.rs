@@ -813,9 +813,10 @@ mod tests {
         };
         let borrower = Borrower::start(borrower::Config::default(), None).unwrap();
         let keep = Keep::new(Memory::create().unwrap().into(), None).unwrap();
-        let inodes = Inodes::new(found(folder.path()), borrower, keep, 16, None);
-        let ours = inodes.reference(found(&folder.path().join("file")));
-        let others = inodes.reference(found(std::path::Path::new("/proc/version")));
+        let descriptors = crate::descriptors::Descriptors::new(1024, 2, 10, 0);
+        let inodes = Inodes::new(found(folder.path()), borrower, keep, descriptors, None);
+        let ours = inodes.reference(found(&folder.path().join("file"))).unwrap();
+        let others = inodes.reference(found(std::path::Path::new("/proc/version"))).unwrap();
         assert!(!ours.is_gone_for_good(), "what lenders have of it may be of use again");
         assert!(others.is_gone_for_good());
         // A name that is gone says the same of ours.

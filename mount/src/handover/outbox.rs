@@ -1,8 +1,8 @@
 //! What the supervisor is to be told and cannot take at the moment, because it is stopped or busy.
 //!
-//! A descriptor goes to the supervisor at once, where its socket has room. Else it waits here, and a
-//! thread delivers it when there is room again. Under each name only the last word counts, so no more
-//! waits here than is open, or was open when the supervisor stopped.
+//! A descriptor goes to the supervisor at once, where its socket has room. Else it waits here, and
+//! a thread delivers it when there is room again. Under each name only the last word counts, so no
+//! more waits here than is open, or was open when the supervisor stopped.
 //!
 //! What must never happen: a request that waits for the supervisor; a word that is overtaken by an
 //! older one under the same name; a supervisor that is given up while its process lives.
@@ -10,6 +10,7 @@
 use super::channel::{Channel, Held};
 use parking_lot::{Condvar, Mutex};
 use rustix::fd::{BorrowedFd, OwnedFd};
+use rustix::process::{Resource, getrlimit};
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
@@ -17,9 +18,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Words that wait at the most. Each may hold a descriptor, which counts for the limit of this
-/// process; beyond it what is opened is lost by a takeover.
+/// Words that wait at the most; beyond it what is opened is lost by a takeover.
 const WAITING_MAX: usize = 65_536;
+/// Each may hold a descriptor: they have this part of what the process may have, so that open files
+/// and the daemon's own work have the rest.
+const WAITING_PART: u64 = 8;
 /// How often it is tried whether the supervisor's socket has room again. Nothing is announced of
 /// that while too many descriptors are under way.
 const LOOK_INTERVAL: Duration = Duration::from_millis(20);
@@ -35,6 +38,7 @@ struct Shared {
     is_behind: AtomicBool,
     state: Mutex<State>,
     changed: Condvar,
+    waiting_max: usize,
 }
 
 #[derive(Default)]
@@ -52,11 +56,14 @@ impl Outbox {
     /// # Errors
     /// When its thread cannot be started.
     pub(crate) fn new(channel: Arc<Channel>) -> io::Result<Outbox> {
+        let descriptors = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+        let waiting_max = WAITING_MAX.min((descriptors / WAITING_PART) as usize);
         let shared = Arc::new(Shared {
             channel,
             is_behind: AtomicBool::new(false),
             state: Mutex::default(),
             changed: Condvar::new(),
+            waiting_max,
         });
         let for_thread = shared.clone();
         thread::Builder::new().name("puma-outbox".into()).spawn(move || for_thread.deliver())?;
@@ -110,7 +117,7 @@ impl Shared {
             state.waiting.remove(&held);
         } else {
             let fd = fd.map(|fd| rustix::io::fcntl_dupfd_cloexec(fd, 0)).transpose();
-            let has_room = state.waiting.len() < WAITING_MAX || state.waiting.contains_key(&held);
+            let has_room = state.waiting.len() < self.waiting_max || state.waiting.contains_key(&held);
             match fd {
                 Ok(fd) if has_room => drop(state.waiting.insert(held, fd)),
                 _ if !std::mem::replace(&mut state.has_lost, true) => tracing::error!(
