@@ -669,8 +669,11 @@ impl Drop for DetachedOnDrop {
     }
 }
 
+/// Where evictions come from, if anywhere, and the control groups that pages are lent for.
+type Evictions = (Option<Box<dyn EvictionSource>>, Option<Cgroups>);
+
 /// What a borrower is to know of evictions: the tap, and the control groups that it tells apart.
-fn evictions(options: &Options, device: u64) -> Result<(Option<Box<dyn EvictionSource>>, Option<Cgroups>)> {
+fn evictions(options: &Options, device: u64) -> Result<Evictions> {
     Ok((eviction_source(options, device)?, cgroups(&options.policies.cgroup)?))
 }
 
