@@ -47,8 +47,7 @@
 //! | kind | body |
 //! |---|---|
 //! | Handshake1, Handshake2 | [`secure::HANDSHAKE_BYTES`] of Noise; the request number of the first is [`PROTOCOL`] |
-//! | Hello | [`Hello`]; in a main connection then the borrower's next version, eight bytes, if it
-//! is sealed (if not, it is the request number) |
+//! | Hello | [`Hello`], and a main connection's next version: sealed 8 bytes, else the request number |
 //! | Welcome | [`Welcome`] |
 //! | Refused | [`Refused`] |
 //! | Put | items × [`PutItem`], then items × page |
@@ -84,31 +83,28 @@
 //! ```
 //!
 //! 1. *Main opens it.* A main connection under an unknown name begins a session, and its Welcome has no flags. Under a known name
-//! it resumes that session with all pages the lender still has of it, and its Welcome says
-//! [`WELCOME_RESUMED`]. Its Hello says the version that the borrower will give out next, which a
-//! listener must not see; 0: it does not tell. If a Put of the session had that version or a later
-//! one, whoever says so is behind it: a machine that was set back to an earlier state, or a copy of
-//! one. It is refused ([`REFUSED_BEHIND`]) and begins anew under another name, as it would give out
-//! versions again that stand for something else; the session stays as it is. 2. *The newest main
-//! takes over.* The borrower may have seen a time-out where the lender still sees a connection. So
-//! a main connection under the name of a session that has connections ends these first, and is
-//! welcomed when all they had sent and the lender had received was dealt with. So no Put of an old
-//! connection is applied after the session was resumed. Bytes do not depend on that, as a version
-//! names them; but a late Put would replace the newer version of its page, which would be a miss,
-//! and a page that is of no use to anybody would stay. If the old ones take longer than the lender
-//! likes to wait, it answers [`REFUSED_BUSY`], and the borrower tries again. 3. *Gets follow main.*
-//! A get connection under a name that has no main connection is refused ([`REFUSED_SESSION`]): it
-//! could not learn whether the pages are there. When the main connection ends, the lender ends the
-//! get connections. 4. *Kept.* When the main connection ends, for whatever reason but Bye, the
-//! lender keeps the session for its grace time, if it has pages. These are pages like all others:
-//! memory pressure, the kernel and newer pages take them as before, and what is taken is told
-//! (Lost) when the session is resumed, as far as the lender has room for such notes. A kept session
-//! makes room, the oldest one first, when a new one has no place. 5. *Bye* ends the session at once
-//! and frees its pages. A borrower that stops for good says it. One that stops only for a
-//! successor, who knows the name, closes without it. 6. *Silence.* A borrower sends Ping when it
-//! has nothing else to say, at least every [`PING_SECONDS_MAX`]. When the lender has no place for
-//! another session or connection, it may end a session that never put a page and from which nothing
-//! came for several times as long: else strangers that say nothing could shut the others out.
+//!    it resumes that session with all pages the lender still has of it, and its Welcome says [`WELCOME_RESUMED`]. Its
+//!    Hello says the version that the borrower will give out next, which a listener must not see; 0: it
+//!    does not tell. If a Put of the session had that version or a later one,
+//!    whoever says so is behind it: a machine that was set back to an earlier state, or a copy of one. It is refused ([`REFUSED_BEHIND`]) and
+//!    begins anew under another name, as it would give out versions again that stand for something else; the session stays as it is.
+//! 2. *The newest main takes over.* The borrower may have seen a time-out where the lender still sees a connection. So a main
+//!    connection under the name of a session that has connections ends these first, and is welcomed when all they had sent
+//!    and the lender had received was dealt with. So no Put of an old connection is applied after the session was resumed.
+//!    Bytes do not depend on that, as a version names them; but a late Put would replace the newer version of its page, which
+//!    would be a miss, and a page that is of no use to anybody would stay. If the old ones take longer than the lender
+//!    likes to wait, it answers [`REFUSED_BUSY`], and the borrower tries again.
+//! 3. *Gets follow main.* A get connection under a name that has no main connection is refused ([`REFUSED_SESSION`]): it could
+//!    not learn whether the pages are there. When the main connection ends, the lender ends the get connections.
+//! 4. *Kept.* When the main connection ends, for whatever reason but Bye, the lender keeps the session for its grace time, if it has
+//!    pages. These are pages like all others: memory pressure, the kernel and newer pages take them as before, and what is
+//!    taken is told (Lost) when the session is resumed, as far as the lender has room for such notes. A kept session makes
+//!    room, the oldest one first, when a new one has no place.
+//! 5. *Bye* ends the session at once and frees its pages. A borrower that stops for good says it. One that stops only for a
+//!    successor, who knows the name, closes without it.
+//! 6. *Silence.* A borrower sends Ping when it has nothing else to say, at least every [`PING_SECONDS_MAX`]. When the lender
+//!    has no place for another session or connection, it may end a session that never put a page and from which
+//!    nothing came for several times as long: else strangers that say nothing could shut the others out.
 //!
 //! *What the borrower may conclude.* After a lost connection it uses nothing at this lender. It goes on noting what it would have
 //! dropped there. A Welcome with [`WELCOME_RESUMED`] says that what was put before may be asked for again, by the same versions;
