@@ -77,7 +77,7 @@ impl<B: Below + Send + Sync + 'static> Asking<'_, B> {
                 let mut state = file.state.lock();
                 // Answered while a change is being applied, older bytes could stay in the kernel's page cache behind it.
                 if state.must_wait(self.range()) {
-                    below.about_to_wait();
+                    below.may_wait()?;
                 }
                 file.settled.wait_while_for(&mut state, |state| state.must_wait(self.range()), CHANGE_WAIT);
                 self.begin(reading, &mut state);

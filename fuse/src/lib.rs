@@ -8,6 +8,7 @@
 //! - [`reply`]: answers, written in one system call each.
 //! - [`session`]: the connection: negotiation, [`Worker`]s that read requests and hand them to a [`Filesystem`].
 //! - `turns`: which of them reads; [`about_to_wait`], [`has_time`].
+//! - `admission`: how many workers the requests of one user may hold.
 //! - `demand`: how many workers are needed.
 //! - [`notify`]: messages to the kernel that are not answers.
 //! - [`backing`]: files that the kernel reads and writes below by itself.
@@ -18,9 +19,11 @@
 //! gets exactly one, also when its handler panics; and no answer is ever written twice.
 
 pub mod abi;
+mod admission;
 pub mod backing;
 mod buffer;
 mod demand;
+mod more;
 pub mod mountinfo;
 pub mod mounting;
 pub mod notify;
@@ -29,11 +32,13 @@ pub mod request;
 pub mod session;
 mod turns;
 
+pub use admission::{Class, DEFERRED_BYTES_MAX, DEFERRED_MAX, RESERVED_WORKERS, admit_read, take_refusal};
 pub use demand::Demand;
+pub use more::More;
 pub use notify::Notifier;
 pub use reply::Reply;
 pub use request::{DecodeError, Operation, Request};
-pub use session::{Filesystem, More, Negotiated, Served, Session, Wish, Worker};
+pub use session::{Filesystem, Negotiated, Served, Session, Wish, Worker};
 pub use turns::{about_to_wait, has_time};
 
 pub use rustix::io::Errno;

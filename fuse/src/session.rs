@@ -4,8 +4,10 @@
 //! [`Worker::serve`]. Memory is fixed: two buffers of a little over 1 MiB per worker, touched only as far as requests reach.
 
 use crate::abi::{self, init};
+use crate::admission::{self, Admission, Class, Deferred};
 use crate::buffer::Buffer;
 use crate::demand::{Demand, Starting};
+use crate::more::{More, a_read};
 use crate::notify::Notifier;
 use crate::reply::Reply;
 use crate::request::{self, Operation, Request};
@@ -61,50 +63,17 @@ pub trait Filesystem: Sync {
     /// anything; it is meant for the answer's data.
     fn handle(&self, request: &Request<'_>, reply: Reply<'_>, scratch: &mut [u8]);
 
+    /// What a request that is no READ may have to wait for: it is handled when its user may hold one more worker for that.
+    fn class(&self, request: &Request<'_>) -> Option<Class> {
+        let _ = request;
+        None
+    }
+
     /// Handles a READ, and as many of those that wait behind it as it likes to take out of `more`.
     fn read<'a>(&self, request: Request<'static>, reply: Reply<'a>, more: &mut More<'a>, scratch: &mut [u8]) {
         let _ = more;
         self.handle(&request, reply, scratch);
     }
-}
-
-/// The READs that wait behind one that is being handled.
-pub struct More<'a> {
-    device: &'a OwnedFd,
-    capabilities: u64,
-    leave: &'a AtomicBool,
-    buffer: &'a mut [u8],
-    /// The length of a request that was read and is to be handled next, being no READ.
-    kept: Option<usize>,
-}
-
-impl<'a> More<'a> {
-    /// Waits until `other` is readable, or there is a request, at most so long: whether it is a request. Does not wait where another worker reads
-    /// requests meanwhile, or the one that was read last is to be handled first.
-    pub fn wait_beside(&self, other: BorrowedFd<'_>, limit: Duration) -> bool {
-        self.kept.is_none() && !self.leave.load(Ordering::Acquire) && turns::wait_beside(other, limit)
-    }
-
-    /// The next one, if the next request is one. Waits for nothing.
-    pub fn next_read(&mut self) -> Option<(Request<'static>, Reply<'a>)> {
-        if self.kept.is_some() || self.leave.load(Ordering::Acquire) {
-            return None;
-        }
-        // A request that was taken back, or a signal, ends it, too; all other errors are there still for who reads next.
-        let len = rustix::io::read(self.device, &mut *self.buffer).ok().filter(|len| *len > 0)?;
-        let request = Request::decode(&self.buffer[..len], self.capabilities);
-        let Ok(Request { header, operation: Operation::Read(args), .. }) = request else {
-            self.kept = Some(len);
-            return None;
-        };
-        turns::went_on();
-        Some((a_read(header, args), Reply::new(self.device.as_fd(), header.unique)))
-    }
-}
-
-/// A READ, with nothing in it that is in the buffer it came in.
-fn a_read(header: abi::InHeader, args: abi::ReadIn) -> Request<'static> {
-    Request { header, operation: Operation::Read(args), supplementary_group: None }
 }
 
 /// Why a worker has ended.
@@ -125,6 +94,7 @@ pub struct Session {
     negotiated: Negotiated,
     leave: Arc<AtomicBool>,
     turns: Arc<Turns>,
+    admission: Arc<Admission>,
 }
 
 impl Session {
@@ -181,7 +151,23 @@ impl Session {
 
     /// Goes on with a connection that another process negotiated.
     pub fn resume(device: OwnedFd, negotiated: Negotiated) -> Session {
-        Session { device: Arc::new(device), negotiated, leave: Arc::default(), turns: Arc::new(Turns::new()) }
+        Session {
+            device: Arc::new(device),
+            negotiated,
+            leave: Arc::default(),
+            turns: Arc::new(Turns::new()),
+            admission: Arc::new(Admission::new(0)),
+        }
+    }
+
+    /// The session is going to have so many workers at the most. To be called before the first one is made.
+    pub fn limit_workers(&mut self, most: usize) {
+        self.admission = Arc::new(Admission::new(most));
+    }
+
+    /// Requests that wait until their user may hold one more worker.
+    pub fn deferred(&self) -> usize {
+        self.admission.deferred()
     }
 
     /// Set, it has every worker end before it reads one request more. One that waits for a request must be interrupted by a signal to
@@ -261,6 +247,7 @@ impl Session {
             reading: Arc::default(),
             leave: self.leave.clone(),
             turns: self.turns.clone(),
+            admission: self.admission.clone(),
         })
     }
 }
@@ -275,6 +262,7 @@ pub struct Worker {
     reading: Arc<AtomicBool>,
     leave: Arc<AtomicBool>,
     turns: Arc<Turns>,
+    admission: Arc<Admission>,
 }
 
 impl Worker {
@@ -293,6 +281,7 @@ impl Worker {
     pub fn serve(&mut self, filesystem: &dyn Filesystem) -> io::Result<Served> {
         let mut place = Place::new(&self.turns, &self.device);
         drop(self.starting.take());
+        admission::begin(&self.admission);
         let mut kept = None;
         loop {
             let read = match kept.take() {
@@ -317,32 +306,82 @@ impl Worker {
                 Err(Errno::AGAIN) => continue,
                 Err(errno) => return Err(errno.into()),
             };
-            let bytes = &self.request[REQUEST_START..][..len];
-            let Ok(header) = request::header(bytes) else { continue };
-            let reply = Reply::new(self.device.as_fd(), header.unique);
-            let scratch = &mut self.scratch[..];
-            // A panic in a handler is a bug of ours; the unsent replies answer EIO, and all others are served on.
-            match Request::decode(bytes, self.capabilities) {
-                Ok(Request { header, operation: Operation::Read(args), .. }) => {
-                    let mut more = More {
-                        device: &self.device,
-                        capabilities: self.capabilities,
-                        leave: &self.leave,
-                        buffer: &mut self.request[REQUEST_START..],
-                        kept: None,
-                    };
-                    let handle = AssertUnwindSafe(|| filesystem.read(a_read(header, args), reply, &mut more, scratch));
-                    place.while_handling(|| drop(catch_unwind(handle)));
-                    kept = more.kept;
-                }
-                Ok(request) => {
-                    let handle = AssertUnwindSafe(|| filesystem.handle(&request, reply, scratch));
-                    place.while_handling(|| drop(catch_unwind(handle)));
-                }
-                Err(_) => drop(reply.error(Errno::INVAL)),
+            kept = self.serve_one(len, &mut place, filesystem);
+            // What was read ahead comes first.
+            while kept.is_none()
+                && let Some(deferred) = self.admission.next()
+            {
+                self.serve_deferred(&deferred, &mut place, filesystem);
             }
         }
     }
+
+    /// Handles a request of that length. Returns the length of another one that was read behind it.
+    fn serve_one(&mut self, len: usize, place: &mut Place, filesystem: &dyn Filesystem) -> Option<usize> {
+        let bytes = &self.request[REQUEST_START..][..len];
+        let Ok(header) = request::header(bytes) else { return None };
+        let reply = Reply::new(self.device.as_fd(), header.unique);
+        let scratch = &mut self.scratch[..];
+        // A panic in a handler is a bug of ours; the unsent replies answer EIO, and all others are served on.
+        match Request::decode(bytes, self.capabilities) {
+            Ok(Request { header, operation: Operation::Read(args), .. }) => {
+                let buffer = &mut self.request[REQUEST_START..];
+                let mut more = More::new(&self.device, &self.admission, &self.leave, self.capabilities, buffer);
+                admission::handles(header.uid, None);
+                let handle = AssertUnwindSafe(|| filesystem.read(a_read(header, args), reply, &mut more, scratch));
+                place.while_handling(|| drop(catch_unwind(handle)));
+                admission::handled();
+                return more.kept;
+            }
+            Ok(request) => {
+                let class = filesystem.class(&request);
+                let admitted = class.filter(|class| self.admission.enter(*class, header.uid));
+                if let (Some(class), None) = (class, admitted) {
+                    let (uid, device) = (header.uid, self.device.clone());
+                    if self.admission.defer(Deferred { class, uid, bytes: bytes.to_vec(), device }) {
+                        reply.none();
+                        return None;
+                    }
+                    if !is_from_cache(&request) {
+                        let _ = reply.error(Errno::NOMEM);
+                        return None;
+                    }
+                }
+                admission::handles(header.uid, admitted);
+                let handle = AssertUnwindSafe(|| filesystem.handle(&request, reply, scratch));
+                place.while_handling(|| drop(catch_unwind(handle)));
+                admission::handled();
+            }
+            Err(_) => drop(reply.error(Errno::INVAL)),
+        }
+        None
+    }
+
+    /// Handles a request that was deferred, and that there is a token for now.
+    fn serve_deferred(&mut self, deferred: &Deferred, place: &mut Place, filesystem: &dyn Filesystem) {
+        let scratch = &mut self.scratch[..];
+        admission::handles(deferred.uid, Some(deferred.class));
+        if let Ok(request) = Request::decode(&deferred.bytes, self.capabilities) {
+            let reply = Reply::new(deferred.device.as_fd(), request.header.unique);
+            let handle = AssertUnwindSafe(|| match request.operation {
+                Operation::Read(args) => {
+                    let mut more = More::none(&deferred.device, &self.admission, &self.leave);
+                    filesystem.read(a_read(request.header, args), reply, &mut more, scratch);
+                }
+                _ => filesystem.handle(&request, reply, scratch),
+            });
+            place.while_handling(|| {
+                turns::about_to_wait();
+                drop(catch_unwind(handle));
+            });
+        }
+        admission::handled();
+    }
+}
+
+/// Whether it writes what the kernel has cached: nobody could be told that this failed, and the kernel bounds how much of it there is.
+fn is_from_cache(request: &Request<'_>) -> bool {
+    matches!(request.operation, Operation::Write { args, .. } if args.write_flags & abi::WRITE_CACHE != 0)
 }
 
 /// Reads one request. Where there is none, it waits if it is to, which only one worker should: the kernel wakes all who do

@@ -33,6 +33,7 @@ thread_local! {
 
 impl Below for OpenFile {
     fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
+        self.may_wait()?;
         Ok(self.read_uncached(buf, offset)?)
     }
 
@@ -42,6 +43,10 @@ impl Below for OpenFile {
 
     fn about_to_wait(&self) {
         fuse::about_to_wait();
+    }
+
+    fn may_wait(&self) -> io::Result<()> {
+        if fuse::admit_read() { Ok(()) } else { Err(Errno::AGAIN.into()) }
     }
 
     fn has_time(&self) -> bool {

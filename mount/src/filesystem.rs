@@ -8,6 +8,7 @@
 //! All of it works on descriptors below SOURCE, never on paths through the mount.
 
 use crate::beside::Beside;
+use crate::classes;
 use crate::closed;
 use crate::config::WriteMode;
 use crate::credentials::{Caller, Creator, Privilege};
@@ -27,7 +28,7 @@ use crate::status::Counters;
 use crate::sweep::Sweep;
 use borrower::Borrower;
 use fuse::abi;
-use fuse::{Errno, More, Operation, Reply, Request};
+use fuse::{Class, Errno, More, Operation, Reply, Request};
 use parking_lot::Mutex;
 use rustix::fd::OwnedFd;
 use rustix::fs::{Mode, OFlags, openat};
@@ -73,6 +74,10 @@ impl fuse::Filesystem for Passthrough {
         let result = self.dispatch(request, &attempt, reply, scratch);
         attempt.answered();
         self.answered(request.header.opcode, result);
+    }
+
+    fn class(&self, request: &Request<'_>) -> Option<Class> {
+        classes::class(&request.operation)
     }
 
     fn read<'a>(&self, request: Request<'static>, reply: Reply<'a>, more: &mut More<'a>, scratch: &mut [u8]) {

@@ -28,6 +28,7 @@ mod attributes;
 mod below;
 mod beside;
 mod change;
+mod classes;
 mod closed;
 mod config;
 mod credentials;
@@ -58,8 +59,8 @@ mod status;
 mod sweep;
 mod system;
 mod takeover;
-mod writeback;
 mod workers;
+mod writeback;
 mod xattr;
 
 pub use config::{Config, WriteMode};

@@ -15,7 +15,7 @@ struct Reads<'a, 'm> {
     more: &'a mut More<'m>,
     first: Option<(Request<'static>, Reply<'m>)>,
     /// Of those that the borrower has taken.
-    replies: [Option<Reply<'m>>; TOGETHER_MAX],
+    replies: [Option<(Request<'static>, Reply<'m>)>; TOGETHER_MAX],
     taken: usize,
     /// One that is nothing for the borrower.
     other: Option<(Request<'static>, Reply<'m>)>,
@@ -35,6 +35,9 @@ impl Passthrough {
         let mut reads = Reads { mount: self, more, first, replies, taken: 0, other: None };
         self.borrower.read_all(&mut reads, scratch);
         if let Some((request, reply)) = reads.other {
+            if !fuse::admit_read() {
+                return reads.more.defer(&request, reply);
+            }
             fuse::Filesystem::handle(self, &request, reply, scratch);
         }
     }
@@ -69,7 +72,7 @@ impl borrower::Reads<OpenFile> for Reads<'_, '_> {
         };
         self.mount.counters.count(request.header.opcode);
         read.below.in_use();
-        self.replies[self.taken] = Some(reply);
+        self.replies[self.taken] = Some((request, reply));
         self.taken += 1;
         Some(read)
     }
@@ -79,7 +82,10 @@ impl borrower::Reads<OpenFile> for Reads<'_, '_> {
     }
 
     fn answer(&mut self, nth: usize, read: io::Result<&[u8]>) {
-        let Some(reply) = self.replies[nth].take() else { return };
+        let Some((request, reply)) = self.replies[nth].take() else { return };
+        if fuse::take_refusal() && read.is_err() {
+            return self.more.defer(&request, reply);
+        }
         let sent = match read {
             Ok(bytes) => {
                 self.mount.counters.read_bytes.add(bytes.len() as u64);

@@ -6,7 +6,7 @@ use crate::handover::layout::header;
 use crate::starting::failed;
 use crate::status::Status;
 use crate::system::{interrupt_thread, make_usr1_interrupt};
-use crate::workers::{Workers, start_threads};
+use crate::workers::{WORKERS_MAX, Workers, start_threads};
 use borrower::Borrower;
 use fuse::{Served, Session, mounting};
 use parking_lot::{Condvar, Mutex};
@@ -128,6 +128,7 @@ impl Mount {
             mountpoint: self.shared.mountpoint.to_string_lossy().into_owned(),
             serving: workers > 0,
             workers,
+            deferred_requests: self.shared.session.deferred(),
             takeovers: filesystem.keep.memory.header(header::TAKEOVERS).load(Ordering::Relaxed),
             requests: filesystem.counters.requests(),
             direct_reads: filesystem.counters.direct_reads.get(),
@@ -156,7 +157,8 @@ impl Mount {
         threads: usize,
         devices: BTreeMap<u64, OwnedFd>,
     ) -> io::Result<Mount> {
-        let (session, workers) = (session.clone(), Mutex::default());
+        let (mut session, workers) = (session.clone(), Mutex::default());
+        session.limit_workers(threads.max(WORKERS_MAX));
         let shared = Arc::new(Shared { filesystem, source, mountpoint, session, workers, ended: Condvar::new() });
         start_threads(&shared, threads, devices)?;
         Ok(Mount { shared })

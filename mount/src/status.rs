@@ -69,6 +69,8 @@ pub struct Status {
     pub serving: bool,
     /// Threads that answer requests now.
     pub workers: usize,
+    /// Requests that wait because others of their user hold as many workers as one user may.
+    pub deferred_requests: usize,
     /// How often a new daemon has taken the mount over from one before it.
     pub takeovers: u64,
     /// Requests from the kernel, by kind.

@@ -2,11 +2,13 @@
 
 mod support;
 
+use fuse::{Errno, Operation, Reply, Request, abi};
+use mount::WORKERS_MAX;
 use std::fs::{self, File};
 use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::mpsc;
+use std::sync::{Arc, Condvar, Mutex, mpsc};
 use std::thread;
 use std::time::Duration;
 use support::{FileSystem, Mounted, can_mount, has_program, new_below, shell, wait_until};
@@ -95,4 +97,145 @@ fn writers_on_a_frozen_file_system_hold_up_no_readers() {
     assert!(mounted.mount().status().workers > writers.len());
     drop(frozen);
     writers.into_iter().for_each(|writer| writer.join().unwrap());
+}
+
+/// More writers than there can be workers: those beyond the user's share are deferred, and hold none.
+#[test]
+fn one_user_holds_a_part_of_the_workers() {
+    if !can_mount("one_user_holds_a_part_of_the_workers") || !has_program("neighbours", "fsfreeze") {
+        return;
+    }
+    let mounted = over_ext4();
+    fs::write(mounted.path("read"), vec![7; 1 << 20]).unwrap();
+    let writers = writers(&mounted, WORKERS_MAX + 20);
+    let frozen = Frozen::new(&mounted.below(""));
+    let writers: Vec<_> = writers.into_iter().map(thread::spawn).collect();
+    wait_until("most are deferred", || mounted.mount().status().deferred_requests > writers.len() / 2);
+    other_requests_are_answered(&mounted);
+    let status = mounted.mount().status();
+    assert!(status.workers < WORKERS_MAX / 2, "{} workers", status.workers);
+    drop(frozen);
+    writers.into_iter().for_each(|writer| writer.join().unwrap());
+    assert_eq!(mounted.mount().status().deferred_requests, 0);
+    for number in 0..WORKERS_MAX + 20 {
+        assert_eq!(fs::read(mounted.below(format!("written-{number}"))).unwrap(), b"when it is thawed");
+    }
+}
+
+/// A FUSE server with files of one page each, which answers READs when it is told to.
+#[derive(Default)]
+struct Hanging {
+    answers: Mutex<bool>,
+    told: Condvar,
+}
+
+/// Files of the server; any may be read.
+const FILES: u64 = 60;
+
+impl Hanging {
+    fn attributes(node: u64) -> abi::Attr {
+        let is_root = node == abi::ROOT_ID;
+        let (mode, size) = if is_root { (libc::S_IFDIR | 0o755, 0) } else { (libc::S_IFREG | 0o644, 4096) };
+        abi::Attr { ino: node, mode, size, nlink: 1, blksize: 4096, ..Default::default() }
+    }
+
+    fn answer(&self) {
+        *self.answers.lock().unwrap() = true;
+        self.told.notify_all();
+    }
+}
+
+impl fuse::Filesystem for Hanging {
+    fn handle(&self, request: &Request<'_>, reply: Reply<'_>, _: &mut [u8]) {
+        let node = request.header.nodeid;
+        let attr = Hanging::attributes(node);
+        let _ = match request.operation {
+            Operation::Lookup { name } => match name.to_str().unwrap().parse::<u64>() {
+                Ok(number) if number < FILES => {
+                    let nodeid = abi::ROOT_ID + 1 + number;
+                    let attr = Hanging::attributes(nodeid);
+                    reply.value(&abi::EntryOut { nodeid, attr, ..Default::default() })
+                }
+                _ => reply.error(Errno::NOENT),
+            },
+            Operation::Getattr(_) => reply.value(&abi::AttrOut { attr, ..Default::default() }),
+            Operation::Open(_) | Operation::Opendir(_) => reply.value(&abi::OpenOut::default()),
+            Operation::Read(_) => {
+                drop(self.told.wait_while(self.answers.lock().unwrap(), |answers| !*answers).unwrap());
+                reply.data(&[7; 4096])
+            }
+            Operation::Forget { .. } | Operation::BatchForget { .. } => {
+                reply.none();
+                Ok(())
+            }
+            Operation::Release(_) | Operation::Releasedir(_) | Operation::Flush(_) => reply.ok(),
+            _ => reply.error(Errno::NOSYS),
+        };
+    }
+}
+
+/// Its mount, with a thread for each READ. Taken away when dropped.
+struct Served(PathBuf, Arc<Hanging>);
+
+impl Served {
+    fn at(path: &Path) -> Served {
+        let options = fuse::mounting::Options {
+            fsname: "hanging".to_owned(),
+            subtype: "hanging".to_owned(),
+            allow_other: true,
+            flags: rustix::mount::MountFlags::empty(),
+        };
+        let device = fuse::mounting::mount(path, &options).unwrap();
+        let server = Arc::new(Hanging::default());
+        let served = Served(path.to_owned(), server.clone());
+        let wish = fuse::Wish {
+            capabilities: abi::init::ASYNC_READ,
+            readahead_bytes_max: 0,
+            background_max: 256,
+            time_granularity_ns: 1,
+        };
+        let session = fuse::Session::negotiate(device, wish).unwrap();
+        for _ in 0..FILES + 4 {
+            let (mut worker, server) = (session.worker().unwrap(), server.clone());
+            thread::spawn(move || worker.serve(&*server));
+        }
+        served
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        self.1.answer();
+        let _ = rustix::mount::unmount(&self.0, rustix::mount::UnmountFlags::DETACH);
+    }
+}
+
+#[test]
+fn readers_of_a_hanging_server_hold_a_part_of_the_workers() {
+    if !can_mount("readers_of_a_hanging_server_hold_a_part_of_the_workers") {
+        return;
+    }
+    let (directory, below) = new_below();
+    let served = Served::at(&below);
+    let mounted = Mounted::over(directory, None, |config| config.threads = THREADS);
+    let read = |number: u64| {
+        let file = File::open(mounted.path(number.to_string())).unwrap();
+        move || {
+            let mut page = [0; 4096];
+            file.read_exact_at(&mut page, 0).unwrap();
+            page
+        }
+    };
+    let readers: Vec<_> = (0..FILES).map(|number| thread::spawn(read(number))).collect();
+    wait_until("some are deferred", || mounted.mount().status().deferred_requests > 10);
+    let path = mounted.path("0");
+    assert_eq!(answers("stat", move || fs::metadata(path).unwrap().len()), 4096);
+    let path = mounted.path("1");
+    answers("open", move || File::open(path).unwrap());
+    assert!(mounted.mount().status().workers < WORKERS_MAX / 2);
+    served.1.answer();
+    assert!(readers.into_iter().all(|reader| reader.join().unwrap() == [7; 4096]));
+    assert_eq!(mounted.mount().status().deferred_requests, 0);
+    mounted.end();
+    drop(served);
 }

@@ -1,0 +1,82 @@
+//! READs that a worker takes out of the kernel's queue while it handles one.
+
+use crate::abi;
+use crate::admission::{self, Admission, Class, Deferred};
+use crate::reply::Reply;
+use crate::request::{Operation, Request};
+use crate::{Errno, turns};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+use zerocopy::IntoBytes;
+
+/// The READs that wait behind one that is being handled.
+pub struct More<'a> {
+    device: &'a Arc<OwnedFd>,
+    admission: &'a Admission,
+    capabilities: u64,
+    leave: &'a AtomicBool,
+    buffer: &'a mut [u8],
+    /// The length of a request that was read and is to be handled next, being no READ.
+    pub(crate) kept: Option<usize>,
+}
+
+impl<'a> More<'a> {
+    /// Of a worker that reads into `buffer`.
+    pub(crate) fn new(
+        device: &'a Arc<OwnedFd>,
+        admission: &'a Admission,
+        leave: &'a AtomicBool,
+        capabilities: u64,
+        buffer: &'a mut [u8],
+    ) -> More<'a> {
+        More { device, admission, capabilities, leave, buffer, kept: None }
+    }
+
+    /// Of a READ that was deferred: none are behind it.
+    pub(crate) fn none(device: &'a Arc<OwnedFd>, admission: &'a Admission, leave: &'a AtomicBool) -> More<'a> {
+        More { device, admission, capabilities: 0, leave, buffer: &mut [], kept: Some(0) }
+    }
+
+    /// Puts a READ off that [`crate::admit_read`] has refused: it is handled when its user's READs hold fewer workers.
+    pub fn defer(&self, request: &Request<'static>, reply: Reply<'a>) {
+        let Operation::Read(args) = request.operation else { return };
+        let len = size_of::<abi::InHeader>() + size_of::<abi::ReadIn>();
+        let header = abi::InHeader { len: len as u32, total_extlen: 0, ..request.header };
+        let bytes = [header.as_bytes(), args.as_bytes()].concat();
+        let (class, uid, device) = (Class::Read, header.uid, self.device.clone());
+        match self.admission.defer(Deferred { class, uid, bytes, device }) {
+            true => reply.none(),
+            false => drop(reply.error(Errno::NOMEM)),
+        }
+    }
+
+    /// Waits until `other` is readable, or there is a request, at most so long: whether it is a request. Does not wait where another worker reads
+    /// requests meanwhile, or the one that was read last is to be handled first.
+    pub fn wait_beside(&self, other: BorrowedFd<'_>, limit: Duration) -> bool {
+        self.kept.is_none() && !self.leave.load(Ordering::Acquire) && turns::wait_beside(other, limit)
+    }
+
+    /// The next one, if the next request is one. Waits for nothing.
+    pub fn next_read(&mut self) -> Option<(Request<'static>, Reply<'a>)> {
+        if self.kept.is_some() || self.leave.load(Ordering::Acquire) {
+            return None;
+        }
+        // A request that was taken back, or a signal, ends it, too; all other errors are there still for who reads next.
+        let len = rustix::io::read(&**self.device, &mut *self.buffer).ok().filter(|len| *len > 0)?;
+        let request = Request::decode(&self.buffer[..len], self.capabilities);
+        let Ok(Request { header, operation: Operation::Read(args), .. }) = request else {
+            self.kept = Some(len);
+            return None;
+        };
+        turns::went_on();
+        admission::handles(header.uid, None);
+        Some((a_read(header, args), Reply::new(self.device.as_fd(), header.unique)))
+    }
+}
+
+/// A READ, with nothing in it that is in the buffer it came in.
+pub(crate) fn a_read(header: abi::InHeader, args: abi::ReadIn) -> Request<'static> {
+    Request { header, operation: Operation::Read(args), supplementary_group: None }
+}
