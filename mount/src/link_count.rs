@@ -13,6 +13,9 @@
 //! same lock tells when that is over (`invalidation.rs`). It is sent only when somebody has asked for the attributes.
 //!
 //! SETATTR and LINK need none of this: the kernel sends them with the file's own lock held, as it does a removal.
+//!
+//! A successor of this daemon does not know which names were being removed when it took over. For these few the kernel may count
+//! twice, until it asks for the attributes again.
 
 use crate::filesystem::Passthrough;
 use crate::inode::{Inode, Name};
