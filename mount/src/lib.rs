@@ -46,6 +46,7 @@ mod inode;
 mod invalidation;
 mod ledger;
 mod link_count;
+mod look;
 mod lookers;
 mod names;
 mod passing;

@@ -14,6 +14,7 @@ use crate::handover::memory::{Header, Memory};
 use crate::inode::{Found, Inodes, stat};
 use crate::invalidation::Invalidations;
 use crate::ledger::Ledger;
+use crate::look::{LOOK_LIMIT, look_through};
 use crate::lookers::Lookers;
 use crate::passing::Connection;
 use crate::resent::Resent;
@@ -68,7 +69,13 @@ pub fn remount(mountpoint: &Path, forbids: MountFlags, permits: MountFlags) -> R
     }
     let now = flags_of(&rustix::fs::statvfs(mountpoint).map_err(|errno| failed(errno.into()))?);
     let flags = (now | forbids) - permits;
-    rustix::mount::mount_remount(mountpoint, flags, c"").map_err(|errno| failed(errno.into()))
+    rustix::mount::mount_remount(mountpoint, flags, c"").map_err(|errno| match errno {
+        Errno::BUSY => {
+            let shown = format!("a file is open for writing (`fuser -vm {}` shows by whom)", mountpoint.display());
+            failed(io::Error::other(shown))
+        }
+        errno => failed(errno.into()),
+    })
 }
 
 /// What a mount forbids.
@@ -130,6 +137,7 @@ impl Mount {
         let detach = Detach(&mountpoint);
         let mount =
             serve(&config, &source, &mountpoint, device, privilege, Source { root, readable }, keep, make_borrower)?;
+        look_through(&mountpoint, mount.shared.filesystem.own_device, LOOK_LIMIT)?;
         let _ = std::mem::ManuallyDrop::new(detach); // It is served: from here on it is the mount's to end.
         Ok(mount)
     }

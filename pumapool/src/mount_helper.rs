@@ -124,12 +124,11 @@ pub fn wanted(mount: &Command, arguments: &[OsString]) -> Result<Wanted> {
     let [source, mountpoint] = places.try_into().ok().context(usage)?;
     let mut wanted: Vec<OsString> = ["pumapool", "mount"].map(OsString::from).into();
     let is_remount = options.iter().any(|option| option == "remount");
-    let (mut forbids, mut permits) = (MountFlags::empty(), MountFlags::empty());
+    let mut forbids = MountFlags::empty();
     for option in options {
         let (name, value) = option.split_once('=').map_or((option.as_str(), None), |(name, value)| (name, Some(value)));
         if let Some((forbid, _, flag)) = FLAGS.iter().find(|(forbid, permit, _)| name == *forbid || name == *permit) {
             forbids.set(*flag, name == *forbid);
-            permits.set(*flag, name != *forbid);
         } else if REFUSED.iter().any(|(refused, _)| name == *refused) {
             return Err(refused(name));
         } else if let Some(argument) = ours(mount, name) {
@@ -150,6 +149,8 @@ pub fn wanted(mount: &Command, arguments: &[OsString]) -> Result<Wanted> {
     }
     let forbidden = FLAGS.iter().filter(|(_, _, flag)| forbids.contains(*flag));
     wanted.extend(forbidden.map(|(name, _, _)| format!("--forbid={name}").into()));
+    // mount(8) leaves out what permits, such as `suid`: it names all that is to be forbidden, and what the table of mounts says with it.
+    let permits = FLAGS.iter().map(|(_, _, flag)| *flag).collect::<MountFlags>() - forbids;
     let remount = is_remount.then(|| Remount { mountpoint: mountpoint.clone().into(), forbids, permits });
     wanted.extend(["--".into(), source, mountpoint]);
     Ok(Wanted { arguments: wanted, fake, remount })
@@ -227,7 +228,7 @@ mod tests {
         // mount(8) repeats what the table of mounts says.
         let remount =
             "/sbin/mount.fuse.pumapool /srv /mnt -o rw,nosuid,relatime,user_id=0,max_read=1048576,remount,ro,exec";
-        let (forbids, permits) = (MountFlags::RDONLY | MountFlags::NOSUID, MountFlags::NOEXEC);
+        let (forbids, permits) = (MountFlags::RDONLY | MountFlags::NOSUID, MountFlags::NODEV | MountFlags::NOEXEC);
         let expected = Remount { mountpoint: "/mnt".into(), forbids, permits };
         assert_eq!(asked(remount).unwrap().remount, Some(expected));
     }

@@ -91,6 +91,48 @@ fn mount_and_fstab_mount_and_umount_ends_the_daemon() {
     assert_eq!(output.status.code(), Some(32), "{output:?}");
 }
 
+/// `mount -o remount` changes what is forbidden, while the mount is in use.
+#[test]
+fn a_remount_changes_what_is_forbidden() {
+    let test = "a_remount_changes_what_is_forbidden";
+    if !can_run(test) {
+        return;
+    }
+    let scratch = Scratch::new(test).unwrap();
+    let (source, at) = (scratch.directory("source").unwrap(), scratch.directory("mount").unwrap());
+    write_pages(&source.join("file"), 8, 1);
+    let (from, to) = (source.to_str().unwrap(), at.to_str().unwrap());
+    let script = format!(
+        "mount -t fuse.pumapool -o fill=read {from} {to} > {from}/said; exec 2>&1; \
+         flags() {{ findmnt -no OPTIONS {to} | tr , '\\n' | grep -xE 'r[ow]|no(suid|dev|exec)' | tr '\\n' ' '; echo; }}; \
+         exec 3< {to}/file; \
+         mount -o remount,ro {to}; flags; ! touch {to}/new; ! touch {to}/file; cmp {from}/file {to}/file; \
+         mount -o remount,rw,nosuid,nodev,noexec,noatime {to}; flags; echo y > {to}/new; cat {from}/new; \
+         mount -t fuse.pumapool -o remount,suid,dev,exec,threads=4 {from} {to}; flags; \
+         exec 4> {to}/new; ! mount -o remount,ro {to}; exec 4>&-; flags; \
+         exec 3<&-; umount {to}; ! mount -t fuse.pumapool -o remount,ro {from} {to}"
+    );
+    let output = privately(&script);
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{output:?}");
+    let mut lines = said.lines();
+    for expected in [
+        "ro ",
+        "Read-only file system",
+        "Read-only file system",
+        "rw nosuid nodev noexec ",
+        "y",
+        "rw ",
+        "a file is open for writing",
+        "rw ",
+        "no mount of pumapool is at",
+    ] {
+        assert!(lines.next().is_some_and(|line| line.contains(expected)), "{expected}: {said}");
+    }
+    assert_eq!(lines.next(), None, "{said}");
+    assert!(wait_until(PATIENCE, || mounts().iter().all(|mount| mount["mountpoint"] != to)), "a daemon is left");
+}
+
 /// Does as systemd with `x-systemd.automount`: has the mount made when somebody looks there, by a mount(8) in its own group of processes.
 const AUTOMOUNT: &str = r#"
 import ctypes, errno, fcntl, os, struct, subprocess, sys
