@@ -226,7 +226,7 @@ mod tests {
             inode.device.give_up(way);
         }
         let fd = open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).unwrap();
-        OpenFile::new(inode.clone(), fd, OFlags::RDWR, inode.was_open(), taken)
+        OpenFile::new(inode.clone(), crate::opened::Opened::new(fd, OFlags::RDWR, taken), inode.was_open())
     }
 
     /// All three ways read the same, whatever the alignment: kernels before 6.14 never use the first.

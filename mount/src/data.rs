@@ -14,10 +14,10 @@
 use crate::change::Outcome;
 use crate::config::WriteMode;
 use crate::credentials::Caller;
-use crate::descriptors::Taken;
 use crate::filesystem::Passthrough;
 use crate::handle::OpenFile;
 use crate::inode::Inode;
+use crate::opened::Opened;
 use crate::resent::Attempt;
 use crate::system::{ProcPath, errno};
 use crate::writeback::write_rest;
@@ -84,11 +84,10 @@ impl Passthrough {
             _ => self.check_name(&inode, task)?,
         }
         let asked = OFlags::from_bits_retain(args.flags);
-        let taken = self.take_descriptor(attempt.uid(), inode.charge())?;
-        let (fd, flags) = self.open_below(&inode, asked)?;
+        let fd = self.open_or_share(&inode, attempt.uid(), asked)?;
         self.count_access(&inode, &fd, asked);
         attempt.begin(0);
-        let opened = attempt.finish(self.add_open(inode.clone(), fd, flags, asked, taken, false), |open| open.fh)?;
+        let opened = attempt.finish(self.add_open(inode.clone(), fd, asked, false), |open| open.fh)?;
         self.wait_for_size(&inode);
         Ok(opened)
     }
@@ -108,7 +107,7 @@ impl Passthrough {
         }
     }
 
-    fn open_below(&self, inode: &Inode, asked: OFlags) -> Result<(OwnedFd, OFlags), Errno> {
+    pub(crate) fn open_below(&self, inode: &Inode, asked: OFlags) -> Result<(OwnedFd, OFlags), Errno> {
         if inode.kind != FileType::RegularFile {
             return Err(Errno::NXIO); // The kernel opens special files itself; opening one here could wait for ever.
         }
@@ -129,15 +128,13 @@ impl Passthrough {
         Ok((open(path.path(), again, Mode::empty())?, again))
     }
 
-    #[allow(clippy::too_many_arguments)] // What is open, and how it came to be.
-    /// Gives a file that is open below its number. The kernel may keep what it caches if nobody has changed the file beside us. `is_new`: it was made by us.
+    /// Gives a file that is open below its number. The kernel may keep what it caches if nobody has changed the file beside us.
+    /// `is_new`: it was made by us.
     pub(crate) fn add_open(
         &self,
         inode: Arc<Inode>,
-        fd: OwnedFd,
-        flags: OFlags,
+        fd: Arc<Opened>,
         asked: OFlags,
-        taken: Taken,
         is_new: bool,
     ) -> Result<abi::OpenOut, Errno> {
         let backing = inode.opened(&fd, asked, &self.connection, &self.borrower)?;
@@ -149,7 +146,7 @@ impl Passthrough {
         if may_be_stored_to {
             inode.may_be_mapped.store(true, Ordering::Relaxed);
         }
-        let file = Arc::new(OpenFile::new(inode.clone(), fd, flags, backing, taken));
+        let file = Arc::new(OpenFile::new(inode.clone(), fd, backing));
         if asked.contains(OFlags::DIRECT) {
             file.direct()?; // EINVAL, where the file system below has no O_DIRECT.
         }
@@ -348,7 +345,10 @@ impl Passthrough {
             Ok(fd) => fd,
             // No descriptor is left for it: what would be told at close, a sync tells as well.
             Err(_) if file.inode.device.closes_silently(&file.fd) => return Ok(()),
-            Err(_) => return rustix::fs::fsync(&file.fd).inspect_err(|_| self.writeback_failed(&file.inode)),
+            Err(_) => {
+                let synced = rustix::fs::fsync(&file.fd).inspect_err(|_| self.writeback_failed(&file.inode));
+                return file.told.tell(&file.fd, synced);
+            }
         };
         // SAFETY: the descriptor is ours alone and given up here; close reports what dropping it would swallow.
         let result = unsafe { libc::close(rustix::fd::IntoRawFd::into_raw_fd(fd)) };
@@ -375,7 +375,7 @@ impl Passthrough {
             Ok(()) => self.ledger.synced(file.inode.nodeid, &file.fd),
             Err(_) => self.writeback_failed(&file.inode),
         }
-        synced
+        file.told.tell(&file.fd, synced)
     }
 
     /// The file below may hold older bytes than were written, and no stamp tells of it: so nothing that is lent or cached of it is believed.

@@ -12,6 +12,7 @@
 //!
 //! The module is arithmetic: it opens and closes nothing. [`Taken`] and [`Counted`] give theirs back when they are dropped.
 
+use crate::workers::WORKERS_MAX;
 use fuse::Errno;
 use hashbrown::HashMap;
 use parking_lot::{Condvar, Mutex};
@@ -20,9 +21,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 /// The daemon's own descriptors, whatever the limit: sockets to some lenders, the ring, logs, the control socket.
-const RESERVE_MIN: usize = 128;
-/// Descriptors that a worker needs: its own of /dev/fuse, and some until a request is answered (two parents, two children, a copy).
-const RESERVE_PER_WORKER: usize = 8;
+const RESERVE_MIN: usize = 96;
+/// Descriptors that a worker needs: its own of /dev/fuse, and those that it has until a request is answered. These are four at the
+/// most (a rename), but of [`WORKERS_MAX`] most only wait for the backing file of one descriptor.
+const RESERVE_PER_WORKER: usize = 2;
 /// A part of the limit that is reserved as well: a large pool has more sockets.
 const RESERVE_PART: usize = 64;
 /// The part of the room that open files leave to inodes, and the part that is the owner's alone.
@@ -64,10 +66,10 @@ struct Charged {
 }
 
 impl Descriptors {
-    /// For a process that may have `limit` descriptors and has that many `workers`. Inodes hold `anchors_max` of them at most.
+    /// For a process that may have `limit` descriptors and has that many `workers` at the least. Inodes hold `anchors_max` of them at most.
     pub(crate) fn new(limit: usize, workers: usize, anchors_max: usize, owner: u32) -> Arc<Descriptors> {
         let limit = limit.min(i32::MAX as usize);
-        let reserve = RESERVE_MIN + workers * RESERVE_PER_WORKER + limit / RESERVE_PART;
+        let reserve = RESERVE_MIN + workers.max(WORKERS_MAX) * RESERVE_PER_WORKER + limit / RESERVE_PART;
         let room = limit - reserve.min(limit / 2);
         Arc::new(Descriptors {
             limit,

@@ -12,6 +12,7 @@ use crate::handover::channel::Held;
 use crate::handover::layout::header;
 use crate::handover::memory::OpenSlot;
 use crate::inode::Inode;
+use crate::opened::{Opened, Told, no_readahead};
 use crate::system::ProcPath;
 use fuse::Errno;
 use hashbrown::HashMap;
@@ -29,7 +30,7 @@ pub(crate) struct OpenFile {
     /// The file.
     pub inode: Arc<Inode>,
     /// Open as the caller asked.
-    pub fd: OwnedFd,
+    pub fd: Arc<Opened>,
     /// Whether `fd` can be read from.
     pub readable: bool,
     /// Whether `fd` can be written to.
@@ -42,8 +43,8 @@ pub(crate) struct OpenFile {
     drops: AtomicBool,
     reader: OnceLock<(OwnedFd, Taken)>,
     direct: OnceLock<(OwnedFd, Taken)>,
-    /// `fd`, charged to who has opened it.
-    taken: Taken,
+    /// The failed syncs of `fd` that this open was told.
+    pub told: Told,
     /// Of the stream that somebody reads in it.
     pub ahead: Mutex<Ahead>,
 }
@@ -60,20 +61,19 @@ impl Drop for OpenFile {
 
 impl OpenFile {
     /// `inode` knows that it is open ([`Inode::opened`], [`Inode::was_open`]), and is told when it is no more; `backing` is what it said.
-    pub(crate) fn new(inode: Arc<Inode>, fd: OwnedFd, flags: OFlags, backing: Option<u32>, taken: Taken) -> OpenFile {
-        no_readahead(&fd);
-        let access = flags & OFlags::ACCMODE;
+    pub(crate) fn new(inode: Arc<Inode>, fd: Arc<Opened>, backing: Option<u32>) -> OpenFile {
+        let access = fd.flags & OFlags::ACCMODE;
         OpenFile {
             inode,
-            fd,
+            told: Told::from_now(&fd),
             readable: access != OFlags::WRONLY,
             writable: access != OFlags::RDONLY,
-            appends: flags.contains(OFlags::APPEND),
+            appends: fd.flags.contains(OFlags::APPEND),
+            fd,
             backing,
             drops: AtomicBool::new(false),
             reader: OnceLock::new(),
             direct: OnceLock::new(),
-            taken,
             ahead: Mutex::default(),
         }
     }
@@ -102,13 +102,13 @@ impl OpenFile {
         if self.readable {
             return Ok(self.fd.as_fd());
         }
-        self.another(&self.reader, OFlags::RDONLY, || Ok(self.taken.another_anyway()))
+        self.another(&self.reader, OFlags::RDONLY, || Ok(self.fd.taken.another_anyway()))
     }
 
     /// A descriptor with O_DIRECT; EINVAL if the file system below has none, EMFILE beyond the share of who has opened the file.
     pub(crate) fn direct(&self) -> Result<BorrowedFd<'_>, Errno> {
         let access = if self.writable { OFlags::RDWR } else { OFlags::RDONLY };
-        self.another(&self.direct, access | OFlags::DIRECT, || self.taken.another())
+        self.another(&self.direct, access | OFlags::DIRECT, || self.fd.taken.another())
     }
 
     fn another<'a>(
@@ -126,11 +126,6 @@ impl OpenFile {
         no_readahead(&fd);
         Ok(slot.get_or_init(|| (fd, taken)).0.as_fd())
     }
-}
-
-/// The kernel has read ahead on the mount already: what it read ahead below, too, would be cached there and asked for by nobody.
-fn no_readahead(fd: impl AsFd) {
-    let _ = rustix::fs::fadvise(fd, 0, None, rustix::fs::Advice::Random);
 }
 
 /// An open directory.
@@ -157,7 +152,7 @@ pub(crate) struct Handles {
 struct Slotted {
     handle: Handle,
     /// Where it is written down. None beyond the bound of the state memory.
-    _slot: Option<OpenSlot>,
+    slot: Option<OpenSlot>,
 }
 
 impl Handles {
@@ -165,49 +160,52 @@ impl Handles {
         Handles { open: RwLock::default(), keep }
     }
 
-    fn insert(&self, inode: &Inode, handle: Handle, uid: u32, kept: Option<BorrowedFd<'_>>) -> u64 {
+    fn insert(&self, inode: &Inode, handle: Handle) -> u64 {
         let memory = &self.keep.memory;
         let number = memory.header(header::LAST_HANDLE).fetch_add(1, Ordering::Relaxed) + 1;
         let slot = memory.take_open();
         if let Some(slot) = &slot {
-            if let Some(fd) = kept {
-                self.keep.hold(Held::Open(number), fd);
-            }
-            slot.fill(number, inode.nodeid, matches!(handle, Handle::Directory(_)), uid);
+            let (is_directory, uid, flags) = match &handle {
+                Handle::File(file) => {
+                    // One that is shared is kept already.
+                    let mut kept_for = file.fd.kept_for.lock();
+                    if kept_for.is_none() {
+                        self.keep.hold(Held::Open(number), file.fd.as_fd());
+                        *kept_for = Some(number);
+                    }
+                    (false, file.fd.taken.uid(), file.fd.flags)
+                }
+                Handle::Directory(directory) => (true, directory.taken.uid(), OFlags::RDONLY),
+            };
+            slot.fill(number, inode.nodeid, is_directory, uid, flags.bits());
         }
-        self.open.write().insert(number, Slotted { handle, _slot: slot });
+        self.open.write().insert(number, Slotted { handle, slot });
         number
     }
 
     /// Adds a file; returns its number.
     pub(crate) fn add_file(&self, file: Arc<OpenFile>) -> u64 {
-        self.insert(&file.inode, Handle::File(file.clone()), file.taken.uid(), Some(file.fd.as_fd()))
+        self.insert(&file.inode, Handle::File(file.clone()))
     }
 
     /// Adds a directory; returns its number.
     pub(crate) fn add_directory(&self, directory: OpenDirectory) -> u64 {
         let directory = Arc::new(directory);
-        self.insert(&directory.inode, Handle::Directory(directory.clone()), directory.taken.uid(), None)
+        self.insert(&directory.inode, Handle::Directory(directory.clone()))
     }
 
-    /// Adds what was open in a daemon before this one.
-    pub(crate) fn restore(
-        &self,
-        number: u64,
-        slot: OpenSlot,
-        fd: OwnedFd,
-        inode: Arc<Inode>,
-        is_directory: bool,
-        taken: Taken,
-    ) {
-        let handle = if is_directory {
-            Handle::Directory(Arc::new(OpenDirectory { inode, listing: Mutex::new(Listing::new(fd)), taken }))
-        } else {
-            let flags = rustix::fs::fcntl_getfl(&fd).unwrap_or(OFlags::RDONLY);
-            let backing = inode.was_open();
-            Handle::File(Arc::new(OpenFile::new(inode, fd, flags, backing, taken)))
-        };
-        self.open.write().insert(number, Slotted { handle, _slot: Some(slot) });
+    /// Adds a file that was open in a daemon before this one.
+    pub(crate) fn restore_file(&self, number: u64, slot: OpenSlot, fd: Arc<Opened>, inode: Arc<Inode>) {
+        let backing = inode.was_open();
+        let handle = Handle::File(Arc::new(OpenFile::new(inode, fd, backing)));
+        self.open.write().insert(number, Slotted { handle, slot: Some(slot) });
+    }
+
+    /// Adds a directory that was open in a daemon before this one.
+    pub(crate) fn restore_directory(&self, number: u64, slot: OpenSlot, fd: OwnedFd, inode: Arc<Inode>, taken: Taken) {
+        let listing = Mutex::new(Listing::new(fd));
+        let handle = Handle::Directory(Arc::new(OpenDirectory { inode, listing, taken }));
+        self.open.write().insert(number, Slotted { handle, slot: Some(slot) });
     }
 
     /// The open file of that number.
@@ -229,13 +227,32 @@ impl Handles {
     /// Closes it.
     pub(crate) fn remove(&self, number: u64) {
         let removed = self.open.write().remove(&number);
-        if removed.is_some() {
-            let is_kept = removed.as_ref().is_some_and(|open| matches!(open.handle, Handle::File(_)));
-            drop(removed); // Closing may take its time: not under the lock.
-            if is_kept {
-                self.keep.release(Held::Open(number));
-            }
+        let opened = match removed.as_ref().map(|open| &open.handle) {
+            Some(Handle::File(file)) => Some(file.fd.clone()),
+            _ => None,
+        };
+        drop(removed); // Closing may take its time: not under the lock.
+        let Some(opened) = opened else { return };
+        let mut kept_for = opened.kept_for.lock();
+        if *kept_for != Some(number) {
+            return;
         }
+        *kept_for = (Arc::strong_count(&opened) > 1).then(|| self.handle_of(&opened)).flatten();
+        if let Some(other) = *kept_for {
+            self.keep.hold(Held::Open(other), opened.as_fd());
+        }
+        drop(kept_for);
+        drop(opened);
+        self.keep.release(Held::Open(number));
+    }
+
+    /// A handle that has that descriptor.
+    fn handle_of(&self, opened: &Arc<Opened>) -> Option<u64> {
+        let has_it = |open: &Slotted| match &open.handle {
+            Handle::File(file) => open.slot.is_some() && Arc::ptr_eq(&file.fd, opened),
+            Handle::Directory(_) => false,
+        };
+        self.open.read().iter().find(|(_, open)| has_it(open)).map(|(number, _)| *number)
     }
 
     /// How many there are.

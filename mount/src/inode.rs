@@ -23,6 +23,7 @@ use crate::handover::channel::Held;
 use crate::handover::layout::{self, header, node};
 use crate::handover::memory::NodeSlot;
 use crate::link_count::LostName;
+use crate::opened::Newest;
 use crate::passing::{Connection, Passing};
 use crate::stale::Stale;
 use crate::system::FileHandle;
@@ -85,6 +86,8 @@ pub(crate) struct Inode {
     pub written_below: AtomicBool,
     /// How it is open, and by how many.
     pub passing: Mutex<Passing>,
+    /// Its newest descriptor, to be shared by opens that may have no other.
+    pub newest: Newest,
     /// The name that the kernel was told to believe for long.
     pub name: Mutex<Believed>,
     /// Whether a name of it has gone stale lately. Taken alone, or inside `name`.
@@ -486,6 +489,7 @@ impl Inodes {
             may_be_mapped: AtomicBool::new(true),
             is_misbelieved: AtomicBool::new(false),
             written_below: AtomicBool::new(false),
+            newest: Newest::default(),
             passing: Mutex::new(Passing::restored(known.backing, known.flags & node::PASSED != 0, connection)),
             name: Mutex::new(believed),
             stale: Mutex::default(),
@@ -690,6 +694,7 @@ impl Inodes {
             may_be_mapped: AtomicBool::new(false),
             is_misbelieved: AtomicBool::new(false),
             written_below: AtomicBool::new(false),
+            newest: Newest::default(),
             passing: Mutex::default(),
             name: Mutex::default(),
             stale: Mutex::default(),

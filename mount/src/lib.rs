@@ -49,6 +49,7 @@ mod link_count;
 mod look;
 mod lookers;
 mod names;
+mod opened;
 mod passing;
 mod reads;
 mod resent;

@@ -11,6 +11,7 @@ use crate::descriptors::Taken;
 use crate::filesystem::Passthrough;
 use crate::inode::{Believed, Found, Inode, Moved, Name, STATX_MASK, device_of, stat};
 use crate::link_count::Losing;
+use crate::opened::Opened;
 use crate::resent::Attempt;
 use crate::stale::{self, Stale};
 use crate::system::ProcPath;
@@ -518,7 +519,9 @@ impl Passthrough {
         taken: Taken,
     ) -> Result<(abi::EntryOut, abi::OpenOut), Errno> {
         let (entry, inode) = self.enter(self.found_open(&fd)?, name)?;
-        match self.add_open(inode, fd, self.flags_below(asked), asked, taken, true) {
+        let opened = Opened::new(fd, self.flags_below(asked), taken);
+        inode.newest.set(&opened);
+        match self.add_open(inode, opened, asked, true) {
             Ok(open) => Ok((entry, open)),
             Err(errno) => {
                 self.forget(entry.nodeid, 1);

@@ -21,6 +21,7 @@ use crate::inode::Inodes;
 use crate::invalidation::Invalidations;
 use crate::ledger::Ledger;
 use crate::lookers::Lookers;
+use crate::opened::Opened;
 use crate::passing::Connection;
 use crate::resent::Resent;
 use crate::running::{Mount, MountInfo};
@@ -181,20 +182,38 @@ fn restore_opens(
     keep: &Keep,
 ) -> usize {
     let mut lost = 0;
-    for open in known {
+    let mut shared = HashMap::new();
+    // Those that share a descriptor come after those that the keeper has it for.
+    let (first, second): (Vec<&layout::Open>, Vec<_>) =
+        known.iter().partition(|open| open.is_directory || opens.contains_key(&open.handle));
+    for open in first.into_iter().chain(second) {
         let slot = keep.memory.open_at(open.slot); // Free again, if it cannot be restored.
         let Ok(inode) = inodes.get(open.nodeid) else {
             lost += 1;
             continue;
         };
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let again = || inodes.anchor(&inode).ok().and_then(|at| openat(at, c".", flags, Mode::empty()).ok());
-        let fd = if open.is_directory { again() } else { opens.remove(&open.handle) };
-        match fd {
-            Some(fd) => {
-                let taken = inodes.descriptors().restore(open.uid, inode.charge());
-                handles.restore(open.handle, slot, fd, inode, open.is_directory, taken);
+        let descriptors = inodes.descriptors();
+        if open.is_directory {
+            let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+            match inodes.anchor(&inode).and_then(|at| openat(at, c".", flags, Mode::empty())) {
+                Ok(fd) => {
+                    let taken = descriptors.restore(open.uid, inode.charge());
+                    handles.restore_directory(open.handle, slot, fd, inode, taken);
+                }
+                Err(_) => lost += 1,
             }
+            continue;
+        }
+        let alike = (open.nodeid, open.uid, open.flags);
+        if let Some(fd) = opens.remove(&open.handle) {
+            let flags = rustix::fs::fcntl_getfl(&fd).unwrap_or(OFlags::RDONLY);
+            let opened = Opened::new(fd, flags, descriptors.restore(open.uid, inode.charge()));
+            *opened.kept_for.lock() = Some(open.handle);
+            inode.newest.set(&opened);
+            shared.insert(alike, opened);
+        }
+        match shared.get(&alike) {
+            Some(opened) => handles.restore_file(open.handle, slot, opened.clone(), inode),
             None => lost += 1,
         }
     }

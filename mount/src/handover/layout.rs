@@ -139,8 +139,10 @@ pub mod open {
     pub const NODE: usize = 1;
     /// 1: a directory.
     pub const IS_DIRECTORY: usize = 2;
-    /// The user who has opened it, and 1. 0: a daemon before this one has not written it down.
+    /// The user who has opened it, and 1; from bit [`FLAGS_SHIFT`] on, the flags it is open with, of which there are 23 bits. 0: a daemon before this
+    /// one has not written it down.
     pub const USER: usize = 3;
+    pub const FLAGS_SHIFT: u32 = 40;
 }
 
 /// Words of an intent.
@@ -245,6 +247,7 @@ pub struct Open {
     pub nodeid: u64,
     pub is_directory: bool,
     pub uid: Option<u32>,
+    pub flags: u32,
 }
 
 /// What a worker was about to do, or had done and not answered.
@@ -318,8 +321,10 @@ pub fn decode(bytes: &[u8]) -> Result<State, DecodeError> {
         let (handle, nodeid) = (words.get(open::HANDLE), words.get(open::NODE));
         if handle != 0 && nodeid != 0 {
             let is_directory = words.get(open::IS_DIRECTORY) == 1;
-            let uid = words.get(open::USER).checked_sub(1).and_then(|uid| u32::try_from(uid).ok());
-            opens.push(Open { slot: slot as u32, handle, nodeid, is_directory, uid });
+            let (user, flags) = (words.get(open::USER), (words.get(open::USER) >> open::FLAGS_SHIFT) as u32);
+            let uid = user & ((1 << open::FLAGS_SHIFT) - 1);
+            let uid = uid.checked_sub(1).and_then(|uid| u32::try_from(uid).ok());
+            opens.push(Open { slot: slot as u32, handle, nodeid, is_directory, uid, flags });
         }
     }
     let mut intents = Vec::new();

@@ -460,11 +460,11 @@ impl OpenSlot {
         self.memory.word(layout::OPENS_AT + self.index as usize * layout::OPEN_BYTES, index)
     }
 
-    pub(crate) fn fill(&self, handle: u64, nodeid: u64, is_directory: bool, uid: u32) {
+    pub(crate) fn fill(&self, handle: u64, nodeid: u64, is_directory: bool, uid: u32, flags: u32) {
         for (index, value) in [
             (open::NODE, nodeid),
             (open::IS_DIRECTORY, is_directory.into()),
-            (open::USER, u64::from(uid) + 1),
+            (open::USER, (u64::from(uid) + 1) | u64::from(flags) << open::FLAGS_SHIFT),
             (open::HANDLE, handle),
         ] {
             self.word(index).store(value, Ordering::Release);
@@ -549,7 +549,7 @@ mod tests {
         slots[2].record_stamp(None);
         slots[1].clear();
         let open = memory.take_open().unwrap();
-        open.fill(3, 10, true, 1000);
+        open.fill(3, 10, true, 1000, 2);
         let intent = memory.take_intent().unwrap();
         intent.begin(8, 9, 10);
         intent.done(2, 11);
@@ -563,7 +563,7 @@ mod tests {
         assert_eq!((first.identity, first.key, first.kind, first.flags), (identity, 4, 0o100_000, node::DELETED));
         assert_eq!(first.handle, Some((1, vec![7; 20])));
         assert_eq!((&first.name, first.backing), (&Some((1, c"a name".to_owned())), Some(7)));
-        assert_eq!(state.opens.iter().map(|open| open.uid).collect::<Vec<_>>(), [Some(1000)]);
+        assert_eq!(state.opens.iter().map(|open| (open.uid, open.flags)).collect::<Vec<_>>(), [(Some(1000), 2)]);
         assert_eq!(state.intents[0].done, Some((2, 11)));
         let successor = Arc::new(successor);
         assert_eq!(successor.take_node().unwrap().index, 1, "the free slot, and no other");
