@@ -185,8 +185,8 @@ impl Silent {
         let (kind, pid) = (kind.to_owned(), pid.parse().ok()?);
         // Of a mount a child of that process serves.
         let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
-        let all = [pid].into_iter().chain(children.split_whitespace().filter_map(|pid| pid.parse().ok()));
-        let reason = match all.filter(|pid| ::mount::handover::is_stopped(*pid)).last() {
+        let mut all = [pid].into_iter().chain(children.split_whitespace().filter_map(|pid| pid.parse().ok()));
+        let reason = match all.rfind(|pid| ::mount::handover::is_stopped(*pid)) {
             Some(stopped) => format!("process {stopped} is stopped: kill -CONT {stopped} lets it go on"),
             None => "it is busy, or hangs: see its log".to_owned(),
         };
