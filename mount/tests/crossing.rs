@@ -268,6 +268,9 @@ fn mounts_bound_into_each_other_go_on() {
         // And one whose SOURCE has its own mountpoint in it.
         fs::create_dir(one.below("own")).unwrap();
         let _own = Sub::bind(&one.path(""), &one.below("own"));
+        for at in [one.path("other"), other.path("one")] {
+            in_time("a bound mount", move || assert_eq!(names(at), [] as [String; 0]));
+        }
         for root in [one.path(""), other.path("")] {
             let walk = move || Command::new("find").arg(root).args(["-ls"]).output().unwrap();
             let found = String::from_utf8_lossy(&in_time("find", walk).stdout).into_owned();
