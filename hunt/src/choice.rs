@@ -1,4 +1,5 @@
-//! What a process does next: drawn from its seed, and from the time, so that all processes meet at the same few files.
+//! What a process does next: drawn from its seed, and from the time, so that all processes meet at
+//! the same few files.
 //!
 //! Logic only: time and sizes come in, a plan goes out.
 
@@ -7,6 +8,11 @@ use crate::operation::{Operation, WriteMode};
 
 /// The files at which processes meet change so often.
 const HOT_MS: u64 = 700;
+/// Of so many such times one is for everything; in the others processes meet at one page and its
+/// neighbour, with what is done quickly, so that they race.
+const WIDE_ONE_IN: u64 = 4;
+/// In a duel, one operation in so many is done elsewhere.
+const ELSEWHERE_ONE_IN: u32 = 32;
 /// Of so many operations ten go to the hot files; the others keep the cache full.
 const OUT_OF: u32 = 16;
 const HOT_OF: u32 = 10;
@@ -14,6 +20,8 @@ const HOT_OF: u32 = 10;
 const HOT_SLOTS: u64 = 3;
 /// Blocks of the part of a hot file at which processes meet.
 const HOT_BLOCKS: u32 = 64;
+/// Draws for one that is quick, before something slow is done.
+const DRAWS_MAX: u32 = 8;
 /// Blocks of an operation at the most: 32 KiB.
 pub const COUNT_MAX: u32 = 64;
 
@@ -55,7 +63,8 @@ impl std::fmt::Display for Plan {
     }
 }
 
-/// Whether mappings may store into a file, with `--write through`. An append beside that would lose bytes there (K6).
+/// Whether mappings may store into a file, with `--write through`. An append beside that would lose
+/// bytes there (K6).
 pub fn is_stored_into(slot: u32, mode: WriteMode) -> bool {
     mode == WriteMode::Back || slot.is_multiple_of(2)
 }
@@ -80,18 +89,16 @@ impl Chooser {
 
     /// The next plan. `size` tells the blocks of a file.
     pub fn next(&mut self, now_ms: u64, size: impl Fn(u32) -> u32) -> Plan {
-        let operation = self.operation();
         let epoch = now_ms / HOT_MS;
-        let is_hot = self.random.u32(..OUT_OF) < HOT_OF;
-        let mut slot = if is_hot { self.hot(epoch) } else { self.random.u32(..SLOTS as u32) };
-        match operation {
-            Operation::Store | Operation::AppendBesideStore | Operation::CopyBesideStore
-                if !is_stored_into(slot, self.mode) =>
-            {
-                slot -= 1
+        if !epoch.is_multiple_of(WIDE_ONE_IN) && self.random.u32(..ELSEWHERE_ONE_IN) != 0 {
+            if let Some(plan) = self.duel(epoch, &size) {
+                return plan;
             }
-            _ => {}
         }
+        let operation = self.operation();
+        let is_hot = self.random.u32(..OUT_OF) < HOT_OF;
+        let slot = if is_hot { self.hot(epoch) } else { self.random.u32(..SLOTS as u32) };
+        let slot = self.fit(operation, slot);
         let size = size(slot).clamp(1, BLOCKS as u32);
         // Near the end of every other file processes meet at the end, which moves.
         let part = match (is_hot, (epoch ^ u64::from(slot)) & 1) {
@@ -112,6 +119,26 @@ impl Chooser {
     /// For what else is drawn.
     pub fn random(&mut self) -> &mut fastrand::Rng {
         &mut self.random
+    }
+
+    /// At one page and its neighbour, in the middle of a file or at its end.
+    fn duel(&mut self, epoch: u64, size: impl Fn(u32) -> u32) -> Option<Plan> {
+        let operation = (0..DRAWS_MAX).map(|_| self.operation()).find(|operation| operation.is_quick())?;
+        let draw = mix(self.seed ^ mix(epoch));
+        let slot = self.fit(operation, (draw % SLOTS as u64) as u32);
+        let size = size(slot).clamp(1, BLOCKS as u32);
+        let page = if draw >> 63 == 0 { (draw >> 32) as u32 % size } else { size.saturating_sub(PAGE_BLOCKS) };
+        let page = page - page % PAGE_BLOCKS;
+        let first = (page + self.random.u32(..2 * PAGE_BLOCKS)).min(size - 1);
+        let count = if self.random.u32(..8) == 0 { 2 * PAGE_BLOCKS } else { self.random.u32(1..=4) };
+        Some(Plan { operation, slot, first, count: count.min(size - first) })
+    }
+
+    /// A file that this may be done to.
+    fn fit(&self, operation: Operation, slot: u32) -> u32 {
+        use Operation::{AppendBesideStore, CopyBesideStore, Store};
+        let stores = matches!(operation, Store | AppendBesideStore | CopyBesideStore);
+        if stores && !is_stored_into(slot, self.mode) { slot - 1 } else { slot }
     }
 
     fn operation(&mut self) -> Operation {
@@ -146,7 +173,7 @@ mod tests {
         for mode in [WriteMode::Through, WriteMode::Back] {
             let mut chooser = Chooser::new(3, 1, mode, Operation::ALL.to_vec());
             for step in 0..20_000 {
-                let plan = chooser.next(7_000 + step % 2, |slot| slot * 40);
+                let plan = chooser.next(step / 4, |slot| slot * 40);
                 assert!(plan.slot < SLOTS as u32 && plan.count >= 1 && plan.count <= COUNT_MAX, "{plan}");
                 assert!(plan.first + plan.count <= (plan.slot * 40).max(1), "{plan}");
                 assert_eq!(Plan::unpack(plan.pack()), plan);
@@ -159,7 +186,7 @@ mod tests {
         }
         let mut counts: Vec<u32> = meet.values().copied().collect();
         counts.sort_unstable_by(|a, b| b.cmp(a));
-        assert!(counts.iter().take(6).sum::<u32>() > 10_000, "{counts:?}");
+        assert!(counts.iter().take(12).sum::<u32>() > 12_000, "{counts:?}");
         assert!(counts.len() > SLOTS / 2, "{counts:?}");
     }
 

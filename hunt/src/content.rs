@@ -1,7 +1,8 @@
-//! What blocks hold: bytes that say which block they are and of which generation, so that any block which is read back tells
-//! whether it is right and, if not, what it is instead.
+//! What blocks hold: bytes that say which block they are and of which generation, so that any block
+//! which is read back tells whether it is right and, if not, what it is instead.
 //!
-//! Pure arithmetic. Every word of a block depends on its name, so no part of a wrong block can be right by accident.
+//! Pure arithmetic. Every word of a block depends on its name, so no part of a wrong block can be
+//! right by accident.
 
 use std::fmt;
 

@@ -10,7 +10,8 @@ use crate::ledger::Allowed;
 pub enum Seen<'a> {
     /// All of it.
     Whole(&'a Words),
-    /// A piece, as the file ended within the block. Files end between blocks, except while their end moves.
+    /// A piece, as the file ended within the block. Files end between blocks, except while their
+    /// end moves.
     Piece,
     /// Nothing: the file ends before it.
     Nothing,
@@ -28,7 +29,8 @@ pub enum Way {
 /// Judges one block. Words are judged alone: a read that meets a write may see a part of each.
 ///
 /// # Errors
-/// With the first byte of the block that cannot be (0 where it is there, or is not, and that is what is wrong).
+/// With the first byte of the block that cannot be (0 where it is there, or is not, and that is
+/// what is wrong).
 pub fn judge(allowed: &Allowed, seen: &Seen, way: Way, seed: u64) -> Result<(), usize> {
     let contents = allowed.contents();
     let may_be_absent = contents.contains(&Content::ABSENT);
@@ -39,7 +41,8 @@ pub fn judge(allowed: &Allowed, seen: &Seen, way: Way, seed: u64) -> Result<(), 
         Seen::Nothing | Seen::Piece => return Err(0),
         Seen::Whole(words) => *words,
     };
-    // Where a file grows, its new end may be there before the bytes are, for those who read meanwhile.
+    // Where a file grows, its new end may be there before the bytes are, for those who read
+    // meanwhile.
     let may_be_zeros = may_be_absent && (way == Way::Mapping || changes);
     if !may_be_zeros && contents.iter().all(|content| *content == Content::ABSENT) {
         return Err(0);

@@ -1,14 +1,18 @@
-//! The ledger, in memory that all processes share: which generations of each block a reader may see at that moment.
+//! The ledger, in memory that all processes share: which generations of each block a reader may see
+//! at that moment.
 //!
-//! - **Writers.** A block has one writer at a time, which holds its lock. It notes the next generation and what that holds
-//!   ([`Block::begin`]) before it changes the file, and that it is done ([`Block::finish`]) after. Blocks of the same page
-//!   have different locks, so their writers race.
-//! - **Readers** hold nothing. They take the last finished generation before they read, and the last begun one after it
-//!   ([`Window`]): each generation from the one to the other may be seen, and no other.
-//! - **Names.** [`Slot::names`] is held in common by all who change bytes through the mount, and alone by those who
-//!   exchange the file behind a name, or change it outside of the mount.
+//! - **Writers.** A block has one writer at a time, which holds its lock. It notes the next
+//!   generation and what that holds ([`Block::begin`]) before it changes the file, and that it is
+//!   done ([`Block::finish`]) after. Blocks of the same page have different locks, so their writers
+//!   race.
+//! - **Readers** hold nothing. They take the last finished generation before they read, and the
+//!   last begun one after it ([`Window`]): each generation from the one to the other may be seen,
+//!   and no other.
+//! - **Names.** [`Slot::names`] is held in common by all who change bytes through the mount, and
+//!   alone by those who exchange the file behind a name, or change it outside of the mount.
 //!
-//! Never in here: a system call, or a wait. Nothing is ever freed or moved, so a process may die at any moment.
+//! Never in here: a system call, or a wait. Nothing is ever freed or moved, so a process may die at
+//! any moment.
 
 use crate::content::Content;
 use crate::operation::Operation;
@@ -34,7 +38,8 @@ const ALONE: u32 = u32::MAX;
 pub struct Ledger {
     /// Not 0: everybody is to end.
     pub stop: AtomicU32,
-    _space: AtomicU32,
+    /// A file that is changed slowly outside just now, plus 1: others open and read it meanwhile.
+    pub watched: AtomicU32,
     /// By [`Operation`]: how many were done.
     pub done: [AtomicU64; Operation::COUNT],
     /// Blocks that were read and judged.
@@ -180,7 +185,8 @@ impl Block {
         self.begun.store(generation, Release);
     }
 
-    /// From now on, readers must see the generation that was begun last. For the one that holds the lock.
+    /// From now on, readers must see the generation that was begun last. For the one that holds the
+    /// lock.
     pub fn finish(&self) {
         self.done.store(self.begun.load(Relaxed), Release);
     }
@@ -214,7 +220,8 @@ impl Block {
         Some(allowed)
     }
 
-    /// A generation, what it holds, and where it came from; the newest first, as far as they are remembered.
+    /// A generation, what it holds, and where it came from; the newest first, as far as they are
+    /// remembered.
     pub fn history(&self) -> Vec<(u64, Content, Note)> {
         let newest = self.begun.load(Acquire);
         let oldest = newest.saturating_sub(HISTORY as u64 - 1).max(1);

@@ -1,13 +1,16 @@
-//! `make hunt`: looks for wrong bytes and lost stores. Processes write blocks that say what they are, through real mounts and
-//! in every way that there is, and compare each read with a ledger that they share; pages are evicted, come back from lenders,
-//! and daemons and lenders are killed meanwhile.
+//! `make hunt`: looks for wrong bytes and lost stores. Processes write blocks that say what they
+//! are, through real mounts and in every way that there is, and compare each read with a ledger
+//! that they share; pages are evicted, come back from lenders, and daemons and lenders are killed
+//! meanwhile.
 //!
-//! It ends with 0 if nothing was wrong. At the first wrong byte it tells what was expected, what was seen, by which operation,
-//! the last operations on that block, and the seed, and ends with 1. It leaves nothing behind, also when it is interrupted.
+//! It ends with 0 if nothing was wrong. At the first wrong byte it tells what was expected, what
+//! was seen, by which operation, the last operations on that block, and the seed, and ends with 1.
+//! It leaves nothing behind, also when it is interrupted.
 
 mod choice;
 mod content;
 mod judge;
+mod late;
 mod ledger;
 mod mapping;
 mod names;

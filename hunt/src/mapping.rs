@@ -1,7 +1,8 @@
 //! A mapping of a file under test, which may become shorter at any moment.
 //!
-//! The kernel copies to and from the mapping on our behalf, through a pipe: it takes the same page faults as an instruction
-//! would, and where a page cannot be had it answers EFAULT, while an instruction would end the process by SIGBUS.
+//! The kernel copies to and from the mapping on our behalf, through a pipe: it takes the same page
+//! faults as an instruction would, and where a page cannot be had it answers EFAULT, while an
+//! instruction would end the process by SIGBUS.
 
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
@@ -56,9 +57,11 @@ impl Mapping {
         assert!(at + to.len() <= self.bytes);
         let mut done = 0;
         while done < to.len() {
-            // Never across a page, so that a page that is missing takes no byte of the one before with it.
+            // Never across a page, so that a page that is missing takes no byte of the one before
+            // with it.
             let piece = (to.len() - done).min(PIPE_BYTES - (at + done) % PIPE_BYTES);
-            // SAFETY: inside the mapping, as asserted. The kernel only reads it, and answers EFAULT where there is no page.
+            // SAFETY: inside the mapping, as asserted. The kernel only reads it, and answers EFAULT
+            // where there is no page.
             let sent = unsafe {
                 let from = self.base.cast::<u8>().add(at + done);
                 libc::write(rustix::fd::AsRawFd::as_raw_fd(&pipe.write), from.cast(), piece)
@@ -93,7 +96,8 @@ impl Mapping {
             let sent = rustix::io::write(&pipe.write, &from[done..done + piece])?;
             let mut got = 0;
             while got < sent {
-                // SAFETY: inside the mapping, as asserted. Nothing of Rust refers to these bytes: others change them, too.
+                // SAFETY: inside the mapping, as asserted. Nothing of Rust refers to these bytes:
+                // others change them, too.
                 let stored = unsafe {
                     let to = self.base.cast::<u8>().add(at + done + got);
                     libc::read(rustix::fd::AsRawFd::as_raw_fd(&pipe.read), to.cast(), sent - got)

@@ -75,7 +75,8 @@ impl Worker {
         }
     }
 
-    /// Opens the file if its name was changed outside: what the name stands for is promised from the next open on.
+    /// Opens the file if its name was changed outside: what the name stands for is promised from
+    /// the next open on.
     fn see_name(&mut self, slot: u32) -> Result<(), Halt> {
         self.handle(slot).map(drop)
     }
@@ -85,7 +86,8 @@ impl Worker {
         self.chooser.random().u32(BLOCKS as u32 / 2..=BLOCKS as u32)
     }
 
-    /// Notes that all blocks are those of a new file, or absent. For those who hold the names alone.
+    /// Notes that all blocks are those of a new file, or absent. For those who hold the names
+    /// alone.
     pub fn begin_anew(&self, slot: u32, size: u32) {
         self.slot(slot).size_version.fetch_add(1, AcqRel);
         let note = self.note();

@@ -35,9 +35,7 @@ impl FromStr for WriteMode {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Tried {
     Always,
-    /// Not with `--write back`, where a size that changes outside is not promised to be seen.
-    Through,
-    /// Only where [`Tried::Always`] would find what `docs/posix.md` or `docs/consistency.md` names as a limit.
+    /// Not with `--write through`, where it finds what is a limit of the kernel, or is not mended yet.
     Back,
     /// Only when asked for.
     Never,
@@ -93,7 +91,8 @@ operations! {
     Direct, "direct", 25, Always;
     /// A write with O_APPEND. Not beside stores of the same page with `--write through`.
     Append, "append", 50, Always;
-    /// An append at any end, to a file that is stored into by mappings. (With `--write through` the kernel loses it: K6.)
+    /// An append at any end, to a file that is stored into by mappings. (With `--write through` the
+    /// kernel loses it: K6.)
     AppendBesideStore, "append-beside-store", 25, Back;
     /// The file is cut, or made longer by ftruncate.
     Truncate, "truncate", 25, Always;
@@ -130,8 +129,9 @@ operations! {
     /// The backing file is unlinked and created again.
     OutsideRecreate, "outside-recreate", 4, Always;
     /// The backing file is cut.
-    OutsideCut, "outside-cut", 4, Through;
-    /// The backing file grows; then it is opened through the mount, and its new end is mapped, or read.
+    OutsideCut, "outside-cut", 4, Never;
+    /// The backing file grows; then it is opened through the mount, and its new end is mapped, or
+    /// read.
     OutsideGrow, "outside-grow", 6, Never;
     /// The backing file is written in several calls, while others open and read it.
     OutsideSlow, "outside-slow", 6, Never;
@@ -147,10 +147,15 @@ impl Operation {
     pub fn by_default(self, mode: WriteMode) -> bool {
         match self.tried() {
             Tried::Always => true,
-            Tried::Through => mode == WriteMode::Through,
             Tried::Back => mode == WriteMode::Back,
             Tried::Never => false,
         }
+    }
+
+    /// Whether it takes microseconds, so that many of them race within a moment.
+    pub fn is_quick(self) -> bool {
+        use Operation::*;
+        !self.is_outside() && !matches!(self, Scan | Below | RenameOver | Recreate)
     }
 
     /// Whether it changes the backing file without going through the mount.
@@ -215,8 +220,9 @@ mod tests {
     #[test]
     fn options_add_and_take_away() {
         let through = enabled(WriteMode::Through, &[], &[]).unwrap();
-        assert!(through.contains(&Operation::OutsideCut) && !through.contains(&Operation::AppendBesideStore));
-        let back = enabled(WriteMode::Back, &[Operation::AppendBesideStore], &[Operation::Read]).unwrap();
+        assert!(through.contains(&Operation::Read) && !through.contains(&Operation::AppendBesideStore));
+        let back = enabled(WriteMode::Back, &[Operation::OutsideSlow], &[Operation::Read]).unwrap();
+        assert!(back.contains(&Operation::OutsideSlow));
         assert!(back.contains(&Operation::AppendBesideStore) && !back.contains(&Operation::Read));
         assert!(!back.contains(&Operation::OutsideCut));
         assert!(enabled(WriteMode::Back, &[], Operation::ALL).is_err());

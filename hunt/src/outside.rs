@@ -1,8 +1,10 @@
-//! Changes of the backing file that do not go through the mount. They are promised to those who open the file after them
-//! (close-to-open). Meanwhile nothing is written through the mount: that is not promised (docs/consistency.md).
+//! Changes of the backing file that do not go through the mount. They are promised to those who
+//! open the file after them (close-to-open). Meanwhile nothing is written through the mount: that
+//! is not promised (docs/consistency.md).
 
-use crate::choice::Plan;
+use crate::choice::{COUNT_MAX, Plan};
 use crate::content::{BLOCK_BYTES, Content};
+use crate::late::LateMemory;
 use crate::ledger::{BLOCKS, Block, PAGE_BLOCKS};
 use crate::mapping::Mapping;
 use crate::operation::Operation;
@@ -39,20 +41,20 @@ impl Worker {
         // Else the kernel might write it over the change, later.
         self.flush(slot)?;
         self.close(slot);
-        let grown = match operation {
+        let changed = match operation {
             Operation::OutsideRename | Operation::OutsideRecreate => self.exchange(plan)?,
             Operation::OutsideCut | Operation::OutsideGrow => match self.resize(plan)? {
                 None => return Ok(false),
-                grown => grown,
+                changed => changed,
             },
             _ => self.overwrite(plan)?,
         };
         // Readers may come again.
         drop((names, _readers));
-        let Some((first, last)) = grown.filter(|_| operation == Operation::OutsideGrow) else { return Ok(true) };
-        // Whoever opens it now sees all of it, without having asked for its size.
+        // An open after it sees all of it: also one that does not ask for the size.
         self.close(slot);
-        let at_end = Plan { first: first.max(last.saturating_sub(PAGE_BLOCKS)), count: 0, ..plan };
+        let Some((first, last)) = changed else { return Ok(true) };
+        let at_end = Plan { first: first.max(last.saturating_sub(COUNT_MAX)), count: 0, ..plan };
         let at_end = Plan { count: last - at_end.first, ..at_end };
         if self.chooser.random().bool() { self.load(at_end) } else { self.read(at_end) }
     }
@@ -69,8 +71,8 @@ impl Worker {
             last = first + self.chooser.random().u32(SLOW_PAGES) * PAGE_BLOCKS;
         }
         last = last.min(self.size(slot));
-        if operation == Operation::OutsideDirect {
-            last -= last % PAGE_BLOCKS;
+        if matches!(operation, Operation::OutsideDirect | Operation::OutsideSlow) {
+            last -= last.saturating_sub(first) % PAGE_BLOCKS;
         }
         if first >= last {
             return Ok(None);
@@ -83,7 +85,7 @@ impl Worker {
         self.give_back(buffer);
         written.map_err(|error| self.failed("writing the backing file", &error))?;
         self.has_changed(slot, blocks);
-        Ok(None)
+        Ok(Some((first, last)))
     }
 
     fn write_below(&mut self, plan: Plan, at: u64, bytes: &[u8]) -> io::Result<()> {
@@ -94,15 +96,37 @@ impl Worker {
         match plan.operation {
             Operation::OutsideStore => Mapping::new(&file, FILE_BYTES)?.store(&self.pipe, at as usize, bytes),
             Operation::OutsideSlow => {
-                let piece = bytes.len().div_ceil(PARTS).next_multiple_of(BLOCK_BYTES);
-                for (part, at) in bytes.chunks(piece).zip((at..).step_by(piece)) {
-                    file.write_all_at(part, at)?;
-                    std::thread::sleep(Duration::from_millis(self.chooser.random().u64(..=PART_MS)));
-                }
-                Ok(())
+                self.ledger.watched.store(plan.slot + 1, Release);
+                let written = self.write_slowly(&file, at, bytes);
+                self.ledger.watched.store(0, Release);
+                written
             }
             _ => file.write_all_at(bytes, at),
         }
+    }
+
+    /// By one call whose bytes arrive late, or by several.
+    fn write_slowly(&mut self, file: &File, at: u64, bytes: &[u8]) -> io::Result<()> {
+        let random = self.chooser.random();
+        let pauses = [0; PARTS].map(|_: u64| Duration::from_millis(random.u64(..=PART_MS)));
+        let piece = bytes.len().div_ceil(PARTS).next_multiple_of(PAGE_BLOCKS as usize * BLOCK_BYTES);
+        let pieces = || bytes.chunks(piece).zip((0..).step_by(piece)).zip(pauses);
+        let memory = if random.bool() { LateMemory::new(bytes.len()).ok() } else { None };
+        let Some(memory) = memory else {
+            return pieces().try_for_each(|((part, begin), pause)| {
+                file.write_all_at(part, at + begin as u64)?;
+                std::thread::sleep(pause);
+                Ok(())
+            });
+        };
+        std::thread::scope(|scope| {
+            let writing = scope.spawn(|| memory.write_to(file, at));
+            for ((part, begin), pause) in pieces() {
+                std::thread::sleep(pause);
+                memory.arrive(begin, part)?;
+            }
+            writing.join().unwrap_or_else(|_| Err(io::Error::other("a thread panicked")))
+        })
     }
 
     /// The name becomes that of another file.

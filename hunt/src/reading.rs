@@ -143,7 +143,8 @@ impl Worker {
         Ok(true)
     }
 
-    /// What readers must see at least, and that the file which is open is the one that this is about.
+    /// What readers must see at least, and that the file which is open is the one that this is
+    /// about.
     fn before(
         &mut self,
         slot: u32,
@@ -154,7 +155,8 @@ impl Worker {
         loop {
             open(self)?;
             let before = self.blocks(slot, first, first + count).iter().map(Block::before).collect();
-            // A change of names is noted before its blocks are: who has seen none of it has seen no block of it either.
+            // A change of names is noted before its blocks are: who has seen none of it has seen no
+            // block of it either.
             if self.is_current(slot) {
                 return Ok(before);
             }
@@ -216,9 +218,11 @@ impl Worker {
         Ok(())
     }
 
-    /// What is to be told of something that cannot be, with what else can be seen of the block just now.
+    /// What is to be told of something that cannot be, with what else can be seen of the block just
+    /// now.
     pub fn fault(&mut self, slot: u32, block: u32, what: &str) -> Halt {
-        // Some other process may have found another one first; then this one may be the consequence of what was broken off.
+        // Some other process may have found another one first; then this one may be the consequence
+        // of what was broken off.
         if self.ledger.stop.swap(1, Relaxed) != 0 {
             return Halt::Stopped;
         }
@@ -289,7 +293,8 @@ pub fn read_all(file: &File, bytes: &mut [u8], at: u64) -> io::Result<usize> {
             Ok(0) => break,
             Ok(more) => got += more,
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
-            // Direct I/O cannot go on from an end that is not aligned, as one that moves just now may be.
+            // Direct I/O cannot go on from an end that is not aligned, as one that moves just now
+            // may be.
             Err(error) if error.kind() == ErrorKind::InvalidInput && !got.is_multiple_of(BLOCK_BYTES) => break,
             Err(error) => return Err(error),
         }

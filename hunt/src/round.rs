@@ -1,5 +1,6 @@
-//! One round: a file system, a mount over it, a lender, and processes in a small memory cgroup that write and read; meanwhile
-//! daemons and lenders are killed. At the end all files are compared once more, through the mount and below.
+//! One round: a file system, a mount over it, a lender, and processes in a small memory cgroup that
+//! write and read; meanwhile daemons and lenders are killed. At the end all files are compared once
+//! more, through the mount and below.
 
 use crate::choice::Plan;
 use crate::content::{BLOCK_BYTES, Content};
@@ -25,7 +26,8 @@ const TICK: Duration = Duration::from_millis(20);
 const HANG_MS: u64 = 60_000;
 /// For processes to end when they are told to: the time that one of their operations may take.
 const END_MAX: Duration = Duration::from_secs(70);
-/// For what a process has told before its end to arrive here. Where it has told nothing, this does not take long.
+/// For what a process has told before its end to arrive here. Where it has told nothing, this does
+/// not take long.
 const LAST_WORD_MAX: Duration = Duration::from_secs(10);
 /// A mount would leave a lender for good that is killed in the middle of an answer again and again.
 const BAD_PAGES: &str = "1000000000000";
@@ -153,7 +155,8 @@ impl Round<'_> {
         let mut command = Command::new(&self.puma.pumapool);
         command.env_remove("PUMAPOOL_KEY_FILE").arg("mount").args([source, at]);
         command.args(["--foreground", "--trust-network", "--lender", lender, "--write", self.mode.name()]);
-        // The disk below is as fast as a lender here, and what a lender may be asked for is what this is about.
+        // The disk below is as fast as a lender here, and what a lender may be asked for is what
+        // this is about.
         command.args(["--gate", "off", "--bad-pages", BAD_PAGES]);
         command.args(["--strategy", if random.bool() { "exclusive" } else { "non-inclusive" }]);
         for policy in ["--hedge", "--filter"] {

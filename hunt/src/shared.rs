@@ -7,7 +7,8 @@ use std::io;
 use std::path::Path;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// Makes the file, all zeros, with its memory taken now: else it would be charged to the group of whoever touches it first.
+/// Makes the file, all zeros, with its memory taken now: else it would be charged to the group of
+/// whoever touches it first.
 ///
 /// # Errors
 /// When the file cannot be written.
@@ -29,8 +30,9 @@ pub fn open(path: &Path) -> io::Result<&'static Ledger> {
     // SAFETY: a new mapping at an address of the kernel's choice, never unmapped.
     let memory =
         unsafe { mmap(std::ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, &file, 0)? };
-    // SAFETY: the mapping is of that size, page aligned, and nobody makes the file shorter. Everything in a ledger is atomic,
-    // for which any bytes are valid, and which processes may share.
+    // SAFETY: the mapping is of that size, page aligned, and nobody makes the file shorter.
+    // Everything in a ledger is atomic, for which any bytes are valid, and which processes may
+    // share.
     Ok(unsafe { &*memory.cast::<Ledger>() })
 }
 

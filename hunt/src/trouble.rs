@@ -1,5 +1,5 @@
-//! What happens to daemons and lenders meanwhile: a schedule drawn from a seed. The daemon is killed, or replaced by `pumapool
-//! upgrade`; the lender is killed and started again.
+//! What happens to daemons and lenders meanwhile: a schedule drawn from a seed. The daemon is
+//! killed, or replaced by `pumapool upgrade`; the lender is killed and started again.
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
@@ -162,7 +162,8 @@ impl<'a> Trouble<'a> {
         Ok(())
     }
 
-    /// Counts the pages that this daemon has had from lenders: its successor begins anew. Returns the status.
+    /// Counts the pages that this daemon has had from lenders: its successor begins anew. Returns
+    /// the status.
     ///
     /// # Errors
     /// When no daemon tells its status in time.

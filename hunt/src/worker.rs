@@ -1,9 +1,11 @@
-//! A process that writes and reads the files under test, and judges each read by the ledger. Several of them run at once, in a
-//! small memory cgroup; the first that sees what cannot be tells it, and all end.
+//! A process that writes and reads the files under test, and judges each read by the ledger.
+//! Several of them run at once, in a small memory cgroup; the first that sees what cannot be tells
+//! it, and all end.
 //!
-//! Never in here: holding a descriptor over a change of names without looking whether it is still the file of that name.
+//! Never in here: holding a descriptor over a change of names without looking whether it is still
+//! the file of that name.
 
-use crate::choice::{Chooser, Plan};
+use crate::choice::{COUNT_MAX, Chooser, Plan};
 use crate::content::BLOCK_BYTES;
 use crate::ledger::{self, BLOCKS, Block, Ledger, Note, SLOTS, Slot};
 use crate::mapping::{Mapping, Pipe};
@@ -19,7 +21,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::time::Duration;
 
 /// One use of a file in so many opens it anew.
-const REOPEN_ONE_IN: u32 = 6;
+const REOPEN_ONE_IN: u32 = 10;
 /// Between two tries to get what another process holds.
 const WAIT: Duration = Duration::from_micros(50);
 /// Tries to hold something alone, before something else is done.
@@ -124,13 +126,27 @@ impl Worker {
     fn work(&mut self) -> Result<(), Halt> {
         while !self.ledger.stops() {
             let ledger = self.ledger;
-            let plan = self.chooser.next(now_ms(), |slot| ledger.slots[slot as usize].size_blocks.load(Acquire));
+            let mut plan = self.chooser.next(now_ms(), |slot| ledger.slots[slot as usize].size_blocks.load(Acquire));
+            let watched = ledger.watched.load(Relaxed);
+            if watched != 0 && self.chooser.random().bool() {
+                plan = self.watch(watched - 1);
+            }
             self.perform(plan)?;
         }
         Ok(())
     }
 
-    /// Each file once: below, in the cache, past the cache, and from wherever it comes after it was evicted.
+    /// A file that is changed outside just now is opened and read.
+    fn watch(&mut self, slot: u32) -> Plan {
+        self.close(slot);
+        let operation = if self.chooser.random().u32(..4) == 0 { Operation::Load } else { Operation::Read };
+        let size = self.size(slot).max(1);
+        let first = self.chooser.random().u32(..size);
+        Plan { operation, slot, first, count: COUNT_MAX.min(size - first) }
+    }
+
+    /// Each file once: below, in the cache, past the cache, and from wherever it comes after it was
+    /// evicted.
     fn compare_all(&mut self) -> Result<(), Halt> {
         use Operation::{Below, Evict, ReadDirect, Scan};
         for slot in 0..SLOTS as u32 {
@@ -217,7 +233,8 @@ impl Worker {
         Note { operation: self.plan.operation, worker: self.task.worker as u8, at_ms: now_ms() }
     }
 
-    /// A buffer of that many bytes, aligned as direct I/O wants it. Give it back with [`Worker::give_back`].
+    /// A buffer of that many bytes, aligned as direct I/O wants it. Give it back with
+    /// [`Worker::give_back`].
     pub fn take_buffer(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.buffer)
     }
@@ -237,7 +254,8 @@ impl Worker {
         self.handles[slot as usize] = None;
     }
 
-    /// The open file that the name stands for now, as far as the ledger knows; opened anew if need be.
+    /// The open file that the name stands for now, as far as the ledger knows; opened anew if need
+    /// be.
     pub fn handle(&mut self, slot: u32) -> Result<&mut Handle, Halt> {
         if !self.is_current(slot) {
             self.handles[slot as usize] = None;
@@ -255,7 +273,8 @@ impl Worker {
         })
     }
 
-    /// Opens a file through the mount. While another process exchanges it, there may be none for a moment.
+    /// Opens a file through the mount. While another process exchanges it, there may be none for a
+    /// moment.
     pub fn open(&self, slot: u32, flags: i32) -> Result<Handle, Halt> {
         let (path, known) = (self.path(slot), self.slot(slot));
         loop {

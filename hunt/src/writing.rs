@@ -1,5 +1,6 @@
-//! Changes of bytes and sizes through the mount. Each holds the names in common, and its blocks alone; those that drop whole
-//! pages from the cache, or are undefined beside stores of the same page on every file system, hold the whole pages.
+//! Changes of bytes and sizes through the mount. Each holds the names in common, and its blocks
+//! alone; those that drop whole pages from the cache, or are undefined beside stores of the same
+//! page on every file system, hold the whole pages.
 
 use crate::choice::{Plan, is_stored_into};
 use crate::content::{BLOCK_BYTES, Content};
@@ -160,19 +161,13 @@ impl Worker {
 
     /// copy_file_range, within a file or from one to another.
     pub fn copy(&mut self, plan: Plan) -> Done {
-        let Plan { slot, first, count, operation } = plan;
-        let to = match self.chooser.random().u32(..3) {
-            0 => slot,
-            _ => self.chooser.random().u32(..SLOTS as u32),
-        };
-        if operation == Operation::CopyBesideStore && !is_stored_into(to, self.task.mode) {
-            return Ok(false);
-        }
-        let size_to = self.size(to).max(1);
-        let to_first = self.chooser.random().u32(..size_to);
-        let count = count.min((BLOCKS as u32).saturating_sub(to_first));
+        let Plan { slot: to, first: to_first, count, operation } = plan;
+        let slot = if self.chooser.random().u32(..3) == 0 { to } else { self.chooser.random().u32(..SLOTS as u32) };
+        let size = self.size(slot).max(1);
+        let first = self.chooser.random().u32(..size);
+        let count = count.min(BLOCKS as u32 - first);
         let near = |a: u32, b: u32| a < b + count + PAGE_BLOCKS && b < a + count + PAGE_BLOCKS;
-        if count == 0 || (slot == to && near(first, to_first)) {
+        if slot == to && near(first, to_first) {
             return Ok(false);
         }
         let _names = self.share(&self.slot(slot).names)?;
@@ -252,6 +247,10 @@ impl Worker {
         let (size, random) = (self.size(slot), self.chooser.random());
         if random.u32(..FAR_ONE_IN) == 0 {
             return random.u32(SIZE_MIN..=BLOCKS as u32);
+        }
+        // A file that cannot grow any more is made shorter, so that there are appends again.
+        if size + MOVE_MAX > BLOCKS as u32 {
+            return random.u32(BLOCKS as u32 / 4 * 3..size);
         }
         let by = random.u32(1..=MOVE_MAX);
         let to = if random.bool() { size + by } else { size.saturating_sub(by) };

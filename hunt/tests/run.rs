@@ -1,4 +1,5 @@
-//! The hunter itself, briefly: nothing is wrong and nothing is left behind; and it finds what is wrong.
+//! The hunter itself, briefly: nothing is wrong and nothing is left behind; and it finds what is
+//! wrong.
 
 use std::fs::File;
 use std::process::{Child, Command, Stdio};

@@ -4,8 +4,8 @@ use crate::mounts;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Control groups, network namespaces, directories and mounts that process `pid` made through this crate, and that are
-/// still there.
+/// Control groups, network namespaces, directories and mounts that process `pid` made through this
+/// crate, and that are still there.
 pub fn left_behind(pid: u32) -> Vec<PathBuf> {
     let is_ours = |path: &Path| {
         let name = path.file_name().unwrap_or_default().to_string_lossy();

@@ -1,7 +1,8 @@
-//! A disk of memory: a file system of its own on an image in a tmpfs, so that a test does not depend on who else uses the
-//! machine's disk at that moment.
+//! A disk of memory: a file system of its own on an image in a tmpfs, so that a test does not
+//! depend on who else uses the machine's disk at that moment.
 //!
-//! A tmpfs alone would not do: its pages are memory that cannot be evicted, and would be charged to whoever writes them.
+//! A tmpfs alone would not do: its pages are memory that cannot be evicted, and would be charged to
+//! whoever writes them.
 
 use crate::failure::Failure;
 use crate::scratch::Scratch;
@@ -17,7 +18,8 @@ const SPARE_BYTES: u64 = 100 << 20;
 /// The file system on a disk of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FileSystem {
-    /// ext4, without a journal: nobody pulls the plug of this disk, and commits would only make noise.
+    /// ext4, without a journal: nobody pulls the plug of this disk, and commits would only make
+    /// noise.
     Ext4,
     /// XFS; its images have at least 300 MiB.
     Xfs,

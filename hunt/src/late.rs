@@ -1,0 +1,125 @@
+//! Memory whose pages arrive one after the other (userfaultfd(2)): a write(2) from it takes as long
+//! as one likes, which shows what others see between its beginning and its end.
+
+use rustix::fd::{AsRawFd, OwnedFd};
+use rustix::mm::{MapFlags, ProtFlags, UserfaultfdFlags, mmap_anonymous, munmap, userfaultfd};
+use std::ffi::c_void;
+use std::fs::File;
+use std::io;
+
+/// Bytes of a page.
+const PAGE_BYTES: usize = 4096;
+/// Requests of linux/userfaultfd.h, with the number of words that each reads and writes.
+const API: u64 = 0xc018_aa3f;
+const REGISTER: u64 = 0xc020_aa00;
+const COPY: u64 = 0xc028_aa03;
+const WORDS_MAX: usize = 5;
+/// Version of the interface.
+const VERSION: u64 = 0xaa;
+/// Whoever touches a page that is missing waits for it.
+const MODE_MISSING: u64 = 1;
+
+/// The memory.
+pub struct LateMemory {
+    start: *mut c_void,
+    bytes: usize,
+    fd: OwnedFd,
+}
+
+// SAFETY: the memory is never referred to: the kernel alone reads and writes it, in system calls.
+unsafe impl Sync for LateMemory {}
+
+impl LateMemory {
+    /// So many bytes, in whole pages, none of which is there.
+    ///
+    /// # Errors
+    /// Where the kernel does not offer that, or not to us.
+    pub fn new(bytes: usize) -> io::Result<LateMemory> {
+        assert!(bytes.is_multiple_of(PAGE_BYTES));
+        // SAFETY: the descriptor is used for the mapping below only.
+        let fd = unsafe { userfaultfd(UserfaultfdFlags::CLOEXEC)? };
+        request(&fd, API, &mut [VERSION, 0, 0, 0, 0])?;
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping at an address of the kernel's choice, unmapped once, by the guard.
+        let start = unsafe { mmap_anonymous(std::ptr::null_mut(), bytes, access, MapFlags::PRIVATE)? };
+        let memory = LateMemory { start, bytes, fd };
+        request(&memory.fd, REGISTER, &mut [start as u64, bytes as u64, MODE_MISSING, 0, 0])?;
+        Ok(memory)
+    }
+
+    /// Whole pages arrive, with these bytes.
+    ///
+    /// # Errors
+    /// When they are there.
+    pub fn arrive(&self, at: usize, pages: &[u8]) -> io::Result<()> {
+        assert!(
+            at.is_multiple_of(PAGE_BYTES) && pages.len().is_multiple_of(PAGE_BYTES) && at + pages.len() <= self.bytes
+        );
+        request(&self.fd, COPY, &mut [self.start as u64 + at as u64, pages.as_ptr() as u64, pages.len() as u64, 0, 0])
+    }
+
+    /// Writes all of it into a file, by one call if the file system takes all at once.
+    ///
+    /// # Errors
+    /// Of the file system.
+    pub fn write_to(&self, file: &File, at: u64) -> io::Result<()> {
+        let mut done = 0;
+        while done < self.bytes {
+            // SAFETY: the rest of the mapping; the kernel only reads it.
+            let written = unsafe {
+                let from = self.start.cast::<u8>().add(done);
+                libc::pwrite(file.as_raw_fd(), from.cast(), self.bytes - done, at as i64 + done as i64)
+            };
+            match usize::try_from(written) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(written) => done += written,
+                Err(_) => return Err(io::Error::last_os_error()),
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for LateMemory {
+    fn drop(&mut self) {
+        // SAFETY: the mapping that was made, once; nobody reads it any more.
+        let _cannot_fail = unsafe { munmap(self.start, self.bytes) };
+    }
+}
+
+fn request(fd: &OwnedFd, request: u64, words: &mut [u64; WORDS_MAX]) -> io::Result<()> {
+    // SAFETY: each of the requests above reads and writes at most so many words, and memory only as
+    // its caller vouches: the mapping, and a slice that is borrowed meanwhile.
+    match unsafe { libc::ioctl(fd.as_raw_fd(), request, words.as_mut_ptr()) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::FileExt;
+
+    #[test]
+    fn a_write_waits_for_pages_and_has_their_bytes() {
+        let Ok(memory) = LateMemory::new(3 * PAGE_BYTES) else {
+            return testbed::skip("a_write_waits_for_pages_and_has_their_bytes", "needs userfaultfd");
+        };
+        let scratch = testbed::Scratch::new("hunt-late").unwrap();
+        let path = scratch.path().join("file");
+        let file = File::options().read(true).write(true).create_new(true).open(path).unwrap();
+        let bytes: Vec<u8> = (0..3 * PAGE_BYTES).map(|at| (at / 16) as u8).collect();
+        std::thread::scope(|scope| {
+            let writing = scope.spawn(|| memory.write_to(&file, 100));
+            memory.arrive(0, &bytes[..PAGE_BYTES]).unwrap();
+            assert!(!writing.is_finished());
+            memory.arrive(PAGE_BYTES, &bytes[PAGE_BYTES..]).unwrap();
+            writing.join().unwrap().unwrap();
+        });
+        let mut read = vec![0; bytes.len()];
+        file.read_exact_at(&mut read, 100).unwrap();
+        assert_eq!(read, bytes);
+        assert!(memory.arrive(0, &bytes[..PAGE_BYTES]).is_err(), "they are there");
+    }
+}
