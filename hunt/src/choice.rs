@@ -90,10 +90,9 @@ impl Chooser {
     /// The next plan. `size` tells the blocks of a file.
     pub fn next(&mut self, now_ms: u64, size: impl Fn(u32) -> u32) -> Plan {
         let epoch = now_ms / HOT_MS;
-        if !epoch.is_multiple_of(WIDE_ONE_IN) && self.random.u32(..ELSEWHERE_ONE_IN) != 0 {
-            if let Some(plan) = self.duel(epoch, &size) {
-                return plan;
-            }
+        let meets = !epoch.is_multiple_of(WIDE_ONE_IN) && self.random.u32(..ELSEWHERE_ONE_IN) != 0;
+        if let Some(plan) = meets.then(|| self.duel(epoch, &size)).flatten() {
+            return plan;
         }
         let operation = self.operation();
         let is_hot = self.random.u32(..OUT_OF) < HOT_OF;
