@@ -42,7 +42,7 @@ impl Wanted {
 }
 
 /// The figures of the chart: bench, key, what must hold, and where we want to end.
-const AIMS: [(&str, &str, Wanted, f64); 20] = [
+const AIMS: [(&str, &str, Wanted, f64); 22] = [
     ("hit-latency", "ratio_p50", Most(1.35), 1.1),
     ("hit-latency", "sealed_ratio_p50", Most(1.5), 1.2),
     ("hit-throughput", "ratio_4k", Least(0.6), 0.8),
@@ -63,6 +63,8 @@ const AIMS: [(&str, &str, Wanted, f64); 20] = [
     ("reclaim", "p99_ratio", Most(1.1), 1.02),
     ("never-slower", "min_ratio", Least(0.95), 1.0),
     ("sequential", "ratio", Least(0.98), 1.0),
+    ("neighbours", "read_ratio", Least(0.8), 1.0),
+    ("neighbours", "look_ratio", Least(0.8), 1.0),
 ];
 
 /// Runs of the chart: the newest.

@@ -88,6 +88,12 @@ impl Lent {
         self.hit_share.get()
     }
 
+    /// A pass of single pages by one thread, wherever they come from.
+    pub fn reads(&self, worker: &mut Worker<'_>, seed: u64) -> Result<Report, Failure> {
+        self.side.drop_cached()?;
+        worker.obey(&self.pass(PAGE_SIZE, 1, seed))
+    }
+
     /// A pass in which every read is to be a hit.
     pub fn hits(
         &self,

@@ -14,6 +14,7 @@ mod hit;
 mod hit_latency;
 mod hit_throughput;
 mod metadata;
+mod neighbours;
 mod never_slower;
 mod null_pages;
 mod null_server;
@@ -54,7 +55,7 @@ struct Bench {
 }
 
 /// In the order in which they are listed, and run by `all`.
-const BENCHES: [Bench; 13] = [
+const BENCHES: [Bench; 14] = [
     Bench {
         name: "hit-latency",
         about: "one read at a time that hits the lender, against a null FUSE server and TCP",
@@ -99,6 +100,11 @@ const BENCHES: [Bench; 13] = [
         name: "never-slower",
         about: "many workloads, sizes and latencies, each with a lender and without",
         run: never_slower::run,
+    },
+    Bench {
+        name: "neighbours",
+        about: "hits and opens beside requests that wait for the disk, against the same alone",
+        run: neighbours::run,
     },
 ];
 

@@ -50,6 +50,13 @@ pub enum Workload {
     Mixed,
     /// A page at random is written and synced.
     Writes,
+    /// The same by that many threads, each in a file of its own: the path with the thread's number as the extension.
+    Syncs {
+        /// How many.
+        threads: usize,
+    },
+    /// The file is looked at, opened, and its first page read.
+    Look,
 }
 
 /// What the worker is told to do.
@@ -266,14 +273,18 @@ fn carry_out(order: &Order) -> Result<Report, String> {
         }
         Order::Use { path, len_bytes, workload, ms, seed } => {
             let threads = match workload {
-                Workload::Random { threads } => (*threads).clamp(1, THREADS_MAX),
+                Workload::Random { threads } | Workload::Syncs { threads } => (*threads).clamp(1, THREADS_MAX),
                 _ => 1,
             };
             let begin = Instant::now();
             let end = begin + Duration::from_millis(*ms);
             let work = |number: usize| {
                 let seed = seed.wrapping_add(number as u64);
-                move || work(path, *len_bytes, *workload, end, seed)
+                let own = match workload {
+                    Workload::Syncs { .. } => path.with_extension(number.to_string()),
+                    _ => path.clone(),
+                };
+                move || work(&own, *len_bytes, *workload, end, seed)
             };
             let results = join((0..threads).map(work));
             let mut report = Report { seconds: begin.elapsed().as_secs_f64(), ..Report::default() };
@@ -331,7 +342,7 @@ pub fn join<T: Send>(works: impl Iterator<Item = impl FnOnce() -> Result<T, Stri
 
 /// Returns how many operations there were until `end`, and their bytes. One at the least: threads may have taken all the time to start.
 fn work(path: &Path, len_bytes: u64, workload: Workload, end: Instant, seed: u64) -> Result<(u64, u64), String> {
-    let mut pages = Pages::open(path, len_bytes, seed, workload == Workload::Writes)?;
+    let mut pages = Pages::open(path, len_bytes, seed, matches!(workload, Workload::Writes | Workload::Syncs { .. }))?;
     let mut stream = Stream::open(path, len_bytes)?;
     let (mut operations, mut bytes) = (0, 0);
     loop {
@@ -340,13 +351,23 @@ fn work(path: &Path, len_bytes: u64, workload: Workload, end: Instant, seed: u64
             Workload::Random { .. } => pages.read()?,
             Workload::Mixed if operations % 2 == 1 => stream.next()?,
             Workload::Mixed => pages.read()?,
-            Workload::Writes => pages.write()?,
+            Workload::Writes | Workload::Syncs { .. } => pages.write()?,
+            Workload::Look => look(path)?,
         };
         operations += 1;
         if Instant::now() >= end {
             return Ok((operations, bytes));
         }
     }
+}
+
+/// Looks at a file, opens it, and reads its first page.
+fn look(path: &Path) -> Result<u64, String> {
+    let mut page = [0; PAGE_SIZE];
+    let looked = std::fs::metadata(path).and_then(|_| File::open(path)?.read_exact_at(&mut page, 0));
+    looked.map_err(|error| format!("looking at {}: {error}", path.display()))?;
+    check(0, &page)?;
+    Ok(PAGE_SIZE as u64)
 }
 
 /// A file that is read from end to end, and then again from its beginning.

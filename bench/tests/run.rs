@@ -40,6 +40,7 @@ fn they_are_listed() {
             "sequential",
             "reclaim",
             "never-slower",
+            "neighbours",
             "paper",
             "paper",
             "paper",
@@ -204,6 +205,15 @@ fn reclaim_has_its_figures() {
     assert!((0.0..=1.0).contains(&json["hot_hit_ratio"].as_f64().unwrap()));
     assert!(json["full"]["lent_mib"]["median"].as_f64().unwrap() > 64.0, "the lender was not filled");
     assert_eq!(json["empty"]["lent_mib"]["median"], 0.0);
+}
+
+#[test]
+fn neighbours_has_its_figures() {
+    let Some(json) = tiny("neighbours") else { return };
+    assert_eq!(json["read_ratios"]["values"].as_array().unwrap().len(), 1);
+    for name in ["read_ratio", "look_ratio", "direct_look_ratio", "look_over_direct_ratio"] {
+        assert!(json[name].as_f64().unwrap() > 0.0, "{name}: {json}");
+    }
 }
 
 #[test]
