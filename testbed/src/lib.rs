@@ -9,7 +9,7 @@
 //! - [`Relay`]: passes TCP connections on, late.
 //! - [`Scratch`]: a directory for what a test writes and mounts.
 //! - [`RamDisk`]: a file system of its own on an image in memory.
-//! - [`left_behind`]: what a program that uses this crate did not take away.
+//! - [`left_behind()`]: what a program that uses this crate did not take away.
 //! - [`fsx_settings`]: what `fsx` is to do to a file.
 //! - [`Failure`], [`Interrupt`]: how a program that uses all this ends early.
 //!
