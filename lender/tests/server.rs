@@ -137,7 +137,7 @@ fn strangers_are_told_why() {
     let other = wire::Hello { protocol: 77.into(), ..hello(ROLE_MAIN, [1; 16]) };
     let refused = Client::connect_raw(&lender.address).greet(other).unwrap_err();
     assert_eq!(refused.code, wire::REFUSED_PROTOCOL);
-    assert!(refused.text.contains("protocol 3, not 77"), "{}", refused.text);
+    assert!(refused.text.contains(&format!("protocol {}, not 77", wire::PROTOCOL)), "{}", refused.text);
     for bad in [hello(9, [1; 16]), wire::Hello { magic: *b"PUMAFOOL", ..hello(ROLE_MAIN, [1; 16]) }] {
         let refused = Client::connect_raw(&lender.address).greet(bad).unwrap_err();
         assert_eq!(refused.code, wire::REFUSED_HELLO, "{}", refused.text);
