@@ -86,7 +86,7 @@ fn no_key_another_key_and_old_protocols_are_refused() {
     assert_eq!(refused.code, wire::REFUSED_PROTOCOL);
     // The first frame of another version with keys, whatever else is in it.
     let mut other = Client::connect_raw(&lender.address);
-    let header = Header::new(Kind::Handshake1, 0, HANDSHAKE_BYTES, 4);
+    let header = Header::new(Kind::Handshake1, 0, HANDSHAKE_BYTES, u64::from(wire::PROTOCOL) + 1);
     (&other.stream).write_all(&[header.as_bytes(), &[9; HANDSHAKE_BYTES]].concat()).unwrap();
     let (header, body) = other.receive().unwrap();
     assert_eq!((header.validate(), body[0]), (Ok(Kind::Refused), wire::REFUSED_PROTOCOL as u8));
