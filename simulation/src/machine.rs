@@ -10,11 +10,11 @@ use crate::opening::{Delivering, Opening};
 use crate::reading::Read;
 use crate::truth::Time;
 use crate::weather::Weather;
+use borrower::FileIdentity;
 use borrower::logic::core::{Core, Setup, Strategy};
 use borrower::logic::gate::Passes;
 use borrower::logic::groups::Limits;
 use borrower::logic::rules::{Rule, keeps};
-use borrower::{FileIdentity, Writers};
 use fastrand::Rng;
 use page::{ChecksumKey, FileKey, PAGE_SIZE};
 use std::collections::{HashSet, VecDeque};
@@ -383,7 +383,8 @@ impl Machine {
         let model = &mut self.files[file];
         let known = self.core.catalog.adopt(model.identity);
         context.note(|| format!("file {file} looked up: key {}", known.key().0));
-        self.core.observe(&known, known.moment(), model.below.stamp(), Writers::Unasked);
+        // The file is opened, too: the model reads it from here on.
+        self.core.observe(&known, known.moment(), model.below.stamp(), Machine::writers(context, model));
         known.tell_size(model.below.stamp().size_bytes);
         model.inode = Some(Inode::new(known, &model.below));
         model.truth.open(context.now);
