@@ -55,11 +55,26 @@ impl Lent {
         name: &str,
         len_bytes: u64,
     ) -> Result<Lent, Failure> {
-        let lender = world.lend_with(security, len_bytes + LENDER_ROOM_BYTES, len_bytes, LENDER_RESERVE_BYTES)?;
+        Lent::fill_beside(world, worker, security, name, len_bytes, 0)
+    }
+
+    /// The same, with so many bytes of the lender for pages of other files. Then the lender gets every single page.
+    pub fn fill_beside(
+        world: &World,
+        worker: &mut Worker<'_>,
+        security: Security,
+        name: &str,
+        len_bytes: u64,
+        others_bytes: u64,
+    ) -> Result<Lent, Failure> {
+        let capacity_bytes = len_bytes + others_bytes;
+        let lender =
+            world.lend_with(security, capacity_bytes + LENDER_ROOM_BYTES, capacity_bytes, LENDER_RESERVE_BYTES)?;
         let options = ["--strategy", "non-inclusive", "--gate", "off"];
         let side = world.mount_with(security, name, len_bytes, Some(lender.address), &options)?;
         let lent = Lent { side, lender, len_bytes, tiny: world.extent == Extent::Tiny, hit_share: Cell::new(1.0) };
         let pages = len_bytes / PAGE_SIZE as u64;
+        let missing_most = if others_bytes == 0 || lent.tiny { pages / MISSING_ONE_IN } else { 0 };
         for _ in 0..FILLINGS_MAX {
             worker.obey(&lent.pass(PAGE_SIZE, FILL_THREADS, world.seed))?;
             for at in (0..len_bytes).step_by(EVICT_BYTES as usize) {
@@ -70,7 +85,7 @@ impl Lent {
                     return Err(Failure::Problem(message));
                 }
             }
-            if lent.lender.stored_pages()? >= pages - pages / MISSING_ONE_IN {
+            if lent.lender.stored_pages()? >= pages - missing_most {
                 return Ok(lent);
             }
         }
