@@ -22,6 +22,7 @@ use std::thread::Scope;
 use std::time::{Duration, Instant};
 use wire::address::{Address, Stream};
 use wire::complaints::Complaints;
+use wire::confined::{self, Work, confine};
 use wire::frames::{Broken, FrameReader, Outgoing, send};
 use wire::key::PoolKey;
 use wire::listener::Listener;
@@ -356,6 +357,8 @@ impl Shared {
         let stream = Arc::new(stream);
         let Some(stranger) = self.strangers.enter(&stream) else { return }; // Closed without a word: words cost more.
         let connection = move || {
+            // Images, which it opens, may be another user's.
+            confine(Work::Placing, confined::FILES);
             let greeted = self.greet(&stream);
             drop(stranger);
             let peer = stream.peer();

@@ -34,6 +34,7 @@ use sync::Mutex;
 use sync::polling::{POLL_MAX, Patience};
 use wire::Kind;
 use wire::address::Stream;
+use wire::confined::{self, Work, confine};
 use wire::frames::{Broken, FrameReader, Outgoing, send_some};
 
 /// Hubs of each kind at the most, as long as there are twice as many processors: one core moves some gigabytes a second, so these
@@ -97,7 +98,10 @@ impl Hubs {
             for (name, inboxes) in [("lender-gets", &mut hubs.gets), ("lender-mains", &mut hubs.mains)] {
                 let hub = Hub::new(shared)?;
                 let inbox = Arc::clone(&hub.inbox);
-                hubs.threads.lock().push(thread::Builder::new().name(name.into()).spawn(move || hub.run())?);
+                hubs.threads.lock().push(thread::Builder::new().name(name.into()).spawn(move || {
+                    confine(Work::Serving, confined::NOTHING);
+                    hub.run();
+                })?);
                 inboxes.push(inbox);
             }
         }

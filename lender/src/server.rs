@@ -19,6 +19,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 use sync::Mutex;
 use wire::address::{Address, Stream};
+use wire::confined::{self, Work, confine};
 use wire::listener::Listener;
 use wire::secure::Channel;
 
@@ -138,6 +139,7 @@ impl Server {
         let (shared, hubs, for_thread) = (Arc::clone(&self.shared), Arc::clone(hubs), Arc::clone(&stream));
         let thread = thread::Builder::new().name("lender-greeter".into()).stack_size(STACK_BYTES);
         let greet = move || {
+            confine(Work::Serving, confined::NOTHING);
             if let Some(member) = greeting::receive(&shared, for_thread, entry) {
                 hubs.take(member);
             }

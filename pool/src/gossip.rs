@@ -20,6 +20,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, sleep_until};
 use wire::address::Address;
+use wire::confined::{self, Work, confine};
 
 /// How a node takes part.
 pub struct Config {
@@ -190,7 +191,14 @@ impl Gossip {
         let gossip = Gossip { shared: Arc::clone(&shared), thread: Mutex::new(None) };
         gossip.set_lender(config.lender)?;
         let thread = thread::Builder::new().name("puma-gossip".into());
-        *gossip.thread.lock() = Some(thread.spawn(move || run(&shared, &socket)).map_err(Error::Start)?);
+        *gossip.thread.lock() = Some(
+            thread
+                .spawn(move || {
+                    confine(Work::Connecting, confined::NOTHING);
+                    run(&shared, &socket);
+                })
+                .map_err(Error::Start)?,
+        );
         Ok(gossip)
     }
 

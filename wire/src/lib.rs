@@ -125,6 +125,7 @@
 
 pub mod address;
 pub mod complaints;
+pub mod confined;
 pub mod frames;
 pub mod key;
 pub mod listener;

@@ -9,6 +9,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use sync::{Mutex, RwLock};
+use wire::address::Address;
+use wire::confined::{self, Work, confine};
 
 /// The links.
 pub(crate) struct Links {
@@ -81,7 +83,15 @@ impl Links {
         self.seats.write()[usize::from(number)] = Some(link.clone());
         let spawn = |name: &str, run: fn(&Borrower, &Link)| {
             let (borrower, link) = (borrower.clone(), link.clone());
-            std::thread::Builder::new().name(format!("{name}-{number}")).spawn(move || run(&borrower, &link))
+            // A socket in the file system may be another user's.
+            let needed = match link.lender.address {
+                Address::Unix(_) => confined::FILES,
+                _ => confined::NOTHING,
+            };
+            std::thread::Builder::new().name(format!("{name}-{number}")).spawn(move || {
+                confine(Work::Connecting, needed);
+                run(&borrower, &link);
+            })
         };
         let mut started = Vec::new();
         for (name, run) in [("puma-link", link::supervise as fn(&_, &_)), ("puma-put", link::send_work)] {

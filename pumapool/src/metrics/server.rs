@@ -13,7 +13,6 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
-use parking_lot::Mutex;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use serde_json::Value;
 use std::cell::Cell;
@@ -21,13 +20,17 @@ use std::convert::Infallible;
 use std::ffi::OsStr;
 use std::net::SocketAddr;
 use std::os::unix::ffi::OsStrExt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, UnixListener};
+use tokio::sync::oneshot;
 use tokio::task::AbortHandle;
 use wire::address::Address;
+use wire::confined::{self, Work, confine};
 use wire::listener::Listener;
 
 /// Connections at once. When one more comes, the oldest goes: first of those that have not asked
@@ -90,13 +93,15 @@ pub fn address(socket: impl AsFd) -> Option<Address> {
 
 /// As [`Door::serve`], on a socket that another process has bound.
 pub fn serve(socket: OwnedFd, statuses: Statuses) -> Result<()> {
-    let mut runtime = tokio::runtime::Builder::new_current_thread();
-    // Pages are made one after the other, by a thread that may have to wait for those who know.
-    runtime.enable_all().max_blocking_threads(1).thread_name("puma-pages");
-    let runtime = runtime.build().context("cannot serve metrics")?;
-    let pages = Arc::new(Pages { statuses, last: Mutex::new(None) });
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot serve metrics")?;
+    // One thread speaks with the network. Another makes the pages, one after the other: it has the
+    // daemon's rights, and may have to wait for those who know.
+    let (pages, asked) = sync_channel(CONNECTIONS_MAX);
+    let make = move || make_pages(&statuses, &asked);
+    std::thread::Builder::new().name("puma-pages".into()).spawn(make).context("cannot start a thread")?;
     let is_unix = matches!(address(&socket), Some(Address::Unix(_)));
     let work = move || {
+        confine(Work::Serving, confined::NOTHING);
         let ended = runtime.block_on(async {
             if is_unix {
                 let listener = UnixListener::from_std(socket.into())?;
@@ -117,7 +122,7 @@ pub fn serve(socket: OwnedFd, statuses: Statuses) -> Result<()> {
 
 async fn accept<S: AsyncRead + AsyncWrite + Unpin + 'static>(
     next: impl AsyncFn() -> std::io::Result<S>,
-    pages: Arc<Pages>,
+    pages: SyncSender<Asked>,
 ) {
     let local = tokio::task::LocalSet::new();
     let accepting = async {
@@ -175,25 +180,24 @@ async fn passes(deadline: &Cell<Instant>) {
     }
 }
 
-/// The page, as it was last made.
-struct Pages {
-    statuses: Statuses,
-    last: Mutex<Option<(Instant, String)>>,
-}
+/// The page is asked for in that format, by whoever waits there.
+type Asked = (Format, oneshot::Sender<String>);
 
-impl Pages {
-    fn get(&self, format: Format) -> String {
-        let mut last = self.last.lock();
-        let fresh = last.take_if(|(made, _)| made.elapsed() < PAGE_LIFETIME);
-        let (_, page) = last.insert(fresh.unwrap_or_else(|| {
-            let page = page::openmetrics(&(self.statuses)()).unwrap_or_default();
-            (Instant::now(), page)
-        }));
-        format.convert(page)
+/// Answers all that is asked, for as long as somebody may ask.
+fn make_pages(statuses: &Statuses, asked: &Receiver<Asked>) {
+    let mut last: Option<(Instant, String)> = None;
+    for (format, asker) in asked {
+        let fresh = last.take().filter(|(made, _)| made.elapsed() < PAGE_LIFETIME);
+        // A fault in one look is to cost one page.
+        let look = || page::openmetrics(&statuses()).unwrap_or_default();
+        last = fresh.or_else(|| Some((Instant::now(), catch_unwind(AssertUnwindSafe(look)).ok()?)));
+        if let Some((_, page)) = &last {
+            let _ = asker.send(format.convert(page));
+        }
     }
 }
 
-async fn answer(request: &Request<Incoming>, pages: Arc<Pages>) -> Response<Full<Bytes>> {
+async fn answer(request: &Request<Incoming>, pages: SyncSender<Asked>) -> Response<Full<Bytes>> {
     let say = |status: StatusCode, text: String| {
         let mut response = Response::new(Full::from(text));
         *response.status_mut() = status;
@@ -210,8 +214,13 @@ async fn answer(request: &Request<Incoming>, pages: Arc<Pages>) -> Response<Full
     }
     let accept = request.headers().get(ACCEPT).and_then(|value| value.to_str().ok()).unwrap_or_default();
     let format = Format::accepted(accept);
-    let page = tokio::task::spawn_blocking(move || pages.get(format)).await;
-    let mut response = say(StatusCode::OK, page.unwrap_or_default());
+    let (asker, page) = oneshot::channel();
+    // Full it is only of what connections have asked that are gone.
+    let _ = pages.try_send((format, asker));
+    let Ok(page) = page.await else {
+        return say(StatusCode::SERVICE_UNAVAILABLE, "the page cannot be made now; ask again\n".to_owned());
+    };
+    let mut response = say(StatusCode::OK, page);
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(format.content_type()));
     response
 }
