@@ -37,15 +37,11 @@ use serde_json::{Map, Value, json};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use testbed::{Failure, Interrupt};
+use testbed::{Failure, Interrupt, NOT_RUN, exit_code};
 use world::{Extent, World};
 
 /// In the place of a bench: all of them.
 const ALL: &str = "all";
-/// Exit code: it could not be run.
-const NOT_RUN: u8 = 2;
-/// Exit codes of programs ended by a signal begin here.
-const SIGNALLED: u8 = 128;
 
 /// A bench: its name, what it says, and how it is run. It returns its figures.
 struct Bench {
@@ -214,7 +210,7 @@ fn main() -> ExitCode {
             only: options.only.as_deref(),
         };
         let ran = Interrupt::listen().map_err(Failure::from).and_then(|interrupt| paper::run(&papers, &interrupt));
-        return ended(name, ran);
+        return exit_code(ran.map(|()| true));
     }
     if !options.rest.is_empty() {
         eprintln!("bench: one bench at a time; what is {:?}?", options.rest);
@@ -234,22 +230,7 @@ fn main() -> ExitCode {
         [bench] => run_one(bench, &options, &interrupt),
         all => run_all(all, &options, &interrupt),
     });
-    ended(name, ran)
-}
-
-/// Says how it ended.
-fn ended(name: &str, ran: Result<(), Failure>) -> ExitCode {
-    match ran {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(Failure::Interrupted(signal)) => {
-            eprintln!("Interrupted. Everything that was made is removed.");
-            ExitCode::from(SIGNALLED + u8::try_from(signal).unwrap_or(0))
-        }
-        Err(Failure::Problem(problem)) => {
-            eprintln!("bench {name} could not be run to its end: {}", problem.replace('\n', " "));
-            ExitCode::from(NOT_RUN)
-        }
-    }
+    exit_code(ran.map(|()| true))
 }
 
 /// One bench. Returns its figures, and what they were measured on.

@@ -29,18 +29,12 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
-use testbed::{Failure, FileSystem, Interrupt, Puma, RamDisk, Scratch};
+use testbed::{Failure, FileSystem, Interrupt, Puma, RamDisk, Scratch, exit_code};
 use verdict::Outcome;
 use wire::address::Address;
 
 /// Size of the disk of memory. Its memory is taken as it is written.
 const DISK_BYTES: u64 = 1 << 30;
-/// Exit code: a promise was broken.
-const PROMISE_BROKEN: u8 = 1;
-/// Exit code: it could not be run.
-const NOT_RUN: u8 = 2;
-/// Exit codes of programs ended by a signal begin here.
-const SIGNALLED: u8 = 128;
 
 /// Real programs through real mounts, while lenders are in trouble.
 #[derive(Parser)]
@@ -124,18 +118,7 @@ fn main() -> ExitCode {
         }
     };
     // Everything that was made is gone by now, on every path.
-    match outcome {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::from(PROMISE_BROKEN),
-        Err(Failure::Interrupted(signal)) => {
-            eprintln!("Interrupted. Everything that was made is removed.");
-            ExitCode::from(SIGNALLED + u8::try_from(signal).unwrap_or(0))
-        }
-        Err(Failure::Problem(problem)) => {
-            eprintln!("This could not be run to its end: {problem}");
-            ExitCode::from(NOT_RUN)
-        }
-    }
+    exit_code(outcome)
 }
 
 /// What both need: the command, an empty directory for logs, the seed, and a place for files.

@@ -23,16 +23,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
-use testbed::{BlockDevice, Failure, Group, Interrupt, Scratch, SlowDisk};
+use testbed::{BROKEN, BlockDevice, Failure, Group, Interrupt, NOT_RUN, SIGNALLED, Scratch, SlowDisk};
 
-/// Exit code: a byte was wrong, or the gain too small.
-const PROMISE_BROKEN: u8 = 1;
-/// Exit code: the demo could not be run.
-const NOT_RUN: u8 = 2;
 /// Exit code: it ran, and no byte was wrong, but this machine does not let the gain be shown.
 const NOT_SHOWN: u8 = 3;
-/// Exit codes of programs ended by a signal begin here.
-const SIGNALLED: u8 = 128;
 
 /// Disk space that is left alone, beyond what the files take.
 const DISK_RESERVE_BYTES: u64 = 256 << 20;
@@ -293,7 +287,7 @@ fn judge(summary: &Summary, left_out: Vec<String>) -> ExitCode {
     if summary.wrong_bytes > 0 {
         let place = summary.first_wrong.as_deref().unwrap_or("unknown place");
         println!("FAILED: {} wrong bytes in {compared_gib:.1} GiB. The first: {place}.", summary.wrong_bytes);
-        return ExitCode::from(PROMISE_BROKEN);
+        return ExitCode::from(BROKEN);
     }
     if let Some(pages) = summary.pages_cached_twice.filter(|pages| *pages > 0) {
         let mib = (pages * page::PAGE_SIZE as u64) as f64 / f64::from(1 << 20);
@@ -307,7 +301,7 @@ fn judge(summary: &Summary, left_out: Vec<String>) -> ExitCode {
         }
         Some(gain) if left_out.is_empty() => {
             println!("FAILED: Puma made random reads only {gain:.1} times as fast; {GAIN_MIN} times were expected.");
-            ExitCode::from(PROMISE_BROKEN)
+            ExitCode::from(BROKEN)
         }
         Some(gain) => {
             println!("Puma made random reads {gain:.1} times as fast, which says little with so much left out.");

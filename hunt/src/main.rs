@@ -31,15 +31,8 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
-use testbed::{Failure, FileSystem, Interrupt, Puma};
+use testbed::{Failure, FileSystem, Interrupt, Puma, exit_code};
 use trouble::Counts;
-
-/// Exit code: something was wrong.
-const WRONG: u8 = 1;
-/// Exit code: it could not be run.
-const NOT_RUN: u8 = 2;
-/// Exit codes of programs ended by a signal begin here.
-const SIGNALLED: u8 = 128;
 
 /// Looks for wrong bytes and lost stores through real mounts.
 #[derive(Parser)]
@@ -105,18 +98,7 @@ fn main() -> ExitCode {
         None => Interrupt::listen().map_err(Failure::from).and_then(|interrupt| hunt(&options.run, &interrupt)),
     };
     // Everything that was made is gone by now, on every path.
-    match outcome {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::from(WRONG),
-        Err(Failure::Interrupted(signal)) => {
-            eprintln!("Interrupted. Everything that was made is removed.");
-            ExitCode::from(SIGNALLED + u8::try_from(signal).unwrap_or(0))
-        }
-        Err(Failure::Problem(problem)) => {
-            eprintln!("This could not be run to its end: {problem}");
-            ExitCode::from(NOT_RUN)
-        }
-    }
+    exit_code(outcome)
 }
 
 fn hunt(options: &RunOptions, interrupt: &Interrupt) -> Result<bool, Failure> {

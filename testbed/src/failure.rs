@@ -3,8 +3,32 @@
 
 use std::fmt;
 use std::io;
+use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Exit code of a test program: what it looked at is broken.
+pub const BROKEN: u8 = 1;
+/// Exit code of a test program: it could not be run.
+pub const NOT_RUN: u8 = 2;
+/// Exit codes of programs ended by a signal begin here.
+pub const SIGNALLED: u8 = 128;
+
+/// The exit code of a program that has cleaned up, where true is good. Says what was in the way of its end.
+pub fn exit_code(outcome: Result<bool, Failure>) -> ExitCode {
+    match outcome {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::from(BROKEN),
+        Err(Failure::Interrupted(signal)) => {
+            eprintln!("Interrupted. Everything that was made is removed.");
+            ExitCode::from(SIGNALLED + u8::try_from(signal).unwrap_or(0))
+        }
+        Err(Failure::Problem(problem)) => {
+            eprintln!("This could not be run to its end: {}", problem.replace('\n', " "));
+            ExitCode::from(NOT_RUN)
+        }
+    }
+}
 
 /// Why a program did not reach its end.
 #[derive(Debug)]

@@ -38,7 +38,7 @@ mod wait;
 
 pub use cgroup::Version;
 pub use disk::{BlockDevice, ReadAhead, SlowDisk};
-pub use failure::{Failure, Interrupt};
+pub use failure::{BROKEN, Failure, Interrupt, NOT_RUN, SIGNALLED, exit_code};
 pub use fsx::fsx_settings;
 pub use group::{Group, MemoryUse};
 pub use left_behind::left_behind;
