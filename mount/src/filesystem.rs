@@ -158,7 +158,7 @@ impl Passthrough {
             }
             Operation::Open(args) => self.answer_open(reply, self.open(node, &args, task, attempt)),
             Operation::Create { args, name } => {
-                self.answer_create(reply, self.create(node, name, &args, creator(request, args.umask), attempt))
+                self.answer_create(reply, self.create(node, name, &args, (creator(request, args.umask), task), attempt))
             }
             Operation::Tmpfile { args } => {
                 self.answer_create(reply, self.tmpfile(node, &args, creator(request, args.umask), attempt))

@@ -54,6 +54,7 @@ mod passing;
 mod reads;
 mod resent;
 mod running;
+mod size;
 mod space;
 mod stale;
 mod starting;
