@@ -20,7 +20,7 @@ use crate::inode::Inode;
 use crate::opened::Opened;
 use crate::resent::Attempt;
 use crate::stale::Coming;
-use crate::system::{ProcPath, errno};
+use crate::system::{ProcPath, errno, open_at_once};
 use crate::writeback::write_rest;
 use borrower::{Change, Stamp};
 use fuse::{Errno, abi};
@@ -76,12 +76,15 @@ impl Passthrough {
         flags | OFlags::CLOEXEC
     }
 
+    /// Opens a file. `waits`: also for the lease of another process, which is EAGAIN else, before
+    /// anything has changed.
     pub(crate) fn open(
         &self,
         node: u64,
         args: &abi::OpenIn,
         task: u32,
         attempt: &Attempt<'_>,
+        waits: bool,
     ) -> Result<abi::OpenOut, Errno> {
         match attempt.done() {
             Some(Ok(fh)) => self.handles.remove(fh), // Nobody has it.
@@ -90,6 +93,12 @@ impl Passthrough {
             _ => {}
         }
         let inode = self.inodes.get(node)?;
+        let asked = OFlags::from_bits_retain(args.flags);
+        let fd = self.open_or_share(&inode, attempt.uid(), asked, waits);
+        if !waits && matches!(fd, Err(Errno::AGAIN)) {
+            // Before it is checked how the task comes: that is done once.
+            return Err(Errno::AGAIN);
+        }
         let coming = match args.flags {
             // The kernel's own, for an ioctl by who has the file open: nobody would come again. (What programs open has O_LARGEFILE at the least.)
             0 => {
@@ -101,8 +110,7 @@ impl Passthrough {
         if let Coming::Back(Some((size, fences))) = coming {
             inode.size.came_back(size, fences);
         }
-        let asked = OFlags::from_bits_retain(args.flags);
-        let fd = self.open_or_share(&inode, attempt.uid(), asked)?;
+        let fd = fd?;
         self.count_access(&inode, &fd, asked);
         attempt.begin(0);
         let opened = attempt.finish(self.add_open(inode.clone(), fd, asked, Some((task, coming))), |open| open.fh)?;
@@ -157,14 +165,20 @@ impl Passthrough {
         Ok(())
     }
 
-    pub(crate) fn open_below(&self, inode: &Inode, asked: OFlags) -> Result<(OwnedFd, OFlags), Errno> {
+    /// Opens the backing file as the caller has asked. Returns the flags that it is open with, too.
+    /// `waits` is as for [`Passthrough::open`].
+    pub(crate) fn open_below(&self, inode: &Inode, asked: OFlags, waits: bool) -> Result<(OwnedFd, OFlags), Errno> {
         if inode.kind != FileType::RegularFile {
             return Err(Errno::NXIO); // The kernel opens special files itself; opening one here could wait for ever.
         }
         let anchor = self.inodes.anchor(inode)?;
         let path = ProcPath::new(&anchor);
         let flags = self.flags_below(asked);
-        let result = open(path.path(), flags, Mode::empty());
+        // Elsewhere it may mean more than not to wait for leases.
+        let waits = waits || !inode.device.is_local(&anchor);
+        let open =
+            |flags| if waits { open(path.path(), flags, Mode::empty()) } else { open_at_once(path.path(), flags) };
+        let result = open(flags);
         let again = match result {
             Ok(fd) => return Ok((fd, flags)),
             // An append-only file opens for appending alone.
@@ -175,7 +189,7 @@ impl Passthrough {
             }
             Err(errno) => return Err(errno),
         };
-        Ok((open(path.path(), again, Mode::empty())?, again))
+        Ok((open(again)?, again))
     }
 
     /// Gives a file that is open below its number. The kernel may keep what it caches if nobody has changed the file beside us.
