@@ -13,9 +13,10 @@ const THAWER: &str = "trap : TERM; trap '' HUP INT; echo ready; read -r nothing;
 /// How long the child may take to be ready.
 const READY_MAX: Duration = Duration::from_secs(30);
 
-/// A frozen file system. It is thawed when this is dropped, and when the thread that made it ends in
-/// any other way: by a child that gets a signal then. Nothing else could end what waits for a frozen
-/// file system, not even SIGKILL: so a process that waits there never closes its descriptors.
+/// A frozen file system. It is thawed when this is dropped, hence also when a test fails. If the
+/// thread that made it is killed, a child gets a signal and thaws. That does not help where the thread
+/// waits for a mount that its own process serves: it does not end, and `fsfreeze --unfreeze` must be
+/// called by hand.
 pub struct Frozen {
     _thawer: Process,
 }
