@@ -128,20 +128,21 @@ impl Passthrough {
     }
 
     /// What is asked for by a name must not be done to the file that has had it (see `stale.rs`).
-    pub(crate) fn check_name(&self, inode: &Arc<Inode>, task: u32) -> Result<Coming, Errno> {
+    /// `let_in` is as for [`stale::SentBack::comes`].
+    pub(crate) fn check_name(&self, inode: &Arc<Inode>, task: u32, let_in: impl FnOnce()) -> Result<Coming, Errno> {
         let found = match self.drop_stale_names(inode) {
             true => stale::Found::Stale,
             false if inode.stale.lock().is_possible(Instant::now) => stale::Found::PerhapsStale,
             false => stale::Found::Nothing,
         };
-        self.check_way(task, inode, found)
+        self.check_way(task, inode, found, let_in)
     }
 
     /// The same of what is asked for by a name or by who has the file open, and means it.
     pub(crate) fn check_name_unless_open(&self, inode: &Arc<Inode>, task: u32) -> Result<Coming, Errno> {
         match inode.is_open() {
-            true => self.check_way(task, inode, stale::Found::Nothing),
-            false => self.check_name(inode, task),
+            true => self.check_way(task, inode, stale::Found::Nothing, || ()),
+            false => self.check_name(inode, task, || ()),
         }
     }
 
@@ -153,8 +154,8 @@ impl Passthrough {
         }
     }
 
-    fn check_way(&self, task: u32, inode: &Inode, found: stale::Found) -> Result<Coming, Errno> {
-        match self.sent_back.comes(task, inode.nodeid, found, Instant::now) {
+    fn check_way(&self, task: u32, inode: &Inode, found: stale::Found, let_in: impl FnOnce()) -> Result<Coming, Errno> {
+        match self.sent_back.comes(task, inode.nodeid, found, Instant::now, let_in) {
             Coming::GoesBack => Err(Errno::STALE),
             coming => Ok(coming),
         }

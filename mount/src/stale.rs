@@ -152,8 +152,17 @@ impl SentBack {
         }
     }
 
-    /// A task comes to a node, whose name has been found stale by that, or lately, or not.
-    pub(crate) fn comes(&self, task: u32, node: u64, found: Found, now: impl FnOnce() -> Instant) -> Coming {
+    /// A task comes to a node, whose name has been found stale by that, or lately, or not. If it has
+    /// come back, `let_in` is called before that is forgotten: were the daemon to die in between, its
+    /// successor would send the task back again.
+    pub(crate) fn comes(
+        &self,
+        task: u32,
+        node: u64,
+        found: Found,
+        now: impl FnOnce() -> Instant,
+        let_in: impl FnOnce(),
+    ) -> Coming {
         if task == 0 || found == Found::Nothing && !self.is_any() {
             return if found == Found::Stale { Coming::GoesBack } else { Coming::First };
         }
@@ -178,6 +187,9 @@ impl SentBack {
         }
         self.len.store(tasks.len(), Ordering::Relaxed);
         drop(tasks);
+        if !sends_back && way.is_some() {
+            let_in();
+        }
         if sends_back || way.is_some() {
             self.memory.iter().for_each(|memory| memory.record_sent_back(task, sends_back));
         }
@@ -220,7 +232,7 @@ mod tests {
     use super::*;
 
     fn goes_back(sent_back: &SentBack, task: u32, node: u64, found: Found, now: impl FnOnce() -> Instant) -> bool {
-        sent_back.comes(task, node, found, now) == Coming::GoesBack
+        sent_back.comes(task, node, found, now, || ()) == Coming::GoesBack
     }
 
     #[test]
@@ -310,14 +322,16 @@ mod tests {
         let memory = Arc::new(Memory::create().unwrap());
         let now = Instant::now();
         let sent_back = SentBack::of(&memory);
-        assert_eq!(sent_back.comes(1, 7, Found::Nothing, || now), Coming::First);
+        let comes = |sent_back: &SentBack, task| sent_back.comes(task, 7, Found::Nothing, || now, || ());
+        assert_eq!(comes(&sent_back, 1), Coming::First);
         let sends_back = |task| sent_back.send_back(task, Some((7, 3)), now);
         assert!(sends_back(1) && sends_back(2) && !sends_back(0));
         sent_back.looked_up(2, Some(LookedUp { node: 7, size: 5 }), || now);
-        assert_eq!(sent_back.comes(2, 7, Found::Nothing, || now), Coming::Back(Some((5, 3))));
+        let let_in = || assert_eq!(comes(&SentBack::of(&memory), 2), Coming::Back(None), "it may die here");
+        assert_eq!(sent_back.comes(2, 7, Found::Nothing, || now, let_in), Coming::Back(Some((5, 3))));
         let successor = SentBack::of(&memory);
-        assert_eq!(successor.comes(2, 7, Found::Nothing, || now), Coming::First);
-        assert_eq!(successor.comes(1, 7, Found::Nothing, || now), Coming::Back(None));
+        assert_eq!(comes(&successor, 2), Coming::First);
+        assert_eq!(comes(&successor, 1), Coming::Back(None));
         assert!(!SentBack::of(&memory).is_any());
     }
 }
