@@ -37,7 +37,7 @@ impl Passthrough {
             return;
         }
         if look().is_ok_and(|after| moment(&after.stx_atime) != moment(&before.stx_atime)) {
-            self.invalidations.forget_attributes(inode);
+            self.invalidations.forget_attributes(inode.nodeid);
         }
     }
 }

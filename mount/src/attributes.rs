@@ -22,16 +22,10 @@ mod request {
 }
 
 impl Passthrough {
-    /// The kernel is about to be told the size.
-    fn tell_size(&self, inode: &Inode, size: u64) {
-        if let Some(file) = &inode.file {
-            file.tell_size(size);
-            inode.size.told(size);
-        }
-    }
-
     fn attr(&self, inode: &Inode, now: &Statx) -> abi::Attr {
-        self.tell_size(inode, now.stx_size);
+        if let Some(file) = &inode.file {
+            file.tell_size(now.stx_size);
+        }
         let now = &inode.device.forbids().shown(*now);
         abi::Attr {
             ino: inode.device.show_inode(now.stx_ino),
@@ -129,7 +123,9 @@ impl Passthrough {
         let now = statx(&fd, c"", AtFlags::EMPTY_PATH | sync, mask)?;
         self.before_attributes(&inode, &now);
         let attr_timeout = self.attr_timeout(&now, told);
-        self.tell_size(&inode, now.stx_size);
+        if let Some(file) = &inode.file {
+            file.tell_size(now.stx_size);
+        }
         let now = inode.device.forbids().shown(now);
         let time =
             |time: rustix::fs::StatxTimestamp| abi::SxTime { tv_sec: time.tv_sec, tv_nsec: time.tv_nsec, reserved: 0 };
@@ -173,7 +169,6 @@ impl Passthrough {
         let file = self.open_file(args.valid & fattr::FH != 0, args.fh);
         let fd = self.descriptor(&inode, file.as_deref())?;
         let fd = fd.as_fd();
-        let _forces = inode.size.forces();
         let changes = fattr::MODE | fattr::UID | fattr::GID | fattr::ATIME | fattr::MTIME;
         // Nothing to set: before a change of bytes, or for chown(-1, -1), the kernel wants those set-id bits
         // cleared that the caller's change clears (fs/fuse/dir.c, `fuse_setattr`). The answer shows the mode.
@@ -212,9 +207,7 @@ impl Passthrough {
         }
         let now = self.stat_observed(&inode, fd)?;
         self.times_were_set(&inode, args, &now);
-        let out = self.attr_out(&inode, &now, self.attr_timeout);
-        inode.size.set(now.stx_size, valid(fattr::SIZE));
-        Ok(out)
+        Ok(self.attr_out(&inode, &now, self.attr_timeout))
     }
 
     /// Changes the size. Everything from the lower of the two ends is another content then. With a
@@ -290,7 +283,7 @@ impl Passthrough {
             self.change_attributes([Some(&inode), None], || ioctl_on_bytes(fd, args.cmd, &mut buffer))?;
             self.beside.ask_again(&inode);
             // The change time has moved. (Whoever asks holds the inode.)
-            self.invalidations.forget_attributes(&inode);
+            self.invalidations.forget_attributes(node);
         } else {
             ioctl_on_bytes(fd, args.cmd, &mut buffer)?;
         }

@@ -165,8 +165,7 @@ impl Passthrough {
         result
     }
 
-    /// Shows the borrower what the file looks like while nothing changes it. Returns whether the
-    /// kernel may keep what it caches, and the file's size. If
+    /// Shows the borrower what the file looks like while nothing changes it. Returns whether the kernel may keep what it caches. If
     /// not, it drops it when the open is answered; but opens at the same time could read what it has not dropped yet, so none of them
     /// may keep it until we have had it dropped ourselves. `fd` is open for reading only, unless `writes`; `is_new`: it was made by us.
     pub(crate) fn observe_now(
@@ -175,8 +174,8 @@ impl Passthrough {
         fd: impl AsFd,
         writes: bool,
         is_new: bool,
-    ) -> Result<(bool, u64), Errno> {
-        let Some(file) = &inode.file else { return Ok((false, 0)) };
+    ) -> Result<bool, Errno> {
+        let Some(file) = &inode.file else { return Ok(false) };
         let _changing = inode.changing.lock();
         let moment = file.moment();
         let stamp = stamp_of(&stat(&fd)?);
@@ -188,10 +187,10 @@ impl Passthrough {
         self.borrower.observe(file, moment, stamp, writers);
         inode.record_stamp();
         match file.kernel_stale() {
-            None => Ok((true, stamp.size_bytes)),
+            None => Ok(true),
             Some(number) => {
                 self.invalidations.request_all(inode, number);
-                Ok((false, stamp.size_bytes))
+                Ok(false)
             }
         }
     }

@@ -202,12 +202,12 @@ impl Drop for WithoutFsetid {
 pub(crate) struct Clearing<'a> {
     _fsetid: WithoutFsetid,
     invalidations: &'a Invalidations,
-    inode: &'a Inode,
+    nodeid: u64,
 }
 
 impl Drop for Clearing<'_> {
     fn drop(&mut self) {
-        self.invalidations.forget_attributes(self.inode);
+        self.invalidations.forget_attributes(self.nodeid);
     }
 }
 
@@ -217,16 +217,16 @@ impl Passthrough {
     ///
     /// The kernel mostly has had the bits cleared before it sends such a change (see `setattr`). It has not
     /// if it does not know of them, or if they stay.
-    pub(crate) fn clearing<'a>(
-        &'a self,
-        inode: &'a Inode,
+    pub(crate) fn clearing(
+        &self,
+        inode: &Inode,
         needed: bool,
         caller: Caller,
         file: impl AsFd,
-    ) -> Result<Option<Clearing<'a>>, Errno> {
+    ) -> Result<Option<Clearing<'_>>, Errno> {
         let guard = WithoutFsetid::if_needed(self.privilege, needed, caller, file)?;
-        let invalidations = &self.invalidations;
-        Ok(guard.map(|_fsetid| Clearing { _fsetid, invalidations, inode }))
+        let (invalidations, nodeid) = (&self.invalidations, inode.nodeid);
+        Ok(guard.map(|_fsetid| Clearing { _fsetid, invalidations, nodeid }))
     }
 }
 

@@ -19,7 +19,6 @@ use crate::handle::OpenFile;
 use crate::inode::Inode;
 use crate::opened::Opened;
 use crate::resent::Attempt;
-use crate::stale::Coming;
 use crate::system::{ProcPath, errno, open_at_once};
 use crate::writeback::write_rest;
 use borrower::{Change, Stamp};
@@ -31,7 +30,7 @@ use rustix::io::ReadWriteFlags;
 use std::io::IoSlice;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// How long the answer to a write of whole pages may wait until the kernel has dropped them. That takes some 0.1 ms, but may wait in turn for
 /// READs of these pages, and for what was stored through mappings to be written.
@@ -44,14 +43,6 @@ const PART_OF_PAGE_WAIT: Duration = Duration::from_millis(10);
 
 /// How long the answer to an open may wait until the kernel has dropped what it caches of a file that was changed beside us: mostly some 0.1 ms.
 const OPEN_WAIT: Duration = Duration::from_millis(10);
-
-/// How long an open waits at the most until the kernel has counted a name of the file: it holds the
-/// directory locked until then, as long as the backing file system takes.
-const COUNTED_WAIT: Duration = Duration::from_millis(100);
-
-/// How often an open waits until the kernel has counted the removal of a name of the file: between
-/// two of them another one can be removed.
-const COUNTED_TRIES: u32 = 10;
 
 /// Flags of open(2) that are not passed on: decided per request (O_APPEND, O_DIRECT), done by the kernel, or separately.
 const NOT_BELOW: OFlags = OFlags::CREATE
@@ -86,11 +77,8 @@ impl Passthrough {
         attempt: &Attempt<'_>,
         waits: bool,
     ) -> Result<abi::OpenOut, Errno> {
-        match attempt.done() {
-            Some(Ok(fh)) => self.handles.remove(fh), // Nobody has it.
-            // It was to be sent back, and was not yet.
-            Some(Err(Errno::STALE)) => return Err(Errno::STALE),
-            _ => {}
+        if let Some(Ok(fh)) = attempt.done() {
+            self.handles.remove(fh); // Nobody has it.
         }
         let inode = self.inodes.get(node)?;
         let asked = OFlags::from_bits_retain(args.flags);
@@ -99,23 +87,15 @@ impl Passthrough {
             // Before it is checked how the task comes: that is done once.
             return Err(Errno::AGAIN);
         }
-        let coming = match args.flags {
-            // A daemon before this one has let it in, and may have forgotten that it was sent back.
-            _ if attempt.begun().is_some() => Coming::Back(None),
+        match args.flags {
             // The kernel's own, for an ioctl by who has the file open: nobody would come again. (What programs open has O_LARGEFILE at the least.)
-            0 => {
-                self.check_name_unless_open(&inode, task)?;
-                Coming::Back(None)
-            }
-            _ => self.check_name(&inode, task, || attempt.begin(0))?,
-        };
-        if let Coming::Back(Some((size, fences))) = coming {
-            inode.size.came_back(size, fences);
+            0 => self.check_name_unless_open(&inode, task)?,
+            _ => self.check_name(&inode, task)?,
         }
         let fd = fd?;
         self.count_access(&inode, &fd, asked);
         attempt.begin(0);
-        let opened = attempt.finish(self.add_open(inode.clone(), fd, asked, Some((task, coming))), |open| open.fh)?;
+        let opened = attempt.finish(self.add_open(inode.clone(), fd, asked, false), |open| open.fh)?;
         self.wait_for_size(&inode);
         Ok(opened)
     }
@@ -131,40 +111,8 @@ impl Passthrough {
         }
         fuse::about_to_wait();
         if !self.invalidations.wait(inode, OPEN_WAIT) || is_stale() {
-            self.invalidations.forget_attributes(inode);
+            self.invalidations.forget_attributes(inode.nodeid);
         }
-    }
-
-    /// Sends a task that opens a file back, once, if the kernel may believe in another size
-    /// (`size.rs`): ESTALE has it look the name up again, with the size that belongs to it.
-    fn check_size(&self, inode: &Arc<Inode>, size: u64, task: u32, coming: Coming) -> Result<(), Errno> {
-        // With the writeback cache the kernel takes no size from anybody.
-        if self.write_mode == WriteMode::Back || inode.file.is_none() || inode.size.is_held(size) {
-            return Ok(());
-        }
-        if coming != Coming::First || !self.sent_back.has_room_for(task) {
-            // It is not sent back twice. The next look at the size asks for it.
-            self.invalidations.forget_attributes(inode);
-            return Ok(());
-        }
-        // What is to be dropped or counted would undo what the task is told.
-        fuse::about_to_wait();
-        self.invalidations.wait(inode, OPEN_WAIT);
-        inode.size.settle(size);
-        for attempt in 1..=COUNTED_TRIES {
-            self.invalidations.wait_counted(inode, COUNTED_WAIT);
-            let sent_back = inode.size.send_back(size, || self.invalidations.tell_to_forget_attributes(inode));
-            let Some(fences) = sent_back else { return Ok(()) };
-            let is_counted = inode.lost_name.removed().is_none();
-            if is_counted || attempt == COUNTED_TRIES {
-                // No number of fences: nothing is certain.
-                let fences = if is_counted { fences } else { u64::MAX };
-                let is_sent_back = self.sent_back.send_back(task, Some((inode.nodeid, fences)), Instant::now());
-                return if is_sent_back { Err(Errno::STALE) } else { Ok(()) };
-            }
-            inode.size.is_not_sent_back();
-        }
-        Ok(())
     }
 
     /// Opens the backing file as the caller has asked. Returns the flags that it is open with, too.
@@ -195,13 +143,13 @@ impl Passthrough {
     }
 
     /// Gives a file that is open below its number. The kernel may keep what it caches if nobody has changed the file beside us.
-    /// `opener` is the task that opens it, and how it comes; None: the file was made by us.
+    /// `is_new`: it was made by us.
     pub(crate) fn add_open(
         &self,
         inode: Arc<Inode>,
         fd: Arc<Opened>,
         asked: OFlags,
-        opener: Option<(u32, Coming)>,
+        is_new: bool,
     ) -> Result<abi::OpenOut, Errno> {
         let backing = inode.opened(&fd, asked, &self.connection, &self.borrower)?;
         let may_be_stored_to = asked & OFlags::ACCMODE == OFlags::RDWR;
@@ -216,14 +164,10 @@ impl Passthrough {
         if asked.contains(OFlags::DIRECT) {
             file.direct()?; // EINVAL, where the file system below has no O_DIRECT.
         }
-        let (keep, size) = self.observe_now(&inode, &file.fd, file.writable, opener.is_none())?;
-        if let (None, Some((task, coming))) = (backing, opener) {
-            self.check_size(&inode, size, task, coming)?;
-        }
+        let keep = self.observe_now(&inode, &file.fd, file.writable, is_new)?;
         if backing.is_some() {
             // What it believes of the file for long will not be told of any more.
             self.beside.ask_again(&inode);
-            inode.size.passed();
             self.counters.passed_opens.add(1);
         } else if !keep {
             file.drops_cache();
@@ -323,9 +267,6 @@ impl Passthrough {
                 } else {
                     value
                 };
-                if !from_cache {
-                    inode.size.grew(args.offset + value as u64);
-                }
                 Ok(Outcome { as_announced: value == data.len(), ..Outcome::done((value, before)) })
             },
             |before, after| match append {

@@ -166,7 +166,7 @@ impl Passthrough {
                 opened => self.answer_open(reply, opened),
             },
             Operation::Create { args, name } => {
-                self.answer_create(reply, self.create(node, name, &args, (creator(request, args.umask), task), attempt))
+                self.answer_create(reply, self.create(node, name, &args, creator(request, args.umask), attempt))
             }
             Operation::Tmpfile { args } => {
                 self.answer_create(reply, self.tmpfile(node, &args, creator(request, args.umask), attempt))

@@ -25,7 +25,6 @@ use crate::handover::memory::NodeSlot;
 use crate::link_count::LostName;
 use crate::opened::Newest;
 use crate::passing::{Connection, Passing};
-use crate::size::KnownSize;
 use crate::stale::Stale;
 use crate::system::FileHandle;
 use borrower::{Borrower, FileIdentity, Left, Stamp};
@@ -95,8 +94,6 @@ pub(crate) struct Inode {
     pub stale: Mutex<Stale>,
     /// The name that it has lost through the mount, until the kernel has counted that.
     pub lost_name: LostName,
-    /// The size that the kernel believes it to have.
-    pub size: KnownSize,
     /// Whether what is done to it beside the mount is told.
     pub marked: Marked,
     /// Where it is written down for a successor. None beyond [`layout::NODES_MAX`].
@@ -496,7 +493,6 @@ impl Inodes {
             passing: Mutex::new(Passing::restored(known.backing, known.flags & node::PASSED != 0, connection)),
             name: Mutex::new(believed),
             stale: Mutex::default(),
-            size: KnownSize::restored(),
             lost_name: LostName::default(),
             marked: Marked::default(),
             slot: Some(slot),
@@ -702,7 +698,6 @@ impl Inodes {
             passing: Mutex::default(),
             name: Mutex::default(),
             stale: Mutex::default(),
-            size: KnownSize::default(),
             lost_name: LostName::default(),
             marked: Marked::default(),
             slot: memory.take_node(),

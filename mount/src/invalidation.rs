@@ -43,10 +43,8 @@ struct State {
     moved: HashMap<Name, bool>,
     /// Those of them that the kernel did not have yet, when they are due, and how often it was asked.
     again: VecDeque<(Instant, Name, u32)>,
-    /// Files with a name that the kernel may have to count yet, and whether others are being asked
-    /// for.
+    /// Files that have lost a name, which the kernel may have to count yet.
     lost: HashMap<u64, (Arc<Inode>, Arc<Name>)>,
-    counting: bool,
     /// The node whose pages the kernel is being told to drop.
     delivering: Option<u64>,
     /// Nodes that the kernel is to forget if nobody uses them, and whether it is being told.
@@ -104,24 +102,6 @@ impl Invalidations {
         is_dropped(&state)
     }
 
-    /// Waits until the kernel has counted the names of the file that were removed and made (see
-    /// `link_count.rs`), but not for longer than `limit`.
-    pub(crate) fn wait_counted(&self, inode: &Arc<Inode>, limit: Duration) {
-        let deadline = Instant::now() + limit;
-        for name in inode.lost_name.uncounted() {
-            self.request_counted(inode, name.clone());
-            let mut state = self.state.lock();
-            let is_asked =
-                |state: &State| state.lost.get(&inode.nodeid).is_some_and(|(_, lost)| Arc::ptr_eq(lost, &name));
-            // It is told when it is counted, and not under this lock.
-            while is_asked(&state) || state.counting {
-                if self.delivered.wait_until(&mut state, deadline).timed_out() {
-                    return;
-                }
-            }
-        }
-    }
-
     /// The kernel must drop what it caches of bytes `start..end` of a file.
     pub(crate) fn request(&self, inode: &Arc<Inode>, start: u64, end: u64) {
         self.add(inode, start, end, None);
@@ -162,20 +142,13 @@ impl Invalidations {
     /// The kernel forgets the attributes of a node, and has done so when this returns. To be called for what the caller of a request holds (it opens it, has
     /// it open, or asks for its attributes), before the request is answered.
     ///
-    /// It waits for tasks that were sent back for the size, for some ms at the most (`size.rs`).
-    /// Beside that a worker may do this, as nothing in it waits for an answer (fs/fuse/inode.c,
-    /// `fuse_reverse_inval_inode`, with a negative offset; 6.1 to 6.18): the inode
+    /// A worker may do this, as nothing in it waits for an answer (fs/fuse/inode.c, `fuse_reverse_inval_inode`, with a negative offset; 6.1 to 6.18): the inode
     /// is found, which would wait for one that is being freed, but the caller holds it, and so this is not the last to let it go either; its spin
     /// lock is taken, and no other lock of it or of its pages. `killsb` is taken for reading: to write, only a mount that ends does, and in a mount that ends
     /// nobody asks for anything.
-    pub(crate) fn forget_attributes(&self, inode: &Inode) {
-        inode.size.fence(|| self.tell_to_forget_attributes(inode));
-    }
-
-    /// The notification alone. It is to be made as a fence of the inode's size.
-    pub(crate) fn tell_to_forget_attributes(&self, inode: &Inode) {
+    pub(crate) fn forget_attributes(&self, nodeid: u64) {
         // Whatever the error: the kernel does not know it, or the mount is gone.
-        let _ = self.notifier.inval_inode(inode.nodeid, -1, 0);
+        let _ = self.notifier.inval_inode(nodeid, -1, 0);
     }
 
     /// The kernel must look up again what was renamed to that: in the directory of that node, by that name. `expire_only`: it may be right all the same, and
@@ -234,7 +207,6 @@ impl Invalidations {
                 moved.push((name, true, tries));
             }
             let lost = std::mem::take(&mut state.lost);
-            state.counting = !lost.is_empty();
             let name = state.names.pop();
             let node = state.pages.keys().next().copied();
             let pages = node.and_then(|node| state.pages.remove(&node));
@@ -268,7 +240,6 @@ impl Invalidations {
             let delivered = pages.filter(|pages| deliver_pages(notifier, pages));
             state = self.state.lock();
             state.delivering = None;
-            state.counting = false;
             state.forgetting = false;
             self.delivered.notify_all();
             // Unless there is more to drop by now.
@@ -309,7 +280,7 @@ fn deliver_pages(notifier: &Notifier, pages: &Pages) -> bool {
     let start = i64::try_from(pages.start).unwrap_or(i64::MAX);
     // A length of 0 means to the end of the file.
     let len = i64::try_from(pages.end).map_or(0, |end| end.saturating_sub(start));
-    let result = pages.inode.size.fence(|| notifier.inval_inode(pages.inode.nodeid, start, len));
+    let result = notifier.inval_inode(pages.inode.nodeid, start, len);
     let Some(file) = &pages.inode.file else { return true };
     file.drop_ended();
     // What the kernel does not know, it does not cache either. After any other error the next open tries again.

@@ -54,7 +54,6 @@ mod passing;
 mod reads;
 mod resent;
 mod running;
-mod size;
 mod space;
 mod stale;
 mod starting;

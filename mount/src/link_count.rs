@@ -25,13 +25,9 @@ use rustix::fs::{FileType, Statx};
 use std::ffi::CStr;
 use std::sync::Arc;
 
-/// The name that was removed last of a file, and the one that was made last, until the kernel has
-/// counted that.
+/// The name that was removed last of a file, until the kernel has counted that.
 #[derive(Default)]
-pub(crate) struct LostName {
-    loss: Mutex<Option<Loss>>,
-    linked: Mutex<Option<Arc<Name>>>,
-}
+pub(crate) struct LostName(Mutex<Option<Loss>>);
 
 struct Loss {
     name: Arc<Name>,
@@ -40,25 +36,12 @@ struct Loss {
 }
 
 impl LostName {
-    /// The name that was removed, if the kernel may not have counted that yet.
-    pub(crate) fn removed(&self) -> Option<Arc<Name>> {
-        self.loss.lock().as_ref().filter(|loss| loss.is_removed).map(|loss| loss.name.clone())
-    }
-
-    /// The names that were removed and made, if the kernel may not have counted that yet.
-    pub(crate) fn uncounted(&self) -> impl Iterator<Item = Arc<Name>> {
-        [self.removed(), self.linked.lock().clone()].into_iter().flatten()
-    }
-
-    /// This name was made.
-    pub(crate) fn linked(&self, name: Name) {
-        *self.linked.lock() = Some(Arc::new(name));
-    }
-
-    /// The kernel has counted that.
+    /// The kernel has counted the removal of that name.
     pub(crate) fn counted(&self, name: &Arc<Name>) {
-        self.loss.lock().take_if(|loss| Arc::ptr_eq(&loss.name, name));
-        self.linked.lock().take_if(|linked| Arc::ptr_eq(linked, name));
+        let mut lost = self.0.lock();
+        if lost.as_ref().is_some_and(|loss| Arc::ptr_eq(&loss.name, name)) {
+            *lost = None;
+        }
     }
 }
 
@@ -73,7 +56,7 @@ impl Losing {
         let victim = victim.filter(|inode| inode.kind != FileType::Directory);
         Losing(victim.map(|inode| {
             let name = Arc::new(Name { parent: parent.nodeid, name: name.to_owned() });
-            *inode.lost_name.loss.lock() = Some(Loss { name: name.clone(), is_removed: false });
+            *inode.lost_name.0.lock() = Some(Loss { name: name.clone(), is_removed: false });
             (inode.clone(), name)
         }))
     }
@@ -81,7 +64,7 @@ impl Losing {
     /// The name is removed.
     pub(crate) fn removed(mut self) {
         if let Some((inode, _)) = self.0.take()
-            && let Some(loss) = &mut *inode.lost_name.loss.lock()
+            && let Some(loss) = &mut *inode.lost_name.0.lock()
         {
             loss.is_removed = true;
         }
@@ -103,11 +86,11 @@ impl Passthrough {
         if now.stx_nlink == 0 {
             return false;
         }
-        let lost = inode.lost_name.loss.lock().as_ref().map(|loss| loss.is_removed.then(|| loss.name.clone()));
-        let Some(removed) = lost else { return false };
+        let lost = inode.lost_name.0.lock();
+        let Some(loss) = &*lost else { return false };
         // Before that the notification could wait for as long as the backing file system takes.
-        if let Some(name) = removed {
-            self.invalidations.request_counted(inode, name);
+        if loss.is_removed {
+            self.invalidations.request_counted(inode, loss.name.clone());
         }
         true
     }
@@ -115,7 +98,7 @@ impl Passthrough {
     /// To be called before attributes are answered that somebody has asked for: who does, holds the inode.
     pub(crate) fn before_attributes(&self, inode: &Arc<Inode>, now: &Statx) {
         if self.is_counting(inode, now) {
-            self.invalidations.forget_attributes(inode);
+            self.invalidations.forget_attributes(inode.nodeid);
         }
     }
 

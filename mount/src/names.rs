@@ -13,7 +13,7 @@ use crate::inode::{Believed, Found, Inode, Moved, Name, STATX_MASK, device_of, s
 use crate::link_count::Losing;
 use crate::opened::Opened;
 use crate::resent::Attempt;
-use crate::stale::{self, Coming, LookedUp, Stale};
+use crate::stale::{self, Stale};
 use crate::system::ProcPath;
 use fuse::{Errno, abi};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -90,8 +90,7 @@ impl Passthrough {
             }
         };
         let entry: Result<abi::EntryOut, Errno> = find();
-        let looked_up = entry.as_ref().ok().map(|entry| LookedUp { node: entry.nodeid, size: entry.attr.size });
-        self.sent_back.looked_up(task, looked_up, Instant::now);
+        self.sent_back.looked_up(task, entry.as_ref().ok().map(|entry| entry.nodeid), Instant::now);
         entry
     }
 
@@ -128,21 +127,20 @@ impl Passthrough {
     }
 
     /// What is asked for by a name must not be done to the file that has had it (see `stale.rs`).
-    /// `let_in` is as for [`stale::SentBack::comes`].
-    pub(crate) fn check_name(&self, inode: &Arc<Inode>, task: u32, let_in: impl FnOnce()) -> Result<Coming, Errno> {
+    pub(crate) fn check_name(&self, inode: &Arc<Inode>, task: u32) -> Result<(), Errno> {
         let found = match self.drop_stale_names(inode) {
             true => stale::Found::Stale,
             false if inode.stale.lock().is_possible(Instant::now) => stale::Found::PerhapsStale,
             false => stale::Found::Nothing,
         };
-        self.check_way(task, inode, found, let_in)
+        self.check_way(task, inode, found)
     }
 
     /// The same of what is asked for by a name or by who has the file open, and means it.
-    pub(crate) fn check_name_unless_open(&self, inode: &Arc<Inode>, task: u32) -> Result<Coming, Errno> {
+    pub(crate) fn check_name_unless_open(&self, inode: &Arc<Inode>, task: u32) -> Result<(), Errno> {
         match inode.is_open() {
-            true => self.check_way(task, inode, stale::Found::Nothing, || ()),
-            false => self.check_name(inode, task, || ()),
+            true => self.check_way(task, inode, stale::Found::Nothing),
+            false => self.check_name(inode, task),
         }
     }
 
@@ -150,14 +148,14 @@ impl Passthrough {
     pub(crate) fn check_name_once(&self, inode: &Arc<Inode>, task: u32, attempt: &Attempt<'_>) -> Result<(), Errno> {
         match attempt.begun() {
             Some(_) => Ok(()),
-            None => self.check_name_unless_open(inode, task).map(|_| ()),
+            None => self.check_name_unless_open(inode, task),
         }
     }
 
-    fn check_way(&self, task: u32, inode: &Inode, found: stale::Found, let_in: impl FnOnce()) -> Result<Coming, Errno> {
-        match self.sent_back.comes(task, inode.nodeid, found, Instant::now, let_in) {
-            Coming::GoesBack => Err(Errno::STALE),
-            coming => Ok(coming),
+    fn check_way(&self, task: u32, inode: &Inode, found: stale::Found) -> Result<(), Errno> {
+        match self.sent_back.sends_back(task, inode.nodeid, found, Instant::now) {
+            true => Err(Errno::STALE),
+            false => Ok(()),
         }
     }
 
@@ -280,8 +278,6 @@ impl Passthrough {
             }
         }
         inode.mark_linked();
-        let _forces = inode.size.forces();
-        inode.lost_name.linked(Name { parent: parent.nodeid, name: new_name.to_owned() });
         Ok(self.enter(self.find(&to, new_name)?, Some((&parent, new_name)))?.0)
     }
 
@@ -419,8 +415,6 @@ impl Passthrough {
     /// A name of it is gone. If it was the last one, the file lives on only as long as it is held.
     fn after_loss(&self, victim: Option<(Arc<Inode>, OwnedFd)>) {
         let Some((inode, fd)) = victim else { return };
-        // When the kernel counts that, it takes no attributes that were asked for before.
-        inode.size.wait_for_awaited();
         let gone = |now: &rustix::fs::Statx| now.stx_nlink == 0 || inode.kind == FileType::Directory;
         if stat(&fd).is_ok_and(|now| gone(&now)) {
             self.ledger.remove(inode.nodeid);
@@ -433,7 +427,7 @@ impl Passthrough {
         parent: u64,
         name: &CStr,
         args: &abi::CreateIn,
-        (creator, task): (Creator, u32),
+        creator: Creator,
         attempt: &Attempt<'_>,
     ) -> Result<(abi::EntryOut, abi::OpenOut), Errno> {
         let parent = self.inodes.get(parent)?;
@@ -447,9 +441,6 @@ impl Passthrough {
         let taken = self.take_descriptor(attempt.uid(), parent.charge())?;
         attempt.begin(0);
         let created = self.create_new(&parent, name, args, creator, attempt);
-        if matches!(created, Err(Errno::STALE)) {
-            self.sent_back.send_back(task, None, Instant::now());
-        }
         let result = created.and_then(|fd| self.opened_new(fd, asked, Some((&parent, name)), taken));
         attempt.finish(result, |(_, open)| open.fh)
     }
@@ -530,7 +521,7 @@ impl Passthrough {
         let (entry, inode) = self.enter(self.found_open(&fd)?, name)?;
         let opened = Opened::new(fd, self.flags_below(asked), taken);
         inode.newest.set(&opened);
-        match self.add_open(inode, opened, asked, None) {
+        match self.add_open(inode, opened, asked, true) {
             Ok(open) => Ok((entry, open)),
             Err(errno) => {
                 self.forget(entry.nodeid, 1);

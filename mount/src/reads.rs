@@ -42,17 +42,6 @@ impl Passthrough {
         }
     }
 
-    /// A READ is about to be answered with that many bytes: if these are fewer, the kernel takes
-    /// its end for the file's.
-    fn count_read_end(&self, request: &Request<'_>, len: usize) {
-        if let Operation::Read(args) = request.operation
-            && len < args.size as usize
-            && let Ok(file) = self.handles.file(args.fh)
-        {
-            file.inode.size.read_ended(args.offset + len as u64);
-        }
-    }
-
     /// What the borrower has to know of a READ; none if it is not for it.
     fn cached_read(&self, request: &Request<'_>) -> Option<ReadRequest<OpenFile>> {
         let Operation::Read(args) = request.operation else { return None };
@@ -99,7 +88,6 @@ impl borrower::Reads<OpenFile> for Reads<'_, '_> {
         }
         let sent = match read {
             Ok(bytes) => {
-                self.mount.count_read_end(&request, bytes.len());
                 self.mount.counters.read_bytes.add(bytes.len() as u64);
                 reply.data(bytes)
             }

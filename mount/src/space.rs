@@ -49,9 +49,6 @@ impl Passthrough {
                 let _clearing = self.clearing(&file.inode, caller.uid != 0, caller, &file.fd)?;
                 // Only a daemon that is about to hand over is interrupted.
                 rustix::io::retry_on_intr(|| rustix::fs::fallocate(&file.fd, mode, args.offset, args.length))?;
-                if !mode.contains(FallocateFlags::KEEP_SIZE) {
-                    file.inode.size.grew(end);
-                }
                 Ok(Outcome::done(()))
             },
             |_, _| true,
@@ -131,10 +128,7 @@ impl Passthrough {
             |_| {
                 let _clearing = self.clearing(&target.inode, caller.uid != 0, caller, &target.fd)?;
                 match share_blocks(&source.fd, args.off_in, len, &target.fd, args.off_out) {
-                    Ok(()) => {
-                        target.inode.size.grew(end);
-                        Ok(Outcome::done(()))
-                    }
+                    Ok(()) => Ok(Outcome::done(())),
                     Err(Errno::OPNOTSUPP | Errno::NOTTY) => {
                         device.cannot_share_blocks();
                         Err(Errno::OPNOTSUPP)

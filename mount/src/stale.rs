@@ -7,15 +7,9 @@
 //! has found nothing does not come back then: so whoever is the first to come to a file whose name has gone stale is sent back in any case, unless
 //! that file is what it has just looked up on its way back: then the name was replaced again since, and the kernel sends nobody back twice. Tasks
 //! outside the daemon's pid namespace are all called 0: of them only the first to come is sent back.
-//!
-//! A task that opens a file is also sent back if the kernel may believe in another size of the file
-//! (`size.rs`): once, and not if it was sent back already. A successor knows which tasks were sent
-//! back lately, because the kernel sends none back twice.
 
-use crate::handover::memory::Memory;
 use hashbrown::HashMap;
 use parking_lot::Mutex;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
@@ -91,31 +85,8 @@ impl Stale {
 /// A task that was sent back.
 struct Way {
     since: Instant,
-    /// From which node, if for its size, and the fences until then (`size.rs`).
-    for_size: Option<(u64, u64)>,
-    /// What it has looked up last since then, and when.
-    found: Option<(LookedUp, Instant)>,
-}
-
-/// What a LOOKUP was answered.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct LookedUp {
-    /// The node.
-    pub node: u64,
-    /// The size that was told.
-    pub size: u64,
-}
-
-/// How a task comes to a node.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Coming {
-    /// It has to go back.
-    GoesBack,
-    /// It was not sent back before.
-    First,
-    /// It was. If it was for the size of this node, which it has looked up since: the size that it
-    /// was told, and the fences until it was sent back.
-    Back(Option<(u64, u64)>),
+    /// The node that it has looked up last since then, and when.
+    found: Option<(u64, Instant)>,
 }
 
 /// The tasks that were sent back.
@@ -124,27 +95,12 @@ pub(crate) struct SentBack {
     tasks: Mutex<HashMap<u32, Way>>,
     /// So many, so that nothing is locked when there are none.
     len: AtomicUsize,
-    memory: Option<Arc<Memory>>,
 }
 
 impl SentBack {
-    /// With those that a daemon before this one has sent back.
-    pub(crate) fn of(memory: &Arc<Memory>) -> SentBack {
-        let since = Instant::now();
-        let tasks: HashMap<_, _> =
-            memory.sent_back(WAY_BACK_MAX).map(|task| (task, Way { since, for_size: None, found: None })).collect();
-        let len = AtomicUsize::new(tasks.len());
-        SentBack { tasks: Mutex::new(tasks), len, memory: Some(memory.clone()) }
-    }
-
-    /// Whether any task is on its way: then what it looks up matters.
-    pub(crate) fn is_any(&self) -> bool {
-        self.len.load(Ordering::Relaxed) > 0
-    }
-
     /// A task has looked up a name, of that node. None: there is no such name. (It may be on its way all the same: to link a file to that name.)
-    pub(crate) fn looked_up(&self, task: u32, node: Option<LookedUp>, now: impl FnOnce() -> Instant) {
-        if task == 0 || !self.is_any() {
+    pub(crate) fn looked_up(&self, task: u32, node: Option<u64>, now: impl FnOnce() -> Instant) {
+        if task == 0 || self.len.load(Ordering::Relaxed) == 0 {
             return;
         }
         if let Some(way) = self.tasks.lock().get_mut(&task) {
@@ -152,19 +108,10 @@ impl SentBack {
         }
     }
 
-    /// A task comes to a node, whose name has been found stale by that, or lately, or not. If it has
-    /// come back, `let_in` is called before that is forgotten: were the daemon to die in between, its
-    /// successor would send the task back again.
-    pub(crate) fn comes(
-        &self,
-        task: u32,
-        node: u64,
-        found: Found,
-        now: impl FnOnce() -> Instant,
-        let_in: impl FnOnce(),
-    ) -> Coming {
-        if task == 0 || found == Found::Nothing && !self.is_any() {
-            return if found == Found::Stale { Coming::GoesBack } else { Coming::First };
+    /// A task comes to a node, whose name has been found stale by that, or lately, or not. Whether it has to go back.
+    pub(crate) fn sends_back(&self, task: u32, node: u64, found: Found, now: impl FnOnce() -> Instant) -> bool {
+        if task == 0 || found == Found::Nothing && self.len.load(Ordering::Relaxed) == 0 {
+            return found == Found::Stale;
         }
         let now = now();
         let is_on_its_way = |way: &Way| now < way.since + WAY_BACK_MAX;
@@ -175,7 +122,7 @@ impl SentBack {
         }
         let has_found_it = || {
             let found = way.as_ref().and_then(|way| way.found);
-            found.is_some_and(|(looked_up, at)| looked_up.node == node && now < at + LAST_STEP_MAX)
+            found.is_some_and(|(looked_up, at)| looked_up == node && now < at + LAST_STEP_MAX)
         };
         let sends_back = match found {
             Found::Stale => !has_found_it(),
@@ -183,47 +130,10 @@ impl SentBack {
             Found::Nothing => false,
         };
         if sends_back && tasks.len() < TASKS_MAX {
-            tasks.insert(task, Way { since: now, for_size: None, found: None });
+            tasks.insert(task, Way { since: now, found: None });
         }
         self.len.store(tasks.len(), Ordering::Relaxed);
-        drop(tasks);
-        if !sends_back && way.is_some() {
-            let_in();
-        }
-        if sends_back || way.is_some() {
-            self.memory.iter().for_each(|memory| memory.record_sent_back(task, sends_back));
-        }
-        match way {
-            _ if sends_back => Coming::GoesBack,
-            Some(Way { for_size: Some((from, fences)), found: Some((looked_up, _)), .. })
-                if from == node && looked_up.node == node =>
-            {
-                Coming::Back(Some((looked_up.size, fences)))
-            }
-            Some(_) => Coming::Back(None),
-            None => Coming::First,
-        }
-    }
-
-    /// Whether a task can be sent back: it can be told from others, and there are not too many on
-    /// their way.
-    pub(crate) fn has_room_for(&self, task: u32) -> bool {
-        task != 0 && self.len.load(Ordering::Relaxed) < TASKS_MAX
-    }
-
-    /// A task that was not sent back before is: for the size of a node, with the fences of it until
-    /// then, or because the name that it was to make is there. False: it cannot be told from
-    /// others, or there are too many.
-    pub(crate) fn send_back(&self, task: u32, for_size: Option<(u64, u64)>, now: Instant) -> bool {
-        let mut tasks = self.tasks.lock();
-        if task == 0 || tasks.len() >= TASKS_MAX {
-            return false;
-        }
-        tasks.insert(task, Way { since: now, for_size, found: None });
-        self.len.store(tasks.len(), Ordering::Relaxed);
-        drop(tasks);
-        self.memory.iter().for_each(|memory| memory.record_sent_back(task, true));
-        true
+        sends_back
     }
 }
 
@@ -231,24 +141,20 @@ impl SentBack {
 mod tests {
     use super::*;
 
-    fn goes_back(sent_back: &SentBack, task: u32, node: u64, found: Found, now: impl FnOnce() -> Instant) -> bool {
-        sent_back.comes(task, node, found, now, || ()) == Coming::GoesBack
-    }
-
     #[test]
     fn who_comes_back_is_let_in() {
         let sent_back = SentBack::default();
         let now = Instant::now();
         let found = |may_be_stale| if may_be_stale { Found::PerhapsStale } else { Found::Nothing };
-        let comes = |task, may_be_stale, at| goes_back(&sent_back, task, 7, found(may_be_stale), || now + at);
+        let comes = |task, may_be_stale, at| sent_back.sends_back(task, 7, found(may_be_stale), || now + at);
         assert!(!comes(1, false, Duration::ZERO));
         assert!(comes(1, true, Duration::ZERO) && comes(2, true, Duration::ZERO));
         assert!(!comes(1, true, WALK_MAX) && comes(1, true, WALK_MAX), "once");
         assert!(!comes(2, false, WALK_MAX) && comes(2, true, WALK_MAX), "to whatever file");
         assert!(comes(2, true, WALK_MAX + WAY_BACK_MAX), "that was too long ago");
-        assert!(goes_back(&sent_back, 2, 7, Found::Stale, || now), "it has not come back, but gone elsewhere");
+        assert!(sent_back.sends_back(2, 7, Found::Stale, || now), "it has not come back, but gone elsewhere");
         assert!(!comes(2, true, Duration::ZERO));
-        let comes_from_elsewhere = |found| goes_back(&sent_back, 0, 7, found, || now);
+        let comes_from_elsewhere = |found| sent_back.sends_back(0, 7, found, || now);
         assert!(comes_from_elsewhere(Found::Stale) && !comes_from_elsewhere(Found::PerhapsStale));
     }
 
@@ -256,11 +162,8 @@ mod tests {
     fn who_has_looked_a_file_up_on_its_way_back_is_let_in() {
         let sent_back = SentBack::default();
         let now = Instant::now();
-        let comes = |task, node, at| goes_back(&sent_back, task, node, Found::Stale, || now + at);
-        let finds = |task, node: Option<u64>| {
-            let looked_up = node.map(|node| LookedUp { node, size: 0 });
-            sent_back.looked_up(task, looked_up, || now);
-        };
+        let comes = |task, node, at| sent_back.sends_back(task, node, Found::Stale, || now + at);
+        let finds = |task, node| sent_back.looked_up(task, node, || now);
         finds(1, Some(8));
         assert!(comes(1, 8, Duration::ZERO), "it was not sent back before that");
         finds(1, Some(7));
@@ -276,7 +179,7 @@ mod tests {
         assert!(comes(1, 8, Duration::ZERO), "it has found nothing in the end");
         finds(1, None);
         assert!(
-            !goes_back(&sent_back, 1, 8, Found::PerhapsStale, || now),
+            !sent_back.sends_back(1, 8, Found::PerhapsStale, || now),
             "it has looked up the name that is to be made"
         );
         finds(0, Some(8));
@@ -289,12 +192,12 @@ mod tests {
         let now = Instant::now();
         let tasks = || 0..2 * TASKS_MAX as u32;
         assert_eq!(
-            tasks().filter(|task| goes_back(&sent_back, *task, 7, Found::PerhapsStale, || now)).count(),
+            tasks().filter(|task| sent_back.sends_back(*task, 7, Found::PerhapsStale, || now)).count(),
             TASKS_MAX
         );
         let later = now + WAY_BACK_MAX;
         assert!(
-            goes_back(&sent_back, u32::MAX, 7, Found::PerhapsStale, || later),
+            sent_back.sends_back(u32::MAX, 7, Found::PerhapsStale, || later),
             "those that never came back make room"
         );
         assert_eq!(sent_back.len.load(Ordering::Relaxed), 1);
@@ -315,23 +218,5 @@ mod tests {
         stale.looked_up(|| now);
         assert!(stale.is_possible(|| now) && !stale.is_possible(|| now + WALK_MAX));
         assert!(matches!(stale, Stale::No));
-    }
-
-    #[test]
-    fn a_successor_sends_nobody_back_twice() {
-        let memory = Arc::new(Memory::create().unwrap());
-        let now = Instant::now();
-        let sent_back = SentBack::of(&memory);
-        let comes = |sent_back: &SentBack, task| sent_back.comes(task, 7, Found::Nothing, || now, || ());
-        assert_eq!(comes(&sent_back, 1), Coming::First);
-        let sends_back = |task| sent_back.send_back(task, Some((7, 3)), now);
-        assert!(sends_back(1) && sends_back(2) && !sends_back(0));
-        sent_back.looked_up(2, Some(LookedUp { node: 7, size: 5 }), || now);
-        let let_in = || assert_eq!(comes(&SentBack::of(&memory), 2), Coming::Back(None), "it may die here");
-        assert_eq!(sent_back.comes(2, 7, Found::Nothing, || now, let_in), Coming::Back(Some((5, 3))));
-        let successor = SentBack::of(&memory);
-        assert_eq!(comes(&successor, 2), Coming::First);
-        assert_eq!(comes(&successor, 1), Coming::Back(None));
-        assert!(!SentBack::of(&memory).is_any());
     }
 }

@@ -158,7 +158,7 @@ fn restore(
         invalidations,
         sweep: Sweep::default(),
         lookers: Lookers::default(),
-        sent_back: SentBack::of(&memory),
+        sent_back: SentBack::default(),
         beside,
         crossing,
         counters: Counters::default(),

@@ -196,11 +196,7 @@ impl Beside {
             }
             for node in changes.nodes {
                 // A negative place: the attributes alone. Whatever the error: the kernel does not know it, or the mount is gone.
-                let forget = || notifier.inval_inode(node, -1, 0);
-                let _ = match filesystem.inodes.get(node) {
-                    Ok(inode) => inode.size.fence(forget),
-                    Err(_) => forget(),
-                };
+                let _ = notifier.inval_inode(node, -1, 0);
             }
             let Some(fanotify) = &self.fanotify else { return };
             let is_due_later = changes.all && !is_due;

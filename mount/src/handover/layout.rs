@@ -58,9 +58,6 @@ pub const NODE_BYTES: usize = 512;
 pub const TOTAL_BYTES: usize = NODES_AT + NODES_MAX * NODE_BYTES;
 /// Devices below whose numbers are kept.
 pub const DEVICES_MAX: usize = 256;
-/// Tasks that were sent back, as far as they are kept. One that is forgotten may see ESTALE, if its
-/// daemon dies before it comes back.
-pub const SENT_BACK: usize = 64;
 /// Longest name that is kept of a file. Longer ones are not believed for long, so nothing needs to know them.
 pub const NAME_BYTES_MAX: usize = 240;
 /// Longest file handle (the kernel's MAX_HANDLE_SZ).
@@ -92,9 +89,6 @@ pub mod header {
     /// 1: all of the above is there.
     pub const COMPLETE: usize = 17;
     pub const FIRST_DEVICE: usize = 64;
-    /// Tasks that were sent back, each at its number modulo [`super::SENT_BACK`]: the task in the
-    /// lower half, and in the upper one when that was, in seconds since the machine has started.
-    pub const FIRST_SENT_BACK: usize = 384;
 }
 
 /// Words of a node.

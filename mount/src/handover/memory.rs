@@ -214,25 +214,6 @@ impl Memory {
         }
     }
 
-    /// A task was sent back, or has come back.
-    pub(crate) fn record_sent_back(&self, task: u32, is_on_its_way: bool) {
-        let word = self.header(header::FIRST_SENT_BACK + task as usize % layout::SENT_BACK);
-        if is_on_its_way {
-            word.store(boot_seconds() << 32 | u64::from(task), Ordering::Release);
-        } else if word.load(Ordering::Relaxed) as u32 == task {
-            word.store(0, Ordering::Release);
-        }
-    }
-
-    /// The tasks that were sent back no longer ago than that, and have not come back.
-    pub(crate) fn sent_back(&self, limit: Duration) -> impl Iterator<Item = u32> {
-        let now = boot_seconds();
-        let words = (0..layout::SENT_BACK).map(|at| self.header(header::FIRST_SENT_BACK + at).load(Ordering::Acquire));
-        words
-            .filter(move |word| *word != 0 && now.saturating_sub(word >> 32) <= limit.as_secs())
-            .map(|word| word as u32)
-    }
-
     fn store_bytes(&self, at: usize, index: usize, bytes: &[u8]) {
         for (word, chunk) in bytes.chunks(WORD).enumerate() {
             let mut value = [0; WORD];
@@ -297,11 +278,6 @@ impl Drop for Memory {
         // SAFETY: the mapping was made by `map`, and every slot holds this value alive.
         let _ = unsafe { munmap(self.start.as_ptr().cast(), layout::TOTAL_BYTES) };
     }
-}
-
-/// Since the machine has started.
-fn boot_seconds() -> u64 {
-    rustix::time::clock_gettime(rustix::time::ClockId::Boottime).tv_sec as u64
 }
 
 /// Makes this process the one that serves the mount, until it ends: two would undo each other's work. Where only what is left of another one has it still,
