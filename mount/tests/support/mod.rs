@@ -100,7 +100,14 @@ impl Mounted {
     /// Ends the mount; what was below stays until the directory is dropped.
     pub fn end(self) -> TempDir {
         let Mounted { mount, directory, .. } = self;
-        mount.unmount(false).unwrap();
+        // The kernel may let go of what was closed after close(2) has returned.
+        wait_until("nobody uses the mount", || match mount.unmount(false) {
+            Err(mount::Error::Busy { .. }) => false,
+            result => {
+                result.unwrap();
+                true
+            }
+        });
         mount.wait();
         directory
     }
