@@ -8,7 +8,6 @@
 //! No request that was begun waits for one that is deferred: a deferred request has not changed anything, and nothing is
 //! locked for it here. Deferred requests of one user and class are taken up in the order in which they came.
 
-use crate::later::{self, Later};
 use crate::turns::about_to_wait;
 use parking_lot::Mutex;
 use std::cell::{Cell, RefCell};
@@ -52,7 +51,7 @@ pub(crate) struct Deferred {
 
 /// The tokens of one class.
 #[derive(Default)]
-pub(crate) struct Lane {
+struct Lane {
     tokens: usize,
     held: usize,
     /// Users that hold tokens, and how many.
@@ -62,24 +61,12 @@ pub(crate) struct Lane {
 }
 
 impl Lane {
-    /// With so many tokens.
-    pub(crate) fn new(tokens: usize) -> Lane {
-        Lane { tokens, ..Lane::default() }
-    }
-
-    /// Tokens that are held.
-    pub(crate) fn held(&self) -> usize {
-        self.held
-    }
-
-    /// Whether the user may take one more.
-    pub(crate) fn has_room(&self, uid: u32) -> bool {
+    fn has_room(&self, uid: u32) -> bool {
         let own = self.users.iter().find(|(user, _)| *user == uid).map_or(0, |(_, held)| *held);
         own < self.tokens - self.held
     }
 
-    /// The user takes one.
-    pub(crate) fn take(&mut self, uid: u32) {
+    fn take(&mut self, uid: u32) {
         self.held += 1;
         match self.users.iter_mut().find(|(user, _)| *user == uid) {
             Some((_, held)) => *held += 1,
@@ -87,8 +74,7 @@ impl Lane {
         }
     }
 
-    /// The user gives one back.
-    pub(crate) fn give_back(&mut self, uid: u32) {
+    fn give_back(&mut self, uid: u32) {
         let Some(at) = self.users.iter().position(|(user, _)| *user == uid) else { return };
         self.held -= 1;
         self.users[at].1 -= 1;
@@ -115,7 +101,6 @@ pub struct Admission {
     lanes: [Mutex<Lane>; TENTHS.len()],
     deferred: AtomicUsize,
     deferred_bytes: AtomicUsize,
-    pub(crate) later: Later,
 }
 
 impl Admission {
@@ -123,9 +108,8 @@ impl Admission {
     pub(crate) fn new(workers: usize) -> Admission {
         // Who says nothing of it has no limit.
         let tokens = if workers == 0 { usize::MAX / 16 } else { workers.saturating_sub(RESERVED_WORKERS) };
-        let lane = |tenths: usize| Mutex::new(Lane::new((tokens * tenths / 10).max(1)));
-        let (deferred, deferred_bytes) = (AtomicUsize::new(0), AtomicUsize::new(0));
-        Admission { lanes: TENTHS.map(lane), deferred, deferred_bytes, later: Later::default() }
+        let lane = |tenths: usize| Mutex::new(Lane { tokens: (tokens * tenths / 10).max(1), ..Lane::default() });
+        Admission { lanes: TENTHS.map(lane), deferred: AtomicUsize::new(0), deferred_bytes: AtomicUsize::new(0) }
     }
 
     /// Requests that wait for a token.
@@ -206,11 +190,6 @@ pub fn admit_read() -> bool {
     admitted
 }
 
-/// Whether the request that this thread handles may be put off ([`crate::put_off`]). Then it counts.
-pub(crate) fn reserve_later() -> bool {
-    OWN.with_borrow(|own| own.as_ref().is_some_and(|own| own.later.reserve(UID.get())))
-}
-
 /// Whether [`admit_read`] has refused since the last call.
 pub fn take_refusal() -> bool {
     REFUSED.take()
@@ -225,7 +204,6 @@ pub(crate) fn begin(admission: &Arc<Admission>) {
 pub(crate) fn handles(uid: u32, held: Option<Class>) {
     UID.set(uid);
     REFUSED.set(false);
-    later::begin(false);
     if let Some(class) = held {
         HELD.set(Some((class, uid)));
     }
