@@ -1,7 +1,7 @@
 //! `neighbours`: what requests that wait for the disk cost those beside them that do not.
 //!
-//! A read of the disk waits for those of its neighbours there, through the mount as without it. So a round counts only if the lender had
-//! every page that was to be a hit.
+//! A read of the disk waits for those of its neighbours there, through the mount as without it. So a
+//! round counts only if the lender had every page that was to be a hit.
 //!
 //! Two cases, each alone and beside its neighbours by turns: reads that hit the lender beside readers of pages that only the disk has; and a file
 //! that is looked at, opened and read out of the page cache, beside writers that sync. The latter is also measured in the backing directory, with
@@ -24,7 +24,8 @@ const DISK_PER_S: u32 = 160;
 /// Neighbours that read, and that write and sync.
 const READERS: usize = 24;
 const WRITERS: usize = 16;
-/// The file of the readers, of which they come to a small part. Each round has a new one, as the lender gets what was read.
+/// The file of the readers, of which they come to a small part. Each round has a new one, as the
+/// lender gets what was read.
 const COLD_BYTES: u64 = 16 << 20;
 /// Rounds that may be tried for one that counts.
 const TRIES: u64 = 3;

@@ -36,10 +36,10 @@ pub enum Work {
 /// No capability.
 pub const NOTHING: CapabilitySet = CapabilitySet::empty();
 
-/// What it takes to reach a Unix socket, or a file, of another user.
+/// These reach a Unix socket, or a file, of another user.
 pub const FILES: CapabilitySet = CapabilitySet::DAC_OVERRIDE.union(CapabilitySet::DAC_READ_SEARCH);
 
-/// What is permitted always: using what is open, waiting, memory, threads of this process, time,
+/// These are always permitted: using what is open, waiting, memory, threads of this process, time,
 /// and how a panic ends a thread or the process.
 const ALWAYS: &[c_long] = &[
     libc::SYS_read,
@@ -112,7 +112,7 @@ const ALWAYS: &[c_long] = &[
     libc::SYS_capget,
 ];
 
-/// What is permitted besides where files are opened: the resolver of names asks for much.
+/// These are permitted besides where files are opened: the resolver of names asks for much.
 const OPENING: &[c_long] = &[
     libc::SYS_readlinkat,
     libc::SYS_getdents64,
@@ -124,7 +124,7 @@ const OPENING: &[c_long] = &[
     libc::SYS_fadvise64,
 ];
 
-/// What is permitted besides to [`Work::Connecting`]: sockets, and what waits for many of them.
+/// These are permitted besides to [`Work::Connecting`]: sockets, and what waits for many of them.
 const CONNECTING: &[c_long] = &[
     libc::SYS_socketpair,
     libc::SYS_bind,
@@ -136,7 +136,7 @@ const CONNECTING: &[c_long] = &[
     libc::SYS_pipe2,
 ];
 
-/// What is permitted besides to [`Work::Placing`]. A filter cannot see what openat2 opens for.
+/// These are permitted besides to [`Work::Placing`]. A filter cannot see what openat2 opens for.
 const PLACING: &[c_long] = &[
     libc::SYS_openat,
     libc::SYS_openat2,
@@ -171,7 +171,7 @@ const REQUESTS: [u64; 5] = [libc::FIONBIO, libc::FIOCLEX, libc::FIONREAD, libc::
 /// Requests of prctl: a thread's name.
 const NAMING: [libc::c_int; 2] = [libc::PR_SET_NAME, libc::PR_GET_NAME];
 
-/// What an open may not say that only reads.
+/// An open that only reads says none of these.
 const CHANGING: libc::c_int = libc::O_ACCMODE | libc::O_CREAT | libc::O_TRUNC | libc::O_TMPFILE & !libc::O_DIRECTORY;
 
 /// Confines this thread, for good, to that work. Of its capabilities it keeps those that are
