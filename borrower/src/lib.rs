@@ -774,9 +774,10 @@ impl ChangeGuard<'_> {
     }
 
     /// The change was applied below as announced; `after` is what the file looks like now, and it holds the bytes of `written`, at that
-    /// offset.
-    pub fn applied(mut self, after: Stamp, written: Option<(u64, &[u8])>) {
-        self.end(Outcome::Applied(after), written);
+    /// offset. Returns the index of the page, if any, of which the kernel may have zeroed a part, and which
+    /// it must drop (R33).
+    pub fn applied(mut self, after: Stamp, written: Option<(u64, &[u8])>) -> Option<u64> {
+        self.end(Outcome::Applied(after), written)
     }
 
     /// The change failed, wholly or in part, within what was announced; `after` is what the file looks like now.
@@ -784,12 +785,12 @@ impl ChangeGuard<'_> {
         self.end(Outcome::Failed(after), None);
     }
 
-    fn end(&mut self, outcome: Outcome, written: Option<(u64, &[u8])>) {
-        let Some(changing) = self.changing.take() else { return };
+    fn end(&mut self, outcome: Outcome, written: Option<(u64, &[u8])>) -> Option<u64> {
+        let changing = self.changing.take()?;
         let borrower = self.borrower;
         // The stream's position is read after the change was applied: every event of older content lies before it.
         let positions = (borrower.produced(), borrower.consumed());
-        borrower.core.end_change(self.file, changing, outcome, positions, written);
+        borrower.core.end_change(self.file, changing, outcome, positions, written)
     }
 }
 

@@ -32,12 +32,14 @@ pub(crate) struct Outcome<T> {
     pub as_announced: bool,
     /// Whether the kernel caches older bytes behind it.
     pub overtaken: bool,
+    /// Index of the page of which the kernel may have zeroed what the backing file holds (R33).
+    pub zeroed: Option<u64>,
 }
 
 impl<T> Outcome<T> {
     /// Applied as announced.
     pub(crate) fn done(value: T) -> Outcome<T> {
-        Outcome { value, as_announced: true, overtaken: false }
+        Outcome { value, as_announced: true, overtaken: false, zeroed: None }
     }
 }
 
@@ -123,7 +125,7 @@ impl Passthrough {
         if !outcome.as_announced {
             guard.failed(after);
         } else if verify(before, after) {
-            guard.applied(after, written);
+            outcome.zeroed = guard.applied(after, written);
         } else {
             // Something else has happened as well: dropping the guard says so.
             outcome.as_announced = false;

@@ -309,6 +309,13 @@ impl Passthrough {
         append: bool,
     ) -> bool {
         let (offset, end) = (args.offset, args.offset.saturating_add(args.size.into()));
+        // A page that is dirty again is written back before the kernel drops it. With the writeback cache
+        // nothing is zeroed: the end moves before the page is let go.
+        if let Ok(Outcome { zeroed: Some(page), .. }) = outcome
+            && self.write_mode == WriteMode::Through
+        {
+            self.invalidations.request(inode, page * PAGE_SIZE as u64, (page + 1) * PAGE_SIZE as u64);
+        }
         match outcome {
             // Landed elsewhere than the kernel believes.
             Ok(outcome) if append && !outcome.as_announced => {

@@ -2,11 +2,14 @@
 
 mod setup;
 
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use serde_json::Value;
 use setup::{Lender, Mount, PATIENCE, can_run, undisturbed, write_pages};
 use std::fs;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::time::Duration;
 use testbed::{Group, Scratch, Squeeze, wait_until};
 
 const PAGES: u64 = 300;
@@ -202,6 +205,71 @@ fn a_change_through_the_mount_is_never_hidden_by_the_pool() {
     });
     assert_eq!(mount.count("bad_pages"), 0);
     assert!(mount.count("lender_pages") + mount.count("buffer_pages") > PAGES, "{}", mount.status());
+}
+
+/// The kernel writes back what a mapping stores into the page of the end, and zeroes what an append has just
+/// put there. What it loses in this way it loses on every FUSE file system; but the mount must show what the
+/// backing file holds.
+#[test]
+fn what_writeback_zeroes_beside_an_append_is_not_lent() {
+    let test = "what_writeback_zeroes_beside_an_append_is_not_lent";
+    if !can_run(test) {
+        return;
+    }
+    const APPENDS: u64 = 3000;
+    const APPEND_BYTES: u64 = 700;
+    const FILE_BYTES_MAX: usize = 1 << 22;
+    const DROPS_MAX: Duration = Duration::from_secs(30);
+    let scratch = Scratch::new(test).unwrap();
+    let (source, at) = (scratch.directory("source").unwrap(), scratch.directory("mount").unwrap());
+    let path = at.join("file");
+    let lender = Lender::start(scratch.path(), "64MiB", &[]);
+    let options = ["--lender", &lender.address, "--fill", "evict", "--strategy", "non-inclusive"];
+    let mount = Mount::start(&source, &at, &options);
+    let file = fs::File::options().read(true).write(true).create_new(true).open(&path).unwrap();
+    file.write_all_at(&[1; 100], 0).unwrap();
+    let access = ProtFlags::READ | ProtFlags::WRITE;
+    // SAFETY: a new mapping, at an address of the kernel's choice.
+    let map = unsafe { mmap(std::ptr::null_mut(), FILE_BYTES_MAX, access, MapFlags::SHARED, &file, 0).unwrap() };
+    // SAFETY: the mapping lives longer than this. Others change the bytes, so they are atomic; those behind the
+    // end of the file are not touched, and the file never gets shorter.
+    let bytes = unsafe { std::slice::from_raw_parts(map.cast::<AtomicU8>(), FILE_BYTES_MAX) };
+    let (end, is_done) = (AtomicU64::new(100), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_done.load(Ordering::Relaxed) {
+                let page = (end.load(Ordering::Acquire) - 1) / 4096 * 4096;
+                bytes[page as usize].store(2, Ordering::Relaxed);
+                let how = libc::SYNC_FILE_RANGE_WRITE | libc::SYNC_FILE_RANGE_WAIT_AFTER;
+                // SAFETY: a system call on a descriptor that is open, with numbers only.
+                let synced = unsafe { libc::sync_file_range(file.as_raw_fd(), page as i64, 4096, how) };
+                assert_eq!(synced, 0);
+            }
+        });
+        for _ in 0..APPENDS {
+            let at = end.load(Ordering::Relaxed);
+            file.write_all_at(&[3; APPEND_BYTES as usize], at).unwrap();
+            end.store(at + APPEND_BYTES, Ordering::Release);
+        }
+        is_done.store(true, Ordering::Relaxed);
+    });
+    // SAFETY: the thread that used it has ended.
+    unsafe { munmap(map, FILE_BYTES_MAX).unwrap() };
+    file.sync_all().unwrap();
+    let below = fs::read(source.join("file")).unwrap();
+    let mut differ = 0;
+    // Again and again: the kernel may still be told to drop a page. What is lent wrongly stays wrong.
+    wait_until(DROPS_MAX, || {
+        mount.evict_seen(&path);
+        mount.wait_for("the puts", |status| status["puts_under_way"] == 0);
+        let shown = fs::read(&path).unwrap();
+        assert_eq!(shown.len(), below.len());
+        differ = shown.iter().zip(&below).filter(|(shown, below)| shown != below).count();
+        differ == 0
+    });
+    let lost = below.iter().filter(|byte| **byte == 0).count();
+    println!("of {} bytes the kernel has lost {lost}; {differ} differ; {}", below.len(), mount.status()["borrower"]);
+    assert_eq!(differ, 0, "bytes that are not the backing file's");
 }
 
 #[test]

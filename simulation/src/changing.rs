@@ -31,10 +31,17 @@ pub enum Kind {
 impl Kind {
     /// Some write.
     pub fn write(units: usize, size: usize, random: &mut Rng) -> Kind {
-        let (mut first, mut end) = range(units, random);
+        // Half of them end within the file, so that it seldom reaches its greatest length, at which nothing
+        // can be appended.
+        let within = if random.bool() { size.max(1) } else { units };
+        let (mut first, mut end) = range(within, random);
+        let page_end = (size + 1).next_multiple_of(UNITS);
         if random.u32(0..4) == 0 && size < units {
-            // Behind the end, and not far.
-            first = random.usize(size..units.min(size + 2 * UNITS));
+            // From the end on, in its page; or in the next page, with a gap.
+            first = match random.bool() {
+                true if page_end < units => random.usize(page_end..units.min(page_end + UNITS)),
+                _ => random.usize(size..page_end),
+            };
             end = random.usize(first + 1..=units.min(first + UNITS));
         } else if random.bool() {
             (first, end) = (first / UNITS * UNITS, end.next_multiple_of(UNITS));
@@ -265,7 +272,11 @@ impl Machine {
                     let mut bytes = vec![0; change.data.len() * UNIT_BYTES as usize];
                     encode(&change.data, &mut bytes);
                     let written = first_written(change).map(|first| (first as u64 * UNIT_BYTES, &bytes[..]));
-                    self.core.end_change(&inode.file, changing, outcome, (produced, consumed), written);
+                    let zeroed = self.core.end_change(&inode.file, changing, outcome, (produced, consumed), written);
+                    if let Some(page) = zeroed.filter(|_| change.went == Went::Well) {
+                        context.note(|| format!("file {} page {page} may be zeroed", task.file));
+                        file.invalidate(page as usize, page as usize + 1, None);
+                    }
                 }
                 file.changing = None;
                 has_to_drop(file, change);

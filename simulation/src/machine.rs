@@ -9,7 +9,7 @@ use crate::lending::{Asked, Lender, Link, Said, Told};
 use crate::opening::{Delivering, Opening};
 use crate::reading::Read;
 use crate::truth::Time;
-use crate::weather::Weather;
+use crate::weather::{Weather, Writeback};
 use borrower::FileIdentity;
 use borrower::logic::core::{Core, Setup, Strategy};
 use borrower::logic::gate::Passes;
@@ -414,8 +414,10 @@ impl Machine {
     fn store(&mut self, context: &mut Context, file: usize) {
         let model = &mut self.files[file];
         let Some(inode) = model.inode.as_mut() else { return };
-        // While a change of the size is under way, the model would not know what a store means.
-        if inode.size_unstable || inode.no_stores || model.is_written_below || inode.size != model.below.size {
+        // While a change of the size is under way, the model would not know what a store means; but for a
+        // write(2), because the kernel believes in its end only after its answer.
+        let is_known = inode.size == model.below.size || inode.size_unstable;
+        if !is_known || inode.no_stores || model.is_written_below {
             return;
         }
         // Nor while the kernel is about to cut off what is stored, because it is told of a size that the file had beside us.
@@ -425,9 +427,9 @@ impl Machine {
             return;
         }
         let mut page = context.random.usize(0..inode.pages.len());
-        if context.random.u32(0..4) == 0 {
-            // What is stored behind the end is worth a closer look.
-            page = (inode.size / UNITS).min(page);
+        if inode.size_unstable || context.random.u32(0..2) == 0 {
+            // Stores at the end are tried more often.
+            page = (inode.size / UNITS).min(inode.pages.len() - 1);
         }
         let fresh = model.changes > 0 || (0..UNITS).all(|at| model.truth.is(page * UNITS + at, inode.seen(page, at)));
         let size = inode.size;
@@ -436,8 +438,14 @@ impl Machine {
             return;
         }
         let mut at = context.random.usize(0..UNITS);
-        if page == size / UNITS && context.random.bool() {
-            at = context.random.usize(size % UNITS..UNITS);
+        if page == size / UNITS {
+            let end = size % UNITS;
+            match context.random.u32(0..4) {
+                0 => {}
+                _ if inode.size_unstable && end > 0 => at = context.random.usize(0..end),
+                3 => {}
+                _ => at = context.random.usize(end..UNITS),
+            }
         }
         let unit = page * UNITS + at;
         // What is stored behind the end has no meaning, but stays in the kernel's page.
@@ -461,8 +469,9 @@ impl Machine {
     /// The kernel writes a dirty page back.
     fn write_back(&mut self, context: &mut Context) {
         let file = context.random.usize(0..context.weather.files);
-        let temporary = context.weather.temporary_pages;
-        let Some(inode) = self.files[file].inode.as_mut() else { return };
+        let temporary = context.weather.writeback == Writeback::Temporary;
+        let model = &mut self.files[file];
+        let Some(inode) = model.inode.as_mut() else { return };
         let size = inode.size;
         let writable = |(page, cached): &(usize, &mut Option<Cached>)| {
             let free = cached.as_ref().is_some_and(|cached| cached.dirty && !cached.locked && !cached.writeback);
@@ -478,11 +487,19 @@ impl Machine {
         }
         cached.writeback = !temporary;
         inode.temporary[page] = temporary;
-        let units = cached.units[..UNITS.min(size - page * UNITS)].to_vec();
-        if self.files[file].mixed {
+        let end = UNITS.min(size - page * UNITS);
+        if context.weather.writeback == Writeback::Zeroing {
+            // Also what a write(2) has put there, if its answer has not moved the end yet.
+            cached.units[end..].fill(0);
+            if inode.size_unstable {
+                (end..UNITS).for_each(|at| model.truth.linger(page * UNITS + at, 0, Time::MAX));
+            }
+        }
+        let units = cached.units[..end].to_vec();
+        if model.mixed {
             // The page may hold what a failed write has left there, and brings it down after all.
             for (at, value) in units.iter().enumerate() {
-                self.files[file].truth.linger(page * UNITS + at, *value, Time::MAX);
+                model.truth.linger(page * UNITS + at, *value, Time::MAX);
             }
         }
         self.unique += 1;

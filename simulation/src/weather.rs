@@ -3,6 +3,17 @@
 
 use fastrand::Rng;
 
+/// How the kernel writes back what mappings have stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Writeback {
+    /// It lets go of the page before the answer (until Linux 6.15).
+    Temporary,
+    /// It holds the page until the answer (6.16).
+    Held,
+    /// It zeroes the page behind the end, too (from 6.17).
+    Zeroing,
+}
+
 /// Chances, in so many of 1,000 or of 10,000, as each says.
 #[derive(Clone, Debug)]
 pub struct Weather {
@@ -50,8 +61,8 @@ pub struct Weather {
     pub evictions: u32,
     /// Of 1,000 steps: a step of something that is under way.
     pub haste: u32,
-    /// Old kernels' writeback lets go of its page before it is answered (until 6.15).
-    pub temporary_pages: bool,
+    /// How the kernel writes back what mappings have stored.
+    pub writeback: Writeback,
     /// A new file may have all that told an old one from it: inode number and generation.
     pub twins: bool,
     /// The machines have guests, and no lenders.
@@ -112,7 +123,7 @@ impl Weather {
             files: some(40, 1) as usize + 1,
             evictions: some(100, 300).max(40),
             haste: some(100, 500).max(150),
-            temporary_pages: some(50, 1) == 1,
+            writeback: [Writeback::Temporary, Writeback::Held, Writeback::Zeroing][some(100, 3) as usize - 1],
             twins: some(50, 1) == 1,
             tasks_max: some(100, 10).max(2) as usize,
             file_pages: some(100, if few_pages { 3 } else { 12 }).max(1).into(),

@@ -376,7 +376,8 @@ impl Core {
     }
 
     /// The change has ended. Must come before the kernel gets its answer; `produced` is read after it was applied. If it went as announced,
-    /// the file below holds the bytes of `written`, at that offset.
+    /// the file below holds the bytes of `written`, at that offset. Returns the index of the page, if any,
+    /// of which the kernel may have zeroed a part, and which it must drop (R33).
     pub fn end_change(
         &self,
         file: &File,
@@ -384,13 +385,14 @@ impl Core {
         outcome: Outcome,
         (produced, consumed): (u64, u64),
         written: Option<(u64, &[u8])>,
-    ) {
+    ) -> Option<u64> {
         let after = match outcome {
             Outcome::Applied(after) | Outcome::Failed(after) => Some(after),
             Outcome::Unknown => None,
         };
         let Some(ticket) = changing.ticket else {
-            return file.state.lock().end_attributes(changing.before, after);
+            file.state.lock().end_attributes(changing.before, after);
+            return None;
         };
         let as_announced = matches!(outcome, Outcome::Applied(_)) || !keeps(Rule::Failure);
         let ended = match changing.change {
@@ -408,8 +410,16 @@ impl Core {
         if state.end_change(ticket, ended, after, consumed, self.catalog.has_room()) {
             hashes.into_iter().for_each(|(index, hash)| state.know(index, hash, false));
         }
+        let zeroed = match changing.change {
+            Change::Buffered { offset, len, writeback, .. } => {
+                let size_bytes = after.map_or(u64::MAX, |after| after.size_bytes);
+                state.write_ended(offset, offset.saturating_add(len), writeback, size_bytes)
+            }
+            _ => None,
+        };
         self.catalog.account(&mut state);
         file.settled.notify_all();
+        zeroed
     }
 
     /// Compares the file with what we left; `moment` was taken before `now` was. If somebody changed it beside us, its remote

@@ -349,6 +349,15 @@ impl FileState {
         self.watch.get_or_insert_default().write_begins(request, range, writeback)
     }
 
+    /// A buffered write of the bytes `offset..end` has ended, and the backing file ends at `size_bytes`
+    /// now. Quarantines the page of which the kernel may have zeroed a part, and returns its index: the
+    /// kernel must drop that page.
+    pub fn write_ended(&mut self, offset: u64, end: u64, writeback: bool, size_bytes: u64) -> Option<u64> {
+        let page = self.watch.get_or_insert_default().write_ended(offset, end, writeback, size_bytes)?;
+        self.quarantine(PageRange { first: page, end: page + 1 }, |_, _| {});
+        Some(page)
+    }
+
     /// A hole is punched from `start` to `end`, in bytes: the pages that it covers in part are not lent.
     pub fn hole_begins(&mut self, start: u64, end: u64) {
         if !keeps(Rule::Edge) {

@@ -14,9 +14,20 @@
 //!   answered since the drop began. A write whose answer waits until the drop has ended takes the place of that first one: nobody else
 //!   could fill pages meanwhile.
 //! * What a daemon before this one has answered is not known: the first write after it is not trusted.
+//!
+//! And whether the kernel has zeroed a part of what a write(2) has put into its cache. A write(2) beyond
+//! the end fills the kernel's pages first; the end that the kernel believes in moves only after the
+//! answer (fs/fuse/file.c, `fuse_perform_write`). Meanwhile a mapping may store into the page of the old
+//! end. When the kernel writes that page back, it zeroes the page behind the old end (since Linux 6.17;
+//! fs/iomap/buffered-io.c, `iomap_writeback_handle_eof`), and leaves it clean. Such a writeback ends at
+//! the old end, inside a page. It is applied before the write(2) or after it:
+//!
+//! * After it: the writeback ends before the end of the backing file.
+//! * Before it: the write(2) covers the place at which the writeback has ended. (A write(2) that begins
+//!   behind this place leaves a gap: R15.)
 
 use super::rules::{Rule, keeps};
-use page::PageRange;
+use page::{PAGE_SIZE, PageRange};
 
 /// Requests remembered of each kind. A write that waited for longer counts as overtaken.
 const REQUESTS_MAX: usize = 16;
@@ -71,6 +82,8 @@ pub struct Watch {
     reads_before_drop: usize,
     /// What was answered before is not known.
     taken_over: bool,
+    /// The end, in bytes, of the last writeback that has ended inside a page, since the last write(2).
+    written_back_to: Option<u64>,
 }
 
 impl Watch {
@@ -135,6 +148,21 @@ impl Watch {
             self.taken_over = false;
         }
         keeps(Rule::Overtaken) && (by_read || by_drop) || by_write
+    }
+
+    /// A buffered write of the bytes `offset..end` has ended, and the backing file ends at `size_bytes`
+    /// now. Returns the index of the page of which the kernel may have zeroed what the backing file
+    /// holds.
+    pub fn write_ended(&mut self, offset: u64, end: u64, writeback: bool, size_bytes: u64) -> Option<u64> {
+        let zeroed_from = match writeback {
+            true if end.is_multiple_of(PAGE_SIZE as u64) => None,
+            true => {
+                self.written_back_to = Some(end);
+                self.written_back_to.filter(|end| *end < size_bytes)
+            }
+            false => self.written_back_to.take().filter(|from| (offset..end).contains(from)),
+        };
+        zeroed_from.filter(|_| keeps(Rule::Zeroed)).map(|from| from / PAGE_SIZE as u64)
     }
 }
 
@@ -217,6 +245,25 @@ mod tests {
         }
         // What is said of a write(2) is not changed by that.
         assert!(watch.write_begins(2000, pages(3, 4), false));
+    }
+
+    #[test]
+    fn a_page_that_is_written_back_while_its_end_moves_may_be_zeroed() {
+        const PAGE: u64 = PAGE_SIZE as u64;
+        let mut watch = Watch::default();
+        // An append from byte 100 of page 3 on, which is applied before the writeback, or after it.
+        let (old, new) = (3 * PAGE + 100, 3 * PAGE + 700);
+        assert_eq!(watch.write_ended(old, new, false, new), None);
+        assert_eq!(watch.write_ended(2 * PAGE, old, true, new), Some(3));
+        assert_eq!(watch.write_ended(2 * PAGE, new, true, new), None, "with the new end");
+        assert_eq!(watch.write_ended(new, new + 10, false, new + 10), Some(3));
+        assert_eq!(watch.write_ended(new + 10, new + 20, false, new + 20), None, "the append before has been answered");
+        // A writeback of whole pages says nothing, nor does a write(2) elsewhere.
+        assert_eq!(watch.write_ended(PAGE, 2 * PAGE, true, new), None);
+        assert_eq!(watch.write_ended(3 * PAGE, new, true, new), None);
+        assert_eq!(watch.write_ended(0, new, false, new), None, "up to the old end");
+        assert_eq!(watch.write_ended(3 * PAGE, new, true, new), None);
+        assert_eq!(watch.write_ended(new + 1, 4 * PAGE, false, 4 * PAGE), None, "behind a gap");
     }
 
     #[test]

@@ -51,6 +51,7 @@ rules! {
     Edge = 30: "no event of a page at the edge of a punched hole is believed until the kernel is known to have done with it",
     Demoted = 31: "what a guest has evicted counts only if it has the hash of what the file below holds",
     Settled = 32: "what was read while somebody may have been writing the file below is not believed, and dropped at the next open",
+    Zeroed = 33: "a page that writeback may have zeroed behind the end is quarantined, and dropped",
 }
 
 #[cfg(debug_assertions)]
