@@ -8,6 +8,7 @@
 //! No request that was begun waits for one that is deferred: a deferred request has not changed anything, and nothing is
 //! locked for it here. Deferred requests of one user and class are taken up in the order in which they came.
 
+use crate::later::{self, Later};
 use crate::turns::about_to_wait;
 use parking_lot::Mutex;
 use std::cell::{Cell, RefCell};
@@ -51,7 +52,7 @@ pub(crate) struct Deferred {
 
 /// The tokens of one class.
 #[derive(Default)]
-struct Lane {
+pub(crate) struct Lane {
     tokens: usize,
     held: usize,
     /// Users that hold tokens, and how many.
@@ -61,12 +62,24 @@ struct Lane {
 }
 
 impl Lane {
-    fn has_room(&self, uid: u32) -> bool {
+    /// With so many tokens.
+    pub(crate) fn new(tokens: usize) -> Lane {
+        Lane { tokens, ..Lane::default() }
+    }
+
+    /// Tokens that are held.
+    pub(crate) fn held(&self) -> usize {
+        self.held
+    }
+
+    /// Whether the user may take one more.
+    pub(crate) fn has_room(&self, uid: u32) -> bool {
         let own = self.users.iter().find(|(user, _)| *user == uid).map_or(0, |(_, held)| *held);
         own < self.tokens - self.held
     }
 
-    fn take(&mut self, uid: u32) {
+    /// The user takes one.
+    pub(crate) fn take(&mut self, uid: u32) {
         self.held += 1;
         match self.users.iter_mut().find(|(user, _)| *user == uid) {
             Some((_, held)) => *held += 1,
@@ -74,7 +87,8 @@ impl Lane {
         }
     }
 
-    fn give_back(&mut self, uid: u32) {
+    /// The user gives one back.
+    pub(crate) fn give_back(&mut self, uid: u32) {
         let Some(at) = self.users.iter().position(|(user, _)| *user == uid) else { return };
         self.held -= 1;
         self.users[at].1 -= 1;
@@ -101,6 +115,7 @@ pub struct Admission {
     lanes: [Mutex<Lane>; TENTHS.len()],
     deferred: AtomicUsize,
     deferred_bytes: AtomicUsize,
+    pub(crate) later: Later,
 }
 
 impl Admission {
@@ -108,8 +123,9 @@ impl Admission {
     pub(crate) fn new(workers: usize) -> Admission {
         // Who says nothing of it has no limit.
         let tokens = if workers == 0 { usize::MAX / 16 } else { workers.saturating_sub(RESERVED_WORKERS) };
-        let lane = |tenths: usize| Mutex::new(Lane { tokens: (tokens * tenths / 10).max(1), ..Lane::default() });
-        Admission { lanes: TENTHS.map(lane), deferred: AtomicUsize::new(0), deferred_bytes: AtomicUsize::new(0) }
+        let lane = |tenths: usize| Mutex::new(Lane::new((tokens * tenths / 10).max(1)));
+        let (deferred, deferred_bytes) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        Admission { lanes: TENTHS.map(lane), deferred, deferred_bytes, later: Later::default() }
     }
 
     /// Requests that wait for a token.
@@ -190,6 +206,11 @@ pub fn admit_read() -> bool {
     admitted
 }
 
+/// Whether the request that this thread handles may be put off ([`crate::put_off`]). Then it counts.
+pub(crate) fn reserve_later() -> bool {
+    OWN.with_borrow(|own| own.as_ref().is_some_and(|own| own.later.reserve(UID.get())))
+}
+
 /// Whether [`admit_read`] has refused since the last call.
 pub fn take_refusal() -> bool {
     REFUSED.take()
@@ -204,6 +225,7 @@ pub(crate) fn begin(admission: &Arc<Admission>) {
 pub(crate) fn handles(uid: u32, held: Option<Class>) {
     UID.set(uid);
     REFUSED.set(false);
+    later::begin(false);
     if let Some(class) = held {
         HELD.set(Some((class, uid)));
     }

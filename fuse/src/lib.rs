@@ -23,6 +23,7 @@ mod admission;
 pub mod backing;
 mod buffer;
 mod demand;
+mod later;
 mod more;
 pub mod mountinfo;
 pub mod mounting;
@@ -34,6 +35,7 @@ mod turns;
 
 pub use admission::{Class, DEFERRED_BYTES_MAX, DEFERRED_MAX, RESERVED_WORKERS, admit_read, take_refusal};
 pub use demand::Demand;
+pub use later::{PAUSE_FIRST, PAUSE_MAX, PUT_OFF_MAX, put_off};
 pub use more::More;
 pub use notify::Notifier;
 pub use reply::Reply;

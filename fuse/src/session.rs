@@ -7,6 +7,7 @@ use crate::abi::{self, init};
 use crate::admission::{self, Admission, Class, Deferred};
 use crate::buffer::Buffer;
 use crate::demand::{Demand, Starting};
+use crate::later;
 use crate::more::{More, a_read};
 use crate::notify::Notifier;
 use crate::reply::Reply;
@@ -170,6 +171,41 @@ impl Session {
         self.admission.deferred()
     }
 
+    /// Requests that were put off ([`crate::put_off`]) and are not answered yet.
+    pub fn put_off(&self) -> usize {
+        self.admission.later.count()
+    }
+
+    /// Handles requests again that were put off, until [`Session::close_later`]. For one thread.
+    ///
+    /// # Errors
+    /// When there is no memory for a buffer.
+    pub fn try_again(&self, filesystem: &dyn Filesystem) -> io::Result<()> {
+        let mut scratch = Buffer::new(IO_BYTES_MAX + PAGE_BYTES)?;
+        let later = &self.admission.later;
+        admission::begin(&self.admission);
+        while let Some((again, _trying)) = later.next() {
+            let Deferred { uid, bytes, device, .. } = &again.request;
+            let uid = *uid;
+            admission::handles(uid, None);
+            later::begin(true);
+            if let Ok(request) = Request::decode(bytes, self.negotiated.capabilities) {
+                let reply = Reply::new(device.as_fd(), request.header.unique);
+                drop(catch_unwind(AssertUnwindSafe(|| filesystem.handle(&request, reply, &mut scratch))));
+            }
+            match later::was_put_off() {
+                true => later.add_again(again),
+                false => later.done(uid),
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends [`Session::try_again`] for good. What is put off stays unanswered, for a successor.
+    pub fn close_later(&self) {
+        self.admission.later.close();
+    }
+
     /// Set, it has every worker end before it reads one request more. One that waits for a request must be interrupted by a signal to
     /// see it, again and again while [`Worker::reading`] says that it reads. Those that wait for their turn get it from who ends.
     pub fn leave(&self) -> &Arc<AtomicBool> {
@@ -311,7 +347,7 @@ impl Worker {
             while kept.is_none()
                 && let Some(deferred) = self.admission.next()
             {
-                self.serve_deferred(&deferred, &mut place, filesystem);
+                self.serve_deferred(deferred, &mut place, filesystem);
             }
         }
     }
@@ -351,6 +387,10 @@ impl Worker {
                 let handle = AssertUnwindSafe(|| filesystem.handle(&request, reply, scratch));
                 place.while_handling(|| drop(catch_unwind(handle)));
                 admission::handled();
+                if later::was_put_off() {
+                    let (class, uid, device) = (class.unwrap_or(Class::Open), header.uid, self.device.clone());
+                    self.admission.later.add(Deferred { class, uid, bytes: bytes.to_vec(), device });
+                }
             }
             Err(_) => drop(reply.error(Errno::INVAL)),
         }
@@ -358,7 +398,7 @@ impl Worker {
     }
 
     /// Handles a request that was deferred, and that there is a token for now.
-    fn serve_deferred(&mut self, deferred: &Deferred, place: &mut Place, filesystem: &dyn Filesystem) {
+    fn serve_deferred(&mut self, deferred: Deferred, place: &mut Place, filesystem: &dyn Filesystem) {
         let scratch = &mut self.scratch[..];
         admission::handles(deferred.uid, Some(deferred.class));
         if let Ok(request) = Request::decode(&deferred.bytes, self.capabilities) {
@@ -376,6 +416,9 @@ impl Worker {
             });
         }
         admission::handled();
+        if later::was_put_off() {
+            self.admission.later.add(deferred);
+        }
     }
 }
 

@@ -19,7 +19,7 @@ use crate::handle::OpenFile;
 use crate::inode::Inode;
 use crate::opened::Opened;
 use crate::resent::Attempt;
-use crate::system::{ProcPath, errno};
+use crate::system::{ProcPath, errno, open_at_once};
 use crate::writeback::write_rest;
 use borrower::{Change, Stamp};
 use fuse::{Errno, abi};
@@ -67,24 +67,32 @@ impl Passthrough {
         flags | OFlags::CLOEXEC
     }
 
+    /// Opens a file. `waits`: also for the lease of another process, which is EAGAIN else, before
+    /// anything has changed.
     pub(crate) fn open(
         &self,
         node: u64,
         args: &abi::OpenIn,
         task: u32,
         attempt: &Attempt<'_>,
+        waits: bool,
     ) -> Result<abi::OpenOut, Errno> {
         if let Some(Ok(fh)) = attempt.done() {
             self.handles.remove(fh); // Nobody has it.
         }
         let inode = self.inodes.get(node)?;
+        let asked = OFlags::from_bits_retain(args.flags);
+        let fd = self.open_or_share(&inode, attempt.uid(), asked, waits);
+        if !waits && matches!(fd, Err(Errno::AGAIN)) {
+            // Before it is checked how the task comes: that is done once.
+            return Err(Errno::AGAIN);
+        }
         match args.flags {
             // The kernel's own, for an ioctl by who has the file open: nobody would come again. (What programs open has O_LARGEFILE at the least.)
             0 => self.check_name_unless_open(&inode, task)?,
             _ => self.check_name(&inode, task)?,
         }
-        let asked = OFlags::from_bits_retain(args.flags);
-        let fd = self.open_or_share(&inode, attempt.uid(), asked)?;
+        let fd = fd?;
         self.count_access(&inode, &fd, asked);
         attempt.begin(0);
         let opened = attempt.finish(self.add_open(inode.clone(), fd, asked, false), |open| open.fh)?;
@@ -107,14 +115,20 @@ impl Passthrough {
         }
     }
 
-    pub(crate) fn open_below(&self, inode: &Inode, asked: OFlags) -> Result<(OwnedFd, OFlags), Errno> {
+    /// Opens the backing file as the caller has asked. Returns the flags that it is open with, too.
+    /// `waits` is as for [`Passthrough::open`].
+    pub(crate) fn open_below(&self, inode: &Inode, asked: OFlags, waits: bool) -> Result<(OwnedFd, OFlags), Errno> {
         if inode.kind != FileType::RegularFile {
             return Err(Errno::NXIO); // The kernel opens special files itself; opening one here could wait for ever.
         }
         let anchor = self.inodes.anchor(inode)?;
         let path = ProcPath::new(&anchor);
         let flags = self.flags_below(asked);
-        let result = open(path.path(), flags, Mode::empty());
+        // Elsewhere it may mean more than not to wait for leases.
+        let waits = waits || !inode.device.is_local(&anchor);
+        let open =
+            |flags| if waits { open(path.path(), flags, Mode::empty()) } else { open_at_once(path.path(), flags) };
+        let result = open(flags);
         let again = match result {
             Ok(fd) => return Ok((fd, flags)),
             // An append-only file opens for appending alone.
@@ -125,7 +139,7 @@ impl Passthrough {
             }
             Err(errno) => return Err(errno),
         };
-        Ok((open(path.path(), again, Mode::empty())?, again))
+        Ok((open(again)?, again))
     }
 
     /// Gives a file that is open below its number. The kernel may keep what it caches if nobody has changed the file beside us.

@@ -156,7 +156,15 @@ impl Passthrough {
             Operation::Link { node: old, new_name } => {
                 self.answer_entry(reply, self.link(old, node, new_name, task, attempt))
             }
-            Operation::Open(args) => self.answer_open(reply, self.open(node, &args, task, attempt)),
+            // The lease of another process is waited for elsewhere: by who has asked, if he asked not to
+            // wait; else not in a worker, but where too many wait already.
+            Operation::Open(args) => match self.open(node, &args, task, attempt, false) {
+                Err(Errno::AGAIN) if args.flags & OFlags::NONBLOCK.bits() == 0 => match fuse::put_off(reply) {
+                    Some(reply) => self.answer_open(reply, self.open(node, &args, task, attempt, true)),
+                    None => Ok(()),
+                },
+                opened => self.answer_open(reply, opened),
+            },
             Operation::Create { args, name } => {
                 self.answer_create(reply, self.create(node, name, &args, creator(request, args.umask), attempt))
             }

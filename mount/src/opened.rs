@@ -100,17 +100,23 @@ impl Newest {
 }
 
 impl Passthrough {
-    /// Opens a file below for a user. Beyond the user's share of descriptors, it shares that of an open before it.
+    /// Opens a file below for a user. `waits` is as for [`Passthrough::open`]. Beyond the user's share of descriptors, it shares that of an open before it.
     ///
     /// # Errors
     /// Those of the file system below, and EMFILE.
-    pub(crate) fn open_or_share(&self, inode: &Inode, uid: u32, asked: OFlags) -> Result<Arc<Opened>, Errno> {
+    pub(crate) fn open_or_share(
+        &self,
+        inode: &Inode,
+        uid: u32,
+        asked: OFlags,
+        waits: bool,
+    ) -> Result<Arc<Opened>, Errno> {
         let taken = self.take_descriptor(uid, inode.charge());
         let newest = match &taken {
             Ok(_) => None,
             Err(errno) => Some(inode.newest.get().filter(|newest| newest.taken.uid() == uid).ok_or(*errno)?),
         };
-        let (fd, flags) = self.open_below(inode, asked)?;
+        let (fd, flags) = self.open_below(inode, asked, waits)?;
         let opened = match (taken, newest) {
             (Ok(taken), _) => Opened::new(fd, flags, taken),
             (Err(_), Some(newest)) if newest.is_alike(uid, flags) => return Ok(newest),

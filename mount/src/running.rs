@@ -129,6 +129,7 @@ impl Mount {
             serving: workers > 0,
             workers,
             deferred_requests: self.shared.session.deferred(),
+            waiting_opens: self.shared.session.put_off(),
             takeovers: filesystem.keep.memory.header(header::TAKEOVERS).load(Ordering::Relaxed),
             requests: filesystem.counters.requests(),
             direct_reads: filesystem.counters.direct_reads.get(),

@@ -71,6 +71,8 @@ pub struct Status {
     pub workers: usize,
     /// Requests that wait because others of their user hold as many workers as one user may.
     pub deferred_requests: usize,
+    /// Opens that wait because another process has a lease on the file, and are tried again.
+    pub waiting_opens: usize,
     /// How often a new daemon has taken the mount over from one before it.
     pub takeovers: u64,
     /// Requests from the kernel, by kind.

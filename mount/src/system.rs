@@ -1,6 +1,7 @@
 //! System calls that the `rustix` crate does not wrap, and the one way to name an open file by path.
 
 use fuse::Errno;
+use parking_lot::Mutex;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use rustix::fs::{Mode, OFlags};
 use rustix::mount::MountFlags;
@@ -190,6 +191,25 @@ pub(crate) fn nobody_else_has_open(fd: impl AsFd) -> bool {
     is_leased(fd.as_fd(), libc::F_WRLCK)
 }
 
+/// Held for as long as this process has a lease of its own.
+static OWN_LEASE: Mutex<()> = Mutex::new(());
+
+/// Opens a file without waiting for the lease of another process, which is EAGAIN; the holder is told.
+/// What is opened is as it would be without that.
+pub(crate) fn open_at_once(path: &CStr, flags: OFlags) -> Result<OwnedFd, Errno> {
+    let open = || rustix::fs::open(path, flags | OFlags::NONBLOCK, Mode::empty());
+    let fd = match open() {
+        Err(Errno::AGAIN) => {
+            // It may have been one of ours, of some microseconds.
+            let _no_lease = OWN_LEASE.lock();
+            open()
+        }
+        opened => opened,
+    }?;
+    rustix::io::ioctl_fionbio(&fd, false)?;
+    Ok(fd)
+}
+
 /// Whether a lease is given, which it is only to who is alone (fs/locks.c, check_conflicting_open). It is given back at once, so that who opens the file
 /// meanwhile waits some microseconds.
 fn is_leased(file: BorrowedFd<'_>, kind: libc::c_int) -> bool {
@@ -198,6 +218,7 @@ fn is_leased(file: BorrowedFd<'_>, kind: libc::c_int) -> bool {
     // Others' files are leased with CAP_LEASE only.
     let Ok(owner) = rustix::fs::fstat(file).map(|now| now.st_uid) else { return false };
     let own = rustix::process::geteuid().as_raw();
+    let _lease = OWN_LEASE.lock();
     if own != owner {
         set_thread_fsuid(owner);
     }

@@ -82,6 +82,8 @@ pub(crate) fn start_threads(
             work(&shared);
         })?;
     }
+    let of_thread = shared.clone();
+    thread::Builder::new().name("puma-opens".to_owned()).spawn(move || of_thread.try_again())?;
     shared.workers.lock().running = threads;
     for (index, worker) in workers.into_iter().enumerate() {
         if let Err(error) = start_worker(shared, worker) {
@@ -121,6 +123,17 @@ impl Shared {
         }
         self.workers.lock().threads.retain(|(other, _)| *other != thread);
         self.worker_ended();
+    }
+
+    /// Handles requests again that wait for something other than a worker.
+    fn try_again(&self) {
+        resent::prepare_thread(&self.filesystem.keep.memory);
+        let _own_thread = self.filesystem.beside.own_thread();
+        let tried = prepare_thread(self.filesystem.privilege).map_err(io::Error::from);
+        if let Err(error) = tried.and_then(|()| self.session.try_again(&self.filesystem)) {
+            tracing::warn!(%error, "opens that wait for a lease of another process hold workers");
+            self.session.close_later();
+        }
     }
 
     /// Starts workers when all are held up, and ends those that were idle for long, until the mount ends. At least `always` stay.
@@ -175,6 +188,7 @@ impl Shared {
         workers.running -= 1;
         self.ended.notify_all();
         if workers.running == 0 {
+            self.session.close_later();
             if workers.left {
                 self.filesystem.keep.hand_over();
             }

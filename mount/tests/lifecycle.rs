@@ -273,17 +273,20 @@ fn a_mount_that_cannot_be_left_is_served_by_all_again() {
     for name in ["held", "other"] {
         fs::write(m.below(name), name).unwrap();
     }
-    let lease = Lease::take(&m.below("held"), false);
+    // An open would be put off, and hold no worker.
+    let lease = Lease::take(&m.below("held"), true);
     std::thread::scope(|scope| {
-        let reader = scope.spawn(|| fs::read(m.path("held")).unwrap());
-        wait_until("the reader is held up", || lease.holds_somebody_up());
-        assert!(!m.mount().leave(Duration::from_millis(200)).unwrap());
+        let truncate = scope.spawn(|| truncate_by_name(&m.path("held"), 2));
+        wait_until("a worker is held up", || lease.holds_somebody_up());
+        let left = m.mount().leave(Duration::from_millis(200)).unwrap();
         let others: Vec<_> = (0..2).map(|_| scope.spawn(|| fs::read(m.path("other")).unwrap())).collect();
         wait_until("the others are served", || others.iter().all(|other| other.is_finished()));
         others.into_iter().for_each(|other| assert_eq!(other.join().unwrap(), b"other"));
         drop(lease);
-        assert_eq!(reader.join().unwrap(), b"held");
+        truncate.join().unwrap().unwrap();
+        assert!(!left);
     });
+    assert_eq!(fs::read(m.path("held")).unwrap(), b"he");
     // It was not left.
     m.mount().unmount(false).unwrap();
     assert_eq!(m.mount().wait(), fuse::Served::Gone);

@@ -6,34 +6,20 @@ use fuse::{Errno, Operation, Reply, Request, abi};
 use mount::WORKERS_MAX;
 use std::fs::{self, File};
 use std::io::Write;
-use std::os::unix::fs::FileExt;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, mpsc};
 use std::thread;
 use std::time::Duration;
-use support::{FileSystem, Mounted, can_mount, has_program, new_below, shell, wait_until};
+use support::{FileSystem, Mounted, can_mount, has_program, new_below, wait_until};
+use testbed::Frozen;
 
 /// Longest time for an answer that waits for nothing.
 const ANSWER_MAX: Duration = Duration::from_secs(30);
 
 /// Workers that the mounts here always have.
 const THREADS: usize = 4;
-
-/// An ext4 on a loop device, frozen. Thawed when dropped, whatever happens, since nothing could end that waits for it.
-struct Frozen(PathBuf);
-
-impl Frozen {
-    fn new(path: &Path) -> Frozen {
-        shell(&format!("fsfreeze --freeze {}", path.display()));
-        Frozen(path.to_owned())
-    }
-}
-
-impl Drop for Frozen {
-    fn drop(&mut self) {
-        shell(&format!("fsfreeze --unfreeze {}", self.0.display()));
-    }
-}
 
 /// A mount over an ext4 of its own, which can be frozen.
 fn over_ext4() -> Mounted {
@@ -90,7 +76,7 @@ fn writers_on_a_frozen_file_system_hold_up_no_readers() {
     assert_eq!(mounted.mount().status().workers, THREADS);
     let before = writes_of(&mounted);
     let writers = writers(&mounted, 3 * THREADS);
-    let frozen = Frozen::new(&mounted.below(""));
+    let frozen = Frozen::new(&mounted.below("")).unwrap();
     let writers: Vec<_> = writers.into_iter().map(thread::spawn).collect();
     wait_until("all writers wait", || writes_of(&mounted) == before + writers.len() as u64);
     other_requests_are_answered(&mounted);
@@ -108,7 +94,7 @@ fn one_user_holds_a_part_of_the_workers() {
     let mounted = over_ext4();
     fs::write(mounted.path("read"), vec![7; 1 << 20]).unwrap();
     let writers = writers(&mounted, WORKERS_MAX + 20);
-    let frozen = Frozen::new(&mounted.below(""));
+    let frozen = Frozen::new(&mounted.below("")).unwrap();
     let writers: Vec<_> = writers.into_iter().map(thread::spawn).collect();
     wait_until("most are deferred", || mounted.mount().status().deferred_requests > writers.len() / 2);
     other_requests_are_answered(&mounted);
@@ -238,4 +224,67 @@ fn readers_of_a_hanging_server_hold_a_part_of_the_workers() {
     assert_eq!(mounted.mount().status().deferred_requests, 0);
     mounted.end();
     drop(served);
+}
+
+/// A backing file with a lease, whose holder does not react when somebody else opens the file.
+fn leased(path: &Path) -> File {
+    const F_SETSIG: libc::c_int = 10;
+    let file = File::options().write(true).open(path).unwrap();
+    // SAFETY: no memory is passed. The signal is one that is ignored.
+    wait_until("the lease", || unsafe {
+        libc::fcntl(file.as_raw_fd(), F_SETSIG, libc::SIGURG) == 0
+            && libc::fcntl(file.as_raw_fd(), libc::F_SETLEASE, libc::F_WRLCK) == 0
+    });
+    file
+}
+
+#[test]
+fn opens_that_wait_for_a_lease_hold_no_worker() {
+    if !can_mount("opens_that_wait_for_a_lease_hold_no_worker") {
+        return;
+    }
+    let mounted = over_ext4();
+    for name in ["read", "leased"] {
+        fs::write(mounted.below(name), vec![7; 1 << 20]).unwrap();
+    }
+    let lease = leased(&mounted.below("leased"));
+    // More than one user may hold workers for.
+    let open = |_| {
+        let path = mounted.path("leased");
+        thread::spawn(move || File::open(path).unwrap())
+    };
+    let openers: Vec<_> = (0..20).map(open).collect();
+    wait_until("all are put off", || mounted.mount().status().waiting_opens == openers.len());
+    other_requests_are_answered(&mounted);
+    assert_eq!(mounted.mount().status().deferred_requests, 0);
+    // Who does not want to wait is told so, as below.
+    let path = mounted.path("leased");
+    let at_once = answers("open that does not wait", move || {
+        File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path)
+    });
+    assert_eq!(at_once.unwrap_err().raw_os_error(), Some(libc::EWOULDBLOCK));
+    assert!(openers.iter().all(|opener| !opener.is_finished()));
+    drop(lease);
+    for opener in openers {
+        let file = answers("open of what is no longer leased", move || opener.join().unwrap());
+        file.read_exact_at(&mut [0; 4096], 0).unwrap();
+        // The daemon is this process: how it has the backing file open.
+        let flags = flags_of(&mounted.below("leased"));
+        assert!(!flags.is_empty() && flags.iter().all(|flags| flags & libc::O_NONBLOCK == 0), "{flags:?}");
+    }
+    assert_eq!(mounted.mount().status().waiting_opens, 0);
+}
+
+/// The flags with which this process has a file open.
+fn flags_of(path: &Path) -> Vec<i32> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir("/proc/self/fd").unwrap() {
+        let number = entry.unwrap().file_name().into_string().unwrap();
+        if fs::read_link(format!("/proc/self/fd/{number}")).is_ok_and(|target| target == path) {
+            let text = fs::read_to_string(format!("/proc/self/fdinfo/{number}")).unwrap_or_default();
+            let flags = text.lines().find_map(|line| line.strip_prefix("flags:"));
+            found.extend(flags.map(|flags| i32::from_str_radix(flags.trim(), 8).unwrap()));
+        }
+    }
+    found
 }

@@ -9,6 +9,7 @@
 //! - [`Relay`]: passes TCP connections on, late.
 //! - [`Scratch`]: a directory for what a test writes and mounts.
 //! - [`RamDisk`]: a file system of its own on an image in memory.
+//! - [`Frozen`]: a file system that is frozen, and thawed whatever happens.
 //! - [`left_behind()`]: what a program that uses this crate did not take away.
 //! - [`fsx_settings`]: what `fsx` is to do to a file.
 //! - [`Failure`], [`Interrupt`]: how a program that uses all this ends early.
@@ -22,6 +23,7 @@
 mod cgroup;
 mod disk;
 mod failure;
+mod frozen;
 mod fsx;
 mod group;
 mod left_behind;
@@ -39,6 +41,7 @@ mod wait;
 pub use cgroup::Version;
 pub use disk::{BlockDevice, ReadAhead, SlowDisk};
 pub use failure::{BROKEN, Failure, Interrupt, NOT_RUN, SIGNALLED, exit_code};
+pub use frozen::Frozen;
 pub use fsx::fsx_settings;
 pub use group::{Group, MemoryUse};
 pub use left_behind::left_behind;

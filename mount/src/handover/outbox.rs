@@ -20,9 +20,9 @@ use std::time::{Duration, Instant};
 
 /// Words that wait at the most; beyond it what is opened is lost by a takeover.
 const WAITING_MAX: usize = 65_536;
-/// Each may hold a descriptor: they have this part of what the process may have, so that open files
-/// and the daemon's own work have the rest.
-const WAITING_PART: u64 = 8;
+/// Each may hold a descriptor beside that of the open file: they have this part of what the process
+/// may have, which is in the reserve that no user gets (`descriptors.rs`, `RESERVE_PART`).
+const WAITING_PART: u64 = 64;
 /// How often it is tried whether the supervisor's socket has room again. Nothing is announced of
 /// that while too many descriptors are under way.
 const LOOK_INTERVAL: Duration = Duration::from_millis(20);

@@ -269,6 +269,7 @@ const DECLARED: &[Section] = &[
         counter("pumapool_mount_written_bytes_total", In::Bytes, "written_bytes", "bytes written by WRITEs"),
         gauge("pumapool_mount_workers", In::Count, "workers", "threads that answer requests now"),
         gauge("pumapool_mount_deferred_requests", In::Count, "deferred_requests", "requests that wait because others of their user hold as many threads as one user may"),
+        gauge("pumapool_mount_waiting_opens", In::Count, "waiting_opens", "opens that wait because another process has a lease on the file, and are tried again"),
         gauge("pumapool_mount_open_handles", In::Count, "open_handles", "files and directories open now"),
         gauge("pumapool_mount_inodes", In::Count, "inodes", "inodes that the kernel knows now"),
         gauge("pumapool_mount_inodes_with_descriptor", In::Count, "inodes_with_descriptor", "of those, held by a descriptor; the others are held by a file handle"),

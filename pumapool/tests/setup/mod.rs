@@ -188,6 +188,11 @@ pub struct Mount {
 impl Mount {
     /// Mounts `source` at `path`, and waits until the lender is found, if one is named.
     pub fn start(source: &Path, path: &Path, options: &[&str]) -> Mount {
+        Mount::start_in(source, path, options, &[])
+    }
+
+    /// The same, in these groups.
+    pub fn start_in(source: &Path, path: &Path, options: &[&str], groups: &[&Group]) -> Mount {
         let mut arguments = vec!["mount", source.to_str().unwrap()];
         if path != source {
             arguments.push(path.to_str().unwrap());
@@ -200,7 +205,7 @@ impl Mount {
                 arguments.extend([policy, "off"]);
             }
         }
-        let mount = Mount { process: daemon(&with_key(arguments), &[]), path: path.to_owned() };
+        let mount = Mount { process: daemon(&with_key(arguments), groups), path: path.to_owned() };
         if options.contains(&"--lender") {
             mount.wait_for("the lender", |status| status["lender_is_up"] == true);
         }

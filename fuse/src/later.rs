@@ -1,0 +1,178 @@
+//! Requests that are put off: what they wait for below is over at a time that nobody is told of, such
+//! as the lease of another process on a file (fcntl, F_SETLEASE).
+//!
+//! Instead of waiting in a worker, a handler puts such a request off ([`put_off`]). One thread handles
+//! it again, from its beginning, after pauses that grow ([`crate::Session::try_again`]). Meanwhile it
+//! holds no worker and no token. It is unanswered, so a successor is sent it again.
+//!
+//! What must never happen: that a request is put off which has changed anything.
+
+use crate::admission::{self, Deferred, Lane};
+use crate::reply::Reply;
+use parking_lot::{Condvar, Mutex, MutexGuard};
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+/// Requests that are put off at a time. As with the tokens of a class, one user's are at most as many
+/// as are free. Each costs an open(2) below every [`PAUSE_MAX`].
+pub const PUT_OFF_MAX: usize = 1024;
+
+/// Pauses before a request that was put off is handled again: the first, and the longest. Each is twice
+/// the one before.
+pub const PAUSE_FIRST: Duration = Duration::from_millis(1);
+/// See [`PAUSE_FIRST`].
+pub const PAUSE_MAX: Duration = Duration::from_millis(100);
+
+/// What is put off.
+pub(crate) struct Later {
+    state: Mutex<State>,
+    changed: Condvar,
+    /// Held while a request is handled again.
+    trying: Mutex<()>,
+}
+
+struct State {
+    /// How many each user has, those included that are being handled.
+    users: Lane,
+    /// By the time when they are due. The second number tells those apart that are due at the same time.
+    waiting: BTreeMap<(Instant, u64), Again>,
+    count: u64,
+    is_closed: bool,
+}
+
+/// A request that was put off, and the pause before it is due.
+pub(crate) struct Again {
+    pub(crate) request: Deferred,
+    pause: Duration,
+}
+
+impl Default for Later {
+    fn default() -> Later {
+        let users = Lane::new(PUT_OFF_MAX);
+        let state = State { users, waiting: BTreeMap::new(), count: 0, is_closed: false };
+        Later { state: Mutex::new(state), changed: Condvar::new(), trying: Mutex::default() }
+    }
+}
+
+impl Later {
+    /// Whether one more of that user may be put off. Then it counts until [`Later::done`].
+    pub(crate) fn reserve(&self, uid: u32) -> bool {
+        let mut state = self.state.lock();
+        let has_room = !state.is_closed && state.users.has_room(uid);
+        if has_room {
+            state.users.take(uid);
+        }
+        has_room
+    }
+
+    /// Puts a request off, for the first time.
+    pub(crate) fn add(&self, request: Deferred) {
+        self.wait_with(Again { request, pause: PAUSE_FIRST });
+    }
+
+    /// Puts a request off once more.
+    pub(crate) fn add_again(&self, again: Again) {
+        self.wait_with(Again { pause: (again.pause * 2).min(PAUSE_MAX), ..again });
+    }
+
+    fn wait_with(&self, again: Again) {
+        let mut state = self.state.lock();
+        state.count += 1;
+        let at = (Instant::now() + again.pause, state.count);
+        state.waiting.insert(at, again);
+        drop(state);
+        self.changed.notify_one();
+    }
+
+    /// A request of that user is answered.
+    pub(crate) fn done(&self, uid: u32) {
+        self.state.lock().users.give_back(uid);
+    }
+
+    /// Waits for one that is due. None: closed. [`Later::close`] waits for the guard.
+    pub(crate) fn next(&self) -> Option<(Again, MutexGuard<'_, ()>)> {
+        let mut state = self.state.lock();
+        while !state.is_closed {
+            match state.waiting.first_key_value().map(|((due, _), _)| *due) {
+                None => self.changed.wait(&mut state),
+                Some(due) if due > Instant::now() => drop(self.changed.wait_until(&mut state, due)),
+                Some(_) => return state.waiting.pop_first().map(|(_, again)| (again, self.trying.lock())),
+            }
+        }
+        None
+    }
+
+    /// No request is put off or handled again from now on, and none is when this returns.
+    pub(crate) fn close(&self) {
+        self.state.lock().is_closed = true;
+        self.changed.notify_all();
+        drop(self.trying.lock());
+    }
+
+    /// How many are put off.
+    pub(crate) fn count(&self) -> usize {
+        self.state.lock().users.held()
+    }
+}
+
+thread_local! {
+    /// The request that this thread handles was put off before; and it was put off now.
+    static IS_AGAIN: Cell<bool> = const { Cell::new(false) };
+    static IS_PUT_OFF: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Puts off the request that this thread handles, which has changed nothing, and is handled again in
+/// some milliseconds. Gives the reply back if it cannot be: others are too many.
+pub fn put_off(reply: Reply<'_>) -> Option<Reply<'_>> {
+    if !IS_AGAIN.get() && !admission::reserve_later() {
+        return Some(reply);
+    }
+    reply.none();
+    IS_PUT_OFF.set(true);
+    None
+}
+
+/// This thread is about to handle a request, perhaps one that was put off before.
+pub(crate) fn begin(is_again: bool) {
+    IS_AGAIN.set(is_again);
+    IS_PUT_OFF.set(false);
+}
+
+/// Whether it was put off.
+pub(crate) fn was_put_off() -> bool {
+    IS_PUT_OFF.take()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Class;
+    use std::sync::Arc;
+
+    fn request(uid: u32) -> Deferred {
+        let device = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap();
+        Deferred { class: Class::Open, uid, bytes: vec![], device: Arc::new(device) }
+    }
+
+    #[test]
+    fn one_user_leaves_room_for_others_and_pauses_grow() {
+        let later = Later::default();
+        let take = |uid| (0..PUT_OFF_MAX).take_while(|_| later.reserve(uid)).count();
+        assert_eq!([take(7), take(8)], [PUT_OFF_MAX / 2, PUT_OFF_MAX / 4]);
+        later.add(request(7));
+        let (mut again, guard) = later.next().unwrap();
+        drop(guard);
+        for expected in [2, 4, 8, 16, 32, 64, 100, 100] {
+            later.add_again(again);
+            again = later.next().unwrap().0;
+            assert_eq!(again.pause, Duration::from_millis(expected));
+        }
+        assert_eq!(later.count(), PUT_OFF_MAX / 4 * 3);
+        later.done(7);
+        assert_eq!(later.count(), PUT_OFF_MAX / 4 * 3 - 1);
+        later.add_again(again);
+        later.close();
+        assert!(later.next().is_none(), "what is left is a successor's");
+    }
+}
