@@ -40,6 +40,7 @@ pub use logic::gate;
 pub use logic::groups;
 use logic::hedging::{Hedges, LATE_PERCENT, late_us};
 use logic::latencies::{LatenciesBySize, Size};
+pub use logic::overtaking::Overtaken;
 use page::seal::Sealing;
 use page::{ChecksumKey, FileKey, Page, PageId, Version};
 use serde::Serialize;
@@ -243,8 +244,25 @@ impl File {
         self.state.lock().is_sure_of(stamp)
     }
 
+    /// The file looks like this now. Returns its ctime, in nanoseconds since the epoch, at the last change
+    /// that the mount has not made itself.
+    pub fn beside_ctime_ns(&self, stamp: Stamp) -> i128 {
+        self.state.lock().beside_ctime_ns(stamp)
+    }
+
+    /// Whether the kernel may believe in an end before this one, which is that of the backing file:
+    /// somebody has changed the file beside the mount.
+    pub fn end_is_unsure(&self, size_bytes: u64) -> bool {
+        self.state.lock().end_is_unsure(size_bytes)
+    }
+
+    /// The kernel has been made to believe in this end, if it believed in an earlier one.
+    pub fn end_moved(&self, size_bytes: u64) {
+        self.state.lock().end_moved(size_bytes);
+    }
+
     /// The kernel is about to be told to drop pages of the file. Buffered writes that it drops them under are found
-    /// ([`ChangeGuard::is_overtaken`]).
+    /// ([`ChangeGuard::overtaken`]).
     pub fn drop_begins(&self) {
         self.state.lock().drop_begins();
     }
@@ -768,9 +786,10 @@ pub struct ChangeGuard<'a> {
 }
 
 impl ChangeGuard<'_> {
-    /// Whether the kernel has cached older bytes behind this write, and must drop its pages.
-    pub fn is_overtaken(&self) -> bool {
-        self.changing.as_ref().is_some_and(Changing::is_overtaken)
+    /// The pages, if any, that the kernel may have cached with older bytes behind this write, and must
+    /// drop.
+    pub fn overtaken(&self) -> Option<Overtaken> {
+        self.changing.as_ref().and_then(Changing::overtaken)
     }
 
     /// The change was applied below as announced; `after` is what the file looks like now, and it holds the bytes of `written`, at that

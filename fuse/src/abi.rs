@@ -130,6 +130,7 @@ pub mod opcode {
 pub mod notify_code {
     pub const INVAL_INODE: i32 = 2;
     pub const INVAL_ENTRY: i32 = 3;
+    pub const STORE: i32 = 4;
     pub const DELETE: i32 = 6;
     pub const RESEND: i32 = 7;
     pub const PRUNE: i32 = 9;
@@ -303,6 +304,8 @@ wire_structs! {
     Dirent { ino: u64, off: u64, namelen: u32, typ: u32 }
     ExtHeader { size: u32, typ: u32 }
     NotifyInvalInodeOut { ino: u64, off: i64, len: i64 }
+    /// Followed by the bytes.
+    NotifyStoreOut { nodeid: u64, offset: u64, size: u32, padding: u32 }
     /// Followed by the name and a NUL.
     NotifyInvalEntryOut { parent: u64, namelen: u32, flags: u32 }
     /// Followed by the name and a NUL.

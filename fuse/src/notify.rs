@@ -6,7 +6,7 @@
 
 use crate::Errno;
 use crate::abi::{self, notify_code};
-use crate::reply::send;
+use crate::reply::{send, send_unreadable};
 use std::ffi::CStr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -39,6 +39,21 @@ impl Notifier {
         let flags = if expire_only { abi::EXPIRE_ONLY } else { 0 };
         let out = abi::NotifyInvalEntryOut { parent, namelen: name.count_bytes() as u32, flags };
         self.send(notify_code::INVAL_ENTRY, &[out.as_bytes(), name.to_bytes_with_nul()])
+    }
+
+    /// Has the kernel believe in this end of a file, in bytes, if it believes in an earlier one. Stores
+    /// nothing in its cache, and drops nothing.
+    ///
+    /// The message says that a byte follows, for the cache, which the kernel cannot read. It moves the end
+    /// before it tries (fs/fuse/dev.c, `fuse_notify_store`; 6.1 to 6.18), and then returns EFAULT. Meanwhile it
+    /// locks the page of this byte: so it waits for what holds this page locked, as for dropping pages.
+    pub fn move_end(&self, nodeid: u64, size_bytes: u64) -> Result<(), Errno> {
+        let Some(offset) = size_bytes.checked_sub(1) else { return Ok(()) };
+        let out = abi::NotifyStoreOut { nodeid, offset, size: 1, padding: 0 };
+        match send_unreadable(self.device.as_fd(), notify_code::STORE, out.as_bytes()) {
+            Err(Errno::FAULT) => Ok(()),
+            result => result,
+        }
     }
 
     /// Tells that the name, which belonged to `child`, was deleted.

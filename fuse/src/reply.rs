@@ -7,7 +7,7 @@ use crate::Errno;
 use crate::abi;
 use rustix::io::writev;
 use std::io::IoSlice;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsRawFd, BorrowedFd};
 use zerocopy::{Immutable, IntoBytes};
 
 /// Errors that an answer may have are below this one (fs/fuse/dev.c, fuse_dev_do_write).
@@ -85,6 +85,26 @@ pub(crate) fn send(device: BorrowedFd<'_>, unique: u64, error: i32, parts: &[&[u
         match writev(device, &slices[..=parts.len()]) {
             Err(Errno::INTR) => {}
             result => return result.map(|_| ()),
+        }
+    }
+}
+
+/// Writes a notification whose data end with a byte that the kernel cannot read.
+pub(crate) fn send_unreadable(device: BorrowedFd<'_>, code: i32, data: &[u8]) -> Result<(), Errno> {
+    let len = size_of::<abi::OutHeader>() + data.len() + 1;
+    let header = abi::OutHeader { len: len as u32, error: code, unique: 0 };
+    let part = |bytes: &[u8]| libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
+    // Nothing is mapped at address 0.
+    let parts = [part(header.as_bytes()), part(data), libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 1 }];
+    loop {
+        // SAFETY: the kernel only reads from these addresses, of which two are borrowed, and refuses the third one.
+        let sent = unsafe { libc::writev(device.as_raw_fd(), parts.as_ptr(), parts.len() as i32) };
+        if sent >= 0 {
+            return Ok(());
+        }
+        match Errno::from_io_error(&std::io::Error::last_os_error()) {
+            Some(Errno::INTR) => {}
+            errno => return Err(errno.unwrap_or(Errno::IO)),
         }
     }
 }

@@ -5,11 +5,12 @@
 //! READ never takes that lock, but waits in the borrower for a change of its own pages: so what is done under it must depend on nothing
 //! but the file system below. Where two inodes are changed at once (rename), they are locked in the order of their node ids.
 
+use crate::config::WriteMode;
 use crate::data::write_full;
 use crate::filesystem::Passthrough;
 use crate::inode::{Inode, stamp_of, stat};
 use crate::system::nobody_else_writes;
-use borrower::{Change, Stamp, Writers};
+use borrower::{Change, Overtaken, Stamp, Writers};
 use fuse::Errno;
 use page::{PAGE_SIZE, Page};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -30,8 +31,8 @@ pub(crate) struct Outcome<T> {
     pub value: T,
     /// Whether it was applied as announced.
     pub as_announced: bool,
-    /// Whether the kernel caches older bytes behind it.
-    pub overtaken: bool,
+    /// The pages, if any, that the kernel may cache with older bytes behind it.
+    pub overtaken: Option<Overtaken>,
     /// Index of the page of which the kernel may have zeroed what the backing file holds (R33).
     pub zeroed: Option<u64>,
 }
@@ -39,7 +40,7 @@ pub(crate) struct Outcome<T> {
 impl<T> Outcome<T> {
     /// Applied as announced.
     pub(crate) fn done(value: T) -> Outcome<T> {
-        Outcome { value, as_announced: true, overtaken: false, zeroed: None }
+        Outcome { value, as_announced: true, overtaken: None, zeroed: None }
     }
 }
 
@@ -54,21 +55,22 @@ impl Passthrough {
         apply: impl FnOnce(Stamp) -> Result<Outcome<T>, Errno>,
         verify: impl FnOnce(Stamp, Stamp) -> bool,
     ) -> Result<Outcome<T>, Errno> {
-        self.write_bytes(inode, fd, plan, apply, verify, None)
+        self.write_bytes(inode, fd, plan, |before, _| apply(before), verify, None)
     }
 
-    /// The same; if it went as announced, the file below then holds the bytes of `written`, at that offset.
+    /// A change of bytes, as [`Passthrough::change`] does it; `apply` sees what of it is overtaken, too. If it
+    /// went as announced, the backing file then holds the bytes of `written`, at that offset.
     pub(crate) fn write_bytes<T>(
         &self,
         inode: &Inode,
         fd: impl AsFd,
         plan: impl FnOnce(Stamp) -> Change,
-        apply: impl FnOnce(Stamp) -> Result<Outcome<T>, Errno>,
+        apply: impl FnOnce(Stamp, Option<Overtaken>) -> Result<Outcome<T>, Errno>,
         verify: impl FnOnce(Stamp, Stamp) -> bool,
         written: Option<(u64, &[u8])>,
     ) -> Result<Outcome<T>, Errno> {
         let fd = fd.as_fd();
-        let Some(file) = &inode.file else { return apply(stamp_of(&stat(fd)?)) };
+        let Some(file) = &inode.file else { return apply(stamp_of(&stat(fd)?), None) };
         let _changing = inode.changing.lock();
         let result = self.change_held(file, fd, plan, apply, verify, written);
         inode.record_stamp();
@@ -88,7 +90,7 @@ impl Passthrough {
         if !self.borrower.is_known(file, index, page) {
             return Ok(false);
         }
-        let write = |_| {
+        let write = |_, _| {
             let value = write_full(below.as_fd(), page, start, false)?;
             Ok(Outcome { as_announced: value == PAGE_SIZE, ..Outcome::done(()) })
         };
@@ -104,13 +106,14 @@ impl Passthrough {
         file: &borrower::File,
         fd: BorrowedFd<'_>,
         plan: impl FnOnce(Stamp) -> Change,
-        apply: impl FnOnce(Stamp) -> Result<Outcome<T>, Errno>,
+        apply: impl FnOnce(Stamp, Option<Overtaken>) -> Result<Outcome<T>, Errno>,
         verify: impl FnOnce(Stamp, Stamp) -> bool,
         written: Option<(u64, &[u8])>,
     ) -> Result<Outcome<T>, Errno> {
         let before = stamp_of(&stat(fd)?);
         let guard = self.borrower.change(file, plan(before), before);
-        let result = apply(before);
+        let overtaken = guard.overtaken();
+        let result = apply(before, overtaken);
         let after = stat(fd).map(|after| stamp_of(&after));
         let (mut outcome, after) = match (result, after) {
             (Ok(outcome), Ok(after)) => (outcome, after),
@@ -121,7 +124,7 @@ impl Passthrough {
             }
             (Err(errno), Err(_)) => return Err(errno),
         };
-        outcome.overtaken = guard.is_overtaken();
+        outcome.overtaken = overtaken;
         if !outcome.as_announced {
             guard.failed(after);
         } else if verify(before, after) {
@@ -181,17 +184,34 @@ impl Passthrough {
         let stamp = stamp_of(&stat(&fd)?);
         let writers = match file.is_sure_of(stamp) {
             false if is_new => Writers::None,
-            false => writers(stamp, now_ns(), || !writes && inode.device.is_local(&fd) && nobody_else_writes(&fd)),
+            false => {
+                let is_alone = || !writes && inode.device.is_local(&fd) && nobody_else_writes(&fd);
+                writers(file.beside_ctime_ns(stamp), now_ns(), is_alone)
+            }
             true => Writers::Unasked,
         };
         self.borrower.observe(file, moment, stamp, writers);
         inode.record_stamp();
+        self.move_end(inode, file, stamp.size_bytes);
         match file.kernel_stale() {
             None => Ok(true),
             Some(number) => {
                 self.invalidations.request_all(inode, number);
                 Ok(false)
             }
+        }
+    }
+
+    /// Has the kernel believe in the end of a file that has grown beside the mount. A program that opens the
+    /// file and maps it would otherwise get SIGBUS behind the end that the kernel remembers. The caller holds
+    /// `changing`, so that the end does not move meanwhile through the mount.
+    fn move_end(&self, inode: &Arc<Inode>, file: &borrower::File, size_bytes: u64) {
+        // With the writeback cache the kernel keeps the size by itself.
+        if self.write_mode == WriteMode::Through
+            && file.end_is_unsure(size_bytes)
+            && self.invalidations.move_end_now(inode, size_bytes)
+        {
+            file.end_moved(size_bytes);
         }
     }
 
@@ -204,7 +224,7 @@ impl Passthrough {
         if changing.is_some() {
             let stamp = stamp_of(&now);
             let writers = match file.is_sure_of(stamp) {
-                false if writers(stamp, now_ns(), || false) == Writers::None => Writers::None,
+                false if writers(file.beside_ctime_ns(stamp), now_ns(), || false) == Writers::None => Writers::None,
                 _ => Writers::Unasked,
             };
             self.borrower.observe(file, moment, stamp, writers);
@@ -219,11 +239,12 @@ fn now_ns() -> i128 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos() as i128
 }
 
-/// Whether somebody may have been writing a file below when it looked so. `is_alone` asks whether nobody has it open to write now. (What is ours is ended
+/// Whether somebody may have been writing a backing file whose last change beside the mount was at
+/// `ctime_ns`. `is_alone` asks whether nobody has it open to write now. (What is ours is ended
 /// before a stamp is taken, so it is only in the way of that question.)
-fn writers(stamp: Stamp, now_ns: i128, is_alone: impl FnOnce() -> bool) -> Writers {
+fn writers(ctime_ns: i128, now_ns: i128, is_alone: impl FnOnce() -> bool) -> Writers {
     // A clock that was set back says as little as a file system whose times are another machine's: what is far from now is not of now.
-    match now_ns.abs_diff(stamp.ctime_ns) {
+    match now_ns.abs_diff(ctime_ns) {
         age if age > WRITE_MAX.as_nanos() => Writers::None,
         age if age > TIME_GRAIN.as_nanos() && is_alone() => Writers::None,
         _ => Writers::Perhaps,
@@ -237,9 +258,9 @@ mod tests {
     #[test]
     fn who_may_be_writing_is_told_by_the_time_and_by_who_has_the_file_open() {
         let of = |age: Duration, is_alone| {
-            let stamp = Stamp { size_bytes: 0, mtime_ns: 0, ctime_ns: -7 };
+            let ctime_ns = -7;
             let age = age.as_nanos() as i128;
-            let [then, before] = [age, -age].map(|age| writers(stamp, stamp.ctime_ns + age, || is_alone));
+            let [then, before] = [age, -age].map(|age| writers(ctime_ns, ctime_ns + age, || is_alone));
             assert_eq!(then, before, "the clock may have been set back");
             then
         };

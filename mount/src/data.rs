@@ -18,25 +18,28 @@ use crate::filesystem::Passthrough;
 use crate::handle::OpenFile;
 use crate::inode::Inode;
 use crate::opened::Opened;
+use crate::overtaken::{Remembering, within};
 use crate::resent::Attempt;
 use crate::system::{ProcPath, errno, open_at_once};
 use crate::writeback::write_rest;
-use borrower::{Change, Stamp};
+use borrower::{Change, Overtaken, Stamp};
 use fuse::{Errno, abi};
 use page::PAGE_SIZE;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{FileType, Mode, OFlags, open};
 use rustix::io::ReadWriteFlags;
+use std::borrow::Cow;
 use std::io::IoSlice;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// How long the answer to a write of whole pages may wait until the kernel has dropped them. That takes some 0.1 ms, but may wait in turn for
+/// How long the answer to a write may wait until the kernel has dropped pages. That takes some 0.1 ms, but may wait in turn for
 /// READs of these pages, and for what was stored through mappings to be written.
 const WHOLE_PAGES_WAIT: Duration = Duration::from_secs(1);
 
-/// The same, where a page is written in part: if the kernel has no bytes for the rest of it, it holds that page locked until it has its
+/// How long the answer may wait for the last page of the write, if that is written in part: if the kernel has no bytes for the
+/// rest of it, it holds that page locked until it has its
 /// answer (fs/fuse/file.c, fuse_fill_write_pages), so that the drop cannot end before. Under fsx three of four such waits are in vain, and the
 /// others take less than 1 ms; so with 0.1 s here it took twice as long.
 const PART_OF_PAGE_WAIT: Duration = Duration::from_millis(10);
@@ -225,10 +228,10 @@ impl Passthrough {
         let direct = args.write_flags & abi::WRITE_LOCKOWNER != 0;
         let append = !from_cache && self.write_mode == WriteMode::Through && asked.contains(OFlags::APPEND);
         let append_only = file.appends && !append;
+        let is_from_program = !from_cache;
         if let (true, Some(result)) = (append, attempt.done()) {
             let size = result? as u32;
-            self.invalidations.request(inode, args.offset, u64::MAX);
-            self.wait_for_drop(inode, args);
+            self.drop_before_answer(inode, args, &[(args.offset, u64::MAX)], false);
             return Ok(abi::WriteOut { size, padding: 0 });
         }
         // Marked as direct, but the flag may be gone from the handle: its bytes need not be aligned any more.
@@ -240,6 +243,7 @@ impl Passthrough {
         };
         let len = data.len() as u64;
         let end = args.offset.checked_add(len).ok_or(Errno::INVAL)?;
+        let mut remembering = None;
         let outcome = self.write_bytes(
             inode,
             fd,
@@ -248,9 +252,20 @@ impl Passthrough {
                 false if attempt.is_resent() => Change::Doubtful { start: args.offset, end },
                 false => Change::Buffered { offset: args.offset, len, request, writeback: from_cache },
             },
-            |before| {
+            |before, overtaken| {
                 let clears = args.write_flags & abi::WRITE_KILL_SUIDGID != 0;
                 let _clearing = self.clearing(inode, clears, caller, fd)?;
+                let merged = match from_cache {
+                    true => inode.overtaken.merged(args.offset, data),
+                    false => Cow::Borrowed(data),
+                };
+                let is_merged = matches!(merged, Cow::Owned(_));
+                let data = &*merged;
+                // One that lands elsewhere replaces something else.
+                let lands_there = !append || before.size_bytes == args.offset;
+                remembering = overtaken
+                    .filter(|_| lands_there)
+                    .and_then(|overtaken| remember(&file, overtaken, request, args.offset, data));
                 let mut there = 0;
                 if append {
                     there = attempt.begun().map_or(0, |end| appended(&file, end, data));
@@ -267,7 +282,9 @@ impl Passthrough {
                 } else {
                     value
                 };
-                Ok(Outcome { as_announced: value == data.len(), ..Outcome::done((value, before)) })
+                // What was merged is not what the kernel caches.
+                let as_announced = value == data.len() && !is_merged;
+                Ok(Outcome { as_announced, ..Outcome::done(Written { bytes: value, before, is_merged }) })
             },
             |before, after| match append {
                 true => before.size_bytes == args.offset && after.size_bytes == end,
@@ -275,10 +292,19 @@ impl Passthrough {
             },
             (!append).then_some((args.offset, data)),
         );
-        let mut waits = self.drop_stale(inode, args, &outcome, append);
+        if !matches!(&outcome, Ok(outcome) if outcome.as_announced) {
+            // The file holds something else than this write.
+            remembering = None;
+        }
+        let mut stale = self.stale_after(inode, args, &outcome, append);
         if attempt.is_resent() {
-            self.invalidations.request(inode, args.offset, if append { u64::MAX } else { end });
-            waits = true;
+            stale.push((args.offset, if append { u64::MAX } else { end }));
+        }
+        // A write out of the cache must not wait: its page is under writeback until the answer, and the drop waits
+        // for that. And a write that has failed has nothing to show.
+        let waits = is_from_program && outcome.is_ok();
+        if !waits {
+            stale.iter().for_each(|(start, end)| self.invalidations.request(inode, *start, *end));
         }
         if from_cache {
             inode.mark_mapped_writes();
@@ -286,7 +312,8 @@ impl Passthrough {
                 self.write_from_cache_failed(inode);
             }
         }
-        let (written, _) = attempt.finish(outcome, |outcome| outcome.value.0 as u64)?.value;
+        let outcome = attempt.finish(outcome, |outcome| outcome.value.bytes as u64)?;
+        let written = outcome.value.bytes;
         if !direct && !append {
             self.ledger.record(inode, &file.fd, args.offset, args.offset + written as u64);
         } else if append && let Ok(now) = crate::inode::stat(fd) {
@@ -294,68 +321,86 @@ impl Passthrough {
             self.ledger.record(inode, &file.fd, now.stx_size.saturating_sub(written as u64), now.stx_size);
         }
         self.counters.written_bytes.add(written as u64);
-        if waits && !from_cache {
-            self.wait_for_drop(inode, args);
+        if waits && !stale.is_empty() {
+            let last_is_free = outcome.overtaken.is_some_and(|overtaken| overtaken.last_is_free);
+            self.drop_before_answer(inode, args, &stale, last_is_free);
         }
+        drop(remembering);
         Ok(abi::WriteOut { size: written as u32, padding: 0 })
     }
 
-    /// Waits until the kernel has dropped what this write(2) has asked it to. Nothing of ours is locked here that the drop, or what it waits
-    /// for, could need. A write out of the cache must not wait: its page is under writeback until the answer, and the drop waits for that.
-    fn wait_for_drop(&self, inode: &Inode, args: &abi::WriteIn) {
-        let is_whole = args.offset.is_multiple_of(PAGE_SIZE as u64) && args.size.is_multiple_of(PAGE_SIZE as u32);
-        let limit = if is_whole { WHOLE_PAGES_WAIT } else { PART_OF_PAGE_WAIT };
+    /// Has the kernel drop these bytes, and waits for it for a while. Nothing of ours is locked here that the drop,
+    /// or what it waits for, could need. `last_is_free` is as in [`Overtaken`].
+    fn drop_before_answer(&self, inode: &Arc<Inode>, args: &abi::WriteIn, stale: &[(u64, u64)], last_is_free: bool) {
         fuse::about_to_wait();
-        if self.invalidations.wait(inode, limit)
-            && let Some(file) = &inode.file
-        {
+        let end = args.offset.saturating_add(args.size.into());
+        // Only a page that is written in part may be locked until the answer (K6): it is dropped apart, after the
+        // others.
+        let last = match end % PAGE_SIZE as u64 {
+            0 => end..end,
+            part => end - part..(end - part).saturating_add(PAGE_SIZE as u64),
+        };
+        let mut are_dropped = true;
+        let mut drop = |start: u64, end: u64, limit| {
+            are_dropped &= start >= end || self.invalidations.drop_now(inode, start, end, limit);
+        };
+        for (start, end) in stale {
+            drop(*start, last.start.min(*end), WHOLE_PAGES_WAIT);
+            drop(last.end.max(*start), *end, WHOLE_PAGES_WAIT);
+        }
+        let limit = if last_is_free { WHOLE_PAGES_WAIT } else { PART_OF_PAGE_WAIT };
+        let of_last = stale.iter().filter(|(start, end)| *start < last.end && last.start < *end);
+        if of_last.count() > 0 {
+            drop(last.start, last.end, limit);
+        }
+        if are_dropped && let Some(file) = &inode.file {
             file.drop_waited();
         }
     }
 
-    /// Has the kernel drop what it may cache wrongly after a write. Rarely, because that lets READs overtake writes that wait in the
-    /// kernel's queue. Returns whether it may show something else than was written until it has.
-    fn drop_stale(
+    /// What the kernel must drop after a write, in bytes, because it may cache something else than the file
+    /// holds. Rarely anything, because drops let READs overtake writes that wait in the kernel's queue.
+    fn stale_after(
         &self,
-        inode: &Arc<Inode>,
+        inode: &Inode,
         args: &abi::WriteIn,
-        outcome: &Result<Outcome<(usize, Stamp)>, Errno>,
+        outcome: &Result<Outcome<Written>, Errno>,
         append: bool,
-    ) -> bool {
+    ) -> Vec<(u64, u64)> {
         let (offset, end) = (args.offset, args.offset.saturating_add(args.size.into()));
-        // A page that is dirty again is written back before the kernel drops it. With the writeback cache
-        // nothing is zeroed: the end moves before the page is let go.
-        if let Ok(Outcome { zeroed: Some(page), .. }) = outcome
-            && self.write_mode == WriteMode::Through
-        {
-            self.invalidations.request(inode, page * PAGE_SIZE as u64, (page + 1) * PAGE_SIZE as u64);
-        }
-        match outcome {
-            // Landed elsewhere than the kernel believes.
-            Ok(outcome) if append && !outcome.as_announced => {
-                self.invalidations.request(inode, offset, u64::MAX);
-                return true;
-            }
+        let mut stale = Vec::new();
+        let outcome = match outcome {
+            Ok(outcome) => outcome,
             // A failed write out of the cache leaves a clean page of bytes that are not below. Of other failed writes the kernel itself
             // gives up the pages that it holds for them; but a READ that has overtaken may have brought others, and the bytes may be below
             // all the same (O_SYNC).
-            Err(_) => self.invalidations.request(inode, offset, end),
-            Ok(outcome) if outcome.overtaken => {
-                self.invalidations.request(inode, offset, end);
-                return true;
-            }
-            // What a mapping stored behind the old end stays in the kernel's page, but between the ends are zeros now.
-            Ok(outcome)
-                if self.write_mode == WriteMode::Through
-                    && inode.mapped_writes.load(Ordering::Relaxed)
-                    && outcome.value.1.size_bytes < offset
-                    && outcome.value.1.size_bytes % 4096 != 0 =>
-            {
-                self.invalidations.request(inode, outcome.value.1.size_bytes, offset);
-            }
-            _ => {}
+            Err(_) => return vec![(offset, end)],
+        };
+        let is_through = self.write_mode == WriteMode::Through;
+        // A page that is dirty again is written back before the kernel drops it. With the writeback cache
+        // nothing is zeroed: the end moves before the page is let go.
+        if let Some(page) = outcome.zeroed.filter(|_| is_through) {
+            stale.push((page * PAGE_SIZE as u64, (page + 1) * PAGE_SIZE as u64));
         }
-        false
+        let old_end = outcome.value.before.size_bytes;
+        if append && !outcome.as_announced {
+            // Landed elsewhere than the kernel believes.
+            stale.push((offset, u64::MAX));
+        } else if let Some(Overtaken { pages, .. }) = outcome.overtaken {
+            stale.push(within(pages, offset, end));
+        } else if outcome.value.is_merged {
+            stale.push((offset, end));
+        }
+        // What a mapping stored behind the old end stays in the kernel's page, but between the ends are zeros now.
+        if is_through
+            && inode.mapped_writes.load(Ordering::Relaxed)
+            && old_end < offset
+            && !old_end.is_multiple_of(PAGE_SIZE as u64)
+        {
+            stale.push((old_end, offset));
+        }
+        stale.retain(|(start, end)| start < end);
+        stale
     }
 
     /// Closing one of the descriptors: so that what the file system below has to say at close is heard.
@@ -409,6 +454,35 @@ impl Passthrough {
             self.invalidations.request_all(inode, number);
         }
     }
+}
+
+/// How a write went.
+struct Written {
+    bytes: usize,
+    /// What the file looked like before it.
+    before: Stamp,
+    /// Bytes of an overtaken write(2) were written in place of those that the kernel caches.
+    is_merged: bool,
+}
+
+/// Remembers what an overtaken write(2) is about to replace, and by what, until its pages are dropped. Where
+/// nobody can store through a mapping, or the file cannot be read, nothing is remembered.
+fn remember<'a>(
+    file: &'a OpenFile,
+    overtaken: Overtaken,
+    request: u64,
+    offset: u64,
+    data: &[u8],
+) -> Option<Remembering<'a>> {
+    let inode = &file.inode;
+    if !inode.may_be_mapped.load(Ordering::Relaxed) {
+        return None;
+    }
+    let (start, end) = within(overtaken.pages, offset, offset + data.len() as u64);
+    let mut before = vec![0; (end - start) as usize]; // Zeros behind the end.
+    file.read_before_write(&mut before, start).ok()?;
+    let written = &data[(start - offset) as usize..(end - offset) as usize];
+    Some(inode.overtaken.begins(request, start, before, written))
 }
 
 /// How much of `data` a first attempt to append it, where the file ended at `end`, has left there.

@@ -24,6 +24,7 @@ use crate::handover::layout::{self, header, node};
 use crate::handover::memory::NodeSlot;
 use crate::link_count::LostName;
 use crate::opened::Newest;
+use crate::overtaken::OvertakenWrite;
 use crate::passing::{Connection, Passing};
 use crate::stale::Stale;
 use crate::system::FileHandle;
@@ -88,6 +89,8 @@ pub(crate) struct Inode {
     pub passing: Mutex<Passing>,
     /// Its newest descriptor, to be shared by opens that may have no other.
     pub newest: Newest,
+    /// A write(2) that a READ has overtaken, and that is not answered yet.
+    pub overtaken: OvertakenWrite,
     /// The name that the kernel was told to believe for long.
     pub name: Mutex<Believed>,
     /// Whether a name of it has gone stale lately. Taken alone, or inside `name`.
@@ -490,6 +493,7 @@ impl Inodes {
             is_misbelieved: AtomicBool::new(false),
             written_below: AtomicBool::new(false),
             newest: Newest::default(),
+            overtaken: OvertakenWrite::default(),
             passing: Mutex::new(Passing::restored(known.backing, known.flags & node::PASSED != 0, connection)),
             name: Mutex::new(believed),
             stale: Mutex::default(),
@@ -695,6 +699,7 @@ impl Inodes {
             is_misbelieved: AtomicBool::new(false),
             written_below: AtomicBool::new(false),
             newest: Newest::default(),
+            overtaken: OvertakenWrite::default(),
             passing: Mutex::default(),
             name: Mutex::default(),
             stale: Mutex::default(),

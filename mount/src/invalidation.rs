@@ -6,8 +6,11 @@
 //! one name is believed for long; of what was renamed, each new name is noted once. But for the latter it is also written down, so that a successor drops
 //! what this daemon could not any more.
 //!
-//! Only the answers to a write(2) and to an open may wait for what it has asked for, and for a limited time: the drop may wait in turn for pages that
-//! another request holds, or that very write, and for what the workers write back. So never all workers wait.
+//! Only the answers to a write(2) and to an open may wait for what they have asked for, and for a limited
+//! time: the drop may wait in turn for pages that another request holds, or that very write, and for what
+//! the workers write back. So never all workers wait. What they wait for has a queue and threads of its
+//! own ([`Invalidations::deliver_awaited`]): a drop that is noted for a file may be stuck at the very page
+//! that the write holds locked until its answer.
 
 use crate::handover::layout::node;
 use crate::inode::{Inode, Name};
@@ -15,6 +18,7 @@ use crate::status::Counter;
 use fuse::abi::init;
 use fuse::{Errno, Notifier, Session, abi};
 use hashbrown::HashMap;
+use hashbrown::hash_map::Entry;
 use parking_lot::{Condvar, Mutex};
 use std::collections::VecDeque;
 use std::ffi::CStr;
@@ -27,6 +31,13 @@ const TRIES_MAX: u32 = 10;
 /// Names that it is asked for once more; those beyond are not.
 const AGAIN_MAX: usize = 1024;
 
+/// How long an answer may wait until the kernel believes in another end of a file: mostly some 0.1 ms. It moves
+/// the end at once, and then locks a page, which another request may hold.
+const END_WAIT: Duration = Duration::from_millis(10);
+
+/// Threads for what answers wait for: one may be stuck at a page that a READ from a slow disk holds.
+pub(crate) const AWAITED_THREADS: usize = 2;
+
 struct Pages {
     inode: Arc<Inode>,
     start: u64,
@@ -35,9 +46,31 @@ struct Pages {
     number: Option<u64>,
 }
 
+/// What the answer to a request waits for.
+enum Task {
+    Drop(Pages),
+    /// The kernel is to believe in this end of the file, in bytes, if it believes in an earlier one.
+    MoveEnd(Arc<Inode>, u64),
+}
+
+/// How an answer has waited.
+#[derive(PartialEq, Eq)]
+enum Waited {
+    Done,
+    /// The kernel has been told, and has not done it yet.
+    Begun,
+    /// It was taken back, as no thread had time for it: so the kernel will not be told.
+    Never,
+}
+
 #[derive(Default)]
 struct State {
     pages: HashMap<u64, Pages>,
+    /// What answers wait for, by a number of its own. At most as many as [`Invalidations::waiting_max`].
+    awaited: VecDeque<(u64, Task)>,
+    /// Of those that the kernel is being told: their numbers and nodes.
+    telling: Vec<(u64, u64)>,
+    last_awaited: u64,
     names: Vec<(Arc<Inode>, Name)>,
     /// Names that were moved, and whether the kernel has but to look them up again.
     moved: HashMap<Name, bool>,
@@ -50,18 +83,50 @@ struct State {
     /// Nodes that the kernel is to forget if nobody uses them, and whether it is being told.
     to_forget: Vec<u64>,
     forgetting: bool,
-    /// Threads in [`Invalidations::wait`].
+    /// Threads that wait.
     waiting: usize,
     closing: bool,
+}
+
+impl State {
+    /// Whether nothing of the node is to be dropped any more, or being dropped.
+    fn is_dropped(&self, node: u64) -> bool {
+        let is_its = |task: &Task| matches!(task, Task::Drop(pages) if pages.inode.nodeid == node);
+        !self.pages.contains_key(&node)
+            && self.delivering != Some(node)
+            && !self.telling.iter().any(|(_, told)| *told == node)
+            && !self.awaited.iter().any(|(_, task)| is_its(task))
+    }
+
+    /// Notes pages to be dropped. Returns whether they are in addition to what is noted for the node.
+    fn note(&mut self, pages: Pages) -> bool {
+        match self.pages.entry(pages.inode.nodeid) {
+            Entry::Occupied(mut noted) => {
+                let noted = noted.get_mut();
+                noted.start = noted.start.min(pages.start);
+                noted.end = noted.end.max(pages.end);
+                noted.number = noted.number.max(pages.number);
+                false
+            }
+            Entry::Vacant(place) => {
+                place.insert(pages);
+                true
+            }
+        }
+    }
 }
 
 /// What must go.
 pub(crate) struct Invalidations {
     state: Mutex<State>,
     wake: Condvar,
-    /// The pages of a node were dropped.
+    /// Something awaited is there.
+    wake_awaited: Condvar,
+    /// The pages of a node were dropped, or the kernel was told something else that is awaited.
     delivered: Condvar,
     waiting_max: usize,
+    /// As many of them may wait for other answers than those to a write(2).
+    others_waiting_max: usize,
     notifier: Notifier,
     /// Times that pages of a file were to be dropped.
     requested: Counter,
@@ -81,8 +146,10 @@ impl Invalidations {
             requested: Counter::default(),
             state: Mutex::default(),
             wake: Condvar::new(),
+            wake_awaited: Condvar::new(),
             delivered: Condvar::new(),
             waiting_max: workers / 2,
+            others_waiting_max: workers.div_ceil(4),
         }
     }
 
@@ -90,16 +157,59 @@ impl Invalidations {
     /// is so.
     pub(crate) fn wait(&self, inode: &Inode, limit: Duration) -> bool {
         let deadline = Instant::now() + limit;
-        let is_dropped =
-            |state: &State| !state.pages.contains_key(&inode.nodeid) && state.delivering != Some(inode.nodeid);
+        let node = inode.nodeid;
         let mut state = self.state.lock();
-        if is_dropped(&state) || state.waiting >= self.waiting_max {
-            return is_dropped(&state);
+        if state.is_dropped(node) || state.waiting >= self.others_waiting_max {
+            return state.is_dropped(node);
         }
         state.waiting += 1;
-        while !is_dropped(&state) && !self.delivered.wait_until(&mut state, deadline).timed_out() {}
+        while !state.is_dropped(node) && !self.delivered.wait_until(&mut state, deadline).timed_out() {}
         state.waiting -= 1;
-        is_dropped(&state)
+        state.is_dropped(node)
+    }
+
+    /// Has the kernel drop what it caches of bytes `start..end` of a file, and waits for it, but not for longer
+    /// than `limit`. Returns whether it has. If not, it will.
+    pub(crate) fn drop_now(&self, inode: &Arc<Inode>, start: u64, end: u64, limit: Duration) -> bool {
+        self.drop_begins(inode);
+        let pages = Pages { inode: inode.clone(), start, end, number: None };
+        let (waited, task) = self.tell_now(Task::Drop(pages), limit, self.waiting_max);
+        if let Some(Task::Drop(pages)) = task {
+            self.note(pages);
+        }
+        waited == Waited::Done
+    }
+
+    /// Has the kernel believe in this end of a file, in bytes, if it believes in an earlier one. Returns whether
+    /// it does. The caller sees to it that the file does not end elsewhere meanwhile.
+    pub(crate) fn move_end_now(&self, inode: &Arc<Inode>, size_bytes: u64) -> bool {
+        // It moves the end before it waits for anything.
+        self.tell_now(Task::MoveEnd(inode.clone(), size_bytes), END_WAIT, self.others_waiting_max).0 != Waited::Never
+    }
+
+    /// Has a thread tell the kernel something, unless so many answers wait already. Gives it back if no thread
+    /// had time for it.
+    fn tell_now(&self, task: Task, limit: Duration, waiting_max: usize) -> (Waited, Option<Task>) {
+        let deadline = Instant::now() + limit;
+        let mut state = self.state.lock();
+        if state.waiting >= waiting_max {
+            return (Waited::Never, Some(task));
+        }
+        state.waiting += 1;
+        state.last_awaited += 1;
+        let number = state.last_awaited;
+        state.awaited.push_back((number, task));
+        self.wake_awaited.notify_one();
+        let place = |state: &State| state.awaited.iter().position(|(other, _)| *other == number);
+        let is_told = |state: &State| state.telling.iter().any(|(other, _)| *other == number);
+        while (place(&state).is_some() || is_told(&state))
+            && !self.delivered.wait_until(&mut state, deadline).timed_out()
+        {}
+        state.waiting -= 1;
+        if let Some(place) = place(&state) {
+            return (Waited::Never, state.awaited.remove(place).map(|(_, task)| task));
+        }
+        (if is_told(&state) { Waited::Begun } else { Waited::Done }, None)
     }
 
     /// The kernel must drop what it caches of bytes `start..end` of a file.
@@ -118,18 +228,27 @@ impl Invalidations {
     }
 
     fn add(&self, inode: &Arc<Inode>, start: u64, end: u64, number: Option<u64>) {
+        self.drop_begins(inode);
+        self.note(Pages { inode: inode.clone(), start, end, number });
+    }
+
+    fn drop_begins(&self, inode: &Inode) {
         self.requested.add(1);
+        // Under the lock, because a drop that ends takes the flag away.
+        let _state = self.state.lock();
+        inode.slot.iter().for_each(|slot| slot.set_flag(node::DROP_PENDING));
+        inode.file.iter().for_each(|file| file.drop_begins());
+    }
+
+    /// The thread that drops what nobody waits for is to drop these pages; their drop has begun.
+    fn note(&self, pages: Pages) {
+        let inode = pages.inode.clone();
         let mut state = self.state.lock();
         inode.slot.iter().for_each(|slot| slot.set_flag(node::DROP_PENDING));
-        let pages = state.pages.entry(inode.nodeid).or_insert_with(|| {
-            if let Some(file) = &inode.file {
-                file.drop_begins();
-            }
-            Pages { inode: inode.clone(), start, end, number }
-        });
-        pages.start = pages.start.min(start);
-        pages.end = pages.end.max(end);
-        pages.number = pages.number.max(number);
+        if !state.note(pages) {
+            // One drop does for both.
+            inode.file.iter().for_each(|file| file.drop_ended());
+        }
         self.wake.notify_one();
     }
 
@@ -186,10 +305,40 @@ impl Invalidations {
         }
     }
 
-    /// Ends [`Invalidations::deliver`].
+    /// Ends [`Invalidations::deliver`] and [`Invalidations::deliver_awaited`].
     pub(crate) fn close(&self) {
         self.state.lock().closing = true;
         self.wake.notify_all();
+        self.wake_awaited.notify_all();
+    }
+
+    /// The work of a thread that tells the kernel what answers wait for. Returns after [`Invalidations::close`].
+    pub(crate) fn deliver_awaited(&self) {
+        let mut state = self.state.lock();
+        while !state.closing {
+            let Some((number, task)) = state.awaited.pop_front() else {
+                self.wake_awaited.wait(&mut state);
+                continue;
+            };
+            let (Task::Drop(Pages { inode, .. }) | Task::MoveEnd(inode, _)) = &task;
+            let inode = inode.clone();
+            state.telling.push((number, inode.nodeid));
+            drop(state);
+            let is_dropped = match task {
+                Task::Drop(pages) => deliver_pages(&self.notifier, &pages),
+                Task::MoveEnd(inode, size_bytes) => {
+                    // Whatever the error: the kernel does not know the file, or the mount is gone.
+                    let _ = self.notifier.move_end(inode.nodeid, size_bytes);
+                    false
+                }
+            };
+            state = self.state.lock();
+            state.telling.retain(|(other, _)| *other != number);
+            self.delivered.notify_all();
+            if is_dropped && state.is_dropped(inode.nodeid) {
+                drop_has_ended(&inode);
+            }
+        }
     }
 
     /// The thread's work. Returns after [`Invalidations::close`].
@@ -243,11 +392,8 @@ impl Invalidations {
             state.forgetting = false;
             self.delivered.notify_all();
             // Unless there is more to drop by now.
-            if let Some(pages) = delivered.filter(|pages| !state.pages.contains_key(&pages.inode.nodeid)) {
-                pages.inode.slot.iter().for_each(|slot| slot.clear_flag(node::DROP_PENDING));
-                if let Some(_changing) = pages.inode.changing.try_lock() {
-                    pages.inode.record_stamp();
-                }
+            if let Some(pages) = delivered.filter(|pages| state.is_dropped(pages.inode.nodeid)) {
+                drop_has_ended(&pages.inode);
             }
         }
     }
@@ -272,6 +418,14 @@ impl Invalidations {
                 state.again.push_back((Instant::now() + AGAIN_PAUSE, name, tries - 1));
             }
         }
+    }
+}
+
+/// Writes down that nothing of the node is to be dropped. The caller holds the lock under which drops are noted.
+fn drop_has_ended(inode: &Inode) {
+    inode.slot.iter().for_each(|slot| slot.clear_flag(node::DROP_PENDING));
+    if let Some(_changing) = inode.changing.try_lock() {
+        inode.record_stamp();
     }
 }
 

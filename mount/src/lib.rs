@@ -50,6 +50,7 @@ mod look;
 mod lookers;
 mod names;
 mod opened;
+mod overtaken;
 mod passing;
 mod reads;
 mod resent;

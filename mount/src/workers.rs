@@ -6,6 +6,7 @@
 
 use crate::credentials::prepare_thread;
 use crate::handover::channel::Held;
+use crate::invalidation::AWAITED_THREADS;
 use crate::resent;
 use crate::running::{JANITOR, NOTIFIER, Shared};
 use crate::system::thread_id;
@@ -65,7 +66,9 @@ pub(crate) fn start_threads(
         workers.push(worker);
     }
     let (of_attributes, of_mounts) = (session.notifier(), session.notifier());
-    for (name, work) in [
+    let deliver_awaited =
+        || (NOTIFIER, Box::new(|shared: &Shared| shared.filesystem.invalidations.deliver_awaited()) as Work);
+    let threads_of_mount = [
         (NOTIFIER, Box::new(|shared: &Shared| shared.filesystem.invalidations.deliver()) as Work),
         (NOTIFIER, Box::new(move |shared: &Shared| shared.filesystem.beside.run(&shared.filesystem, &of_attributes))),
         (
@@ -74,7 +77,8 @@ pub(crate) fn start_threads(
         ),
         ("puma-sweep", Box::new(|shared: &Shared| shared.filesystem.sweep.run(&shared.filesystem))),
         (JANITOR, Box::new(|shared: &Shared| shared.filesystem.ledger.tend(&shared.filesystem.inodes))),
-    ] {
+    ];
+    for (name, work) in threads_of_mount.into_iter().chain((0..AWAITED_THREADS).map(|_| deliver_awaited())) {
         let shared = shared.clone();
         thread::Builder::new().name(name.to_owned()).spawn(move || {
             let _ = crate::system::set_io_flusher();

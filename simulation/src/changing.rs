@@ -254,7 +254,7 @@ impl Machine {
                 let announced = announce(change, file.below.size);
                 let known = &inode.file;
                 let changing = self.core.begin_change(known, announced, file.below.stamp());
-                change.overtaken = changing.is_overtaken();
+                change.overtaken = changing.overtaken().is_some();
                 context.note(|| {
                     format!("file {} request {} begins, overtaken: {}", task.file, change.unique, change.overtaken)
                 });

@@ -10,6 +10,7 @@ use super::demoted::{Demoted, Demotion};
 use super::entry::Entry;
 use super::file::{ChangeTicket, Ended, FileState, Filter, Verdict};
 use super::groups::{Admission, Put};
+use super::overtaking::Overtaken;
 use super::placement::Weights;
 use super::puts::{Batch, Buffers, PutQueue};
 use super::rules::{Rule, keeps};
@@ -79,14 +80,15 @@ pub enum Change {
 pub struct Changing {
     change: Change,
     before: Stamp,
-    overtaken: bool,
+    overtaken: Option<Overtaken>,
     /// None: of attributes only.
     ticket: Option<ChangeTicket>,
 }
 
 impl Changing {
-    /// Whether the kernel has cached older bytes behind this write, and must drop its pages.
-    pub fn is_overtaken(&self) -> bool {
+    /// The pages, if any, that the kernel may have cached with older bytes behind this write, and must
+    /// drop.
+    pub fn overtaken(&self) -> Option<Overtaken> {
         self.overtaken
     }
 }
@@ -334,7 +336,7 @@ impl Core {
 
     /// Announces a change, before it is applied below; `before` is what the file looks like now.
     pub fn begin_change(&self, file: &File, change: Change, before: Stamp) -> Changing {
-        let mut changing = Changing { change, before, overtaken: false, ticket: None };
+        let mut changing = Changing { change, before, overtaken: None, ticket: None };
         let size = if keeps(Rule::End) { before.size_bytes } else { u64::MAX };
         let range = match change {
             Change::Attributes => {
@@ -396,7 +398,7 @@ impl Core {
         };
         let as_announced = matches!(outcome, Outcome::Applied(_)) || !keeps(Rule::Failure);
         let ended = match changing.change {
-            Change::Buffered { offset, len, .. } if as_announced && !changing.overtaken => Ended::Buffered {
+            Change::Buffered { offset, len, .. } if as_announced && changing.overtaken.is_none() => Ended::Buffered {
                 offset,
                 end_offset: offset.saturating_add(len),
                 old_size_bytes: changing.before.size_bytes,

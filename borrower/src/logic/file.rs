@@ -19,7 +19,7 @@
 //! Pure logic: no I/O, no clock. What must never happen here: a page live in the table whose bytes differ from the file's.
 
 use super::entry::{Entry, Place, Standing, UNKNOWN, absent};
-use super::overtaking::Watch;
+use super::overtaking::{Overtaken, Watch};
 use super::rules::{Rule, keeps};
 use super::stream_room::Lending;
 use super::streams::{Looked, Streams};
@@ -215,6 +215,10 @@ pub struct FileState {
     is_provisional: bool,
     /// Since then pages were read.
     read_provisional: bool,
+    /// The file's ctime when somebody else was last seen to have changed it, in nanoseconds since the epoch.
+    beside_ctime_ns: i128,
+    /// The kernel may believe in an older end than that of the backing file.
+    end_is_unsure: bool,
     /// How often somebody changed the file beside us.
     changes_beside: u64,
     /// Of those, how many the kernel's cache has been rid of.
@@ -242,6 +246,7 @@ impl FileState {
         let mut state = FileState {
             stamp: left.stamp,
             changes_beside: u64::from(left.stamp.is_none()),
+            end_is_unsure: true,
             edges: if left.has_edges { vec![PageRange::ALL] } else { Vec::new() },
             watch: Some(Box::new(Watch::taken_over())),
             ..FileState::default()
@@ -342,10 +347,12 @@ impl FileState {
         self.streams = None;
         self.locked_request();
         self.told_size_bytes = None;
+        self.end_is_unsure = false;
     }
 
-    /// A buffered write of these pages begins. Whether the kernel may cache something else behind it.
-    pub fn write_begins(&mut self, request: u64, range: PageRange, writeback: bool) -> bool {
+    /// A buffered write of these pages begins. Returns the pages, if any, that the kernel may cache with
+    /// something else than the bytes of the write.
+    pub fn write_begins(&mut self, request: u64, range: PageRange, writeback: bool) -> Option<Overtaken> {
         self.watch.get_or_insert_default().write_begins(request, range, writeback)
     }
 
@@ -396,6 +403,7 @@ impl FileState {
             self.changed_beside(&mut voided);
             self.is_provisional = keeps(Rule::Settled);
             self.read_provisional = false;
+            self.beside_ctime_ns = before.ctime_ns;
         }
         self.moved(range);
         self.active.push(Active { id: self.changes, range, quarantine: self.quarantine });
@@ -483,6 +491,9 @@ impl FileState {
         if (is_other || is_looked_at) && is_void {
             self.changed_beside(voided);
         }
+        if is_other {
+            self.beside_ctime_ns = now.ctime_ns;
+        }
         if is_other || is_looked_at {
             self.stamp = Some(now);
             self.is_provisional = writers != Writers::None && keeps(Rule::Settled);
@@ -493,6 +504,23 @@ impl FileState {
     /// Whether the file was left so, and nobody was writing it then.
     pub fn is_sure_of(&self, stamp: Stamp) -> bool {
         self.stamp == Some(stamp) && !self.is_provisional
+    }
+
+    /// The file looks like this now. Returns its ctime, in nanoseconds since the epoch, at the last change
+    /// that the mount has not made itself.
+    pub fn beside_ctime_ns(&self, stamp: Stamp) -> i128 {
+        if self.stamp == Some(stamp) { self.beside_ctime_ns } else { stamp.ctime_ns }
+    }
+
+    /// Whether the kernel may believe in an end before this one, which is that of the backing file.
+    pub fn end_is_unsure(&self, size_bytes: u64) -> bool {
+        self.end_is_unsure || self.told_size_bytes.is_some_and(|told| told < size_bytes)
+    }
+
+    /// The kernel has been made to believe in this end, if it believed in an earlier one.
+    pub fn end_moved(&mut self, size_bytes: u64) {
+        self.end_is_unsure = false;
+        self.tell_size(size_bytes);
     }
 
     /// Whether the kernel caches bytes that somebody has changed beside us. If so, the number to say to
@@ -833,6 +861,7 @@ impl FileState {
         self.moved(PageRange::ALL);
         self.quarantine(PageRange::ALL, voided);
         self.changes_beside += 1;
+        self.end_is_unsure = true;
     }
 
     fn lift(&mut self, range: PageRange, number: u64) {

@@ -32,6 +32,8 @@ use page::{PAGE_SIZE, PageRange};
 /// Requests remembered of each kind. A write that waited for longer counts as overtaken.
 const REQUESTS_MAX: usize = 16;
 
+const NO_PAGE: PageRange = PageRange { first: 0, end: 0 };
+
 /// The last requests of one kind.
 struct Recent {
     requests: [(u64, PageRange); REQUESTS_MAX],
@@ -42,7 +44,7 @@ struct Recent {
 
 impl Default for Recent {
     fn default() -> Recent {
-        Recent { requests: [(0, PageRange { first: 0, end: 0 }); REQUESTS_MAX], count: 0, forgotten: 0 }
+        Recent { requests: [(0, NO_PAGE); REQUESTS_MAX], count: 0, forgotten: 0 }
     }
 }
 
@@ -54,17 +56,42 @@ impl Recent {
         self.count += 1;
     }
 
-    /// Whether a higher number was, of a page of `range`.
-    fn has_higher(&self, request: u64, range: PageRange) -> bool {
-        self.forgotten > request || self.requests.iter().any(|(other, of)| *other > request && of.overlaps(range))
+    /// The pages of `range` that requests with higher numbers than `request` were about.
+    fn higher(&self, request: u64, range: PageRange) -> PageRange {
+        match self.forgotten > request {
+            true => range,
+            false => touched(range, self.requests.iter().filter(|(other, _)| *other > request)),
+        }
     }
 
-    /// Whether one of a page of `range` was among those after the first `count`.
-    fn has_since(&self, count: usize, range: PageRange) -> bool {
+    /// The pages of `range` that the requests after the first `count` were about.
+    fn since(&self, count: usize, range: PageRange) -> PageRange {
         let news = self.count - count;
-        news > REQUESTS_MAX
-            || (0..news).any(|back| self.requests[(self.count - 1 - back) % REQUESTS_MAX].1.overlaps(range))
+        match news > REQUESTS_MAX {
+            true => range,
+            false => touched(range, (0..news).map(|back| &self.requests[(self.count - 1 - back) % REQUESTS_MAX])),
+        }
     }
+}
+
+/// The pages of `range` that any of these requests is about, and those between them.
+fn touched<'a>(range: PageRange, requests: impl Iterator<Item = &'a (u64, PageRange)>) -> PageRange {
+    let parts = requests.map(|(_, of)| intersection(range, *of)).filter(|part| !part.is_empty());
+    parts.reduce(PageRange::hull).unwrap_or(NO_PAGE)
+}
+
+fn intersection(one: PageRange, other: PageRange) -> PageRange {
+    PageRange { first: one.first.max(other.first), end: one.end.min(other.end) }
+}
+
+/// What of a write(2) is overtaken, or may be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Overtaken {
+    /// The pages that may be cached with something else than the bytes of the write.
+    pub pages: PageRange,
+    /// Whether the last page of the write is known not to be locked until its answer: a READ of this
+    /// page was queued after the write, which needs the lock.
+    pub last_is_free: bool,
 }
 
 /// What is known of one file. Reads are noted from its first write or drop on; before, no page can have been dropped under a write.
@@ -131,23 +158,34 @@ impl Watch {
         }
     }
 
-    /// A buffered write begins; `writeback` tells whether the kernel does it by itself, without the inode's lock. Returns whether it counts
-    /// as overtaken.
-    pub fn write_begins(&mut self, request: u64, range: PageRange, writeback: bool) -> bool {
-        let by_write = keeps(Rule::Order) && self.writes.has_higher(request, range);
+    /// A buffered write of these pages begins. `writeback`: the kernel does it by itself, without the
+    /// inode's lock. Returns what of it counts as overtaken, if anything does.
+    pub fn write_begins(&mut self, request: u64, range: PageRange, writeback: bool) -> Option<Overtaken> {
+        let by_write = self.writes.higher(request, range);
         self.writes.note(request, range);
         if writeback {
-            return false;
+            return None;
         }
-        let by_read = self.reads.has_higher(request, range);
-        let unknown = self.taken_over || self.reads.has_since(self.reads_before_drop, range);
-        let by_drop = self.first_after_drop && unknown;
+        let by_read = self.reads.higher(request, range);
+        let by_drop = match (self.first_after_drop, self.taken_over) {
+            (false, _) => NO_PAGE,
+            (true, true) => range,
+            (true, false) => self.reads.since(self.reads_before_drop, range),
+        };
         if self.drops == 0 {
             self.first_after_drop = false;
             self.unseen = false;
             self.taken_over = false;
         }
-        keeps(Rule::Overtaken) && (by_read || by_drop) || by_write
+        let parts = [
+            Some(by_write).filter(|_| keeps(Rule::Order)),
+            Some(by_read).filter(|_| keeps(Rule::Overtaken)),
+            Some(by_drop).filter(|_| keeps(Rule::Overtaken)),
+        ];
+        let pages = parts.into_iter().flatten().filter(|part| !part.is_empty()).reduce(PageRange::hull)?;
+        // What is forgotten may have been about other pages.
+        let is_known = self.reads.forgotten <= request;
+        Some(Overtaken { pages, last_is_free: is_known && by_read.end == range.end })
     }
 
     /// A buffered write of the bytes `offset..end` has ended, and the backing file ends at `size_bytes`
@@ -177,24 +215,24 @@ mod tests {
     #[test]
     fn a_higher_number_answered_first_has_overtaken() {
         let mut watch = Watch::default();
-        assert!(!watch.write_begins(2, pages(0, 9), false));
+        assert_eq!(watch.write_begins(2, pages(0, 9), false), None);
         watch.read_answered(10, pages(4, 6));
-        assert!(watch.write_begins(8, pages(5, 9), false));
-        assert!(!watch.write_begins(12, pages(5, 9), false), "queued before the write");
-        assert!(watch.write_begins(11, pages(6, 7), false), "the write that was queued behind it has begun");
+        assert!(watch.write_begins(8, pages(5, 9), false).is_some());
+        assert_eq!(watch.write_begins(12, pages(5, 9), false), None, "queued before the write");
+        assert!(watch.write_begins(11, pages(6, 7), false).is_some(), "the write that was queued behind it has begun");
         for request in 0..REQUESTS_MAX as u64 {
             watch.read_answered(20 + request, pages(100, 101));
         }
-        assert!(watch.write_begins(8, pages(30, 31), false), "it cannot know any more");
-        assert!(!watch.write_begins(40, pages(30, 31), false));
+        assert!(watch.write_begins(8, pages(30, 31), false).is_some(), "it cannot know any more");
+        assert_eq!(watch.write_begins(40, pages(30, 31), false), None);
     }
 
     #[test]
     fn a_later_write_applied_first_has_overtaken() {
         let mut watch = Watch::default();
-        assert!(!watch.write_begins(7, pages(3, 4), true));
-        assert!(watch.write_begins(6, pages(2, 4), false));
-        assert!(!watch.write_begins(5, pages(0, 2), false), "other pages");
+        assert_eq!(watch.write_begins(7, pages(3, 4), true), None);
+        assert!(watch.write_begins(6, pages(2, 4), false).is_some());
+        assert_eq!(watch.write_begins(5, pages(0, 2), false), None, "other pages");
     }
 
     #[test]
@@ -202,36 +240,36 @@ mod tests {
         let mut watch = Watch::default();
         watch.read_answered(1, pages(0, 4));
         watch.drop_begins();
-        assert!(!watch.write_begins(2, pages(0, 4), false), "nothing was read since");
+        assert_eq!(watch.write_begins(2, pages(0, 4), false), None, "nothing was read since");
         watch.read_answered(3, pages(0, 4));
-        assert!(watch.write_begins(4, pages(3, 4), false));
+        assert!(watch.write_begins(4, pages(3, 4), false).is_some());
         watch.drop_ended();
-        assert!(!watch.write_begins(5, pages(3, 4), true), "its page was under writeback");
-        assert!(watch.write_begins(6, pages(3, 4), false));
-        assert!(!watch.write_begins(7, pages(3, 4), false), "filled after the drop");
+        assert_eq!(watch.write_begins(5, pages(3, 4), true), None, "its page was under writeback");
+        assert!(watch.write_begins(6, pages(3, 4), false).is_some());
+        assert_eq!(watch.write_begins(7, pages(3, 4), false), None, "filled after the drop");
     }
 
     #[test]
     fn after_a_write_that_waited_for_the_drop_the_next_one_is_trusted() {
         let mut watch = Watch::default();
         watch.read_answered(8, pages(0, 4));
-        assert!(watch.write_begins(7, pages(0, 4), false));
+        assert!(watch.write_begins(7, pages(0, 4), false).is_some());
         watch.drop_begins();
         watch.read_answered(9, pages(0, 4));
         watch.drop_ended();
         watch.drop_waited();
-        assert!(!watch.write_begins(10, pages(0, 4), false));
+        assert_eq!(watch.write_begins(10, pages(0, 4), false), None);
         // Another drop is under way, or the kernel's own may be: it has waited for nothing.
         watch.drop_begins();
         watch.read_answered(11, pages(0, 4));
         watch.drop_waited();
-        assert!(watch.write_begins(12, pages(0, 4), false));
+        assert!(watch.write_begins(12, pages(0, 4), false).is_some());
         watch.drop_ended();
         watch.drop_follows();
         watch.read_answered(13, pages(0, 4));
         watch.drop_waited();
-        assert!(watch.write_begins(14, pages(0, 4), false));
-        assert!(!watch.write_begins(15, pages(0, 4), false));
+        assert!(watch.write_begins(14, pages(0, 4), false).is_some());
+        assert_eq!(watch.write_begins(15, pages(0, 4), false), None);
     }
 
     #[test]
@@ -241,10 +279,10 @@ mod tests {
         // Workers take the requests of one file in any order.
         for request in (0..4 * REQUESTS_MAX as u64).rev() {
             watch.read_answered(1000 + request, pages(0, 9));
-            assert!(!watch.write_begins(request, pages(request, request + 2), true));
+            assert_eq!(watch.write_begins(request, pages(request, request + 2), true), None);
         }
         // What is said of a write(2) is not changed by that.
-        assert!(watch.write_begins(2000, pages(3, 4), false));
+        assert!(watch.write_begins(2000, pages(3, 4), false).is_some());
     }
 
     #[test]
@@ -270,7 +308,7 @@ mod tests {
     fn the_first_write_after_a_take_over_is_not_trusted() {
         let mut watch = Watch::taken_over();
         watch.drop_waited();
-        assert!(watch.write_begins(9, pages(0, 1), false));
-        assert!(!watch.write_begins(10, pages(0, 1), false));
+        assert!(watch.write_begins(9, pages(0, 1), false).is_some());
+        assert_eq!(watch.write_begins(10, pages(0, 1), false), None);
     }
 }

@@ -1,6 +1,9 @@
 //! What the tests of real mounts share: a directory mounted in a temporary place, and taken down again whatever happens.
 #![allow(dead_code)] // Each test binary uses its part of it.
 
+pub mod late;
+pub mod own;
+
 use mount::{Config, Mount, WriteMode};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};

@@ -1,0 +1,114 @@
+//! A write(2) that a READ has overtaken, and what the kernel writes back until its pages are dropped.
+//!
+//! The kernel fills its pages for a write(2), lets them go, and sends the WRITE later. If a page is dropped in
+//! between and read again, the kernel has the bytes of before in it, while the backing file gets those of the
+//! write. If a program then stores into another part of this page through a mapping, the kernel writes the
+//! whole page back, with the bytes of before: the write would be lost. Every FUSE file system has this fault
+//! of the kernel; here it would come more often, because pages are dropped more often.
+//!
+//! The mount notices that a write(2) is overtaken (docs/consistency.md, R20), and answers it when the kernel
+//! has dropped the pages. Until then it remembers what the file held before, and what the write has put
+//! there. Where the kernel writes back a byte that the file held before, the byte of the write takes its
+//! place. A program that has stored this very byte has done so before the write, which has not returned.
+
+use page::PAGE_SIZE;
+use parking_lot::Mutex;
+use std::borrow::Cow;
+
+/// The overtaken write(2) of a file that is not answered yet. There is one at most, because the kernel holds
+/// the inode's lock from the filling of its pages to its answer. It takes as much memory as two requests.
+#[derive(Default)]
+pub(crate) struct OvertakenWrite(Mutex<Option<Remembered>>);
+
+struct Remembered {
+    request: u64,
+    /// Of the first byte, in the file.
+    offset: u64,
+    before: Vec<u8>,
+    written: Vec<u8>,
+}
+
+impl OvertakenWrite {
+    /// The kernel's `request` is about to write `written` at `offset`, where the file holds `before`, which
+    /// is as long. It is remembered until the guard is dropped.
+    pub(crate) fn begins(&self, request: u64, offset: u64, before: Vec<u8>, written: &[u8]) -> Remembering<'_> {
+        debug_assert_eq!(before.len(), written.len());
+        *self.0.lock() = Some(Remembered { request, offset, before, written: written.to_owned() });
+        Remembering { write: self, request }
+    }
+
+    /// What is to be written in place of `data`, which the kernel writes back at `offset`.
+    pub(crate) fn merged<'a>(&self, offset: u64, data: &'a [u8]) -> Cow<'a, [u8]> {
+        let mut merged = Cow::Borrowed(data);
+        let write = self.0.lock();
+        let Some(Remembered { offset: first, before, written, .. }) = &*write else { return merged };
+        let start = offset.max(*first);
+        let end = (offset + data.len() as u64).min(first + before.len() as u64);
+        for at in start..end {
+            let (here, there) = ((at - offset) as usize, (at - first) as usize);
+            if data[here] == before[there] && data[here] != written[there] {
+                merged.to_mut()[here] = written[there];
+            }
+        }
+        merged
+    }
+}
+
+/// Has an overtaken write remembered.
+pub(crate) struct Remembering<'a> {
+    write: &'a OvertakenWrite,
+    request: u64,
+}
+
+impl Drop for Remembering<'_> {
+    fn drop(&mut self) {
+        let mut write = self.write.0.lock();
+        if write.as_ref().is_some_and(|write| write.request == self.request) {
+            *write = None;
+        }
+    }
+}
+
+/// The part of `start..end`, in bytes, that lies in the pages of `pages`.
+pub(crate) fn within(pages: page::PageRange, start: u64, end: u64) -> (u64, u64) {
+    let bytes = |page: u64| page.saturating_mul(PAGE_SIZE as u64);
+    let start = start.max(bytes(pages.first)).min(end);
+    (start, end.min(bytes(pages.end)).max(start))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use page::PageRange;
+
+    #[test]
+    fn what_is_of_before_gives_way_and_what_was_stored_stays() {
+        let write = OvertakenWrite::default();
+        assert_eq!(&*write.merged(0, b"abc"), b"abc");
+        let remembering = write.begins(7, 10, b"beforehand".to_vec(), b"afterwards");
+        // A page with the bytes of before, but for two that were stored; it begins and ends elsewhere.
+        let merged = write.merged(8, b"..bef--ehand..");
+        assert_eq!(&*merged, b"..aft--wards..");
+        assert!(matches!(write.merged(8, b"..afterwards"), Cow::Borrowed(_)), "it has the bytes of the write");
+        assert!(matches!(write.merged(20, b"beforehand"), Cow::Borrowed(_)), "another place");
+        assert_eq!(&*write.merged(19, b"dd"), b"sd");
+        assert_eq!(&*write.merged(0, b"..........b"), b"..........a");
+        // Another one has taken its place.
+        let other = write.begins(8, 0, b"b".to_vec(), b"a");
+        drop(remembering);
+        assert_eq!(&*write.merged(0, b"b"), b"a");
+        drop(other);
+        assert_eq!(&*write.merged(0, b"b"), b"b");
+    }
+
+    #[test]
+    fn the_part_of_a_write_in_pages() {
+        let pages = |first, end| PageRange { first, end };
+        assert_eq!(within(pages(1, 3), 100, 20_000), (4096, 12_288));
+        assert_eq!(within(pages(0, 9), 100, 20_000), (100, 20_000));
+        let (start, end) = within(pages(7, 9), 100, 20_000);
+        assert_eq!(start, end);
+        let (start, end) = within(pages(0, 1), 5000, 20_000);
+        assert_eq!(start, end);
+    }
+}
