@@ -4,7 +4,9 @@ mod support;
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use support::late::{LateMemory, PAGE};
+use support::own::{Own, answer_orders};
 use support::*;
 
 /// The kernel moves the times of a file before its bytes: who opens the file in between sees the times that it has afterwards, too.
@@ -38,5 +40,93 @@ fn a_change_beside_that_was_under_way_is_seen_by_whoever_opens_the_file_after_it
             let read = fs::read(m.path(&name)).unwrap();
             assert_eq!((read[0], read[PAGE]), (b'n', b'n'), "{name}, open {nth}");
         }
+    }
+}
+
+/// The other process: opens a file, and loads its last byte through a mapping; the order has the size in bytes
+/// and the path. Nothing tells the process of the size, or asks for it.
+#[test]
+#[ignore = "a process of another test"]
+fn maps() {
+    answer_orders(|order| {
+        let (bytes, path) = order.split_once(' ').unwrap();
+        let bytes: usize = bytes.parse().unwrap();
+        let file = File::open(path).unwrap();
+        // SAFETY: a new mapping, of which nothing is used after it has gone. Behind the end that the kernel
+        // believes in, a load ends this process, which is what is looked for.
+        let last = unsafe {
+            let at = mmap(std::ptr::null_mut(), bytes, ProtFlags::READ, MapFlags::SHARED, &file, 0).unwrap();
+            let last = at.cast::<u8>().add(bytes - 1).read_volatile();
+            munmap(at, bytes).unwrap();
+            last
+        };
+        char::from(last).to_string()
+    });
+}
+
+/// The other process: reads the last byte of a file that was just opened, as above.
+#[test]
+#[ignore = "a process of another test"]
+fn reads() {
+    answer_orders(|order| {
+        let (bytes, path) = order.split_once(' ').unwrap();
+        let file = File::open(path).unwrap();
+        let mut last = [0; 1];
+        let read = file.read_at(&mut last, bytes.parse::<u64>().unwrap() - 1).unwrap();
+        String::from_utf8_lossy(&last[..read]).into_owned()
+    });
+}
+
+/// The other process: looks at a file's size, over and over, until it has lost its name.
+#[test]
+#[ignore = "a process of another test"]
+fn looks() {
+    answer_orders(|path| {
+        while fs::metadata(path).is_ok() {}
+        String::new()
+    });
+}
+
+/// An open of a file that has grown below shows its new end to whoever maps it or reads there, without a look
+/// at its size.
+#[test]
+fn whoever_opens_a_file_that_has_grown_beside_finds_its_new_end() {
+    let test = "whoever_opens_a_file_that_has_grown_beside_finds_its_new_end";
+    if !can_mount(test) {
+        return;
+    }
+    let rounds = std::env::var("PUMA_ROUNDS").map_or(300, |rounds| rounds.parse().unwrap());
+    let seed = fastrand::u64(..);
+    println!("{test}: seed {seed}, {rounds} rounds");
+    let mut random = fastrand::Rng::with_seed(seed);
+    for has_looker in [false, true] {
+        let m = Mounted::through();
+        let (path, below) = (m.path("file"), m.below("file"));
+        let file = File::create(&below).unwrap();
+        file.write_all_at(b"0", 0).unwrap();
+        let mut others = [Own::start("maps"), Own::start("reads")];
+        let looker = has_looker.then(|| {
+            let mut looker = Own::start("looks");
+            let path = path.clone();
+            std::thread::spawn(move || looker.ask(path.to_str().unwrap()))
+        });
+        let mut bytes = 1;
+        for round in 0..rounds {
+            if bytes > 64 << 20 {
+                bytes = 1;
+                file.set_len(0).unwrap();
+            }
+            // The kernel knows the size of now.
+            let _ = fs::metadata(&path).unwrap();
+            bytes += random.u64(1..100_000);
+            let last = char::from(random.u8(b'a'..=b'z'));
+            file.write_all_at(&[last as u8], bytes - 1).unwrap();
+            let own = random.choice(&mut others).unwrap();
+            let found = own.ask(&format!("{bytes} {}", path.display()));
+            let Some(found) = found else { panic!("round {round} of {rounds}, looker {has_looker}: SIGBUS") };
+            assert_eq!(found, last.to_string(), "round {round} of {rounds}, looker {has_looker}");
+        }
+        fs::remove_file(&below).unwrap();
+        looker.into_iter().for_each(|looker| drop(looker.join().unwrap()));
     }
 }
