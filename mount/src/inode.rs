@@ -38,6 +38,7 @@ use std::collections::VecDeque;
 use std::ffi::{CStr, CString};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Instant;
 
 /// Nodes that are looked at in one search for descriptors to be given back.
 const LOOKED_AT_MAX: usize = 1024;
@@ -239,6 +240,26 @@ impl Inode {
                 None
             }
         }
+    }
+
+    /// The name that the kernel believes is another file's now. This is also written down: a task that has
+    /// walked by the name may ask a successor for the file.
+    pub(crate) fn name_is_stale(&self) {
+        *self.stale.lock() = Stale::Believed;
+        self.slot.iter().for_each(|slot| slot.set_flag(node::STALE_NAME));
+    }
+
+    /// Whether somebody may come to the file by a name that is not the file's any more.
+    pub(crate) fn may_be_stale(&self) -> bool {
+        let mut stale = self.stale.lock();
+        if matches!(*stale, Stale::No) {
+            return false;
+        }
+        let is_possible = stale.is_possible(Instant::now);
+        if !is_possible {
+            self.slot.iter().for_each(|slot| slot.clear_flag(node::STALE_NAME));
+        }
+        is_possible
     }
 
     /// The kernel has dropped the name that it was told to drop.
@@ -496,7 +517,7 @@ impl Inodes {
             overtaken: OvertakenWrite::default(),
             passing: Mutex::new(Passing::restored(known.backing, known.flags & node::PASSED != 0, connection)),
             name: Mutex::new(believed),
-            stale: Mutex::default(),
+            stale: Mutex::new(if known.flags & node::STALE_NAME != 0 { Stale::Dropped } else { Stale::No }),
             lost_name: LostName::default(),
             marked: Marked::default(),
             slot: Some(slot),

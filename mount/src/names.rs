@@ -13,7 +13,7 @@ use crate::inode::{Believed, Found, Inode, Moved, Name, STATX_MASK, device_of, s
 use crate::link_count::Losing;
 use crate::opened::Opened;
 use crate::resent::Attempt;
-use crate::stale::{self, Stale};
+use crate::stale;
 use crate::system::ProcPath;
 use fuse::{Errno, abi};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -119,7 +119,7 @@ impl Passthrough {
         if matches!(&*believed, Believed::Name(name) if is_stale(name))
             && let Believed::Name(name) = std::mem::replace(&mut *believed, Believed::Dropping)
         {
-            *inode.stale.lock() = Stale::Believed;
+            inode.name_is_stale();
             self.invalidations.request_name(inode, name);
             return true;
         }
@@ -130,7 +130,7 @@ impl Passthrough {
     pub(crate) fn check_name(&self, inode: &Arc<Inode>, task: u32) -> Result<(), Errno> {
         let found = match self.drop_stale_names(inode) {
             true => stale::Found::Stale,
-            false if inode.stale.lock().is_possible(Instant::now) => stale::Found::PerhapsStale,
+            false if inode.may_be_stale() => stale::Found::PerhapsStale,
             false => stale::Found::Nothing,
         };
         self.check_way(task, inode, found)

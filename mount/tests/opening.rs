@@ -2,9 +2,9 @@
 
 mod support;
 
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
-use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use support::late::{LateMemory, PAGE};
 use support::own::{Own, answer_orders};
 use support::*;

@@ -129,6 +129,8 @@ pub mod node {
     pub const KEPT: u64 = 16;
     /// It was passed through at some time: what the kernel caches of it is not to be believed.
     pub const PASSED: u64 = 32;
+    /// A name of it has gone stale, and somebody who has walked by this name may still come.
+    pub const STALE_NAME: u64 = 64;
 }
 
 /// Words of an open file.

@@ -4,6 +4,7 @@ use crate::load::{seed, under_load};
 use crate::setup::{self, Lender, Mount, PATIENCE, can_run, kill, pumapool, tool};
 use std::fs::{self, File};
 use std::io::Write;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -79,6 +80,37 @@ fn attributes_that_changed_without_a_daemon_are_seen() {
         mount.wait_for("a takeover", |status| status["mount"]["takeovers"] == kills);
         assert!(wait_until(PATIENCE, || size(&at) == size(&source)), "after {kills} kills");
     }
+}
+
+/// A task that has walked by a name may ask for the older file when another daemon serves already.
+#[test]
+fn a_successor_sends_back_whoever_may_come_by_a_stale_name() {
+    let test = "a_successor_sends_back_whoever_may_come_by_a_stale_name";
+    if !can_run(test) {
+        return;
+    }
+    let scratch = Scratch::new(test).unwrap();
+    let (source, at) = (scratch.directory("source").unwrap(), scratch.directory("mount").unwrap());
+    let mount = Mount::start(&source, &at, &[]);
+    let held = ["replaced", "kept"].map(|name| {
+        fs::write(source.join(name), b"old").unwrap();
+        File::open(at.join(name)).unwrap()
+    });
+    // The daemon finds the name stale and has the kernel drop it.
+    fs::write(source.join("other"), b"new").unwrap();
+    fs::rename(source.join("other"), source.join("replaced")).unwrap();
+    assert_eq!(fs::read(at.join("replaced")).unwrap(), b"new");
+    kill(mount.daemon_pid());
+    mount.wait_for("a takeover", |status| status["mount"]["takeovers"] == 1);
+    let opens = || mount.status()["mount"]["requests"]["open"].as_u64().unwrap_or(0);
+    for (file, expected) in held.iter().zip([2, 1]) {
+        let before = opens();
+        let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+        assert_eq!(fs::read(path).unwrap(), b"old", "its node stays the older file's");
+        assert_eq!(opens() - before, expected, "sent back once, if the name was stale");
+    }
+    drop(held);
+    setup::umount(at.to_str().unwrap());
 }
 
 #[test]
