@@ -90,7 +90,7 @@ fn a_copy_drops_no_neighbour() {
     if !can_mount("a_copy_drops_no_neighbour") {
         return;
     }
-    const COPIES: usize = 1000;
+    let copies = tries(1000);
     both_modes(|m| {
         fs::write(m.path("from"), pattern(4096, 3)).unwrap();
         fs::write(m.path("to"), vec![0; 4096]).unwrap();
@@ -112,10 +112,11 @@ fn a_copy_drops_no_neighbour() {
                 }
                 lost
             });
-            for _ in 0..COPIES {
+            let done_at_end = Done(&done);
+            for _ in 0..copies {
                 copy_file_range(&from, Some(&mut 512), &to, Some(&mut 512), 512).unwrap();
             }
-            done.store(true, Ordering::Relaxed);
+            drop(done_at_end);
             counter.join().unwrap()
         });
         // SAFETY: the thread that used it has ended.

@@ -228,6 +228,25 @@ mod tests {
     }
 
     #[test]
+    fn only_what_was_read_is_overtaken() {
+        let mut watch = Watch::default();
+        let of = |first, end, last_is_free| Some(Overtaken { pages: pages(first, end), last_is_free });
+        assert_eq!(watch.write_begins(1, pages(0, 9), false), None);
+        watch.read_answered(11, pages(2, 3));
+        watch.read_answered(12, pages(5, 12));
+        assert_eq!(watch.write_begins(10, pages(0, 9), false), of(2, 9, true));
+        assert_eq!(watch.write_begins(10, pages(0, 5), false), of(2, 3, false));
+        // Before the drop ended these pages were read: nothing is known of the last one.
+        watch.drop_begins();
+        watch.read_answered(13, pages(3, 5));
+        assert_eq!(watch.write_begins(20, pages(1, 5), false), of(3, 5, false));
+        for request in 0..=REQUESTS_MAX as u64 {
+            watch.read_answered(100 + request, pages(50, 51));
+        }
+        assert_eq!(watch.write_begins(99, pages(1, 5), false), of(1, 5, false), "it is not known any more");
+    }
+
+    #[test]
     fn a_later_write_applied_first_has_overtaken() {
         let mut watch = Watch::default();
         assert_eq!(watch.write_begins(7, pages(3, 4), true), None);

@@ -8,6 +8,7 @@ use mount::{Config, Mount, WriteMode};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
@@ -32,6 +33,23 @@ pub fn can_mount(test: &str) -> bool {
         return true;
     }
     false
+}
+
+/// How often a test tries what is a matter of luck: as often as PUMA_TRIES says, else `usual` times.
+pub fn tries(usual: usize) -> usize {
+    let tries = std::env::var("PUMA_TRIES").map_or(usual, |tries| tries.parse().expect("PUMA_TRIES is a number"));
+    println!("{tries} tries");
+    tries
+}
+
+/// Says that something is done when it is dropped, also by a panic: threads of a scope that run until then would
+/// otherwise be waited for for ever.
+pub struct Done<'a>(pub &'a AtomicBool);
+
+impl Drop for Done<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
 }
 
 /// Whether a program can be run.
