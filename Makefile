@@ -116,7 +116,6 @@ test-programs: test-deps tools fuzz-program
 book: book-deps
 	mkdocs build --strict --quiet
 	packaging/book/check-links target/book
-	packaging/book/check-bounds
 
 simulate: deps
 	$(CARGO) run --quiet --profile simulation -p simulation -- --steps $(STEPS) --jobs $(JOBS) $(if $(SEED),--seed $(SEED))
@@ -259,6 +258,7 @@ check: lint deny test book
 
 lint: deps
 	$(CARGO) fmt --all --check
+	packaging/book/check-bounds
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
 	$(CARGO) check --release
 	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --workspace --no-deps --document-private-items

@@ -250,10 +250,15 @@ impl File {
         self.state.lock().beside_ctime_ns(stamp)
     }
 
-    /// Whether the kernel may believe in an end before this one, which is that of the backing file:
+    /// Whether the kernel may believe in an end before this one, which is that of the backing file, because
     /// somebody has changed the file beside the mount.
     pub fn end_is_unsure(&self, size_bytes: u64) -> bool {
         self.state.lock().end_is_unsure(size_bytes)
+    }
+
+    /// The earliest end that the kernel may believe in, in bytes: it does not take every answer.
+    pub fn earliest_end_bytes(&self) -> u64 {
+        self.state.lock().earliest_end_bytes()
     }
 
     /// The kernel has been made to believe in this end, if it believed in an earlier one.
@@ -799,9 +804,10 @@ impl ChangeGuard<'_> {
         self.end(Outcome::Applied(after), written)
     }
 
-    /// The change failed, wholly or in part, within what was announced; `after` is what the file looks like now.
-    pub fn failed(mut self, after: Stamp) {
-        self.end(Outcome::Failed(after), None);
+    /// The change failed, wholly or in part, within what was announced; `after` is what the file looks like now. Returns a page
+    /// as [`ChangeGuard::applied`] does.
+    pub fn failed(mut self, after: Stamp) -> Option<u64> {
+        self.end(Outcome::Failed(after), None)
     }
 
     fn end(&mut self, outcome: Outcome, written: Option<(u64, &[u8])>) -> Option<u64> {

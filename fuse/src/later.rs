@@ -90,24 +90,41 @@ impl Later {
         self.state.lock().users.give_back(uid);
     }
 
-    /// Waits for one that is due. None: closed. [`Later::close`] waits for the guard.
+    /// Waits for one that is due. None: closed. It is handled again before the guard is let go. For one
+    /// thread.
     pub(crate) fn next(&self) -> Option<(Again, MutexGuard<'_, ()>)> {
-        let mut state = self.state.lock();
-        while !state.is_closed {
-            match state.waiting.first_key_value().map(|((due, _), _)| *due) {
-                None => self.changed.wait(&mut state),
-                Some(due) if due > Instant::now() => drop(self.changed.wait_until(&mut state, due)),
-                Some(_) => return state.waiting.pop_first().map(|(_, again)| (again, self.trying.lock())),
+        loop {
+            let mut state = self.state.lock();
+            loop {
+                match state.waiting.first_key_value().map(|((due, _), _)| *due) {
+                    _ if state.is_closed => return None,
+                    None => self.changed.wait(&mut state),
+                    Some(due) if due > Instant::now() => drop(self.changed.wait_until(&mut state, due)),
+                    Some(_) => break,
+                }
+            }
+            // Whoever puts a request off does not wait for this.
+            drop(state);
+            let trying = self.trying.lock();
+            let mut state = self.state.lock();
+            if state.is_closed {
+                return None;
+            }
+            if let Some((_, again)) = state.waiting.pop_first() {
+                return Some((again, trying));
             }
         }
-        None
     }
 
-    /// No request is put off or handled again from now on, and none is when this returns.
+    /// No request is put off or handled again from now on.
     pub(crate) fn close(&self) {
         self.state.lock().is_closed = true;
         self.changed.notify_all();
-        drop(self.trying.lock());
+    }
+
+    /// As long as the guard is there, no request is handled again. None: within `limit` one still was.
+    pub(crate) fn pause(&self, limit: Duration) -> Option<MutexGuard<'_, ()>> {
+        self.trying.try_lock_for(limit)
     }
 
     /// How many are put off.
@@ -172,7 +189,14 @@ mod tests {
         later.done(7);
         assert_eq!(later.count(), PUT_OFF_MAX / 4 * 3 - 1);
         later.add_again(again);
-        later.close();
-        assert!(later.next().is_none(), "what is left is a successor's");
+        let pause = later.pause(Duration::ZERO).unwrap();
+        assert!(later.pause(Duration::ZERO).is_none());
+        std::thread::scope(|scope| {
+            let next = scope.spawn(|| later.next().is_none());
+            assert!(later.reserve(9), "whoever puts a request off does not wait");
+            later.close();
+            drop(pause);
+            assert!(next.join().unwrap(), "what is left is a successor's");
+        });
     }
 }

@@ -164,6 +164,10 @@ impl Session {
     /// The session is going to have so many workers at the most. To be called before the first one is made.
     pub fn limit_workers(&mut self, most: usize) {
         self.admission = Arc::new(Admission::new(most));
+        if self.negotiated.capabilities & abi::init::HAS_RESEND == 0 {
+            // A successor would not be sent what is put off.
+            self.close_later();
+        }
     }
 
     /// Requests that wait until their user may hold one more worker.
@@ -204,6 +208,12 @@ impl Session {
     /// Ends [`Session::try_again`] for good. What is put off stays unanswered, for a successor.
     pub fn close_later(&self) {
         self.admission.later.close();
+    }
+
+    /// As long as the guard is there, [`Session::try_again`] handles no request. None: it still did after
+    /// `limit`.
+    pub fn pause_later(&self, limit: Duration) -> Option<impl Drop> {
+        self.admission.later.pause(limit)
     }
 
     /// Set, it has every worker end before it reads one request more. One that waits for a request must be interrupted by a signal to

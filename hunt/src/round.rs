@@ -81,6 +81,8 @@ impl Round<'_> {
         let (at, ledger_file) = (scratch.directory("at")?, disk.memory.join("ledger"));
         let ledger = shared::create(&ledger_file).map_err(Failure::attempted("making the ledger"))?;
         self.fill(&disk.path, ledger).map_err(Failure::attempted("writing the first files"))?;
+        // If the mount is gone or hangs, they end only after it.
+        let mut workers: Vec<Process>;
         let mut random = fastrand::Rng::with_seed(self.seed);
         let mut lender = Lender::start(self.puma, scratch.path().join("lender.sock"))?;
         let mut mount = self.mount(&disk.path, &at, &lender.address(), &mut random)?;
@@ -96,9 +98,8 @@ impl Round<'_> {
             corrupt: false,
         };
         let mut trouble = Trouble::new(self.puma, &at, self.interrupt, self.seed);
-        let workers = 0..self.workers;
         let begun = |worker: u32| start(&Task { worker, corrupt: self.corrupt && worker == 0, ..task.clone() }, &group);
-        let mut workers = workers.map(begun).collect::<Result<Vec<_>, _>>()?;
+        workers = (0..self.workers).map(begun).collect::<Result<_, _>>()?;
         let begin = Instant::now();
         let mut fault = None;
         while begin.elapsed() < self.length && fault.is_none() && !ledger.stops() {

@@ -126,7 +126,7 @@ impl Passthrough {
         };
         outcome.overtaken = overtaken;
         if !outcome.as_announced {
-            guard.failed(after);
+            outcome.zeroed = guard.failed(after);
         } else if verify(before, after) {
             outcome.zeroed = guard.applied(after, written);
         } else {
@@ -207,11 +207,12 @@ impl Passthrough {
     /// `changing`, so that the end does not move meanwhile through the mount.
     fn move_end(&self, inode: &Arc<Inode>, file: &borrower::File, size_bytes: u64) {
         // With the writeback cache the kernel keeps the size by itself.
-        if self.write_mode == WriteMode::Through
-            && file.end_is_unsure(size_bytes)
-            && self.invalidations.move_end_now(inode, size_bytes)
-        {
-            file.end_moved(size_bytes);
+        if self.write_mode == WriteMode::Through && file.end_is_unsure(size_bytes) {
+            fuse::about_to_wait();
+            let start = file.earliest_end_bytes().min(size_bytes);
+            if self.invalidations.move_end_now(inode, start, size_bytes) {
+                file.end_moved(size_bytes);
+            }
         }
     }
 

@@ -32,7 +32,7 @@ use std::borrow::Cow;
 use std::io::IoSlice;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How long the answer to a write may wait until the kernel has dropped pages. That takes some 0.1 ms, but may wait in turn for
 /// READs of these pages, and for what was stored through mappings to be written.
@@ -101,6 +101,13 @@ impl Passthrough {
         let opened = attempt.finish(self.add_open(inode.clone(), fd, asked, false), |open| open.fh)?;
         self.wait_for_size(&inode);
         Ok(opened)
+    }
+
+    /// Whether an open that fails with EAGAIN may wait for a lease of another process. File systems of other
+    /// machines, and of servers in user space, may say it for reasons of their own.
+    pub(crate) fn may_be_leased(&self, node: u64, args: &abi::OpenIn) -> bool {
+        let is_local = |inode: Arc<Inode>| Ok(inode.device.is_local(&self.inodes.anchor(&inode)?));
+        args.flags & OFlags::NONBLOCK.bits() == 0 && self.inodes.get(node).and_then(is_local).unwrap_or(false)
     }
 
     /// With the answer to an open the kernel drops the bytes of a file that was changed beside us, but goes on with the size that it believes: it would end a
@@ -271,11 +278,15 @@ impl Passthrough {
                     there = attempt.begun().map_or(0, |end| appended(&file, end, data));
                     attempt.begin(before.size_bytes);
                 }
-                let value = if append_only {
-                    write_append_only(&file, fd, data, args.offset, before.size_bytes)?
-                } else {
-                    there + write_full(fd, &data[there..], args.offset + there as u64, append)?
+                let value = match append_only {
+                    true => write_append_only(&file, fd, data, args.offset, before.size_bytes),
+                    false => write_full(fd, &data[there..], args.offset + there as u64, append),
                 };
+                if !matches!(value, Ok(value) if value == data.len()) {
+                    // The file holds something else than this write.
+                    remembering = None;
+                }
+                let value = there + value?;
                 let value = if from_cache && value < data.len() {
                     write_rest(fd, &data[value..], args.offset + value as u64)?;
                     data.len()
@@ -292,10 +303,6 @@ impl Passthrough {
             },
             (!append).then_some((args.offset, data)),
         );
-        if !matches!(&outcome, Ok(outcome) if outcome.as_announced) {
-            // The file holds something else than this write.
-            remembering = None;
-        }
         let mut stale = self.stale_after(inode, args, &outcome, append);
         if attempt.is_resent() {
             stale.push((args.offset, if append { u64::MAX } else { end }));
@@ -334,23 +341,26 @@ impl Passthrough {
     fn drop_before_answer(&self, inode: &Arc<Inode>, args: &abi::WriteIn, stale: &[(u64, u64)], last_is_free: bool) {
         fuse::about_to_wait();
         let end = args.offset.saturating_add(args.size.into());
-        // Only a page that is written in part may be locked until the answer (K6): it is dropped apart, after the
-        // others.
-        let last = match end % PAGE_SIZE as u64 {
-            0 => end..end,
-            part => end - part..(end - part).saturating_add(PAGE_SIZE as u64),
+        let begin = Instant::now();
+        // Only the last page of the write, if that is written in part, may be locked until the answer (K6): it is
+        // dropped apart, after the others.
+        let last_start = end.saturating_sub(1) / PAGE_SIZE as u64 * PAGE_SIZE as u64;
+        let last = match last_start.saturating_add(PAGE_SIZE as u64) {
+            last_end if last_end == end && args.offset <= last_start => end..end,
+            last_end => last_start..last_end,
         };
         let mut are_dropped = true;
-        let mut drop = |start: u64, end: u64, limit| {
-            are_dropped &= start >= end || self.invalidations.drop_now(inode, start, end, limit);
+        let mut drop = |start: u64, end: u64, limit: Duration| {
+            let left = limit.saturating_sub(begin.elapsed());
+            are_dropped &= start >= end || self.invalidations.drop_now(inode, start, end, left);
         };
         for (start, end) in stale {
             drop(*start, last.start.min(*end), WHOLE_PAGES_WAIT);
             drop(last.end.max(*start), *end, WHOLE_PAGES_WAIT);
         }
-        let limit = if last_is_free { WHOLE_PAGES_WAIT } else { PART_OF_PAGE_WAIT };
-        let of_last = stale.iter().filter(|(start, end)| *start < last.end && last.start < *end);
-        if of_last.count() > 0 {
+        let is_of_last = |(start, end): &(u64, u64)| *start < last.end && last.start < *end;
+        if stale.iter().any(is_of_last) {
+            let limit = if last_is_free { WHOLE_PAGES_WAIT } else { begin.elapsed() + PART_OF_PAGE_WAIT };
             drop(last.start, last.end, limit);
         }
         if are_dropped && let Some(file) = &inode.file {
@@ -465,8 +475,8 @@ struct Written {
     is_merged: bool,
 }
 
-/// Remembers what an overtaken write(2) is about to replace, and by what, until its pages are dropped. Where
-/// nobody can store through a mapping, or the file cannot be read, nothing is remembered.
+/// Remembers what an overtaken write(2) is about to replace, and by what, until its pages are dropped. Where the
+/// file cannot be read, nothing is remembered.
 fn remember<'a>(
     file: &'a OpenFile,
     overtaken: Overtaken,
@@ -474,15 +484,11 @@ fn remember<'a>(
     offset: u64,
     data: &[u8],
 ) -> Option<Remembering<'a>> {
-    let inode = &file.inode;
-    if !inode.may_be_mapped.load(Ordering::Relaxed) {
-        return None;
-    }
     let (start, end) = within(overtaken.pages, offset, offset + data.len() as u64);
     let mut before = vec![0; (end - start) as usize]; // Zeros behind the end.
     file.read_before_write(&mut before, start).ok()?;
     let written = &data[(start - offset) as usize..(end - offset) as usize];
-    Some(inode.overtaken.begins(request, start, before, written))
+    Some(file.inode.overtaken.begins(request, start, before, written))
 }
 
 /// How much of `data` a first attempt to append it, where the file ended at `end`, has left there.

@@ -159,7 +159,7 @@ impl Passthrough {
             // The lease of another process is waited for elsewhere: by who has asked, if he asked not to
             // wait; else not in a worker, but where too many wait already.
             Operation::Open(args) => match self.open(node, &args, task, attempt, false) {
-                Err(Errno::AGAIN) if args.flags & OFlags::NONBLOCK.bits() == 0 => match fuse::put_off(reply) {
+                Err(Errno::AGAIN) if self.may_be_leased(node, &args) => match fuse::put_off(reply) {
                     Some(reply) => self.answer_open(reply, self.open(node, &args, task, attempt, true)),
                     None => Ok(()),
                 },

@@ -31,9 +31,11 @@ const TRIES_MAX: u32 = 10;
 /// Names that it is asked for once more; those beyond are not.
 const AGAIN_MAX: usize = 1024;
 
-/// How long an answer may wait until the kernel believes in another end of a file: mostly some 0.1 ms. It moves
-/// the end at once, and then locks a page, which another request may hold.
-const END_WAIT: Duration = Duration::from_millis(10);
+/// How long an answer may wait until a thread has time to move the end of a file, and how long from then on until
+/// it is moved: mostly some 0.1 ms for both. Changes of the file wait meanwhile, and one of them may hold the page
+/// that is dropped first.
+const END_WAIT: Duration = Duration::from_secs(1);
+const END_MOVED_WAIT: Duration = Duration::from_millis(50);
 
 /// Threads for what answers wait for: one may be stuck at a page that a READ from a slow disk holds.
 pub(crate) const AWAITED_THREADS: usize = 2;
@@ -49,17 +51,35 @@ struct Pages {
 /// What the answer to a request waits for.
 enum Task {
     Drop(Pages),
-    /// The kernel is to believe in this end of the file, in bytes, if it believes in an earlier one.
-    MoveEnd(Arc<Inode>, u64),
+    /// These pages are to be dropped. Then the kernel is to believe in this end of the file, in bytes, if it
+    /// believes in an earlier one.
+    MoveEnd(Pages, u64),
+}
+
+impl Task {
+    fn pages(&self) -> &Pages {
+        let (Task::Drop(pages) | Task::MoveEnd(pages, _)) = self;
+        pages
+    }
+}
+
+/// Something that the kernel is being told.
+struct Telling {
+    number: u64,
+    node: u64,
+    /// What comes next is not told any more: nobody waits for it.
+    is_given_up: bool,
+    /// The end is being moved.
+    moves_end: bool,
 }
 
 /// How an answer has waited.
 #[derive(PartialEq, Eq)]
 enum Waited {
     Done,
-    /// The kernel has been told, and has not done it yet.
+    /// The kernel was told, and may not have done it yet.
     Begun,
-    /// It was taken back, as no thread had time for it: so the kernel will not be told.
+    /// It was taken back, or given up: of an end the kernel will not be told.
     Never,
 }
 
@@ -68,8 +88,7 @@ struct State {
     pages: HashMap<u64, Pages>,
     /// What answers wait for, by a number of its own. At most as many as [`Invalidations::waiting_max`].
     awaited: VecDeque<(u64, Task)>,
-    /// Of those that the kernel is being told: their numbers and nodes.
-    telling: Vec<(u64, u64)>,
+    telling: Vec<Telling>,
     last_awaited: u64,
     names: Vec<(Arc<Inode>, Name)>,
     /// Names that were moved, and whether the kernel has but to look them up again.
@@ -91,11 +110,14 @@ struct State {
 impl State {
     /// Whether nothing of the node is to be dropped any more, or being dropped.
     fn is_dropped(&self, node: u64) -> bool {
-        let is_its = |task: &Task| matches!(task, Task::Drop(pages) if pages.inode.nodeid == node);
         !self.pages.contains_key(&node)
             && self.delivering != Some(node)
-            && !self.telling.iter().any(|(_, told)| *told == node)
-            && !self.awaited.iter().any(|(_, task)| is_its(task))
+            && !self.telling.iter().any(|told| told.node == node)
+            && !self.awaited.iter().any(|(_, task)| task.pages().inode.nodeid == node)
+    }
+
+    fn told(&mut self, number: u64) -> Option<&mut Telling> {
+        self.telling.iter_mut().find(|told| told.number == number)
     }
 
     /// Notes pages to be dropped. Returns whether they are in addition to what is noted for the node.
@@ -137,7 +159,7 @@ pub(crate) struct Invalidations {
 }
 
 impl Invalidations {
-    /// For that many workers, of which at most half wait at a time.
+    /// For at most that many workers, of which at most half wait at a time.
     pub(crate) fn new(workers: usize, session: &Session) -> Invalidations {
         Invalidations {
             notifier: session.notifier(),
@@ -173,24 +195,34 @@ impl Invalidations {
     pub(crate) fn drop_now(&self, inode: &Arc<Inode>, start: u64, end: u64, limit: Duration) -> bool {
         self.drop_begins(inode);
         let pages = Pages { inode: inode.clone(), start, end, number: None };
-        let (waited, task) = self.tell_now(Task::Drop(pages), limit, self.waiting_max);
+        let (waited, task) = self.tell_now(Task::Drop(pages), [limit; 2], self.waiting_max);
         if let Some(Task::Drop(pages)) = task {
             self.note(pages);
         }
         waited == Waited::Done
     }
 
-    /// Has the kernel believe in this end of a file, in bytes, if it believes in an earlier one. Returns whether
-    /// it does. The caller sees to it that the file does not end elsewhere meanwhile.
-    pub(crate) fn move_end_now(&self, inode: &Arc<Inode>, size_bytes: u64) -> bool {
-        // It moves the end before it waits for anything.
-        self.tell_now(Task::MoveEnd(inode.clone(), size_bytes), END_WAIT, self.others_waiting_max).0 != Waited::Never
+    /// Has the kernel believe in this end of a file, in bytes, if it believes in an earlier one. Before that it drops
+    /// what it caches from `start` on, where the earlier end may be: in the page of an end, zeros follow. Returns
+    /// whether this is done. If not, the end is not moved, and the pages are dropped later. The caller sees to it
+    /// that the file does not end elsewhere meanwhile.
+    pub(crate) fn move_end_now(&self, inode: &Arc<Inode>, start: u64, size_bytes: u64) -> bool {
+        self.drop_begins(inode);
+        let pages = Pages { inode: inode.clone(), start, end: u64::MAX, number: None };
+        let task = Task::MoveEnd(pages, size_bytes);
+        let (waited, task) = self.tell_now(task, [END_WAIT, END_MOVED_WAIT], self.others_waiting_max);
+        if let Some(Task::MoveEnd(pages, _)) = task {
+            self.note(pages);
+        }
+        // The kernel moves the end before it waits for anything.
+        waited != Waited::Never
     }
 
-    /// Has a thread tell the kernel something, unless so many answers wait already. Gives it back if no thread
-    /// had time for it.
-    fn tell_now(&self, task: Task, limit: Duration, waiting_max: usize) -> (Waited, Option<Task>) {
-        let deadline = Instant::now() + limit;
+    /// Has a thread tell the kernel something, unless so many answers wait already. Waits for at most the
+    /// first of `limits` until it is done, and for at most the second one since it was begun. Gives it back if
+    /// no thread had time for it.
+    fn tell_now(&self, task: Task, limits: [Duration; 2], waiting_max: usize) -> (Waited, Option<Task>) {
+        let mut deadline = Instant::now() + limits[0];
         let mut state = self.state.lock();
         if state.waiting >= waiting_max {
             return (Waited::Never, Some(task));
@@ -198,18 +230,35 @@ impl Invalidations {
         state.waiting += 1;
         state.last_awaited += 1;
         let number = state.last_awaited;
+        // Once more: another drop of the file may have ended just now.
+        task.pages().inode.slot.iter().for_each(|slot| slot.set_flag(node::DROP_PENDING));
+        let moves_end = matches!(task, Task::MoveEnd(..));
         state.awaited.push_back((number, task));
         self.wake_awaited.notify_one();
         let place = |state: &State| state.awaited.iter().position(|(other, _)| *other == number);
-        let is_told = |state: &State| state.telling.iter().any(|(other, _)| *other == number);
-        while (place(&state).is_some() || is_told(&state))
-            && !self.delivered.wait_until(&mut state, deadline).timed_out()
-        {}
+        let mut was_queued = true;
+        while place(&state).is_some() || state.told(number).is_some() {
+            if was_queued && state.told(number).is_some() {
+                was_queued = false;
+                deadline = deadline.min(Instant::now() + limits[1]);
+            }
+            if self.delivered.wait_until(&mut state, deadline).timed_out() {
+                break;
+            }
+        }
         state.waiting -= 1;
         if let Some(place) = place(&state) {
             return (Waited::Never, state.awaited.remove(place).map(|(_, task)| task));
         }
-        (if is_told(&state) { Waited::Begun } else { Waited::Done }, None)
+        let waited = match state.told(number) {
+            None => Waited::Done,
+            Some(told) if moves_end && !told.moves_end => {
+                told.is_given_up = true;
+                Waited::Never
+            }
+            Some(_) => Waited::Begun,
+        };
+        (waited, None)
     }
 
     /// The kernel must drop what it caches of bytes `start..end` of a file.
@@ -320,20 +369,27 @@ impl Invalidations {
                 self.wake_awaited.wait(&mut state);
                 continue;
             };
-            let (Task::Drop(Pages { inode, .. }) | Task::MoveEnd(inode, _)) = &task;
-            let inode = inode.clone();
-            state.telling.push((number, inode.nodeid));
+            let pages = task.pages();
+            let inode = pages.inode.clone();
+            let node = inode.nodeid;
+            state.telling.push(Telling { number, node, is_given_up: false, moves_end: false });
+            if matches!(task, Task::MoveEnd(..)) {
+                self.delivered.notify_all(); // It has begun.
+            }
             drop(state);
-            let is_dropped = match task {
-                Task::Drop(pages) => deliver_pages(&self.notifier, &pages),
-                Task::MoveEnd(inode, size_bytes) => {
-                    // Whatever the error: the kernel does not know the file, or the mount is gone.
-                    let _ = self.notifier.move_end(inode.nodeid, size_bytes);
-                    false
-                }
-            };
+            let is_dropped = deliver_pages(&self.notifier, pages);
             state = self.state.lock();
-            state.telling.retain(|(other, _)| *other != number);
+            if let Task::MoveEnd(_, size_bytes) = &task
+                && let Some(told) = state.told(number)
+                && !told.is_given_up
+            {
+                told.moves_end = true;
+                drop(state);
+                // Whatever the error: the kernel does not know the file, or the mount is gone.
+                let _ = self.notifier.move_end(node, *size_bytes);
+                state = self.state.lock();
+            }
+            state.telling.retain(|told| told.number != number);
             self.delivered.notify_all();
             if is_dropped && state.is_dropped(inode.nodeid) {
                 drop_has_ended(&inode);

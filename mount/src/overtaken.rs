@@ -14,11 +14,16 @@
 use page::PAGE_SIZE;
 use parking_lot::Mutex;
 use std::borrow::Cow;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// The overtaken write(2) of a file that is not answered yet. There is one at most, because the kernel holds
 /// the inode's lock from the filling of its pages to its answer. It takes as much memory as two requests.
 #[derive(Default)]
-pub(crate) struct OvertakenWrite(Mutex<Option<Remembered>>);
+pub(crate) struct OvertakenWrite {
+    /// So that nothing is locked where nothing is remembered, as is the rule.
+    is_there: AtomicBool,
+    remembered: Mutex<Option<Remembered>>,
+}
 
 struct Remembered {
     request: u64,
@@ -33,14 +38,31 @@ impl OvertakenWrite {
     /// is as long. It is remembered until the guard is dropped.
     pub(crate) fn begins(&self, request: u64, offset: u64, before: Vec<u8>, written: &[u8]) -> Remembering<'_> {
         debug_assert_eq!(before.len(), written.len());
-        *self.0.lock() = Some(Remembered { request, offset, before, written: written.to_owned() });
+        *self.remembered.lock() = Some(Remembered { request, offset, before, written: written.to_owned() });
+        self.is_there.store(true, Ordering::Release);
         Remembering { write: self, request }
+    }
+
+    /// A READ of these bytes is about to be answered. It waited for the write (docs/consistency.md, R10), and no
+    /// older copy of its pages is left (K2): what is stored into them from now on is stored behind the write.
+    pub(crate) fn is_read(&self, offset: u64, len: u64) {
+        if !self.is_there.load(Ordering::Acquire) {
+            return;
+        }
+        let mut write = self.remembered.lock();
+        let Some(Remembered { offset: first, before, written, .. }) = &mut *write else { return };
+        let start = offset.max(*first);
+        let end = offset.saturating_add(len).min(*first + before.len() as u64);
+        if start < end {
+            let read = (start - *first) as usize..(end - *first) as usize;
+            before[read.clone()].copy_from_slice(&written[read]);
+        }
     }
 
     /// What is to be written in place of `data`, which the kernel writes back at `offset`.
     pub(crate) fn merged<'a>(&self, offset: u64, data: &'a [u8]) -> Cow<'a, [u8]> {
         let mut merged = Cow::Borrowed(data);
-        let write = self.0.lock();
+        let write = self.remembered.lock();
         let Some(Remembered { offset: first, before, written, .. }) = &*write else { return merged };
         let start = offset.max(*first);
         let end = (offset + data.len() as u64).min(first + before.len() as u64);
@@ -62,9 +84,10 @@ pub(crate) struct Remembering<'a> {
 
 impl Drop for Remembering<'_> {
     fn drop(&mut self) {
-        let mut write = self.write.0.lock();
+        let mut write = self.write.remembered.lock();
         if write.as_ref().is_some_and(|write| write.request == self.request) {
             *write = None;
+            self.write.is_there.store(false, Ordering::Release);
         }
     }
 }
@@ -93,6 +116,9 @@ mod tests {
         assert!(matches!(write.merged(20, b"beforehand"), Cow::Borrowed(_)), "another place");
         assert_eq!(&*write.merged(19, b"dd"), b"sd");
         assert_eq!(&*write.merged(0, b"..........b"), b"..........a");
+        // Who has read the first five bytes has seen the write.
+        write.is_read(0, 15);
+        assert_eq!(&*write.merged(10, b"beforehand"), b"beforwards");
         // Another one has taken its place.
         let other = write.begins(8, 0, b"b".to_vec(), b"a");
         drop(remembering);

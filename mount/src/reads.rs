@@ -7,6 +7,7 @@ use borrower::{ReadRequest, TOGETHER_MAX};
 use fuse::{More, Operation, Reply, Request, abi};
 use std::io;
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// The READs that are being answered.
@@ -15,7 +16,7 @@ struct Reads<'a, 'm> {
     more: &'a mut More<'m>,
     first: Option<(Request<'static>, Reply<'m>)>,
     /// Of those that the borrower has taken.
-    replies: [Option<(Request<'static>, Reply<'m>)>; TOGETHER_MAX],
+    replies: [Option<(Request<'static>, Reply<'m>, Arc<OpenFile>)>; TOGETHER_MAX],
     taken: usize,
     /// One that is nothing for the borrower.
     other: Option<(Request<'static>, Reply<'m>)>,
@@ -72,7 +73,7 @@ impl borrower::Reads<OpenFile> for Reads<'_, '_> {
         };
         self.mount.counters.count(request.header.opcode);
         read.below.in_use();
-        self.replies[self.taken] = Some((request, reply));
+        self.replies[self.taken] = Some((request, reply, read.below.clone()));
         self.taken += 1;
         Some(read)
     }
@@ -82,12 +83,15 @@ impl borrower::Reads<OpenFile> for Reads<'_, '_> {
     }
 
     fn answer(&mut self, nth: usize, read: io::Result<&[u8]>) {
-        let Some((request, reply)) = self.replies[nth].take() else { return };
+        let Some((request, reply, file)) = self.replies[nth].take() else { return };
         if fuse::take_refusal() && read.is_err() {
             return self.more.defer(&request, reply);
         }
         let sent = match read {
             Ok(bytes) => {
+                if let Operation::Read(args) = request.operation {
+                    file.inode.overtaken.is_read(args.offset, args.size.into());
+                }
                 self.mount.counters.read_bytes.add(bytes.len() as u64);
                 reply.data(bytes)
             }

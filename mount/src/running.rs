@@ -95,6 +95,8 @@ impl Mount {
     pub fn leave(&self, limit: Duration) -> io::Result<bool> {
         make_usr1_interrupt()?;
         let shared = &self.shared;
+        // What is put off is a successor's from now on, or is handled again when this has returned.
+        let Some(_paused) = shared.session.pause_later(limit) else { return Ok(false) };
         shared.session.leave().store(true, Ordering::Release);
         let start = Instant::now();
         let mut workers = shared.workers.lock();

@@ -23,6 +23,7 @@ use crate::stale::SentBack;
 use crate::status::Counters;
 use crate::sweep::Sweep;
 use crate::system;
+use crate::workers::WORKERS_MAX;
 use crate::writeback::time_granularity_ns;
 use crate::xattr::has_lists;
 use borrower::Borrower;
@@ -344,7 +345,7 @@ fn serve<E: Into<Box<dyn std::error::Error + Send + Sync>>>(
         resent: Resent::default(),
         borrower,
         ledger: Ledger::new(config),
-        invalidations: Invalidations::new(config.threads.max(THREADS_MIN), &session),
+        invalidations: Invalidations::new(config.threads.max(WORKERS_MAX), &session),
         sweep: Sweep::default(),
         lookers: Lookers::default(),
         sent_back: SentBack::default(),

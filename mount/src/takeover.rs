@@ -30,6 +30,7 @@ use crate::starting::{THREADS_MIN, descriptors, failed, raise_limits};
 use crate::status::Counters;
 use crate::sweep::Sweep;
 use crate::system::ProcPath;
+use crate::workers::WORKERS_MAX;
 use borrower::Borrower;
 use fuse::abi::init;
 use fuse::{Negotiated, Session};
@@ -80,7 +81,7 @@ impl Mount {
             make_borrower(MountInfo { device: own_device }).map_err(|error| Error::Borrower(error.into()))?;
         let (source, mountpoint) = (state.source.clone(), state.mountpoint.clone());
         let connection = Connection::new(&session, &keep.memory, config.pass);
-        let invalidations = Invalidations::new(config.threads.max(THREADS_MIN), &session);
+        let invalidations = Invalidations::new(config.threads.max(WORKERS_MAX), &session);
         let filesystem = restore(config, state, readable, opens, nodes, keep, connection, invalidations, borrower)
             .map_err(taking)?;
         if can_resend && let Err(error) = session.notifier().resend() {

@@ -6,9 +6,10 @@ use rustix::fs::{FallocateFlags, FlockOperation, SeekFrom, fallocate, seek};
 use std::fs::{self, File};
 use std::io::{Read, Seek, Write};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 use support::*;
+use testbed::Done;
 
 fn open(path: std::path::PathBuf) -> File {
     File::options().read(true).write(true).create(true).truncate(false).open(path).unwrap()
@@ -426,11 +427,12 @@ fn no_open_after_a_change_beside_reads_older_bytes() {
     let m = Mounted::through();
     let below = File::create(m.below("a")).unwrap();
     below.write_all_at(&[0; 4096], 0).unwrap();
-    let current = AtomicU64::new(0);
+    let (current, is_over) = (AtomicU64::new(0), AtomicBool::new(false));
     std::thread::scope(|scope| {
+        let _over = Done(&is_over);
         for _ in 0..4 {
             scope.spawn(|| {
-                while current.load(Ordering::SeqCst) < CHANGES {
+                while !is_over.load(Ordering::SeqCst) {
                     let at_least = current.load(Ordering::SeqCst);
                     let mut bytes = [0; 8];
                     File::open(m.path("a")).unwrap().read_exact_at(&mut bytes, 0).unwrap();

@@ -12,6 +12,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use support::*;
+use testbed::Done;
 
 #[test]
 fn files_and_directories() {
@@ -380,6 +381,7 @@ fn a_name_that_is_being_dropped_opens_nothing() {
         let open = fs::File::open(m.path(&other)).unwrap();
         is_over.store(false, std::sync::atomic::Ordering::Relaxed);
         std::thread::scope(|scope| {
+            let over = Done(&is_over);
             // Attributes are asked for, and after each answer the name is looked at.
             scope.spawn(|| {
                 while !is_over.load(std::sync::atomic::Ordering::Relaxed) {
@@ -389,7 +391,7 @@ fn a_name_that_is_being_dropped_opens_nothing() {
             fs::write(m.below("new"), "newer").unwrap();
             fs::rename(m.below("new"), m.below(&name)).unwrap();
             let read = [&name, &other].map(|name| fs::read_to_string(m.path(name)));
-            is_over.store(true, std::sync::atomic::Ordering::Relaxed);
+            drop(over);
             assert_eq!(read.map(Result::unwrap), ["newer", "older"], "round {round}");
         });
     }

@@ -265,13 +265,13 @@ fn opens_that_wait_for_a_lease_hold_no_worker() {
     assert_eq!(at_once.unwrap_err().raw_os_error(), Some(libc::EWOULDBLOCK));
     assert!(openers.iter().all(|opener| !opener.is_finished()));
     drop(lease);
-    for opener in openers {
-        let file = answers("open of what is no longer leased", move || opener.join().unwrap());
-        file.read_exact_at(&mut [0; 4096], 0).unwrap();
-        // The daemon is this process: how it has the backing file open.
-        let flags = flags_of(&mounted.below("leased"));
-        assert!(!flags.is_empty() && flags.iter().all(|flags| flags & libc::O_NONBLOCK == 0), "{flags:?}");
-    }
+    let opened =
+        |opener: thread::JoinHandle<File>| answers("open of what is no longer leased", move || opener.join().unwrap());
+    let files: Vec<File> = openers.into_iter().map(opened).collect();
+    files.iter().for_each(|file| file.read_exact_at(&mut [0; 4096], 0).unwrap());
+    // The daemon is this process: how it has the backing file open, once nobody opens it any more.
+    let flags = flags_of(&mounted.below("leased"));
+    assert!(!flags.is_empty() && flags.iter().all(|flags| flags & libc::O_NONBLOCK == 0), "{flags:?}");
     assert_eq!(mounted.mount().status().waiting_opens, 0);
 }
 

@@ -14,6 +14,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use support::*;
+use testbed::Done;
 
 /// Attributes that are answered between the removal of a name and the kernel's own count of it must not have the kernel count
 /// that name twice: it would soon believe that no name is left, and refuse to link the file.

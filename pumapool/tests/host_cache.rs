@@ -10,7 +10,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
-use testbed::{Process, Scratch, ask_daemon, wait_until, wait_until_ok};
+use testbed::{Done, Process, Scratch, ask_daemon, wait_until, wait_until_ok};
 
 const PAGES: usize = 600;
 /// Of the daemon: fewer than those in a row at which its keeper gives up.
@@ -155,6 +155,7 @@ fn what_a_guest_evicts_reaches_its_host_and_only_that() {
     // Another daemon takes the images over; the guest finds it. Killed daemons have the image open through their own mount, more often than not.
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
+        let _done = Done(&done);
         scope.spawn(|| {
             while !done.load(Ordering::Relaxed) {
                 fs::read(&file).unwrap();
@@ -169,7 +170,6 @@ fn what_a_guest_evicts_reaches_its_host_and_only_that() {
                 status["guest"]["connects"].as_u64() > Some(kills) && status["connected"] == true
             });
         }
-        done.store(true, Ordering::Relaxed);
     });
     evict_until_sent(PAGES as u64);
     assert!(fs::read(&image).unwrap() == bytes);

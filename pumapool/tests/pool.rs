@@ -9,8 +9,7 @@ use std::fs;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
-use std::time::Duration;
-use testbed::{Group, Scratch, Squeeze, wait_until};
+use testbed::{Done, Group, Scratch, Squeeze, wait_until};
 
 const PAGES: u64 = 300;
 
@@ -219,7 +218,6 @@ fn what_writeback_zeroes_beside_an_append_is_not_lent() {
     const APPENDS: u64 = 3000;
     const APPEND_BYTES: u64 = 700;
     const FILE_BYTES_MAX: usize = 1 << 22;
-    const DROPS_MAX: Duration = Duration::from_secs(30);
     let scratch = Scratch::new(test).unwrap();
     let (source, at) = (scratch.directory("source").unwrap(), scratch.directory("mount").unwrap());
     let path = at.join("file");
@@ -236,6 +234,7 @@ fn what_writeback_zeroes_beside_an_append_is_not_lent() {
     let bytes = unsafe { std::slice::from_raw_parts(map.cast::<AtomicU8>(), FILE_BYTES_MAX) };
     let (end, is_done) = (AtomicU64::new(100), AtomicBool::new(false));
     std::thread::scope(|scope| {
+        let _done = Done(&is_done);
         scope.spawn(|| {
             while !is_done.load(Ordering::Relaxed) {
                 let page = (end.load(Ordering::Acquire) - 1) / 4096 * 4096;
@@ -251,7 +250,6 @@ fn what_writeback_zeroes_beside_an_append_is_not_lent() {
             file.write_all_at(&[3; APPEND_BYTES as usize], at).unwrap();
             end.store(at + APPEND_BYTES, Ordering::Release);
         }
-        is_done.store(true, Ordering::Relaxed);
     });
     // SAFETY: the thread that used it has ended.
     unsafe { munmap(map, FILE_BYTES_MAX).unwrap() };
@@ -259,7 +257,7 @@ fn what_writeback_zeroes_beside_an_append_is_not_lent() {
     let below = fs::read(source.join("file")).unwrap();
     let mut differ = 0;
     // Again and again: the kernel may still be told to drop a page. What is lent wrongly stays wrong.
-    wait_until(DROPS_MAX, || {
+    wait_until(PATIENCE, || {
         mount.evict_seen(&path);
         mount.wait_for("the puts", |status| status["puts_under_way"] == 0);
         let shown = fs::read(&path).unwrap();

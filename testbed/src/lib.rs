@@ -53,7 +53,7 @@ pub use resident::cached_pages;
 pub use scratch::Scratch;
 pub use servant::{Servant, answer, hold_program, next_order};
 pub use squeeze::Squeeze;
-pub use wait::{wait_until, wait_until_ok};
+pub use wait::{Done, wait_until, wait_until_ok};
 
 use std::fmt::Display;
 use std::io::{self, Write};

@@ -1,6 +1,7 @@
 //! Waiting on state, never on time alone: the only place where this crate sleeps.
 
 use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// Pause between two looks at a state that nothing announces. Short against what is waited for, long against a look.
@@ -29,5 +30,15 @@ pub fn wait_until_ok<T>(limit: Duration, mut attempt: impl FnMut() -> io::Result
             Err(error) if start.elapsed() >= limit => return Err(error),
             Err(_) => std::thread::sleep(LOOK_AGAIN),
         }
+    }
+}
+
+/// Sets a flag when it is dropped, also by a panic. Threads of a scope that run until the flag is set would
+/// otherwise go on for ever when a test fails.
+pub struct Done<'a>(pub &'a AtomicBool);
+
+impl Drop for Done<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
     }
 }

@@ -217,8 +217,10 @@ pub struct FileState {
     read_provisional: bool,
     /// The file's ctime when somebody else was last seen to have changed it, in nanoseconds since the epoch.
     beside_ctime_ns: i128,
-    /// The kernel may believe in an older end than that of the backing file.
+    /// The kernel may believe in an older end than that of the backing file, because somebody else has moved it.
     end_is_unsure: bool,
+    /// A change of ours has moved the end since the kernel was told a size.
+    end_was_moved: bool,
     /// How often somebody changed the file beside us.
     changes_beside: u64,
     /// Of those, how many the kernel's cache has been rid of.
@@ -229,6 +231,8 @@ pub struct FileState {
     watch: Option<Box<Watch>>,
     /// The size that the kernel was last told, or learned from its own buffered writes.
     told_size_bytes: Option<u64>,
+    /// The least size that it was told since it was made to believe in an end. None: unknown.
+    earliest_end_bytes: Option<u64>,
     /// Pages at the edges of holes: the kernel zeroes a part of its copy after our answer, and leaves it clean, whatever was stored in
     /// between (mm/truncate.c, truncate_inode_partial_folio).
     edges: Vec<PageRange>,
@@ -336,6 +340,8 @@ impl FileState {
 
     /// The kernel is about to be told the file's size: if it is another than it knows, it drops pages.
     pub fn tell_size(&mut self, size_bytes: u64) {
+        self.end_was_moved = false;
+        self.earliest_end_bytes = Some(self.earliest_end_bytes.map_or(size_bytes, |end| end.min(size_bytes)));
         if self.told_size_bytes.replace(size_bytes).is_some_and(|told| told != size_bytes) {
             self.watch.get_or_insert_default().drop_follows();
         }
@@ -347,7 +353,9 @@ impl FileState {
         self.streams = None;
         self.locked_request();
         self.told_size_bytes = None;
+        self.earliest_end_bytes = None;
         self.end_is_unsure = false;
+        self.end_was_moved = false;
     }
 
     /// A buffered write of these pages begins. Returns the pages, if any, that the kernel may cache with
@@ -452,8 +460,12 @@ impl FileState {
                     self.quarantine(PageRange::touched_by(old_size_bytes, offset), |_, _| {});
                 }
             }
-            Ended::Other if keeps(Rule::Quarantine) => self.quarantine(range, |_, _| {}),
-            Ended::Other => {}
+            Ended::Other => {
+                self.end_was_moved |= after.is_some_and(|after| self.told_size_bytes != Some(after.size_bytes));
+                if keeps(Rule::Quarantine) {
+                    self.quarantine(range, |_, _| {});
+                }
+            }
         }
         // Of changes that overlap in time, the one that looked last knows best.
         self.stamp = match (self.stamp, after) {
@@ -512,15 +524,24 @@ impl FileState {
         if self.stamp == Some(stamp) { self.beside_ctime_ns } else { stamp.ctime_ns }
     }
 
-    /// Whether the kernel may believe in an end before this one, which is that of the backing file.
+    /// Whether the kernel may believe in an end before this one, which is that of the backing file, for
+    /// another reason than that it has no answer yet to a change of ours.
     pub fn end_is_unsure(&self, size_bytes: u64) -> bool {
-        self.end_is_unsure || self.told_size_bytes.is_some_and(|told| told < size_bytes)
+        let is_told_less = self.told_size_bytes.is_some_and(|told| told < size_bytes);
+        !self.end_was_moved && (self.end_is_unsure || is_told_less)
     }
 
-    /// The kernel has been made to believe in this end, if it believed in an earlier one.
+    /// The kernel has been made to believe in this end, if it believed in an earlier one. It has dropped
+    /// nothing by itself for that.
     pub fn end_moved(&mut self, size_bytes: u64) {
         self.end_is_unsure = false;
-        self.tell_size(size_bytes);
+        self.told_size_bytes = self.told_size_bytes.max(Some(size_bytes));
+        self.earliest_end_bytes = Some(size_bytes);
+    }
+
+    /// The earliest end that the kernel may believe in, in bytes: it does not take every answer.
+    pub fn earliest_end_bytes(&self) -> u64 {
+        self.earliest_end_bytes.unwrap_or(0)
     }
 
     /// Whether the kernel caches bytes that somebody has changed beside us. If so, the number to say to
@@ -862,6 +883,7 @@ impl FileState {
         self.quarantine(PageRange::ALL, voided);
         self.changes_beside += 1;
         self.end_is_unsure = true;
+        self.end_was_moved = false;
     }
 
     fn lift(&mut self, range: PageRange, number: u64) {

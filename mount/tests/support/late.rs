@@ -1,6 +1,7 @@
 //! Memory that comes late: what a system call reads from it waits (userfaultfd(2)).
 #![allow(dead_code)] // Each test binary uses its part of it.
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsRawFd, OwnedFd};
 use rustix::mm::{MapFlags, ProtFlags, UserfaultfdFlags, mmap_anonymous, munmap, userfaultfd};
 
@@ -49,6 +50,9 @@ impl LateMemory {
 
     /// Waits until somebody waits for the second page.
     pub fn wait(&self) {
+        let limit = Timespec { tv_sec: 60, tv_nsec: 0 };
+        let ready = poll(&mut [PollFd::new(&self.fd, PollFlags::IN)], Some(&limit)).unwrap();
+        assert_eq!(ready, 1, "nobody reads the second page");
         let mut event = [0; 32];
         assert_eq!(rustix::io::read(&self.fd, &mut event).unwrap(), 32);
     }

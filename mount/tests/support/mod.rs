@@ -8,7 +8,6 @@ use mount::{Config, Mount, WriteMode};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
@@ -40,16 +39,6 @@ pub fn tries(usual: usize) -> usize {
     let tries = std::env::var("PUMA_TRIES").map_or(usual, |tries| tries.parse().expect("PUMA_TRIES is a number"));
     println!("{tries} tries");
     tries
-}
-
-/// Says that something is done when it is dropped, also by a panic: threads of a scope that run until then would
-/// otherwise be waited for for ever.
-pub struct Done<'a>(pub &'a AtomicBool);
-
-impl Drop for Done<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
 }
 
 /// Whether a program can be run.
