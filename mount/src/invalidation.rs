@@ -35,10 +35,10 @@ const AGAIN_MAX: usize = 1024;
 /// it is moved: mostly some 0.1 ms for both. Changes of the file wait meanwhile, and one of them may hold the page
 /// that is dropped first.
 const END_WAIT: Duration = Duration::from_secs(1);
-const END_MOVED_WAIT: Duration = Duration::from_millis(50);
+const END_MOVED_WAIT: Duration = Duration::from_millis(250);
 
-/// Threads for what answers wait for: one may be stuck at a page that a READ from a slow disk holds.
-pub(crate) const AWAITED_THREADS: usize = 2;
+/// Threads for what answers wait for: each may be stuck at a page that a READ from a slow disk holds.
+pub(crate) const AWAITED_THREADS: usize = 4;
 
 struct Pages {
     inode: Arc<Inode>,
