@@ -40,7 +40,7 @@ BENCH ?=
 PAPER ?= all
 
 .PHONY: help rust book book-deps deps bench-deps vm-deps vm build test test-programs bench microbench simulate rules test-long database test-deps tools interleavings fuzz fuzz-short fuzz-program sanitize miri deny demo \
-	gossip chaos hunt soak deb deb-check static static-check check lint clean paper paper-deps paper-packages
+	gossip chaos hunt races soak deb deb-check static static-check check lint clean paper paper-deps paper-packages
 
 deps: WANTED := $(PACKAGES)
 book-deps: WANTED := $(BOOK_PACKAGES)
@@ -62,6 +62,7 @@ help:
 	@echo 'make sanitize    tests under the address and the thread sanitizer; make miri: under Miri'
 	@echo 'make chaos   lenders killed, stopped, squeezed, cut off, lying: some 5 minutes, as root'
 	@echo 'make hunt    processes race on real mounts, and compare each read with a ledger: 5 minutes, as root'
+	@echo 'make races   tests of races, each tried 10,000 times: some NN minutes, as root'
 	@echo 'make soak    a mixed load with such troubles for 10 minutes: does anything grow?'
 	@echo 'make bench   all benches, with BENCH=--quick in some 20 minutes, as root; bench/run --list names them'
 	@echo 'make microbench  store, catalog, codec and sealing, some two minutes'
@@ -169,6 +170,10 @@ miri:
 test-long: test-deps tools
 	TOOLS=$(TOOLS) PUMA_FSX_OPS=200000 $(CARGO) test -p pumapool --test suites -- --nocapture --test-threads 2
 	$(MAKE) hunt
+
+# Tests of races, each of which is tried 10,000 times.
+races: test-deps
+	PUMA_TRIES=10000 $(CARGO) test -p mount --test opening --test overtaken --test copies --test posix --test rights -- --nocapture
 
 # PostgreSQL must not notice that the daemon under it is killed. Three kills of it are part of `make test`.
 database: test-deps

@@ -206,13 +206,16 @@ impl Passthrough {
     /// file and maps it would otherwise get SIGBUS behind the end that the kernel remembers. The caller holds
     /// `changing`, so that the end does not move meanwhile through the mount.
     fn move_end(&self, inode: &Arc<Inode>, file: &borrower::File, size_bytes: u64) {
+        if !file.end_is_unsure(size_bytes) {
+            return;
+        }
         // With the writeback cache the kernel keeps the size by itself.
-        if self.write_mode == WriteMode::Through && file.end_is_unsure(size_bytes) {
+        let is_moved = self.write_mode == WriteMode::Back || {
             fuse::about_to_wait();
-            let start = file.earliest_end_bytes().min(size_bytes);
-            if self.invalidations.move_end_now(inode, start, size_bytes) {
-                file.end_moved(size_bytes);
-            }
+            self.invalidations.move_end_now(inode, file.earliest_end_bytes().min(size_bytes), size_bytes)
+        };
+        if is_moved {
+            file.end_moved(size_bytes);
         }
     }
 

@@ -250,7 +250,7 @@ impl FileState {
         let mut state = FileState {
             stamp: left.stamp,
             changes_beside: u64::from(left.stamp.is_none()),
-            end_is_unsure: true,
+            end_is_unsure: left.stamp.is_none(),
             edges: if left.has_edges { vec![PageRange::ALL] } else { Vec::new() },
             watch: Some(Box::new(Watch::taken_over())),
             ..FileState::default()
@@ -552,7 +552,10 @@ impl FileState {
 
     /// What a daemon that takes over has to know.
     pub fn left(&self) -> Left {
-        let is_sure = self.is_settled() && !self.is_provisional && self.changes_dropped >= self.changes_beside;
+        let is_sure = self.is_settled()
+            && !self.is_provisional
+            && !self.end_is_unsure
+            && self.changes_dropped >= self.changes_beside;
         Left { stamp: self.stamp.filter(|_| is_sure), has_edges: !self.edges.is_empty() }
     }
 

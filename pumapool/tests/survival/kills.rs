@@ -82,6 +82,36 @@ fn attributes_that_changed_without_a_daemon_are_seen() {
     }
 }
 
+/// A successor has no reason to have the kernel drop what the daemon before it has answered.
+#[test]
+fn what_the_kernel_caches_outlives_an_upgrade() {
+    let test = "what_the_kernel_caches_outlives_an_upgrade";
+    if !can_run(test) {
+        return;
+    }
+    let scratch = Scratch::new(test).unwrap();
+    let (source, at) = (scratch.directory("source").unwrap(), scratch.directory("mount").unwrap());
+    let mut bytes = setup::write_pages(&source.join("file"), 100, 1);
+    // It ends within a page.
+    bytes.truncate(99 * 4096 + 100);
+    File::options().write(true).open(source.join("file")).unwrap().set_len(bytes.len() as u64).unwrap();
+    // Without a lender the kernel would read the backing file by itself.
+    let lender = Lender::start(scratch.path(), "16MiB", &[]);
+    let mount = Mount::start(&source, &at, &["--lender", &lender.address]);
+    let reads = || mount.status()["mount"]["requests"]["read"].as_u64().unwrap_or(0);
+    let is_cached = || {
+        let before = reads();
+        assert!(fs::read(at.join("file")).unwrap() == bytes);
+        reads() == before
+    };
+    assert!(wait_until(PATIENCE, is_cached));
+    assert!(reads() > 0, "{}", mount.status());
+    let output = pumapool(&["upgrade", at.to_str().unwrap()]);
+    assert!(output.status.success(), "{output:?}");
+    assert!(is_cached(), "{}", mount.status());
+    setup::umount(at.to_str().unwrap());
+}
+
 /// A task that has walked by a name may ask for the older file when another daemon serves already.
 #[test]
 fn a_successor_sends_back_whoever_may_come_by_a_stale_name() {
