@@ -62,7 +62,7 @@ help:
 	@echo 'make sanitize    tests under the address and the thread sanitizer; make miri: under Miri'
 	@echo 'make chaos   lenders killed, stopped, squeezed, cut off, lying: some 5 minutes, as root'
 	@echo 'make hunt    processes race on real mounts, and compare each read with a ledger: 5 minutes, as root'
-	@echo 'make races   tests of races, each tried 10,000 times: some NN minutes, as root'
+	@echo 'make races   tests of races, each tried 10,000 times: some five minutes, as root'
 	@echo 'make soak    a mixed load with such troubles for 10 minutes: does anything grow?'
 	@echo 'make bench   all benches, with BENCH=--quick in some 20 minutes, as root; bench/run --list names them'
 	@echo 'make microbench  store, catalog, codec and sealing, some two minutes'

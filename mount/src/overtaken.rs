@@ -14,14 +14,14 @@
 use page::PAGE_SIZE;
 use parking_lot::Mutex;
 use std::borrow::Cow;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The overtaken write(2) of a file that is not answered yet. There is one at most, because the kernel holds
 /// the inode's lock from the filling of its pages to its answer. It takes as much memory as two requests.
 #[derive(Default)]
 pub(crate) struct OvertakenWrite {
-    /// So that nothing is locked where nothing is remembered, as is the rule.
-    is_there: AtomicBool,
+    /// The kernel's number of what is remembered. 0: nothing, as is the rule.
+    request: AtomicU64,
     remembered: Mutex<Option<Remembered>>,
 }
 
@@ -39,18 +39,27 @@ impl OvertakenWrite {
     pub(crate) fn begins(&self, request: u64, offset: u64, before: Vec<u8>, written: &[u8]) -> Remembering<'_> {
         debug_assert_eq!(before.len(), written.len());
         *self.remembered.lock() = Some(Remembered { request, offset, before, written: written.to_owned() });
-        self.is_there.store(true, Ordering::Release);
+        self.request.store(request, Ordering::Release);
         Remembering { write: self, request }
     }
 
-    /// A READ of these bytes is about to be answered. It waited for the write (docs/consistency.md, R10), and no
-    /// older copy of its pages is left (K2): what is stored into them from now on is stored behind the write.
-    pub(crate) fn is_read(&self, offset: u64, len: u64) {
-        if !self.is_there.load(Ordering::Acquire) {
+    /// The kernel's number of the write that is remembered. 0: none.
+    pub(crate) fn request(&self) -> u64 {
+        self.request.load(Ordering::Acquire)
+    }
+
+    /// A READ of these bytes is about to be answered, and `seen` is what [`OvertakenWrite::request`] was before it began.
+    /// So it waited for that write (docs/consistency.md, R10), and no older copy of its pages is left (K2): what is
+    /// stored into them from now on is stored behind the write.
+    pub(crate) fn is_read(&self, seen: u64, offset: u64, len: u64) {
+        if seen == 0 {
             return;
         }
         let mut write = self.remembered.lock();
-        let Some(Remembered { offset: first, before, written, .. }) = &mut *write else { return };
+        let Some(Remembered { request, offset: first, before, written }) = &mut *write else { return };
+        if *request != seen {
+            return;
+        }
         let start = offset.max(*first);
         let end = offset.saturating_add(len).min(*first + before.len() as u64);
         if start < end {
@@ -87,7 +96,7 @@ impl Drop for Remembering<'_> {
         let mut write = self.write.remembered.lock();
         if write.as_ref().is_some_and(|write| write.request == self.request) {
             *write = None;
-            self.write.is_there.store(false, Ordering::Release);
+            self.write.request.store(0, Ordering::Release);
         }
     }
 }
@@ -116,8 +125,11 @@ mod tests {
         assert!(matches!(write.merged(20, b"beforehand"), Cow::Borrowed(_)), "another place");
         assert_eq!(&*write.merged(19, b"dd"), b"sd");
         assert_eq!(&*write.merged(0, b"..........b"), b"..........a");
-        // Who has read the first five bytes has seen the write.
-        write.is_read(0, 15);
+        // Who has read the first five bytes since the write began has seen it.
+        write.is_read(0, 0, 20);
+        write.is_read(6, 0, 20);
+        assert_eq!(&*write.merged(10, b"beforehand"), b"afterwards");
+        write.is_read(write.request(), 0, 15);
         assert_eq!(&*write.merged(10, b"beforehand"), b"beforwards");
         // Another one has taken its place.
         let other = write.begins(8, 0, b"b".to_vec(), b"a");

@@ -10,13 +10,22 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
+/// A READ that the borrower has taken.
+struct Taken<'m> {
+    request: Request<'static>,
+    reply: Reply<'m>,
+    file: Arc<OpenFile>,
+    /// The overtaken write(2) of the file that was remembered before the READ began.
+    overtaken: u64,
+}
+
 /// The READs that are being answered.
 struct Reads<'a, 'm> {
     mount: &'a Passthrough,
     more: &'a mut More<'m>,
     first: Option<(Request<'static>, Reply<'m>)>,
     /// Of those that the borrower has taken.
-    replies: [Option<(Request<'static>, Reply<'m>, Arc<OpenFile>)>; TOGETHER_MAX],
+    replies: [Option<Taken<'m>>; TOGETHER_MAX],
     taken: usize,
     /// One that is nothing for the borrower.
     other: Option<(Request<'static>, Reply<'m>)>,
@@ -73,7 +82,9 @@ impl borrower::Reads<OpenFile> for Reads<'_, '_> {
         };
         self.mount.counters.count(request.header.opcode);
         read.below.in_use();
-        self.replies[self.taken] = Some((request, reply, read.below.clone()));
+        let overtaken = read.below.inode.overtaken.request();
+        let file = read.below.clone();
+        self.replies[self.taken] = Some(Taken { request, reply, file, overtaken });
         self.taken += 1;
         Some(read)
     }
@@ -83,14 +94,14 @@ impl borrower::Reads<OpenFile> for Reads<'_, '_> {
     }
 
     fn answer(&mut self, nth: usize, read: io::Result<&[u8]>) {
-        let Some((request, reply, file)) = self.replies[nth].take() else { return };
+        let Some(Taken { request, reply, file, overtaken }) = self.replies[nth].take() else { return };
         if fuse::take_refusal() && read.is_err() {
             return self.more.defer(&request, reply);
         }
         let sent = match read {
             Ok(bytes) => {
                 if let Operation::Read(args) = request.operation {
-                    file.inode.overtaken.is_read(args.offset, args.size.into());
+                    file.inode.overtaken.is_read(overtaken, args.offset, args.size.into());
                 }
                 self.mount.counters.read_bytes.add(bytes.len() as u64);
                 reply.data(bytes)

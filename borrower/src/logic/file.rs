@@ -188,6 +188,8 @@ struct Active {
     range: PageRange,
     /// The newest quarantine when it began.
     quarantine: u64,
+    /// Where the file ended then, in bytes.
+    size_bytes: u64,
 }
 
 /// One file.
@@ -414,7 +416,8 @@ impl FileState {
             self.beside_ctime_ns = before.ctime_ns;
         }
         self.moved(range);
-        self.active.push(Active { id: self.changes, range, quarantine: self.quarantine });
+        let (quarantine, size_bytes) = (self.quarantine, before.size_bytes);
+        self.active.push(Active { id: self.changes, range, quarantine, size_bytes });
         if keeps(Rule::Void) {
             self.table.forget(range, voided);
         }
@@ -435,7 +438,7 @@ impl FileState {
             debug_assert!(false, "a change ends once");
             return false;
         };
-        let Active { range, quarantine, .. } = self.active.swap_remove(at);
+        let Active { range, quarantine, size_bytes, .. } = self.active.swap_remove(at);
         let was_alone = self.changes == ticket.0;
         self.moved(range);
         match ended {
@@ -461,7 +464,7 @@ impl FileState {
                 }
             }
             Ended::Other => {
-                self.end_was_moved |= after.is_some_and(|after| self.told_size_bytes != Some(after.size_bytes));
+                self.end_was_moved |= after.is_some_and(|after| after.size_bytes != size_bytes);
                 if keeps(Rule::Quarantine) {
                     self.quarantine(range, |_, _| {});
                 }
