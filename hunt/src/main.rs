@@ -10,7 +10,6 @@
 mod choice;
 mod content;
 mod judge;
-mod late;
 mod ledger;
 mod mapping;
 mod names;

@@ -4,7 +4,6 @@
 
 use crate::choice::{COUNT_MAX, Plan};
 use crate::content::{BLOCK_BYTES, Content};
-use crate::late::LateMemory;
 use crate::ledger::{BLOCKS, Block, PAGE_BLOCKS};
 use crate::mapping::Mapping;
 use crate::operation::Operation;
@@ -14,6 +13,7 @@ use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::sync::atomic::Ordering::{AcqRel, Release};
 use std::time::Duration;
+use testbed::LateMemory;
 
 /// Parts of a slow change.
 const PARTS: usize = 4;
@@ -120,6 +120,7 @@ impl Worker {
             });
         };
         std::thread::scope(|scope| {
+            let _end = memory.arrives_at_the_end();
             let writing = scope.spawn(|| memory.write_to(file, at));
             for ((part, begin), pause) in pieces() {
                 std::thread::sleep(pause);

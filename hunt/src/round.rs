@@ -128,7 +128,6 @@ impl Round<'_> {
             judged: ledger.judged.load(Relaxed),
             not_judged: ledger.not_judged.load(Relaxed),
         };
-        drop(workers);
         // With what cannot be in it, it may not end in order; then its guard ends it.
         mount.end().or_else(|problem| if outcome.fault.is_some() { Ok(()) } else { Err(Failure::Problem(problem)) })?;
         Ok(outcome)

@@ -369,15 +369,14 @@ impl Invalidations {
                 self.wake_awaited.wait(&mut state);
                 continue;
             };
-            let pages = task.pages();
-            let inode = pages.inode.clone();
+            let inode = task.pages().inode.clone();
             let node = inode.nodeid;
             state.telling.push(Telling { number, node, is_given_up: false, moves_end: false });
             if matches!(task, Task::MoveEnd(..)) {
                 self.delivered.notify_all(); // It has begun.
             }
             drop(state);
-            let is_dropped = deliver_pages(&self.notifier, pages);
+            let is_dropped = deliver_pages(&self.notifier, task.pages());
             state = self.state.lock();
             if let Task::MoveEnd(_, size_bytes) = &task
                 && let Some(told) = state.told(number)
@@ -391,7 +390,7 @@ impl Invalidations {
             }
             state.telling.retain(|told| told.number != number);
             self.delivered.notify_all();
-            if is_dropped && state.is_dropped(inode.nodeid) {
+            if is_dropped && state.is_dropped(node) {
                 drop_has_ended(&inode);
             }
         }

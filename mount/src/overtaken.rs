@@ -14,23 +14,33 @@
 use page::PAGE_SIZE;
 use parking_lot::Mutex;
 use std::borrow::Cow;
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The overtaken write(2) of a file that is not answered yet. There is one at most, because the kernel holds
 /// the inode's lock from the filling of its pages to its answer. It takes as much memory as two requests.
 #[derive(Default)]
 pub(crate) struct OvertakenWrite {
-    /// The kernel's number of what is remembered. 0: nothing, as is the rule.
+    /// The kernel's number of the write that is remembered. 0: none, as is the rule. It changes under the lock.
     request: AtomicU64,
     remembered: Mutex<Option<Remembered>>,
 }
 
 struct Remembered {
-    request: u64,
     /// Of the first byte, in the file.
     offset: u64,
     before: Vec<u8>,
     written: Vec<u8>,
+}
+
+impl Remembered {
+    /// The bytes of the write that are also among the `len` bytes at `offset` of the file: where they are in
+    /// the write. Empty if there is none.
+    fn overlap(&self, offset: u64, len: u64) -> Range<usize> {
+        let end = offset.saturating_add(len).min(self.offset + self.before.len() as u64);
+        let start = offset.max(self.offset).min(end.max(self.offset));
+        (start - self.offset) as usize..(end.max(start) - self.offset) as usize
+    }
 }
 
 impl OvertakenWrite {
@@ -38,7 +48,8 @@ impl OvertakenWrite {
     /// is as long. It is remembered until the guard is dropped.
     pub(crate) fn begins(&self, request: u64, offset: u64, before: Vec<u8>, written: &[u8]) -> Remembering<'_> {
         debug_assert_eq!(before.len(), written.len());
-        *self.remembered.lock() = Some(Remembered { request, offset, before, written: written.to_owned() });
+        let mut remembered = self.remembered.lock();
+        *remembered = Some(Remembered { offset, before, written: written.to_owned() });
         self.request.store(request, Ordering::Release);
         Remembering { write: self, request }
     }
@@ -55,30 +66,21 @@ impl OvertakenWrite {
         if seen == 0 {
             return;
         }
-        let mut write = self.remembered.lock();
-        let Some(Remembered { request, offset: first, before, written }) = &mut *write else { return };
-        if *request != seen {
-            return;
-        }
-        let start = offset.max(*first);
-        let end = offset.saturating_add(len).min(*first + before.len() as u64);
-        if start < end {
-            let read = (start - *first) as usize..(end - *first) as usize;
-            before[read.clone()].copy_from_slice(&written[read]);
-        }
+        let mut remembered = self.remembered.lock();
+        let Some(write) = remembered.as_mut().filter(|_| self.request() == seen) else { return };
+        let read = write.overlap(offset, len);
+        write.before[read.clone()].copy_from_slice(&write.written[read]);
     }
 
     /// What is to be written in place of `data`, which the kernel writes back at `offset`.
     pub(crate) fn merged<'a>(&self, offset: u64, data: &'a [u8]) -> Cow<'a, [u8]> {
         let mut merged = Cow::Borrowed(data);
-        let write = self.remembered.lock();
-        let Some(Remembered { offset: first, before, written, .. }) = &*write else { return merged };
-        let start = offset.max(*first);
-        let end = (offset + data.len() as u64).min(first + before.len() as u64);
-        for at in start..end {
-            let (here, there) = ((at - offset) as usize, (at - first) as usize);
-            if data[here] == before[there] && data[here] != written[there] {
-                merged.to_mut()[here] = written[there];
+        let remembered = self.remembered.lock();
+        let Some(write) = &*remembered else { return merged };
+        for there in write.overlap(offset, data.len() as u64) {
+            let here = (write.offset + there as u64 - offset) as usize;
+            if data[here] == write.before[there] && data[here] != write.written[there] {
+                merged.to_mut()[here] = write.written[there];
             }
         }
         merged
@@ -93,9 +95,9 @@ pub(crate) struct Remembering<'a> {
 
 impl Drop for Remembering<'_> {
     fn drop(&mut self) {
-        let mut write = self.write.remembered.lock();
-        if write.as_ref().is_some_and(|write| write.request == self.request) {
-            *write = None;
+        let mut remembered = self.write.remembered.lock();
+        if self.write.request() == self.request {
+            *remembered = None;
             self.write.request.store(0, Ordering::Release);
         }
     }

@@ -95,10 +95,10 @@ impl Mount {
     pub fn leave(&self, limit: Duration) -> io::Result<bool> {
         make_usr1_interrupt()?;
         let shared = &self.shared;
-        // What is put off is a successor's from now on, or is handled again when this has returned.
+        let start = Instant::now();
+        // Requests that are put off are a successor's from now on, or are handled again when this has returned.
         let Some(_paused) = shared.session.pause_later(limit) else { return Ok(false) };
         shared.session.leave().store(true, Ordering::Release);
-        let start = Instant::now();
         let mut workers = shared.workers.lock();
         while workers.running > 0 {
             if start.elapsed() > limit && !workers.left {

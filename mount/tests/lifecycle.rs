@@ -9,6 +9,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 use support::*;
+use testbed::Lease;
 
 fn refused(source: &Path, mountpoint: &Path) -> Error {
     match Mount::start(Config::new(source, mountpoint), |_| borrower(true)) {
@@ -233,36 +234,6 @@ fn as_an_ordinary_user() {
     );
 }
 
-/// Has whoever opens a file below wait.
-struct Lease {
-    file: fs::File,
-    kind: i32,
-}
-
-impl Lease {
-    /// For reading, it holds up who opens the file for writing; else everybody.
-    fn take(path: &Path, for_reading: bool) -> Lease {
-        use std::os::fd::AsRawFd;
-        const F_SETSIG: libc::c_int = 10;
-        let file = fs::File::options().read(true).write(!for_reading).open(path).unwrap();
-        let kind = if for_reading { libc::F_RDLCK } else { libc::F_WRLCK };
-        // SAFETY: no memory is passed. The signal that tells of who waits is one that is ignored.
-        let is_leased = unsafe {
-            libc::fcntl(file.as_raw_fd(), F_SETSIG, libc::SIGURG) == 0
-                && libc::fcntl(file.as_raw_fd(), libc::F_SETLEASE, kind) == 0
-        };
-        assert!(is_leased, "{}", std::io::Error::last_os_error());
-        Lease { file, kind }
-    }
-
-    /// Whether somebody waits.
-    fn holds_somebody_up(&self) -> bool {
-        use std::os::fd::AsRawFd;
-        // SAFETY: no memory is passed.
-        unsafe { libc::fcntl(self.file.as_raw_fd(), libc::F_GETLEASE) != self.kind }
-    }
-}
-
 /// A worker that is held up does not leave in time: all go on.
 #[test]
 fn a_mount_that_cannot_be_left_is_served_by_all_again() {
@@ -274,7 +245,7 @@ fn a_mount_that_cannot_be_left_is_served_by_all_again() {
         fs::write(m.below(name), name).unwrap();
     }
     // An open would be put off, and hold no worker.
-    let lease = Lease::take(&m.below("held"), true);
+    let lease = Lease::take(&m.below("held"), true).unwrap();
     std::thread::scope(|scope| {
         let truncate = scope.spawn(|| truncate_by_name(&m.path("held"), 2));
         wait_until("a worker is held up", || lease.holds_somebody_up());
@@ -300,7 +271,7 @@ fn a_truncation_waits_for_a_lease() {
     }
     let m = Mounted::through();
     fs::write(m.below("a"), b"long").unwrap();
-    let lease = Lease::take(&m.below("a"), true);
+    let lease = Lease::take(&m.below("a"), true).unwrap();
     std::thread::scope(|scope| {
         let truncate = scope.spawn(|| truncate_by_name(&m.path("a"), 2));
         wait_until("it is held up", || lease.holds_somebody_up() || truncate.is_finished());

@@ -6,14 +6,13 @@ use fuse::{Errno, Operation, Reply, Request, abi};
 use mount::WORKERS_MAX;
 use std::fs::{self, File};
 use std::io::Write;
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Condvar, Mutex, mpsc};
+use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
 use std::time::Duration;
 use support::{FileSystem, Mounted, can_mount, has_program, new_below, wait_until};
-use testbed::Frozen;
+use testbed::{Frozen, Lease};
 
 /// Longest time for an answer that waits for nothing.
 const ANSWER_MAX: Duration = Duration::from_secs(30);
@@ -30,9 +29,7 @@ fn over_ext4() -> Mounted {
 
 /// Runs `action` in a thread of its own, and fails unless it ends in time.
 fn answers<T: Send + 'static>(what: &str, action: impl FnOnce() -> T + Send + 'static) -> T {
-    let (sender, receiver) = mpsc::channel();
-    thread::spawn(move || sender.send(action()));
-    receiver.recv_timeout(ANSWER_MAX).unwrap_or_else(|error| panic!("{what}: no answer: {error}"))
+    testbed::answers(what, ANSWER_MAX, action)
 }
 
 /// Files that are open for writing, each in a closure that writes to it.
@@ -226,18 +223,6 @@ fn readers_of_a_hanging_server_hold_a_part_of_the_workers() {
     drop(served);
 }
 
-/// A backing file with a lease, whose holder does not react when somebody else opens the file.
-fn leased(path: &Path) -> File {
-    const F_SETSIG: libc::c_int = 10;
-    let file = File::options().write(true).open(path).unwrap();
-    // SAFETY: no memory is passed. The signal is one that is ignored.
-    wait_until("the lease", || unsafe {
-        libc::fcntl(file.as_raw_fd(), F_SETSIG, libc::SIGURG) == 0
-            && libc::fcntl(file.as_raw_fd(), libc::F_SETLEASE, libc::F_WRLCK) == 0
-    });
-    file
-}
-
 #[test]
 fn opens_that_wait_for_a_lease_hold_no_worker() {
     if !can_mount("opens_that_wait_for_a_lease_hold_no_worker") {
@@ -247,7 +232,7 @@ fn opens_that_wait_for_a_lease_hold_no_worker() {
     for name in ["read", "leased"] {
         fs::write(mounted.below(name), vec![7; 1 << 20]).unwrap();
     }
-    let lease = leased(&mounted.below("leased"));
+    let lease = Lease::take(&mounted.below("leased"), false).unwrap();
     // More than one user may hold workers for.
     let open = |_| {
         let path = mounted.path("leased");

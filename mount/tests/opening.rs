@@ -5,9 +5,9 @@ mod support;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
-use support::late::{LateMemory, PAGE};
 use support::own::{Own, answer_orders};
 use support::*;
+use testbed::LateMemory;
 
 /// The kernel moves the times of a file before its bytes: who opens the file in between sees the times that it has afterwards, too.
 #[test]
@@ -19,7 +19,8 @@ fn a_change_beside_that_was_under_way_is_seen_by_whoever_opens_the_file_after_it
     let m = Mounted::through();
     for nth in 0..tries(2) {
         let is_open_before = nth % 2 == 0;
-        let Some(memory) = LateMemory::new(b'n') else { return skip(test, "no userfaultfd") };
+        let Ok(memory) = LateMemory::new(2 * PAGE) else { return skip(test, "no userfaultfd") };
+        memory.arrive(0, &[b'n'; PAGE]).unwrap();
         let name = format!("a{nth}");
         fs::write(m.below(&name), [b'o'; 2 * PAGE]).unwrap();
         if is_open_before {
@@ -28,14 +29,14 @@ fn a_change_beside_that_was_under_way_is_seen_by_whoever_opens_the_file_after_it
         std::thread::scope(|scope| {
             let writer = File::options().write(true).open(m.below(&name)).unwrap();
             let memory = &memory;
-            let _comes = memory.comes_at_the_end();
-            let write = scope.spawn(move || writer.write_all_at(memory.bytes(), 0).unwrap());
-            memory.wait();
+            let _end = memory.arrives_at_the_end();
+            let write = scope.spawn(move || memory.write_to(&writer, 0).unwrap());
+            memory.wait(ANSWER_MAX).unwrap();
             // Twice, as there may be something to be dropped of what the first one has read.
             for _ in 0..2 {
                 assert_eq!(fs::read(m.path(&name)).unwrap().len(), 2 * PAGE);
             }
-            memory.come(b'n');
+            memory.arrive(PAGE, &[b'n'; PAGE]).unwrap();
             write.join().unwrap();
         });
         for nth in 0..5 {

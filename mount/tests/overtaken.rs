@@ -5,9 +5,9 @@ mod support;
 use rustix::mm::{MapFlags, ProtFlags, mmap};
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
-use support::late::{LateMemory, PAGE};
 use support::own::{Own, answer_orders};
 use support::*;
+use testbed::LateMemory;
 
 /// Where the other process stores.
 const STORED_AT: usize = 100;
@@ -46,21 +46,22 @@ fn a_store_beside_an_overtaken_write_does_not_bring_back_what_was_written_over()
     let mut stores_seen = 0;
     let rounds = tries(20);
     for round in 0..rounds {
-        let Some(memory) = LateMemory::new(b'n') else { return skip(test, "no userfaultfd") };
+        let Ok(memory) = LateMemory::new(2 * PAGE) else { return skip(test, "no userfaultfd") };
+        memory.arrive(0, &[b'n'; PAGE]).unwrap();
         fs::write(&below, [b'o'; 2 * PAGE]).unwrap();
         let writer = File::options().read(true).write(true).open(&path).unwrap();
         let mut stores = Own::start("stores");
         std::thread::scope(|scope| {
             let (memory, writer) = (&memory, &writer);
-            let _comes = memory.comes_at_the_end();
-            let writing = scope.spawn(move || writer.write_all_at(memory.bytes(), 0).unwrap());
+            let _end = memory.arrives_at_the_end();
+            let writing = scope.spawn(move || memory.write_to(writer, 0).unwrap());
             // The first page is filled and let go.
-            memory.wait();
+            memory.wait(ANSWER_MAX).unwrap();
             // An open after a change beside has the kernel drop it.
             File::options().write(true).open(&below).unwrap().write_all_at(b"o", 0).unwrap();
             assert_eq!(stores.ask(path.to_str().unwrap()).as_deref(), Some("mapped"));
             assert_eq!(stores.ask("store").as_deref(), Some("stored"));
-            memory.come(b'n');
+            memory.arrive(PAGE, &[b'n'; PAGE]).unwrap();
             writing.join().unwrap();
         });
         writer.sync_all().unwrap();

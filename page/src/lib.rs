@@ -86,6 +86,11 @@ impl PageRange {
         self.first < other.end && other.first < self.end
     }
 
+    /// The pages that are in both. Empty if there is none.
+    pub fn intersection(self, other: PageRange) -> PageRange {
+        PageRange { first: self.first.max(other.first), end: self.end.min(other.end) }
+    }
+
     /// The smallest range that holds both.
     pub fn hull(self, other: PageRange) -> PageRange {
         PageRange { first: self.first.min(other.first), end: self.end.max(other.end) }

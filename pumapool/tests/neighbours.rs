@@ -7,14 +7,12 @@ use rustix::fs::{Advice, fadvise};
 use setup::{Lender, Mount, PATIENCE, can_run, evict, tool, write_pages};
 use std::fs::{self, File};
 use std::io::Write;
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
-use std::sync::mpsc;
 use std::thread::{JoinHandle, spawn};
-use testbed::{FileSystem, Frozen, Group, RamDisk, Scratch, SlowDisk};
+use testbed::{FileSystem, Frozen, Group, Lease, RamDisk, Scratch, SlowDisk};
 
 /// Pages that the lender has.
 const LENT: usize = 512;
@@ -155,9 +153,7 @@ fn lent_pages_are_read_while_the_disk_is_waited_for() {
 
 /// Runs `action` in a thread of its own, and fails unless it ends in time.
 fn answers<T: Send + 'static>(what: &str, action: impl FnOnce() -> T + Send + 'static) -> T {
-    let (sender, receiver) = mpsc::channel();
-    spawn(move || sender.send(action()));
-    receiver.recv_timeout(PATIENCE).unwrap_or_else(|error| panic!("{what}: no answer: {error}"))
+    testbed::answers(what, PATIENCE, action)
 }
 
 #[test]
@@ -194,23 +190,6 @@ fn a_frozen_file_system_is_read_from_the_cache_and_the_lender() {
     }
 }
 
-/// A file with a lease, whose holder does not react when somebody else opens the file.
-fn leased(path: &Path) -> File {
-    const F_SETSIG: libc::c_int = 10;
-    let file = File::options().write(true).open(path).unwrap();
-    // A process that another test has just begun to start may have a copy of the descriptor that the file was
-    // written by.
-    let is_taken = testbed::wait_until(PATIENCE, || {
-        // SAFETY: no memory is passed. The signal is one that is ignored.
-        unsafe {
-            libc::fcntl(file.as_raw_fd(), F_SETSIG, libc::SIGURG) == 0
-                && libc::fcntl(file.as_raw_fd(), libc::F_SETLEASE, libc::F_WRLCK) == 0
-        }
-    });
-    assert!(is_taken, "{}", std::io::Error::last_os_error());
-    file
-}
-
 #[test]
 fn an_open_that_waits_for_a_lease_survives_the_daemon() {
     let test = "an_open_that_waits_for_a_lease_survives_the_daemon";
@@ -222,7 +201,7 @@ fn an_open_that_waits_for_a_lease_survives_the_daemon() {
     let bytes = write_pages(&source.join("file"), 4, 1);
     let mount = Mount::start(&source, &at, &[]);
     let waits = |status: &serde_json::Value| status["mount"]["waiting_opens"] == 1;
-    let lease = leased(&source.join("file"));
+    let lease = Lease::take(&source.join("file"), false).unwrap();
     let path = at.join("file");
     let opener = spawn(move || fs::read(path).unwrap());
     mount.wait_for("the open to wait", waits);

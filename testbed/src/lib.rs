@@ -10,6 +10,8 @@
 //! - [`Scratch`]: a directory for what a test writes and mounts.
 //! - [`RamDisk`]: a file system of its own on an image in memory.
 //! - [`Frozen`]: a file system that is frozen, and thawed whatever happens.
+//! - [`LateMemory`]: memory whose pages arrive when they are told to.
+//! - [`Lease`]: a lease on a file, which holds up whoever opens it.
 //! - [`left_behind()`]: what a program that uses this crate did not take away.
 //! - [`fsx_settings`]: what `fsx` is to do to a file.
 //! - [`Failure`], [`Interrupt`]: how a program that uses all this ends early.
@@ -26,6 +28,8 @@ mod failure;
 mod frozen;
 mod fsx;
 mod group;
+mod late;
+mod lease;
 mod left_behind;
 mod mounts;
 mod process;
@@ -44,6 +48,8 @@ pub use failure::{BROKEN, Failure, Interrupt, NOT_RUN, SIGNALLED, exit_code};
 pub use frozen::Frozen;
 pub use fsx::fsx_settings;
 pub use group::{Group, MemoryUse};
+pub use late::LateMemory;
+pub use lease::Lease;
 pub use left_behind::left_behind;
 pub use process::{Line, Process, sibling_binary};
 pub use pumapool::{Puma, PumaMount, ask_daemon, tail};
@@ -53,7 +59,7 @@ pub use resident::cached_pages;
 pub use scratch::Scratch;
 pub use servant::{Servant, answer, hold_program, next_order};
 pub use squeeze::Squeeze;
-pub use wait::{Done, wait_until, wait_until_ok};
+pub use wait::{Done, answers, wait_until, wait_until_ok};
 
 use std::fmt::Display;
 use std::io::{self, Write};

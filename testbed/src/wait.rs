@@ -2,6 +2,7 @@
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 /// Pause between two looks at a state that nothing announces. Short against what is waited for, long against a look.
@@ -31,6 +32,16 @@ pub fn wait_until_ok<T>(limit: Duration, mut attempt: impl FnMut() -> io::Result
             Err(_) => std::thread::sleep(LOOK_AGAIN),
         }
     }
+}
+
+/// Runs `action` in a thread of its own, and returns what it returns.
+///
+/// # Panics
+/// When it does not end within `limit`; the thread is left behind.
+pub fn answers<T: Send + 'static>(what: &str, limit: Duration, action: impl FnOnce() -> T + Send + 'static) -> T {
+    let (sender, receiver) = mpsc::channel();
+    std::thread::spawn(move || sender.send(action()));
+    receiver.recv_timeout(limit).unwrap_or_else(|error| panic!("{what}: no answer: {error}"))
 }
 
 /// Sets a flag when it is dropped, also by a panic. Threads of a scope that run until the flag is set would

@@ -76,12 +76,8 @@ impl Recent {
 
 /// The pages of `range` that any of these requests is about, and those between them.
 fn touched<'a>(range: PageRange, requests: impl Iterator<Item = &'a (u64, PageRange)>) -> PageRange {
-    let parts = requests.map(|(_, of)| intersection(range, *of)).filter(|part| !part.is_empty());
+    let parts = requests.map(|(_, of)| range.intersection(*of)).filter(|part| !part.is_empty());
     parts.reduce(PageRange::hull).unwrap_or(NO_PAGE)
-}
-
-fn intersection(one: PageRange, other: PageRange) -> PageRange {
-    PageRange { first: one.first.max(other.first), end: one.end.min(other.end) }
 }
 
 /// What of a write(2) is overtaken, or may be.

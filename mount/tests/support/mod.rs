@@ -1,7 +1,6 @@
 //! What the tests of real mounts share: a directory mounted in a temporary place, and taken down again whatever happens.
 #![allow(dead_code)] // Each test binary uses its part of it.
 
-pub mod late;
 pub mod own;
 
 use mount::{Config, Mount, WriteMode};
@@ -21,6 +20,12 @@ pub fn borrower(expects_lenders: bool) -> std::io::Result<Arc<borrower::Borrower
 }
 
 pub use testbed::skip;
+
+/// Bytes of a page.
+pub const PAGE: usize = 4096;
+
+/// Longest wait for an answer that waits for nothing.
+pub const ANSWER_MAX: Duration = Duration::from_secs(60);
 
 /// Whether real mounts as root can be tested here.
 pub fn can_mount(test: &str) -> bool {

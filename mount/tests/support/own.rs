@@ -2,13 +2,10 @@
 //! of its files, because its workers would wait for themselves.
 #![allow(dead_code)] // Each test binary uses its part of it.
 
+use super::ANSWER_MAX;
 use std::io::{BufRead, Write};
 use std::process::{ChildStdin, Command, Stdio};
-use std::time::Duration;
 use testbed::{Line, Process};
-
-/// Longest wait for an answer.
-const ANSWER_MAX: Duration = Duration::from_secs(60);
 
 /// The other process. It ends when this is dropped.
 pub struct Own {

@@ -1,11 +1,13 @@
 //! Memory whose pages arrive one after the other (userfaultfd(2)): a write(2) from it takes as long
 //! as one likes, which shows what others see between its beginning and its end.
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsRawFd, OwnedFd};
 use rustix::mm::{MapFlags, ProtFlags, UserfaultfdFlags, mmap_anonymous, munmap, userfaultfd};
 use std::ffi::c_void;
 use std::fs::File;
 use std::io;
+use std::time::Duration;
 
 /// Bytes of a page.
 const PAGE_BYTES: usize = 4096;
@@ -14,6 +16,8 @@ const API: u64 = 0xc018_aa3f;
 const REGISTER: u64 = 0xc020_aa00;
 const COPY: u64 = 0xc028_aa03;
 const WORDS_MAX: usize = 5;
+/// Bytes of what tells of somebody who waits.
+const EVENT_BYTES: usize = 32;
 /// Version of the interface.
 const VERSION: u64 = 0xaa;
 /// Whoever touches a page that is missing waits for it.
@@ -56,6 +60,34 @@ impl LateMemory {
             at.is_multiple_of(PAGE_BYTES) && pages.len().is_multiple_of(PAGE_BYTES) && at + pages.len() <= self.bytes
         );
         request(&self.fd, COPY, &mut [self.start as u64 + at as u64, pages.as_ptr() as u64, pages.len() as u64, 0, 0])
+    }
+
+    /// Waits until somebody waits for a page.
+    ///
+    /// # Errors
+    /// When nobody does within `limit`.
+    pub fn wait(&self, limit: Duration) -> io::Result<()> {
+        let limit = Timespec::try_from(limit).map_err(io::Error::other)?;
+        if poll(&mut [PollFd::new(&self.fd, PollFlags::IN)], Some(&limit))? == 0 {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        let mut event = [0; EVENT_BYTES];
+        rustix::io::read(&self.fd, &mut event)?;
+        Ok(())
+    }
+
+    /// When the guard is dropped, all pages arrive that are missing, as zeros. To be called first in a scope in
+    /// which a thread reads the memory: the thread would otherwise wait for ever if a page fails to arrive.
+    pub fn arrives_at_the_end(&self) -> impl Drop {
+        struct AtTheEnd<'a>(&'a LateMemory);
+        impl Drop for AtTheEnd<'_> {
+            fn drop(&mut self) {
+                for at in (0..self.0.bytes).step_by(PAGE_BYTES) {
+                    let _is_there = self.0.arrive(at, &[0; PAGE_BYTES]);
+                }
+            }
+        }
+        AtTheEnd(self)
     }
 
     /// Writes all of it into a file, by one call if the file system takes all at once.
@@ -104,14 +136,16 @@ mod tests {
     #[test]
     fn a_write_waits_for_pages_and_has_their_bytes() {
         let Ok(memory) = LateMemory::new(3 * PAGE_BYTES) else {
-            return testbed::skip("a_write_waits_for_pages_and_has_their_bytes", "needs userfaultfd");
+            return crate::skip("a_write_waits_for_pages_and_has_their_bytes", "needs userfaultfd");
         };
-        let scratch = testbed::Scratch::new("hunt-late").unwrap();
+        let scratch = crate::Scratch::new("late").unwrap();
         let path = scratch.path().join("file");
         let file = File::options().read(true).write(true).create_new(true).open(path).unwrap();
         let bytes: Vec<u8> = (0..3 * PAGE_BYTES).map(|at| (at / 16) as u8).collect();
         std::thread::scope(|scope| {
+            let _end = memory.arrives_at_the_end();
             let writing = scope.spawn(|| memory.write_to(&file, 100));
+            memory.wait(Duration::from_secs(60)).unwrap();
             memory.arrive(0, &bytes[..PAGE_BYTES]).unwrap();
             assert!(!writing.is_finished());
             memory.arrive(PAGE_BYTES, &bytes[PAGE_BYTES..]).unwrap();
