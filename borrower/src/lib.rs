@@ -244,14 +244,14 @@ impl File {
         self.state.lock().is_sure_of(stamp)
     }
 
-    /// The file looks like this now. Returns its ctime, in nanoseconds since the epoch, at the last change
-    /// that the mount has not made itself.
+    /// The file looks like this now. Returns its ctime, in nanoseconds since the epoch, at the last
+    /// change that the mount has not made itself.
     pub fn beside_ctime_ns(&self, stamp: Stamp) -> i128 {
         self.state.lock().beside_ctime_ns(stamp)
     }
 
-    /// Whether the kernel may believe in an end before this one, which is that of the backing file, because
-    /// somebody has changed the file beside the mount.
+    /// Whether the kernel may believe in an end before this one, which is that of the backing file,
+    /// because somebody has changed the file beside the mount.
     pub fn end_is_unsure(&self, size_bytes: u64) -> bool {
         self.state.lock().end_is_unsure(size_bytes)
     }
@@ -791,21 +791,21 @@ pub struct ChangeGuard<'a> {
 }
 
 impl ChangeGuard<'_> {
-    /// The pages, if any, that the kernel may have cached with older bytes behind this write, and must
-    /// drop.
+    /// The pages, if any, that the kernel may have cached with older bytes behind this write, and
+    /// must drop.
     pub fn overtaken(&self) -> Option<Overtaken> {
         self.changing.as_ref().and_then(Changing::overtaken)
     }
 
-    /// The change was applied below as announced; `after` is what the file looks like now, and it holds the bytes of `written`, at that
-    /// offset. Returns the index of the page, if any, of which the kernel may have zeroed a part, and which
-    /// it must drop (R33).
+    /// The change was applied below as announced; `after` is what the file looks like now, and it
+    /// holds the bytes of `written`, at that offset. Returns the index of the page, if any, of
+    /// which the kernel may have zeroed a part, and which it must drop (R33).
     pub fn applied(mut self, after: Stamp, written: Option<(u64, &[u8])>) -> Option<u64> {
         self.end(Outcome::Applied(after), written)
     }
 
-    /// The change failed, wholly or in part, within what was announced; `after` is what the file looks like now. Returns a page
-    /// as [`ChangeGuard::applied`] does.
+    /// The change failed, wholly or in part, within what was announced; `after` is what the file
+    /// looks like now. Returns a page as [`ChangeGuard::applied`] does.
     pub fn failed(mut self, after: Stamp) -> Option<u64> {
         self.end(Outcome::Failed(after), None)
     }

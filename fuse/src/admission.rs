@@ -206,7 +206,8 @@ pub fn admit_read() -> bool {
     admitted
 }
 
-/// Whether the request that this thread handles may be put off ([`crate::put_off`]). Then it counts.
+/// Whether the request that this thread handles may be put off ([`crate::put_off`]). Then it
+/// counts.
 pub(crate) fn reserve_later() -> bool {
     OWN.with_borrow(|own| own.as_ref().is_some_and(|own| own.later.reserve(UID.get())))
 }

@@ -1,9 +1,9 @@
-//! Requests that are put off: what they wait for below is over at a time that nobody is told of, such
-//! as the lease of another process on a file (fcntl, F_SETLEASE).
+//! Requests that are put off: what they wait for below is over at a time that nobody is told of,
+//! such as the lease of another process on a file (fcntl, F_SETLEASE).
 //!
-//! Instead of waiting in a worker, a handler puts such a request off ([`put_off`]). One thread handles
-//! it again, from its beginning, after pauses that grow ([`crate::Session::try_again`]). Meanwhile it
-//! holds no worker and no token. It is unanswered, so a successor is sent it again.
+//! Instead of waiting in a worker, a handler puts such a request off ([`put_off`]). One thread
+//! handles it again, from its beginning, after pauses that grow ([`crate::Session::try_again`]).
+//! Meanwhile it holds no worker and no token. It is unanswered, so a successor is sent it again.
 //!
 //! What must never happen: that a request is put off which has changed anything.
 
@@ -14,17 +14,17 @@ use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// Requests that are put off at a time. As with the tokens of a class, one user's are at most as many
-/// as are free. Each costs an open(2) below every [`PAUSE_MAX`].
+/// Requests that are put off at a time. As with the tokens of a class, one user's are at most as
+/// many as are free. Each costs an open(2) below every [`PAUSE_MAX`].
 pub const PUT_OFF_MAX: usize = 1024;
 
-/// Pauses before a request that was put off is handled again: the first, and the longest. Each is twice
-/// the one before.
+/// Pauses before a request that was put off is handled again: the first, and the longest. Each is
+/// twice the one before.
 pub const PAUSE_FIRST: Duration = Duration::from_millis(1);
 /// See [`PAUSE_FIRST`].
 pub const PAUSE_MAX: Duration = Duration::from_millis(100);
 
-/// What is put off.
+/// The requests that are put off.
 pub(crate) struct Later {
     state: Mutex<State>,
     changed: Condvar,
@@ -35,7 +35,8 @@ pub(crate) struct Later {
 struct State {
     /// How many each user has, those included that are being handled.
     users: Lane,
-    /// By the time when they are due. The second number tells those apart that are due at the same time.
+    /// By the time when they are due. The second number tells those apart that are due at the same
+    /// time.
     waiting: BTreeMap<(Instant, u64), Again>,
     count: u64,
     is_closed: bool,
@@ -90,8 +91,8 @@ impl Later {
         self.state.lock().users.give_back(uid);
     }
 
-    /// Waits for one that is due. None: closed. It is handled again before the guard is let go. For one
-    /// thread.
+    /// Waits for one that is due. None: closed. It is handled again before the guard is let go. For
+    /// one thread.
     pub(crate) fn next(&self) -> Option<(Again, MutexGuard<'_, ()>)> {
         loop {
             let mut state = self.state.lock();
@@ -103,7 +104,7 @@ impl Later {
                     Some(_) => break,
                 }
             }
-            // Whoever puts a request off does not wait for this.
+            // A worker that puts a request off does not wait for this.
             drop(state);
             let trying = self.trying.lock();
             let mut state = self.state.lock();
@@ -122,7 +123,8 @@ impl Later {
         self.changed.notify_all();
     }
 
-    /// As long as the guard is there, no request is handled again. None: within `limit` one still was.
+    /// As long as the guard is there, no request is handled again. None: within `limit` one still
+    /// was.
     pub(crate) fn pause(&self, limit: Duration) -> Option<MutexGuard<'_, ()>> {
         self.trying.try_lock_for(limit)
     }
@@ -139,8 +141,8 @@ thread_local! {
     static IS_PUT_OFF: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Puts off the request that this thread handles, which has changed nothing, and is handled again in
-/// some milliseconds. Gives the reply back if it cannot be: others are too many.
+/// Puts off the request that this thread handles, which has changed nothing, and is handled again
+/// in some milliseconds. Gives the reply back if it cannot be: others are too many.
 pub fn put_off(reply: Reply<'_>) -> Option<Reply<'_>> {
     if !IS_AGAIN.get() && !admission::reserve_later() {
         return Some(reply);

@@ -41,12 +41,13 @@ impl Notifier {
         self.send(notify_code::INVAL_ENTRY, &[out.as_bytes(), name.to_bytes_with_nul()])
     }
 
-    /// Has the kernel believe in this end of a file, in bytes, if it believes in an earlier one. Stores
-    /// nothing in its cache, and drops nothing.
+    /// Has the kernel believe in this end of a file, in bytes, if it believes in an earlier one.
+    /// Stores nothing in its cache, and drops nothing.
     ///
-    /// The message says that a byte follows, for the cache, which the kernel cannot read. It moves the end
-    /// before it tries (fs/fuse/dev.c, `fuse_notify_store`; 6.1 to 6.18), and then returns EFAULT. Meanwhile it
-    /// locks the page of this byte: so it waits for what holds this page locked, as for dropping pages.
+    /// The message says that a byte follows, for the cache, which the kernel cannot read. It moves
+    /// the end before it tries (fs/fuse/dev.c, `fuse_notify_store`; 6.1 to 6.18), and then returns
+    /// EFAULT. Meanwhile it locks the page of this byte: so it waits for what holds this page
+    /// locked, as for dropping pages.
     pub fn move_end(&self, nodeid: u64, size_bytes: u64) -> Result<(), Errno> {
         let Some(offset) = size_bytes.checked_sub(1) else { return Ok(()) };
         let out = abi::NotifyStoreOut { nodeid, offset, size: 1, padding: 0 };

@@ -205,12 +205,13 @@ impl Session {
         Ok(())
     }
 
-    /// Ends [`Session::try_again`] for good. What is put off stays unanswered, for a successor.
+    /// Ends [`Session::try_again`] for good. Requests that are put off stay unanswered, for a successor.
     pub fn close_later(&self) {
         self.admission.later.close();
     }
 
-    /// As long as the guard is there, [`Session::try_again`] handles no request. None: it still did after
+    /// As long as the guard is there, [`Session::try_again`] handles no request. None: it still did
+    /// after
     /// `limit`.
     pub fn pause_later(&self, limit: Duration) -> Option<impl Drop> {
         self.admission.later.pause(limit)

@@ -119,8 +119,8 @@ impl OpenFile {
         })
     }
 
-    /// Reads bytes that are written next, and leaves their pages in the page cache of the backing file, where
-    /// the write needs them.
+    /// Reads bytes that are written next, and leaves their pages in the page cache of the backing
+    /// file, where the write needs them.
     pub(crate) fn read_before_write(&self, buf: &mut [u8], offset: u64) -> Result<usize, Errno> {
         fuse::about_to_wait();
         let fd = self.reader()?;

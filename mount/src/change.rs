@@ -58,8 +58,9 @@ impl Passthrough {
         self.write_bytes(inode, fd, plan, |before, _| apply(before), verify, None)
     }
 
-    /// A change of bytes, as [`Passthrough::change`] does it; `apply` sees what of it is overtaken, too. If it
-    /// went as announced, the backing file then holds the bytes of `written`, at that offset.
+    /// A change of bytes, as [`Passthrough::change`] does it; `apply` sees what of it is overtaken,
+    /// too. If it went as announced, the backing file then holds the bytes of `written`, at that
+    /// offset.
     pub(crate) fn write_bytes<T>(
         &self,
         inode: &Inode,
@@ -202,8 +203,9 @@ impl Passthrough {
         }
     }
 
-    /// Has the kernel believe in the end of a file that has grown beside the mount. A program that opens the
-    /// file and maps it would otherwise get SIGBUS behind the end that the kernel remembers. The caller holds
+    /// Has the kernel believe in the end of a file that has grown beside the mount. A program that
+    /// opens the file and maps it would otherwise get SIGBUS behind the end that the kernel
+    /// remembers. The caller holds
     /// `changing`, so that the end does not move meanwhile through the mount.
     fn move_end(&self, inode: &Arc<Inode>, file: &borrower::File, size_bytes: u64) {
         if !file.end_is_unsure(size_bytes) {

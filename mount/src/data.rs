@@ -34,14 +34,16 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// How long the answer to a write may wait until the kernel has dropped pages. That takes some 0.1 ms, but may wait in turn for
-/// READs of these pages, and for what was stored through mappings to be written.
+/// How long the answer to a write may wait until the kernel has dropped pages. That takes some 0.1
+/// ms, but may wait in turn for READs of these pages, and for what was stored through mappings to
+/// be written.
 const WHOLE_PAGES_WAIT: Duration = Duration::from_secs(1);
 
-/// How long the answer may wait for the last page of the write, if that is written in part: if the kernel has no bytes for the
-/// rest of it, it holds that page locked until it has its
-/// answer (fs/fuse/file.c, fuse_fill_write_pages), so that the drop cannot end before. Under fsx three of four such waits are in vain, and the
-/// others take less than 1 ms; so with 0.1 s here it took twice as long.
+/// How long the answer may wait for the last page of the write, if that is written in part: if the
+/// kernel has no bytes for the rest of it, it holds that page locked until it has its answer
+/// (fs/fuse/file.c, fuse_fill_write_pages), so that the drop cannot end before. Under fsx three of
+/// four such waits are in vain, and the others take less than 1 ms; so with 0.1 s here it took
+/// twice as long.
 const PART_OF_PAGE_WAIT: Duration = Duration::from_millis(10);
 
 /// How long the answer to an open may wait until the kernel has dropped what it caches of a file that was changed beside us: mostly some 0.1 ms.
@@ -103,8 +105,8 @@ impl Passthrough {
         Ok(opened)
     }
 
-    /// Whether an open that fails with EAGAIN may wait for a lease of another process. File systems of other
-    /// machines, and of servers in user space, may say it for reasons of their own.
+    /// Whether an open that fails with EAGAIN may wait for a lease of another process. File systems
+    /// of other machines, and of servers in user space, may say it for reasons of their own.
     pub(crate) fn may_be_leased(&self, node: u64, args: &abi::OpenIn) -> bool {
         let is_local = |inode: Arc<Inode>| Ok(inode.device.is_local(&self.inodes.anchor(&inode)?));
         args.flags & OFlags::NONBLOCK.bits() == 0 && self.inodes.get(node).and_then(is_local).unwrap_or(false)
@@ -293,7 +295,7 @@ impl Passthrough {
                 } else {
                     value
                 };
-                // What was merged is not what the kernel caches.
+                // The kernel caches something else than merged bytes.
                 let as_announced = value == data.len() && !is_merged;
                 Ok(Outcome { as_announced, ..Outcome::done(Written { bytes: value, before, is_merged }) })
             },
@@ -307,8 +309,8 @@ impl Passthrough {
         if attempt.is_resent() {
             stale.push((args.offset, if append { u64::MAX } else { end }));
         }
-        // A write out of the cache must not wait: its page is under writeback until the answer, and the drop waits
-        // for that. And a write that has failed has nothing to show.
+        // A write out of the cache must not wait: its page is under writeback until the answer, and
+        // the drop waits for that. And a write that has failed has nothing to show.
         let waits = is_from_program && outcome.is_ok();
         if !waits {
             stale.iter().for_each(|(start, end)| self.invalidations.request(inode, *start, *end));
@@ -336,14 +338,14 @@ impl Passthrough {
         Ok(abi::WriteOut { size: written as u32, padding: 0 })
     }
 
-    /// Has the kernel drop these bytes, and waits for it for a while. Nothing of ours is locked here that the drop,
-    /// or what it waits for, could need. `last_is_free` is as in [`Overtaken`].
+    /// Has the kernel drop these bytes, and waits for it for a while. Nothing of ours is locked
+    /// here that the drop, or what it waits for, could need. `last_is_free` is as in [`Overtaken`].
     fn drop_before_answer(&self, inode: &Arc<Inode>, args: &abi::WriteIn, stale: &[(u64, u64)], last_is_free: bool) {
         fuse::about_to_wait();
         let end = args.offset.saturating_add(args.size.into());
         let begin = Instant::now();
-        // Only the last page of the write, if that is written in part, may be locked until the answer (K6): it is
-        // dropped apart, after the others.
+        // Only the last page of the write, if that is written in part, may be locked until the
+        // answer (K6): it is dropped apart, after the others.
         let last_start = end.saturating_sub(1) / PAGE_SIZE as u64 * PAGE_SIZE as u64;
         let last = match last_start.saturating_add(PAGE_SIZE as u64) {
             last_end if last_end == end && args.offset <= last_start => end..end,
@@ -368,8 +370,9 @@ impl Passthrough {
         }
     }
 
-    /// What the kernel must drop after a write, in bytes, because it may cache something else than the file
-    /// holds. Rarely anything, because drops let READs overtake writes that wait in the kernel's queue.
+    /// What the kernel must drop after a write, in bytes, because it may cache something else than
+    /// the file holds. Rarely anything, because drops let READs overtake writes that wait in the
+    /// kernel's queue.
     fn stale_after(
         &self,
         inode: &Inode,
@@ -387,8 +390,8 @@ impl Passthrough {
             Err(_) => return vec![(offset, end)],
         };
         let is_through = self.write_mode == WriteMode::Through;
-        // A page that is dirty again is written back before the kernel drops it. With the writeback cache
-        // nothing is zeroed: the end moves before the page is let go.
+        // A page that is dirty again is written back before the kernel drops it. With the writeback
+        // cache nothing is zeroed: the end moves before the page is let go.
         if let Some(page) = outcome.zeroed.filter(|_| is_through) {
             stale.push((page * PAGE_SIZE as u64, (page + 1) * PAGE_SIZE as u64));
         }
@@ -401,7 +404,8 @@ impl Passthrough {
         } else if outcome.value.is_merged {
             stale.push((offset, end));
         }
-        // What a mapping stored behind the old end stays in the kernel's page, but between the ends are zeros now.
+        // What a mapping stored behind the old end stays in the kernel's page, but between the ends
+        // are zeros now.
         if is_through
             && inode.mapped_writes.load(Ordering::Relaxed)
             && old_end < offset
@@ -469,14 +473,14 @@ impl Passthrough {
 /// How a write went.
 struct Written {
     bytes: usize,
-    /// What the file looked like before it.
+    /// The backing file as it was before.
     before: Stamp,
     /// Bytes of an overtaken write(2) were written in place of those that the kernel caches.
     is_merged: bool,
 }
 
-/// Remembers what an overtaken write(2) is about to replace, and by what, until its pages are dropped. Where the
-/// file cannot be read, nothing is remembered.
+/// Remembers what an overtaken write(2) is about to replace, and by what, until its pages are
+/// dropped. Where the file cannot be read, nothing is remembered.
 fn remember<'a>(
     file: &'a OpenFile,
     overtaken: Overtaken,

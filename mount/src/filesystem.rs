@@ -156,8 +156,8 @@ impl Passthrough {
             Operation::Link { node: old, new_name } => {
                 self.answer_entry(reply, self.link(old, node, new_name, task, attempt))
             }
-            // The lease of another process is waited for elsewhere: by who has asked, if he asked not to
-            // wait; else not in a worker, but where too many wait already.
+            // The lease of another process is waited for elsewhere: by who has asked, if he asked
+            // not to wait; else not in a worker, but where too many wait already.
             Operation::Open(args) => match self.open(node, &args, task, attempt, false) {
                 Err(Errno::AGAIN) if self.may_be_leased(node, &args) => match fuse::put_off(reply) {
                     Some(reply) => self.answer_open(reply, self.open(node, &args, task, attempt, true)),

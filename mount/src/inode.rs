@@ -242,8 +242,8 @@ impl Inode {
         }
     }
 
-    /// The name that the kernel believes is another file's now. This is also written down: a task that has
-    /// walked by the name may ask a successor for the file.
+    /// The name that the kernel believes is another file's now. This is also written down: a task
+    /// that has walked by the name may ask a successor for the file.
     pub(crate) fn name_is_stale(&self) {
         *self.stale.lock() = Stale::Believed;
         self.slot.iter().for_each(|slot| slot.set_flag(node::STALE_NAME));

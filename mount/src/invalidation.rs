@@ -6,11 +6,11 @@
 //! one name is believed for long; of what was renamed, each new name is noted once. But for the latter it is also written down, so that a successor drops
 //! what this daemon could not any more.
 //!
-//! Only the answers to a write(2) and to an open may wait for what they have asked for, and for a limited
-//! time: the drop may wait in turn for pages that another request holds, or that very write, and for what
-//! the workers write back. So never all workers wait. What they wait for has a queue and threads of its
-//! own ([`Invalidations::deliver_awaited`]): a drop that is noted for a file may be stuck at the very page
-//! that the write holds locked until its answer.
+//! Only the answers to a write(2) and to an open may wait for what they have asked for, and for a
+//! limited time: the drop may wait in turn for pages that another request holds, or that very
+//! write, and for what the workers write back. So never all workers wait. What they wait for has a
+//! queue and threads of its own ([`Invalidations::deliver_awaited`]): a drop that is noted for a
+//! file may be stuck at the very page that the write holds locked until its answer.
 
 use crate::handover::layout::node;
 use crate::inode::{Inode, Name};
@@ -31,13 +31,14 @@ const TRIES_MAX: u32 = 10;
 /// Names that it is asked for once more; those beyond are not.
 const AGAIN_MAX: usize = 1024;
 
-/// How long an answer may wait until a thread has time to move the end of a file, and how long from then on until
-/// it is moved: mostly some 0.1 ms for both. Changes of the file wait meanwhile, and one of them may hold the page
-/// that is dropped first.
+/// How long an answer may wait until a thread has time to move the end of a file, and how long from
+/// then on until it is moved: mostly some 0.1 ms for both. Changes of the file wait meanwhile, and
+/// one of them may hold the page that is dropped first.
 const END_WAIT: Duration = Duration::from_secs(1);
 const END_MOVED_WAIT: Duration = Duration::from_millis(250);
 
-/// Threads for what answers wait for: each may be stuck at a page that a READ from a slow disk holds.
+/// Threads for what answers wait for: each may be stuck at a page that a READ from a slow disk
+/// holds.
 pub(crate) const AWAITED_THREADS: usize = 4;
 
 struct Pages {
@@ -48,11 +49,11 @@ struct Pages {
     number: Option<u64>,
 }
 
-/// What the answer to a request waits for.
+/// A task that the answer to a request waits for.
 enum Task {
     Drop(Pages),
-    /// These pages are to be dropped. Then the kernel is to believe in this end of the file, in bytes, if it
-    /// believes in an earlier one.
+    /// These pages are to be dropped. Then the kernel is to believe in this end of the file, in
+    /// bytes, if it believes in an earlier one.
     MoveEnd(Pages, u64),
 }
 
@@ -67,7 +68,7 @@ impl Task {
 struct Telling {
     number: u64,
     node: u64,
-    /// What comes next is not told any more: nobody waits for it.
+    /// Nobody waits any more: the next step is left out.
     is_given_up: bool,
     /// The end is being moved.
     moves_end: bool,
@@ -86,7 +87,8 @@ enum Waited {
 #[derive(Default)]
 struct State {
     pages: HashMap<u64, Pages>,
-    /// What answers wait for, by a number of its own. At most as many as [`Invalidations::waiting_max`].
+    /// What answers wait for, by a number of its own. At most as many as
+    /// [`Invalidations::waiting_max`].
     awaited: VecDeque<(u64, Task)>,
     telling: Vec<Telling>,
     last_awaited: u64,
@@ -120,7 +122,8 @@ impl State {
         self.telling.iter_mut().find(|told| told.number == number)
     }
 
-    /// Notes pages to be dropped. Returns whether they are in addition to what is noted for the node.
+    /// Notes pages to be dropped. Returns whether they are in addition to what is noted for the
+    /// node.
     fn note(&mut self, pages: Pages) -> bool {
         match self.pages.entry(pages.inode.nodeid) {
             Entry::Occupied(mut noted) => {
@@ -190,8 +193,8 @@ impl Invalidations {
         state.is_dropped(node)
     }
 
-    /// Has the kernel drop what it caches of bytes `start..end` of a file, and waits for it, but not for longer
-    /// than `limit`. Returns whether it has. If not, it will.
+    /// Has the kernel drop what it caches of bytes `start..end` of a file, and waits for it, but
+    /// not for longer than `limit`. Returns whether it has. If not, it will.
     pub(crate) fn drop_now(&self, inode: &Arc<Inode>, start: u64, end: u64, limit: Duration) -> bool {
         self.drop_begins(inode);
         let pages = Pages { inode: inode.clone(), start, end, number: None };
@@ -202,10 +205,11 @@ impl Invalidations {
         waited == Waited::Done
     }
 
-    /// Has the kernel believe in this end of a file, in bytes, if it believes in an earlier one. Before that it drops
-    /// what it caches from `start` on, where the earlier end may be: in the page of an end, zeros follow. Returns
-    /// whether this is done. If not, the end is not moved, and the pages are dropped later. The caller sees to it
-    /// that the file does not end elsewhere meanwhile.
+    /// Has the kernel believe in this end of a file, in bytes, if it believes in an earlier one.
+    /// Before that it drops what it caches from `start` on, where the earlier end may be: in the
+    /// page of an end, zeros follow. Returns whether this is done. If not, the end is not moved,
+    /// and the pages are dropped later. The caller sees to it that the file does not end elsewhere
+    /// meanwhile.
     pub(crate) fn move_end_now(&self, inode: &Arc<Inode>, start: u64, size_bytes: u64) -> bool {
         self.drop_begins(inode);
         let pages = Pages { inode: inode.clone(), start, end: u64::MAX, number: None };
@@ -218,9 +222,9 @@ impl Invalidations {
         waited != Waited::Never
     }
 
-    /// Has a thread tell the kernel something, unless so many answers wait already. Waits for at most the
-    /// first of `limits` until it is done, and for at most the second one since it was begun. Gives it back if
-    /// no thread had time for it.
+    /// Has a thread tell the kernel something, unless so many answers wait already. Waits for at
+    /// most the first of `limits` until it is done, and for at most the second one since it was
+    /// begun. Gives it back if no thread had time for it.
     fn tell_now(&self, task: Task, limits: [Duration; 2], waiting_max: usize) -> (Waited, Option<Task>) {
         let mut deadline = Instant::now() + limits[0];
         let mut state = self.state.lock();
@@ -361,7 +365,8 @@ impl Invalidations {
         self.wake_awaited.notify_all();
     }
 
-    /// The work of a thread that tells the kernel what answers wait for. Returns after [`Invalidations::close`].
+    /// The work of a thread that tells the kernel what answers wait for. Returns after
+    /// [`Invalidations::close`].
     pub(crate) fn deliver_awaited(&self) {
         let mut state = self.state.lock();
         while !state.closing {
@@ -476,7 +481,8 @@ impl Invalidations {
     }
 }
 
-/// Writes down that nothing of the node is to be dropped. The caller holds the lock under which drops are noted.
+/// Writes down that nothing of the node is to be dropped. The caller holds the lock under which
+/// drops are noted.
 fn drop_has_ended(inode: &Inode) {
     inode.slot.iter().for_each(|slot| slot.clear_flag(node::DROP_PENDING));
     if let Some(_changing) = inode.changing.try_lock() {

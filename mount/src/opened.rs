@@ -100,7 +100,8 @@ impl Newest {
 }
 
 impl Passthrough {
-    /// Opens a file below for a user. `waits` is as for [`Passthrough::open`]. Beyond the user's share of descriptors, it shares that of an open before it.
+    /// Opens a file below for a user. `waits` is as for [`Passthrough::open`]. Beyond the user's
+    /// share of descriptors, it shares that of an open before it.
     ///
     /// # Errors
     /// Those of the file system below, and EMFILE.

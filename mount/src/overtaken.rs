@@ -1,15 +1,18 @@
-//! A write(2) that a READ has overtaken, and what the kernel writes back until its pages are dropped.
+//! A write(2) that a READ has overtaken, and what the kernel writes back until its pages are
+//! dropped.
 //!
-//! The kernel fills its pages for a write(2), lets them go, and sends the WRITE later. If a page is dropped in
-//! between and read again, the kernel has the bytes of before in it, while the backing file gets those of the
-//! write. If a program then stores into another part of this page through a mapping, the kernel writes the
-//! whole page back, with the bytes of before: the write would be lost. Every FUSE file system has this fault
-//! of the kernel; here it would come more often, because pages are dropped more often.
+//! The kernel fills its pages for a write(2), lets them go, and sends the WRITE later. If a page is
+//! dropped in between and read again, the kernel has the bytes of before in it, while the backing
+//! file gets those of the write. If a program then stores into another part of this page through a
+//! mapping, the kernel writes the whole page back, with the bytes of before: the write would be
+//! lost. Every FUSE file system has this fault of the kernel; here it would come more often,
+//! because pages are dropped more often.
 //!
-//! The mount notices that a write(2) is overtaken (docs/consistency.md, R20), and answers it when the kernel
-//! has dropped the pages. Until then it remembers what the file held before, and what the write has put
-//! there. Where the kernel writes back a byte that the file held before, the byte of the write takes its
-//! place. A program that has stored this very byte has done so before the write, which has not returned.
+//! The mount notices that a write(2) is overtaken (docs/consistency.md, R20), and answers it when
+//! the kernel has dropped the pages. Until then it remembers what the file held before, and what
+//! the write has put there. Where the kernel writes back a byte that the file held before, the byte
+//! of the write takes its place. A program that has stored this very byte has done so before the
+//! write, which has not returned.
 
 use page::PAGE_SIZE;
 use parking_lot::Mutex;
@@ -17,11 +20,13 @@ use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The overtaken write(2) of a file that is not answered yet. There is one at most, because the kernel holds
-/// the inode's lock from the filling of its pages to its answer. It takes as much memory as two requests.
+/// The overtaken write(2) of a file that is not answered yet. There is one at most, because the
+/// kernel holds the inode's lock from the filling of its pages to its answer. It takes as much
+/// memory as two requests.
 #[derive(Default)]
 pub(crate) struct OvertakenWrite {
-    /// The kernel's number of the write that is remembered. 0: none, as is the rule. It changes under the lock.
+    /// The kernel's number of the write that is remembered. 0: none, as is the rule. It changes
+    /// under the lock.
     request: AtomicU64,
     remembered: Mutex<Option<Remembered>>,
 }
@@ -34,8 +39,8 @@ struct Remembered {
 }
 
 impl Remembered {
-    /// The bytes of the write that are also among the `len` bytes at `offset` of the file: where they are in
-    /// the write. Empty if there is none.
+    /// The bytes of the write that are also among the `len` bytes at `offset` of the file: where
+    /// they are in the write. Empty if there is none.
     fn overlap(&self, offset: u64, len: u64) -> Range<usize> {
         let end = offset.saturating_add(len).min(self.offset + self.before.len() as u64);
         let start = offset.max(self.offset).min(end.max(self.offset));
@@ -44,8 +49,8 @@ impl Remembered {
 }
 
 impl OvertakenWrite {
-    /// The kernel's `request` is about to write `written` at `offset`, where the file holds `before`, which
-    /// is as long. It is remembered until the guard is dropped.
+    /// The kernel's `request` is about to write `written` at `offset`, where the file holds
+    /// `before`, which is as long. It is remembered until the guard is dropped.
     pub(crate) fn begins(&self, request: u64, offset: u64, before: Vec<u8>, written: &[u8]) -> Remembering<'_> {
         debug_assert_eq!(before.len(), written.len());
         let mut remembered = self.remembered.lock();
@@ -59,9 +64,10 @@ impl OvertakenWrite {
         self.request.load(Ordering::Acquire)
     }
 
-    /// A READ of these bytes is about to be answered, and `seen` is what [`OvertakenWrite::request`] was before it began.
-    /// So it waited for that write (docs/consistency.md, R10), and no older copy of its pages is left (K2): what is
-    /// stored into them from now on is stored behind the write.
+    /// A READ of these bytes is about to be answered, and `seen` is what
+    /// [`OvertakenWrite::request`] was before it began. So it waited for that write
+    /// (docs/consistency.md, R10), and no older copy of its pages is left (K2): what is stored into
+    /// them from now on is stored behind the write.
     pub(crate) fn is_read(&self, seen: u64, offset: u64, len: u64) {
         if seen == 0 {
             return;
@@ -120,14 +126,15 @@ mod tests {
         let write = OvertakenWrite::default();
         assert_eq!(&*write.merged(0, b"abc"), b"abc");
         let remembering = write.begins(7, 10, b"beforehand".to_vec(), b"afterwards");
-        // A page with the bytes of before, but for two that were stored; it begins and ends elsewhere.
+        // A page with the bytes of before, but for two that were stored; it begins and ends
+        // elsewhere.
         let merged = write.merged(8, b"..bef--ehand..");
         assert_eq!(&*merged, b"..aft--wards..");
         assert!(matches!(write.merged(8, b"..afterwards"), Cow::Borrowed(_)), "it has the bytes of the write");
         assert!(matches!(write.merged(20, b"beforehand"), Cow::Borrowed(_)), "another place");
         assert_eq!(&*write.merged(19, b"dd"), b"sd");
         assert_eq!(&*write.merged(0, b"..........b"), b"..........a");
-        // Who has read the first five bytes since the write began has seen it.
+        // A READ since the write began has seen it: here of the first five bytes.
         write.is_read(0, 0, 20);
         write.is_read(6, 0, 20);
         assert_eq!(&*write.merged(10, b"beforehand"), b"afterwards");

@@ -96,7 +96,8 @@ impl Mount {
         make_usr1_interrupt()?;
         let shared = &self.shared;
         let start = Instant::now();
-        // Requests that are put off are a successor's from now on, or are handled again when this has returned.
+        // Requests that are put off are a successor's from now on, or are handled again when this
+        // has returned.
         let Some(_paused) = shared.session.pause_later(limit) else { return Ok(false) };
         shared.session.leave().store(true, Ordering::Release);
         let mut workers = shared.workers.lock();

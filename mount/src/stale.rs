@@ -8,9 +8,10 @@
 //! that file is what it has just looked up on its way back: then the name was replaced again since, and the kernel sends nobody back twice. Tasks
 //! outside the daemon's pid namespace are all called 0: of them only the first to come is sent back.
 //!
-//! That a name has gone stale is written down for a successor of this daemon, which then takes the name for
-//! dropped. A task's OPEN may have waited in the kernel's queue while one daemon has left and the next has not
-//! begun; it would be let in to the older file. Who was sent back is not written down.
+//! That a name has gone stale is written down for a successor of this daemon, which then takes the
+//! name for dropped. A task's OPEN may have waited in the kernel's queue while one daemon has left
+//! and the next has not begun; it would be let in to the older file. Who was sent back is not
+//! written down.
 
 use hashbrown::HashMap;
 use parking_lot::Mutex;

@@ -194,8 +194,8 @@ pub(crate) fn nobody_else_has_open(fd: impl AsFd) -> bool {
 /// Held for as long as this process has a lease of its own.
 static OWN_LEASE: Mutex<()> = Mutex::new(());
 
-/// Opens a file without waiting for the lease of another process, which is EAGAIN; the holder is told.
-/// What is opened is as it would be without that.
+/// Opens a file without waiting for the lease of another process, which is EAGAIN; the holder is
+/// told. What is opened is as it would be without that.
 pub(crate) fn open_at_once(path: &CStr, flags: OFlags) -> Result<OwnedFd, Errno> {
     let open = || rustix::fs::open(path, flags | OFlags::NONBLOCK, Mode::empty());
     let fd = match open() {

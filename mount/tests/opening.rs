@@ -47,8 +47,8 @@ fn a_change_beside_that_was_under_way_is_seen_by_whoever_opens_the_file_after_it
     }
 }
 
-/// The other process: opens a file, and loads its last byte through a mapping; the order has the size in bytes
-/// and the path. Nothing tells the process of the size, or asks for it.
+/// The other process: opens a file, and loads its last byte through a mapping; the order has the
+/// size in bytes and the path. Nothing tells the process of the size, or asks for it.
 #[test]
 #[ignore = "a process of another test"]
 fn maps() {
@@ -96,8 +96,8 @@ fn looks() {
     });
 }
 
-/// An open of a file that has grown below shows its new end to whoever maps it or reads there, without a look
-/// at its size.
+/// An open of a file that has grown below shows its new end to whoever maps it or reads there,
+/// without a look at its size.
 #[test]
 fn whoever_opens_a_file_that_has_grown_beside_finds_its_new_end() {
     let test = "whoever_opens_a_file_that_has_grown_beside_finds_its_new_end";

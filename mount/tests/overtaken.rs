@@ -1,4 +1,5 @@
-//! A write(2) whose pages the kernel fills, lets go, drops and reads again before it sends the WRITE.
+//! A write(2) whose pages the kernel fills, lets go, drops and reads again before it sends the
+//! WRITE.
 
 mod support;
 

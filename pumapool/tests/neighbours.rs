@@ -1,5 +1,5 @@
-//! What waits for the backing file system, with real daemons: it holds up neither what is cached nor
-//! what a lender has.
+//! What waits for the backing file system, with real daemons: it holds up neither what is cached
+//! nor what a lender has.
 
 mod setup;
 
@@ -21,8 +21,8 @@ const COLD_READERS: usize = 24;
 const READS_PER_S: u32 = 1;
 /// Pages of their file. Each is read once.
 const COLD: usize = 1 << 14;
-/// Reads of the disk after which the reads of lent pages are to be done. (It takes four minutes; where
-/// they waited for each other, not twenty of the lent ones were.)
+/// Reads of the disk after which the reads of lent pages are to be done. (It takes four minutes;
+/// where they waited for each other, not twenty of the lent ones were.)
 const COLD_MAX: usize = LENT / 2;
 
 /// An ext4 in memory, a mount over it, and a lender.

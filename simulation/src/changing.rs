@@ -31,8 +31,8 @@ pub enum Kind {
 impl Kind {
     /// Some write.
     pub fn write(units: usize, size: usize, random: &mut Rng) -> Kind {
-        // Half of them end within the file, so that it seldom reaches its greatest length, at which nothing
-        // can be appended.
+        // Half of them end within the file, so that it seldom reaches its greatest length, at which
+        // nothing can be appended.
         let within = if random.bool() { size.max(1) } else { units };
         let (mut first, mut end) = range(within, random);
         let page_end = (size + 1).next_multiple_of(UNITS);

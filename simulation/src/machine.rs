@@ -414,8 +414,8 @@ impl Machine {
     fn store(&mut self, context: &mut Context, file: usize) {
         let model = &mut self.files[file];
         let Some(inode) = model.inode.as_mut() else { return };
-        // While a change of the size is under way, the model would not know what a store means; but for a
-        // write(2), because the kernel believes in its end only after its answer.
+        // While a change of the size is under way, the model would not know what a store means; but
+        // for a write(2), because the kernel believes in its end only after its answer.
         let is_known = inode.size == model.below.size || inode.size_unstable;
         if !is_known || inode.no_stores || model.is_written_below {
             return;

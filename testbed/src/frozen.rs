@@ -7,16 +7,16 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-/// What the child does: it waits for SIGTERM, or until its input ends, and thaws.
+/// The child's program: it waits for SIGTERM, or until its input ends, and thaws.
 const THAWER: &str = "trap : TERM; trap '' HUP INT; echo ready; read -r nothing; exec fsfreeze --unfreeze \"$1\"";
 
 /// How long the child may take to be ready.
 const READY_MAX: Duration = Duration::from_secs(30);
 
 /// A frozen file system. It is thawed when this is dropped, hence also when a test fails. If the
-/// thread that made it is killed, a child gets a signal and thaws. That does not help where the thread
-/// waits for a mount that its own process serves: it does not end, and `fsfreeze --unfreeze` must be
-/// called by hand.
+/// thread that made it is killed, a child gets a signal and thaws. That does not help where the
+/// thread waits for a mount that its own process serves: it does not end, and `fsfreeze --unfreeze`
+/// must be called by hand.
 pub struct Frozen {
     _thawer: Process,
 }
@@ -28,7 +28,7 @@ impl Frozen {
     /// When fsfreeze is missing, or fails.
     pub fn new(path: &Path) -> Result<Frozen, Failure> {
         let mut command = Command::new("sh");
-        // What it would complain about is that it is thawed already.
+        // It would complain that the file system is thawed already.
         command.args(["-c", THAWER, "thawer"]).arg(path).stdin(Stdio::piped()).stderr(Stdio::null());
         let mut thawer = Process::spawn(command, &[])?;
         thawer.wait_for_line("ready", READY_MAX)?;

@@ -76,8 +76,9 @@ impl LateMemory {
         Ok(())
     }
 
-    /// When the guard is dropped, all pages arrive that are missing, as zeros. To be called first in a scope in
-    /// which a thread reads the memory: the thread would otherwise wait for ever if a page fails to arrive.
+    /// When the guard is dropped, all pages arrive that are missing, as zeros. To be called first
+    /// in a scope in which a thread reads the memory: the thread would otherwise wait for ever if a
+    /// page fails to arrive.
     pub fn arrives_at_the_end(&self) -> impl Drop {
         struct AtTheEnd<'a>(&'a LateMemory);
         impl Drop for AtTheEnd<'_> {

@@ -1,4 +1,5 @@
-//! A lease on a file (fcntl(2), F_SETLEASE), whose holder does not react when somebody else opens the file.
+//! A lease on a file (fcntl(2), F_SETLEASE), whose holder does not react when somebody else opens
+//! the file.
 
 use crate::wait::wait_until;
 use rustix::fd::AsRawFd;
@@ -7,11 +8,12 @@ use std::io;
 use std::path::Path;
 use std::time::Duration;
 
-/// The signal of a lease: set by this command, which the crate `libc` does not have (asm-generic/fcntl.h).
+/// The signal of a lease: set by this command, which the crate `libc` does not have
+/// (asm-generic/fcntl.h).
 const F_SETSIG: libc::c_int = 10;
 
-/// A process that has just been forked may have a copy of the descriptor that the file was written by, until it
-/// executes its program.
+/// A process that has just been forked may have a copy of the descriptor that the file was written
+/// by, until it executes its program.
 const FORKED_MAX: Duration = Duration::from_secs(60);
 
 /// The lease. It is given up when this is dropped.

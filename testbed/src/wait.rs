@@ -44,8 +44,8 @@ pub fn answers<T: Send + 'static>(what: &str, limit: Duration, action: impl FnOn
     receiver.recv_timeout(limit).unwrap_or_else(|error| panic!("{what}: no answer: {error}"))
 }
 
-/// Sets a flag when it is dropped, also by a panic. Threads of a scope that run until the flag is set would
-/// otherwise go on for ever when a test fails.
+/// Sets a flag when it is dropped, also by a panic. Threads of a scope that run until the flag is
+/// set would otherwise go on for ever when a test fails.
 pub struct Done<'a>(pub &'a AtomicBool);
 
 impl Drop for Done<'_> {

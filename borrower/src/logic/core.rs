@@ -86,8 +86,8 @@ pub struct Changing {
 }
 
 impl Changing {
-    /// The pages, if any, that the kernel may have cached with older bytes behind this write, and must
-    /// drop.
+    /// The pages, if any, that the kernel may have cached with older bytes behind this write, and
+    /// must drop.
     pub fn overtaken(&self) -> Option<Overtaken> {
         self.overtaken
     }
@@ -377,9 +377,10 @@ impl Core {
         changing
     }
 
-    /// The change has ended. Must come before the kernel gets its answer; `produced` is read after it was applied. If it went as announced,
-    /// the file below holds the bytes of `written`, at that offset. Returns the index of the page, if any,
-    /// of which the kernel may have zeroed a part, and which it must drop (R33).
+    /// The change has ended. Must come before the kernel gets its answer; `produced` is read after
+    /// it was applied. If it went as announced, the file below holds the bytes of `written`, at
+    /// that offset. Returns the index of the page, if any, of which the kernel may have zeroed a
+    /// part, and which it must drop (R33).
     pub fn end_change(
         &self,
         file: &File,

@@ -217,9 +217,11 @@ pub struct FileState {
     is_provisional: bool,
     /// Since then pages were read.
     read_provisional: bool,
-    /// The file's ctime when somebody else was last seen to have changed it, in nanoseconds since the epoch.
+    /// The file's ctime when somebody else was last seen to have changed it, in nanoseconds since
+    /// the epoch.
     beside_ctime_ns: i128,
-    /// The kernel may believe in an older end than that of the backing file, because somebody else has moved it.
+    /// The kernel may believe in an older end than that of the backing file, because somebody else
+    /// has moved it.
     end_is_unsure: bool,
     /// A change of ours has moved the end since the kernel was told a size.
     end_was_moved: bool,
@@ -360,15 +362,15 @@ impl FileState {
         self.end_was_moved = false;
     }
 
-    /// A buffered write of these pages begins. Returns the pages, if any, that the kernel may cache with
-    /// something else than the bytes of the write.
+    /// A buffered write of these pages begins. Returns the pages, if any, that the kernel may cache
+    /// with something else than the bytes of the write.
     pub fn write_begins(&mut self, request: u64, range: PageRange, writeback: bool) -> Option<Overtaken> {
         self.watch.get_or_insert_default().write_begins(request, range, writeback)
     }
 
-    /// A buffered write of the bytes `offset..end` has ended, and the backing file ends at `size_bytes`
-    /// now. Quarantines the page of which the kernel may have zeroed a part, and returns its index: the
-    /// kernel must drop that page.
+    /// A buffered write of the bytes `offset..end` has ended, and the backing file ends at
+    /// `size_bytes` now. Quarantines the page of which the kernel may have zeroed a part, and
+    /// returns its index: the kernel must drop that page.
     pub fn write_ended(&mut self, offset: u64, end: u64, writeback: bool, size_bytes: u64) -> Option<u64> {
         let page = self.watch.get_or_insert_default().write_ended(offset, end, writeback, size_bytes)?;
         self.quarantine(PageRange { first: page, end: page + 1 }, |_, _| {});
@@ -521,21 +523,21 @@ impl FileState {
         self.stamp == Some(stamp) && !self.is_provisional
     }
 
-    /// The file looks like this now. Returns its ctime, in nanoseconds since the epoch, at the last change
-    /// that the mount has not made itself.
+    /// The file looks like this now. Returns its ctime, in nanoseconds since the epoch, at the last
+    /// change that the mount has not made itself.
     pub fn beside_ctime_ns(&self, stamp: Stamp) -> i128 {
         if self.stamp == Some(stamp) { self.beside_ctime_ns } else { stamp.ctime_ns }
     }
 
-    /// Whether the kernel may believe in an end before this one, which is that of the backing file, for
-    /// another reason than that it has no answer yet to a change of ours.
+    /// Whether the kernel may believe in an end before this one, which is that of the backing file,
+    /// for another reason than that it has no answer yet to a change of ours.
     pub fn end_is_unsure(&self, size_bytes: u64) -> bool {
         let is_told_less = self.told_size_bytes.is_some_and(|told| told < size_bytes);
         !self.end_was_moved && (self.end_is_unsure || is_told_less)
     }
 
-    /// The kernel has been made to believe in this end, if it believed in an earlier one. It has dropped
-    /// nothing by itself for that.
+    /// The kernel has been made to believe in this end, if it believed in an earlier one. It has
+    /// dropped nothing by itself for that.
     pub fn end_moved(&mut self, size_bytes: u64) {
         self.end_is_unsure = false;
         self.told_size_bytes = self.told_size_bytes.max(Some(size_bytes));

@@ -15,12 +15,13 @@
 //!   could fill pages meanwhile.
 //! * What a daemon before this one has answered is not known: the first write after it is not trusted.
 //!
-//! And whether the kernel has zeroed a part of what a write(2) has put into its cache. A write(2) beyond
-//! the end fills the kernel's pages first; the end that the kernel believes in moves only after the
-//! answer (fs/fuse/file.c, `fuse_perform_write`). Meanwhile a mapping may store into the page of the old
-//! end. When the kernel writes that page back, it zeroes the page behind the old end (since Linux 6.17;
-//! fs/iomap/buffered-io.c, `iomap_writeback_handle_eof`), and leaves it clean. Such a writeback ends at
-//! the old end, inside a page. It is applied before the write(2) or after it:
+//! And whether the kernel has zeroed a part of what a write(2) has put into its cache. A write(2)
+//! beyond the end fills the kernel's pages first; the end that the kernel believes in moves only
+//! after the answer (fs/fuse/file.c, `fuse_perform_write`). Meanwhile a mapping may store into the
+//! page of the old end. When the kernel writes that page back, it zeroes the page behind the old
+//! end (since Linux 6.17; fs/iomap/buffered-io.c, `iomap_writeback_handle_eof`), and leaves it
+//! clean. Such a writeback ends at the old end, inside a page. It is applied before the write(2) or
+//! after it:
 //!
 //! * After it: the writeback ends before the end of the backing file.
 //! * Before it: the write(2) covers the place at which the writeback has ended. (A write(2) that begins
@@ -80,13 +81,13 @@ fn touched<'a>(range: PageRange, requests: impl Iterator<Item = &'a (u64, PageRa
     parts.reduce(PageRange::hull).unwrap_or(NO_PAGE)
 }
 
-/// What of a write(2) is overtaken, or may be.
+/// The part of a write(2) that is overtaken, or may be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Overtaken {
     /// The pages that may be cached with something else than the bytes of the write.
     pub pages: PageRange,
-    /// Whether the last page of the write is known not to be locked until its answer: a READ of this
-    /// page was queued after the write, which needs the lock.
+    /// Whether the last page of the write is known not to be locked until its answer: a READ of
+    /// this page was queued after the write, which needs the lock.
     pub last_is_free: bool,
 }
 
@@ -105,7 +106,8 @@ pub struct Watch {
     reads_before_drop: usize,
     /// What was answered before is not known.
     taken_over: bool,
-    /// The end, in bytes, of the last writeback that has ended inside a page, since the last write(2).
+    /// The end, in bytes, of the last writeback that has ended inside a page, since the last
+    /// write(2).
     written_back_to: Option<u64>,
 }
 
@@ -154,8 +156,8 @@ impl Watch {
         }
     }
 
-    /// A buffered write of these pages begins. `writeback`: the kernel does it by itself, without the
-    /// inode's lock. Returns what of it counts as overtaken, if anything does.
+    /// A buffered write of these pages begins. `writeback`: the kernel does it by itself, without
+    /// the inode's lock. Returns what of it counts as overtaken, if anything does.
     pub fn write_begins(&mut self, request: u64, range: PageRange, writeback: bool) -> Option<Overtaken> {
         let by_write = self.writes.higher(request, range);
         self.writes.note(request, range);
@@ -179,14 +181,14 @@ impl Watch {
             Some(by_drop).filter(|_| keeps(Rule::Overtaken)),
         ];
         let pages = parts.into_iter().flatten().filter(|part| !part.is_empty()).reduce(PageRange::hull)?;
-        // What is forgotten may have been about other pages.
+        // Forgotten READs may have been of other pages.
         let is_known = self.reads.forgotten <= request;
         Some(Overtaken { pages, last_is_free: is_known && by_read.end == range.end })
     }
 
-    /// A buffered write of the bytes `offset..end` has ended, and the backing file ends at `size_bytes`
-    /// now. Returns the index of the page of which the kernel may have zeroed what the backing file
-    /// holds.
+    /// A buffered write of the bytes `offset..end` has ended, and the backing file ends at
+    /// `size_bytes` now. Returns the index of the page of which the kernel may have zeroed what the
+    /// backing file holds.
     pub fn write_ended(&mut self, offset: u64, end: u64, writeback: bool, size_bytes: u64) -> Option<u64> {
         let zeroed_from = match writeback {
             true if end.is_multiple_of(PAGE_SIZE as u64) => None,

@@ -39,7 +39,8 @@ pub fn can_mount(test: &str) -> bool {
     false
 }
 
-/// How often a test tries what is a matter of luck: as often as PUMA_TRIES says, else `usual` times.
+/// How often a test tries what is a matter of luck: as often as PUMA_TRIES says, else `usual`
+/// times.
 pub fn tries(usual: usize) -> usize {
     let tries = std::env::var("PUMA_TRIES").map_or(usual, |tries| tries.parse().expect("PUMA_TRIES is a number"));
     println!("{tries} tries");

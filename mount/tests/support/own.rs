@@ -1,5 +1,5 @@
-//! A test program started again, as a process of its own: the process that serves a mount must not touch mappings
-//! of its files, because its workers would wait for themselves.
+//! A test program started again, as a process of its own: the process that serves a mount must not
+//! touch mappings of its files, because its workers would wait for themselves.
 #![allow(dead_code)] // Each test binary uses its part of it.
 
 use super::ANSWER_MAX;
