@@ -57,6 +57,8 @@ impl Images {
             let bytes: Vec<u8> = (0..PAGES).flat_map(|index| page_of(index, 0)).collect();
             fs::write(below.join(&guest.image), bytes).unwrap();
         }
+        let images: Vec<_> = guests.iter().map(|guest| below.join(&guest.image)).collect();
+        assert!(testbed::wait_until_aged(&images, PATIENCE), "what is being written is not believed");
         fs::write(below.join("other.qcow2"), b"QFI\xfb and more").unwrap();
         let borrower = |_| Borrower::start(borrower::Config { has_guests: true, ..borrower::Config::default() }, None);
         let mount = Arc::new(Mount::start(mount::Config::new(below, at), borrower).unwrap());

@@ -59,7 +59,7 @@ pub use resident::cached_pages;
 pub use scratch::Scratch;
 pub use servant::{Servant, answer, hold_program, next_order};
 pub use squeeze::Squeeze;
-pub use wait::{Done, answers, wait_until, wait_until_ok};
+pub use wait::{Done, answers, wait_until, wait_until_aged, wait_until_ok};
 
 use std::fmt::Display;
 use std::io::{self, Write};

@@ -1,12 +1,17 @@
 //! Waiting on state, never on time alone: the only place where this crate sleeps.
 
-use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, UNIX_EPOCH};
+use std::{fs, io};
 
 /// Pause between two looks at a state that nothing announces. Short against what is waited for, long against a look.
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
+
+/// Twice what a mount takes for the grain of a backing file system's times.
+const TIME_GRAIN: Duration = Duration::from_millis(40);
 
 /// Waits until `state` holds, at most `limit`. Returns whether it holds.
 pub fn wait_until(limit: Duration, mut state: impl FnMut() -> bool) -> bool {
@@ -32,6 +37,18 @@ pub fn wait_until_ok<T>(limit: Duration, mut attempt: impl FnMut() -> io::Result
             Err(_) => std::thread::sleep(LOOK_AGAIN),
         }
     }
+}
+
+/// Waits until the files' last changes are older than the grain of any file system's times, at most
+/// `limit`. A mount that opens them before that must think that somebody is still writing them, and
+/// lends nothing of them for half a minute. Returns whether they are.
+pub fn wait_until_aged(files: &[PathBuf], limit: Duration) -> bool {
+    let has_aged = |file: &PathBuf| {
+        let of = fs::metadata(file).ok()?;
+        let changed = UNIX_EPOCH + Duration::new(of.ctime().try_into().ok()?, of.ctime_nsec() as u32);
+        Some(changed.elapsed().ok()? > TIME_GRAIN)
+    };
+    wait_until(limit, || files.iter().all(|file| has_aged(file) == Some(true)))
 }
 
 /// Runs `action` in a thread of its own, and returns what it returns.
