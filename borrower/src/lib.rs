@@ -250,15 +250,10 @@ impl File {
         self.state.lock().beside_ctime_ns(stamp)
     }
 
-    /// Whether the kernel may believe in an end before this one, which is that of the backing file,
-    /// because somebody has changed the file beside the mount.
-    pub fn end_is_unsure(&self, size_bytes: u64) -> bool {
-        self.state.lock().end_is_unsure(size_bytes)
-    }
-
-    /// The earliest end that the kernel may believe in, in bytes: it does not take every answer.
-    pub fn earliest_end_bytes(&self) -> u64 {
-        self.state.lock().earliest_end_bytes()
+    /// Whether the kernel may believe in an older end than that of the backing file, because
+    /// somebody has changed the file beside the mount.
+    pub fn end_is_unsure(&self) -> bool {
+        self.state.lock().end_is_unsure()
     }
 
     /// The kernel has been made to believe in this end, if it believed in an earlier one.

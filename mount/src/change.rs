@@ -8,11 +8,13 @@
 use crate::config::WriteMode;
 use crate::data::write_full;
 use crate::filesystem::Passthrough;
+use crate::handle::OpenFile;
 use crate::inode::{Inode, stamp_of, stat};
 use crate::system::nobody_else_writes;
 use borrower::{Change, Overtaken, Stamp, Writers};
 use fuse::Errno;
 use page::{PAGE_SIZE, Page};
+use parking_lot::MutexGuard;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -169,31 +171,20 @@ impl Passthrough {
         result
     }
 
-    /// Shows the borrower what the file looks like while nothing changes it. Returns whether the kernel may keep what it caches. If
-    /// not, it drops it when the open is answered; but opens at the same time could read what it has not dropped yet, so none of them
-    /// may keep it until we have had it dropped ourselves. `fd` is open for reading only, unless `writes`; `is_new`: it was made by us.
-    pub(crate) fn observe_now(
-        &self,
-        inode: &Arc<Inode>,
-        fd: impl AsFd,
-        writes: bool,
-        is_new: bool,
-    ) -> Result<bool, Errno> {
+    /// Shows the borrower what a file looks like that was just opened, while nothing of ours changes
+    /// it. Returns whether the kernel may keep what it caches. If not, it drops it when the open is
+    /// answered; but opens at the same time could read what it has not dropped yet, so none of them
+    /// may keep it until we have had it dropped ourselves. `is_new`: it was made by us.
+    pub(crate) fn observe_now(&self, inode: &Arc<Inode>, open: &OpenFile, is_new: bool) -> Result<bool, Errno> {
         let Some(file) = &inode.file else { return Ok(false) };
-        let _changing = inode.changing.lock();
-        let moment = file.moment();
-        let stamp = stamp_of(&stat(&fd)?);
-        let writers = match file.is_sure_of(stamp) {
-            false if is_new => Writers::None,
-            false => {
-                let is_alone = || !writes && inode.device.is_local(&fd) && nobody_else_writes(&fd);
-                writers(file.beside_ctime_ns(stamp), now_ns(), is_alone)
-            }
-            true => Writers::Unasked,
-        };
-        self.borrower.observe(file, moment, stamp, writers);
-        inode.record_stamp();
-        self.move_end(inode, file, stamp.size_bytes);
+        let mut changing = inode.changing.lock();
+        let size_bytes = self.observe_open(inode, file, open, is_new)?;
+        // With the writeback cache the kernel keeps the size by itself. Of a file that is passed
+        // through, it asks the file below.
+        let believes_end = self.write_mode == WriteMode::Through && open.backing.is_none();
+        if believes_end && file.end_is_unsure() {
+            self.move_end(inode, file, open, size_bytes, &mut changing)?;
+        }
         match file.kernel_stale() {
             None => Ok(true),
             Some(number) => {
@@ -203,22 +194,49 @@ impl Passthrough {
         }
     }
 
+    /// Returns the size in bytes. The caller holds `changing`.
+    fn observe_open(&self, inode: &Inode, file: &borrower::File, open: &OpenFile, is_new: bool) -> Result<u64, Errno> {
+        let fd = &open.fd;
+        let moment = file.moment();
+        let stamp = stamp_of(&stat(fd)?);
+        let writers = match file.is_sure_of(stamp) {
+            false if is_new => Writers::None,
+            false => {
+                let is_alone = || !open.writable && inode.device.is_local(fd) && nobody_else_writes(fd);
+                writers(file.beside_ctime_ns(stamp), now_ns(), is_alone)
+            }
+            true => Writers::Unasked,
+        };
+        self.borrower.observe(file, moment, stamp, writers);
+        inode.record_stamp();
+        Ok(stamp.size_bytes)
+    }
+
     /// Has the kernel believe in the end of a file that has grown beside the mount. A program that
     /// opens the file and maps it would otherwise get SIGBUS behind the end that the kernel
-    /// remembers. The caller holds
-    /// `changing`, so that the end does not move meanwhile through the mount.
-    fn move_end(&self, inode: &Arc<Inode>, file: &borrower::File, size_bytes: u64) {
-        if !file.end_is_unsure(size_bytes) {
-            return;
+    /// remembers. Before that the kernel drops what it caches: in the page of an older end, zeros
+    /// follow. It may have to write that back first, so changes go on meanwhile; they are shut out
+    /// again while the end is moved.
+    fn move_end(
+        &self,
+        inode: &Arc<Inode>,
+        file: &borrower::File,
+        open: &OpenFile,
+        size_bytes: u64,
+        changing: &mut MutexGuard<'_, ()>,
+    ) -> Result<(), Errno> {
+        fuse::about_to_wait();
+        let number = file.kernel_stale();
+        if !MutexGuard::unlocked(changing, || self.invalidations.drop_all_now(inode, number)) {
+            return Ok(());
         }
-        // With the writeback cache the kernel keeps the size by itself.
-        let is_moved = self.write_mode == WriteMode::Back || {
-            fuse::about_to_wait();
-            self.invalidations.move_end_now(inode, file.earliest_end_bytes().min(size_bytes), size_bytes)
-        };
-        if is_moved {
+        // What lies behind an end that was moved since then may have been cached before it was.
+        let size_bytes = self.observe_open(inode, file, open, false)?.min(size_bytes);
+        if file.end_is_unsure() && self.invalidations.move_end_now(inode, size_bytes) {
             file.end_moved(size_bytes);
+            inode.record_stamp();
         }
+        Ok(())
     }
 
     /// Stats a node, and shows the borrower if no change is under way (whose half-done state would look like somebody else's doing).

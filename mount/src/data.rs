@@ -176,7 +176,7 @@ impl Passthrough {
         if asked.contains(OFlags::DIRECT) {
             file.direct()?; // EINVAL, where the file system below has no O_DIRECT.
         }
-        let keep = self.observe_now(&inode, &file.fd, file.writable, is_new)?;
+        let keep = self.observe_now(&inode, &file, is_new)?;
         if backing.is_some() {
             // What it believes of the file for long will not be told of any more.
             self.beside.ask_again(&inode);

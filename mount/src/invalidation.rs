@@ -31,11 +31,11 @@ const TRIES_MAX: u32 = 10;
 /// Names that it is asked for once more; those beyond are not.
 const AGAIN_MAX: usize = 1024;
 
-/// How long an answer may wait until a thread has time to move the end of a file, and how long from
-/// then on until it is moved: mostly some 0.1 ms for both. Changes of the file wait meanwhile, and
-/// one of them may hold the page that is dropped first.
-const END_WAIT: Duration = Duration::from_secs(1);
-const END_MOVED_WAIT: Duration = Duration::from_millis(250);
+/// How long the answer to an open may wait until the kernel has dropped what it caches of a file
+/// that has grown beside us, and then until the end is moved: mostly some 0.1 ms for both. Changes
+/// of the file wait while the end is moved, and one of them may hold the page of that end.
+const OLDER_END_WAIT: Duration = Duration::from_secs(1);
+const END_WAIT: Duration = Duration::from_millis(250);
 
 /// Threads for what answers wait for: each may be stuck at a page that a READ from a slow disk
 /// holds.
@@ -52,26 +52,27 @@ struct Pages {
 /// A task that the answer to a request waits for.
 enum Task {
     Drop(Pages),
-    /// These pages are to be dropped. Then the kernel is to believe in this end of the file, in
-    /// bytes, if it believes in an earlier one.
-    MoveEnd(Pages, u64),
+    /// The kernel is to believe in this end of the file, in bytes, if it believes in an earlier one.
+    MoveEnd(Arc<Inode>, u64),
 }
 
 impl Task {
-    fn pages(&self) -> &Pages {
-        let (Task::Drop(pages) | Task::MoveEnd(pages, _)) = self;
-        pages
+    /// The node of which it drops pages.
+    fn drops(&self) -> Option<u64> {
+        match self {
+            Task::Drop(pages) => Some(pages.inode.nodeid),
+            Task::MoveEnd(..) => None,
+        }
     }
 }
 
 /// Something that the kernel is being told.
 struct Telling {
     number: u64,
-    node: u64,
-    /// Nobody waits any more: the next step is left out.
+    /// The node of which it drops pages.
+    drops: Option<u64>,
+    /// Nobody waits for it any more.
     is_given_up: bool,
-    /// The end is being moved.
-    moves_end: bool,
 }
 
 /// How an answer has waited.
@@ -80,7 +81,7 @@ enum Waited {
     Done,
     /// The kernel was told, and may not have done it yet.
     Begun,
-    /// It was taken back, or given up: of an end the kernel will not be told.
+    /// It was taken back: the kernel will not be told.
     Never,
 }
 
@@ -114,8 +115,8 @@ impl State {
     fn is_dropped(&self, node: u64) -> bool {
         !self.pages.contains_key(&node)
             && self.delivering != Some(node)
-            && !self.telling.iter().any(|told| told.node == node)
-            && !self.awaited.iter().any(|(_, task)| task.pages().inode.nodeid == node)
+            && !self.telling.iter().any(|told| told.drops == Some(node))
+            && !self.awaited.iter().any(|(_, task)| task.drops() == Some(node))
     }
 
     fn told(&mut self, number: u64) -> Option<&mut Telling> {
@@ -196,9 +197,19 @@ impl Invalidations {
     /// Has the kernel drop what it caches of bytes `start..end` of a file, and waits for it, but
     /// not for longer than `limit`. Returns whether it has. If not, it will.
     pub(crate) fn drop_now(&self, inode: &Arc<Inode>, start: u64, end: u64, limit: Duration) -> bool {
-        self.drop_begins(inode);
-        let pages = Pages { inode: inode.clone(), start, end, number: None };
-        let (waited, task) = self.tell_now(Task::Drop(pages), [limit; 2], self.waiting_max);
+        self.drop_pages_now(Pages { inode: inode.clone(), start, end, number: None }, limit, self.waiting_max)
+    }
+
+    /// Has the kernel drop all it caches of a file, for an open, and waits for it a while; the
+    /// borrower is told then, with that number. Returns whether it has. If not, it will.
+    pub(crate) fn drop_all_now(&self, inode: &Arc<Inode>, number: Option<u64>) -> bool {
+        let pages = Pages { inode: inode.clone(), start: 0, end: u64::MAX, number };
+        self.drop_pages_now(pages, OLDER_END_WAIT, self.others_waiting_max)
+    }
+
+    fn drop_pages_now(&self, pages: Pages, limit: Duration, waiting_max: usize) -> bool {
+        self.drop_begins(&pages.inode);
+        let (waited, task) = self.tell_now(Task::Drop(pages), limit, waiting_max);
         if let Some(Task::Drop(pages)) = task {
             self.note(pages);
         }
@@ -206,27 +217,18 @@ impl Invalidations {
     }
 
     /// Has the kernel believe in this end of a file, in bytes, if it believes in an earlier one.
-    /// Before that it drops what it caches from `start` on, where the earlier end may be: in the
-    /// page of an end, zeros follow. Returns whether this is done. If not, the end is not moved,
-    /// and the pages are dropped later. The caller sees to it that the file does not end elsewhere
+    /// Returns whether it does. The caller sees to it that the file does not end elsewhere
     /// meanwhile.
-    pub(crate) fn move_end_now(&self, inode: &Arc<Inode>, start: u64, size_bytes: u64) -> bool {
-        self.drop_begins(inode);
-        let pages = Pages { inode: inode.clone(), start, end: u64::MAX, number: None };
-        let task = Task::MoveEnd(pages, size_bytes);
-        let (waited, task) = self.tell_now(task, [END_WAIT, END_MOVED_WAIT], self.others_waiting_max);
-        if let Some(Task::MoveEnd(pages, _)) = task {
-            self.note(pages);
-        }
+    pub(crate) fn move_end_now(&self, inode: &Arc<Inode>, size_bytes: u64) -> bool {
+        let task = Task::MoveEnd(inode.clone(), size_bytes);
         // The kernel moves the end before it waits for anything.
-        waited != Waited::Never
+        self.tell_now(task, END_WAIT, self.others_waiting_max).0 != Waited::Never
     }
 
-    /// Has a thread tell the kernel something, unless so many answers wait already. Waits for at
-    /// most the first of `limits` until it is done, and for at most the second one since it was
-    /// begun. Gives it back if no thread had time for it.
-    fn tell_now(&self, task: Task, limits: [Duration; 2], waiting_max: usize) -> (Waited, Option<Task>) {
-        let mut deadline = Instant::now() + limits[0];
+    /// Has a thread tell the kernel something, unless so many answers wait already. Waits until it
+    /// is done, but not for longer than `limit`. Gives it back if no thread had time for it.
+    fn tell_now(&self, task: Task, limit: Duration, waiting_max: usize) -> (Waited, Option<Task>) {
+        let deadline = Instant::now() + limit;
         let mut state = self.state.lock();
         if state.waiting >= waiting_max {
             return (Waited::Never, Some(task));
@@ -234,33 +236,26 @@ impl Invalidations {
         state.waiting += 1;
         state.last_awaited += 1;
         let number = state.last_awaited;
-        // Once more: another drop of the file may have ended just now.
-        task.pages().inode.slot.iter().for_each(|slot| slot.set_flag(node::DROP_PENDING));
-        let moves_end = matches!(task, Task::MoveEnd(..));
+        if let Task::Drop(pages) = &task {
+            // Once more: another drop of the file may have ended just now.
+            pages.inode.slot.iter().for_each(|slot| slot.set_flag(node::DROP_PENDING));
+        }
         state.awaited.push_back((number, task));
         self.wake_awaited.notify_one();
         let place = |state: &State| state.awaited.iter().position(|(other, _)| *other == number);
-        let mut was_queued = true;
-        while place(&state).is_some() || state.told(number).is_some() {
-            if was_queued && state.told(number).is_some() {
-                was_queued = false;
-                deadline = deadline.min(Instant::now() + limits[1]);
-            }
-            if self.delivered.wait_until(&mut state, deadline).timed_out() {
-                break;
-            }
-        }
+        while (place(&state).is_some() || state.told(number).is_some())
+            && !self.delivered.wait_until(&mut state, deadline).timed_out()
+        {}
         state.waiting -= 1;
         if let Some(place) = place(&state) {
             return (Waited::Never, state.awaited.remove(place).map(|(_, task)| task));
         }
         let waited = match state.told(number) {
             None => Waited::Done,
-            Some(told) if moves_end && !told.moves_end => {
+            Some(told) => {
                 told.is_given_up = true;
-                Waited::Never
+                Waited::Begun
             }
-            Some(_) => Waited::Begun,
         };
         (waited, None)
     }
@@ -374,29 +369,26 @@ impl Invalidations {
                 self.wake_awaited.wait(&mut state);
                 continue;
             };
-            let inode = task.pages().inode.clone();
-            let node = inode.nodeid;
-            state.telling.push(Telling { number, node, is_given_up: false, moves_end: false });
-            if matches!(task, Task::MoveEnd(..)) {
-                self.delivered.notify_all(); // It has begun.
-            }
+            state.telling.push(Telling { number, drops: task.drops(), is_given_up: false });
             drop(state);
-            let is_dropped = deliver_pages(&self.notifier, task.pages());
+            let dropped = match task {
+                Task::Drop(pages) => Some(pages).filter(|pages| deliver_pages(&self.notifier, pages)),
+                Task::MoveEnd(inode, size_bytes) => {
+                    // Whatever the error: the kernel does not know the file, or the mount is gone.
+                    let _ = self.notifier.move_end(inode.nodeid, size_bytes);
+                    let is_late = self.state.lock().told(number).is_some_and(|told| told.is_given_up);
+                    if is_late {
+                        // By now the file may end elsewhere.
+                        self.forget_attributes(inode.nodeid);
+                    }
+                    None
+                }
+            };
             state = self.state.lock();
-            if let Task::MoveEnd(_, size_bytes) = &task
-                && let Some(told) = state.told(number)
-                && !told.is_given_up
-            {
-                told.moves_end = true;
-                drop(state);
-                // Whatever the error: the kernel does not know the file, or the mount is gone.
-                let _ = self.notifier.move_end(node, *size_bytes);
-                state = self.state.lock();
-            }
             state.telling.retain(|told| told.number != number);
             self.delivered.notify_all();
-            if is_dropped && state.is_dropped(node) {
-                drop_has_ended(&inode);
+            if let Some(pages) = dropped.filter(|pages| state.is_dropped(pages.inode.nodeid)) {
+                drop_has_ended(&pages.inode);
             }
         }
     }

@@ -96,8 +96,31 @@ fn looks() {
     });
 }
 
+/// The other process: stores a byte into a file through a mapping, which it keeps; the order has
+/// where, and the path. Nobody syncs it.
+#[test]
+#[ignore = "a process of another test"]
+fn stores() {
+    const MAPPED_BYTES: usize = 128 << 20;
+    let mut mapped = None;
+    answer_orders(|order| {
+        let (offset, path) = order.split_once(' ').unwrap();
+        let start = *mapped.get_or_insert_with(|| {
+            let file = File::options().read(true).write(true).open(path).unwrap();
+            let protection = ProtFlags::READ | ProtFlags::WRITE;
+            // SAFETY: a new mapping, which nothing else uses.
+            unsafe { mmap(std::ptr::null_mut(), MAPPED_BYTES, protection, MapFlags::SHARED, &file, 0) }.unwrap()
+        });
+        let offset = offset.parse::<usize>().unwrap();
+        assert!(offset < MAPPED_BYTES);
+        // SAFETY: within the mapping, which stays; the test says a place before the end of the file.
+        unsafe { start.cast::<u8>().add(offset).write_volatile(b'S') };
+        "stored".to_owned()
+    });
+}
+
 /// An open of a file that has grown below shows its new end to whoever maps it or reads there,
-/// without a look at its size.
+/// without a look at its size; also if the page of the older end has to be written back first.
 #[test]
 fn whoever_opens_a_file_that_has_grown_beside_finds_its_new_end() {
     let test = "whoever_opens_a_file_that_has_grown_beside_finds_its_new_end";
@@ -108,12 +131,13 @@ fn whoever_opens_a_file_that_has_grown_beside_finds_its_new_end() {
     let seed = fastrand::u64(..);
     println!("{test}: seed {seed}");
     let mut random = fastrand::Rng::with_seed(seed);
-    for has_looker in [false, true] {
+    for (has_looker, has_storer) in [(false, false), (true, false), (false, true)] {
         let m = Mounted::through();
         let (path, below) = (m.path("file"), m.below("file"));
         let file = File::create(&below).unwrap();
         file.write_all_at(b"0", 0).unwrap();
         let mut others = [Own::start("maps"), Own::start("reads")];
+        let mut storer = has_storer.then(|| Own::start("stores"));
         let _looker = has_looker.then(|| {
             let mut looker = Own::start("looks");
             assert_eq!(looker.ask(path.to_str().unwrap()).as_deref(), Some("looks"));
@@ -121,19 +145,25 @@ fn whoever_opens_a_file_that_has_grown_beside_finds_its_new_end() {
         });
         let mut bytes = 1;
         for round in 0..rounds {
+            let which = format!("round {round} of {rounds}, looker {has_looker}, storer {has_storer}");
             if bytes > 64 << 20 {
                 bytes = 1;
-                file.set_len(0).unwrap();
+                file.set_len(bytes).unwrap();
             }
             // The kernel knows the size of now.
             let _ = fs::metadata(&path).unwrap();
-            bytes += random.u64(1..100_000);
+            if let Some(storer) = &mut storer {
+                let found = storer.ask(&format!("{} {}", bytes - 1, path.display()));
+                assert_eq!(found.as_deref(), Some("stored"), "{which}");
+            }
+            // A page that is dirty is written back whole: who changes it beside as well may lose that.
+            bytes += random.u64(if has_storer { PAGE as u64 } else { 1 }..100_000);
             let last = char::from(random.u8(b'a'..=b'z'));
             file.write_all_at(&[last as u8], bytes - 1).unwrap();
             let own = random.choice(&mut others).unwrap();
             let found = own.ask(&format!("{bytes} {}", path.display()));
-            let Some(found) = found else { panic!("round {round} of {rounds}, looker {has_looker}: SIGBUS") };
-            assert_eq!(found, last.to_string(), "round {round} of {rounds}, looker {has_looker}");
+            let Some(found) = found else { panic!("{which}: SIGBUS") };
+            assert_eq!(found, last.to_string(), "{which}");
         }
     }
 }

@@ -235,8 +235,6 @@ pub struct FileState {
     watch: Option<Box<Watch>>,
     /// The size that the kernel was last told, or learned from its own buffered writes.
     told_size_bytes: Option<u64>,
-    /// The least size that it was told since it was made to believe in an end. None: unknown.
-    earliest_end_bytes: Option<u64>,
     /// Pages at the edges of holes: the kernel zeroes a part of its copy after our answer, and leaves it clean, whatever was stored in
     /// between (mm/truncate.c, truncate_inode_partial_folio).
     edges: Vec<PageRange>,
@@ -345,7 +343,6 @@ impl FileState {
     /// The kernel is about to be told the file's size: if it is another than it knows, it drops pages.
     pub fn tell_size(&mut self, size_bytes: u64) {
         self.end_was_moved = false;
-        self.earliest_end_bytes = Some(self.earliest_end_bytes.map_or(size_bytes, |end| end.min(size_bytes)));
         if self.told_size_bytes.replace(size_bytes).is_some_and(|told| told != size_bytes) {
             self.watch.get_or_insert_default().drop_follows();
         }
@@ -357,7 +354,6 @@ impl FileState {
         self.streams = None;
         self.locked_request();
         self.told_size_bytes = None;
-        self.earliest_end_bytes = None;
         self.end_is_unsure = false;
         self.end_was_moved = false;
     }
@@ -510,6 +506,8 @@ impl FileState {
         }
         if is_other {
             self.beside_ctime_ns = now.ctime_ns;
+            // Also if it was never looked at before: the kernel was told of it all the same.
+            self.end_is_unsure |= self.told_size_bytes.is_some_and(|told| told < now.size_bytes);
         }
         if is_other || is_looked_at {
             self.stamp = Some(now);
@@ -529,24 +527,18 @@ impl FileState {
         if self.stamp == Some(stamp) { self.beside_ctime_ns } else { stamp.ctime_ns }
     }
 
-    /// Whether the kernel may believe in an end before this one, which is that of the backing file,
-    /// for another reason than that it has no answer yet to a change of ours.
-    pub fn end_is_unsure(&self, size_bytes: u64) -> bool {
-        let is_told_less = self.told_size_bytes.is_some_and(|told| told < size_bytes);
-        !self.end_was_moved && (self.end_is_unsure || is_told_less)
+    /// Whether the kernel may believe in an older end than that of the backing file, for another
+    /// reason than that it has no answer yet to a change of ours.
+    pub fn end_is_unsure(&self) -> bool {
+        self.end_is_unsure && !self.end_was_moved
     }
 
     /// The kernel has been made to believe in this end, if it believed in an earlier one. It has
     /// dropped nothing by itself for that.
     pub fn end_moved(&mut self, size_bytes: u64) {
-        self.end_is_unsure = false;
+        // It may have been moved once more beside us.
+        self.end_is_unsure = self.stamp.is_none_or(|stamp| stamp.size_bytes > size_bytes);
         self.told_size_bytes = self.told_size_bytes.max(Some(size_bytes));
-        self.earliest_end_bytes = Some(size_bytes);
-    }
-
-    /// The earliest end that the kernel may believe in, in bytes: it does not take every answer.
-    pub fn earliest_end_bytes(&self) -> u64 {
-        self.earliest_end_bytes.unwrap_or(0)
     }
 
     /// Whether the kernel caches bytes that somebody has changed beside us. If so, the number to say to
