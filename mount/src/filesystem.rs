@@ -112,7 +112,11 @@ impl Passthrough {
         match request.operation {
             Operation::Lookup { name } => {
                 self.lookers.looks_up(task, node);
-                self.answer_entry(reply, self.lookup(node, name, task))
+                let entry = self.lookup(node, name, task);
+                let found = entry.as_ref().map_or(0, |entry| entry.nodeid);
+                let sent = self.answer_entry(reply, entry);
+                self.correct_kernel_again(found);
+                sent
             }
             Operation::Forget { lookups } => {
                 reply.none();

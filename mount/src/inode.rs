@@ -82,7 +82,8 @@ pub(crate) struct Inode {
     pub may_be_dirty: AtomicBool,
     /// It was opened here for reading and writing: a mapping may store to it.
     pub may_be_mapped: AtomicBool,
-    /// The kernel believes a size or times that are not the file's (see `writeback.rs`).
+    /// The kernel believes a size or times that are not the file's, until it forgets the inode (see
+    /// `writeback.rs`).
     pub is_misbelieved: AtomicBool,
     /// Some of it was written and may be in the page cache below: the ledger knows what.
     pub written_below: AtomicBool,

@@ -20,6 +20,7 @@ use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, RenameFlags, openat, statx};
 use std::ffi::CStr;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 /// Longest target of a symbolic link, as everywhere in Linux.
@@ -94,10 +95,12 @@ impl Passthrough {
         entry
     }
 
-    /// For a listing. None: the kernel knows the file, and may believe for longer what it was told of it than what it would be told now.
+    /// For a listing. None: the kernel knows the file, and may believe for longer what it was told of it
+    /// than what it would be told now, or is to forget it.
     pub(crate) fn lookup_listed(&self, parent: &Inode, name: &CStr) -> Result<Option<abi::EntryOut>, Errno> {
         let found = self.find(self.inodes.anchor(parent)?, name)?;
-        if self.inodes.known(&found).is_some_and(|inode| inode.marked.is_marked()) {
+        let is_left = |inode: Arc<Inode>| inode.marked.is_marked() || inode.is_misbelieved.load(Ordering::Relaxed);
+        if self.inodes.known(&found).is_some_and(is_left) {
             return Ok(None);
         }
         Ok(Some(self.enter(found, Some((parent, name)))?.0))

@@ -101,11 +101,18 @@ impl Passthrough {
         }
         let mut believed = inode.name.lock();
         match std::mem::replace(&mut *believed, Believed::Dropping) {
-            Believed::Name(name) => {
-                inode.is_misbelieved.store(false, Ordering::Relaxed);
-                self.invalidations.request_name(inode, name);
-            }
+            Believed::Name(name) => self.invalidations.request_name(inode, name),
             other => *believed = other,
+        }
+    }
+
+    /// The kernel has looked an inode up. If it was to forget it, somebody may have had it in use
+    /// just then, even a message of ours: then it goes on with the inode that it has.
+    pub(crate) fn correct_kernel_again(&self, nodeid: u64) {
+        if self.write_mode == WriteMode::Back
+            && let Ok(inode) = self.inodes.get(nodeid)
+        {
+            self.correct_kernel(&inode);
         }
     }
 }

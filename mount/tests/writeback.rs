@@ -6,7 +6,7 @@ mod support;
 use rustix::io::Errno;
 use std::fs::{self, File};
 use std::io;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 use std::time::Duration;
 use support::{FileSystem, Mounted, can_mount, new_below, wait_until};
@@ -143,6 +143,18 @@ fn a_full_disk_is_named_and_the_size_is_right() {
         is_shown(m, "synced");
     }
     let m = &ext4;
+    // The kernel forgets the inode only when nobody uses it any more, and finds it again until then.
+    let file = create(m, "held");
+    let held = File::options().read(true).custom_flags(libc::O_PATH).open(m.path("held")).unwrap();
+    file.write_all_at(&vec![1; 2 * DISK_BYTES as usize], 0).unwrap();
+    assert_eq!(closed(file), Some(libc::ENOSPC));
+    let lookups = || m.mount().status().requests.get("lookup").copied();
+    let before = lookups();
+    wait_until("the name was dropped, and looked up", || fs::metadata(m.path("held")).is_ok() && lookups() > before);
+    drop(held);
+    is_shown(m, "held");
+    fs::remove_file(m.path("held")).unwrap();
+
     let file = create(m, "large");
     file.write_all_at(b"far behind what ext4 can reach", 1 << 50).unwrap();
     assert_eq!(synced(&file), Some(libc::EFBIG));
