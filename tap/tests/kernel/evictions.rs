@@ -125,9 +125,10 @@ fn bytes_that_are_not_wanted_are_left_out_once() {
     let Some(mut tap) = tap_on(&file, BpfTap::RING_BYTES, TEST) else { return };
     let hints = tap.copy_hints().unwrap();
     let generation = file.generation();
-    let mut evicted = |hint: &dyn Fn(u32)| {
+    let mut lost_rounds = 0;
+    let mut evicted = |hint: &dyn Fn(u32)| loop {
         file.read_page_by_page();
-        let before = tap.counters().omitted;
+        let before = tap.counters();
         (0..PAGES as u32).for_each(hint);
         file.drop_cache();
         let (mut omitted, mut captured) = (Vec::new(), Captured::of(&file));
@@ -136,10 +137,17 @@ fn bytes_that_are_not_wanted_are_left_out_once() {
             Some(_) => captured.take(&event),
         };
         while tap.poll(Duration::ZERO, &mut take).unwrap() > 0 {}
-        assert_eq!(tap.counters().omitted - before, omitted.len() as u64);
         assert_eq!(captured.wrong, 0, "pages with wrong bytes");
+        let after = tap.counters();
+        if after.ring_full > before.ring_full {
+            // Somebody has other files of the same disk reclaimed: their pages have filled the ring.
+            lost_rounds += 1;
+            assert!(lost_rounds < 20, "{after:?}");
+            continue;
+        }
+        assert_eq!(after.omitted - before.omitted, omitted.len() as u64);
         omitted.sort_unstable();
-        (omitted, captured.times)
+        return (omitted, captured.times);
     };
     let third = |index: &u32| index.is_multiple_of(3);
     let (omitted, times) = evicted(&|index| {
