@@ -7,6 +7,7 @@
 use crate::Errno;
 use crate::abi::{self, notify_code};
 use crate::reply::{send, send_unreadable};
+use crate::session::PAGE_BYTES;
 use std::ffi::CStr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -44,14 +45,18 @@ impl Notifier {
     /// Has the kernel believe in this end of a file, in bytes, if it believes in an earlier one.
     /// Stores nothing in its cache, and drops nothing.
     ///
-    /// The message says that a byte follows, for the cache, which the kernel cannot read. It moves
-    /// the end before it tries (fs/fuse/dev.c, `fuse_notify_store`; 6.1 to 6.18), and then returns
-    /// EFAULT. Meanwhile it locks the page of this byte: so it waits for what holds this page
-    /// locked, as for dropping pages.
+    /// The message says that bytes follow, for the cache, which the kernel cannot read. It moves the
+    /// end before it tries (fs/fuse/dev.c, `fuse_notify_store`; 6.1 to 6.18), and then returns
+    /// EFAULT. Meanwhile it locks the first page of these bytes: so it waits for what holds this
+    /// page locked, as for dropping pages. It is the page before the last, because whoever appends
+    /// may hold that locked.
     pub fn move_end(&self, nodeid: u64, size_bytes: u64) -> Result<(), Errno> {
-        let Some(offset) = size_bytes.checked_sub(1) else { return Ok(()) };
-        let out = abi::NotifyStoreOut { nodeid, offset, size: 1, padding: 0 };
-        match send_unreadable(self.device.as_fd(), notify_code::STORE, out.as_bytes()) {
+        let len = size_bytes.min(PAGE_BYTES as u64 + 1) as u32;
+        if len == 0 {
+            return Ok(());
+        }
+        let out = abi::NotifyStoreOut { nodeid, offset: size_bytes - u64::from(len), size: len, padding: 0 };
+        match send_unreadable(self.device.as_fd(), notify_code::STORE, out.as_bytes(), len as usize) {
             Err(Errno::FAULT) => Ok(()),
             result => result,
         }

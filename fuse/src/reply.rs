@@ -89,13 +89,14 @@ pub(crate) fn send(device: BorrowedFd<'_>, unique: u64, error: i32, parts: &[&[u
     }
 }
 
-/// Writes a notification whose data end with a byte that the kernel cannot read.
-pub(crate) fn send_unreadable(device: BorrowedFd<'_>, code: i32, data: &[u8]) -> Result<(), Errno> {
-    let len = size_of::<abi::OutHeader>() + data.len() + 1;
+/// Writes a notification whose data end with so many bytes that the kernel cannot read.
+pub(crate) fn send_unreadable(device: BorrowedFd<'_>, code: i32, data: &[u8], unreadable: usize) -> Result<(), Errno> {
+    let len = size_of::<abi::OutHeader>() + data.len() + unreadable;
     let header = abi::OutHeader { len: len as u32, error: code, unique: 0 };
     let part = |bytes: &[u8]| libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
     // Nothing is mapped at address 0.
-    let parts = [part(header.as_bytes()), part(data), libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 1 }];
+    let unreadable = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: unreadable };
+    let parts = [part(header.as_bytes()), part(data), unreadable];
     loop {
         // SAFETY: the kernel only reads from these addresses, of which two are borrowed, and refuses the third one.
         let sent = unsafe { libc::writev(device.as_raw_fd(), parts.as_ptr(), parts.len() as i32) };

@@ -25,7 +25,7 @@ use sync::polling::{POLL_MAX, Patience};
 
 /// Largest WRITE and READ, in bytes. The kernel's own bound is 256 pages.
 pub const IO_BYTES_MAX: usize = 1 << 20;
-const PAGE_BYTES: usize = 4096;
+pub(crate) const PAGE_BYTES: usize = 4096;
 /// Requests are read to where the data of a WRITE begin on a page, so that they can be written on with O_DIRECT.
 const REQUEST_START: usize = PAGE_BYTES - size_of::<abi::InHeader>() - size_of::<abi::WriteIn>();
 /// Room for a largest WRITE, which is the largest of all requests.

@@ -1,9 +1,12 @@
 //! Announcing changes to the borrower.
 //!
-//! Every change of a regular file is announced before it is applied, and ends before it is answered. A change holds the inode's
-//! `changing` lock from its first stamp to its last, so that what lies between them is its own doing or somebody's beside us.
-//! READ never takes that lock, but waits in the borrower for a change of its own pages: so what is done under it must depend on nothing
-//! but the file system below. Where two inodes are changed at once (rename), they are locked in the order of their node ids.
+//! Every change of a regular file is announced before it is applied, and ends before it is
+//! answered. A change holds the inode's `changing` lock from its first stamp to its last, so that
+//! what lies between them is its own doing or somebody's beside us. READ never takes that lock, but
+//! waits in the borrower for a change of its own pages: so what is done under it must depend on
+//! nothing but the file system below. Only an open that moves the end of a file waits for the kernel
+//! under it, and not for long. Where two inodes are changed at once (rename), they are locked in the
+//! order of their node ids.
 
 use crate::config::WriteMode;
 use crate::data::write_full;
@@ -171,18 +174,16 @@ impl Passthrough {
         result
     }
 
-    /// Shows the borrower what a file looks like that was just opened, while nothing of ours changes
-    /// it. Returns whether the kernel may keep what it caches. If not, it drops it when the open is
-    /// answered; but opens at the same time could read what it has not dropped yet, so none of them
-    /// may keep it until we have had it dropped ourselves. `is_new`: it was made by us.
+    /// Shows the borrower what a file looks like that was just opened; nothing of ours changes it at
+    /// that moment. Returns whether the kernel may keep what it caches. If not, it drops it when the
+    /// open is answered; but opens at the same time could read what it has not dropped yet, so none
+    /// of them may keep it until we have had it dropped ourselves. `is_new`: it was made by us.
     pub(crate) fn observe_now(&self, inode: &Arc<Inode>, open: &OpenFile, is_new: bool) -> Result<bool, Errno> {
         let Some(file) = &inode.file else { return Ok(false) };
         let mut changing = inode.changing.lock();
         let size_bytes = self.observe_open(inode, file, open, is_new)?;
-        // With the writeback cache the kernel keeps the size by itself. Of a file that is passed
-        // through, it asks the file below.
-        let believes_end = self.write_mode == WriteMode::Through && open.backing.is_none();
-        if believes_end && file.end_is_unsure() {
+        // Of a file that is passed through, the kernel asks the file below.
+        if file.end_is_unsure() && open.backing.is_none() {
             self.move_end(inode, file, open, size_bytes, &mut changing)?;
         }
         match file.kernel_stale() {
@@ -225,14 +226,20 @@ impl Passthrough {
         size_bytes: u64,
         changing: &mut MutexGuard<'_, ()>,
     ) -> Result<(), Errno> {
-        fuse::about_to_wait();
-        let number = file.kernel_stale();
-        if !MutexGuard::unlocked(changing, || self.invalidations.drop_all_now(inode, number)) {
-            return Ok(());
-        }
-        // What lies behind an end that was moved since then may have been cached before it was.
-        let size_bytes = self.observe_open(inode, file, open, false)?.min(size_bytes);
-        if file.end_is_unsure() && self.invalidations.move_end_now(inode, size_bytes) {
+        // With the writeback cache the kernel keeps the size by itself.
+        let is_moved = self.write_mode == WriteMode::Back || {
+            fuse::about_to_wait();
+            let number = file.kernel_stale();
+            if !MutexGuard::unlocked(changing, || self.invalidations.drop_all_now(inode, number)) {
+                return Ok(());
+            }
+            // If we have shortened it since, the kernel is yet to be told so, and must find the end
+            // that it knows: then it drops what lies behind the new one.
+            let is_shorter = self.observe_open(inode, file, open, false)? < size_bytes;
+            // Only the end of before: behind it, the kernel may have cached what was there then.
+            !is_shorter && file.end_is_unsure() && self.invalidations.move_end_now(inode, size_bytes)
+        };
+        if is_moved {
             file.end_moved(size_bytes);
             inode.record_stamp();
         }

@@ -84,7 +84,7 @@ pub(crate) struct Inode {
     pub may_be_mapped: AtomicBool,
     /// The kernel believes a size or times that are not the file's, until it forgets the inode (see
     /// `writeback.rs`).
-    pub is_misbelieved: AtomicBool,
+    misbelieved: AtomicBool,
     /// Some of it was written and may be in the page cache below: the ledger knows what.
     pub written_below: AtomicBool,
     /// How it is open, and by how many.
@@ -196,6 +196,17 @@ impl Inode {
     pub(crate) fn mark_mapped_writes(&self) {
         self.mapped_writes.store(true, Ordering::Relaxed);
         self.slot.iter().for_each(|slot| slot.set_flag(node::MAPPED_WRITES));
+    }
+
+    /// The kernel believes a size or times that are not the file's.
+    pub(crate) fn mark_misbelieved(&self) {
+        self.misbelieved.store(true, Ordering::Relaxed);
+        self.slot.iter().for_each(|slot| slot.set_flag(node::MISBELIEVED));
+    }
+
+    /// Whether the kernel believes a size or times that are not the file's.
+    pub(crate) fn is_misbelieved(&self) -> bool {
+        self.misbelieved.load(Ordering::Relaxed)
     }
 
     /// The kernel is about to be told to believe this name for long. False: it must not, because no successor would know of it.
@@ -512,7 +523,7 @@ impl Inodes {
             mapped_writes: AtomicBool::new(known.flags & node::MAPPED_WRITES != 0),
             may_be_dirty: AtomicBool::new(true), // Who knows.
             may_be_mapped: AtomicBool::new(true),
-            is_misbelieved: AtomicBool::new(false),
+            misbelieved: AtomicBool::new(known.flags & node::MISBELIEVED != 0),
             written_below: AtomicBool::new(false),
             newest: Newest::default(),
             overtaken: OvertakenWrite::default(),
@@ -718,7 +729,7 @@ impl Inodes {
             mapped_writes: AtomicBool::new(false),
             may_be_dirty: AtomicBool::new(false),
             may_be_mapped: AtomicBool::new(false),
-            is_misbelieved: AtomicBool::new(false),
+            misbelieved: AtomicBool::new(false),
             written_below: AtomicBool::new(false),
             newest: Newest::default(),
             overtaken: OvertakenWrite::default(),

@@ -32,8 +32,9 @@ const TRIES_MAX: u32 = 10;
 const AGAIN_MAX: usize = 1024;
 
 /// How long the answer to an open may wait until the kernel has dropped what it caches of a file
-/// that has grown beside us, and then until the end is moved: mostly some 0.1 ms for both. Changes
-/// of the file wait while the end is moved, and one of them may hold the page of that end.
+/// that may have grown beside us, which it would do at the end of the open otherwise; and then until
+/// the end is moved: some 0.1 ms for both if little is cached. Changes of the file wait while the
+/// end is moved, and one of them may hold a page that the kernel locks for it.
 const OLDER_END_WAIT: Duration = Duration::from_secs(1);
 const END_WAIT: Duration = Duration::from_millis(250);
 
@@ -216,13 +217,12 @@ impl Invalidations {
         waited == Waited::Done
     }
 
-    /// Has the kernel believe in this end of a file, in bytes, if it believes in an earlier one.
-    /// Returns whether it does. The caller sees to it that the file does not end elsewhere
-    /// meanwhile.
+    /// Has the kernel believe in this end of a file, in bytes, if it believes in an earlier one, and
+    /// waits for it a while. Returns whether it does for sure. The caller sees to it that the file
+    /// does not end earlier meanwhile.
     pub(crate) fn move_end_now(&self, inode: &Arc<Inode>, size_bytes: u64) -> bool {
         let task = Task::MoveEnd(inode.clone(), size_bytes);
-        // The kernel moves the end before it waits for anything.
-        self.tell_now(task, END_WAIT, self.others_waiting_max).0 != Waited::Never
+        self.tell_now(task, END_WAIT, self.others_waiting_max).0 == Waited::Done
     }
 
     /// Has a thread tell the kernel something, unless so many answers wait already. Waits until it

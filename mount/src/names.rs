@@ -20,7 +20,6 @@ use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, RenameFlags, openat, statx};
 use std::ffi::CStr;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 /// Longest target of a symbolic link, as everywhere in Linux.
@@ -99,7 +98,7 @@ impl Passthrough {
     /// than what it would be told now, or is to forget it.
     pub(crate) fn lookup_listed(&self, parent: &Inode, name: &CStr) -> Result<Option<abi::EntryOut>, Errno> {
         let found = self.find(self.inodes.anchor(parent)?, name)?;
-        let is_left = |inode: Arc<Inode>| inode.marked.is_marked() || inode.is_misbelieved.load(Ordering::Relaxed);
+        let is_left = |inode: Arc<Inode>| inode.marked.is_marked() || inode.is_misbelieved();
         if self.inodes.known(&found).is_some_and(is_left) {
             return Ok(None);
         }

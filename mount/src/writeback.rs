@@ -14,7 +14,6 @@ use fuse::{Errno, abi};
 use rustix::fd::{AsFd, BorrowedFd};
 use rustix::fs::{Mode, OFlags, Statx, Timespec, Timestamps, UTIME_OMIT, futimens, openat};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 /// Coarsest granularity that the kernel can be told, in nanoseconds.
 const GRANULARITY_NS_MAX: u32 = 1_000_000_000;
@@ -76,7 +75,7 @@ impl Passthrough {
     /// A write out of the kernel's cache has failed: the kernel may believe a size that is not the file's.
     pub(crate) fn write_from_cache_failed(&self, inode: &Inode) {
         if self.write_mode == WriteMode::Back {
-            inode.is_misbelieved.store(true, Ordering::Relaxed);
+            inode.mark_misbelieved();
         }
     }
 
@@ -87,7 +86,7 @@ impl Passthrough {
             && is_set
             && now.stx_mtime.tv_sec.abs_diff(args.mtime as i64) >= CLAMPED_SECONDS
         {
-            inode.is_misbelieved.store(true, Ordering::Relaxed);
+            inode.mark_misbelieved();
             self.correct_kernel(inode);
         }
     }
@@ -96,7 +95,7 @@ impl Passthrough {
     /// its last close does this. Of a file with several names, the kernel keeps what it believes until it
     /// has no memory for it.
     pub(crate) fn correct_kernel(&self, inode: &Arc<Inode>) {
-        if !inode.is_misbelieved.load(Ordering::Relaxed) || inode.is_open() {
+        if !inode.is_misbelieved() || inode.is_open() {
             return;
         }
         let mut believed = inode.name.lock();

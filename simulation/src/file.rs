@@ -146,6 +146,11 @@ impl Inode {
         }
     }
 
+    /// Whether the page has to be written back.
+    pub fn is_dirty_page(&self, index: usize) -> bool {
+        self.pages.get(index).is_some_and(|page| page.is_some_and(|cached| cached.dirty))
+    }
+
     /// Whether any page is dirty or being written back.
     pub fn is_dirty(&self) -> bool {
         self.is_dirty_from(0)

@@ -1,6 +1,6 @@
 //! Opens, which look at the file below, and the kernel dropping its pages when it is told to.
 
-use crate::file::{Invalidation, UNITS};
+use crate::file::{Invalidation, UNIT_BYTES, UNITS};
 use crate::machine::{Context, Doing, Machine, Task};
 use crate::truth::Time;
 use borrower::Writers;
@@ -13,6 +13,8 @@ pub struct Opening {
     orphaned: bool,
     /// When the kernel was last told the size; or when the daemon was killed, if that was later.
     told: Time,
+    /// The size below, in units, before we had the kernel drop its pages, so as to move the end.
+    dropped_at: Option<usize>,
 }
 
 #[derive(Default)]
@@ -26,6 +28,9 @@ enum Stage {
     Drop { next: usize },
     /// The kernel opens.
     Open,
+    /// The end may have been moved beside us: we have the kernel drop its pages before we move the
+    /// end that it knows.
+    DropOlder { next: usize, number: Option<u64> },
     /// We were answered that the cache must not be kept: the kernel drops it.
     DropAll { next: usize },
     /// The file is open; nothing was asked for through this handle yet.
@@ -49,8 +54,11 @@ impl Opening {
     pub fn send_again(&mut self, now: Time) {
         self.orphaned = true;
         self.told = now;
-        if let Stage::Attributes { .. } = self.stage {
-            self.stage = Stage::Ask;
+        self.dropped_at = None;
+        match self.stage {
+            Stage::Attributes { .. } => self.stage = Stage::Ask,
+            Stage::DropOlder { .. } => self.stage = Stage::Open,
+            _ => {}
         }
     }
 }
@@ -93,7 +101,7 @@ impl Machine {
             Stage::DropAll { next } if open.orphaned => Some(next),
             _ => None,
         };
-        if matches!(open.stage, Stage::Drop { .. } | Stage::DropAll { .. })
+        if matches!(open.stage, Stage::Drop { .. } | Stage::DropAll { .. } | Stage::DropOlder { .. })
             && context.random.u32(0..1000) < context.weather.slow_drops
         {
             return false;
@@ -151,6 +159,24 @@ impl Machine {
                 let known = inode.file.clone();
                 self.core.observe(&known, moment, stamp, Machine::writers(context, file));
                 open.orphaned = false;
+                if known.end_is_unsure() {
+                    let size = file.below.size;
+                    let Some(before) = open.dropped_at.take() else {
+                        context.note(|| format!("file {} opened: has it grown?", task.file));
+                        known.drop_begins();
+                        open.dropped_at = Some(size);
+                        open.stage = Stage::DropOlder { next: 0, number: known.kernel_stale() };
+                        return false;
+                    };
+                    if size >= before {
+                        if let Some(inode) = file.inode.as_mut().filter(|inode| inode.size < before) {
+                            context.note(|| format!("file {}: the kernel's end is moved to {before}", task.file));
+                            inode.size = before;
+                            inode.size_version += 1;
+                        }
+                        known.end_moved(before as u64 * UNIT_BYTES);
+                    }
+                }
                 let Some(number) = known.kernel_stale() else {
                     context.note(|| format!("file {} opened, cache kept", task.file));
                     file.truth.open(task.began);
@@ -161,6 +187,18 @@ impl Machine {
                 file.inode.iter().for_each(|inode| inode.file.drop_begins());
                 open.stage = Stage::DropAll { next: 0 };
             }
+            // A dirty page is written back first.
+            Stage::DropOlder { next, .. } if inode.is_dirty_page(next) => {}
+            Stage::DropOlder { next, number } => match self.drop_page(task.file, next, usize::MAX) {
+                Some(next) => open.stage = Stage::DropOlder { next, number },
+                None => {
+                    if let Some(inode) = &self.files[task.file].inode {
+                        inode.file.drop_ended();
+                        number.iter().for_each(|number| inode.file.kernel_dropped(*number));
+                    }
+                    open.stage = Stage::Open;
+                }
+            },
             Stage::DropAll { next } => match self.drop_page(task.file, next, usize::MAX) {
                 Some(next) => open.stage = Stage::DropAll { next },
                 None => {
@@ -180,11 +218,8 @@ impl Machine {
 
     /// One step of telling the kernel. True: it is done.
     pub fn advance_delivery(&mut self, context: &mut Context, task: &Task, delivering: &mut Delivering) -> bool {
-        let dirty = |inode: &crate::file::Inode| {
-            inode.pages.get(delivering.next).is_some_and(|page| page.is_some_and(|cached| cached.dirty))
-        };
         // A dirty page is written back first.
-        if self.files[task.file].inode.as_ref().is_some_and(dirty) {
+        if self.files[task.file].inode.as_ref().is_some_and(|inode| inode.is_dirty_page(delivering.next)) {
             return false;
         }
         if let Some(next) = self.drop_page(task.file, delivering.next, delivering.what.end) {

@@ -188,8 +188,6 @@ struct Active {
     range: PageRange,
     /// The newest quarantine when it began.
     quarantine: u64,
-    /// Where the file ended then, in bytes.
-    size_bytes: u64,
 }
 
 /// One file.
@@ -220,11 +218,9 @@ pub struct FileState {
     /// The file's ctime when somebody else was last seen to have changed it, in nanoseconds since
     /// the epoch.
     beside_ctime_ns: i128,
-    /// The kernel may believe in an older end than that of the backing file, because somebody else
-    /// has moved it.
+    /// The kernel may believe in an earlier end than that of the backing file, because somebody else
+    /// may have moved it.
     end_is_unsure: bool,
-    /// A change of ours has moved the end since the kernel was told a size.
-    end_was_moved: bool,
     /// How often somebody changed the file beside us.
     changes_beside: u64,
     /// Of those, how many the kernel's cache has been rid of.
@@ -297,6 +293,7 @@ impl FileState {
 
     /// The file below may hold something else: what is known of it, and what the kernel may cache of it here, is not believed.
     pub fn doubt(&mut self, voided: impl FnMut(u32, Entry)) {
+        self.end_is_unsure = true;
         self.changed_beside(voided);
     }
 
@@ -342,7 +339,6 @@ impl FileState {
 
     /// The kernel is about to be told the file's size: if it is another than it knows, it drops pages.
     pub fn tell_size(&mut self, size_bytes: u64) {
-        self.end_was_moved = false;
         if self.told_size_bytes.replace(size_bytes).is_some_and(|told| told != size_bytes) {
             self.watch.get_or_insert_default().drop_follows();
         }
@@ -355,7 +351,6 @@ impl FileState {
         self.locked_request();
         self.told_size_bytes = None;
         self.end_is_unsure = false;
-        self.end_was_moved = false;
     }
 
     /// A buffered write of these pages begins. Returns the pages, if any, that the kernel may cache
@@ -408,14 +403,14 @@ impl FileState {
     ) -> ChangeTicket {
         // While another change is under way, what the file looked like before it is gone: only the first can compare.
         if self.is_settled() && self.is_comparable() && self.stamp != Some(before) && keeps(Rule::Stamp) {
+            self.end_is_unsure |= self.has_grown(before);
             self.changed_beside(&mut voided);
             self.is_provisional = keeps(Rule::Settled);
             self.read_provisional = false;
             self.beside_ctime_ns = before.ctime_ns;
         }
         self.moved(range);
-        let (quarantine, size_bytes) = (self.quarantine, before.size_bytes);
-        self.active.push(Active { id: self.changes, range, quarantine, size_bytes });
+        self.active.push(Active { id: self.changes, range, quarantine: self.quarantine });
         if keeps(Rule::Void) {
             self.table.forget(range, voided);
         }
@@ -436,14 +431,16 @@ impl FileState {
             debug_assert!(false, "a change ends once");
             return false;
         };
-        let Active { range, quarantine, size_bytes, .. } = self.active.swap_remove(at);
+        let Active { range, quarantine, .. } = self.active.swap_remove(at);
         let was_alone = self.changes == ticket.0;
         self.moved(range);
         match ended {
             Ended::Buffered { offset, end_offset, old_size_bytes, position } => {
                 // The kernel learns the size that it has made itself from our answer, and lets in no other one until then
                 // (FUSE_I_SIZE_UNSTABLE). After other changes, a direct write's above all, it may be told before.
-                self.told_size_bytes = after.map_or(self.told_size_bytes, |after| Some(after.size_bytes));
+                // If somebody has moved the end beside us, it goes on with the one that it knows.
+                let known = self.told_size_bytes.or(after.map(|after| after.size_bytes));
+                self.told_size_bytes = known.map(|known| known.max(end_offset));
                 let (touched, whole) =
                     (PageRange::touched_by(offset, end_offset), PageRange::inside(offset, end_offset));
                 if keeps(Rule::Taint) {
@@ -462,7 +459,6 @@ impl FileState {
                 }
             }
             Ended::Other => {
-                self.end_was_moved |= after.is_some_and(|after| after.size_bytes != size_bytes);
                 if keeps(Rule::Quarantine) {
                     self.quarantine(range, |_, _| {});
                 }
@@ -501,13 +497,12 @@ impl FileState {
         let is_other = self.stamp != Some(now);
         let is_looked_at = self.is_provisional && writers != Writers::Unasked;
         let is_void = if is_other { self.is_comparable() && keeps(Rule::Stamp) } else { self.read_provisional };
-        if (is_other || is_looked_at) && is_void {
-            self.changed_beside(voided);
-        }
         if is_other {
             self.beside_ctime_ns = now.ctime_ns;
-            // Also if it was never looked at before: the kernel was told of it all the same.
-            self.end_is_unsure |= self.told_size_bytes.is_some_and(|told| told < now.size_bytes);
+            self.end_is_unsure |= self.has_grown(now);
+        }
+        if (is_other || is_looked_at) && is_void {
+            self.changed_beside(voided);
         }
         if is_other || is_looked_at {
             self.stamp = Some(now);
@@ -527,17 +522,18 @@ impl FileState {
         if self.stamp == Some(stamp) { self.beside_ctime_ns } else { stamp.ctime_ns }
     }
 
-    /// Whether the kernel may believe in an older end than that of the backing file, for another
-    /// reason than that it has no answer yet to a change of ours.
+    /// Whether the kernel may believe in an earlier end than that of the backing file, because
+    /// somebody may have moved it beside us.
     pub fn end_is_unsure(&self) -> bool {
-        self.end_is_unsure && !self.end_was_moved
+        self.end_is_unsure
     }
 
     /// The kernel has been made to believe in this end, if it believed in an earlier one. It has
     /// dropped nothing by itself for that.
     pub fn end_moved(&mut self, size_bytes: u64) {
-        // It may have been moved once more beside us.
-        self.end_is_unsure = self.stamp.is_none_or(|stamp| stamp.size_bytes > size_bytes);
+        // Somebody may have moved it once more, and not we: then the kernel caches stale bytes.
+        let is_later = |stamp: Stamp| stamp.size_bytes > size_bytes && self.kernel_stale().is_some();
+        self.end_is_unsure = self.stamp.is_none_or(is_later);
         self.told_size_bytes = self.told_size_bytes.max(Some(size_bytes));
     }
 
@@ -878,12 +874,18 @@ impl FileState {
         self.stamp.is_some() || self.moment() > 0
     }
 
+    /// Whether the file, which somebody has changed beside us, may have grown since the kernel
+    /// learned of its end.
+    fn has_grown(&self, now: Stamp) -> bool {
+        let is_told_less = self.told_size_bytes.is_some_and(|told| told < now.size_bytes);
+        // One that was never looked at may have been told of all the same.
+        is_told_less || self.stamp.map_or(self.moment() > 0, |stamp| stamp.size_bytes < now.size_bytes)
+    }
+
     fn changed_beside(&mut self, voided: impl FnMut(u32, Entry)) {
         self.moved(PageRange::ALL);
         self.quarantine(PageRange::ALL, voided);
         self.changes_beside += 1;
-        self.end_is_unsure = true;
-        self.end_was_moved = false;
     }
 
     fn lift(&mut self, range: PageRange, number: u64) {
@@ -971,6 +973,32 @@ mod tests {
         // The file comes back; the event of what was evicted before that is still to come.
         state.forgotten();
         assert_eq!((evict(&mut state, 0), evict(&mut state, 1)), (Verdict::Quarantined, Verdict::Put));
+    }
+
+    #[test]
+    fn the_end_that_the_kernel_believes_in_is_unsure_where_the_file_may_have_grown_beside() {
+        let at = |ctime_ns, size_bytes| Stamp { size_bytes, mtime_ns: ctime_ns, ctime_ns };
+        let observe = |state: &mut FileState, now| {
+            state.observe(state.moment(), now, Writers::None, |_, _| {});
+            state.end_is_unsure()
+        };
+        let mut state = FileState::default();
+        // Never looked at, but the kernel was told of it.
+        state.tell_size(100);
+        assert!(observe(&mut state, at(1, 200)));
+        state.end_moved(200);
+        assert!(!observe(&mut state, at(1, 200)));
+        assert!(!observe(&mut state, at(2, 200)) && !observe(&mut state, at(3, 150)));
+        assert!(observe(&mut state, at(4, 180)) && observe(&mut state, at(5, 170)), "it was never moved");
+        // It has grown once more, and not by us, since the kernel has dropped what it cached.
+        state.kernel_dropped(state.kernel_stale().unwrap());
+        assert!(observe(&mut state, at(6, 300)));
+        state.end_moved(170);
+        assert!(state.end_is_unsure());
+        // It has grown by us.
+        state.kernel_dropped(state.kernel_stale().unwrap());
+        state.end_moved(170);
+        assert!(!state.end_is_unsure() && state.left().stamp.is_some());
     }
 
     #[test]

@@ -131,6 +131,8 @@ pub mod node {
     pub const PASSED: u64 = 32;
     /// A name of it has gone stale, and somebody who has walked by this name may still come.
     pub const STALE_NAME: u64 = 64;
+    /// The kernel believes a size or times that are not the file's.
+    pub const MISBELIEVED: u64 = 128;
 }
 
 /// Words of an open file.

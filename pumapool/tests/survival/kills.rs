@@ -90,26 +90,41 @@ fn what_the_kernel_caches_outlives_an_upgrade() {
         return;
     }
     let scratch = Scratch::new(test).unwrap();
-    let (source, at) = (scratch.directory("source").unwrap(), scratch.directory("mount").unwrap());
-    let mut bytes = setup::write_pages(&source.join("file"), 100, 1);
-    // It ends within a page.
-    bytes.truncate(99 * 4096 + 100);
-    File::options().write(true).open(source.join("file")).unwrap().set_len(bytes.len() as u64).unwrap();
     // Without a lender the kernel would read the backing file by itself.
     let lender = Lender::start(scratch.path(), "16MiB", &[]);
-    let mount = Mount::start(&source, &at, &["--lender", &lender.address]);
-    let reads = || mount.status()["mount"]["requests"]["read"].as_u64().unwrap_or(0);
-    let is_cached = || {
-        let before = reads();
-        assert!(fs::read(at.join("file")).unwrap() == bytes);
-        reads() == before
-    };
-    assert!(wait_until(PATIENCE, is_cached));
-    assert!(reads() > 0, "{}", mount.status());
-    let output = pumapool(&["upgrade", at.to_str().unwrap()]);
-    assert!(output.status.success(), "{output:?}");
-    assert!(is_cached(), "{}", mount.status());
-    setup::umount(at.to_str().unwrap());
+    for write_mode in ["through", "back"] {
+        let directory = |name: &str| scratch.directory(&format!("{write_mode} {name}")).unwrap();
+        let (source, at) = (directory("source"), directory("mount"));
+        let file = source.join("file");
+        let mut bytes = setup::write_pages(&file, 100, 1);
+        // It ends within a page.
+        bytes.truncate(99 * 4096 + 100);
+        File::options().write(true).open(&file).unwrap().set_len(bytes.len() as u64).unwrap();
+        let mount = Mount::start(&source, &at, &["--lender", &lender.address, "--write", write_mode]);
+        let reads = || mount.status()["mount"]["requests"]["read"].as_u64().unwrap_or(0);
+        for is_changed in [false, true] {
+            if is_changed {
+                // With the writeback cache the kernel keeps the size by itself.
+                let offset = bytes.len() - if write_mode == "back" { 5000 } else { 100 };
+                bytes.truncate(offset);
+                bytes.extend_from_slice(&[9; 5000]);
+                let changed = File::options().write(true).open(&file).unwrap();
+                changed.write_all_at(&[9; 5000], offset as u64).unwrap();
+            }
+            let is_cached = || {
+                let before = reads();
+                let read = fs::read(at.join("file")).unwrap();
+                read == bytes && reads() == before
+            };
+            let case = format!("{write_mode}, changed beside: {is_changed}");
+            assert!(wait_until(PATIENCE, is_cached), "{case}: {}", mount.status());
+            assert!(reads() > 0, "{case}: {}", mount.status());
+            let output = pumapool(&["upgrade", at.to_str().unwrap()]);
+            assert!(output.status.success(), "{case}: {output:?}");
+            assert!(is_cached(), "{case}: {}", mount.status());
+        }
+        setup::umount(at.to_str().unwrap());
+    }
 }
 
 /// A task that has walked by a name may ask for the older file when another daemon serves already.
