@@ -40,6 +40,7 @@ mod upgrade;
 use anyhow::{Context, Result};
 use clap::{CommandFactory, Parser, Subcommand};
 use std::ffi::OsString;
+use std::fs::File;
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -113,7 +114,7 @@ fn main() -> ExitCode {
     if mount_helper::is_called(&arguments) {
         return match help_mount(&arguments) {
             Ok(None) => ExitCode::SUCCESS,
-            Ok(Some(cli)) => run(cli, exit::MOUNT),
+            Ok(Some(cli)) => run_silently(cli),
             Err(error) => fail(&error, exit::MOUNT),
         };
     }
@@ -140,6 +141,15 @@ fn help_mount(arguments: &[OsString]) -> Result<Option<Cli>> {
         return Err(mount_helper::refused("foreground"));
     }
     Ok((!wanted.fake).then_some(cli))
+}
+
+/// Runs a command for mount(8), which says nothing of what goes well.
+fn run_silently(cli: Cli) -> ExitCode {
+    let silent = File::options().write(true).open("/dev/null").context("cannot open /dev/null");
+    match silent.and_then(|silent| rustix::stdio::dup2_stdout(silent).context("cannot be silent")) {
+        Ok(()) => run(cli, exit::MOUNT),
+        Err(error) => fail(&error, exit::MOUNT),
+    }
 }
 
 /// Runs a command; a failure has that code.

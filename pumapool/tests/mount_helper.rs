@@ -41,7 +41,7 @@ fn mount_and_fstab_mount_and_umount_ends_the_daemon() {
     );
     run(
         &format!(
-            "mount -t fuse.pumapool -o {lender},threads=4,nosuid,_netdev,x-systemd.automount '{from}' {to}; cmp '{from}/file' {to}/file; findmnt -no FSTYPE,OPTIONS {to}; {ends}"
+            "said=$(mount -t fuse.pumapool -o {lender},threads=4,nosuid,_netdev,x-systemd.automount '{from}' {to}); test -z \"$said\"; cmp '{from}/file' {to}/file; findmnt -no FSTYPE,OPTIONS {to}; {ends}"
         ),
         &["fuse.pumapool", "nosuid"],
     );
