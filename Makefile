@@ -31,6 +31,10 @@ CHAOS ?=
 # Options of the hunter of races, such as HUNT="--seconds 60 --seed 7"; `target/release/hunt --help` lists them.
 HUNT ?=
 
+# Where xfstests is installed, and what of it is run, such as SUITE="-g quick generic".
+XFSTESTS ?= /var/lib/xfstests
+SUITE ?=
+
 # Options of the fuzzing, such as FUZZ="--seconds 3600 --jobs 2 tap_ring"; `cargo run -p fuzz -- --help` lists them.
 FUZZ ?=
 
@@ -39,7 +43,7 @@ BENCH ?=
 # Which of the papers' experiments, and their options.
 PAPER ?= all
 
-.PHONY: help rust book book-deps deps bench-deps vm-deps vm build test test-programs bench microbench simulate rules test-long database test-deps tools interleavings fuzz fuzz-short fuzz-program sanitize miri deny demo \
+.PHONY: help rust book book-deps deps bench-deps vm-deps vm build test test-programs bench microbench simulate rules test-long xfstests database test-deps tools interleavings fuzz fuzz-short fuzz-program sanitize miri deny demo \
 	gossip chaos hunt races soak deb deb-check static static-check check lint clean paper paper-deps paper-packages
 
 deps: WANTED := $(PACKAGES)
@@ -57,7 +61,8 @@ help:
 	@echo 'make simulate    whole pools from fresh seeds for two minutes; SEED=n STEPS=n repeats a run'
 	@echo 'make rules   break each rule of docs/consistency.md in turn: the simulation must catch it'
 	@echo 'make gossip  up to a thousand nodes of a pool find each other, some 20 minutes'
-	@echo 'make test-long   the public test programs at full length, some 20 minutes; then the hunter of races'
+	@echo 'make test-long   the public test programs at full length, some 20 minutes; then the hunter of races; xfstests if it is installed'
+	@echo 'make xfstests    a public suite of file systems through a mount, an hour, as root; docs/checking.md says where it is from'
 	@echo 'make fuzz    inputs that libFuzzer makes up, for every decoder, 5 minutes each'
 	@echo 'make sanitize    tests under the address and the thread sanitizer; make miri: under Miri'
 	@echo 'make chaos   lenders killed, stopped, squeezed, cut off, lying: some 5 minutes, as root'
@@ -170,6 +175,11 @@ miri:
 test-long: test-deps tools
 	TOOLS=$(TOOLS) PUMA_FSX_OPS=200000 $(CARGO) test -p pumapool --test suites -- --nocapture --test-threads 2
 	$(MAKE) hunt
+	test ! -e $(XFSTESTS)/check || $(MAKE) xfstests
+
+# It is built from a repository of its own, hence not by this file.
+xfstests: test-deps build
+	XFSTESTS=$(XFSTESTS) pumapool/tests/xfstests $(SUITE)
 
 # Tests of races, each of which is tried 10,000 times.
 races: test-deps

@@ -588,6 +588,7 @@ pub(crate) fn supervise(borrower: &Borrower, link: &Link) {
                 }
                 begin_anew(borrower, link, name);
             }
+            Err(Failure::Io(_)) if link.is_over() => {}
             Err(Failure::Io(error)) => {
                 let failure = error.to_string();
                 if link.has_problem(&failure) {
