@@ -213,11 +213,12 @@ impl Passthrough {
         Ok(stamp.size_bytes)
     }
 
-    /// Has the kernel believe in the end of a file that has grown beside the mount. A program that
+    /// Has the kernel believe in the end of a file that was moved beside the mount. A program that
     /// opens the file and maps it would otherwise get SIGBUS behind the end that the kernel
     /// remembers. Before that the kernel drops what it caches: in the page of an older end, zeros
     /// follow. It may have to write that back first, so changes go on meanwhile; they are shut out
-    /// again while the end is moved.
+    /// again while the end is moved. Nobody can tell the kernel of an earlier end than it remembers:
+    /// but once it caches nothing, it finds that with the first READ.
     fn move_end(
         &self,
         inode: &Arc<Inode>,
@@ -230,7 +231,12 @@ impl Passthrough {
         let is_moved = self.write_mode == WriteMode::Back || {
             fuse::about_to_wait();
             let number = file.kernel_stale();
-            if !MutexGuard::unlocked(changing, || self.invalidations.drop_all_now(inode, number)) {
+            let drop_all = || {
+                let is_dropped = self.invalidations.drop_all_now(inode, number);
+                self.beside.catch_up(self, inode);
+                is_dropped
+            };
+            if !MutexGuard::unlocked(changing, drop_all) {
                 return Ok(());
             }
             // If we have shortened it since, the kernel is yet to be told so, and must find the end

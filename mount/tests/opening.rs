@@ -167,3 +167,50 @@ fn whoever_opens_a_file_that_has_grown_beside_finds_its_new_end() {
         }
     }
 }
+
+/// An open of a file that was cut below shows its new end to whoever maps it or reads there, without
+/// a look at its size: nothing lies behind it, and zeros in the rest of its page.
+#[test]
+fn whoever_opens_a_file_that_was_cut_beside_finds_its_new_end() {
+    let test = "whoever_opens_a_file_that_was_cut_beside_finds_its_new_end";
+    if !can_mount(test) {
+        return;
+    }
+    let rounds = tries(100);
+    let seed = fastrand::u64(..);
+    println!("{test}: seed {seed}");
+    let mut random = fastrand::Rng::with_seed(seed);
+    let m = Mounted::through();
+    let (path, below) = (m.path("file"), m.below("file"));
+    for has_looker in [false, true] {
+        let file = File::create(&below).unwrap();
+        let (mut mapper, mut reader) = (Own::start("maps"), Own::start("reads"));
+        let _looker = has_looker.then(|| {
+            let mut looker = Own::start("looks");
+            assert_eq!(looker.ask(path.to_str().unwrap()).as_deref(), Some("looks"));
+            looker
+        });
+        for round in 0..rounds {
+            let before = random.u64(2..20_000);
+            file.set_len(0).unwrap();
+            file.write_all_at(&vec![b'o'; before as usize], 0).unwrap();
+            // The kernel knows the size of now, and has all bytes.
+            let read = fs::read(&path).unwrap();
+            assert_eq!(read.len() as u64, before);
+            let bytes = random.u64(1..before);
+            file.set_len(bytes).unwrap();
+            let which = format!("round {round} of {rounds}, looker {has_looker}, {before} bytes cut to {bytes}");
+            let order = format!("{before} {}", path.display());
+            if random.bool() {
+                assert_eq!(reader.ask(&order).as_deref(), Some(""), "{which}");
+                continue;
+            }
+            let found = mapper.ask(&order);
+            let is_behind = (before - 1) / PAGE as u64 > (bytes - 1) / PAGE as u64;
+            assert_eq!(found.as_deref(), if is_behind { None } else { Some("\0") }, "{which}");
+            if is_behind {
+                mapper = Own::start("maps");
+            }
+        }
+    }
+}

@@ -218,7 +218,7 @@ pub struct FileState {
     /// The file's ctime when somebody else was last seen to have changed it, in nanoseconds since
     /// the epoch.
     beside_ctime_ns: i128,
-    /// The kernel may believe in an earlier end than that of the backing file, because somebody else
+    /// The kernel may believe in another end than that of the backing file, because somebody else
     /// may have moved it.
     end_is_unsure: bool,
     /// How often somebody changed the file beside us.
@@ -403,7 +403,7 @@ impl FileState {
     ) -> ChangeTicket {
         // While another change is under way, what the file looked like before it is gone: only the first can compare.
         if self.is_settled() && self.is_comparable() && self.stamp != Some(before) && keeps(Rule::Stamp) {
-            self.end_is_unsure |= self.has_grown(before);
+            self.end_is_unsure |= self.may_end_elsewhere(before);
             self.changed_beside(&mut voided);
             self.is_provisional = keeps(Rule::Settled);
             self.read_provisional = false;
@@ -499,7 +499,7 @@ impl FileState {
         let is_void = if is_other { self.is_comparable() && keeps(Rule::Stamp) } else { self.read_provisional };
         if is_other {
             self.beside_ctime_ns = now.ctime_ns;
-            self.end_is_unsure |= self.has_grown(now);
+            self.end_is_unsure |= self.may_end_elsewhere(now);
         }
         if (is_other || is_looked_at) && is_void {
             self.changed_beside(voided);
@@ -522,14 +522,15 @@ impl FileState {
         if self.stamp == Some(stamp) { self.beside_ctime_ns } else { stamp.ctime_ns }
     }
 
-    /// Whether the kernel may believe in an earlier end than that of the backing file, because
-    /// somebody may have moved it beside us.
+    /// Whether the kernel may believe in another end than that of the backing file, because somebody
+    /// may have moved it beside us.
     pub fn end_is_unsure(&self) -> bool {
         self.end_is_unsure
     }
 
     /// The kernel has been made to believe in this end, if it believed in an earlier one. It has
-    /// dropped nothing by itself for that.
+    /// dropped nothing by itself for that. If it believes in a later one, it caches nothing that it
+    /// read before: so it learns of this end when it next reads across it.
     pub fn end_moved(&mut self, size_bytes: u64) {
         // Somebody may have moved it once more, and not we: then the kernel caches stale bytes.
         let is_later = |stamp: Stamp| stamp.size_bytes > size_bytes && self.kernel_stale().is_some();
@@ -874,12 +875,12 @@ impl FileState {
         self.stamp.is_some() || self.moment() > 0
     }
 
-    /// Whether the file, which somebody has changed beside us, may have grown since the kernel
-    /// learned of its end.
-    fn has_grown(&self, now: Stamp) -> bool {
-        let is_told_less = self.told_size_bytes.is_some_and(|told| told < now.size_bytes);
+    /// Whether somebody who has changed the file beside us may have moved its end since the kernel
+    /// learned of it.
+    fn may_end_elsewhere(&self, now: Stamp) -> bool {
+        let is_told_another = self.told_size_bytes.is_some_and(|told| told != now.size_bytes);
         // One that was never looked at may have been told of all the same.
-        is_told_less || self.stamp.map_or(self.moment() > 0, |stamp| stamp.size_bytes < now.size_bytes)
+        is_told_another || self.stamp.map_or(self.moment() > 0, |stamp| stamp.size_bytes != now.size_bytes)
     }
 
     fn changed_beside(&mut self, voided: impl FnMut(u32, Entry)) {
@@ -976,7 +977,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_that_the_kernel_believes_in_is_unsure_where_the_file_may_have_grown_beside() {
+    fn the_end_that_the_kernel_believes_in_is_unsure_where_it_may_have_been_moved_beside() {
         let at = |ctime_ns, size_bytes| Stamp { size_bytes, mtime_ns: ctime_ns, ctime_ns };
         let observe = |state: &mut FileState, now| {
             state.observe(state.moment(), now, Writers::None, |_, _| {});
@@ -988,7 +989,7 @@ mod tests {
         assert!(observe(&mut state, at(1, 200)));
         state.end_moved(200);
         assert!(!observe(&mut state, at(1, 200)));
-        assert!(!observe(&mut state, at(2, 200)) && !observe(&mut state, at(3, 150)));
+        assert!(!observe(&mut state, at(2, 200)) && observe(&mut state, at(3, 150)));
         assert!(observe(&mut state, at(4, 180)) && observe(&mut state, at(5, 170)), "it was never moved");
         // It has grown once more, and not by us, since the kernel has dropped what it cached.
         state.kernel_dropped(state.kernel_stale().unwrap());

@@ -40,6 +40,8 @@ const MARKS_MAX: usize = 256 << 10;
 /// Bytes of events that are read at once, and how often before what they tell is passed on.
 const EVENTS_BYTES: usize = 64 << 10;
 const READS_MAX: usize = 32;
+/// How long an open waits at most until what is told is passed on: some microseconds mostly.
+const CATCH_UP_WAIT: Duration = Duration::from_millis(10);
 
 /// From linux/fanotify.h: bytes, attributes or number of names have changed; the file was opened, or has another name.
 const EVENTS: u64 = 0x2 | 0x4 | 0x20 | 0x800;
@@ -79,6 +81,8 @@ pub(crate) struct Beside {
     own: Mutex<HashSet<i32>>,
     /// What is to be forgotten for other reasons.
     asked: Mutex<Changes>,
+    /// Held while what is told is passed on.
+    telling: Mutex<()>,
     wake: OwnedFd,
     closing: AtomicBool,
 }
@@ -103,6 +107,7 @@ impl Beside {
             marks: AtomicUsize::new(0),
             own: Mutex::default(),
             asked: Mutex::new(Changes { all: resumed, ..Changes::default() }),
+            telling: Mutex::default(),
             wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
             closing: AtomicBool::new(false),
         })
@@ -165,6 +170,24 @@ impl Beside {
         }
     }
 
+    /// The kernel is not told any more of what others have done to the file until now. To be called
+    /// once it has forgotten the file's attributes anyway: told of it in the midst of a READ, it would
+    /// not learn from the answer that the file ends there (`fuse_read_update_size`).
+    pub(crate) fn catch_up(&self, filesystem: &Passthrough, inode: &Inode) {
+        let Some(fanotify) = self.fanotify.as_ref().filter(|_| inode.marked.is_marked()) else { return };
+        let Some(_telling) = self.telling.try_lock_for(CATCH_UP_WAIT) else { return };
+        let mut changes = Changes::default();
+        self.read(fanotify, &mut vec![0; EVENTS_BYTES], filesystem, &mut changes);
+        changes.nodes.remove(&inode.nodeid);
+        if changes.all || !changes.nodes.is_empty() {
+            let mut asked = self.asked.lock();
+            asked.all |= changes.all;
+            asked.nodes.extend(changes.nodes);
+            drop(asked);
+            self.wake();
+        }
+    }
+
     /// How many files are marked.
     pub(crate) fn marks(&self) -> usize {
         self.marks.load(Ordering::Relaxed)
@@ -185,6 +208,7 @@ impl Beside {
         let mut buffer = vec![0; EVENTS_BYTES];
         let mut all_forgotten: Option<Instant> = None;
         while !self.closing.load(Ordering::Acquire) {
+            let telling = self.telling.lock();
             let mut changes = std::mem::take(&mut *self.asked.lock());
             if let Some(fanotify) = &self.fanotify {
                 self.read(fanotify, &mut buffer, filesystem, &mut changes);
@@ -198,6 +222,7 @@ impl Beside {
                 // A negative place: the attributes alone. Whatever the error: the kernel does not know it, or the mount is gone.
                 let _ = notifier.inval_inode(node, -1, 0);
             }
+            drop(telling);
             let Some(fanotify) = &self.fanotify else { return };
             let is_due_later = changes.all && !is_due;
             self.asked.lock().all |= is_due_later;
