@@ -1,14 +1,19 @@
-//! Admission: how many workers the requests of one user may hold at a time.
-//!
-//! A request that may have to wait for the backing file system takes a *token* of its [`Class`] for its user. Without a token it is deferred:
-//! the worker goes on, and a worker that has finished something takes the request up when there is room. The thresholds are dynamic: a user may
-//! hold as many tokens of a class as nobody holds. So one user gets half of a class, and there is always something left for the next one. Tokens of all
-//! classes are fewer than the workers, so that what waits for nothing (READs that lenders have, FORGET) finds a worker at all times.
-//!
-//! No request that was begun waits for one that is deferred: a deferred request has not changed anything, and nothing is
-//! locked for it here. Deferred requests of one user and class are taken up in the order in which they came.
+//! Admission: how many workers the requests of one user may hold at a time.  A request that may
+//! have to wait for the backing file system takes a *token* of its [`Class`] for its user. Without
+//! a token it is deferred: the worker goes on, and a worker that has finished something takes the
+//! request up when there is room. The thresholds are dynamic: a user may hold as many tokens of a
+//! class as nobody holds. So one user gets half of a class, and there is always something left for
+//! the next one. Where several file systems are below, a user may hold at one of them as many as he
+//! may still take. What the kernel does by itself (writeback, closing) is no user's; there, file
+//! systems share as users do elsewhere. Tokens of all classes are fewer than the workers, so that
+//! what waits for nothing (READs that lenders have, FORGET) finds a worker at all times.  No
+//! request that was begun waits for one that is deferred: a deferred request has not changed
+//! anything, and nothing is locked for it here. Deferred requests of one user, file system and
+//! class are taken up in the order in which they came.
 
+use crate::abi::InHeader;
 use crate::later::{self, Later};
+use crate::session::Filesystem;
 use crate::turns::about_to_wait;
 use parking_lot::Mutex;
 use std::cell::{Cell, RefCell};
@@ -28,10 +33,24 @@ pub enum Class {
     Read,
     /// Changes, which wait for each other, for the disk, and for a frozen file system to be thawed.
     Change,
+    /// Writeback of what programs have stored into the kernel's cache. The kernel does not say
+    /// whose it is.
+    Writeback,
+    /// Closing a file, which may write it, or free what has no name any more. The kernel does not
+    /// say who does.
+    Close,
 }
 
-/// Tenths of the tokens that each class has.
-const TENTHS: [usize; 4] = [2, 2, 3, 3];
+impl Class {
+    /// Whether the kernel does not say whose requests of the class are.
+    fn is_nobodys(self) -> bool {
+        matches!(self, Class::Writeback | Class::Close)
+    }
+}
+
+/// The tokens that each class has, of so many in all.
+const PARTS: [usize; 6] = [24, 24, 36, 36, 24, 16];
+const PARTS_OF: usize = 160;
 
 /// Workers for which there is no token.
 pub const RESERVED_WORKERS: usize = 8;
@@ -42,10 +61,34 @@ pub const DEFERRED_MAX: usize = 16_384;
 /// Bytes of deferred requests at the most: WRITEs have up to 1 MiB, which the caller has in memory, too.
 pub const DEFERRED_BYTES_MAX: usize = 512 << 20;
 
+/// Whose a request is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Who {
+    /// The user.
+    uid: u32,
+    /// The file system below. 0: there is one only.
+    file_system: u32,
+}
+
+impl Who {
+    /// Of a request with that header.
+    pub(crate) fn of(filesystem: &dyn Filesystem, class: Option<Class>, header: &InHeader) -> Who {
+        Who::new(class, header.uid, filesystem.file_system(header.nodeid))
+    }
+
+    /// Of a request of that class. None: it waits for nothing.
+    pub(crate) fn new(class: Option<Class>, uid: u32, file_system: u32) -> Who {
+        match class.is_some_and(Class::is_nobodys) {
+            true => Who { uid: file_system, file_system: 0 },
+            false => Who { uid, file_system },
+        }
+    }
+}
+
 /// A request that waits for a token. It must be answered on the descriptor that it was read from.
 pub(crate) struct Deferred {
     pub(crate) class: Class,
-    pub(crate) uid: u32,
+    pub(crate) who: Who,
     pub(crate) bytes: Vec<u8>,
     pub(crate) device: Arc<OwnedFd>,
 }
@@ -55,10 +98,10 @@ pub(crate) struct Deferred {
 pub(crate) struct Lane {
     tokens: usize,
     held: usize,
-    /// Users that hold tokens, and how many.
-    users: Vec<(u32, usize)>,
-    /// Users with deferred requests, those first that were served longest ago.
-    deferred: VecDeque<(u32, VecDeque<Deferred>)>,
+    /// Those who hold tokens, and how many.
+    holders: Vec<(Who, usize)>,
+    /// Those with deferred requests, those first that were served longest ago.
+    deferred: VecDeque<(Who, VecDeque<Deferred>)>,
 }
 
 impl Lane {
@@ -72,47 +115,52 @@ impl Lane {
         self.held
     }
 
-    /// Whether the user may take one more.
-    pub(crate) fn has_room(&self, uid: u32) -> bool {
-        let own = self.users.iter().find(|(user, _)| *user == uid).map_or(0, |(_, held)| *held);
-        own < self.tokens - self.held
+    /// Whether one more may be taken.
+    pub(crate) fn has_room(&self, who: Who) -> bool {
+        let held = |is: &dyn Fn(&Who) -> bool| -> usize {
+            self.holders.iter().filter(|(holder, _)| is(holder)).map(|(_, held)| held).sum()
+        };
+        let (own, free) = (held(&|holder| holder.uid == who.uid), self.tokens - self.held);
+        // Of what the user may hold at the most, if nobody else takes any meanwhile.
+        let still = (own + free).div_ceil(2).saturating_sub(own);
+        own < free && (who.file_system == 0 || held(&|holder| *holder == who) < still)
     }
 
-    /// The user takes one.
-    pub(crate) fn take(&mut self, uid: u32) {
+    /// One is taken.
+    pub(crate) fn take(&mut self, who: Who) {
         self.held += 1;
-        match self.users.iter_mut().find(|(user, _)| *user == uid) {
+        match self.holders.iter_mut().find(|(holder, _)| *holder == who) {
             Some((_, held)) => *held += 1,
-            None => self.users.push((uid, 1)),
+            None => self.holders.push((who, 1)),
         }
     }
 
-    /// The user gives one back.
-    pub(crate) fn give_back(&mut self, uid: u32) {
-        let Some(at) = self.users.iter().position(|(user, _)| *user == uid) else { return };
+    /// One is given back.
+    pub(crate) fn give_back(&mut self, who: Who) {
+        let Some(at) = self.holders.iter().position(|(holder, _)| *holder == who) else { return };
         self.held -= 1;
-        self.users[at].1 -= 1;
-        if self.users[at].1 == 0 {
-            self.users.swap_remove(at);
+        self.holders[at].1 -= 1;
+        if self.holders[at].1 == 0 {
+            self.holders.swap_remove(at);
         }
     }
 
     /// The next deferred request that there is room for, with a token taken for it.
     fn next(&mut self) -> Option<Deferred> {
-        let at = self.deferred.iter().position(|(uid, _)| self.has_room(*uid))?;
-        let (uid, mut queue) = self.deferred.remove(at)?;
+        let at = self.deferred.iter().position(|(who, _)| self.has_room(*who))?;
+        let (who, mut queue) = self.deferred.remove(at)?;
         let next = queue.pop_front();
         if !queue.is_empty() {
-            self.deferred.push_back((uid, queue));
+            self.deferred.push_back((who, queue));
         }
-        self.take(uid);
+        self.take(who);
         next
     }
 }
 
 /// The tokens of a session.
 pub struct Admission {
-    lanes: [Mutex<Lane>; TENTHS.len()],
+    lanes: [Mutex<Lane>; PARTS.len()],
     deferred: AtomicUsize,
     deferred_bytes: AtomicUsize,
     pub(crate) later: Later,
@@ -123,9 +171,11 @@ impl Admission {
     pub(crate) fn new(workers: usize) -> Admission {
         // Who says nothing of it has no limit.
         let tokens = if workers == 0 { usize::MAX / 16 } else { workers.saturating_sub(RESERVED_WORKERS) };
-        let lane = |tenths: usize| Mutex::new(Lane::new((tokens * tenths / 10).max(1)));
+        let lane = |part: usize| {
+            Mutex::new(Lane::new((tokens / PARTS_OF * part + tokens % PARTS_OF * part / PARTS_OF).max(1)))
+        };
         let (deferred, deferred_bytes) = (AtomicUsize::new(0), AtomicUsize::new(0));
-        Admission { lanes: TENTHS.map(lane), deferred, deferred_bytes, later: Later::default() }
+        Admission { lanes: PARTS.map(lane), deferred, deferred_bytes, later: Later::default() }
     }
 
     /// Requests that wait for a token.
@@ -138,31 +188,31 @@ impl Admission {
     }
 
     /// Takes a token. False: the user has enough, or others of its requests wait for one.
-    pub(crate) fn enter(&self, class: Class, uid: u32) -> bool {
+    pub(crate) fn enter(&self, class: Class, who: Who) -> bool {
         let mut lane = self.lane(class).lock();
-        let enters = lane.has_room(uid) && !lane.deferred.iter().any(|(user, _)| *user == uid);
+        let enters = lane.has_room(who) && !lane.deferred.iter().any(|(other, _)| *other == who);
         if enters {
-            lane.take(uid);
+            lane.take(who);
         }
         enters
     }
 
     /// Gives a token back. The caller calls [`Admission::next`] afterwards.
-    pub(crate) fn leave(&self, class: Class, uid: u32) {
-        self.lane(class).lock().give_back(uid);
+    pub(crate) fn leave(&self, class: Class, who: Who) {
+        self.lane(class).lock().give_back(who);
     }
 
     /// Defers a request. The caller calls [`Admission::next`] afterwards. False: there are too many, and nothing is done.
     pub(crate) fn defer(&self, request: Deferred) -> bool {
-        let (uid, len) = (request.uid, request.bytes.len());
+        let (who, len) = (request.who, request.bytes.len());
         let bytes = self.deferred_bytes.load(Ordering::Relaxed);
         if self.deferred() >= DEFERRED_MAX || bytes + len > DEFERRED_BYTES_MAX {
             return false;
         }
         let mut lane = self.lane(request.class).lock();
-        match lane.deferred.iter_mut().find(|(user, _)| *user == uid) {
+        match lane.deferred.iter_mut().find(|(other, _)| *other == who) {
             Some((_, queue)) => queue.push_back(request),
-            None => lane.deferred.push_back((uid, VecDeque::from([request]))),
+            None => lane.deferred.push_back((who, VecDeque::from([request]))),
         }
         self.deferred_bytes.fetch_add(len, Ordering::Relaxed);
         self.deferred.fetch_add(1, Ordering::SeqCst);
@@ -182,10 +232,11 @@ impl Admission {
 }
 
 thread_local! {
-    /// Of a worker's thread: the tokens, the user whose request it handles, the class of the token that it holds, and whether it was refused one.
+    /// Of a worker's thread: the tokens, whose request it handles, the class of the token that it
+    /// holds, and whether it was refused one.
     static OWN: RefCell<Option<Arc<Admission>>> = const { RefCell::new(None) };
-    static UID: Cell<u32> = const { Cell::new(0) };
-    static HELD: Cell<Option<(Class, u32)>> = const { Cell::new(None) };
+    static WHO: Cell<Who> = const { Cell::new(Who { uid: 0, file_system: 0 }) };
+    static HELD: Cell<Option<(Class, Who)>> = const { Cell::new(None) };
     static REFUSED: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -196,10 +247,10 @@ pub fn admit_read() -> bool {
     if HELD.get().is_some() {
         return true;
     }
-    let uid = UID.get();
-    let admitted = OWN.with_borrow(|own| own.as_ref().is_none_or(|own| own.enter(Class::Read, uid)));
+    let who = WHO.get();
+    let admitted = OWN.with_borrow(|own| own.as_ref().is_none_or(|own| own.enter(Class::Read, who)));
     match admitted {
-        true if OWN.with_borrow(Option::is_some) => HELD.set(Some((Class::Read, uid))),
+        true if OWN.with_borrow(Option::is_some) => HELD.set(Some((Class::Read, who))),
         true => {}
         false => REFUSED.set(true),
     }
@@ -209,7 +260,7 @@ pub fn admit_read() -> bool {
 /// Whether the request that this thread handles may be put off ([`crate::put_off`]). Then it
 /// counts.
 pub(crate) fn reserve_later() -> bool {
-    OWN.with_borrow(|own| own.as_ref().is_some_and(|own| own.later.reserve(UID.get())))
+    OWN.with_borrow(|own| own.as_ref().is_some_and(|own| own.later.reserve(WHO.get())))
 }
 
 /// Whether [`admit_read`] has refused since the last call.
@@ -222,20 +273,20 @@ pub(crate) fn begin(admission: &Arc<Admission>) {
     OWN.set(Some(admission.clone()));
 }
 
-/// This thread's worker handles a request of that user, and holds a token for it, if it does.
-pub(crate) fn handles(uid: u32, held: Option<Class>) {
-    UID.set(uid);
+/// This thread's worker handles such a request, and holds a token for it, if it does.
+pub(crate) fn handles(who: Who, held: Option<Class>) {
+    WHO.set(who);
     REFUSED.set(false);
     later::begin(false);
     if let Some(class) = held {
-        HELD.set(Some((class, uid)));
+        HELD.set(Some((class, who)));
     }
 }
 
 /// The request is handled.
 pub(crate) fn handled() {
-    if let Some((class, uid)) = HELD.take() {
-        OWN.with_borrow(|own| own.as_ref().map(|own| own.leave(class, uid)));
+    if let Some((class, who)) = HELD.take() {
+        OWN.with_borrow(|own| own.as_ref().map(|own| own.leave(class, who)));
     }
 }
 
@@ -243,47 +294,68 @@ pub(crate) fn handled() {
 mod tests {
     use super::*;
 
-    fn deferred(uid: u32, number: u8) -> Deferred {
-        let device = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap();
-        Deferred { class: Class::Change, uid, bytes: vec![number], device: Arc::new(device) }
+    fn user(uid: u32) -> Who {
+        Who::new(None, uid, 0)
     }
 
-    fn taken(admission: &Admission, class: Class, uid: u32) -> usize {
-        (0..1000).take_while(|_| admission.enter(class, uid)).count()
+    fn deferred(uid: u32, number: u8) -> Deferred {
+        let device = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap();
+        Deferred { class: Class::Change, who: user(uid), bytes: vec![number], device: Arc::new(device) }
+    }
+
+    fn taken(admission: &Admission, class: Class, who: Who) -> usize {
+        (0..1000).take_while(|_| admission.enter(class, who)).count()
     }
 
     #[test]
     fn one_user_leaves_room_for_others() {
-        let admission = Admission::new(128);
-        assert_eq!([7, 8, 9].map(|uid| taken(&admission, Class::Change, uid)), [18, 9, 5]);
-        assert_eq!(taken(&admission, Class::Look, 7), 12, "classes are apart");
+        let admission = Admission::new(168);
+        assert_eq!([7, 8, 9].map(|uid| taken(&admission, Class::Change, user(uid))), [18, 9, 5]);
+        assert_eq!(taken(&admission, Class::Look, user(7)), 12, "classes are apart");
         let all: usize = admission.lanes.iter().map(|lane| lane.lock().tokens).sum();
-        assert_eq!(all, 128 - RESERVED_WORKERS);
+        assert_eq!(all, 168 - RESERVED_WORKERS);
         assert!(admission.next().is_none());
+    }
+
+    #[test]
+    fn one_file_system_leaves_room_for_others() {
+        let admission = Admission::new(168);
+        let at = |file_system| Who::new(Some(Class::Change), 7, file_system);
+        assert_eq!([1, 2, 3].map(|at_one| taken(&admission, Class::Change, at(at_one))), [9, 5, 2]);
+        assert_eq!(taken(&admission, Class::Change, user(8)), 10, "of what nobody holds, half");
+    }
+
+    #[test]
+    fn what_is_nobodys_is_no_users() {
+        let admission = Admission::new(168);
+        let writeback = |file_system| Who::new(Some(Class::Writeback), 0, file_system);
+        assert_eq!([1, 2].map(|at| taken(&admission, Class::Writeback, writeback(at))), [12, 6]);
+        assert_eq!(taken(&admission, Class::Change, user(0)), 18);
+        assert_eq!(taken(&admission, Class::Close, Who::new(Some(Class::Close), 0, 0)), 8);
     }
 
     #[test]
     fn deferred_requests_come_in_their_order_when_there_is_room() {
-        let admission = Admission::new(128);
-        let held = taken(&admission, Class::Change, 7);
+        let admission = Admission::new(168);
+        let held = taken(&admission, Class::Change, user(7));
         (0..3).for_each(|number| assert!(admission.defer(deferred(7, number))));
         assert!(admission.next().is_none(), "there is room for others only");
         assert!(admission.defer(deferred(8, 100)));
-        assert_eq!(admission.next().map(|next| (next.uid, next.bytes[0])), Some((8, 100)));
-        admission.leave(Class::Change, 8);
-        admission.leave(Class::Change, 7);
-        assert!(!admission.enter(Class::Change, 7), "those that wait come first");
+        assert_eq!(admission.next().map(|next| (next.who, next.bytes[0])), Some((user(8), 100)));
+        admission.leave(Class::Change, user(8));
+        admission.leave(Class::Change, user(7));
+        assert!(!admission.enter(Class::Change, user(7)), "those that wait come first");
         assert_eq!(admission.next().map(|next| next.bytes[0]), Some(0));
         assert!(admission.next().is_none());
-        (0..held).for_each(|_| admission.leave(Class::Change, 7));
+        (0..held).for_each(|_| admission.leave(Class::Change, user(7)));
         assert_eq!([(); 2].map(|()| admission.next().unwrap().bytes[0]), [1, 2]);
         assert_eq!((admission.deferred(), admission.deferred_bytes.load(Ordering::Relaxed)), (0, 0));
-        assert!(admission.enter(Class::Change, 7));
+        assert!(admission.enter(Class::Change, user(7)));
     }
 
     #[test]
     fn what_is_deferred_is_bounded() {
-        let admission = Admission::new(128);
+        let admission = Admission::new(168);
         (0..DEFERRED_MAX).for_each(|_| assert!(admission.defer(deferred(7, 0))));
         assert!(!admission.defer(deferred(8, 0)));
     }

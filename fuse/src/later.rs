@@ -7,7 +7,7 @@
 //!
 //! What must never happen: that a request is put off which has changed anything.
 
-use crate::admission::{self, Deferred, Lane};
+use crate::admission::{self, Deferred, Lane, Who};
 use crate::reply::Reply;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::cell::Cell;
@@ -58,11 +58,11 @@ impl Default for Later {
 
 impl Later {
     /// Whether one more of that user may be put off. Then it counts until [`Later::done`].
-    pub(crate) fn reserve(&self, uid: u32) -> bool {
+    pub(crate) fn reserve(&self, who: Who) -> bool {
         let mut state = self.state.lock();
-        let has_room = !state.is_closed && state.users.has_room(uid);
+        let has_room = !state.is_closed && state.users.has_room(who);
         if has_room {
-            state.users.take(uid);
+            state.users.take(who);
         }
         has_room
     }
@@ -87,8 +87,8 @@ impl Later {
     }
 
     /// A request of that user is answered.
-    pub(crate) fn done(&self, uid: u32) {
-        self.state.lock().users.give_back(uid);
+    pub(crate) fn done(&self, who: Who) {
+        self.state.lock().users.give_back(who);
     }
 
     /// Waits for one that is due. None: closed. It is handled again before the guard is let go. For
@@ -169,15 +169,19 @@ mod tests {
     use crate::Class;
     use std::sync::Arc;
 
+    fn user(uid: u32) -> Who {
+        Who::new(None, uid, 0)
+    }
+
     fn request(uid: u32) -> Deferred {
         let device = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap();
-        Deferred { class: Class::Open, uid, bytes: vec![], device: Arc::new(device) }
+        Deferred { class: Class::Open, who: user(uid), bytes: vec![], device: Arc::new(device) }
     }
 
     #[test]
     fn one_user_leaves_room_for_others_and_pauses_grow() {
         let later = Later::default();
-        let take = |uid| (0..PUT_OFF_MAX).take_while(|_| later.reserve(uid)).count();
+        let take = |uid| (0..PUT_OFF_MAX).take_while(|_| later.reserve(user(uid))).count();
         assert_eq!([take(7), take(8)], [PUT_OFF_MAX / 2, PUT_OFF_MAX / 4]);
         later.add(request(7));
         let (mut again, guard) = later.next().unwrap();
@@ -188,14 +192,14 @@ mod tests {
             assert_eq!(again.pause, Duration::from_millis(expected));
         }
         assert_eq!(later.count(), PUT_OFF_MAX / 4 * 3);
-        later.done(7);
+        later.done(user(7));
         assert_eq!(later.count(), PUT_OFF_MAX / 4 * 3 - 1);
         later.add_again(again);
         let pause = later.pause(Duration::ZERO).unwrap();
         assert!(later.pause(Duration::ZERO).is_none());
         std::thread::scope(|scope| {
             let next = scope.spawn(|| later.next().is_none());
-            assert!(later.reserve(9), "whoever puts a request off does not wait");
+            assert!(later.reserve(user(9)), "whoever puts a request off does not wait");
             later.close();
             drop(pause);
             assert!(next.join().unwrap(), "what is left is a successor's");

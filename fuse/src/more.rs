@@ -1,9 +1,10 @@
 //! READs that a worker takes out of the kernel's queue while it handles one.
 
 use crate::abi;
-use crate::admission::{self, Admission, Class, Deferred};
+use crate::admission::{self, Admission, Class, Deferred, Who};
 use crate::reply::Reply;
 use crate::request::{Operation, Request};
+use crate::session::Filesystem;
 use crate::{Errno, turns};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -15,6 +16,7 @@ use zerocopy::IntoBytes;
 pub struct More<'a> {
     device: &'a Arc<OwnedFd>,
     admission: &'a Admission,
+    filesystem: &'a dyn Filesystem,
     capabilities: u64,
     leave: &'a AtomicBool,
     buffer: &'a mut [u8],
@@ -27,16 +29,22 @@ impl<'a> More<'a> {
     pub(crate) fn new(
         device: &'a Arc<OwnedFd>,
         admission: &'a Admission,
+        filesystem: &'a dyn Filesystem,
         leave: &'a AtomicBool,
         capabilities: u64,
         buffer: &'a mut [u8],
     ) -> More<'a> {
-        More { device, admission, capabilities, leave, buffer, kept: None }
+        More { device, admission, filesystem, capabilities, leave, buffer, kept: None }
     }
 
     /// Of a READ that was deferred: none are behind it.
-    pub(crate) fn none(device: &'a Arc<OwnedFd>, admission: &'a Admission, leave: &'a AtomicBool) -> More<'a> {
-        More { device, admission, capabilities: 0, leave, buffer: &mut [], kept: Some(0) }
+    pub(crate) fn none(
+        device: &'a Arc<OwnedFd>,
+        admission: &'a Admission,
+        filesystem: &'a dyn Filesystem,
+        leave: &'a AtomicBool,
+    ) -> More<'a> {
+        More { device, admission, filesystem, capabilities: 0, leave, buffer: &mut [], kept: Some(0) }
     }
 
     /// Puts a READ off that [`crate::admit_read`] has refused: it is handled when its user's READs hold fewer workers.
@@ -45,8 +53,9 @@ impl<'a> More<'a> {
         let len = size_of::<abi::InHeader>() + size_of::<abi::ReadIn>();
         let header = abi::InHeader { len: len as u32, total_extlen: 0, ..request.header };
         let bytes = [header.as_bytes(), args.as_bytes()].concat();
-        let (class, uid, device) = (Class::Read, header.uid, self.device.clone());
-        match self.admission.defer(Deferred { class, uid, bytes, device }) {
+        let (class, device) = (Class::Read, self.device.clone());
+        let who = Who::of(self.filesystem, Some(class), &header);
+        match self.admission.defer(Deferred { class, who, bytes, device }) {
             true => reply.none(),
             false => drop(reply.error(Errno::NOMEM)),
         }
@@ -71,7 +80,7 @@ impl<'a> More<'a> {
             return None;
         };
         turns::went_on();
-        admission::handles(header.uid, None);
+        admission::handles(Who::of(self.filesystem, None, &header), None);
         Some((a_read(header, args), Reply::new(self.device.as_fd(), header.unique)))
     }
 }

@@ -4,7 +4,7 @@
 //! [`Worker::serve`]. Memory is fixed: two buffers of a little over 1 MiB per worker, touched only as far as requests reach.
 
 use crate::abi::{self, init};
-use crate::admission::{self, Admission, Class, Deferred};
+use crate::admission::{self, Admission, Class, Deferred, Who};
 use crate::buffer::Buffer;
 use crate::demand::{Demand, Starting};
 use crate::later;
@@ -68,6 +68,13 @@ pub trait Filesystem: Sync {
     fn class(&self, request: &Request<'_>) -> Option<Class> {
         let _ = request;
         None
+    }
+
+    /// The file system below that a node is of, if there are several: one that does not answer then
+    /// leaves those who use it workers for the others. 0: there is one only.
+    fn file_system(&self, nodeid: u64) -> u32 {
+        let _ = nodeid;
+        0
     }
 
     /// Handles a READ, and as many of those that wait behind it as it likes to take out of `more`.
@@ -189,9 +196,9 @@ impl Session {
         let later = &self.admission.later;
         admission::begin(&self.admission);
         while let Some((again, _trying)) = later.next() {
-            let Deferred { uid, bytes, device, .. } = &again.request;
-            let uid = *uid;
-            admission::handles(uid, None);
+            let Deferred { who, bytes, device, .. } = &again.request;
+            let who = *who;
+            admission::handles(who, None);
             later::begin(true);
             if let Ok(request) = Request::decode(bytes, self.negotiated.capabilities) {
                 let reply = Reply::new(device.as_fd(), request.header.unique);
@@ -199,7 +206,7 @@ impl Session {
             }
             match later::was_put_off() {
                 true => later.add_again(again),
-                false => later.done(uid),
+                false => later.done(who),
             }
         }
         Ok(())
@@ -373,8 +380,9 @@ impl Worker {
         match Request::decode(bytes, self.capabilities) {
             Ok(Request { header, operation: Operation::Read(args), .. }) => {
                 let buffer = &mut self.request[REQUEST_START..];
-                let mut more = More::new(&self.device, &self.admission, &self.leave, self.capabilities, buffer);
-                admission::handles(header.uid, None);
+                let mut more =
+                    More::new(&self.device, &self.admission, filesystem, &self.leave, self.capabilities, buffer);
+                admission::handles(Who::of(filesystem, None, &header), None);
                 let handle = AssertUnwindSafe(|| filesystem.read(a_read(header, args), reply, &mut more, scratch));
                 place.while_handling(|| drop(catch_unwind(handle)));
                 admission::handled();
@@ -382,10 +390,11 @@ impl Worker {
             }
             Ok(request) => {
                 let class = filesystem.class(&request);
-                let admitted = class.filter(|class| self.admission.enter(*class, header.uid));
+                let who = Who::of(filesystem, class, &header);
+                let admitted = class.filter(|class| self.admission.enter(*class, who));
                 if let (Some(class), None) = (class, admitted) {
-                    let (uid, device) = (header.uid, self.device.clone());
-                    if self.admission.defer(Deferred { class, uid, bytes: bytes.to_vec(), device }) {
+                    let device = self.device.clone();
+                    if self.admission.defer(Deferred { class, who, bytes: bytes.to_vec(), device }) {
                         reply.none();
                         return None;
                     }
@@ -394,13 +403,13 @@ impl Worker {
                         return None;
                     }
                 }
-                admission::handles(header.uid, admitted);
+                admission::handles(who, admitted);
                 let handle = AssertUnwindSafe(|| filesystem.handle(&request, reply, scratch));
                 place.while_handling(|| drop(catch_unwind(handle)));
                 admission::handled();
                 if later::was_put_off() {
-                    let (class, uid, device) = (class.unwrap_or(Class::Open), header.uid, self.device.clone());
-                    self.admission.later.add(Deferred { class, uid, bytes: bytes.to_vec(), device });
+                    let (class, device) = (class.unwrap_or(Class::Open), self.device.clone());
+                    self.admission.later.add(Deferred { class, who, bytes: bytes.to_vec(), device });
                 }
             }
             Err(_) => drop(reply.error(Errno::INVAL)),
@@ -411,12 +420,12 @@ impl Worker {
     /// Handles a request that was deferred, and that there is a token for now.
     fn serve_deferred(&mut self, deferred: Deferred, place: &mut Place, filesystem: &dyn Filesystem) {
         let scratch = &mut self.scratch[..];
-        admission::handles(deferred.uid, Some(deferred.class));
+        admission::handles(deferred.who, Some(deferred.class));
         if let Ok(request) = Request::decode(&deferred.bytes, self.capabilities) {
             let reply = Reply::new(deferred.device.as_fd(), request.header.unique);
             let handle = AssertUnwindSafe(|| match request.operation {
                 Operation::Read(args) => {
-                    let mut more = More::none(&deferred.device, &self.admission, &self.leave);
+                    let mut more = More::none(&deferred.device, &self.admission, filesystem, &self.leave);
                     filesystem.read(a_read(request.header, args), reply, &mut more, scratch);
                 }
                 _ => filesystem.handle(&request, reply, scratch),

@@ -1,12 +1,10 @@
-//! Announcing changes to the borrower.
-//!
-//! Every change of a regular file is announced before it is applied, and ends before it is
-//! answered. A change holds the inode's `changing` lock from its first stamp to its last, so that
-//! what lies between them is its own doing or somebody's beside us. READ never takes that lock, but
-//! waits in the borrower for a change of its own pages: so what is done under it must depend on
-//! nothing but the file system below. Only an open that moves the end of a file waits for the kernel
-//! under it, and not for long. Where two inodes are changed at once (rename), they are locked in the
-//! order of their node ids.
+//! Announcing changes to the borrower.  Every change of a regular file is announced before it is
+//! applied, and ends before it is answered. A change holds the inode's `changing` lock from its
+//! first stamp to its last, so that what lies between them is its own doing or somebody's beside
+//! us. READ never takes that lock, but waits in the borrower for a change of its own pages: so what
+//! is done under it must depend on nothing but the file system below. Only an open that moves the
+//! end of a file waits for the kernel under it, and not for long. Where two inodes are changed at
+//! once (rename), they are locked in the order of their node ids.
 
 use crate::config::WriteMode;
 use crate::data::write_full;
@@ -174,10 +172,11 @@ impl Passthrough {
         result
     }
 
-    /// Shows the borrower what a file looks like that was just opened; nothing of ours changes it at
-    /// that moment. Returns whether the kernel may keep what it caches. If not, it drops it when the
-    /// open is answered; but opens at the same time could read what it has not dropped yet, so none
-    /// of them may keep it until we have had it dropped ourselves. `is_new`: it was made by us.
+    /// Shows the borrower what a file looks like that was just opened; nothing of ours changes it
+    /// at that moment. Returns whether the kernel may keep what it caches. If not, it drops it when
+    /// the open is answered; but opens at the same time could read what it has not dropped yet, so
+    /// none of them may keep it until we have had it dropped ourselves. `is_new`: it was made by
+    /// us.
     pub(crate) fn observe_now(&self, inode: &Arc<Inode>, open: &OpenFile, is_new: bool) -> Result<bool, Errno> {
         let Some(file) = &inode.file else { return Ok(false) };
         let mut changing = inode.changing.lock();
@@ -217,8 +216,8 @@ impl Passthrough {
     /// opens the file and maps it would otherwise get SIGBUS behind the end that the kernel
     /// remembers. Before that the kernel drops what it caches: in the page of an older end, zeros
     /// follow. It may have to write that back first, so changes go on meanwhile; they are shut out
-    /// again while the end is moved. Nobody can tell the kernel of an earlier end than it remembers:
-    /// but once it caches nothing, it finds that with the first READ.
+    /// again while the end is moved. Nobody can tell the kernel of an earlier end than it
+    /// remembers: but once it caches nothing, it finds that with the first READ.
     fn move_end(
         &self,
         inode: &Arc<Inode>,

@@ -1,9 +1,8 @@
-//! What each request may have to wait for below, hence which of its user's shares it counts to ([`fuse::Class`]).
-//!
-//! What must never happen: that a request counts which another one waits for that is being handled. So releasing and forgetting never do,
-//! and a change counts until it is done.
+//! What each request may have to wait for below, hence which of its user's shares it counts to
+//! ([`fuse::Class`]).  What must never happen: that a request counts which another one waits for
+//! that is being handled. So forgetting never does, and a change counts until it is done.
 
-use fuse::{Class, Operation};
+use fuse::{Class, Operation, abi};
 
 /// The class of a request that is no READ. None: it waits for nothing, or somebody waits for it.
 pub(crate) fn class(operation: &Operation<'_>) -> Option<Class> {
@@ -30,7 +29,6 @@ pub(crate) fn class(operation: &Operation<'_>) -> Option<Class> {
         | Operation::Link { .. }
         | Operation::Create { .. }
         | Operation::Tmpfile { .. }
-        | Operation::Write { .. }
         | Operation::Flush(_)
         | Operation::Fsync(_)
         | Operation::Fsyncdir(_)
@@ -40,8 +38,10 @@ pub(crate) fn class(operation: &Operation<'_>) -> Option<Class> {
         | Operation::Fallocate(_)
         | Operation::CopyFileRange { .. }
         | Operation::Syncfs => Class::Change,
+        Operation::Write { args, .. } if args.write_flags & abi::WRITE_CACHE != 0 => Class::Writeback,
+        Operation::Write { .. } => Class::Change,
+        Operation::Release(_) => Class::Close,
         Operation::Read(_)
-        | Operation::Release(_)
         | Operation::Releasedir(_)
         | Operation::Forget { .. }
         | Operation::BatchForget { .. }

@@ -249,6 +249,11 @@ impl Crossing {
         })
     }
 
+    /// Whether mounts below SOURCE are crossed into.
+    pub(crate) fn is_on(&self) -> bool {
+        self.mounts.is_some()
+    }
+
     /// Opens a name with O_PATH. EXDEV: something is mounted there that is not crossed into.
     pub(crate) fn open_path(&self, parent: impl AsFd, name: &CStr) -> Result<OwnedFd, Errno> {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;

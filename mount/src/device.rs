@@ -57,6 +57,11 @@ impl Device {
         folded | self.index << INODE_BITS
     }
 
+    /// Tells it from the others. Not 0.
+    pub(crate) fn number(&self) -> u32 {
+        self.index as u32 + 1
+    }
+
     /// Whether it is SOURCE's own.
     pub(crate) fn is_source(&self) -> bool {
         self.index == 0

@@ -80,6 +80,13 @@ impl fuse::Filesystem for Passthrough {
         classes::class(&request.operation)
     }
 
+    fn file_system(&self, nodeid: u64) -> u32 {
+        match self.crossing.is_on() {
+            true => self.inodes.get(nodeid).map_or(0, |inode| inode.device.number()),
+            false => 0,
+        }
+    }
+
     fn read<'a>(&self, request: Request<'static>, reply: Reply<'a>, more: &mut More<'a>, scratch: &mut [u8]) {
         self.read_all(request, reply, more, scratch);
     }

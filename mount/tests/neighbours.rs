@@ -99,7 +99,8 @@ fn one_user_holds_a_part_of_the_workers() {
     assert!(status.workers < WORKERS_MAX / 2, "{} workers", status.workers);
     drop(frozen);
     writers.into_iter().for_each(|writer| writer.join().unwrap());
-    assert_eq!(mounted.mount().status().deferred_requests, 0);
+    // Files are closed, too.
+    wait_until("none is deferred", || mounted.mount().status().deferred_requests == 0);
     for number in 0..WORKERS_MAX + 20 {
         assert_eq!(fs::read(mounted.below(format!("written-{number}"))).unwrap(), b"when it is thawed");
     }
@@ -141,6 +142,7 @@ impl fuse::Filesystem for Hanging {
                 }
                 _ => reply.error(Errno::NOENT),
             },
+            Operation::Statfs => reply.value(&abi::StatfsOut::default()),
             Operation::Getattr(_) => reply.value(&abi::AttrOut { attr, ..Default::default() }),
             Operation::Open(_) | Operation::Opendir(_) => reply.value(&abi::OpenOut::default()),
             Operation::Read(_) => {
@@ -154,6 +156,30 @@ impl fuse::Filesystem for Hanging {
             Operation::Release(_) | Operation::Releasedir(_) | Operation::Flush(_) => reply.ok(),
             _ => reply.error(Errno::NOSYS),
         };
+    }
+}
+
+/// Threads that read each file of the server. When dropped, it answers and they end: so that nobody
+/// is left waiting if the test fails.
+struct Readers<T>(Vec<thread::JoinHandle<T>>, Arc<Hanging>);
+
+impl<T: Send + 'static> Readers<T> {
+    fn start<R: FnOnce() -> T + Send + 'static>(served: &Served, read: impl Fn(u64) -> R) -> Readers<T> {
+        Readers((0..FILES).map(|number| thread::spawn(read(number))).collect(), served.1.clone())
+    }
+
+    fn end(&mut self) -> Vec<T> {
+        self.1.answer();
+        self.0.drain(..).map(|reader| reader.join().unwrap()).collect()
+    }
+}
+
+impl<T> Drop for Readers<T> {
+    fn drop(&mut self) {
+        self.1.answer();
+        for reader in self.0.drain(..) {
+            let _ = reader.join();
+        }
     }
 }
 
@@ -209,18 +235,87 @@ fn readers_of_a_hanging_server_hold_a_part_of_the_workers() {
             page
         }
     };
-    let readers: Vec<_> = (0..FILES).map(|number| thread::spawn(read(number))).collect();
+    let mut readers = Readers::start(&served, read);
     wait_until("some are deferred", || mounted.mount().status().deferred_requests > 10);
     let path = mounted.path("0");
     assert_eq!(answers("stat", move || fs::metadata(path).unwrap().len()), 4096);
     let path = mounted.path("1");
     answers("open", move || File::open(path).unwrap());
     assert!(mounted.mount().status().workers < WORKERS_MAX / 2);
-    served.1.answer();
-    assert!(readers.into_iter().all(|reader| reader.join().unwrap() == [7; 4096]));
-    assert_eq!(mounted.mount().status().deferred_requests, 0);
+    assert!(readers.end().into_iter().all(|page| page == [7; 4096]));
+    wait_until("none is deferred", || mounted.mount().status().deferred_requests == 0);
     mounted.end();
     drop(served);
+}
+
+/// Who waits for one file system below SOURCE reads from another one.
+#[test]
+fn readers_of_a_hanging_server_leave_their_user_other_file_systems() {
+    let test = "readers_of_a_hanging_server_leave_their_user_other_file_systems";
+    if !can_mount(test) {
+        return;
+    }
+    let (directory, below) = new_below();
+    fs::create_dir(below.join("hangs")).unwrap();
+    fs::write(below.join("read"), vec![7; 1 << 20]).unwrap();
+    let served = Served::at(&below.join("hangs"));
+    let mounted = Mounted::over(directory, None, |config| (config.threads, config.cross_mounts) = (THREADS, true));
+    let read = |number: u64| {
+        let file = File::open(mounted.path(format!("hangs/{number}"))).unwrap();
+        move || file.read_exact_at(&mut [0; 4096], 0).unwrap()
+    };
+    let mut readers = Readers::start(&served, read);
+    wait_until("most are deferred", || mounted.mount().status().deferred_requests > FILES as usize / 2);
+    other_requests_are_answered(&mounted);
+    readers.end();
+    mounted.end();
+    drop(served);
+}
+
+/// The kernel does not say whose writeback is. It must not count as root's changes, nor, where
+/// there are several file systems, hold up the writeback of another one.
+#[test]
+fn writeback_of_a_frozen_file_system_holds_up_no_other_changes() {
+    let test = "writeback_of_a_frozen_file_system_holds_up_no_other_changes";
+    if !can_mount(test) || !has_program(test, "fsfreeze") {
+        return;
+    }
+    let (directory, below) = new_below();
+    fs::create_dir(below.join("frozen")).unwrap();
+    let ext4 = FileSystem::image(&below.join("frozen"), &directory.path().join("image"), 64 << 20);
+    let mounted = Mounted::over(directory, Some(ext4), |config| {
+        (config.threads, config.cross_mounts, config.write) = (THREADS, true, mount::WriteMode::Back);
+    });
+    let write = |number: usize| {
+        let mut file = File::create(mounted.path(format!("frozen/{number}"))).unwrap();
+        move || {
+            // The kernel keeps it until it is synced.
+            file.write_all(b"when it is thawed").unwrap();
+            file.sync_all().unwrap();
+        }
+    };
+    fs::write(mounted.below("frozen/unchanged"), b"").unwrap();
+    let written: Vec<_> = (0..40).map(write).collect();
+    let unchanged = File::options().read(true).write(true).open(mounted.path("frozen/unchanged")).unwrap();
+    let before = writes_of(&mounted);
+    let frozen = Frozen::new(&mounted.below("frozen")).unwrap();
+    let written: Vec<_> = written.into_iter().map(thread::spawn).collect();
+    wait_until("writeback waits", || {
+        writes_of(&mounted) - before + mounted.mount().status().deferred_requests as u64 == written.len() as u64
+    });
+    answers("close", move || drop(unchanged));
+    let path = mounted.path("elsewhere");
+    answers("write, sync and remove", move || {
+        let mut file = File::create(&path).unwrap();
+        file.write_all(b"at once").unwrap();
+        file.sync_all().unwrap();
+        fs::remove_file(path).unwrap();
+    });
+    drop(frozen);
+    written.into_iter().for_each(|written| written.join().unwrap());
+    for number in 0..40 {
+        assert_eq!(fs::read(mounted.below(format!("frozen/{number}"))).unwrap(), b"when it is thawed");
+    }
 }
 
 #[test]

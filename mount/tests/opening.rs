@@ -16,35 +16,36 @@ fn a_change_beside_that_was_under_way_is_seen_by_whoever_opens_the_file_after_it
     if !can_mount(test) {
         return;
     }
-    let m = Mounted::through();
-    for nth in 0..tries(2) {
-        let is_open_before = nth % 2 == 0;
-        let Ok(memory) = LateMemory::new(2 * PAGE) else { return skip(test, "no userfaultfd") };
-        memory.arrive(0, &[b'n'; PAGE]).unwrap();
-        let name = format!("a{nth}");
-        fs::write(m.below(&name), [b'o'; 2 * PAGE]).unwrap();
-        if is_open_before {
-            assert_eq!(fs::read(m.path(&name)).unwrap(), [b'o'; 2 * PAGE]);
-        }
-        std::thread::scope(|scope| {
-            let writer = File::options().write(true).open(m.below(&name)).unwrap();
-            let memory = &memory;
-            let _end = memory.arrives_at_the_end();
-            let write = scope.spawn(move || memory.write_to(&writer, 0).unwrap());
-            memory.wait(ANSWER_MAX).unwrap();
-            // Twice, as there may be something to be dropped of what the first one has read.
-            for _ in 0..2 {
-                assert_eq!(fs::read(m.path(&name)).unwrap().len(), 2 * PAGE);
+    both_modes(|m| {
+        for nth in 0..tries(2) {
+            let is_open_before = nth % 2 == 0;
+            let Ok(memory) = LateMemory::new(2 * PAGE) else { return skip(test, "no userfaultfd") };
+            memory.arrive(0, &[b'n'; PAGE]).unwrap();
+            let name = format!("a{nth}");
+            fs::write(m.below(&name), [b'o'; 2 * PAGE]).unwrap();
+            if is_open_before {
+                assert_eq!(fs::read(m.path(&name)).unwrap(), [b'o'; 2 * PAGE]);
             }
-            memory.arrive(PAGE, &[b'n'; PAGE]).unwrap();
-            write.join().unwrap();
-        });
-        for nth in 0..5 {
-            let read = fs::read(m.path(&name)).unwrap();
-            assert_eq!((read[0], read[PAGE]), (b'n', b'n'), "{name}, open {nth}");
+            std::thread::scope(|scope| {
+                let writer = File::options().write(true).open(m.below(&name)).unwrap();
+                let memory = &memory;
+                let _end = memory.arrives_at_the_end();
+                let write = scope.spawn(move || memory.write_to(&writer, 0).unwrap());
+                memory.wait(ANSWER_MAX).unwrap();
+                // Twice, as there may be something to be dropped of what the first one has read.
+                for _ in 0..2 {
+                    assert_eq!(fs::read(m.path(&name)).unwrap().len(), 2 * PAGE);
+                }
+                memory.arrive(PAGE, &[b'n'; PAGE]).unwrap();
+                write.join().unwrap();
+            });
+            for nth in 0..5 {
+                let read = fs::read(m.path(&name)).unwrap();
+                assert_eq!((read[0], read[PAGE]), (b'n', b'n'), "{name}, open {nth}");
+            }
+            fs::remove_file(m.path(&name)).unwrap();
         }
-        fs::remove_file(m.path(&name)).unwrap();
-    }
+    });
 }
 
 /// The other process: opens a file, and loads its last byte through a mapping; the order has the

@@ -39,6 +39,18 @@ cmp source/new mount/new
 "$pumapool" upgrade mount > /dev/null
 cmp source/file mount/file
 "$pumapool" umount mount
+# Empty or relative, the variable is as if it were not set.
+mkdir tmp elsewhere
+for runtime in "" run; do
+	(
+		cd elsewhere
+		export TMPDIR="$1/tmp" XDG_RUNTIME_DIR="$runtime"
+		"$pumapool" mount ../source ../mount > /dev/null
+		[ -S "$(echo "$TMPDIR"/pumapool-*/mount-*.sock)" ] || { echo "no control folder: $(find "$1")"; exit 1; }
+		[ -z "$(ls)" ] || { echo "a control folder in $PWD: $(find .)"; exit 1; }
+		"$pumapool" umount ../mount
+	)
+done
 if "$pumapool" status --json | grep -q '"kind":"mount"'; then echo "the mount is still there"; exit 1; fi
 "$pumapool" doctor > doctor || true
 grep -q 'mounts serve you alone' doctor

@@ -522,8 +522,8 @@ impl FileState {
         if self.stamp == Some(stamp) { self.beside_ctime_ns } else { stamp.ctime_ns }
     }
 
-    /// Whether the kernel may believe in another end than that of the backing file, because somebody
-    /// may have moved it beside us.
+    /// Whether the kernel may believe in another end than that of the backing file, because
+    /// somebody may have moved it beside us.
     pub fn end_is_unsure(&self) -> bool {
         self.end_is_unsure
     }

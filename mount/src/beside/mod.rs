@@ -171,8 +171,8 @@ impl Beside {
     }
 
     /// The kernel is not told any more of what others have done to the file until now. To be called
-    /// once it has forgotten the file's attributes anyway: told of it in the midst of a READ, it would
-    /// not learn from the answer that the file ends there (`fuse_read_update_size`).
+    /// once it has forgotten the file's attributes anyway: told of it in the midst of a READ, it
+    /// would not learn from the answer that the file ends there (`fuse_read_update_size`).
     pub(crate) fn catch_up(&self, filesystem: &Passthrough, inode: &Inode) {
         let Some(fanotify) = self.fanotify.as_ref().filter(|_| inode.marked.is_marked()) else { return };
         let Some(_telling) = self.telling.try_lock_for(CATCH_UP_WAIT) else { return };
