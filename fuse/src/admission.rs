@@ -1,13 +1,16 @@
-//! Admission: how many workers the requests of one user may hold at a time.  A request that may
-//! have to wait for the backing file system takes a *token* of its [`Class`] for its user. Without
-//! a token it is deferred: the worker goes on, and a worker that has finished something takes the
-//! request up when there is room. The thresholds are dynamic: a user may hold as many tokens of a
-//! class as nobody holds. So one user gets half of a class, and there is always something left for
-//! the next one. Where several file systems are below, a user may hold at one of them as many as he
-//! may still take. What the kernel does by itself (writeback, closing) is no user's; there, file
-//! systems share as users do elsewhere. Tokens of all classes are fewer than the workers, so that
-//! what waits for nothing (READs that lenders have, FORGET) finds a worker at all times.  No
-//! request that was begun waits for one that is deferred: a deferred request has not changed
+//! Admission: how many workers the requests of one user may hold at a time.
+//!
+//! A request that may have to wait for the backing file system takes a *token* of its [`Class`] for
+//! its user. Without a token it is deferred: the worker goes on, and a worker that has finished
+//! something takes the request up when there is room. The thresholds are dynamic: a user may hold
+//! as many tokens of a class as nobody holds. So one user gets half of a class, and there is always
+//! something left for the next one. Where several file systems are below, a user may hold at one of
+//! them as many as he may still take. What the kernel does by itself (writeback, closing) is no
+//! user's: there, file systems share as users do elsewhere. Tokens of all classes are fewer than
+//! the workers, so that what waits for nothing (READs that lenders have, FORGET) finds a worker at
+//! all times.
+//!
+//! No request that was begun waits for one that is deferred: a deferred request has not changed
 //! anything, and nothing is locked for it here. Deferred requests of one user, file system and
 //! class are taken up in the order in which they came.
 

@@ -1,10 +1,12 @@
-//! Announcing changes to the borrower.  Every change of a regular file is announced before it is
-//! applied, and ends before it is answered. A change holds the inode's `changing` lock from its
-//! first stamp to its last, so that what lies between them is its own doing or somebody's beside
-//! us. READ never takes that lock, but waits in the borrower for a change of its own pages: so what
-//! is done under it must depend on nothing but the file system below. Only an open that moves the
-//! end of a file waits for the kernel under it, and not for long. Where two inodes are changed at
-//! once (rename), they are locked in the order of their node ids.
+//! Announcing changes to the borrower.
+//!
+//! Every change of a regular file is announced before it is applied, and ends before it is
+//! answered. A change holds the inode's `changing` lock from its first stamp to its last, so that
+//! what lies between them is its own doing or somebody's beside us. READ never takes that lock, but
+//! waits in the borrower for a change of its own pages: so what is done under it must depend on
+//! nothing but the file system below. Only an open that moves the end of a file waits for the
+//! kernel under it, and not for long. Where two inodes are changed at once (rename), they are
+//! locked in the order of their node ids.
 
 use crate::config::WriteMode;
 use crate::data::write_full;

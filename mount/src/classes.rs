@@ -1,6 +1,8 @@
 //! What each request may have to wait for below, hence which of its user's shares it counts to
-//! ([`fuse::Class`]).  What must never happen: that a request counts which another one waits for
-//! that is being handled. So forgetting never does, and a change counts until it is done.
+//! ([`fuse::Class`]).
+//!
+//! What must never happen: that a request counts which another one waits for that is being handled.
+//! So forgetting never does, and a change counts until it is done.
 
 use fuse::{Class, Operation, abi};
 
