@@ -52,8 +52,8 @@ impl Class {
 }
 
 /// The tokens that each class has, of so many in all.
-const PARTS: [usize; 6] = [24, 24, 36, 36, 24, 16];
-const PARTS_OF: usize = 160;
+const PARTS: [usize; 6] = [22, 22, 32, 24, 12, 8];
+const PARTS_OF: usize = 120;
 
 /// Workers for which there is no token.
 pub const RESERVED_WORKERS: usize = 8;
@@ -312,34 +312,34 @@ mod tests {
 
     #[test]
     fn one_user_leaves_room_for_others() {
-        let admission = Admission::new(168);
-        assert_eq!([7, 8, 9].map(|uid| taken(&admission, Class::Change, user(uid))), [18, 9, 5]);
-        assert_eq!(taken(&admission, Class::Look, user(7)), 12, "classes are apart");
+        let admission = Admission::new(128);
+        assert_eq!([7, 8, 9].map(|uid| taken(&admission, Class::Change, user(uid))), [12, 6, 3]);
+        assert_eq!(taken(&admission, Class::Look, user(7)), 11, "classes are apart");
         let all: usize = admission.lanes.iter().map(|lane| lane.lock().tokens).sum();
-        assert_eq!(all, 168 - RESERVED_WORKERS);
+        assert_eq!(all, 128 - RESERVED_WORKERS);
         assert!(admission.next().is_none());
     }
 
     #[test]
     fn one_file_system_leaves_room_for_others() {
-        let admission = Admission::new(168);
+        let admission = Admission::new(128);
         let at = |file_system| Who::new(Some(Class::Change), 7, file_system);
-        assert_eq!([1, 2, 3].map(|at_one| taken(&admission, Class::Change, at(at_one))), [9, 5, 2]);
-        assert_eq!(taken(&admission, Class::Change, user(8)), 10, "of what nobody holds, half");
+        assert_eq!([1, 2, 3].map(|at_one| taken(&admission, Class::Change, at(at_one))), [6, 3, 2]);
+        assert_eq!(taken(&admission, Class::Change, user(8)), 7, "of what nobody holds, half");
     }
 
     #[test]
     fn what_is_nobodys_is_no_users() {
-        let admission = Admission::new(168);
+        let admission = Admission::new(128);
         let writeback = |file_system| Who::new(Some(Class::Writeback), 0, file_system);
-        assert_eq!([1, 2].map(|at| taken(&admission, Class::Writeback, writeback(at))), [12, 6]);
-        assert_eq!(taken(&admission, Class::Change, user(0)), 18);
-        assert_eq!(taken(&admission, Class::Close, Who::new(Some(Class::Close), 0, 0)), 8);
+        assert_eq!([1, 2].map(|at| taken(&admission, Class::Writeback, writeback(at))), [6, 3]);
+        assert_eq!(taken(&admission, Class::Change, user(0)), 12);
+        assert_eq!(taken(&admission, Class::Close, Who::new(Some(Class::Close), 0, 0)), 4);
     }
 
     #[test]
     fn deferred_requests_come_in_their_order_when_there_is_room() {
-        let admission = Admission::new(168);
+        let admission = Admission::new(128);
         let held = taken(&admission, Class::Change, user(7));
         (0..3).for_each(|number| assert!(admission.defer(deferred(7, number))));
         assert!(admission.next().is_none(), "there is room for others only");
@@ -358,7 +358,7 @@ mod tests {
 
     #[test]
     fn what_is_deferred_is_bounded() {
-        let admission = Admission::new(168);
+        let admission = Admission::new(128);
         (0..DEFERRED_MAX).for_each(|_| assert!(admission.defer(deferred(7, 0))));
         assert!(!admission.defer(deferred(8, 0)));
     }

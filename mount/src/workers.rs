@@ -20,7 +20,7 @@ use std::thread;
 use std::time::Duration;
 
 /// Workers at the most, unless `--threads` says more: as many requests are handled at once. Each takes some 1.1 MiB while it is there.
-pub const WORKERS_MAX: usize = 168;
+pub const WORKERS_MAX: usize = 128;
 
 /// How long workers beyond `--threads` must have been idle before they end. Long, as starting one takes a fraction of a millisecond.
 const IDLE_PERIOD: Duration = Duration::from_secs(10);

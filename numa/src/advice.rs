@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::time::{Duration, Instant};
 use wire::address::{Address, Stream};
+use wire::confined::{self, Work, confine};
 use wire::frames::{Broken, Outgoing, send};
 use wire::key::PoolKey;
 use wire::listener::Listener;
@@ -62,6 +63,7 @@ pub fn listen(listener: &Listener, keys: &[Option<PoolKey>], asked: &SyncSender<
                     let Some(stranger) = strangers.enter(&stream) else { continue }; // Closed without a word.
                     let (asked, connections) = (asked.clone(), &connections);
                     let serve = move || {
+                        confine(Work::Serving, confined::NOTHING);
                         if let Err(broken) = serve(&stream, stranger, keys, &asked, connections) {
                             tracing::debug!(peer = stream.peer(), %broken, "a guest's advice");
                         }

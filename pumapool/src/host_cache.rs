@@ -107,7 +107,7 @@ pub struct HostOptions {
     #[arg(long, value_name = "SIZE", default_value = "256MiB", value_parser = size::parse_catalog)]
     catalog: u64,
 
-    /// Threads that always serve the images. While all of them wait for the disk, more are started, up to 168.
+    /// Threads that always serve the images. While all of them wait for the disk, more are started, up to 128.
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=256))]
     threads: u16,
 

@@ -156,7 +156,7 @@ pub struct Policies {
     /// forgotten.
     #[arg(long, value_name = "SIZE", default_value = "256MiB", value_parser = size::parse_catalog)]
     pub catalog: u64,
-    /// Threads that always serve the mount. While all of them wait for SOURCE, more are started, up to 168.
+    /// Threads that always serve the mount. While all of them wait for SOURCE, more are started, up to 128.
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=256))]
     pub threads: u16,
 

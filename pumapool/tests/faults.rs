@@ -12,6 +12,7 @@ use std::os::unix::fs::FileExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use testbed::{Scratch, wait_until};
 
@@ -202,6 +203,39 @@ fn signals_and_failures_leave_no_dead_mount() {
     assert!(at.join("file").exists());
     setup::umount(at_text);
     assert!(!at.join("file").exists());
+}
+
+/// A stat uses the mount for as long as the system call takes. That is no reason to keep it.
+#[test]
+fn whoever_only_looks_at_files_keeps_no_mount() {
+    let test = "whoever_only_looks_at_files_keeps_no_mount";
+    if !can_run(test) {
+        return;
+    }
+    let scratch = Scratch::new(test).unwrap();
+    let (source, at) = (scratch.directory("source").unwrap(), scratch.directory("mount").unwrap());
+    fs::write(source.join("file"), "").unwrap();
+    let has_ended = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while !has_ended.load(Ordering::Relaxed) {
+                    let _ = fs::metadata(at.join("file"));
+                    // One after the other without end would leave no moment for it.
+                    std::thread::sleep(Duration::from_micros(200));
+                }
+            });
+        }
+        let rounds = std::panic::catch_unwind(|| {
+            for round in 0..25 {
+                let _mount = Mount::start(&source, &at, &["--attribute-timeout", "0"]);
+                let output = pumapool(&["umount", at.to_str().unwrap()]);
+                assert!(output.status.success(), "round {round}: {output:?}");
+            }
+        });
+        has_ended.store(true, Ordering::Relaxed);
+        rounds.unwrap();
+    });
 }
 
 #[test]
