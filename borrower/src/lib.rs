@@ -560,6 +560,12 @@ impl Borrower {
         self.core.catalog.restore(identity, key, left)
     }
 
+    /// The key that the next file is given, if no file has it: a successor goes on from there
+    /// ([`Borrower::keys_from`]).
+    pub fn next_key(&self) -> FileKey {
+        self.core.catalog.next_key()
+    }
+
     /// Gives out no key below this one: a daemon before this one may have given those out, and the kernel may still know files by them.
     pub fn keys_from(&self, key: FileKey) {
         self.core.catalog.keys_from(key);

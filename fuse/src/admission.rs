@@ -67,9 +67,9 @@ pub const DEFERRED_BYTES_MAX: usize = 512 << 20;
 /// Whose a request is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Who {
-    /// The user.
-    uid: u32,
-    /// The file system below. 0: there is one only.
+    /// The user. Of what is nobody's, the file system. None: of that there is one only.
+    one: Option<u32>,
+    /// The file system below at which the user may hold a part of what he may hold. 0: all of it.
     file_system: u32,
 }
 
@@ -82,8 +82,8 @@ impl Who {
     /// Of a request of that class. None: it waits for nothing.
     pub(crate) fn new(class: Option<Class>, uid: u32, file_system: u32) -> Who {
         match class.is_some_and(Class::is_nobodys) {
-            true => Who { uid: file_system, file_system: 0 },
-            false => Who { uid, file_system },
+            true => Who { one: (file_system != 0).then_some(file_system), file_system: 0 },
+            false => Who { one: Some(uid), file_system },
         }
     }
 }
@@ -123,7 +123,9 @@ impl Lane {
         let held = |is: &dyn Fn(&Who) -> bool| -> usize {
             self.holders.iter().filter(|(holder, _)| is(holder)).map(|(_, held)| held).sum()
         };
-        let (own, free) = (held(&|holder| holder.uid == who.uid), self.tokens - self.held);
+        let free = self.tokens - self.held;
+        let Some(one) = who.one else { return free > 0 };
+        let own = held(&|holder| holder.one == Some(one));
         // Of what the user may hold at the most, if nobody else takes any meanwhile.
         let still = (own + free).div_ceil(2).saturating_sub(own);
         own < free && (who.file_system == 0 || held(&|holder| *holder == who) < still)
@@ -238,7 +240,7 @@ thread_local! {
     /// Of a worker's thread: the tokens, whose request it handles, the class of the token that it
     /// holds, and whether it was refused one.
     static OWN: RefCell<Option<Arc<Admission>>> = const { RefCell::new(None) };
-    static WHO: Cell<Who> = const { Cell::new(Who { uid: 0, file_system: 0 }) };
+    static WHO: Cell<Who> = const { Cell::new(Who { one: None, file_system: 0 }) };
     static HELD: Cell<Option<(Class, Who)>> = const { Cell::new(None) };
     static REFUSED: Cell<bool> = const { Cell::new(false) };
 }
@@ -334,7 +336,7 @@ mod tests {
         let writeback = |file_system| Who::new(Some(Class::Writeback), 0, file_system);
         assert_eq!([1, 2].map(|at| taken(&admission, Class::Writeback, writeback(at))), [6, 3]);
         assert_eq!(taken(&admission, Class::Change, user(0)), 12);
-        assert_eq!(taken(&admission, Class::Close, Who::new(Some(Class::Close), 0, 0)), 4);
+        assert_eq!(taken(&admission, Class::Close, Who::new(Some(Class::Close), 0, 0)), 8);
     }
 
     #[test]

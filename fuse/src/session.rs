@@ -398,7 +398,7 @@ impl Worker {
                         reply.none();
                         return None;
                     }
-                    if !is_from_cache(&request) {
+                    if !cannot_fail(&request) {
                         let _ = reply.error(Errno::NOMEM);
                         return None;
                     }
@@ -442,9 +442,14 @@ impl Worker {
     }
 }
 
-/// Whether it writes what the kernel has cached: nobody could be told that this failed, and the kernel bounds how much of it there is.
-fn is_from_cache(request: &Request<'_>) -> bool {
-    matches!(request.operation, Operation::Write { args, .. } if args.write_flags & abi::WRITE_CACHE != 0)
+/// Whether it writes what the kernel has cached, or closes a file: nobody could be told that this
+/// failed, and the kernel bounds how many there are.
+fn cannot_fail(request: &Request<'_>) -> bool {
+    match request.operation {
+        Operation::Write { args, .. } => args.write_flags & abi::WRITE_CACHE != 0,
+        Operation::Release(_) => true,
+        _ => false,
+    }
 }
 
 /// Reads one request. Where there is none, it waits if it is to, which only one worker should: the kernel wakes all who do

@@ -192,6 +192,11 @@ impl Catalog {
         file
     }
 
+    /// The key that the next file is given, if no file has it. 0: the one behind it.
+    pub fn next_key(&self) -> FileKey {
+        FileKey(self.names.lock().next_key)
+    }
+
     /// Gives out no key below this one. To be called before any file is adopted.
     pub fn keys_from(&self, key: FileKey) {
         let mut names = self.names.lock();
@@ -542,6 +547,15 @@ mod tests {
         assert!(catalog.file(once).is_none() && catalog.file(often).is_some());
         use_once(3);
         assert!(catalog.file(often).is_some());
+    }
+
+    #[test]
+    fn keys_begin_anew_behind_the_last_one() {
+        let catalog = Catalog::new(1, u64::MAX);
+        catalog.keys_from(FileKey(u32::MAX));
+        let keys = [1, 2, 3].map(|inode| catalog.adopt(identity(inode)).key());
+        assert_eq!(keys, [u32::MAX, 1, 2].map(FileKey));
+        assert_eq!(catalog.next_key(), FileKey(3));
     }
 
     #[test]

@@ -179,11 +179,13 @@ impl Beside {
         let mut changes = Changes::default();
         self.read(fanotify, &mut vec![0; EVENTS_BYTES], filesystem, &mut changes);
         changes.nodes.remove(&inode.nodeid);
-        if changes.all || !changes.nodes.is_empty() {
-            let mut asked = self.asked.lock();
-            asked.all |= changes.all;
-            asked.nodes.extend(changes.nodes);
-            drop(asked);
+        let is_more = changes.all || !changes.nodes.is_empty();
+        let mut asked = self.asked.lock();
+        asked.nodes.remove(&inode.nodeid);
+        asked.all |= changes.all;
+        asked.nodes.extend(changes.nodes);
+        drop(asked);
+        if is_more {
             self.wake();
         }
     }
