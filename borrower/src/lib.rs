@@ -30,6 +30,7 @@ use edge::cgroups::{CgroupStatus, Cgroups, Resolver};
 use edge::link::Link;
 use edge::links::Links;
 use edge::racing::Racers;
+pub use logic::copying::may_be_copied_below;
 pub use logic::core::{Change, Strategy};
 use logic::core::{Changing, Confused, Core, Outcome, Setup};
 pub use logic::curve::{CurvePoint, CurveStatus};

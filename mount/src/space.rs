@@ -5,7 +5,7 @@ use crate::credentials::Caller;
 use crate::filesystem::Passthrough;
 use crate::inode::stat;
 use crate::system::share_blocks;
-use borrower::Change;
+use borrower::{Change, may_be_copied_below};
 use fuse::{Errno, abi};
 use page::PAGE_SIZE;
 use rustix::fs::{FallocateFlags, SeekFrom};
@@ -104,21 +104,21 @@ impl Passthrough {
     /// through its cache instead (fs/fuse/file.c, `fuse_copy_file_range`), which reads neither the disk
     /// nor a lender for what is cached.
     ///
-    /// After a copy here the kernel drops all pages that are copied to, also if a mapping stores to them
-    /// meanwhile. So this copies whole pages only, and nothing to a file that may be mapped for writing.
+    /// What may be copied so: [`may_be_copied_below`].
     pub(crate) fn copy_file_range(&self, caller: Caller, args: &abi::CopyFileRangeIn) -> Result<u64, Errno> {
         let source = self.handles.file(args.fh_in)?;
         let target = self.handles.file(args.fh_out)?;
         let device = &target.inode.device;
-        if target.inode.may_be_mapped.load(Ordering::Relaxed) || !device.may_share_blocks() {
+        if !device.may_share_blocks() {
             return Err(Errno::OPNOTSUPP);
         }
-        let is_whole = |offset: u64| offset.is_multiple_of(PAGE_SIZE as u64);
         let left = stat(&source.fd)?.stx_size.saturating_sub(args.off_in);
         let len = args.len.min(COPY_BYTES_MAX).min(left);
         let end = args.off_out.checked_add(len).ok_or(Errno::FBIG)?;
         let is_to_end = stat(&target.fd)?.stx_size <= end;
-        if len == 0 || !is_whole(args.off_in) || !is_whole(args.off_out) || !(is_whole(len) || is_to_end) {
+        let may_be_stored_to = target.inode.may_be_mapped.load(Ordering::Relaxed);
+        let may_be = may_be_copied_below(args.off_out, len, is_to_end, may_be_stored_to);
+        if len == 0 || !args.off_in.is_multiple_of(PAGE_SIZE as u64) || !may_be {
             return Err(Errno::OPNOTSUPP);
         }
         self.change(

@@ -1,7 +1,7 @@
 //! Files are changed through the mount: the kernel's part before the request, the mount's order of steps, and the kernel's part after
 //! the answer.
 
-use crate::file::{Cached, FileModel, Inode, UNIT_BYTES, UNITS, encode};
+use crate::file::{Below, Cached, FileModel, Inode, UNIT_BYTES, UNITS, encode};
 use crate::machine::{Context, Doing, Machine, Task, Wrong};
 use crate::truth::{EOF, Time};
 use borrower::Change;
@@ -24,6 +24,8 @@ pub enum Kind {
     Punch { first: usize, end: usize },
     /// A write past the page cache.
     Direct { first: usize, end: usize },
+    /// The file system below copies by itself, and the kernel drops the pages then, whatever they hold.
+    Copy { first: usize, end: usize },
     /// No byte changes.
     Attributes,
 }
@@ -52,10 +54,12 @@ impl Kind {
     /// Some other change of bytes.
     pub fn other(units: usize, random: &mut Rng) -> Kind {
         let (first, end) = range(units, random);
-        match random.u32(0..4) {
+        match random.u32(0..5) {
             0..2 => Kind::Truncate { size: random.usize(0..=units) },
             2 => Kind::Punch { first, end },
-            _ => Kind::Direct { first, end },
+            3 => Kind::Direct { first, end },
+            _ if random.bool() => Kind::Copy { first, end },
+            _ => Kind::Copy { first: first / UNITS * UNITS, end: end.next_multiple_of(UNITS) },
         }
     }
 }
@@ -157,6 +161,17 @@ impl Altering {
         matches!(self.kind, Kind::Writeback { .. })
     }
 
+    /// Whether it leaves that unit as it is, also in the kernel's cache, as far as a program knows that
+    /// stores there.
+    pub fn leaves(&self, unit: usize) -> bool {
+        matches!(self.kind, Kind::Copy { first, end } if unit < first || end <= unit)
+    }
+
+    /// Whether it is a copy below.
+    pub fn is_copy(&self) -> bool {
+        matches!(self.kind, Kind::Copy { .. })
+    }
+
     /// The daemon has died: what it was doing is asked again.
     pub fn send_again(&mut self) {
         if matches!(self.stage, Stage::Read | Stage::Begun | Stage::Applied | Stage::Await { .. } | Stage::Answer) {
@@ -181,7 +196,7 @@ impl Altering {
             _ => None,
         };
         match self.kind {
-            Kind::Write { first, end } | Kind::Direct { first, end } => written(first, end),
+            Kind::Write { first, end } | Kind::Direct { first, end } | Kind::Copy { first, end } => written(first, end),
             Kind::Truncate { size } if unit >= size => Some(EOF),
             Kind::Truncate { .. } if unit >= self.size_before => Some(0),
             Kind::Punch { first, end } if first <= unit && unit < end && unit < self.size_before => Some(0),
@@ -300,7 +315,7 @@ impl Machine {
             Stage::Answer => {
                 answer(file, change);
                 match change.kind {
-                    Kind::Truncate { .. } | Kind::Punch { .. } | Kind::Direct { .. } => {
+                    Kind::Truncate { .. } | Kind::Punch { .. } | Kind::Direct { .. } | Kind::Copy { .. } => {
                         change.stage = Stage::Drop { next: first_page(change) };
                     }
                     _ => {
@@ -325,7 +340,11 @@ impl Machine {
     /// Drops the next page of a change after its answer, as [`Machine::drop_page`] does. Of a hole, whole pages go whatever they hold;
     /// of those at the edges the kernel zeroes its part, and leaves them as clean or dirty as they are.
     fn drop_changed(&mut self, file: usize, change: &Altering, next: usize) -> Option<usize> {
-        let Kind::Punch { first, end } = change.kind else { return self.drop_page(file, next, last_page(change)) };
+        let (first, end) = match change.kind {
+            Kind::Punch { first, end } => (first, end),
+            Kind::Copy { first, end } => (first / UNITS * UNITS, end.next_multiple_of(UNITS)),
+            _ => return self.drop_page(file, next, last_page(change)),
+        };
         let mixed = self.files[file].mixed;
         let inode = self.files[file].inode.as_mut()?;
         if next >= last_page(change).min(inode.pages.len()) {
@@ -353,7 +372,9 @@ impl Machine {
 
 /// What a mapping has left behind the end may be seen once a change moves the end beyond, until the mount has had the pages dropped.
 fn linger_in_gap(file: &mut FileModel, change: &Altering, now: Time) {
-    let (Kind::Write { first, .. } | Kind::Direct { first, .. }, Some(inode)) = (&change.kind, &file.inode) else {
+    let (Kind::Write { first, .. } | Kind::Direct { first, .. } | Kind::Copy { first, .. }, Some(inode)) =
+        (&change.kind, &file.inode)
+    else {
         return;
     };
     for unit in change.size_before..(*first).min(change.size_before.next_multiple_of(UNITS)) {
@@ -416,11 +437,15 @@ fn prepare(context: &mut Context, file: &mut FileModel, task: &Task, change: &mu
             }
             inode.size_unstable = end > inode.size;
         }
-        Kind::Truncate { .. } | Kind::Punch { .. } | Kind::Direct { .. } => {
+        Kind::Copy { first, end } if !may_be_copied(first, end, inode.may_be_stored_to, &file.below) => {
+            // The kernel copies through its cache: that is a write.
+            return Prepared::GivenUp;
+        }
+        Kind::Truncate { .. } | Kind::Punch { .. } | Kind::Direct { .. } | Kind::Copy { .. } => {
             if inode.is_dirty() || inode.size != file.below.size {
                 return Prepared::GivenUp;
             }
-            inode.no_stores = !matches!(change.kind, Kind::Punch { .. });
+            inode.no_stores = !matches!(change.kind, Kind::Punch { .. } | Kind::Copy { .. });
             if let Kind::Truncate { .. } = change.kind {
                 inode.no_writeback = true;
                 inode.size_unstable = true;
@@ -433,7 +458,7 @@ fn prepare(context: &mut Context, file: &mut FileModel, task: &Task, change: &mu
     // And what it has left where the file reaches now, until the change's own drop.
     let reaches = match change.kind {
         Kind::Truncate { size } => size,
-        Kind::Direct { end, .. } => end,
+        Kind::Direct { end, .. } | Kind::Copy { end, .. } => end,
         _ => 0,
     };
     for unit in inode.size..reaches.min(inode.size.next_multiple_of(UNITS)) {
@@ -444,8 +469,8 @@ fn prepare(context: &mut Context, file: &mut FileModel, task: &Task, change: &mu
     for unit in 0..file.below.units.len() {
         if let Some(value) = change.result(unit) {
             file.truth.announce(task.id, unit, value);
-            let is_direct = matches!(change.kind, Kind::Direct { .. }) && unit >= change.size_before;
-            if value == EOF || is_direct {
+            let is_past_cache = matches!(change.kind, Kind::Direct { .. } | Kind::Copy { .. });
+            if value == EOF || is_past_cache && unit >= change.size_before {
                 // A READ may meet the new end while the kernel still believes in the old one; or the kernel knows of the new end
                 // before it has dropped its pages. In between are zeros.
                 file.truth.announce(task.id, unit, 0);
@@ -455,10 +480,16 @@ fn prepare(context: &mut Context, file: &mut FileModel, task: &Task, change: &mu
     Prepared::Filled
 }
 
+/// Whether the mount has it copied below (mount/src/space.rs).
+fn may_be_copied(first: usize, end: usize, may_be_stored_to: bool, below: &Below) -> bool {
+    let (offset, len) = (first as u64 * UNIT_BYTES, (end - first) as u64 * UNIT_BYTES);
+    borrower::may_be_copied_below(offset, len, below.size <= end, may_be_stored_to)
+}
+
 /// What a request to write holds: the kernel copies it out of its pages when it is read.
 fn data(inode: &Inode, change: &Altering) -> Vec<u64> {
     let (first, end) = match &change.kind {
-        Kind::Write { first, end } | Kind::Direct { first, end } => (*first, *end),
+        Kind::Write { first, end } | Kind::Direct { first, end } | Kind::Copy { first, end } => (*first, *end),
         Kind::Writeback { units, .. } => return units.clone(),
         _ => return Vec::new(),
     };
@@ -488,7 +519,9 @@ fn announce(change: &Altering, size: usize) -> Change {
         Kind::Writeback { page, units } => buffered(page * UNITS, page * UNITS + units.len()),
         Kind::Truncate { size } => Change::Other { start: bytes(*size), end: u64::MAX },
         Kind::Punch { first, end } => Change::Hole { start: bytes(*first), end: bytes((*end).min(size.max(*first))) },
-        Kind::Direct { first, end } => Change::Other { start: bytes(*first), end: bytes(*end) },
+        Kind::Direct { first, end } | Kind::Copy { first, end } => {
+            Change::Other { start: bytes(*first), end: bytes(*end) }
+        }
         Kind::Attributes => Change::Attributes,
     }
 }
@@ -498,7 +531,7 @@ fn first_written(change: &Altering) -> Option<usize> {
     match &change.kind {
         Kind::Write { first, .. } | Kind::Direct { first, .. } => Some(*first),
         Kind::Writeback { page, .. } => Some(page * UNITS),
-        Kind::Truncate { .. } | Kind::Punch { .. } | Kind::Attributes => None,
+        Kind::Truncate { .. } | Kind::Punch { .. } | Kind::Copy { .. } | Kind::Attributes => None,
     }
 }
 
@@ -514,6 +547,8 @@ fn apply(context: &mut Context, file: &mut FileModel, change: &Altering) -> Went
     let first = match &change.kind {
         Kind::Write { first, .. } | Kind::Direct { first, .. } => *first,
         Kind::Writeback { page, .. } => page * UNITS,
+        // All or nothing.
+        Kind::Copy { first, .. } if went == Went::Well => *first,
         kind => {
             if went != Went::Well && *kind != Kind::Attributes {
                 return Went::Wrong;
@@ -593,7 +628,9 @@ fn answer(file: &mut FileModel, change: &Altering) {
             }
             size
         }
-        Kind::Write { end, .. } | Kind::Direct { end, .. } if change.went == Went::Well => end.max(inode.size),
+        Kind::Write { end, .. } | Kind::Direct { end, .. } | Kind::Copy { end, .. } if change.went == Went::Well => {
+            end.max(inode.size)
+        }
         // After a short write the kernel knows how far it went.
         Kind::Write { .. } | Kind::Direct { .. } => file.below.size.max(inode.size),
         _ => inode.size,
@@ -607,14 +644,14 @@ fn answer(file: &mut FileModel, change: &Altering) {
 
 fn first_page(change: &Altering) -> usize {
     match change.kind {
-        Kind::Punch { first, .. } | Kind::Direct { first, .. } => first / UNITS,
+        Kind::Punch { first, .. } | Kind::Direct { first, .. } | Kind::Copy { first, .. } => first / UNITS,
         _ => 0,
     }
 }
 
 fn last_page(change: &Altering) -> usize {
     match change.kind {
-        Kind::Punch { end, .. } | Kind::Direct { end, .. } => end.div_ceil(UNITS),
+        Kind::Punch { end, .. } | Kind::Direct { end, .. } | Kind::Copy { end, .. } => end.div_ceil(UNITS),
         _ => usize::MAX,
     }
 }
@@ -642,7 +679,9 @@ fn settle(context: &mut Context, file: &mut FileModel, task: &Task, change: &Alt
                     _ if change.went != Went::Well => false,
                     // Nor does it show what lies behind the end that it believes in.
                     Kind::Punch { .. } => unit < kernel_size,
-                    Kind::Write { first, end } | Kind::Direct { first, end } => first <= unit && unit < end,
+                    Kind::Write { first, end } | Kind::Direct { first, end } | Kind::Copy { first, end } => {
+                        first <= unit && unit < end
+                    }
                     _ => true,
                 };
                 file.truth.settle(task.id, unit, file.below.read(unit), context.now, lingers, fresh);

@@ -125,6 +125,8 @@ pub struct Inode {
     pub no_writeback: bool,
     /// Nothing is stored through mappings, because the model would not know what that means.
     pub no_stores: bool,
+    /// A program may have mapped it for writing.
+    pub may_be_stored_to: bool,
     /// The size is being changed.
     pub size_unstable: bool,
 }
@@ -142,6 +144,7 @@ impl Inode {
             lock: None,
             no_writeback: false,
             no_stores: false,
+            may_be_stored_to: false,
             size_unstable: false,
         }
     }

@@ -32,6 +32,8 @@ const BATCH_PAGES: usize = 4;
 /// Control groups, in turns from page to page: none, one with a quota, and one with a share.
 const GROUPS: usize = 3;
 const QUOTA_PAGES: u64 = 2;
+/// Of so many tries to store into a file that nobody has mapped for writing, one maps it.
+const MAPPED_SELDOM: u32 = 4;
 
 /// What a read returned that it must not.
 #[derive(Debug)]
@@ -420,6 +422,16 @@ impl Machine {
         if !is_known || inode.no_stores || model.is_written_below {
             return;
         }
+        let changes = |task: &Task, is: &dyn Fn(&Altering) -> bool| match &task.doing {
+            Doing::Change(change) => task.file == file && is(change),
+            _ => false,
+        };
+        if !inode.may_be_stored_to {
+            // To map it, a program opens it, and waits for changes. Most files are never mapped so.
+            let is_copied = self.tasks.iter().any(|task| changes(task, &Altering::is_copy));
+            inode.may_be_stored_to = !is_copied && context.random.u32(0..MAPPED_SELDOM) == 0;
+            return;
+        }
         // Nor while the kernel is about to cut off what is stored, because it is told of a size that the file had beside us.
         let size = inode.size;
         let brings_size = |task: &Task| matches!(&task.doing, Doing::Open(open) if open.brings_size(size));
@@ -455,7 +467,9 @@ impl Machine {
         let value = context.number() * 4096 + unit as u64;
         cached.units[at] = value;
         cached.dirty = true;
-        if model.changes > 0 {
+        // Beside what is copied below, a store is nobody else's business.
+        let is_apart = unit < size && !self.tasks.iter().any(|task| changes(task, &|change| !change.leaves(unit)));
+        if model.changes > 0 && !is_apart {
             // Also behind the end: the whole page is written back, with what it holds then.
             model.mixed = true;
             inode.pages.iter_mut().flatten().for_each(|cached| cached.is_torn = true);
@@ -734,6 +748,7 @@ impl Machine {
             file.invalidation = None;
             if let Some(inode) = &mut file.inode {
                 inode.file = self.core.catalog.restore(file.identity, inode.file.key(), left);
+                inode.may_be_stored_to = true; // Who knows.
                 if let Some(number) = inode.file.kernel_stale() {
                     file.invalidate(0, usize::MAX, Some(number));
                 }

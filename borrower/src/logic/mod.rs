@@ -1,6 +1,7 @@
 //! What the borrower knows and decides, without sockets, clocks or threads.
 
 pub mod catalog;
+pub mod copying;
 pub mod core;
 pub mod curve;
 pub mod demoted;

@@ -52,6 +52,7 @@ rules! {
     Demoted = 31: "what a guest has evicted counts only if it has the hash of what the file below holds",
     Settled = 32: "what was read while somebody may have been writing the file below is not believed, and dropped at the next open",
     Zeroed = 33: "a page that writeback may have zeroed behind the end is quarantined, and dropped",
+    Copied = 34: "bytes are copied below only in whole pages, and to no file that a mapping may store to",
 }
 
 #[cfg(debug_assertions)]
