@@ -164,7 +164,7 @@ impl Altering {
     /// Whether it leaves that unit as it is, also in the kernel's cache, as far as a program knows that
     /// stores there.
     pub fn leaves(&self, unit: usize) -> bool {
-        matches!(self.kind, Kind::Copy { first, end } if unit < first || end <= unit)
+        self.is_copy() && self.result(unit).is_none()
     }
 
     /// Whether it is a copy below.

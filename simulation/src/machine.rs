@@ -443,10 +443,15 @@ impl Machine {
             // Stores at the end are tried more often.
             page = (inode.size / UNITS).min(inode.pages.len() - 1);
         }
-        let fresh = model.changes > 0 || (0..UNITS).all(|at| model.truth.is(page * UNITS + at, inode.seen(page, at)));
+        let is_fresh = (0..UNITS).all(|at| model.truth.is(page * UNITS + at, inode.seen(page, at)));
         let size = inode.size;
         let Some(cached) = &mut inode.pages[page] else { return };
-        if !fresh || !cached.uptodate || cached.locked || cached.writeback || page * UNITS >= size {
+        if !(is_fresh || model.changes > 0)
+            || !cached.uptodate
+            || cached.locked
+            || cached.writeback
+            || page * UNITS >= size
+        {
             return;
         }
         let mut at = context.random.usize(0..UNITS);
@@ -468,7 +473,8 @@ impl Machine {
         cached.units[at] = value;
         cached.dirty = true;
         // Beside what is copied below, a store is nobody else's business.
-        let is_apart = unit < size && !self.tasks.iter().any(|task| changes(task, &|change| !change.leaves(unit)));
+        let is_apart =
+            is_fresh && unit < size && !self.tasks.iter().any(|task| changes(task, &|change| !change.leaves(unit)));
         if model.changes > 0 && !is_apart {
             // Also behind the end: the whole page is written back, with what it holds then.
             model.mixed = true;
@@ -748,7 +754,6 @@ impl Machine {
             file.invalidation = None;
             if let Some(inode) = &mut file.inode {
                 inode.file = self.core.catalog.restore(file.identity, inode.file.key(), left);
-                inode.may_be_stored_to = true; // Who knows.
                 if let Some(number) = inode.file.kernel_stale() {
                     file.invalidate(0, usize::MAX, Some(number));
                 }
