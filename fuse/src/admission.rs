@@ -51,9 +51,8 @@ impl Class {
     }
 }
 
-/// The tokens that each class has, of so many in all.
+/// How the tokens are divided among the classes. With 128 workers, these are the tokens themselves.
 const PARTS: [usize; 6] = [22, 22, 32, 24, 12, 8];
-const PARTS_OF: usize = 120;
 
 /// Workers for which there is no token.
 pub const RESERVED_WORKERS: usize = 8;
@@ -64,10 +63,10 @@ pub const DEFERRED_MAX: usize = 16_384;
 /// Bytes of deferred requests at the most: WRITEs have up to 1 MiB, which the caller has in memory, too.
 pub const DEFERRED_BYTES_MAX: usize = 512 << 20;
 
-/// Whose a request is.
+/// The user, and the file system, to whose share a request counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Who {
-    /// The user. Of what is nobody's, the file system. None: of that there is one only.
+    /// The user's id. In a class that is no user's, the file system; None if there is one only.
     one: Option<u32>,
     /// The file system below at which the user may hold a part of what he may hold. 0: all of it.
     file_system: u32,
@@ -126,7 +125,7 @@ impl Lane {
         let free = self.tokens - self.held;
         let Some(one) = who.one else { return free > 0 };
         let own = held(&|holder| holder.one == Some(one));
-        // Of what the user may hold at the most, if nobody else takes any meanwhile.
+        // The user may hold half of what is his or free, if nobody else takes any meanwhile.
         let still = (own + free).div_ceil(2).saturating_sub(own);
         own < free && (who.file_system == 0 || held(&|holder| *holder == who) < still)
     }
@@ -176,9 +175,9 @@ impl Admission {
     pub(crate) fn new(workers: usize) -> Admission {
         // Who says nothing of it has no limit.
         let tokens = if workers == 0 { usize::MAX / 16 } else { workers.saturating_sub(RESERVED_WORKERS) };
-        let lane = |part: usize| {
-            Mutex::new(Lane::new((tokens / PARTS_OF * part + tokens % PARTS_OF * part / PARTS_OF).max(1)))
-        };
+        let all: usize = PARTS.iter().sum();
+        // Divided first, because the product may be too large.
+        let lane = |part: usize| Mutex::new(Lane::new((tokens / all * part + tokens % all * part / all).max(1)));
         let (deferred, deferred_bytes) = (AtomicUsize::new(0), AtomicUsize::new(0));
         Admission { lanes: PARTS.map(lane), deferred, deferred_bytes, later: Later::default() }
     }

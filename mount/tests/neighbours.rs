@@ -248,7 +248,7 @@ fn readers_of_a_hanging_server_hold_a_part_of_the_workers() {
     drop(served);
 }
 
-/// Who waits for one file system below SOURCE reads from another one.
+/// A user whose READs wait for one file system below SOURCE can read from another one.
 #[test]
 fn readers_of_a_hanging_server_leave_their_user_other_file_systems() {
     let test = "readers_of_a_hanging_server_leave_their_user_other_file_systems";

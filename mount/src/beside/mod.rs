@@ -81,7 +81,7 @@ pub(crate) struct Beside {
     own: Mutex<HashSet<i32>>,
     /// What is to be forgotten for other reasons.
     asked: Mutex<Changes>,
-    /// Held while what is told is passed on.
+    /// A thread holds this while it passes events on to the kernel.
     telling: Mutex<()>,
     wake: OwnedFd,
     closing: AtomicBool,
