@@ -123,8 +123,39 @@ pub(crate) struct Caller {
     pub task: u32,
 }
 
-/// A group that no set-group-ID file is expected to have: the kernel's overflow id.
-const GROUP_OF_NOBODY: u32 = 65_534;
+/// The kernel's overflow id: a user and a group that own nothing.
+const NOBODY: u32 = 65_534;
+
+/// While this guard lives, this thread takes blocks as a user takes them. Only root may take the blocks
+/// that some file systems (ext2 to ext4) reserve for root.
+#[must_use]
+pub(crate) struct Spending {
+    switches: bool,
+}
+
+impl Spending {
+    /// A guard for a change that a user makes. A user whom the kernel does not name is not root.
+    pub(crate) fn begin(privilege: Privilege, uid: u32) -> Spending {
+        let switches = privilege == Privilege::Root && uid != 0;
+        if switches {
+            system::set_thread_fsuid(if uid == abi::INVALID_ID { NOBODY } else { uid });
+        }
+        Spending { switches }
+    }
+
+    /// A guard for changes that the kernel will make for anybody.
+    pub(crate) fn for_anybody() -> Spending {
+        Spending::begin(Privilege::Root, NOBODY)
+    }
+}
+
+impl Drop for Spending {
+    fn drop(&mut self) {
+        if self.switches {
+            system::set_thread_fsuid(0);
+        }
+    }
+}
 
 /// While this guard lives, changes by this thread clear set-user-ID and set-group-ID bits as changes by
 /// the caller would. The thread lacks CAP_FSETID. Where set-group-ID bits are concerned, the thread has
@@ -165,7 +196,7 @@ impl WithoutFsetid {
         if mode.contains(Mode::SGID) {
             system::set_thread_groups(&system::groups_of(caller.task))?;
             guard.groups = true;
-            let gid = if caller.gid == abi::INVALID_ID { GROUP_OF_NOBODY } else { caller.gid };
+            let gid = if caller.gid == abi::INVALID_ID { NOBODY } else { caller.gid };
             system::set_thread_fsgid(gid);
         }
         Ok(Some(guard))

@@ -13,7 +13,7 @@
 
 use crate::change::Outcome;
 use crate::config::WriteMode;
-use crate::credentials::Caller;
+use crate::credentials::{Caller, Spending};
 use crate::filesystem::Passthrough;
 use crate::handle::OpenFile;
 use crate::inode::Inode;
@@ -234,6 +234,8 @@ impl Passthrough {
         if !from_cache {
             file.in_use();
         }
+        // Of what comes out of the cache, the kernel does not say who has stored it.
+        let writer = if from_cache { file.fd.taken.uid() } else { caller.uid };
         let direct = args.write_flags & abi::WRITE_LOCKOWNER != 0;
         let append = !from_cache && self.write_mode == WriteMode::Through && asked.contains(OFlags::APPEND);
         let append_only = file.appends && !append;
@@ -280,6 +282,7 @@ impl Passthrough {
                     there = attempt.begun().map_or(0, |end| appended(&file, end, data));
                     attempt.begin(before.size_bytes);
                 }
+                let _spending = Spending::begin(self.privilege, writer);
                 let value = match append_only {
                     true => write_append_only(&file, fd, data, args.offset, before.size_bytes),
                     false => write_full(fd, &data[there..], args.offset + there as u64, append),

@@ -19,7 +19,7 @@
 //! - A backing number outlives the daemon, so it is written down, before the kernel is told to use it. One that a daemon had no time
 //!   to write down stays with the connection: one file held open for each such kill.
 
-use crate::credentials::WithoutFsetid;
+use crate::credentials::{Spending, WithoutFsetid};
 use crate::handle::OpenFile;
 use crate::handover::layout::node;
 use crate::handover::memory::Memory;
@@ -90,8 +90,10 @@ impl Connection {
 
     /// None: it cannot be passed.
     fn back(self: &Arc<Connection>, fd: &OwnedFd) -> Option<Backing> {
-        // The kernel writes as who this is: set-id bits are to fall, whoever the caller is.
+        // The kernel writes as who this is. Whoever the caller is: set-id bits are to fall, and reserved
+        // blocks are not for him.
         let _fsetid = WithoutFsetid::begin().ok()?;
+        let _spending = Spending::for_anybody();
         match backing::open(&*self.device, fd) {
             Ok(number) => Some(Backing { number, connection: self.clone() }),
             Err(errno) => {

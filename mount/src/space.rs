@@ -1,7 +1,7 @@
 //! The shape of files: fallocate, SEEK_DATA and SEEK_HOLE, copy_file_range.
 
 use crate::change::Outcome;
-use crate::credentials::Caller;
+use crate::credentials::{Caller, Spending};
 use crate::filesystem::Passthrough;
 use crate::inode::stat;
 use crate::system::share_blocks;
@@ -47,6 +47,7 @@ impl Passthrough {
             },
             |_| {
                 let _clearing = self.clearing(&file.inode, caller.uid != 0, caller, &file.fd)?;
+                let _spending = Spending::begin(self.privilege, caller.uid);
                 // Only a daemon that is about to hand over is interrupted.
                 rustix::io::retry_on_intr(|| rustix::fs::fallocate(&file.fd, mode, args.offset, args.length))?;
                 Ok(Outcome::done(()))

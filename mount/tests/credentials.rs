@@ -2,6 +2,7 @@
 
 mod support;
 
+use mount::WriteMode;
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use support::*;
@@ -196,4 +197,68 @@ fn a_list_that_cannot_be_read_is_none() {
         let output = std::process::Command::new("ls").args(["-l"]).arg(m.path("a")).output().unwrap();
         assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
     });
+}
+
+/// Bytes of a small disk of which half is reserved for root.
+const DISK_BYTES: u64 = 64 << 20;
+/// What the disk may need to note where blocks are, whoever takes them, in bytes.
+const NOTES_BYTES: u64 = 64 << 10;
+
+/// What ext4 reserves for root, no other user takes, by whichever way the bytes come.
+#[test]
+fn reserved_blocks_are_for_root() {
+    if !can_mount("reserved_blocks_are_for_root") {
+        return;
+    }
+    const STORE: &str = "import mmap, os
+with open(FILE, 'wb+') as file:
+    file.truncate(BYTES)
+    bytes = mmap.mmap(file.fileno(), BYTES)
+    for page in range(0, BYTES, 4096): bytes[page] = 1
+    bytes.flush()";
+    let images = tempfile::tempdir().unwrap();
+    for (write, pass) in [(WriteMode::Through, false), (WriteMode::Back, false), (WriteMode::Through, true)] {
+        let (directory, below) = new_below();
+        let disk = FileSystem::image_with(&below, &images.path().join(format!("{write:?}{pass}")), DISK_BYTES, "-m 50");
+        let m = Mounted::over(directory, Some(disk), |config| {
+            config.write = write;
+            config.pass = pass;
+        });
+        fs::set_permissions(m.path(""), fs::Permissions::from_mode(0o777)).unwrap();
+        let reserved = || {
+            shell(&format!("sync -f {}", m.below("").display()));
+            let now = rustix::fs::statvfs(m.below("")).unwrap();
+            (now.f_bfree * now.f_frsize, now.f_bavail)
+        };
+        let (free_bytes, available) = reserved();
+        assert!(available > 0);
+        let reserve_bytes = free_bytes - available * rustix::fs::statvfs(m.below("")).unwrap().f_frsize;
+        let file = m.path("a").display().to_string();
+        let store = STORE.replace("FILE", &format!("{file:?}")).replace("BYTES", &DISK_BYTES.to_string());
+        for way in [
+            format!("dd if=/dev/zero of={file} bs=1M count=64"),
+            format!("dd if=/dev/zero of={file} bs=1M count=64 oflag=direct"),
+            // Open for reading first: then the file may be passed through.
+            format!("exec 3<{file}; dd if=/dev/zero of={file} bs=1M count=64 conv=notrunc"),
+            format!("fallocate -l 64M {file}"),
+            format!("env -i PATH=/usr/bin python3 -c '{}'", store.replace('\'', "\"")),
+        ] {
+            println!("{write:?}, pass {pass}: {way}");
+            fs::write(m.below("a"), "").unwrap();
+            set_mode(m.below("a"), 0o666);
+            let output = as_nobody(&way);
+            assert!(!output.status.success(), "all of it was taken");
+            let (free_bytes, _) = reserved();
+            assert!(
+                free_bytes + NOTES_BYTES >= reserve_bytes,
+                "{free_bytes} of {reserve_bytes} bytes are left for root"
+            );
+            fs::remove_file(&file).unwrap();
+            m.wait_until_closed();
+        }
+        // Root may, though the daemon acts as others in between.
+        shell(&format!("dd if=/dev/zero of={file} bs=1M count=40 conv=fsync 2>&1"));
+        let (free_bytes, _) = reserved();
+        assert!(free_bytes < reserve_bytes);
+    }
 }

@@ -280,3 +280,22 @@ fn a_truncation_waits_for_a_lease() {
     });
     assert_eq!(fs::read(m.below("a")).unwrap(), b"lo");
 }
+
+/// A mount that does not answer by the time it is served is none: nobody is told that it is there.
+#[test]
+fn a_mount_that_is_gone_before_it_is_served_is_an_error() {
+    if !can_mount("a_mount_that_is_gone_before_it_is_served_is_an_error") {
+        return;
+    }
+    let base = tempfile::tempdir().unwrap();
+    let (below, mountpoint) = (base.path().join("below"), base.path().join("mountpoint"));
+    fs::create_dir(&below).unwrap();
+    fs::create_dir(&mountpoint).unwrap();
+    let start = Mount::start(Config::new(&below, &mountpoint), |_| {
+        fuse::mounting::unmount(&mountpoint, true)?;
+        borrower(true)
+    });
+    let error = start.err().unwrap();
+    println!("{error}");
+    assert!(matches!(error, Error::NotServed { .. }), "{error}");
+}

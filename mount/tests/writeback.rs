@@ -9,7 +9,7 @@ use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 use std::time::Duration;
-use support::{FileSystem, Mounted, can_mount, new_below, wait_until};
+use support::{FileSystem, Mounted, can_mount, has_program, new_below, wait_until};
 
 const DISK_BYTES: u64 = 16 << 20;
 const FILE_BYTES: usize = 12 << 20;
@@ -161,6 +161,39 @@ fn a_full_disk_is_named_and_the_size_is_right() {
     drop(file);
     is_shown(m, "large");
     assert_eq!(fs::metadata(m.path("large")).unwrap().len(), 0);
+}
+
+/// So does a quota that is used up, and a file system that lets nobody write any more.
+#[test]
+fn a_quota_and_a_damaged_disk_are_named() {
+    let test = "a_quota_and_a_damaged_disk_are_named";
+    if !can_mount(test) || !has_program(test, "btrfs") {
+        return;
+    }
+    let images = tempfile::tempdir().unwrap();
+    for write in [mount::WriteMode::Through, mount::WriteMode::Back] {
+        println!("{write:?}");
+        let create = |m: &Mounted| File::options().read(true).write(true).create_new(true).open(m.path("a")).unwrap();
+        // The error of write(2), or what comes later.
+        let written = |file: &File, bytes: usize| match file.write_all_at(&vec![1; bytes], 0) {
+            Ok(()) => synced(file),
+            Err(error) => {
+                assert_eq!(write, mount::WriteMode::Through, "{error}");
+                error.raw_os_error()
+            }
+        };
+        let (directory, below) = new_below();
+        let disk = FileSystem::btrfs_with_limit(&below, &images.path().join("btrfs"), DISK_BYTES);
+        let m = Mounted::over(directory, Some(disk), |config| config.write = write);
+        let file = create(&m);
+        assert_eq!(written(&file, 2 * DISK_BYTES as usize), Some(libc::EDQUOT));
+
+        let m = over_ext4(&images.path().join("ext4"), "-e remount-ro", write);
+        let file = create(&m);
+        assert_eq!(written(&file, FILE_BYTES / 4), None);
+        FileSystem::damage(&m.below(""));
+        assert_eq!(written(&file, FILE_BYTES / 4), Some(libc::EROFS));
+    }
 }
 
 /// Times are shown as the backing file system keeps them: here, whole seconds from 1901 to 2038.

@@ -6,7 +6,9 @@ mod setup;
 use serde_json::Value;
 use setup::{PATIENCE, PUMAPOOL, can_run, evict, key_file, kill, pumapool, write_pages};
 use std::fs;
-use std::os::unix::fs::MetadataExt;
+use std::io::Read;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -220,4 +222,42 @@ fn what_cannot_be_is_told() {
     assert!(said.contains("/proc is on no block device"), "{said}");
     let said = refusal(&["host-cache", "guest", "--fs", "/", "--to", "127.0.0.1:1", "--foreground"]);
     assert!(said.contains("--trust-network"), "{said}");
+}
+
+/// Whoever listens at a Unix socket could read what is evicted: without a key only root and the guest's own user are believed.
+#[test]
+fn another_users_host_gets_nothing_without_a_key() {
+    let test = "another_users_host_gets_nothing_without_a_key";
+    if !can_run(test) {
+        return;
+    }
+    const OTHER_USER: u32 = 65_534;
+    if rustix::fs::major(fs::metadata("/").unwrap().dev()) == 0 {
+        eprintln!("SKIPPED {test}: the root is on no disk of its own");
+        return;
+    }
+    let scratch = Scratch::new(test).unwrap();
+    let (path, log) = (scratch.path().join("host.sock"), scratch.path().join("log"));
+    fs::set_permissions(scratch.path(), fs::Permissions::from_mode(0o777)).unwrap();
+    // The kernel notes who listens: here a thread that is another user.
+    let listen = || {
+        // SAFETY: the call changes the ids of this thread alone, and no memory is passed.
+        assert_eq!(unsafe { libc::syscall(libc::SYS_setresuid, OTHER_USER, OTHER_USER, OTHER_USER) }, 0);
+        UnixListener::bind(&path).unwrap()
+    };
+    let listener = std::thread::scope(|scope| scope.spawn(listen).join().unwrap());
+    let to = format!("unix:{}", path.display());
+    let mut command = Command::new(PUMAPOOL);
+    command.args(["host-cache", "guest", "--fs", "/", "--to", &to, "--foreground"]).env_remove("PUMAPOOL_KEY_FILE");
+    command.stderr(fs::File::create(&log).unwrap());
+    let mut guest = Process::spawn(command, &[]).unwrap();
+    guest.wait_for_line("READY", PATIENCE).unwrap();
+    let (mut peer, _) = listener.accept().unwrap();
+    let mut sent = Vec::new();
+    peer.read_to_end(&mut sent).unwrap();
+    assert!(sent.is_empty(), "{} bytes were sent to another user", sent.len());
+    let said = || fs::read_to_string(&log).unwrap();
+    let is_told = || said().contains(&format!("user {OTHER_USER} listens")) && said().contains("--key");
+    assert!(wait_until(PATIENCE, is_told), "{}", said());
+    assert_eq!(status_of("guest", &guest)["connected"], false);
 }

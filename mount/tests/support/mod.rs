@@ -190,6 +190,22 @@ impl FileSystem {
         FileSystem(path.to_owned())
     }
 
+    /// A Btrfs in the file `image`, as small as a Btrfs can be, with a limit of what is kept in it.
+    pub fn btrfs_with_limit(path: &Path, image: &Path, limit_bytes: u64) -> FileSystem {
+        std::fs::File::create(image).unwrap().set_len(256 << 20).unwrap();
+        let (image, at) = (image.display(), path.display());
+        shell(&format!("mkfs.btrfs -q -f {image} && mount -o loop {image} {at}"));
+        let file_system = FileSystem(path.to_owned());
+        shell(&format!("btrfs quota enable {at} && btrfs qgroup limit {limit_bytes} {at}"));
+        file_system
+    }
+
+    /// An ext4 finds itself damaged, and lets nobody write any more, if it was made with `-e remount-ro`.
+    pub fn damage(path: &Path) {
+        let at = path.display();
+        shell(&format!("echo 1 > /sys/fs/ext4/$(basename $(findmnt -n -o SOURCE -T {at}))/trigger_fs_error"));
+    }
+
     /// What its disk, the file `image`, has behind that many bytes is gone.
     pub fn cut(image: &Path, len_bytes: u64) {
         std::fs::File::options().write(true).open(image).unwrap().set_len(len_bytes).unwrap();
