@@ -22,10 +22,9 @@ pub enum Kind {
     Truncate { size: usize },
     /// A hole is punched.
     Punch { first: usize, end: usize },
-    /// A write past the page cache.
-    Direct { first: usize, end: usize },
-    /// The file system below copies by itself, and the kernel drops the pages then, whatever they hold.
-    Copy { first: usize, end: usize },
+    /// A write past the page cache. `copied`: the file system below copies by itself, and the kernel
+    /// drops the pages then, whatever they hold.
+    Direct { first: usize, end: usize, copied: bool },
     /// No byte changes.
     Attributes,
 }
@@ -57,9 +56,9 @@ impl Kind {
         match random.u32(0..5) {
             0..2 => Kind::Truncate { size: random.usize(0..=units) },
             2 => Kind::Punch { first, end },
-            3 => Kind::Direct { first, end },
-            _ if random.bool() => Kind::Copy { first, end },
-            _ => Kind::Copy { first: first / UNITS * UNITS, end: end.next_multiple_of(UNITS) },
+            3 => Kind::Direct { first, end, copied: false },
+            _ if random.bool() => Kind::Direct { first, end, copied: true },
+            _ => Kind::Direct { first: first / UNITS * UNITS, end: end.next_multiple_of(UNITS), copied: true },
         }
     }
 }
@@ -169,7 +168,7 @@ impl Altering {
 
     /// Whether it is a copy below.
     pub fn is_copy(&self) -> bool {
-        matches!(self.kind, Kind::Copy { .. })
+        matches!(self.kind, Kind::Direct { copied: true, .. })
     }
 
     /// The daemon has died: what it was doing is asked again.
@@ -184,7 +183,7 @@ impl Altering {
 
     /// Whether its answer waits until the kernel has dropped its pages. One out of the cache must not: the kernel waits for it.
     fn waits(&self) -> bool {
-        let is_write = matches!(self.kind, Kind::Write { .. } | Kind::Direct { .. });
+        let is_write = matches!(self.kind, Kind::Write { .. } | Kind::Direct { copied: false, .. });
         is_write && self.went != Went::Wrong && (self.overtaken || self.resent)
     }
 
@@ -196,7 +195,7 @@ impl Altering {
             _ => None,
         };
         match self.kind {
-            Kind::Write { first, end } | Kind::Direct { first, end } | Kind::Copy { first, end } => written(first, end),
+            Kind::Write { first, end } | Kind::Direct { first, end, .. } => written(first, end),
             Kind::Truncate { size } if unit >= size => Some(EOF),
             Kind::Truncate { .. } if unit >= self.size_before => Some(0),
             Kind::Punch { first, end } if first <= unit && unit < end && unit < self.size_before => Some(0),
@@ -315,7 +314,7 @@ impl Machine {
             Stage::Answer => {
                 answer(file, change);
                 match change.kind {
-                    Kind::Truncate { .. } | Kind::Punch { .. } | Kind::Direct { .. } | Kind::Copy { .. } => {
+                    Kind::Truncate { .. } | Kind::Punch { .. } | Kind::Direct { .. } => {
                         change.stage = Stage::Drop { next: first_page(change) };
                     }
                     _ => {
@@ -342,7 +341,7 @@ impl Machine {
     fn drop_changed(&mut self, file: usize, change: &Altering, next: usize) -> Option<usize> {
         let (first, end) = match change.kind {
             Kind::Punch { first, end } => (first, end),
-            Kind::Copy { first, end } => (first / UNITS * UNITS, end.next_multiple_of(UNITS)),
+            Kind::Direct { first, end, copied: true } => (first / UNITS * UNITS, end.next_multiple_of(UNITS)),
             _ => return self.drop_page(file, next, last_page(change)),
         };
         let mixed = self.files[file].mixed;
@@ -372,9 +371,7 @@ impl Machine {
 
 /// What a mapping has left behind the end may be seen once a change moves the end beyond, until the mount has had the pages dropped.
 fn linger_in_gap(file: &mut FileModel, change: &Altering, now: Time) {
-    let (Kind::Write { first, .. } | Kind::Direct { first, .. } | Kind::Copy { first, .. }, Some(inode)) =
-        (&change.kind, &file.inode)
-    else {
+    let (Kind::Write { first, .. } | Kind::Direct { first, .. }, Some(inode)) = (&change.kind, &file.inode) else {
         return;
     };
     for unit in change.size_before..(*first).min(change.size_before.next_multiple_of(UNITS)) {
@@ -437,15 +434,17 @@ fn prepare(context: &mut Context, file: &mut FileModel, task: &Task, change: &mu
             }
             inode.size_unstable = end > inode.size;
         }
-        Kind::Copy { first, end } if !may_be_copied(first, end, inode.may_be_stored_to, &file.below) => {
+        Kind::Direct { first, end, copied: true }
+            if !may_be_copied(first, end, inode.may_be_stored_to, &file.below) =>
+        {
             // The kernel copies through its cache: that is a write.
             return Prepared::GivenUp;
         }
-        Kind::Truncate { .. } | Kind::Punch { .. } | Kind::Direct { .. } | Kind::Copy { .. } => {
+        Kind::Truncate { .. } | Kind::Punch { .. } | Kind::Direct { .. } => {
             if inode.is_dirty() || inode.size != file.below.size {
                 return Prepared::GivenUp;
             }
-            inode.no_stores = !matches!(change.kind, Kind::Punch { .. } | Kind::Copy { .. });
+            inode.no_stores = !matches!(change.kind, Kind::Punch { .. } | Kind::Direct { copied: true, .. });
             if let Kind::Truncate { .. } = change.kind {
                 inode.no_writeback = true;
                 inode.size_unstable = true;
@@ -458,7 +457,7 @@ fn prepare(context: &mut Context, file: &mut FileModel, task: &Task, change: &mu
     // And what it has left where the file reaches now, until the change's own drop.
     let reaches = match change.kind {
         Kind::Truncate { size } => size,
-        Kind::Direct { end, .. } | Kind::Copy { end, .. } => end,
+        Kind::Direct { end, .. } => end,
         _ => 0,
     };
     for unit in inode.size..reaches.min(inode.size.next_multiple_of(UNITS)) {
@@ -469,7 +468,7 @@ fn prepare(context: &mut Context, file: &mut FileModel, task: &Task, change: &mu
     for unit in 0..file.below.units.len() {
         if let Some(value) = change.result(unit) {
             file.truth.announce(task.id, unit, value);
-            let is_past_cache = matches!(change.kind, Kind::Direct { .. } | Kind::Copy { .. });
+            let is_past_cache = matches!(change.kind, Kind::Direct { .. });
             if value == EOF || is_past_cache && unit >= change.size_before {
                 // A READ may meet the new end while the kernel still believes in the old one; or the kernel knows of the new end
                 // before it has dropped its pages. In between are zeros.
@@ -489,7 +488,7 @@ fn may_be_copied(first: usize, end: usize, may_be_stored_to: bool, below: &Below
 /// What a request to write holds: the kernel copies it out of its pages when it is read.
 fn data(inode: &Inode, change: &Altering) -> Vec<u64> {
     let (first, end) = match &change.kind {
-        Kind::Write { first, end } | Kind::Direct { first, end } | Kind::Copy { first, end } => (*first, *end),
+        Kind::Write { first, end } | Kind::Direct { first, end, .. } => (*first, *end),
         Kind::Writeback { units, .. } => return units.clone(),
         _ => return Vec::new(),
     };
@@ -519,9 +518,7 @@ fn announce(change: &Altering, size: usize) -> Change {
         Kind::Writeback { page, units } => buffered(page * UNITS, page * UNITS + units.len()),
         Kind::Truncate { size } => Change::Other { start: bytes(*size), end: u64::MAX },
         Kind::Punch { first, end } => Change::Hole { start: bytes(*first), end: bytes((*end).min(size.max(*first))) },
-        Kind::Direct { first, end } | Kind::Copy { first, end } => {
-            Change::Other { start: bytes(*first), end: bytes(*end) }
-        }
+        Kind::Direct { first, end, .. } => Change::Other { start: bytes(*first), end: bytes(*end) },
         Kind::Attributes => Change::Attributes,
     }
 }
@@ -529,9 +526,9 @@ fn announce(change: &Altering, size: usize) -> Change {
 /// Where what it holds is written, if it writes.
 fn first_written(change: &Altering) -> Option<usize> {
     match &change.kind {
-        Kind::Write { first, .. } | Kind::Direct { first, .. } => Some(*first),
+        Kind::Write { first, .. } | Kind::Direct { first, copied: false, .. } => Some(*first),
         Kind::Writeback { page, .. } => Some(page * UNITS),
-        Kind::Truncate { .. } | Kind::Punch { .. } | Kind::Copy { .. } | Kind::Attributes => None,
+        Kind::Truncate { .. } | Kind::Punch { .. } | Kind::Direct { .. } | Kind::Attributes => None,
     }
 }
 
@@ -545,10 +542,10 @@ fn apply(context: &mut Context, file: &mut FileModel, change: &Altering) -> Went
     }
     let values = &change.data;
     let first = match &change.kind {
+        // A copy is all or nothing.
+        Kind::Direct { copied: true, .. } if went != Went::Well => return Went::Wrong,
         Kind::Write { first, .. } | Kind::Direct { first, .. } => *first,
         Kind::Writeback { page, .. } => page * UNITS,
-        // All or nothing.
-        Kind::Copy { first, .. } if went == Went::Well => *first,
         kind => {
             if went != Went::Well && *kind != Kind::Attributes {
                 return Went::Wrong;
@@ -582,7 +579,7 @@ fn apply(context: &mut Context, file: &mut FileModel, change: &Altering) -> Went
 /// What the mount has the kernel drop after a change (mount/src/data.rs, drop_stale).
 fn has_to_drop(file: &mut FileModel, change: &Altering) {
     let (first, end) = match &change.kind {
-        Kind::Write { first, end } | Kind::Direct { first, end } => (*first, *end),
+        Kind::Write { first, end } | Kind::Direct { first, end, copied: false } => (*first, *end),
         Kind::Writeback { page, .. } => (page * UNITS, (page + 1) * UNITS),
         _ => return,
     };
@@ -628,9 +625,7 @@ fn answer(file: &mut FileModel, change: &Altering) {
             }
             size
         }
-        Kind::Write { end, .. } | Kind::Direct { end, .. } | Kind::Copy { end, .. } if change.went == Went::Well => {
-            end.max(inode.size)
-        }
+        Kind::Write { end, .. } | Kind::Direct { end, .. } if change.went == Went::Well => end.max(inode.size),
         // After a short write the kernel knows how far it went.
         Kind::Write { .. } | Kind::Direct { .. } => file.below.size.max(inode.size),
         _ => inode.size,
@@ -644,14 +639,14 @@ fn answer(file: &mut FileModel, change: &Altering) {
 
 fn first_page(change: &Altering) -> usize {
     match change.kind {
-        Kind::Punch { first, .. } | Kind::Direct { first, .. } | Kind::Copy { first, .. } => first / UNITS,
+        Kind::Punch { first, .. } | Kind::Direct { first, .. } => first / UNITS,
         _ => 0,
     }
 }
 
 fn last_page(change: &Altering) -> usize {
     match change.kind {
-        Kind::Punch { end, .. } | Kind::Direct { end, .. } | Kind::Copy { end, .. } => end.div_ceil(UNITS),
+        Kind::Punch { end, .. } | Kind::Direct { end, .. } => end.div_ceil(UNITS),
         _ => usize::MAX,
     }
 }
@@ -679,9 +674,7 @@ fn settle(context: &mut Context, file: &mut FileModel, task: &Task, change: &Alt
                     _ if change.went != Went::Well => false,
                     // Nor does it show what lies behind the end that it believes in.
                     Kind::Punch { .. } => unit < kernel_size,
-                    Kind::Write { first, end } | Kind::Direct { first, end } | Kind::Copy { first, end } => {
-                        first <= unit && unit < end
-                    }
+                    Kind::Write { first, end } | Kind::Direct { first, end, .. } => first <= unit && unit < end,
                     _ => true,
                 };
                 file.truth.settle(task.id, unit, file.below.read(unit), context.now, lingers, fresh);
