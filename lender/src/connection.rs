@@ -14,7 +14,6 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
-use sync::MutexGuard;
 use wire::frames::{Broken, Frame, Outgoing};
 use wire::secure::Channel;
 use wire::{GetItem, Header, Kind, PutItem, WireKey};
@@ -150,7 +149,7 @@ impl Connection {
         let mut store = self.shared.store.lock();
         for (at, (items, pages)) in items.chunks(LOCKED_PAGES).zip(pages.chunks(LOCKED_PAGES)).enumerate() {
             if at > 0 {
-                MutexGuard::bump(&mut store); // to whoever waits, who would else come too late time after time
+                store.bump(); // to whoever waits, who would else come too late time after time
             }
             store.read_ahead(self.joined.owner, items.iter().map(|item| item.key.id()));
             for (item, page) in items.iter().zip(pages) {
@@ -177,7 +176,7 @@ impl Connection {
         for (at, wire_key) in keys.iter().enumerate() {
             if at % LOCKED_PAGES == 0 {
                 if at > 0 {
-                    MutexGuard::bump(&mut store);
+                    store.bump();
                 }
                 let next = keys[at..].iter().take(LOCKED_PAGES);
                 store.read_ahead(self.joined.owner, next.map(WireKey::id));

@@ -12,7 +12,6 @@ use page::Version;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
-use sync::MutexGuard;
 use wire::address::Stream;
 
 /// How long a connection that resumes a session waits for those of before to leave. They are told to, so it takes them as long
@@ -98,7 +97,7 @@ impl Drop for Entry {
             let mut store = self.shared.store.lock();
             // Page by page, 256 GiB take most of a minute, for which a lender that stops would be waited for. Nobody asks it for a page any more.
             while !self.shared.stop.is_requested() && !store.remove_owner(owner, REMOVAL_PAGES) {
-                MutexGuard::bump(&mut store);
+                store.bump();
             }
         }
         self.shared.table.lock().remove(self.number);

@@ -16,7 +16,6 @@ use crate::store::Store;
 use page::PAGE_SIZE;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
-use sync::MutexGuard;
 
 /// Time between two looks, at the most. In it a 10 Gbit/s network brings 120 MB at the most; the usual reserve is more.
 const TICK: Duration = Duration::from_millis(100);
@@ -221,7 +220,7 @@ pub(crate) fn scan(shared: &Shared) -> std::io::Result<usize> {
         let end = first.saturating_add(SCAN_SLOTS);
         lost_pages += store.scan(first..end)?;
         first = end;
-        MutexGuard::bump(&mut store);
+        store.bump();
     }
     Ok(lost_pages)
 }

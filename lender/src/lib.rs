@@ -32,6 +32,7 @@ mod sessions;
 mod shared;
 mod status;
 pub mod store;
+mod whole;
 
 pub use config::{Capacity, Config, Error, GRACE_DEFAULT};
 pub use pace::{Limits, PACE_WAIT_MAX, RATE_MIN_BYTES};

@@ -7,7 +7,6 @@ use crate::connection::{LOCKED_PAGES, key};
 use crate::shared::Shared;
 use crate::store::{Incoming, Owner};
 use std::sync::Arc;
-use sync::MutexGuard;
 use wire::PutItem;
 
 /// The pages of a Put.
@@ -28,7 +27,7 @@ impl Receipt {
         let mut incoming = store.incoming(items.len());
         for (at, items) in items.chunks(LOCKED_PAGES).enumerate() {
             if at > 0 {
-                MutexGuard::bump(&mut store); // to whoever waits, who would else come too late time after time
+                store.bump(); // to whoever waits, who would else come too late time after time
             }
             store.read_ahead(owner, items.iter().map(|item| item.key.id()));
             items.iter().for_each(|item| store.reserve(owner, key(&item.key), &mut incoming));
@@ -44,7 +43,7 @@ impl Receipt {
         let mut store = self.shared.store.lock();
         for (at, (items, slots)) in self.items.chunks(LOCKED_PAGES).zip(slots.chunks(LOCKED_PAGES)).enumerate() {
             if at > 0 {
-                MutexGuard::bump(&mut store);
+                store.bump();
             }
             for (item, slot) in items.iter().zip(slots) {
                 statuses.push(store.commit(self.owner, key(&item.key), item.checksum.get(), *slot).into());

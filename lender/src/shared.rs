@@ -3,6 +3,7 @@
 use crate::pace::{Limits, Pace};
 use crate::sessions::Table;
 use crate::store::Store;
+use crate::whole::Whole;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use std::hash::{BuildHasher, RandomState};
 use std::io;
@@ -16,7 +17,7 @@ use wire::secure::Security;
 /// What the threads share.
 pub struct Shared {
     /// The pages.
-    pub store: Mutex<Store>,
+    pub store: Whole<Store>,
     /// Connections and sessions. Locked before `store` where both are.
     pub table: Mutex<Table>,
     /// A connection left its session, or `table`.
@@ -46,7 +47,7 @@ impl Shared {
     pub fn new(store: Store, grace: Duration, security: Security) -> io::Result<Shared> {
         Ok(Shared {
             capacity_pages: store.capacity_pages().into(),
-            store: Mutex::new(store),
+            store: Whole::new(store),
             table: Mutex::new(Table::new(Instant::now())),
             left: Condvar::new(),
             grace,

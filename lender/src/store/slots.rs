@@ -18,6 +18,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
 
 /// Entries of `/proc/self/pagemap` read at once where `PAGEMAP_SCAN` is missing: 4 KiB of them.
 const PAGEMAP_ENTRIES: usize = 512;
@@ -178,6 +179,8 @@ impl Slots {
             std::ptr::copy_nonoverlapping(from, buffer.as_mut_ptr().add(begin), PAGE_SIZE);
             buffer.set_len(begin + PAGE_SIZE);
         }
+        // The second look comes after all of the copy: for the compiler, and for the processor.
+        fence(Ordering::Acquire);
         let page = &buffer[begin..];
         let witness = if page[0] != 0 { Some(0) } else { page.iter().position(|byte| *byte != 0) };
         // SAFETY: the witness is an offset within the page.
@@ -243,7 +246,7 @@ impl Slots {
         // SAFETY: the pieces lie within our mapping, and none of the advice given here does more than to turn it to zeros.
         let advised_bytes =
             unsafe { libc::syscall(libc::SYS_process_madvise, fd, pieces.as_ptr(), pieces.len(), advice, flags) };
-        if advised_bytes < 0 {
+        if advised_bytes < 0 && is_refused_for_good(&io::Error::last_os_error()) {
             self.together = None;
         }
         usize::try_from(advised_bytes).unwrap_or(0) / PAGE_SIZE
@@ -350,6 +353,12 @@ impl Slots {
     }
 }
 
+/// Whether such an error of process_madvise says that this kernel does not do it for us, however often it
+/// is asked.
+fn is_refused_for_good(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::EPERM | libc::EINVAL))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -406,6 +415,30 @@ mod tests {
             assert_eq!(absent, named, "one by one: {one_by_one}");
             println!("{} at once: {}", named.len(), slots.together.is_some());
         }
+    }
+
+    /// In a process of its own, as no other thread may map anything into the hole.
+    #[test]
+    fn advice_that_fails_once_is_given_at_once_the_next_time() {
+        const NAME: &str = "store::slots::tests::advice_that_fails_once_is_given_at_once_the_next_time";
+        const IS_ALONE: &str = "PUMA_TEST_ALONE";
+        if std::env::var_os(IS_ALONE).is_none() {
+            let mut again = std::process::Command::new(std::env::current_exe().unwrap());
+            let output = again.args(["--exact", NAME, "--nocapture"]).env(IS_ALONE, "1").output().unwrap();
+            println!("{}", String::from_utf8_lossy(&output.stdout));
+            return assert!(output.status.success(), "{output:?}");
+        }
+        let mut slots = Slots::new(8).unwrap();
+        let (mut named, is_there) = ([0, 2, 4, 6], slots.together.is_some());
+        named.iter().for_each(|slot| slots.write(*slot, &filled(1)));
+        slots.settle(&mut named).unwrap();
+        let is_known = slots.together.is_some();
+        println!("a descriptor of this process: {is_there}; this kernel takes advice for several runs: {is_known}");
+        let first = slots.slot(0).cast();
+        // SAFETY: a page of our mapping, of which nothing is used any more.
+        assert_eq!(unsafe { libc::munmap(first, PAGE_SIZE) }, 0);
+        assert_eq!(slots.settle(&mut named).unwrap_err().raw_os_error(), Some(libc::ENOMEM));
+        assert_eq!(slots.together.is_some(), is_known);
     }
 
     #[test]
