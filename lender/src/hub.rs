@@ -9,7 +9,7 @@
 //! Gets and puts have hubs apart, so that a get never stands behind a megabyte of somebody's pages.
 //!
 //! What must never happen here: waiting for anything but the epoll and, for some microseconds, a lock; a panic over one connection that
-//! ends the others.
+//! ends the others (unless it has the store locked, see `whole.rs`).
 
 use crate::connection::Connection;
 use crate::entry::Entry;

@@ -2,6 +2,7 @@
 //! status as one JSON object. Who connects says what is wanted, by one line, or nothing for the status, and then closes that direction.
 
 use anyhow::{Context, Result};
+use parking_lot::{Condvar, Mutex};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, BorrowedFd};
 use rustix::io::Errno;
@@ -12,6 +13,7 @@ use std::io::{ErrorKind, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 /// How long daemons may take to tell their statuses, all together.
@@ -24,7 +26,10 @@ pub const LOOK_TIMEOUT: Duration = Duration::from_secs(2);
 const QUESTION_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// Bytes of what is wanted, at the most.
-const QUESTION_BYTES_MAX: u64 = 8192;
+const QUESTION_BYTES_MAX: usize = 8192;
+
+/// Clients that are answered at once; more wait.
+const CLIENTS_MAX: usize = 16;
 
 /// Bytes of a status at the most.
 const STATUS_BYTES_MAX: u64 = 4 << 20;
@@ -105,7 +110,7 @@ impl Control {
     /// As [`serve_on`].
     pub fn serve(
         self,
-        status: impl Fn() -> Value + Send + 'static,
+        status: impl Fn() -> Value + Send + Sync + 'static,
         command: impl Fn(&str, UnixStream) + Send + 'static,
     ) -> Result<Serving> {
         let Control { listener, path } = self;
@@ -119,36 +124,103 @@ impl Control {
     }
 }
 
-/// Answers connections with what `status` returns, from a thread of its own, as long as the process runs. What is wanted beside the
-/// status goes to `command`, which answers on the stream.
+/// Answers connections with what `status` returns, from threads of its own, as long as the process runs. What is wanted beside the
+/// status goes to `command`, which answers on the stream; one such is done at a time.
 pub fn serve_on(
     listener: UnixListener,
-    status: impl Fn() -> Value + Send + 'static,
+    status: impl Fn() -> Value + Send + Sync + 'static,
     command: impl Fn(&str, UnixStream) + Send + 'static,
 ) -> Result<()> {
+    let (status, command) = (Arc::new(status), Arc::new(Mutex::new(command)));
+    let places = Arc::new(Places::default());
     std::thread::Builder::new().name("puma-control".into()).spawn(move || {
         for stream in listener.incoming() {
-            let Ok(mut stream) = stream else {
+            let Ok(stream) = stream else {
                 std::thread::sleep(Duration::from_millis(100)); // out of descriptors: do not spin
                 continue;
             };
-            let _ = stream.set_write_timeout(Some(ANSWER_TIMEOUT));
-            let _ = stream.set_read_timeout(Some(QUESTION_TIMEOUT));
-            let mut question = String::new();
-            let _ = (&stream).take(QUESTION_BYTES_MAX).read_to_string(&mut question);
-            match question.trim_end() {
-                "" => drop(stream.write_all(status().to_string().as_bytes())),
-                wanted => command(wanted, stream),
-            }
+            let place = Places::take(&places);
+            let (status, command) = (status.clone(), command.clone());
+            let answer = move || {
+                let _place = place;
+                match question(&stream).trim_end() {
+                    "" => send(&stream, &status()),
+                    wanted => command.lock()(wanted, stream),
+                }
+            };
+            // Without a thread it gets no answer, and says so.
+            let _ = std::thread::Builder::new().name("puma-answer".into()).spawn(answer);
         }
     })?;
     Ok(())
 }
 
+/// Who is being answered.
+#[derive(Default)]
+struct Places {
+    taken: Mutex<usize>,
+    left: Condvar,
+}
+
+/// One of them, until it is dropped.
+struct Place(Arc<Places>);
+
+impl Places {
+    /// Waits until there is one.
+    fn take(places: &Arc<Places>) -> Place {
+        let mut taken = places.taken.lock();
+        places.left.wait_while(&mut taken, |taken| *taken >= CLIENTS_MAX);
+        *taken += 1;
+        Place(places.clone())
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        *self.0.taken.lock() -= 1;
+        self.0.left.notify_one();
+    }
+}
+
+/// What is wanted, as far as it comes in time.
+fn question(stream: &UnixStream) -> String {
+    let until = Instant::now() + QUESTION_TIMEOUT;
+    let (mut bytes, mut piece) = (Vec::new(), [0; 1024]);
+    while bytes.len() < QUESTION_BYTES_MAX {
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() || stream.set_read_timeout(Some(left)).is_err() {
+            break;
+        }
+        match (&mut &*stream).read(&mut piece) {
+            Ok(len) if len > 0 => bytes.extend_from_slice(&piece[..len]),
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            _ => break,
+        }
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// Sends an answer, as far as it is taken in time. Who asked may have gone.
+fn send(stream: &UnixStream, answer: &Value) {
+    let until = Instant::now() + ANSWER_TIMEOUT;
+    let answer = answer.to_string();
+    let mut bytes = answer.as_bytes();
+    while !bytes.is_empty() {
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() || stream.set_write_timeout(Some(left)).is_err() {
+            return;
+        }
+        match (&mut &*stream).write(bytes) {
+            Ok(len) if len > 0 => bytes = &bytes[len..],
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            _ => return,
+        }
+    }
+}
+
 /// Answers who wanted something else than the status.
-pub fn answer(mut stream: UnixStream, answer: &Value) {
-    // Who asked may have gone.
-    let _ = stream.write_all(answer.to_string().as_bytes());
+pub fn answer(stream: UnixStream, answer: &Value) {
+    send(&stream, answer);
 }
 
 /// The status of every daemon that can be reached. What daemons that are gone have left is removed: sockets nobody listens on, and
@@ -367,5 +439,45 @@ mod tests {
         let mut left: Vec<_> = fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().file_name()).collect();
         left.sort();
         assert_eq!(left, ["mine.log", "mount-3.log", "mount-4.log", "mount-4.sock"]);
+    }
+
+    /// Who sends his question bit by bit, or does not take his answer, delays nobody but himself.
+    #[test]
+    fn a_slow_client_delays_no_other() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("control.sock");
+        // More than a socket takes at once.
+        let status = serde_json::json!({ "text": "x".repeat(2 << 20) });
+        let length = status.to_string().len();
+        let (told, commands) = std::sync::mpsc::channel();
+        let command = move |wanted: &str, stream: UnixStream| {
+            told.send(wanted.to_owned()).unwrap();
+            answer(stream, &Value::Null);
+        };
+        serve_on(UnixListener::bind(&path).unwrap(), move || status.clone(), command).unwrap();
+        let connect = || UnixStream::connect(&path).unwrap();
+        let slow: Vec<_> = (1..CLIENTS_MAX).map(|_| connect()).collect();
+        for slow in &slow {
+            // It wants the status, and takes no more than the beginning of it.
+            slow.shutdown(std::net::Shutdown::Write).unwrap();
+            (&mut &*slow).read_exact(&mut [0; 10]).unwrap();
+        }
+        let begin = Instant::now();
+        let ask = |question: &[u8]| {
+            let mut stream = connect();
+            stream.write_all(question).unwrap();
+            stream.shutdown(std::net::Shutdown::Write).unwrap();
+            let mut text = String::new();
+            stream.read_to_string(&mut text).unwrap();
+            text
+        };
+        assert_eq!(ask(b"").len(), length);
+        assert_eq!(ask(b"wanted\n"), "null");
+        assert_eq!(commands.recv().unwrap(), "wanted");
+        println!("answered after {:?}", begin.elapsed());
+        for slow in &slow {
+            // Nobody has given them up to answer the others.
+            (&mut &*slow).read_exact(&mut [0; 10]).unwrap();
+        }
     }
 }

@@ -105,7 +105,7 @@ impl Kept {
     pub fn serve(
         self,
         message: &str,
-        status: impl Fn() -> Value + Send + 'static,
+        status: impl Fn() -> Value + Send + Sync + 'static,
         command: impl Fn(&str, UnixStream) + Send + 'static,
         changeable: Changeable,
         stop: impl FnOnce() + Send + 'static,
