@@ -105,6 +105,8 @@ pub struct Config {
     pub has_guests: bool,
     /// For which control groups pages are lent, where evictions say whose they are. None: for all alike.
     pub cgroups: Option<Cgroups>,
+    /// Whether pages are lent when they are read, should evictions not be seen any more. Else nothing more is lent then.
+    pub may_fill_on_read: bool,
 }
 
 impl Default for Config {
@@ -124,6 +126,7 @@ impl Default for Config {
             security: Security::Trusting,
             has_guests: false,
             cgroups: None,
+            may_fill_on_read: true,
         }
     }
 }
@@ -400,6 +403,8 @@ pub struct Borrower {
     thresholds: Mutex<gate::Config>,
     positions: Option<Arc<dyn Positions>>,
     tap_counters: Mutex<tap::Counters>,
+    /// Why evictions are not seen any more.
+    tap_failure: OnceLock<String>,
     /// Since when no lender can be used.
     unused_since: Mutex<Option<Instant>>,
     /// When it was started.
@@ -452,6 +457,7 @@ impl Borrower {
             checksum_key,
             positions: source.as_ref().map(|source| source.positions()),
             tap_counters: Mutex::default(),
+            tap_failure: OnceLock::new(),
             unused_since: Mutex::new(Some(Instant::now())),
             began: Instant::now(),
             stop: AtomicBool::new(false),
@@ -694,9 +700,16 @@ impl Borrower {
         self.links.all().iter().any(|link| self.core.catalog.is_up(link.number))
     }
 
-    /// Whether pages are put at lenders from now on; at first they are. What lenders have is got from them all the same.
+    /// Whether pages are put at lenders from now on; at first they are. What lenders have is got from them all the same. They are
+    /// not if nothing more is lent ([`Config::may_fill_on_read`]).
     pub fn set_borrowing(&self, borrowing: bool) {
-        self.core.set_borrowing(borrowing);
+        let may_lend = self.config.may_fill_on_read || self.tap_failure.get().is_none();
+        self.core.set_borrowing(borrowing && may_lend);
+    }
+
+    /// Why evictions are not seen any more, and what becomes of pages instead, if so.
+    pub fn tap_failure(&self) -> Option<&str> {
+        self.tap_failure.get().map(String::as_str)
     }
 
     /// Whether pages are put at lenders.
@@ -714,12 +727,13 @@ impl Borrower {
         (self.disk.mean_us(Size::Small).map(|us| us as u64), self.disk.late().as_micros() as u64)
     }
 
-    fn produced(&self) -> u64 {
-        self.positions.as_ref().map_or(0, |positions| positions.produced())
-    }
-
-    fn consumed(&self) -> u64 {
-        self.positions.as_ref().map_or(0, |positions| positions.consumed())
+    /// How far the stream of evictions has been filled, and how far it has been dealt with. Where no eviction is dealt with any more,
+    /// none has to be waited for.
+    fn positions(&self) -> (u64, u64) {
+        match &self.positions {
+            Some(positions) if self.core.sees_evictions() => (positions.produced(), positions.consumed()),
+            _ => (0, 0),
+        }
     }
 
     pub(crate) fn stopping(&self) -> bool {
@@ -731,7 +745,8 @@ impl Borrower {
             let events = match source.poll(EVENT_WAIT, &mut |event| self.evicted(event)) {
                 Ok(events) => events,
                 Err(error) => {
-                    tracing::warn!("the eviction tap failed ({error}); evicted pages are no longer lent");
+                    drop(source);
+                    self.tap_failed(&error);
                     break;
                 }
             };
@@ -747,6 +762,20 @@ impl Borrower {
             std::thread::sleep(EVENT_WAIT);
             self.reclaim_catalog();
         }
+    }
+
+    /// Evictions are not seen from now on. So lenders must not give away any more what they are asked for.
+    fn tap_failed(&self, error: &io::Error) {
+        self.core.evictions_end();
+        let instead = match self.config.may_fill_on_read {
+            true => "pages are lent when they are read instead",
+            false => "nothing more is lent",
+        };
+        let text =
+            format!("evictions are not seen any more ({error}): {instead}, until `pumapool upgrade` tries it again");
+        tracing::error!("{text}");
+        let _ = self.tap_failure.set(text);
+        self.set_borrowing(self.is_borrowing());
     }
 
     fn evicted(&self, event: Eviction<'_>) {
@@ -816,7 +845,7 @@ impl ChangeGuard<'_> {
         let changing = self.changing.take()?;
         let borrower = self.borrower;
         // The stream's position is read after the change was applied: every event of older content lies before it.
-        let positions = (borrower.produced(), borrower.consumed());
+        let positions = borrower.positions();
         borrower.core.end_change(self.file, changing, outcome, positions, written)
     }
 }

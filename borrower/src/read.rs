@@ -41,7 +41,7 @@ impl<B: Below + Send + Sync + 'static> Asking<'_, B> {
 
     fn begin(&self, reading: &mut Reading, state: &mut FileState) {
         let (core, ReadRequest { file, offset, len, .. }) = (&self.borrower.core, self.read);
-        let positions = (self.borrower.produced(), self.borrower.consumed());
+        let positions = self.borrower.positions();
         reading.begin(core, file, state, positions, *offset, *len);
     }
 

@@ -461,7 +461,7 @@ fn serve(mut options: Options, mut kept: Kept) -> Result<ExitCode> {
         written_bytes: written_bytes(memory_bytes()),
         ..mount::Config::new(options.source.clone(), mountpoint)
     };
-    let (mut fill, mut unseen) = ("", None);
+    let mut unseen = None;
     let make_borrower = |info: mount::MountInfo| {
         // A mount that is in use is served on, whatever becomes of the tap; but what is not seen to
         // be evicted is not lent, as it was not to be.
@@ -474,7 +474,6 @@ fn serve(mut options: Options, mut kept: Kept) -> Result<ExitCode> {
             unseen = Some(text);
             Ok((None, None))
         })?;
-        fill = if source.is_some() { "eviction" } else { "read" };
         let borrower = Borrower::start(
             borrower::Config {
                 lenders: membership.lenders(),
@@ -493,6 +492,7 @@ fn serve(mut options: Options, mut kept: Kept) -> Result<ExitCode> {
                 security: membership.security(),
                 has_guests: options.guests.is_some(),
                 cgroups: groups,
+                may_fill_on_read: options.policies.fill == FillName::Auto && options.policies.cgroup.is_empty(),
             },
             source,
         )?;
@@ -518,8 +518,7 @@ fn serve(mut options: Options, mut kept: Kept) -> Result<ExitCode> {
         "source": mount.0.source().to_string_lossy(),
         "mountpoint": mount.0.mountpoint().to_string_lossy(),
         "write": options.policies.write.to_possible_value().map(|value| value.get_name().to_owned()),
-        "strategy": if fill == "eviction" { options.policies.strategy.to_possible_value().map(|value| value.get_name().to_owned()) } else { Some("non-inclusive".to_owned()) },
-        "fill": fill,
+        "strategy": options.policies.strategy.to_possible_value().map(|value| value.get_name().to_owned()),
         "confined": confine::now(),
         "security": membership.security_name(),
         "metrics": kept.metrics.as_ref().and_then(server::address).map(|address| address.to_string()),
@@ -535,7 +534,8 @@ fn serve(mut options: Options, mut kept: Kept) -> Result<ExitCode> {
             status["pool"] = pool::status(membership.gossip());
             let of_guests = guests.as_ref().and_then(|guests| guests.problem());
             let of_keeper = Kept::problem(keeper_pid, &channel);
-            let problems = [membership.problem(), unseen.clone(), of_guests, of_keeper];
+            let of_tap = borrower.tap_failure().map(str::to_owned);
+            let problems = [membership.problem(), unseen.clone(), of_tap, of_guests, of_keeper];
             status["problems"] = problems.into_iter().flatten().collect();
             if let Some(guests) = &guests {
                 status["guests"] = guests.status();
@@ -591,7 +591,7 @@ fn serve(mut options: Options, mut kept: Kept) -> Result<ExitCode> {
             "{message}; guests are listened to at {}",
             guests.status()["listen"].as_str().unwrap_or_default()
         ),
-        None => tracing::info!("{message}, filled on {fill}"),
+        None => tracing::info!("{message}, filled on {}", fill(&borrower)),
     }
     let served = mount.0.wait();
     guests.iter().for_each(|guests| guests.stop());
@@ -699,7 +699,17 @@ fn eviction_source(options: &Options, device: u64) -> Result<Option<Box<dyn Evic
     }
 }
 
+/// When pages are lent.
+fn fill(borrower: &Borrower) -> &'static str {
+    if borrower.sees_evictions() { "eviction" } else { "read" }
+}
+
 fn status(mut description: Value, mount: &mount::Mount, borrower: &Borrower) -> Value {
+    description["fill"] = fill(borrower).into();
+    if !borrower.sees_evictions() {
+        // What is given away would not come back.
+        description["strategy"] = "non-inclusive".into();
+    }
     let census = borrower.census();
     let counters: Map<String, Value> =
         borrower.metrics().all().into_iter().map(|(name, _, value)| (name.to_owned(), value.into())).collect();

@@ -174,7 +174,7 @@ pub struct Core {
     /// What pages are turned into on their way to a lender.
     sealing: Sealing,
     strategy: Strategy,
-    sees_evictions: bool,
+    sees_evictions: AtomicBool,
     filter: AtomicBool,
     /// What the lenders weigh.
     pub weights: Weights,
@@ -206,7 +206,7 @@ impl Core {
             stream_room: StreamRoom::new(keeps),
             sealing: setup.sealing,
             strategy: setup.strategy,
-            sees_evictions: setup.sees_evictions,
+            sees_evictions: setup.sees_evictions.into(),
             filter: setup.filter.into(),
             weights: Weights::new(setup.lenders),
             queues: (0..setup.lenders).map(queue).collect(),
@@ -279,7 +279,7 @@ impl Core {
     pub fn filter(&self) -> Filter {
         match self.filter.load(Ordering::Relaxed) {
             false => Filter::Off,
-            true if self.sees_evictions => Filter::Evicted(self.stream_room.lending()),
+            true if self.sees_evictions() => Filter::Evicted(self.stream_room.lending()),
             true => Filter::Read(self.stream_room.lending()),
         }
     }
@@ -292,12 +292,17 @@ impl Core {
     /// Whether lenders give away what they answer. Without a tap an eviction is not seen, so that a page given away would not
     /// come back to a lender.
     pub fn is_exclusive(&self) -> bool {
-        self.strategy == Strategy::Exclusive && self.sees_evictions
+        self.strategy == Strategy::Exclusive && self.sees_evictions()
     }
 
     /// Whether the kernel's evictions are seen.
     pub fn sees_evictions(&self) -> bool {
-        self.sees_evictions
+        self.sees_evictions.load(Ordering::Relaxed)
+    }
+
+    /// They are not from now on, and none that has happened is dealt with any more: the pool is filled with what is read.
+    pub fn evictions_end(&self) {
+        self.sees_evictions.store(false, Ordering::Relaxed);
     }
 
     /// Puts on their way to that lender.
