@@ -37,8 +37,6 @@ enum Tried {
     Always,
     /// Not with `--write through`, where it finds what is a limit of the kernel, or is not mended yet.
     Back,
-    /// Not with `--write back`, where the kernel keeps sizes by itself.
-    Through,
     /// Only when asked for.
     Never,
 }
@@ -136,7 +134,7 @@ operations! {
     OutsideCut, "outside-cut", 4, Never;
     /// The backing file grows; then it is opened through the mount, and its new end is mapped, or
     /// read.
-    OutsideGrow, "outside-grow", 6, Through;
+    OutsideGrow, "outside-grow", 6, Always;
     /// The backing file is written in several calls, while others open and read it.
     OutsideSlow, "outside-slow", 6, Always;
 }
@@ -152,7 +150,6 @@ impl Operation {
         match self.tried() {
             Tried::Always => true,
             Tried::Back => mode == WriteMode::Back,
-            Tried::Through => mode == WriteMode::Through,
             Tried::Never => false,
         }
     }
@@ -226,12 +223,10 @@ mod tests {
     fn options_add_and_take_away() {
         let through = enabled(WriteMode::Through, &[], &[]).unwrap();
         assert!(through.contains(&Operation::Read) && !through.contains(&Operation::AppendBesideStore));
-        assert!(through.contains(&Operation::OutsideGrow));
-        assert!(!enabled(WriteMode::Back, &[], &[]).unwrap().contains(&Operation::OutsideGrow));
-        let back = enabled(WriteMode::Back, &[Operation::OutsideGrow], &[Operation::Read]).unwrap();
-        assert!(back.contains(&Operation::OutsideGrow));
+        assert!(!enabled(WriteMode::Back, &[], &[]).unwrap().contains(&Operation::OutsideCut));
+        let back = enabled(WriteMode::Back, &[Operation::OutsideCut], &[Operation::Read]).unwrap();
+        assert!(back.contains(&Operation::OutsideCut));
         assert!(back.contains(&Operation::AppendBesideStore) && !back.contains(&Operation::Read));
-        assert!(!back.contains(&Operation::OutsideCut));
         assert!(enabled(WriteMode::Back, &[], Operation::ALL).is_err());
     }
 }

@@ -8,7 +8,6 @@
 //! kernel under it, and not for long. Where two inodes are changed at once (rename), they are
 //! locked in the order of their node ids.
 
-use crate::config::WriteMode;
 use crate::data::write_full;
 use crate::filesystem::Passthrough;
 use crate::handle::OpenFile;
@@ -228,25 +227,21 @@ impl Passthrough {
         size_bytes: u64,
         changing: &mut MutexGuard<'_, ()>,
     ) -> Result<(), Errno> {
-        // With the writeback cache the kernel keeps the size by itself.
-        let is_moved = self.write_mode == WriteMode::Back || {
-            fuse::about_to_wait();
-            let number = file.kernel_stale();
-            let drop_all = || {
-                let is_dropped = self.invalidations.drop_all_now(inode, number);
-                self.beside.catch_up(self, inode);
-                is_dropped
-            };
-            if !MutexGuard::unlocked(changing, drop_all) {
-                return Ok(());
-            }
-            // If we have shortened it since, the kernel is yet to be told so, and must find the end
-            // that it knows: then it drops what lies behind the new one.
-            let is_shorter = self.observe_open(inode, file, open, false)? < size_bytes;
-            // Only the end of before: behind it, the kernel may have cached what was there then.
-            !is_shorter && file.end_is_unsure() && self.invalidations.move_end_now(inode, size_bytes)
+        fuse::about_to_wait();
+        let number = file.kernel_stale();
+        let drop_all = || {
+            let is_dropped = self.invalidations.drop_all_now(inode, number);
+            self.beside.catch_up(self, inode);
+            is_dropped
         };
-        if is_moved {
+        if !MutexGuard::unlocked(changing, drop_all) {
+            return Ok(());
+        }
+        // If we have shortened it since, the kernel is yet to be told so, and must find the end that it
+        // knows: then it drops what lies behind the new one.
+        let is_shorter = self.observe_open(inode, file, open, false)? < size_bytes;
+        // Only the end of before: behind it, the kernel may have cached what was there then.
+        if !is_shorter && file.end_is_unsure() && self.invalidations.move_end_now(inode, size_bytes) {
             file.end_moved(size_bytes);
             inode.record_stamp();
         }

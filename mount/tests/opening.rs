@@ -2,6 +2,7 @@
 
 mod support;
 
+use mount::WriteMode;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -132,8 +133,10 @@ fn whoever_opens_a_file_that_has_grown_beside_finds_its_new_end() {
     let seed = fastrand::u64(..);
     println!("{test}: seed {seed}");
     let mut random = fastrand::Rng::with_seed(seed);
-    for (has_looker, has_storer) in [(false, false), (true, false), (false, true)] {
-        let m = Mounted::through();
+    let kinds = [(false, false), (true, false), (false, true)];
+    let both = [WriteMode::Through, WriteMode::Back].into_iter().flat_map(|write| kinds.map(|kind| (write, kind)));
+    for (write, (has_looker, has_storer)) in both {
+        let m = Mounted::with(|config| config.write = write);
         let (path, below) = (m.path("file"), m.below("file"));
         let file = File::create(&below).unwrap();
         file.write_all_at(b"0", 0).unwrap();
@@ -146,7 +149,7 @@ fn whoever_opens_a_file_that_has_grown_beside_finds_its_new_end() {
         });
         let mut bytes = 1;
         for round in 0..rounds {
-            let which = format!("round {round} of {rounds}, looker {has_looker}, storer {has_storer}");
+            let which = format!("round {round} of {rounds}, {write:?}, looker {has_looker}, storer {has_storer}");
             if bytes > 64 << 20 {
                 bytes = 1;
                 file.set_len(bytes).unwrap();
