@@ -124,38 +124,7 @@ pub(crate) struct Caller {
 }
 
 /// The kernel's overflow id: a user and a group that own nothing.
-const NOBODY: u32 = 65_534;
-
-/// While this guard lives, this thread takes blocks as a user takes them. Only root may take the blocks
-/// that some file systems (ext2 to ext4) reserve for root.
-#[must_use]
-pub(crate) struct Spending {
-    switches: bool,
-}
-
-impl Spending {
-    /// A guard for a change that a user makes. A user whom the kernel does not name is not root.
-    pub(crate) fn begin(privilege: Privilege, uid: u32) -> Spending {
-        let switches = privilege == Privilege::Root && uid != 0;
-        if switches {
-            system::set_thread_fsuid(if uid == abi::INVALID_ID { NOBODY } else { uid });
-        }
-        Spending { switches }
-    }
-
-    /// A guard for changes that the kernel will make for anybody.
-    pub(crate) fn for_anybody() -> Spending {
-        Spending::begin(Privilege::Root, NOBODY)
-    }
-}
-
-impl Drop for Spending {
-    fn drop(&mut self) {
-        if self.switches {
-            system::set_thread_fsuid(0);
-        }
-    }
-}
+pub(crate) const NOBODY: u32 = 65_534;
 
 /// While this guard lives, changes by this thread clear set-user-ID and set-group-ID bits as changes by
 /// the caller would. The thread lacks CAP_FSETID. Where set-group-ID bits are concerned, the thread has

@@ -13,13 +13,14 @@
 
 use crate::change::Outcome;
 use crate::config::WriteMode;
-use crate::credentials::{Caller, Spending};
+use crate::credentials::Caller;
 use crate::filesystem::Passthrough;
 use crate::handle::OpenFile;
 use crate::inode::Inode;
 use crate::opened::Opened;
 use crate::overtaken::{Remembering, within};
 use crate::resent::Attempt;
+use crate::reserve::Spending;
 use crate::system::{ProcPath, errno, open_at_once};
 use crate::writeback::write_rest;
 use borrower::{Change, Overtaken, Stamp};
@@ -282,7 +283,7 @@ impl Passthrough {
                     there = attempt.begun().map_or(0, |end| appended(&file, end, data));
                     attempt.begin(before.size_bytes);
                 }
-                let _spending = Spending::begin(self.privilege, writer);
+                let _spending = Spending::begin(self.privilege, writer, &inode.device.reserve, fd, len);
                 let value = match append_only {
                     true => write_append_only(&file, fd, data, args.offset, before.size_bytes),
                     false => write_full(fd, &data[there..], args.offset + there as u64, append),

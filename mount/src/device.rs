@@ -5,6 +5,7 @@
 
 use crate::crossing::Forbids;
 use crate::handover::memory::Memory;
+use crate::reserve::Reserve;
 use hashbrown::HashMap;
 use parking_lot::RwLock;
 use rustix::fd::AsFd;
@@ -44,6 +45,8 @@ pub(crate) struct Device {
     /// Files cannot share blocks (reflink): one try has failed for that reason.
     shares_nothing: AtomicBool,
     forbids: AtomicU8,
+    /// What its file system keeps for root.
+    pub reserve: Reserve,
 }
 
 impl Device {
@@ -148,6 +151,7 @@ impl Devices {
                 index,
                 way,
                 is_local: OnceLock::new(),
+                reserve: Reserve::new(),
                 shares_nothing: AtomicBool::new(false),
                 forbids: AtomicU8::new(0),
             })

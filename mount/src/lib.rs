@@ -54,6 +54,7 @@ mod overtaken;
 mod passing;
 mod reads;
 mod resent;
+mod reserve;
 mod running;
 mod space;
 mod stale;

@@ -19,11 +19,12 @@
 //! - A backing number outlives the daemon, so it is written down, before the kernel is told to use it. One that a daemon had no time
 //!   to write down stays with the connection: one file held open for each such kill.
 
-use crate::credentials::{Spending, WithoutFsetid};
+use crate::credentials::WithoutFsetid;
 use crate::handle::OpenFile;
 use crate::handover::layout::node;
 use crate::handover::memory::Memory;
 use crate::inode::Inode;
+use crate::reserve::Spending;
 use crate::system;
 use borrower::{Borrower, Usefulness};
 use fuse::{Errno, Negotiated, abi, backing};

@@ -1,9 +1,10 @@
 //! The shape of files: fallocate, SEEK_DATA and SEEK_HOLE, copy_file_range.
 
 use crate::change::Outcome;
-use crate::credentials::{Caller, Spending};
+use crate::credentials::Caller;
 use crate::filesystem::Passthrough;
 use crate::inode::stat;
+use crate::reserve::Spending;
 use crate::system::share_blocks;
 use borrower::{Change, may_be_copied_below};
 use fuse::{Errno, abi};
@@ -47,7 +48,8 @@ impl Passthrough {
             },
             |_| {
                 let _clearing = self.clearing(&file.inode, caller.uid != 0, caller, &file.fd)?;
-                let _spending = Spending::begin(self.privilege, caller.uid);
+                let reserve = &file.inode.device.reserve;
+                let _spending = Spending::begin(self.privilege, caller.uid, reserve, &file.fd, args.length);
                 // Only a daemon that is about to hand over is interrupted.
                 rustix::io::retry_on_intr(|| rustix::fs::fallocate(&file.fd, mode, args.offset, args.length))?;
                 Ok(Outcome::done(()))

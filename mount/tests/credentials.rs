@@ -3,7 +3,7 @@
 mod support;
 
 use mount::WriteMode;
-use std::fs;
+use std::fs::{self, File};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use support::*;
 
@@ -261,4 +261,35 @@ with open(FILE, 'wb+') as file:
         let (free_bytes, _) = reserved();
         assert!(free_bytes < reserve_bytes);
     }
+}
+
+/// That little is left is noticed, although it is not looked at with each write.
+#[test]
+fn a_disk_that_others_fill_up_is_noticed() {
+    if !can_mount("a_disk_that_others_fill_up_is_noticed") {
+        return;
+    }
+    const LARGE_BYTES: u64 = 6 << 30;
+    let images = tempfile::tempdir().unwrap();
+    let (directory, below) = new_below();
+    let disk = FileSystem::image_with(&below, &images.path().join("image"), LARGE_BYTES, "-m 40");
+    let m = Mounted::over(directory, Some(disk), |_| {});
+    set_mode(m.path(""), 0o777);
+    let left = || {
+        let now = rustix::fs::statvfs(m.below("")).unwrap();
+        (now.f_bfree * now.f_frsize, now.f_bavail * now.f_frsize)
+    };
+    let (free_bytes, available_bytes) = left();
+    let reserve_bytes = free_bytes - available_bytes;
+    let at = m.path("").display().to_string();
+    assert!(as_nobody(&format!("dd if=/dev/zero of={at}/a bs=1M count=1")).status.success());
+    // Beside the mount; it takes no time.
+    let filled = File::create(m.below("filled")).unwrap();
+    let keeps_size = rustix::fs::FallocateFlags::KEEP_SIZE;
+    rustix::fs::fallocate(&filled, keeps_size, 0, available_bytes - (4 << 20)).unwrap();
+    let all = as_nobody(&format!("dd if=/dev/zero of={at}/b bs=64K count={}", LARGE_BYTES >> 16));
+    assert!(!all.status.success());
+    let (free_bytes, _) = left();
+    println!("{} MiB of {} MiB are left for root", free_bytes >> 20, reserve_bytes >> 20);
+    assert!(free_bytes > reserve_bytes / 2);
 }
