@@ -1,8 +1,9 @@
 //! Which control group a number in an eviction is, and which of the borrower's groups that makes it.
 //!
 //! An eviction says the lower half of its group's number, which is the number of the group's directory. Directories are looked at when a number
-//! is seen that nobody knows, and no more than once a second. A page of a group that has gone, or whose directory cannot be seen
-//! from here, counts as one of the others. The kernel does not give a number to another group before four billion were made.
+//! is seen that nobody knows, no more than once a second, and by a thread of its own: who deals with evictions must not wait for that.
+//! Until it is known, a page counts as one of the others; so does a page of a group that has gone, or whose directory cannot be seen
+//! from here. The kernel does not give a number to another group before four billion were made.
 
 use crate::logic::groups::{Counts, Groups, Limits, NUMBERS};
 use hashbrown::HashMap;
@@ -10,6 +11,7 @@ use serde::Serialize;
 use std::fs;
 use std::os::unix::fs::{DirEntryExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 /// Between two looks at the directories.
@@ -66,6 +68,9 @@ pub struct CgroupStatus {
     pub apart_pages: u64,
 }
 
+/// Directories by their numbers.
+type Paths = HashMap<u32, PathBuf>;
+
 /// Tells groups from their numbers.
 pub(crate) struct Resolver {
     cgroups: Cgroups,
@@ -73,10 +78,14 @@ pub(crate) struct Resolver {
     names: Vec<String>,
     limits: Vec<Limits>,
     /// Where directories are, as far as nobody has asked for them yet.
-    paths: HashMap<u32, PathBuf>,
+    paths: Paths,
     /// What numbers in evictions are.
     known: HashMap<u32, u8>,
     looked: Option<Instant>,
+    /// Who looks at the directories now, and the number that this is for.
+    looking: Option<(JoinHandle<Paths>, u32)>,
+    /// Looks at all directories below that one.
+    look: fn(&Path) -> Paths,
 }
 
 /// The borrower's group of all that are not told apart.
@@ -91,6 +100,8 @@ impl Resolver {
             paths: HashMap::new(),
             known: HashMap::new(),
             looked: None,
+            looking: None,
+            look: directories,
             cgroups: Cgroups { named: Vec::new(), ..cgroups },
         };
         let (Others::Together(limits) | Others::Each(limits)) = cgroups.others;
@@ -119,15 +130,21 @@ impl Resolver {
             return OTHERS;
         }
         let now = now();
-        let may_look = self.looked.is_none_or(|looked| now - looked >= LOOK_PERIOD);
+        let may_look = self.looking.is_none() && self.looked.is_none_or(|looked| now - looked >= LOOK_PERIOD);
+        if self.looking.as_ref().is_some_and(|(thread, _)| thread.is_finished()) {
+            self.have_looked();
+            if let Some(group) = self.known.get(&id) {
+                return *group;
+            }
+        }
         let group = match self.paths.get(&id).cloned() {
             Some(path) => self.group(&path, may_look.then_some(now), groups),
-            None if may_look => {
-                self.look(now);
-                // One that is not there has gone, and stays so.
-                self.paths.get(&id).cloned().map_or(Some(OTHERS), |path| self.group(&path, Some(now), groups))
+            None => {
+                if may_look {
+                    self.begin_to_look(id, now);
+                }
+                None
             }
-            None => None,
         };
         let Some(group) = group else { return OTHERS };
         if self.known.len() >= KNOWN_MAX {
@@ -138,23 +155,23 @@ impl Resolver {
         group
     }
 
-    /// Looks where the directories are now.
-    fn look(&mut self, now: Instant) {
+    /// Has a thread look where the directories are now, for that number.
+    fn begin_to_look(&mut self, id: u32, now: Instant) {
         self.looked = Some(now);
-        self.paths.clear();
-        let root = &self.cgroups.hierarchy;
-        let Ok(root_inode) = fs::metadata(root).map(|metadata| metadata.ino()) else { return };
-        let mut waiting = vec![(root.clone(), root_inode)];
-        while let Some((folder, inode)) = waiting.pop() {
-            if self.paths.len() >= KNOWN_MAX {
-                tracing::warn!("there are more control groups than {KNOWN_MAX}: some count as others");
-                return;
-            }
-            let entries = fs::read_dir(&folder).into_iter().flatten().flatten();
-            let folders = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
-            waiting.extend(folders.map(|entry| (entry.path(), entry.ino())));
-            let path = folder.strip_prefix(root).unwrap_or(&folder).to_owned();
-            self.paths.insert(inode as u32, path);
+        let (root, look) = (self.cgroups.hierarchy.clone(), self.look);
+        // Without a thread it is tried again.
+        let thread = thread::Builder::new().name("puma-cgroups".into()).spawn(move || look(&root));
+        self.looking = thread.ok().map(|thread| (thread, id));
+    }
+
+    /// Takes what the thread has found. Waits for it.
+    fn have_looked(&mut self) {
+        let Some((thread, id)) = self.looking.take() else { return };
+        let Ok(paths) = thread.join() else { return };
+        self.paths = paths;
+        if !self.paths.contains_key(&id) {
+            // It has gone, and stays so.
+            self.known.insert(id, OTHERS);
         }
     }
 
@@ -217,9 +234,29 @@ impl Resolver {
     }
 }
 
+/// All directories below that one, and itself.
+fn directories(root: &Path) -> Paths {
+    let mut paths = Paths::new();
+    let Ok(root_inode) = fs::metadata(root).map(|metadata| metadata.ino()) else { return paths };
+    let mut waiting = vec![(root.to_owned(), root_inode)];
+    while let Some((folder, inode)) = waiting.pop() {
+        if paths.len() >= KNOWN_MAX {
+            tracing::warn!("there are more control groups than {KNOWN_MAX}: some count as others");
+            break;
+        }
+        let entries = fs::read_dir(&folder).into_iter().flatten().flatten();
+        let folders = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+        waiting.extend(folders.map(|entry| (entry.path(), entry.ino())));
+        let path = folder.strip_prefix(root).unwrap_or(&folder).to_owned();
+        paths.insert(inode as u32, path);
+    }
+    paths
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::Mutex;
 
     const PART: Limits = Limits { takes_part: true, quota_pages: Some(7), share: None };
 
@@ -231,6 +268,42 @@ mod tests {
         (root, move |path: &str| fs::metadata(at.join(path)).unwrap().ino() as u32)
     }
 
+    /// What a number is once the directories were looked at for it, if need be.
+    fn settled(resolver: &mut Resolver, id: u32, now: Instant, groups: &Groups) -> u8 {
+        let group = resolver.group_of(id, || now, groups);
+        if resolver.looking.is_none() {
+            return group;
+        }
+        resolver.have_looked();
+        resolver.group_of(id, || now, groups)
+    }
+
+    #[test]
+    fn who_deals_with_evictions_does_not_wait_for_a_look_at_the_directories() {
+        static IS_LOOKED_AT: Mutex<()> = Mutex::new(());
+        let (root, number) = tree(&["db", "web"]);
+        let groups = Groups::default();
+        let named = vec![(PathBuf::from("db"), PART)];
+        let hierarchy = root.path().to_owned();
+        let mut resolver = Resolver::new(Cgroups { hierarchy, named, others: Others::Together(Limits::NONE) }, &groups);
+        resolver.look = |root| {
+            let _lock = IS_LOOKED_AT.lock().unwrap();
+            directories(root)
+        };
+        let (db, web, now) = (number("db"), number("web"), Instant::now());
+        let lock = IS_LOOKED_AT.lock().unwrap();
+        for periods in 0..3 {
+            let now = now + periods * LOOK_PERIOD;
+            assert_eq!(resolver.group_of(db, || now, &groups), OTHERS, "it is not known yet");
+            assert_eq!(resolver.group_of(web, || now, &groups), OTHERS);
+            assert_eq!(resolver.status(&groups).len(), 2);
+        }
+        drop(lock);
+        assert_eq!(settled(&mut resolver, db, now, &groups), 2);
+        assert!(!resolver.known.contains_key(&web), "it has not gone");
+        assert_eq!(settled(&mut resolver, web, now, &groups), OTHERS);
+    }
+
     #[test]
     fn the_innermost_name_counts() {
         let (root, number) = tree(&["db/inner/leaf", "db/other", "web"]);
@@ -239,11 +312,11 @@ mod tests {
         let hierarchy = root.path().to_owned();
         let mut resolver = Resolver::new(Cgroups { hierarchy, named, others: Others::Together(Limits::NONE) }, &groups);
         let now = Instant::now();
-        let mut of = |path: &str| resolver.group_of(number(path), || now, &groups);
+        let mut of = |path: &str| settled(&mut resolver, number(path), now, &groups);
         assert_eq!((of("db"), of("db/other"), of("db/inner"), of("db/inner/leaf")), (2, 2, 3, 3));
         assert_eq!((of("web"), of("")), (1, 1));
         assert_eq!(resolver.group_of(0, || now, &groups), 1);
-        assert_eq!(resolver.group_of(u32::MAX, || now + LOOK_PERIOD, &groups), 1, "one that has gone");
+        assert_eq!(settled(&mut resolver, u32::MAX, now + LOOK_PERIOD, &groups), 1, "one that has gone");
         let names: Vec<String> = resolver.status(&groups).into_iter().map(|status| status.cgroup).collect();
         assert_eq!(names, ["others", "db", "db/inner"]);
     }
@@ -257,7 +330,7 @@ mod tests {
         let mut resolver = Resolver::new(Cgroups { hierarchy, named: Vec::new(), others: Others::Each(PART) }, &groups);
         let begun = Instant::now();
         let mut of =
-            |id: u32, periods: u32, groups: &Groups| resolver.group_of(id, || begun + periods * LOOK_PERIOD, groups);
+            |id: u32, periods: u32, groups: &Groups| settled(&mut resolver, id, begun + periods * LOOK_PERIOD, groups);
         // Those that are only there take none.
         for (nth, path) in many.iter().rev().take(NAMED_MAX).enumerate() {
             assert_eq!(of(number(path), 0, &groups), 2 + nth as u8);
