@@ -13,12 +13,12 @@
 //! file may be stuck at the very page that the write holds locked until its answer.
 
 use crate::handover::layout::node;
+use crate::in_turn::InTurn;
 use crate::inode::{Inode, Name};
 use crate::status::Counter;
 use fuse::abi::init;
 use fuse::{Errno, Notifier, Session, abi};
 use hashbrown::HashMap;
-use hashbrown::hash_map::Entry;
 use parking_lot::{Condvar, Mutex};
 use std::collections::VecDeque;
 use std::ffi::CStr;
@@ -88,13 +88,13 @@ enum Waited {
 
 #[derive(Default)]
 struct State {
-    pages: HashMap<u64, Pages>,
+    pages: InTurn<Pages>,
     /// What answers wait for, by a number of its own. At most as many as
     /// [`Invalidations::waiting_max`].
     awaited: VecDeque<(u64, Task)>,
     telling: Vec<Telling>,
     last_awaited: u64,
-    names: Vec<(Arc<Inode>, Name)>,
+    names: VecDeque<(Arc<Inode>, Name)>,
     /// Names that were moved, and whether the kernel has but to look them up again.
     moved: HashMap<Name, bool>,
     /// Those of them that the kernel did not have yet, when they are due, and how often it was asked.
@@ -114,7 +114,7 @@ struct State {
 impl State {
     /// Whether nothing of the node is to be dropped any more, or being dropped.
     fn is_dropped(&self, node: u64) -> bool {
-        !self.pages.contains_key(&node)
+        !self.pages.has(node)
             && self.delivering != Some(node)
             && !self.telling.iter().any(|told| told.drops == Some(node))
             && !self.awaited.iter().any(|(_, task)| task.drops() == Some(node))
@@ -127,19 +127,11 @@ impl State {
     /// Notes pages to be dropped. Returns whether they are in addition to what is noted for the
     /// node.
     fn note(&mut self, pages: Pages) -> bool {
-        match self.pages.entry(pages.inode.nodeid) {
-            Entry::Occupied(mut noted) => {
-                let noted = noted.get_mut();
-                noted.start = noted.start.min(pages.start);
-                noted.end = noted.end.max(pages.end);
-                noted.number = noted.number.max(pages.number);
-                false
-            }
-            Entry::Vacant(place) => {
-                place.insert(pages);
-                true
-            }
-        }
+        self.pages.note(pages.inode.nodeid, pages, |noted, pages| {
+            noted.start = noted.start.min(pages.start);
+            noted.end = noted.end.max(pages.end);
+            noted.number = noted.number.max(pages.number);
+        })
     }
 }
 
@@ -302,7 +294,7 @@ impl Invalidations {
 
     /// The kernel must look the name up again. The inode is told when it has dropped it.
     pub(crate) fn request_name(&self, inode: &Arc<Inode>, name: Name) {
-        self.state.lock().names.push((inode.clone(), name));
+        self.state.lock().names.push_back((inode.clone(), name));
         self.wake.notify_one();
     }
 
@@ -408,9 +400,8 @@ impl Invalidations {
                 moved.push((name, true, tries));
             }
             let lost = std::mem::take(&mut state.lost);
-            let name = state.names.pop();
-            let node = state.pages.keys().next().copied();
-            let pages = node.and_then(|node| state.pages.remove(&node));
+            let name = state.names.pop_front();
+            let (node, pages) = state.pages.take().unzip();
             state.delivering = node;
             let to_forget = std::mem::take(&mut state.to_forget);
             state.forgetting = !to_forget.is_empty();

@@ -42,6 +42,7 @@ mod filesystem;
 mod handle;
 pub mod handover;
 pub mod images;
+mod in_turn;
 mod inode;
 mod invalidation;
 mod ledger;
