@@ -78,7 +78,6 @@ fn start(may_fill_on_read: bool) -> (Arc<Borrower>, Sender<Word>) {
         listen: "127.0.0.1:0".parse().unwrap(),
         capacity: lender::Capacity::Bytes(1 << 20),
         reserve_bytes: 1 << 20,
-        policy: lender::PolicyName::Lru,
         grace: lender::GRACE_DEFAULT,
         limits: lender::Limits::default(),
         security: lender::Security::Trusting,

@@ -2,7 +2,6 @@
 //! for the processor's caches, as they are in earnest.
 
 use criterion::{Criterion, criterion_group, criterion_main};
-use lender::PolicyName;
 use lender::store::{Got, Key, Owner, Store};
 use page::{FileKey, PAGE_SIZE, PageId, Version};
 use std::hint::black_box;
@@ -16,7 +15,7 @@ fn key(index: u32, version: u64) -> Key {
 
 /// A store that is full.
 fn full() -> (Store, Owner) {
-    let mut store = Store::new(PAGES, PolicyName::Lru.policy()).expect("address space");
+    let mut store = Store::new(PAGES).expect("address space");
     store.set_headroom_pages(u64::MAX);
     let owner = store.add_owner().expect("the first owner");
     for index in 0..PAGES {

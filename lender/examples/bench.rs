@@ -3,7 +3,7 @@
 //! `cargo run --release -p lender --example bench`. Each line says what was measured, its median and 99th percentile for
 //! one request, and pages a second. The floor of a get is a bare ping-pong of the same sizes.
 
-use lender::{Capacity, Config, PolicyName, Security, Server};
+use lender::{Capacity, Config, Security, Server};
 use page::{FileKey, PAGE_SIZE, PageId, Version};
 
 /// A checksum as a borrower would make it.
@@ -37,7 +37,6 @@ fn main() -> Result<()> {
         listen: "127.0.0.1:0".parse()?,
         capacity: Capacity::Bytes(u64::from(STORE_PAGES) * PAGE_SIZE as u64),
         reserve_bytes: 64 << 20,
-        policy: PolicyName::Lru,
         grace: Duration::ZERO,
         limits: lender::Limits::default(),
         security: Security::Trusting,

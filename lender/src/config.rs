@@ -2,7 +2,7 @@
 
 use crate::headroom::Memory;
 use crate::pace::Limits;
-use crate::store::{CAPACITY_PAGES_MAX, PolicyName};
+use crate::store::CAPACITY_PAGES_MAX;
 use page::PAGE_SIZE;
 use std::fmt;
 use std::io;
@@ -28,8 +28,6 @@ pub struct Config {
     pub capacity: Capacity,
     /// Free memory that is never lent.
     pub reserve_bytes: u64,
-    /// Which of an owner's pages goes first.
-    pub policy: PolicyName,
     /// How long the pages of a borrower that lost its connection are kept for it; zero: not at all. Longer than
     /// [`wire::GRACE_SECONDS_MAX`] is of no use.
     pub grace: Duration,
@@ -137,7 +135,6 @@ mod tests {
             listen: "unix:/x".parse().unwrap(),
             capacity,
             reserve_bytes,
-            policy: PolicyName::Lru,
             grace: GRACE_DEFAULT,
             limits: Limits::default(),
             security: Security::Trusting,

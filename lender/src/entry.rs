@@ -108,14 +108,14 @@ impl Drop for Entry {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::{Key, PolicyName, Store};
+    use crate::store::{Key, Store};
     use page::{FileKey, PAGE_SIZE, PageId};
     use std::os::unix::net::UnixStream;
     use wire::secure::Security;
 
     /// The pages that stay when a session with so many ends, and the connections.
     fn left_of(pages: u32, stops: bool) -> (u32, usize) {
-        let mut store = Store::new(pages, PolicyName::Lru.policy()).unwrap();
+        let mut store = Store::new(pages).unwrap();
         store.set_headroom_pages(pages.into());
         let shared = Arc::new(Shared::new(store, Duration::ZERO, Security::Trusting).unwrap());
         let (near, _far) = UnixStream::pair().unwrap();

@@ -7,7 +7,7 @@ use crate::hub::Hub;
 use crate::pressure;
 use crate::sessions::Name;
 use crate::shared::Shared;
-use crate::store::{PolicyName, Store};
+use crate::store::Store;
 use crate::{Capacity, Config, greeting, housekeeping};
 use std::io;
 use std::sync::Arc;
@@ -33,7 +33,7 @@ pub struct Held {
 impl Lender {
     /// One of that capacity, for which there is memory.
     pub fn new(capacity_pages: u32, security: Security) -> io::Result<Lender> {
-        let mut store = Store::new(capacity_pages, PolicyName::Lru.policy())?;
+        let mut store = Store::new(capacity_pages)?;
         store.set_headroom_pages(u64::MAX);
         Ok(Lender { shared: Arc::new(Shared::new(store, GRACE, security)?) })
     }
@@ -89,7 +89,6 @@ pub fn memory_files(
             listen,
             capacity,
             reserve_bytes: memory.free_bytes,
-            policy: PolicyName::Lru,
             grace: GRACE,
             limits: crate::Limits::default(),
             security: Security::Trusting,

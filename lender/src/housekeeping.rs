@@ -249,7 +249,7 @@ fn give_back(shared: &Shared, pages: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::{Key, Owner, PolicyName};
+    use crate::store::{Key, Owner};
     use page::{FileKey, PageId, Version};
     use std::fs::write;
     use std::path::Path;
@@ -264,7 +264,7 @@ mod tests {
     }
 
     fn store(capacity_pages: u32) -> (Shared, Owner) {
-        let mut store = Store::new(capacity_pages, PolicyName::Lru.policy()).unwrap();
+        let mut store = Store::new(capacity_pages).unwrap();
         let owner = store.add_owner().unwrap();
         (Shared::new(store, crate::GRACE_DEFAULT, crate::Security::Trusting).unwrap(), owner)
     }

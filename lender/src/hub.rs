@@ -603,7 +603,7 @@ impl Hub {
 mod tests {
     use super::*;
     use crate::sessions::Name;
-    use crate::store::{PolicyName, Store};
+    use crate::store::Store;
     use page::{FileKey, PageId, Version};
     use std::io::{Read, Write};
     use std::os::unix::net::UnixStream;
@@ -612,7 +612,7 @@ mod tests {
     use zerocopy::IntoBytes;
 
     fn hub() -> Hub {
-        let mut store = Store::new(1000, PolicyName::Lru.policy()).unwrap();
+        let mut store = Store::new(1000).unwrap();
         store.set_headroom_pages(1000);
         Hub::new(&Arc::new(Shared::new(store, Duration::ZERO, Security::Trusting).unwrap())).unwrap()
     }

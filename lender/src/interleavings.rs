@@ -17,7 +17,7 @@
 use crate::connection::tests::Peer;
 use crate::housekeeping::{forget_left_behind, scan, shrink};
 use crate::shared::Shared;
-use crate::store::{PolicyName, Store};
+use crate::store::Store;
 use page::{FileKey, PAGE_SIZE, PageId, Version};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -37,7 +37,7 @@ fn check(run: impl Fn() + Send + Sync + 'static) {
 }
 
 fn lender(grace: Duration) -> Arc<Shared> {
-    let mut store = Store::new(CAPACITY_PAGES, PolicyName::Lru.policy()).unwrap();
+    let mut store = Store::new(CAPACITY_PAGES).unwrap();
     store.set_headroom_pages(u64::MAX);
     Arc::new(Shared::new(store, grace, crate::Security::Trusting).unwrap())
 }

@@ -38,6 +38,5 @@ pub use config::{Capacity, Config, Error, GRACE_DEFAULT};
 pub use pace::{Limits, PACE_WAIT_MAX, RATE_MIN_BYTES};
 pub use server::{Handle, Server};
 pub use status::{BorrowerStatus, Status};
-pub use store::PolicyName;
 pub use wire::address::Address;
 pub use wire::secure::Security;

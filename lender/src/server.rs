@@ -33,20 +33,13 @@ pub struct Server {
     shared: Arc<Shared>,
     listener: Listener,
     housekeeper: Mutex<Option<Housekeeper>>,
-    description: Arc<Description>,
-}
-
-/// What does not change while it runs.
-struct Description {
-    address: Address,
-    policy: &'static str,
 }
 
 /// Stops a server, and asks for its status, from any thread.
 #[derive(Clone)]
 pub struct Handle {
     shared: Arc<Shared>,
-    description: Arc<Description>,
+    address: Address,
 }
 
 impl Server {
@@ -55,10 +48,8 @@ impl Server {
         let mut headroom = Headroom::default();
         let memory = headroom.read().map_err(|source| Error::UnknownMemory { source })?;
         let capacity_pages = config.capacity_pages(memory)?;
-        let policy = config.policy.policy();
-        let policy_name = policy.name();
         let capacity_bytes = u64::from(capacity_pages) * page::PAGE_SIZE as u64;
-        let store = Store::new(capacity_pages, policy).map_err(|source| Error::NoMemory { capacity_bytes, source })?;
+        let store = Store::new(capacity_pages).map_err(|source| Error::NoMemory { capacity_bytes, source })?;
         let listener = Listener::bind(&config.listen).map_err(Error::Listen)?;
         let shared = Shared::new(store, config.grace, config.security).map_err(|source| Error::Start { source })?;
         shared.pacing.set(config.limits);
@@ -66,19 +57,18 @@ impl Server {
         let shared = Arc::new(shared);
         let mut housekeeper = Housekeeper::new(headroom);
         housekeeper.tick(&shared, Instant::now());
-        let description = Description { address: listener.address().clone(), policy: policy_name };
         let housekeeper = Mutex::new(Some(housekeeper));
-        Ok(Server { shared, listener, housekeeper, description: Arc::new(description) })
+        Ok(Server { shared, listener, housekeeper })
     }
 
     /// Where it listens, with the port that the kernel chose.
     pub fn local_address(&self) -> &Address {
-        &self.description.address
+        self.listener.address()
     }
 
     /// A handle to stop it with.
     pub fn handle(&self) -> Handle {
-        Handle { shared: Arc::clone(&self.shared), description: Arc::clone(&self.description) }
+        Handle { shared: Arc::clone(&self.shared), address: self.listener.address().clone() }
     }
 
     /// What it has and what it did.
@@ -205,9 +195,8 @@ impl Handle {
         let mut borrower_list: Vec<_> = borrower_list.collect();
         borrower_list.sort_by(|one, other| one.name.cmp(&other.name));
         Status {
-            address: self.description.address.to_string(),
+            address: self.address.to_string(),
             incarnation: format!("{:016x}", self.shared.incarnation),
-            policy: self.description.policy,
             lending: store.is_lending(),
             capacity_pages: self.shared.capacity_pages,
             stored_pages: store.stored_pages().into(),

@@ -407,7 +407,7 @@ impl Table {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::{Key, PolicyName};
+    use crate::store::Key;
     use page::{FileKey, PAGE_SIZE, PageId};
     use std::os::unix::net::UnixStream;
 
@@ -423,7 +423,7 @@ mod tests {
 
     impl House {
         fn new() -> House {
-            let mut store = Store::new(1000, PolicyName::Lru.policy()).unwrap();
+            let mut store = Store::new(1000).unwrap();
             store.set_headroom_pages(1000);
             let begun = Instant::now();
             House { table: Table::new(begun), store, begun, far: HashMap::new() }

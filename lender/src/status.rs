@@ -10,8 +10,6 @@ pub struct Status {
     pub address: String,
     /// [`wire::Welcome::incarnation`], in hexadecimal.
     pub incarnation: String,
-    /// Name of the replacement policy.
-    pub policy: &'static str,
     /// Whether it takes pages. If not, it gives back those that it has.
     pub lending: bool,
     /// Pages it keeps at the most.

@@ -80,7 +80,6 @@ impl Lending {
             listen: self.listen.clone().absolute()?,
             capacity: self.capacity,
             reserve_bytes: self.reserve,
-            policy: lender::PolicyName::Lru,
             grace: Duration::from_secs(self.grace),
             limits: self.limits(),
             security,

@@ -5,7 +5,7 @@ use crate::weather::Weather;
 use borrower::logic::puts::Batch;
 use borrower::logic::reading::Got;
 use fastrand::Rng;
-use lender::store::{self, Key, Owner, PolicyName, Store};
+use lender::store::{self, Key, Owner, Store};
 use page::{PAGE_SIZE, Page, PageId};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -238,7 +238,7 @@ impl Lender {
 }
 
 fn new_store() -> Store {
-    let mut store = Store::new(CAPACITY_PAGES, PolicyName::Lru.policy()).expect("a small mapping");
+    let mut store = Store::new(CAPACITY_PAGES).expect("a small mapping");
     store.set_headroom_pages(CAPACITY_PAGES.into());
     store
 }

@@ -24,7 +24,6 @@
 mod incoming;
 mod index;
 mod list;
-mod policy;
 mod record;
 mod slots;
 #[cfg(test)]
@@ -34,7 +33,6 @@ pub use incoming::Incoming;
 use index::Index;
 pub use list::List;
 use page::{Page, PageId, Version};
-pub use policy::{Fifo, Lru, Policy, PolicyName};
 use record::State;
 pub use record::{OWNERS_MAX, Record};
 use slots::Slots;
@@ -140,7 +138,6 @@ pub struct Store {
     slots: Slots,
     records: Vec<Record>,
     index: Index,
-    policy: Box<dyn Policy>,
     owners: Vec<Option<OwnerState>>,
     /// Owners that are there, leaving ones included.
     owner_count: u32,
@@ -168,7 +165,7 @@ impl Store {
     ///
     /// # Errors
     /// When there is not even address space for it, or the capacity is 0 or above [`CAPACITY_PAGES_MAX`].
-    pub fn new(capacity_pages: u32, policy: Box<dyn Policy>) -> std::io::Result<Store> {
+    pub fn new(capacity_pages: u32) -> std::io::Result<Store> {
         if !(1..=CAPACITY_PAGES_MAX).contains(&capacity_pages) {
             return Err(std::io::Error::new(std::io::ErrorKind::InvalidInput, "capacity out of range"));
         }
@@ -178,7 +175,6 @@ impl Store {
             slots: Slots::new(slots)?,
             records: Record::new_vec_zeroed(slots as usize).map_err(|_| std::io::ErrorKind::OutOfMemory)?,
             index: Index::new(slots).ok_or(std::io::ErrorKind::OutOfMemory)?,
-            policy,
             owners: Vec::new(),
             owner_count: 0,
             limits,
@@ -381,7 +377,7 @@ impl Store {
         }
         let class = Class::of(state) as usize;
         if let Some(owner) = &mut self.owners[owner.0 as usize] {
-            self.policy.inserted(&mut owner.lists[class], &mut self.records, slot);
+            owner.lists[class].push_newest(&mut self.records, slot);
         }
         self.stored[class] += 1;
         true
@@ -483,7 +479,8 @@ impl Store {
             self.release(slot, State::Warm);
         } else if let Some(owner) = &mut self.owners[owner.0 as usize] {
             let list = &mut owner.lists[Class::of(record.state()) as usize];
-            self.policy.used(list, &mut self.records, slot);
+            list.unlink(&mut self.records, slot);
+            list.push_newest(&mut self.records, slot);
         }
         if zero { Got::Zero { checksum } } else { Got::Page { checksum } }
     }
@@ -653,10 +650,10 @@ impl Store {
         (len(state) > 0).then_some(Owner(at as u8))
     }
 
-    /// Frees the page that the policy chooses, and notes it for its owner.
+    /// Frees the page that was not asked for since the longest time, as in the kernel's own lists, and notes it for its owner.
     fn evict(&mut self, owner: Owner, class: Class) -> Option<(u32, Owner)> {
         let state = self.owners[owner.0 as usize].as_ref()?;
-        let slot = self.policy.victim(&state.lists[class as usize])?;
+        let slot = state.lists[class as usize].oldest()?;
         let key = Key { id: self.records[slot as usize].id(), version: self.records[slot as usize].version() };
         self.release(slot, State::Warm);
         self.notice(owner, key);

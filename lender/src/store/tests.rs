@@ -37,7 +37,7 @@ fn page_of(owner: Owner, key: Key) -> Page {
 }
 
 fn store(capacity_pages: u32) -> Store {
-    let mut store = Store::new(capacity_pages, PolicyName::Lru.policy()).unwrap();
+    let mut store = Store::new(capacity_pages).unwrap();
     store.set_headroom_pages(u64::MAX);
     store
 }
@@ -117,8 +117,7 @@ fn random_operations_agree_with_a_model() {
     for seed in 1..=12u64 {
         println!("seed {seed}");
         let mut random = Random(seed);
-        let policy = if seed % 2 == 0 { PolicyName::Fifo } else { PolicyName::Lru };
-        let mut store = Store::new(64, policy.policy()).unwrap();
+        let mut store = Store::new(64).unwrap();
         let mut owners = vec![store.add_owner().unwrap(), store.add_owner().unwrap()];
         // What may be there: the store may lose any of it, but must not have anything else.
         let mut model: HashMap<(Owner, u32), (u64, bool)> = HashMap::new();
@@ -293,21 +292,18 @@ fn versions_are_told_apart() {
 
 #[test]
 fn the_least_recently_used_goes_first() {
-    for (policy, left) in [(PolicyName::Lru, [0, 3, 4]), (PolicyName::Fifo, [2, 3, 4])] {
-        let mut store = Store::new(3, policy.policy()).unwrap();
-        store.set_headroom_pages(u64::MAX);
-        let owner = store.add_owner().unwrap();
-        for index in 0..3 {
-            put(&mut store, owner, key(index, 1));
-        }
-        assert!(get(&mut store, owner, key(0, 1)));
-        put(&mut store, owner, key(3, 1));
-        put(&mut store, owner, key(4, 1));
-        assert_eq!(kept(&store, owner, 0..5), left, "{policy:?}");
-        let lost: Vec<u32> = (0..5).filter(|index| !left.contains(index)).collect();
-        assert_eq!(notices(&mut store, owner).iter().map(|key| key.id.index).collect::<Vec<_>>(), lost);
-        assert_eq!(store.counters().replaced, 2);
+    let mut store = Store::new(3).unwrap();
+    store.set_headroom_pages(u64::MAX);
+    let owner = store.add_owner().unwrap();
+    for index in 0..3 {
+        put(&mut store, owner, key(index, 1));
     }
+    assert!(get(&mut store, owner, key(0, 1)));
+    put(&mut store, owner, key(3, 1));
+    put(&mut store, owner, key(4, 1));
+    assert_eq!(kept(&store, owner, 0..5), [0, 3, 4]);
+    assert_eq!(notices(&mut store, owner).iter().map(|key| key.id.index).collect::<Vec<_>>(), [1, 2]);
+    assert_eq!(store.counters().replaced, 2);
 }
 
 #[test]

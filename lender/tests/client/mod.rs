@@ -1,7 +1,7 @@
 //! The smallest borrower there can be, and a lender to try it on.
 #![allow(dead_code)] // each test program uses its part
 
-use lender::{Address, Capacity, Config, Handle, Limits, PolicyName, Security, Server, Status};
+use lender::{Address, Capacity, Config, Handle, Limits, Security, Server, Status};
 use page::{FileKey, PAGE_SIZE, Page, PageId, Version};
 
 /// A checksum as a borrower would make it.
@@ -250,7 +250,6 @@ pub fn config(listen: &str, capacity_pages: u64) -> Config {
         listen: listen.parse().unwrap(),
         capacity: Capacity::Bytes(capacity_pages * PAGE_SIZE as u64),
         reserve_bytes: 64 << 20,
-        policy: PolicyName::Lru,
         grace: Duration::ZERO,
         limits: Limits::default(),
         security: Security::Trusting,

@@ -304,7 +304,7 @@ const DECLARED: &[Section] = &[
         counter("pumapool_link_shuns_total", In::Count, "shuns", "times that it was found too slow"),
     ]) },
     Section { title: LENDER, daemons: &["lend", "join"], at: "/lender", labels: &[("lender", "/listen")], metrics: Cow::Borrowed(&[
-        metric("pumapool_lender_info", Kind::Info(&[("version", "/version"), ("policy", "/lender/policy")]), In::Count, "", "a lender: the program's version, and which pages it gives up first"),
+        metric("pumapool_lender_info", Kind::Info(&[("version", "/version")]), In::Count, "", "a lender: the program's version"),
         gauge("pumapool_lender_lending", In::Count, "lending", "whether it takes pages; 0 while its node borrows"),
         gauge("pumapool_lender_capacity_bytes", In::Pages, "capacity_pages", "what it keeps at the most"),
         gauge("pumapool_lender_stored_bytes", In::Pages, "stored_pages", "what it keeps"),
