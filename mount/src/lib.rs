@@ -8,8 +8,10 @@
 //! - Nothing resolves a path through the mount itself: SOURCE is opened before mounting and all else is relative to it.
 //! - Memory is bounded: by what the kernel remembers (inodes, open files), and by named limits for the rest.
 //!
-//! What must never happen in it: waiting for the kernel to drop pages while a request is being handled; a READ waiting for a
-//! change; allocation without bound, for this daemon serves the kernel's writeback.
+//! What must never happen in it: waiting without a limit for the kernel to drop pages while a request is
+//! being handled; a READ that waits for anything but the backing file system and the changes that it is
+//! making (rule R10 of docs/consistency.md); allocation without bound, for this daemon serves the kernel's
+//! writeback.
 //!
 //! The mount can outlive its daemon: what a successor needs is written down as it arises (`handover/`), and descriptors are held by a
 //! keeper. Requests that the kernel sends again then are done once (`resent.rs`).

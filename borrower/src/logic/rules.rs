@@ -41,7 +41,7 @@ rules! {
     Stamp = 17: "a file that is not what we left was changed beside us: void, and quarantined",
     Drop = 19: "after a change beside, no open keeps the kernel's cache until it has been dropped",
     Overtaken = 20: "a buffered write that a READ has overtaken, or may have, counts as any other change, and its pages are dropped",
-    Key = 21: "a file is known by a key that is never given twice",
+    Key = 21: "a file is known by a key that comes round only after four thousand million files",
     Busy = 22: "the answer to a put makes the page present only if its entry still names that version",
     Lifted = 23: "what a READ has lifted does not hold against a newer quarantine",
     Merge = 24: "merged ranges keep their hull, and the newest number or position",

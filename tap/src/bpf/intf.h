@@ -1,6 +1,7 @@
 /*
  * The contract between the BPF programs and Rust: every layout and constant that both sides must agree on, and nothing
- * else. Its mirror is tap/src/intf.rs; both sides assert the sizes, so that a change on one side alone does not build.
+ * else. Its mirror is tap/src/intf.rs, which takes the bytes apart by position. The sizes are asserted here. Who changes
+ * a layout changes the mirror, too: only the tests with a loaded program (tap/tests) show that the two agree.
  *
  * All numbers are little-endian and naturally aligned, as both sides run on the same x86-64 machine.
  */
