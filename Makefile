@@ -179,7 +179,7 @@ test-long: test-deps tools
 
 # It is built from a repository of its own, hence not by this file.
 xfstests: test-deps build
-	XFSTESTS=$(XFSTESTS) pumapool/tests/xfstests $(SUITE)
+	XFSTESTS=$(XFSTESTS) crates/pumapool/tests/xfstests $(SUITE)
 
 # Tests of races, each of which is tried 10,000 times.
 races: test-deps
@@ -192,10 +192,10 @@ database: test-deps
 
 # Its kernel is Debian 12's. The machine is emulated, so that this runs anywhere.
 vm: vm-deps $(TOOLS)/bin/fsx
-	vm/run
-	vm/pair
-	PATH="$(TOOLS)/bin:$$PATH" vm/host-cache
-	vm/numa
+	tests/vm/run
+	tests/vm/pair
+	PATH="$(TOOLS)/bin:$$PATH" tests/vm/host-cache
+	tests/vm/numa
 
 # Public test programs: fsx (file system exerciser) and pjdfstest (POSIX suite).
 tools: $(TOOLS)/bin/fsx $(TOOLS)/bin/pjdfstest

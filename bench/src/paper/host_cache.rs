@@ -1,5 +1,5 @@
 //! `host-cache`: how often a host's page cache has what its guest asks for, without and with what the guest evicts, in a virtual machine
-//! (`vm/host-cache-ratio`); and the same of two least-recently-used caches at the paper's size.
+//! (`tests/vm/host-cache-ratio`); and the same of two least-recently-used caches at the paper's size.
 
 use super::plot::{Chart, Line};
 use super::record::Records;
@@ -12,7 +12,7 @@ use std::process::Command;
 use testbed::Failure;
 
 /// The program, from the root of the sources.
-const PROGRAM: &str = "vm/host-cache-ratio";
+const PROGRAM: &str = "tests/vm/host-cache-ratio";
 /// The paper's: what is read, in reads of so much, how much in all, and the memory of the host and of the guests.
 const DATA_GB: u64 = 16;
 const READ_MB: u64 = 16;

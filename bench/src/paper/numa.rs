@@ -257,7 +257,7 @@ pub fn results(records: &Records) -> Results {
             Column { key: "moved_gib", name: "moved, GiB", decimals: 2 },
         ],
         findings,
-        why: "A simulation: the times are the model's (numa/src/simulator), which has the thesis's latencies and bandwidths, and of the interconnect what machines of \
+        why: "A simulation: the times are the model's (crates/numa/src/simulator), which has the thesis's latencies and bandwidths, and of the interconnect what machines of \
               its kind have, as the thesis does not say. Applications are of its classes, not its programs: the figures show what each policy does to controllers, \
               links and locality, and by how much at the most, not how often. \"none\" is what Linux does: where it is touched first, and there it stays when it is freed \
               in a virtual machine. The intervals are those of the seeds: only what is sampled is drawn.",

@@ -1,4 +1,4 @@
-//! `ssd-cache`: random reads with dm-cache on a fast disk, and with Puma, in virtual machines (`vm/ssd-cache`): this kernel may have no device mapper.
+//! `ssd-cache`: random reads with dm-cache on a fast disk, and with Puma, in virtual machines (`tests/vm/ssd-cache`): this kernel may have no device mapper.
 
 use super::plot::{Chart, Line};
 use super::record::Records;
@@ -8,7 +8,7 @@ use std::process::Command;
 use testbed::Failure;
 
 /// The program, from the root of the sources.
-const PROGRAM: &str = "vm/ssd-cache";
+const PROGRAM: &str = "tests/vm/ssd-cache";
 const PUMA: &str = "Puma";
 const DM_CACHE: &str = "dm-cache";
 /// The paper's reads a second (2015, table 2).

@@ -1,0 +1,123 @@
+//! docs/metrics.md, and the registry as JSON for tests: written from the registry.
+
+use crate::metrics::table::{Kind, LEFT_OUT, Metric, Section, registry};
+use serde_json::{Value, json};
+use std::fmt::Write;
+
+/// The page of the documentation.
+pub fn markdown() -> String {
+    let mut text = String::from(HEAD);
+    let mut title = "";
+    for section in registry() {
+        if section.title != title {
+            title = section.title;
+            let _infallible =
+                write!(text, "\n## {title}\n| name | type | unit | labels | meaning |\n|---|---|---|---|---|\n");
+        }
+        for metric in section.metrics.iter() {
+            let _infallible = writeln!(
+                text,
+                "| `{}` | {} | {} | {} | {} |",
+                metric.name,
+                kind(metric.kind),
+                metric.is_in.unit().unwrap_or("–"),
+                labels(section, metric).join(", "),
+                metric.meaning
+            );
+        }
+    }
+    text
+}
+
+const HEAD: &str = "# Metrics
+<!-- Written by `pumapool generate metrics`, from crates/pumapool/src/metrics/table.rs: change that. -->
+
+All that the daemons count, as the Prometheus page names it. [Monitoring](monitoring.md) says how to get at it. `pumapool status --json` has the same numbers, in
+the units that they are kept in. Counters begin at 0 with the daemon. What is true or false is 1 or 0. A page is 4096 bytes.
+";
+
+fn kind(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Counter => "counter",
+        Kind::Gauge | Kind::State(_) | Kind::Info(_) => "gauge",
+        Kind::Histogram => "histogram",
+    }
+}
+
+fn labels(section: &Section, metric: &Metric) -> Vec<String> {
+    let mut labels: Vec<String> = section.labels.iter().map(|(name, _)| (*name).to_owned()).collect();
+    match metric.kind {
+        Kind::State(states) => labels.push(format!("state ({})", states.join(", "))),
+        Kind::Info(further) => labels.extend(further.iter().map(|(name, _)| (*name).to_owned())),
+        Kind::Counter | Kind::Gauge | Kind::Histogram => {}
+    }
+    labels
+}
+
+/// {"metrics": [{"name", "type", "daemons", "at", "labels"}], "left_out": [{"at", "reason"}]}; `at` is where it stands in a status, with a `*` for
+/// each element.
+pub fn json() -> Value {
+    let metrics: Vec<Value> = registry()
+        .iter()
+        .flat_map(|section| section.metrics.iter().map(move |metric| (section, metric)))
+        .map(|(section, metric)| {
+            let at = match metric.at {
+                "" => section.at.to_owned(),
+                at => format!("{}/{at}", section.at),
+            };
+            json!({"name": metric.name, "type": kind(metric.kind), "daemons": section.daemons, "at": at, "labels": labels(section, metric)})
+        })
+        .collect();
+    let left_out: Vec<Value> = LEFT_OUT.iter().map(|(at, reason)| json!({"at": at, "reason": reason})).collect();
+    json!({"metrics": metrics, "left_out": left_out})
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    #[test]
+    fn the_committed_page_is_what_the_code_says() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/metrics.md");
+        let committed = std::fs::read_to_string(path).unwrap_or_default();
+        assert!(committed == markdown(), "docs/metrics.md is old: pumapool generate metrics > docs/metrics.md");
+    }
+
+    /// Words of a text that could be names of metrics.
+    fn named(text: &str) -> impl Iterator<Item = &str> {
+        let words = text.split(|c: char| !(c.is_ascii_alphanumeric() || "_:".contains(c)));
+        words.filter(|word| word.starts_with("pumapool_")).map(|word| word.trim_end_matches(':'))
+    }
+
+    #[test]
+    fn dashboard_alerts_and_docs_name_metrics_that_there_are() {
+        let mut known: HashSet<String> = HashSet::new();
+        for metric in registry().iter().flat_map(|section| section.metrics.iter()) {
+            match metric.kind {
+                Kind::Histogram => {
+                    known.extend(["_bucket", "_sum", "_count"].map(|part| format!("{}{part}", metric.name)))
+                }
+                _ => drop(known.insert(metric.name.to_string())),
+            }
+        }
+        // Of the dashboard, to find machines: (mount|lender|…)_info.
+        known.insert("pumapool_".to_owned());
+        let read = |file: &str| std::fs::read_to_string(format!("{}/../../{file}", env!("CARGO_MANIFEST_DIR"))).unwrap();
+        let alerts = read("packaging/prometheus/alerts.yml");
+        let recorded = alerts.lines().filter_map(|line| line.trim().strip_prefix("- record: "));
+        known.extend(recorded.map(str::to_owned));
+        for (file, least) in [
+            ("packaging/grafana/pumapool.json", 30),
+            ("packaging/prometheus/alerts.yml", 10),
+            ("docs/monitoring.md", 3),
+        ] {
+            let text = read(file);
+            let names: HashSet<&str> = named(&text).collect();
+            assert!(names.len() >= least, "{file} names {names:?}");
+            for name in names {
+                assert!(known.contains(name), "{file}: there is no metric {name}");
+            }
+        }
+    }
+}

@@ -1,0 +1,313 @@
+//! Real daemons for end-to-end tests: a lender and mounts, taken away again when dropped.
+#![allow(dead_code)] // each test binary uses its own part
+
+use serde_json::Value;
+use std::fs::{self, File};
+use std::io::Write;
+use std::num::NonZeroU64;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::Once;
+use std::time::Duration;
+use testbed::{Group, Process};
+
+pub const PUMAPOOL: &str = env!("CARGO_BIN_EXE_pumapool");
+
+/// How long a daemon may take to be ready, and a state to come about. Every wait is for a state, so that a fast machine never waits so long; with
+/// four others at work on each processor, some take most of a minute.
+pub const PATIENCE: Duration = Duration::from_secs(120);
+
+/// For an answer of a daemon that serves. While a successor takes a mount over, nobody answers: then another one is asked for.
+const ANSWER_MAX: Duration = Duration::from_secs(5);
+
+/// Evicted at once: half of the tap's ring.
+const PIECE_BYTES: u64 = 16 << 20;
+
+/// How often [`undisturbed`] tries.
+const ATTEMPTS_MAX: u32 = 5;
+
+/// What a test needs of the machine; says which is missing.
+pub fn can_run(test: &str) -> bool {
+    let reason = if !rustix::process::geteuid().is_root() {
+        "needs root"
+    } else if File::options().read(true).write(true).open("/dev/fuse").is_err() {
+        "needs /dev/fuse"
+    } else {
+        return true;
+    };
+    testbed::skip(test, reason);
+    false
+}
+
+/// A program that `make tools` installs.
+pub fn tool(test: &str, name: &str) -> Option<PathBuf> {
+    let tools =
+        std::env::var_os("TOOLS").map_or(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/tools"), PathBuf::from);
+    let installed = tools.join("bin").join(name);
+    let found = if installed.exists() {
+        Some(installed)
+    } else {
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        std::env::split_paths(&path).map(|folder| folder.join(name)).find(|path| path.exists())
+    };
+    if found.is_none() {
+        testbed::skip(test, format!("{name} is missing; `make tools` installs it"));
+    }
+    found
+}
+
+/// Runs the command to its end.
+pub fn pumapool(arguments: &[&str]) -> Output {
+    Command::new(PUMAPOOL).args(arguments).output().unwrap()
+}
+
+/// The key of the pools of these tests, in a file that all of them share.
+pub fn key_file() -> &'static str {
+    const PATH: &str = concat!(env!("CARGO_TARGET_TMPDIR"), "/pool.key");
+    static MADE: Once = Once::new();
+    MADE.call_once(|| {
+        let own = format!("{PATH}.{}", std::process::id());
+        let mut file = fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&own).unwrap();
+        writeln!(file, "{}", "c5".repeat(32)).unwrap();
+        // Whole at once, and the same whoever makes it.
+        fs::rename(&own, PATH).unwrap();
+    });
+    PATH
+}
+
+/// The same.
+pub fn key() -> wire::key::PoolKey {
+    wire::key::PoolKey::read(Path::new(key_file())).unwrap()
+}
+
+/// The key is used wherever a test does not say that there is none.
+fn with_key(mut arguments: Vec<&str>) -> Vec<&str> {
+    if !arguments.contains(&"--trust-network") && !arguments.contains(&"--key") {
+        arguments.extend(["--key", key_file()]);
+    }
+    arguments
+}
+
+fn daemon(arguments: &[&str], groups: &[&Group]) -> Process {
+    let mut command = Command::new(PUMAPOOL);
+    command.args(arguments).arg("--foreground");
+    let mut process = Process::spawn(command, groups).unwrap();
+    process.wait_for_line("READY", PATIENCE).unwrap();
+    process
+}
+
+/// What a daemon says of itself. It alone is asked: `pumapool status` asks all daemons of the machine, and waits for those that are stopped.
+fn status_of(kind: &str, pid: u32) -> Value {
+    let ask = || testbed::ask_daemon(kind, pid, ANSWER_MAX).map_err(|error| std::io::Error::other(error.to_string()));
+    testbed::wait_until_ok(PATIENCE, ask).unwrap_or_else(|error| panic!("no status of process {pid}: {error}"))
+}
+
+/// For what is counted to the page: that holds only if each answer came within the half second that a borrower waits for it, and not if the
+/// machine stood still for longer. The attempt is made again, from its beginning, where it returns None, as [`Mount::in_time`] does.
+pub fn undisturbed(mut attempt: impl FnMut() -> Option<()>) {
+    assert!((0..ATTEMPTS_MAX).any(|_| attempt().is_some()), "a lender was late in each of {ATTEMPTS_MAX} attempts");
+}
+
+pub struct Lender {
+    pub process: Process,
+    pub address: String,
+}
+
+impl Lender {
+    pub fn start(folder: &Path, capacity: &str, groups: &[&Group]) -> Lender {
+        Lender::listen(&format!("unix:{}", folder.join("lender.sock").display()), capacity, groups)
+    }
+
+    pub fn listen(address: &str, capacity: &str, groups: &[&Group]) -> Lender {
+        Lender::with(address, &["--capacity", capacity], groups)
+    }
+
+    pub fn with(address: &str, options: &[&str], groups: &[&Group]) -> Lender {
+        let arguments = [&["lend", "--listen", address, "--reserve", "16MiB"], options].concat();
+        let process = daemon(&with_key(arguments), groups);
+        let mut lender = Lender { process, address: String::new() };
+        lender.address = lender.status()["listen"].as_str().unwrap().to_owned();
+        lender
+    }
+
+    pub fn status(&self) -> Value {
+        status_of("lend", self.process.pid())
+    }
+
+    pub fn count(&self, name: &str) -> u64 {
+        let status = self.status();
+        status["lender"][name].as_u64().unwrap_or_else(|| panic!("no {name} in {status}"))
+    }
+}
+
+/// A node that has joined a pool, with its mounts.
+pub struct Node {
+    pub process: Process,
+}
+
+impl Node {
+    pub fn start(options: &[&str]) -> Node {
+        let mut arguments = [&["join", "--listen", "127.0.0.1:0", "--reserve", "16MiB"], options].concat();
+        for policy in ["--gate", "--hedge", "--filter"] {
+            arguments.extend([policy, "off"]);
+        }
+        Node { process: daemon(&with_key(arguments), &[]) }
+    }
+
+    pub fn status(&self) -> Value {
+        status_of("join", self.process.pid())
+    }
+
+    pub fn address(&self) -> String {
+        self.status()["listen"].as_str().unwrap().to_owned()
+    }
+
+    /// Pages of others that it keeps.
+    pub fn lent_pages(&self) -> u64 {
+        self.status()["lender"]["stored_pages"].as_u64().unwrap()
+    }
+
+    pub fn wait_for(&self, what: &str, state: impl Fn(&Value) -> bool) {
+        let came = testbed::wait_until(PATIENCE, || state(&self.status()));
+        assert!(came, "waited in vain for {what}: {}", self.status());
+    }
+}
+
+/// What all mounts of this machine say.
+pub fn mounts() -> Vec<Value> {
+    let mut all: Value = serde_json::from_slice(&pumapool(&["status", "--json"]).stdout).unwrap();
+    serde_json::from_value(all["mounts"].take()).unwrap()
+}
+
+pub struct Mount {
+    pub process: Process,
+    pub path: PathBuf,
+}
+
+impl Mount {
+    /// Mounts `source` at `path`, and waits until the lender is found, if one is named.
+    pub fn start(source: &Path, path: &Path, options: &[&str]) -> Mount {
+        Mount::start_in(source, path, options, &[])
+    }
+
+    /// The same, in these groups.
+    pub fn start_in(source: &Path, path: &Path, options: &[&str], groups: &[&Group]) -> Mount {
+        let mut arguments = vec!["mount", source.to_str().unwrap()];
+        if path != source {
+            arguments.push(path.to_str().unwrap());
+        }
+        arguments.extend(options);
+        // The disks under these tests are as fast as a lender, and files are read from end to end: what is not about these policies is not to
+        // depend on them.
+        for policy in ["--gate", "--hedge", "--filter"] {
+            if !options.contains(&policy) {
+                arguments.extend([policy, "off"]);
+            }
+        }
+        let mount = Mount { process: daemon(&with_key(arguments), groups), path: path.to_owned() };
+        if options.contains(&"--lender") {
+            mount.wait_for("the lender", |status| status["lender_is_up"] == true);
+        }
+        mount
+    }
+
+    pub fn status(&self) -> Value {
+        status_of("mount", self.process.pid())
+    }
+
+    pub fn count(&self, name: &str) -> u64 {
+        let status = self.status();
+        status["borrower"][name].as_u64().unwrap_or_else(|| panic!("no {name} in {status}"))
+    }
+
+    /// The process that serves, which is not the one that was started.
+    pub fn daemon_pid(&self) -> u32 {
+        self.status()["daemon_pid"].as_u64().unwrap() as u32
+    }
+
+    /// How often a new daemon took over.
+    pub fn takeovers(&self) -> u64 {
+        self.status()["mount"]["takeovers"].as_u64().unwrap()
+    }
+
+    /// Kills the daemon, and waits until another one has taken over.
+    pub fn kill_daemon(&self) {
+        let before = self.takeovers();
+        kill(self.daemon_pid());
+        self.wait_for("a takeover", |status| status["mount"]["takeovers"].as_u64() > Some(before));
+    }
+
+    pub fn wait_for(&self, what: &str, state: impl Fn(&Value) -> bool) {
+        let came = testbed::wait_until(PATIENCE, || state(&self.status()));
+        assert!(came, "waited in vain for {what}: {}", self.status());
+    }
+
+    /// Whether every get was answered in time. None if not, for [`undisturbed`].
+    pub fn in_time(&self) -> Option<()> {
+        let failures = self.count("get_failures");
+        (failures == 0).then_some(()).or_else(|| {
+            println!("{failures} gets were not answered in time");
+            None
+        })
+    }
+
+    /// Has the kernel evict what it caches of the file, and waits until the lender has `pages` pages in all.
+    pub fn evict(&self, file: &Path, pages: u64) {
+        let seen = self.count("evictions");
+        self.wait_for(&format!("{pages} pages evicted and lent"), |status| {
+            // Again and again: a page that is in use at the moment stays.
+            evict(file);
+            status["borrower"]["evictions"].as_u64() >= Some(seen + pages)
+                && status["catalog"]["live_pages"] == pages
+                && status["puts_under_way"] == 0
+        });
+    }
+
+    /// Has the kernel evict what it caches of the file, in pieces of which the tap loses nothing, and waits until the borrower has seen all of it.
+    pub fn evict_seen(&self, file: &Path) {
+        let file = File::open(file).unwrap();
+        for at in (0..file.metadata().unwrap().len()).step_by(PIECE_BYTES as usize) {
+            rustix::fs::fadvise(&file, at, NonZeroU64::new(PIECE_BYTES), rustix::fs::Advice::DontNeed).unwrap();
+            self.wait_for("the tap's ring", |status| {
+                status["tap"]["captured_pages"] == status["borrower"]["evictions"]
+            });
+        }
+    }
+}
+
+/// None of the lenders weighs much less than another: what a new one weighs is known a little after it is found, and until then it weighs 1.
+pub fn is_balanced(status: &Value) -> bool {
+    let weights = status["lenders"].as_array().unwrap().iter().map(|lender| lender["weight"].as_u64().unwrap());
+    let weights: Vec<_> = weights.collect();
+    let least = *weights.iter().min().unwrap();
+    least > 1 && least * 4 > *weights.iter().max().unwrap()
+}
+
+/// Unmounts. A program that another test is just starting has our open files until it is executed: so it is tried for a while.
+pub fn umount(at: &str) {
+    let mut output = None;
+    let is_ended = || output.insert(pumapool(&["umount", at])).status.success();
+    assert!(testbed::wait_until(PATIENCE, is_ended), "{output:?}");
+}
+
+/// Kills a process outright.
+pub fn kill(pid: u32) {
+    let pid = rustix::process::Pid::from_raw(pid as i32).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+}
+
+/// Has the kernel evict what it caches of the file.
+pub fn evict(file: &Path) {
+    let file = File::open(file).unwrap();
+    rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+}
+
+/// Writes `pages` pages that differ from each other and, with another seed, from any other file's.
+pub fn write_pages(path: &Path, pages: usize, seed: u64) -> Vec<u8> {
+    let mut random = fastrand::Rng::with_seed(seed);
+    let mut bytes = vec![0; pages * 4096];
+    random.fill(&mut bytes);
+    fs::write(path, &bytes).unwrap();
+    bytes
+}

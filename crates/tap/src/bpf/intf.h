@@ -1,0 +1,159 @@
+/*
+ * The contract between the BPF programs and Rust: every layout and constant that both sides must agree on, and nothing
+ * else. Its mirror is crates/tap/src/intf.rs, which takes the bytes apart by position. The sizes are asserted here. Who changes
+ * a layout changes the mirror, too: only the tests with a loaded program (crates/tap/tests) show that the two agree.
+ *
+ * All numbers are little-endian and naturally aligned, as both sides run on the same x86-64 machine.
+ */
+#ifndef TAP_INTF_H
+#define TAP_INTF_H
+
+typedef unsigned char u8;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+#define TAP_PAGE_SIZE 4096
+
+/* The largest folio of a page cache on x86-64 is a PMD: order 9. A larger one would be news; it is counted, not read. */
+#define TAP_FOLIO_PAGES_MAX 512
+
+/* One page that reclaim evicted; alone a record of the ring, where its bytes are omitted. */
+struct tap_head {
+	u32 generation; /* i_generation of the page's inode */
+	u32 cgroup;     /* lower half of the number of the control group that it was charged to; 0: unknown, or not asked for */
+	u64 inode;      /* i_ino of the page's inode */
+	u64 index;      /* the page's index in the file */
+};
+
+/* A record of the ring with the page's bytes. */
+struct tap_event {
+	struct tap_head head;
+	u8 page[TAP_PAGE_SIZE];
+};
+
+/*
+ * Pages whose bytes the consumer does not want: a table that has a fingerprint of each in the one place where that can stand, unless another
+ * page has taken it. 0: none. A line, as one of the processor's cache, is for neighbours in a file: (generation << 32 | index) / 16, multiplied,
+ * has its number in the highest bits, and in the lower half their fingerprint, which is made odd.
+ */
+#define OMITTED_LINE_PAGES 16
+#define OMITTED_MULTIPLIER 0x9e3779b97f4a7c15ULL
+struct omitted_line {
+	u32 fingerprints[OMITTED_LINE_PAGES];
+};
+
+/* One record of the other ring: pages that were added to the page cache, one behind the other. */
+struct tap_added {
+	u32 generation;
+	u32 pages;
+	u64 inode;
+	u64 index; /* of the first */
+};
+
+/* What the tap is told before it is loaded (.rodata). */
+struct tap_config {
+	u64 vmemmap_base; /* address of the struct page of pfn 0 */
+	u64 linear_base;  /* address of the byte at physical address 0 */
+	u32 device;       /* s_dev of the file system that is tapped: major << 20 | minor */
+	u32 tells_cgroup; /* 0: the control groups of pages are not asked for */
+	u64 omitted_shift; /* 64 less the bits of a line's number in the table of omitted pages */
+};
+
+/*
+ * Shared while the tap runs (.bss, mapped by the consumer). The consumer writes 1 before it goes to sleep. Whoever puts
+ * the next page into the ring takes the 1 away and wakes it.
+ */
+struct tap_shared {
+	u32 consumer_sleeps;
+};
+
+/* Counts since the tap was attached; one such struct per CPU. All but the folios are in pages. */
+struct tap_counters {
+	u64 captured;
+	u64 ring_full;
+	u64 invalidated;
+	u64 unreadable;
+	u64 large_folios; /* folios of more than one page that were captured, in part or whole */
+	u64 omitted;      /* captured without their bytes */
+};
+
+/* File systems that are watched at once. */
+#define WATCH_DEVICES 8
+
+/* What watches is told before it is loaded (.rodata). */
+struct watch_config {
+	u32 devices[WATCH_DEVICES]; /* s_dev of each; unused ones 0 */
+};
+
+/* Shared while it runs (.bss). */
+struct watch_shared {
+	u32 unused;
+	u32 reserved;
+	u64 threshold; /* pages whose hash is below it are told of one by one; 1 << 32: all */
+};
+
+enum watch_kind {
+	WATCH_ADDED = 1,   /* pages were added to the page cache; told of all, sampled or not */
+	WATCH_EVICTED,     /* reclaim took pages */
+	WATCH_INVALIDATED, /* pages left otherwise */
+	WATCH_READ,	   /* a program reads a sampled page */
+	WATCH_WRITTEN,     /* what was added last by this task was added to be written */
+	WATCH_WAITED,      /* what was added last by this task was there after so many nanoseconds */
+	WATCH_MAPPED,      /* pages were mapped as they were cached, around one that a program touched */
+};
+
+/* One record of the watch's ring. */
+struct watch_event {
+	u32 kind;
+	u32 device;
+	u64 inode;
+	u64 index; /* of the first page */
+	u32 pages;
+	u32 reserved; /* 0 */
+	u64 ns;       /* of WATCH_WAITED */
+};
+
+/* Counts since it was attached; one such struct per CPU. */
+struct watch_counters {
+	u64 read_pages; /* pages that programs read, sampled or not; a page once a call */
+	u64 ring_full;  /* records lost */
+};
+
+/* Files of one page each, all on one file system, that the calibration uses. */
+#define CALIBRATE_FILES 4
+
+/* Which they are (.rodata). */
+struct calibrate_config {
+	u64 inodes[CALIBRATE_FILES]; /* i_ino */
+	u32 device;                  /* s_dev */
+	u32 reserved;                /* 0 */
+};
+
+/* How the page of the file with the same position in `inodes` looked as it left the cache; before that, all zero. */
+struct calibrate_sighting {
+	u64 folio;             /* address of its struct folio */
+	u64 struct_page_bytes; /* sizeof(struct page) */
+};
+
+/* The answer of one run of `peek`. */
+struct calibrate_peek {
+	u64 task;   /* address of the running task's task_struct: some place in the linear map */
+	u64 failed; /* 0: `page` holds the bytes that stand at the address asked for */
+	u8 page[TAP_PAGE_SIZE];
+};
+
+_Static_assert(sizeof(struct tap_head) == 24, "tap_head");
+_Static_assert(sizeof(struct tap_event) == 24 + TAP_PAGE_SIZE, "tap_event");
+_Static_assert(sizeof(struct tap_added) == 24, "tap_added");
+_Static_assert(sizeof(struct tap_config) == 32, "tap_config");
+_Static_assert(sizeof(struct tap_shared) == 4, "tap_shared");
+_Static_assert(sizeof(struct tap_counters) == 48, "tap_counters");
+_Static_assert(sizeof(struct watch_config) == 32, "watch_config");
+_Static_assert(sizeof(struct watch_shared) == 16, "watch_shared");
+_Static_assert(sizeof(struct watch_event) == 40, "watch_event");
+_Static_assert(sizeof(struct watch_counters) == 16, "watch_counters");
+_Static_assert(sizeof(struct calibrate_config) == 40, "calibrate_config");
+_Static_assert(sizeof(struct calibrate_sighting) == 16, "calibrate_sighting");
+_Static_assert(sizeof(struct calibrate_peek) == 16 + TAP_PAGE_SIZE, "calibrate_peek");
+
+#endif

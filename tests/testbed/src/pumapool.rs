@@ -1,0 +1,225 @@
+//! The real `pumapool` command: daemons that are ready when they are handed out, mounts that go with their guard, and what they say of
+//! themselves.
+
+use crate::failure::{Failure, Interrupt};
+use crate::group::Group;
+use crate::process::{Line, Process};
+use serde_json::Value;
+use std::fs::{self, File};
+use std::io::{ErrorKind, Read};
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// Until a daemon is ready. Loading and calibrating the eviction tap is the longest part.
+const READY_MAX: Duration = Duration::from_secs(60);
+/// For taking a mount away: `pumapool umount` itself waits for ten seconds.
+const UNMOUNT_MAX: Duration = Duration::from_secs(60);
+/// For an answer of a daemon.
+const ANSWER_MAX: Duration = Duration::from_secs(10);
+/// Bytes of a status at the most.
+const STATUS_BYTES_MAX: u64 = 4 << 20;
+/// Between two looks at something that nothing announces.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+/// Lines of a daemon's log that are shown when it fails.
+const LOG_TAIL_LINES: usize = 5;
+
+/// The command, and where what it says is kept.
+#[derive(Clone)]
+pub struct Puma {
+    /// The command.
+    pub pumapool: PathBuf,
+    /// Directory for logs.
+    pub logs: PathBuf,
+    /// Whether somebody wants us to stop; asked while a daemon starts.
+    pub interrupt: Option<Interrupt>,
+}
+
+impl Puma {
+    /// Starts a daemon and waits until it says READY; returns what it said behind that word.
+    ///
+    /// # Errors
+    /// With the end of its log, when it does not become ready.
+    pub fn start(&self, mut command: Command, log: &str, groups: &[&Group]) -> Result<(Process, String), Failure> {
+        let path = self.logs.join(format!("{log}.log"));
+        let file = File::options().create(true).append(true).open(&path);
+        command.stdin(Stdio::null()).stderr(file.map_err(Failure::attempted(format!("writing {}", path.display())))?);
+        let mut process = Process::spawn(command, groups)?;
+        let begin = Instant::now();
+        let line = loop {
+            self.interrupt.as_ref().map_or(Ok(()), Interrupt::check)?;
+            match process.wait_for_line("READY", LOOK_EVERY) {
+                Ok(line) => break line,
+                Err(error) if error.kind() == ErrorKind::TimedOut && begin.elapsed() < READY_MAX => {}
+                Err(error) => {
+                    let after = begin.elapsed();
+                    let log = format!("{} ends with: {}", path.display(), tail(&path));
+                    return Err(Failure::Problem(format!("starting a daemon, after {after:.1?}: {error}; {log}")));
+                }
+            }
+        };
+        Ok((process, line.trim_start_matches("READY").trim().to_owned()))
+    }
+
+    /// Starts `command`, which mounts something at `at`.
+    ///
+    /// # Errors
+    /// When it does not become ready, or does not tell its status.
+    pub fn mount(&self, command: Command, at: &Path, log: &str, groups: &[&Group]) -> Result<PumaMount, Failure> {
+        let (process, _) = self.start(command, log, groups)?;
+        let mut mount = PumaMount { puma: self.clone(), process, at: at.to_owned(), pid: 0, mounted: true };
+        let status = mount.find()?;
+        let pid = status["pid"].as_u64().and_then(|pid| u32::try_from(pid).ok());
+        mount.pid = pid.ok_or_else(|| Failure::Problem(format!("no pid in the status {status}")))?;
+        Ok(mount)
+    }
+
+    /// Makes a pool key.
+    ///
+    /// # Errors
+    /// When the command fails.
+    pub fn new_key(&self, path: &Path) -> Result<(), Failure> {
+        let made = Command::new(&self.pumapool).args(["key", "new"]).arg(path).stdout(Stdio::null()).status();
+        if made.map_err(Failure::attempted("making a pool key"))?.success() {
+            return Ok(());
+        }
+        Err(Failure::Problem("`pumapool key new` failed".to_owned()))
+    }
+
+    /// What `pumapool status --json` says.
+    ///
+    /// # Errors
+    /// When the command cannot be run, or says what is no JSON.
+    pub fn status(&self) -> Result<Value, Failure> {
+        let output = Command::new(&self.pumapool).args(["status", "--json"]).stdin(Stdio::null()).output();
+        let output = output.map_err(Failure::attempted("running pumapool status"))?;
+        serde_json::from_slice(&output.stdout).map_err(|error| Failure::Problem(format!("reading the status: {error}")))
+    }
+}
+
+/// A mount, taken away when dropped.
+pub struct PumaMount {
+    puma: Puma,
+    process: Process,
+    at: PathBuf,
+    pid: u32,
+    mounted: bool,
+}
+
+impl PumaMount {
+    /// Of the daemon that serves it.
+    pub fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    /// Its own part of what the command says of all daemons.
+    ///
+    /// # Errors
+    /// When it says nothing of this one.
+    pub fn find(&self) -> Result<Value, Failure> {
+        let status = self.puma.status()?;
+        let found = status["mounts"].as_array().and_then(|mounts| {
+            mounts.iter().find(|mount| mount["mountpoint"].as_str().is_some_and(|at| Path::new(at) == self.at))
+        });
+        found.cloned().ok_or_else(|| Failure::Problem(format!("no status of the mount at {}", self.at.display())))
+    }
+
+    /// Its status, from its own socket: the command asks all daemons of the machine, and waits for those that are stopped.
+    ///
+    /// # Errors
+    /// When it does not answer in time.
+    pub fn status(&self) -> Result<Value, Failure> {
+        ask_daemon("mount", self.pid, ANSWER_MAX)
+    }
+
+    /// Fails if its daemon has ended.
+    ///
+    /// # Errors
+    /// How it ended.
+    pub fn check(&mut self) -> Result<(), String> {
+        match self.process.wait(Duration::ZERO) {
+            Ok(None) => Ok(()),
+            Ok(Some(status)) => Err(format!("the mount daemon ended with {status}")),
+            Err(error) => Err(error.to_string()),
+        }
+    }
+
+    /// Takes it away; its daemon must end well.
+    ///
+    /// # Errors
+    /// When it does not.
+    pub fn end(mut self) -> Result<(), String> {
+        self.unmount()?;
+        match self.process.wait(UNMOUNT_MAX).map_err(|error| error.to_string())? {
+            Some(status) if status.success() => Ok(()),
+            Some(status) => Err(format!("the mount daemon ended with {status}")),
+            None => Err(format!("the mount daemon still runs {UNMOUNT_MAX:?} after it was unmounted")),
+        }
+    }
+
+    fn unmount(&mut self) -> Result<(), String> {
+        self.mounted = false;
+        let mut command = Command::new(&self.puma.pumapool);
+        command.arg("umount").arg(&self.at).stdin(Stdio::null());
+        let mut umount = Process::spawn(command, &[]).map_err(|error| error.to_string())?;
+        let begin = Instant::now();
+        while begin.elapsed() < UNMOUNT_MAX {
+            // The daemon is our child: it is gone only when we have heard of its end, and umount waits for that.
+            self.process.wait(Duration::ZERO).map_err(|error| error.to_string())?;
+            match umount.wait(LOOK_EVERY).map_err(|error| error.to_string())? {
+                Some(status) if status.success() => return Ok(()),
+                Some(status) => return Err(format!("pumapool umount ended with {status}")),
+                None => while matches!(umount.next_line(Duration::ZERO), Line::Text(_)) {},
+            }
+        }
+        Err(format!("pumapool umount did not end within {UNMOUNT_MAX:?}"))
+    }
+}
+
+impl Drop for PumaMount {
+    fn drop(&mut self) {
+        if self.mounted {
+            // If it fails, the mount is detached with the directory that it is in, and its daemon ended with its guard.
+            let _detached_later = self.unmount();
+        }
+    }
+}
+
+/// The status of one daemon, over its own socket, if it answers within `limit`. `kind` is `mount`, `lend` or `join`.
+///
+/// # Errors
+/// When it does not.
+pub fn ask_daemon(kind: &str, pid: u32, limit: Duration) -> Result<Value, Failure> {
+    let path = sockets().join(format!("{kind}-{pid}.sock"));
+    let answer = || {
+        let stream = UnixStream::connect(&path)?;
+        stream.set_read_timeout(Some(limit))?;
+        // Nothing but the status: the daemon need not wait whether more is wanted.
+        stream.shutdown(Shutdown::Write)?;
+        let mut text = String::new();
+        stream.take(STATUS_BYTES_MAX).read_to_string(&mut text)?;
+        Ok(text)
+    };
+    let text: std::io::Result<String> = answer();
+    let text = text.map_err(Failure::attempted(format!("asking {}", path.display())))?;
+    serde_json::from_str(&text).map_err(|error| Failure::Problem(format!("reading the status: {error}")))
+}
+
+/// Where the daemons of this user have their sockets (`crates/pumapool/src/control.rs`).
+fn sockets() -> PathBuf {
+    let uid = rustix::process::geteuid();
+    match std::env::var_os("XDG_RUNTIME_DIR").filter(|runtime| Path::new(runtime).is_absolute()) {
+        _ if uid.is_root() => "/run/pumapool".into(),
+        Some(runtime) => Path::new(&runtime).join("pumapool"),
+        None => std::env::temp_dir().join(format!("pumapool-{}", uid.as_raw())),
+    }
+}
+
+/// The end of a log, for the eye.
+pub fn tail(log: &Path) -> String {
+    let text = fs::read_to_string(log).unwrap_or_default();
+    let lines: Vec<&str> = text.lines().collect();
+    lines[lines.len().saturating_sub(LOG_TAIL_LINES)..].join(" / ")
+}
