@@ -59,10 +59,10 @@ help:
 	@echo 'make build   build the release binaries, in target/release'
 	@echo 'make test    run all tests; those that this machine cannot run say so'
 	@echo 'make simulate    whole pools from fresh seeds for two minutes; SEED=n STEPS=n repeats a run'
-	@echo 'make rules   break each rule of docs/consistency.md in turn: the simulation must catch it'
+	@echo 'make rules   break each rule of docs/design/consistency.md in turn: the simulation must catch it'
 	@echo 'make gossip  up to a thousand nodes of a pool find each other, some 20 minutes'
 	@echo 'make test-long   the public test programs at full length, some 20 minutes; then the hunter of races; xfstests if it is installed'
-	@echo 'make xfstests    a public suite of file systems through a mount, an hour, as root; docs/checking.md says where it is from'
+	@echo 'make xfstests    a public suite of file systems through a mount, an hour, as root; docs/design/checking.md says where it is from'
 	@echo 'make fuzz    inputs that libFuzzer makes up, for every decoder, 5 minutes each'
 	@echo 'make sanitize    tests under the address and the thread sanitizer; make miri: under Miri'
 	@echo 'make chaos   lenders killed, stopped, squeezed, cut off, lying: some 5 minutes, as root'
@@ -129,7 +129,7 @@ simulate: deps
 rules: deps
 	$(CARGO) test --profile simulation -p simulation --test rules -- --nocapture every_broken_rule
 
-# The figures of docs/discovery.md.
+# The figures of docs/user/discovery.md.
 gossip: deps
 	$(CARGO) test --profile simulation -p pool --test convergence -- --ignored --nocapture
 

@@ -1,7 +1,7 @@
 //! The benches: each prints its figure beside its floor or its peer, which it measures in the same run, in turns with it.
 //!
 //! `bench/run NAME` builds and runs one. A bench that cannot be run on a machine says why and ends with 2. Everything that is made is
-//! removed, also when it fails or is interrupted. docs/performance.md says what each measures.
+//! removed, also when it fails or is interrupted. docs/design/performance.md says what each measures.
 
 mod bypass;
 mod cached_read;

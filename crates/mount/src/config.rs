@@ -57,7 +57,7 @@ pub struct Config {
 impl Config {
     /// Each descriptor pins an inode of the file system below in memory (about 1.5 KiB).
     pub const INODE_DESCRIPTORS_MAX: usize = 256 << 10;
-    /// What nobody tells of (docs/consistency.md, Attributes) is seen when it is over.
+    /// What nobody tells of (docs/design/consistency.md, Attributes) is seen when it is over.
     pub const TOLD_ATTR_TIMEOUT: Duration = Duration::from_secs(60);
     /// As long as the kernel leaves dirty pages by themselves (vm.dirty_expire_centisecs).
     pub const WRITTEN_LINGER: Duration = Duration::from_secs(30);

@@ -10,7 +10,7 @@
 //!
 //! What must never happen in it: waiting without a limit for the kernel to drop pages while a request is
 //! being handled; a READ that waits for anything but the backing file system and the changes that it is
-//! making (rule R10 of docs/consistency.md); allocation without bound, for this daemon serves the kernel's
+//! making (rule R10 of docs/design/consistency.md); allocation without bound, for this daemon serves the kernel's
 //! writeback.
 //!
 //! The mount can outlive its daemon: what a successor needs is written down as it arises (`handover/`), and descriptors are held by a

@@ -44,7 +44,7 @@ fn a_cached_file_is_copied_without_the_disk() {
         work();
         disk_bytes_read() - before
     };
-    // The next open drops what was read just after an external change (docs/consistency.md, R32).
+    // The next open drops what was read just after an external change (docs/design/consistency.md, R32).
     wait_until("an open keeps the cache", || {
         let read = disk_bytes_of(&|| assert!(fs::read(m.path("a")).unwrap() == bytes));
         read < FILE_BYTES as u64 / 2

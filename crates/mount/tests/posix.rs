@@ -1,5 +1,5 @@
 //! What programs rely on beside bytes and names, through a real mount: link counts, access and change times, file handles,
-//! idmapped mounts. docs/posix.md lists what the kernel leaves no choice about.
+//! idmapped mounts. docs/user/posix.md lists what the kernel leaves no choice about.
 
 mod support;
 

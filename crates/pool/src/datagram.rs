@@ -14,7 +14,7 @@
 //!
 //! A nonce is 8 random bytes of this process and a count. With nonces all random, a thousand nodes under one key would, within some
 //! days, send as many datagrams as should be sent under one; this way only as many beginnings of processes count. A machine that is
-//! restored from a snapshot, or copied while it runs, goes on with both, and uses nonces again: docs/security.md says what to do then.
+//! restored from a snapshot, or copied while it runs, goes on with both, and uses nonces again: docs/user/security.md says what to do then.
 
 use crate::{CLUSTER, Security};
 use ring::aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};

@@ -1,6 +1,6 @@
 //! How fast gossip is, and how soon it believes that a node is gone.
 //!
-//! The figures go together: `tests/convergence.rs` measures what they lead to, docs/discovery.md tells it.
+//! The figures go together: `tests/convergence.rs` measures what they lead to, docs/user/discovery.md tells it.
 
 use std::time::Duration;
 

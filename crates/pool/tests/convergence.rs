@@ -4,7 +4,7 @@
 //! datagrams as told, and can be parted in two. Loss and start times come from a seed, which is printed; whom a node talks to is
 //! chitchat's choice, and another one in each run.
 //!
-//! `make gossip` has 64, 250 and 1,000 nodes, and prints the figures of docs/discovery.md.
+//! `make gossip` has 64, 250 and 1,000 nodes, and prints the figures of docs/user/discovery.md.
 
 use async_trait::async_trait;
 use chitchat::ChitchatMessage;

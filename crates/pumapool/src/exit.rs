@@ -1,4 +1,4 @@
-//! With which codes the command ends: the one place that says so. The man pages and docs/packaging.md repeat [`CODES`]. 0 is Rust's.
+//! With which codes the command ends: the one place that says so. The man pages and docs/user/packaging.md repeat [`CODES`]. 0 is Rust's.
 
 /// It has not, and has said why in one line.
 pub const FAILURE: u8 = 1;

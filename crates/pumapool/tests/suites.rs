@@ -152,7 +152,7 @@ fn fio_verifies_what_it_wrote() {
     bench.nothing_was_wrong();
 }
 
-/// Differences that docs/posix.md explains.
+/// Differences that docs/user/posix.md explains.
 const ACCEPTED: [&str; 1] = ["link::link_count_max"];
 
 /// Verdicts of the POSIX suite in a directory, by case.

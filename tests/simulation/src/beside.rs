@@ -5,7 +5,7 @@ use crate::machine::{Context, Doing, Machine, Task};
 use crate::truth::EOF;
 use borrower::Writers;
 
-/// A write below that takes its time: its file has new times before it has new bytes (docs/consistency.md, K16).
+/// A write below that takes its time: its file has new times before it has new bytes (docs/design/consistency.md, K16).
 pub struct SlowWrite {
     /// The unit that is written next.
     next: usize,

@@ -31,7 +31,7 @@ struct Options {
     #[arg(long, default_value_t = 1)]
     jobs: usize,
 
-    /// The number of a rule of docs/consistency.md to break: this must be noticed.
+    /// The number of a rule of docs/design/consistency.md to break: this must be noticed.
     #[arg(long = "break", value_name = "NUMBER")]
     broken: Option<u8>,
 }

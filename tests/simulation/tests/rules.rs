@@ -1,4 +1,4 @@
-//! The simulation is tested, too: each rule of docs/consistency.md is broken in turn, and must be caught. And kept rules
+//! The simulation is tested, too: each rule of docs/design/consistency.md is broken in turn, and must be caught. And kept rules
 //! must show no wrong byte. The former with seeds that nobody has tried, which it prints; the latter with the same ones each time, because
 //! the model raises a false alarm once in some thousand million steps: looking for those is `make simulate`'s business.
 

@@ -3,7 +3,7 @@
 //! The kernel lets go of a write's pages before it sends the write (fs/fuse/file.c, fuse_fill_write_pages), and dropping cached pages does
 //! not wait for it. So a READ can be answered with older bytes before the write is applied, and these then stay in the kernel's cache;
 //! and a write(2) and a later one out of the cache, which the kernel's pages hold, can be applied the other way round. Nothing overtakes what
-//! the kernel writes back by itself: until the answer the page is under writeback, or who wants it waits (docs/consistency.md, K6 and K7).
+//! the kernel writes back by itself: until the answer the page is under writeback, or who wants it waits (docs/design/consistency.md, K6 and K7).
 //! Three ways to tell:
 //!
 //! * The kernel numbers its requests in the order in which it queues them (fs/fuse/dev.c, fuse_get_unique): a READ or a write with

@@ -1,4 +1,4 @@
-//! The rules of docs/consistency.md that this crate keeps, each with a switch that breaks it.
+//! The rules of docs/design/consistency.md that this crate keeps, each with a switch that breaks it.
 //!
 //! A rule whose removal no test notices is not tested. So builds with debug assertions, and only those, can break one rule in the
 //! current thread; the simulation shows that it catches each. In every other build [`keeps`] is a constant, and nothing is left
@@ -6,7 +6,7 @@
 
 macro_rules! rules {
     ($($name:ident = $number:literal: $meaning:literal,)*) => {
-        /// A rule, numbered as in docs/consistency.md.
+        /// A rule, numbered as in docs/design/consistency.md.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub enum Rule { $(#[doc = $meaning] $name = $number,)* }
 

@@ -3,7 +3,7 @@
 //! Without it the kernel asks for the attributes of a file again after a second ([`crate::Config::attr_timeout`]), each time a trip to the daemon;
 //! that is what `git status`, a build, or `ls -l` mostly does. With fanotify(7) (root, a local file system below) we hear of what others do to a file
 //! whose attributes were asked for a second time, and have the kernel forget what it believes of it: some [`PERIOD`] later, instead
-//! of a second. docs/consistency.md (Attributes) has the argument, and what nobody tells of.
+//! of a second. docs/design/consistency.md (Attributes) has the argument, and what nobody tells of.
 //!
 //! What must stay true:
 //! - The inode below is marked, and nobody has it open for writing, before the attributes are looked at that the kernel may believe for long. Who opens

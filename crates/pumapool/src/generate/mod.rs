@@ -27,9 +27,9 @@ enum What {
         /// The directory, which is there.
         folder: PathBuf,
     },
-    /// Print docs/options.md.
+    /// Print docs/user/options.md.
     Options,
-    /// Print docs/metrics.md.
+    /// Print docs/user/metrics.md.
     Metrics {
         /// The same for programs.
         #[arg(long)]
@@ -99,9 +99,9 @@ mod tests {
 
     #[test]
     fn the_documentation_has_the_same_exit_codes() {
-        let page = include_str!("../../../../docs/packaging.md");
+        let page = include_str!("../../../../docs/user/packaging.md");
         for (code, meaning) in exit::CODES {
-            assert!(page.contains(&format!("| {code} | {meaning} |")), "docs/packaging.md lacks {code}: {meaning}");
+            assert!(page.contains(&format!("| {code} | {meaning} |")), "docs/user/packaging.md lacks {code}: {meaning}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! docs/options.md: every command and its options, written from what clap knows of them.
+//! docs/user/options.md: every command and its options, written from what clap knows of them.
 
 use crate::configuration::file;
 use crate::{lend, mount};
@@ -114,8 +114,8 @@ mod tests {
     #[test]
     fn the_committed_page_is_what_the_code_says() {
         let root = Cli::built();
-        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/options.md");
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/user/options.md");
         let committed = std::fs::read_to_string(path).unwrap_or_default();
-        assert!(committed == markdown(&root), "docs/options.md is old: pumapool generate options > docs/options.md");
+        assert!(committed == markdown(&root), "docs/user/options.md is old: pumapool generate options > docs/user/options.md");
     }
 }

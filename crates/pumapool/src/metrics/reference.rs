@@ -1,4 +1,4 @@
-//! docs/metrics.md, and the registry as JSON for tests: written from the registry.
+//! docs/user/metrics.md, and the registry as JSON for tests: written from the registry.
 
 use crate::metrics::table::{Kind, LEFT_OUT, Metric, Section, registry};
 use serde_json::{Value, json};
@@ -79,9 +79,9 @@ mod tests {
 
     #[test]
     fn the_committed_page_is_what_the_code_says() {
-        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/metrics.md");
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/user/metrics.md");
         let committed = std::fs::read_to_string(path).unwrap_or_default();
-        assert!(committed == markdown(), "docs/metrics.md is old: pumapool generate metrics > docs/metrics.md");
+        assert!(committed == markdown(), "docs/user/metrics.md is old: pumapool generate metrics > docs/user/metrics.md");
     }
 
     /// Words of a text that could be names of metrics.
@@ -110,7 +110,7 @@ mod tests {
         for (file, least) in [
             ("packaging/grafana/pumapool.json", 30),
             ("packaging/prometheus/alerts.yml", 10),
-            ("docs/monitoring.md", 3),
+            ("docs/user/monitoring.md", 3),
         ] {
             let text = read(file);
             let names: HashSet<&str> = named(&text).collect();

@@ -1,5 +1,5 @@
 //! The metrics of all daemons. Each is declared once, here: its name, what it is, its meaning, and where it stands in the daemon's status.
-//! `status --json`, the Prometheus page, `top` and docs/metrics.md all say what stands here.
+//! `status --json`, the Prometheus page, `top` and docs/user/metrics.md all say what stands here.
 //!
 //! What the crates below declare themselves, with its meaning, is taken from there ([`registry`]).
 //!
