@@ -207,8 +207,10 @@ fn every_number_is_declared() {
             let left_out: Vec<_> =
                 list("left_out").iter().map(at).filter(|pattern| leads_to(pattern, &place, true)).collect();
             if is_number && declared.is_empty() && left_out.is_empty() {
-                problems
-                    .push(format!("{place} of {} is not declared in crates/pumapool/src/metrics/table.rs", status["kind"]));
+                problems.push(format!(
+                    "{place} of {} is not declared in crates/pumapool/src/metrics/table.rs",
+                    status["kind"]
+                ));
             }
             unused.retain(|at| !declared.contains(at) && !left_out.contains(at));
         }
@@ -216,7 +218,9 @@ fn every_number_is_declared() {
     if guest.is_none() {
         unused.retain(|at| !at.starts_with("/guest/"));
     }
-    problems.extend(unused.iter().map(|at| format!("no daemon has {at}, which crates/pumapool/src/metrics/table.rs names")));
+    problems.extend(
+        unused.iter().map(|at| format!("no daemon has {at}, which crates/pumapool/src/metrics/table.rs names")),
+    );
     assert!(problems.is_empty(), "{}", problems.join("\n"));
 
     // All of them on one page, as Prometheus' own library reads it in both formats.

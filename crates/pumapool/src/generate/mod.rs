@@ -101,7 +101,10 @@ mod tests {
     fn the_documentation_has_the_same_exit_codes() {
         let page = include_str!("../../../../docs/user/packaging.md");
         for (code, meaning) in exit::CODES {
-            assert!(page.contains(&format!("| {code} | {meaning} |")), "docs/user/packaging.md lacks {code}: {meaning}");
+            assert!(
+                page.contains(&format!("| {code} | {meaning} |")),
+                "docs/user/packaging.md lacks {code}: {meaning}"
+            );
         }
     }
 }

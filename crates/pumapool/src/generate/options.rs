@@ -116,6 +116,9 @@ mod tests {
         let root = Cli::built();
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/user/options.md");
         let committed = std::fs::read_to_string(path).unwrap_or_default();
-        assert!(committed == markdown(&root), "docs/user/options.md is old: pumapool generate options > docs/user/options.md");
+        assert!(
+            committed == markdown(&root),
+            "docs/user/options.md is old: pumapool generate options > docs/user/options.md"
+        );
     }
 }

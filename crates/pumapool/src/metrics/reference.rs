@@ -81,7 +81,10 @@ mod tests {
     fn the_committed_page_is_what_the_code_says() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/user/metrics.md");
         let committed = std::fs::read_to_string(path).unwrap_or_default();
-        assert!(committed == markdown(), "docs/user/metrics.md is old: pumapool generate metrics > docs/user/metrics.md");
+        assert!(
+            committed == markdown(),
+            "docs/user/metrics.md is old: pumapool generate metrics > docs/user/metrics.md"
+        );
     }
 
     /// Words of a text that could be names of metrics.
@@ -103,7 +106,8 @@ mod tests {
         }
         // Of the dashboard, to find machines: (mount|lender|…)_info.
         known.insert("pumapool_".to_owned());
-        let read = |file: &str| std::fs::read_to_string(format!("{}/../../{file}", env!("CARGO_MANIFEST_DIR"))).unwrap();
+        let read =
+            |file: &str| std::fs::read_to_string(format!("{}/../../{file}", env!("CARGO_MANIFEST_DIR"))).unwrap();
         let alerts = read("packaging/prometheus/alerts.yml");
         let recorded = alerts.lines().filter_map(|line| line.trim().strip_prefix("- record: "));
         known.extend(recorded.map(str::to_owned));

@@ -42,8 +42,8 @@ pub fn can_run(test: &str) -> bool {
 
 /// A program that `make tools` installs.
 pub fn tool(test: &str, name: &str) -> Option<PathBuf> {
-    let tools =
-        std::env::var_os("TOOLS").map_or(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/tools"), PathBuf::from);
+    let tools = std::env::var_os("TOOLS")
+        .map_or(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/tools"), PathBuf::from);
     let installed = tools.join("bin").join(name);
     let found = if installed.exists() {
         Some(installed)
