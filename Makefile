@@ -1,12 +1,14 @@
-# Everything a newcomer, a developer and CI run. On a fresh Debian 12 with git, make, and Rust 1.95 or newer by rustup (curl; root's own if run as root),
-# `make demo` is the only command needed.
+# Everything a newcomer, a developer and CI run. On a fresh Debian 12 with git, make, and Rust 1.95
+# or newer by rustup (curl; root's own if run as root), `make demo` is the only command needed.
 
 CARGO ?= cargo
 
 # To build: the eBPF program (clang, llvm), libbpf (libelf-dev, zlib1g-dev, pkg-config, make, gcc).
 # To run: fusermount3 (fuse3). To draw the demo's chart as PNG: a font.
 PACKAGES := clang llvm libelf-dev zlib1g-dev pkg-config make gcc fuse3 fonts-dejavu-core
-# To test: fio, network namespaces (iproute2), captures (tshark), file systems (e2fsprogs, xfsprogs, btrfs-progs), a database, what reads metrics (python3-prometheus-client), what the POSIX suite is built with, and a C++ compiler for libFuzzer.
+# To test: fio, network namespaces (iproute2), captures (tshark), file systems (e2fsprogs, xfsprogs,
+# btrfs-progs), a database, what reads metrics (python3-prometheus-client), what the POSIX suite is
+# built with, and a C++ compiler for libFuzzer.
 TEST_PACKAGES := fio g++ acl attr btrfs-progs e2fsprogs iproute2 libacl1-dev python3 python3-prometheus-client postgresql postgresql-contrib tshark xfsprogs
 # To make the documentation's web site, and check it.
 BOOK_PACKAGES := mkdocs python3
@@ -18,24 +20,29 @@ PAPER_PACKAGES := coreutils git ncbi-blast+ postgresql postmark util-linux
 VM_PACKAGES := qemu-system-x86 fio busybox-static cpio kmod e2fsprogs xfsprogs iproute2 dmsetup python3
 # Where the public test programs are installed; set it to keep them when the checkout goes.
 TOOLS ?= $(CURDIR)/target/tools
-# Options of the demo, such as DEMO="--seconds 30 --seed 7"; `target/release/demo --help` lists them.
+# Options of the demo, such as DEMO="--seconds 30 --seed 7"; `target/release/demo --help` lists
+# them.
 DEMO ?=
 
-# The simulation (`make test` has fixed seeds): a seed to repeat (else fresh ones for two minutes), the steps of a run, and processes at once.
+# The simulation (`make test` has fixed seeds): a seed to repeat (else fresh ones for two minutes),
+# the steps of a run, and processes at once.
 SEED ?=
 STEPS ?= 20000
 JOBS ?= $(shell nproc)
-# Options of chaos and soak, such as CHAOS="--seconds 120 --seed 7"; `target/release/chaos run --help` lists them.
+# Options of chaos and soak, such as CHAOS="--seconds 120 --seed 7";
+# `target/release/chaos run --help` lists them.
 CHAOS ?=
 
-# Options of the hunter of races, such as HUNT="--seconds 60 --seed 7"; `target/release/hunt --help` lists them.
+# Options of the hunter of races, such as HUNT="--seconds 60 --seed 7"; `target/release/hunt --help`
+# lists them.
 HUNT ?=
 
 # Where xfstests is installed, and what of it is run, such as SUITE="-g quick generic".
 XFSTESTS ?= /var/lib/xfstests
 SUITE ?=
 
-# Options of the fuzzing, such as FUZZ="--seconds 3600 --jobs 2 tap_ring"; `cargo run -p fuzz -- --help` lists them.
+# Options of the fuzzing, such as FUZZ="--seconds 3600 --jobs 2 tap_ring";
+# `cargo run -p fuzz -- --help` lists them.
 FUZZ ?=
 
 # Options of the benches, such as BENCH="--quick"; `bench/run --help` lists them.
@@ -84,7 +91,8 @@ rust:
 	@command -v $(CARGO) >/dev/null || { \
 		echo 'Rust is missing: install the stable toolchain (rustup), 1.95 or newer, then try again.' >&2; exit 1; }
 
-# Only what is missing is installed, so that this needs neither root nor a network once everything is there.
+# Only what is missing is installed, so that this needs neither root nor a network once everything
+# is there.
 deps bench-deps vm-deps test-deps paper-packages: rust
 deps book-deps bench-deps vm-deps test-deps paper-packages:
 	@if ! command -v dpkg-query >/dev/null; then \
@@ -108,8 +116,9 @@ test: test-deps tools interleavings fuzz-short
 	TOOLS=$(TOOLS) $(WORKSPACE_TESTS)
 	$(SIMULATION_TESTS) -- --nocapture --test-threads 1
 
-# All that `make test` runs, built and not run. What a build reads and writes fills the page cache, and lenders take only memory that nobody
-# uses: so CI builds first, gives that memory back, and then tests.
+# All that `make test` runs, built and not run. What a build reads and writes fills the page cache,
+# and lenders take only memory that nobody uses: so CI builds first, gives that memory back, and
+# then tests.
 WORKSPACE_TESTS := $(CARGO) test --workspace --exclude simulation
 SIMULATION_TESTS := $(CARGO) test --profile simulation -p simulation
 INTERLEAVINGS := $(CARGO) test -p lender -p borrower --features lender/shuttle,borrower/shuttle --lib
@@ -133,12 +142,13 @@ rules: deps
 gossip: deps
 	$(CARGO) test --profile simulation -p pool --test convergence -- --ignored --nocapture
 
-# Locked parts under every order of threads that shuttle tries. (The ring's reader is tried with loom, by the ordinary tests.)
-# PUMA_SCHEDULES=100000 tries so many of each.
+# Locked parts under every order of threads that shuttle tries. (The ring's reader is tried with
+# loom, by the ordinary tests.) PUMA_SCHEDULES=100000 tries so many of each.
 interleavings: deps
 	$(INTERLEAVINGS) -- interleavings
 
-# Coverage-guided, with the stable compiler: the flags make it count what runs and tell what is compared.
+# Coverage-guided, with the stable compiler: the flags make it count what runs and tell what is
+# compared.
 TRIPLE := x86_64-unknown-linux-gnu
 COVERAGE := -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
 	-Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
@@ -153,9 +163,9 @@ fuzz: fuzz-program
 fuzz-short: fuzz-program
 	$(CARGO) run -q -p fuzz --bin fuzz -- --seconds 2 --jobs 2
 
-# The sanitizers are unstable options of the stable compiler. What they cannot see through (BPF, other processes) is in the
-# ordinary tests, as are loom's models, which are not of memory. The thread sanitizer wants a standard library that was built with
-# it, hence rust-src.
+# The sanitizers are unstable options of the stable compiler. What they cannot see through (BPF,
+# other processes) is in the ordinary tests, as are loom's models, which are not of memory. The
+# thread sanitizer wants a standard library that was built with it, hence rust-src.
 SANITIZE = RUSTC_BOOTSTRAP=1 RUST_BACKTRACE=0 RUSTFLAGS=-Zsanitizer=$(1) $(CARGO) test --target $(TRIPLE) --target-dir target/$(1)
 sanitize: test-deps
 	@test -d "$$(rustc --print sysroot)/lib/rustlib/src/rust/library" || { \
@@ -185,7 +195,8 @@ xfstests: test-deps build
 races: test-deps
 	PUMA_TRIES=10000 $(CARGO) test -p mount --test opening --test overtaken --test copies --test posix --test rights -- --nocapture
 
-# PostgreSQL must not notice that the daemon under it is killed. Three kills of it are part of `make test`.
+# PostgreSQL must not notice that the daemon under it is killed. Three kills of it are part of
+# `make test`.
 database: test-deps
 	PUMA_DATABASE_KILLS=20 PUMA_DATABASE_SECONDS=60 PUMA_DATABASE_SCALE=20 \
 		$(CARGO) test -p pumapool --test database -- --nocapture
@@ -209,7 +220,8 @@ $(TOOLS)/bin/pjdfstest: | test-deps
 $(TOOLS)/bin/cargo-deny:
 	$(CARGO) install --quiet --locked --root $(TOOLS) cargo-deny@0.20.2
 
-# Licences and sources of the dependencies. (Advisories need the network: `cargo deny check advisories`.)
+# Licences and sources of the dependencies. (Advisories need the network:
+# `cargo deny check advisories`.)
 deny: $(TOOLS)/bin/cargo-deny
 	$(TOOLS)/bin/cargo-deny --offline check licenses bans sources
 
@@ -220,7 +232,8 @@ $(TOOLS)/bin/cargo-deb:
 deb: build $(TOOLS)/bin/cargo-deb
 	PATH="$(TOOLS)/bin:$$PATH" packaging/deb release
 
-# Needs nothing of the machine that it runs on but the kernel. With --target, the compiler's plug-ins are not built in that way.
+# Needs nothing of the machine that it runs on but the kernel. With --target, the compiler's
+# plug-ins are not built in that way.
 STATIC_TARGET = $(shell rustc -vV | sed -n 's/^host: //p')
 static: deps
 	RUSTFLAGS='-C target-feature=+crt-static' $(CARGO) build --release --target $(STATIC_TARGET) -p pumapool
@@ -247,7 +260,8 @@ paper: paper-deps
 
 paper-deps: paper-packages $(TOOLS)/bin/go-tpc
 
-# At the version, and of the content, that bench/paper/go-tpc says. Built elsewhere: Go adds to its files what a main program would need.
+# At the version, and of the content, that bench/paper/go-tpc says. Built elsewhere: Go adds to its
+# files what a main program would need.
 $(TOOLS)/bin/go-tpc: bench/paper/go-tpc/go.mod bench/paper/go-tpc/go.sum
 	@command -v go >/dev/null || { echo 'Go is missing: install 1.21 or later, then try again.' >&2; exit 1; }
 	mkdir -p $(@D) target/go-tpc
@@ -258,14 +272,16 @@ $(TOOLS)/bin/go-tpc: bench/paper/go-tpc/go.mod bench/paper/go-tpc/go.sum
 microbench: deps
 	$(CARGO) bench -p page -p wire -p lender -p borrower --benches
 
-# Options go to both; each prints its seed, and ends with 0 only if all was well. Results: target/chaos, target/soak.
+# Options go to both; each prints its seed, and ends with 0 only if all was well. Results:
+# target/chaos, target/soak.
 chaos: test-deps tools build
 	TOOLS=$(TOOLS) target/release/chaos run --out target/chaos $(CHAOS)
 
 soak: test-deps tools build
 	TOOLS=$(TOOLS) target/release/chaos soak --out target/soak $(CHAOS)
 
-# Looks for wrong bytes and lost stores; prints its seed, and ends with 0 only if there were none. Logs: target/hunt.
+# Looks for wrong bytes and lost stores; prints its seed, and ends with 0 only if there were none.
+# Logs: target/hunt.
 hunt: test-deps build
 	target/release/hunt --out target/hunt $(HUNT)
 
@@ -274,6 +290,8 @@ check: lint deny test book
 lint: deps
 	$(CARGO) fmt --all --check
 	packaging/book/check-bounds
+	python3 -m doctest packaging/prose/check.py
+	packaging/prose/check.py
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
 	$(CARGO) check --release
 	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --workspace --no-deps --document-private-items

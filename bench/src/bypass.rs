@@ -1,6 +1,8 @@
-//! `bypass`: a stream larger than the memory, through the mount against the directory below, from a disk at its own speed. No cache helps, and
-//! a lender is there that the filter leaves alone; so there is nothing to gain, and what the mount costs shows. The first two passes go through
-//! the daemon, which does not know yet that there will be others: they are in the ratio, and shown by themselves.
+//! `bypass`: a stream larger than the memory, through the mount against the directory below, from a
+//! disk at its own speed. No cache helps, and a lender is there that the filter leaves alone; so
+//! there is nothing to gain, and what the mount costs shows. The first two passes go through the
+//! daemon, which does not know yet that there will be others: they are in the ratio, and shown by
+//! themselves.
 
 use crate::figures::Series;
 use crate::worker::Order;

@@ -1,8 +1,9 @@
-//! `cached-read`: a file that is wholly in the page cache, through the mount against the directory below. The mount must cost nothing
-//! there: the kernel answers, and Puma is not asked.
+//! `cached-read`: a file that is wholly in the page cache, through the mount against the directory
+//! below. The mount must cost nothing there: the kernel answers, and Puma is not asked.
 //!
-//! There is no lender, so the file is passed through, and its pages are those below. Beside it a mount that passes nothing through, as it is
-//! for a file that a lender is of use to: its pages are the mount's own. (`held_...`)
+//! There is no lender, so the file is passed through, and its pages are those below. Beside it a
+//! mount that passes nothing through, as it is for a file that a lender is of use to: its pages are
+//! the mount's own. (`held_...`)
 
 use crate::figures::Series;
 use crate::reading::Method;

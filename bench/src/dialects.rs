@@ -1,9 +1,11 @@
-//! One client of page servers in two dialects: the pool's protocol and memcached's. What is sent is made before it is timed, and the length
-//! of each answer is known, so that all the client does is the same for both: write a request, read its answer, look at one page.
+//! One client of page servers in two dialects: the pool's protocol and memcached's. What is sent is
+//! made before it is timed, and the length of each answer is known, so that all the client does is
+//! the same for both: write a request, read its answer, look at one page.
 //!
-//! Each session has a connection for puts and one for gets, as a borrower has. One thread serves all sessions: it sends a request on each
-//! connection, then takes the answers in the same order. So a server always has as many requests before it as there are sessions, and the
-//! server's core is what is measured.
+//! Each session has a connection for puts and one for gets, as a borrower has. One thread serves
+//! all sessions: it sends a request on each connection, then takes the answers in the same order.
+//! So a server always has as many requests before it as there are sessions, and the server's core
+//! is what is measured.
 
 use crate::worker::Report;
 use page::{FileKey, PAGE_SIZE, PageId, Version};
@@ -53,8 +55,8 @@ struct Exchange {
     page_at: usize,
 }
 
-/// Puts all pages, then measures gets of pages that are there, then puts of pages that replace them. The report's `phase_seconds` are those
-/// of one page: of a get, and of a put.
+/// Puts all pages, then measures gets of pages that are there, then puts of pages that replace
+/// them. The report's `phase_seconds` are those of one page: of a get, and of a put.
 pub fn ask(asking: &Asking) -> Result<Report, String> {
     let problem = |error: io::Error| format!("asking {} in {:?}: {error}", asking.address, asking.dialect);
     let mut sessions = Vec::new();
@@ -166,7 +168,8 @@ impl Session {
                 let items = count as usize;
                 let header = Header::new(Kind::Put, items, items * (size_of::<PutItem>() + PAGE_SIZE), 1);
                 let mut request = header.as_bytes().to_vec();
-                // The seal is made and looked at by borrowers: a lender returns what came with the page.
+                // The seal is made and looked at by borrowers: a lender returns what came with the
+                // page.
                 indices
                     .clone()
                     .map(|index| PutItem { key: self.key(index), checksum: u64::from(index).into() })

@@ -18,7 +18,8 @@ impl Series {
         self.0.len()
     }
 
-    /// The middle one; of an even number, the mean of the two in the middle. NaN, where there is none.
+    /// The middle one; of an even number, the mean of the two in the middle. NaN, where there is
+    /// none.
     pub fn median(&self) -> f64 {
         let mut sorted = self.0.clone();
         sorted.sort_by(f64::total_cmp);

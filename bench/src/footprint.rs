@@ -1,9 +1,10 @@
 //! `footprint`: the memory that borrower and lender take themselves, beside the data.
 //!
-//! The borrower's is what its two processes, keeper and daemon, have grown by since a first part was lent, by which time all buffers are in
-//! use; the lender's what it has grown by, less the pages that it keeps. What they have after that first part is their start-up memory.
-//! Counted is the proportional share of what is resident (Pss) and not backed by a file. The tap's ring belongs to the
-//! kernel and is of a fixed size, and is not in it.
+//! The borrower's is what its two processes, keeper and daemon, have grown by since a first part
+//! was lent, by which time all buffers are in use; the lender's what it has grown by, less the
+//! pages that it keeps. What they have after that first part is their start-up memory. Counted is
+//! the proportional share of what is resident (Pss) and not backed by a file. The tap's ring
+//! belongs to the kernel and is of a fixed size, and is not in it.
 
 use crate::worker::Order;
 use crate::world::{Lender, Side, Worker, World};
@@ -65,7 +66,8 @@ pub fn run(world: &World) -> Result<Map<String, Value>, Failure> {
     Ok(figures)
 }
 
-/// Has the beginning of the file read through the mount until all of it is lent. Returns the pages that are.
+/// Has the beginning of the file read through the mount until all of it is lent. Returns the pages
+/// that are.
 fn lend(side: &Side, lender: &Lender, worker: &mut Worker<'_>, len_bytes: u64) -> Result<u64, Failure> {
     let pages = len_bytes / PAGE_SIZE as u64;
     for _ in 0..FILLINGS_MAX {

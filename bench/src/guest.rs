@@ -1,8 +1,10 @@
-//! `guest`: what giving evictions to the host costs a machine that evicts (`pumapool host-cache guest`).
+//! `guest`: what giving evictions to the host costs a machine that evicts
+//! (`pumapool host-cache guest`).
 //!
-//! Pages of a file on the disk are evicted at once: with no tap, with a tap whose pages nobody wants, with a guest's daemon that has found its
-//! host, and with the same daemon when its host has gone. The host runs on this machine, too; it knows nothing of this disk, so that it
-//! refuses every page when it has received it, as one does whose image was changed.
+//! Pages of a file on the disk are evicted at once: with no tap, with a tap whose pages nobody
+//! wants, with a guest's daemon that has found its host, and with the same daemon when its host has
+//! gone. The host runs on this machine, too; it knows nothing of this disk, so that it refuses
+//! every page when it has received it, as one does whose image was changed.
 
 use crate::figures::Series;
 use crate::tap::was_evicted;
@@ -20,7 +22,8 @@ use std::time::Duration;
 use tap::{BpfTap, EvictionSource, Target};
 use testbed::{Failure, Process, ask_daemon, wait_until};
 
-/// Wanted at the most: the time of an eviction over that with the tap alone, and, with no host, over that with no tap.
+/// Wanted at the most: the time of an eviction over that with the tap alone, and, with no host,
+/// over that with no tap.
 const OVER_TAP_WANTED: f64 = 1.2;
 /// Evicted at once: half the ring.
 const EVICT_BYTES: u64 = 16 << 20;
@@ -214,8 +217,9 @@ impl Guest {
     }
 }
 
-/// Whether the ring has had room for all. It has for what is evicted here; but the tap sees all of the disk's file system, of which the kernel may
-/// evict anything meanwhile. And what it has no room for costs little: of that nothing is to be said here.
+/// Whether the ring has had room for all. It has for what is evicted here; but the tap sees all of
+/// the disk's file system, of which the kernel may evict anything meanwhile. And what it has no
+/// room for costs little: of that nothing is to be said here.
 fn had_room(captured: u64, lost: u64, wanted_pages: u64) -> Result<bool, Failure> {
     if lost > 0 {
         println!(

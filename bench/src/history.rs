@@ -1,6 +1,8 @@
-//! What was measured, revision by revision: a line of JSON for each run of all benches, and a chart of them.
+//! What was measured, revision by revision: a line of JSON for each run of all benches, and a chart
+//! of them.
 //!
-//! A line says when, what revision, on which machine, and every figure that is a number. Lines are only ever added.
+//! A line says when, what revision, on which machine, and every figure that is a number. Lines are
+//! only ever added.
 
 use crate::figures::Conditions;
 use drawing::{GRID, INK, PALE_INK, text};

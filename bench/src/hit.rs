@@ -1,10 +1,12 @@
-//! What the benches of lender hits stand on: a mount whose lender has all pages of its file, and passes over that file in which every read
-//! misses locally and hits the lender.
+//! What the benches of lender hits stand on: a mount whose lender has all pages of its file, and
+//! passes over that file in which every read misses locally and hits the lender.
 //!
-//! Two policies are not as by default. The strategy is non-inclusive, so that the lender keeps what it returns and one pass is as the other.
-//! And the gate is off, as in the demo: it compares with what the disk takes now, and a disk that the kernel slows down is fast between two
-//! delays, so on a fast disk it would leave the lender alone. It takes no part in a read. The disk is slow from the beginning, so that
-//! the borrower knows it as slow, and races few gets. A pass in which too many pages came from elsewhere is no figure and ends the bench.
+//! Two policies are not as by default. The strategy is non-inclusive, so that the lender keeps what
+//! it returns and one pass is as the other. And the gate is off, as in the demo: it compares with
+//! what the disk takes now, and a disk that the kernel slows down is fast between two delays, so on
+//! a fast disk it would leave the lender alone. It takes no part in a read. The disk is slow from
+//! the beginning, so that the borrower knows it as slow, and races few gets. A pass in which too
+//! many pages came from elsewhere is no figure and ends the bench.
 
 use crate::worker::{Order, Report};
 use crate::world::{Extent, Lender, Security, Side, Worker, World, count, grown};
@@ -19,8 +21,9 @@ pub const DISK_READS_PER_S: u32 = 2000;
 const FILL_THREADS: usize = 8;
 /// Passes, until the lender has everything.
 const FILLINGS_MAX: u32 = 4;
-/// Share of the pages that must come from the lender. Where processors are few and readers many, gets are late; then some are raced by a read of
-/// the disk, and others that find no connection free are read there at once.
+/// Share of the pages that must come from the lender. Where processors are few and readers many,
+/// gets are late; then some are raced by a read of the disk, and others that find no connection
+/// free are read there at once.
 const HIT_SHARE_MIN: f64 = 0.8;
 /// Pages that may be missing from the lender after it was filled: one in that many.
 const MISSING_ONE_IN: u64 = 200;
@@ -47,7 +50,8 @@ pub struct Lent {
 }
 
 impl Lent {
-    /// Makes both, and has the lender get every page of the file: read at random by the worker, then evicted.
+    /// Makes both, and has the lender get every page of the file: read at random by the worker,
+    /// then evicted.
     pub fn fill(
         world: &World,
         worker: &mut Worker<'_>,
@@ -58,7 +62,8 @@ impl Lent {
         Lent::fill_beside(world, worker, security, name, len_bytes, 0)
     }
 
-    /// The same, with so many bytes of the lender for pages of other files. Then the lender gets every single page.
+    /// The same, with so many bytes of the lender for pages of other files. Then the lender gets
+    /// every single page.
     pub fn fill_beside(
         world: &World,
         worker: &mut Worker<'_>,
@@ -138,7 +143,8 @@ impl Lent {
     }
 }
 
-/// Whether everything that the tap has captured was taken, and everything that was sent has arrived.
+/// Whether everything that the tap has captured was taken, and everything that was sent has
+/// arrived.
 fn is_settled(status: &serde_json::Value) -> bool {
     count(status, "/tap/captured_pages") == count(status, "/borrower/evictions")
         && count(status, "/puts_under_way") == 0

@@ -1,8 +1,9 @@
 //! `hit-latency`: what a read costs that misses locally and hits the lender, one at a time.
 //!
-//! Its floors: the same read answered by a FUSE server that does nothing ([`crate::null_server`]), and the same bytes over TCP, 32 there and
-//! a page back. A hit needs both, one after the other, so their sum is the least that it could take, but for one thing: a hit is polled for, and
-//! over TCP both sides sleep until something comes. So there is a third floor, TCP with both sides polling.
+//! Its floors: the same read answered by a FUSE server that does nothing ([`crate::null_server`]),
+//! and the same bytes over TCP, 32 there and a page back. A hit needs both, one after the other, so
+//! their sum is the least that it could take, but for one thing: a hit is polled for, and over TCP
+//! both sides sleep until something comes. So there is a third floor, TCP with both sides polling.
 
 use crate::figures::Series;
 use crate::hit::{DISK_READS_PER_S, Lent};
@@ -26,7 +27,8 @@ const KINDS: usize = 5;
 pub fn run(world: &World) -> Result<Map<String, Value>, Failure> {
     let extent = world.extent;
     let len_bytes: u64 = extent.choose(64 << 20, 16 << 20, 4 << 20);
-    // Many and short: where the scheduler puts who talks to each other decides, and it decides anew each time.
+    // Many and short: where the scheduler puts who talks to each other decides, and it decides anew
+    // each time.
     let (rounds, ms) = (extent.choose(41, 25, 1), extent.choose(500, 200, 50));
     world.disk.limit_reads(Some(DISK_READS_PER_S))?;
     let mut worker = Worker::start(&world.interrupt, &[])?;
@@ -60,7 +62,8 @@ pub fn run(world: &World) -> Result<Map<String, Value>, Failure> {
     let [plain, sealed, fuse, tcp, polled] = kinds;
     let floor_us = fuse.p50_us.plus(&tcp.p50_us);
     let (ratio, sealed_ratio) = (plain.p50_us.over(&floor_us), sealed.p50_us.over(&floor_us));
-    // Of the medians, not the median of the rounds' ratios: what a round measures is not paired with what the next one does.
+    // Of the medians, not the median of the rounds' ratios: what a round measures is not paired
+    // with what the next one does.
     let of_medians = |kind: &Kind, tcp: &Kind| kind.p50_us.median() / (fuse.p50_us.median() + tcp.p50_us.median());
     let (ratio_p50, sealed_ratio_p50) = (of_medians(&plain, &tcp), of_medians(&sealed, &tcp));
     let (polled_ratio_p50, sealed_polled_ratio_p50) = (of_medians(&plain, &polled), of_medians(&sealed, &polled));

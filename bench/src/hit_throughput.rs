@@ -1,7 +1,8 @@
-//! `hit-throughput`: how many reads a second hit the lender, when many are asked for, and how many bytes when they are large.
+//! `hit-throughput`: how many reads a second hit the lender, when many are asked for, and how many
+//! bytes when they are large.
 //!
-//! Pages by 16 threads, against the same from a FUSE server that does nothing; 256 KiB by one thread and by 16, beside what a single TCP
-//! connection transports on this machine.
+//! Pages by 16 threads, against the same from a FUSE server that does nothing; 256 KiB by one
+//! thread and by 16, beside what a single TCP connection transports on this machine.
 
 use crate::figures::Series;
 use crate::hit::{DISK_READS_PER_S, Lent};

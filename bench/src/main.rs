@@ -1,7 +1,9 @@
-//! The benches: each prints its figure beside its floor or its peer, which it measures in the same run, in turns with it.
+//! The benches: each prints its figure beside its floor or its peer, which it measures in the same
+//! run, in turns with it.
 //!
-//! `bench/run NAME` builds and runs one. A bench that cannot be run on a machine says why and ends with 2. Everything that is made is
-//! removed, also when it fails or is interrupted. docs/design/performance.md says what each measures.
+//! `bench/run NAME` builds and runs one. A bench that cannot be run on a machine says why and ends
+//! with 2. Everything that is made is removed, also when it fails or is interrupted.
+//! docs/design/performance.md says what each measures.
 
 mod bypass;
 mod cached_read;
@@ -108,8 +110,8 @@ const BENCHES: [Bench; 14] = [
 #[derive(Parser)]
 #[command(name = "bench", version, max_term_width = 100)]
 struct Options {
-    /// The bench to run, or `all`: all of them, and what they say is added to the history; or `paper`, and behind it one of the papers'
-    /// experiments, or `all`
+    /// The bench to run, or `all`: all of them, and what they say is added to the history; or
+    /// `paper`, and behind it one of the papers' experiments, or `all`
     #[arg(required_unless_present = "list")]
     name: Option<String>,
     /// The experiment; and for the processes that a bench starts
@@ -136,7 +138,8 @@ struct Options {
     /// Of `paper`: measure again what is kept already
     #[arg(long)]
     again: bool,
-    /// Of `paper`: measure one point, VARIANT at X, for example "exclusive at 0.5"; several runs may do so at once
+    /// Of `paper`: measure one point, VARIANT at X, for example "exclusive at 0.5"; several runs
+    /// may do so at once
     #[arg(long, value_name = "POINT")]
     only: Option<String>,
     /// Print the figures as one JSON object, too, as the last line
@@ -264,7 +267,8 @@ fn run_one(bench: &Bench, options: &Options, interrupt: &Interrupt) -> Result<()
     Ok(())
 }
 
-/// All benches, one after the other. One that cannot be run is noted, and the others are run all the same.
+/// All benches, one after the other. One that cannot be run is noted, and the others are run all
+/// the same.
 fn run_all(benches: &[Bench], options: &Options, interrupt: &Interrupt) -> Result<(), Failure> {
     let seed = options.seed();
     let (mut all, mut not_run) = (Map::new(), Map::new());

@@ -1,8 +1,10 @@
-//! `metadata`: names and small files, through the mount against the directory below, and against two other FUSE file systems that pass
-//! everything through, bindfs and mergerfs, as Debian has them and as they are by default.
+//! `metadata`: names and small files, through the mount against the directory below, and against
+//! two other FUSE file systems that pass everything through, bindfs and mergerfs, as Debian has
+//! them and as they are by default.
 //!
-//! [`crate::tree`] says what is done. Ratios are geometric means over its phases, so that none counts more than another.
-//! Each round has a directory of its own, far from all others on the disk ([`spread_directories`]).
+//! [`crate::tree`] says what is done. Ratios are geometric means over its phases, so that none
+//! counts more than another. Each round has a directory of its own, far from all others on the disk
+//! ([`spread_directories`]).
 
 use crate::figures::{Series, geometric_mean};
 use crate::tree::PHASES;

@@ -1,11 +1,12 @@
 //! `neighbours`: what requests that wait for the disk cost those beside them that do not.
 //!
-//! A read of the disk waits for those of its neighbours there, through the mount as without it. So a
-//! round counts only if the lender had every page that was to be a hit.
+//! A read of the disk waits for those of its neighbours there, through the mount as without it. So
+//! a round counts only if the lender had every page that was to be a hit.
 //!
-//! Two cases, each alone and beside its neighbours by turns: reads that hit the lender beside readers of pages that only the disk has; and a file
-//! that is looked at, opened and read out of the page cache, beside writers that sync. The latter is also measured in the backing directory, with
-//! the same neighbours there. The neighbours keep a slow disk busy all the time.
+//! Two cases, each alone and beside its neighbours by turns: reads that hit the lender beside
+//! readers of pages that only the disk has; and a file that is looked at, opened and read out of
+//! the page cache, beside writers that sync. The latter is also measured in the backing directory,
+//! with the same neighbours there. The neighbours keep a slow disk busy all the time.
 
 use crate::figures::Series;
 use crate::hit::{DISK_READS_PER_S, Lent};

@@ -1,8 +1,10 @@
 //! `never-slower`: whether Puma is ever in the way.
 //!
-//! Workloads × sizes of the data × latencies of the network, each against no Puma: a file like it on the same disk, not mounted. There is a mount for
-//! every latency, as it is by default, whose relay delays from the beginning to the end, so that its gate sees a network that is as it is. The rounds
-//! of one workload and size go through all of them in turns. Then latency comes and goes: how long until the lender is used again?
+//! Workloads × sizes of the data × latencies of the network, each against no Puma: a file like it
+//! on the same disk, not mounted. There is a mount for every latency, as it is by default, whose
+//! relay delays from the beginning to the end, so that its gate sees a network that is as it is.
+//! The rounds of one workload and size go through all of them in turns. Then latency comes and
+//! goes: how long until the lender is used again?
 
 use crate::figures::Series;
 use crate::worker::{Order, Workload};
@@ -295,8 +297,9 @@ impl Row {
     }
 }
 
-/// Latency comes, lasts for some time after the lender was left alone, and goes. Returns the milliseconds until the lender answers again,
-/// or null where it was never left alone or never used again; it is said which.
+/// Latency comes, lasts for some time after the lender was left alone, and goes. Returns the
+/// milliseconds until the lender answers again, or null where it was never left alone or never used
+/// again; it is said which.
 fn resume(
     world: &World,
     plan: &Plan,

@@ -1,6 +1,6 @@
-//! The floor of a page server, in a process of its own: one thread that takes as many bytes as the pool's protocol says, answers with as many,
-//! and keeps nothing. All it touches stays in the processor's caches, so what it reaches is what the kernel, one client and one server core
-//! allow.
+//! The floor of a page server, in a process of its own: one thread that takes as many bytes as the
+//! pool's protocol says, answers with as many, and keeps nothing. All it touches stays in the
+//! processor's caches, so what it reaches is what the kernel, one client and one server core allow.
 
 use crate::dialects;
 use page::PAGE_SIZE;

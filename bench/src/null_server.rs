@@ -1,9 +1,10 @@
-//! The floors of a hit, in a process of their own, as the mount's daemon and the lender are: a FUSE server that does nothing but answer, and
-//! a TCP server likewise.
+//! The floors of a hit, in a process of their own, as the mount's daemon and the lender are: a FUSE
+//! server that does nothing but answer, and a TCP server likewise.
 //!
-//! The mount is made with the crate `fuse`, with as many workers, buffers as large, and the same read-ahead window as ours. It has one
-//! file whose READs are answered with a constant page; only the number that each page of a bench's file begins with is filled in, so that
-//! the worker checks what it reads as everywhere.
+//! The mount is made with the crate `fuse`, with as many workers, buffers as large, and the same
+//! read-ahead window as ours. It has one file whose READs are answered with a constant page; only
+//! the number that each page of a bench's file begins with is filled in, so that the worker checks
+//! what it reads as everywhere.
 
 use crate::world::{FILE, STAMP_BYTES};
 use fuse::abi::{self, fopen, init};
@@ -66,7 +67,8 @@ impl<'a> NullServer<'a> {
     }
 }
 
-/// The whole life of the process: says READY and where its TCP server listens, and serves until the mount is gone.
+/// The whole life of the process: says READY and where its TCP server listens, and serves until the
+/// mount is gone.
 pub fn run(at: &Path, len_bytes: u64) -> Result<(), Failure> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let options = Options {
@@ -176,8 +178,9 @@ impl Filesystem for Null {
     }
 }
 
-/// Serves one client: it says how long its requests are, how long the answers are to be, and whether requests are to be polled for (1), 4 bytes
-/// each. Requests of no length are not waited for.
+/// Serves one client: it says how long its requests are, how long the answers are to be, and
+/// whether requests are to be polled for (1), 4 bytes each. Requests of no length are not waited
+/// for.
 fn answer(mut stream: TcpStream) -> io::Result<()> {
     stream.set_nodelay(true)?;
     let mut words = [[0; 4]; 3];
@@ -193,7 +196,8 @@ fn answer(mut stream: TcpStream) -> io::Result<()> {
     }
 }
 
-/// Receives as many bytes as there is room for. Who polls offers the processor at each look, as the crate `sync` does.
+/// Receives as many bytes as there is room for. Who polls offers the processor at each look, as the
+/// crate `sync` does.
 pub fn receive(stream: &mut TcpStream, bytes: &mut [u8], polls: bool) -> io::Result<()> {
     if !polls {
         return stream.read_exact(bytes);
@@ -210,7 +214,8 @@ pub fn receive(stream: &mut TcpStream, bytes: &mut [u8], polls: bool) -> io::Res
     Ok(())
 }
 
-/// A client of that TCP server, with what that wants to know. A stream is one whose requests have no length.
+/// A client of that TCP server, with what that wants to know. A stream is one whose requests have
+/// no length.
 pub fn connect(address: &str, request_bytes: usize, answer_bytes: usize, polls: bool) -> io::Result<TcpStream> {
     let mut stream = TcpStream::connect(address)?;
     stream.set_nodelay(true)?;

@@ -1,9 +1,11 @@
 //! `page-server`: the lender alone against memcached, as servers of pages.
 //!
-//! Values of 4 KiB, one server core: all threads of either server stay on one processor, the client on another, where there are two.
-//! memcached is Debian's, with one worker thread, and speaks its text protocol; `set` in batches with `noreply` on all but the last, `get` with
-//! many keys. The lender is the one of `pumapool lend --trust-network`, as memcached seals nothing either. Client code, connections and
-//! what is under way at once are the same ([`crate::dialects`]). The floor is a server that keeps nothing ([`crate::null_pages`]).
+//! Values of 4 KiB, one server core: all threads of either server stay on one processor, the client
+//! on another, where there are two. memcached is Debian's, with one worker thread, and speaks its
+//! text protocol; `set` in batches with `noreply` on all but the last, `get` with many keys. The
+//! lender is the one of `pumapool lend --trust-network`, as memcached seals nothing either. Client
+//! code, connections and what is under way at once are the same ([`crate::dialects`]). The floor is
+//! a server that keeps nothing ([`crate::null_pages`]).
 
 use crate::dialects::{Asking, Dialect};
 use crate::figures::Series;

@@ -1,4 +1,5 @@
-//! Programs of others that are measured: in groups of their own, and what they say is read line by line.
+//! Programs of others that are measured: in groups of their own, and what they say is read line by
+//! line.
 
 use crate::world::World;
 use std::fs::{self, File};
@@ -92,8 +93,8 @@ pub fn run(world: &World, name: &str, mut command: Command, groups: &[&Group]) -
     Program::start(world, name, command, groups)?.finish()
 }
 
-/// Fails where one of these programs is missing. They and their libraries are then in memory, and in no group's that is measured: they are as
-/// large however small the data are.
+/// Fails where one of these programs is missing. They and their libraries are then in memory, and
+/// in no group's that is measured: they are as large however small the data are.
 pub fn check(names: &[&str]) -> Result<(), Failure> {
     for name in names {
         let program = find(name)?;

@@ -1,4 +1,5 @@
-//! What the worker does to see how fast reads are: each block of a file once and at random, a file that is cached, a TCP peer.
+//! What the worker does to see how fast reads are: each block of a file once and at random, a file
+//! that is cached, a TCP peer.
 
 use crate::null_server::{connect, receive};
 use crate::worker::{Report, check, join};
@@ -22,7 +23,8 @@ pub enum Method {
     Map,
 }
 
-/// Reads every block of the beginning of a file once, in random order; the blocks are dealt out to the threads. Fails on a wrong page.
+/// Reads every block of the beginning of a file once, in random order; the blocks are dealt out to
+/// the threads. Fails on a wrong page.
 pub fn once(path: &Path, len_bytes: u64, block_bytes: usize, threads: usize, seed: u64) -> Result<Report, String> {
     let mut blocks: Vec<u64> = (0..len_bytes / block_bytes as u64).collect();
     fastrand::Rng::with_seed(seed).shuffle(&mut blocks);
@@ -56,7 +58,8 @@ fn read_blocks(path: &Path, block_bytes: usize, blocks: &[u64]) -> Result<Vec<u6
     Ok(times_ns)
 }
 
-/// Reads every block of every file under a directory once, in random order. Their contents are somebody else's business.
+/// Reads every block of every file under a directory once, in random order. Their contents are
+/// somebody else's business.
 pub fn files(directory: &Path, block_bytes: usize, seed: u64) -> Result<Report, String> {
     let problem = |path: &Path| {
         let path = path.to_owned();
@@ -81,7 +84,8 @@ pub fn files(directory: &Path, block_bytes: usize, seed: u64) -> Result<Report, 
     Ok(report)
 }
 
-/// One of so many places: any, or with a mean, exponentially fewer of those that are farther behind.
+/// One of so many places: any, or with a mean, exponentially fewer of those that are farther
+/// behind.
 pub fn place(random: &mut fastrand::Rng, places: u64, mean: f64) -> u64 {
     if mean == 0.0 {
         return random.u64(..places);
@@ -95,8 +99,8 @@ pub fn place(random: &mut fastrand::Rng, places: u64, mean: f64) -> u64 {
     }
 }
 
-/// Reads fragments at random places of the beginning of a file, which are multiples of their size; one at the least. Looks at those pages
-/// that begin in a fragment.
+/// Reads fragments at random places of the beginning of a file, which are multiples of their size;
+/// one at the least. Looks at those pages that begin in a fragment.
 pub fn fragments(
     path: &Path,
     len_bytes: u64,
@@ -129,7 +133,8 @@ pub fn fragments(
     Ok(report)
 }
 
-/// Reads blocks of a file at random for some time, by one thread. Looks at the beginning of each block.
+/// Reads blocks of a file at random for some time, by one thread. Looks at the beginning of each
+/// block.
 pub fn cached(
     path: &Path,
     len_bytes: u64,
@@ -181,7 +186,8 @@ impl Mapping {
     }
 
     fn bytes(&self) -> &[u8] {
-        // SAFETY: mapped for reading, for as long as this value lives. Nobody shortens the file or writes to it during a bench.
+        // SAFETY: mapped for reading, for as long as this value lives. Nobody shortens the file or
+        // writes to it during a bench.
         unsafe { std::slice::from_raw_parts(self.start.cast(), self.len) }
     }
 }
@@ -233,8 +239,8 @@ pub fn stream(address: &str, block_bytes: usize, ms: u64) -> Result<Report, Stri
     Ok(report)
 }
 
-/// Reads the pages of the beginning of a file one by one, and has the kernel evict them all at once, again and again. Returns the
-/// nanoseconds that a page took.
+/// Reads the pages of the beginning of a file one by one, and has the kernel evict them all at
+/// once, again and again. Returns the nanoseconds that a page took.
 pub fn evict(path: &Path, len_bytes: u64, times: usize) -> Result<Report, String> {
     let problem = |error: io::Error| format!("evicting {}: {error}", path.display());
     let pages: Vec<u64> = (0..len_bytes / PAGE_SIZE as u64).collect();

@@ -1,8 +1,9 @@
 //! `reclaim`: what lent pages cost somebody who wants the memory back.
 //!
-//! A lender has filled its memory group with lent pages when another process in that group allocates nearly all of it at full speed. The
-//! floor is the same with a lender that is empty: then the memory is simply free. A small file that is in use all the time shows whether
-//! the kernel takes the lent pages before anybody's cache.
+//! A lender has filled its memory group with lent pages when another process in that group
+//! allocates nearly all of it at full speed. The floor is the same with a lender that is empty:
+//! then the memory is simply free. A small file that is in use all the time shows whether the
+//! kernel takes the lent pages before anybody's cache.
 
 use crate::figures::{Series, mean, p99};
 use crate::worker::Order;
@@ -14,14 +15,16 @@ use testbed::Failure;
 
 /// Wanted at the most: with lent pages over without.
 const RATIO_WANTED: f64 = 1.1;
-/// What the lender leaves free of its group: next to nothing, so that whoever allocates meets lent pages from the beginning.
+/// What the lender leaves free of its group: next to nothing, so that whoever allocates meets lent
+/// pages from the beginning.
 const RESERVE_BYTES: u64 = 16 << 20;
 /// Readings of the lent file, until the lender does not get any fuller.
 const FILLINGS_MAX: u32 = 4;
 /// A reading that adds less than one page in that many is the last.
 const FULL_WHEN_ONE_IN: u64 = 100;
 
-/// What lent pages are to take of the group of a full lender: else it is not known what giving them back costs.
+/// What lent pages are to take of the group of a full lender: else it is not known what giving them
+/// back costs.
 const FULL_SHARE_MIN: f64 = 0.6;
 
 /// Sizes of a run.

@@ -1,8 +1,10 @@
 //! `sequential`: a file that is longer than the memory, and read from end to end.
 //!
-//! Its pages are evicted before they are read again. Where a lender has room for a part of it only, none would be there still: lending them
-//! would cost the reader, and would drive out of the lender's memory what is worth keeping. So the filter leaves them to the disk: with such a lender
-//! and without any must be as fast, and next to nothing be sent. Beside it a lender with room for all of it.
+//! Its pages are evicted before they are read again. Where a lender has room for a part of it only,
+//! none would be there still: lending them would cost the reader, and would drive out of the
+//! lender's memory what is worth keeping. So the filter leaves them to the disk: with such a lender
+//! and without any must be as fast, and next to nothing be sent. Beside it a lender with room for
+//! all of it.
 
 use crate::figures::Series;
 use crate::worker::{Order, Workload};
@@ -14,8 +16,8 @@ use testbed::Failure;
 const DISK_BYTES_PER_S: u64 = 300_000_000;
 /// The file, in memories of the reader.
 const FILE_CACHES: u64 = 2;
-/// The lender with little room has it for a quarter of the file, the one with room for all has as much beyond it: also when the page cache is dropped,
-/// and holds none of it.
+/// The lender with little room has it for a quarter of the file, the one with room for all has as
+/// much beyond it: also when the page cache is dropped, and holds none of it.
 const LENDER_PART: u64 = 4;
 /// What the group of a lender has beyond what it lends.
 const LENDER_ROOM_BYTES: u64 = 128 << 20;

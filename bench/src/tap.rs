@@ -1,8 +1,10 @@
 //! `tap`: what the eviction tap costs whoever evicts, and whether its ring is large enough.
 //!
-//! The cost: pages of a file on a mount are evicted at once, so many that the ring has room for all, on a mount with a tap and on one
-//! without; the difference, per page, is what the tap added. The drops: a process fills its memory with pages of a mount, at random, and then
-//! allocates all of that memory at full speed, so that the kernel reclaims as fast as it can; what the ring had no room for is lost.
+//! The cost: pages of a file on a mount are evicted at once, so many that the ring has room for
+//! all, on a mount with a tap and on one without; the difference, per page, is what the tap added.
+//! The drops: a process fills its memory with pages of a mount, at random, and then allocates all
+//! of that memory at full speed, so that the kernel reclaims as fast as it can; what the ring had
+//! no room for is lost.
 
 use crate::figures::Series;
 use crate::worker::Order;
@@ -22,11 +24,14 @@ const HOT_BYTES: u64 = 4 << 20;
 /// What the lender and its group have beyond the file.
 const LENDER_ROOM_BYTES: u64 = 128 << 20;
 const LENDER_RESERVE_BYTES: u64 = 32 << 20;
-/// The share of what is captured that may be left uncopied all the same: where the disk was quicker than the lender, which has the page still.
+/// The share of what is captured that may be left uncopied all the same: where the disk was quicker
+/// than the lender, which has the page still.
 const OMITTED_SHARE_MAX: f64 = 0.05;
-/// The share of what is to be evicted that must be: some pages stay, as the kernel looks at them just then (DAMON, or another reclaim).
+/// The share of what is to be evicted that must be: some pages stay, as the kernel looks at them
+/// just then (DAMON, or another reclaim).
 const EVICTED_SHARE_MIN: f64 = 0.95;
-/// When nothing more was counted for so long, all is: several times what the daemon waits for an event. And between two looks.
+/// When nothing more was counted for so long, all is: several times what the daemon waits for an
+/// event. And between two looks.
 const SETTLED_AFTER: Duration = Duration::from_secs(2);
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
@@ -43,7 +48,8 @@ pub fn run(world: &World) -> Result<Map<String, Value>, Failure> {
         let mut kinds = [("evict", &mut with), ("read", &mut without)];
         kinds.rotate_left(round % 2);
         for (fill, series) in kinds {
-            // A tap sees the evictions of the whole machine, and passes over those of others; so there is none where there is to be none.
+            // A tap sees the evictions of the whole machine, and passes over those of others; so
+            // there is none where there is to be none.
             let side = mount(world, "evicted", evict_bytes, &lender, fill)?;
             let order = Order::Evict { path: side.file.clone(), len_bytes: evict_bytes, times };
             series.add(worker.obey(&order)?.p50_ns as f64);
@@ -80,7 +86,8 @@ pub fn run(world: &World) -> Result<Map<String, Value>, Failure> {
     })))
 }
 
-/// Whatever is evicted is to be copied, also in a stream, and though the disk is quick: what a lender has is asked for, and given away by it.
+/// Whatever is evicted is to be copied, also in a stream, and though the disk is quick: what a
+/// lender has is asked for, and given away by it.
 fn mount(world: &World, name: &str, len_bytes: u64, lender: &Lender, fill: &str) -> Result<Side, Failure> {
     let options = ["--fill", fill, "--filter", "off", "--gate", "off", "--strategy", "exclusive"];
     world.mount(name, len_bytes, Some(lender.address), &options)
@@ -148,7 +155,8 @@ pub fn was_evicted(captured: u64, wanted: u64) -> bool {
     captured as f64 >= EVICTED_SHARE_MIN * wanted as f64
 }
 
-/// What was taken when the daemon has counted so many, or no more for a while: it counts what it has taken out of the ring now and then.
+/// What was taken when the daemon has counted so many, or no more for a while: it counts what it
+/// has taken out of the ring now and then.
 fn settled(side: &Side, wanted: u64) -> Result<Taken, Failure> {
     let mut last = taken(side)?;
     let mut since = Instant::now();

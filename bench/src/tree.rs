@@ -1,5 +1,5 @@
-//! What the worker does to see how fast names and small files are: it makes a tree, uses it as programs do that have many files, and
-//! removes it.
+//! What the worker does to see how fast names and small files are: it makes a tree, uses it as
+//! programs do that have many files, and removes it.
 //!
 //! | phase | one operation |
 //! |---|---|

@@ -1,7 +1,7 @@
 //! The process that is measured: this program once more ([`testbed::Servant`]).
 //!
-//! Every page of the files begins with its
-//! own number, and stays so when it is written: each page that is read is looked at, and a wrong one ends the bench.
+//! Every page of the files begins with its own number, and stays so when it is written: each page
+//! that is read is looked at, and a wrong one ends the bench.
 
 use crate::dialects::{self, Asking};
 use crate::figures::p99;
@@ -50,7 +50,8 @@ pub enum Workload {
     Mixed,
     /// A page at random is written and synced.
     Writes,
-    /// The same by that many threads, each in a file of its own: the path with the thread's number as the extension.
+    /// The same by that many threads, each in a file of its own: the path with the thread's number
+    /// as the extension.
     Syncs {
         /// How many.
         threads: usize,
@@ -116,7 +117,8 @@ pub enum Order {
         fragment_bytes: usize,
         /// Bytes of all of them.
         total_bytes: u64,
-        /// 0: any place is as likely as any other. Else they are the less likely the farther behind, exponentially, and this is the mean.
+        /// 0: any place is as likely as any other. Else they are the less likely the farther
+        /// behind, exponentially, and this is the mean.
         #[serde(default)]
         mean_bytes: u64,
         /// Of the places chosen.
@@ -146,7 +148,8 @@ pub enum Order {
         /// How often.
         times: usize,
     },
-    /// Ask a TCP peer again and again ([`reading::ping_pong`]), or, with no request, take what it sends ([`reading::stream`]).
+    /// Ask a TCP peer again and again ([`reading::ping_pong`]), or, with no request, take what it
+    /// sends ([`reading::stream`]).
     Talk {
         /// Of the peer.
         address: String,
@@ -340,7 +343,8 @@ pub fn join<T: Send>(works: impl Iterator<Item = impl FnOnce() -> Result<T, Stri
     })
 }
 
-/// Returns how many operations there were until `end`, and their bytes. One at the least: threads may have taken all the time to start.
+/// Returns how many operations there were until `end`, and their bytes. One at the least: threads
+/// may have taken all the time to start.
 fn work(path: &Path, len_bytes: u64, workload: Workload, end: Instant, seed: u64) -> Result<(u64, u64), String> {
     let mut pages = Pages::open(path, len_bytes, seed, matches!(workload, Workload::Writes | Workload::Syncs { .. }))?;
     let mut stream = Stream::open(path, len_bytes)?;
@@ -409,7 +413,8 @@ struct Pages {
 impl Pages {
     fn open(path: &Path, len_bytes: u64, seed: u64, write: bool) -> Result<Pages, String> {
         let open = File::options().read(true).write(write).open(path).and_then(|file| {
-            // As a database does that knows its reads are random: one page is one read, on the disk as through the mount.
+            // As a database does that knows its reads are random: one page is one read, on the disk
+            // as through the mount.
             rustix::fs::fadvise(&file, 0, None, Advice::Random)?;
             Ok(file)
         });
@@ -444,7 +449,8 @@ pub fn check(page: u64, content: &[u8]) -> Result<(), String> {
     Err(format!("WRONG BYTES: page {page} begins with {:?}", &content[..STAMP_BYTES]))
 }
 
-/// Allocates, and times each MiB. In pages of the usual size: a huge one now and then would make steps of two MiB.
+/// Allocates, and times each MiB. In pages of the usual size: a huge one now and then would make
+/// steps of two MiB.
 fn allocate(bytes: u64, hot: &Path) -> Result<Report, String> {
     let problem = |what: &'static str| move |error: io::Error| format!("{what}: {error}");
     let len = usize::try_from(bytes).map_err(|error| error.to_string())?;
@@ -512,7 +518,8 @@ struct Memory {
 
 impl Memory {
     fn reserve(len: usize) -> io::Result<Memory> {
-        // SAFETY: a new mapping at an address of the kernel's choice, which is unmapped once, when this is dropped.
+        // SAFETY: a new mapping at an address of the kernel's choice, which is unmapped once, when
+        // this is dropped.
         unsafe {
             let flags = ProtFlags::READ | ProtFlags::WRITE;
             let start = rustix::mm::mmap_anonymous(std::ptr::null_mut(), len, flags, MapFlags::PRIVATE)?;
@@ -528,7 +535,8 @@ impl Memory {
         let first = step * ALLOCATION_STEP_BYTES;
         assert!(first + ALLOCATION_STEP_BYTES <= self.len, "step {step} of {} bytes", self.len);
         for at in (0..ALLOCATION_STEP_BYTES).step_by(PAGE_SIZE) {
-            // SAFETY: inside the mapping, as was looked at above. Volatile, so that the touch really happens.
+            // SAFETY: inside the mapping, as was looked at above. Volatile, so that the touch
+            // really happens.
             unsafe { self.start.cast::<u8>().add(first + at).write_volatile(1) };
         }
         u64::try_from(begin.elapsed().as_nanos()).unwrap_or(u64::MAX)
@@ -537,7 +545,8 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // SAFETY: the mapping made above, of that length, and nothing refers to it any more. It fails for no other reason than a wrong one.
+        // SAFETY: the mapping made above, of that length, and nothing refers to it any more. It
+        // fails for no other reason than a wrong one.
         let _unmapped = unsafe { rustix::mm::munmap(self.start, self.len) };
     }
 }

@@ -1,7 +1,9 @@
-//! What the benches measure in: a lender, mounts with and without it, a disk of known speed below, and workers in groups.
+//! What the benches measure in: a lender, mounts with and without it, a disk of known speed below,
+//! and workers in groups.
 //!
-//! The mounts that are compared are alike in all but the lender: the same program and options, each over a directory of its own with a
-//! file of the same size on the same disk. All processes are started by the thread that calls, and end with their guards.
+//! The mounts that are compared are alike in all but the lender: the same program and options, each
+//! over a directory of its own with a file of the same size on the same disk. All processes are
+//! started by the thread that calls, and end with their guards.
 
 use crate::figures::Conditions;
 use crate::null_pages;
@@ -37,10 +39,12 @@ const MOUNT_ROOM_BYTES: u64 = 256 << 20;
 const LATE_MAX: Duration = Duration::from_secs(120);
 /// For a block of a file: so long it takes on a fast disk at the most.
 const BLOCK_MS: u64 = 1;
-/// For a MiB of a stream, a power of two: 15 MB/s; and for a fragment beside that, of which a slow disk reads 100 in a second.
+/// For a MiB of a stream, a power of two: 15 MB/s; and for a fragment beside that, of which a slow
+/// disk reads 100 in a second.
 const MIB_MS_BITS: u32 = 6;
 const FRAGMENT_MS: u64 = 10;
-/// For a small file of a tree, all that is done with it: tens of trips to a file system that answers in some 100 µs.
+/// For a small file of a tree, all that is done with it: tens of trips to a file system that
+/// answers in some 100 µs.
 const TREE_FILE_MS: u64 = 20;
 /// For a daemon's answer, and until a mount has found its lender.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
@@ -131,7 +135,8 @@ impl World {
         Conditions::now(self.disk.device().to_string())
     }
 
-    /// Starts a lender in a memory group of `group_bytes`, which lends `capacity_bytes` at the most and leaves `reserve_bytes` free.
+    /// Starts a lender in a memory group of `group_bytes`, which lends `capacity_bytes` at the most
+    /// and leaves `reserve_bytes` free.
     pub fn lend(&self, group_bytes: u64, capacity_bytes: u64, reserve_bytes: u64) -> Result<Lender, Failure> {
         self.lend_with(Security::Keyed, group_bytes, capacity_bytes, reserve_bytes)
     }
@@ -155,8 +160,8 @@ impl World {
         Ok(Lender { process, group, address, group_bytes, capacity_bytes })
     }
 
-    /// Mounts a directory with a file of `len_bytes`, with a lender at that address or without one. A second mount of the same name has
-    /// the same file.
+    /// Mounts a directory with a file of `len_bytes`, with a lender at that address or without one.
+    /// A second mount of the same name has the same file.
     pub fn mount(
         &self,
         name: &str,
@@ -181,8 +186,8 @@ impl World {
         self.mount_in(group, security, name, len_bytes, lender, options)
     }
 
-    /// Mounts a directory for a program that writes, too: what the daemon writes below is page cache of its own, which it has only
-    /// so much of.
+    /// Mounts a directory for a program that writes, too: what the daemon writes below is page
+    /// cache of its own, which it has only so much of.
     pub fn mount_limited(
         &self,
         name: &str,
@@ -240,7 +245,8 @@ impl World {
         self.puma.mount(command, at, "images", &[])
     }
 
-    /// Starts the guest of [`World::serve_images`], which gives it what is evicted from the file system there.
+    /// Starts the guest of [`World::serve_images`], which gives it what is evicted from the file
+    /// system there.
     pub fn start_guest(&self, fs: &Path, ring: &str) -> Result<Process, Failure> {
         let mut command = Command::new(&self.puma.pumapool);
         command.args(["host-cache", "guest", "--foreground", "--ring", ring, "--fs"]).arg(fs);
@@ -310,7 +316,8 @@ impl World {
         Ok(path)
     }
 
-    /// Starts a worker on the slow disk with that much page cache: what it needs itself is measured, and added to its limit.
+    /// Starts a worker on the slow disk with that much page cache: what it needs itself is
+    /// measured, and added to its limit.
     pub fn worker(&self, page_cache_bytes: u64) -> Result<Worker<'_>, Failure> {
         let group = Group::create("bench-worker", Some(page_cache_bytes + START_ROOM_BYTES), Some(&self.disk))?;
         let mut worker = Worker::start(&self.interrupt, &[&group])?;
@@ -384,7 +391,8 @@ impl Side {
         self.mount.status()
     }
 
-    /// The lender that it was given is there: before something is measured, and afterwards, or it was measured without one.
+    /// The lender that it was given is there: before something is measured, and afterwards, or it
+    /// was measured without one.
     pub fn check_lender(&self) -> Result<(), Failure> {
         let is_up = || self.status().is_ok_and(|status| status["lender_is_up"] == true);
         if !self.has_lender || wait_until(ANSWER_MAX, is_up) {
@@ -398,8 +406,8 @@ impl Side {
         Ok(count(&self.status()?, &format!("/borrower/{name}")))
     }
 
-    /// Has the kernel forget the file's pages, through the mount and below. What the mount's lender has, it keeps; what is evicted by
-    /// this, it gets.
+    /// Has the kernel forget the file's pages, through the mount and below. What the mount's lender
+    /// has, it keeps; what is evicted by this, it gets.
     pub fn drop_cached(&self) -> Result<(), Failure> {
         drop_cached(&self.file)?;
         drop_cached(&self.below)
@@ -433,7 +441,8 @@ pub fn count(status: &Value, path: &str) -> u64 {
     status.pointer(path).and_then(Value::as_u64).unwrap_or(0)
 }
 
-/// What a counter of a daemon has grown by. One that was started anew begins at 0, and what it did before is not known.
+/// What a counter of a daemon has grown by. One that was started anew begins at 0, and what it did
+/// before is not known.
 pub fn grown(before: u64, after: u64) -> Result<u64, Failure> {
     after.checked_sub(before).ok_or_else(|| Failure::Problem("a daemon has ended, and was started anew".to_owned()))
 }
@@ -474,8 +483,9 @@ pub fn drop_cached_under(directory: &Path) -> Result<(), Failure> {
 
 /// Asks the file system to have the directories that are made in this one far from each other.
 ///
-/// An ext4 without a journal does not give the number of an inode that was removed a short while ago to another file (fs/ext4/ialloc.c,
-/// recently_deleted), and looks for one that it can give from the first of its group on. Beside the files that a round before has removed, making one
+/// An ext4 without a journal does not give the number of an inode that was removed a short while
+/// ago to another file (fs/ext4/ialloc.c, recently_deleted), and looks for one that it can give
+/// from the first of its group on. Beside the files that a round before has removed, making one
 /// took 0.4 ms instead of 15 µs, most of it no matter of who asked for it.
 pub fn spread_directories(directory: &Path) -> Result<(), Failure> {
     let opened = File::open(directory).map_err(Failure::attempted(format!("opening {}", directory.display())))?;

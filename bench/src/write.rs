@@ -1,7 +1,9 @@
-//! `write`: what writes cost through the mount, against the directory below: written through, and written back.
+//! `write`: what writes cost through the mount, against the directory below: written through, and
+//! written back.
 //!
-//! Each pattern ends with an fsync, which is part of it. Ratios are geometric means over the patterns. All three files begin alike and get the same
-//! writes; so they are to be alike at the end, on the disk.
+//! Each pattern ends with an fsync, which is part of it. Ratios are geometric means over the
+//! patterns. All three files begin alike and get the same writes; so they are to be alike at the
+//! end, on the disk.
 
 use crate::figures::{Series, geometric_mean};
 use crate::worker::Order;

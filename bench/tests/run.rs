@@ -1,5 +1,5 @@
-//! The benches themselves, on next to nothing: they are listed, bad names are told, each has its figures in the right place, and nothing is
-//! left behind.
+//! The benches themselves, on next to nothing: they are listed, bad names are told, each has its
+//! figures in the right place, and nothing is left behind.
 
 use serde_json::Value;
 use std::fs::File;
@@ -77,7 +77,8 @@ fn a_bad_name_is_told_in_one_line() {
 /// They want the machine for themselves: one at a time.
 static TURN: Mutex<()> = Mutex::new(());
 
-/// A directory on a disk. None, with a word on it, where the machine does not have what benches need.
+/// A directory on a disk. None, with a word on it, where the machine does not have what benches
+/// need.
 fn place(name: &str) -> Option<Scratch> {
     let scratch = Scratch::new_in(Path::new(env!("CARGO_TARGET_TMPDIR")), &format!("bench-{name}")).unwrap();
     let test = format!("a tiny {name}");
@@ -96,7 +97,8 @@ fn place(name: &str) -> Option<Scratch> {
     Some(scratch)
 }
 
-/// Runs one on little data and returns its JSON. None, with a word on it, where the machine does not have what it needs.
+/// Runs one on little data and returns its JSON. None, with a word on it, where the machine does
+/// not have what it needs.
 fn tiny(name: &str) -> Option<Value> {
     let scratch = place(name)?;
     let test = format!("a tiny {name}");
@@ -224,8 +226,9 @@ fn never_slower_has_its_figures() {
     assert_eq!(json["cells"].as_array().unwrap().len(), 1);
 }
 
-/// The papers' experiments on next to nothing: results are written, and what is kept is not measured again. Those that need go-tpc take
-/// minutes to fill a database, and are left to `make paper`.
+/// The papers' experiments on next to nothing: results are written, and what is kept is not
+/// measured again. Those that need go-tpc take minutes to fill a database, and are left to
+/// `make paper`.
 #[test]
 fn the_papers_experiments_have_their_results() {
     let Some(scratch) = place("paper") else { return };

@@ -1,7 +1,9 @@
-//! One way of reading, measured: a reader in its groups, a warm-up until the caches are full, then a measured phase.
+//! One way of reading, measured: a reader in its groups, a warm-up until the caches are full, then
+//! a measured phase.
 //!
-//! The memory limit leaves exactly the promised page cache: what the reader itself needs (its own memory, its program's
-//! pages, and the kernel's memory for its open files and page tables) is measured when it is ready, and added to the limit.
+//! The memory limit leaves exactly the promised page cache: what the reader itself needs (its own
+//! memory, its program's pages, and the kernel's memory for its open files and page tables) is
+//! measured when it is ready, and added to the limit.
 
 use crate::data::DataSet;
 use crate::progress::Bar;
@@ -15,7 +17,8 @@ use testbed::{Failure, Group, Interrupt, Servant, SlowDisk};
 
 /// Room while the reader starts, when it is not known yet what it needs itself.
 const START_ROOM_BYTES: u64 = 64 << 20;
-/// A warm-up is cut short after that: on a disk that is slow by itself, reading all pages at random takes too long.
+/// A warm-up is cut short after that: on a disk that is slow by itself, reading all pages at random
+/// takes too long.
 const WARM_UP_MAX: Duration = Duration::from_secs(60);
 /// Reads in one further round of the warm-up with Puma. Without a limit, a round is another pass.
 const WARM_UP_ROUND_READS: u64 = 8192;
@@ -23,8 +26,8 @@ const WARM_UP_ROUND_READS: u64 = 8192;
 const WARM_UP_ROUNDS_MAX: u32 = 8;
 /// The caches are full when less than one read in that many still goes to the disk.
 const WARM_WHEN_ONE_IN: u64 = 100;
-/// The reader answers several times a second; one that says nothing for that long is stuck. Longer than the longest read from
-/// a slow disk with a queue before it.
+/// The reader answers several times a second; one that says nothing for that long is stuck. Longer
+/// than the longest read from a slow disk with a queue before it.
 const SILENCE_MAX: Duration = Duration::from_secs(30);
 
 /// What all ways have in common.
@@ -98,7 +101,8 @@ impl Bench<'_> {
         let mut reader = Reader::start(self, way.directory, &group)?;
         let own = match way.page_cache_bytes {
             Some(page_cache_bytes) => {
-                // Nothing of the files is in it yet: all of this is the reader's own, its program's pages included.
+                // Nothing of the files is in it yet: all of this is the reader's own, its program's
+                // pages included.
                 let own = group.memory_use()?;
                 group.limit_memory(page_cache_bytes + own.total_bytes)?;
                 Some(own)
@@ -137,7 +141,8 @@ impl Bench<'_> {
         }
         reader.end()?;
 
-        // The controller counts what it delays; without one, the kernel's account of each process must do.
+        // The controller counts what it delays; without one, the kernel's account of each process
+        // must do.
         let disk_reads = match (disk_before, disk_after) {
             (Some(before), Some(after)) => Some(after - before),
             _ => {
@@ -170,8 +175,9 @@ impl Bench<'_> {
         })
     }
 
-    /// Fills the caches, from a disk that is not slowed down: all pages once in random order and, where they ought to be in memory
-    /// somewhere, further reads until hardly any still goes to the disk.
+    /// Fills the caches, from a disk that is not slowed down: all pages once in random order and,
+    /// where they ought to be in memory somewhere, further reads until hardly any still goes to the
+    /// disk.
     fn warm_up(&self, way: &Way<'_>, reader: &mut Reader<'_>, all: &mut Report) -> Result<(), Failure> {
         let bar = Bar::new(format!("{}: warming up", way.title), self.data.page_count());
         let done = |bar: Bar, all: &Report| {
@@ -181,7 +187,8 @@ impl Bench<'_> {
         let begin = Instant::now();
         let order = Order::Pass { max_ms: WARM_UP_MAX.as_millis() as u64 };
         add(all, &reader.obey(&order, |reads, _| bar.set(reads))?);
-        // A limited cache is full by now. Where there is room for everything, or memory is lent, it takes until the disk is quiet.
+        // A limited cache is full by now. Where there is room for everything, or memory is lent, it
+        // takes until the disk is quiet.
         let (again, quiet_reads) = match (way.puma, way.page_cache_bytes) {
             (Some(_), _) => (Order::Count { reads: WARM_UP_ROUND_READS }, WARM_UP_ROUND_READS / WARM_WHEN_ONE_IN),
             (None, None) => (order, 1),

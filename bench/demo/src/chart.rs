@@ -77,7 +77,8 @@ fn reads(svg: &mut String, summary: &Summary) {
     }
 }
 
-/// The right panel: for each way a line from the median latency to the one that a read in a hundred exceeds.
+/// The right panel: for each way a line from the median latency to the one that a read in a hundred
+/// exceeds.
 fn latencies(svg: &mut String, summary: &Summary) {
     let (left, right) = (840.0, 1220.0);
     text(svg, 770.0, 146.0, 19.0, INK, "start", true, "Latency of a read, µs");
@@ -118,8 +119,8 @@ fn latencies(svg: &mut String, summary: &Summary) {
     }
 }
 
-/// Moves labels apart that would lie on each other, around the middle one. They come in the order from the lowest one up, which
-/// is that of falling coordinates.
+/// Moves labels apart that would lie on each other, around the middle one. They come in the order
+/// from the lowest one up, which is that of falling coordinates.
 fn spread(wanted: [f64; 3], gap: f64) -> [f64; 3] {
     let [mut low, middle, mut high] = wanted;
     low = low.max(middle + gap);

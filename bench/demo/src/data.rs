@@ -1,8 +1,10 @@
-//! The data set: real files of this machine, copied to the disk under test, and the bytes they must have.
+//! The data set: real files of this machine, copied to the disk under test, and the bytes they must
+//! have.
 //!
-//! The reference is a second copy in memory, made while the files are copied and before anything is cached or lent. It is
-//! a memfd filled by this process, so it is charged to this process's memory group and not to the reader's, which only
-//! maps it. Comparing with the bytes themselves trusts no checksum, and counts wrong bytes exactly.
+//! The reference is a second copy in memory, made while the files are copied and before anything is
+//! cached or lent. It is a memfd filled by this process, so it is charged to this process's memory
+//! group and not to the reader's, which only maps it. Comparing with the bytes themselves trusts no
+//! checksum, and counts wrong bytes exactly.
 
 use crate::progress::Bar;
 use page::PAGE_SIZE;
@@ -58,7 +60,8 @@ impl DataSet {
         self.files.iter().map(DataFile::page_count).sum()
     }
 
-    /// Copies files found below `from` until they hold `budget_bytes`, in an order that depends on the seed alone.
+    /// Copies files found below `from` until they hold `budget_bytes`, in an order that depends on
+    /// the seed alone.
     pub fn copy(
         from: &Path,
         directory: PathBuf,
@@ -102,8 +105,8 @@ impl DataSet {
         Ok(data)
     }
 
-    /// Writes the copies to the disk and drops them from the page cache. Returns how many of their pages are cached
-    /// all the same.
+    /// Writes the copies to the disk and drops them from the page cache. Returns how many of their
+    /// pages are cached all the same.
     pub fn drop_from_page_cache(&self) -> Result<u64, Failure> {
         for file in &self.files {
             let path = self.directory.join(&file.name);

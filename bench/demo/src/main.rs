@@ -1,9 +1,10 @@
-//! The demo: what lent memory does for random reads, shown on real files of this machine in about a minute.
+//! The demo: what lent memory does for random reads, shown on real files of this machine in about a
+//! minute.
 //!
-//! It reads the same files at random in three ways: without Puma, with Puma, and with everything in memory, and compares
-//! every byte with the original. It promises to leave nothing behind, also when it is interrupted; to emulate nothing in
-//! silence; and to say what it could not do on this machine. It ends with 0 only if no byte was wrong and Puma was at
-//! least ten times as fast.
+//! It reads the same files at random in three ways: without Puma, with Puma, and with everything in
+//! memory, and compares every byte with the original. It promises to leave nothing behind, also
+//! when it is interrupted; to emulate nothing in silence; and to say what it could not do on this
+//! machine. It ends with 0 only if no byte was wrong and Puma was at least ten times as fast.
 
 mod bench;
 mod chart;
@@ -30,7 +31,8 @@ const NOT_SHOWN: u8 = 3;
 
 /// Disk space that is left alone, beyond what the files take.
 const DISK_RESERVE_BYTES: u64 = 256 << 20;
-/// Memory that the demo uses, in copies of its data: the reference, the lender's, and the page cache of the ideal.
+/// Memory that the demo uses, in copies of its data: the reference, the lender's, and the page
+/// cache of the ideal.
 const MEMORY_COPIES: u64 = 3;
 
 /// Shows what lent memory does for random reads, on real files of this machine.
@@ -39,8 +41,8 @@ const MEMORY_COPIES: u64 = 3;
 struct Options {
     #[command(subcommand)]
     hidden: Option<Hidden>,
-    /// Directory on a disk where the files are copied to, and removed from at the end [default: that of the results, or
-    /// /var/tmp if that is not on a disk that can be slowed down]
+    /// Directory on a disk where the files are copied to, and removed from at the end [default:
+    /// that of the results, or /var/tmp if that is not on a disk that can be slowed down]
     #[arg(long)]
     dir: Option<PathBuf>,
     /// Directory for the results: demo.json, demo.svg, demo.png
@@ -161,7 +163,8 @@ fn measure(options: &Options, interrupt: &Interrupt) -> Result<Summary, Failure>
                 slow_disk: slow_disk.as_ref(),
                 logs: &options.out,
             };
-            // It may be forbidden to mount, also for root (a container): the rest can be measured all the same.
+            // It may be forbidden to mount, also for root (a container): the rest can be measured
+            // all the same.
             match Running::start(&setup, interrupt) {
                 Err(Failure::Problem(problem)) => {
                     left_out.push(format!("Puma was not measured: {problem}"));

@@ -1,4 +1,5 @@
-//! Progress: bars on a terminal, a line now and then elsewhere. Never on standard output, which is for the results.
+//! Progress: bars on a terminal, a line now and then elsewhere. Never on standard output, which is
+//! for the results.
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressFinish, ProgressStyle};
 use std::cell::Cell;

@@ -1,7 +1,9 @@
-//! Puma for the demo: a lender, and the mount over the data set, through the same command that a user has.
+//! Puma for the demo: a lender, and the mount over the data set, through the same command that a
+//! user has.
 //!
-//! The lender is in a memory group of its own, as if it were another machine. The mount daemon is outside of the reader's
-//! memory group, whose pages are not its own, but on the same slow disk: it reads it on the reader's behalf.
+//! The lender is in a memory group of its own, as if it were another machine. The mount daemon is
+//! outside of the reader's memory group, whose pages are not its own, but on the same slow disk: it
+//! reads it on the reader's behalf.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -77,7 +79,8 @@ impl Running {
         let mut mount = Command::new(setup.pumapool);
         mount.arg("mount").args([setup.source, &setup.mount_point]);
         mount.args(["--lender", &address, "--foreground"]).arg("--key").arg(&key);
-        // The disk is as fast as it is while the pool is filled, and slowed down only then: the gate would leave the lender alone until then.
+        // The disk is as fast as it is while the pool is filled, and slowed down only then: the
+        // gate would leave the lender alone until then.
         mount.args(["--gate", "off"]);
         if let Some(strategy) = setup.strategy {
             mount.args(["--strategy", strategy]);
@@ -99,7 +102,8 @@ impl Running {
         ["lender_pages", "buffer_pages", "zero_pages"].into_iter().map(count).sum()
     }
 
-    /// Whether pages are lent only as they are read from the disk, because their eviction cannot be seen.
+    /// Whether pages are lent only as they are read from the disk, because their eviction cannot be
+    /// seen.
     pub fn fills_on_read(&self) -> bool {
         self.mount.find().is_ok_and(|status| status["fill"] != "eviction")
     }

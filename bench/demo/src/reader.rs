@@ -1,7 +1,8 @@
 //! The process whose reads are measured: the demo's own program once more ([`testbed::Servant`]).
 //!
-//! It reads pages of the files at random and compares every byte of each with the reference. Comparing is not part of a read's latency, but is part of
-//! the time in which reads are counted: that costs the fast ways more than the slow one.
+//! It reads pages of the files at random and compares every byte of each with the reference.
+//! Comparing is not part of a read's latency, but is part of the time in which reads are counted:
+//! that costs the fast ways more than the slow one.
 
 use crate::data::DataFile;
 use hdrhistogram::Histogram;
@@ -133,7 +134,8 @@ struct Pages {
 struct Reader {
     pages: Pages,
     random: fastrand::Rng,
-    /// All pages. Shuffled for a pass; kept, so that the reader's own memory does not change between orders.
+    /// All pages. Shuffled for a pass; kept, so that the reader's own memory does not change
+    /// between orders.
     order: Vec<u32>,
     latency_ns: Histogram<u64>,
 }
@@ -145,7 +147,8 @@ impl Reader {
         for file in task.files {
             let path = task.directory.join(&file.name);
             let open = File::open(&path).and_then(|file| {
-                // As a database does that knows its reads are random: one page is one read, on the disk as through the mount.
+                // As a database does that knows its reads are random: one page is one read, on the
+                // disk as through the mount.
                 rustix::fs::fadvise(&file, 0, None, Advice::Random)?;
                 Ok(file)
             });
@@ -245,11 +248,12 @@ struct ReadAt<'a> {
     read_bytes: usize,
 }
 
-/// Maps the reference for good, with all page tables in place: they are part of what the reader itself needs.
+/// Maps the reference for good, with all page tables in place: they are part of what the reader
+/// itself needs.
 fn map(file: &File, len: usize) -> io::Result<&'static [u8]> {
     let flags = MapFlags::SHARED | MapFlags::POPULATE;
-    // SAFETY: a new mapping at an address of the kernel's choice, never unmapped. The memfd behind it has that length, and
-    // nobody writes to it or shortens it once the reader runs.
+    // SAFETY: a new mapping at an address of the kernel's choice, never unmapped. The memfd behind
+    // it has that length, and nobody writes to it or shortens it once the reader runs.
     unsafe {
         let map = rustix::mm::mmap(std::ptr::null_mut(), len, ProtFlags::READ, flags, file, 0)?;
         Ok(std::slice::from_raw_parts(map.cast(), len))

@@ -30,7 +30,8 @@ pub struct Summary {
     pub ways: Ways,
     /// What everything was measured with.
     pub conditions: Conditions,
-    /// Pages of the files below the mount that were cached as well, when the run with Puma had ended: memory used twice.
+    /// Pages of the files below the mount that were cached as well, when the run with Puma had
+    /// ended: memory used twice.
     pub pages_cached_twice: Option<u64>,
     /// What Puma said about itself at the end of its run.
     pub puma_status: Option<serde_json::Value>,

@@ -1,4 +1,5 @@
-//! The demo itself, on little data: its figures are in the right place, and it leaves nothing behind, also when it is interrupted.
+//! The demo itself, on little data: its figures are in the right place, and it leaves nothing
+//! behind, also when it is interrupted.
 
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs::{self, File};
@@ -94,7 +95,8 @@ fn a_short_run_measures_and_leaves_nothing() {
     let json: serde_json::Value = serde_json::from_str(&json).unwrap();
     assert_eq!(json["wrong_bytes"], 0);
     let figure = |name: &str| json[name].as_f64().unwrap();
-    // Three seconds on a busy machine: the figure is near the one expected, not at it, and below it by what the machine stood still.
+    // Three seconds on a busy machine: the figure is near the one expected, not at it, and below it
+    // by what the machine stood still.
     let expected = DISK_READS_PER_S / (1.0 - CACHED);
     assert!((expected * 0.4..expected * 1.3).contains(&figure("baseline_iops")), "{expected} reads/s were expected");
     assert!(figure("ideal_iops") > 3.0 * expected);
@@ -108,7 +110,8 @@ fn a_short_run_measures_and_leaves_nothing() {
             "pumapool was not built; `make build` builds it",
         );
     }
-    // Not optimized, and beside other tests, Puma may miss its ten times; what is no faster than the disk is broken.
+    // Not optimized, and beside other tests, Puma may miss its ten times; what is no faster than
+    // the disk is broken.
     assert!(code == Some(0) || code == Some(1), "{code:?}");
     assert!(figure("gain") > 1.5);
 }

@@ -1,5 +1,5 @@
-//! What all charts have in common: how they look, and how they become a PNG. A chart is drawn once, as SVG; the PNG is
-//! that same drawing, rendered with the fonts of the machine.
+//! What all charts have in common: how they look, and how they become a PNG. A chart is drawn once,
+//! as SVG; the PNG is that same drawing, rendered with the fonts of the machine.
 
 use resvg::{tiny_skia, usvg};
 use std::fmt::Write;
@@ -37,7 +37,8 @@ pub fn text(svg: &mut String, x: f64, y: f64, size: f64, fill: &str, anchor: &st
     );
 }
 
-/// Renders a drawing into a PNG file. False: there is no font on the machine to render its text with, and no file is made.
+/// Renders a drawing into a PNG file. False: there is no font on the machine to render its text
+/// with, and no file is made.
 ///
 /// # Errors
 /// In one line, when the drawing is not understood, or the file cannot be written.

@@ -1,4 +1,5 @@
-//! `blast`: BLAST looks for five sequences in a database of nucleotides, made up with lengths and repeats as in real ones.
+//! `blast`: BLAST looks for five sequences in a database of nucleotides, made up with lengths and
+//! repeats as in real ones.
 
 use super::plot::{Chart, Line, Mark};
 use super::record::Records;
@@ -22,12 +23,14 @@ const QUERIES_QUICK: usize = 2;
 const QUERY_LETTERS: usize = 600;
 /// Letters in a byte of a database.
 const LETTERS_PER_BYTE: u64 = 4;
-/// Sequences of real databases are some hundred to some ten thousand letters long, most of them short: powers of two between these.
+/// Sequences of real databases are some hundred to some ten thousand letters long, most of them
+/// short: powers of two between these.
 const LENGTH_BITS: [f64; 2] = [8.0, 15.0];
 const LINE_LETTERS: usize = 80;
 /// Of the letters, how many are G or C; as in people.
 const GC_SHARE: f64 = 0.41;
-/// Repeats: families of them, letters of each, how many of a hundred letters are in one, and how many of a hundred of those differ.
+/// Repeats: families of them, letters of each, how many of a hundred letters are in one, and how
+/// many of a hundred of those differ.
 const FAMILIES: usize = 64;
 const REPEAT_LETTERS: usize = 300;
 const REPEATED_PERCENT: u32 = 45;
@@ -132,7 +135,8 @@ impl Sequences {
         Sequences { random, families }
     }
 
-    /// Writes so many letters, and returns the sequences to look for: parts of what was written, with some letters changed.
+    /// Writes so many letters, and returns the sequences to look for: parts of what was written,
+    /// with some letters changed.
     fn write(&mut self, mut to: impl Write, letters: u64) -> io::Result<String> {
         let (mut written, mut number, mut sequence) = (0, 0, Vec::new());
         let mut wanted = String::new();

@@ -1,7 +1,7 @@
 //! `dynamic`: the lender takes its memory back while it is used, and lends it again.
 //!
-//! Four parts of ten minutes in the paper, as long as the scale makes them here: all is lent; the lender allocates all of its memory, bit by
-//! bit; holds it; has freed it.
+//! Four parts of ten minutes in the paper, as long as the scale makes them here: all is lent; the
+//! lender allocates all of its memory, bit by bit; holds it; has freed it.
 
 use super::plot::{Chart, Line, Mark};
 use super::record::Records;
@@ -63,7 +63,8 @@ pub fn run(run: &mut Run<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Has the lender's machine allocate its memory while somebody reads, with that lender or without one.
+/// Has the lender's machine allocate its memory while somebody reads, with that lender or without
+/// one.
 fn beside(
     run: &mut Run<'_>,
     round: usize,
@@ -74,7 +75,8 @@ fn beside(
     let (cache_bytes, data_bytes) = (run.bytes(LOCAL_BYTES), run.bytes(DATA_BYTES));
     let lender = run.lend(LENT_GIB)?;
     let mut other = Worker::start(&run.world.interrupt, &[&lender.group])?;
-    // All that it can have: the lender keeps its reserve free, and remembers for a while where pages were.
+    // All that it can have: the lender keeps its reserve free, and remembers for a while where
+    // pages were.
     let tables_bytes = lender.capacity_bytes / PAGE_SIZE as u64 * TABLE_BYTES;
     let bytes = lender.group_bytes - lender.group.memory_use()?.total_bytes - LENDER_RESERVE_BYTES - tables_bytes;
     let address = timeline.map(|_| lender.address);

@@ -1,5 +1,6 @@
-//! `host-cache`: how often a host's page cache has what its guest asks for, without and with what the guest evicts, in a virtual machine
-//! (`tests/vm/host-cache-ratio`); and the same of two least-recently-used caches at the paper's size.
+//! `host-cache`: how often a host's page cache has what its guest asks for, without and with what
+//! the guest evicts, in a virtual machine (`tests/vm/host-cache-ratio`); and the same of two
+//! least-recently-used caches at the paper's size.
 
 use super::plot::{Chart, Line};
 use super::record::Records;
@@ -13,7 +14,8 @@ use testbed::Failure;
 
 /// The program, from the root of the sources.
 const PROGRAM: &str = "tests/vm/host-cache-ratio";
-/// The paper's: what is read, in reads of so much, how much in all, and the memory of the host and of the guests.
+/// The paper's: what is read, in reads of so much, how much in all, and the memory of the host and
+/// of the guests.
 const DATA_GB: u64 = 16;
 const READ_MB: u64 = 16;
 const TOTAL_GB: u64 = 64;

@@ -1,4 +1,5 @@
-//! `latency`: other experiments, when all fits, over a network that is up to 2 ms slower, with the gate and without.
+//! `latency`: other experiments, when all fits, over a network that is up to 2 ms slower, with the
+//! gate and without.
 
 use super::plot::{Chart, Line};
 use super::record::{Mean, Records};
@@ -20,8 +21,9 @@ const OPTIONS: [&str; 5] = ["--strategy", "non-inclusive", "--filter", "off", "-
 const FIRST_PASSES: u64 = 2;
 const FIRST_PASSES_QUICK: u64 = 1;
 const GATES: [&str; 2] = ["on", "off"];
-/// Postmark's sizes are an eighth of the paper's at the least: with less than that, the memory that a mount needs is more than the program has
-/// itself, and the baseline, which has as much, is another one than the paper's.
+/// Postmark's sizes are an eighth of the paper's at the least: with less than that, the memory that
+/// a mount needs is more than the program has itself, and the baseline, which has as much, is
+/// another one than the paper's.
 const POSTMARK_SCALE_MAX: f64 = 8.0;
 /// No Puma, at the least (issue: with filter and gate).
 const WANTED: f64 = 0.97;
@@ -72,7 +74,8 @@ fn study_postmark(run: &mut Run<'_>, study: &Study<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The caches are filled from the disk as it is: what the gate lets through, and whom it asks, depends on how fast that is.
+/// The caches are filled from the disk as it is: what the gate lets through, and whom it asks,
+/// depends on how fast that is.
 fn measure_random(run: &mut Run<'_>, case: &Case<'_>) -> Result<(), Failure> {
     let mut worker = run.world.worker(case.cache_bytes)?;
     run.disk_as_measured()?;

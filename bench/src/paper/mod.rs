@@ -1,10 +1,12 @@
 //! The papers' experiments, again: each by its name, at a fraction of the papers' sizes.
 //!
-//! An experiment measures points: a variant (no Puma, all memory local, Puma in its strategies), a size, a round. Each point is kept as a line
-//! in `raw/NAME.jsonl` as soon as it is there, so that a long run that was interrupted goes on where it was. From these lines alone
-//! `RESULTS.md`, the CSV files and the charts are made.
+//! An experiment measures points: a variant (no Puma, all memory local, Puma in its strategies), a
+//! size, a round. Each point is kept as a line in `raw/NAME.jsonl` as soon as it is there, so that
+//! a long run that was interrupted goes on where it was. From these lines alone `RESULTS.md`, the
+//! CSV files and the charts are made.
 //!
-//! The disk is the same for all: the machine's own, which the kernel's I/O controller slows down to what a disk of 7200 rpm does.
+//! The disk is the same for all: the machine's own, which the kernel's I/O controller slows down to
+//! what a disk of 7200 rpm does.
 
 mod blast;
 mod dynamic;
@@ -43,12 +45,14 @@ pub const NAME: &str = "paper";
 /// In the place of an experiment.
 const ALL: &str = "all";
 
-/// What a disk of 7200 rpm does in a second: reads at random (2015, baseline of fig. 5a: 166), and bytes in a stream.
+/// What a disk of 7200 rpm does in a second: reads at random (2015, baseline of fig. 5a: 166), and
+/// bytes in a stream.
 const DISK_READS_PER_S: u32 = 166;
 const DISK_BYTES_PER_S: u64 = 100_000_000;
 /// The same while caches are filled, which nobody measures.
 const FILLING_READS_PER_S: u32 = 8000;
-/// Caches are full after so many passes over the data, and when the lender has so much of what it can have.
+/// Caches are full after so many passes over the data, and when the lender has so much of what it
+/// can have.
 const FILLINGS: RangeInclusive<u64> = 2..=12;
 const FULL_SHARE: f64 = 0.99;
 /// Who makes a pass, and what is read at once of a program's files.
@@ -58,7 +62,8 @@ const FILLING_BLOCK_BYTES: usize = 64 << 10;
 /// The papers' sizes: memory of the borrower, of which the page cache is most, and the data.
 const LOCAL_BYTES: u64 = 1 << 30;
 const DATA_BYTES: u64 = 4 << 30;
-/// Memory of a lender with which all fits, in GiB of the papers, and the least that they had programs use.
+/// Memory of a lender with which all fits, in GiB of the papers, and the least that they had
+/// programs use.
 const ALL_FITS_GIB: f64 = 5.0;
 const LITTLE_GIB: f64 = 0.5;
 /// Of all that is drawn, unless another one is asked for: an interrupted run goes on with the same.
@@ -66,14 +71,16 @@ pub const SEED: u64 = 1;
 
 /// Memory that any program can start in.
 const PROGRAM_BYTES_MIN: u64 = 16 << 20;
-/// A mount that a program writes through has memory of its own beside what it starts with, one part of the borrower's in so many: page cache
-/// of what it has written below, and what it needs for each file. With less than so much it is killed for want of memory.
+/// A mount that a program writes through has memory of its own beside what it starts with, one part
+/// of the borrower's in so many: page cache of what it has written below, and what it needs for
+/// each file. With less than so much it is killed for want of memory.
 const MOUNT_SHARE: u64 = 8;
 const MOUNT_BYTES_MIN: u64 = 64 << 20;
 
 /// A program writes as to any file system: into the page cache.
 const PROGRAM_OPTIONS: [&str; 2] = ["--write", "back"];
-/// Read ahead on the slow disk: enough for a stream to be as fast as its bytes allow, not so much that it fills a small memory.
+/// Read ahead on the slow disk: enough for a stream to be as fast as its bytes allow, not so much
+/// that it fills a small memory.
 const READ_AHEAD_KIB: u32 = 1024;
 
 /// What the lender and its group have beyond what it lends.
@@ -83,10 +90,12 @@ const LENDER_RESERVE_BYTES: u64 = 16 << 20;
 /// Variants without Puma: the borrower alone, and one machine with all the memory.
 const BASELINE: &str = "baseline";
 const IDEAL: &str = "ideal";
-/// Behind the baseline's name, where mounts have memory beside the local: without that, as the papers' baselines were.
+/// Behind the baseline's name, where mounts have memory beside the local: without that, as the
+/// papers' baselines were.
 const LOCAL_ALONE: &str = "local memory alone";
-/// Those with Puma, and the options of its mounts. The gate has an experiment of its own (`latency`): while caches are filled the disk is fast,
-/// and it would rightly leave the lender alone then.
+/// Those with Puma, and the options of its mounts. The gate has an experiment of its own
+/// (`latency`): while caches are filled the disk is fast, and it would rightly leave the lender
+/// alone then.
 const VARIANTS: [(&str, [&str; 6]); 4] = [
     ("exclusive", ["--strategy", "exclusive", "--filter", "off", "--gate", "off"]),
     ("exclusive, filter", ["--strategy", "exclusive", "--filter", "on", "--gate", "off"]),
@@ -104,7 +113,8 @@ struct Experiment {
     /// Where the papers have it.
     source: &'static str,
     x: Axis,
-    /// What the papers' sizes are divided by, instead of what was asked for: not every program makes its data as small.
+    /// What the papers' sizes are divided by, instead of what was asked for: not every program
+    /// makes its data as small.
     scale: fn(f64, Extent) -> f64,
     run: fn(&mut Run<'_>) -> Result<(), Failure>,
     /// What its points say.
@@ -282,7 +292,8 @@ struct Subject<'a> {
     kind: Kind<'a>,
     /// The memory of the borrower: page cache; with a program, also what that needs itself.
     local_bytes: u64,
-    /// Memory that a mount of it needs beside. Whoever reads and writes it without a mount has as much more himself.
+    /// Memory that a mount of it needs beside. Whoever reads and writes it without a mount has as
+    /// much more himself.
     beside_bytes: u64,
     data_bytes: u64,
     /// Memory of the lender, in GiB of the papers.
@@ -408,7 +419,8 @@ impl Run<'_> {
         Ok(self.world.disk.limit_read_bytes(Some(DISK_BYTES_PER_S))?)
     }
 
-    /// Reads until the lender has what does not fit into local memory. `read` is told how often it was called.
+    /// Reads until the lender has what does not fit into local memory. `read` is told how often it
+    /// was called.
     fn until_full(&self, case: &Case<'_>, mut read: impl FnMut(u64) -> Result<(), Failure>) -> Result<(), Failure> {
         for pass in 1..=*FILLINGS.end() {
             read(pass)?;
@@ -476,7 +488,8 @@ impl Run<'_> {
         Subject { name, kind: Kind::File, local_bytes, beside_bytes: 0, data_bytes, lent_gib: self.lent_gib() }
     }
 
-    /// The directory of a program that writes, too. It has memory enough to start in, however small the scale is.
+    /// The directory of a program that writes, too. It has memory enough to start in, however small
+    /// the scale is.
     fn directory<'n>(
         &self,
         name: &'n str,
@@ -557,7 +570,8 @@ impl Run<'_> {
         Ok(directory)
     }
 
-    /// Has the baseline measured, by its name; also with the local memory alone, where a mount would have some beside it, but for a rough look.
+    /// Has the baseline measured, by its name; also with the local memory alone, where a mount
+    /// would have some beside it, but for a rough look.
     fn baselines(
         &mut self,
         (variant, x): (&str, f64),
@@ -597,8 +611,8 @@ impl Run<'_> {
         measure(self, &Case { variant, x, cache_bytes, data_bytes, path, side: None, lender: None })
     }
 
-    /// Runs a program that measures in virtual machines, from the root of the sources, and keeps the rounds that it says, each a line. Lines
-    /// that begin with # are for whoever waits.
+    /// Runs a program that measures in virtual machines, from the root of the sources, and keeps
+    /// the rounds that it says, each a line. Lines that begin with # are for whoever waits.
     fn keep_what_it_says(&mut self, path: &str, mut command: Command, groups: &[&Group]) -> Result<(), Failure> {
         if !Path::new(path).exists() {
             return Err(Failure::Problem(format!("there is no {path} here: run it from the root of the sources")));
@@ -638,8 +652,9 @@ impl Run<'_> {
     }
 }
 
-/// Has each variant measured, at each size, that is not kept yet: without Puma in the directory below, with it through a mount. What says
-/// the most comes first, should it take too long: when all fits; and last the baseline that is of interest where little does.
+/// Has each variant measured, at each size, that is not kept yet: without Puma in the directory
+/// below, with it through a mount. What says the most comes first, should it take too long: when
+/// all fits; and last the baseline that is of interest where little does.
 fn compare(run: &mut Run<'_>, subject: &Subject<'_>, measure: &Measure<'_>) -> Result<(), Failure> {
     let baseline = (BASELINE, 0.0);
     run.without_puma(baseline, subject, subject.local_bytes, measure)?;

@@ -1,5 +1,6 @@
-//! `numa`: applications on the simulated machine of the thesis (crate `numa`), under each policy: alone, and in two virtual machines on nodes of
-//! their own or on the same ones. No real time is measured; what is drawn comes from the seed.
+//! `numa`: applications on the simulated machine of the thesis (crate `numa`), under each policy:
+//! alone, and in two virtual machines on nodes of their own or on the same ones. No real time is
+//! measured; what is drawn comes from the seed.
 
 use super::plot::{Chart, Line};
 use super::record::{Mean, Records};
@@ -15,11 +16,13 @@ const GIB_FEW: [f64; 2] = [0.5, 2.0];
 /// Of what is sampled, and of the others, whose rounds are all the same.
 const ROUNDS: usize = 3;
 const ROUNDS_SAME: usize = 2;
-/// Accesses of each thread, of those that compute one part in so many, and phases of those that have some.
+/// Accesses of each thread, of those that compute one part in so many, and phases of those that
+/// have some.
 const ACCESSES: f64 = 5e9;
 const COMPUTING_PART: f64 = 8.0;
 const PHASES: usize = 4;
-/// Cycles between two accesses, and accesses under way at once: of applications that do little but use memory, and of those that compute.
+/// Cycles between two accesses, and accesses under way at once: of applications that do little but
+/// use memory, and of those that compute.
 const KINDS: [(&str, f64, f64); 2] = [("", 20.0, 4.0), (", computing", 400.0, 1.0)];
 
 /// How machines share the host.

@@ -1,4 +1,5 @@
-//! The charts: lines over what an experiment varies, each mean with its confidence interval, and what the papers found drawn beside them.
+//! The charts: lines over what an experiment varies, each mean with its confidence interval, and
+//! what the papers found drawn beside them.
 
 use super::record::{Mean, Records};
 use super::{Axis, IDEAL, VARIANTS};
@@ -218,7 +219,8 @@ impl Chart {
     }
 }
 
-/// How high the labels of marks are: as high as the marks, or higher where one would be over another.
+/// How high the labels of marks are: as high as the marks, or higher where one would be over
+/// another.
 fn apart(marks: &[(f64, f64)]) -> Vec<f64> {
     let mut labels: Vec<f64> = marks.iter().map(|(_, y)| *y).collect();
     let mut from_below: Vec<usize> = (0..marks.len()).collect();

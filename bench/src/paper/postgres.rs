@@ -1,4 +1,5 @@
-//! PostgreSQL in a group of its own, and go-tpc (github.com/pingcap/go-tpc), which fills and asks it.
+//! PostgreSQL in a group of its own, and go-tpc (github.com/pingcap/go-tpc), which fills and asks
+//! it.
 
 use super::{Case, Run};
 use crate::program::{self, Program};
@@ -17,9 +18,11 @@ use testbed::{Failure, Group, wait_until};
 pub const DATABASE: &str = "papers";
 const USER: &str = "puma";
 const HOST: &str = "127.0.0.1";
-/// PostgreSQL does not run as root. In a user namespace with only this user, who outside is who runs the bench, it does not.
+/// PostgreSQL does not run as root. In a user namespace with only this user, who outside is who
+/// runs the bench, it does not.
 const USER_INSIDE: u32 = 65_534;
-/// Of the memory that a server has, what its own cache gets: one part in so many, as much of the papers' GiB as is usual.
+/// Of the memory that a server has, what its own cache gets: one part in so many, as much of the
+/// papers' GiB as is usual.
 const SHARED_BUFFERS_SHARE: u64 = 8;
 /// In what go-tpc says when something was refused.
 const GO_TPC_FAILED: &str = "failed, err";
@@ -41,7 +44,8 @@ pub struct Server<'a> {
 }
 
 impl<'a> Server<'a> {
-    /// Starts one with its data there. `is_safe`: what is committed is on the disk; else nothing is waited for.
+    /// Starts one with its data there. `is_safe`: what is committed is on the disk; else nothing is
+    /// waited for.
     pub fn start(
         world: &'a World,
         data: &Path,
@@ -64,7 +68,8 @@ impl<'a> Server<'a> {
             "max_wal_size=128MB".to_owned(),
             "min_wal_size=32MB".to_owned(),
             "max_connections=20".to_owned(),
-            // It would begin after a minute and read whole tables: each round would measure something else.
+            // It would begin after a minute and read whole tables: each round would measure
+            // something else.
             "autovacuum=off".to_owned(),
         ];
         for setting in &settings {
@@ -147,7 +152,8 @@ impl Reads {
     }
 }
 
-/// Makes a database in a directory, has it filled, and ends the server. Nothing is done if it is there already.
+/// Makes a database in a directory, has it filled, and ends the server. Nothing is done if it is
+/// there already.
 pub fn prepare(
     world: &World,
     directory: &Path,
@@ -181,7 +187,8 @@ pub fn copy(world: &World, from: &Path, to: &Path) -> Result<(), Failure> {
     program::run(world, "cp", command, &[]).map(drop)
 }
 
-/// The server for a case, in memory of its own, its files in the caches. Its settings are those of a machine with so much memory.
+/// The server for a case, in memory of its own, its files in the caches. Its settings are those of
+/// a machine with so much memory.
 pub fn serve<'a>(run: &Run<'a>, case: &Case<'_>, group: &Group, memory_bytes: u64) -> Result<Server<'a>, Failure> {
     run.fill_caches(case, group)?;
     Server::start(run.world, &case.path, memory_bytes, true, &[group])

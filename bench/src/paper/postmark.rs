@@ -1,4 +1,5 @@
-//! `postmark`: small files are made, read, appended to and removed. The one experiment of the papers that writes to many files.
+//! `postmark`: small files are made, read, appended to and removed. The one experiment of the
+//! papers that writes to many files.
 
 use super::plot::{Chart, Line, Mark};
 use super::record::Records;
@@ -13,14 +14,16 @@ use std::process::{Command, Stdio};
 use std::time::Instant;
 use testbed::Failure;
 
-/// The paper's numbers (2015, section 4.3): bytes of all files, transactions, directories, sizes of the files, and bytes of a read or write. It
-/// says that the files are 25,000, which would be 0.8 GiB of such sizes, less than its memory: so here they are as many as those bytes take.
+/// The paper's numbers (2015, section 4.3): bytes of all files, transactions, directories, sizes of
+/// the files, and bytes of a read or write. It says that the files are 25,000, which would be 0.8
+/// GiB of such sizes, less than its memory: so here they are as many as those bytes take.
 const DATA_BYTES: u64 = 7 << 29;
 const TRANSACTIONS: f64 = 20_000.0;
 const DIRECTORIES: u32 = 10;
 const FILE_BYTES: [u64; 2] = [512, 64 << 10];
 const BLOCK_BYTES: u64 = 4096;
-/// Of ten: transactions that read (the others append), and that make a file (the others remove one).
+/// Of ten: transactions that read (the others append), and that make a file (the others remove
+/// one).
 const READ_BIAS: u32 = 5;
 const CREATE_BIAS: u32 = 5;
 /// What the kernel and the mount keep of a file in the mount's memory.
@@ -97,7 +100,8 @@ fn measure(run: &mut Run<'_>, case: &Case<'_>) -> Result<(), Failure> {
         let mut postmark = Program::start(world, "postmark", command, &[&group])?;
         let (mut begun, mut kept) = (None, None);
         while let Some(line) = postmark.next_line()? {
-            // While it is made to wait, all that it has written is written back: only the transactions count.
+            // While it is made to wait, all that it has written is written back: only the
+            // transactions count.
             if line.starts_with(FILES_MADE) {
                 postmark.process().signal(Signal::STOP)?;
                 write_back(case)?;

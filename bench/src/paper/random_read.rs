@@ -1,4 +1,5 @@
-//! `random-read`: one thread, 4 KiB at random offsets of one file, four times as large as the borrower's memory.
+//! `random-read`: one thread, 4 KiB at random offsets of one file, four times as large as the
+//! borrower's memory.
 
 use super::plot::{Chart, Line, Mark};
 use super::record::{Mean, Records};
@@ -15,7 +16,8 @@ const DATA_GIB: f64 = 4.0;
 /// Before it is measured, when the caches are full.
 const MIXING_READS_PER_PAGE: u64 = 2;
 const MIXING_READS_PER_PAGE_QUICK: u64 = 1;
-/// What the papers measured when all fits: reads a second of the baseline, the exclusive and the inclusive strategy, and with all memory local.
+/// What the papers measured when all fits: reads a second of the baseline, the exclusive and the
+/// inclusive strategy, and with all memory local.
 const PAPER_BASELINE: f64 = 166.0;
 const PAPER_EXCLUSIVE: f64 = 5885.0;
 const PAPER_INCLUSIVE: f64 = 6310.0;
@@ -33,7 +35,8 @@ fn measure(run: &mut Run<'_>, case: &Case<'_>) -> Result<(), Failure> {
     let world = run.world;
     let mut worker = world.worker(case.cache_bytes)?;
     run.fill_caches_from_file(case, &mut worker, PAGE_SIZE)?;
-    // Each page was read once, and again. What is measured reads some twice before others: until that is how the caches look.
+    // Each page was read once, and again. What is measured reads some twice before others: until
+    // that is how the caches look.
     let pages = case.data_bytes / PAGE_SIZE as u64;
     let reads_per_page = world.extent.choose(MIXING_READS_PER_PAGE, MIXING_READS_PER_PAGE_QUICK, MIXING_READS_PER_PAGE);
     let ms = (reads_per_page * pages * 1000 / u64::from(FILLING_READS_PER_S)).max(200);

@@ -9,7 +9,8 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use testbed::Failure;
 
-/// Student's t for 95 % on both sides, by degrees of freedom, from 1; beyond the table that of the normal distribution is near enough.
+/// Student's t for 95 % on both sides, by degrees of freedom, from 1; beyond the table that of the
+/// normal distribution is near enough.
 const T95: [f64; 30] = [
     12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120,
     2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
@@ -34,8 +35,8 @@ impl Header {
         Header { conditions: serde_json::json!(conditions), extent: extent.to_owned(), scale, seed }
     }
 
-    /// Whether points of both may stand side by side: as much of it on the same kind of machine. A run that takes days outlives revisions:
-    /// each point names its own.
+    /// Whether points of both may stand side by side: as much of it on the same kind of machine. A
+    /// run that takes days outlives revisions: each point names its own.
     fn fits(&self, other: &Header) -> bool {
         let same = |key: &str| self.conditions[key] == other.conditions[key];
         (&self.extent, self.scale, self.seed) == (&other.extent, other.scale, other.seed)
@@ -75,7 +76,8 @@ pub struct Records {
     pub points: Vec<Point>,
 }
 
-/// A mean, and how far it may be off, with 95 % confidence (Student's t); infinitely far with one measurement.
+/// A mean, and how far it may be off, with 95 % confidence (Student's t); infinitely far with one
+/// measurement.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Mean {
     pub mean: f64,
@@ -98,7 +100,8 @@ impl Mean {
         Some(Mean { mean, off })
     }
 
-    /// How many times as large as another it is. What both may be off by adds up as for independent errors, which are small beside the means.
+    /// How many times as large as another it is. What both may be off by adds up as for independent
+    /// errors, which are small beside the means.
     pub fn over(self, floor: Mean) -> Mean {
         let mean = self.mean / floor.mean;
         Mean { mean, off: mean.abs() * (self.off / self.mean).hypot(floor.off / floor.mean) }
@@ -132,7 +135,8 @@ impl Records {
             && !again
             && kept.header.fits(&header)
         {
-            // What was being written when the machine stopped goes, or what is added next would be part of it.
+            // What was being written when the machine stopped goes, or what is added next would be
+            // part of it.
             let text = fs::read(&path).map_err(Failure::attempted(format!("reading {}", path.display())))?;
             let end = text.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
             let cut = File::options().write(true).open(&path).and_then(|file| file.set_len(end as u64));
@@ -201,7 +205,8 @@ impl Records {
         Mean::of(&values)
     }
 
-    /// The mean of what others are set against, which is without Puma; not a number where it was not measured.
+    /// The mean of what others are set against, which is without Puma; not a number where it was
+    /// not measured.
     pub fn baseline(&self, variant: &str, key: &str) -> f64 {
         self.mean(variant, 0.0, key, 1.0).map_or(f64::NAN, |mean| mean.mean)
     }

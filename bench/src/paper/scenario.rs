@@ -1,6 +1,8 @@
-//! `scenario-1` and `scenario-2`: a database borrows the memory of a machine on which, now and then, a large repository is cloned.
+//! `scenario-1` and `scenario-2`: a database borrows the memory of a machine on which, now and
+//! then, a large repository is cloned.
 //!
-//! In the first both are virtual machines of one host, in the second the lender is on another one: here, behind a network of a tenth of a millisecond.
+//! In the first both are virtual machines of one host, in the second the lender is on another one:
+//! here, behind a network of a tenth of a millisecond.
 
 use super::plot::{Chart, Line, Mark};
 use super::record::Records;
@@ -21,11 +23,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use testbed::{Failure, Group, Relay, wait_until};
 
-/// The paper's (2015, table 1): warehouses, memory of the database's machine, and of the one that lends.
+/// The paper's (2015, table 1): warehouses, memory of the database's machine, and of the one that
+/// lends.
 const WAREHOUSES: f64 = 150.0;
 const DATABASE_BYTES: u64 = 10 << 30;
 const LENDER_GIB: f64 = 4.0;
-/// The paper cloned Linux, which had then some so many files; and commits with changes to look for, of which we make fewer.
+/// The paper cloned Linux, which had then some so many files; and commits with changes to look for,
+/// of which we make fewer.
 const FILES: f64 = 48_000.0;
 const COMMITS: f64 = 40_000.0;
 /// Files that a commit changes, and lines of a file.
@@ -120,7 +124,8 @@ fn measure(
     let group = world.group(case.cache_bytes)?;
     let server = postgres::serve(run, case, &group, run.bytes(DATABASE_BYTES))?;
     let repository = if clones > 0 { Some(Repository::serve(world, &lender.group)?) } else { None };
-    // As many of them each time: in as many seconds a slower one would evict less, and its lender would have less of what is asked for.
+    // As many of them each time: in as many seconds a slower one would evict less, and its lender
+    // would have less of what is asked for.
     tpcc::warm_up(&server, warehouses, world.extent.choose(WARM_UP_TRANSACTIONS, WARM_UP_TRANSACTIONS / 4, 100))?;
     run.disk_as_measured()?;
     tpcc::ask(&server, warehouses, world.extent.choose(5, 2, 1))?;
@@ -208,7 +213,8 @@ fn git() -> Command {
     command
 }
 
-/// Makes a repository, if there is none: files of words, and commits that change some lines of some of them.
+/// Makes a repository, if there is none: files of words, and commits that change some lines of some
+/// of them.
 fn make(world: &World, directory: &Path, files: usize, commits: usize) -> Result<(), Failure> {
     if directory.exists() {
         return Ok(());

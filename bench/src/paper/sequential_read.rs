@@ -1,4 +1,5 @@
-//! `sequential-read`: one file, four times as large as the borrower's memory, from end to end, over and over.
+//! `sequential-read`: one file, four times as large as the borrower's memory, from end to end, over
+//! and over.
 
 use super::plot::{Chart, Line};
 use super::record::Records;

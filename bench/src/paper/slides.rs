@@ -1,4 +1,5 @@
-//! `slides`: fragments of a file at random places, while the lender has nothing, or everything, and while local memory is free, or full.
+//! `slides`: fragments of a file at random places, while the lender has nothing, or everything, and
+//! while local memory is free, or full.
 
 use super::plot::{Chart, Line, Mark};
 use super::record::Records;
@@ -14,13 +15,15 @@ use testbed::{Failure, wait_until};
 /// Fragments, in bytes.
 const FRAGMENTS_BYTES: [usize; 9] = [512, 1 << 10, 2 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 8 << 20];
 const FRAGMENTS_QUICK_BYTES: [usize; 3] = [1 << 10, 64 << 10, 8 << 20];
-/// Read in a round: 32 MB of fragments in the slides, 64 at the least, so that it is no matter of what the disk lets pass at once; and no more
-/// than take some seconds.
+/// Read in a round: 32 MB of fragments in the slides, 64 at the least, so that it is no matter of
+/// what the disk lets pass at once; and no more than take some seconds.
 const TOTAL_BYTES: u64 = 32 << 20;
 const FRAGMENTS: RangeInclusive<u64> = 64..=512;
-/// A lender that has as good as nothing: what is read could be lent, and would be there for the next round.
+/// A lender that has as good as nothing: what is read could be lent, and would be there for the
+/// next round.
 const EMPTY_GIB: f64 = 0.01;
-/// The papers' sizes: memory of the client; of the lender, in GiB; and the file, of which the slides say nothing.
+/// The papers' sizes: memory of the client; of the lender, in GiB; and the file, of which the
+/// slides say nothing.
 const CLIENT_BYTES: u64 = LOCAL_BYTES / 2;
 const LENT_GIB: f64 = 4.0;
 const FILE_BYTES: u64 = 1 << 30;

@@ -1,4 +1,5 @@
-//! `ssd-cache`: random reads with dm-cache on a fast disk, and with Puma, in virtual machines (`tests/vm/ssd-cache`): this kernel may have no device mapper.
+//! `ssd-cache`: random reads with dm-cache on a fast disk, and with Puma, in virtual machines
+//! (`tests/vm/ssd-cache`): this kernel may have no device mapper.
 
 use super::plot::{Chart, Line};
 use super::record::Records;

@@ -10,7 +10,8 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use testbed::Failure;
 
-/// The paper's (2015, fig. 5f), and the fewest whose data do not fit into the memory that PostgreSQL starts in.
+/// The paper's (2015, fig. 5f), and the fewest whose data do not fit into the memory that
+/// PostgreSQL starts in.
 const WAREHOUSES: f64 = 40.0;
 pub const WAREHOUSES_MIN: f64 = 5.0;
 /// Bytes of a warehouse, indexes and what is added while it runs included.

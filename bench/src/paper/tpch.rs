@@ -25,7 +25,8 @@ const QUERIES: &str = "q1,q2,q3,q4,q5,q6,q7,q8,q9,q10,q11,q12,q13,q14,q15,q16,q1
 const QUERIES_QUICK: &str = "q6";
 const TABLES: [&str; 8] = ["nation", "region", "part", "supplier", "partsupp", "customer", "orders", "lineitem"];
 const TABLES_QUICK: [&str; 1] = ["lineitem"];
-/// Without these, queries that look up parts and orders would read whole tables for each. Such indexes are usual.
+/// Without these, queries that look up parts and orders would read whole tables for each. Such
+/// indexes are usual.
 const INDEXES: [&str; 6] = [
     "create index on lineitem (l_partkey, l_suppkey)",
     "create index on lineitem (l_shipdate)",
@@ -34,8 +35,8 @@ const INDEXES: [&str; 6] = [
     "create index on partsupp (ps_suppkey)",
     "create index on customer (c_nationkey)",
 ];
-/// What a page read at random costs the disk, in pages of a stream: the planner's own 4 is for what is mostly cached, and has it look up
-/// millions of rows one by one, hours of such a disk.
+/// What a page read at random costs the disk, in pages of a stream: the planner's own 4 is for what
+/// is mostly cached, and has it look up millions of rows one by one, hours of such a disk.
 const RANDOM_PAGE_COST: u64 = DISK_BYTES_PER_S / 8192 / DISK_READS_PER_S as u64;
 /// go-tpc asks every database in the words of MySQL.
 const DATE_ADD: &str =

@@ -1,4 +1,5 @@
-//! Two page caches one above the other, each least-recently-used, as a guest's and its host's: which of them has what is read. No I/O.
+//! Two page caches one above the other, each least-recently-used, as a guest's and its host's:
+//! which of them has what is read. No I/O.
 
 /// What the lower cache is filled with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,7 +84,8 @@ const NONE: u32 = u32::MAX;
 
 /// The pages of a cache, from the one used last to the one used longest ago.
 struct Lru {
-    /// Of each page the ones before and behind it; of the last number, which is no page, the last and the first.
+    /// Of each page the ones before and behind it; of the last number, which is no page, the last
+    /// and the first.
     links: Vec<(u32, u32)>,
     len: u32,
     capacity: u32,
@@ -177,7 +179,8 @@ mod tests {
         }
     }
 
-    /// Over and over through more pages than either cache has: each finds nothing but what it was not given already.
+    /// Over and over through more pages than either cache has: each finds nothing but what it was
+    /// not given already.
     #[test]
     fn both_together_hold_as_much_as_both() {
         let pages = 90;

@@ -1,5 +1,5 @@
-//! What the borrower's catalog costs: finding a file, what a READ of one page and of a read-ahead window has to know, and the life of an
-//! entry from its eviction on.
+//! What the borrower's catalog costs: finding a file, what a READ of one page and of a read-ahead
+//! window has to know, and the life of an entry from its eviction on.
 
 use borrower::FileIdentity;
 use borrower::logic::catalog::Catalog;

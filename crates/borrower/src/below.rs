@@ -1,4 +1,5 @@
-//! What the borrower knows of the directory below: how to read a file there, and how to see that it changed.
+//! What the borrower knows of the directory below: how to read a file there, and how to see that it
+//! changed.
 
 use std::io;
 
@@ -13,8 +14,9 @@ pub struct Stamp {
     pub ctime_ns: i128,
 }
 
-/// Whether somebody else may have been writing the file when its stamp was taken, as was found out after that. The kernel moves a file's
-/// times before its bytes: so the stamp of a write that is under way is the one that the file has when it has ended.
+/// Whether somebody else may have been writing the file when its stamp was taken, as was found out
+/// after that. The kernel moves a file's times before its bytes: so the stamp of a write that is
+/// under way is the one that the file has when it has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Writers {
     /// Nobody: the file has held the bytes that belong to the stamp since.
@@ -32,18 +34,20 @@ pub struct FileIdentity {
     pub device: u64,
     /// Its inode number.
     pub inode: u64,
-    /// What tells it from an earlier file with that number: the file system's generation, else the time of birth, else 0.
+    /// What tells it from an earlier file with that number: the file system's generation, else the
+    /// time of birth, else 0.
     pub generation: u64,
 }
 
 /// An open file below.
 pub trait Below {
-    /// Reads at `offset` until `buf` is full or the file ends; returns the bytes read. Must leave nothing behind in the
-    /// page cache below.
+    /// Reads at `offset` until `buf` is full or the file ends; returns the bytes read. Must leave
+    /// nothing behind in the page cache below.
     fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize>;
     /// What the file looks like now.
     fn stamp(&self) -> io::Result<Stamp>;
-    /// The READ is about to wait for something else than this file: whoever serves may have somebody else serve on.
+    /// The READ is about to wait for something else than this file: whoever serves may have
+    /// somebody else serve on.
     fn about_to_wait(&self) {}
     /// The READ is about to wait for this file, or for a change of it.
     ///
@@ -52,7 +56,8 @@ pub trait Below {
     fn may_wait(&self) -> io::Result<()> {
         Ok(())
     }
-    /// Whether whoever serves has nothing else to do for a moment; if not, the READ counts as about to wait.
+    /// Whether whoever serves has nothing else to do for a moment; if not, the READ counts as about
+    /// to wait.
     fn has_time(&self) -> bool {
         true
     }

@@ -1,9 +1,11 @@
 //! Questions to one lender and their answers, on one connection.
 //!
-//! Questions may be asked while others wait for their answers, which come in the same order. So the lender copies and sends what was asked for
-//! last while the pages before are verified and handed on; and a long question is asked in messages, for the same reason.
+//! Questions may be asked while others wait for their answers, which come in the same order. So the
+//! lender copies and sends what was asked for last while the pages before are verified and handed
+//! on; and a long question is asked in messages, for the same reason.
 //!
-//! Whatever goes wrong ends the exchange for all that was not answered yet: [`Exchange::receive`] says so from then on.
+//! Whatever goes wrong ends the exchange for all that was not answered yet: [`Exchange::receive`]
+//! says so from then on.
 
 use crate::edge::connection::{ANSWER_TIMEOUT, GetConnection};
 use crate::edge::link::{Link, Taken};
@@ -22,10 +24,12 @@ use std::time::{Duration, Instant};
 use sync::polling::POLL_MAX;
 use wire::WireKey;
 
-/// Pages of a message: so many are copied, sent and verified in some tens of microseconds, beside which a message more costs little.
+/// Pages of a message: so many are copied, sent and verified in some tens of microseconds, beside
+/// which a message more costs little.
 pub(crate) const MESSAGE_PAGES: usize = 16;
 
-/// Messages of one question at the most. A lender whose time or bytes are limited may have each of them wait.
+/// Messages of one question at the most. A lender whose time or bytes are limited may have each of
+/// them wait.
 const MESSAGES_MAX: usize = 4;
 
 /// Bytes of a READ's buffer that the directory below was faster with than the lender.
@@ -41,8 +45,8 @@ impl Raced {
         start..self.span.end.clamp(start, bytes.end)
     }
 
-    /// Copies those of the READ's bytes, all of which were read, to `piece`. Returns how many there are, which are fewer at the end of the file
-    /// only; none of them, if the file ends before.
+    /// Copies those of the READ's bytes, all of which were read, to `piece`. Returns how many there
+    /// are, which are fewer at the end of the file only; none of them, if the file ends before.
     pub(crate) fn copy(&self, bytes: &Range<usize>, piece: &mut [u8]) -> usize {
         let end = self.read.len().min(bytes.end - self.span.start);
         let read = self.read.get(bytes.start - self.span.start..end).unwrap_or_default();
@@ -108,13 +112,15 @@ impl<'a> Exchange<'a> {
             let taken = link.take(late)?;
             Some(State::Open(link, taken))
         });
-        // Else there are more readers than connections, or the lender is just being lost: nothing is known of the pages.
+        // Else there are more readers than connections, or the lender is just being lost: nothing
+        // is known of the pages.
         let state = open.unwrap_or(State::Over(Answer::NotAsked));
         let now = Instant::now();
         Exchange { borrower, state, late, begun: now, since: now, under_way: borrower.exchanges.begin(), raced: None }
     }
 
-    /// Asks for these pages. They are answered in messages ([`Exchange::receive`]), behind what was asked for before.
+    /// Asks for these pages. They are answered in messages ([`Exchange::receive`]), behind what was
+    /// asked for before.
     pub(crate) fn ask(&mut self, keys: &[WireKey]) {
         let State::Open(_, Taken { connection, .. }) = &mut self.state else { return };
         let Borrower { core, hedges, .. } = self.borrower;
@@ -145,9 +151,10 @@ impl<'a> Exchange<'a> {
         Some((taken.connection.as_fd(), self.late.saturating_sub(self.since.elapsed())))
     }
 
-    /// Receives the next answer. Its pages go to the first of `places`, which are those of all that was not answered yet. If it is late, and not
-    /// too many were, the directory below is asked for all that is not answered of this READ, `own` of `buf`, and whoever is first counts.
-    /// `got` says what became of the pages that were answered.
+    /// Receives the next answer. Its pages go to the first of `places`, which are those of all that
+    /// was not answered yet. If it is late, and not too many were, the directory below is asked for
+    /// all that is not answered of this READ, `own` of `buf`, and whoever is first counts. `got`
+    /// says what became of the pages that were answered.
     pub(crate) fn receive<B: Below + Send + Sync + 'static>(
         &mut self,
         read: &ReadRequest<B>,
@@ -210,14 +217,16 @@ impl<'a> Exchange<'a> {
         }
     }
 
-    /// All is answered, or nothing will be. If it was one READ that asked for so many pages, in a stream or not, the time that it took says how
-    /// lender and directory below compare at that size.
+    /// All is answered, or nothing will be. If it was one READ that asked for so many pages, in a
+    /// stream or not, the time that it took says how lender and directory below compare at that
+    /// size.
     pub(crate) fn end(self, asked: Option<(usize, bool)>) {
         let State::Open(link, taken) = self.state else { return };
         if let Some((pages, is_sequential)) = asked {
             let took = self.since - self.begun;
             link.note(took, self.since, Size::of(pages, is_sequential));
-            // Lenders do not seek: to them it is all the same whether much is read in a stream; but a piece of one takes a trip, too.
+            // Lenders do not seek: to them it is all the same whether much is read in a stream; but
+            // a piece of one takes a trip, too.
             if Size::of(pages, false) == Size::Large {
                 self.borrower.core.stream_room.lender_took(pages, self.under_way.part(took));
             }
@@ -233,7 +242,8 @@ fn own_span(places: &[usize], own: &Range<usize>) -> Range<usize> {
     start - own.start..end.max(start) - own.start
 }
 
-/// Waits until an answer begins; or for that of the directory below, which is returned if it is first.
+/// Waits until an answer begins; or for that of the directory below, which is returned if it is
+/// first.
 fn wait<B: Below + Send + Sync + 'static>(
     borrower: &Borrower,
     link: &Link,

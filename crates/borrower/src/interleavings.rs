@@ -1,16 +1,21 @@
-//! The borrower's threads in every order that shuttle tries: READs, changes, evictions, answers to puts, a lender that is lost
-//! and found, files that come and go.
+//! The borrower's threads in every order that shuttle tries: READs, changes, evictions, answers to
+//! puts, a lender that is lost and found, files that come and go.
 //!
-//! The code under test is [`Core`], the catalog and [`Reading`], driven as the edge drives them. The kernel's page cache, the
-//! file below and the lender are models. Run with `make interleavings`.
+//! The code under test is [`Core`], the catalog and [`Reading`], driven as the edge drives them.
+//! The kernel's page cache, the file below and the lender are models. Run with
+//! `make interleavings`.
 //!
-//! Invariants: a READ returns what the file held at some moment between its arrival and its answer; at the end every page
-//! can be read and is the file's; what the catalog has on its account is what the entries take, and whose they are; no version and no key is given
-//! twice; nobody waits for ever (shuttle reports a deadlock; a time limit never runs out).
+//! Invariants: a READ returns what the file held at some moment between its arrival and its answer;
+//! at the end every page can be read and is the file's; what the catalog has on its account is what
+//! the entries take, and whose they are; no version and no key is given twice; nobody waits for
+//! ever (shuttle reports a deadlock; a time limit never runs out).
 //!
-//! What the tests can catch was tried by breaking the code, one place at a time: `Core::end_change` without its notice was found by
-//! `no_read_is_stale` (deadlock); `Reading::end` without taking account of what was taken back by the same test; `Core::evicted` without asking whether the file was removed by `files_come_and_go`, and `Catalog::retire` letting go of the names between counting off the last user and removing the
-//! file by `files_come_and_go` ("a file in use is known").
+//! What the tests can catch was tried by breaking the code, one place at a time: `Core::end_change`
+//! without its notice was found by `no_read_is_stale` (deadlock); `Reading::end` without taking
+//! account of what was taken back by the same test; `Core::evicted` without asking whether the file
+//! was removed by `files_come_and_go`, and `Catalog::retire` letting go of the names between
+//! counting off the last user and removing the file by `files_come_and_go` ("a file in use is
+//! known").
 
 use crate::logic::core::{Change, Core, Outcome, Setup, Strategy};
 use crate::logic::puts::Batch;
@@ -42,7 +47,8 @@ struct World {
     file: Arc<File>,
     /// The content of each page below, which only grows, and how often the file was changed.
     below: Mutex<([u64; PAGES], u64)>,
-    /// The kernel's copies; a lock stands for the page's lock, or for references that keep it in the cache.
+    /// The kernel's copies; a lock stands for the page's lock, or for references that keep it in
+    /// the cache.
     cached: [Mutex<Option<u64>>; PAGES],
     stream: Mutex<Stream>,
     /// What the lender keeps.
@@ -122,7 +128,8 @@ impl World {
         self.core.end_change(&self.file, changing, Outcome::Applied(after), (produced, consumed), None);
     }
 
-    /// A program writes a page past the page cache: the kernel drops its copy after the answer. The inode's lock keeps other writers out.
+    /// A program writes a page past the page cache: the kernel drops its copy after the answer. The
+    /// inode's lock keeps other writers out.
     fn write_directly(&self, at: usize) {
         let start = (at * PAGE_SIZE) as u64;
         let change = Change::Other { start, end: start + PAGE_SIZE as u64 };
@@ -241,7 +248,8 @@ impl World {
         self.lent.lock().retain(|version, _| drops.iter().all(|key| key.version().0 != *version));
     }
 
-    /// What the link's thread does when the connection is lost and comes back: to a lender that has `kept` the session, or not.
+    /// What the link's thread does when the connection is lost and comes back: to a lender that has
+    /// `kept` the session, or not.
     fn lose_lender(&self, kept: bool) {
         let _link = self.link.lock();
         let catalog = &self.core.catalog;
@@ -294,7 +302,8 @@ fn together(world: &Arc<World>, threads: Vec<Box<dyn FnOnce(&World) + Send>>) {
     world.check_end();
 }
 
-/// READs, writes of both kinds and evictions of the same pages, while events are dealt with and puts answered.
+/// READs, writes of both kinds and evictions of the same pages, while events are dealt with and
+/// puts answered.
 #[test]
 fn no_read_is_stale() {
     for strategy in [Strategy::Exclusive, Strategy::NonInclusive] {
@@ -343,8 +352,8 @@ fn a_lost_lender_costs_no_byte() {
     });
 }
 
-/// Files adopted, retired and deleted from several threads, beside the one that is in use: no key is given twice, no file in
-/// use is lost, and nothing stays on the account.
+/// Files adopted, retired and deleted from several threads, beside the one that is in use: no key
+/// is given twice, no file in use is lost, and nothing stays on the account.
 #[test]
 fn files_come_and_go() {
     check(|| {

@@ -1,10 +1,12 @@
-//! The borrower: keeps what the kernel evicts in the memory of lenders, and answers misses from there.
+//! The borrower: keeps what the kernel evicts in the memory of lenders, and answers misses from
+//! there.
 //!
-//! [`logic`] is what it knows and decides, without sockets, clocks or threads; `edge` is where those are. [`Borrower`] joins
-//! the two: the mount asks it for every READ out of the page cache and tells it of every change.
+//! [`logic`] is what it knows and decides, without sockets, clocks or threads; `edge` is where
+//! those are. [`Borrower`] joins the two: the mount asks it for every READ out of the page cache
+//! and tells it of every change.
 //!
-//! What it promises: [`Borrower::read_all`] returns what a read of the file below would return. A failure of a lender, of the
-//! network or of the eviction tap is a miss, never an error.
+//! What it promises: [`Borrower::read_all`] returns what a read of the file below would return. A
+//! failure of a lender, of the network or of the eviction tap is a miss, never an error.
 
 mod below;
 mod edge;
@@ -59,33 +61,38 @@ pub use wire::secure::Security;
 /// Pages that a file's state is locked for at once, where many are looked at.
 const SPAN_PAGES: u32 = 1024;
 
-/// How long an evicted page may wait for a put buffer. Meanwhile the event ring takes what the kernel evicts.
+/// How long an evicted page may wait for a put buffer. Meanwhile the event ring takes what the
+/// kernel evicts.
 const ROOM_WAIT: Duration = Duration::from_millis(50);
 
 /// How long the tap's thread waits for events.
 const EVENT_WAIT: Duration = Duration::from_millis(100);
 
-/// How long the tap's thread rests after it has found events, so that it is woken for many at once. At the highest speed of
-/// reclaim, some 500 pages in this time, the ring has room for ten times as many.
+/// How long the tap's thread rests after it has found events, so that it is woken for many at once.
+/// At the highest speed of reclaim, some 500 pages in this time, the ring has room for ten times as
+/// many.
 const EVENT_REST: Duration = Duration::from_millis(1);
 
-/// [`Config::bad_pages_max`] if nobody says anything else: more than a bit that flips now and then will ever bring about, and far too few to
-/// guess a seal.
+/// [`Config::bad_pages_max`] if nobody says anything else: more than a bit that flips now and then
+/// will ever bring about, and far too few to guess a seal.
 pub const BAD_PAGES_MAX: u64 = 1024;
 
-/// How long no lender must have been used until files are opened as if there were none: what is lent may be of use again after less.
+/// How long no lender must have been used until files are opened as if there were none: what is
+/// lent may be of use again after less.
 const UNUSED_MAX: Duration = Duration::from_secs(60);
 
 /// How a borrower is set up.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// The lenders, at first; without any, everything is read from below. [`Borrower::set_lenders`] changes them.
+    /// The lenders, at first; without any, everything is read from below. [`Borrower::set_lenders`]
+    /// changes them.
     pub lenders: Vec<LenderAddress>,
     /// Whether there are any, or may be soon.
     pub expects_lenders: bool,
     /// What happens to a page at the lender when it is read.
     pub strategy: Strategy,
-    /// Connections to each lender for gets: as many as there are threads that read, within [`wire::SESSION_CONNECTIONS_MAX`].
+    /// Connections to each lender for gets: as many as there are threads that read, within
+    /// [`wire::SESSION_CONNECTIONS_MAX`].
     pub get_connections: usize,
     /// Whether what is read in a sequential stream is not lent.
     pub filter: bool,
@@ -103,9 +110,11 @@ pub struct Config {
     pub security: Security,
     /// Whether guests give back what they evict ([`Borrower::demote`]). Then there are no lenders.
     pub has_guests: bool,
-    /// For which control groups pages are lent, where evictions say whose they are. None: for all alike.
+    /// For which control groups pages are lent, where evictions say whose they are. None: for all
+    /// alike.
     pub cgroups: Option<Cgroups>,
-    /// Whether pages are lent when they are read, should evictions not be seen any more. Else nothing more is lent then.
+    /// Whether pages are lent when they are read, should evictions not be seen any more. Else
+    /// nothing more is lent then.
     pub may_fill_on_read: bool,
 }
 
@@ -147,7 +156,8 @@ pub enum Usefulness {
 pub struct LenderAddress {
     /// Where it is reached.
     pub address: Address,
-    /// What it is called in the pool, if it is known from there: one that comes back under another name has nothing of before.
+    /// What it is called in the pool, if it is known from there: one that comes back under another
+    /// name has nothing of before.
     pub id: Option<String>,
 }
 
@@ -206,7 +216,8 @@ pub struct LenderStatus {
     pub shuns: u64,
 }
 
-/// The sessions at the lenders, as one daemon leaves them to the next. Whoever knows their names reaches their pages: they are secrets.
+/// The sessions at the lenders, as one daemon leaves them to the next. Whoever knows their names
+/// reaches their pages: they are secrets.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Session {
     /// What the checksums or the seals of its pages are keyed with.
@@ -224,7 +235,8 @@ pub struct LeftLender {
     pub lender: LenderAddress,
     /// The lender's number in entries.
     pub number: u8,
-    /// The lender's epoch: entries of it are valid again once the lender says that it has kept the session.
+    /// The lender's epoch: entries of it are valid again once the lender says that it has kept the
+    /// session.
     pub epoch: u8,
     /// The session's name.
     pub name: [u8; 16],
@@ -238,12 +250,14 @@ impl std::fmt::Debug for Session {
 }
 
 impl File {
-    /// Where the file's changes stand. Take it before looking at the file below, for [`Borrower::observe`].
+    /// Where the file's changes stand. Take it before looking at the file below, for
+    /// [`Borrower::observe`].
     pub fn moment(&self) -> u64 {
         self.state.lock().moment()
     }
 
-    /// Whether the file was left so, and nobody was writing it then. If not, [`Borrower::observe`] wants to know who may be.
+    /// Whether the file was left so, and nobody was writing it then. If not, [`Borrower::observe`]
+    /// wants to know who may be.
     pub fn is_sure_of(&self, stamp: Stamp) -> bool {
         self.state.lock().is_sure_of(stamp)
     }
@@ -265,8 +279,8 @@ impl File {
         self.state.lock().end_moved(size_bytes);
     }
 
-    /// The kernel is about to be told to drop pages of the file. Buffered writes that it drops them under are found
-    /// ([`ChangeGuard::overtaken`]).
+    /// The kernel is about to be told to drop pages of the file. Buffered writes that it drops them
+    /// under are found ([`ChangeGuard::overtaken`]).
     pub fn drop_begins(&self) {
         self.state.lock().drop_begins();
     }
@@ -281,7 +295,8 @@ impl File {
         self.state.lock().drop_waited();
     }
 
-    /// The kernel is about to be told the file's size. If it is another than it knows, it drops pages by itself.
+    /// The kernel is about to be told the file's size. If it is another than it knows, it drops
+    /// pages by itself.
     pub fn tell_size(&self, size_bytes: u64) {
         self.state.lock().tell_size(size_bytes);
     }
@@ -291,13 +306,15 @@ impl File {
         self.state.lock().forget_passes();
     }
 
-    /// Whether the kernel caches bytes that somebody has changed beside the mount. If so, the caller has the kernel drop all it caches of
-    /// the file, and says so with this number to [`File::kernel_dropped`].
+    /// Whether the kernel caches bytes that somebody has changed beside the mount. If so, the
+    /// caller has the kernel drop all it caches of the file, and says so with this number to
+    /// [`File::kernel_dropped`].
     pub fn kernel_stale(&self) -> Option<u64> {
         self.state.lock().kernel_stale()
     }
 
-    /// A guest has read these pages. How many of them the kernel cached last because that guest had evicted them.
+    /// A guest has read these pages. How many of them the kernel cached last because that guest had
+    /// evicted them.
     pub fn read_by_guest(&self, indexes: Range<u32>) -> u64 {
         // Not so many at once that READs have to wait for it.
         let pieces = indexes.clone().step_by(SPAN_PAGES as usize);
@@ -305,7 +322,8 @@ impl File {
         pieces.map(|first| self.state.lock().read_by_guest(piece(first))).sum()
     }
 
-    /// Pages that the kernel cached last because a guest had evicted them. It may have evicted them since.
+    /// Pages that the kernel cached last because a guest had evicted them. It may have evicted them
+    /// since.
     pub fn placed_pages(&self) -> u64 {
         self.state.lock().placed_pages()
     }
@@ -415,8 +433,8 @@ pub struct Borrower {
 }
 
 impl Borrower {
-    /// Starts a borrower. Without `source` the pool is filled with what READs bring from the disk (then every strategy is
-    /// non-inclusive, as evictions are not seen).
+    /// Starts a borrower. Without `source` the pool is filled with what READs bring from the disk
+    /// (then every strategy is non-inclusive, as evictions are not seen).
     ///
     /// # Errors
     /// When its threads cannot be started, or the kernel has no random bytes.
@@ -489,8 +507,9 @@ impl Borrower {
         Ok(borrower)
     }
 
-    /// From now on these are the lenders: others are left, with all that they have, and new ones are used as soon as they are reached. Waits
-    /// until those that are left have been told, or cannot be. At most [`logic::entry::Place::LENDERS`]; of more, some are not used.
+    /// From now on these are the lenders: others are left, with all that they have, and new ones
+    /// are used as soon as they are reached. Waits until those that are left have been told, or
+    /// cannot be. At most [`logic::entry::Place::LENDERS`]; of more, some are not used.
     pub fn set_lenders(self: &Arc<Self>, lenders: &[LenderAddress]) {
         if self.stopping() {
             return;
@@ -527,7 +546,8 @@ impl Borrower {
         self.links.all().iter().map(|link| link.status(self)).collect()
     }
 
-    /// Ends its threads and connections, and has the lenders free its pages. Reads go on, from below.
+    /// Ends its threads and connections, and has the lenders free its pages. Reads go on, from
+    /// below.
     pub fn stop(&self) {
         self.stop.store(true, Ordering::Release);
         self.links.stop(self);
@@ -537,7 +557,8 @@ impl Borrower {
         }
     }
 
-    /// As [`Borrower::stop`], but the lenders keep the pages for their grace time, in which a successor may resume the sessions.
+    /// As [`Borrower::stop`], but the lenders keep the pages for their grace time, in which a
+    /// successor may resume the sessions.
     pub fn stop_for_successor(&self) -> Session {
         let links = self.links.all();
         links.iter().for_each(|link| link.leave());
@@ -556,13 +577,15 @@ impl Borrower {
         }
     }
 
-    /// The file of that identity, known from now on until [`Borrower::retire`]. Its pages may be known from before.
+    /// The file of that identity, known from now on until [`Borrower::retire`]. Its pages may be
+    /// known from before.
     pub fn adopt(&self, identity: FileIdentity) -> Arc<File> {
         self.core.catalog.adopt(identity)
     }
 
-    /// A file that the kernel knows from a daemon before this one, under the key that it was given then, and as that daemon
-    /// left it ([`File::kernel_stale`] if it is not known how). Before anything else is asked.
+    /// A file that the kernel knows from a daemon before this one, under the key that it was given
+    /// then, and as that daemon left it ([`File::kernel_stale`] if it is not known how). Before
+    /// anything else is asked.
     pub fn restore(&self, identity: FileIdentity, key: FileKey, left: Left) -> Arc<File> {
         self.core.catalog.restore(identity, key, left)
     }
@@ -573,18 +596,20 @@ impl Borrower {
         self.core.catalog.next_key()
     }
 
-    /// Gives out no key below this one: a daemon before this one may have given those out, and the kernel may still know files by them.
+    /// Gives out no key below this one: a daemon before this one may have given those out, and the
+    /// kernel may still know files by them.
     pub fn keys_from(&self, key: FileKey) {
         self.core.catalog.keys_from(key);
     }
 
-    /// The kernel has forgotten the inode. If it was `deleted` below, its pages are dropped; else they stay known as long as
-    /// there is room.
+    /// The kernel has forgotten the inode. If it was `deleted` below, its pages are dropped; else
+    /// they stay known as long as there is room.
     pub fn retire(&self, file: &Arc<File>, deleted: bool) {
         self.core.catalog.retire(file, deleted);
     }
 
-    /// A guest has evicted the page. If it is what the file below holds, it waits for the kernel to read it.
+    /// A guest has evicted the page. If it is what the file below holds, it waits for the kernel to
+    /// read it.
     pub fn demote(&self, file: &File, index: u32, page: &Page) -> Demotion {
         self.core.demote(file, index, page)
     }
@@ -594,7 +619,8 @@ impl Borrower {
         self.core.is_known(file, index, page)
     }
 
-    /// Waits until the kernel has read these pages, and has them in its cache, at most for so long. Whether it has.
+    /// Waits until the kernel has read these pages, and has them in its cache, at most for so long.
+    /// Whether it has.
     pub fn wait_for_demoted(&self, file: &File, indexes: &[u32], limit: Duration) -> bool {
         let ids: Vec<_> = indexes.iter().map(|index| PageId { file: file.key(), index: *index }).collect();
         self.core.demoted().is_none_or(|demoted| demoted.wait_until_answered(&ids, limit))
@@ -620,8 +646,9 @@ impl Borrower {
         }
     }
 
-    /// The file below may hold something else than is known of it, whatever its stamp says: until now the kernel has read and written it by itself, or
-    /// writing it back has failed. What is known of it is forgotten, and [`File::kernel_stale`] says so.
+    /// The file below may hold something else than is known of it, whatever its stamp says: until
+    /// now the kernel has read and written it by itself, or writing it back has failed. What is
+    /// known of it is forgotten, and [`File::kernel_stale`] says so.
     pub fn doubt(&self, file: &File) {
         self.core.doubt(file);
     }
@@ -644,8 +671,9 @@ impl Borrower {
         ChangeGuard { borrower: self, file, changing: Some(changing) }
     }
 
-    /// Compares the file with what we left; `moment` was taken before `now` was, and `writers` found out after it. If somebody changed it
-    /// beside us, or may have been doing so when it was read, its remote pages are forgotten, and [`File::kernel_stale`] says so.
+    /// Compares the file with what we left; `moment` was taken before `now` was, and `writers`
+    /// found out after it. If somebody changed it beside us, or may have been doing so when it was
+    /// read, its remote pages are forgotten, and [`File::kernel_stale`] says so.
     pub fn observe(&self, file: &File, moment: u64, now: Stamp, writers: Writers) {
         self.core.observe(file, moment, now, writers);
     }
@@ -700,8 +728,8 @@ impl Borrower {
         self.links.all().iter().any(|link| self.core.catalog.is_up(link.number))
     }
 
-    /// Whether pages are put at lenders from now on; at first they are. What lenders have is got from them all the same. They are
-    /// not if nothing more is lent ([`Config::may_fill_on_read`]).
+    /// Whether pages are put at lenders from now on; at first they are. What lenders have is got
+    /// from them all the same. They are not if nothing more is lent ([`Config::may_fill_on_read`]).
     pub fn set_borrowing(&self, borrowing: bool) {
         let may_lend = self.config.may_fill_on_read || self.tap_failure.get().is_none();
         self.core.set_borrowing(borrowing && may_lend);
@@ -722,13 +750,14 @@ impl Borrower {
         self.core.sees_evictions()
     }
 
-    /// What small reads of the directory below take on average lately, in microseconds, and after what time a get counts as late.
+    /// What small reads of the directory below take on average lately, in microseconds, and after
+    /// what time a get counts as late.
     pub fn disk_us(&self) -> (Option<u64>, u64) {
         (self.disk.mean_us(Size::Small).map(|us| us as u64), self.disk.late().as_micros() as u64)
     }
 
-    /// How far the stream of evictions has been filled, and how far it has been dealt with. Where no eviction is dealt with any more,
-    /// none has to be waited for.
+    /// How far the stream of evictions has been filled, and how far it has been dealt with. Where
+    /// no eviction is dealt with any more, none has to be waited for.
     fn positions(&self) -> (u64, u64) {
         match &self.positions {
             Some(positions) if self.core.sees_evictions() => (positions.produced(), positions.consumed()),
@@ -764,7 +793,8 @@ impl Borrower {
         }
     }
 
-    /// Evictions are not seen from now on. So lenders must not give away any more what they are asked for.
+    /// Evictions are not seen from now on. So lenders must not give away any more what they are
+    /// asked for.
     fn tap_failed(&self, error: &io::Error) {
         self.core.evictions_end();
         let instead = match self.config.may_fill_on_read {
@@ -813,8 +843,9 @@ impl Borrower {
     }
 }
 
-/// A change under way. Must end before the kernel gets its answer: by [`ChangeGuard::applied`], by [`ChangeGuard::failed`], or by being
-/// dropped, which says that something else has happened than what was announced.
+/// A change under way. Must end before the kernel gets its answer: by [`ChangeGuard::applied`], by
+/// [`ChangeGuard::failed`], or by being dropped, which says that something else has happened than
+/// what was announced.
 pub struct ChangeGuard<'a> {
     borrower: &'a Borrower,
     file: &'a File,
@@ -844,7 +875,8 @@ impl ChangeGuard<'_> {
     fn end(&mut self, outcome: Outcome, written: Option<(u64, &[u8])>) -> Option<u64> {
         let changing = self.changing.take()?;
         let borrower = self.borrower;
-        // The stream's position is read after the change was applied: every event of older content lies before it.
+        // The stream's position is read after the change was applied: every event of older content
+        // lies before it.
         let positions = borrower.positions();
         borrower.core.end_change(self.file, changing, outcome, positions, written)
     }

@@ -25,11 +25,13 @@ impl Counter {
     }
 }
 
-/// Upper bounds of a [`Histogram`]'s buckets, in microseconds: from less than a network near by takes to more than a lender is waited for.
+/// Upper bounds of a [`Histogram`]'s buckets, in microseconds: from less than a network near by
+/// takes to more than a lender is waited for.
 pub const BOUNDS_US: [u64; 16] =
     [10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 25_000, 50_000, 100_000, 250_000, 500_000, 1_000_000];
 
-/// How long something took, each time since the beginning. (What it takes lately is in `logic/latencies.rs`.)
+/// How long something took, each time since the beginning. (What it takes lately is in
+/// `logic/latencies.rs`.)
 #[derive(Default)]
 pub struct Histogram {
     /// For each bound, and for what was above the last.
@@ -42,7 +44,8 @@ pub struct Histogram {
 pub struct Times {
     /// Upper bounds of the buckets, in microseconds.
     pub bounds_us: Vec<u64>,
-    /// How many took no longer than this bound, and longer than the one before; the last: longer than all bounds.
+    /// How many took no longer than this bound, and longer than the one before; the last: longer
+    /// than all bounds.
     pub counts: Vec<u64>,
     /// All of it together, in nanoseconds.
     pub sum_ns: u64,

@@ -10,8 +10,9 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long a READ waits for a change of its pages that is being applied below. It depends on nothing but the file system
-/// below, never on the kernel's FUSE pages, so it ends; the limit is for a disk that hangs, on which the READ would hang too.
+/// How long a READ waits for a change of its pages that is being applied below. It depends on
+/// nothing but the file system below, never on the kernel's FUSE pages, so it ends; the limit is
+/// for a disk that hangs, on which the READ would hang too.
 const CHANGE_WAIT: Duration = Duration::from_secs(30);
 
 /// A READ out of the kernel's page cache (never a direct one).
@@ -55,9 +56,10 @@ impl<B: Below + Send + Sync + 'static> Asking<'_, B> {
         can_begin
     }
 
-    /// Fills `buf`, which is as long as the READ, from wherever the pages are; what was not asked for yet is. `raced` belongs to what
-    /// was. `seen` is what the file looked like after all of it was filled, if it is. Returns the bytes read, which are fewer than asked for
-    /// only at the end of the file.
+    /// Fills `buf`, which is as long as the READ, from wherever the pages are; what was not asked
+    /// for yet is. `raced` belongs to what was. `seen` is what the file looked like after all of it
+    /// was filled, if it is. Returns the bytes read, which are fewer than asked for only at the end
+    /// of the file.
     ///
     /// # Errors
     /// Those of the file below.
@@ -75,7 +77,8 @@ impl<B: Below + Send + Sync + 'static> Asking<'_, B> {
         for attempt in 0.. {
             if !std::mem::take(&mut has_begun) {
                 let mut state = file.state.lock();
-                // Answered while a change is being applied, older bytes could stay in the kernel's page cache behind it.
+                // Answered while a change is being applied, older bytes could stay in the kernel's
+                // page cache behind it.
                 if state.must_wait(self.range()) {
                     below.may_wait()?;
                 }
@@ -139,7 +142,8 @@ impl<B: Below + Send + Sync + 'static> Asking<'_, B> {
             exchange.end(Some(asked));
         }
         while let Some(bytes) = reading.next_below() {
-            // What was raced is as new as what would be read now: the READ is done again if anything has changed since it began.
+            // What was raced is as new as what would be read now: the READ is done again if
+            // anything has changed since it began.
             let known = raced.as_ref().map_or(bytes.end..bytes.end, |raced| raced.within(&bytes));
             for part in [bytes.start..known.start, known.clone(), known.end..bytes.end] {
                 if part.is_empty() {

@@ -1,13 +1,15 @@
 //! READs that are there at once, asked for in few questions.
 //!
-//! Most of what a page from a lender costs is the way there and back: system calls, and threads that are woken. So who serves takes further
-//! READs as long as there are any, all of whose pages one lender has, and asks for them together; and while that is under way, for those that
-//! have come since, so that the lender always has something to do. What reads from below, or may have to wait for anything, ends that, and is
-//! served alone, after the lender's answers.
+//! Most of what a page from a lender costs is the way there and back: system calls, and threads
+//! that are woken. So who serves takes further READs as long as there are any, all of whose pages
+//! one lender has, and asks for them together; and while that is under way, for those that have
+//! come since, so that the lender always has something to do. What reads from below, or may have to
+//! wait for anything, ends that, and is served alone, after the lender's answers.
 //!
-//! Where a lender does not have what it should, the READs together would read below one after the other, which others could do for them at the
-//! same time. So after an answer that was not all that was asked for, each READ is alone, until one is again. So they are where there
-//! are several lenders: the next READ is mostly another one's.
+//! Where a lender does not have what it should, the READs together would read below one after the
+//! other, which others could do for them at the same time. So after an answer that was not all that
+//! was asked for, each READ is alone, until one is again. So they are where there are several
+//! lenders: the next READ is mostly another one's.
 
 use crate::exchange::{Answer, Exchange, Raced};
 use crate::logic::reading::{Got, Reading};
@@ -37,13 +39,15 @@ const UNDER_WAY_MAX: usize = 2;
 pub trait Reads<B> {
     /// The next READ that is there already, if there is one. Called up to [`TOGETHER_MAX`] times.
     fn next(&mut self) -> Option<ReadRequest<B>>;
-    /// Waits until `answer` is readable, or there may be a READ, at most so long: whether it is a READ. May return at once.
+    /// Waits until `answer` is readable, or there may be a READ, at most so long: whether it is a
+    /// READ. May return at once.
     fn wait_beside(&mut self, answer: BorrowedFd<'_>, limit: Duration) -> bool {
         let _ = (answer, limit);
         false
     }
-    /// What was read for the n-th READ that `next` has returned; fewer bytes than were asked for at the end of the file only. Or the error of
-    /// the file below. Each is answered once, in any order.
+    /// What was read for the n-th READ that `next` has returned; fewer bytes than were asked for at
+    /// the end of the file only. Or the error of the file below. Each is answered once, in any
+    /// order.
     fn answer(&mut self, nth: usize, read: io::Result<&[u8]>);
 }
 
@@ -61,8 +65,8 @@ thread_local! {
 }
 
 impl Borrower {
-    /// Answers the READs that are there, or some of them, the first one at least: from lenders where they have the pages, else from below.
-    /// `buf` holds any one of them, and is on a page.
+    /// Answers the READs that are there, or some of them, the first one at least: from lenders
+    /// where they have the pages, else from below. `buf` holds any one of them, and is on a page.
     pub fn read_all<B: Below + Send + Sync + 'static>(&self, reads: &mut impl Reads<B>, buf: &mut [u8]) {
         SCRATCH.with_borrow_mut(|scratch| Group::new(self, scratch).serve(reads, buf));
     }
@@ -150,7 +154,8 @@ impl<'a, B: Below + Send + Sync + 'static> Group<'a, B> {
         self.may_gather && self.alone.is_none() && self.count < TOGETHER_MAX && under_way < UNDER_WAY_MAX
     }
 
-    /// Waits until there are READs to be asked for before the next answer comes. False: there are none, or it has come, or is late.
+    /// Waits until there are READs to be asked for before the next answer comes. False: there are
+    /// none, or it has come, or is late.
     fn wait_for_more(&self, reads: &mut impl Reads<B>) -> bool {
         let next = self.exchange.as_ref().and_then(|(_, exchange)| exchange.next_answer());
         let Some((answer, limit)) = next.filter(|(_, limit)| self.takes_more() && !limit.is_zero()) else {
@@ -187,7 +192,8 @@ impl<'a, B: Below + Send + Sync + 'static> Group<'a, B> {
         }
     }
 
-    /// Adds a READ, if it can be asked for with the others; else returns it, and whether it has begun.
+    /// Adds a READ, if it can be asked for with the others; else returns it, and whether it has
+    /// begun.
     fn add(&mut self, read: ReadRequest<B>, buf_bytes: usize) -> Result<(), (ReadRequest<B>, bool)> {
         let Scratch { readings, keys, places, .. } = &mut *self.scratch;
         let borrower = self.borrower;
@@ -213,7 +219,8 @@ impl<'a, B: Below + Send + Sync + 'static> Group<'a, B> {
         Ok(())
     }
 
-    /// Receives the next message from the lender, and answers the READs that have all they need by it.
+    /// Receives the next message from the lender, and answers the READs that have all they need by
+    /// it.
     fn receive(&mut self, reads: &mut impl Reads<B>, buf: &mut [u8]) {
         let first = self.told;
         let Some(((_, exchange), (read, own))) = self.exchange.as_mut().zip(self.reads[first].as_ref()) else { return };

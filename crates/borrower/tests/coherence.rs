@@ -1,10 +1,11 @@
-//! The catalog's coherence rules against a model of the kernel's page cache, in which everything happens in an order drawn
-//! from a seed: evictions whose events arrive late, writes and truncations overtaken by evictions, READs that race changes,
-//! writeback that lets go of its page early (kernels before 6.16), changes beside the mount, lenders that lose pages, that
-//! go away and come back with the pages, or without.
+//! The catalog's coherence rules against a model of the kernel's page cache, in which everything
+//! happens in an order drawn from a seed: evictions whose events arrive late, writes and
+//! truncations overtaken by evictions, READs that race changes, writeback that lets go of its page
+//! early (kernels before 6.16), changes beside the mount, lenders that lose pages, that go away and
+//! come back with the pages, or without.
 //!
-//! What is checked: a READ never gets from the pool anything but what the file below holds. And, so that the test cannot pass by
-//! never lending anything: that it does get pages from the pool.
+//! What is checked: a READ never gets from the pool anything but what the file below holds. And, so
+//! that the test cannot pass by never lending anything: that it does get pages from the pool.
 //!
 //! `PUMA_SEED=n` repeats one run.
 
@@ -54,7 +55,8 @@ struct Model {
     below: Vec<u64>,
     clock: i128,
     cache: Vec<Option<Cached>>,
-    /// Pages that a READ has locked, or that wait for writeback: no other READ or write touches them.
+    /// Pages that a READ has locked, or that wait for writeback: no other READ or write touches
+    /// them.
     locked: Vec<bool>,
     events: VecDeque<(u64, u64, u64)>,
     produced: u64,
@@ -79,7 +81,8 @@ impl Model {
         let weather = Weather {
             writes: random.u32(1..100),
             others: random.u32(0..20),
-            // Once the file was changed beside us, buffered writes are no longer trusted: half of the runs go without.
+            // Once the file was changed beside us, buffered writes are no longer trusted: half of
+            // the runs go without.
             beside: random.choice([0, 5]).unwrap_or(0),
         };
         let mut model = Model {
@@ -176,7 +179,8 @@ impl Model {
         }
         self.contents += 1;
         let content = self.contents;
-        // Old kernels' writeback lets go of the page before we have answered, but holds back READs of it.
+        // Old kernels' writeback lets go of the page before we have answered, but holds back READs
+        // of it.
         let pinned = self.random.bool();
         for index in range.first..range.end {
             self.cache[index as usize] = Some(Cached { content, pins: u32::from(pinned) });
@@ -256,7 +260,8 @@ impl Model {
         }
     }
 
-    /// Somebody writes to the file below; then the file is opened, and the kernel drops what it caches.
+    /// Somebody writes to the file below; then the file is opened, and the kernel drops what it
+    /// caches.
     fn change_beside(&mut self) {
         // The promise is close-to-open: who writes on both sides at once is on his own.
         while !self.doing.is_empty() {
@@ -367,7 +372,8 @@ impl Model {
                     self.state.end_change(ticket, Ended::Other, Some(stamp), self.consumed, true);
                 }
                 Phase::Answered => {
-                    // The kernel waits for pages that are locked or under writeback, then drops them too.
+                    // The kernel waits for pages that are locked or under writeback, then drops
+                    // them too.
                     finished = true;
                     for index in range.first..range.end {
                         let at = index as usize;
@@ -408,8 +414,8 @@ fn a_read_never_gets_a_stale_page_from_the_pool() {
     assert!(hits > 10_000 || fixed.is_some(), "only {hits} pages came from the pool: the test proves nothing");
 }
 
-/// Two rules matter only where changes of a file overlap. The mount's do not, so that the simulation of whole pools cannot notice when they
-/// are broken: this model must.
+/// Two rules matter only where changes of a file overlap. The mount's do not, so that the
+/// simulation of whole pools cannot notice when they are broken: this model must.
 #[test]
 fn rules_of_overlapping_changes_are_needed() {
     for rule in [Rule::Older, Rule::Lifted] {

@@ -1,4 +1,5 @@
-//! Which lenders a borrower has to do with: none that returns what does not verify, none twice, and none that is as slow as another one was.
+//! Which lenders a borrower has to do with: none that returns what does not verify, none twice, and
+//! none that is as slow as another one was.
 
 mod odd_lender;
 
@@ -209,7 +210,8 @@ fn who_was_set_back_to_an_earlier_state_begins_anew() {
     serving.into_iter().for_each(|serving| serving.join().unwrap());
 }
 
-/// Passes everything on to a lender and back, and knows the names of the sessions; while it is closed it lets nobody through.
+/// Passes everything on to a lender and back, and knows the names of the sessions; while it is
+/// closed it lets nobody through.
 struct Gate {
     address: std::net::SocketAddr,
     names: Arc<Mutex<Vec<[u8; 16]>>>,

@@ -1,4 +1,5 @@
-//! READs that are there at once: one question for those that a lender has, each answered once and rightly, whatever becomes of the question.
+//! READs that are there at once: one question for those that a lender has, each answered once and
+//! rightly, whatever becomes of the question.
 
 mod odd_lender;
 
@@ -54,7 +55,8 @@ impl World {
         assert!(testbed::wait_until(PATIENCE, || self.borrower.puts_under_way() == 0));
     }
 
-    /// Reads all of it by pages, which are there at once, beginning in the middle. Returns the messages and the pages of that.
+    /// Reads all of it by pages, which are there at once, beginning in the middle. Returns the
+    /// messages and the pages of that.
     fn read(&self) -> (u64, u64) {
         self.read_as(false)
     }
@@ -97,7 +99,8 @@ fn what_was_changed_is_read_alone() {
     world.borrower.change(&world.file, Change::Other { start, end }, stamp).applied(stamp, None);
     let (messages, pages) = world.read();
     assert_eq!(pages, PAGES as u64 - 1);
-    // What was begun when the changed page came is asked for then, and what is behind it begins anew.
+    // What was begun when the changed page came is asked for then, and what is behind it begins
+    // anew.
     let before = PAGES / 2 + 5;
     let expected = before.div_ceil(QUESTION_READS_MAX) + (PAGES - 1 - before).div_ceil(QUESTION_READS_MAX);
     assert_eq!(messages, expected as u64);
@@ -107,7 +110,8 @@ fn what_was_changed_is_read_alone() {
 fn what_the_lender_has_not_is_read_below() {
     let world = World::new(Strategy::NonInclusive, false);
     world.lender.behave(Manner::Forgets);
-    // Of each question half are missing; and after such an answer a READ is asked for alone, whose one page is there.
+    // Of each question half are missing; and after such an answer a READ is asked for alone, whose
+    // one page is there.
     let (messages, pages) = world.read();
     let (mut expected_messages, mut expected_pages, mut left) = (0, 0, PAGES);
     while left > 0 {
@@ -123,7 +127,8 @@ fn what_the_lender_has_not_is_read_below() {
     assert!(world.borrower.metrics().bad_pages.get() >= PAGES as u64 / 2);
 }
 
-/// One of several is changed after they were asked for: it alone is read again, and none shows what was there before.
+/// One of several is changed after they were asked for: it alone is read again, and none shows what
+/// was there before.
 #[test]
 fn what_changes_meanwhile_is_read_again() {
     for strategy in [Strategy::NonInclusive, Strategy::Exclusive] {
@@ -180,13 +185,15 @@ fn a_late_answer_is_waited_for_by_none() {
         assert_eq!(world.read_as(is_eager).1, 0);
         assert!(won.get() > before, "the disk was asked, and was first");
         world.lender.behave(Manner::Honest);
-        // What nobody waits for any longer is thrown away, all of it, and then the connections are good again.
+        // What nobody waits for any longer is thrown away, all of it, and then the connections are
+        // good again.
         let is_there = || (0..200).any(|_| world.read_as(is_eager).1 == PAGES as u64);
         assert!(testbed::wait_until(PATIENCE, is_there));
     }
 }
 
-/// What a late answer is raced for is all of its READ that is not there yet, also what comes in other messages: it is read below once.
+/// What a late answer is raced for is all of its READ that is not there yet, also what comes in
+/// other messages: it is read below once.
 #[test]
 fn what_was_raced_is_not_read_again() {
     let world = hedging();

@@ -1,7 +1,8 @@
-//! The structures and numbers of the kernel's FUSE interface (`<linux/fuse.h>`, version 7.45), in native byte order.
+//! The structures and numbers of the kernel's FUSE interface (`<linux/fuse.h>`, version 7.45), in
+//! native byte order.
 //!
-//! Facts only: no behaviour. Fields are called what the interface calls them, as far as that can be read. What a kernel older
-//! than 7.45 does not know it does not send, and does not offer in INIT.
+//! Facts only: no behaviour. Fields are called what the interface calls them, as far as that can be
+//! read. What a kernel older than 7.45 does not know it does not send, and does not offer in INIT.
 #![allow(missing_docs)] // The interface's own documentation says what each field and number means.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -213,14 +214,16 @@ pub const EXPIRE_ONLY: u32 = 1 << 0;
 pub const EXT_SECCTX_MAX: u32 = 31;
 /// Extension that names a supplementary group.
 pub const EXT_GROUPS: u32 = 32;
-/// In `uid` and `gid` of a request: the kernel does not say whose it is (with ALLOW_IDMAP, of all requests that create nothing).
+/// In `uid` and `gid` of a request: the kernel does not say whose it is (with ALLOW_IDMAP, of all
+/// requests that create nothing).
 pub const INVALID_ID: u32 = u32::MAX;
 /// Set in `unique` of a request that is sent again after a takeover.
 pub const UNIQUE_RESEND: u64 = 1 << 63;
 
 /// `_IOR(229, 0, u32)`: make this descriptor of /dev/fuse another one of that connection.
 pub const DEV_IOC_CLONE: u32 = 0x8004_e500;
-/// `_IOW(229, 1, BackingMap)`: a file below that open files may be passed through to. Returns its number.
+/// `_IOW(229, 1, BackingMap)`: a file below that open files may be passed through to. Returns its
+/// number.
 pub const DEV_IOC_BACKING_OPEN: u32 = 0x4010_e501;
 /// `_IOW(229, 2, u32)`: no more files that are opened are passed through to it.
 pub const DEV_IOC_BACKING_CLOSE: u32 = 0x4004_e502;

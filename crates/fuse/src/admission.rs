@@ -32,7 +32,8 @@ pub enum Class {
     Look,
     /// Opening a file: its lease may be somebody's.
     Open,
-    /// Bytes that are read from the backing file. Taken when a READ turns out to need them ([`admit_read`]).
+    /// Bytes that are read from the backing file. Taken when a READ turns out to need them
+    /// ([`admit_read`]).
     Read,
     /// Changes, which wait for each other, for the disk, and for a frozen file system to be thawed.
     Change,
@@ -57,10 +58,12 @@ const PARTS: [usize; 6] = [22, 22, 32, 24, 12, 8];
 /// Workers for which there is no token.
 pub const RESERVED_WORKERS: usize = 8;
 
-/// Requests that are deferred at the most. Each belongs to a thread that waits, or to the kernel's read-ahead or writeback.
+/// Requests that are deferred at the most. Each belongs to a thread that waits, or to the kernel's
+/// read-ahead or writeback.
 pub const DEFERRED_MAX: usize = 16_384;
 
-/// Bytes of deferred requests at the most: WRITEs have up to 1 MiB, which the caller has in memory, too.
+/// Bytes of deferred requests at the most: WRITEs have up to 1 MiB, which the caller has in memory,
+/// too.
 pub const DEFERRED_BYTES_MAX: usize = 512 << 20;
 
 /// The user, and the file system, to whose share a request counts.
@@ -206,7 +209,8 @@ impl Admission {
         self.lane(class).lock().give_back(who);
     }
 
-    /// Defers a request. The caller calls [`Admission::next`] afterwards. False: there are too many, and nothing is done.
+    /// Defers a request. The caller calls [`Admission::next`] afterwards. False: there are too
+    /// many, and nothing is done.
     pub(crate) fn defer(&self, request: Deferred) -> bool {
         let (who, len) = (request.who, request.bytes.len());
         let bytes = self.deferred_bytes.load(Ordering::Relaxed);
@@ -223,7 +227,8 @@ impl Admission {
         true
     }
 
-    /// The next deferred request that there is room for. It has a token, which is to be given back when it was handled.
+    /// The next deferred request that there is room for. It has a token, which is to be given back
+    /// when it was handled.
     pub(crate) fn next(&self) -> Option<Deferred> {
         if self.deferred.load(Ordering::SeqCst) == 0 {
             return None;
@@ -244,8 +249,9 @@ thread_local! {
     static REFUSED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// To be called by a handler of READs that is about to wait for the backing file: another worker reads meanwhile. False: this user's READs hold
-/// enough workers; the handler gives up, and defers the READ ([`crate::More::defer`]). Always true elsewhere.
+/// To be called by a handler of READs that is about to wait for the backing file: another worker
+/// reads meanwhile. False: this user's READs hold enough workers; the handler gives up, and defers
+/// the READ ([`crate::More::defer`]). Always true elsewhere.
 pub fn admit_read() -> bool {
     about_to_wait();
     if HELD.get().is_some() {

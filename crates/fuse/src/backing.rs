@@ -1,4 +1,5 @@
-//! Passthrough (Linux 6.9): what the kernel is told of a file below, so that it reads and writes open files there by itself, without us.
+//! Passthrough (Linux 6.9): what the kernel is told of a file below, so that it reads and writes
+//! open files there by itself, without us.
 //!
 //! What is promised of it elsewhere: `mount`'s `passing.rs`.
 
@@ -8,29 +9,33 @@ use rustix::fd::{AsFd, AsRawFd};
 use rustix::ioctl::{Ioctl, IoctlOutput, Opcode, Setter, ioctl};
 use std::ffi::c_void;
 
-/// Tells the kernel of a regular file, by any descriptor of it. Returns its number in the connection: until [`close`], files may be opened that
-/// are passed through to it.
+/// Tells the kernel of a regular file, by any descriptor of it. Returns its number in the
+/// connection: until [`close`], files may be opened that are passed through to it.
 ///
 /// # Errors
-/// EPERM without CAP_SYS_ADMIN, or where passthrough was not negotiated; ELOOP where the file lies on a stacked file system.
+/// EPERM without CAP_SYS_ADMIN, or where passthrough was not negotiated; ELOOP where the file lies
+/// on a stacked file system.
 pub fn open(connection: impl AsFd, file: impl AsFd) -> Result<u32, Errno> {
     let map = BackingMap { fd: file.as_fd().as_raw_fd(), ..BackingMap::default() };
     // SAFETY: the request reads a `BackingMap` through the pointer, and returns a number.
     unsafe { ioctl(connection, BackingOpen(map)) }
 }
 
-/// The kernel may forget the file of that number, as far as it is not open. The number may come back.
+/// The kernel may forget the file of that number, as far as it is not open. The number may come
+/// back.
 ///
 /// # Errors
 /// ENOENT if there is none.
 pub fn close(connection: impl AsFd, number: u32) -> Result<(), Errno> {
-    // SAFETY: the request reads one u32 through the pointer, which the setter owns for the duration of the call.
+    // SAFETY: the request reads one u32 through the pointer, which the setter owns for the duration
+    // of the call.
     unsafe { ioctl(connection, Setter::<{ DEV_IOC_BACKING_CLOSE }, u32>::new(number)) }
 }
 
 struct BackingOpen(BackingMap);
 
-// SAFETY: the request takes a pointer to a structure that it only reads, and its result is a number of no other meaning.
+// SAFETY: the request takes a pointer to a structure that it only reads, and its result is a number
+// of no other meaning.
 unsafe impl Ioctl for BackingOpen {
     type Output = u32;
     const IS_MUTATING: bool = false;

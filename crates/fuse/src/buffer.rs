@@ -15,7 +15,8 @@ unsafe impl Send for Buffer {}
 
 impl Buffer {
     pub(crate) fn new(len: usize) -> std::io::Result<Buffer> {
-        // SAFETY: a fresh anonymous mapping at an address of the kernel's choice; no existing memory is touched.
+        // SAFETY: a fresh anonymous mapping at an address of the kernel's choice; no existing
+        // memory is touched.
         let start = unsafe {
             mmap_anonymous(std::ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE)?
         };
@@ -37,7 +38,8 @@ impl Buffer {
 impl Deref for Buffer {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
-        // SAFETY: the mapping is `len` bytes of initialized (zero) memory and lives as long as `self`.
+        // SAFETY: the mapping is `len` bytes of initialized (zero) memory and lives as long as
+        // `self`.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
     }
 }

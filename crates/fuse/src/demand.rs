@@ -1,8 +1,10 @@
-//! How many workers a session needs: one more when all are held up, fewer when some were idle for long.
+//! How many workers a session needs: one more when all are held up, fewer when some were idle for
+//! long.
 //!
-//! As long as one worker is idle, a request that is held up delays no other (see [`crate::turns`]). So a *shortage* is that no worker is idle, and
-//! that requests take longer than a moment: more workers would not make quick requests quicker. This module counts; the owner of
-//! the session starts and ends threads.
+//! As long as one worker is idle, a request that is held up delays no other (see [`crate::turns`]).
+//! So a *shortage* is that no worker is idle, and that requests take longer than a moment: more
+//! workers would not make quick requests quicker. This module counts; the owner of the session
+//! starts and ends threads.
 
 use crate::turns::Turns;
 use std::sync::Arc;
@@ -58,7 +60,8 @@ impl Workforce {
         self.is_noticed()
     }
 
-    /// Whether an idle worker may end; counts it out of the surplus. The last idle worker never may.
+    /// Whether an idle worker may end; counts it out of the surplus. The last idle worker never
+    /// may.
     pub(crate) fn may_end(&mut self) -> bool {
         let may = self.surplus > 0 && self.idle > 1;
         self.surplus -= usize::from(may);
@@ -87,7 +90,8 @@ impl Drop for Starting {
 }
 
 impl Turns {
-    /// Waits for what the workers lack, for `period` at the most. Without `can_grow` no shortage counts.
+    /// Waits for what the workers lack, for `period` at the most. Without `can_grow` no shortage
+    /// counts.
     pub(crate) fn demand(&self, period: Duration, can_grow: bool) -> Demand {
         let deadline = Instant::now() + period;
         let mut waiting = self.waiting.lock();

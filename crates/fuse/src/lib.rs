@@ -1,12 +1,15 @@
 //! The kernel's FUSE protocol, and nothing else: no inode table, no policy, no file system.
 //!
-//! Why a crate of our own: the existing ones lack `O_TMPFILE`, statx, syncfs, the extensions of creating requests, the details
-//! of the suid rules, or taking over a connection that another process has negotiated.
+//! Why a crate of our own: the existing ones lack `O_TMPFILE`, statx, syncfs, the extensions of
+//! creating requests, the details of the suid rules, or taking over a connection that another
+//! process has negotiated.
 //!
 //! - [`abi`]: the structures and numbers of the kernel's interface.
-//! - [`request`]: bytes from the device become a [`Request`]; whatever does not decode becomes an error for that request.
+//! - [`request`]: bytes from the device become a [`Request`]; whatever does not decode becomes an
+//!   error for that request.
 //! - [`reply`]: answers, written in one system call each.
-//! - [`session`]: the connection: negotiation, [`Worker`]s that read requests and hand them to a [`Filesystem`].
+//! - [`session`]: the connection: negotiation, [`Worker`]s that read requests and hand them to a
+//!   [`Filesystem`].
 //! - `turns`: which of them reads; [`about_to_wait`], [`has_time`].
 //! - `admission`: how many workers the requests of one user may hold.
 //! - `demand`: how many workers are needed.
@@ -15,8 +18,9 @@
 //! - [`mounting`]: making and ending the mount.
 //! - [`mountinfo`]: the table of all mounts.
 //!
-//! Promises: nothing that the kernel sends makes this crate panic or read out of bounds; every request that expects an answer
-//! gets exactly one, also when its handler panics; and no answer is ever written twice.
+//! Promises: nothing that the kernel sends makes this crate panic or read out of bounds; every
+//! request that expects an answer gets exactly one, also when its handler panics; and no answer is
+//! ever written twice.
 
 pub mod abi;
 mod admission;

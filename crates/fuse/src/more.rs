@@ -47,7 +47,8 @@ impl<'a> More<'a> {
         More { device, admission, filesystem, capabilities: 0, leave, buffer: &mut [], kept: Some(0) }
     }
 
-    /// Puts a READ off that [`crate::admit_read`] has refused: it is handled when its user's READs hold fewer workers.
+    /// Puts a READ off that [`crate::admit_read`] has refused: it is handled when its user's READs
+    /// hold fewer workers.
     pub fn defer(&self, request: &Request<'static>, reply: Reply<'a>) {
         let Operation::Read(args) = request.operation else { return };
         let len = size_of::<abi::InHeader>() + size_of::<abi::ReadIn>();
@@ -61,8 +62,9 @@ impl<'a> More<'a> {
         }
     }
 
-    /// Waits until `other` is readable, or there is a request, at most so long: whether it is a request. Does not wait where another worker reads
-    /// requests meanwhile, or the one that was read last is to be handled first.
+    /// Waits until `other` is readable, or there is a request, at most so long: whether it is a
+    /// request. Does not wait where another worker reads requests meanwhile, or the one that was
+    /// read last is to be handled first.
     pub fn wait_beside(&self, other: BorrowedFd<'_>, limit: Duration) -> bool {
         self.kept.is_none() && !self.leave.load(Ordering::Acquire) && turns::wait_beside(other, limit)
     }
@@ -72,7 +74,8 @@ impl<'a> More<'a> {
         if self.kept.is_some() || self.leave.load(Ordering::Acquire) {
             return None;
         }
-        // A request that was taken back, or a signal, ends it, too; all other errors are there still for who reads next.
+        // A request that was taken back, or a signal, ends it, too; all other errors are there
+        // still for who reads next.
         let len = rustix::io::read(&**self.device, &mut *self.buffer).ok().filter(|len| *len > 0)?;
         let request = Request::decode(&self.buffer[..len], self.capabilities);
         let Ok(Request { header, operation: Operation::Read(args), .. }) = request else {

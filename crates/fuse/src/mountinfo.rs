@@ -1,7 +1,9 @@
-//! The table of mounts of this process's mount namespace: `/proc/self/mountinfo` (proc_pid_mountinfo(5)).
+//! The table of mounts of this process's mount namespace: `/proc/self/mountinfo`
+//! (proc_pid_mountinfo(5)).
 //!
-//! The table is opened once and read again when the kernel reports a change. An open table stays readable when somebody mounts
-//! something over `/proc`. No request is sent to any of the file systems in it.
+//! The table is opened once and read again when the kernel reports a change. An open table stays
+//! readable when somebody mounts something over `/proc`. No request is sent to any of the file
+//! systems in it.
 
 use crate::Errno;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -17,7 +19,8 @@ const PATH: &str = "/proc/self/mountinfo";
 /// One mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MountEntry {
-    /// The id of the mount, as statx(2) has it (`stx_mnt_id`). The kernel gives the id of a mount that is gone to a later one.
+    /// The id of the mount, as statx(2) has it (`stx_mnt_id`). The kernel gives the id of a mount
+    /// that is gone to a later one.
     pub id: u64,
     /// The number of the device, as `st_dev`.
     pub device: u64,
@@ -72,7 +75,8 @@ impl MountTable {
         Ok(MountTable { file: File::open(PATH)? })
     }
 
-    /// Whether a mount was made, changed or removed since the last call, or since the table was opened.
+    /// Whether a mount was made, changed or removed since the last call, or since the table was
+    /// opened.
     pub fn has_changed(&self) -> bool {
         let mut fds = [PollFd::new(&self.file, PollFlags::PRI)];
         loop {

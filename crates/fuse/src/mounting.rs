@@ -1,4 +1,5 @@
-//! Making and ending the mount: by mount(2) where we may, else by the set-uid program `fusermount3`.
+//! Making and ending the mount: by mount(2) where we may, else by the set-uid program
+//! `fusermount3`.
 
 use crate::Errno;
 use crate::abi;
@@ -27,11 +28,13 @@ pub struct Options {
     pub subtype: String,
     /// Whether users other than the one who mounts may use it.
     pub allow_other: bool,
-    /// No writes, set-uid programs, devices, programs: by [`MountFlags`] `RDONLY`, `NOSUID`, `NODEV`, `NOEXEC`.
+    /// No writes, set-uid programs, devices, programs: by [`MountFlags`] `RDONLY`, `NOSUID`,
+    /// `NODEV`, `NOEXEC`.
     pub flags: MountFlags,
 }
 
-/// Mounts on `mountpoint` by mount(2), which takes CAP_SYS_ADMIN. Returns the connection's descriptor.
+/// Mounts on `mountpoint` by mount(2), which takes CAP_SYS_ADMIN. Returns the connection's
+/// descriptor.
 pub fn mount(mountpoint: &Path, options: &Options) -> io::Result<OwnedFd> {
     let device = open(DEVICE, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
     let data = format!(
@@ -48,8 +51,9 @@ pub fn mount(mountpoint: &Path, options: &Options) -> io::Result<OwnedFd> {
     Ok(device)
 }
 
-/// Mounts on `mountpoint` by `fusermount3`, as an ordinary user. Returns the connection's descriptor. `NotFound` means that the
-/// program is not installed; for other errors it has said why on the standard error, which is part of the message.
+/// Mounts on `mountpoint` by `fusermount3`, as an ordinary user. Returns the connection's
+/// descriptor. `NotFound` means that the program is not installed; for other errors it has said why
+/// on the standard error, which is part of the message.
 pub fn mount_by_fusermount(mountpoint: &Path, options: &Options) -> io::Result<OwnedFd> {
     let (ours, theirs) = rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
     // The program inherits its end, so that one descriptor must not be closed on exec.
@@ -100,7 +104,8 @@ fn receive_descriptor(socket: &OwnedFd) -> io::Result<Option<OwnedFd>> {
     Ok(None)
 }
 
-/// Ends a mount. Without `lazy`, a mount in use is an error (EBUSY); with it, it disappears at once and ends with its last use.
+/// Ends a mount. Without `lazy`, a mount in use is an error (EBUSY); with it, it disappears at once
+/// and ends with its last use.
 pub fn unmount(mountpoint: &Path, lazy: bool) -> io::Result<()> {
     let flags = if lazy { UnmountFlags::DETACH } else { UnmountFlags::empty() };
     match rustix::mount::unmount(mountpoint, flags | UnmountFlags::NOFOLLOW) {
@@ -128,15 +133,16 @@ pub fn unmount(mountpoint: &Path, lazy: bool) -> io::Result<()> {
 pub fn clone_device(device: &OwnedFd) -> io::Result<OwnedFd> {
     let clone = open(DEVICE, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
     let original = device.as_raw_fd() as u32;
-    // SAFETY: FUSE_DEV_IOC_CLONE reads one u32 through the pointer, which the setter owns for the duration of the call.
+    // SAFETY: FUSE_DEV_IOC_CLONE reads one u32 through the pointer, which the setter owns for the
+    // duration of the call.
     unsafe {
         rustix::ioctl::ioctl(&clone, rustix::ioctl::Setter::<{ abi::DEV_IOC_CLONE }, u32>::new(original))?;
     }
     Ok(clone)
 }
 
-/// Whether `path` is a mount point whose type is `fuse.<subtype>`, and the device number of what is mounted there. Asks nothing
-/// of the mounted file system, which need not be served yet.
+/// Whether `path` is a mount point whose type is `fuse.<subtype>`, and the device number of what is
+/// mounted there. Asks nothing of the mounted file system, which need not be served yet.
 pub fn find(path: &Path, subtype: &str) -> io::Result<Option<u64>> {
     let kind = format!("fuse.{subtype}");
     let mounts = MountTable::open()?.read()?;

@@ -1,8 +1,9 @@
 //! Messages to the kernel that are not answers: drop what you cache.
 //!
-//! Never call these inside the handling of a request: the kernel takes locks (of the inode, its pages, the parent directory) that
-//! the request's caller may hold until it has its answer. Use a thread of their own. The exception is the attributes of what the caller
-//! holds: nothing is waited for to forget them.
+//! Never call these inside the handling of a request: the kernel takes locks (of the inode, its
+//! pages, the parent directory) that the request's caller may hold until it has its answer. Use a
+//! thread of their own. The exception is the attributes of what the caller holds: nothing is waited
+//! for to forget them.
 
 use crate::Errno;
 use crate::abi::{self, notify_code};
@@ -13,7 +14,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use zerocopy::IntoBytes;
 
-/// Sends notifications. ENOENT from any of them means that the kernel does not cache the thing, which is as good as success.
+/// Sends notifications. ENOENT from any of them means that the kernel does not cache the thing,
+/// which is as good as success.
 #[derive(Clone)]
 pub struct Notifier {
     device: Arc<OwnedFd>,
@@ -28,8 +30,8 @@ impl Notifier {
         send(self.device.as_fd(), 0, code, parts)
     }
 
-    /// Drops the attributes and the cached pages that hold bytes `offset..offset + len`; a `len` of 0 means to the end. With a
-    /// negative `offset`, only the attributes.
+    /// Drops the attributes and the cached pages that hold bytes `offset..offset + len`; a `len` of
+    /// 0 means to the end. With a negative `offset`, only the attributes.
     pub fn inval_inode(&self, nodeid: u64, offset: i64, len: i64) -> Result<(), Errno> {
         let out = abi::NotifyInvalInodeOut { ino: nodeid, off: offset, len };
         self.send(notify_code::INVAL_INODE, &[out.as_bytes()])
@@ -45,8 +47,8 @@ impl Notifier {
     /// Has the kernel believe in this end of a file, in bytes, if it believes in an earlier one.
     /// Stores nothing in its cache, and drops nothing.
     ///
-    /// The message says that bytes follow, for the cache, which the kernel cannot read. It moves the
-    /// end before it tries (fs/fuse/dev.c, `fuse_notify_store`; 6.1 to 6.18), and then returns
+    /// The message says that bytes follow, for the cache, which the kernel cannot read. It moves
+    /// the end before it tries (fs/fuse/dev.c, `fuse_notify_store`; 6.1 to 6.18), and then returns
     /// EFAULT. Meanwhile it locks the first page of these bytes: so it waits for what holds this
     /// page locked, as for dropping pages. It is the page before the last, because whoever appends
     /// may hold that locked.
@@ -68,15 +70,16 @@ impl Notifier {
         self.send(notify_code::DELETE, &[out.as_bytes(), name.to_bytes_with_nul()])
     }
 
-    /// Has the kernel forget the nodes among these that nobody uses (Linux 6.18, minor version [`abi::PRUNE_MINOR`]; EINVAL before).
-    /// At most [`abi::PRUNE_NODES_MAX`] of them.
+    /// Has the kernel forget the nodes among these that nobody uses (Linux 6.18, minor version
+    /// [`abi::PRUNE_MINOR`]; EINVAL before). At most [`abi::PRUNE_NODES_MAX`] of them.
     pub fn prune(&self, nodes: &[u64]) -> Result<(), Errno> {
         let nodes = &nodes[..nodes.len().min(abi::PRUNE_NODES_MAX)];
         let out = abi::NotifyPruneOut { count: nodes.len() as u32, padding: 0, spare: 0 };
         self.send(notify_code::PRUNE, &[out.as_bytes(), nodes.as_bytes()])
     }
 
-    /// Asks for all requests again that were read but not answered (after a takeover; needs HAS_RESEND).
+    /// Asks for all requests again that were read but not answered (after a takeover; needs
+    /// HAS_RESEND).
     pub fn resend(&self) -> Result<(), Errno> {
         self.send(notify_code::RESEND, &[])
     }

@@ -1,7 +1,7 @@
 //! Answers to requests. Each is one system call; data are written from where they lie.
 //!
-//! A [`Reply`] answers once: sending consumes it, and one that is dropped unsent answers EIO, so that no caller of the file
-//! system ever waits for an answer that was forgotten.
+//! A [`Reply`] answers once: sending consumes it, and one that is dropped unsent answers EIO, so
+//! that no caller of the file system ever waits for an answer that was forgotten.
 
 use crate::Errno;
 use crate::abi;
@@ -36,8 +36,8 @@ impl<'a> Reply<'a> {
         self.parts(&[])
     }
 
-    /// Refused. The kernel takes no number from 512 on, and its caller would wait for ever: those of file systems below that they
-    /// were to keep to themselves (NFS has some) are EIO.
+    /// Refused. The kernel takes no number from 512 on, and its caller would wait for ever: those
+    /// of file systems below that they were to keep to themselves (NFS has some) are EIO.
     pub fn error(mut self, errno: Errno) -> Result<(), Errno> {
         self.open = false;
         let number = errno.raw_os_error();
@@ -54,8 +54,9 @@ impl<'a> Reply<'a> {
         self.parts(&[data])
     }
 
-    /// Done, with up to three pieces as the answer. An error means that the kernel did not take it: the caller of the file system
-    /// will never see what it says, so references it hands out (lookup counts, file handles) must be taken back.
+    /// Done, with up to three pieces as the answer. An error means that the kernel did not take it:
+    /// the caller of the file system will never see what it says, so references it hands out
+    /// (lookup counts, file handles) must be taken back.
     pub fn parts(mut self, parts: &[&[u8]]) -> Result<(), Errno> {
         self.open = false;
         send(self.device, self.unique, 0, parts)
@@ -98,7 +99,8 @@ pub(crate) fn send_unreadable(device: BorrowedFd<'_>, code: i32, data: &[u8], un
     let unreadable = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: unreadable };
     let parts = [part(header.as_bytes()), part(data), unreadable];
     loop {
-        // SAFETY: the kernel only reads from these addresses, of which two are borrowed, and refuses the third one.
+        // SAFETY: the kernel only reads from these addresses, of which two are borrowed, and
+        // refuses the third one.
         let sent = unsafe { libc::writev(device.as_raw_fd(), parts.as_ptr(), parts.len() as i32) };
         if sent >= 0 {
             return Ok(());

@@ -1,7 +1,8 @@
 //! From the bytes of a request to a typed operation.
 //!
-//! Every length is checked against the bytes at hand. What does not decode is an error for that one request; an opcode that is
-//! not known is [`Operation::Unknown`], for which ENOSYS is the right answer. Names are what the kernel sent, of any encoding.
+//! Every length is checked against the bytes at hand. What does not decode is an error for that one
+//! request; an opcode that is not known is [`Operation::Unknown`], for which ENOSYS is the right
+//! answer. Names are what the kernel sent, of any encoding.
 
 use crate::abi::{self, opcode};
 use std::ffi::CStr;
@@ -30,7 +31,8 @@ pub struct Request<'a> {
     pub supplementary_group: Option<u32>,
 }
 
-/// What is asked. The fields are those of the kernel's structures and the names and bytes behind them.
+/// What is asked. The fields are those of the kernel's structures and the names and bytes behind
+/// them.
 #[derive(Debug)]
 #[allow(missing_docs)] // One variant per opcode; the interface's own documentation says what each means.
 pub enum Operation<'a> {
@@ -176,17 +178,20 @@ pub fn header(bytes: &[u8]) -> Result<abi::InHeader, DecodeError> {
 }
 
 impl<'a> Request<'a> {
-    /// The kernel's number of the request, the same when it is sent again. Numbers grow in the order in which requests are queued.
+    /// The kernel's number of the request, the same when it is sent again. Numbers grow in the
+    /// order in which requests are queued.
     pub fn number(&self) -> u64 {
         self.header.unique & !abi::UNIQUE_RESEND
     }
 
-    /// Whether it is sent again, because a daemon before this one has read it and not answered: it may have been done already.
+    /// Whether it is sent again, because a daemon before this one has read it and not answered: it
+    /// may have been done already.
     pub fn is_resent(&self) -> bool {
         self.header.unique & abi::UNIQUE_RESEND != 0
     }
 
-    /// Decodes what was read from the device; `capabilities` are those negotiated (see [`abi::init`]).
+    /// Decodes what was read from the device; `capabilities` are those negotiated (see
+    /// [`abi::init`]).
     pub fn decode(bytes: &'a [u8], capabilities: u64) -> Result<Request<'a>, DecodeError> {
         let header = header(bytes)?;
         let body = bytes.get(size_of::<abi::InHeader>()..header.len as usize).ok_or(DecodeError)?;
@@ -280,7 +285,8 @@ fn decode_operation(code: u32, mut rest: Cursor<'_>, capabilities: u64) -> Resul
     })
 }
 
-/// Finds the group among the extensions. Security contexts, which we never negotiate, and newer kinds are passed over.
+/// Finds the group among the extensions. Security contexts, which we never negotiate, and newer
+/// kinds are passed over.
 fn supplementary_group(extensions: &[u8]) -> Result<Option<u32>, DecodeError> {
     let mut group = None;
     let mut rest = extensions;
@@ -341,7 +347,8 @@ mod tests {
         assert!(Request::decode(&bytes, abi::init::SETXATTR_EXT).is_err());
     }
 
-    /// Every opcode, cut off at every length and filled with hostile numbers: decodes or fails, never panics.
+    /// Every opcode, cut off at every length and filled with hostile numbers: decodes or fails,
+    /// never panics.
     #[test]
     fn no_bytes_panic() {
         let mut state = 0x9e37_79b9_7f4a_7c15u64;

@@ -1,7 +1,9 @@
-//! A connection to the kernel: negotiation, and workers that read requests and hand them to a [`Filesystem`].
+//! A connection to the kernel: negotiation, and workers that read requests and hand them to a
+//! [`Filesystem`].
 //!
-//! A session knows no threads: each [`Worker`] has a descriptor and buffers of its own, and runs on whatever thread calls
-//! [`Worker::serve`]. Memory is fixed: two buffers of a little over 1 MiB per worker, touched only as far as requests reach.
+//! A session knows no threads: each [`Worker`] has a descriptor and buffers of its own, and runs on
+//! whatever thread calls [`Worker::serve`]. Memory is fixed: two buffers of a little over 1 MiB per
+//! worker, touched only as far as requests reach.
 
 use crate::abi::{self, init};
 use crate::admission::{self, Admission, Class, Deferred, Who};
@@ -26,13 +28,15 @@ use sync::polling::{POLL_MAX, Patience};
 /// Largest WRITE and READ, in bytes. The kernel's own bound is 256 pages.
 pub const IO_BYTES_MAX: usize = 1 << 20;
 pub(crate) const PAGE_BYTES: usize = 4096;
-/// Requests are read to where the data of a WRITE begin on a page, so that they can be written on with O_DIRECT.
+/// Requests are read to where the data of a WRITE begin on a page, so that they can be written on
+/// with O_DIRECT.
 const REQUEST_START: usize = PAGE_BYTES - size_of::<abi::InHeader>() - size_of::<abi::WriteIn>();
 /// Room for a largest WRITE, which is the largest of all requests.
 const REQUEST_BUFFER_BYTES: usize = PAGE_BYTES + IO_BYTES_MAX + PAGE_BYTES;
 
-/// With PASSTHROUGH: how deep what is mounted here may stand in a stack of file systems. It may lie on others that are not stacked, and one
-/// such as overlayfs may lie on it (fs/fuse/passthrough.c; FILESYSTEM_MAX_STACK_DEPTH is 2).
+/// With PASSTHROUGH: how deep what is mounted here may stand in a stack of file systems. It may lie
+/// on others that are not stacked, and one such as overlayfs may lie on it (fs/fuse/passthrough.c;
+/// FILESYSTEM_MAX_STACK_DEPTH is 2).
 const STACK_DEPTH_MAX: u32 = 1;
 
 /// What the file system would like; the kernel's offer limits it.
@@ -42,10 +46,11 @@ pub struct Wish {
     pub capabilities: u64,
     /// Read-ahead window, in bytes.
     pub readahead_bytes_max: u32,
-    /// Requests in the background (read-ahead, writeback, asynchronous direct I/O) that may be under way at once.
+    /// Requests in the background (read-ahead, writeback, asynchronous direct I/O) that may be
+    /// under way at once.
     pub background_max: u16,
-    /// Granularity of the times that the kernel keeps by itself with WRITEBACK_CACHE, in nanoseconds: at
-    /// most 1,000,000,000.
+    /// Granularity of the times that the kernel keeps by itself with WRITEBACK_CACHE, in
+    /// nanoseconds: at most 1,000,000,000.
     pub time_granularity_ns: u32,
 }
 
@@ -60,11 +65,12 @@ pub struct Negotiated {
 
 /// Answers requests. Called from many workers at once.
 pub trait Filesystem: Sync {
-    /// Handles one request and answers it. `scratch` is the worker's, page-aligned, at least [`IO_BYTES_MAX`] bytes, and holds
-    /// anything; it is meant for the answer's data.
+    /// Handles one request and answers it. `scratch` is the worker's, page-aligned, at least
+    /// [`IO_BYTES_MAX`] bytes, and holds anything; it is meant for the answer's data.
     fn handle(&self, request: &Request<'_>, reply: Reply<'_>, scratch: &mut [u8]);
 
-    /// What a request that is no READ may have to wait for: it is handled when its user may hold one more worker for that.
+    /// What a request that is no READ may have to wait for: it is handled when its user may hold
+    /// one more worker for that.
     fn class(&self, request: &Request<'_>) -> Option<Class> {
         let _ = request;
         None
@@ -168,7 +174,8 @@ impl Session {
         }
     }
 
-    /// The session is going to have so many workers at the most. To be called before the first one is made.
+    /// The session is going to have so many workers at the most. To be called before the first one
+    /// is made.
     pub fn limit_workers(&mut self, most: usize) {
         self.admission = Arc::new(Admission::new(most));
         if self.negotiated.capabilities & abi::init::HAS_RESEND == 0 {
@@ -212,7 +219,8 @@ impl Session {
         Ok(())
     }
 
-    /// Ends [`Session::try_again`] for good. Requests that are put off stay unanswered, for a successor.
+    /// Ends [`Session::try_again`] for good. Requests that are put off stay unanswered, for a
+    /// successor.
     pub fn close_later(&self) {
         self.admission.later.close();
     }
@@ -224,8 +232,9 @@ impl Session {
         self.admission.later.pause(limit)
     }
 
-    /// Set, it has every worker end before it reads one request more. One that waits for a request must be interrupted by a signal to
-    /// see it, again and again while [`Worker::reading`] says that it reads. Those that wait for their turn get it from who ends.
+    /// Set, it has every worker end before it reads one request more. One that waits for a request
+    /// must be interrupted by a signal to see it, again and again while [`Worker::reading`] says
+    /// that it reads. Those that wait for their turn get it from who ends.
     pub fn leave(&self) -> &Arc<AtomicBool> {
         &self.leave
     }
@@ -245,8 +254,8 @@ impl Session {
         Notifier::new(self.device.clone())
     }
 
-    /// Waits for what the workers lack, for `period` at the most: one more, because all are held up, if that `can` be; or fewer. One thread may
-    /// wait for it.
+    /// Waits for what the workers lack, for `period` at the most: one more, because all are held
+    /// up, if that `can` be; or fewer. One thread may wait for it.
     pub fn demand(&self, period: Duration, can_grow: bool) -> Demand {
         self.turns.demand(period, can_grow)
     }
@@ -261,11 +270,13 @@ impl Session {
         self.turns.close();
     }
 
-    /// A worker with a descriptor of its own, so that workers do not share the kernel's queue of what they have read.
+    /// A worker with a descriptor of its own, so that workers do not share the kernel's queue of
+    /// what they have read.
     pub fn worker(&self) -> io::Result<Worker> {
         let device = match mounting::clone_device(&self.device) {
             Ok(device) => device,
-            // Where /dev/fuse cannot be opened (a sandbox), the workers share one queue: slower, and as right.
+            // Where /dev/fuse cannot be opened (a sandbox), the workers share one queue: slower,
+            // and as right.
             Err(_) => self.device.try_clone()?,
         };
         self.worker_on(device)
@@ -279,8 +290,9 @@ impl Session {
         self.worker_with(Arc::new(device))
     }
 
-    /// A worker that shares the connection's own descriptor, which costs none. The kernel's queue of what was read from it is shared, too, which
-    /// does not matter to a worker that is there because others are held up.
+    /// A worker that shares the connection's own descriptor, which costs none. The kernel's queue
+    /// of what was read from it is shared, too, which does not matter to a worker that is there
+    /// because others are held up.
     pub fn extra_worker(&self) -> io::Result<Worker> {
         let flags = rustix::fs::fcntl_getfl(&self.device)?;
         rustix::fs::fcntl_setfl(&self.device, flags | rustix::fs::OFlags::NONBLOCK)?;
@@ -289,8 +301,9 @@ impl Session {
 
     fn worker_with(&self, device: Arc<OwnedFd>) -> io::Result<Worker> {
         let request = Buffer::new(REQUEST_BUFFER_BYTES)?;
-        // A page that is not there yet is faulted in while the kernel hands over a request. If we are killed just then, that fails, and
-        // the kernel fails the request for good instead of sending it again.
+        // A page that is not there yet is faulted in while the kernel hands over a request. If we
+        // are killed just then, that fails, and the kernel fails the request for good instead of
+        // sending it again.
         request.populate();
         Ok(Worker {
             starting: Some(Starting::new(&self.turns)),
@@ -306,7 +319,8 @@ impl Session {
     }
 }
 
-/// Reads requests and has them answered: one at a time, but for READs that the file system likes to answer together.
+/// Reads requests and has them answered: one at a time, but for READs that the file system likes to
+/// answer together.
 pub struct Worker {
     starting: Option<Starting>,
     device: Arc<OwnedFd>,
@@ -320,8 +334,8 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// Its descriptor of the connection. As long as any process has it open, the kernel keeps the requests that were read from it
-    /// and not answered.
+    /// Its descriptor of the connection. As long as any process has it open, the kernel keeps the
+    /// requests that were read from it and not answered.
     pub fn device(&self) -> BorrowedFd<'_> {
         self.device.as_fd()
     }
@@ -331,7 +345,8 @@ impl Worker {
         &self.reading
     }
 
-    /// Serves until the mount is gone or the worker is asked to leave, neither of which is an error.
+    /// Serves until the mount is gone or the worker is asked to leave, neither of which is an
+    /// error.
     pub fn serve(&mut self, filesystem: &dyn Filesystem) -> io::Result<Served> {
         let mut place = Place::new(&self.turns, &self.device);
         drop(self.starting.take());
@@ -376,7 +391,8 @@ impl Worker {
         let Ok(header) = request::header(bytes) else { return None };
         let reply = Reply::new(self.device.as_fd(), header.unique);
         let scratch = &mut self.scratch[..];
-        // A panic in a handler is a bug of ours; the unsent replies answer EIO, and all others are served on.
+        // A panic in a handler is a bug of ours; the unsent replies answer EIO, and all others are
+        // served on.
         match Request::decode(bytes, self.capabilities) {
             Ok(Request { header, operation: Operation::Read(args), .. }) => {
                 let buffer = &mut self.request[REQUEST_START..];
@@ -452,8 +468,8 @@ fn cannot_fail(request: &Request<'_>) -> bool {
     }
 }
 
-/// Reads one request. Where there is none, it waits if it is to, which only one worker should: the kernel wakes all who do
-/// (fs/fuse/dev.c, fuse_dev_poll). Time to `leave` is ECANCELED.
+/// Reads one request. Where there is none, it waits if it is to, which only one worker should: the
+/// kernel wakes all who do (fs/fuse/dev.c, fuse_dev_poll). Time to `leave` is ECANCELED.
 fn read_request(
     device: &OwnedFd,
     buffer: &mut [u8],
@@ -505,7 +521,8 @@ mod tests {
         }
     }
 
-    /// Whatever arrives and whatever the file system does with it: one answer each, in order, and serving goes on.
+    /// Whatever arrives and whatever the file system does with it: one answer each, in order, and
+    /// serving goes on.
     #[test]
     fn every_request_is_answered_once() {
         let (kernel, device) =

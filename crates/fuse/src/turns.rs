@@ -1,8 +1,8 @@
 //! Whose turn it is to read requests: one worker's, for as long as it is quick.
 //!
-//! Were all workers to read at once, the kernel would wake another one for each request: its caches are cold, and a thread that was just
-//! about to read goes to sleep instead. So one worker has the *turn*. It reads a request, handles it, and reads the next. The others
-//! wait:
+//! Were all workers to read at once, the kernel would wake another one for each request: its caches
+//! are cold, and a thread that was just about to read goes to sleep instead. So one worker has the
+//! *turn*. It reads a request, handles it, and reads the next. The others wait:
 //!
 //! ```text
 //!            pass (about to wait), or leave
@@ -12,15 +12,17 @@
 //!   held, one request for longer than a look of the watcher ──▶ held by the watcher
 //! ```
 //!
-//! - Who knows that a request will take its time says so ([`about_to_wait`]), and another worker is called at once.
-//! - For everything else one of those who wait, the *watcher*, looks whether the request is still the one of its last look. If so, it
-//!   takes the turn over. So a request that waits for another one finds a worker that reads, whatever it waits for, as long as there
-//!   is one that handles nothing.
+//! - Who knows that a request will take its time says so ([`about_to_wait`]), and another worker is
+//!   called at once.
+//! - For everything else one of those who wait, the *watcher*, looks whether the request is still
+//!   the one of its last look. If so, it takes the turn over. So a request that waits for another
+//!   one finds a worker that reads, whatever it waits for, as long as there is one that handles
+//!   nothing.
 //! - While nothing comes, nobody looks. The next request calls a watcher again.
 //!
-//! Who was held up waits for a turn as all others when it has finished; but if requests wait just then, it reads one without the turn.
-//! Two workers that read are harmless, whatever they take each other for. What must never happen here: that none reads while one
-//! waits for the turn.
+//! Who was held up waits for a turn as all others when it has finished; but if requests wait just
+//! then, it reads one without the turn. Two workers that read are harmless, whatever they take each
+//! other for. What must never happen here: that none reads while one waits for the turn.
 
 use crate::demand::Workforce;
 use parking_lot::{Condvar, Mutex, MutexGuard};
@@ -32,8 +34,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 use sync::polling::{POLL_MAX, Patience};
 
-/// Time between two looks of the watcher: at first, and while all requests are quick. A request that says nothing is held up for twice as
-/// long at the most before somebody else reads.
+/// Time between two looks of the watcher: at first, and while all requests are quick. A request
+/// that says nothing is held up for twice as long at the most before somebody else reads.
 const LOOK_FIRST: Duration = Duration::from_micros(50);
 const LOOK_MAX: Duration = Duration::from_micros(200);
 
@@ -46,7 +48,8 @@ const FREE: u64 = 0b01;
 const HANDLING: u64 = 0b10;
 /// Who holds it takes further requests while one is handled.
 const GATHERING: u64 = 0b100;
-/// The rest of the word counts requests and changes of holder, so that no two states of a mount's life are alike.
+/// The rest of the word counts requests and changes of holder, so that no two states of a mount's
+/// life are alike.
 const ONE: u64 = 0b1000;
 
 /// The turn of one session, and those who wait for it.
@@ -78,27 +81,30 @@ pub(crate) struct Waiting {
 }
 
 thread_local! {
-    /// What this thread's worker serves and reads from, and its turn, as long as nobody else has taken it.
+    /// What this thread's worker serves and reads from, and its turn, as long as nobody else has
+    /// taken it.
     static OWN: RefCell<Option<(Arc<Turns>, Arc<OwnedFd>)>> = const { RefCell::new(None) };
     static TURN: Cell<Option<u64>> = const { Cell::new(None) };
 }
 
-/// To be called by a handler that is about to wait for a disk, a network or another request: another worker reads meanwhile. Does nothing
-/// anywhere else, and nothing the second time.
+/// To be called by a handler that is about to wait for a disk, a network or another request:
+/// another worker reads meanwhile. Does nothing anywhere else, and nothing the second time.
 pub fn about_to_wait() {
     if let Some(turn) = TURN.take() {
         OWN.with_borrow(|own| own.as_ref().map(|(turns, _)| turns.pass(turn)));
     }
 }
 
-/// To be called when whoever handles a request has read another one: it is not held up by the first.
+/// To be called when whoever handles a request has read another one: it is not held up by the
+/// first.
 pub(crate) fn went_on() {
     if let Some(turn) = TURN.take() {
         TURN.set(OWN.with_borrow(|own| own.as_ref().and_then(|(turns, _)| turns.went_on(turn))));
     }
 }
 
-/// Waits until `other` is readable or there is a request, at most so long; whether it is a request. Does not wait without the turn to read it.
+/// Waits until `other` is readable or there is a request, at most so long; whether it is a request.
+/// Does not wait without the turn to read it.
 pub(crate) fn wait_beside(other: BorrowedFd<'_>, limit: Duration) -> bool {
     let Some(turn) = TURN.take() else { return false };
     OWN.with_borrow(|own| {
@@ -118,8 +124,8 @@ pub(crate) fn wait_beside(other: BorrowedFd<'_>, limit: Duration) -> bool {
     })
 }
 
-/// To be called by a handler that would rather keep its processor busy than sleep for a moment: whether nothing else is to be done. If
-/// requests wait, this one counts as [`about_to_wait`].
+/// To be called by a handler that would rather keep its processor busy than sleep for a moment:
+/// whether nothing else is to be done. If requests wait, this one counts as [`about_to_wait`].
 pub fn has_time() -> bool {
     let is_idle = || OWN.with_borrow(|own| own.as_ref().is_some_and(|(_, device)| is_quiet(device)));
     let has_time = TURN.get().is_some_and(|turn| turn & GATHERING != 0 || is_idle());
@@ -182,7 +188,8 @@ impl Turns {
         self.word.compare_exchange(word, turn, Ordering::SeqCst, Ordering::SeqCst).ok().map(|_| turn)
     }
 
-    /// Looks after the one who has the turn, until it is taken over, or free, or nothing comes any more.
+    /// Looks after the one who has the turn, until it is taken over, or free, or nothing comes any
+    /// more.
     fn watch(&self, waiting: &mut MutexGuard<'_, Waiting>) -> Option<u64> {
         let mut seen = self.word.load(Ordering::SeqCst);
         let (mut look, mut looks_idle) = (LOOK_FIRST, 0);
@@ -201,7 +208,8 @@ impl Turns {
             }
             seen = word;
         };
-        // Before the word is looked at again by `wait`: a request after that one finds that nobody watches, or is found there.
+        // Before the word is looked at again by `wait`: a request after that one finds that nobody
+        // watches, or is found there.
         self.watched.store(false, Ordering::SeqCst);
         turn
     }
@@ -228,7 +236,8 @@ impl Turns {
         turn
     }
 
-    /// Who handles a request waits for something, and reads the next one as soon as it is there. None: somebody else has the turn meanwhile.
+    /// Who handles a request waits for something, and reads the next one as soon as it is there.
+    /// None: somebody else has the turn meanwhile.
     fn rests(&self, turn: u64) -> Option<u64> {
         let resting = turn & !HANDLING;
         self.word.compare_exchange(turn, resting, Ordering::SeqCst, Ordering::SeqCst).ok().map(|_| resting)
@@ -280,8 +289,9 @@ impl Place {
         Place { turns: turns.clone(), device: device.clone(), turn: None }
     }
 
-    /// Waits for the turn, unless it is still one's own, or there is enough to do for two: to sleep and be called would only cost then. False: this
-    /// worker is not needed any more, and is to end.
+    /// Waits for the turn, unless it is still one's own, or there is enough to do for two: to sleep
+    /// and be called would only cost then. False: this worker is not needed any more, and is to
+    /// end.
     pub(crate) fn wait(&mut self) -> bool {
         if self.turn.is_none() && (self.turns.is_gathering() || is_quiet(&self.device)) {
             self.turn = self.turns.wait();

@@ -23,7 +23,8 @@ pub struct Extent {
 pub enum Place {
     /// In one piece at this page of the disk.
     At(u64),
-    /// It may not be on the disk, or not for long, or not as it is: a hole, delayed allocation, unwritten, encrypted, inline, shared.
+    /// It may not be on the disk, or not for long, or not as it is: a hole, delayed allocation,
+    /// unwritten, encrypted, inline, shared.
     Unsettled,
     /// In several pieces, or across pages of the disk.
     Unaligned,
@@ -34,11 +35,13 @@ pub enum Place {
 pub struct FileMap {
     /// In the order of the file, without overlaps.
     extents: Vec<Extent>,
-    /// Bytes of the file, from the beginning of one to the end of the other, that `extents` says all about: in order, without overlaps.
+    /// Bytes of the file, from the beginning of one to the end of the other, that `extents` says
+    /// all about: in order, without overlaps.
     asked: Vec<(u64, u64)>,
 }
 
-/// Extents of one file that are remembered. Beyond it all of them are forgotten, and asked for anew.
+/// Extents of one file that are remembered. Beyond it all of them are forgotten, and asked for
+/// anew.
 pub const EXTENTS_MAX: usize = 4096;
 
 impl FileMap {
@@ -99,8 +102,9 @@ impl FileMap {
     }
 }
 
-/// Files that are remembered, and what the file system has said of all of them since they were forgotten last: extents, and ranges that it was asked for.
-/// Beyond either all files are forgotten, and asked for anew.
+/// Files that are remembered, and what the file system has said of all of them since they were
+/// forgotten last: extents, and ranges that it was asked for. Beyond either all files are
+/// forgotten, and asked for anew.
 const FILES_MAX: usize = 4096;
 const LEARNED_MAX: usize = 1 << 17;
 

@@ -1,7 +1,8 @@
-//! The guest's side: tells its host what its kernel evicts from one file system, and what it reads into its page cache.
+//! The guest's side: tells its host what its kernel evicts from one file system, and what it reads
+//! into its page cache.
 //!
-//! One thread does it all. Whatever fails, the guest has lost nothing: what does not reach the host is read from the disk as ever. Without
-//! a host there is no tap, so that evictions cost nothing.
+//! One thread does it all. Whatever fails, the guest has lost nothing: what does not reach the host
+//! is read from the disk as ever. Without a host there is no tap, so that evictions cost nothing.
 
 use crate::extents::Place;
 use crate::volume::{InodeKey, Volume};
@@ -24,9 +25,11 @@ use zerocopy::little_endian::{U32, U64};
 
 /// Evicted pages that are looked up and sent together: 1 MiB.
 const BATCH_PAGES: usize = 256;
-/// Pages sent that the host has not answered yet. More wait in the tap's ring, and when that is full they are left out.
+/// Pages sent that the host has not answered yet. More wait in the tap's ring, and when that is
+/// full they are left out.
 const UNANSWERED_PAGES_MAX: usize = 1024;
-/// Pages that were read and of which the host is not told yet. Of more it is not told: it keeps its copies until its kernel needs the room.
+/// Pages that were read and of which the host is not told yet. Of more it is not told: it keeps its
+/// copies until its kernel needs the room.
 const HELD_PAGES_MAX: usize = 1 << 16;
 /// How long a page that is being read may take until the host may let its copy go.
 const READ_TIME: Duration = Duration::from_millis(250);

@@ -1,7 +1,8 @@
 //! The host's side: takes what guests evict, and has it in the page cache of their images.
 //!
-//! A connection is one guest's, with a thread of its own, and can do nothing to any image but that guest's. What it can cost is
-//! bounded: guests are known by name, each has one connection, and a frame at a time is dealt with.
+//! A connection is one guest's, with a thread of its own, and can do nothing to any image but that
+//! guest's. What it can cost is bounded: guests are known by name, each has one connection, and a
+//! frame at a time is dealt with.
 
 use mount::Mount;
 use mount::images::{Image, Placing};
@@ -34,7 +35,8 @@ use zerocopy::FromBytes;
 
 /// How long a guest may take for the rest of a frame that it has begun, or to take an answer.
 const FRAME_LIMIT: Duration = Duration::from_secs(10);
-/// How the names of threads begin that open images through the mount: killed, they may wait for an answer that only a successor can give.
+/// How the names of threads begin that open images through the mount: killed, they may wait for an
+/// answer that only a successor can give.
 pub const THREADS: &str = "puma-guest";
 /// Connections that are being greeted at once. When one more comes, the oldest goes.
 const STRANGERS_MAX: usize = 16;
@@ -147,7 +149,8 @@ macro_rules! statistics {
         }
 
         impl Status {
-            /// Name and meaning of each number. `placed_pages` is how it is now, the others only grow.
+            /// Name and meaning of each number. `placed_pages` is how it is now, the others only
+            /// grow.
             pub const MEANINGS: &'static [(&'static str, &'static str)] = &[$((stringify!($name), $meaning),)*];
         }
 
@@ -175,7 +178,8 @@ statistics! {
 
 struct Known {
     guest: Guest,
-    /// Why it is not served. The beginning of an image is the guest's to write: what it says there is no reason to leave the others.
+    /// Why it is not served. The beginning of an image is the guest's to write: what it says there
+    /// is no reason to leave the others.
     problem: Option<Problem>,
     statistics: Statistics,
     /// A guest that comes and goes all the time must not fill the log.
@@ -218,7 +222,8 @@ pub struct Host {
 }
 
 impl Host {
-    /// Looks at the images. Guests wait until [`Host::run`]. Those whose image cannot be used are not served.
+    /// Looks at the images. Guests wait until [`Host::run`]. Those whose image cannot be used are
+    /// not served.
     ///
     /// # Errors
     /// When no image can be used, or guests cannot be told apart.
@@ -302,7 +307,8 @@ impl Host {
         }
     }
 
-    /// Serves guests until it is stopped, and all their connections have ended: none has an image open then. To be called once.
+    /// Serves guests until it is stopped, and all their connections have ended: none has an image
+    /// open then. To be called once.
     pub fn run(&self) {
         let listener = {
             let mut listening = self.listener.lock();
@@ -552,7 +558,8 @@ impl Placed {
 fn make_room(shared: &Shared, known: &Known, image: &Image, pages: u64, placed: &mut Placed) -> io::Result<()> {
     let Some(pages_max) = shared.config.pages_max else { return Ok(()) };
     let room = pages_max.saturating_sub(pages);
-    // Those that the guest has read, and those that were placed again since, are in the list as well: it has a limit of its own.
+    // Those that the guest has read, and those that were placed again since, are in the list as
+    // well: it has a limit of its own.
     while image.placed_pages() > room || placed.order.len() as u64 > pages_max.saturating_mul(2) {
         let Some(oldest) = placed.take_oldest() else { break };
         if image.take_back(oldest)? {

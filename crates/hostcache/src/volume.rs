@@ -161,9 +161,10 @@ impl Volume {
         self.device
     }
 
-    /// Where pages of a file are on the disk; none if the file is there no more. What the file system has said before counts as long as the
-    /// file looks the same. Where it has moved bytes without a trace (online defragmentation), what is returned is a place where they
-    /// were: [`Volume::forget`] it.
+    /// Where pages of a file are on the disk; none if the file is there no more. What the file
+    /// system has said before counts as long as the file looks the same. Where it has moved bytes
+    /// without a trace (online defragmentation), what is returned is a place where they were:
+    /// [`Volume::forget`] it.
     ///
     /// # Errors
     /// Those of the file system, and of a missing right.
@@ -236,8 +237,8 @@ impl Volume {
 fn handle_form(root: &OwnedFd, inode: u64) -> Result<(HandleForm, u32), String> {
     let mut raw = RawHandle { len: HANDLE_BYTES_MAX as u32, kind: 0, bytes: [0; HANDLE_BYTES_MAX] };
     let mut mount = 0i32;
-    // SAFETY: `raw` begins as the kernel's struct file_handle and has room for the `len` bytes it announces; the path is a
-    // NUL-terminated string and `mount` is writable.
+    // SAFETY: `raw` begins as the kernel's struct file_handle and has room for the `len` bytes it
+    // announces; the path is a NUL-terminated string and `mount` is writable.
     let result = unsafe {
         libc::syscall(
             libc::SYS_name_to_handle_at,
@@ -315,11 +316,12 @@ struct FiemapExtent {
 /// `_IOWR('f', 11, struct fiemap)`, whose size is that without extents.
 const FS_IOC_FIEMAP: libc::Ioctl = 0xC020_660B_u32 as libc::Ioctl;
 const FIEMAP_EXTENT_LAST: u32 = 1;
-/// All but LAST and MERGED: what is unknown, delayed, encoded, encrypted, not aligned, inline, in a tail, unwritten or shared, and whatever
-/// kernels after this one say.
+/// All but LAST and MERGED: what is unknown, delayed, encoded, encrypted, not aligned, inline, in a
+/// tail, unwritten or shared, and whatever kernels after this one say.
 const NOT_PLAIN: u32 = !(FIEMAP_EXTENT_LAST | 0x1000);
 
-/// What the file system says of the bytes from `start` on: up to which it has said all, and its extents.
+/// What the file system says of the bytes from `start` on: up to which it has said all, and its
+/// extents.
 fn extents(file: impl AsFd, start: u64, end: u64) -> io::Result<(u64, Vec<Extent>)> {
     let none = FiemapExtent { logical: 0, physical: 0, length: 0, reserved64: [0; 2], flags: 0, reserved: [0; 3] };
     let mut map = Box::new(Fiemap {

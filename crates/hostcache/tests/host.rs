@@ -1,4 +1,5 @@
-//! What a host does with pages that guests say they have evicted: real mounts, real sockets, and a guest that says what it likes.
+//! What a host does with pages that guests say they have evicted: real mounts, real sockets, and a
+//! guest that says what it likes.
 
 use borrower::Borrower;
 use fastrand::Rng;
@@ -148,7 +149,8 @@ impl Says {
         Ok(frame.body.to_vec())
     }
 
-    /// Has it that these pages were evicted; those that a machine that stood still has missed once more.
+    /// Has it that these pages were evicted; those that a machine that stood still has missed once
+    /// more.
     fn demote(&mut self, pages: &[(usize, [u8; PAGE_SIZE])]) -> Vec<Fate> {
         let mut fates = self.demote_once(pages);
         let all_came = wait_until(PATIENCE, || {
@@ -267,7 +269,8 @@ fn a_page_that_was_written_is_known_as_it_was_written() {
     );
     assert!(read(&file, 8) == page_of(8, 5) && read(&file, 9) == page_of(9, 5));
 
-    // A discard takes the bytes away; so does whoever changes the image beside the mount, once that was seen.
+    // A discard takes the bytes away; so does whoever changes the image beside the mount, once that
+    // was seen.
     let hole = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
     rustix::fs::fallocate(&file, hole, 10 * PAGE_SIZE as u64, PAGE_SIZE as u64).unwrap();
     evict(&file);
@@ -337,7 +340,8 @@ fn a_limit_takes_the_oldest_away_and_copies_may_stay() {
     assert!(images.host.status()[0].limited_pages >= PAGES as u64 - 40);
 }
 
-/// A guest that writes its disk, and a liar that says it had evicted what was there before: whoever reads gets what was written.
+/// A guest that writes its disk, and a liar that says it had evicted what was there before: whoever
+/// reads gets what was written.
 #[test]
 fn no_page_hides_what_was_written() {
     const STORED_MIN: usize = 150;
@@ -358,7 +362,8 @@ fn no_page_hides_what_was_written() {
                 scope.spawn(move || {
                     let file = images.image("disk");
                     let mut random = Rng::with_seed(seed ^ writer as u64);
-                    // Each has pages of its own, side by side with the others', and knows what it has written there.
+                    // Each has pages of its own, side by side with the others', and knows what it
+                    // has written there.
                     let mut rounds = [0u8; HOT_PAGES];
                     while !ended.load(Ordering::Relaxed) {
                         let nth = random.usize(..HOT_PAGES);

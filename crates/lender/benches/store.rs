@@ -1,5 +1,5 @@
-//! What the lender's store costs: a put that replaces a page, one that takes the place of another, gets and misses. The pages are too many
-//! for the processor's caches, as they are in earnest.
+//! What the lender's store costs: a put that replaces a page, one that takes the place of another,
+//! gets and misses. The pages are too many for the processor's caches, as they are in earnest.
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use lender::store::{Got, Key, Owner, Store};

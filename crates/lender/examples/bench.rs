@@ -1,7 +1,9 @@
-//! How fast a lender is, over TCP on the loopback interface, beside what the same machine does without one.
+//! How fast a lender is, over TCP on the loopback interface, beside what the same machine does
+//! without one.
 //!
-//! `cargo run --release -p lender --example bench`. Each line says what was measured, its median and 99th percentile for
-//! one request, and pages a second. The floor of a get is a bare ping-pong of the same sizes.
+//! `cargo run --release -p lender --example bench`. Each line says what was measured, its median
+//! and 99th percentile for one request, and pages a second. The floor of a get is a bare ping-pong
+//! of the same sizes.
 
 use lender::{Capacity, Config, Security, Server};
 use page::{FileKey, PAGE_SIZE, PageId, Version};

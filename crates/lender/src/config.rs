@@ -24,12 +24,13 @@ pub enum Capacity {
 pub struct Config {
     /// Where it listens.
     pub listen: Address,
-    /// How much it lends at the most. It takes memory only as it is used, and only out of free memory.
+    /// How much it lends at the most. It takes memory only as it is used, and only out of free
+    /// memory.
     pub capacity: Capacity,
     /// Free memory that is never lent.
     pub reserve_bytes: u64,
-    /// How long the pages of a borrower that lost its connection are kept for it; zero: not at all. Longer than
-    /// [`wire::GRACE_SECONDS_MAX`] is of no use.
+    /// How long the pages of a borrower that lost its connection are kept for it; zero: not at all.
+    /// Longer than [`wire::GRACE_SECONDS_MAX`] is of no use.
     pub grace: Duration,
     /// What it may use of the network and of the processors.
     pub limits: Limits,
@@ -37,8 +38,8 @@ pub struct Config {
     pub security: Security,
 }
 
-/// [`Config::grace`] if nobody says anything else: a switch or a daemon starts again in this time, and memory that nobody comes
-/// back for is not held for long.
+/// [`Config::grace`] if nobody says anything else: a switch or a daemon starts again in this time,
+/// and memory that nobody comes back for is not held for long.
 pub const GRACE_DEFAULT: Duration = Duration::from_secs(30);
 
 /// Why a lender does not start, in a line that says what to do.

@@ -1,8 +1,8 @@
-//! One connection after its greeting: what a frame does, what it costs, and what is answered. No socket, no waiting; [`crate::hub`] has
-//! those, [`crate::greeting`] what comes before.
+//! One connection after its greeting: what a frame does, what it costs, and what is answered. No
+//! socket, no waiting; [`crate::hub`] has those, [`crate::greeting`] what comes before.
 //!
-//! The peer decides what comes, so nothing here trusts it: a frame that breaks the protocol ends the connection. The store is locked for
-//! a few pages at a time and never while bytes travel.
+//! The peer decides what comes, so nothing here trusts it: a frame that breaks the protocol ends
+//! the connection. The store is locked for a few pages at a time and never while bytes travel.
 
 use crate::pace::Cost;
 use crate::receipt::Receipt;
@@ -20,7 +20,8 @@ use wire::{GetItem, Header, Kind, PutItem, WireKey};
 use zerocopy::little_endian::U64;
 use zerocopy::{FromBytes, IntoBytes};
 
-/// Pages copied in or out with the store locked: 10 to 50 microseconds that another borrower may have to wait.
+/// Pages copied in or out with the store locked: 10 to 50 microseconds that another borrower may
+/// have to wait.
 pub const LOCKED_PAGES: usize = 32;
 
 /// A connection that has joined a session.
@@ -33,7 +34,8 @@ pub struct Connection {
     lost: Vec<Key>,
     /// What was not charged yet.
     cost: Cost,
-    /// Time of a processor that this thread had used when it began with this connection, if that is measured.
+    /// Time of a processor that this thread had used when it began with this connection, if that is
+    /// measured.
     begun_cpu_ns: Option<u64>,
 }
 
@@ -123,7 +125,8 @@ impl Connection {
         }
     }
 
-    /// Charges the session for what was done since the last time. Returns how long it has to wait until it is its turn again.
+    /// Charges the session for what was done since the last time. Returns how long it has to wait
+    /// until it is its turn again.
     pub fn charge(&mut self) -> Duration {
         let cost = std::mem::take(&mut self.cost);
         let number = self.joined.usage.number;

@@ -1,24 +1,29 @@
-//! What others take of the memory that is to stay free, and what the lender gives back for it, before they have to take it themselves.
+//! What others take of the memory that is to stay free, and what the lender gives back for it,
+//! before they have to take it themselves.
 //!
-//! The kernel takes lent pages for whoever needs memory; but it has that one wait while it searches and unmaps them, about as long as the
-//! allocation itself takes. So the reserve ([`crate::Config::reserve_bytes`]) is more than a bound for the store's growth: what others take of it,
-//! the lender puts back, and it looks so often that they cannot use it up in between.
+//! The kernel takes lent pages for whoever needs memory; but it has that one wait while it searches
+//! and unmaps them, about as long as the allocation itself takes. So the reserve
+//! ([`crate::Config::reserve_bytes`]) is more than a bound for the store's growth: what others take
+//! of it, the lender puts back, and it looks so often that they cannot use it up in between.
 //!
-//! It gives for what others have *grown*, not for what is missing of the reserve. Where the page cache fills all memory, as it does on any
-//! machine in the end, next to nothing is ever free; then what is lent may stay until the kernel wants it, or somebody grows.
+//! It gives for what others have *grown*, not for what is missing of the reserve. Where the page
+//! cache fills all memory, as it does on any machine in the end, next to nothing is ever free; then
+//! what is lent may stay until the kernel wants it, or somebody grows.
 //!
 //! Pure: memory comes as numbers, and nothing here looks at a clock.
 
 use crate::headroom::Memory;
 use std::time::Duration;
 
-/// What a machine's programs allocate in a second at the most, in bytes: two processors that do nothing else.
+/// What a machine's programs allocate in a second at the most, in bytes: two processors that do
+/// nothing else.
 const GROWTH_BYTES_PER_S: u64 = 4 << 30;
 
 /// The shortest time between two looks.
 pub const LOOK_MIN: Duration = Duration::from_millis(1);
 
-/// Growth up to this part of all memory is noise: what the kernel's own cleaning leaves free now and then.
+/// Growth up to this part of all memory is noise: what the kernel's own cleaning leaves free now
+/// and then.
 const NOISE_SHARE: u64 = 256;
 /// And up to this part of the reserve, where that is less.
 const NOISE_RESERVE_SHARE: u64 = 4;
@@ -39,7 +44,8 @@ pub struct Demand {
 }
 
 impl Demand {
-    /// A look: there is `memory`, of which the store holds `held_bytes`. Returns how many bytes it has to give back.
+    /// A look: there is `memory`, of which the store holds `held_bytes`. Returns how many bytes it
+    /// has to give back.
     pub fn look(&mut self, memory: Memory, held_bytes: u64, reserve_bytes: u64) -> u64 {
         let Memory { total_bytes, free_bytes } = memory;
         let others_bytes = total_bytes.saturating_sub(free_bytes).saturating_sub(held_bytes);
@@ -61,13 +67,15 @@ impl Demand {
         wanted_bytes.saturating_sub(free_bytes).min(grown_bytes.saturating_mul(2)).min(held_bytes)
     }
 
-    /// Whether others have just taken of the reserve, so that nothing is to be lent until the next look.
+    /// Whether others have just taken of the reserve, so that nothing is to be lent until the next
+    /// look.
     pub fn grows(&self) -> bool {
         self.grows
     }
 
-    /// Time until the next look: less than it takes others to use up what is free, but `most` where there is nothing to give, no reserve to give it
-    /// for, or where nothing is free anyway and nobody grows.
+    /// Time until the next look: less than it takes others to use up what is free, but `most` where
+    /// there is nothing to give, no reserve to give it for, or where nothing is free anyway and
+    /// nobody grows.
     pub fn next_look(&self, memory: Memory, held_bytes: u64, reserve_bytes: u64, most: Duration) -> Duration {
         let is_filled = memory.free_bytes < reserve_bytes / 2;
         if held_bytes == 0 || reserve_bytes == 0 || is_filled && !self.grows {
@@ -90,7 +98,8 @@ mod tests {
         Memory { total_bytes: 1024 * MIB, free_bytes: free_mib * MIB }
     }
 
-    /// Somebody allocates as fast as two processors can beside a full store: the free memory never ends while there is something lent.
+    /// Somebody allocates as fast as two processors can beside a full store: the free memory never
+    /// ends while there is something lent.
     #[test]
     fn who_allocates_at_full_speed_finds_free_memory() {
         let mut demand = Demand::default();
@@ -116,7 +125,8 @@ mod tests {
         assert_eq!(given, [0, 0, 0, 0, 10, 0, 0, 0, 0, 10]);
     }
 
-    /// A machine whose memory is full of page cache: hardly anything is free, and what is free goes up and down.
+    /// A machine whose memory is full of page cache: hardly anything is free, and what is free goes
+    /// up and down.
     #[test]
     fn a_full_page_cache_is_no_demand() {
         let mut demand = Demand::default();

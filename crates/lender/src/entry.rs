@@ -1,9 +1,12 @@
-//! A connection's place among the [`sessions`](crate::sessions): the edge that waits for others to leave, and frees pages.
+//! A connection's place among the [`sessions`](crate::sessions): the edge that waits for others to
+//! leave, and frees pages.
 //!
-//! Place, session and pages are given up by dropping the [`Entry`] that [`Shared::enter`] gave, so that no way out of a
-//! connection, not even a panic, can forget it. Only a lender that stops frees no more than takes no time: the rest goes with its memory.
+//! Place, session and pages are given up by dropping the [`Entry`] that [`Shared::enter`] gave, so
+//! that no way out of a connection, not even a panic, can forget it. Only a lender that stops frees
+//! no more than takes no time: the rest goes with its memory.
 //!
-//! Lock order: [`Shared::table`], then [`Shared::store`]. Neither is ever held during I/O on a socket.
+//! Lock order: [`Shared::table`], then [`Shared::store`]. Neither is ever held during I/O on a
+//! socket.
 
 use crate::sessions::{Joined, Name, Refusal};
 use crate::shared::Shared;
@@ -14,8 +17,9 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 use wire::address::Stream;
 
-/// How long a connection that resumes a session waits for those of before to leave. They are told to, so it takes them as long
-/// as what they have received takes to store; a borrower waits twice as long for its Welcome.
+/// How long a connection that resumes a session waits for those of before to leave. They are told
+/// to, so it takes them as long as what they have received takes to store; a borrower waits twice
+/// as long for its Welcome.
 const TAKE_OVER_LIMIT: Duration = Duration::from_secs(1);
 
 /// Pages of a leaving session freed in one go, with the store locked: well below a millisecond.
@@ -51,7 +55,8 @@ impl Shared {
 }
 
 impl Entry {
-    /// Joins a session as its main connection; waits for those that it replaces. See [`crate::sessions::Table::join_main`].
+    /// Joins a session as its main connection; waits for those that it replaces. See
+    /// [`crate::sessions::Table::join_main`].
     pub fn join_main(&self, name: Name, next_version: Option<Version>) -> Result<Joined, Refusal> {
         let deadline = Instant::now() + TAKE_OVER_LIMIT;
         let mut table = self.shared.table.lock();
@@ -73,8 +78,8 @@ impl Entry {
         self.shared.table.lock().join_get(self.number, name)
     }
 
-    /// Leaves the session, and frees as many of the pages that go with it as takes no time. True: dropping the entry takes longer, as
-    /// there are more.
+    /// Leaves the session, and frees as many of the pages that go with it as takes no time. True:
+    /// dropping the entry takes longer, as there are more.
     pub fn leave(&mut self) -> bool {
         let over = {
             let mut table = self.shared.table.lock();
@@ -95,7 +100,8 @@ impl Drop for Entry {
         }
         if let Some(owner) = self.leaving {
             let mut store = self.shared.store.lock();
-            // Page by page, 256 GiB take most of a minute, for which a lender that stops would be waited for. Nobody asks it for a page any more.
+            // Page by page, 256 GiB take most of a minute, for which a lender that stops would be
+            // waited for. Nobody asks it for a page any more.
             while !self.shared.stop.is_requested() && !store.remove_owner(owner, REMOVAL_PAGES) {
                 store.bump();
             }

@@ -1,5 +1,5 @@
-//! Doors for the crate `fuzz`: what takes apart the bytes of borrowers and of the kernel's files. No part of the interface,
-//! and nothing of it decides anything.
+//! Doors for the crate `fuzz`: what takes apart the bytes of borrowers and of the kernel's files.
+//! No part of the interface, and nothing of it decides anything.
 
 use crate::entry::Entry;
 use crate::headroom::{self, Memory};
@@ -59,7 +59,8 @@ impl Lender {
         }
     }
 
-    /// Pages stored (those of zeros too), sessions, connections, and connections given up for a broken frame.
+    /// Pages stored (those of zeros too), sessions, connections, and connections given up for a
+    /// broken frame.
     pub fn left(&self) -> (u32, usize, usize, u64) {
         let table = self.shared.table.lock();
         let store = self.shared.store.lock();

@@ -1,8 +1,9 @@
 //! The beginning of a connection, in a thread of its own: from the first frame to the Welcome.
 //!
-//! Whoever comes is a stranger until then. What one can cost is bounded in time ([`HELLO_LIMIT`]), bytes
-//! ([`wire::FIRST_BODY_BYTES_MAX`]) and number ([`crate::sessions::STRANGERS_MAX`]), and as handshakes are arithmetic, and joining a
-//! session may have to wait for another connection to leave, each has a thread, which can hold up nobody who is in.
+//! Whoever comes is a stranger until then. What one can cost is bounded in time ([`HELLO_LIMIT`]),
+//! bytes ([`wire::FIRST_BODY_BYTES_MAX`]) and number ([`crate::sessions::STRANGERS_MAX`]), and as
+//! handshakes are arithmetic, and joining a session may have to wait for another connection to
+//! leave, each has a thread, which can hold up nobody who is in.
 
 use crate::connection::Connection;
 use crate::entry::Entry;
@@ -29,7 +30,8 @@ const SEND_TICK: Duration = Duration::from_secs(1);
 const _: () = assert!(wire::secure::SEAL_BYTES + size_of::<Hello>() <= wire::FIRST_BODY_BYTES_MAX);
 const _: () = assert!(wire::secure::HANDSHAKE_BYTES <= wire::FIRST_BODY_BYTES_MAX);
 
-/// Greets whoever connects. Who is welcome is handed back, to be served by a hub; of anybody else nothing is left.
+/// Greets whoever connects. Who is welcome is handed back, to be served by a hub; of anybody else
+/// nothing is left.
 pub fn receive(shared: &Arc<Shared>, stream: Arc<Stream>, entry: Entry) -> Option<Member> {
     match greet(shared, &stream, &entry) {
         Ok((connection, reader)) => Some(Member::new(stream, entry, connection, reader)),
@@ -75,7 +77,8 @@ pub fn refuse(shared: &Shared, stream: &Stream, channel: &Channel, code: u32, te
     }
 }
 
-/// The first frames: whoever comes has to have the pool's key, if there is one, before anything of a session is touched.
+/// The first frames: whoever comes has to have the pool's key, if there is one, before anything of
+/// a session is touched.
 fn greet(shared: &Arc<Shared>, stream: &Stream, entry: &Entry) -> Result<(Connection, FrameReader), Broken> {
     stream.set_read_timeout(Some(HELLO_TICK)).map_err(Broken::Io)?;
     stream.set_write_timeout(Some(SEND_TICK)).map_err(Broken::Io)?;

@@ -1,11 +1,13 @@
 //! How much memory nobody uses, of the machine and of the memory cgroups that this process is in.
 //!
-//! The tightest of them counts: `MemFree` of the machine, and for the process's cgroup and each one above it the limit less
-//! the usage, in version 1 and version 2 of cgroups. The page cache counts as used (it is somebody's), and so do the pages
-//! that were lent, even those that the kernel may take: that is what keeps the lender from growing into anybody's cache.
+//! The tightest of them counts: `MemFree` of the machine, and for the process's cgroup and each one
+//! above it the limit less the usage, in version 1 and version 2 of cgroups. The page cache counts
+//! as used (it is somebody's), and so do the pages that were lent, even those that the kernel may
+//! take: that is what keeps the lender from growing into anybody's cache.
 //!
-//! Only files are read here, below a root that tests can choose. A file that is missing or makes no sense bounds
-//! nothing, but without `meminfo` there is an error: then nothing is known, and the caller must not grow.
+//! Only files are read here, below a root that tests can choose. A file that is missing or makes no
+//! sense bounds nothing, but without `meminfo` there is an error: then nothing is known, and the
+//! caller must not grow.
 
 use page::PAGE_SIZE;
 use std::io;
@@ -14,7 +16,8 @@ use std::path::{Path, PathBuf};
 /// Limits from here on mean "none": version 1 says so with the largest number of pages there is.
 const UNLIMITED_BYTES: u64 = 1 << 60;
 
-/// Cgroups above each other that are looked at; nobody nests them deeper, and the kernel's limit need not be known.
+/// Cgroups above each other that are looked at; nobody nests them deeper, and the kernel's limit
+/// need not be known.
 const CGROUP_DEPTH_MAX: usize = 64;
 
 /// What is there, and what is free, in bytes, of the tightest.
@@ -33,7 +36,8 @@ pub struct Usage {
     pub memory: Memory,
     /// What is free, together with page cache that was used once, or not lately; of the tightest.
     pub spare_bytes: u64,
-    /// Pages that were read again after they had been evicted, since ever: of the innermost cgroup with a limit, or of the machine.
+    /// Pages that were read again after they had been evicted, since ever: of the innermost cgroup
+    /// with a limit, or of the machine.
     pub refaulted_pages: u64,
 }
 
@@ -168,8 +172,8 @@ impl Headroom {
         Ok(meminfo_bytes(&meminfo, "MemTotal:").ok_or(io::ErrorKind::InvalidData)?)
     }
 
-    /// How long others have waited for memory. A cgroup without a limit does not count by itself: that of a service knows of the lender's own
-    /// threads alone.
+    /// How long others have waited for memory. A cgroup without a limit does not count by itself:
+    /// that of a service knows of the lender's own threads alone.
     pub fn stalls(&mut self) -> Stalls {
         let told = |path: PathBuf| stalled_us(&std::fs::read_to_string(path).ok()?);
         // What cannot be found out now is found out when memory is read.
@@ -181,18 +185,21 @@ impl Headroom {
         }
     }
 
-    /// How much of the machine's memory the kernel frees again whenever it is used: the sum of its zones' high watermarks. 0 where it cannot be
-    /// read. Not to be asked for all the time, as no zone gives or takes memory while it is written down.
+    /// How much of the machine's memory the kernel frees again whenever it is used: the sum of its
+    /// zones' high watermarks. 0 where it cannot be read. Not to be asked for all the time, as no
+    /// zone gives or takes memory while it is written down.
     pub fn watermark_bytes(&self) -> u64 {
         std::fs::read_to_string(self.proc.join("zoneinfo")).map_or(0, |zoneinfo| watermark_bytes(&zoneinfo))
     }
 
-    /// How many lazily freed pages the kernel has taken since ever, from anybody. `None` when it does not count them.
+    /// How many lazily freed pages the kernel has taken since ever, from anybody. `None` when it
+    /// does not count them.
     pub fn lazily_freed_pages(&self) -> Option<u64> {
         lazily_freed_pages(&std::fs::read_to_string(self.proc.join("vmstat")).ok()?)
     }
 
-    /// Without cgroups there is no list of them; any other failure must not look as if there were no limit.
+    /// Without cgroups there is no list of them; any other failure must not look as if there were
+    /// no limit.
     fn refresh_groups(&mut self) -> io::Result<()> {
         let read = |name| match std::fs::read(self.proc.join(name)) {
             Ok(bytes) => Ok(String::from_utf8_lossy(&bytes).into_owned()),
@@ -208,8 +215,8 @@ impl Headroom {
     }
 }
 
-/// The folders of the files that tell how much memory there is and how it is used, now and should the process be moved to another cgroup:
-/// for who takes all others out of a lender's reach.
+/// The folders of the files that tell how much memory there is and how it is used, now and should
+/// the process be moved to another cgroup: for who takes all others out of a lender's reach.
 pub fn memory_folders() -> Vec<PathBuf> {
     let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     let cgroups =
@@ -217,7 +224,8 @@ pub fn memory_folders() -> Vec<PathBuf> {
     ["/proc", "/sys"].map(PathBuf::from).into_iter().chain(cgroups.map(|(_, mount_point)| mount_point)).collect()
 }
 
-/// Where the hierarchy of cgroups that governs memory is mounted: that of version 1 with the memory controller, else version 2.
+/// Where the hierarchy of cgroups that governs memory is mounted: that of version 1 with the memory
+/// controller, else version 2.
 ///
 /// # Errors
 /// When there is none.
@@ -238,8 +246,9 @@ pub(crate) fn group_directories(membership: &str, mounts: &str) -> Vec<PathBuf> 
     find_groups(membership, mounts).into_iter().map(|group| group.directory).collect()
 }
 
-/// The cgroups that say something about memory, the innermost of each hierarchy first, up to what is mounted. A hierarchy's own root has no
-/// limit, and its files say so. But in a cgroup namespace what looks like the root is the container's own group, whose limit counts.
+/// The cgroups that say something about memory, the innermost of each hierarchy first, up to what
+/// is mounted. A hierarchy's own root has no limit, and its files say so. But in a cgroup namespace
+/// what looks like the root is the container's own group, whose limit counts.
 fn find_groups(membership: &str, mounts: &str) -> Vec<Group> {
     let mut groups = Vec::new();
     for line in membership.lines() {
@@ -254,7 +263,8 @@ fn find_groups(membership: &str, mounts: &str) -> Vec<Group> {
             _ => continue,
         };
         let Some((root, mount_point)) = mounts.lines().find_map(|line| cgroup_mount(line, kind)) else { continue };
-        // In a container the mount may show only a part of the tree; what lies above it is not ours to see.
+        // In a container the mount may show only a part of the tree; what lies above it is not ours
+        // to see.
         let inside = match Path::new(path).strip_prefix(root) {
             Ok(inside) => inside,
             Err(_) => Path::new(path).strip_prefix("/").unwrap_or(Path::new("")),
@@ -273,7 +283,8 @@ fn find_groups(membership: &str, mounts: &str) -> Vec<Group> {
     groups
 }
 
-/// Root and mount point, when this line of `mountinfo` is a mount of the kind of cgroup that governs memory.
+/// Root and mount point, when this line of `mountinfo` is a mount of the kind of cgroup that
+/// governs memory.
 fn cgroup_mount<'a>(line: &'a str, kind: &str) -> Option<(&'a str, PathBuf)> {
     // id parent major:minor root mount-point options [tags] - type source super-options
     let (left, right) = line.split_once(" - ")?;
@@ -314,7 +325,8 @@ pub(crate) fn lazily_freed_pages(vmstat: &str) -> Option<u64> {
     vmstat.lines().find_map(|line| line.strip_prefix("pglazyfreed ")?.trim().parse().ok())
 }
 
-/// Each zone's is a line of its own; the limits of its processors' lists have other names (`high:`, `high_min:`).
+/// Each zone's is a line of its own; the limits of its processors' lists have other names (`high:`,
+/// `high_min:`).
 pub(crate) fn watermark_bytes(zoneinfo: &str) -> u64 {
     let pages = |line: &str| line.trim_start().strip_prefix("high ")?.trim().parse::<u64>().ok();
     zoneinfo.lines().filter_map(pages).fold(0, u64::saturating_add).saturating_mul(PAGE_SIZE as u64)
@@ -459,7 +471,8 @@ mod tests {
         }
     }
 
-    /// As containers have it on most systems: the process and the mount are at the root of a cgroup namespace, which is the container's.
+    /// As containers have it on most systems: the process and the mount are at the root of a cgroup
+    /// namespace, which is the container's.
     #[test]
     fn the_root_of_a_namespace_has_its_limit() {
         let version_2 = [("memory.max", "52428800\n"), ("memory.high", "max\n"), ("memory.current", "20971520\n")];

@@ -1,10 +1,12 @@
 //! The thread that keeps the store in step with the machine.
 //!
-//! Ten times a second, or more often where little is left free, it looks how much memory is free and tells the store, which takes no more than
-//! that until the next look; it judges the pressure; and it gives back what others take of the reserve ([`crate::demand`]). Ten times a
-//! second it also looks whether the kernel has taken lazily freed pages, anybody's, and then searches for those of ours. What is
-//! found gone is noted for the borrowers; their connections send the notices. And it frees the pages of borrowers that did not
-//! come back. While nothing is to be lent, it gives back what still is.
+//! Ten times a second, or more often where little is left free, it looks how much memory is free
+//! and tells the store, which takes no more than that until the next look; it judges the pressure;
+//! and it gives back what others take of the reserve ([`crate::demand`]). Ten times a second it
+//! also looks whether the kernel has taken lazily freed pages, anybody's, and then searches for
+//! those of ours. What is found gone is noted for the borrowers; their connections send the
+//! notices. And it frees the pages of borrowers that did not come back. While nothing is to be
+//! lent, it gives back what still is.
 //!
 //! Nothing here waits for a borrower. When memory cannot be read, the store does not grow.
 
@@ -17,15 +19,18 @@ use page::PAGE_SIZE;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-/// Time between two looks, at the most. In it a 10 Gbit/s network brings 120 MB at the most; the usual reserve is more.
+/// Time between two looks, at the most. In it a 10 Gbit/s network brings 120 MB at the most; the
+/// usual reserve is more.
 const TICK: Duration = Duration::from_millis(100);
 /// What a stored page costs of memory: itself, its record and index entry, its page table entry.
 const PAGE_COST_BYTES: u64 = PAGE_SIZE as u64 + 31 + 5 + 8;
 /// Slots searched with the store locked: 64 MiB of them, some 100 microseconds.
 const SCAN_SLOTS: u32 = 16_384;
-/// A search that took a time is not repeated before this many times as long: it may use a tenth of a processor.
+/// A search that took a time is not repeated before this many times as long: it may use a tenth of
+/// a processor.
 const SCAN_REST: u32 = 9;
-/// Time between two looks at what the kernel keeps free. It changes when somebody sets it, and for a while when memory is fragmented.
+/// Time between two looks at what the kernel keeps free. It changes when somebody sets it, and for
+/// a while when memory is fragmented.
 const WATERMARKS_REST: Duration = Duration::from_secs(1);
 /// The kernel frees a little more than up to its watermarks: this part of them.
 const WATERMARKS_MARGIN_SHARE: u64 = 8;
@@ -136,8 +141,8 @@ impl Housekeeper {
         }
     }
 
-    /// What is free on the machine beyond what the kernel keeps free. Up to there it reclaims from everybody's page cache what is taken, so a lender
-    /// that took it would never see it end.
+    /// What is free on the machine beyond what the kernel keeps free. Up to there it reclaims from
+    /// everybody's page cache what is taken, so a lender that took it would never see it end.
     fn unclaimed_bytes(&mut self, machine: Memory, now: Instant) -> u64 {
         let is_due = self.watermarks.is_none_or(|(read, _)| now.duration_since(read) >= WATERMARKS_REST);
         if is_due {
@@ -185,7 +190,8 @@ impl Housekeeper {
     }
 }
 
-/// Forgets borrowers that did not come back in time, and frees the pages of those forgotten, a part at a time.
+/// Forgets borrowers that did not come back in time, and frees the pages of those forgotten, a part
+/// at a time.
 pub(crate) fn forget_left_behind(shared: &Shared, now: Instant) {
     let expired = shared.table.lock().expire(shared.grace, now);
     if expired > 0 {

@@ -1,15 +1,18 @@
 //! The few threads that serve all connections once they were greeted.
 //!
-//! A hub is a thread with connections of its own, which it shares with nobody, and an epoll that says which of them have something to
-//! say. Each gets one frame dealt with at a time, whole, and is answered at once. Nothing here waits for a peer: what a socket does not
-//! take is kept and goes out when it does, and a connection has to take its answer, and to wait for its turn (`pace`), before more is
-//! read from it. So a peer that is slow, stuck or evil delays itself only, and for so long and no longer: a frame that has begun must be
-//! complete within [`RECEIVE_LIMIT`], and an answer must leave within [`SEND_LIMIT`].
+//! A hub is a thread with connections of its own, which it shares with nobody, and an epoll that
+//! says which of them have something to say. Each gets one frame dealt with at a time, whole, and
+//! is answered at once. Nothing here waits for a peer: what a socket does not take is kept and goes
+//! out when it does, and a connection has to take its answer, and to wait for its turn (`pace`),
+//! before more is read from it. So a peer that is slow, stuck or evil delays itself only, and for
+//! so long and no longer: a frame that has begun must be complete within [`RECEIVE_LIMIT`], and an
+//! answer must leave within [`SEND_LIMIT`].
 //!
 //! Gets and puts have hubs apart, so that a get never stands behind a megabyte of somebody's pages.
 //!
-//! What must never happen here: waiting for anything but the epoll and, for some microseconds, a lock; a panic over one connection that
-//! ends the others (unless it has the store locked, see `whole.rs`).
+//! What must never happen here: waiting for anything but the epoll and, for some microseconds, a
+//! lock; a panic over one connection that ends the others (unless it has the store locked, see
+//! `whole.rs`).
 
 use crate::connection::Connection;
 use crate::entry::Entry;
@@ -37,28 +40,31 @@ use wire::address::Stream;
 use wire::confined::{self, Work, confine};
 use wire::frames::{Broken, FrameReader, Outgoing, send_some};
 
-/// Hubs of each kind at the most, as long as there are twice as many processors: one core moves some gigabytes a second, so these
-/// fill the fastest networks that lenders have.
+/// Hubs of each kind at the most, as long as there are twice as many processors: one core moves
+/// some gigabytes a second, so these fill the fastest networks that lenders have.
 const HUBS_MAX: usize = 4;
 /// Time for a frame to come, whole, from its first byte on: 1 MiB at 1 Mbit/s.
 const RECEIVE_LIMIT: Duration = Duration::from_secs(10);
-/// Time between two pings of a connection that do not wait for what its session has used. Borrowers ping twice a second.
+/// Time between two pings of a connection that do not wait for what its session has used. Borrowers
+/// ping twice a second.
 const PING_SPARED_INTERVAL: Duration = Duration::from_millis(100);
 /// Time for an answer to leave. A borrower that takes longer has given the page up long since.
 pub const SEND_LIMIT: Duration = Duration::from_secs(5);
 /// Silence on a main connection after which notices are sent.
 const MAIN_IDLE: Duration = Duration::from_millis(200);
-/// Silence of all main connections of a hub after which the kernel may have what was put: soon, but not after each put where more come.
+/// Silence of all main connections of a hub after which the kernel may have what was put: soon, but
+/// not after each put where more come.
 const SETTLE_IDLE: Duration = Duration::from_millis(1);
 /// Connections dealt with before new ones are looked for.
 const EVENTS_MAX: usize = 64;
-/// Bytes of a buffer to receive into: what the longest frame has in front of its pages, and more than a small one with them. What is
-/// beyond it goes straight into the store.
+/// Bytes of a buffer to receive into: what the longest frame has in front of its pages, and more
+/// than a small one with them. What is beyond it goes straight into the store.
 const BUFFER_BYTES: usize = 16 << 10;
-/// Buffers that a hub keeps for whoever says something next. Most frames come whole, so that one goes round.
+/// Buffers that a hub keeps for whoever says something next. Most frames come whole, so that one
+/// goes round.
 const SPARE_BUFFERS_MAX: usize = 4;
-/// Larger ones are given back this long after they were wanted, and made again if they are wanted still: a page fault for each page of
-/// them, once in that time.
+/// Larger ones are given back this long after they were wanted, and made again if they are wanted
+/// still: a page fault for each page of them, once in that time.
 const LARGE_BUFFERS_KEPT: Duration = Duration::from_secs(1);
 
 /// What a borrower does with an answer before it asks again, for each KiB, and at the most.
@@ -118,7 +124,8 @@ impl Hubs {
         }
     }
 
-    /// Waits until all connections have ended, which somebody else has told them to, and then the hubs.
+    /// Waits until all connections have ended, which somebody else has told them to, and then the
+    /// hubs.
     pub fn end(&self) {
         for inbox in self.gets.iter().chain(&self.mains) {
             inbox.ends.store(true, Ordering::Release);
@@ -321,7 +328,8 @@ impl Member {
         Ok(())
     }
 
-    /// Whether it does not wait for what its borrower has used: a ping is how that tells whether the lender is there. But a flood of them waits.
+    /// Whether it does not wait for what its borrower has used: a ping is how that tells whether
+    /// the lender is there. But a flood of them waits.
     fn is_spared(&mut self, kind: Kind, now: Instant) -> bool {
         let is_due = self.spared.is_none_or(|spared| now.duration_since(spared) >= PING_SPARED_INTERVAL);
         let is_spared = kind == Kind::Ping && is_due;
@@ -331,7 +339,8 @@ impl Member {
         is_spared
     }
 
-    /// Receives a frame, or its next part. What kind it is, if it has come whole and was dealt with.
+    /// Receives a frame, or its next part. What kind it is, if it has come whole and was dealt
+    /// with.
     fn receive_frame(&mut self, now: Instant, scratch: &mut Scratch) -> Result<Option<Kind>, Broken> {
         let Member { connection, reader, .. } = self;
         let mut found = reader.look(|kind| connection.may_come(kind))?;
@@ -407,7 +416,8 @@ pub struct Hub {
     members: Vec<Option<Box<Member>>>,
     /// Numbers of `members` that nobody has.
     vacant: Vec<usize>,
-    /// Those of whom more was received than the frame that was dealt with. The epoll does not tell of them.
+    /// Those of whom more was received than the frame that was dealt with. The epoll does not tell
+    /// of them.
     ready: VecDeque<usize>,
     scratch: Scratch,
     /// Of waiting for connections that have something to say.
@@ -587,7 +597,8 @@ impl Hub {
         let Member { stream, mut entry, .. } = *member;
         drop(stream);
         if entry.leave() {
-            // Freeing many pages takes a while. Without a thread for it they are freed here: the entry is dropped either way.
+            // Freeing many pages takes a while. Without a thread for it they are freed here: the
+            // entry is dropped either way.
             let thread = thread::Builder::new().name("lender-leaver".into()).spawn(move || drop(entry));
             if let Err(error) = thread {
                 tracing::warn!(%error, "cannot start a thread to free pages; raise the limit on threads");

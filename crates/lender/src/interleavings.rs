@@ -1,10 +1,12 @@
-//! The lender's threads in every order that shuttle tries: connections, housekeeping, leaving, closing.
+//! The lender's threads in every order that shuttle tries: connections, housekeeping, leaving,
+//! closing.
 //!
-//! The code under test is the connection's own (`put`, `get`, `drop_pages`, `push_lost`), the receipt's, the housekeeper's search and
-//! shrinking, and the session table; only the sockets' waiting is left out, as there is nothing to order in it. Run with
-//! `make interleavings`.
+//! The code under test is the connection's own (`put`, `get`, `drop_pages`, `push_lost`), the
+//! receipt's, the housekeeper's search and shrinking, and the session table; only the sockets'
+//! waiting is left out, as there is nothing to order in it. Run with `make interleavings`.
 //!
-//! What the tests can catch was tried by breaking the code, one place at a time, before sessions were kept for a grace time:
+//! What the tests can catch was tried by breaking the code, one place at a time, before sessions
+//! were kept for a grace time:
 //!
 //! | broken | found by |
 //! |---|---|
@@ -58,7 +60,8 @@ fn key(index: u32, version: u64) -> WireKey {
     WireKey::new(PageId { file: FileKey(1), index }, Version(version))
 }
 
-/// Two sessions put, get and drop while the housekeeper searches and shrinks: whatever is returned is what that session put.
+/// Two sessions put, get and drop while the housekeeper searches and shrinks: whatever is returned
+/// is what that session put.
 #[test]
 fn pages_stay_whole_and_apart() {
     check(|| {
@@ -111,8 +114,8 @@ fn pages_stay_whole_and_apart() {
     });
 }
 
-/// Main connections of a session take each other's place, another session comes and goes, and the housekeeping forgets whoever
-/// is kept: a connection that has joined has what it put.
+/// Main connections of a session take each other's place, another session comes and goes, and the
+/// housekeeping forgets whoever is kept: a connection that has joined has what it put.
 #[test]
 fn sessions_come_and_go() {
     check(|| {
@@ -141,7 +144,8 @@ fn sessions_come_and_go() {
     });
 }
 
-/// The end of the server while connections come, join and go: it returns when all are gone, and none comes behind it.
+/// The end of the server while connections come, join and go: it returns when all are gone, and
+/// none comes behind it.
 #[test]
 fn closing_waits_for_all() {
     check(|| {

@@ -1,17 +1,21 @@
-//! Manners towards the machine: no more of its network and of its processors than its owner allows, the same for every borrower that
-//! wants some of it.
+//! Manners towards the machine: no more of its network and of its processors than its owner allows,
+//! the same for every borrower that wants some of it.
 //!
-//! What a frame has cost is charged to its session once it was answered. A limit has one purse for the whole lender: what nobody uses
-//! gathers in it, up to [`BURST`], and pays for whoever comes. What it cannot pay is the session's own debt. Income goes to those that are
-//! in debt, the same to each, and a session waits until its own debt is paid: in a time of `Σ min(debt, own debt)`, which is short
-//! for one that owes little, however much others owe. What idle sessions do not use goes to the others by itself.
+//! What a frame has cost is charged to its session once it was answered. A limit has one purse for
+//! the whole lender: what nobody uses gathers in it, up to [`BURST`], and pays for whoever comes.
+//! What it cannot pay is the session's own debt. Income goes to those that are in debt, the same to
+//! each, and a session waits until its own debt is paid: in a time of `Σ min(debt, own debt)`,
+//! which is short for one that owes little, however much others owe. What idle sessions do not use
+//! goes to the others by itself.
 //!
-//! A borrower gives a lender up that does not answer within half a second, so no frame waits longer than [`PACE_WAIT_MAX`]. What is not
-//! waited for stays owed; a session that is so far behind that waiting does not help has its gets answered as misses
-//! ([`Pace::is_behind`]): it reads from its disk meanwhile.
+//! A borrower gives a lender up that does not answer within half a second, so no frame waits longer
+//! than [`PACE_WAIT_MAX`]. What is not waited for stays owed; a session that is so far behind that
+//! waiting does not help has its gets answered as misses ([`Pace::is_behind`]): it reads from its
+//! disk meanwhile.
 //!
-//! Pure: time and costs are arguments. All is counted in nanoseconds of the limit: what may be spent in a nanosecond costs one.
-//! What must never happen here: a session that waits for the debt of another.
+//! Pure: time and costs are arguments. All is counted in nanoseconds of the limit: what may be
+//! spent in a nanosecond costs one. What must never happen here: a session that waits for the debt
+//! of another.
 
 use std::num::{NonZeroU32, NonZeroU64};
 use std::time::{Duration, Instant};
@@ -25,11 +29,12 @@ pub struct Limits {
     pub rate_bytes: Option<NonZeroU64>,
 }
 
-/// The longest that a connection waits for its turn. A borrower waits for any one answer for half a second, and for as long to get rid of a
-/// frame.
+/// The longest that a connection waits for its turn. A borrower waits for any one answer for half a
+/// second, and for as long to get rid of a frame.
 pub const PACE_WAIT_MAX: Duration = Duration::from_millis(200);
 
-/// The least [`Limits::rate_bytes`] that is of use: at less, one put message in [`PACE_WAIT_MAX`] for each of three borrowers is too much.
+/// The least [`Limits::rate_bytes`] that is of use: at less, one put message in [`PACE_WAIT_MAX`]
+/// for each of three borrowers is too much.
 pub const RATE_MIN_BYTES: u64 = 4 << 20;
 
 /// How much of what nobody used is there for who comes next: a read-ahead window at 10 MiB/s.
@@ -41,7 +46,8 @@ const BEHIND: Duration = Duration::from_millis(400);
 /// Debt of a session at the most. More is forgotten, for a debt that nobody waits for is of no use.
 const DEBT_MAX: Duration = Duration::from_secs(2);
 
-/// Sessions in debt at once: twice as many as there can be, as some leave with debts. One more is let off.
+/// Sessions in debt at once: twice as many as there can be, as some leave with debts. One more is
+/// let off.
 const DEBTORS_MAX: usize = 2 * crate::sessions::SESSIONS_MAX;
 
 /// What a frame has cost.
@@ -138,8 +144,8 @@ impl Pace {
         self.processor.is_some()
     }
 
-    /// Charges the session, which is called by a number that no other one has or had. Returns how long it has to wait, at most
-    /// [`PACE_WAIT_MAX`].
+    /// Charges the session, which is called by a number that no other one has or had. Returns how
+    /// long it has to wait, at most [`PACE_WAIT_MAX`].
     pub fn charge(&mut self, session: u64, cost: Cost, now: Instant) -> Duration {
         if let Some((rate_bytes, purse)) = &mut self.network {
             purse.settle(now);
@@ -181,7 +187,8 @@ mod tests {
         Pace::new(Limits { rate_bytes: NonZeroU64::new(RATE), cpu_percent: None }, now).unwrap()
     }
 
-    /// A borrower whose connections each ask for that much, wait for the answer, think, and ask again.
+    /// A borrower whose connections each ask for that much, wait for the answer, think, and ask
+    /// again.
     #[derive(Clone, Copy)]
     struct Borrower {
         connections: usize,
@@ -232,7 +239,8 @@ mod tests {
     const MODEST: Borrower =
         Borrower { connections: 1, frame_bytes: 4 << 10, think: Duration::from_millis(10), gets: true };
 
-    /// What may have been had of the rate, and how much more: what was put by, and what is owed at the end.
+    /// What may have been had of the rate, and how much more: what was put by, and what is owed at
+    /// the end.
     fn allowed(greedy: u64) -> std::ops::RangeInclusive<u64> {
         let all = RATE * SECONDS;
         all * 98 / 100..=all + RATE / 10 + greedy * (RATE * 4 / 10 + (2 << 20))
@@ -251,7 +259,8 @@ mod tests {
     #[test]
     fn a_modest_one_hardly_waits() {
         let had = run(&[GREEDY, MODEST, GREEDY, GREEDY]);
-        // Four share: its 4 KiB take four times as long as alone, and its frames never meet each other.
+        // Four share: its 4 KiB take four times as long as alone, and its frames never meet each
+        // other.
         let share = Duration::from_secs_f64(4.0 * MODEST.frame_bytes as f64 / RATE as f64);
         assert!(had[1].longest_wait <= share * 2, "{had:?}");
         assert_eq!(had[1].misses, 0);

@@ -1,8 +1,9 @@
 //! Whether others wait for memory, and what the lender does about it.
 //!
-//! From the kernel's pressure stall information: the share of time in which some task waited for memory, on the machine, and in
-//! the innermost cgroup with a limit that the lender is in. Stalls count only where free memory is scarce: those of the machine if
-//! the machine's is. Where there is plenty, they come from a cgroup that sits at its own limit (a borrower on the same machine,
+//! From the kernel's pressure stall information: the share of time in which some task waited for
+//! memory, on the machine, and in the innermost cgroup with a limit that the lender is in. Stalls
+//! count only where free memory is scarce: those of the machine if the machine's is. Where there is
+//! plenty, they come from a cgroup that sits at its own limit (a borrower on the same machine,
 //! say), and nothing the lender gives back would help it.
 
 use crate::headroom::Memory;
@@ -17,7 +18,8 @@ const STALLED_HOLD_PERCENT: u128 = 10;
 const STALLED_SHRINK_PERCENT: u128 = 40;
 /// Free memory, as a share of all, above which stalls are not its business: one in 16.
 const PLENTY_SHARE: u64 = 16;
-/// Part of the stored pages given back in each window under high pressure: one in 32, half of all in 22 seconds.
+/// Part of the stored pages given back in each window under high pressure: one in 32, half of all
+/// in 22 seconds.
 pub const SHRINK_SHARE: usize = 32;
 
 /// What to do.
@@ -43,8 +45,8 @@ impl Pressure {
     }
 }
 
-/// The pressure in a window of `elapsed`, in which tasks were stalled for `stalled_us`, and which left `memory`, of which
-/// `reserve_bytes` are not for lending.
+/// The pressure in a window of `elapsed`, in which tasks were stalled for `stalled_us`, and which
+/// left `memory`, of which `reserve_bytes` are not for lending.
 pub fn judge(stalled_us: u64, elapsed: Duration, memory: Memory, reserve_bytes: u64) -> Pressure {
     if memory.free_bytes.saturating_sub(reserve_bytes) > memory.total_bytes / PLENTY_SHARE {
         return Pressure::None;

@@ -1,7 +1,8 @@
 //! A Put whose pages are still coming: they are received straight into the store.
 //!
-//! Its head has come, so it is known what the pages are called, and where they go. Their slots are reserved: they are no part of the store
-//! until all have come, and are given back by dropping the [`Receipt`], so that no way out of a connection can forget it.
+//! Its head has come, so it is known what the pages are called, and where they go. Their slots are
+//! reserved: they are no part of the store until all have come, and are given back by dropping the
+//! [`Receipt`], so that no way out of a connection can forget it.
 
 use crate::connection::{LOCKED_PAGES, key};
 use crate::shared::Shared;

@@ -25,7 +25,8 @@ use wire::secure::Channel;
 
 /// Stack of a thread that greets: its buffers are on the heap.
 const STACK_BYTES: usize = 128 << 10;
-/// Pause after an accept that failed for want of descriptors or memory: what is missing comes back when a connection ends.
+/// Pause after an accept that failed for want of descriptors or memory: what is missing comes back
+/// when a connection ends.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// A lender that listens.
@@ -76,7 +77,8 @@ impl Server {
         self.handle().status()
     }
 
-    /// Serves until [`Handle::shutdown`]; then ends all connections, and returns when all threads have. To be called once.
+    /// Serves until [`Handle::shutdown`]; then ends all connections, and returns when all threads
+    /// have. To be called once.
     pub fn run(&self) -> Result<(), Error> {
         let start = |source| Error::Start { source };
         let hubs = Arc::new(Hubs::start(&self.shared).map_err(start)?);
@@ -148,13 +150,15 @@ impl Handle {
         self.shared.stop.request();
     }
 
-    /// Whether it lends from now on. If not, it takes no page, says that it has no room, and gives back all that it has within the next
-    /// looks; borrowers stay connected, are told what is lost, and get what is still there.
+    /// Whether it lends from now on. If not, it takes no page, says that it has no room, and gives
+    /// back all that it has within the next looks; borrowers stay connected, are told what is lost,
+    /// and get what is still there.
     pub fn set_lending(&self, lending: bool) {
         self.shared.store.lock().set_lending(lending);
     }
 
-    /// How much memory to leave free from now on. What is lent beyond it is given back as others need it.
+    /// How much memory to leave free from now on. What is lent beyond it is given back as others
+    /// need it.
     pub fn set_reserve_bytes(&self, reserve_bytes: u64) {
         self.shared.reserve_bytes.store(reserve_bytes, Relaxed);
     }

@@ -1,11 +1,13 @@
 //! Who is connected: connections, and the sessions that they belong to, as [`wire`] specifies them.
 //!
-//! A session is *connected* while it has a main connection, then *kept* for the grace time, so that a borrower who comes back
-//! finds its pages. This is the logic alone: it gets the time as an argument, waits for nothing, and the only thing it does to
-//! a socket is to shut it down; whoever serves that connection then finds out and leaves. [`crate::entry`] is the edge.
+//! A session is *connected* while it has a main connection, then *kept* for the grace time, so that
+//! a borrower who comes back finds its pages. This is the logic alone: it gets the time as an
+//! argument, waits for nothing, and the only thing it does to a socket is to shut it down; whoever
+//! serves that connection then finds out and leaves. [`crate::entry`] is the edge.
 //!
-//! What must never happen here: an owner's number given back while a connection that knows it still runs, as the store may
-//! give the number to somebody else. So a session's owner leaves only when its last connection has.
+//! What must never happen here: an owner's number given back while a connection that knows it still
+//! runs, as the store may give the number to somebody else. So a session's owner leaves only when
+//! its last connection has.
 
 use crate::store::{Owner, Store};
 use page::Version;
@@ -16,12 +18,14 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 use wire::address::Stream;
 
-/// Connections of borrowers at once. A borrower has a main one and a few for gets; each takes up to 2 MiB while busy.
+/// Connections of borrowers at once. A borrower has a main one and a few for gets; each takes up to
+/// 2 MiB while busy.
 pub const CONNECTIONS_MAX: usize = 256;
-/// Connections at once that have not joined a session yet, beside those that have: the borrowers of a large pool that come back at the
-/// same moment. Each takes a thread and some kilobytes, for 2 s at the most. When one more comes, the oldest goes: a borrower
-/// is through in a few milliseconds, so that only who makes thousands of connections a second shuts others out, and never
-/// those who are in.
+/// Connections at once that have not joined a session yet, beside those that have: the borrowers of
+/// a large pool that come back at the same moment. Each takes a thread and some kilobytes, for 2 s
+/// at the most. When one more comes, the oldest goes: a borrower is through in a few milliseconds,
+/// so that only who makes thousands of connections a second shuts others out, and never those who
+/// are in.
 pub const STRANGERS_MAX: usize = 64;
 /// With those that were told to go and whose threads have not ended yet.
 const LEAVING_STRANGERS_MAX: usize = 2 * STRANGERS_MAX;
@@ -29,8 +33,8 @@ const LEAVING_STRANGERS_MAX: usize = 2 * STRANGERS_MAX;
 pub const SESSION_CONNECTIONS_MAX: u32 = wire::SESSION_CONNECTIONS_MAX as u32;
 /// Sessions at once, kept ones included.
 pub const SESSIONS_MAX: usize = 64;
-/// Silence after which a session that never put a page may be ended, when its place is needed: a borrower sends Pings
-/// ([`wire::PING_SECONDS_MAX`]), even one that has nothing to lend.
+/// Silence after which a session that never put a page may be ended, when its place is needed: a
+/// borrower sends Pings ([`wire::PING_SECONDS_MAX`]), even one that has nothing to lend.
 pub const SILENCE_MAX: Duration = Duration::from_secs(6 * wire::PING_SECONDS_MAX);
 
 const _: () = assert!(SESSIONS_MAX * 2 <= crate::store::OWNERS_MAX); // those that leave still have their number
@@ -38,7 +42,8 @@ const _: () = assert!(SESSIONS_MAX * 2 <= crate::store::OWNERS_MAX); // those th
 /// A session's name.
 pub type Name = [u8; 16];
 
-/// When a connection was last heard of: the time since the lender's start, so that whoever serves it can tell without a lock.
+/// When a connection was last heard of: the time since the lender's start, so that whoever serves
+/// it can tell without a lock.
 #[derive(Debug)]
 pub struct Heard {
     start: Instant,
@@ -62,7 +67,8 @@ impl Heard {
     }
 }
 
-/// What a session has used of the lender's share of the machine, and what its connections have waited for that.
+/// What a session has used of the lender's share of the machine, and what its connections have
+/// waited for that.
 #[derive(Debug)]
 pub struct Usage {
     /// Its number, which no other session has or had.
@@ -185,8 +191,9 @@ impl Table {
         self.sessions.values().filter(|session| session.is_kept()).count()
     }
 
-    /// Makes room for a connection and numbers it, later ones higher; `None` when there are too many, or the lender is shutting
-    /// down. Then a session that is there in vain is told to go, so that there is room when the peer tries again.
+    /// Makes room for a connection and numbers it, later ones higher; `None` when there are too
+    /// many, or the lender is shutting down. Then a session that is there in vain is told to go, so
+    /// that there is room when the peer tries again.
     pub fn enter(&mut self, stream: &Arc<Stream>, store: &Store, now: Instant) -> Option<u64> {
         if self.closed {
             return None;
@@ -206,8 +213,8 @@ impl Table {
         Some(number)
     }
 
-    /// Tells the oldest stranger to go if there are so many that one more would be too many. To be called before [`Table::enter`]. Whether
-    /// it had to be.
+    /// Tells the oldest stranger to go if there are so many that one more would be too many. To be
+    /// called before [`Table::enter`]. Whether it had to be.
     pub fn crowd_out(&mut self) -> bool {
         if self.count(Standing::Stranger) < STRANGERS_MAX {
             return false;
@@ -233,9 +240,9 @@ impl Table {
         }
     }
 
-    /// Joins a main connection to the session, which may begin with it; `next_version` is what its borrower says to give out next, if it
-    /// does. `None`: older connections have to leave before it can be done; they have been told to, and this is to be called again when
-    /// one has.
+    /// Joins a main connection to the session, which may begin with it; `next_version` is what its
+    /// borrower says to give out next, if it does. `None`: older connections have to leave before
+    /// it can be done; they have been told to, and this is to be called again when one has.
     pub fn join_main(
         &mut self,
         number: u64,
@@ -313,8 +320,8 @@ impl Table {
         }
     }
 
-    /// The connection asks nothing more of the store. Returns the owner whose pages the caller is to free before it calls
-    /// [`Table::remove`].
+    /// The connection asks nothing more of the store. Returns the owner whose pages the caller is
+    /// to free before it calls [`Table::remove`].
     pub fn leave(&mut self, number: u64, store: &Store, grace: Duration, now: Instant) -> Option<Owner> {
         let name = self.connections.get_mut(&number)?.session.take()?;
         let session = self.sessions.get_mut(&name)?;
@@ -337,7 +344,8 @@ impl Table {
         self.connections.remove(&number);
     }
 
-    /// The session's last connection has left: keeps it, if there is something to keep and somebody to keep it for.
+    /// The session's last connection has left: keeps it, if there is something to keep and somebody
+    /// to keep it for.
     fn let_go(&mut self, name: Name, store: &Store, grace: Duration) -> Option<Owner> {
         let Session { owner, ended, .. } = *self.sessions.get(&name)?;
         let has_pages = store.owner_status(owner).is_some_and(|(_, pages, zeros)| pages + zeros > 0);
@@ -385,7 +393,8 @@ impl Table {
         true
     }
 
-    /// Tells the session to go that never put a page and was silent for longest, beyond [`SILENCE_MAX`]. False: there is none.
+    /// Tells the session to go that never put a page and was silent for longest, beyond
+    /// [`SILENCE_MAX`]. False: there is none.
     fn end_silent(&mut self, store: &Store, now: Instant) -> bool {
         let silent = self.sessions.iter().filter(|(_, session)| {
             let puts = store.owner_status(session.owner).map_or(0, |(counters, ..)| counters.puts);
@@ -492,7 +501,8 @@ mod tests {
         let mut house = House::new();
         let (first, joined) = house.main(1, 0);
         house.put(joined.owner);
-        // He put version 1, so the next one is 2 at the least. While he is here and when he is away; and who refuses leaves him alone.
+        // He put version 1, so the next one is 2 at the least. While he is here and when he is
+        // away; and who refuses leaves him alone.
         let behind = house.enter(1).unwrap();
         assert_eq!(house.join_telling(behind, 1, Some(1), 1).unwrap_err(), Refusal::Behind);
         assert!(!house.was_shut_down(first));

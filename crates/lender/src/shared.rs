@@ -63,7 +63,8 @@ impl Shared {
     }
 }
 
-/// The lender's [`Pace`], which may change while it runs. Locked by itself, for some arithmetic; where nothing is limited, not at all.
+/// The lender's [`Pace`], which may change while it runs. Locked by itself, for some arithmetic;
+/// where nothing is limited, not at all.
 #[derive(Default)]
 pub struct Pacing {
     is_limited: AtomicBool,
@@ -141,7 +142,8 @@ impl Stop {
         self.requested.load(Ordering::Acquire)
     }
 
-    /// Waits for the request, for `other` to become readable, or for the time to pass. True when it was requested.
+    /// Waits for the request, for `other` to become readable, or for the time to pass. True when it
+    /// was requested.
     pub fn wait(&self, other: Option<BorrowedFd<'_>>, timeout: Option<Duration>) -> bool {
         let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
         let own = PollFd::from_borrowed_fd(self.event.as_fd(), PollFlags::IN);

@@ -1,8 +1,8 @@
 //! A lock around what a panic could leave half changed.
 //!
-//! What must never happen: that anybody goes on with such a thing. A page could be found under another
-//! name. So a panic while it is locked ends the process. That is free: who has lent it pages reads them
-//! from the disk instead.
+//! What must never happen: that anybody goes on with such a thing. A page could be found under
+//! another name. So a panic while it is locked ends the process. That is free: who has lent it
+//! pages reads them from the disk instead.
 
 use std::ops::{Deref, DerefMut};
 use sync::{Mutex, MutexGuard};

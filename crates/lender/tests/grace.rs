@@ -116,7 +116,8 @@ fn a_new_main_connection_ends_those_of_before() {
     let lender = lender(LONG, 10_000);
     let (old, _) = main(&lender, 1);
     let mut old_get = Client::connect(&lender.address, ROLE_GET, 1);
-    // The borrower has given the old connection up; what it sent there is still on its way: a thousand pages in version 1.
+    // The borrower has given the old connection up; what it sent there is still on its way: a
+    // thousand pages in version 1.
     let old_keys = keys(1024);
     for keys in old_keys.chunks(256) {
         let items = keys.iter().map(|key| {

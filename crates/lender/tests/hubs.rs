@@ -1,5 +1,5 @@
-//! Many connections on few threads: none holds another up. There are as many connections as any lender has hubs, so that every hub has
-//! one of each.
+//! Many connections on few threads: none holds another up. There are as many connections as any
+//! lender has hubs, so that every hub has one of each.
 
 mod client;
 
@@ -111,7 +111,8 @@ fn who_waits_for_its_turn_holds_up_nobody() {
         }
         greedy.iter_mut().for_each(|client| drop(client.answer(1)));
         puts_done += (greedy.len() * keys.len()) as u64;
-        // They were answered at once, and now they wait. What they say next is not dealt with before that is over.
+        // They were answered at once, and now they wait. What they say next is not dealt with
+        // before that is over.
         for client in &greedy {
             (&client.stream).write_all(&put_frame(&keys[..1], 2)).unwrap();
         }

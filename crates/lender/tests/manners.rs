@@ -1,4 +1,5 @@
-//! Borrowers that want much, and their neighbours: fair shares of the store, and of the lender's rate.
+//! Borrowers that want much, and their neighbours: fair shares of the store, and of the lender's
+//! rate.
 
 mod client;
 
@@ -114,7 +115,8 @@ fn a_rate_is_kept_and_shared() {
             assert_eq!(get.get(&[keys[random.usize(..keys.len())]], 0), [STATUS_PAGE]);
         }
         let modest = borrower(&lender, "02020202");
-        // 100 pages are 13 ms of the rate, twice that as half of it is the other one's; a clock that ticks late adds some.
+        // 100 pages are 13 ms of the rate, twice that as half of it is the other one's; a clock
+        // that ticks late adds some.
         println!("the modest one waited {} ms", modest.paced_ms - before);
         assert_eq!(modest.paced_misses, 0);
         drop(ending);
@@ -129,8 +131,8 @@ fn a_rate_is_kept_and_shared() {
     assert!(status.paced_ms >= 1000);
 }
 
-/// Whoever asks for so much at once that no waiting helps gets misses, within the time that a borrower has patience; and stopping
-/// waits for nobody.
+/// Whoever asks for so much at once that no waiting helps gets misses, within the time that a
+/// borrower has patience; and stopping waits for nobody.
 #[test]
 fn who_is_far_behind_misses() {
     let limits = Limits { rate_bytes: NonZeroU64::new(lender::RATE_MIN_BYTES), cpu_percent: NonZeroU32::new(100) };

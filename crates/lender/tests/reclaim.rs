@@ -1,7 +1,9 @@
-//! The lender in a memory cgroup that somebody else fills: it must give way, without anybody being killed.
+//! The lender in a memory cgroup that somebody else fills: it must give way, without anybody being
+//! killed.
 //!
-//! The lender runs in a process of its own (this program again, told so by the environment), so that the cgroup holds it
-//! and the one who squeezes it, but not this test. Each test has both versions of cgroups in mind and takes what there is.
+//! The lender runs in a process of its own (this program again, told so by the environment), so
+//! that the cgroup holds it and the one who squeezes it, but not this test. Each test has both
+//! versions of cgroups in mind and takes what there is.
 
 mod client;
 
@@ -214,7 +216,8 @@ fn the_kernel_takes_what_is_lent() {
     assert!(lost.is_none_or(|[_, taken]| taken > 5_000), "{lost:?}");
 }
 
-/// Pages that a lender with that reserve gave back, and that the kernel took, when somebody else in its cgroup needed most of it.
+/// Pages that a lender with that reserve gave back, and that the kernel took, when somebody else in
+/// its cgroup needed most of it.
 fn squeeze_lender(test: &str, reserve_bytes: u64) -> Option<[u64; 2]> {
     let limit_bytes = 128 * MIB;
     let group = group_or_skip(test, limit_bytes)?;

@@ -50,7 +50,8 @@ fn two_sessions_each_with_its_own_pages() {
         let json = serde_json::to_value(&status).unwrap();
         assert_eq!((&json["puts_refused"], &json["borrower_list"][0]["puts"]), (&0.into(), &402.into()));
 
-        // The main connection is the session: with it the others end, and the pages go, where there is no grace.
+        // The main connection is the session: with it the others end, and the pages go, where there
+        // is no grace.
         let [mut get_1, get_2] = get;
         let [main_1, main_2] = main;
         drop(main_1);

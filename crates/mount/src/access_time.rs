@@ -1,14 +1,16 @@
 //! Access times of what is read from the kernel's cache of the mount.
 //!
-//! A read that the cache or a lender answers never reaches the backing file, so its access time would stay what it was, and
-//! programs that delete what nobody has read for days (tmpreaper, systemd-tmpfiles) would delete files in daily use. But each
-//! file is opened before it is read, mapped or executed, and an open reaches the daemon. So an open for reading counts as a read,
-//! by the rule of `relatime`, Linux's default: the access time moves when it is not younger than the last change, or older than
-//! a day.
+//! A read that the cache or a lender answers never reaches the backing file, so its access time
+//! would stay what it was, and programs that delete what nobody has read for days (tmpreaper,
+//! systemd-tmpfiles) would delete files in daily use. But each file is opened before it is read,
+//! mapped or executed, and an open reaches the daemon. So an open for reading counts as a read, by
+//! the rule of `relatime`, Linux's default: the access time moves when it is not younger than the
+//! last change, or older than a day.
 //!
-//! The daemon has the backing kernel move it, by a read at the end of the file, which finds no byte (mm/filemap.c, `filemap_read`, calls
-//! `file_accessed` in any case). So nothing is read from the disk, and `noatime` of the backing mount holds. utimensat(2) would
-//! move the change time, which tells whether a file was changed.
+//! The daemon has the backing kernel move it, by a read at the end of the file, which finds no byte
+//! (mm/filemap.c, `filemap_read`, calls `file_accessed` in any case). So nothing is read from the
+//! disk, and `noatime` of the backing mount holds. utimensat(2) would move the change time, which
+//! tells whether a file was changed.
 
 use crate::filesystem::Passthrough;
 use crate::inode::Inode;
@@ -16,11 +18,13 @@ use rustix::fd::AsFd;
 use rustix::fs::{AtFlags, OFlags, Statx, StatxFlags, StatxTimestamp, statx};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// An access time that is older than this moves with any read, as in the kernel (fs/inode.c, `relatime_need_update`).
+/// An access time that is older than this moves with any read, as in the kernel (fs/inode.c,
+/// `relatime_need_update`).
 const RELATIME_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 
 impl Passthrough {
-    /// Somebody opens a file, which is open below as `fd`, with the flags `asked`. To be called before that is answered.
+    /// Somebody opens a file, which is open below as `fd`, with the flags `asked`. To be called
+    /// before that is answered.
     pub(crate) fn count_access(&self, inode: &Inode, fd: impl AsFd, asked: OFlags) {
         let reads = asked & OFlags::ACCMODE != OFlags::WRONLY;
         // No flags at all: the kernel's own open, for an ioctl.

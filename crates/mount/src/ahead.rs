@@ -1,23 +1,27 @@
 //! Reading ahead below, where a stream arrives in pieces.
 //!
-//! Of a window that the kernel reads ahead it asks for what it has not (mm/readahead.c). Where pages of the window are cached already, as those
-//! that somebody has read at random, that is a READ for each piece between them. A disk or a volume with so many requests a second takes
-//! longer for ten of 40 KiB than for one of 512. So where a stream was asked for in pieces, and a good part of it was asked for, what comes next is
-//! read all at once, into the page cache below: the pieces find it there, and it is dropped when the stream has gone on.
+//! Of a window that the kernel reads ahead it asks for what it has not (mm/readahead.c). Where
+//! pages of the window are cached already, as those that somebody has read at random, that is a
+//! READ for each piece between them. A disk or a volume with so many requests a second takes longer
+//! for ten of 40 KiB than for one of 512. So where a stream was asked for in pieces, and a good
+//! part of it was asked for, what comes next is read all at once, into the page cache below: the
+//! pieces find it there, and it is dropped when the stream has gone on.
 //!
-//! Nothing is kept here that could be older than the file: what was read ahead is the file system's own page cache.
+//! Nothing is kept here that could be older than the file: what was read ahead is the file system's
+//! own page cache.
 
 use std::mem::take;
 use std::ops::Range;
 
-/// What is read at once, and may lie in the page cache below for each open file; up to twice of it where the stream has stepped over what is cached.
+/// What is read at once, and may lie in the page cache below for each open file; up to twice of it
+/// where the stream has stepped over what is cached.
 const WINDOW_BYTES: u64 = 512 << 10;
 
 /// A READ of more than that is no piece: it is worth a request of its own.
 const PIECE_BYTES_MAX: u64 = WINDOW_BYTES / 4;
 
-/// What was asked for of a window, at the least, for the next one to be read whole: one part in that many, in so many pieces. The rest is read in
-/// vain.
+/// What was asked for of a window, at the least, for the next one to be read whole: one part in
+/// that many, in so many pieces. The rest is read in vain.
 const ASKED_PART: u64 = 3;
 const PIECES_MIN: u32 = 4;
 
@@ -83,7 +87,8 @@ mod tests {
 
     const PAGE_BYTES: u64 = 4096;
 
-    /// Reads a stretch in pieces with pages between them that are cached; what was fetched, and what was dropped.
+    /// Reads a stretch in pieces with pages between them that are cached; what was fetched, and
+    /// what was dropped.
     fn read(ahead: &mut Ahead, stretch: Range<u64>, piece_pages: u64, cached_pages: u64) -> (u64, u64) {
         let (mut fetched, mut dropped) = (0, 0);
         for at in stretch.step_by(((piece_pages + cached_pages) * PAGE_BYTES) as usize) {

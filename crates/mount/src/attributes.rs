@@ -67,7 +67,8 @@ impl Passthrough {
         }
     }
 
-    /// Only a file has a cache to lose with its last name in the kernel; and while it has a single name, few are to be watched.
+    /// Only a file has a cache to lose with its last name in the kernel; and while it has a single
+    /// name, few are to be watched.
     pub(crate) fn is_believed_for_long(&self, inode: &Inode, now: &Statx) -> bool {
         inode.file.is_some() && now.stx_nlink == 1
     }
@@ -104,8 +105,8 @@ impl Passthrough {
         Ok(self.attr_out(&inode, &now, self.attr_timeout(&now, told)))
     }
 
-    /// Whoever asks for attributes may have got here by a name that is another file's by now. That shows the next time, so who asks is answered
-    /// first.
+    /// Whoever asks for attributes may have got here by a name that is another file's by now. That
+    /// shows the next time, so who asks is answered first.
     pub(crate) fn look_at_name(&self, node: u64) {
         if let Ok(inode) = self.inodes.get(node) {
             self.drop_stale_names(&inode);
@@ -116,7 +117,8 @@ impl Passthrough {
         let inode = self.inodes.get(node)?;
         let file = self.open_file(args.getattr_flags & abi::GETATTR_FH != 0, args.fh);
         let fd = self.descriptor(&inode, file.as_deref())?;
-        // The synchronization the caller wants; all fields in any case, since the kernel caches them.
+        // The synchronization the caller wants; all fields in any case, since the kernel caches
+        // them.
         let sync = AtFlags::from_bits_retain(args.sx_flags) & (AtFlags::STATX_FORCE_SYNC | AtFlags::STATX_DONT_SYNC);
         let mask = STATX_MASK | (StatxFlags::from_bits_retain(args.sx_mask) & StatxFlags::ALL);
         let told = self.is_told(&inode);
@@ -170,12 +172,14 @@ impl Passthrough {
         let fd = self.descriptor(&inode, file.as_deref())?;
         let fd = fd.as_fd();
         let changes = fattr::MODE | fattr::UID | fattr::GID | fattr::ATIME | fattr::MTIME;
-        // Nothing to set: before a change of bytes, or for chown(-1, -1), the kernel wants those set-id bits
-        // cleared that the caller's change clears (fs/fuse/dir.c, `fuse_setattr`). The answer shows the mode.
+        // Nothing to set: before a change of bytes, or for chown(-1, -1), the kernel wants those
+        // set-id bits cleared that the caller's change clears (fs/fuse/dir.c, `fuse_setattr`). The
+        // answer shows the mode.
         let clears = !valid(changes | fattr::SIZE);
         if clears || valid(changes) {
             self.change_attributes([Some(&inode), None], || {
-                // The owner first: changing it takes away set-id bits, which a mode sent along may set.
+                // The owner first: changing it takes away set-id bits, which a mode sent along may
+                // set.
                 if clears || valid(fattr::UID | fattr::GID) {
                     let _fsetid = WithoutFsetid::for_caller(self.privilege, caller, fd)?;
                     let owner =
@@ -192,8 +196,9 @@ impl Passthrough {
                     return Ok(());
                 }
                 match set_times(fd, args) {
-                    // When its page cache was written to is for the kernel to say, not for somebody who may not set times: an append-only
-                    // file lets nobody, and has the time at which that was written.
+                    // When its page cache was written to is for the kernel to say, not for somebody
+                    // who may not set times: an append-only file lets nobody, and has the time at
+                    // which that was written.
                     Err(Errno::PERM) if valid(fattr::CTIME) && !valid(fattr::ATIME) => Ok(()),
                     set => set,
                 }
@@ -225,7 +230,8 @@ impl Passthrough {
         let target = match writable {
             Some(file) => file.fd.as_fd(),
             None => {
-                // The kernel asks for this of regular files only. Who has a lease on it, be it ourselves, is waited for, as truncate(2) does.
+                // The kernel asks for this of regular files only. Who has a lease on it, be it
+                // ourselves, is waited for, as truncate(2) does.
                 reopened = open(ProcPath::new(fd).path(), OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())?;
                 reopened.as_fd()
             }

@@ -1,8 +1,9 @@
 //! Reading files below without caching them twice.
 //!
-//! The pages belong into the page cache of the mount; what is read below must leave nothing behind there. Three ways, the best one
-//! that works on the device: RWF_DONTCACHE, O_DIRECT, or a plain read followed by POSIX_FADV_DONTNEED. The last two have what was written and
-//! lies there still written to the disk at once: so that is looked for first.
+//! The pages belong into the page cache of the mount; what is read below must leave nothing behind
+//! there. Three ways, the best one that works on the device: RWF_DONTCACHE, O_DIRECT, or a plain
+//! read followed by POSIX_FADV_DONTNEED. The last two have what was written and lies there still
+//! written to the disk at once: so that is looked for first.
 
 use crate::device::ReadWay;
 use crate::handle::OpenFile;
@@ -17,10 +18,12 @@ use std::io::{self, IoSliceMut};
 use std::num::NonZeroU64;
 use std::sync::atomic::Ordering;
 
-/// RWF_DONTCACHE of preadv2 and pwritev2: drop the pages once the call, or writeback, is done with them.
+/// RWF_DONTCACHE of preadv2 and pwritev2: drop the pages once the call, or writeback, is done with
+/// them.
 const DONTCACHE: ReadWriteFlags = ReadWriteFlags::from_bits_retain(0x80);
 const PAGE_BYTES: usize = 4096;
-/// Largest piece read through the bounce buffer, which exists once per worker and only where buffers are not aligned.
+/// Largest piece read through the bounce buffer, which exists once per worker and only where
+/// buffers are not aligned.
 const BOUNCE_BYTES: usize = 128 << 10;
 
 #[derive(Clone, Copy)]
@@ -82,7 +85,8 @@ impl OpenFile {
                 ReadWay::Advise => self.read_and_advise(buf, offset),
             };
             match result {
-                // An offset beyond what can be addressed is EINVAL in every way; do not blame the way for it.
+                // An offset beyond what can be addressed is EINVAL in every way; do not blame the
+                // way for it.
                 Err(Errno::INVAL | Errno::OPNOTSUPP)
                     if way != ReadWay::Advise
                         && offset.checked_add(buf.len() as u64).is_some_and(|end| end <= i64::MAX as u64) =>
@@ -134,18 +138,20 @@ impl OpenFile {
         result
     }
 
-    /// Reads past the page cache, as the caller of the mount asked for by O_DIRECT. `buf` is page-aligned.
+    /// Reads past the page cache, as the caller of the mount asked for by O_DIRECT. `buf` is
+    /// page-aligned.
     pub(crate) fn read_past_cache(&self, buf: &mut [u8], offset: u64) -> Result<usize, Errno> {
         fuse::about_to_wait();
-        // O_DIRECT came by fcntl, and the file system below has none; or the file, open as it is, cannot be opened once more: its mode or flags have
-        // changed since, or there are no descriptors left.
+        // O_DIRECT came by fcntl, and the file system below has none; or the file, open as it is,
+        // cannot be opened once more: its mode or flags have changed since, or there are no
+        // descriptors left.
         let Ok(fd) = self.direct() else { return self.read_uncached(buf, offset) };
         read_blocks(fd, buf, offset)
     }
 }
 
-/// Calls `read` until `buf` is full or the file ends. An error fails it all, even after some bytes: fewer bytes than asked for mean the end of
-/// the file to the kernel.
+/// Calls `read` until `buf` is full or the file ends. An error fails it all, even after some bytes:
+/// fewer bytes than asked for mean the end of the file to the kernel.
 fn read_full(
     buf: &mut [u8],
     offset: u64,
@@ -163,8 +169,8 @@ fn read_full(
     Ok(done)
 }
 
-/// Reads through a descriptor with O_DIRECT. Where a piece ends in the middle of a block, the file did: it may have grown since, but the rest
-/// could not be read, as it does not begin with a block.
+/// Reads through a descriptor with O_DIRECT. Where a piece ends in the middle of a block, the file
+/// did: it may have grown since, but the rest could not be read, as it does not begin with a block.
 fn read_blocks(fd: BorrowedFd<'_>, buf: &mut [u8], offset: u64) -> Result<usize, Errno> {
     let mut ended = false;
     read_full(buf, offset, |piece, at| {
@@ -185,7 +191,8 @@ fn read_direct(fd: BorrowedFd<'_>, buf: &mut [u8], offset: u64) -> Result<usize,
     }
     BOUNCE.with_borrow_mut(|pages| {
         pages.resize(BOUNCE_BYTES / PAGE_BYTES, AlignedPage([0; PAGE_BYTES]));
-        // SAFETY: AlignedPage is plain bytes without padding, so the pages are that many contiguous initialized bytes.
+        // SAFETY: AlignedPage is plain bytes without padding, so the pages are that many contiguous
+        // initialized bytes.
         let bounce = unsafe { std::slice::from_raw_parts_mut(pages.as_mut_ptr().cast::<u8>(), BOUNCE_BYTES) };
         read_full(buf, offset, |piece, at| {
             let skip = (at % PAGE_BYTES as u64) as usize;
@@ -198,10 +205,12 @@ fn read_direct(fd: BorrowedFd<'_>, buf: &mut [u8], offset: u64) -> Result<usize,
     })
 }
 
-/// Drops the clean pages that hold any byte of `start..end`, and starts the writeback of the dirty ones.
+/// Drops the clean pages that hold any byte of `start..end`, and starts the writeback of the dirty
+/// ones.
 pub(crate) fn drop_clean(fd: impl AsFd, start: u64, end: u64) {
     let start = start - start % PAGE_BYTES as u64;
-    // The kernel drops whole pages only, so round outward. A length of 0 (None) means to the end of the file.
+    // The kernel drops whole pages only, so round outward. A length of 0 (None) means to the end of
+    // the file.
     let len = end.checked_next_multiple_of(PAGE_BYTES as u64).map_or(0, |end| end - start);
     if start <= i64::MAX as u64 {
         // Advice that is not taken costs memory, not correctness.
@@ -237,7 +246,8 @@ mod tests {
         OpenFile::new(inode.clone(), crate::opened::Opened::new(fd, OFlags::RDWR, taken), inode.was_open())
     }
 
-    /// All three ways read the same, whatever the alignment: kernels before 6.14 never use the first.
+    /// All three ways read the same, whatever the alignment: kernels before 6.14 never use the
+    /// first.
     #[test]
     fn all_ways_read_the_same() {
         let directory = tempfile::tempdir().unwrap();
@@ -247,7 +257,8 @@ mod tests {
         for given_up in [None, Some(ReadWay::DontCache), Some(ReadWay::Direct)] {
             let file = open_by(directory.path(), &path, given_up);
             let mut buffer = vec![AlignedPage([0; PAGE_BYTES]); 80];
-            // SAFETY: pages of plain bytes without padding, exclusively borrowed for as long as the slice is used.
+            // SAFETY: pages of plain bytes without padding, exclusively borrowed for as long as the
+            // slice is used.
             let buffer = unsafe { std::slice::from_raw_parts_mut(buffer.as_mut_ptr().cast::<u8>(), 80 * PAGE_BYTES) };
             for skip in [0, 1, 512] {
                 for offset in [0, 1, 511, 4096, 65_535, 299_008, 299_999, 300_000, 300_001, 400_000] {

@@ -21,12 +21,14 @@ use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// Longest time that a write below is expected to take from the moment at which it moves the file's times: as long as a READ waits for a change.
-/// A file whose times are older is believed without a look at who may be writing it.
+/// Longest time that a write below is expected to take from the moment at which it moves the file's
+/// times: as long as a READ waits for a change. A file whose times are older is believed without a
+/// look at who may be writing it.
 const WRITE_MAX: Duration = Duration::from_secs(30);
 
-/// How far apart two changes are at the least that are given different times: two ticks of the slowest clock that kernels have. Since Linux 6.13 times
-/// that were looked at are never given again.
+/// How far apart two changes are at the least that are given different times: two ticks of the
+/// slowest clock that kernels have. Since Linux 6.13 times that were looked at are never given
+/// again.
 const TIME_GRAIN: Duration = Duration::from_millis(20);
 
 /// How a change of bytes went.
@@ -49,8 +51,9 @@ impl<T> Outcome<T> {
 }
 
 impl Passthrough {
-    /// A change of bytes or size. `plan` sees the stamp before and says what is going to happen; `apply` does it, and sees the stamp
-    /// too; `verify` sees the stamps before and after, and says whether what happened is what was announced.
+    /// A change of bytes or size. `plan` sees the stamp before and says what is going to happen;
+    /// `apply` does it, and sees the stamp too; `verify` sees the stamps before and after, and says
+    /// whether what happened is what was announced.
     pub(crate) fn change<T>(
         &self,
         inode: &Inode,
@@ -82,13 +85,15 @@ impl Passthrough {
         result
     }
 
-    /// Writes bytes again that the page of the file below holds. False if it does not, or that is not known.
+    /// Writes bytes again that the page of the file below holds. False if it does not, or that is
+    /// not known.
     pub(crate) fn write_again(&self, inode: &Inode, below: &OwnedFd, index: u32, page: &Page) -> Result<bool, Errno> {
         let Some(file) = &inode.file else { return Ok(false) };
         let start = u64::from(index) * PAGE_SIZE as u64;
         let end = start + PAGE_SIZE as u64;
-        // Nothing of ours can change it from here on, and what somebody has changed beside us is found. (Not what he changes from now on
-        // until it is written: whoever has the papers' way of doing it has that.)
+        // Nothing of ours can change it from here on, and what somebody has changed beside us is
+        // found. (Not what he changes from now on until it is written: whoever has the papers' way
+        // of doing it has that.)
         let _changing = inode.changing.lock();
         let moment = file.moment();
         self.borrower.observe(file, moment, stamp_of(&stat(below)?), Writers::Unasked);
@@ -237,8 +242,8 @@ impl Passthrough {
         if !MutexGuard::unlocked(changing, drop_all) {
             return Ok(());
         }
-        // If we have shortened it since, the kernel is yet to be told so, and must find the end that it
-        // knows: then it drops what lies behind the new one.
+        // If we have shortened it since, the kernel is yet to be told so, and must find the end
+        // that it knows: then it drops what lies behind the new one.
         let is_shorter = self.observe_open(inode, file, open, false)? < size_bytes;
         // Only the end of before: behind it, the kernel may have cached what was there then.
         if !is_shorter && file.end_is_unsure() && self.invalidations.move_end_now(inode, size_bytes) {
@@ -248,7 +253,8 @@ impl Passthrough {
         Ok(())
     }
 
-    /// Stats a node, and shows the borrower if no change is under way (whose half-done state would look like somebody else's doing).
+    /// Stats a node, and shows the borrower if no change is under way (whose half-done state would
+    /// look like somebody else's doing).
     pub(crate) fn stat_observed(&self, inode: &Inode, fd: impl AsFd) -> Result<rustix::fs::Statx, Errno> {
         let Some(file) = &inode.file else { return stat(fd) };
         let changing = inode.changing.try_lock();
@@ -276,7 +282,8 @@ fn now_ns() -> i128 {
 /// `ctime_ns`. `is_alone` asks whether nobody has it open to write now. (What is ours is ended
 /// before a stamp is taken, so it is only in the way of that question.)
 fn writers(ctime_ns: i128, now_ns: i128, is_alone: impl FnOnce() -> bool) -> Writers {
-    // A clock that was set back says as little as a file system whose times are another machine's: what is far from now is not of now.
+    // A clock that was set back says as little as a file system whose times are another machine's:
+    // what is far from now is not of now.
     match now_ns.abs_diff(ctime_ns) {
         age if age > WRITE_MAX.as_nanos() => Writers::None,
         age if age > TIME_GRAIN.as_nanos() && is_alone() => Writers::None,

@@ -1,8 +1,10 @@
-//! Mount points below SOURCE that are not crossed into: shown as empty, closed directories (or files), without anything being opened.
+//! Mount points below SOURCE that are not crossed into: shown as empty, closed directories (or
+//! files), without anything being opened.
 //!
-//! The id of such a node is made of its parent's and of its name, so that nothing is remembered of it, and a successor of this
-//! daemon has the same. Looking for a name in it, opening it as a file, and each change fails with EXDEV, and one line of the log says
-//! why. When the file system is unmounted, the next lookup finds the directory itself.
+//! The id of such a node is made of its parent's and of its name, so that nothing is remembered of
+//! it, and a successor of this daemon has the same. Looking for a name in it, opening it as a file,
+//! and each change fails with EXDEV, and one line of the log says why. When the file system is
+//! unmounted, the next lookup finds the directory itself.
 
 use crate::directory::{Entries, Entry};
 use crate::filesystem::Passthrough;
@@ -52,7 +54,8 @@ impl Passthrough {
         let anchor = self.inodes.anchor(parent)?;
         let path = std::fs::read_link(OsStr::from_bytes(ProcPath::new(&anchor).path().to_bytes()));
         self.crossing.tell(&path.unwrap_or_else(|_| PathBuf::new()).join(OsStr::from_bytes(name.to_bytes())));
-        // Of a file system that waits for us nothing may be asked: its type is known without. One that tells nothing is a directory.
+        // Of a file system that waits for us nothing may be asked: its type is known without. One
+        // that tells nothing is a directory.
         let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT | AtFlags::STATX_DONT_SYNC;
         let kind =
             statx(&anchor, name, flags, StatxFlags::TYPE).map(|found| FileType::from_raw_mode(found.stx_mode.into()));

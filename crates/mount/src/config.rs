@@ -11,8 +11,8 @@ use std::time::Duration;
 pub enum WriteMode {
     /// Before it is answered: nothing is lost if the daemon dies.
     Through,
-    /// When the kernel writes it back, as with a local disk: small writes are faster, and those of the last seconds are lost if
-    /// the daemon dies.
+    /// When the kernel writes it back, as with a local disk: small writes are faster, and those of
+    /// the last seconds are lost if the daemon dies.
     Back,
 }
 
@@ -25,30 +25,38 @@ pub struct Config {
     pub mountpoint: PathBuf,
     /// When writes reach the directory below.
     pub write: WriteMode,
-    /// Whether the kernel reads ahead as far as a lender makes it worth. Guests read ahead themselves.
+    /// Whether the kernel reads ahead as far as a lender makes it worth. Guests read ahead
+    /// themselves.
     pub wide_readahead: bool,
-    /// Whether files that the pool is of no use to are passed through: the kernel reads them below by itself (Linux 6.9, root, writes
-    /// `Through`).
+    /// Whether files that the pool is of no use to are passed through: the kernel reads them below
+    /// by itself (Linux 6.9, root, writes `Through`).
     pub pass: bool,
-    /// Whether idmapped mounts of it can be made (Linux 6.12). The kernel then says whose a request is only where that creates a file.
+    /// Whether idmapped mounts of it can be made (Linux 6.12). The kernel then says whose a request
+    /// is only where that creates a file.
     pub idmapped: bool,
-    /// What is forbidden there beyond what the mount below forbids: `RDONLY`, `NOSUID`, `NODEV`, `NOEXEC`.
+    /// What is forbidden there beyond what the mount below forbids: `RDONLY`, `NOSUID`, `NODEV`,
+    /// `NOEXEC`.
     pub flags: MountFlags,
-    /// Whether file systems that are mounted below `source` are shown; else their mount points appear as closed directories.
+    /// Whether file systems that are mounted below `source` are shown; else their mount points
+    /// appear as closed directories.
     pub cross_mounts: bool,
     /// Worker threads: as many requests are handled at once. At least 2.
     pub threads: usize,
-    /// How long the kernel believes attributes without asking: how late a change made beside the mount may be seen. Zero: not at all.
+    /// How long the kernel believes attributes without asking: how late a change made beside the
+    /// mount may be seen. Zero: not at all.
     pub attr_timeout: Duration,
     /// The same where we are told of changes made beside the mount, and have the kernel ask again.
     pub told_attr_timeout: Duration,
-    /// How long the kernel believes the name of a file without asking. Long: once it has passed, closing a file drops its last name in the
-    /// kernel, and with it the inode and all that is cached of it. Names changed beside the mount are found at open and getattr.
+    /// How long the kernel believes the name of a file without asking. Long: once it has passed,
+    /// closing a file drops its last name in the kernel, and with it the inode and all that is
+    /// cached of it. Names changed beside the mount are found at open and getattr.
     pub entry_timeout: Duration,
-    /// Descriptors that may be spent on holding inodes; beyond it, file handles are used where they can be. None:
-    /// [`Config::INODE_DESCRIPTORS_MAX`]. Open files and the daemon's reserve go first in any case.
+    /// Descriptors that may be spent on holding inodes; beyond it, file handles are used where they
+    /// can be. None: [`Config::INODE_DESCRIPTORS_MAX`]. Open files and the daemon's reserve go
+    /// first in any case.
     pub inode_descriptors_max: Option<usize>,
-    /// How long what was written may lie in the page cache below before it is written to the disk and dropped there.
+    /// How long what was written may lie in the page cache below before it is written to the disk
+    /// and dropped there.
     pub written_linger: Duration,
     /// So many bytes of that, and it is written sooner. It is memory of the daemon's cgroup.
     pub written_bytes: u64,

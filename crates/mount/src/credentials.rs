@@ -1,11 +1,13 @@
 //! As whom a worker acts below.
 //!
-//! As root, the kernel has checked permissions already (`default_permissions`); what remains is that new files belong to the
-//! caller, honour its umask and the default ACL, and that set-uid bits fall when the file system below would let them fall for
-//! that caller. All of it is per thread: `unshare(CLONE_FS)` for the umask, raw system calls for the ids, capset for CAP_FSETID.
-//! As an ordinary user there is nothing to switch: everything is done as that user.
+//! As root, the kernel has checked permissions already (`default_permissions`); what remains is
+//! that new files belong to the caller, honour its umask and the default ACL, and that set-uid bits
+//! fall when the file system below would let them fall for that caller. All of it is per thread:
+//! `unshare(CLONE_FS)` for the umask, raw system calls for the ids, capset for CAP_FSETID. As an
+//! ordinary user there is nothing to switch: everything is done as that user.
 //!
-//! What must never happen: a worker that goes on to the next request as somebody else. So every switch is a guard.
+//! What must never happen: a worker that goes on to the next request as somebody else. So every
+//! switch is a guard.
 
 use crate::filesystem::Passthrough;
 use crate::inode::Inode;
@@ -36,7 +38,8 @@ pub(crate) fn prepare_thread(privilege: Privilege) -> Result<(), Errno> {
     // Without a /proc it goes by the whole path, once there is one.
     let _ = system::stand_among_descriptors();
     rustix::process::umask(Mode::empty());
-    // Allowed with CAP_SYS_RESOURCE only. Without, reclaim may wait for us under memory pressure, as for any FUSE daemon.
+    // Allowed with CAP_SYS_RESOURCE only. Without, reclaim may wait for us under memory pressure,
+    // as for any FUSE daemon.
     let _ = system::set_io_flusher();
     if privilege == Privilege::Root {
         system::set_thread_groups(&[])?;
@@ -50,7 +53,8 @@ pub(crate) fn prepare_thread(privilege: Privilege) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Whether this process, which is root, may take on others' groups: not where a user namespace has none (`/proc/self/setgroups`).
+/// Whether this process, which is root, may take on others' groups: not where a user namespace has
+/// none (`/proc/self/setgroups`).
 pub(crate) fn can_act_as_others() -> bool {
     // In a thread of its own, which has no other work to do as nobody in particular.
     let thread = std::thread::Builder::new().spawn(|| system::set_thread_groups(&[]));
@@ -126,9 +130,9 @@ pub(crate) struct Caller {
 /// The kernel's overflow id: a user and a group that own nothing.
 pub(crate) const NOBODY: u32 = 65_534;
 
-/// While this guard lives, changes by this thread clear set-user-ID and set-group-ID bits as changes by
-/// the caller would. The thread lacks CAP_FSETID. Where set-group-ID bits are concerned, the thread has
-/// the caller's groups.
+/// While this guard lives, changes by this thread clear set-user-ID and set-group-ID bits as
+/// changes by the caller would. The thread lacks CAP_FSETID. Where set-group-ID bits are concerned,
+/// the thread has the caller's groups.
 #[must_use]
 pub(crate) struct WithoutFsetid {
     before: CapabilitySets,
@@ -136,7 +140,8 @@ pub(crate) struct WithoutFsetid {
 }
 
 impl WithoutFsetid {
-    /// A guard for a change of `file`, if the caller's user id says that the caller lacks CAP_FSETID.
+    /// A guard for a change of `file`, if the caller's user id says that the caller lacks
+    /// CAP_FSETID.
     pub(crate) fn for_caller(
         privilege: Privilege,
         caller: Caller,
@@ -145,8 +150,8 @@ impl WithoutFsetid {
         WithoutFsetid::if_needed(privilege, caller.uid != 0, caller, file)
     }
 
-    /// A guard for a change of `file` by a caller that lacks CAP_FSETID if `needed`. `None`: the file has
-    /// no set-id bit, or the thread has no privilege.
+    /// A guard for a change of `file` by a caller that lacks CAP_FSETID if `needed`. `None`: the
+    /// file has no set-id bit, or the thread has no privilege.
     pub(crate) fn if_needed(
         privilege: Privilege,
         needed: bool,
@@ -186,8 +191,8 @@ impl WithoutFsetid {
 
 impl Drop for WithoutFsetid {
     fn drop(&mut self) {
-        // Raising an effective capability that is permitted does not fail. If it did, more bits would fall
-        // than should, which is safe.
+        // Raising an effective capability that is permitted does not fail. If it did, more bits
+        // would fall than should, which is safe.
         let _ = rustix::thread::set_capabilities(None, self.before);
         if self.groups {
             system::set_thread_fsgid(0);
@@ -196,8 +201,8 @@ impl Drop for WithoutFsetid {
     }
 }
 
-/// A guard as [`WithoutFsetid`] for a change of one file. When it is dropped, the kernel forgets the
-/// file's attributes, so that no task runs a program with bits that are gone.
+/// A guard as [`WithoutFsetid`] for a change of one file. When it is dropped, the kernel forgets
+/// the file's attributes, so that no task runs a program with bits that are gone.
 #[must_use]
 pub(crate) struct Clearing<'a> {
     _fsetid: WithoutFsetid,
@@ -212,11 +217,11 @@ impl Drop for Clearing<'_> {
 }
 
 impl Passthrough {
-    /// A guard for a change of the bytes of `inode`, which is open as `file`, by a caller that lacks
-    /// CAP_FSETID if `needed`. `None`: no bit can fall.
+    /// A guard for a change of the bytes of `inode`, which is open as `file`, by a caller that
+    /// lacks CAP_FSETID if `needed`. `None`: no bit can fall.
     ///
-    /// The kernel mostly has had the bits cleared before it sends such a change (see `setattr`). It has not
-    /// if it does not know of them, or if they stay.
+    /// The kernel mostly has had the bits cleared before it sends such a change (see `setattr`). It
+    /// has not if it does not know of them, or if they stay.
     pub(crate) fn clearing(
         &self,
         inode: &Inode,
@@ -233,8 +238,8 @@ impl Passthrough {
 /// Takes the supplementary groups of a caller off this thread.
 fn drop_groups() {
     if system::set_thread_groups(&[]).is_err() {
-        // It worked when the worker began and needs no resources. Going on with a caller's groups is no
-        // option.
+        // It worked when the worker began and needs no resources. Going on with a caller's groups
+        // is no option.
         std::process::abort();
     }
 }

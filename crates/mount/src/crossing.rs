@@ -1,20 +1,27 @@
-//! File systems that are mounted below SOURCE: whether the mount leads into them, and what each of them forbids.
+//! File systems that are mounted below SOURCE: whether the mount leads into them, and what each of
+//! them forbids.
 //!
-//! By default no lookup crosses into another mount, not even into a bind mount of SOURCE's own file system: the kernel refuses to
-//! open it (openat2(2), RESOLVE_NO_XDEV), and such a mount point appears as a closed directory or file (`closed.rs`). So nothing in it
-//! is held open, and no request is ever sent to a file system that waits for us.
+//! By default no lookup crosses into another mount, not even into a bind mount of SOURCE's own file
+//! system: the kernel refuses to open it (openat2(2), RESOLVE_NO_XDEV), and such a mount point
+//! appears as a closed directory or file (`closed.rs`). So nothing in it is held open, and no
+//! request is ever sent to a file system that waits for us.
 //!
 //! With [`crate::Config::cross_mounts`] lookups cross, except into
-//! - file systems that check the credentials of the process that opens a file ([`KERNEL_INTERFACES`]): that would be the daemon's;
-//! - FUSE mounts of other users, whose servers may hang or forge what they show, and mounts of pumapool, which may lead back here;
-//! - a second mount of a file system that is known already by a mount with other flags: a node has one way to it only.
+//! - file systems that check the credentials of the process that opens a file
+//!   ([`KERNEL_INTERFACES`]): that would be the daemon's;
+//! - FUSE mounts of other users, whose servers may hang or forge what they show, and mounts of
+//!   pumapool, which may lead back here;
+//! - a second mount of a file system that is known already by a mount with other flags: a node has
+//!   one way to it only.
 //!
-//! "Read-only" and "no access times" are honoured because files are opened through the mount that they were found in. The kernel
-//! applies `nosuid`, `nodev` and `noexec` at the end of a path only, which is our own mount. So what SOURCE's mount forbids is
-//! forbidden at our mount point, too, and what a mount below it forbids is taken out of the attributes of its files ([`Forbids`]).
-//! A change of these flags is followed: the kernel reports it (`MountTable`).
+//! "Read-only" and "no access times" are honoured because files are opened through the mount that
+//! they were found in. The kernel applies `nosuid`, `nodev` and `noexec` at the end of a path only,
+//! which is our own mount. So what SOURCE's mount forbids is forbidden at our mount point, too, and
+//! what a mount below it forbids is taken out of the attributes of its files ([`Forbids`]). A
+//! change of these flags is followed: the kernel reports it (`MountTable`).
 //!
-//! What must never happen in it: a node of a mount whose flags are not known; a request to a file system that is not to be crossed.
+//! What must never happen in it: a node of a mount whose flags are not known; a request to a file
+//! system that is not to be crossed.
 
 use crate::device::Devices;
 use crate::error::Error;
@@ -34,8 +41,8 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// File systems that are the kernel's interfaces rather than files (linux/magic.h): they act with, or check, the credentials of
-/// the process that opens a file.
+/// File systems that are the kernel's interfaces rather than files (linux/magic.h): they act with,
+/// or check, the credentials of the process that opens a file.
 const KERNEL_INTERFACES: [u32; 26] = [
     0x9fa0,      // proc
     0x6265_6572, // sysfs
@@ -68,9 +75,11 @@ const KERNEL_INTERFACES: [u32; 26] = [
 pub(crate) const AUTOFS: u32 = 0x0187;
 /// Our own mounts' type.
 const OWN_KIND: &str = "fuse.pumapool";
-/// How often a line of the log says that something was not crossed: users can cause it as often as they like.
+/// How often a line of the log says that something was not crossed: users can cause it as often as
+/// they like.
 const TELL_PERIOD: Duration = Duration::from_secs(60);
-/// How long the thread waits between two looks at the table of mounts, which may be long and change often.
+/// How long the thread waits between two looks at the table of mounts, which may be long and change
+/// often.
 const LOOK_PERIOD: Duration = Duration::from_millis(100);
 /// The flags that the kernel applies at our own mount point only.
 const OWN_FLAGS: MountFlags = MountFlags::NOSUID.union(MountFlags::NODEV).union(MountFlags::NOEXEC);
@@ -121,8 +130,8 @@ impl Forbids {
         self.0 & Forbids::DEV != 0
     }
 
-    /// What is shown of the attributes of a file: a regular file without the bits that are forbidden, a device node without its
-    /// number, so that it cannot be opened (ENXIO).
+    /// What is shown of the attributes of a file: a regular file without the bits that are
+    /// forbidden, a device node without its number, so that it cannot be opened (ENXIO).
     pub(crate) fn shown(self, mut now: Statx) -> Statx {
         const FORMAT: u16 = 0o170_000;
         if self.0 == 0 {
@@ -167,7 +176,8 @@ impl Mounts {
         Ok(table.read()?.into_iter().map(|entry| (entry.id, entry)).collect())
     }
 
-    /// Reads the table again if it has changed. Returns whether what is forbidden somewhere has changed.
+    /// Reads the table again if it has changed. Returns whether what is forbidden somewhere has
+    /// changed.
     fn refresh(&mut self, devices: &Devices) -> bool {
         if !self.table.has_changed() {
             return false;
@@ -218,7 +228,8 @@ impl Mounts {
     }
 }
 
-/// Whether requests may be sent to a file system: not to one of another user, and not to our own kind.
+/// Whether requests may be sent to a file system: not to one of another user, and not to our own
+/// kind.
 fn may_be_asked(entry: &MountEntry) -> bool {
     let is_own_user = entry.user.is_none_or(|user| user == rustix::process::geteuid().as_raw());
     entry.kind != OWN_KIND && is_own_user
@@ -259,7 +270,8 @@ impl Crossing {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         if self.mounts.is_none() {
             match openat2(&parent, name, flags, Mode::empty(), ResolveFlags::NO_XDEV) {
-                // Containers forbid the call with either. The check of what is found does not need it.
+                // Containers forbid the call with either. The check of what is found does not need
+                // it.
                 Err(Errno::NOSYS | Errno::PERM) => {}
                 opened => return opened,
             }
@@ -318,7 +330,8 @@ impl Crossing {
                 && mounts.lock().refresh(filesystem.inodes.devices())
             {
                 for node in filesystem.inodes.ids() {
-                    // A negative place: the attributes alone. Whatever the error: the kernel does not know it, or the mount is gone.
+                    // A negative place: the attributes alone. Whatever the error: the kernel does
+                    // not know it, or the mount is gone.
                     let _ = notifier.inval_inode(node, -1, 0);
                 }
             }
@@ -356,7 +369,8 @@ impl Crossing {
     }
 }
 
-/// Sets `flags`, of [`OWN_FLAGS`], at a mount point of the file system `device`. Flags that are set stay set. Takes CAP_SYS_ADMIN.
+/// Sets `flags`, of [`OWN_FLAGS`], at a mount point of the file system `device`. Flags that are set
+/// stay set. Takes CAP_SYS_ADMIN.
 fn forbid(mountpoint: &Path, device: u64, flags: MountFlags) -> io::Result<()> {
     let at = rustix::fs::open(mountpoint, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
     // This asks for the number of the device only, which sends us no request.
@@ -368,11 +382,13 @@ fn forbid(mountpoint: &Path, device: u64, flags: MountFlags) -> io::Result<()> {
     Ok(())
 }
 
-/// Folders that the machine, or this daemon, does not work without. A daemon that mounts over them waits for itself.
+/// Folders that the machine, or this daemon, does not work without. A daemon that mounts over them
+/// waits for itself.
 const SYSTEM_FOLDERS: [&str; 6] = ["/", "/proc", "/sys", "/dev", "/run", "/boot"];
 
-/// Checks that neither SOURCE nor the mountpoint is an interface of the kernel, and the mountpoint no folder of the system. Both
-/// paths are absolute and without symbolic links. Asks nothing of a FUSE file system but its type.
+/// Checks that neither SOURCE nor the mountpoint is an interface of the kernel, and the mountpoint
+/// no folder of the system. Both paths are absolute and without symbolic links. Asks nothing of a
+/// FUSE file system but its type.
 pub(crate) fn check_places(source: &Path, mountpoint: &Path) -> Result<(), Error> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let is_interface = |path: &Path| {

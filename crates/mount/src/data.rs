@@ -1,15 +1,16 @@
 //! The bytes of files: open, read, write, flush, fsync.
 //!
-//! - READ goes through the borrower (`reads.rs`), unless it is direct: the kernel marks direct requests (READ_LOCKOWNER, WRITE_LOCKOWNER), whatever
-//!   becomes of the handle's flags meanwhile.
+//! - READ goes through the borrower (`reads.rs`), unless it is direct: the kernel marks direct
+//!   requests (READ_LOCKOWNER, WRITE_LOCKOWNER), whatever becomes of the handle's flags meanwhile.
 //! - A READ is answered short only where the file ends, because the kernel takes its end from it.
-//! - WRITE is in the page cache below before it is answered. O_TRUNC never arrives with OPEN, since ATOMIC_O_TRUNC is not
-//!   negotiated: the kernel sends a SETATTR instead, under the inode's lock, so no write can slip between the truncation and the
-//!   kernel's dropping of its pages.
-//! - O_APPEND is applied below per write (RWF_APPEND), so that others who append to the file beside us do not get overwritten. If
-//!   the bytes then landed elsewhere than the kernel believes, it must drop its pages.
-//! - Where the kernel must drop pages because of a write(2), the answer waits until it has, for a limited time: so that who has written
-//!   reads what he wrote.
+//! - WRITE is in the page cache below before it is answered. O_TRUNC never arrives with OPEN, since
+//!   ATOMIC_O_TRUNC is not negotiated: the kernel sends a SETATTR instead, under the inode's lock,
+//!   so no write can slip between the truncation and the kernel's dropping of its pages.
+//! - O_APPEND is applied below per write (RWF_APPEND), so that others who append to the file beside
+//!   us do not get overwritten. If the bytes then landed elsewhere than the kernel believes, it
+//!   must drop its pages.
+//! - Where the kernel must drop pages because of a write(2), the answer waits until it has, for a
+//!   limited time: so that who has written reads what he wrote.
 
 use crate::change::Outcome;
 use crate::config::WriteMode;
@@ -47,10 +48,12 @@ const WHOLE_PAGES_WAIT: Duration = Duration::from_secs(1);
 /// twice as long.
 const PART_OF_PAGE_WAIT: Duration = Duration::from_millis(10);
 
-/// How long the answer to an open may wait until the kernel has dropped what it caches of a file that was changed beside us: mostly some 0.1 ms.
+/// How long the answer to an open may wait until the kernel has dropped what it caches of a file
+/// that was changed beside us: mostly some 0.1 ms.
 const OPEN_WAIT: Duration = Duration::from_millis(10);
 
-/// Flags of open(2) that are not passed on: decided per request (O_APPEND, O_DIRECT), done by the kernel, or separately.
+/// Flags of open(2) that are not passed on: decided per request (O_APPEND, O_DIRECT), done by the
+/// kernel, or separately.
 const NOT_BELOW: OFlags = OFlags::CREATE
     .union(OFlags::EXCL)
     .union(OFlags::TRUNC)
@@ -94,7 +97,8 @@ impl Passthrough {
             return Err(Errno::AGAIN);
         }
         match args.flags {
-            // The kernel's own, for an ioctl by who has the file open: nobody would come again. (What programs open has O_LARGEFILE at the least.)
+            // The kernel's own, for an ioctl by who has the file open: nobody would come again.
+            // (What programs open has O_LARGEFILE at the least.)
             0 => self.check_name_unless_open(&inode, task)?,
             _ => self.check_name(&inode, task)?,
         }
@@ -113,10 +117,12 @@ impl Passthrough {
         args.flags & OFlags::NONBLOCK.bits() == 0 && self.inodes.get(node).and_then(is_local).unwrap_or(false)
     }
 
-    /// With the answer to an open the kernel drops the bytes of a file that was changed beside us, but goes on with the size that it believes: it would end a
-    /// read or lseek there. It forgets that where we have had it drop the bytes ourselves; while that is under way, the kernel would not take the answer
-    /// when it asks anew (`fuse_change_attributes`). So this waits for it for a while. Who opens holds no lock that a drop could need, and where the
-    /// drop has to wait for anything else, the size is forgotten all the same.
+    /// With the answer to an open the kernel drops the bytes of a file that was changed beside us,
+    /// but goes on with the size that it believes: it would end a read or lseek there. It forgets
+    /// that where we have had it drop the bytes ourselves; while that is under way, the kernel
+    /// would not take the answer when it asks anew (`fuse_change_attributes`). So this waits for it
+    /// for a while. Who opens holds no lock that a drop could need, and where the drop has to wait
+    /// for anything else, the size is forgotten all the same.
     fn wait_for_size(&self, inode: &Inode) {
         let is_stale = || inode.file.as_ref().is_some_and(|file| file.kernel_stale().is_some());
         if !is_stale() {
@@ -155,8 +161,8 @@ impl Passthrough {
         Ok((open(again)?, again))
     }
 
-    /// Gives a file that is open below its number. The kernel may keep what it caches if nobody has changed the file beside us.
-    /// `is_new`: it was made by us.
+    /// Gives a file that is open below its number. The kernel may keep what it caches if nobody has
+    /// changed the file beside us. `is_new`: it was made by us.
     pub(crate) fn add_open(
         &self,
         inode: Arc<Inode>,
@@ -189,9 +195,10 @@ impl Passthrough {
         Ok(file.answer(fh, keep, self.flushes(&file)))
     }
 
-    /// Whether the daemon must hear of it when the file is closed: the file system below may have something to say then, or what was stored
-    /// through a mapping is to be written, which the kernel does together with that. (What an open made the kernel drop is known to be dropped
-    /// at the RELEASE, too.)
+    /// Whether the daemon must hear of it when the file is closed: the file system below may have
+    /// something to say then, or what was stored through a mapping is to be written, which the
+    /// kernel does together with that. (What an open made the kernel drop is known to be dropped at
+    /// the RELEASE, too.)
     pub(crate) fn flushes(&self, file: &OpenFile) -> bool {
         let may_be_stored_to = file.readable && file.writable;
         self.write_mode == WriteMode::Back || may_be_stored_to || !file.inode.device.closes_silently(&file.fd)
@@ -216,9 +223,10 @@ impl Passthrough {
         Ok(read)
     }
 
-    /// A write that is sent again writes the same bytes to the same place. One that appends looks at where the file ended before the
-    /// first attempt: if bytes of it are there already, it goes on there, and nothing is appended twice. A READ may have overtaken it
-    /// before, which nobody remembers: so its pages are dropped.
+    /// A write that is sent again writes the same bytes to the same place. One that appends looks
+    /// at where the file ended before the first attempt: if bytes of it are there already, it goes
+    /// on there, and nothing is appended twice. A READ may have overtaken it before, which nobody
+    /// remembers: so its pages are dropped.
     pub(crate) fn write(
         &self,
         args: &abi::WriteIn,
@@ -246,7 +254,8 @@ impl Passthrough {
             self.drop_before_answer(inode, args, &[(args.offset, u64::MAX)], false);
             return Ok(abi::WriteOut { size, padding: 0 });
         }
-        // Marked as direct, but the flag may be gone from the handle: its bytes need not be aligned any more.
+        // Marked as direct, but the flag may be gone from the handle: its bytes need not be aligned
+        // any more.
         let direct_below = direct && asked.contains(OFlags::DIRECT);
         // Without such a descriptor, for whatever reason, what is open goes on.
         let fd = match direct_below.then(|| file.direct()) {
@@ -388,9 +397,10 @@ impl Passthrough {
         let mut stale = Vec::new();
         let outcome = match outcome {
             Ok(outcome) => outcome,
-            // A failed write out of the cache leaves a clean page of bytes that are not below. Of other failed writes the kernel itself
-            // gives up the pages that it holds for them; but a READ that has overtaken may have brought others, and the bytes may be below
-            // all the same (O_SYNC).
+            // A failed write out of the cache leaves a clean page of bytes that are not below. Of
+            // other failed writes the kernel itself gives up the pages that it holds for them; but
+            // a READ that has overtaken may have brought others, and the bytes may be below all the
+            // same (O_SYNC).
             Err(_) => return vec![(offset, end)],
         };
         let is_through = self.write_mode == WriteMode::Through;
@@ -421,7 +431,8 @@ impl Passthrough {
         stale
     }
 
-    /// Closing one of the descriptors: so that what the file system below has to say at close is heard.
+    /// Closing one of the descriptors: so that what the file system below has to say at close is
+    /// heard.
     pub(crate) fn flush(&self, fh: u64) -> Result<(), Errno> {
         let file = self.handles.file(fh)?;
         file.in_use();
@@ -434,7 +445,8 @@ impl Passthrough {
                 return file.told.tell(&file.fd, synced);
             }
         };
-        // SAFETY: the descriptor is ours alone and given up here; close reports what dropping it would swallow.
+        // SAFETY: the descriptor is ours alone and given up here; close reports what dropping it
+        // would swallow.
         let result = unsafe { libc::close(rustix::fd::IntoRawFd::into_raw_fd(fd)) };
         match result {
             0 => Ok(()),
@@ -462,7 +474,8 @@ impl Passthrough {
         file.told.tell(&file.fd, synced)
     }
 
-    /// The file below may hold older bytes than were written, and no stamp tells of it: so nothing that is lent or cached of it is believed.
+    /// The file below may hold older bytes than were written, and no stamp tells of it: so nothing
+    /// that is lent or cached of it is believed.
     fn writeback_failed(&self, inode: &Arc<Inode>) {
         let Some(file) = &inode.file else { return };
         let _changing = inode.changing.lock();
@@ -505,8 +518,9 @@ fn appended(file: &OpenFile, end: u64, data: &[u8]) -> usize {
     file.read_uncached(&mut there, end).ok().filter(|len| there[..*len] == data[..*len]).unwrap_or(0)
 }
 
-/// Writes to an append-only file that ends at `end`, by a descriptor that appends whatever it is told: what is there must be the same, and only
-/// the rest is written. (The kernel's page cache knows nothing of such files, and writes whole pages.)
+/// Writes to an append-only file that ends at `end`, by a descriptor that appends whatever it is
+/// told: what is there must be the same, and only the rest is written. (The kernel's page cache
+/// knows nothing of such files, and writes whole pages.)
 fn write_append_only(file: &OpenFile, fd: BorrowedFd<'_>, data: &[u8], offset: u64, end: u64) -> Result<usize, Errno> {
     let there = end.checked_sub(offset).ok_or(Errno::PERM)?;
     let there = usize::try_from(there).map_or(data.len(), |there| there.min(data.len()));
@@ -516,8 +530,8 @@ fn write_append_only(file: &OpenFile, fd: BorrowedFd<'_>, data: &[u8], offset: u
     Ok(there + write_full(fd, &data[there..], end, true)?)
 }
 
-/// Writes until everything is written or an error comes. An error after some bytes ends the writing; if it lasts, the next write
-/// finds it.
+/// Writes until everything is written or an error comes. An error after some bytes ends the
+/// writing; if it lasts, the next write finds it.
 pub(crate) fn write_full(fd: BorrowedFd<'_>, data: &[u8], offset: u64, append: bool) -> Result<usize, Errno> {
     let flags = if append { ReadWriteFlags::APPEND } else { ReadWriteFlags::empty() };
     let mut done = 0;

@@ -1,16 +1,19 @@
 //! The account of the daemon's descriptors: who holds how many, and who may take one more.
 //!
-//! The kernel allows a process a fixed number of descriptors (RLIMIT_NOFILE), whoever causes them. This module divides that
-//! number, so that no user of the mount can take what others need:
+//! The kernel allows a process a fixed number of descriptors (RLIMIT_NOFILE), whoever causes them.
+//! This module divides that number, so that no user of the mount can take what others need:
 //!
-//! - a *reserve* is the daemon's own: sockets, workers, and the descriptors that a request holds until its answer;
-//! - the rest is *room* for open files and for the descriptors that hold inodes (see `inode.rs`). Open files go first: inodes give
-//!   their descriptors back;
+//! - a *reserve* is the daemon's own: sockets, workers, and the descriptors that a request holds
+//!   until its answer;
+//! - the rest is *room* for open files and for the descriptors that hold inodes (see `inode.rs`).
+//!   Open files go first: inodes give their descriptors back;
 //! - of the room, open files leave a part to inodes that only a descriptor can hold;
 //! - a part is for the mount's owner alone (root, or the user who has mounted);
-//! - of what is left for the others, one user has three quarters of what the rest of them leave, at most.
+//! - of what is left for the others, one user has three quarters of what the rest of them leave, at
+//!   most.
 //!
-//! The module is arithmetic: it opens and closes nothing. [`Taken`] and [`Counted`] give theirs back when they are dropped.
+//! The module is arithmetic: it opens and closes nothing. [`Taken`] and [`Counted`] give theirs
+//! back when they are dropped.
 
 use crate::workers::WORKERS_MAX;
 use fuse::Errno;
@@ -20,10 +23,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// The daemon's own descriptors, whatever the limit: sockets to some lenders, the ring, logs, the control socket.
+/// The daemon's own descriptors, whatever the limit: sockets to some lenders, the ring, logs, the
+/// control socket.
 const RESERVE_MIN: usize = 96;
-/// Descriptors that a worker needs: its own of /dev/fuse, and those that it has until a request is answered. These are four at the
-/// most (a rename), but of [`WORKERS_MAX`] most only wait for the backing file of one descriptor.
+/// Descriptors that a worker needs: its own of /dev/fuse, and those that it has until a request is
+/// answered. These are four at the most (a rename), but of [`WORKERS_MAX`] most only wait for the
+/// backing file of one descriptor.
 const RESERVE_PER_WORKER: usize = 2;
 /// A part of the limit that is reserved as well: a large pool has more sockets.
 const RESERVE_PART: usize = 64;
@@ -33,7 +38,8 @@ const PART: usize = 32;
 const PART_MIN: usize = 8;
 /// One user may hold so many quarters of what other ordinary users leave.
 const USER_QUARTERS: usize = 3;
-/// Share of the room, in eighths, from which on the kernel is asked to forget inodes that only a descriptor can hold.
+/// Share of the room, in eighths, from which on the kernel is asked to forget inodes that only a
+/// descriptor can hold.
 const TIGHT_EIGHTHS: usize = 7;
 
 /// The account.
@@ -66,7 +72,8 @@ struct Charged {
 }
 
 impl Descriptors {
-    /// For a process that may have `limit` descriptors and has that many `workers` at the least. Inodes hold `anchors_max` of them at most.
+    /// For a process that may have `limit` descriptors and has that many `workers` at the least.
+    /// Inodes hold `anchors_max` of them at most.
     pub(crate) fn new(limit: usize, workers: usize, anchors_max: usize, owner: u32) -> Arc<Descriptors> {
         let limit = limit.min(i32::MAX as usize);
         let reserve = RESERVE_MIN + workers.max(WORKERS_MAX) * RESERVE_PER_WORKER + limit / RESERVE_PART;
@@ -101,7 +108,8 @@ impl Descriptors {
         self.anchors.load(Ordering::Relaxed)
     }
 
-    /// A user opens a file. `charge` is 2 if the file's inode has to hold a descriptor for as long as it is open, else 1.
+    /// A user opens a file. `charge` is 2 if the file's inode has to hold a descriptor for as long
+    /// as it is open, else 1.
     ///
     /// # Errors
     /// EMFILE if that is beyond the user's share.
@@ -113,12 +121,14 @@ impl Descriptors {
         Ok(self.charge(&mut charged, uid, charge))
     }
 
-    /// The same for what must not fail: a file that was open in a daemon before this one, or a second descriptor that the kernel needs.
+    /// The same for what must not fail: a file that was open in a daemon before this one, or a
+    /// second descriptor that the kernel needs.
     pub(crate) fn take_anyway(self: &Arc<Descriptors>, uid: u32, charge: usize) -> Taken {
         self.charge(&mut self.charged.lock(), uid, charge)
     }
 
-    /// A file was open in a daemon before this one. None: that did not write down whose it is, and it counts as the owner's.
+    /// A file was open in a daemon before this one. None: that did not write down whose it is, and
+    /// it counts as the owner's.
     pub(crate) fn restore(self: &Arc<Descriptors>, uid: Option<u32>, charge: usize) -> Taken {
         self.take_anyway(uid.unwrap_or(self.owner), charge)
     }
@@ -149,7 +159,8 @@ impl Descriptors {
         Taken { account: self.clone(), uid, charge }
     }
 
-    /// Whether open files and inodes hold more than there is room for: inodes have to give some back. Returns how many, and some more.
+    /// Whether open files and inodes hold more than there is room for: inodes have to give some
+    /// back. Returns how many, and some more.
     pub(crate) fn over(&self) -> Option<usize> {
         let over = self.used().saturating_sub(self.room);
         (over > 0).then(|| over + self.room / RESERVE_PART)
@@ -161,12 +172,14 @@ impl Descriptors {
         (over > 0).then(|| over + self.room / 8)
     }
 
-    /// A descriptor is to hold an inode that a file handle finds as well. None: there is no room for it.
+    /// A descriptor is to hold an inode that a file handle finds as well. None: there is no room
+    /// for it.
     pub(crate) fn take_anchor(self: &Arc<Descriptors>) -> Option<Counted> {
         (self.anchors() < self.anchors_max && self.used() < self.room).then(|| self.add_anchor())
     }
 
-    /// A descriptor is to hold an inode that nothing else finds again. None: there is none left, not even of the reserve's first half.
+    /// A descriptor is to hold an inode that nothing else finds again. None: there is none left,
+    /// not even of the reserve's first half.
     pub(crate) fn take_only_anchor(self: &Arc<Descriptors>) -> Option<Counted> {
         (!self.is_exhausted()).then(|| self.add_anchor())
     }
@@ -182,7 +195,8 @@ impl Descriptors {
         Counted { account: self.clone() }
     }
 
-    /// Waits until some of the reserve's first half is left again, but not for longer than `limit`, and never in more than half of the workers.
+    /// Waits until some of the reserve's first half is left again, but not for longer than `limit`,
+    /// and never in more than half of the workers.
     pub(crate) fn wait_for_room(&self, limit: Duration) {
         if self.waiting.fetch_add(1, Ordering::Relaxed) < self.waiting_max {
             let deadline = Instant::now() + limit;

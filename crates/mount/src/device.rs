@@ -1,7 +1,8 @@
 //! The devices below SOURCE: SOURCE's own, and those of file systems mounted in it.
 //!
-//! All of them appear as one device, so inode numbers of the others are moved out of the way. What a device's file system can do
-//! (reading without leaving pages behind) is found out per device, by trying.
+//! All of them appear as one device, so inode numbers of the others are moved out of the way. What
+//! a device's file system can do (reading without leaving pages behind) is found out per device, by
+//! trying.
 
 use crate::crossing::Forbids;
 use crate::handover::memory::Memory;
@@ -27,8 +28,8 @@ pub(crate) enum ReadWay {
     Advise = 2,
 }
 
-/// File systems on a disk of this machine, or in its memory (linux/magic.h). Others write when a file is closed, and may fail; and may be changed by
-/// other machines.
+/// File systems on a disk of this machine, or in its memory (linux/magic.h). Others write when a
+/// file is closed, and may fail; and may be changed by other machines.
 const LOCAL: [u32; 5] = [
     0xef53,      // ext2, ext3, ext4
     0x5846_5342, // XFS
@@ -55,7 +56,8 @@ impl Device {
         if self.index == 0 {
             return inode;
         }
-        // Numbers that are too long are folded, at the risk of a collision, which costs no more than a confused `find`.
+        // Numbers that are too long are folded, at the risk of a collision, which costs no more
+        // than a confused `find`.
         let folded = (inode ^ (inode >> INODE_BITS).wrapping_mul(0x9e37_79b9_7f4a)) & ((1 << INODE_BITS) - 1);
         folded | self.index << INODE_BITS
     }
@@ -128,7 +130,8 @@ pub(crate) struct Devices {
 }
 
 impl Devices {
-    /// With SOURCE's own device first, whose inode numbers stay as they are, and others in the order in which they were seen.
+    /// With SOURCE's own device first, whose inode numbers stay as they are, and others in the
+    /// order in which they were seen.
     pub(crate) fn new(seen: &[u64], memory: Option<Arc<Memory>>) -> Devices {
         let devices = Devices { by_number: RwLock::new(HashMap::new()), memory };
         seen.iter().for_each(|number| drop(devices.get(*number)));

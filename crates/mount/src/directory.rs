@@ -1,5 +1,6 @@
-//! Reading directories: the kernel's offsets are the `d_off` of the directory below, so telldir and seekdir hold, also for directories
-//! of any size, and nothing is kept but one buffer per open directory.
+//! Reading directories: the kernel's offsets are the `d_off` of the directory below, so telldir and
+//! seekdir hold, also for directories of any size, and nothing is kept but one buffer per open
+//! directory.
 
 use fuse::{Errno, abi};
 use rustix::fd::OwnedFd;
@@ -8,7 +9,8 @@ use std::ffi::CStr;
 use std::mem::MaybeUninit;
 use std::sync::Arc;
 
-/// Read from the directory below at once, per open directory. A little more than the kernel asks for at once in most cases.
+/// Read from the directory below at once, per open directory. A little more than the kernel asks
+/// for at once in most cases.
 const LISTING_BYTES: usize = 32 << 10;
 
 /// One entry.
@@ -40,7 +42,8 @@ impl Listing {
         &self.fd
     }
 
-    /// Hands out the entries from `offset` on, until `take` does not want one more (which is handed out again next time).
+    /// Hands out the entries from `offset` on, until `take` does not want one more (which is handed
+    /// out again next time).
     pub(crate) fn read(&mut self, offset: u64, mut take: impl FnMut(&Entry<'_>) -> bool) -> Result<(), Errno> {
         if offset != self.position || offset == 0 {
             // Rewound or moved: what was read ahead is another place's, or too old.
@@ -69,7 +72,8 @@ impl Listing {
         self.buffer.clear();
         self.buffer.reserve_exact(LISTING_BYTES);
         let spare: &mut [MaybeUninit<u8>] = self.buffer.spare_capacity_mut();
-        // SAFETY: getdents64 writes at most `spare.len()` bytes to where `spare` lies, and reports how many.
+        // SAFETY: getdents64 writes at most `spare.len()` bytes to where `spare` lies, and reports
+        // how many.
         let len = unsafe {
             let fd = rustix::fd::AsRawFd::as_raw_fd(&*self.fd);
             let result = libc::syscall(libc::SYS_getdents64, fd, spare.as_mut_ptr(), spare.len());

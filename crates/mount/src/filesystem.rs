@@ -1,8 +1,11 @@
 //! The file system: what it is made of, and which operation is where.
 //!
-//! - names (`names.rs`): lookup, forget, create, tmpfile, mknod, mkdir, symlink, link, unlink, rmdir, rename, readlink
-//! - attributes (`attributes.rs`): getattr, statx, setattr, statfs, ioctl; extended ones in `xattr.rs`
-//! - data (`data.rs`): open, write, flush, fsync, release; READs in `reads.rs`; `space.rs`: fallocate, lseek, copy_file_range
+//! - names (`names.rs`): lookup, forget, create, tmpfile, mknod, mkdir, symlink, link, unlink,
+//!   rmdir, rename, readlink
+//! - attributes (`attributes.rs`): getattr, statx, setattr, statfs, ioctl; extended ones in
+//!   `xattr.rs`
+//! - data (`data.rs`): open, write, flush, fsync, release; READs in `reads.rs`; `space.rs`:
+//!   fallocate, lseek, copy_file_range
 //! - directories (below): opendir, readdir, readdirplus
 //!
 //! All of it works on descriptors below SOURCE, never on paths through the mount.
@@ -35,7 +38,8 @@ use rustix::fs::{Mode, OFlags, openat};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long a request waits until the kernel has forgotten inodes, where no descriptor is left: that takes some milliseconds.
+/// How long a request waits until the kernel has forgotten inodes, where no descriptor is left:
+/// that takes some milliseconds.
 const FORGET_WAIT: Duration = Duration::from_millis(500);
 
 /// A directory, passed through.
@@ -224,8 +228,8 @@ impl Passthrough {
             }
             Operation::Syncfs => answer_done(reply, rustix::fs::syncfs(&self.source)),
             Operation::Destroy => reply.ok(),
-            // Nothing here can be interrupted; ENOSYS tells the kernel not to ask again. With default_permissions, access is not
-            // asked for. Locks were not negotiated.
+            // Nothing here can be interrupted; ENOSYS tells the kernel not to ask again. With
+            // default_permissions, access is not asked for. Locks were not negotiated.
             Operation::Interrupt(_) | Operation::Access(_) | Operation::Unknown => reply.error(Errno::NOSYS),
             Operation::Init { .. } => reply.error(Errno::PROTO),
         }
@@ -266,8 +270,9 @@ impl Passthrough {
         }
     }
 
-    /// For a looker each entry comes with a lookup, which counts only if the kernel gets it: the entry must fit before it is looked up, and an
-    /// answer that is not taken takes its lookups back.
+    /// For a looker each entry comes with a lookup, which counts only if the kernel gets it: the
+    /// entry must fit before it is looked up, and an answer that is not taken takes its lookups
+    /// back.
     fn readdirplus(&self, reply: Reply<'_>, task: u32, args: &abi::ReadIn, scratch: &mut [u8]) -> Result<(), Errno> {
         let directory = match self.handles.directory(args.fh) {
             Ok(directory) => directory,
@@ -381,7 +386,8 @@ impl Passthrough {
         }
     }
 
-    /// A user opens a file or directory: one more descriptor. For `charge` see [`Descriptors::take`](crate::descriptors::Descriptors::take).
+    /// A user opens a file or directory: one more descriptor. For `charge` see
+    /// [`Descriptors::take`](crate::descriptors::Descriptors::take).
     ///
     /// # Errors
     /// EMFILE beyond the user's share, or if none is left.
@@ -396,7 +402,8 @@ impl Passthrough {
         !self.inodes.needs_forgets() || self.inodes.descriptors().tight().is_none()
     }
 
-    /// Has inodes give back descriptors if few are left. Where none is left, it waits a little for the kernel to forget some.
+    /// Has inodes give back descriptors if few are left. Where none is left, it waits a little for
+    /// the kernel to forget some.
     pub(crate) fn make_room(&self) {
         let descriptors = self.inodes.descriptors();
         let Some(count) = descriptors.tight() else { return };
@@ -416,8 +423,9 @@ impl Passthrough {
         }
     }
 
-    /// Has the kernel drop the name of a file that it believes for long, and with that forget the file. Not of a directory, as somebody
-    /// may have mounted something there, which would go with the name.
+    /// Has the kernel drop the name of a file that it believes for long, and with that forget the
+    /// file. Not of a directory, as somebody may have mounted something there, which would go with
+    /// the name.
     fn drop_name(&self, node: u64) {
         let Ok(inode) = self.inodes.get(node) else { return };
         if let Some(name) = inode.name_to_drop() {

@@ -1,7 +1,8 @@
 //! What is open: files and directories, each under a number that is never used twice.
 //!
-//! The keeper has a duplicate of each file's descriptor, from before the kernel learns the number: so what is open outlives this daemon. A
-//! directory is opened again, as the kernel says with each READDIR where it has got to.
+//! The keeper has a duplicate of each file's descriptor, from before the kernel learns the number:
+//! so what is open outlives this daemon. A directory is opened again, as the kernel says with each
+//! READDIR where it has got to.
 
 use crate::ahead::Ahead;
 use crate::below::drop_clean;
@@ -24,8 +25,9 @@ use std::sync::{Arc, OnceLock};
 
 /// An open file.
 ///
-/// Below it is open without O_APPEND and O_DIRECT: the kernel may use any handle to write back or read for its page cache, so
-/// both are decided per request. Only append-only files (chattr +a) keep O_APPEND, because they cannot be opened without.
+/// Below it is open without O_APPEND and O_DIRECT: the kernel may use any handle to write back or
+/// read for its page cache, so both are decided per request. Only append-only files (chattr +a)
+/// keep O_APPEND, because they cannot be opened without.
 pub(crate) struct OpenFile {
     /// The file.
     pub inode: Arc<Inode>,
@@ -39,7 +41,8 @@ pub(crate) struct OpenFile {
     pub appends: bool,
     /// What the kernel passes it through to, if it does.
     pub backing: Option<u32>,
-    /// The kernel was told at open to drop what it caches of the file, and nothing has shown yet that it has.
+    /// The kernel was told at open to drop what it caches of the file, and nothing has shown yet
+    /// that it has.
     drops: AtomicBool,
     reader: OnceLock<(OwnedFd, Taken)>,
     direct: OnceLock<(OwnedFd, Taken)>,
@@ -60,7 +63,8 @@ impl Drop for OpenFile {
 }
 
 impl OpenFile {
-    /// `inode` knows that it is open ([`Inode::opened`], [`Inode::was_open`]), and is told when it is no more; `backing` is what it said.
+    /// `inode` knows that it is open ([`Inode::opened`], [`Inode::was_open`]), and is told when it
+    /// is no more; `backing` is what it said.
     pub(crate) fn new(inode: Arc<Inode>, fd: Arc<Opened>, backing: Option<u32>) -> OpenFile {
         let access = fd.flags & OFlags::ACCMODE;
         OpenFile {
@@ -78,8 +82,8 @@ impl OpenFile {
         }
     }
 
-    /// The kernel is about to be told that this file is open, and to drop what it caches of it. It does so before it gives the
-    /// descriptor to who asked for it (fs/fuse/file.c, fuse_open).
+    /// The kernel is about to be told that this file is open, and to drop what it caches of it. It
+    /// does so before it gives the descriptor to who asked for it (fs/fuse/file.c, fuse_open).
     pub(crate) fn drops_cache(&self) {
         if let Some(file) = &self.inode.file {
             file.drop_begins();
@@ -87,7 +91,8 @@ impl OpenFile {
         }
     }
 
-    /// Who opened the file uses it, or has closed it: what the open made the kernel drop is dropped.
+    /// Who opened the file uses it, or has closed it: what the open made the kernel drop is
+    /// dropped.
     pub(crate) fn in_use(&self) {
         if self.drops.load(Ordering::Relaxed)
             && self.drops.swap(false, Ordering::Relaxed)
@@ -97,7 +102,8 @@ impl OpenFile {
         }
     }
 
-    /// A descriptor to read from: its own, or where the kernel reads through a write-only one, another.
+    /// A descriptor to read from: its own, or where the kernel reads through a write-only one,
+    /// another.
     pub(crate) fn reader(&self) -> Result<BorrowedFd<'_>, Errno> {
         if self.readable {
             return Ok(self.fd.as_fd());
@@ -105,7 +111,8 @@ impl OpenFile {
         self.another(&self.reader, OFlags::RDONLY, || Ok(self.fd.taken.another_anyway()))
     }
 
-    /// A descriptor with O_DIRECT; EINVAL if the file system below has none, EMFILE beyond the share of who has opened the file.
+    /// A descriptor with O_DIRECT; EINVAL if the file system below has none, EMFILE beyond the
+    /// share of who has opened the file.
     pub(crate) fn direct(&self) -> Result<BorrowedFd<'_>, Errno> {
         let access = if self.writable { OFlags::RDWR } else { OFlags::RDONLY };
         self.another(&self.direct, access | OFlags::DIRECT, || self.fd.taken.another())

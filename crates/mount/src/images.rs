@@ -1,9 +1,12 @@
-//! Images of virtual machines: what their guests evict goes back into this machine's page cache, as clean pages.
+//! Images of virtual machines: what their guests evict goes back into this machine's page cache, as
+//! clean pages.
 //!
-//! FUSE can store pages in the kernel's cache (FUSE_NOTIFY_STORE), but that writes over whatever is cached: also over the bytes of a write(2)
-//! that has filled its pages and waits to be sent (fs/fuse/file.c, fuse_fill_write_pages), which would be lost. So a page is offered to the
-//! borrower, which keeps it if it is what the file below holds; then the kernel is told that it will need that page, and its READ
-//! is answered from there. The kernel reads only what it does not have, and orders reads with writes as ever.
+//! FUSE can store pages in the kernel's cache (FUSE_NOTIFY_STORE), but that writes over whatever is
+//! cached: also over the bytes of a write(2) that has filled its pages and waits to be sent
+//! (fs/fuse/file.c, fuse_fill_write_pages), which would be lost. So a page is offered to the
+//! borrower, which keeps it if it is what the file below holds; then the kernel is told that it
+//! will need that page, and its READ is answered from there. The kernel reads only what it does not
+//! have, and orders reads with writes as ever.
 
 use crate::inode::{Found, Inode, stat};
 use crate::running::{Mount, Shared};
@@ -21,11 +24,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use wire::Fate;
 
-/// How long the kernel may take to read what it was told it would need. It begins at once, and waits for no disk.
+/// How long the kernel may take to read what it was told it would need. It begins at once, and
+/// waits for no disk.
 const READ_WAIT: Duration = Duration::from_secs(1);
 /// How often it is looked meanwhile whether it has them from elsewhere.
 const READ_LOOK: Duration = Duration::from_millis(5);
-/// What it reads for one word at the least (mm/readahead.c, force_page_cache_ra: the read-ahead window, or the device's best size, 128 KiB of FUSE's).
+/// What it reads for one word at the least (mm/readahead.c, force_page_cache_ra: the read-ahead
+/// window, or the device's best size, 128 KiB of FUSE's).
 const ADVISED_PAGES_MAX: usize = 32;
 
 /// How pages get into the page cache.
@@ -37,7 +42,8 @@ pub enum Placing {
     Written,
 }
 
-/// An image, for as long as a guest's message is dealt with: an open file keeps a mount from being unmounted.
+/// An image, for as long as a guest's message is dealt with: an open file keeps a mount from being
+/// unmounted.
 pub struct Image {
     shared: Arc<Shared>,
     inode: Arc<Inode>,
@@ -70,12 +76,14 @@ impl Image {
         self.inode.file.as_ref().unwrap_or_else(|| unreachable!("an image has pages"))
     }
 
-    /// Pages in the page cache because the guest had evicted them. The kernel may have evicted some since.
+    /// Pages in the page cache because the guest had evicted them. The kernel may have evicted some
+    /// since.
     pub fn placed_pages(&self) -> u64 {
         self.pages().placed_pages()
     }
 
-    /// Has pages in the page cache that the guest has evicted. They are in the order of their indexes, each once. Says what became of each.
+    /// Has pages in the page cache that the guest has evicted. They are in the order of their
+    /// indexes, each once. Says what became of each.
     ///
     /// # Errors
     /// When the kernel cannot be told, or asked.
@@ -121,7 +129,8 @@ impl Image {
         Ok(u32::try_from(pages).unwrap_or(u32::MAX))
     }
 
-    /// Waits until the kernel has read these pages and has them, or has others of them: whoever reads the image may have been faster.
+    /// Waits until the kernel has read these pages and has them, or has others of them: whoever
+    /// reads the image may have been faster.
     fn wait_until_read(&self, indexes: &[u32], resident: &Resident) -> io::Result<()> {
         let borrower = &self.shared.filesystem.borrower;
         let begun = Instant::now();
@@ -147,8 +156,9 @@ impl Image {
         Ok(())
     }
 
-    /// The guest has read these pages, and caches them now: here they are of no use. Returns how many of them were in the page cache
-    /// because it had evicted them; those that the kernel has evicted since are among them.
+    /// The guest has read these pages, and caches them now: here they are of no use. Returns how
+    /// many of them were in the page cache because it had evicted them; those that the kernel has
+    /// evicted since are among them.
     ///
     /// # Errors
     /// When the kernel cannot be told.
@@ -199,7 +209,8 @@ impl Drop for Waiting<'_> {
     }
 }
 
-/// The pages of a file, mapped so that it can be asked which of them are in the page cache. None is touched.
+/// The pages of a file, mapped so that it can be asked which of them are in the page cache. None is
+/// touched.
 struct Resident {
     map: *mut std::ffi::c_void,
     pages: Range<u32>,
@@ -208,7 +219,8 @@ struct Resident {
 impl Resident {
     fn map(file: &File, pages: Range<u32>) -> io::Result<Resident> {
         let (len, offset) = (pages.len() * PAGE_SIZE, offset_of(pages.start));
-        // SAFETY: a new mapping at an address of the kernel's choice. It is never read, so it does not matter if the file shrinks.
+        // SAFETY: a new mapping at an address of the kernel's choice. It is never read, so it does
+        // not matter if the file shrinks.
         let map = unsafe { mmap(std::ptr::null_mut(), len, ProtFlags::READ, MapFlags::SHARED, file, offset)? };
         Ok(Resident { map, pages })
     }
@@ -217,7 +229,8 @@ impl Resident {
         assert!(self.pages.contains(&index));
         let offset = (index - self.pages.start) as usize * PAGE_SIZE;
         let mut state = 0u8;
-        // SAFETY: the page is within the mapping, by the assertion; for one page mincore writes one byte.
+        // SAFETY: the page is within the mapping, by the assertion; for one page mincore writes one
+        // byte.
         match unsafe { libc::mincore(self.map.byte_add(offset), PAGE_SIZE, &mut state) } {
             0 => Ok(state & 1 == 1),
             _ => Err(io::Error::last_os_error()),

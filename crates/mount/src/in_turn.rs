@@ -1,5 +1,5 @@
-//! What is to be done for nodes, each in its turn: one that comes again and again does not keep another one
-//! waiting.
+//! What is to be done for nodes, each in its turn: one that comes again and again does not keep
+//! another one waiting.
 
 use hashbrown::HashMap;
 use hashbrown::hash_map::Entry;
@@ -19,8 +19,8 @@ impl<T> Default for InTurn<T> {
 }
 
 impl<T> InTurn<T> {
-    /// Notes something for a node. If there is something already, `merge` gets both, and it keeps its turn.
-    /// Returns whether there was nothing.
+    /// Notes something for a node. If there is something already, `merge` gets both, and it keeps
+    /// its turn. Returns whether there was nothing.
     pub(crate) fn note(&mut self, node: u64, new: T, merge: impl FnOnce(&mut T, T)) -> bool {
         match self.by_node.entry(node) {
             Entry::Occupied(mut noted) => {

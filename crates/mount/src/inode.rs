@@ -1,18 +1,21 @@
 //! The inodes the kernel knows, and how to get at them below.
 //!
-//! A node is found by its identity below, so hard links are one node. Node ids are never used twice. The kernel counts how often
-//! it was given a node (lookups) and gives those counts back (FORGET); a node leaves the table exactly when they are even.
-//! Lookups count up under the shared lock, the last forget takes the exclusive one, so neither can miss the other. The borrower
+//! A node is found by its identity below, so hard links are one node. Node ids are never used
+//! twice. The kernel counts how often it was given a node (lookups) and gives those counts back
+//! (FORGET); a node leaves the table exactly when they are even. Lookups count up under the shared
+//! lock, the last forget takes the exclusive one, so neither can miss the other. The borrower
 //! learns of files under the exclusive lock only: it never sees a file retired behind its adoption.
 //!
-//! Each node is held by an *anchor*: an O_PATH descriptor, or a file handle, which is opened for each use. A node whose file system
-//! has handles keeps a descriptor as long as there is room (`descriptors.rs`); those used least lately give theirs back first.
-//! Without handles only a descriptor holds the node: when these run short, the kernel is asked to forget nodes that are not in use
-//! ([`Inodes::make_room`]). A file without a name left is held by a descriptor, too, unless these run short: its handle finds it as
-//! long as it is open.
+//! Each node is held by an *anchor*: an O_PATH descriptor, or a file handle, which is opened for
+//! each use. A node whose file system has handles keeps a descriptor as long as there is room
+//! (`descriptors.rs`); those used least lately give theirs back first. Without handles only a
+//! descriptor holds the node: when these run short, the kernel is asked to forget nodes that are
+//! not in use ([`Inodes::make_room`]). A file without a name left is held by a descriptor, too,
+//! unless these run short: its handle finds it as long as it is open.
 //!
-//! All that a successor of this daemon needs to know of a node is in its slot of the state memory, before the kernel gets to know the
-//! node. A successor finds it by its file handle; where there are none, and for files without a name, the keeper has a descriptor.
+//! All that a successor of this daemon needs to know of a node is in its slot of the state memory,
+//! before the kernel gets to know the node. A successor finds it by its file handle; where there
+//! are none, and for files without a name, the keeper has a descriptor.
 
 use crate::beside::Marked;
 use crate::crossing::Crossing;
@@ -42,7 +45,8 @@ use std::time::Instant;
 
 /// Nodes that are looked at in one search for descriptors to be given back.
 const LOOKED_AT_MAX: usize = 1024;
-/// Nodes in the order of their descriptors, beyond twice as many as have one, before those that are gone are taken out.
+/// Nodes in the order of their descriptors, beyond twice as many as have one, before those that are
+/// gone are taken out.
 const ORDER_SLACK: usize = 1024;
 
 /// What every stat asks for.
@@ -74,7 +78,8 @@ pub(crate) struct Inode {
     pub device: Arc<Device>,
     /// What the borrower knows it by: regular files only.
     pub file: Option<Arc<borrower::File>>,
-    /// Held from before a change is announced until its end, so that the stamps around it belong to it alone.
+    /// Held from before a change is announced until its end, so that the stamps around it belong to
+    /// it alone.
     pub changing: Mutex<()>,
     /// A write out of the page cache came for it: it was mapped, or (in `back`) simply written.
     pub mapped_writes: AtomicBool,
@@ -123,7 +128,8 @@ pub(crate) enum Believed {
     Nothing,
     /// This one.
     Name(Name),
-    /// One that the kernel is about to drop. Until then no other is believed for long: a successor knows one name of each file.
+    /// One that the kernel is about to drop. Until then no other is believed for long: a successor
+    /// knows one name of each file.
     Dropping,
 }
 
@@ -133,7 +139,8 @@ pub(crate) enum Moved {
     NotBelieved,
     /// Remembered under its new name, if it has one.
     Remembered,
-    /// It must be told to drop it, because it believes it for long and no successor would know of it.
+    /// It must be told to drop it, because it believes it for long and no successor would know of
+    /// it.
     Unknown(Name),
 }
 
@@ -179,8 +186,9 @@ impl AsFd for Anchor<'_> {
 }
 
 impl Inode {
-    /// The generation shown to the kernel. That of a device node is another one while its mount forbids devices: the kernel takes
-    /// the number of a device once, when it gets to know the inode.
+    /// The generation shown to the kernel. That of a device node is another one while its mount
+    /// forbids devices: the kernel takes the number of a device once, when it gets to know the
+    /// inode.
     pub(crate) fn generation(&self) -> u64 {
         let of_device = || u64::from(self.device.forbids().dev());
         self.file.as_ref().map_or_else(of_device, |file| u64::from(file.key().0))
@@ -209,7 +217,8 @@ impl Inode {
         self.misbelieved.load(Ordering::Relaxed)
     }
 
-    /// The kernel is about to be told to believe this name for long. False: it must not, because no successor would know of it.
+    /// The kernel is about to be told to believe this name for long. False: it must not, because no
+    /// successor would know of it.
     pub(crate) fn remember_name(&self, parent: u64, name: &CStr) -> bool {
         let mut believed = self.name.lock();
         match &*believed {
@@ -315,12 +324,14 @@ impl Inode {
         self.descriptor.lock().clone()
     }
 
-    /// How many descriptors an open file of it costs: 2 if the node cannot give its own back meanwhile.
+    /// How many descriptors an open file of it costs: 2 if the node cannot give its own back
+    /// meanwhile.
     pub(crate) fn charge(&self) -> usize {
         if self.handle.is_some() { 1 } else { 2 }
     }
 
-    /// Whether it can be found again without a descriptor of it. (A file that has lost its name can as long as it is open.)
+    /// Whether it can be found again without a descriptor of it. (A file that has lost its name can
+    /// as long as it is open.)
     fn can_give_back(&self) -> bool {
         self.handle.is_some()
     }
@@ -332,7 +343,8 @@ impl Inode {
 
     /// Whether no name is left, as far as we know.
     pub(crate) fn is_deleted(&self) -> bool {
-        // A server far away, who could know better, is not asked: this is looked at for each file again and again.
+        // A server far away, who could know better, is not asked: this is looked at for each file
+        // again and again.
         let known =
             |fd: BorrowedFd<'_>| statx(fd, c"", AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC, StatxFlags::NLINK);
         self.deleted.load(Ordering::Relaxed)
@@ -409,17 +421,19 @@ pub(crate) struct Inodes {
     borrower: Arc<Borrower>,
     keep: Arc<Keep>,
     descriptors: Arc<Descriptors>,
-    /// Nodes with a descriptor that may be given back, or that the kernel may be asked to forget: those that have it for longest first.
-    /// Locked before the table.
+    /// Nodes with a descriptor that may be given back, or that the kernel may be asked to forget:
+    /// those that have it for longest first. Locked before the table.
     order: Mutex<VecDeque<u64>>,
     /// Whether a node was ever found that has no file handle.
     has_only_descriptors: AtomicBool,
-    /// SOURCE, open for reading, and the id of its mount: file handles are opened through it. None: no right to use handles.
+    /// SOURCE, open for reading, and the id of its mount: file handles are opened through it. None:
+    /// no right to use handles.
     handles_from: Option<(OwnedFd, i32)>,
 }
 
 impl Inodes {
-    /// With the root in it, which the kernel never forgets. `handles_from` is SOURCE open for reading, if file handles may be used.
+    /// With the root in it, which the kernel never forgets. `handles_from` is SOURCE open for
+    /// reading, if file handles may be used.
     pub(crate) fn new(
         root: Found,
         borrower: Arc<Borrower>,
@@ -453,8 +467,9 @@ impl Inodes {
         }
     }
 
-    /// With the nodes that the kernel knows from a daemon before this one. `held` has descriptors of some of them. What cannot be found
-    /// again is left out, and answers ESTALE; returns how many that are, too.
+    /// With the nodes that the kernel knows from a daemon before this one. `held` has descriptors
+    /// of some of them. What cannot be found again is left out, and answers ESTALE; returns how
+    /// many that are, too.
     #[allow(clippy::too_many_arguments)] // What was given, and what it needs, each used once.
     pub(crate) fn restore(
         devices: &[u64],
@@ -477,7 +492,8 @@ impl Inodes {
                 inodes.keep.release(Held::Node(nodeid));
             }
         }
-        // Sent to the keeper for a node that was not recorded any more, or not yet: nobody else would release it.
+        // Sent to the keeper for a node that was not recorded any more, or not yet: nobody else
+        // would release it.
         held.keys().for_each(|nodeid| inodes.keep.release(Held::Node(*nodeid)));
         (inodes, lost)
     }
@@ -553,14 +569,16 @@ impl Inodes {
         self.table.read().by_node.values().for_each(|inode| inode.all_are_open());
     }
 
-    /// The nodes whose cached pages the kernel must drop, because what it caches is not known to be what the files hold.
+    /// The nodes whose cached pages the kernel must drop, because what it caches is not known to be
+    /// what the files hold.
     pub(crate) fn stale(&self) -> Vec<(Arc<Inode>, u64)> {
         let stale = |inode: &Arc<Inode>| Some((inode.clone(), inode.file.as_ref()?.kernel_stale()?));
         self.table.read().by_node.values().filter_map(stale).collect()
     }
 
-    /// The last name was seen to be gone; `fd` is open on the file, and held from now on if there is room: no handle finds it for certain.
-    /// (And the keeper is mostly the last to let it go, so that nobody here waits until the file system below has freed what it held.)
+    /// The last name was seen to be gone; `fd` is open on the file, and held from now on if there
+    /// is room: no handle finds it for certain. (And the keeper is mostly the last to let it go, so
+    /// that nobody here waits until the file system below has freed what it held.)
     pub(crate) fn mark_deleted(&self, inode: &Inode, fd: OwnedFd) {
         inode.deleted.store(true, Ordering::Relaxed);
         inode.slot.iter().for_each(|slot| slot.set_flag(node::DELETED));
@@ -601,8 +619,9 @@ impl Inodes {
         self.has_only_descriptors.load(Ordering::Relaxed)
     }
 
-    /// Has up to `count` descriptors given back, of nodes that were not used since the last search and that handles find again. Returns
-    /// nodes that the kernel should be asked to forget: nothing else finds them, and they seem not to be in use.
+    /// Has up to `count` descriptors given back, of nodes that were not used since the last search
+    /// and that handles find again. Returns nodes that the kernel should be asked to forget:
+    /// nothing else finds them, and they seem not to be in use.
     pub(crate) fn make_room(&self, count: usize) -> Vec<u64> {
         let mut to_forget = Vec::new();
         let mut given = 0;

@@ -1,10 +1,11 @@
 //! Having the kernel drop cached pages, from a thread of its own.
 //!
-//! Never inside the handling of a request: the kernel waits for pages that the request's caller holds locked until it has its answer. (Attributes are
-//! forgotten without any such wait: see [`Invalidations::forget_attributes`].)
-//! So requests only note what must go. What is noted is bounded by the number of inodes: ranges of one inode merge, and of each inode
-//! one name is believed for long; of what was renamed, each new name is noted once. But for the latter it is also written down, so that a successor drops
-//! what this daemon could not any more.
+//! Never inside the handling of a request: the kernel waits for pages that the request's caller
+//! holds locked until it has its answer. (Attributes are forgotten without any such wait: see
+//! [`Invalidations::forget_attributes`].) So requests only note what must go. What is noted is
+//! bounded by the number of inodes: ranges of one inode merge, and of each inode one name is
+//! believed for long; of what was renamed, each new name is noted once. But for the latter it is
+//! also written down, so that a successor drops what this daemon could not any more.
 //!
 //! Only the answers to a write(2) and to an open may wait for what they have asked for, and for a
 //! limited time: the drop may wait in turn for pages that another request holds, or that very
@@ -25,16 +26,17 @@ use std::ffi::CStr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Pause before the kernel is asked once more for a name that it did not have, and how often it is asked in all.
+/// Pause before the kernel is asked once more for a name that it did not have, and how often it is
+/// asked in all.
 const AGAIN_PAUSE: Duration = Duration::from_millis(20);
 const TRIES_MAX: u32 = 10;
 /// Names that it is asked for once more; those beyond are not.
 const AGAIN_MAX: usize = 1024;
 
 /// How long the answer to an open may wait until the kernel has dropped what it caches of a file
-/// that may have grown beside us, which it would do at the end of the open otherwise; and then until
-/// the end is moved: some 0.1 ms for both if little is cached. Changes of the file wait while the
-/// end is moved, and one of them may hold a page that the kernel locks for it.
+/// that may have grown beside us, which it would do at the end of the open otherwise; and then
+/// until the end is moved: some 0.1 ms for both if little is cached. Changes of the file wait while
+/// the end is moved, and one of them may hold a page that the kernel locks for it.
 const OLDER_END_WAIT: Duration = Duration::from_secs(1);
 const END_WAIT: Duration = Duration::from_millis(250);
 
@@ -53,7 +55,8 @@ struct Pages {
 /// A task that the answer to a request waits for.
 enum Task {
     Drop(Pages),
-    /// The kernel is to believe in this end of the file, in bytes, if it believes in an earlier one.
+    /// The kernel is to believe in this end of the file, in bytes, if it believes in an earlier
+    /// one.
     MoveEnd(Arc<Inode>, u64),
 }
 
@@ -97,7 +100,8 @@ struct State {
     names: VecDeque<(Arc<Inode>, Name)>,
     /// Names that were moved, and whether the kernel has but to look them up again.
     moved: HashMap<Name, bool>,
-    /// Those of them that the kernel did not have yet, when they are due, and how often it was asked.
+    /// Those of them that the kernel did not have yet, when they are due, and how often it was
+    /// asked.
     again: VecDeque<(Instant, Name, u32)>,
     /// Files that have lost a name, which the kernel may have to count yet.
     lost: HashMap<u64, (Arc<Inode>, Arc<Name>)>,
@@ -172,8 +176,8 @@ impl Invalidations {
         }
     }
 
-    /// Waits until nothing of the file is to be dropped any more, or being dropped, but not for longer than `limit`. Returns whether that
-    /// is so.
+    /// Waits until nothing of the file is to be dropped any more, or being dropped, but not for
+    /// longer than `limit`. Returns whether that is so.
     pub(crate) fn wait(&self, inode: &Inode, limit: Duration) -> bool {
         let deadline = Instant::now() + limit;
         let node = inode.nodeid;
@@ -209,9 +213,9 @@ impl Invalidations {
         waited == Waited::Done
     }
 
-    /// Has the kernel believe in this end of a file, in bytes, if it believes in an earlier one, and
-    /// waits for it a while. Returns whether it does for sure. The caller sees to it that the file
-    /// does not end earlier meanwhile.
+    /// Has the kernel believe in this end of a file, in bytes, if it believes in an earlier one,
+    /// and waits for it a while. Returns whether it does for sure. The caller sees to it that the
+    /// file does not end earlier meanwhile.
     pub(crate) fn move_end_now(&self, inode: &Arc<Inode>, size_bytes: u64) -> bool {
         let task = Task::MoveEnd(inode.clone(), size_bytes);
         self.tell_now(task, END_WAIT, self.others_waiting_max).0 == Waited::Done
@@ -298,20 +302,24 @@ impl Invalidations {
         self.wake.notify_one();
     }
 
-    /// The kernel forgets the attributes of a node, and has done so when this returns. To be called for what the caller of a request holds (it opens it, has
-    /// it open, or asks for its attributes), before the request is answered.
+    /// The kernel forgets the attributes of a node, and has done so when this returns. To be called
+    /// for what the caller of a request holds (it opens it, has it open, or asks for its
+    /// attributes), before the request is answered.
     ///
-    /// A worker may do this, as nothing in it waits for an answer (fs/fuse/inode.c, `fuse_reverse_inval_inode`, with a negative offset; 6.1 to 6.18): the inode
-    /// is found, which would wait for one that is being freed, but the caller holds it, and so this is not the last to let it go either; its spin
-    /// lock is taken, and no other lock of it or of its pages. `killsb` is taken for reading: to write, only a mount that ends does, and in a mount that ends
-    /// nobody asks for anything.
+    /// A worker may do this, as nothing in it waits for an answer (fs/fuse/inode.c,
+    /// `fuse_reverse_inval_inode`, with a negative offset; 6.1 to 6.18): the inode is found, which
+    /// would wait for one that is being freed, but the caller holds it, and so this is not the last
+    /// to let it go either; its spin lock is taken, and no other lock of it or of its pages.
+    /// `killsb` is taken for reading: to write, only a mount that ends does, and in a mount that
+    /// ends nobody asks for anything.
     pub(crate) fn forget_attributes(&self, nodeid: u64) {
         // Whatever the error: the kernel does not know it, or the mount is gone.
         let _ = self.notifier.inval_inode(nodeid, -1, 0);
     }
 
-    /// The kernel must look up again what was renamed to that: in the directory of that node, by that name. `expire_only`: it may be right all the same, and
-    /// then nothing that is below it, or cached of it, may be lost. (A kernel that can only drop it is not told then.)
+    /// The kernel must look up again what was renamed to that: in the directory of that node, by
+    /// that name. `expire_only`: it may be right all the same, and then nothing that is below it,
+    /// or cached of it, may be lost. (A kernel that can only drop it is not told then.)
     pub(crate) fn request_moved(&self, to: (u64, &CStr), expire_only: bool) {
         if expire_only && !self.can_expire {
             return;
@@ -326,7 +334,8 @@ impl Invalidations {
         self.wake.notify_one();
     }
 
-    /// Whether the kernel can be told to forget nodes that nobody uses; if not, names have to be dropped one by one.
+    /// Whether the kernel can be told to forget nodes that nobody uses; if not, names have to be
+    /// dropped one by one.
     pub(crate) fn can_prune(&self) -> bool {
         self.can_prune
     }
@@ -425,7 +434,8 @@ impl Invalidations {
                 inode.lost_name.counted(&name);
             }
             if let Some((inode, name)) = name {
-                // Whatever the error: the kernel does not know the name any more, or the mount is gone.
+                // Whatever the error: the kernel does not know the name any more, or the mount is
+                // gone.
                 let _ = notifier.inval_entry(name.parent, &name.name, false);
                 inode.name_dropped();
             }
@@ -441,18 +451,19 @@ impl Invalidations {
         }
     }
 
-    /// Waits until the kernel has let the directory go: it holds it locked until it has counted the name that was removed. Kernels
-    /// before 6.2 would drop a file that has that name by now; they take the lock before they look for a name, so that one
-    /// that cannot be does as well.
+    /// Waits until the kernel has let the directory go: it holds it locked until it has counted the
+    /// name that was removed. Kernels before 6.2 would drop a file that has that name by now; they
+    /// take the lock before they look for a name, so that one that cannot be does as well.
     fn deliver_counted(&self, name: &Name) {
         let name_there = if self.can_expire { name.name.as_c_str() } else { c"/" };
         let _ = self.notifier.inval_entry(name.parent, name_there, self.can_expire);
     }
 
-    /// The kernel holds the directories locked until it has moved the name, some time after the answer to the rename; so this waits for it (fs/fuse/dir.c,
-    /// `fuse_reverse_inval_entry`). But from 6.19 it looks whether it has the name before it locks anything, and says ENOENT if not. So then it is asked
-    /// again, but not any more to drop a name, which could be another one by then. Should all this not do, whoever opens what it leads to is sent back
-    /// (`stale.rs`).
+    /// The kernel holds the directories locked until it has moved the name, some time after the
+    /// answer to the rename; so this waits for it (fs/fuse/dir.c, `fuse_reverse_inval_entry`). But
+    /// from 6.19 it looks whether it has the name before it locks anything, and says ENOENT if not.
+    /// So then it is asked again, but not any more to drop a name, which could be another one by
+    /// then. Should all this not do, whoever opens what it leads to is sent back (`stale.rs`).
     fn deliver_moved(&self, name: Name, expire_only: bool, tries: u32) {
         let result = self.notifier.inval_entry(name.parent, &name.name, expire_only);
         if result == Err(Errno::NOENT) && self.can_expire && tries > 1 {
@@ -481,7 +492,8 @@ fn deliver_pages(notifier: &Notifier, pages: &Pages) -> bool {
     let result = notifier.inval_inode(pages.inode.nodeid, start, len);
     let Some(file) = &pages.inode.file else { return true };
     file.drop_ended();
-    // What the kernel does not know, it does not cache either. After any other error the next open tries again.
+    // What the kernel does not know, it does not cache either. After any other error the next open
+    // tries again.
     let is_dropped = matches!(result, Ok(()) | Err(Errno::NOENT));
     if let (true, Some(number)) = (is_dropped, pages.number) {
         file.kernel_dropped(number);

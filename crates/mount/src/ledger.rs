@@ -1,16 +1,21 @@
-//! Which pages were written below and may still be cached there, so that they are dropped once they are clean.
+//! Which pages were written below and may still be cached there, so that they are dropped once they
+//! are clean.
 //!
-//! A write is in the page cache below when it is answered (that is what makes it safe against a death of the daemon). The same bytes
-//! are, or soon will be, in the page cache of the mount, so the copy below is dropped: a janitor thread starts the writeback of what
-//! has lain for as long as the kernel leaves it, and comes again to drop what is clean by then. fsync does it for its file at once.
-//! Sooner would be in the way: a page that is written once a second would go to the disk once a second.
+//! A write is in the page cache below when it is answered (that is what makes it safe against a
+//! death of the daemon). The same bytes are, or soon will be, in the page cache of the mount, so
+//! the copy below is dropped: a janitor thread starts the writeback of what has lain for as long as
+//! the kernel leaves it, and comes again to drop what is clean by then. fsync does it for its file
+//! at once. Sooner would be in the way: a page that is written once a second would go to the disk
+//! once a second.
 //!
-//! Nothing here waits for writeback: whoever does is told of its errors, and the kernel tells each descriptor only once, and those opened
-//! later not at all (mm/filemap.c, file_check_and_advance_wb_err). They are for the programs' own fsync.
+//! Nothing here waits for writeback: whoever does is told of its errors, and the kernel tells each
+//! descriptor only once, and those opened later not at all (mm/filemap.c,
+//! file_check_and_advance_wb_err). They are for the programs' own fsync.
 //!
-//! Bounded: from so many bytes ([`Config::written_bytes`](crate::Config::written_bytes)) or [`FILES_HURRY`] files on, the largest go at once,
-//! until half of that is left. Beyond [`FILES_MAX`] files or [`BYTES_MAX`] a writer starts the writeback of what it wrote itself; beyond
-//! [`RANGES_MAX`] ranges those of a file merge. Nothing here keeps a deleted file alive.
+//! Bounded: from so many bytes ([`Config::written_bytes`](crate::Config::written_bytes)) or
+//! [`FILES_HURRY`] files on, the largest go at once, until half of that is left. Beyond
+//! [`FILES_MAX`] files or [`BYTES_MAX`] a writer starts the writeback of what it wrote itself;
+//! beyond [`RANGES_MAX`] ranges those of a file merge. Nothing here keeps a deleted file alive.
 
 use crate::below::drop_clean;
 use crate::config::Config;
@@ -33,8 +38,8 @@ const FILES_HURRY: usize = FILES_MAX / 2;
 const RANGES_MAX: usize = 16;
 /// Written bytes whose writeback has not begun, from which on a writer starts its own.
 const BYTES_MAX: u64 = 256 << 20;
-/// When the janitor comes again once it has started the writeback of a file, each time after the one before: then what it has not found clean is the
-/// kernel's.
+/// When the janitor comes again once it has started the writeback of a file, each time after the
+/// one before: then what it has not found clean is the kernel's.
 const SETTLES: [Duration; 3] = [Duration::from_secs(1), Duration::from_secs(3), Duration::from_secs(9)];
 /// What passes between two looks of the janitor at what is due.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -42,7 +47,8 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 struct Written {
     inode: Arc<Inode>,
     ranges: Vec<(u64, u64)>,
-    /// How much was written there since the writeback was started; of what was written twice at the most once.
+    /// How much was written there since the writeback was started; of what was written twice at the
+    /// most once.
     bytes: u64,
     /// When the janitor comes.
     due: Instant,
@@ -78,8 +84,8 @@ struct State {
 }
 
 impl State {
-    /// Those whose turn has come, the largest first: all, if it is to be closed; and if there are more than so many bytes or files, enough of them to
-    /// leave half.
+    /// Those whose turn has come, the largest first: all, if it is to be closed; and if there are
+    /// more than so many bytes or files, enough of them to leave half.
     fn hurry(&mut self, bytes_max: u64, now: Instant) {
         if self.closing {
             self.files.values_mut().for_each(|written| written.hurry(now));
@@ -147,7 +153,8 @@ impl Ledger {
             is_hurried: false,
         });
         inode.written_below.store(true, Ordering::Relaxed);
-        // What comes now would be written at the next visit: so it has its own time, and what is clean by then is dropped then.
+        // What comes now would be written at the next visit: so it has its own time, and what is
+        // clean by then is dropped then.
         if written.visits > 0 && !written.is_hurried {
             (written.visits, written.due) = (0, Instant::now() + self.linger);
         }
@@ -237,7 +244,8 @@ impl Ledger {
     }
 }
 
-/// For advice, a file need not be writable. A descriptor kept open for writing would stand in the way of executing it below.
+/// For advice, a file need not be writable. A descriptor kept open for writing would stand in the
+/// way of executing it below.
 fn reopen(inodes: &Inodes, inode: &Inode) -> Option<OwnedFd> {
     let anchor = inodes.anchor_once(inode).ok()?; // The kernel may have forgotten it.
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOATIME;

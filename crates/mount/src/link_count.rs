@@ -1,21 +1,26 @@
 //! How many names a file has, as the kernel believes it.
 //!
-//! When a name is removed through the mount, the kernel counts one name less of that file, some time after the answer
-//! (fs/fuse/dir.c, `fuse_entry_unlinked`). Attributes that it takes over in between have the lower count already. Then it
-//! would count the same name twice, believe that no name is left, and refuse link(2) with ENOENT until it asks for the
-//! attributes again. So between the removal and the kernel's count:
+//! When a name is removed through the mount, the kernel counts one name less of that file, some
+//! time after the answer (fs/fuse/dir.c, `fuse_entry_unlinked`). Attributes that it takes over in
+//! between have the lower count already. Then it would count the same name twice, believe that no
+//! name is left, and refuse link(2) with ENOENT until it asks for the attributes again. So between
+//! the removal and the kernel's count:
 //!
-//! - attributes that somebody asks for are shown to that caller, but not cached: the kernel does not take over attributes that
-//!   it has been told to forget since it asked (`fuse_change_attributes_i`, fs/fuse/inode.c);
-//! - attributes that come with a name have one link more, and are not believed. The next stat asks again.
+//! - attributes that somebody asks for are shown to that caller, but not cached: the kernel does
+//!   not take over attributes that it has been told to forget since it asked
+//!   (`fuse_change_attributes_i`, fs/fuse/inode.c);
+//! - attributes that come with a name have one link more, and are not believed. The next stat asks
+//!   again.
 //!
-//! The kernel holds the directory locked from before it sends the removal until it has counted. A notification that takes the
-//! same lock tells when that is over (`invalidation.rs`). It is sent only when somebody has asked for the attributes.
+//! The kernel holds the directory locked from before it sends the removal until it has counted. A
+//! notification that takes the same lock tells when that is over (`invalidation.rs`). It is sent
+//! only when somebody has asked for the attributes.
 //!
-//! SETATTR and LINK need none of this: the kernel sends them with the file's own lock held, as it does a removal.
+//! SETATTR and LINK need none of this: the kernel sends them with the file's own lock held, as it
+//! does a removal.
 //!
-//! A successor of this daemon does not know which names were being removed when it took over. For these few the kernel may count
-//! twice, until it asks for the attributes again.
+//! A successor of this daemon does not know which names were being removed when it took over. For
+//! these few the kernel may count twice, until it asks for the attributes again.
 
 use crate::filesystem::Passthrough;
 use crate::inode::{Inode, Name};
@@ -50,7 +55,8 @@ impl LostName {
 pub(crate) struct Losing(Option<(Arc<Inode>, Arc<Name>)>);
 
 impl Losing {
-    /// To be called before the name is removed from the backing directory. `victim` is the file, if the kernel knows it.
+    /// To be called before the name is removed from the backing directory. `victim` is the file, if
+    /// the kernel knows it.
     pub(crate) fn begin(victim: Option<&Arc<Inode>>, parent: &Inode, name: &CStr) -> Losing {
         // Of a directory the kernel sets the count to 0.
         let victim = victim.filter(|inode| inode.kind != FileType::Directory);
@@ -80,7 +86,8 @@ impl Drop for Losing {
 }
 
 impl Passthrough {
-    /// Whether the kernel may still have to count one name less than `now`, which was looked at before this is called.
+    /// Whether the kernel may still have to count one name less than `now`, which was looked at
+    /// before this is called.
     fn is_counting(&self, inode: &Arc<Inode>, now: &Statx) -> bool {
         // It never counts below 0.
         if now.stx_nlink == 0 {
@@ -95,7 +102,8 @@ impl Passthrough {
         true
     }
 
-    /// To be called before attributes are answered that somebody has asked for: who does, holds the inode.
+    /// To be called before attributes are answered that somebody has asked for: who does, holds the
+    /// inode.
     pub(crate) fn before_attributes(&self, inode: &Arc<Inode>, now: &Statx) {
         if self.is_counting(inode, now) {
             self.invalidations.forget_attributes(inode.nodeid);

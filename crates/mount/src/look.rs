@@ -9,11 +9,12 @@ use std::sync::mpsc::sync_channel;
 use std::thread;
 use std::time::Duration;
 
-/// How long a look through the new mount may take. It takes less than a millisecond, but more on a machine with much load.
+/// How long a look through the new mount may take. It takes less than a millisecond, but more on a
+/// machine with much load.
 pub(crate) const LOOK_LIMIT: Duration = Duration::from_secs(20);
 
-/// Looks through a new mount, and waits for the answer, so that nobody is left with a mount that waits for itself. `device` is its own
-/// number.
+/// Looks through a new mount, and waits for the answer, so that nobody is left with a mount that
+/// waits for itself. `device` is its own number.
 pub(crate) fn look_through(mountpoint: &Path, device: u64, limit: Duration) -> Result<(), Error> {
     let (answers, answer) = sync_channel(1);
     let path = mountpoint.to_owned();

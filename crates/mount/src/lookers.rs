@@ -1,19 +1,24 @@
 //! Who looks at what they list.
 //!
-//! Reading the beginning of a directory the kernel asks for the attributes of all entries, too (READDIRPLUS). For `ls -l`, `find -size` or
-//! `git status` that is the fast way; but for whoever wants names only, a lookup of each entry costs many times what the listing does. The
-//! kernel cannot know. We can: who lists is given names only at first; if the same task then looks one of them up, it is a *looker*,
-//! whose listings come with attributes from then on. What was not given the kernel asks for itself, so being wrong costs time only.
+//! Reading the beginning of a directory the kernel asks for the attributes of all entries, too
+//! (READDIRPLUS). For `ls -l`, `find -size` or `git status` that is the fast way; but for whoever
+//! wants names only, a lookup of each entry costs many times what the listing does. The kernel
+//! cannot know. We can: who lists is given names only at first; if the same task then looks one of
+//! them up, it is a *looker*, whose listings come with attributes from then on. What was not given
+//! the kernel asks for itself, so being wrong costs time only.
 //!
-//! A looker is put to the test again now and then, because what we give it is never asked for. Further on in a directory the kernel
-//! asks for attributes only if entries of it were looked up, and gets them.
+//! A looker is put to the test again now and then, because what we give it is never asked for.
+//! Further on in a directory the kernel asks for attributes only if entries of it were looked up,
+//! and gets them.
 
 use parking_lot::Mutex;
 
-/// Tasks remembered, each at the place that its number says; another one with that place drives it out.
+/// Tasks remembered, each at the place that its number says; another one with that place drives it
+/// out.
 const TASKS: usize = 64;
 
-/// Beginnings of directories that a looker is given with attributes before it is put to the test again.
+/// Beginnings of directories that a looker is given with attributes before it is put to the test
+/// again.
 const LISTINGS_MAX: u32 = 64;
 
 #[derive(Clone, Copy, Default)]

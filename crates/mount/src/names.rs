@@ -1,10 +1,12 @@
 //! Operations on names: finding, making, moving and removing them.
 //!
-//! Whatever gives the kernel a node counts a lookup. Making is done as the caller ([`Acting`]); moving and removing as ourselves,
-//! for the kernel has checked who may. Removing or replacing a name of a file moves its change time, so the borrower is told.
+//! Whatever gives the kernel a node counts a lookup. Making is done as the caller ([`Acting`]);
+//! moving and removing as ourselves, for the kernel has checked who may. Removing or replacing a
+//! name of a file moves its change time, so the borrower is told.
 //!
-//! None of these can be done twice, so each leaves an intent (see `resent.rs`). One that was begun by a daemon that died counts as done
-//! when the names say so: the removed or moved file is no longer under its name, or what was to be made is there.
+//! None of these can be done twice, so each leaves an intent (see `resent.rs`). One that was begun
+//! by a daemon that died counts as done when the names say so: the removed or moved file is no
+//! longer under its name, or what was to be made is there.
 
 use crate::credentials::{Acting, Creator, Privilege};
 use crate::descriptors::Taken;
@@ -43,7 +45,8 @@ impl Passthrough {
     }
 
     fn found(&self, fd: OwnedFd) -> Result<Found, Errno> {
-        // Somebody may have mounted us below ourselves. DONT_SYNC sees that without sending us a request.
+        // Somebody may have mounted us below ourselves. DONT_SYNC sees that without sending us a
+        // request.
         let now = statx(&fd, c"", AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC, STATX_MASK)?;
         if device_of(&now) == self.own_device {
             return Err(Errno::LOOP);
@@ -66,7 +69,8 @@ impl Passthrough {
                 let long = self.is_believed_for_long(&inode, &now)
                     && name.is_some_and(|(parent, name)| inode.remember_name(parent.nodeid, name));
                 if !long {
-                    // Renamed beside us, it has this name instead of one that the kernel believes still. Found by that one it would be refused; by this one not.
+                    // Renamed beside us, it has this name instead of one that the kernel believes
+                    // still. Found by that one it would be refused; by this one not.
                     self.drop_stale_names(&inode);
                 }
                 let mut entry = self.entry_out(&inode, &now, long);
@@ -94,8 +98,8 @@ impl Passthrough {
         entry
     }
 
-    /// For a listing. None: the kernel knows the file, and may believe for longer what it was told of it
-    /// than what it would be told now, or is to forget it.
+    /// For a listing. None: the kernel knows the file, and may believe for longer what it was told
+    /// of it than what it would be told now, or is to forget it.
     pub(crate) fn lookup_listed(&self, parent: &Inode, name: &CStr) -> Result<Option<abi::EntryOut>, Errno> {
         let found = self.find(self.inodes.anchor(parent)?, name)?;
         let is_left = |inode: Arc<Inode>| inode.marked.is_marked() || inode.is_misbelieved();
@@ -105,8 +109,9 @@ impl Passthrough {
         Ok(Some(self.enter(found, Some((parent, name)))?.0))
     }
 
-    /// The kernel believes the names of files for long (see [`crate::Config::entry_timeout`]). Has it look those up again that are no
-    /// longer this node's, because somebody changed the directory beside us. Returns whether there was one.
+    /// The kernel believes the names of files for long (see [`crate::Config::entry_timeout`]). Has
+    /// it look those up again that are no longer this node's, because somebody changed the
+    /// directory beside us. Returns whether there was one.
     pub(crate) fn drop_stale_names(&self, inode: &Arc<Inode>) -> bool {
         let is_stale = |name: &Name| {
             let Ok(parent) = self.inodes.get(name.parent) else { return false };
@@ -208,7 +213,8 @@ impl Passthrough {
         self.make(parent, name, kind, creator, attempt, |parent| rustix::fs::mknodat(parent, name, kind, mode, device))
     }
 
-    /// Begun before and there now, of that kind and the creator's: it was made by the first attempt.
+    /// Begun before and there now, of that kind and the creator's: it was made by the first
+    /// attempt.
     fn make(
         &self,
         parent: u64,
@@ -318,8 +324,9 @@ impl Passthrough {
         }
     }
 
-    /// A name was moved through us: the kernel has taken along what it believes of it. That need not be this file, if somebody has replaced the file beside
-    /// us: before it renames the kernel does not look up again what it believes. Then it has to look the new name up again.
+    /// A name was moved through us: the kernel has taken along what it believes of it. That need
+    /// not be this file, if somebody has replaced the file beside us: before it renames the kernel
+    /// does not look up again what it believes. Then it has to look the new name up again.
     fn name_moved(&self, subject: &Subject, from: (&Inode, &CStr), to: (&Inode, &CStr)) {
         let to = (to.0.nodeid, to.1);
         let known =
@@ -363,7 +370,8 @@ impl Passthrough {
         let (found, target) = (self.find(&from, name), self.find(&to, new_name));
         let inode_of = |found: &Result<Found, Errno>| found.as_ref().map_or(0, |found| found.stat.stx_ino);
         let subject = inode_of(&found);
-        // Begun before, and the file has left its old name for the new one: done. (Two names of one file stay as they are.)
+        // Begun before, and the file has left its old name for the new one: done. (Two names of one
+        // file stay as they are.)
         if let Some(was) = attempt.begun()
             && was != 0
             && was == inode_of(&target)
@@ -407,7 +415,8 @@ impl Passthrough {
         Subject { was_found: found.is_ok(), known: self.known(found) }
     }
 
-    /// The node behind a name that is about to be lost or moved, if the kernel knows it, and a descriptor that keeps it.
+    /// The node behind a name that is about to be lost or moved, if the kernel knows it, and a
+    /// descriptor that keeps it.
     fn known(&self, found: Result<Found, Errno>) -> Option<(Arc<Inode>, OwnedFd)> {
         let found = found.ok()?;
         let inode = self.inodes.known(&found)?;
@@ -458,7 +467,8 @@ impl Passthrough {
         let asked = OFlags::from_bits_retain(args.flags);
         match self.open_as(parent, name, args, OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW, creator) {
             Ok(fd) => Ok(fd),
-            // Made by an attempt before this one: opened as ourselves, because its mode need not allow what its maker may.
+            // Made by an attempt before this one: opened as ourselves, because its mode need not
+            // allow what its maker may.
             Err(Errno::EXIST)
                 if attempt.begun().is_some()
                     && self.was_made(self.inodes.anchor(parent)?, name, FileType::RegularFile, creator) =>
@@ -466,8 +476,9 @@ impl Passthrough {
                 let flags = self.flags_below(asked) | OFlags::NOFOLLOW;
                 openat(self.inodes.anchor(parent)?, name, flags, Mode::empty())
             }
-            // Somebody beside us was faster than the kernel's view of the directory. The kernel believes that the file is new, and
-            // asks nobody's permission; so it must look the name up again, and open the file as any other.
+            // Somebody beside us was faster than the kernel's view of the directory. The kernel
+            // believes that the file is new, and asks nobody's permission; so it must look the name
+            // up again, and open the file as any other.
             Err(Errno::EXIST) if !asked.contains(OFlags::EXCL) => Err(Errno::STALE),
             Err(errno) => Err(errno),
         }

@@ -1,12 +1,15 @@
 //! The descriptors of open files, and sharing them.
 //!
-//! Each open file has a descriptor of its own, as long as its user's share allows one (`descriptors.rs`). Beyond that share, an open
-//! of the same file by the same user in the same way shares the descriptor of the open before it, instead of failing. So a program
-//! that opens one file again and again meets its own limit first, as on any file system. The file is opened below in any case, so
-//! that errors and revalidation are those of any open; that descriptor is closed again.
+//! Each open file has a descriptor of its own, as long as its user's share allows one
+//! (`descriptors.rs`). Beyond that share, an open of the same file by the same user in the same way
+//! shares the descriptor of the open before it, instead of failing. So a program that opens one
+//! file again and again meets its own limit first, as on any file system. The file is opened below
+//! in any case, so that errors and revalidation are those of any open; that descriptor is closed
+//! again.
 //!
-//! Sharing changes nothing that programs see: offsets and locks are the kernel's, O_APPEND and O_DIRECT are decided per request, and
-//! a failed sync is told once to each who shares the descriptor ([`Told`]).
+//! Sharing changes nothing that programs see: offsets and locks are the kernel's, O_APPEND and
+//! O_DIRECT are decided per request, and a failed sync is told once to each who shares the
+//! descriptor ([`Told`]).
 
 use crate::descriptors::Taken;
 use crate::filesystem::Passthrough;
@@ -59,12 +62,14 @@ impl AsFd for Opened {
     }
 }
 
-/// The kernel has read ahead on the mount already: what it read ahead below, too, would be cached there and asked for by nobody.
+/// The kernel has read ahead on the mount already: what it read ahead below, too, would be cached
+/// there and asked for by nobody.
 pub(crate) fn no_readahead(fd: impl AsFd) {
     let _ = fadvise(fd, 0, None, Advice::Random);
 }
 
-/// The failed syncs of a descriptor that one open of it was told. (The kernel tells each failure once for each descriptor.)
+/// The failed syncs of a descriptor that one open of it was told. (The kernel tells each failure
+/// once for each descriptor.)
 pub(crate) struct Told(AtomicU32);
 
 impl Told {
@@ -73,7 +78,8 @@ impl Told {
         Told(AtomicU32::new(opened.failures.load(Ordering::Relaxed)))
     }
 
-    /// What a sync has said, or EIO if another open of the descriptor was told a failure that this one was not.
+    /// What a sync has said, or EIO if another open of the descriptor was told a failure that this
+    /// one was not.
     pub(crate) fn tell(&self, opened: &Opened, synced: Result<(), Errno>) -> Result<(), Errno> {
         if synced.is_err() {
             opened.failures.fetch_add(1, Ordering::Relaxed);

@@ -8,11 +8,11 @@
 //! lost. Every FUSE file system has this fault of the kernel; here it would come more often,
 //! because pages are dropped more often.
 //!
-//! The mount notices that a write(2) is overtaken (docs/design/consistency.md, R20), and answers it when
-//! the kernel has dropped the pages. Until then it remembers what the file held before, and what
-//! the write has put there. Where the kernel writes back a byte that the file held before, the byte
-//! of the write takes its place. A program that has stored this very byte has done so before the
-//! write, which has not returned.
+//! The mount notices that a write(2) is overtaken (docs/design/consistency.md, R20), and answers it
+//! when the kernel has dropped the pages. Until then it remembers what the file held before, and
+//! what the write has put there. Where the kernel writes back a byte that the file held before, the
+//! byte of the write takes its place. A program that has stored this very byte has done so before
+//! the write, which has not returned.
 
 use page::PAGE_SIZE;
 use parking_lot::Mutex;
@@ -66,8 +66,8 @@ impl OvertakenWrite {
 
     /// A READ of these bytes is about to be answered, and `seen` is what
     /// [`OvertakenWrite::request`] was before it began. So it waited for that write
-    /// (docs/design/consistency.md, R10), and no older copy of its pages is left (K2): what is stored into
-    /// them from now on is stored behind the write.
+    /// (docs/design/consistency.md, R10), and no older copy of its pages is left (K2): what is
+    /// stored into them from now on is stored behind the write.
     pub(crate) fn is_read(&self, seen: u64, offset: u64, len: u64) {
         if seen == 0 {
             return;

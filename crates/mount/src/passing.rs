@@ -1,23 +1,30 @@
-//! Passing files through: where the pool is of no use to a file, the kernel reads it below by itself (FUSE passthrough, Linux 6.9), as fast as
-//! if there were no mount, and keeps its pages there.
+//! Passing files through: where the pool is of no use to a file, the kernel reads it below by
+//! itself (FUSE passthrough, Linux 6.9), as fast as if there were no mount, and keeps its pages
+//! there.
 //!
-//! A file that was opened so cannot be taken back until it is closed. So only files that are opened for reading begin to be passed,
-//! and only where nothing is lost by it:
+//! A file that was opened so cannot be taken back until it is closed. So only files that are opened
+//! for reading begin to be passed, and only where nothing is lost by it:
 //! - no lender can be used, and the kernel caches nothing of the file here;
-//! - or the file is read in long streams over and over, which neither the cache nor a lender holds ([`borrower::Usefulness`]). That is
-//!   believed for a while ([`STREAMED_KEPT`]).
+//! - or the file is read in long streams over and over, which neither the cache nor a lender holds
+//!   ([`borrower::Usefulness`]). That is believed for a while ([`STREAMED_KEPT`]).
 //!
 //! What must stay true:
-//! - All who have a file open have it open alike: the kernel refuses anything else (fs/fuse/iomode.c). What a file is open like is decided by
-//!   who opens it first, and everybody after him follows, also to write. We may believe that a file is open still that the kernel has closed;
-//!   never the other way round. So a handle counts from before the open is answered until after its RELEASE has come.
-//! - A mapping that was made while a file was passed is of the file below, and outlives the close (backing_file_mmap, fs/backing-file.c): what is stored
-//!   through it is not seen here. So a file that was passed is passed on as long as somebody else may have it open below to write. (What is written by
-//!   us is in the page cache below: with the writeback cache the kernel passes nothing.)
-//! - While a file is passed, READs of it (readahead(2) still sends some) do not get to the borrower, which hears nothing of what is
-//!   written. When that is over, all that was known and cached of it before is doubted, as after a change beside the mount.
-//! - A backing number outlives the daemon, so it is written down, before the kernel is told to use it. One that a daemon had no time
-//!   to write down stays with the connection: one file held open for each such kill.
+//! - All who have a file open have it open alike: the kernel refuses anything else
+//!   (fs/fuse/iomode.c). What a file is open like is decided by who opens it first, and everybody
+//!   after him follows, also to write. We may believe that a file is open still that the kernel has
+//!   closed; never the other way round. So a handle counts from before the open is answered until
+//!   after its RELEASE has come.
+//! - A mapping that was made while a file was passed is of the file below, and outlives the close
+//!   (backing_file_mmap, fs/backing-file.c): what is stored through it is not seen here. So a file
+//!   that was passed is passed on as long as somebody else may have it open below to write. (What
+//!   is written by us is in the page cache below: with the writeback cache the kernel passes
+//!   nothing.)
+//! - While a file is passed, READs of it (readahead(2) still sends some) do not get to the
+//!   borrower, which hears nothing of what is written. When that is over, all that was known and
+//!   cached of it before is doubted, as after a change beside the mount.
+//! - A backing number outlives the daemon, so it is written down, before the kernel is told to use
+//!   it. One that a daemon had no time to write down stays with the connection: one file held open
+//!   for each such kill.
 
 use crate::credentials::WithoutFsetid;
 use crate::handle::OpenFile;
@@ -34,7 +41,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// How long a file that was only streamed is believed to be: then it is looked at again, for two passes.
+/// How long a file that was only streamed is believed to be: then it is looked at again, for two
+/// passes.
 const STREAMED_KEPT: Duration = Duration::from_secs(3600);
 
 /// How a file is open, or was last.
@@ -91,8 +99,8 @@ impl Connection {
 
     /// None: it cannot be passed.
     fn back(self: &Arc<Connection>, fd: &OwnedFd) -> Option<Backing> {
-        // The kernel writes as who this is. Whoever the caller is: set-id bits are to fall, and reserved
-        // blocks are not for him.
+        // The kernel writes as who this is. Whoever the caller is: set-id bits are to fall, and
+        // reserved blocks are not for him.
         let _fsetid = WithoutFsetid::begin().ok()?;
         let _spending = Spending::for_anybody();
         match backing::open(&*self.device, fd) {
@@ -125,7 +133,8 @@ impl Drop for Backing {
 }
 
 impl Inode {
-    /// Somebody opens it, below as `fd`: one more has it open. Returns the number of what it is passed through to, if it is.
+    /// Somebody opens it, below as `fd`: one more has it open. Returns the number of what it is
+    /// passed through to, if it is.
     pub(crate) fn opened(
         &self,
         fd: &OwnedFd,
@@ -137,7 +146,8 @@ impl Inode {
         if passing.opens == 0
             && let Some(file) = &self.file
         {
-            // What a write(2) asks for, and direct I/O, goes through us as long as it need not be otherwise.
+            // What a write(2) asks for, and direct I/O, goes through us as long as it need not be
+            // otherwise.
             let may_begin = asked & (OFlags::ACCMODE | OFlags::DIRECT | OFlags::TRUNC) == OFlags::RDONLY
                 && !connection.refuses.load(Ordering::Relaxed);
             if passing.since.is_some_and(|since| passing.way == Way::Passed && since.elapsed() > STREAMED_KEPT) {
@@ -192,7 +202,8 @@ impl Inode {
         self.end_unused(&mut passing);
     }
 
-    /// All that was open has been restored: what was to be passed to somebody who did not come to have it open is given back.
+    /// All that was open has been restored: what was to be passed to somebody who did not come to
+    /// have it open is given back.
     pub(crate) fn all_are_open(&self) {
         self.end_unused(&mut self.passing.lock());
     }

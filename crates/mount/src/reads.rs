@@ -1,4 +1,5 @@
-//! READs out of the kernel's page cache: taken out of the kernel's queue as long as the borrower likes to answer them together.
+//! READs out of the kernel's page cache: taken out of the kernel's queue as long as the borrower
+//! likes to answer them together.
 
 use crate::filesystem::Passthrough;
 use crate::handle::OpenFile;

@@ -1,15 +1,20 @@
-//! Requests that are sent again, because the daemon that had read them was killed before it answered.
+//! Requests that are sent again, because the daemon that had read them was killed before it
+//! answered.
 //!
-//! Most can simply be done again: reading, looking up, syncing, writing the same bytes to the same place. Those that cannot (a name that
-//! is removed twice is an error, bytes that are appended twice are wrong) leave a trace: before it is applied, the worker's *intent* in
-//! the state memory says what is about to happen, and afterwards what came of it. So a request that comes again is one of three:
+//! Most can simply be done again: reading, looking up, syncing, writing the same bytes to the same
+//! place. Those that cannot (a name that is removed twice is an error, bytes that are appended
+//! twice are wrong) leave a trace: before it is applied, the worker's *intent* in the state memory
+//! says what is about to happen, and afterwards what came of it. So a request that comes again is
+//! one of three:
 //!
 //! - never begun: it is applied as any other;
 //! - *done*: it is answered as it was, or would have been;
-//! - *begun*: the daemon died between the two. What the directory below looks like tells, and each operation says how. The kernel
-//!   holds the directory (or the file) locked until it has its answer, so only somebody beside the mount could have changed it meanwhile.
+//! - *begun*: the daemon died between the two. What the directory below looks like tells, and each
+//!   operation says how. The kernel holds the directory (or the file) locked until it has its
+//!   answer, so only somebody beside the mount could have changed it meanwhile.
 //!
-//! An intent is cleared when its request is answered, and survives any number of daemons until then.
+//! An intent is cleared when its request is answered, and survives any number of daemons until
+//! then.
 
 use crate::handover::layout::Intent;
 use crate::handover::memory::{IntentSlot, Memory};

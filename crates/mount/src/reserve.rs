@@ -1,9 +1,9 @@
-//! Blocks that a backing file system reserves for root (ext2 to ext4, F2FS): only root may take them
-//! through the mount, too.
+//! Blocks that a backing file system reserves for root (ext2 to ext4, F2FS): only root may take
+//! them through the mount, too.
 //!
-//! The file system goes by the user id of the thread that writes. To change it twice for each write takes
-//! 5 µs (Linux 6.18), which is a quarter of a small write. So that is done only while little is left for
-//! everybody.
+//! The file system goes by the user id of the thread that writes. To change it twice for each write
+//! takes 5 µs (Linux 6.18), which is a quarter of a small write. So that is done only while little
+//! is left for everybody.
 
 use crate::credentials::{NOBODY, Privilege};
 use crate::system;
@@ -12,8 +12,8 @@ use rustix::fd::AsFd;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// With so much left for everybody, in bytes, it does not matter who writes. Nobody fills it up within
-/// [`LOOK_PERIOD`].
+/// With so much left for everybody, in bytes, it does not matter who writes. Nobody fills it up
+/// within [`LOOK_PERIOD`].
 const PLENTY_BYTES: i64 = 1 << 30;
 /// How long it is believed how much is left.
 const LOOK_PERIOD: Duration = Duration::from_millis(100);
@@ -33,8 +33,8 @@ impl Reserve {
         Reserve { began: Instant::now(), look_at_ms: AtomicU64::new(0), left_bytes: AtomicI64::new(0) }
     }
 
-    /// Whether a change that takes `bytes` more at the most, in a file of that file system, may come to
-    /// the reserve.
+    /// Whether a change that takes `bytes` more at the most, in a file of that file system, may
+    /// come to the reserve.
     fn is_near(&self, file: impl AsFd, bytes: u64) -> bool {
         let now_ms = self.began.elapsed().as_millis() as u64;
         let bytes = i64::try_from(bytes).unwrap_or(i64::MAX);
@@ -60,8 +60,8 @@ pub(crate) struct Spending {
 }
 
 impl Spending {
-    /// A guard for a change of `file` that a user makes, and that takes `bytes` more at the most. A user
-    /// whom the kernel does not name is not root.
+    /// A guard for a change of `file` that a user makes, and that takes `bytes` more at the most. A
+    /// user whom the kernel does not name is not root.
     pub(crate) fn begin(privilege: Privilege, uid: u32, reserve: &Reserve, file: impl AsFd, bytes: u64) -> Spending {
         let switches = privilege == Privilege::Root && uid != 0 && reserve.is_near(file, bytes);
         Spending::of(if uid == abi::INVALID_ID { NOBODY } else { uid }, switches)

@@ -1,4 +1,5 @@
-//! A mount while it is served: its threads, how it is ended, how it is left to a successor, what it has done so far.
+//! A mount while it is served: its threads, how it is ended, how it is left to a successor, what it
+//! has done so far.
 
 use crate::error::Error;
 use crate::filesystem::Passthrough;
@@ -37,8 +38,8 @@ pub(crate) struct Shared {
     pub(crate) ended: Condvar,
 }
 
-/// A mount that is being served. Dropping it detaches it, unless it was left to a successor; uses that are left are served to their
-/// end as long as the process lives.
+/// A mount that is being served. Dropping it detaches it, unless it was left to a successor; uses
+/// that are left are served to their end as long as the process lives.
 pub struct Mount {
     pub(crate) shared: Arc<Shared>,
 }
@@ -59,7 +60,8 @@ impl Mount {
         &self.shared.filesystem.borrower
     }
 
-    /// Waits until the mount has ended: unmounted by us or by somebody else, and no longer used; or left to a successor, which is told.
+    /// Waits until the mount has ended: unmounted by us or by somebody else, and no longer used; or
+    /// left to a successor, which is told.
     pub fn wait(&self) -> Served {
         let mut workers = self.shared.workers.lock();
         while workers.running > 0 {
@@ -68,8 +70,8 @@ impl Mount {
         if workers.left { Served::Left } else { Served::Gone }
     }
 
-    /// Ends the mount. With `lazy`, it disappears at once, and ends when its last use does; without, a use of it is
-    /// [`Error::Busy`]. A mount that has ended already is no error.
+    /// Ends the mount. With `lazy`, it disappears at once, and ends when its last use does;
+    /// without, a use of it is [`Error::Busy`]. A mount that has ended already is no error.
     pub fn unmount(&self, lazy: bool) -> Result<(), Error> {
         if self.shared.workers.lock().running == 0 {
             return Ok(());
@@ -86,9 +88,9 @@ impl Mount {
         }
     }
 
-    /// Leaves the mount to a successor: requests that were read are answered, no more are read, and from the end of it ([`Mount::wait`])
-    /// on nothing changes any more what the successor is given. Returns whether all workers have left in time; else the mount is
-    /// served on.
+    /// Leaves the mount to a successor: requests that were read are answered, no more are read, and
+    /// from the end of it ([`Mount::wait`]) on nothing changes any more what the successor is
+    /// given. Returns whether all workers have left in time; else the mount is served on.
     ///
     /// # Errors
     /// When the workers cannot be interrupted.
@@ -168,8 +170,8 @@ impl Mount {
         Ok(Mount { shared })
     }
 
-    /// Has the kernel drop what it may cache wrongly since a daemon before this one. Only once the workers serve: dropping writes dirty
-    /// pages out to us.
+    /// Has the kernel drop what it may cache wrongly since a daemon before this one. Only once the
+    /// workers serve: dropping writes dirty pages out to us.
     pub(crate) fn drop_stale(&self) {
         let filesystem = &self.shared.filesystem;
         for (inode, number) in filesystem.inodes.stale() {
@@ -184,10 +186,12 @@ impl Drop for Mount {
     }
 }
 
-/// The name of the threads that have the kernel drop pages and attributes. Killed, they may not end before a successor has written what is dirty.
+/// The name of the threads that have the kernel drop pages and attributes. Killed, they may not end
+/// before a successor has written what is dirty.
 pub const NOTIFIER: &str = "puma-notify";
 
-/// The name of the thread that has what was written below written back. Killed, it may not end before a disk that is slow has taken a piece of it.
+/// The name of the thread that has what was written below written back. Killed, it may not end
+/// before a disk that is slow has taken a piece of it.
 pub const JANITOR: &str = "puma-janitor";
 
 /// The root's two descriptors.

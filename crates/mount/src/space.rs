@@ -13,17 +13,19 @@ use rustix::fs::{FallocateFlags, SeekFrom};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// Longest copy by one request, in bytes: other changes of the file wait for it. The kernel asks again for
-/// the rest.
+/// Longest copy by one request, in bytes: other changes of the file wait for it. The kernel asks
+/// again for the rest.
 const COPY_BYTES_MAX: u64 = 64 << 20;
-/// How long it may take until the kernel has written what it has of a hole; and in how many of them it is looked for one that has nothing.
+/// How long it may take until the kernel has written what it has of a hole; and in how many of them
+/// it is looked for one that has nothing.
 const WRITTEN_WAIT: Duration = Duration::from_secs(1);
 const HOLES_MAX: usize = 64;
 const SEEK_DATA: u32 = 3;
 const SEEK_HOLE: u32 = 4;
 
 impl Passthrough {
-    /// All that the kernel asks for can be done twice. (It asks for nothing that moves bytes: fs/fuse/file.c, fuse_file_fallocate.)
+    /// All that the kernel asks for can be done twice. (It asks for nothing that moves bytes:
+    /// fs/fuse/file.c, fuse_file_fallocate.)
     pub(crate) fn fallocate(&self, caller: Caller, args: &abi::FallocateIn) -> Result<(), Errno> {
         let file = self.handles.file(args.fh)?;
         let mode = FallocateFlags::from_bits_retain(args.mode);
@@ -59,8 +61,8 @@ impl Passthrough {
         Ok(())
     }
 
-    /// The kernel asks here whatever it has not written yet (fs/fuse/file.c, fuse_lseek), which is a hole below, or behind its end. So what is one there
-    /// is written first.
+    /// The kernel asks here whatever it has not written yet (fs/fuse/file.c, fuse_lseek), which is
+    /// a hole below, or behind its end. So what is one there is written first.
     pub(crate) fn lseek(&self, args: &abi::LseekIn) -> Result<abi::LseekOut, Errno> {
         let file = self.handles.file(args.fh)?;
         if args.offset > i64::MAX as u64 {
@@ -103,9 +105,9 @@ impl Passthrough {
         Ok(abi::LseekOut { offset: found? })
     }
 
-    /// Copies by sharing blocks (reflink), and in no other way. After any error here the kernel copies
-    /// through its cache instead (fs/fuse/file.c, `fuse_copy_file_range`), which reads neither the disk
-    /// nor a lender for what is cached.
+    /// Copies by sharing blocks (reflink), and in no other way. After any error here the kernel
+    /// copies through its cache instead (fs/fuse/file.c, `fuse_copy_file_range`), which reads
+    /// neither the disk nor a lender for what is cached.
     ///
     /// What may be copied so: [`may_be_copied_below`].
     pub(crate) fn copy_file_range(&self, caller: Caller, args: &abi::CopyFileRangeIn) -> Result<u64, Errno> {
@@ -136,7 +138,8 @@ impl Passthrough {
                         device.cannot_share_blocks();
                         Err(Errno::OPNOTSUPP)
                     }
-                    // Whatever stands against it: if it stands against a copy, too, the kernel finds it.
+                    // Whatever stands against it: if it stands against a copy, too, the kernel
+                    // finds it.
                     Err(_) => Err(Errno::OPNOTSUPP),
                 }
             },

@@ -1,12 +1,16 @@
-//! Names that are another file's by now, because somebody changed the directory beside the mount, and who came by them.
+//! Names that are another file's by now, because somebody changed the directory beside the mount,
+//! and who came by them.
 //!
-//! The kernel is told to drop such a name, but a task that has just walked by it asks for the older file still, even a moment after the drop. By
-//! which name a task has come is not told. So each that comes then, until a second after the file was looked up again, is sent back (ESTALE: the
-//! kernel looks every name of the path up again), and
-//! let in when it comes the next time, to whatever file: then it has come by names that were looked up anew, or by none (/proc/self/fd). But one that
-//! has found nothing does not come back then: so whoever is the first to come to a file whose name has gone stale is sent back in any case, unless
-//! that file is what it has just looked up on its way back: then the name was replaced again since, and the kernel sends nobody back twice. Tasks
-//! outside the daemon's pid namespace are all called 0: of them only the first to come is sent back.
+//! The kernel is told to drop such a name, but a task that has just walked by it asks for the older
+//! file still, even a moment after the drop. By which name a task has come is not told. So each
+//! that comes then, until a second after the file was looked up again, is sent back (ESTALE: the
+//! kernel looks every name of the path up again), and let in when it comes the next time, to
+//! whatever file: then it has come by names that were looked up anew, or by none (/proc/self/fd).
+//! But one that has found nothing does not come back then: so whoever is the first to come to a
+//! file whose name has gone stale is sent back in any case, unless that file is what it has just
+//! looked up on its way back: then the name was replaced again since, and the kernel sends nobody
+//! back twice. Tasks outside the daemon's pid namespace are all called 0: of them only the first to
+//! come is sent back.
 //!
 //! That a name has gone stale is written down for a successor of this daemon, which then takes the
 //! name for dropped. A task's OPEN may have waited in the kernel's queue while one daemon has left
@@ -18,10 +22,12 @@ use parking_lot::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// Longest time from a task's looking at a name to its asking for the file that the name led to, once the kernel has dropped the name.
+/// Longest time from a task's looking at a name to its asking for the file that the name led to,
+/// once the kernel has dropped the name.
 const WALK_MAX: Duration = Duration::from_secs(1);
 
-/// Longest time that a task needs to come back. One that has found nothing, or what it may not open, never does.
+/// Longest time that a task needs to come back. One that has found nothing, or what it may not
+/// open, never does.
 const WAY_BACK_MAX: Duration = Duration::from_secs(10);
 
 /// Longest time from the end of a way back, which is to look up the file, to its being asked for.
@@ -49,8 +55,9 @@ pub(crate) enum Stale {
     No,
     /// The kernel has the name still.
     Believed,
-    /// The kernel has dropped it, and has not looked the file up since. So whoever comes by a name has looked at it before that; or a rename has taken the name
-    /// along, and the kernel believes it under another one (see `names.rs`).
+    /// The kernel has dropped it, and has not looked the file up since. So whoever comes by a name
+    /// has looked at it before that; or a rename has taken the name along, and the kernel believes
+    /// it under another one (see `names.rs`).
     Dropped,
     /// The kernel had it until just now.
     Until(Instant),
@@ -103,7 +110,8 @@ pub(crate) struct SentBack {
 }
 
 impl SentBack {
-    /// A task has looked up a name, of that node. None: there is no such name. (It may be on its way all the same: to link a file to that name.)
+    /// A task has looked up a name, of that node. None: there is no such name. (It may be on its
+    /// way all the same: to link a file to that name.)
     pub(crate) fn looked_up(&self, task: u32, node: Option<u64>, now: impl FnOnce() -> Instant) {
         if task == 0 || self.len.load(Ordering::Relaxed) == 0 {
             return;
@@ -113,7 +121,8 @@ impl SentBack {
         }
     }
 
-    /// A task comes to a node, whose name has been found stale by that, or lately, or not. Whether it has to go back.
+    /// A task comes to a node, whose name has been found stale by that, or lately, or not. Whether
+    /// it has to go back.
     pub(crate) fn sends_back(&self, task: u32, node: u64, found: Found, now: impl FnOnce() -> Instant) -> bool {
         if task == 0 || found == Found::Nothing && self.len.load(Ordering::Relaxed) == 0 {
             return found == Found::Stale;

@@ -44,8 +44,9 @@ use std::sync::Arc;
 const SUBTYPE: &str = "pumapool";
 /// Read-ahead window. Large, because a lender answers many pages for the price of one.
 const READAHEAD_BYTES_MAX: u32 = 1 << 20;
-/// Requests in the background (read-ahead, writeback) that the kernel sends at once. Many, so that it never holds back those of one user because of
-/// another's; what is more than the workers can do waits here, by user.
+/// Requests in the background (read-ahead, writeback) that the kernel sends at once. Many, so that
+/// it never holds back those of one user because of another's; what is more than the workers can do
+/// waits here, by user.
 const BACKGROUND_MAX: u16 = 4096;
 /// Fewer threads than this, and one slow request stops all others.
 pub(crate) const THREADS_MIN: usize = 2;
@@ -58,11 +59,12 @@ pub fn is_mounted(mountpoint: &Path) -> io::Result<bool> {
     Ok(mounting::find(mountpoint, SUBTYPE)?.is_some())
 }
 
-/// Changes what one of our mounts forbids, as mount(8) with `-o remount`: `RDONLY`, `NOSUID`, `NODEV`, `NOEXEC`. What is in neither
-/// set stays as it is.
+/// Changes what one of our mounts forbids, as mount(8) with `-o remount`: `RDONLY`, `NOSUID`,
+/// `NODEV`, `NOEXEC`. What is in neither set stays as it is.
 ///
 /// # Errors
-/// When there is no mount of ours, or the kernel refuses: EBUSY if a file is open for writing and `RDONLY` is to be forbidden.
+/// When there is no mount of ours, or the kernel refuses: EBUSY if a file is open for writing and
+/// `RDONLY` is to be forbidden.
 pub fn remount(mountpoint: &Path, forbids: MountFlags, permits: MountFlags) -> Result<(), Error> {
     let failed = |error: io::Error| failed("remount", error);
     if !is_mounted(mountpoint).map_err(failed)? {
@@ -99,7 +101,8 @@ pub fn detach(mountpoint: &Path) -> io::Result<()> {
 }
 
 impl Mount {
-    /// Mounts and serves. `make_borrower` runs when the mount exists, and before the first request is read.
+    /// Mounts and serves. `make_borrower` runs when the mount exists, and before the first request
+    /// is read.
     pub fn start<E>(
         config: Config,
         make_borrower: impl FnOnce(MountInfo) -> Result<Arc<Borrower>, E>,
@@ -110,7 +113,8 @@ impl Mount {
         Mount::start_kept(config, None, make_borrower)
     }
 
-    /// The same, with a keeper at the other end of the channel, so that a successor can take the mount over ([`Mount::take_over`]).
+    /// The same, with a keeper at the other end of the channel, so that a successor can take the
+    /// mount over ([`Mount::take_over`]).
     pub fn start_kept<E>(
         config: Config,
         keeper: Option<Arc<Channel>>,
@@ -157,7 +161,8 @@ pub(crate) fn failed(attempted: &'static str, error: impl Into<io::Error>) -> Er
     Error::Failed { attempted, error: error.into() }
 }
 
-/// Checks what can be checked before mounting. Returns the two paths, absolute and without symbolic links.
+/// Checks what can be checked before mounting. Returns the two paths, absolute and without symbolic
+/// links.
 fn check(config: &Config) -> Result<(PathBuf, PathBuf), Error> {
     let source = &config.source;
     let source = fs::canonicalize(source).map_err(|error| match error.kind() {
@@ -209,7 +214,8 @@ pub fn raise_limits() {
     } else {
         let _ = setrlimit(Resource::Nofile, Rlimit { current: files.maximum, maximum: files.maximum });
     }
-    // The callers' limits count, and the kernel checks them; ours would only get us killed. Where it cannot be raised, what is beyond is EFBIG.
+    // The callers' limits count, and the kernel checks them; ours would only get us killed. Where
+    // it cannot be raised, what is beyond is EFBIG.
     let unlimited = setrlimit(Resource::Fsize, Rlimit { current: None, maximum: None });
     if unlimited.is_err() {
         let sizes = getrlimit(Resource::Fsize);
@@ -253,9 +259,11 @@ fn mount(config: &Config, source: &Path, mountpoint: &Path, below: &OwnedFd) -> 
 }
 
 fn wish(config: &Config, pass: bool, below: &OwnedFd) -> Wish {
-    // Not among them, on purpose: AUTO_INVAL_DATA (our own writes would drop the cache), EXPLICIT_INVAL_DATA (growth beside us would leave
-    // zeros behind the old end), ASYNC_DIO (the kernel then leaves old pages behind a direct write), ATOMIC_O_TRUNC (see `data.rs`), POSIX_LOCKS
-    // and FLOCK_LOCKS, EXPORT_SUPPORT (see `lib.rs`), SECURITY_CTX (labels are the business of the file system below).
+    // Not among them, on purpose: AUTO_INVAL_DATA (our own writes would drop the cache),
+    // EXPLICIT_INVAL_DATA (growth beside us would leave zeros behind the old end), ASYNC_DIO (the
+    // kernel then leaves old pages behind a direct write), ATOMIC_O_TRUNC (see `data.rs`),
+    // POSIX_LOCKS and FLOCK_LOCKS, EXPORT_SUPPORT (see `lib.rs`), SECURITY_CTX (labels are the
+    // business of the file system below).
     let mut capabilities = init::ASYNC_READ
         | init::BIG_WRITES
         | init::DONT_MASK

@@ -81,7 +81,8 @@ pub struct Status {
     pub direct_reads: u64,
     /// Opens of files that the kernel reads below by itself, because the pool is of no use to them.
     pub passed_opens: u64,
-    /// Times that the kernel was to drop what it caches of a file, or of a part of it, as it had changed beside the mount or may have.
+    /// Times that the kernel was to drop what it caches of a file, or of a part of it, as it had
+    /// changed beside the mount or may have.
     pub requested_drops: u64,
     /// Bytes answered to READs.
     pub read_bytes: u64,

@@ -1,8 +1,9 @@
 //! Letting go of files that were deleted beside the mount.
 //!
-//! A node holds its file by a descriptor for as long as the kernel remembers a name of it, and names of files are believed for long. So a
-//! file deleted below would keep its disk space until memory is short. This looks at all nodes in turn, a few at a time, and has the
-//! kernel forget the names of those that have none left below.
+//! A node holds its file by a descriptor for as long as the kernel remembers a name of it, and
+//! names of files are believed for long. So a file deleted below would keep its disk space until
+//! memory is short. This looks at all nodes in turn, a few at a time, and has the kernel forget the
+//! names of those that have none left below.
 
 use crate::filesystem::Passthrough;
 use parking_lot::{Condvar, Mutex};

@@ -1,4 +1,5 @@
-//! System calls that the `rustix` crate does not wrap, and the one way to name an open file by path.
+//! System calls that the `rustix` crate does not wrap, and the one way to name an open file by
+//! path.
 
 use fuse::Errno;
 use parking_lot::Mutex;
@@ -31,8 +32,9 @@ thread_local! {
     static STANDS_AMONG_DESCRIPTORS: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Makes `/proc/self/fd` the working directory of this thread alone, so that [`ProcPath`] still works on it when somebody mounts
-/// something else over `/proc`. The directory is opened once for all threads.
+/// Makes `/proc/self/fd` the working directory of this thread alone, so that [`ProcPath`] still
+/// works on it when somebody mounts something else over `/proc`. The directory is opened once for
+/// all threads.
 pub(crate) fn stand_among_descriptors() -> Result<(), Errno> {
     static DESCRIPTORS: OnceLock<OwnedFd> = OnceLock::new();
     if DESCRIPTORS.get().is_none() {
@@ -45,8 +47,9 @@ pub(crate) fn stand_among_descriptors() -> Result<(), Errno> {
     Ok(())
 }
 
-/// `/proc/self/fd/N`: a path that leads to exactly what a descriptor is open on, also for O_PATH descriptors, symbolic links
-/// and deleted files. It is for the thread that made it: one that stands among its descriptors has `N` alone.
+/// `/proc/self/fd/N`: a path that leads to exactly what a descriptor is open on, also for O_PATH
+/// descriptors, symbolic links and deleted files. It is for the thread that made it: one that
+/// stands among its descriptors has `N` alone.
 pub(crate) struct ProcPath {
     bytes: [u8; 32],
 }
@@ -84,8 +87,8 @@ impl FileHandle {
     pub(crate) fn of(fd: impl AsFd) -> Result<(FileHandle, i32), Errno> {
         let mut raw = RawHandle { len: HANDLE_BYTES_MAX as u32, kind: 0, bytes: [0; HANDLE_BYTES_MAX] };
         let mut mount = 0i32;
-        // SAFETY: `raw` begins as the kernel's struct file_handle and has room for the `len` bytes it announces; the path is a
-        // NUL-terminated string and `mount` is writable.
+        // SAFETY: `raw` begins as the kernel's struct file_handle and has room for the `len` bytes
+        // it announces; the path is a NUL-terminated string and `mount` is writable.
         check(unsafe {
             libc::syscall(
                 libc::SYS_name_to_handle_at,
@@ -100,7 +103,8 @@ impl FileHandle {
         Ok((FileHandle { kind: raw.kind, bytes: raw.bytes[..len].into() }, mount))
     }
 
-    /// Opens the file with O_PATH. `mount` is any descriptor (not O_PATH) on its mount. Takes CAP_DAC_READ_SEARCH.
+    /// Opens the file with O_PATH. `mount` is any descriptor (not O_PATH) on its mount. Takes
+    /// CAP_DAC_READ_SEARCH.
     pub(crate) fn open(&self, mount: impl AsFd) -> Result<OwnedFd, Errno> {
         let mut raw = RawHandle { len: self.bytes.len() as u32, kind: self.kind, bytes: [0; HANDLE_BYTES_MAX] };
         raw.bytes[..self.bytes.len()].copy_from_slice(&self.bytes);
@@ -148,7 +152,8 @@ pub(crate) struct Fanotify {
 }
 
 impl Fanotify {
-    /// Events name files by their handles, and the threads that have caused them. Takes CAP_SYS_ADMIN.
+    /// Events name files by their handles, and the threads that have caused them. Takes
+    /// CAP_SYS_ADMIN.
     pub(crate) fn new() -> Result<Fanotify, Errno> {
         let kind = libc::FAN_CLASS_NOTIF | libc::FAN_REPORT_FID | libc::FAN_REPORT_TID | libc::FAN_UNLIMITED_MARKS;
         let flags = kind | libc::FAN_CLOEXEC | libc::FAN_NONBLOCK;
@@ -181,7 +186,8 @@ pub(crate) fn is_open_for_writing(path: &CStr) -> bool {
     !rustix::fs::open(path, flags, Mode::empty()).is_ok_and(|file| nobody_else_writes(&file))
 }
 
-/// Whether nobody else has a file open for writing, or mapped so. False also if it cannot be known. `fd` is open for reading only.
+/// Whether nobody else has a file open for writing, or mapped so. False also if it cannot be known.
+/// `fd` is open for reading only.
 pub(crate) fn nobody_else_writes(fd: impl AsFd) -> bool {
     is_leased(fd.as_fd(), libc::F_RDLCK)
 }
@@ -210,8 +216,8 @@ pub(crate) fn open_at_once(path: &CStr, flags: OFlags) -> Result<OwnedFd, Errno>
     Ok(fd)
 }
 
-/// Whether a lease is given, which it is only to who is alone (fs/locks.c, check_conflicting_open). It is given back at once, so that who opens the file
-/// meanwhile waits some microseconds.
+/// Whether a lease is given, which it is only to who is alone (fs/locks.c, check_conflicting_open).
+/// It is given back at once, so that who opens the file meanwhile waits some microseconds.
 fn is_leased(file: BorrowedFd<'_>, kind: libc::c_int) -> bool {
     // The signal that tells of somebody who waits: one that is ignored.
     const F_SETSIG: libc::c_int = 10;
@@ -249,7 +255,8 @@ pub(crate) struct Cached {
     pub dirty_pages: u64,
 }
 
-/// Asks what the page cache has of bytes `start..end` of a file. Linux tells it since 6.5, and only those who may write the file.
+/// Asks what the page cache has of bytes `start..end` of a file. Linux tells it since 6.5, and only
+/// those who may write the file.
 pub(crate) fn cached(fd: impl AsFd, start: u64, end: u64) -> Result<Cached, Errno> {
     const CACHESTAT: i64 = 451;
     let (range, mut found) = ([start, end - start], [0u64; 5]);
@@ -269,8 +276,8 @@ pub(crate) fn survive_file_size_limit() {
     unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
 }
 
-/// Sets `NOSUID`, `NODEV` and `NOEXEC`, as far as they are in `flags`, of the mount that `fd` is open on the root of. Takes
-/// CAP_SYS_ADMIN.
+/// Sets `NOSUID`, `NODEV` and `NOEXEC`, as far as they are in `flags`, of the mount that `fd` is
+/// open on the root of. Takes CAP_SYS_ADMIN.
 pub(crate) fn forbid_at_mount(fd: impl AsFd, flags: MountFlags) -> Result<(), Errno> {
     let attributes = [
         (MountFlags::NOSUID, libc::MOUNT_ATTR_NOSUID),
@@ -280,7 +287,8 @@ pub(crate) fn forbid_at_mount(fd: impl AsFd, flags: MountFlags) -> Result<(), Er
     let set = attributes.into_iter().filter(|(flag, _)| flags.contains(*flag)).map(|(_, attribute)| attribute);
     // struct mount_attr of linux/mount.h: to set, to clear, propagation, a user namespace.
     let change: [u64; 4] = [set.sum(), 0, 0, 0];
-    // SAFETY: the path is a NUL-terminated string, and `change` has the length that is passed; the kernel only reads both.
+    // SAFETY: the path is a NUL-terminated string, and `change` has the length that is passed; the
+    // kernel only reads both.
     check(unsafe {
         libc::syscall(
             libc::SYS_mount_setattr,
@@ -294,8 +302,8 @@ pub(crate) fn forbid_at_mount(fd: impl AsFd, flags: MountFlags) -> Result<(), Er
     .map(|_| ())
 }
 
-/// Tells the kernel that this thread (and those it starts) serves writeback, so that its allocations do not wait for it.
-/// Takes CAP_SYS_RESOURCE.
+/// Tells the kernel that this thread (and those it starts) serves writeback, so that its
+/// allocations do not wait for it. Takes CAP_SYS_RESOURCE.
 pub(crate) fn set_io_flusher() -> Result<(), Errno> {
     const PR_SET_IO_FLUSHER: i32 = 57;
     // SAFETY: no memory is passed.
@@ -307,10 +315,12 @@ pub(crate) fn thread_id() -> i32 {
     rustix::thread::gettid().as_raw_nonzero().get()
 }
 
-/// Has SIGUSR1 do nothing but interrupt what a thread waits for. (A handler with SA_RESTART, as crates install them, would not.)
+/// Has SIGUSR1 do nothing but interrupt what a thread waits for. (A handler with SA_RESTART, as
+/// crates install them, would not.)
 pub(crate) fn make_usr1_interrupt() -> Result<(), Errno> {
     extern "C" fn nothing(_: libc::c_int) {}
-    // SAFETY: an all-zero sigaction is a valid one; the handler does nothing, hence nothing that a handler may not do.
+    // SAFETY: an all-zero sigaction is a valid one; the handler does nothing, hence nothing that a
+    // handler may not do.
     let result = unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
         action.sa_sigaction = nothing as *const () as usize;
@@ -339,7 +349,8 @@ pub(crate) fn keep_capabilities() -> Result<(), Errno> {
     check(unsafe { libc::prctl(PR_SET_SECUREBITS, SECBIT_NO_SETUID_FIXUP, 0, 0, 0) }.into()).map(|_| ())
 }
 
-/// Sets the supplementary groups of this thread alone (the C library's setgroups would set those of all).
+/// Sets the supplementary groups of this thread alone (the C library's setgroups would set those of
+/// all).
 pub(crate) fn set_thread_groups(groups: &[u32]) -> Result<(), Errno> {
     // SAFETY: pointer and length describe `groups`.
     check(unsafe { libc::syscall(libc::SYS_setgroups, groups.len(), groups.as_ptr()) }).map(|_| ())
@@ -366,9 +377,11 @@ pub(crate) fn set_thread_fsgid(gid: u32) {
 
 /// An ioctl that reads and writes at most `data.len()` bytes, which `data` must have room for.
 ///
-/// The callers pass only requests whose argument is a structure no longer than `data` without pointers in it.
+/// The callers pass only requests whose argument is a structure no longer than `data` without
+/// pointers in it.
 pub(crate) fn ioctl_on_bytes(fd: BorrowedFd<'_>, request: u32, data: &mut [u8; 64]) -> Result<i32, Errno> {
-    // SAFETY: the size of the argument is encoded in the request, checked here to fit, and the request has no inner pointers.
+    // SAFETY: the size of the argument is encoded in the request, checked here to fit, and the
+    // request has no inner pointers.
     let result = unsafe {
         if ((request >> 16) & 0x3fff) as usize > data.len() {
             return Err(Errno::NOTTY);
@@ -378,10 +391,12 @@ pub(crate) fn ioctl_on_bytes(fd: BorrowedFd<'_>, request: u32, data: &mut [u8; 6
     check(result.into()).map(|value| value as i32)
 }
 
-/// Makes `len_bytes` of a file, from `to_start`, share the blocks of another one, from `from_start`.
+/// Makes `len_bytes` of a file, from `to_start`, share the blocks of another one, from
+/// `from_start`.
 ///
 /// # Errors
-/// EOPNOTSUPP where the file system cannot share blocks; EINVAL where the bytes are not whole blocks.
+/// EOPNOTSUPP where the file system cannot share blocks; EINVAL where the bytes are not whole
+/// blocks.
 pub(crate) fn share_blocks(
     from: impl AsFd,
     from_start: u64,

@@ -1,9 +1,10 @@
-//! Going on with a mount whose daemon is gone: the kernel's connection, the inodes and open files that it knows, the requests that
-//! nobody answered.
+//! Going on with a mount whose daemon is gone: the kernel's connection, the inodes and open files
+//! that it knows, the requests that nobody answered.
 //!
-//! The order matters. All is restored before the first request is read; the unanswered requests are asked for again before that, too,
-//! because the kernel sends again *whatever* was read and not answered; and what the kernel caches wrongly is dropped only when the
-//! workers serve, since that makes it write to us.
+//! The order matters. All is restored before the first request is read; the unanswered requests are
+//! asked for again before that, too, because the kernel sends again *whatever* was read and not
+//! answered; and what the kernel caches wrongly is dropped only when the workers serve, since that
+//! makes it write to us.
 
 use crate::beside::Beside;
 use crate::config::{Config, WriteMode};
@@ -42,8 +43,8 @@ use std::io;
 use std::sync::Arc;
 
 impl Mount {
-    /// Takes a mount over from a daemon that is gone. Of `config`, what was decided when it was mounted is not looked at: the paths, and
-    /// how writes are treated.
+    /// Takes a mount over from a daemon that is gone. Of `config`, what was decided when it was
+    /// mounted is not looked at: the paths, and how writes are treated.
     ///
     /// # Errors
     /// When what is given is not complete, or of another version.
@@ -174,7 +175,8 @@ fn restore(
     })
 }
 
-/// Returns how many could not be restored. Descriptors of what is in no slot belong to opens that were not answered: let go.
+/// Returns how many could not be restored. Descriptors of what is in no slot belong to opens that
+/// were not answered: let go.
 fn restore_opens(
     known: &[layout::Open],
     mut opens: HashMap<u64, OwnedFd>,

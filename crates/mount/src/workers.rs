@@ -1,8 +1,10 @@
-//! The threads of a mount: the workers, which are more while requests are held up, and those that do one thing each.
+//! The threads of a mount: the workers, which are more while requests are held up, and those that
+//! do one thing each.
 //!
-//! The kernel's requests are read by workers (`--threads`, or more). When all of them are held up, by a slow disk or a frozen file system, another
-//! one is started, up to [`WORKERS_MAX`]; those that were idle for [`IDLE_PERIOD`] end. What must never happen: that a request which could be answered
-//! at once waits because others cannot.
+//! The kernel's requests are read by workers (`--threads`, or more). When all of them are held up,
+//! by a slow disk or a frozen file system, another one is started, up to [`WORKERS_MAX`]; those
+//! that were idle for [`IDLE_PERIOD`] end. What must never happen: that a request which could be
+//! answered at once waits because others cannot.
 
 use crate::credentials::prepare_thread;
 use crate::handover::channel::Held;
@@ -19,10 +21,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-/// Workers at the most, unless `--threads` says more: as many requests are handled at once. Each takes some 1.1 MiB while it is there.
+/// Workers at the most, unless `--threads` says more: as many requests are handled at once. Each
+/// takes some 1.1 MiB while it is there.
 pub const WORKERS_MAX: usize = 128;
 
-/// How long workers beyond `--threads` must have been idle before they end. Long, as starting one takes a fraction of a millisecond.
+/// How long workers beyond `--threads` must have been idle before they end. Long, as starting one
+/// takes a fraction of a millisecond.
 const IDLE_PERIOD: Duration = Duration::from_secs(10);
 
 /// Pause after a worker that could not be started.
@@ -45,7 +49,8 @@ pub(crate) struct Workers {
 
 type Work = Box<dyn FnOnce(&Shared) + Send>;
 
-/// Starts the threads of a mount, of which `threads` are workers. `devices` are those that workers of a daemon before this one had.
+/// Starts the threads of a mount, of which `threads` are workers. `devices` are those that workers
+/// of a daemon before this one had.
 pub(crate) fn start_threads(
     shared: &Arc<Shared>,
     threads: usize,
@@ -140,7 +145,8 @@ impl Shared {
         }
     }
 
-    /// Starts workers when all are held up, and ends those that were idle for long, until the mount ends. At least `always` stay.
+    /// Starts workers when all are held up, and ends those that were idle for long, until the mount
+    /// ends. At least `always` stay.
     fn adjust_workers(self: &Arc<Shared>, always: usize) {
         let most = always.max(WORKERS_MAX);
         loop {
@@ -174,7 +180,8 @@ impl Shared {
         start_worker(self, worker).inspect_err(|_| self.worker_ended())
     }
 
-    /// A worker that was asked to leave reads no more. Waits until all do, or the mount is to be served on.
+    /// A worker that was asked to leave reads no more. Waits until all do, or the mount is to be
+    /// served on.
     fn all_leave(&self) -> bool {
         let mut workers = self.workers.lock();
         workers.leaving += 1;

@@ -1,10 +1,11 @@
-//! Sizes and times that the kernel keeps by itself with `--write back`. It does not take them from answers
-//! (fs/fuse/inode.c, `fuse_get_cache_mask`), so they can differ from those of the backing file:
+//! Sizes and times that the kernel keeps by itself with `--write back`. It does not take them from
+//! answers (fs/fuse/inode.c, `fuse_get_cache_mask`), so they can differ from those of the backing
+//! file:
 //!
 //! - The backing file system keeps coarser times: the kernel is told their granularity at mount.
-//! - A write out of the kernel's cache has failed, and the backing file is shorter; or a time is outside of
-//!   the range that the backing file system can keep. Then the kernel must forget the inode, once nobody
-//!   has the file open, and looks it up again.
+//! - A write out of the kernel's cache has failed, and the backing file is shorter; or a time is
+//!   outside of the range that the backing file system can keep. Then the kernel must forget the
+//!   inode, once nobody has the file open, and looks it up again.
 
 use crate::config::WriteMode;
 use crate::data::write_full;
@@ -18,8 +19,8 @@ use std::sync::Arc;
 /// Coarsest granularity that the kernel can be told, in nanoseconds.
 const GRANULARITY_NS_MAX: u32 = 1_000_000_000;
 
-/// File systems that have no files without a name, to try it with, and the granularity of their times in
-/// nanoseconds (linux/magic.h). FAT keeps even seconds.
+/// File systems that have no files without a name, to try it with, and the granularity of their
+/// times in nanoseconds (linux/magic.h). FAT keeps even seconds.
 const COARSE: [(u32, u32); 7] = [
     (0x4d44, GRANULARITY_NS_MAX), // FAT
     (0x482b, GRANULARITY_NS_MAX), // HFS+
@@ -33,11 +34,12 @@ const COARSE: [(u32, u32); 7] = [
 /// A time that shows any granularity, in nanoseconds.
 const PROBE_NS: u32 = 123_456_789;
 
-/// Smallest difference, in seconds, between the time that was set and the one that is kept, that shows that
-/// the time was outside of the range. Even FAT's granularity is finer.
+/// Smallest difference, in seconds, between the time that was set and the one that is kept, that
+/// shows that the time was outside of the range. Even FAT's granularity is finer.
 const CLAMPED_SECONDS: u64 = 3;
 
-/// The granularity of the times of files in a directory, in nanoseconds, as far as it can be found out.
+/// The granularity of the times of files in a directory, in nanoseconds, as far as it can be found
+/// out.
 pub(crate) fn time_granularity_ns(directory: impl AsFd) -> u32 {
     match kept_ns(directory.as_fd()) {
         Ok(kept) => granularity_of(kept),
@@ -62,8 +64,8 @@ fn granularity_of(kept: u32) -> u32 {
     finer.find(|granularity| PROBE_NS / granularity * granularity == kept).unwrap_or(GRANULARITY_NS_MAX)
 }
 
-/// Writes what a write out of the kernel's cache has left over, to learn why. The kernel looks at the error
-/// of such a write only, and not at how much was written.
+/// Writes what a write out of the kernel's cache has left over, to learn why. The kernel looks at
+/// the error of such a write only, and not at how much was written.
 pub(crate) fn write_rest(fd: BorrowedFd<'_>, data: &[u8], offset: u64) -> Result<(), Errno> {
     match write_full(fd, data, offset, false)? {
         written if written == data.len() => Ok(()),
@@ -72,7 +74,8 @@ pub(crate) fn write_rest(fd: BorrowedFd<'_>, data: &[u8], offset: u64) -> Result
 }
 
 impl Passthrough {
-    /// A write out of the kernel's cache has failed: the kernel may believe a size that is not the file's.
+    /// A write out of the kernel's cache has failed: the kernel may believe a size that is not the
+    /// file's.
     pub(crate) fn write_from_cache_failed(&self, inode: &Inode) {
         if self.write_mode == WriteMode::Back {
             inode.mark_misbelieved();
@@ -91,9 +94,9 @@ impl Passthrough {
         }
     }
 
-    /// Has the kernel forget an inode whose size or times it believes wrongly, unless the file is open: then
-    /// its last close does this. Of a file with several names, the kernel keeps what it believes until it
-    /// has no memory for it.
+    /// Has the kernel forget an inode whose size or times it believes wrongly, unless the file is
+    /// open: then its last close does this. Of a file with several names, the kernel keeps what it
+    /// believes until it has no memory for it.
     pub(crate) fn correct_kernel(&self, inode: &Arc<Inode>) {
         if !inode.is_misbelieved() || inode.is_open() {
             return;

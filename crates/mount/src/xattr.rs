@@ -1,4 +1,5 @@
-//! Extended attributes, POSIX ACLs among them. All go by `/proc/self/fd/N`, which also reaches symbolic links.
+//! Extended attributes, POSIX ACLs among them. All go by `/proc/self/fd/N`, which also reaches
+//! symbolic links.
 
 use crate::credentials::{Caller, WithoutFsetid};
 use crate::filesystem::Passthrough;
@@ -16,8 +17,8 @@ const ACCESS_CONTROL_LIST: &[u8] = b"system.posix_acl_";
 /// The type of a FUSE file system (linux/magic.h).
 const FUSE: u32 = 0x6573_5546;
 
-/// Whether files in a directory can have access control lists, so that the kernel has to check them. Some
-/// FUSE servers that have none answer with EIO.
+/// Whether files in a directory can have access control lists, so that the kernel has to check
+/// them. Some FUSE servers that have none answer with EIO.
 pub(crate) fn has_lists(directory: impl AsFd) -> bool {
     let is_fuse = || rustix::fs::fstatfs(&directory).is_ok_and(|found| found.f_type as u32 == FUSE);
     match rustix::fs::getxattr(ProcPath::new(&directory).path(), c"system.posix_acl_access", &mut [0u8; 0][..]) {
@@ -43,15 +44,17 @@ impl Passthrough {
         };
         let is_list = || name.to_bytes().starts_with(ACCESS_CONTROL_LIST);
         match got {
-            // A kernel that checks lists fails with this error instead of checking the mode (fs/namei.c,
-            // `check_acl`). Some file systems below SOURCE may have no lists, though SOURCE has.
+            // A kernel that checks lists fails with this error instead of checking the mode
+            // (fs/namei.c, `check_acl`). Some file systems below SOURCE may have no lists, though
+            // SOURCE has.
             Err(Errno::OPNOTSUPP) if self.checks_lists && is_list() => Err(Errno::NODATA),
             Err(Errno::IO) if !self.checks_lists && is_list() => Err(Errno::OPNOTSUPP),
             got => got,
         }
     }
 
-    /// Gets the names into `scratch`; returns their length. Those of `trusted.` are for root alone, as on any file system.
+    /// Gets the names into `scratch`; returns their length. Those of `trusted.` are for root alone,
+    /// as on any file system.
     pub(crate) fn listxattr(&self, node: u64, uid: u32, _size: u32, scratch: &mut [u8]) -> Result<usize, Errno> {
         let inode = self.inodes.get(node)?;
         let anchor = self.inodes.anchor(&inode)?;

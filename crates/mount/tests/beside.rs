@@ -1,7 +1,9 @@
-//! Attributes that the kernel believes for long, because we are told when they are changed beside the mount.
+//! Attributes that the kernel believes for long, because we are told when they are changed beside
+//! the mount.
 //!
-//! In all of these it would believe them for an hour, so whatever is seen was told of. (These tests are threads of the process that serves the
-//! mount; what tells its own changes from others' is the thread.)
+//! In all of these it would believe them for an hour, so whatever is seen was told of. (These tests
+//! are threads of the process that serves the mount; what tells its own changes from others' is the
+//! thread.)
 
 mod support;
 
@@ -15,7 +17,8 @@ use support::*;
 /// What is not told of is believed for that long.
 const UNTOLD: Duration = Duration::from_millis(20);
 
-/// A mount, if one can be tested here, and the file system of temporary directories tells of changes.
+/// A mount, if one can be tested here, and the file system of temporary directories tells of
+/// changes.
 fn mounted(test: &str) -> Option<Mounted> {
     if !can_mount(test) {
         return None;
@@ -36,7 +39,8 @@ fn mounted(test: &str) -> Option<Mounted> {
     Some(m)
 }
 
-/// Whether the kernel knows the attributes, although what it is told without being told of changes is over.
+/// Whether the kernel knows the attributes, although what it is told without being told of changes
+/// is over.
 fn is_believed(m: &Mounted, name: &str) -> bool {
     std::thread::sleep(UNTOLD + Duration::from_millis(10));
     // The directories that lead to it are asked for in any case.
@@ -157,7 +161,8 @@ fn what_nobody_changes_is_believed() {
         look();
         getattrs(&m) - before
     };
-    // The directories are looked up again, and with that their attributes are known for as long as without being told.
+    // The directories are looked up again, and with that their attributes are known for as long as
+    // without being told.
     wait_until("they are believed", || asked(&look) <= 2);
     assert!(m.mount().status().files_told_of >= 100);
     // Of one that changes only that one is asked for.

@@ -1,4 +1,5 @@
-//! Nothing is cached twice: what is read or written through the mount does not stay in the page cache below.
+//! Nothing is cached twice: what is read or written through the mount does not stay in the page
+//! cache below.
 
 mod support;
 
@@ -20,7 +21,8 @@ fn resident_pages(path: &Path) -> usize {
 fn resident_pages_of(file: &File) -> usize {
     let len = file.metadata().unwrap().len() as usize;
     let mut pages = vec![0u8; len.div_ceil(4096)];
-    // SAFETY: a fresh mapping of `len` bytes, never touched; mincore writes one byte per page to `pages`, which has as many.
+    // SAFETY: a fresh mapping of `len` bytes, never touched; mincore writes one byte per page to
+    // `pages`, which has as many.
     unsafe {
         let flags = rustix::mm::MapFlags::SHARED;
         let memory = rustix::mm::mmap(std::ptr::null_mut(), len, rustix::mm::ProtFlags::READ, flags, file, 0).unwrap();
@@ -30,7 +32,8 @@ fn resident_pages_of(file: &File) -> usize {
     pages.iter().filter(|page| **page & 1 != 0).count()
 }
 
-/// All pages of a file, which the kernel may not take back meanwhile: what is missing then was dropped.
+/// All pages of a file, which the kernel may not take back meanwhile: what is missing then was
+/// dropped.
 struct Locked {
     memory: *mut std::ffi::c_void,
     len: usize,
@@ -94,7 +97,8 @@ fn random_reads_leave_nothing_below() {
     fs::write(m.below("a"), &bytes).unwrap();
     drop_below(&m.below("a"));
     let file = File::open(m.path("a")).unwrap();
-    // Every 7th page, from the back: nothing that invites read-ahead, and nothing that would drop what was read ahead.
+    // Every 7th page, from the back: nothing that invites read-ahead, and nothing that would drop
+    // what was read ahead.
     let offsets: Vec<_> = (0..LEN).step_by(7 * 4096).rev().collect();
     for offset in &offsets {
         let mut page = [0; 4096];
@@ -106,8 +110,8 @@ fn random_reads_leave_nothing_below() {
     assert!(below <= 2);
 }
 
-/// A stream of which every eighth page is cached already, as it were: what lies between is read ahead below, a window at a time, and leaves
-/// nothing behind either.
+/// A stream of which every eighth page is cached already, as it were: what lies between is read
+/// ahead below, a window at a time, and leaves nothing behind either.
 #[test]
 fn streams_in_pieces_are_read_ahead_below() {
     if !can_mount("streams_in_pieces_are_read_ahead_below") {
@@ -168,7 +172,8 @@ fn writes_leave_below_by_themselves() {
     assert!(fs::read(m.path("a")).unwrap() == pattern(LEN, 3));
 }
 
-/// What is small stays as long as the kernel leaves it, so that a page that is written again and again goes to the disk once.
+/// What is small stays as long as the kernel leaves it, so that a page that is written again and
+/// again goes to the disk once.
 #[test]
 fn where_much_is_written_the_largest_leaves_first() {
     const SMALL_BYTES: usize = 5000;
@@ -197,7 +202,8 @@ fn where_much_is_written_the_largest_leaves_first() {
     wait_until("what was synced is gone", || resident_pages(&m.below("small40")) == 0);
 }
 
-/// Nothing overtakes what the kernel writes back by itself, in whatever order the workers take it up: so none of it is dropped.
+/// Nothing overtakes what the kernel writes back by itself, in whatever order the workers take it
+/// up: so none of it is dropped.
 #[test]
 fn what_is_written_back_stays_cached() {
     const WRITERS: usize = 8;

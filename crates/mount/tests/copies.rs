@@ -1,5 +1,5 @@
-//! copy_file_range(2): by shared blocks where the backing file system has them, else through the kernel's
-//! cache; and what it leaves of the pages that it copies into.
+//! copy_file_range(2): by shared blocks where the backing file system has them, else through the
+//! kernel's cache; and what it leaves of the pages that it copies into.
 
 mod support;
 
@@ -44,7 +44,8 @@ fn a_cached_file_is_copied_without_the_disk() {
         work();
         disk_bytes_read() - before
     };
-    // The next open drops what was read just after an external change (docs/design/consistency.md, R32).
+    // The next open drops what was read just after an external change (docs/design/consistency.md,
+    // R32).
     wait_until("an open keeps the cache", || {
         let read = disk_bytes_of(&|| assert!(fs::read(m.path("a")).unwrap() == bytes));
         read < FILE_BYTES as u64 / 2
@@ -55,8 +56,8 @@ fn a_cached_file_is_copied_without_the_disk() {
     assert!(fs::read(m.below("b")).unwrap() == bytes);
 }
 
-/// Where the backing file system shares blocks, a copy takes no space. Parts of pages are copied all the
-/// same.
+/// Where the backing file system shares blocks, a copy takes no space. Parts of pages are copied
+/// all the same.
 #[test]
 fn a_copy_shares_blocks() {
     if !can_mount("a_copy_shares_blocks") || !has_program("a_copy_shares_blocks", "mkfs.xfs") {
@@ -105,8 +106,8 @@ fn a_copy_drops_no_neighbour() {
         let access = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new mapping of a file of that size.
         let at = unsafe { mmap(std::ptr::null_mut(), 4096, access, MapFlags::SHARED, &to, 0).unwrap() };
-        // SAFETY: the mapping is aligned, longer than a number, used by no other thread than the one below,
-        // and lives until that has ended.
+        // SAFETY: the mapping is aligned, longer than a number, used by no other thread than the
+        // one below, and lives until that has ended.
         let number = unsafe { AtomicU64::from_ptr(at.cast()) };
         let done = AtomicBool::new(false);
         let lost = std::thread::scope(|scope| {

@@ -84,7 +84,8 @@ fn set_gid_directories() {
     }
 }
 
-/// Writing, truncating and allocating take set-id bits away for an ordinary user, and leave them for root.
+/// Writing, truncating and allocating take set-id bits away for an ordinary user, and leave them
+/// for root.
 #[test]
 fn set_id_bits_fall() {
     if !ready("set_id_bits_fall") {

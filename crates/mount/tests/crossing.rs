@@ -1,4 +1,5 @@
-//! File systems that are mounted below SOURCE: not crossed into by default, and with `cross_mounts` not beyond what each of them permits.
+//! File systems that are mounted below SOURCE: not crossed into by default, and with `cross_mounts`
+//! not beyond what each of them permits.
 
 mod support;
 
@@ -133,7 +134,8 @@ fn by_default_nothing_is_crossed() {
     let listed = shell(&format!("ls -lR {}", m.path("").display()));
     assert!(listed.contains("plain/inner:"), "{listed}");
 
-    // Nothing in them is held open: each can be unmounted, and then the directory that it has covered is there.
+    // Nothing in them is held open: each can be unmounted, and then the directory that it has
+    // covered is there.
     while let Some(Sub(at)) = subs.last() {
         unmount(at, UnmountFlags::empty()).unwrap_or_else(|errno| panic!("{at:?}: {errno}"));
         subs.pop();
@@ -237,7 +239,8 @@ fn a_remount_of_source_is_followed() {
 
 const PRIVATELY: &str = "PUMA_TEST_IN_PRIVATE_NAMESPACE";
 
-/// Runs this test again in a mount namespace of its own, where it cannot harm the machine. Returns whether it is there already.
+/// Runs this test again in a mount namespace of its own, where it cannot harm the machine. Returns
+/// whether it is there already.
 fn privately(test: &str) -> bool {
     if std::env::var_os(PRIVATELY).is_some() {
         return true;

@@ -70,7 +70,8 @@ fn appending() {
         file.sync_all().unwrap();
         assert_eq!(fs::read(m.below("a")).unwrap(), b"one two ");
     });
-    // In `through`, what somebody appends beside us is not overwritten, and the kernel sees both afterwards.
+    // In `through`, what somebody appends beside us is not overwritten, and the kernel sees both
+    // afterwards.
     let m = Mounted::through();
     let mut file = File::options().append(true).create(true).open(m.path("a")).unwrap();
     file.write_all(b"one ").unwrap();
@@ -121,7 +122,8 @@ fn mapped_writes() {
         let appending = File::options().append(true).read(true).create(true).open(m.path("a")).unwrap();
         let file = open(m.path("a"));
         file.set_len(10_000).unwrap();
-        // SAFETY: a fresh shared mapping of a file of that length, unmapped below, and not used beyond its length.
+        // SAFETY: a fresh shared mapping of a file of that length, unmapped below, and not used
+        // beyond its length.
         unsafe {
             let (protection, flags) =
                 (rustix::mm::ProtFlags::READ | rustix::mm::ProtFlags::WRITE, rustix::mm::MapFlags::SHARED);
@@ -175,7 +177,8 @@ fn holes() {
     });
 }
 
-/// Data that the kernel has not written yet are no hole: who copies around holes would leave them out.
+/// Data that the kernel has not written yet are no hole: who copies around holes would leave them
+/// out.
 #[test]
 fn what_is_not_written_yet_is_no_hole() {
     const LEN: u64 = 1 << 20;
@@ -187,7 +190,8 @@ fn what_is_not_written_yet_is_no_hole() {
         let file = File::options().create_new(true).read(true).write(true).open(m.path("a")).unwrap();
         file.set_len(LEN).unwrap();
         let flags = (rustix::mm::ProtFlags::READ | rustix::mm::ProtFlags::WRITE, rustix::mm::MapFlags::SHARED);
-        // SAFETY: a fresh mapping at an address of the kernel's choice, which is stored to within its length, and ended.
+        // SAFETY: a fresh mapping at an address of the kernel's choice, which is stored to within
+        // its length, and ended.
         unsafe {
             let memory = rustix::mm::mmap(std::ptr::null_mut(), LEN as usize, flags.0, flags.1, &file, 0).unwrap();
             drop(file);
@@ -307,7 +311,8 @@ fn no_space() {
             assert!(bytes.starts_with(&below));
         }
         fs::remove_file(m.path("a")).unwrap();
-        // The kernel tells the server of the close and of the last use (RELEASE, FORGET) after the calls have ended.
+        // The kernel tells the server of the close and of the last use (RELEASE, FORGET) after the
+        // calls have ended.
         wait_until("there is room again", || fs::write(m.path("b"), b"there is room again").is_ok());
     }
 }
@@ -348,7 +353,8 @@ fn append_only_files() {
     });
 }
 
-/// Somebody changes a file below, beside the mount: seen at the next open, at the latest when the attributes time out.
+/// Somebody changes a file below, beside the mount: seen at the next open, at the latest when the
+/// attributes time out.
 #[test]
 fn changes_beside_are_seen_on_open() {
     if !can_mount("changes_beside_are_seen_on_open") {
@@ -368,8 +374,8 @@ fn changes_beside_are_seen_on_open() {
     assert_eq!(rest, "ger");
 }
 
-/// Whoever opens a file whose size was changed beside the mount finds the new end, however long the kernel believes attributes, and whether the file is passed
-/// through or not.
+/// Whoever opens a file whose size was changed beside the mount finds the new end, however long the
+/// kernel believes attributes, and whether the file is passed through or not.
 #[test]
 fn sizes_changed_beside_are_seen_on_open() {
     if !can_mount("sizes_changed_beside_are_seen_on_open") {
@@ -417,7 +423,8 @@ fn a_failed_change_hides_no_change_beside() {
     assert!(fs::read(m.path("a")).unwrap() == fs::read(m.below("a")).unwrap());
 }
 
-/// Whoever opens a file after it was changed beside the mount reads the change, also when others open it at the same time.
+/// Whoever opens a file after it was changed beside the mount reads the change, also when others
+/// open it at the same time.
 #[test]
 fn no_open_after_a_change_beside_reads_older_bytes() {
     if !can_mount("no_open_after_a_change_beside_reads_older_bytes") {
@@ -441,7 +448,8 @@ fn no_open_after_a_change_beside_reads_older_bytes() {
             });
         }
         for change in 1..=CHANGES {
-            // The kernel's clock moves every 4 ms on old kernels: two changes within its grain look alike.
+            // The kernel's clock moves every 4 ms on old kernels: two changes within its grain look
+            // alike.
             std::thread::sleep(std::time::Duration::from_millis(8));
             below.write_all_at(&change.to_ne_bytes(), 0).unwrap();
             current.store(change, Ordering::SeqCst);
@@ -449,7 +457,8 @@ fn no_open_after_a_change_beside_reads_older_bytes() {
     });
 }
 
-/// Who writes reads back what he wrote, also when the file was once changed beside the mount and others read along.
+/// Who writes reads back what he wrote, also when the file was once changed beside the mount and
+/// others read along.
 #[test]
 fn what_was_written_is_read_after_a_change_beside() {
     if !can_mount("what_was_written_is_read_after_a_change_beside") {

@@ -1,7 +1,7 @@
 //! The daemon's descriptors when they run short: who gets the last ones, and what gives back which.
 //!
-//! The daemon is the test's own process. So each test runs once more in a process of its own, which may have few descriptors; users
-//! open files in further processes.
+//! The daemon is the test's own process. So each test runs once more in a process of its own, which
+//! may have few descriptors; users open files in further processes.
 
 mod support;
 
@@ -185,7 +185,8 @@ os.close(file)",
     assert_eq!(fs::read(m.below("f0")).unwrap(), b"y");
 }
 
-/// Opens of one file by one user share a descriptor where no other is left: a program meets its own limit first.
+/// Opens of one file by one user share a descriptor where no other is left: a program meets its own
+/// limit first.
 #[test]
 fn opens_of_one_file_share_the_last_descriptor() {
     if !is_limited("opens_of_one_file_share_the_last_descriptor") {
@@ -224,7 +225,8 @@ print(len(kept))"
     assert_eq!(fs::metadata(m.below("f0")).unwrap().len(), count as u64 * 4);
 }
 
-/// Where files have no handles, a descriptor holds each inode that the kernel knows: it is made to forget some.
+/// Where files have no handles, a descriptor holds each inode that the kernel knows: it is made to
+/// forget some.
 #[test]
 fn many_names_without_handles() {
     if !is_limited("many_names_without_handles") {

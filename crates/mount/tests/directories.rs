@@ -34,7 +34,8 @@ fn a_hundred_thousand_entries() {
     drop(m);
 }
 
-/// Names alone cost no lookups; who looks at what it has listed is given attributes with the next directory.
+/// Names alone cost no lookups; who looks at what it has listed is given attributes with the next
+/// directory.
 #[test]
 fn attributes_come_for_those_who_look() {
     if !can_mount("attributes_come_for_those_who_look") {
@@ -107,7 +108,8 @@ fn entries_show_the_right_inodes() {
     }
 }
 
-/// Another file system mounted below SOURCE shows up where mounts are crossed, with inode numbers of its own.
+/// Another file system mounted below SOURCE shows up where mounts are crossed, with inode numbers
+/// of its own.
 #[test]
 fn file_systems_mounted_below() {
     if !can_mount("file_systems_mounted_below") {

@@ -142,7 +142,8 @@ fn unmounting() {
     m.mount().unmount(false).unwrap(); // Ended already: no error.
 }
 
-/// Somebody mounted us below ourselves: a closed directory, or an error where mounts are crossed, but no deadlock.
+/// Somebody mounted us below ourselves: a closed directory, or an error where mounts are crossed,
+/// but no deadlock.
 #[test]
 fn ourselves_below_ourselves() {
     if !can_mount("ourselves_below_ourselves") {
@@ -212,8 +213,9 @@ fn as_an_ordinary_user() {
     // The build's own directory may be closed to others.
     let program = base.path().join("program");
     fs::copy(std::env::current_exe().unwrap(), &program).unwrap();
-    // Distributions let everybody open /dev/fuse, but not every machine does. A device node of our own stands in for it, in a mount
-    // namespace that ends with the shell, and with it the mount, should the test leave it.
+    // Distributions let everybody open /dev/fuse, but not every machine does. A device node of our
+    // own stands in for it, in a mount namespace that ends with the shell, and with it the mount,
+    // should the test leave it.
     let script = format!(
         "mknod -m 666 {0}/fuse c 10 229 && mount --bind {0}/fuse /dev/fuse && \
          exec setpriv --reuid=65534 --regid=65534 --clear-groups -- {1} --exact {test} --nocapture",

@@ -184,7 +184,8 @@ fn unnamed_files_can_be_linked() {
     });
 }
 
-/// Deep trees and many threads: lookups race forgets all the time, since every name is dropped again.
+/// Deep trees and many threads: lookups race forgets all the time, since every name is dropped
+/// again.
 #[test]
 fn lookups_race_forgets() {
     if !can_mount("lookups_race_forgets") {
@@ -254,7 +255,8 @@ fn what_is_deleted_beside_is_let_go() {
     wait_until("the node is forgotten", || m.mount().status().inodes <= known);
 }
 
-/// Names changed beside the mount show at the next open, whatever was done to them through the mount before.
+/// Names changed beside the mount show at the next open, whatever was done to them through the
+/// mount before.
 #[test]
 fn names_changed_beside_show_at_the_next_open() {
     if !can_mount("names_changed_beside_show_at_the_next_open") {
@@ -289,8 +291,9 @@ fn names_changed_beside_show_at_the_next_open() {
     assert!(fs::read_to_string(m.path("x")).is_err());
 }
 
-/// A name that was replaced beside the mount, and is then renamed through it, leads to what was renamed, also when the kernel had not looked at it in between:
-/// under either name, if two were exchanged.
+/// A name that was replaced beside the mount, and is then renamed through it, leads to what was
+/// renamed, also when the kernel had not looked at it in between: under either name, if two were
+/// exchanged.
 #[test]
 fn what_was_replaced_beside_and_then_renamed_is_what_the_new_name_leads_to() {
     if !can_mount("what_was_replaced_beside_and_then_renamed_is_what_the_new_name_leads_to") {
@@ -308,7 +311,8 @@ fn what_was_replaced_beside_and_then_renamed_is_what_the_new_name_leads_to() {
     let look = |name: &str| fs::metadata(m.path(name)).unwrap().ino() == fs::metadata(m.below(name)).unwrap().ino();
 
     for round in 0..3 {
-        // What the kernel has not heard of, what it knows by another name, and what it knows and believes nothing of for long.
+        // What the kernel has not heard of, what it knows by another name, and what it knows and
+        // believes nothing of for long.
         let [a, b, other] = ["a", "b", "other"].map(|name| format!("{name}{round}"));
         fs::write(m.path(&a), "older").unwrap();
         fs::write(m.path(&other), "newer").unwrap();
@@ -340,7 +344,8 @@ fn what_was_replaced_beside_and_then_renamed_is_what_the_new_name_leads_to() {
     wait_until("the files that were replaced are let go", || m.mount().status().inodes <= known);
 }
 
-/// The same when the mount has found out before the rename reaches it that the name is not the older file's any more.
+/// The same when the mount has found out before the rename reaches it that the name is not the
+/// older file's any more.
 #[test]
 fn what_was_renamed_while_its_name_was_dropped_is_what_the_new_name_leads_to() {
     if !can_mount("what_was_renamed_while_its_name_was_dropped_is_what_the_new_name_leads_to") {
@@ -365,8 +370,9 @@ fn what_was_renamed_while_its_name_was_dropped_is_what_the_new_name_leads_to() {
     }
 }
 
-/// That a name is another file's by now may be found out by somebody else: until the kernel has dropped it, whoever comes by it is sent back, too.
-/// And whoever comes by a name that is right is let in.
+/// That a name is another file's by now may be found out by somebody else: until the kernel has
+/// dropped it, whoever comes by it is sent back, too. And whoever comes by a name that is right is
+/// let in.
 #[test]
 fn a_name_that_is_being_dropped_opens_nothing() {
     if !can_mount("a_name_that_is_being_dropped_opens_nothing") {
@@ -415,7 +421,8 @@ fn a_name_that_leads_nowhere_lets_nobody_in_elsewhere() {
     assert_eq!(fs::read_to_string(m.path("y")).unwrap(), "newer");
 }
 
-/// However often a name is replaced beside the mount: who opens it opens a file that has had the name since it asked.
+/// However often a name is replaced beside the mount: who opens it opens a file that has had the
+/// name since it asked.
 #[test]
 fn a_name_that_is_replaced_all_the_time_can_be_opened() {
     if !can_mount("a_name_that_is_replaced_all_the_time_can_be_opened") {
@@ -449,7 +456,8 @@ fn a_name_that_is_replaced_all_the_time_can_be_opened() {
     });
 }
 
-/// Flags are asked for by who has the file open: they are the file's, whatever has become of its name.
+/// Flags are asked for by who has the file open: they are the file's, whatever has become of its
+/// name.
 #[test]
 fn flags_of_an_open_file_can_be_asked_for_under_a_name_that_went_stale() {
     if !can_mount("flags_of_an_open_file_can_be_asked_for_under_a_name_that_went_stale") {
@@ -464,7 +472,8 @@ fn flags_of_an_open_file_can_be_asked_for_under_a_name_that_went_stale() {
     assert_eq!(rustix::fs::ioctl_getflags(&open).err(), before.err());
 }
 
-/// What is asked for by a name that leads elsewhere now, because somebody renamed beside the mount, is not done to the file that had it.
+/// What is asked for by a name that leads elsewhere now, because somebody renamed beside the mount,
+/// is not done to the file that had it.
 #[test]
 fn attributes_are_changed_of_what_the_name_leads_to() {
     if !can_mount("attributes_are_changed_of_what_the_name_leads_to") {

@@ -82,7 +82,8 @@ fn writers_on_a_frozen_file_system_hold_up_no_readers() {
     writers.into_iter().for_each(|writer| writer.join().unwrap());
 }
 
-/// More writers than there can be workers: those beyond the user's share are deferred, and hold none.
+/// More writers than there can be workers: those beyond the user's share are deferred, and hold
+/// none.
 #[test]
 fn one_user_holds_a_part_of_the_workers() {
     if !can_mount("one_user_holds_a_part_of_the_workers") || !has_program("neighbours", "fsfreeze") {

@@ -1,4 +1,5 @@
-//! What an open shows of changes beside the mount: all of them, however slow they are, and to whatever end the file has.
+//! What an open shows of changes beside the mount: all of them, however slow they are, and to
+//! whatever end the file has.
 
 mod support;
 
@@ -10,7 +11,8 @@ use support::own::{Own, answer_orders};
 use support::*;
 use testbed::LateMemory;
 
-/// The kernel moves the times of a file before its bytes: who opens the file in between sees the times that it has afterwards, too.
+/// The kernel moves the times of a file before its bytes: who opens the file in between sees the
+/// times that it has afterwards, too.
 #[test]
 fn a_change_beside_that_was_under_way_is_seen_by_whoever_opens_the_file_after_it() {
     let test = "a_change_beside_that_was_under_way_is_seen_by_whoever_opens_the_file_after_it";
@@ -58,8 +60,8 @@ fn maps() {
         let (bytes, path) = order.split_once(' ').unwrap();
         let bytes: usize = bytes.parse().unwrap();
         let file = File::open(path).unwrap();
-        // SAFETY: a new mapping, of which nothing is used after it has gone. Behind the end that the kernel
-        // believes in, a load ends this process, which is what is looked for.
+        // SAFETY: a new mapping, of which nothing is used after it has gone. Behind the end that
+        // the kernel believes in, a load ends this process, which is what is looked for.
         let last = unsafe {
             let at = mmap(std::ptr::null_mut(), bytes, ProtFlags::READ, MapFlags::SHARED, &file, 0).unwrap();
             let last = at.cast::<u8>().add(bytes - 1).read_volatile();
@@ -115,7 +117,8 @@ fn stores() {
         });
         let offset = offset.parse::<usize>().unwrap();
         assert!(offset < MAPPED_BYTES);
-        // SAFETY: within the mapping, which stays; the test says a place before the end of the file.
+        // SAFETY: within the mapping, which stays; the test says a place before the end of the
+        // file.
         unsafe { start.cast::<u8>().add(offset).write_volatile(b'S') };
         "stored".to_owned()
     });
@@ -160,7 +163,8 @@ fn whoever_opens_a_file_that_has_grown_beside_finds_its_new_end() {
                 let found = storer.ask(&format!("{} {}", bytes - 1, path.display()));
                 assert_eq!(found.as_deref(), Some("stored"), "{which}");
             }
-            // A page that is dirty is written back whole: who changes it beside as well may lose that.
+            // A page that is dirty is written back whole: who changes it beside as well may lose
+            // that.
             bytes += random.u64(if has_storer { PAGE as u64 } else { 1 }..100_000);
             let last = char::from(random.u8(b'a'..=b'z'));
             file.write_all_at(&[last as u8], bytes - 1).unwrap();
@@ -172,8 +176,8 @@ fn whoever_opens_a_file_that_has_grown_beside_finds_its_new_end() {
     }
 }
 
-/// An open of a file that was cut below shows its new end to whoever maps it or reads there, without
-/// a look at its size: nothing lies behind it, and zeros in the rest of its page.
+/// An open of a file that was cut below shows its new end to whoever maps it or reads there,
+/// without a look at its size: nothing lies behind it, and zeros in the rest of its page.
 #[test]
 fn whoever_opens_a_file_that_was_cut_beside_finds_its_new_end() {
     let test = "whoever_opens_a_file_that_was_cut_beside_finds_its_new_end";

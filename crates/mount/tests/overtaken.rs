@@ -21,7 +21,8 @@ fn stores() {
     answer_orders(|order| match (order, mapped) {
         ("store", Some(at)) => {
             let at: *mut u8 = at;
-            // SAFETY: it is a page that is mapped as long as this process lives, and nobody else uses it.
+            // SAFETY: it is a page that is mapped as long as this process lives, and nobody else
+            // uses it.
             unsafe { at.add(STORED_AT).write_volatile(b's') };
             "stored".to_owned()
         }

@@ -1,4 +1,5 @@
-//! Files that are passed through: the kernel reads and writes them below by itself, and what is read afterwards is what is there.
+//! Files that are passed through: the kernel reads and writes them below by itself, and what is
+//! read afterwards is what is there.
 
 mod support;
 
@@ -47,7 +48,8 @@ fn what_lenders_are_of_no_use_to_is_read_without_us() {
     fs::write(m.below("a"), &bytes).unwrap();
     assert!(fs::read(m.path("a")).unwrap() == bytes);
     assert_eq!((passed_opens(&m), requests(&m, "read"), requests(&m, "flush")), (1, 0, 0));
-    // What is written goes through us, and so does what is read of it while the kernel caches it here.
+    // What is written goes through us, and so does what is read of it while the kernel caches it
+    // here.
     let mut file = read_write(&m, "a");
     file.write_all(b"new").unwrap();
     let mut read = vec![0; 6];
@@ -75,8 +77,9 @@ fn who_comes_later_has_it_as_who_has_it_open() {
     assert!(read == bytes && fs::read(m.below("a")).unwrap() == bytes);
     assert_eq!(requests(&m, "write"), 0);
     let mapping = Mapping::of(&writer);
-    // What the kernel reads ahead into the cache here on demand, it must not find there later, though only the first store leaves a trace in
-    // the times of the file. (What was seen to have changed before that is dropped meanwhile.)
+    // What the kernel reads ahead into the cache here on demand, it must not find there later,
+    // though only the first store leaves a trace in the times of the file. (What was seen to have
+    // changed before that is dropped meanwhile.)
     for round in 0..100u32 {
         mapping.store(9000, &round.to_le_bytes());
         fs::metadata(m.path("a")).unwrap();
@@ -93,7 +96,8 @@ fn who_comes_later_has_it_as_who_has_it_open() {
     assert!(read == bytes, "cached again");
 }
 
-/// Opens a file that nobody has open or mapped any more. What was open of it below may be closed a moment after that is so here.
+/// Opens a file that nobody has open or mapped any more. What was open of it below may be closed a
+/// moment after that is so here.
 fn cached_again(m: &Mounted, name: &str) -> File {
     let mut opened = None;
     wait_until("it is cached here again", || {
@@ -105,7 +109,8 @@ fn cached_again(m: &Mounted, name: &str) -> File {
     opened.unwrap()
 }
 
-/// A mapping outlives the closing of what it was made from, and the kernel tells of that as if nobody used the file any more.
+/// A mapping outlives the closing of what it was made from, and the kernel tells of that as if
+/// nobody used the file any more.
 #[test]
 fn what_is_stored_through_an_older_mapping_is_read() {
     if !can_pass("what_is_stored_through_an_older_mapping_is_read") {
@@ -174,12 +179,15 @@ impl Mapping {
         unsafe { std::slice::from_raw_parts(self.0.cast::<u8>().add(offset), len) }.to_vec()
     }
 
-    /// By a process of its own: ours has the daemon in it, which could not grow its memory while this waits for it in a page fault.
+    /// By a process of its own: ours has the daemon in it, which could not grow its memory while
+    /// this waits for it in a page fault.
     fn store(&self, offset: usize, bytes: &[u8]) {
         assert!(offset + bytes.len() <= self.1);
-        // As fork(2), but what is open stays open once: it is not closed there, too, and written because of that.
+        // As fork(2), but what is open stays open once: it is not closed there, too, and written
+        // because of that.
         let flags = libc::CLONE_FILES | libc::SIGCHLD;
-        // SAFETY: the other process has a copy of this memory and one thread, copies bytes that fit into the mapping, and ends.
+        // SAFETY: the other process has a copy of this memory and one thread, copies bytes that fit
+        // into the mapping, and ends.
         let pid = unsafe {
             let pid = libc::syscall(libc::SYS_clone, flags, 0, 0, 0, 0);
             if pid == 0 {
@@ -216,7 +224,8 @@ fn no_order_of_opens_shows_older_bytes() {
     let mut open: Vec<(File, bool)> = Vec::new();
     let mut opens = 0;
     for steps in 0..5000 {
-        // What was cached once stays so while the kernel knows it; so there is a new file now and then.
+        // What was cached once stays so while the kernel knows it; so there is a new file now and
+        // then.
         if bytes.is_empty() || open.is_empty() && random.u32(0..4) == 0 {
             name = format!("file-{steps}");
             bytes = pattern(64 << 12, seed ^ steps);

@@ -1,5 +1,6 @@
-//! What programs rely on beside bytes and names, through a real mount: link counts, access and change times, file handles,
-//! idmapped mounts. docs/user/posix.md lists what the kernel leaves no choice about.
+//! What programs rely on beside bytes and names, through a real mount: link counts, access and
+//! change times, file handles, idmapped mounts. docs/user/posix.md lists what the kernel leaves no
+//! choice about.
 
 mod support;
 
@@ -16,8 +17,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use support::*;
 use testbed::Done;
 
-/// Attributes that are answered between the removal of a name and the kernel's own count of it must not have the kernel count
-/// that name twice: it would soon believe that no name is left, and refuse to link the file.
+/// Attributes that are answered between the removal of a name and the kernel's own count of it must
+/// not have the kernel count that name twice: it would soon believe that no name is left, and
+/// refuse to link the file.
 #[test]
 fn a_name_that_is_removed_is_counted_once() {
     if !can_mount("a_name_that_is_removed_is_counted_once") {
@@ -84,7 +86,8 @@ fn is_recent(path: &Path) -> bool {
     fs::metadata(path).unwrap().atime() > now_seconds() - DAY_SECONDS
 }
 
-/// What nobody reads any more is found by its access time, and deleted: so reading from the cache counts as reading.
+/// What nobody reads any more is found by its access time, and deleted: so reading from the cache
+/// counts as reading.
 #[test]
 fn opening_what_is_cached_moves_its_access_time() {
     if !can_mount("opening_what_is_cached_moves_its_access_time") {
@@ -125,7 +128,8 @@ fn opening_what_is_cached_moves_its_access_time() {
     });
 }
 
-/// The change time that chattr(1) moves is shown at once. (Not with `Back`: the kernel keeps that time itself then.)
+/// The change time that chattr(1) moves is shown at once. (Not with `Back`: the kernel keeps that
+/// time itself then.)
 #[test]
 fn file_flags_move_the_change_time() {
     if !can_mount("file_flags_move_the_change_time") || !has_program("file_flags_move_the_change_time", "chattr") {
@@ -158,7 +162,8 @@ fn file_handles_are_refused() {
         let path = std::ffi::CString::new(path.to_str().unwrap()).unwrap();
         let mut raw = [128u32; 34]; // The length of what follows the kind, that, and the bytes.
         let mut mount = 0;
-        // SAFETY: the path is a NUL-terminated string; behind `raw` are as many bytes as its first word says, and its kind.
+        // SAFETY: the path is a NUL-terminated string; behind `raw` are as many bytes as its first
+        // word says, and its kind.
         match unsafe {
             libc::syscall(libc::SYS_name_to_handle_at, libc::AT_FDCWD, path.as_ptr(), &mut raw, &mut mount, 0)
         } {

@@ -1,4 +1,5 @@
-//! Set-user-ID and set-group-ID bits: which changes clear them, and that a cleared bit gives nobody a right.
+//! Set-user-ID and set-group-ID bits: which changes clear them, and that a cleared bit gives nobody
+//! a right.
 
 mod support;
 
@@ -20,7 +21,8 @@ const PART_BYTES: usize = 4096;
 fn as_ordinary_user<T: Send>(work: impl FnOnce() -> T + Send) -> T {
     let as_user = || {
         let groups = [HIS_OTHER_GROUP];
-        // SAFETY: the calls change the ids of this thread alone; the groups live until the call is over.
+        // SAFETY: the calls change the ids of this thread alone; the groups live until the call is
+        // over.
         let results = unsafe {
             [
                 libc::syscall(libc::SYS_setgroups, groups.len(), groups.as_ptr()),
@@ -163,8 +165,8 @@ fn bits_fall_as_below() {
     test(Mounted::with(|config| config.pass = true));
 }
 
-/// The kernel does not know of bits that were set by an external change. A write clears them all the same,
-/// and the mount shows it.
+/// The kernel does not know of bits that were set by an external change. A write clears them all
+/// the same, and the mount shows it.
 #[test]
 fn bits_set_below_fall_too() {
     if !can_mount("bits_set_below_fall_too") {

@@ -1,5 +1,6 @@
-//! A disk that fails under what was written: who syncs is told, as without the mount, and what is not below is not shown.
-//! And what the kernel keeps by itself with `--write back`: sizes and times are those that the backing file has.
+//! A disk that fails under what was written: who syncs is told, as without the mount, and what is
+//! not below is not shown. And what the kernel keeps by itself with `--write back`: sizes and times
+//! are those that the backing file has.
 
 mod support;
 
@@ -15,7 +16,8 @@ const DISK_BYTES: u64 = 16 << 20;
 const FILE_BYTES: usize = 12 << 20;
 const CHUNK_BYTES: usize = 64 << 10;
 
-/// A mount over a disk that will lose its second half, with parts of the file `a`. Much that is written is written back at once.
+/// A mount over a disk that will lose its second half, with parts of the file `a`. Much that is
+/// written is written back at once.
 fn over_a_disk(image: &Path) -> Mounted {
     let (directory, below) = new_below();
     let disk = FileSystem::image(&below, image, DISK_BYTES);
@@ -39,8 +41,8 @@ fn synced(file: &File) -> Option<i32> {
     file.sync_data().err().and_then(|error: io::Error| error.raw_os_error())
 }
 
-/// The kernel tells of an error when somebody looks: once by each descriptor that was open then, and to the first who opens the file if nobody
-/// has looked. The janitor must not be that one.
+/// The kernel tells of an error when somebody looks: once by each descriptor that was open then,
+/// and to the first who opens the file if nobody has looked. The janitor must not be that one.
 #[test]
 fn who_syncs_is_told_that_writeback_has_failed() {
     if !can_mount("who_syncs_is_told_that_writeback_has_failed") {
@@ -66,7 +68,8 @@ fn who_syncs_is_told_that_writeback_has_failed() {
     }
 }
 
-/// What could not be written back is gone from the file below once the kernel drops it there, and no stamp tells of it.
+/// What could not be written back is gone from the file below once the kernel drops it there, and
+/// no stamp tells of it.
 #[test]
 fn what_could_not_be_written_is_not_shown() {
     if !can_mount("what_could_not_be_written_is_not_shown") {
@@ -143,7 +146,8 @@ fn a_full_disk_is_named_and_the_size_is_right() {
         is_shown(m, "synced");
     }
     let m = &ext4;
-    // The kernel forgets the inode only when nobody uses it any more, and finds it again until then.
+    // The kernel forgets the inode only when nobody uses it any more, and finds it again until
+    // then.
     let file = create(m, "held");
     let held = File::options().read(true).custom_flags(libc::O_PATH).open(m.path("held")).unwrap();
     file.write_all_at(&vec![1; 2 * DISK_BYTES as usize], 0).unwrap();

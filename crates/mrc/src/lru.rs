@@ -1,5 +1,6 @@
-//! A cache that keeps what was accessed last: SHARDS with a fixed size (Waldspurger et al., FAST 2015, §3.2), with its correction for what the sample
-//! has too much or too little of (§5.1 there: SHARDS-adj).
+//! A cache that keeps what was accessed last: SHARDS with a fixed size (Waldspurger et al., FAST
+//! 2015, §3.2), with its correction for what the sample has too much or too little of (§5.1 there:
+//! SHARDS-adj).
 
 use crate::buckets;
 use crate::order::Order;
@@ -43,7 +44,8 @@ impl Lru {
         self.order.push(key);
     }
 
-    /// Share of the accesses that a cache of so many pages would not have answered. Before any access: all.
+    /// Share of the accesses that a cache of so many pages would not have answered. Before any
+    /// access: all.
     pub fn miss_ratio(&self, pages: f64) -> f64 {
         let sampled: f64 = self.needed.iter().sum();
         // Without a count of all, the sample stands for them.
@@ -51,7 +53,8 @@ impl Lru {
         if all == 0.0 {
             return 1.0;
         }
-        // What the sample lacks are accesses of few, hot pages that are not in it; what it has too many of, of such that are.
+        // What the sample lacks are accesses of few, hot pages that are not in it; what it has too
+        // many of, of such that are.
         let missed: f64 = match buckets::filled_by(pages) {
             Some(bucket) => self.needed[bucket + 1..].iter().sum(),
             None => all,

@@ -1,9 +1,11 @@
-//! A list of sampled pages, the newest first, that says how many are before one: a search tree of positions, and a Fenwick tree over them.
+//! A list of sampled pages, the newest first, that says how many are before one: a search tree of
+//! positions, and a Fenwick tree over them.
 
 use crate::{EVERY_PAGE, Key, Sampling};
 use std::collections::BTreeMap;
 
-/// Positions for each page of the sample. They are given out in turn; when all are, the list is numbered anew.
+/// Positions for each page of the sample. They are given out in turn; when all are, the list is
+/// numbered anew.
 const POSITIONS_PER_SAMPLE: usize = 4;
 
 pub(crate) struct Order {

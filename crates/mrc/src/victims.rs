@@ -1,13 +1,18 @@
-//! A cache that is filled by another one's evictions and asked for its misses: a pool of remote memory behind a page cache.
+//! A cache that is filled by another one's evictions and asked for its misses: a pool of remote
+//! memory behind a page cache.
 //!
-//! The pool keeps what was evicted last. An exclusive one gives away what it is asked for; so before a page in it are those that were evicted later
-//! and have not come back. Each miss of a full page cache takes one page out and brings one in, so a page only ever moves back: where it is when it is
-//! asked for is as far as it has been, and the smallest pool that still has it is one of that size.
+//! The pool keeps what was evicted last. An exclusive one gives away what it is asked for; so
+//! before a page in it are those that were evicted later and have not come back. Each miss of a
+//! full page cache takes one page out and brings one in, so a page only ever moves back: where it
+//! is when it is asked for is as far as it has been, and the smallest pool that still has it is one
+//! of that size.
 //!
-//! **What was before.** Of a page that is read for the first time since the watch began, nobody knows whether it was evicted shortly before. But if
-//! so, all that was evicted since stands before it: a pool smaller than that would not have it. So each miss counts only for the sizes that have been
-//! filled by then. For larger ones nothing is known for sure; what they would do is taken from the last misses, most of which are of pages that
-//! were seen before, if the watch was long enough. [`Point::seen`] says how much there was to go by.
+//! **What was before.** Of a page that is read for the first time since the watch began, nobody
+//! knows whether it was evicted shortly before. But if so, all that was evicted since stands before
+//! it: a pool smaller than that would not have it. So each miss counts only for the sizes that have
+//! been filled by then. For larger ones nothing is known for sure; what they would do is taken from
+//! the last misses, most of which are of pages that were seen before, if the watch was long enough.
+//! [`Point::seen`] says how much there was to go by.
 
 use crate::buckets;
 use crate::order::Order;
@@ -16,10 +21,12 @@ use crate::{Key, SAMPLES_MAX};
 /// Weight of the newest miss in the average of the last ones.
 const RECENT: f64 = 1.0 / 2048.0;
 
-/// Sampled misses after which the older ones count half: the curve of a mount that runs for months is one of its last hours.
+/// Sampled misses after which the older ones count half: the curve of a mount that runs for months
+/// is one of its last hours.
 const FADES_AFTER: f64 = 100_000.0;
 
-/// Pages that are looked back at, at the most, whatever the sample: 256 GiB. A larger pool would be shown too small by less than anybody will notice.
+/// Pages that are looked back at, at the most, whatever the sample: 256 GiB. A larger pool would be
+/// shown too small by less than anybody will notice.
 const DEPTH_PAGES_MAX: f64 = (1u64 << 26) as f64;
 
 /// A size counts as filled if at least that share of all misses came after it was.
@@ -32,8 +39,8 @@ const FILLED_SAMPLES_MIN: f64 = 200.0;
 pub struct Point {
     /// Share of the misses that it would have answered.
     pub hit_ratio: f64,
-    /// Share of the misses that this rests on: those after so many pages were evicted. 0: the pool was never filled, and the last
-    /// misses were taken.
+    /// Share of the misses that this rests on: those after so many pages were evicted. 0: the pool
+    /// was never filled, and the last misses were taken.
     pub seen: f64,
 }
 
@@ -102,7 +109,8 @@ impl Victims {
         self.order.remove(key);
     }
 
-    /// The page was missed. Pages of the smallest pool that would have had it; none, if it is not known to have been evicted.
+    /// The page was missed. Pages of the smallest pool that would have had it; none, if it is not
+    /// known to have been evicted.
     pub fn missed(&mut self, key: Key) -> Option<f64> {
         let rate = self.order.sampling().rate();
         if !key.is_below(self.threshold()) {

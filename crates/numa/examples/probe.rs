@@ -1,9 +1,11 @@
-//! A process whose memory is placed, for tests/vm/numa: threads, each on a processor, that use memory and look after every byte.
+//! A process whose memory is placed, for tests/vm/numa: threads, each on a processor, that use
+//! memory and look after every byte.
 //!
 //!   probe REPORT MIB local|first|shared
 //!
-//! MIB are each thread's part. `local`: each thread touches its own first, and uses it; `first`: the first thread touches all of it; `shared`: that
-//! too, and all threads use all. On SIGUSR1 it writes where each page is, as the kernel says (get_mempolicy(2)), to REPORT; on SIGUSR2 the
+//! MIB are each thread's part. `local`: each thread touches its own first, and uses it; `first`:
+//! the first thread touches all of it; `shared`: that too, and all threads use all. On SIGUSR1 it
+//! writes where each page is, as the kernel says (get_mempolicy(2)), to REPORT; on SIGUSR2 the
 //! threads free their parts and take new ones first. It ends when a byte is not what it was.
 
 use signal_hook::consts::{SIGTERM, SIGUSR1, SIGUSR2};
@@ -21,7 +23,8 @@ const PAUSE: Duration = Duration::from_millis(5);
 const MPOL_F_NODE: libc::c_int = 1;
 const MPOL_F_ADDR: libc::c_int = 2;
 
-/// Memory of so many pages, from an address on that huge pages begin at: two threads have none together.
+/// Memory of so many pages, from an address on that huge pages begin at: two threads have none
+/// together.
 struct Part(usize, usize, usize);
 
 impl Part {

@@ -1,4 +1,5 @@
-//! What guests say they need, and what they are granted. The door; what is granted is [`crate::placing`]'s to decide.
+//! What guests say they need, and what they are granted. The door; what is granted is
+//! [`crate::placing`]'s to decide.
 
 use crate::Policy;
 use std::io;
@@ -20,7 +21,8 @@ use zerocopy::FromBytes;
 
 /// How long a guest may take to say something, and the host to answer.
 const ANSWER_LIMIT: Duration = Duration::from_secs(5);
-/// What was asked for so long ago is not taken any more: within the rest, who asked hears that it was not.
+/// What was asked for so long ago is not taken any more: within the rest, who asked hears that it
+/// was not.
 const TAKE_LIMIT: Duration = Duration::from_secs(4);
 const TICK: Duration = Duration::from_millis(250);
 /// Guests that are listened to at once.

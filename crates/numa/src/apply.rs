@@ -1,4 +1,5 @@
-//! Has a process's memory spread: looks at what is there, and moves what is elsewhere than it is to be, no faster than it may.
+//! Has a process's memory spread: looks at what is there, and moves what is elsewhere than it is to
+//! be, no faster than it may.
 
 use crate::process::{Moved, Process, Unit};
 use crate::spread::{Placed, Spread};
@@ -36,8 +37,9 @@ pub struct Applied {
     pub pages_by_node: BTreeMap<NodeId, u64>,
 }
 
-/// Spreads what a process has now over the nodes. `pace` is told after each batch how many bytes were moved in it, and 0 where nothing of some thousand
-/// pages was to be moved; it may wait, and false ends it all.
+/// Spreads what a process has now over the nodes. `pace` is told after each batch how many bytes
+/// were moved in it, and 0 where nothing of some thousand pages was to be moved; it may wait, and
+/// false ends it all.
 ///
 /// # Errors
 /// When the process has ended, or may not be looked at or changed.
@@ -133,7 +135,8 @@ fn window(
     Ok(true)
 }
 
-/// The nodes over which a process's memory may be: those that have memory, and that its cpuset allows.
+/// The nodes over which a process's memory may be: those that have memory, and that its cpuset
+/// allows.
 ///
 /// # Errors
 /// When the process has ended.

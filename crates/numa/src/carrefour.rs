@@ -1,8 +1,9 @@
-//! Carrefour (Dashti and others, ASPLOS 2013), as the thesis has it: pages that one node uses go there; where one controller has too much to do,
-//! pages that several nodes use are spread. Nothing is replicated: that needs the kernel.
+//! Carrefour (Dashti and others, ASPLOS 2013), as the thesis has it: pages that one node uses go
+//! there; where one controller has too much to do, pages that several nodes use are spread. Nothing
+//! is replicated: that needs the kernel.
 //!
-//! It works in periods of a second. What it knows are samples: a page, the node that used it, the node where it is. It moves no more than its
-//! budget, and rests when moving does not help.
+//! It works in periods of a second. What it knows are samples: a page, the node that used it, the
+//! node where it is. It moves no more than its budget, and rests when moving does not help.
 
 use crate::{Move, NodeId};
 use hashbrown::HashMap;
@@ -11,19 +12,22 @@ use hashbrown::HashMap;
 pub const ACCESSES_PER_US_MIN: f64 = 50.0;
 /// Standard deviation of the controllers' loads over their mean, above which pages are spread.
 pub const IMBALANCE_MAX: f64 = 0.35;
-/// Once pages are being spread, they are until it is as low as this. (The paper has the one threshold; just below that, the busiest controller still has half as much again
-/// to do as the mean: in the simulation what all share took 18 % longer than spread evenly.)
+/// Once pages are being spread, they are until it is as low as this. (The paper has the one
+/// threshold; just below that, the busiest controller still has half as much again to do as the
+/// mean: in the simulation what all share took 18 % longer than spread evenly.)
 pub const IMBALANCE_DONE: f64 = 0.10;
 /// Share of accesses to the own node below which pages are moved to who uses them.
 pub const LOCALITY_MIN: f64 = 0.80;
-/// Once pages are being moved there, they are until it is as high as this. (The paper has the one threshold; with it, of what one had allocated for all, an eighth stayed far from
-/// its users.)
+/// Once pages are being moved there, they are until it is as high as this. (The paper has the one
+/// threshold; with it, of what one had allocated for all, an eighth stayed far from its users.)
 pub const LOCALITY_DONE: f64 = 0.95;
 
-/// Samples of a page that say who uses it. The paper takes two; but of a page that all of 8 nodes use, two are of the same node by chance once in 8
-/// times, and each such page would go somewhere for nothing. Four are, once in 512.
+/// Samples of a page that say who uses it. The paper takes two; but of a page that all of 8 nodes
+/// use, two are of the same node by chance once in 8 times, and each such page would go somewhere
+/// for nothing. Four are, once in 512.
 pub const SAMPLES_MIN: u32 = 4;
-/// Samples are kept for so many periods, and for as many again where the newer ones are too few: who uses a page changes.
+/// Samples are kept for so many periods, and for as many again where the newer ones are too few:
+/// who uses a page changes.
 pub const WINDOW_PERIODS: u32 = 4;
 /// Pages of which something is known at the most. Of more, nothing is until others are forgotten.
 pub const PAGES_MAX: usize = 1 << 18;
@@ -91,7 +95,8 @@ pub struct Decision {
     pub state: State,
 }
 
-/// Samples that say how things are: fewer are kept for the next periods, as long as those of pages are.
+/// Samples that say how things are: fewer are kept for the next periods, as long as those of pages
+/// are.
 const SAMPLES_SEEN_MIN: usize = 64;
 
 /// Samples of periods that had too few.
@@ -157,13 +162,15 @@ impl Carrefour {
         }
     }
 
-    /// Samples come in rounds of so many periods, each page at most once in a round: they are kept for longer, so that there are enough.
+    /// Samples come in rounds of so many periods, each page at most once in a round: they are kept
+    /// for longer, so that there are enough.
     pub fn sampled_every(&mut self, periods: u32) {
         self.window_periods = WINDOW_PERIODS.max(periods.saturating_mul(SAMPLES_MIN.div_ceil(2)));
     }
 
-    /// A period has ended. `samples` are the target's, `all` those of every target of the machine by the node where the page was, in the
-    /// order of the nodes: a controller is loaded whoever loads it.
+    /// A period has ended. `samples` are the target's, `all` those of every target of the machine
+    /// by the node where the page was, in the order of the nodes: a controller is loaded whoever
+    /// loads it.
     ///
     /// # Panics
     /// When `all` has not one number for each node.

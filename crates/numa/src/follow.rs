@@ -11,8 +11,8 @@ use std::io;
 /// Accesses of a period that are looked at; of more, nothing is known.
 const ACCESSES_MAX: usize = 1 << 16;
 
-/// Faults in a second, on average, that a process may have so that its accesses are seen, where we have it fault: all of its pages are protected at
-/// once, and the more it has, the less often.
+/// Faults in a second, on average, that a process may have so that its accesses are seen, where we
+/// have it fault: all of its pages are protected at once, and the more it has, the less often.
 const FAULTS_PER_S_MAX: u64 = 20_000;
 
 /// A process that Carrefour looks after.
@@ -108,7 +108,8 @@ impl Followed {
         Ok(used.into_iter().filter_map(sample).collect())
     }
 
-    /// Decides, and moves. `all` are the samples of all targets by the node where the page was, in the order of the nodes.
+    /// Decides, and moves. `all` are the samples of all targets by the node where the page was, in
+    /// the order of the nodes.
     ///
     /// # Errors
     /// When the process has ended, or may not be changed.

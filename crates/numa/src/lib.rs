@@ -1,7 +1,9 @@
-//! Where memory is, on machines whose memory is nearer to some processors than to others (Voron's thesis on NUMA and virtual machines).
+//! Where memory is, on machines whose memory is nearer to some processors than to others (Voron's
+//! thesis on NUMA and virtual machines).
 //!
-//! The policies know neither processes nor clocks: they are given where pages are and, for Carrefour, who uses them, and say what to move.
-//! So they are the same over a real machine and over the simulated one ([`simulator`]).
+//! The policies know neither processes nor clocks: they are given where pages are and, for
+//! Carrefour, who uses them, and say what to move. So they are the same over a real machine and
+//! over the simulated one ([`simulator`]).
 
 pub mod advice;
 pub mod apply;

@@ -1,4 +1,5 @@
-//! Virtual machines and other processes, as the system lists them. On KVM and QEMU a machine's memory is a process's.
+//! Virtual machines and other processes, as the system lists them. On KVM and QEMU a machine's
+//! memory is a process's.
 
 use crate::NodeId;
 use crate::process::{Process, shown};
@@ -44,7 +45,8 @@ pub fn machine(arguments: &[String]) -> Option<Machine> {
         name.split(',').find_map(|part| part.strip_prefix("guest=")).or((!first.contains('=')).then_some(first))
     });
     let reports = |word: &&String| {
-        // -device virtio-balloon-pci,free-page-reporting=on    -device {"driver":"virtio-balloon-pci","free-page-reporting":true}
+        // -device virtio-balloon-pci,free-page-reporting=on -device
+        // {"driver":"virtio-balloon-pci","free-page-reporting":true}
         let word: String = word.chars().filter(|char| !char.is_whitespace()).collect();
         word.contains("virtio-balloon")
             && ["free-page-reporting=on", "free-page-reporting=true", "\"free-page-reporting\":true"]
@@ -88,8 +90,9 @@ pub fn running() -> Vec<(u32, Machine)> {
     pids(|process| machine_of(process, &users)).unwrap_or_default()
 }
 
-/// Whether what is freed in this machine, a guest, comes back to its host: it has a balloon that has agreed to report free pages
-/// (VIRTIO 1.2, 5.5.3: device 5, VIRTIO_BALLOON_F_REPORTING is bit 5). `devices` are those of the virtio bus in sysfs.
+/// Whether what is freed in this machine, a guest, comes back to its host: it has a balloon that
+/// has agreed to report free pages (VIRTIO 1.2, 5.5.3: device 5, VIRTIO_BALLOON_F_REPORTING is bit
+/// 5). `devices` are those of the virtio bus in sysfs.
 pub fn this_one_reports_free_pages(devices: &Path) -> bool {
     let Ok(entries) = std::fs::read_dir(devices) else { return false };
     let word = |folder: &Path, name: &str| std::fs::read_to_string(folder.join(name)).unwrap_or_default();
@@ -183,7 +186,8 @@ mod tests {
         let name = format!("twin-{}", std::process::id());
         let scratch = testbed::Scratch::new(&name).unwrap();
         let program = scratch.path().join(&name);
-        // The shell starts another one of its name, which says when it is there, and ends with the first.
+        // The shell starts another one of its name, which says when it is there, and ends with the
+        // first.
         std::fs::write(&program, "#!/bin/sh\n(echo there; read line; :)\nread line\n").unwrap();
         std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
         let pipe = std::process::Stdio::piped;

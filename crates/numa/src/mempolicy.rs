@@ -1,4 +1,5 @@
-//! What this process says the kernel is to do with memory that it, and whatever it becomes or starts, takes from now on (set_mempolicy(2)).
+//! What this process says the kernel is to do with memory that it, and whatever it becomes or
+//! starts, takes from now on (set_mempolicy(2)).
 
 use crate::NodeId;
 use std::io;
@@ -31,7 +32,8 @@ fn set(mode: libc::c_int, mask: &[u64]) -> io::Result<()> {
     let mask_at = if mask.is_empty() { std::ptr::null() } else { mask.as_ptr() };
     // The kernel takes one bit less than it is told.
     let bits = if mask.is_empty() { 0 } else { mask.len() * 64 + 1 };
-    // SAFETY: the mask is as long as it is said to be, and is only read. (The bit beyond is not read: the kernel counts it away.)
+    // SAFETY: the mask is as long as it is said to be, and is only read. (The bit beyond is not
+    // read: the kernel counts it away.)
     match unsafe { libc::syscall(libc::SYS_set_mempolicy, mode, mask_at, bits) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),

@@ -1,4 +1,5 @@
-//! Several targets, each with its policy, under one limit: what they have is placed, and kept so as it changes, a period of a second at a time.
+//! Several targets, each with its policy, under one limit: what they have is placed, and kept so as
+//! it changes, a period of a second at a time.
 
 use crate::apply::Applied;
 use crate::carrefour::{Sample, State};
@@ -14,12 +15,13 @@ use std::str::FromStr;
 
 /// Periods between two looks for a target that is not there.
 const FIND_PERIODS: u64 = 5;
-/// What is spread is looked at again when there is so much more or less of it, one part in so many; and after so many periods anyway: memory may be
-/// given back and taken anew.
+/// What is spread is looked at again when there is so much more or less of it, one part in so many;
+/// and after so many periods anyway: memory may be given back and taken anew.
 const CHANGED_PART: u64 = 64;
 const LOOK_PERIODS: u64 = 60;
 
-/// A guest whose advice was taken is not listened to for so many periods: what was asked for is to show first.
+/// A guest whose advice was taken is not listened to for so many periods: what was asked for is to
+/// show first.
 const ADVICE_PERIODS: u64 = 10;
 
 /// What guests may be granted.
@@ -101,7 +103,8 @@ pub struct Placing {
     sampling: Option<Sampling>,
     targets: Vec<Target>,
     bytes_per_period: u64,
-    /// Moved beyond that: memory is moved in batches, and the last one of a period may be larger than what is left.
+    /// Moved beyond that: memory is moved in batches, and the last one of a period may be larger
+    /// than what is left.
     ahead_bytes: u64,
     periods: u64,
 }
@@ -261,7 +264,8 @@ impl Placing {
         });
     }
 
-    /// A period ends: what is to be elsewhere is moved. `goes_on` says, after each batch, whether to.
+    /// A period ends: what is to be elsewhere is moved. `goes_on` says, after each batch, whether
+    /// to.
     pub fn end_period(&mut self, goes_on: &mut dyn FnMut() -> bool) {
         let mut moved_bytes = self.ahead_bytes;
         let samples: Vec<Vec<Sample>> = self.targets.iter_mut().map(Target::samples).collect();
@@ -330,7 +334,8 @@ impl Target {
         if let Some(work) = self.work.take() {
             let process = work.how.process();
             self.state = process::told(process.pid(), error);
-            // What the kernel says of a node that it may not use any more, or that is gone (move_pages(2)): it is looked at anew.
+            // What the kernel says of a node that it may not use any more, or that is gone
+            // (move_pages(2)): it is looked at anew.
             self.is_changed = matches!(error.raw_os_error(), Some(libc::EACCES | libc::ENODEV)) && process.is_alive();
         }
     }
@@ -392,7 +397,8 @@ impl Target {
                     moved_bytes += bytes;
                     moved_bytes < left_bytes && goes_on()
                 })?;
-                // What the limit has left over, and what was in use just then, is for the next period.
+                // What the limit has left over, and what was in use just then, is for the next
+                // period.
                 let is_done = moved_bytes < left_bytes && is_settled(&applied);
                 *before = is_done.then_some((resident, period));
                 self.state = if applied.full_nodes.is_empty() {
@@ -407,8 +413,9 @@ impl Target {
     }
 }
 
-/// Whether the next period would find nothing to do. What is in use while nothing else can be moved, too, is pinned as a rule, for a device of a
-/// machine: it is tried again after [`LOOK_PERIODS`], else all memory were looked at in each.
+/// Whether the next period would find nothing to do. What is in use while nothing else can be
+/// moved, too, is pinned as a rule, for a device of a machine: it is tried again after
+/// [`LOOK_PERIODS`], else all memory were looked at in each.
 fn is_settled(applied: &Applied) -> bool {
     applied.busy_pages == 0 || applied.moved_pages == 0
 }

@@ -1,6 +1,7 @@
 //! A process's memory: which of it is there, on which nodes, and moving it (move_pages(2)).
 //!
-//! Memory is moved in the units in which the kernel has it: single pages, or folios of many (huge pages), which stay whole.
+//! Memory is moved in the units in which the kernel has it: single pages, or folios of many (huge
+//! pages), which stay whole.
 
 use crate::{NodeId, PAGE_BYTES};
 use rustix::fs::{Mode, OFlags, openat};
@@ -27,7 +28,8 @@ const FLAGS_PAGES: u64 = 512;
 /// Of move_pages(2): pages that only this process has.
 const MOVE_OWN: libc::c_int = 1 << 1;
 
-/// Memory of a process whose life is watched: another one that is given its number is not taken for it.
+/// Memory of a process whose life is watched: another one that is given its number is not taken for
+/// it.
 pub struct Process {
     pid: u32,
     /// /proc/PID; what is read through it fails once the process has ended.
@@ -202,7 +204,8 @@ impl Process {
         })
     }
 
-    /// The memory that is its own to place: what is anonymous or shared memory, and what it has of files for writing. The page cache is not.
+    /// The memory that is its own to place: what is anonymous or shared memory, and what it has of
+    /// files for writing. The page cache is not.
     ///
     /// # Errors
     /// When it has ended, or may not be looked at.
@@ -214,7 +217,8 @@ impl Process {
         Ok(areas)
     }
 
-    /// Hands out what is there of an area, some thousand pages at a time, in the order of addresses, until `take` says false; whether it never did.
+    /// Hands out what is there of an area, some thousand pages at a time, in the order of
+    /// addresses, until `take` says false; whether it never did.
     ///
     /// # Errors
     /// When it has ended, may not be looked at, or `take` fails.
@@ -250,7 +254,8 @@ impl Process {
         Ok(true)
     }
 
-    /// Joins pages that are one folio. Given the number of each page and of its frame, which is 0 for those who may not know it.
+    /// Joins pages that are one folio. Given the number of each page and of its frame, which is 0
+    /// for those who may not know it.
     fn join(&self, joining: &mut Joining, present: &[(u64, u64)]) -> io::Result<Vec<Unit>> {
         let mut units: Vec<Unit> = Vec::new();
         let Some(flags) = &self.flags else {
@@ -296,7 +301,8 @@ impl Process {
             Ok(status) => status,
             // None of them is there.
             Err(error) if error.raw_os_error() == Some(libc::ENOENT) => return Ok(vec![Moved::Gone; moves.len()]),
-            // A node is full; the kernel goes no further then, and does not say which (mm/migrate.c, do_pages_move).
+            // A node is full; the kernel goes no further then, and does not say which
+            // (mm/migrate.c, do_pages_move).
             Err(error) if error.raw_os_error() == Some(libc::ENOMEM) => return self.move_by_node(moves),
             Err(error) => return Err(error),
         };
@@ -311,8 +317,8 @@ impl Process {
             errno => Moved::No(errno),
         };
         let mut became: Vec<Moved> = status.iter().zip(&nodes).map(became).collect();
-        // Of pages in a row for one node, of which one could not be moved, the kernel says nothing, though it has moved the others
-        // (mm/migrate.c, move_pages_and_store_status).
+        // Of pages in a row for one node, of which one could not be moved, the kernel says nothing,
+        // though it has moved the others (mm/migrate.c, move_pages_and_store_status).
         let unknown: Vec<usize> = (0..became.len()).filter(|at| became[*at] == Moved::Busy).collect();
         if !unknown.is_empty() {
             let asked: Vec<Unit> = unknown.iter().map(|at| units[*at]).collect();
@@ -352,7 +358,8 @@ impl Process {
         // What the kernel does not come to is as if busy.
         let mut status = vec![-libc::EBUSY; units.len()];
         let nodes = nodes.map_or(std::ptr::null(), <[i32]>::as_ptr);
-        // SAFETY: as many addresses, nodes (or none) and statuses as it is told; the addresses are another process's and are not followed here.
+        // SAFETY: as many addresses, nodes (or none) and statuses as it is told; the addresses are
+        // another process's and are not followed here.
         let result = unsafe {
             libc::syscall(
                 libc::SYS_move_pages,
@@ -376,7 +383,8 @@ struct Joining {
 }
 
 impl Joining {
-    /// Takes the next page and its frame, with the frame's flags. Returns the unit that has ended before it.
+    /// Takes the next page and its frame, with the frame's flags. Returns the unit that has ended
+    /// before it.
     fn add(&mut self, at: (u64, u64), flags: u64) -> Option<Unit> {
         let next = (at.0 + 1, at.1 + 1);
         match &mut self.last {
@@ -397,7 +405,8 @@ pub struct Folios<'a> {
 }
 
 impl Folios<'_> {
-    /// The first page of the folio that a page belongs to: itself, but for those of huge pages. None: it is not there.
+    /// The first page of the folio that a page belongs to: itself, but for those of huge pages.
+    /// None: it is not there.
     ///
     /// # Errors
     /// When the process has ended, or may not be looked at.
@@ -410,7 +419,8 @@ impl Folios<'_> {
         if self.flags_of(frame) & COMPOUND_TAIL == 0 {
             return Ok(Some(page));
         }
-        // Folios begin at multiples of their size: the first is the nearest one below that begins any.
+        // Folios begin at multiples of their size: the first is the nearest one below that begins
+        // any.
         let begins = |order: &u32| self.flags_of(frame >> order << order) & COMPOUND_HEAD != 0;
         let first = (1..=FOLIO_ORDER_MAX).find(begins).map_or(frame, |order| frame >> order << order);
         Ok(Some(page - (frame - first).min(page)))
@@ -630,7 +640,8 @@ mod tests {
         let pages = 1 << FOLIO_ORDER_MAX;
         add(pages, pages, COMPOUND_HEAD);
         (1..pages).for_each(|nth| add(pages + nth, pages + nth, COMPOUND_TAIL));
-        // Another one behind it; the end of a third, mapped without its beginning; and one of which a page is missing.
+        // Another one behind it; the end of a third, mapped without its beginning; and one of which
+        // a page is missing.
         add(2 * pages, 2 * pages, COMPOUND_HEAD);
         add(2 * pages + 1, 5 * pages + 1, COMPOUND_TAIL);
         add(2 * pages + 2, 5 * pages + 2, COMPOUND_TAIL);

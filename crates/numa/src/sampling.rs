@@ -1,10 +1,13 @@
-//! Who uses which page: samples of accesses to memory, with the processor that made them (perf_event_open(2)).
+//! Who uses which page: samples of accesses to memory, with the processor that made them
+//! (perf_event_open(2)).
 //!
-//! Where processors sample data addresses themselves (AMD's IBS, Intel's PEBS), these are used. Elsewhere, as in virtual machines, it is page
-//! faults. With NUMA balancing on, the kernel takes pages out of use for a moment, bit by bit, to see who comes back to them (NUMA
-//! hinting faults, kernel/sched/fair.c, task_numa_work). With it off, a process's pages are protected against writing now and then, as whoever follows
-//! a process's changes does (/proc/PID/clear_refs, fs/proc/task_mmu.c), so that the first write to each is seen; of what is only read nothing is known
-//! then. First uses of memory are among the faults, and are uses as well.
+//! Where processors sample data addresses themselves (AMD's IBS, Intel's PEBS), these are used.
+//! Elsewhere, as in virtual machines, it is page faults. With NUMA balancing on, the kernel takes
+//! pages out of use for a moment, bit by bit, to see who comes back to them (NUMA hinting faults,
+//! kernel/sched/fair.c, task_numa_work). With it off, a process's pages are protected against
+//! writing now and then, as whoever follows a process's changes does (/proc/PID/clear_refs,
+//! fs/proc/task_mmu.c), so that the first write to each is seen; of what is only read nothing is
+//! known then. First uses of memory are among the faults, and are uses as well.
 
 use crate::topology::Node;
 use crate::{NodeId, PAGE_BYTES};
@@ -17,11 +20,13 @@ use std::os::unix::fs::FileExt;
 
 /// Where the kernel says whether it makes hinting faults.
 const BALANCING: &str = "/proc/sys/kernel/numa_balancing";
-/// Operations between two samples of IBS; loads between two of PEBS, those of so many cycles at least.
+/// Operations between two samples of IBS; loads between two of PEBS, those of so many cycles at
+/// least.
 const IBS_PERIOD: u64 = 250_000;
 const PEBS_PERIOD: u64 = 2_000;
 const PEBS_CYCLES_MIN: u64 = 30;
-/// Of each processor: some 12,000 samples. Those of which there are more than are taken in time are left out.
+/// Of each processor: some 12,000 samples. Those of which there are more than are taken in time are
+/// left out.
 const RING_BYTES: usize = 512 << 10;
 /// Of an entry of /proc/PID/pagemap: it was written since pages were protected last.
 const SOFT_DIRTY: u64 = 1 << 55;
@@ -118,7 +123,8 @@ impl Sampling {
     }
 }
 
-/// Whether the kernel protects pages to see writes (CONFIG_MEM_SOFT_DIRTY): a page that was just written is marked then.
+/// Whether the kernel protects pages to see writes (CONFIG_MEM_SOFT_DIRTY): a page that was just
+/// written is marked then.
 fn tells_writes() -> bool {
     let page = vec![1u8; 2 * PAGE_BYTES as usize];
     std::hint::black_box(&page);
@@ -177,7 +183,8 @@ mod tests {
         };
         let len = 4 << 20;
         let (rights, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-        // SAFETY: a new mapping that nobody has touched, as large as it is said to be; it stays until the process ends.
+        // SAFETY: a new mapping that nobody has touched, as large as it is said to be; it stays
+        // until the process ends.
         let memory = unsafe {
             let at = libc::mmap(std::ptr::null_mut(), len, rights, flags, -1, 0);
             assert_ne!(at, libc::MAP_FAILED);

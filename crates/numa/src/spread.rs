@@ -3,14 +3,17 @@
 use crate::{NodeId, PAGE_BYTES, Policy};
 
 const PAGES_PER_GIB: u64 = (1 << 30) / PAGE_BYTES;
-/// Memory in which each node has its share: 16 MiB, or 64 huge pages. Over more, what is used at a time might be on one node.
+/// Memory in which each node has its share: 16 MiB, or 64 huge pages. Over more, what is used at a
+/// time might be on one node.
 const WINDOW_PAGES: u64 = 4096;
 const WINDOW_UNITS: u64 = 64;
 
-/// Memory that is moved as one: the number of its first page, how many there are, and the node where it is.
+/// Memory that is moved as one: the number of its first page, how many there are, and the node
+/// where it is.
 pub type Placed = (u64, u64, NodeId);
 
-/// Spreads what is there, in the order of addresses. No more is moved than what a node has beyond its share.
+/// Spreads what is there, in the order of addresses. No more is moved than what a node has beyond
+/// its share.
 pub struct Spread {
     nodes: Vec<NodeId>,
     /// Pages that each node has got.
@@ -52,7 +55,8 @@ impl Spread {
         let all = self.got_pages.iter().sum::<u64>() + placed.iter().map(|(_, pages, _)| pages).sum::<u64>();
         let share = all as f64 / self.nodes.len() as f64;
         let largest = placed.iter().map(|(_, pages, _)| *pages).max().unwrap_or(1) as f64;
-        // What each lacks of its share; and, if that is one of them at least, what part of what it has it is to give: so that what is spread stays.
+        // What each lacks of its share; and, if that is one of them at least, what part of what it
+        // has it is to give: so that what is spread stays.
         let mut lacks: Vec<f64> = self.got_pages.iter().zip(&has).map(|(got, has)| share - *got as f64 - has).collect();
         let surplus = |lacks: f64| if -lacks >= largest { -lacks } else { 0.0 };
         let gives: Vec<f64> =

@@ -1,4 +1,5 @@
-//! The nodes of this machine, as the kernel lists them (Documentation/ABI/stable/sysfs-devices-node).
+//! The nodes of this machine, as the kernel lists them
+//! (Documentation/ABI/stable/sysfs-devices-node).
 
 use crate::NodeId;
 use serde::Serialize;

@@ -35,19 +35,22 @@ pub struct PageId {
     pub index: u32,
 }
 
-/// One content of one page. Two different contents never share a version within a borrower's session, so that naming a
-/// version names the bytes: a lender that answers with anything else is found out by [`seal::Sealing::open`].
+/// One content of one page. Two different contents never share a version within a borrower's
+/// session, so that naming a version names the bytes: a lender that answers with anything else is
+/// found out by [`seal::Sealing::open`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Version(pub u64);
 
 impl Version {
-    /// Bits of a version, as many as a lender's record of a page leaves free: a year of a million puts a second.
+    /// Bits of a version, as many as a lender's record of a page leaves free: a year of a million
+    /// puts a second.
     pub const BITS: u32 = 45;
     /// The largest version.
     pub const MAX: Version = Version((1 << Self::BITS) - 1);
 }
 
-/// Pages `first..end` of a file, by index. Wider than [`PageId`]: a file may be larger than what can be lent.
+/// Pages `first..end` of a file, by index. Wider than [`PageId`]: a file may be larger than what
+/// can be lent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PageRange {
     /// Index of the first page.
@@ -97,8 +100,9 @@ impl PageRange {
     }
 }
 
-/// What a borrower makes its checksums with. It never leaves the borrower, so a lender can neither make one up nor pass off what another
-/// borrower, or an earlier one on the same machine, has put under the same name.
+/// What a borrower makes its checksums with. It never leaves the borrower, so a lender can neither
+/// make one up nor pass off what another borrower, or an earlier one on the same machine, has put
+/// under the same name.
 #[derive(Clone, Copy)]
 pub struct ChecksumKey(highway::Key);
 
@@ -111,7 +115,8 @@ impl ChecksumKey {
 
     /// Keyed checksum (HighwayHash, 64 bits) of a page's bytes together with its name and version.
     ///
-    /// It finds bytes that were damaged, made up, mixed up with another page's, of another version, or taken away by the kernel.
+    /// It finds bytes that were damaged, made up, mixed up with another page's, of another version,
+    /// or taken away by the kernel.
     pub fn checksum(&self, id: PageId, version: Version, page: &Page) -> u64 {
         let mut name = [0u8; 16];
         name[..4].copy_from_slice(&id.file.0.to_le_bytes());

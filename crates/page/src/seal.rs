@@ -1,17 +1,25 @@
-//! What a page is turned into before it leaves the borrower, and how it is known again when it comes back.
+//! What a page is turned into before it leaves the borrower, and how it is known again when it
+//! comes back.
 //!
-//! Two ways. *Sealed*: AES-256-GCM, so that a lender, or whoever listens, sees no byte of it and can make none up. *Checksums*: the bytes
-//! as they are, with a keyed checksum, for those who trust their network. Either way the page's name and version are bound to it, and
-//! 8 bytes go with it, which the lender keeps and returns.
+//! Two ways. *Sealed*: AES-256-GCM, so that a lender, or whoever listens, sees no byte of it and
+//! can make none up. *Checksums*: the bytes as they are, with a keyed checksum, for those who trust
+//! their network. Either way the page's name and version are bound to it, and 8 bytes go with it,
+//! which the lender keeps and returns.
 //!
-//! - The key is random, of one session, and never leaves the borrower (but for the next daemon of the same mount).
-//! - The nonce is the version. No version is given out twice in a session ([`crate::Version`]), so no nonce is used twice under a key.
-//! - Of the 16 bytes of GCM's tag, 8 are kept: a page costs 8 bytes less at the lender, which has millions. A tag of 64 bits is forged with
-//!   a probability of at most 257 in 2⁶⁴ for each try (257 blocks are hashed), and who tries is a lender: every failed try is counted
-//!   (`bad_pages`), and a miss. A million tries, each of which takes a READ that the lender cannot bring about, succeed once in 2³⁵ times.
-//! - A session that has lent 2⁴⁰ pages (4 PiB) is still far from where so many blocks under one key begin to tell anything.
+//! - The key is random, of one session, and never leaves the borrower (but for the next daemon of
+//!   the same mount).
+//! - The nonce is the version. No version is given out twice in a session ([`crate::Version`]), so
+//!   no nonce is used twice under a key.
+//! - Of the 16 bytes of GCM's tag, 8 are kept: a page costs 8 bytes less at the lender, which has
+//!   millions. A tag of 64 bits is forged with a probability of at most 257 in 2⁶⁴ for each try
+//!   (257 blocks are hashed), and who tries is a lender: every failed try is counted (`bad_pages`),
+//!   and a miss. A million tries, each of which takes a READ that the lender cannot bring about,
+//!   succeed once in 2³⁵ times.
+//! - A session that has lent 2⁴⁰ pages (4 PiB) is still far from where so many blocks under one key
+//!   begin to tell anything.
 //!
-//! What must never happen here: one version sealed twice with different bytes; bytes that did not verify taken for the page's.
+//! What must never happen here: one version sealed twice with different bytes; bytes that did not
+//! verify taken for the page's.
 
 use crate::{ChecksumKey, PAGE_SIZE, Page, PageId, Version};
 use ring::aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
@@ -38,15 +46,16 @@ impl std::fmt::Debug for Sealing {
 }
 
 impl Sealing {
-    /// Seals, under a key that is made of the session's random bytes. None: the library refuses the key, which it does for none of this
-    /// length.
+    /// Seals, under a key that is made of the session's random bytes. None: the library refuses the
+    /// key, which it does for none of this length.
     pub fn aead(secret: &[u8; 32]) -> Option<Sealing> {
         let derived = hmac::sign(&hmac::Key::new(hmac::HMAC_SHA256, secret), b"pages");
         let key = UnboundKey::new(&AES_256_GCM, derived.as_ref()).ok()?;
         Some(Sealing::Aead(Box::new(LessSafeKey::new(key))))
     }
 
-    /// Puts what the lender is to get into `sealed`, and returns the 8 bytes that go with it. Once for each version.
+    /// Puts what the lender is to get into `sealed`, and returns the 8 bytes that go with it. Once
+    /// for each version.
     pub fn seal(&self, id: PageId, version: Version, page: &Page, sealed: &mut Page) -> u64 {
         *sealed = *page;
         match self {
@@ -55,15 +64,16 @@ impl Sealing {
         }
     }
 
-    /// Turns what a lender has returned into the page again, in place. False: these are not the bytes that were sealed under this name and
-    /// version, and `page` holds rubbish.
+    /// Turns what a lender has returned into the page again, in place. False: these are not the
+    /// bytes that were sealed under this name and version, and `page` holds rubbish.
     #[must_use]
     pub fn open(&self, id: PageId, version: Version, tag: u64, page: &mut Page) -> bool {
         match self {
             Sealing::Checksum(key) => key.checksum(id, version, page) == tag,
             Sealing::Aead(key) => {
-                // GCM encrypts by adding a key stream, so that encrypting once more decrypts. The tag is over the encrypted bytes: it is
-                // had by sealing the plain ones again, because the library verifies whole tags only. A comparison of two words takes the
+                // GCM encrypts by adding a key stream, so that encrypting once more decrypts. The
+                // tag is over the encrypted bytes: it is had by sealing the plain ones again,
+                // because the library verifies whole tags only. A comparison of two words takes the
                 // same time whatever they are.
                 crypt(key, id, version, page);
                 let mut again = *page;
@@ -129,7 +139,8 @@ mod tests {
 
     #[test]
     fn sealed_bytes_are_those_of_the_standard() {
-        // Any other implementation of AES-256-GCM must agree: this page, sealed and opened by the library's own whole tag.
+        // Any other implementation of AES-256-GCM must agree: this page, sealed and opened by the
+        // library's own whole tag.
         let derived = hmac::sign(&hmac::Key::new(hmac::HMAC_SHA256, &[1; 32]), b"pages");
         let plain_key = LessSafeKey::new(UnboundKey::new(&AES_256_GCM, derived.as_ref()).unwrap());
         let mut sealed = [0; PAGE_SIZE];
@@ -156,7 +167,8 @@ mod tests {
             let (right, tag) = seal(ID, Version(5), 1);
             let opens = |id, version, (mut sealed, tag): (Page, u64)| sealing.open(id, version, tag, &mut sealed);
             assert!(opens(ID, Version(5), (right, tag)));
-            // Another page's bytes, with their own tag or the right one; the same content under another name.
+            // Another page's bytes, with their own tag or the right one; the same content under
+            // another name.
             assert!(!opens(ID, Version(5), seal(other, Version(6), 1)));
             let swapped = seal(other, Version(7), 3);
             assert!(!opens(ID, Version(5), swapped) && !opens(ID, Version(5), (swapped.0, tag)));

@@ -7,14 +7,17 @@
 //! body     0 ‖ message, or 1 ‖ message packed by zstd
 //! ```
 //!
-//! What does not open is dropped, without an answer: a stranger's datagram costs one check of a tag. What opens must be of this minute
-//! and new to this node. So who has recorded a datagram can have it answered to an address of his choice, but while it is timely only,
-//! and once by each node, as each remembers the nonces that it has seen itself. To chitchat itself an old message does no harm: what it
-//! tells has older versions than what is known.
+//! What does not open is dropped, without an answer: a stranger's datagram costs one check of a
+//! tag. What opens must be of this minute and new to this node. So who has recorded a datagram can
+//! have it answered to an address of his choice, but while it is timely only, and once by each
+//! node, as each remembers the nonces that it has seen itself. To chitchat itself an old message
+//! does no harm: what it tells has older versions than what is known.
 //!
-//! A nonce is 8 random bytes of this process and a count. With nonces all random, a thousand nodes under one key would, within some
-//! days, send as many datagrams as should be sent under one; this way only as many beginnings of processes count. A machine that is
-//! restored from a snapshot, or copied while it runs, goes on with both, and uses nonces again: docs/user/security.md says what to do then.
+//! A nonce is 8 random bytes of this process and a count. With nonces all random, a thousand nodes
+//! under one key would, within some days, send as many datagrams as should be sent under one; this
+//! way only as many beginnings of processes count. A machine that is restored from a snapshot, or
+//! copied while it runs, goes on with both, and uses nonces again: docs/user/security.md says what
+//! to do then.
 
 use crate::{CLUSTER, Security};
 use ring::aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
@@ -30,11 +33,13 @@ pub const DATAGRAM_BYTES_MAX: usize = 65_507;
 /// Bytes of a message at the most: as much as chitchat makes.
 pub const MESSAGE_BYTES_MAX: usize = 65_507;
 
-/// How old a sealed datagram may be, or how far in the future: machines' clocks differ by that much at the most.
+/// How old a sealed datagram may be, or how far in the future: machines' clocks differ by that much
+/// at the most.
 pub const CLOCK_MS_MAX: u64 = 60_000;
 
-/// Nonces that are remembered, in each of two generations. A node gets a dozen datagrams a second, and needs them for two minutes: one
-/// generation holds ten times as many. Who has the key could have it forget older ones by sending more.
+/// Nonces that are remembered, in each of two generations. A node gets a dozen datagrams a second,
+/// and needs them for two minutes: one generation holds ten times as many. Who has the key could
+/// have it forget older ones by sending more.
 const NONCES_MAX: usize = 16_384;
 
 /// The use for which the pool's key derives ours.
@@ -230,8 +235,9 @@ fn pack(packer: &mut Compressor, message: &[u8], out: &mut Vec<u8>) {
     }
 }
 
-/// The nonces of datagrams that have been here. One is needed for as long as its datagram would still be timely: two minutes, if the
-/// sender's clock is a minute ahead. Hence two generations of at least that long.
+/// The nonces of datagrams that have been here. One is needed for as long as its datagram would
+/// still be timely: two minutes, if the sender's clock is a minute ahead. Hence two generations of
+/// at least that long.
 #[derive(Default)]
 struct Seen {
     young: HashSet<[u8; NONCE_LEN]>,

@@ -1,7 +1,9 @@
-//! What every datagram of a node passes, in both directions: sealed and opened ([`crate::datagram`]), looked through
-//! ([`crate::message`]), and counted. On any network: the simulation's passes the same gate.
+//! What every datagram of a node passes, in both directions: sealed and opened
+//! ([`crate::datagram`]), looked through ([`crate::message`]), and counted. On any network: the
+//! simulation's passes the same gate.
 //!
-//! Nothing that comes in is answered from here, and nothing in it makes more than one log line of a kind.
+//! Nothing that comes in is answered from here, and nothing in it makes more than one log line of a
+//! kind.
 
 use crate::datagram::{Codec, Refusal};
 use crate::message::{self, Entry};
@@ -103,7 +105,8 @@ impl Gate {
         }
     }
 
-    /// The message in a datagram that has arrived, if it is a good one; the datagram is overwritten.
+    /// The message in a datagram that has arrived, if it is a good one; the datagram is
+    /// overwritten.
     pub fn incoming(&self, from: SocketAddr, datagram: &mut [u8]) -> Option<ChitchatMessage> {
         let bytes = datagram.len();
         let opened = self.codec.lock().open(datagram, (self.clock)());

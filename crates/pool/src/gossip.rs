@@ -26,10 +26,11 @@ use wire::confined::{self, Work, confine};
 pub struct Config {
     /// Where to listen (UDP). Port 0 lets the kernel choose one.
     pub listen: SocketAddr,
-    /// Where others reach that; if it is not told, `listen`, or with the address that this machine has on the way to the first seed.
+    /// Where others reach that; if it is not told, `listen`, or with the address that this machine
+    /// has on the way to the first seed.
     pub advertise: Option<SocketAddr>,
-    /// Nodes to begin with, `HOST:PORT`. Names may have several addresses, and are looked up again every minute. Seeds need not be
-    /// there, and one may be this node itself.
+    /// Nodes to begin with, `HOST:PORT`. Names may have several addresses, and are looked up again
+    /// every minute. Seeds need not be there, and one may be this node itself.
     pub seeds: Vec<String>,
     /// What protects the datagrams.
     pub security: Security,
@@ -202,7 +203,8 @@ impl Gossip {
         Ok(gossip)
     }
 
-    /// What this node lends from now on; None: nothing. Small changes are not told to others, so this may be called often.
+    /// What this node lends from now on; None: nothing. Small changes are not told to others, so
+    /// this may be called often.
     ///
     /// # Errors
     /// When others could not reach it there.
@@ -220,8 +222,8 @@ impl Gossip {
         self.shared.state.lock().members.clone()
     }
 
-    /// Has `listener` called with the lenders whenever they change, and once at first, from a thread of its own: it may take its time,
-    /// and sees the newest list then.
+    /// Has `listener` called with the lenders whenever they change, and once at first, from a
+    /// thread of its own: it may take its time, and sees the newest list then.
     ///
     /// # Errors
     /// When there is no thread to be had.
@@ -259,7 +261,8 @@ impl Gossip {
         }
     }
 
-    /// Leaves: tells others that this node no longer lends, which takes a moment, and ends. What is known stays as it is.
+    /// Leaves: tells others that this node no longer lends, which takes a moment, and ends. What is
+    /// known stays as it is.
     pub fn stop(&self) {
         self.shared.request_stop();
         let thread = self.thread.lock().take();

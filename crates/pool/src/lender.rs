@@ -1,7 +1,8 @@
 //! What a node says about what it lends: one value under one key, a line of text.
 //!
-//! One key, because each costs bytes in every exchange, and because address, capacity and what is free then change together. Text, because
-//! chitchat's values are text. What comes from the network is checked here; nothing else looks into it.
+//! One key, because each costs bytes in every exchange, and because address, capacity and what is
+//! free then change together. Text, because chitchat's values are text. What comes from the network
+//! is checked here; nothing else looks into it.
 
 use serde::{Serialize, Serializer};
 use std::net::IpAddr;
@@ -10,17 +11,20 @@ use wire::address::Address;
 /// The key. No other is used, and a message with another is refused.
 pub const KEY: &str = "lender";
 
-/// What stands under [`KEY`] when the node does not lend. (The key is not deleted: chitchat would have to remember for how long.)
+/// What stands under [`KEY`] when the node does not lend. (The key is not deleted: chitchat would
+/// have to remember for how long.)
 pub const NOT_LENDING: &str = "";
 
 /// Bytes of a value at the most: a host's name has at most 253, two numbers 20.
 pub const VALUE_BYTES_MAX: usize = 300;
 
-/// The least move of what is free that is told: with less, a small lender would do nothing but tell.
+/// The least move of what is free that is told: with less, a small lender would do nothing but
+/// tell.
 const STEP_BYTES_MIN: u64 = 16 << 20;
 
-/// Parts of a lender's capacity: a move of one of them is told. Each change is a message to every node of the pool, and who chooses
-/// among lenders needs to know which have room, not how much to the byte.
+/// Parts of a lender's capacity: a move of one of them is told. Each change is a message to every
+/// node of the pool, and who chooses among lenders needs to know which have room, not how much to
+/// the byte.
 const STEPS: u64 = 16;
 
 /// What a node lends.

@@ -42,8 +42,8 @@ pub struct Reading {
 
 /// Reads what the live nodes say; `own` is our name.
 ///
-/// Of a node that was started again only the newest incarnation counts, while the one before still seems alive; so it is of two
-/// names with one address.
+/// Of a node that was started again only the newest incarnation counts, while the one before still
+/// seems alive; so it is of two names with one address.
 pub fn read<'a>(live: impl Iterator<Item = Peer<'a>>, own: &str) -> Reading {
     let mut newest: HashMap<&str, Peer> = HashMap::new();
     for peer in live.filter(|peer| peer.node != own) {
@@ -70,10 +70,12 @@ pub fn read<'a>(live: impl Iterator<Item = Peer<'a>>, own: &str) -> Reading {
     reading
 }
 
-/// The list that follows `now`, if it is another one. With `hold` nobody is taken from it but who says so.
+/// The list that follows `now`, if it is another one. With `hold` nobody is taken from it but who
+/// says so.
 ///
-/// Who hears nobody is more likely cut off than left by all at once, or its only lender has died: in both cases the data path
-/// knows better, and to give up all lenders would throw away what they keep.
+/// Who hears nobody is more likely cut off than left by all at once, or its only lender has died:
+/// in both cases the data path knows better, and to give up all lenders would throw away what they
+/// keep.
 pub fn next(now: &[Member], reading: &Reading, hold: bool) -> Option<Vec<Member>> {
     if reading.live_peers == 0 {
         return None;

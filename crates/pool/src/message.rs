@@ -1,8 +1,9 @@
 //! What a chitchat message may hold before chitchat gets to see it.
 //!
-//! chitchat trusts who speaks to it: it keeps every node and every value that it hears of, unpacks whatever is packed, and stops with an
-//! assertion where its table of nodes no longer fits in one datagram. So each message is looked through first. The layout is that of
-//! chitchat 0.11 (its protocol version 0), all integers little-endian:
+//! chitchat trusts who speaks to it: it keeps every node and every value that it hears of, unpacks
+//! whatever is packed, and stops with an assertion where its table of nodes no longer fits in one
+//! datagram. So each message is looked through first. The layout is that of chitchat 0.11 (its
+//! protocol version 0), all integers little-endian:
 //!
 //! ```text
 //! message  magic u16, version u8, kind u8, then  0 Syn: digest, cluster   1 SynAck: digest, delta   2 Ack: delta   3 BadCluster: –
@@ -24,8 +25,8 @@ use std::net::{IpAddr, SocketAddr};
 /// Bytes of a node's name at the most. Every message names all nodes.
 pub const NAME_BYTES_MAX: usize = 12;
 
-/// Bytes of the table of all nodes in a message, at the most: some 1,200 nodes of IPv4, 1,000 of IPv6. chitchat fails when table and
-/// header leave less than 100 bytes of a datagram's 65,507.
+/// Bytes of the table of all nodes in a message, at the most: some 1,200 nodes of IPv4, 1,000 of
+/// IPv6. chitchat fails when table and header leave less than 100 bytes of a datagram's 65,507.
 pub const DIGEST_BYTES_MAX: usize = 65_000;
 
 /// Bytes of a delta when it is unpacked, at the most: several times what all nodes' values take.
@@ -34,7 +35,8 @@ const DELTA_BYTES_MAX: usize = 1 << 20;
 /// Bytes of one unpacked block at the most, as in chitchat.
 const BLOCK_BYTES_MAX: usize = u16::MAX as usize;
 
-/// Versions and heartbeats count up by one from zero: above this they were made up, and adding to them must not overflow.
+/// Versions and heartbeats count up by one from zero: above this they were made up, and adding to
+/// them must not overflow.
 const COUNT_MAX: u64 = 1 << 60;
 
 /// A node in a digest; ordered as chitchat orders them.
@@ -59,7 +61,8 @@ impl Entry<'_> {
     }
 }
 
-/// Whether a table of the nodes in either of two lists, each in order, is within [`DIGEST_BYTES_MAX`].
+/// Whether a table of the nodes in either of two lists, each in order, is within
+/// [`DIGEST_BYTES_MAX`].
 pub fn fit_together<'a>(known: impl Iterator<Item = Entry<'a>>, told: &[Entry]) -> bool {
     let mut told = told.iter().peekable();
     let mut bytes = 0;
@@ -73,7 +76,8 @@ pub fn fit_together<'a>(known: impl Iterator<Item = Entry<'a>>, told: &[Entry]) 
     bytes + told.map(Entry::bytes).sum::<usize>() <= DIGEST_BYTES_MAX
 }
 
-/// Looks a message through, and returns the nodes that its digest names. `own` is this node, of which nobody else has news.
+/// Looks a message through, and returns the nodes that its digest names. `own` is this node, of
+/// which nobody else has news.
 ///
 /// # Errors
 /// What is wrong with it.

@@ -1,6 +1,7 @@
 //! One node, on any network: chitchat behind a [`Gate`], and what it says and hears in our terms.
 //!
-//! Everything that is async stays in here and in `gossip.rs`; the simulation has a runtime of its own.
+//! Everything that is async stays in here and in `gossip.rs`; the simulation has a runtime of its
+//! own.
 
 use crate::datagram::Codec;
 use crate::gate::{Clock, Counters, Gate};
@@ -29,7 +30,8 @@ pub struct Identity {
     pub address: SocketAddr,
 }
 
-/// The name of the lender at this address: it keeps it over restarts, so that a pool's pages stay where they are.
+/// The name of the lender at this address: it keeps it over restarts, so that a pool's pages stay
+/// where they are.
 pub fn name_of(address: &wire::address::Address) -> String {
     hexadecimal(digest(&SHA256, address.to_string().as_bytes()).as_ref())
 }
@@ -97,8 +99,9 @@ impl Node {
             // Nothing is ever deleted.
             marked_for_deletion_grace_period: pace::FORGET_AFTER,
             catchup_callback: None,
-            // Of the live nodes chitchat would copy all that they say whenever one of them says something else. We look at its own state
-            // instead, and have it tell us no more than that there is something new.
+            // Of the live nodes chitchat would copy all that they say whenever one of them says
+            // something else. We look at its own state instead, and have it tell us no more than
+            // that there is something new.
             extra_liveness_predicate: Some(Box::new(|_| false)),
         };
         let transport = open(Arc::clone(&gate));
@@ -121,7 +124,8 @@ impl Node {
         self.told = told;
     }
 
-    /// Waits until something is said that was not known, or a node comes or goes. An error: gossip has ended, which it should not.
+    /// Waits until something is said that was not known, or a node comes or goes. An error: gossip
+    /// has ended, which it should not.
     ///
     /// # Errors
     /// What ended it.

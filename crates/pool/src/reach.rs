@@ -2,8 +2,9 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket};
 
-/// The address of this machine on the way to the first of these hosts (`HOST:PORT`) that is known here. Nothing is sent. It is of an IPv4 host
-/// where `listen` is 0.0.0.0: nobody would be heard at another one.
+/// The address of this machine on the way to the first of these hosts (`HOST:PORT`) that is known
+/// here. Nothing is sent. It is of an IPv4 host where `listen` is 0.0.0.0: nobody would be heard at
+/// another one.
 pub fn local_address_towards(hosts: &[String], listen: IpAddr) -> Option<IpAddr> {
     let known = hosts.iter().filter_map(|host| host.to_socket_addrs().ok()).flatten();
     let known = known.filter(|host| host.is_ipv4() || listen.is_ipv6());

@@ -1,12 +1,16 @@
-//! Whether a node lends or borrows: by need. Nothing but logic; the caller says what time it is and what has happened.
+//! Whether a node lends or borrows: by need. Nothing but logic; the caller says what time it is and
+//! what has happened.
 //!
-//! A node lends until its own mounts evict: then memory is short, and it borrows, at once. It lends again when nothing was evicted for
-//! a *calm time*. So a role is given up quickly where that helps this node's own programs, and slowly where it helps others'.
+//! A node lends until its own mounts evict: then memory is short, and it borrows, at once. It lends
+//! again when nothing was evicted for a *calm time*. So a role is given up quickly where that helps
+//! this node's own programs, and slowly where it helps others'.
 //!
-//! Each change costs: what was lent is given back, what was borrowed grows old. So a load that comes and goes must not carry the role with
-//! it. Whoever has to borrow again soon after it began to lend (within [`SETTLED_CALMS`]) has lent too early: its calm time doubles,
-//! [`DOUBLINGS_MAX`] times at the most. A load whose pauses are shorter than the calm time then leaves the role as it is. One whose pauses
-//! are longer than the longest calm time is followed, which is what the node is for. Each long time of lending halves the calm time again.
+//! Each change costs: what was lent is given back, what was borrowed grows old. So a load that
+//! comes and goes must not carry the role with it. Whoever has to borrow again soon after it began
+//! to lend (within [`SETTLED_CALMS`]) has lent too early: its calm time doubles, [`DOUBLINGS_MAX`]
+//! times at the most. A load whose pauses are shorter than the calm time then leaves the role as it
+//! is. One whose pauses are longer than the longest calm time is followed, which is what the node
+//! is for. Each long time of lending halves the calm time again.
 //!
 //! What must never happen here: a change of role with each wave of a load; two roles at once.
 
@@ -14,7 +18,8 @@ use serde::Serialize;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-/// Evictions from which memory is short, on average over [`WINDOW`]: 128 KiB a second. A disk that is worth a pool reads more than that.
+/// Evictions from which memory is short, on average over [`WINDOW`]: 128 KiB a second. A disk that
+/// is worth a pool reads more than that.
 pub const SHORT_PAGES_PER_SECOND: u64 = 32;
 
 /// Evictions below which it is calm. In between the role stays, whichever it is.
@@ -23,7 +28,8 @@ pub const CALM_PAGES_PER_SECOND: u64 = 8;
 /// Time over which evictions are averaged: reclaim comes in bursts.
 pub const WINDOW: Duration = Duration::from_secs(2);
 
-/// A look that comes sooner after the one before it is left out: there are never more of them than so many in a window.
+/// A look that comes sooner after the one before it is left out: there are never more of them than
+/// so many in a window.
 const SAMPLES_PER_WINDOW: u32 = 16;
 
 /// [`Config::calm`] if nobody says anything else.
@@ -35,11 +41,12 @@ pub const DOUBLINGS_MAX: u32 = 5;
 /// Lending for so many times the first calm time was no mistake: 10 minutes for 10 seconds.
 pub const SETTLED_CALMS: u32 = 60;
 
-/// With less than this to lend there is no hurry to: it has to be calm for [`FULL_CALMS`] times as long.
+/// With less than this to lend there is no hurry to: it has to be calm for [`FULL_CALMS`] times as
+/// long.
 pub const ROOM_BYTES: u64 = 64 << 20;
 
-/// See [`ROOM_BYTES`]. It is no condition that there be room: a page cache that nobody uses any more fills all memory for as long
-/// as nobody asks for it, and the node would never lend again.
+/// See [`ROOM_BYTES`]. It is no condition that there be room: a page cache that nobody uses any
+/// more fills all memory for as long as nobody asks for it, and the node would never lend again.
 pub const FULL_CALMS: u32 = 3;
 
 /// What a node does.
@@ -101,7 +108,8 @@ pub struct Roles {
     since: Instant,
     changes: u64,
     doublings: u32,
-    /// Looks of the last window, and the one before: when, and how many pages had been evicted since ever.
+    /// Looks of the last window, and the one before: when, and how many pages had been evicted
+    /// since ever.
     samples: VecDeque<(Instant, u64)>,
     /// When it was last not calm.
     busy_at: Instant,
@@ -130,8 +138,8 @@ impl Roles {
         self.wanted = wanted;
     }
 
-    /// What the role is from now on. `evicted_pages` are those of all mounts since ever, `headroom_bytes` what could be lent beyond the
-    /// reserve.
+    /// What the role is from now on. `evicted_pages` are those of all mounts since ever,
+    /// `headroom_bytes` what could be lent beyond the reserve.
     pub fn step(&mut self, now: Instant, evicted_pages: u64, headroom_bytes: u64) -> Role {
         self.sample(now, evicted_pages);
         let rate = self.pages_per_second();
@@ -322,7 +330,8 @@ mod tests {
                 let changes = node.roles.status(node.now).changes;
                 let pause = half_seconds / 2 - (half_seconds * busy_percent).div_ceil(100) / 2;
                 let text = format!("period {} s, {busy_percent} % busy", half_seconds as f64 / 2.0);
-                // It learns within a few waves; then it follows only what leaves it the longest calm time.
+                // It learns within a few waves; then it follows only what leaves it the longest
+                // calm time.
                 if pause <= longest && half_seconds / 2 < calm * u64::from(SETTLED_CALMS) {
                     assert!(at_hour <= 2 * u64::from(DOUBLINGS_MAX) + 2, "{text}: {at_hour} changes in an hour");
                     assert_eq!(changes, at_hour, "{text}: it never learns");

@@ -11,7 +11,8 @@ use std::net::{SocketAddr, UdpSocket};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What the kernel may keep for us, if it allows: in a large pool messages have 20 KB, and several come at once.
+/// What the kernel may keep for us, if it allows: in a large pool messages have 20 KB, and several
+/// come at once.
 const RECEIVE_BYTES: usize = 2 << 20;
 
 /// Pause after the system failed to receive, so as not to spin.

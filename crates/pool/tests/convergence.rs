@@ -1,8 +1,10 @@
-//! Pools of many nodes on a network in memory, in paused time: how soon all see all lenders, and what that costs.
+//! Pools of many nodes on a network in memory, in paused time: how soon all see all lenders, and
+//! what that costs.
 //!
-//! The nodes are real ones ([`pool::node`]), and every datagram passes its gate: sealed, opened, looked through. The network loses
-//! datagrams as told, and can be parted in two. Loss and start times come from a seed, which is printed; whom a node talks to is
-//! chitchat's choice, and another one in each run.
+//! The nodes are real ones ([`pool::node`]), and every datagram passes its gate: sealed, opened,
+//! looked through. The network loses datagrams as told, and can be parted in two. Loss and start
+//! times come from a seed, which is printed; whom a node talks to is chitchat's choice, and another
+//! one in each run.
 //!
 //! `make gossip` has 64, 250 and 1,000 nodes, and prints the figures of docs/user/discovery.md.
 
@@ -152,7 +154,8 @@ impl Pool {
         self.nodes.push((identity.name, node));
     }
 
-    /// Waits until each node sees all others and nobody else; in halves, if the network is parted. Returns the time it took.
+    /// Waits until each node sees all others and nobody else; in halves, if the network is parted.
+    /// Returns the time it took.
     async fn until_all_see_all(&mut self) -> Option<Duration> {
         let halves = |network: &Network, index: usize| network.is_parted.then_some(index % 2);
         let groups: Vec<_> = (0..self.nodes.len()).map(|index| halves(&self.network.lock().unwrap(), index)).collect();
@@ -162,7 +165,8 @@ impl Pool {
         }
         let begin = Instant::now();
         let mut at = 0;
-        // A node that has seen all is looked at again in the end: it must not have lost any meanwhile.
+        // A node that has seen all is looked at again in the end: it must not have lost any
+        // meanwhile.
         let mut seen_in_a_row = 0;
         while seen_in_a_row < self.nodes.len() {
             let (name, node) = &self.nodes[at];

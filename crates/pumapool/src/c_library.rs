@@ -1,14 +1,18 @@
 //! How the C library is set, for daemons that run for months and for a program that brings its own.
 //!
-//! **Memory.** Left alone, glibc learns from the first large buffer that is freed to serve such buffers from its arenas, of which there are
-//! several for each processor, and which keep what is freed: after some hours a lender held 20 MiB of buffers that no connection
-//! had any more. A threshold that is set is not learned anew. And what one thread frees another one cannot have, if it has another arena: a mount
-//! whose workers made and forgot 14,000 files had 70 MiB in ten arenas, and grew with each round of that. So there is one.
+//! **Memory.** Left alone, glibc learns from the first large buffer that is freed to serve such
+//! buffers from its arenas, of which there are several for each processor, and which keep what is
+//! freed: after some hours a lender held 20 MiB of buffers that no connection had any more. A
+//! threshold that is set is not learned anew. And what one thread frees another one cannot have, if
+//! it has another arena: a mount whose workers made and forgot 14,000 files had 70 MiB in ten
+//! arenas, and grew with each round of that. So there is one.
 //!
-//! **Names.** What /etc/nsswitch.conf names beside files and DNS are modules for the machine's own C library. A program that is linked statically
-//! (`make static`) would load them, and another version of that library with them.
+//! **Names.** What /etc/nsswitch.conf names beside files and DNS are modules for the machine's own
+//! C library. A program that is linked statically (`make static`) would load them, and another
+//! version of that library with them.
 
-/// From this size on a buffer is memory of its own, which goes back to the kernel when it is freed: glibc's first threshold.
+/// From this size on a buffer is memory of its own, which goes back to the kernel when it is freed:
+/// glibc's first threshold.
 #[cfg(target_env = "gnu")]
 const LARGE_BYTES: libc::c_int = 128 << 10;
 

@@ -1,18 +1,23 @@
-//! The daemons drop what they do not need, so that a fault in one of them gives away less. All of it is one-way.
+//! The daemons drop what they do not need, so that a fault in one of them gives away less. All of
+//! it is one-way.
 //!
-//! - `lend`, when it listens: every capability (it is root in name only from then on), and by Landlock, where the kernel has it, all files
-//!   but those that it reads to learn about memory and to look names up, and its configuration. What it has to remove at its end it may remove.
-//! - `join`, the same, when its mounts have been started: they have the rights of a mount, and it has those of a lender.
-//! - `mount`, when the keeper begins, hence for every daemon that the keeper starts: the capabilities outside [`MOUNT_NEEDS`]. Those that are
-//!   left are much (it acts for all users), but none of them loads modules, sets clocks, or configures networks. A newer program that needs
-//!   more (`pumapool upgrade`) does not get it: unmount, and mount again.
+//! - `lend`, when it listens: every capability (it is root in name only from then on), and by
+//!   Landlock, where the kernel has it, all files but those that it reads to learn about memory and
+//!   to look names up, and its configuration. What it has to remove at its end it may remove.
+//! - `join`, the same, when its mounts have been started: they have the rights of a mount, and it
+//!   has those of a lender.
+//! - `mount`, when the keeper begins, hence for every daemon that the keeper starts: the
+//!   capabilities outside [`MOUNT_NEEDS`]. Those that are left are much (it acts for all users),
+//!   but none of them loads modules, sets clocks, or configures networks. A newer program that
+//!   needs more (`pumapool upgrade`) does not get it: unmount, and mount again.
 //! - All: nothing that they start gains rights by being started (no_new_privs).
 //!
-//! The kernel keeps all this for each thread; threads and programs that are started inherit it. So it must be done while the process has one
-//! thread, and is.
+//! The kernel keeps all this for each thread; threads and programs that are started inherit it. So
+//! it must be done while the process has one thread, and is.
 //!
-//! Whoever lacks the right to drop something lacks the thing, too: then nothing is dropped, and nothing said. An ordinary user's mount is
-//! left alone altogether, because it takes the set-uid program fusermount3 to end it. `status` shows what is the case.
+//! Whoever lacks the right to drop something lacks the thing, too: then nothing is dropped, and
+//! nothing said. An ordinary user's mount is left alone altogether, because it takes the set-uid
+//! program fusermount3 to end it. `status` shows what is the case.
 
 use landlock::{
     ABI, Access, AccessFs, BitFlags, Ruleset, RulesetAttr, RulesetCreatedAttr, RulesetError, RulesetStatus,
@@ -40,17 +45,19 @@ const MOUNT_NEEDS: CapabilitySet = CapabilitySet::empty()
     .union(CapabilitySet::SETUID)
     // Opening inodes by their handles.
     .union(CapabilitySet::DAC_READ_SEARCH)
-    // Mounting, unmounting, trusted extended attributes, page frames, the eviction tap, and being told of changes beside the mount.
+    // Mounting, unmounting, trusted extended attributes, page frames, the eviction tap, and being
+    // told of changes beside the mount.
     .union(CapabilitySet::SYS_ADMIN)
     .union(CapabilitySet::BPF)
     .union(CapabilitySet::PERFMON)
     // Limits beyond the hard ones, and not waiting for writeback that waits for us.
     .union(CapabilitySet::SYS_RESOURCE)
-    // Each worker keeps its capabilities when it acts as somebody else, which is a right of its own.
+    // Each worker keeps its capabilities when it acts as somebody else, which is a right of its
+    // own.
     .union(CapabilitySet::SETPCAP);
 
-/// What names are looked up with, where there is such a thing. A file is permitted as the one that it is now; where /etc/resolv.conf leads
-/// into one of the folders, it may be replaced.
+/// What names are looked up with, where there is such a thing. A file is permitted as the one that
+/// it is now; where /etc/resolv.conf leads into one of the folders, it may be replaced.
 const RESOLVER_READS: [&str; 9] = [
     "/etc/hosts",
     "/etc/resolv.conf",
@@ -78,12 +85,15 @@ pub struct Confined {
     no_new_privs: bool,
     /// What is left of its capabilities, without "CAP_".
     capabilities: Vec<&'static str>,
-    /// Which files it may open: "few", "few, and all in FOLDER", either with ", as far as this kernel can forbid them", or "all permitted".
+    /// Which files it may open: "few", "few, and all in FOLDER", either with ", as far as this
+    /// kernel can forbid them", or "all permitted".
     files: String,
 }
 
-/// A lender that listens there, and has its metrics served there; `folder` is where it removes its socket and log. It may read its configuration again. One that
-/// has replaced it is another file, which Landlock can permit only with all others in the same folder: it does in one of our own, such as /etc/pumapool.
+/// A lender that listens there, and has its metrics served there; `folder` is where it removes its
+/// socket and log. It may read its configuration again. One that has replaced it is another file,
+/// which Landlock can permit only with all others in the same folder: it does in one of our own,
+/// such as /etc/pumapool.
 pub fn lender(listen: &Address, metrics: Option<&Address>, folder: &Path, configuration: Option<&Path>) -> Confined {
     let mut removes = vec![folder.to_owned()];
     for address in metrics.into_iter().chain([listen]) {
@@ -125,10 +135,12 @@ pub fn now() -> Confined {
     }
 }
 
-/// Keeps of the capabilities, and of those that could be had by starting programs, those that are `needed`.
+/// Keeps of the capabilities, and of those that could be had by starting programs, those that are
+/// `needed`.
 fn drop_capabilities(needed: CapabilitySet) {
     let _ = set_no_new_privs(true);
-    // While there still is the capability that it takes. What this kernel does not know yet is EINVAL.
+    // While there still is the capability that it takes. What this kernel does not know yet is
+    // EINVAL.
     for one in (0..u64::BITS).map(|bit| CapabilitySet::from_bits_retain(1 << bit)) {
         if !needed.contains(one) {
             let _ = remove_capability_from_bounding_set(one);
@@ -147,8 +159,8 @@ fn drop_capabilities(needed: CapabilitySet) {
     }
 }
 
-/// From now on this thread opens no files but those that a lender needs, and changes nothing but that it removes files from the folders
-/// `removes`. What is open stays so.
+/// From now on this thread opens no files but those that a lender needs, and changes nothing but
+/// that it removes files from the folders `removes`. What is open stays so.
 fn restrict_files<'a>(
     removes: &[PathBuf],
     configurations: impl Iterator<Item = &'a Path>,

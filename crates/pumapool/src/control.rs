@@ -1,5 +1,6 @@
-//! How the commands find the daemons of this machine: each has a Unix socket in one folder, and answers a connection with its
-//! status as one JSON object. Who connects says what is wanted, by one line, or nothing for the status, and then closes that direction.
+//! How the commands find the daemons of this machine: each has a Unix socket in one folder, and
+//! answers a connection with its status as one JSON object. Who connects says what is wanted, by
+//! one line, or nothing for the status, and then closes that direction.
 
 use anyhow::{Context, Result};
 use parking_lot::{Condvar, Mutex};
@@ -19,7 +20,8 @@ use std::time::{Duration, Instant, SystemTime};
 /// How long daemons may take to tell their statuses, all together.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The same for those who look again and again, and whom somebody waits for: Prometheus does for 10 s.
+/// The same for those who look again and again, and whom somebody waits for: Prometheus does for 10
+/// s.
 pub const LOOK_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// How long a daemon waits for what is wanted. Who says nothing wants the status.
@@ -34,10 +36,12 @@ const CLIENTS_MAX: usize = 16;
 /// Bytes of a status at the most.
 const STATUS_BYTES_MAX: u64 = 4 << 20;
 
-/// Logs of daemons that are gone stay for as long after their last line: troubleshooting needs them.
+/// Logs of daemons that are gone stay for as long after their last line: troubleshooting needs
+/// them.
 const OLD_LOG: Duration = Duration::from_secs(24 * 3600);
 
-/// The folder: root's daemons are in `/run`, a user's in that user's runtime folder. Root of a user namespace is a user, where `/run` is another's.
+/// The folder: root's daemons are in `/run`, a user's in that user's runtime folder. Root of a user
+/// namespace is a user, where `/run` is another's.
 pub fn folder() -> PathBuf {
     let uid = rustix::process::geteuid();
     if uid.is_root() && fs::metadata("/run").is_ok_and(|run| run.uid() == uid.as_raw()) {
@@ -124,8 +128,9 @@ impl Control {
     }
 }
 
-/// Answers connections with what `status` returns, from threads of its own, as long as the process runs. What is wanted beside the
-/// status goes to `command`, which answers on the stream; one such is done at a time.
+/// Answers connections with what `status` returns, from threads of its own, as long as the process
+/// runs. What is wanted beside the status goes to `command`, which answers on the stream; one such
+/// is done at a time.
 pub fn serve_on(
     listener: UnixListener,
     status: impl Fn() -> Value + Send + Sync + 'static,
@@ -223,8 +228,8 @@ pub fn answer(stream: UnixStream, answer: &Value) {
     send(&stream, answer);
 }
 
-/// The status of every daemon that can be reached. What daemons that are gone have left is removed: sockets nobody listens on, and
-/// logs that are untouched for [`OLD_LOG`].
+/// The status of every daemon that can be reached. What daemons that are gone have left is removed:
+/// sockets nobody listens on, and logs that are untouched for [`OLD_LOG`].
 pub fn ask_all() -> Vec<Value> {
     ask_those("", ANSWER_TIMEOUT)
 }
@@ -271,7 +276,8 @@ pub fn look_at_all() -> Vec<Value> {
     ask_those("", LOOK_TIMEOUT)
 }
 
-/// Of the daemons of one kind. Others, which may be about to begin and not answer yet, are not waited for.
+/// Of the daemons of one kind. Others, which may be about to begin and not answer yet, are not
+/// waited for.
 pub fn ask_kind(kind: &str) -> Vec<Value> {
     ask_those(&format!("{kind}-"), ANSWER_TIMEOUT)
 }
@@ -286,7 +292,8 @@ fn ask_those(prefix: &str, limit: Duration) -> Vec<Value> {
 
 fn ask_daemons(prefix: &str, limit: Duration) -> (Vec<Value>, Vec<Silent>) {
     let folder = folder();
-    // Anybody may make a folder of that name in a shared place before us: what is not ours is not looked into.
+    // Anybody may make a folder of that name in a shared place before us: what is not ours is not
+    // looked into.
     let ours = fs::symlink_metadata(&folder)
         .is_ok_and(|found| found.is_dir() && found.uid() == rustix::process::geteuid().as_raw());
     let (true, Ok(entries)) = (ours, fs::read_dir(folder)) else { return Default::default() };
@@ -324,7 +331,8 @@ fn ask_daemons(prefix: &str, limit: Duration) -> (Vec<Value>, Vec<Silent>) {
     (all.into_iter().filter_map(Asked::status).collect(), silent)
 }
 
-/// Removes those of daemons without a socket, by their names. One whose time is in the future stays.
+/// Removes those of daemons without a socket, by their names. One whose time is in the future
+/// stays.
 fn remove_old_logs(paths: &[PathBuf], now: SystemTime) {
     let is_daemons = |path: &Path| {
         let pid = path.file_stem().and_then(|name| name.to_str()?.rsplit_once('-'));
@@ -387,8 +395,8 @@ impl Asked {
     }
 }
 
-/// Connects to a daemon without waiting, for nothing either that is done with the stream: where many have asked and nobody answers, the socket's queue
-/// is full (EAGAIN).
+/// Connects to a daemon without waiting, for nothing either that is done with the stream: where
+/// many have asked and nobody answers, the socket's queue is full (EAGAIN).
 fn reach(path: &Path) -> Result<UnixStream, Errno> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;

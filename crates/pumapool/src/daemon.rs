@@ -1,10 +1,12 @@
-//! What the daemons have in common: the way into the background, readiness, the log, and the signals that end them.
+//! What the daemons have in common: the way into the background, readiness, the log, and the
+//! signals that end them.
 //!
-//! Without `--foreground` the command starts itself again as a session of its own and waits until that one says READY on its
-//! standard output, or fails; so the caller gets the error, and goes on only when the daemon serves.
+//! Without `--foreground` the command starts itself again as a session of its own and waits until
+//! that one says READY on its standard output, or fails; so the caller gets the error, and goes on
+//! only when the daemon serves.
 //!
-//! All that can fail (log, control socket, signals) is done by [`Daemon::prepare`], before the daemon's own work begins: a
-//! mount that exists must never be left behind by an error.
+//! All that can fail (log, control socket, signals) is done by [`Daemon::prepare`], before the
+//! daemon's own work begins: a mount that exists must never be left behind by an error.
 
 use crate::addresses;
 use crate::configuration::{self, Changeable};
@@ -23,7 +25,8 @@ use std::process::{Command, ExitCode, Stdio};
 use std::sync::Arc;
 use wire::address::Address;
 
-/// Tells the process that it is the one in the background: the value is the process id of the one that started it.
+/// Tells the process that it is the one in the background: the value is the process id of the one
+/// that started it.
 pub const STARTED_BY: &str = "PUMAPOOL_STARTED_BY";
 
 /// Options of every daemon.
@@ -34,12 +37,13 @@ pub struct Options {
     #[arg(long)]
     pub foreground: bool,
 
-    /// In the background, log to this file [default: next to the daemon's socket, removed when it ends well].
+    /// In the background, log to this file [default: next to the daemon's socket, removed when it
+    /// ends well].
     #[arg(long, value_name = "FILE")]
     pub log_file: Option<PathBuf>,
 
-    /// Serve this daemon's metrics for Prometheus at http://ADDR/metrics: HOST:PORT or unix:PATH. Whoever can connect can read them, so
-    /// that 127.0.0.1:PORT is a good choice.
+    /// Serve this daemon's metrics for Prometheus at http://ADDR/metrics: HOST:PORT or unix:PATH.
+    /// Whoever can connect can read them, so that 127.0.0.1:PORT is a good choice.
     #[arg(long, value_name = "ADDR", value_parser = addresses::http)]
     pub metrics: Option<Address>,
 }
@@ -78,8 +82,8 @@ impl Log {
 }
 
 impl Daemon {
-    /// Goes into the background, if that is wanted, and prepares what every daemon needs. None: this process has started the one
-    /// in the background, and is to end with this code.
+    /// Goes into the background, if that is wanted, and prepares what every daemon needs. None:
+    /// this process has started the one in the background, and is to end with this code.
     pub fn prepare(kind: &str, options: &Options) -> Result<Result<Daemon, ExitCode>> {
         let parent = rustix::process::getppid().map(|parent| parent.as_raw_nonzero().to_string());
         let detached = std::env::var(STARTED_BY).is_ok_and(|started_by| Some(started_by) == parent);
@@ -98,7 +102,8 @@ impl Daemon {
         Daemon { changeable, ..self }
     }
 
-    /// For a process that leaves the serving to another one: the log, the control socket, and where metrics are served.
+    /// For a process that leaves the serving to another one: the log, the control socket, and where
+    /// metrics are served.
     pub fn into_parts(self) -> (Option<Log>, Control, Option<Door>) {
         (self.log, self.control, self.metrics)
     }
@@ -108,8 +113,9 @@ impl Daemon {
         self.metrics.as_ref().map(Door::address)
     }
 
-    /// The daemon serves. Has `stop` run on the first signal, answers who asks for the status, and tells everybody who waits:
-    /// the caller by a line, systemd by its socket. The guard cleans up when dropped.
+    /// The daemon serves. Has `stop` run on the first signal, answers who asks for the status, and
+    /// tells everybody who waits: the caller by a line, systemd by its socket. The guard cleans up
+    /// when dropped.
     pub fn serve(
         self,
         message: &str,
@@ -219,19 +225,23 @@ fn start_in_background() -> Result<ExitCode> {
     Ok(ExitCode::FAILURE) // it has said why on standard error, which it shares
 }
 
-/// A daemon in the background has a session of its own from when it serves, and not before: to the place of a mount that is made on demand (autofs), the
-/// kernel lets those only who are in the process group of the service manager; all others wait until it is mounted.
+/// A daemon in the background has a session of its own from when it serves, and not before: to the
+/// place of a mount that is made on demand (autofs), the kernel lets those only who are in the
+/// process group of the service manager; all others wait until it is mounted.
 pub fn leave_session() {
     let _ = rustix::process::setsid();
 }
 
-/// Whatever else the caller has open (a lock, a pipe) must not stay open for as long as the daemon runs.
+/// Whatever else the caller has open (a lock, a pipe) must not stay open for as long as the daemon
+/// runs.
 fn keep_descriptors_to_ourselves() {
-    // SAFETY: the call marks descriptors to be closed at exec; it closes none and touches no memory.
+    // SAFETY: the call marks descriptors to be closed at exec; it closes none and touches no
+    // memory.
     let _ = unsafe { libc::close_range(3, libc::c_uint::MAX, libc::CLOSE_RANGE_CLOEXEC as libc::c_int) };
 }
 
-/// Whether SIGHUP ends the daemon, as the terminal that it was started from has gone. Elsewhere nobody hangs up: it has the configuration read again.
+/// Whether SIGHUP ends the daemon, as the terminal that it was started from has gone. Elsewhere
+/// nobody hangs up: it has the configuration read again.
 pub fn hangup_ends(in_background: bool) -> bool {
     !in_background
         && (std::io::stdin().is_terminal() || std::io::stdout().is_terminal() || std::io::stderr().is_terminal())

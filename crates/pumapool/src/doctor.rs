@@ -1,4 +1,5 @@
-//! `pumapool doctor`: what this kernel and these rights allow, what will be used, and how to get the rest.
+//! `pumapool doctor`: what this kernel and these rights allow, what will be used, and how to get
+//! the rest.
 
 use anyhow::Result;
 use serde::Serialize;
@@ -208,7 +209,8 @@ fn pressure() -> Finding {
     }
 }
 
-/// The daemon serves the page cache's misses and writes: it must not wait for memory that only it can free.
+/// The daemon serves the page cache's misses and writes: it must not wait for memory that only it
+/// can free.
 fn cgroup() -> Finding {
     let mut headroom = lender::headroom::Headroom::new(Path::new("/proc"));
     let machine = headroom.machine_bytes().ok();
@@ -241,7 +243,8 @@ fn nodes() -> Finding {
     }
 }
 
-/// Whether memory that is freed in virtual machines comes back to their hosts: of those that run here, and of this one, if it is one.
+/// Whether memory that is freed in virtual machines comes back to their hosts: of those that run
+/// here, and of this one, if it is one.
 fn free_pages() -> Finding {
     let mut silent: Vec<String> = Vec::new();
     let machines = numa::machines::running();

@@ -1,4 +1,5 @@
-//! With which codes the command ends: the one place that says so. The man pages and docs/user/packaging.md repeat [`CODES`]. 0 is Rust's.
+//! With which codes the command ends: the one place that says so. The man pages and
+//! docs/user/packaging.md repeat [`CODES`]. 0 is Rust's.
 
 /// It has not, and has said why in one line.
 pub const FAILURE: u8 = 1;
@@ -8,7 +9,8 @@ pub const USAGE: u8 = 2;
 pub const MOUNT: u8 = 32;
 /// Of a second signal: 128 and its number.
 pub const SIGNALLED: i32 = 128;
-/// Not seen outside: with this one a daemon tells its keeper that it has left its mount to a successor.
+/// Not seen outside: with this one a daemon tells its keeper that it has left its mount to a
+/// successor.
 pub const HANDED_OVER: u8 = 75;
 
 /// For users.

@@ -1,8 +1,10 @@
-//! Descriptors of a mount in the keeping of systemd, so that it survives its keeper, too: `FDSTORE=1` stores them, and a service that is
-//! started again finds them in `LISTEN_FDS`, by their names.
+//! Descriptors of a mount in the keeping of systemd, so that it survives its keeper, too:
+//! `FDSTORE=1` stores them, and a service that is started again finds them in `LISTEN_FDS`, by
+//! their names.
 //!
-//! Only where the service manager says that it stores any (`FDSTORE`, systemd 254 and newer). Each is stored under a name that says what
-//! it is held for. What cannot be stored is held by the keeper all the same.
+//! Only where the service manager says that it stores any (`FDSTORE`, systemd 254 and newer). Each
+//! is stored under a name that says what it is held for. What cannot be stored is held by the
+//! keeper all the same.
 
 use mount::handover::channel::Held;
 use rustix::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -23,8 +25,9 @@ const SEND_LIMIT: Duration = Duration::from_secs(2);
 /// The first descriptor that a service manager passes.
 const FIRST: i32 = 3;
 
-/// Bytes that the names of all that is stored may take, with a colon behind each: the service manager passes them in one variable of the
-/// environment, of which Linux takes 128 KiB (MAX_ARG_STRLEN), with the variable's name and a zero. Beyond that no program can be started.
+/// Bytes that the names of all that is stored may take, with a colon behind each: the service
+/// manager passes them in one variable of the environment, of which Linux takes 128 KiB
+/// (MAX_ARG_STRLEN), with the variable's name and a zero. Beyond that no program can be started.
 const NAMES_BYTES_MAX: usize = (128 << 10) - "LISTEN_FDNAMES=".len() - 1;
 
 /// The service manager's store.
@@ -141,7 +144,8 @@ fn held(name: &str) -> Option<Held> {
     }
 }
 
-/// What the service manager has kept of a mount whose keeper is gone. To be called once, before anything is opened.
+/// What the service manager has kept of a mount whose keeper is gone. To be called once, before
+/// anything is opened.
 pub fn inherited() -> BTreeMap<Held, OwnedFd> {
     let variable = |name: &str| std::env::var(name).unwrap_or_default();
     if variable("LISTEN_PID").parse() != Ok(std::process::id()) {
@@ -152,7 +156,8 @@ pub fn inherited() -> BTreeMap<Held, OwnedFd> {
     let names = names.split(':').map(held);
     let mut all = BTreeMap::new();
     for (fd, held) in (FIRST..FIRST.saturating_add(count)).zip(names) {
-        // SAFETY: the service manager has opened these for us, says so by LISTEN_PID, and nothing else was opened yet.
+        // SAFETY: the service manager has opened these for us, says so by LISTEN_PID, and nothing
+        // else was opened yet.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
         let _ = rustix::io::fcntl_setfd(fd.as_fd(), rustix::io::FdFlags::CLOEXEC);
         if let Some(held) = held {

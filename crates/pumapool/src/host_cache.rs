@@ -74,15 +74,17 @@ pub struct HostOptions {
     #[arg(long, value_name = "DIR")]
     images: PathBuf,
 
-    /// Where to mount it, for the virtual machines' disks to be opened there; without this, in place, over the directory itself.
+    /// Where to mount it, for the virtual machines' disks to be opened there; without this, in
+    /// place, over the directory itself.
     mountpoint: Option<PathBuf>,
 
     /// Where guests are listened to: vsock:PORT, HOST:PORT or unix:PATH.
     #[arg(long, value_name = "ADDR", value_parser = addresses::place)]
     listen: Address,
 
-    /// An image below DIR (raw), and the file with the key of the guest whose disk it is, which that guest has a copy of. May be given
-    /// several times. A single guest needs no key where the address is unix:PATH, or with --trust-network.
+    /// An image below DIR (raw), and the file with the key of the guest whose disk it is, which
+    /// that guest has a copy of. May be given several times. A single guest needs no key where the
+    /// address is unix:PATH, or with --trust-network.
     #[arg(long, value_name = "IMAGE[=KEYFILE]", required = true)]
     guest: Vec<GuestName>,
 
@@ -94,12 +96,13 @@ pub struct HostOptions {
     #[arg(long, value_enum, default_value_t = Mode::Clean)]
     mode: Mode,
 
-    /// Leave the copies of pages that the guest has read where they are, instead of letting them go.
+    /// Leave the copies of pages that the guest has read where they are, instead of letting them
+    /// go.
     #[arg(long)]
     keep: bool,
 
-    /// How much of one guest's pages may be in the page cache because it has evicted them; without it, as much as the kernel finds room
-    /// for.
+    /// How much of one guest's pages may be in the page cache because it has evicted them; without
+    /// it, as much as the kernel finds room for.
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     limit: Option<u64>,
 
@@ -107,7 +110,8 @@ pub struct HostOptions {
     #[arg(long, value_name = "SIZE", default_value = "256MiB", value_parser = size::parse_catalog)]
     catalog: u64,
 
-    /// Threads that always serve the images. While all of them wait for the disk, more are started, up to 128.
+    /// Threads that always serve the images. While all of them wait for the disk, more are started,
+    /// up to 128.
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=256))]
     threads: u16,
 
@@ -221,7 +225,8 @@ impl Guests {
         let listener = Listener::bind(&self.listen)?;
         let (told, tell) = sync_channel(1);
         let mount = mount.clone();
-        // Images are opened through the mount itself: never by the first thread, whose death is how the keeper knows that a daemon dies.
+        // Images are opened through the mount itself: never by the first thread, whose death is how
+        // the keeper knows that a daemon dies.
         let serve = move || {
             let host = host::Host::new(mount, config, listener).map(Arc::new);
             let serving = host.as_ref().ok().cloned();

@@ -1,14 +1,17 @@
 //! `pumapool join`: a node that lends while its memory is idle, and borrows while its mounts evict.
 //!
-//! The lender and gossip are in this process; each mount is a `pumapool mount` of its own (`joined.rs`), which survives as any other.
-//! Twice a second the mounts are asked what they have evicted, [`pool::role`] says what follows, and everybody is told:
+//! The lender and gossip are in this process; each mount is a `pumapool mount` of its own
+//! (`joined.rs`), which survives as any other. Twice a second the mounts are asked what they have
+//! evicted, [`pool::role`] says what follows, and everybody is told:
 //!
-//! - to *borrow*: first the lender takes no more pages, gives back what it has, and gossip says that it does not lend; only when
-//!   nothing is left there do the mounts begin to put.
-//! - to *lend*: first each mount says that it puts no more; only then the lender takes pages. What lenders elsewhere still have is got
-//!   from there until it is gone: that takes nobody's memory but theirs.
+//! - to *borrow*: first the lender takes no more pages, gives back what it has, and gossip says
+//!   that it does not lend; only when nothing is left there do the mounts begin to put.
+//! - to *lend*: first each mount says that it puts no more; only then the lender takes pages. What
+//!   lenders elsewhere still have is got from there until it is gone: that takes nobody's memory
+//!   but theirs.
 //!
-//! What must never happen here: lending and borrowing at once. Lending does not begin before each mount has said that it puts nothing.
+//! What must never happen here: lending and borrowing at once. Lending does not begin before each
+//! mount has said that it puts nothing.
 
 use crate::configuration::{self, Changeable};
 use crate::control::{self, answer};
@@ -47,8 +50,8 @@ pub struct Options {
     #[arg(long, value_enum, default_value_t = role::Name::Auto)]
     role: role::Name,
 
-    /// How long hardly anything must be evicted before the node lends again, in seconds. It doubles, up to 32 times as long, when
-    /// the node has to borrow soon after.
+    /// How long hardly anything must be evicted before the node lends again, in seconds. It
+    /// doubles, up to 32 times as long, when the node has to borrow soon after.
     #[arg(long, value_name = "SECONDS", default_value_t = ::pool::role::CALM_DEFAULT.as_secs(),
         value_parser = clap::value_parser!(u64).range(1..=3600))]
     calm: u64,
@@ -103,9 +106,11 @@ pub fn run(options: Options, log: &str) -> Result<ExitCode> {
     };
     let server = lender::Server::bind(options.lending.config(security.clone())?)?;
     let own = pool::lender_address(&options.pool, server.local_address())?;
-    // While programs can still be started, with all rights. They open their own descriptors, and none of ours.
+    // While programs can still be started, with all rights. They open their own descriptors, and
+    // none of ours.
     let mounts = Mounts::start(&options.mounts, &options.mount_arguments(log, &own))?;
-    // Before the first thread is started: threads inherit it. Mounts are ended by signals, which need no rights beyond the user's.
+    // Before the first thread is started: threads inherit it. Mounts are ended by signals, which
+    // need no rights beyond the user's.
     let confined = confine::lender(server.local_address(), daemon.metrics(), &control::folder(), configuration::path());
     let address = server.local_address().to_string();
     let handle = server.handle();

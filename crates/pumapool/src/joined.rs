@@ -1,7 +1,9 @@
-//! The mounts of a node that has joined a pool: started before anything else, told whether to borrow, asked what they have evicted.
+//! The mounts of a node that has joined a pool: started before anything else, told whether to
+//! borrow, asked what they have evicted.
 //!
-//! Each is a mount as `pumapool mount` makes it, with a keeper and a daemon, in the background; it survives its own daemon, and this
-//! process, too. One that a node before this one has left is taken on as it is.
+//! Each is a mount as `pumapool mount` makes it, with a keeper and a daemon, in the background; it
+//! survives its own daemon, and this process, too. One that a node before this one has left is
+//! taken on as it is.
 //!
 //! What must never happen here: that a mount is believed not to borrow which has not said so.
 
@@ -22,7 +24,8 @@ pub const BORROW: &str = "borrow on";
 /// Tells a mount not to.
 pub const BORROW_NOT: &str = "borrow off";
 
-/// How long a mount may take to answer. While another daemon takes it over, it takes longer; then it is asked again.
+/// How long a mount may take to answer. While another daemon takes it over, it takes longer; then
+/// it is asked again.
 const ANSWER_LIMIT: Duration = Duration::from_secs(1);
 /// How long a mount may take to end, before the node ends without it.
 const END_LIMIT_SECONDS: i64 = 10;
@@ -58,8 +61,9 @@ struct Joined {
     started: bool,
     /// What it said last; None: it does not answer.
     borrowing: Option<bool>,
-    /// It has said that it puts nothing, and nothing else since. Of a mount that this process has started a daemon that takes over puts
-    /// nothing, either, until it is told to; of another one that is not known, so it must have said so at the last look.
+    /// It has said that it puts nothing, and nothing else since. Of a mount that this process has
+    /// started a daemon that takes over puts nothing, either, until it is told to; of another one
+    /// that is not known, so it must have said so at the last look.
     puts_nothing: bool,
     /// What its daemon has evicted; None: it cannot see that.
     evictions: Option<u64>,
@@ -73,7 +77,8 @@ pub struct Mounts {
 }
 
 impl Mounts {
-    /// Has them mounted, none of them borrowing, and waits until they are served. To be called while this process may start programs.
+    /// Has them mounted, none of them borrowing, and waits until they are served. To be called
+    /// while this process may start programs.
     ///
     /// # Errors
     /// When one of them cannot be; then those that were started end.
@@ -124,7 +129,8 @@ impl Mounts {
         self.evicted_pages
     }
 
-    /// Whether each of them has said that it does not borrow, with nothing on its way to a lender, or is gone.
+    /// Whether each of them has said that it does not borrow, with nothing on its way to a lender,
+    /// or is gone.
     pub fn none_borrows(&self) -> bool {
         self.list.iter().all(|one| one.gone || one.puts_nothing)
     }

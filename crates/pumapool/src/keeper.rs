@@ -1,16 +1,21 @@
-//! The keeper: the process that `pumapool mount` leaves behind, whose child is the daemon that serves the mount.
+//! The keeper: the process that `pumapool mount` leaves behind, whose child is the daemon that
+//! serves the mount.
 //!
-//! It holds descriptors and waits. When its daemon dies, it starts another one, gives it all it holds, and the mount goes on: programs
-//! see a pause. It has one thread, no table but that of the descriptors (bounded by the limit of open files), and touches nothing of
-//! what it holds. What the daemon sent before it died is safe in the socket between them, so the keeper never answers.
+//! It holds descriptors and waits. When its daemon dies, it starts another one, gives it all it
+//! holds, and the mount goes on: programs see a pause. It has one thread, no table but that of the
+//! descriptors (bounded by the limit of open files), and touches nothing of what it holds. What the
+//! daemon sent before it died is safe in the socket between them, so the keeper never answers.
 //!
 //! - The daemon ends in order: so does the keeper, with its exit code.
-//! - It is killed, or crashes: a successor takes over. [`IDLE_DEATHS_MAX`] deaths in a row without a request served, or [`CRASHES_MAX`]
-//!   crashes in a row soon after the beginning, and the keeper lets go of the mount.
-//! - It hands over (`pumapool upgrade`): the new program takes over; if that does not come to serve, the old one does.
+//! - It is killed, or crashes: a successor takes over. [`IDLE_DEATHS_MAX`] deaths in a row without
+//!   a request served, or [`CRASHES_MAX`] crashes in a row soon after the beginning, and the keeper
+//!   lets go of the mount.
+//! - It hands over (`pumapool upgrade`): the new program takes over; if that does not come to
+//!   serve, the old one does.
 //! - The keeper is killed: the daemon serves on, alone, and says so.
 //!
-//! What must never happen in it: waiting for its daemon without looking for its end; holding a mount that nobody serves.
+//! What must never happen in it: waiting for its daemon without looking for its end; holding a
+//! mount that nobody serves.
 
 use crate::configuration;
 use crate::confine;
@@ -38,13 +43,15 @@ use std::time::{Duration, Instant};
 
 /// Tells the process that it is a daemon, and what it has inherited: see [`crate::kept`].
 pub const INHERITED: &str = "PUMAPOOL_KEPT";
-/// The socket at which the daemon is to serve its metrics. Apart from the others, so that a program that does not know of it serves on.
+/// The socket at which the daemon is to serve its metrics. Apart from the others, so that a program
+/// that does not know of it serves on.
 pub const INHERITED_METRICS: &str = "PUMAPOOL_KEPT_METRICS";
 /// The code of a Rust program whose main thread panicked.
 const PANICKED: i32 = 101;
 /// Deaths in a row without a request served, after which the mount is let go.
 const IDLE_DEATHS_MAX: u32 = 5;
-/// Crashes (not kills) in a row, each soon after the beginning, after which the mount is let go: the same request might be the cause.
+/// Crashes (not kills) in a row, each soon after the beginning, after which the mount is let go:
+/// the same request might be the cause.
 const CRASHES_MAX: u32 = 5;
 /// A daemon that has served for longer did not die of its beginning.
 const SOON: Duration = Duration::from_secs(10);
@@ -53,8 +60,9 @@ const FIRST_PAUSE: Duration = Duration::from_millis(50);
 /// How long a new program may take to come to serve.
 const START_LIMIT: Duration = Duration::from_secs(10);
 
-/// How long what is left of a daemon may take to be gone when its first thread is, before a look at what is left. A thread that waits
-/// in the kernel for a page to be written back, because it has pages dropped, waits for an answer that only the successor can give.
+/// How long what is left of a daemon may take to be gone when its first thread is, before a look at
+/// what is left. A thread that waits in the kernel for a page to be written back, because it has
+/// pages dropped, waits for an answer that only the successor can give.
 const DYING_LIMIT: Duration = Duration::from_millis(500);
 /// Daemons in that state at the most: beyond it, the keeper waits.
 const DYING_MAX: usize = 8;
@@ -63,8 +71,9 @@ const WAITS_FOR_FUSE: &str = "request_wait_answer";
 /// How often the keeper looks for that state, of which no event tells.
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
 
-/// How long what a daemon sends lies in the socket once some of it was read: to be woken for each message would cost the daemon more
-/// than its request. There is room for some hundreds of messages at least, and an end of the daemon is seen at once.
+/// How long what a daemon sends lies in the socket once some of it was read: to be woken for each
+/// message would cost the daemon more than its request. There is room for some hundreds of messages
+/// at least, and an end of the daemon is seen at once.
 const LEAVE_UNREAD: Duration = Duration::from_millis(5);
 
 /// How often the daemon is asked whether it is alive.
@@ -162,8 +171,8 @@ struct Keeper {
     wants_reload: bool,
     /// It was told so, and has not answered.
     is_reloading: bool,
-    /// Where the command was given: paths in its arguments may be relative. Open since before there was a mount, as nobody may serve it when its
-    /// name leads there.
+    /// Where the command was given: paths in its arguments may be relative. Open since before there
+    /// was a mount, as nobody may serve it when its name leads there.
     folder: Option<OwnedFd>,
     was_ready: bool,
     /// Killed, but not gone yet.
@@ -283,7 +292,8 @@ impl Keeper {
         }
     }
 
-    /// The program that was to take over does not: who asked is told when the one before it serves again.
+    /// The program that was to take over does not: who asked is told when the one before it serves
+    /// again.
     fn refuse(&mut self, why: String) {
         tracing::error!("no upgrade: {why}; the program before it serves on");
         if let Some(reply) = &mut self.reply {
@@ -348,7 +358,8 @@ impl Keeper {
         code
     }
 
-    /// Starts a daemon and accompanies it to its end. With a `limit`, it is killed if it does not serve by then.
+    /// Starts a daemon and accompanies it to its end. With a `limit`, it is killed if it does not
+    /// serve by then.
     fn run_daemon(&mut self, program: &File, limit: Option<Duration>) -> Result<End> {
         let start = Instant::now();
         let (ours, theirs) = Channel::pair().context("cannot make a socket for the daemon")?;
@@ -357,7 +368,8 @@ impl Keeper {
         let pid = Pid::from_child(&child);
         let end = pidfd_open(pid, PidfdFlags::empty());
         let given = self.held.iter().try_for_each(|(held, fd)| ours.hold(*held, fd.as_fd()));
-        // One that does not take what it is given would wait for the rest for ever. (One that is gone already is found below.)
+        // One that does not take what it is given would wait for the rest for ever. (One that is
+        // gone already is found below.)
         if given.and_then(|()| ours.send(&Message::AllGiven)).is_err() || end.is_err() {
             let _ = child.kill();
         }
@@ -390,7 +402,8 @@ impl Keeper {
             let ready = poll(&mut fds, Some(&timespec(look_in)));
             let has_ended = !fds[0].revents().is_empty()
                 || ready == Ok(0) && unread.is_none() && mount::handover::is_dying(pid.as_raw_nonzero().get());
-            // Any other thread that is left may still be writing below: the successor must not begin before that is done.
+            // Any other thread that is left may still be writing below: the successor must not
+            // begin before that is done.
             let is_gone = has_ended
                 && loop {
                     if is_ready_within(end.as_fd(), DYING_LIMIT) {
@@ -409,7 +422,8 @@ impl Keeper {
             if let Some(signal) = self.take_signal() {
                 let _ = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);
                 let _ = ours.send(&Message::Stop(signal));
-                // In use, it is taken out of the tree, and served until the last file is closed. Should it be killed before, nobody is to go on with it.
+                // In use, it is taken out of the tree, and served until the last file is closed.
+                // Should it be killed before, nobody is to go on with it.
                 self.store.close();
             }
             if was_ready && upgrade.is_none() && std::mem::take(&mut self.wants_reload) {
@@ -496,7 +510,8 @@ impl Keeper {
         if let Some(folder) = &self.folder {
             command.current_dir(format!("/proc/self/fd/{}", folder.as_raw_fd()));
         }
-        // In the foreground a group of its own: what is typed at the terminal is for us to pass on. In the background it leaves our group when it serves.
+        // In the foreground a group of its own: what is typed at the terminal is for us to pass on.
+        // In the background it leaves our group when it serves.
         if self.log.is_none() {
             command.process_group(0);
         }
@@ -573,9 +588,10 @@ fn is_ready_within(fd: BorrowedFd<'_>, limit: Duration) -> bool {
     matches!(poll(&mut fds, Some(&timespec(limit))), Ok(1))
 }
 
-/// Whether of a process whose first thread has ended only threads are left that may wait for the mount itself, hence for the successor: the one that has
-/// pages dropped, those that have a guest's image open, and one that closes what is still open as it goes; or for the disk: the janitor, which has written
-/// back what was written. None of them changes anything below.
+/// Whether of a process whose first thread has ended only threads are left that may wait for the
+/// mount itself, hence for the successor: the one that has pages dropped, those that have a guest's
+/// image open, and one that closes what is still open as it goes; or for the disk: the janitor,
+/// which has written back what was written. None of them changes anything below.
 fn only_waiting_left(process: Pid) -> bool {
     let first = process.as_raw_nonzero().to_string();
     let Ok(threads) = std::fs::read_dir(format!("/proc/{first}/task")) else { return false };

@@ -1,7 +1,8 @@
-//! The daemon's side of its keeper: what it has inherited, when it says what, and what it does when it is told to stop.
+//! The daemon's side of its keeper: what it has inherited, when it says what, and what it does when
+//! it is told to stop.
 //!
-//! The control socket and the log are the keeper's, so they stay the same when a new daemon takes over: who connects in between waits in
-//! the socket's queue, and is answered by the successor.
+//! The control socket and the log are the keeper's, so they stay the same when a new daemon takes
+//! over: who connects in between waits in the socket's queue, and is answered by the successor.
 
 use crate::configuration::{self, Changeable};
 use crate::keeper::{INHERITED, INHERITED_METRICS};
@@ -31,8 +32,9 @@ pub struct Kept {
 /// What stops the daemon, once.
 type Stop = Box<dyn FnOnce() + Send>;
 
-/// Asked to stop by two who do not know of each other: by signals of its own, and by the keeper, which passes its own on. (A service
-/// manager signals both.) The first one ends it in order, the second one of either ends it at once.
+/// Asked to stop by two who do not know of each other: by signals of its own, and by the keeper,
+/// which passes its own on. (A service manager signals both.) The first one ends it in order, the
+/// second one of either ends it at once.
 struct Stopping {
     stop: Mutex<Option<Stop>>,
 }
@@ -64,7 +66,8 @@ impl Kept {
             .context("what a keeper passes makes no sense")?;
         anyhow::ensure!(matches!(numbers.len(), 2 | 3), "what a keeper passes makes no sense");
         let own = |number| {
-            // SAFETY: the keeper has left exactly these open for us, and nobody else in this process knows them.
+            // SAFETY: the keeper has left exactly these open for us, and nobody else in this
+            // process knows them.
             let fd = unsafe { OwnedFd::from_raw_fd(number) };
             rustix::io::fcntl_setfd(&fd, rustix::io::FdFlags::CLOEXEC).map(|()| fd)
         };
@@ -148,8 +151,8 @@ impl Kept {
     }
 }
 
-/// Reads the configuration again, and tells the keeper the one that is in use then, good or as it was before: a successor begins with it. This is also the answer
-/// that the keeper waits for.
+/// Reads the configuration again, and tells the keeper the one that is in use then, good or as it
+/// was before: a successor begins with it. This is also the answer that the keeper waits for.
 fn reload(channel: &Channel, changeable: &Changeable) {
     configuration::reload(changeable);
     // The text itself: what is in the file may be another one by the time that the keeper looks.

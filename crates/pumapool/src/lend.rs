@@ -31,7 +31,8 @@ pub struct Options {
 #[derive(clap::Args)]
 #[group(id = "lending", multiple = true)]
 pub struct Lending {
-    /// Where to listen: HOST:PORT, [IPV6]:PORT, unix:PATH or vsock:PORT. Port 0 lets the kernel choose one.
+    /// Where to listen: HOST:PORT, [IPV6]:PORT, unix:PATH or vsock:PORT. Port 0 lets the kernel
+    /// choose one.
     #[arg(long, value_name = "ADDR", value_parser = addresses::place)]
     pub listen: Address,
 
@@ -39,16 +40,19 @@ pub struct Lending {
     #[arg(long, value_name = "SIZE|auto", default_value = "auto", value_parser = capacity)]
     capacity: lender::Capacity,
 
-    /// How much memory to leave free. What the kernel itself keeps free of the machine's is left in any case.
+    /// How much memory to leave free. What the kernel itself keeps free of the machine's is left in
+    /// any case.
     #[arg(long, value_name = "SIZE", default_value = "256MiB", value_parser = size::parse)]
     reserve: u64,
 
-    /// How long to keep the pages of a borrower that lost its connection, in seconds; 0: not at all.
+    /// How long to keep the pages of a borrower that lost its connection, in seconds; 0: not at
+    /// all.
     #[arg(long, value_name = "SECONDS", default_value_t = lender::GRACE_DEFAULT.as_secs(),
         value_parser = clap::value_parser!(u64).range(0..=wire::GRACE_SECONDS_MAX))]
     grace: u64,
 
-    /// Time of processors that serving borrowers may take, in percent of one processor (200: two of them); without it, any.
+    /// Time of processors that serving borrowers may take, in percent of one processor (200: two of
+    /// them); without it, any.
     #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u32).range(1..=100_000))]
     cpu: Option<u32>,
 

@@ -1,7 +1,9 @@
-//! Which lenders a mount has: those that were named, each address of a name being one, and those of the pool.
+//! Which lenders a mount has: those that were named, each address of a name being one, and those of
+//! the pool.
 //!
-//! Names are looked up in a thread of their own, at once and then every [`LOOK_UP_INTERVAL`], so that no mount waits for a
-//! resolver, and a take-over least of all. What must never happen: a lender lost because a name could not be looked up.
+//! Names are looked up in a thread of their own, at once and then every [`LOOK_UP_INTERVAL`], so
+//! that no mount waits for a resolver, and a take-over least of all. What must never happen: a
+//! lender lost because a name could not be looked up.
 
 use borrower::{Borrower, LenderAddress};
 use parking_lot::Mutex;
@@ -12,7 +14,8 @@ use wire::address::Address;
 /// How often names are looked up again: as often as those of the pool's seeds.
 const LOOK_UP_INTERVAL: Duration = Duration::from_secs(60);
 
-/// Addresses of a name that are used; of more, which a resolver may give by turns, those used already, then the first in order.
+/// Addresses of a name that are used; of more, which a resolver may give by turns, those used
+/// already, then the first in order.
 const NAME_ADDRESSES_MAX: usize = 16;
 
 /// The lenders of one mount.
@@ -21,7 +24,8 @@ pub struct Lenders {
     known: Mutex<Known>,
 }
 
-/// Answers of a resolver in a row without an address until it is left: not all tell all addresses each time.
+/// Answers of a resolver in a row without an address until it is left: not all tell all addresses
+/// each time.
 const MISSING_MAX: u32 = 5;
 
 /// One address of a name.
@@ -34,7 +38,8 @@ struct Found {
 /// What is known of them.
 #[derive(Default)]
 struct Known {
-    /// What was named, and the addresses that it stands for; none of a name that was not looked up yet.
+    /// What was named, and the addresses that it stands for; none of a name that was not looked up
+    /// yet.
     named: Vec<(Address, Vec<Found>)>,
     of_pool: Vec<LenderAddress>,
     /// What the borrower was told.
@@ -63,7 +68,8 @@ impl Known {
         all
     }
 
-    /// A name was looked up. One that cannot be has the addresses of before, or is left to whoever connects, who says why.
+    /// A name was looked up. One that cannot be has the addresses of before, or is left to whoever
+    /// connects, who says why.
     fn looked_up(&mut self, name: &Address, mut found: Vec<Address>) {
         found.sort();
         let failed = found.iter().all(|address| address == name);

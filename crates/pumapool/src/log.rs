@@ -2,8 +2,9 @@
 //! it serves. Until then they go into the log, and warnings and errors to standard error as well,
 //! which is the caller's terminal.
 //!
-//! The log that a daemon makes for itself lies in `/run`, which is memory, and nobody rotates it. A lender that comes and goes makes a
-//! few lines a second, so that log has a bound: beyond it, it begins anew. A file that the user named is the user's.
+//! The log that a daemon makes for itself lies in `/run`, which is memory, and nobody rotates it. A
+//! lender that comes and goes makes a few lines a second, so that log has a bound: beyond it, it
+//! begins anew. A file that the user named is the user's.
 
 use anyhow::{Context, Result, bail};
 use rustix::fs::{fstat, ftruncate};
@@ -35,13 +36,14 @@ type SetFilter = Box<dyn Fn(EnvFilter) -> Result<()> + Send + Sync>;
 static SET_FILTER: OnceLock<SetFilter> = OnceLock::new();
 
 fn filter(level: &str) -> Result<EnvFilter> {
-    // A word alone would be taken for the name of a part of the program, and of all others nothing would be said, not even errors.
+    // A word alone would be taken for the name of a part of the program, and of all others nothing
+    // would be said, not even errors.
     let is_level = |word: &str| word.contains('=') || word.trim().parse::<LevelFilter>().is_ok();
     if let Some(word) = level.split(',').find(|word| !is_level(word)) {
         bail!("`{word}` is no level");
     }
-    // Of what a filter does not name as usual. And what chitchat has to say of single datagrams, our own lines say better; `chitchat=LEVEL` shows
-    // it all the same.
+    // Of what a filter does not name as usual. And what chitchat has to say of single datagrams,
+    // our own lines say better; `chitchat=LEVEL` shows it all the same.
     EnvFilter::try_new(format!("info,chitchat=off,{level}")).with_context(|| format!("--log {level}"))
 }
 
@@ -60,7 +62,8 @@ pub fn begin(level: &str) -> Result<()> {
         .with_writer(Writers)
         .with_ansi(io::stderr().is_terminal())
         .with_target(false)
-        // A log that cannot be written is no reason to stop: without this, the complaint about it would panic in turn.
+        // A log that cannot be written is no reason to stop: without this, the complaint about it
+        // would panic in turn.
         .log_internal_errors(false)
         .with_filter_reloading();
     let handle = builder.reload_handle();
@@ -131,7 +134,8 @@ impl Write for Place {
     }
 }
 
-/// Empties a file that has grown beyond the limit. What fails here must not keep the line from being written.
+/// Empties a file that has grown beyond the limit. What fails here must not keep the line from
+/// being written.
 fn begin_anew_beyond(log: impl std::os::fd::AsFd, bytes_max: i64) {
     if fstat(&log).is_ok_and(|found| found.st_size >= bytes_max) {
         let _ = ftruncate(&log, 0);

@@ -53,8 +53,8 @@ struct Cli {
     #[arg(long, global = true, default_value = "info", env = "PUMAPOOL_LOG", value_name = "LEVEL", value_parser = log::level)]
     log: String,
 
-    /// Of a daemon: take options from this file (TOML), by their long names. Those of the command line override them. SIGHUP has it read
-    /// again.
+    /// Of a daemon: take options from this file (TOML), by their long names. Those of the command
+    /// line override them. SIGHUP has it read again.
     #[arg(long, global = true, value_name = "FILE")]
     config: Option<PathBuf>,
 
@@ -77,13 +77,15 @@ enum Command {
     Lend(lend::Options),
     /// Mount a directory so that what its page cache evicts is kept by a lender.
     Mount(mount::Options),
-    /// Do both by need: lend while this machine's memory is idle, and borrow while its mounts evict.
+    /// Do both by need: lend while this machine's memory is idle, and borrow while its mounts
+    /// evict.
     Join(join::Options),
     /// Have a node that has joined lend, or borrow, or do what it needs.
     Role(role::Options),
     /// Fill a host's page cache with what its virtual machines evict.
     HostCache(host_cache::Options),
-    /// Watch a directory as it is, and say whether Puma would help; or with --lend, how much this machine could lend.
+    /// Watch a directory as it is, and say whether Puma would help; or with --lend, how much this
+    /// machine could lend.
     Advise(advise::Options),
     /// Show on which NUMA nodes memory is, and place it.
     Numa(numa::Options),
@@ -124,7 +126,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// What mount(8) wants done. None: nothing any more. It only wanted to know if that would be right, or flags of a mount have changed.
+/// What mount(8) wants done. None: nothing any more. It only wanted to know if that would be right,
+/// or flags of a mount have changed.
 fn help_mount(arguments: &[OsString]) -> Result<Option<Cli>> {
     let root = Cli::built();
     let mount = root.find_subcommand("mount").context("there is no `pumapool mount`")?;

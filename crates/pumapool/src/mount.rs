@@ -1,6 +1,7 @@
 //! `pumapool mount`: the borrower.
 //!
-//! The process that is started becomes the keeper (`keeper.rs`), and starts this program again as the daemon that serves.
+//! The process that is started becomes the keeper (`keeper.rs`), and starts this program again as
+//! the daemon that serves.
 
 use crate::addresses;
 use crate::cgroups::{CgroupName, cgroups};
@@ -38,8 +39,9 @@ pub struct Options {
     /// Where to mount it; without this, in place, over the directory itself.
     mountpoint: Option<PathBuf>,
 
-    /// A lender: HOST:PORT, [IPV6]:PORT, unix:PATH or vsock:CID:PORT. May be given several times; each address that a name has is a
-    /// lender. Without one, or while it is away, files are read from SOURCE.
+    /// A lender: HOST:PORT, [IPV6]:PORT, unix:PATH or vsock:CID:PORT. May be given several times;
+    /// each address that a name has is a lender. Without one, or while it is away, files are read
+    /// from SOURCE.
     #[arg(long, value_name = "ADDR", value_parser = addresses::peer)]
     lender: Vec<Address>,
 
@@ -49,17 +51,20 @@ pub struct Options {
     #[command(flatten)]
     policies: Policies,
 
-    /// What is forbidden at the mountpoint: to write, or to use set-uid programs, devices, or programs. May be given several times.
+    /// What is forbidden at the mountpoint: to write, or to use set-uid programs, devices, or
+    /// programs. May be given several times.
     #[arg(long, value_enum, value_name = "WHAT")]
     forbid: Vec<Forbidden>,
 
-    /// Show file systems that are mounted below SOURCE. Without this their mount points appear as empty, closed directories. What each of them
-    /// forbids (ro, nosuid, nodev, noexec) stays forbidden in it. Interfaces of the kernel (proc, sysfs, cgroup, ...), FUSE mounts of other users,
-    /// and mounts of pumapool are never shown.
+    /// Show file systems that are mounted below SOURCE. Without this their mount points appear as
+    /// empty, closed directories. What each of them forbids (ro, nosuid, nodev, noexec) stays
+    /// forbidden in it. Interfaces of the kernel (proc, sysfs, cgroup, ...), FUSE mounts of other
+    /// users, and mounts of pumapool are never shown.
     #[arg(long)]
     cross_mounts: bool,
 
-    /// Whether pages are put at lenders from the beginning. `pumapool join` begins with `off`, and turns it on and off.
+    /// Whether pages are put at lenders from the beginning. `pumapool join` begins with `off`, and
+    /// turns it on and off.
     #[arg(long, value_enum, default_value_t = Switch::On, hide = true)]
     borrow: Switch,
 
@@ -112,24 +117,26 @@ pub struct Policies {
     #[arg(long, value_enum, default_value_t = StrategyName::Exclusive)]
     strategy: StrategyName,
 
-    /// Whether a write is in SOURCE before it is answered, or gathers in the page cache first (faster small writes; SOURCE must then not
-    /// be changed beside the mount).
+    /// Whether a write is in SOURCE before it is answered, or gathers in the page cache first
+    /// (faster small writes; SOURCE must then not be changed beside the mount).
     #[arg(long, value_enum, default_value_t = WriteName::Through)]
     write: WriteName,
 
-    /// When pages are sent to the lender: as the kernel evicts them (needs BPF), or as they are read from the disk.
+    /// When pages are sent to the lender: as the kernel evicts them (needs BPF), or as they are
+    /// read from the disk.
     #[arg(long, value_enum, default_value_t = FillName::Auto)]
     fill: FillName,
 
-    /// Whether what is read in long sequential streams is left to the disk, which is good at that, and not lent; but where it comes back while
-    /// lenders have room for it, and faster from them.
+    /// Whether what is read in long sequential streams is left to the disk, which is good at that,
+    /// and not lent; but where it comes back while lenders have room for it, and faster from them.
     #[arg(long, value_enum, default_value_t = Switch::On)]
     filter: Switch,
-    /// Whether a lender is left alone while it answers later than the directory below, or than the thresholds.
+    /// Whether a lender is left alone while it answers later than the directory below, or than the
+    /// thresholds.
     #[arg(long, value_enum, default_value_t = Switch::On)]
     gate: Switch,
-    /// The gate's thresholds for the average latency of 15 seconds: it closes above the first and opens below the second, in
-    /// microseconds.
+    /// The gate's thresholds for the average latency of 15 seconds: it closes above the first and
+    /// opens below the second, in microseconds.
     #[arg(long, value_name = "UPPER,LOWER", default_value_t = Thresholds(borrower::gate::Config::default().short))]
     gate_short: Thresholds,
     /// As --gate-short, for the average of a minute.
@@ -138,43 +145,50 @@ pub struct Policies {
     /// Whether a get that takes longer than a read of SOURCE would is raced by one.
     #[arg(long, value_enum, default_value_t = Switch::On)]
     hedge: Switch,
-    /// Whether files that the pool is of no use to are left to the kernel, which then reads them in SOURCE by itself, at the speed that they have
-    /// there: what is opened for reading while no lender is used, and what is only read in long streams. It is so until it is closed.
-    /// (From Linux 6.9 on, as root, and with --write through.)
+    /// Whether files that the pool is of no use to are left to the kernel, which then reads them in
+    /// SOURCE by itself, at the speed that they have there: what is opened for reading while no
+    /// lender is used, and what is only read in long streams. It is so until it is closed. (From
+    /// Linux 6.9 on, as root, and with --write through.)
     #[arg(long, value_enum, default_value_t = Switch::On)]
     passthrough: Switch,
-    /// Allow idmapped mounts of MOUNTPOINT (Linux 6.12), which pods with `hostUsers: false` need. The kernel then tells the user of a
-    /// request only where it creates a file: `trusted.` attributes are not listed, and all other requests count as those of one user,
-    /// who is not root.
+    /// Allow idmapped mounts of MOUNTPOINT (Linux 6.12), which pods with `hostUsers: false` need.
+    /// The kernel then tells the user of a request only where it creates a file: `trusted.`
+    /// attributes are not listed, and all other requests count as those of one user, who is not
+    /// root.
     #[arg(long)]
     idmapped: bool,
-    /// After how many returned pages that do not verify a lender is not used any more, until the mount starts anew.
+    /// After how many returned pages that do not verify a lender is not used any more, until the
+    /// mount starts anew.
     #[arg(long, value_name = "COUNT", default_value_t = borrower::BAD_PAGES_MAX,
         value_parser = clap::value_parser!(u64).range(1..))]
     bad_pages: u64,
-    /// Memory for the catalog of lent pages: 2 MiB for each GiB lent. When it is full, the files that were not used for longest are
-    /// forgotten.
+    /// Memory for the catalog of lent pages: 2 MiB for each GiB lent. When it is full, the files
+    /// that were not used for longest are forgotten.
     #[arg(long, value_name = "SIZE", default_value = "256MiB", value_parser = size::parse_catalog)]
     pub catalog: u64,
-    /// Threads that always serve the mount. While all of them wait for SOURCE, more are started, up to 128.
+    /// Threads that always serve the mount. While all of them wait for SOURCE, more are started, up
+    /// to 128.
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=256))]
     pub threads: u16,
 
-    /// How long the kernel may keep attributes without asking, in seconds: the delay with which changes made beside the mount are seen. Where the kernel
-    /// tells of them (root, a local file system below), they are seen at once, and what nobody changes is kept for a minute from the second time on
-    /// that it is asked for. 0: it asks each time.
+    /// How long the kernel may keep attributes without asking, in seconds: the delay with which
+    /// changes made beside the mount are seen. Where the kernel tells of them (root, a local file
+    /// system below), they are seen at once, and what nobody changes is kept for a minute from the
+    /// second time on that it is asked for. 0: it asks each time.
     #[arg(long, value_name = "SECONDS", default_value_t = 1.0, value_parser = seconds)]
     attribute_timeout: f64,
 
-    /// A control group for which pages are lent, with all below it: PATH[,quota=SIZE][,share=NUMBER]. A quota is how much of it is lent at the
-    /// most; while all lenders are full, groups have what is lent in proportion to their shares. `others` instead of PATH stands for
-    /// all that are not named, together, and `each` for all of them on their own; without either, nothing is lent for them. May be
-    /// given several times. `pumapool status --by-cgroup` shows what each has.
+    /// A control group for which pages are lent, with all below it:
+    /// PATH[,quota=SIZE][,share=NUMBER]. A quota is how much of it is lent at the most; while all
+    /// lenders are full, groups have what is lent in proportion to their shares. `others` instead
+    /// of PATH stands for all that are not named, together, and `each` for all of them on their
+    /// own; without either, nothing is lent for them. May be given several times.
+    /// `pumapool status --by-cgroup` shows what each has.
     #[arg(long, value_name = "GROUP")]
     cgroup: Vec<CgroupName>,
 
-    /// Memory for evicted pages that wait to be sent (a power of two); `auto`: 32 MiB, or a sixteenth of what the machine (or the
-    /// cgroup of the mount) has, if that is less.
+    /// Memory for evicted pages that wait to be sent (a power of two); `auto`: 32 MiB, or a
+    /// sixteenth of what the machine (or the cgroup of the mount) has, if that is less.
     #[arg(long, value_name = "SIZE|auto", default_value_t = Ring::Auto)]
     ring: Ring,
 }
@@ -320,7 +334,8 @@ enum Ring {
 }
 
 impl Ring {
-    /// Of so much memory it takes one part at the most, but [`Ring::AUTO_BYTES_MIN`]: it counts as memory of the cgroup.
+    /// Of so much memory it takes one part at the most, but [`Ring::AUTO_BYTES_MIN`]: it counts as
+    /// memory of the cgroup.
     const MEMORY_SHARE: u64 = 16;
     /// 256 pages, however little memory there is: with less next to nothing would be lent.
     const AUTO_BYTES_MIN: u64 = 1 << 20;
@@ -355,13 +370,15 @@ impl std::str::FromStr for Ring {
     }
 }
 
-/// The memory of the daemon's cgroup, or of the machine. As much as there can be, if the kernel does not tell.
+/// The memory of the daemon's cgroup, or of the machine. As much as there can be, if the kernel
+/// does not tell.
 fn memory_bytes() -> u64 {
     lender::headroom::Headroom::default().read().map_or(u64::MAX, |memory| memory.total_bytes)
 }
 
-/// Of so much memory, what may be in the page cache below, written and not yet dropped. A group that is full of it has the kernel write it back
-/// page by page, and whoever reads or writes wait for that.
+/// Of so much memory, what may be in the page cache below, written and not yet dropped. A group
+/// that is full of it has the kernel write it back page by page, and whoever reads or writes wait
+/// for that.
 fn written_bytes(memory_bytes: u64) -> u64 {
     const MEMORY_SHARE: u64 = 16;
     (memory_bytes / MEMORY_SHARE).min(mount::Config::WRITTEN_BYTES)
@@ -392,7 +409,8 @@ fn seconds(text: &str) -> Result<f64, String> {
     if (0.0..=86_400.0).contains(&value) { Ok(value) } else { Err("write a number from 0 to 86400".into()) }
 }
 
-/// How long the requests in hand may take when the mount is left to another program. Beyond it there is no upgrade.
+/// How long the requests in hand may take when the mount is left to another program. Beyond it
+/// there is no upgrade.
 const LEAVE_LIMIT: Duration = Duration::from_secs(10);
 
 /// How long the keeper may take for what it is to keep. Beyond it there is no upgrade.
@@ -499,13 +517,15 @@ fn serve(mut options: Options, mut kept: Kept) -> Result<ExitCode> {
         borrower.set_borrowing(options.borrow == Switch::On && unseen.is_none());
         anyhow::Ok(borrower)
     };
-    // The catalog of a daemon before this one, and its session with the lender, would be claimed here: as of now the new borrower
-    // begins with an empty catalog, which is right and only slower.
+    // The catalog of a daemon before this one, and its session with the lender, would be claimed
+    // here: as of now the new borrower begins with an empty catalog, which is right and only
+    // slower.
     let mount = match takes_over {
         false => mount::Mount::start_kept(config, Some(kept.channel.clone()), make_borrower)?,
         true => mount::Mount::take_over(&config, given, Some(kept.channel.clone()), make_borrower)?,
     };
-    // Whatever happens from here on: no mount without its daemon. But one that is in use is left to the next one, until it is served.
+    // Whatever happens from here on: no mount without its daemon. But one that is in use is left to
+    // the next one, until it is served.
     let mut mount = DetachedOnDrop(Arc::new(mount), !takes_over);
     let borrower = mount.0.borrower().clone();
     let guests = options.guests.take();
@@ -596,7 +616,8 @@ fn serve(mut options: Options, mut kept: Kept) -> Result<ExitCode> {
     let served = mount.0.wait();
     guests.iter().for_each(|guests| guests.stop());
     if served == mount::Served::Left {
-        // The lender takes the end of our connections for the end of the session. What it keeps for a successor is to be arranged here.
+        // The lender takes the end of our connections for the end of the session. What it keeps for
+        // a successor is to be arranged here.
         let _ = was_told.recv_timeout(TELL_LIMIT);
         return Ok(ExitCode::from(exit::HANDED_OVER));
     }
@@ -604,13 +625,15 @@ fn serve(mut options: Options, mut kept: Kept) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Whether the way to a file leads through a directory. Both are looked at, so that the directory must be served.
+/// Whether the way to a file leads through a directory. Both are looked at, so that the directory
+/// must be served.
 fn is_below(file: &Path, directory: &Path) -> bool {
     let [file, directory] = [file, directory].map(Path::canonicalize);
     matches!((file, directory), (Ok(file), Ok(directory)) if file.starts_with(&directory))
 }
 
-/// Leaves the mount to another program: the keeper starts it, and answers on the stream when it serves.
+/// Leaves the mount to another program: the keeper starts it, and answers on the stream when it
+/// serves.
 fn hand_over(mount: &mount::Mount, channel: &Channel, program: &str, stream: UnixStream, told: &SyncSender<()>) {
     if channel.is_lost() {
         let error = "the keeper of this mount is gone: unmount it, and mount it again with the new program";

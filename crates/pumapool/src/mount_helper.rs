@@ -1,8 +1,9 @@
-//! `mount -t fuse.pumapool`, and lines of /etc/fstab: mount(8) calls `mount.fuse.pumapool`, a link to this program; or it has `mount.fuse`
-//! call this program by its own name, with a path in front. What it says becomes the command line of `pumapool mount`. No I/O.
+//! `mount -t fuse.pumapool`, and lines of /etc/fstab: mount(8) calls `mount.fuse.pumapool`, a link
+//! to this program; or it has `mount.fuse` call this program by its own name, with a path in front.
+//! What it says becomes the command line of `pumapool mount`. No I/O.
 //!
-//! Options by the names of those of `pumapool mount` go there. Generic ones are honoured, mean nothing here, or are refused, if ignoring
-//! them would be wrong.
+//! Options by the names of those of `pumapool mount` go there. Generic ones are honoured, mean
+//! nothing here, or are refused, if ignoring them would be wrong.
 
 use ::mount::MountFlags;
 use anyhow::{Context, Result, anyhow, bail, ensure};
@@ -13,7 +14,8 @@ use std::path::{Path, PathBuf};
 /// The names under which this program is the helper.
 const NAMES: [&str; 2] = ["mount.fuse.pumapool", "mount.pumapool"];
 
-/// For mount(8), systemd, or who reads fstab; or what a mount of ours is anyway. Times of access are the business of the file system below.
+/// For mount(8), systemd, or who reads fstab; or what a mount of ours is anyway. Times of access
+/// are the business of the file system below.
 const NOTHING_TO_US: [&str; 25] = [
     "allow_other",
     "async",
@@ -71,7 +73,8 @@ pub struct Wanted {
     pub remount: Option<Remount>,
 }
 
-/// A change of the flags of a mount. Other options stay as they are, also where mount(8) repeats those of fstab.
+/// A change of the flags of a mount. Other options stay as they are, also where mount(8) repeats
+/// those of fstab.
 #[derive(Debug, PartialEq)]
 pub struct Remount {
     /// Where it is mounted.
@@ -133,7 +136,8 @@ pub fn wanted(mount: &Command, arguments: &[OsString]) -> Result<Wanted> {
             return Err(refused(name));
         } else if let Some(argument) = ours(mount, name) {
             if !matches!(argument.get_action(), ArgAction::Append) {
-                // The last one counts: those of a line in fstab come before those that mount(8) was given.
+                // The last one counts: those of a line in fstab come before those that mount(8) was
+                // given.
                 let flag = format!("--{name}");
                 wanted.retain(|word| word.to_str().and_then(|word| word.split('=').next()) != Some(&flag));
             }
@@ -149,7 +153,8 @@ pub fn wanted(mount: &Command, arguments: &[OsString]) -> Result<Wanted> {
     }
     let forbidden = FLAGS.iter().filter(|(_, _, flag)| forbids.contains(*flag));
     wanted.extend(forbidden.map(|(name, _, _)| format!("--forbid={name}").into()));
-    // mount(8) leaves out what permits, such as `suid`: it names all that is to be forbidden, and what the table of mounts says with it.
+    // mount(8) leaves out what permits, such as `suid`: it names all that is to be forbidden, and
+    // what the table of mounts says with it.
     let permits = FLAGS.iter().map(|(_, _, flag)| *flag).collect::<MountFlags>() - forbids;
     let remount = is_remount.then(|| Remount { mountpoint: mountpoint.clone().into(), forbids, permits });
     wanted.extend(["--".into(), source, mountpoint]);
@@ -169,7 +174,8 @@ fn ours<'a>(mount: &'a Command, name: &str) -> Option<&'a Arg> {
     all.find(|argument| argument.get_long() == Some(name) && !not_ours.contains(&name))
 }
 
-/// Splits at commas, but not between double quotes, which go; a backslash takes a comma, or what else follows, as it is.
+/// Splits at commas, but not between double quotes, which go; a backslash takes a comma, or what
+/// else follows, as it is.
 fn split(list: &str) -> Vec<String> {
     let (mut all, mut one, mut is_quoted) = (Vec::new(), String::new(), false);
     let mut letters = list.chars();

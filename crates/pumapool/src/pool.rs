@@ -1,4 +1,5 @@
-//! `--pool`: taking part in a pool, for `lend` and `mount`. What there is to it is in the crate of that name.
+//! `--pool`: taking part in a pool, for `lend` and `mount`. What there is to it is in the crate of
+//! that name.
 
 use crate::addresses;
 use crate::lenders::Lenders;
@@ -14,15 +15,17 @@ use wire::address::Address;
 /// Where a lender gossips: the same everywhere, so that it can be somebody's seed.
 const PORT: u16 = 7070;
 
-/// How often a lender looks what it has left. Others are told of it only when it has changed by much.
+/// How often a lender looks what it has left. Others are told of it only when it has changed by
+/// much.
 const LOOK_INTERVAL: Duration = Duration::from_secs(2);
 
 /// Options of everything that takes part in a pool.
 #[derive(clap::Args, Clone, Default)]
 #[group(id = "pool-options", multiple = true)]
 pub struct Options {
-    /// Join the pool that this node is of: HOST:PORT where it gossips. May be given several times, and a name may have several addresses.
-    /// It need not be there yet, and of a first node it may be its own.
+    /// Join the pool that this node is of: HOST:PORT where it gossips. May be given several times,
+    /// and a name may have several addresses. It need not be there yet, and of a first node it may
+    /// be its own.
     #[arg(long = "pool", value_name = "SEED_ADDR")]
     seeds: Vec<String>,
 
@@ -30,8 +33,9 @@ pub struct Options {
     #[arg(long, value_name = "IP:PORT", requires = "seeds", value_parser = addresses::socket)]
     gossip: Option<SocketAddr>,
 
-    /// By which address other machines reach this one: a lender's HOST:PORT, or where a mount gossips [default: the one that it listens
-    /// at, or with --listen 0.0.0.0:PORT the one that this machine has on the way to the first SEED_ADDR].
+    /// By which address other machines reach this one: a lender's HOST:PORT, or where a mount
+    /// gossips [default: the one that it listens at, or with --listen 0.0.0.0:PORT the one that
+    /// this machine has on the way to the first SEED_ADDR].
     #[arg(long, value_name = "ADDR", requires = "seeds", value_parser = addresses::network)]
     advertise: Option<Address>,
 }

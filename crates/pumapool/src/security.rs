@@ -1,6 +1,7 @@
 //! The pool's key on the command line: whom `lend` and `mount` believe.
 //!
-//! Over a network one of the two has to be said, so that nobody is without a key who did not want to be.
+//! Over a network one of the two has to be said, so that nobody is without a key who did not want
+//! to be.
 
 use anyhow::{Context, Result, bail};
 use std::ffi::OsString;
@@ -13,8 +14,9 @@ use wire::secure::Security;
 #[derive(clap::Args, Clone, Default)]
 #[group(id = "security", multiple = true)]
 pub struct Options {
-    /// The pool's key, which `pumapool key new FILE` makes: who does not have it is sent away, and what is in files is never sent in
-    /// clear. The file must be yours or root's, and closed to others (mode 600).
+    /// The pool's key, which `pumapool key new FILE` makes: who does not have it is sent away, and
+    /// what is in files is never sent in clear. The file must be yours or root's, and closed to
+    /// others (mode 600).
     #[arg(long, value_name = "FILE", env = "PUMAPOOL_KEY_FILE")]
     key: Option<PathBuf>,
 
@@ -59,7 +61,8 @@ impl Options {
                 bail!("--key (or PUMAPOOL_KEY_FILE) and --trust-network exclude each other: choose one")
             }
             (Some(path), false, _) => {
-                // A relative path is one of the folder where the command was given; the daemon looks before it leaves that.
+                // A relative path is one of the folder where the command was given; the daemon
+                // looks before it leaves that.
                 let path = std::path::absolute(path).with_context(|| format!("the key file {}", path.display()))?;
                 Ok(Security::Keyed(PoolKey::read(&path)?))
             }

@@ -24,7 +24,8 @@ pub struct Options {
     #[arg(long, conflicts_with = "mountpoint")]
     all: bool,
 
-    /// Take the mount away now, even if it is in use: programs that have files open keep them, and the daemon ends with the last.
+    /// Take the mount away now, even if it is in use: programs that have files open keep them, and
+    /// the daemon ends with the last.
     #[arg(long)]
     lazy: bool,
 }
@@ -45,8 +46,8 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     each(|mountpoint| take_away_and_wait(mountpoint, options.lazy))
 }
 
-/// Does something with all mounts that the program at this path has made, also before it was replaced; the innermost first. Says of each why
-/// not, and goes on with the others.
+/// Does something with all mounts that the program at this path has made, also before it was
+/// replaced; the innermost first. Says of each why not, and goes on with the others.
 pub fn each(act: impl Fn(&Path) -> Result<()>) -> Result<ExitCode> {
     let own = std::env::current_exe().context("cannot find this program")?;
     let is_own = |status: &Value| {
@@ -130,8 +131,8 @@ fn named(users: &[User]) -> String {
 pub fn find(given: &Path) -> Result<(PathBuf, Option<Value>)> {
     let daemons = control::ask_kind("mount");
     let mut places = Vec::new();
-    // The last component may be a dead mount, which cannot be looked at: first only what leads there is resolved. It may also be
-    // a symbolic link to the mount.
+    // The last component may be a dead mount, which cannot be looked at: first only what leads
+    // there is resolved. It may also be a symbolic link to the mount.
     if let (Some(parent), Some(name)) = (given.parent(), given.file_name()) {
         let parent = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
         places.extend(parent.canonicalize().map(|parent| parent.join(name)));

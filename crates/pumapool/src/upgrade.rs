@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-/// How long it may take: the daemon leaves, the new program starts or fails to, the old one serves again.
+/// How long it may take: the daemon leaves, the new program starts or fails to, the old one serves
+/// again.
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// Options of `upgrade`.

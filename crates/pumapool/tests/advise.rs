@@ -1,7 +1,8 @@
 //! `pumapool advise` before, and a mount after: what is predicted is what comes.
 //!
-//! The same reader, in a memory cgroup smaller than its files, reads a plain directory while `advise` watches, and then the same files through a mount with a
-//! lender of the size that was asked about.
+//! The same reader, in a memory cgroup smaller than its files, reads a plain directory while
+//! `advise` watches, and then the same files through a mount with a lender of the size that was
+//! asked about.
 
 mod setup;
 
@@ -25,7 +26,8 @@ const GROUP_BYTES: u64 = 20 << 20;
 const POOL: &str = "8MiB";
 /// A disk that is slower than a lender, and yet shows everything in some seconds.
 const READS_PER_S: u32 = 2000;
-/// How long `advise` watches; and where half of what the disk does is a stream, so that random reads take twice as long to come back.
+/// How long `advise` watches; and where half of what the disk does is a stream, so that random
+/// reads take twice as long to come back.
 const SECONDS: &str = "7";
 const MIXED_SECONDS: &str = "14";
 /// How far the prediction may be off: five points.

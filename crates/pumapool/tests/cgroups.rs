@@ -1,4 +1,5 @@
-//! Borrowing for control groups: whose pages are lent, no more than a quota, and a full lender in proportion to shares.
+//! Borrowing for control groups: whose pages are lent, no more than a quota, and a full lender in
+//! proportion to shares.
 
 mod setup;
 
@@ -99,7 +100,8 @@ fn a_quota_holds_while_another_group_borrows_more() {
     }
     assert!(count(1, "got_pages") >= PAGES / 2 && count(0, "got_pages") > 0, "{}", mount.status()["cgroups"]);
 
-    // This test is in neither: what it caches is not lent. What is cached by the groups already is theirs.
+    // This test is in neither: what it caches is not lent. What is cached by the groups already is
+    // theirs.
     let others = || group(&mount.status(), Path::new("others"));
     File::options().write(true).open(&both.files[0]).unwrap().set_len(0).unwrap();
     fs::write(&both.files[0], &both.bytes[1]).unwrap();

@@ -1,4 +1,5 @@
-//! Configuration files of real daemons: that they are read, also again on SIGHUP, and what becomes of them when they are broken.
+//! Configuration files of real daemons: that they are read, also again on SIGHUP, and what becomes
+//! of them when they are broken.
 
 mod setup;
 
@@ -11,7 +12,8 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 use testbed::{Process, Scratch, ask_daemon, wait_until, wait_until_ok};
 
-/// For an answer. While a successor takes a mount over, nobody answers: then another one is asked for.
+/// For an answer. While a successor takes a mount over, nobody answers: then another one is asked
+/// for.
 const ANSWER_MAX: Duration = Duration::from_secs(5);
 
 /// A daemon with a configuration, in the foreground and without a terminal, as under systemd.
@@ -71,7 +73,8 @@ fn a_lender_takes_over_what_can_change() {
             key_file()
         )
     };
-    // Where a lender, which may open hardly any file, may open one that has replaced the one that it began with.
+    // Where a lender, which may open hardly any file, may open one that has replaced the one that
+    // it began with.
     let folder = scratch.directory("pumapool").unwrap();
     let mut lender =
         Configured::start("lend", &folder, &text("reserve = \"64MiB\"\nrate = \"8MiB\""), &["--reserve", "32MiB"]);

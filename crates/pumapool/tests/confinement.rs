@@ -6,7 +6,8 @@ use setup::{Lender, Mount, PATIENCE, can_run, write_pages};
 use std::fs;
 use testbed::Scratch;
 
-/// Bits of capability sets (linux/capability.h): some that nobody here needs, and one that a mount does.
+/// Bits of capability sets (linux/capability.h): some that nobody here needs, and one that a mount
+/// does.
 const SYS_MODULE: u64 = 1 << 16;
 const SYS_BOOT: u64 = 1 << 22;
 const SYS_TIME: u64 = 1 << 25;
@@ -68,7 +69,8 @@ fn daemons_keep_only_what_they_need() {
     let options = ["--lender", &lender.address, "--metrics", "127.0.0.1:0", "--pool", &seed, "--gossip", "127.0.0.1:0"];
     let mount = Mount::start(&source, &at, &options);
 
-    // Threads that parse what comes from the network have a filter of system calls, and no capability.
+    // Threads that parse what comes from the network have a filter of system calls, and no
+    // capability.
     let has_confined = |pid: u32, names: &[&str]| {
         let is_confined = |name: &&str| {
             let mut alike = threads(pid).into_iter().filter(|thread| thread.name == **name).peekable();

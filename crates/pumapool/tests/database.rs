@@ -1,11 +1,12 @@
-//! A database on the mount does not notice that the daemon is killed under it: PostgreSQL, in a memory cgroup smaller than its data, as an
-//! ordinary user, while pgbench runs.
+//! A database on the mount does not notice that the daemon is killed under it: PostgreSQL, in a
+//! memory cgroup smaller than its data, as an ordinary user, while pgbench runs.
 //!
-//! Afterwards no error was seen by pgbench or logged by the server, every acknowledged transaction is there, the sums of pgbench's tables
-//! agree, the indexes agree with their tables (pg_amcheck), and the checksum of every page is right, through the mount and below.
+//! Afterwards no error was seen by pgbench or logged by the server, every acknowledged transaction
+//! is there, the sums of pgbench's tables agree, the indexes agree with their tables (pg_amcheck),
+//! and the checksum of every page is right, through the mount and below.
 //!
-//! `PUMA_DATABASE_KILLS` kills, spread over `PUMA_DATABASE_SECONDS` seconds of a database of scale `PUMA_DATABASE_SCALE` (`make database`:
-//! 20 in 60 seconds).
+//! `PUMA_DATABASE_KILLS` kills, spread over `PUMA_DATABASE_SECONDS` seconds of a database of scale
+//! `PUMA_DATABASE_SCALE` (`make database`: 20 in 60 seconds).
 
 mod setup;
 
@@ -162,7 +163,8 @@ fn a_database_does_not_notice_kills() {
     let mut database = Database::new(test, programs, group, &at, scratch.path());
     database.run("pgbench", &["-i", "-q", "-s", &scale]);
 
-    // One line each second: after so many of them, a kill. On a busy machine some are not printed: then pgbench runs once more.
+    // One line each second: after so many of them, a kill. On a busy machine some are not printed:
+    // then pgbench runs once more.
     let seconds_text = seconds.to_string();
     let arguments = ["-n", "-c", "4", "-j", "2", "-T", &seconds_text, "-P", "1", "--max-tries=1"];
     let (mut lines, mut killed, mut transactions) = (0, 0, 0);

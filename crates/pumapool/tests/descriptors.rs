@@ -11,7 +11,8 @@ use testbed::{Process, Scratch};
 /// Descriptors that the daemon may have.
 const LIMIT: usize = 512;
 
-/// Opens what it can, and says how many that are; reads some of them when it is told to, and tries to open more.
+/// Opens what it can, and says how many that are; reads some of them when it is told to, and tries
+/// to open more.
 const OPENER: &str = "import os, sys
 uid = int(sys.argv[1])
 os.setgroups([])

@@ -1,4 +1,5 @@
-//! Lost connections: what a lender keeps for a borrower that comes back, and what is never claimed again.
+//! Lost connections: what a lender keeps for a borrower that comes back, and what is never claimed
+//! again.
 
 mod setup;
 
@@ -179,7 +180,8 @@ fn what_changes_while_the_lender_is_away_is_never_claimed() {
         let (sent, below) = (mount.count("put_pages"), mount.count("below_pages"));
         network.cut();
         wait_away(&mount);
-        // Read and evicted while the lender is away: from below, and what the lender has is as good as before.
+        // Read and evicted while the lender is away: from below, and what the lender has is as good
+        // as before.
         assert!(fs::read(mount.path.join("same")).unwrap() == contents["same"]);
         let known = mount.count("evictions_known");
         setup::evict(&mount.path.join("same"));
@@ -190,7 +192,8 @@ fn what_changes_while_the_lender_is_away_is_never_claimed() {
         written.write_all_at(&new, 20 * PAGE_SIZE as u64).unwrap();
         drop(written);
         contents.get_mut("written").unwrap()[20 * PAGE_SIZE..30 * PAGE_SIZE].copy_from_slice(&new);
-        // Their evictions are dealt with before the lender is back, else the new pages would be lent.
+        // Their evictions are dealt with before the lender is back, else the new pages would be
+        // lent.
         let seen = mount.count("evictions");
         setup::evict(&mount.path.join("written"));
         mount.wait_for("evictions", |status| status["borrower"]["evictions"].as_u64() == Some(seen + 10));
@@ -209,8 +212,8 @@ fn what_changes_while_the_lender_is_away_is_never_claimed() {
         assert!(wait_until(PATIENCE, || lender.count("drops") == 210), "{} drops", lender.count("drops"));
         assert_eq!((lender.count("hits"), mount.count("lender_pages")), (190, 190), "the pages that did not change");
         assert_eq!((mount.count("put_pages"), mount.count("get_misses")), (sent, 0));
-        // 100 while the lender was away, 10 written, 100 changed beside; these last perhaps twice, as the kernel is told to drop what it had of
-        // them while they are read.
+        // 100 while the lender was away, 10 written, 100 changed beside; these last perhaps twice,
+        // as the kernel is told to drop what it had of them while they are read.
         let from_below = mount.count("below_pages") - below;
         assert!((210..=310).contains(&from_below), "{from_below} pages from below");
         Some(())
@@ -262,7 +265,8 @@ fn a_connection_that_only_one_side_gave_up_is_taken_over() {
         let (bytes, lender, network, mount, file) = lent(&scratch, 11);
         let (below, connections) = (mount.count("below_pages"), lender.count("connections"));
         network.freeze();
-        // The borrower gives the silent lender up and comes back over new connections, while the lender still has the old ones.
+        // The borrower gives the silent lender up and comes back over new connections, while the
+        // lender still has the old ones.
         wait_back(&mount, 2);
         assert_eq!((mount.count("lender_resumes"), lender.count("resumed_sessions")), (1, 1));
         assert!(wait_until(PATIENCE, || lender.count("connections") == connections), "the old ones are ended");
@@ -312,7 +316,8 @@ fn umount_frees_at_once() {
 /// A page's checksum and bytes.
 type Kept = (u64, Vec<u8>);
 
-/// A lender that has the key, and keeps what is put. Once it lies, it says that it has kept everything, and mixes it up.
+/// A lender that has the key, and keeps what is put. Once it lies, it says that it has kept
+/// everything, and mixes it up.
 #[derive(Default)]
 struct Liar {
     pages: Mutex<HashMap<[u8; 16], Kept>>,

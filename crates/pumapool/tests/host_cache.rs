@@ -1,5 +1,5 @@
-//! `pumapool host-cache`, both sides as commands. What the two do together in a virtual machine is tests/vm/host-cache's to test; here the guest is this
-//! machine, whose disk is nobody's image.
+//! `pumapool host-cache`, both sides as commands. What the two do together in a virtual machine is
+//! tests/vm/host-cache's to test; here the guest is this machine, whose disk is nobody's image.
 
 mod setup;
 
@@ -154,7 +154,8 @@ fn what_a_guest_evicts_reaches_its_host_and_only_that() {
         assert!(said.contains(kind) && said.contains(expected), "{} {said}", process.pid());
     }
 
-    // Another daemon takes the images over; the guest finds it. Killed daemons have the image open through their own mount, more often than not.
+    // Another daemon takes the images over; the guest finds it. Killed daemons have the image open
+    // through their own mount, more often than not.
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let _done = Done(&done);
@@ -224,7 +225,8 @@ fn what_cannot_be_is_told() {
     assert!(said.contains("--trust-network"), "{said}");
 }
 
-/// Whoever listens at a Unix socket could read what is evicted: without a key only root and the guest's own user are believed.
+/// Whoever listens at a Unix socket could read what is evicted: without a key only root and the
+/// guest's own user are believed.
 #[test]
 fn another_users_host_gets_nothing_without_a_key() {
     let test = "another_users_host_gets_nothing_without_a_key";

@@ -1,4 +1,5 @@
-//! Several lenders under one mount: pages are spread over them, and what happens to one costs nothing of the others.
+//! Several lenders under one mount: pages are spread over them, and what happens to one costs
+//! nothing of the others.
 
 mod setup;
 
@@ -76,8 +77,8 @@ impl Pool {
         evict(&self.file);
     }
 
-    /// Reads everything anew; returns how many pages came from the directory below, but for those that it won a race for: on a busy machine a
-    /// lender may be late.
+    /// Reads everything anew; returns how many pages came from the directory below, but for those
+    /// that it won a race for: on a busy machine a lender may be late.
     fn misses(&self, seed: u64) -> u64 {
         evict(&self.file);
         let missed = || {
@@ -103,7 +104,8 @@ fn pages_are_spread_and_a_lender_takes_only_its_own_with_it() {
     }
     let lenders: Vec<_> = (0..4).map(|_| tcp_lender()).collect();
     let addresses: Vec<_> = lenders.iter().map(|lender| lender.address.clone()).collect();
-    // Hedges on, as users have it: they are what keeps a lender that is stopped from being waited for.
+    // Hedges on, as users have it: they are what keeps a lender that is stopped from being waited
+    // for.
     let pool = Pool::start(test, lenders, &addresses, &["--hedge", "on"]);
     let shares = || pool.lenders.iter().map(|lender| lender.count("stored_pages")).collect::<Vec<_>>();
     let is_spread = || {
@@ -121,7 +123,8 @@ fn pages_are_spread_and_a_lender_takes_only_its_own_with_it() {
     };
     assert!(wait_until(PATIENCE, is_spread), "{:?}", shares());
     let shares = shares();
-    // The first time it may not hold, if a lender was later than is waited for; what was missed then is lent anew.
+    // The first time it may not hold, if a lender was later than is waited for; what was missed
+    // then is lent anew.
     let mut seed = 100;
     let nothing_missed = wait_until(PATIENCE, || {
         seed += 1;
@@ -154,7 +157,8 @@ fn pages_are_spread_and_a_lender_takes_only_its_own_with_it() {
     assert!(lent_again, "more is missed than what the one that is away has");
     kill_process(stopped, Signal::CONT).unwrap();
     pool.mount.wait_for("its return", |status| lender_of(status, &addresses[1])["state"] == "used");
-    // But for what was on its way to it when it was given up, and for what is missed because one of them is late again.
+    // But for what was on its way to it when it was given up, and for what is missed because one of
+    // them is late again.
     let failures = pool.mount.count("get_failures");
     let missed = pool.misses(6);
     let was_late = pool.mount.count("get_failures") > failures;
@@ -171,7 +175,8 @@ fn a_lender_behind_a_slow_network_is_left_alone_until_that_ends() {
     let lenders: Vec<_> = (0..2).map(|_| tcp_lender()).collect();
     let relay = Relay::start(lenders[0].address.parse().unwrap()).unwrap();
     let addresses = [relay.address().to_string(), lenders[1].address.clone()];
-    // Thresholds that a loopback does not reach by itself on a busy machine; the long average, which falls for minutes, is to decide nothing.
+    // Thresholds that a loopback does not reach by itself on a busy machine; the long average,
+    // which falls for minutes, is to decide nothing.
     let thresholds = ["--gate", "on", "--gate-short", "40000,30000", "--gate-long", "500000,400000"];
     let pool = Pool::start(test, lenders, &addresses, &thresholds);
     // The averages begin with what is usual.

@@ -1,5 +1,6 @@
-//! Metrics and `top` with real daemons: every number of theirs is declared, the page is what Prometheus' own parsers take, it survives the daemon
-//! of a mount, and `top` leaves the terminal as it was.
+//! Metrics and `top` with real daemons: every number of theirs is declared, the page is what
+//! Prometheus' own parsers take, it survives the daemon of a mount, and `top` leaves the terminal
+//! as it was.
 
 mod setup;
 
@@ -136,7 +137,8 @@ fn leads_to(pattern: &str, place: &str, or_below: bool) -> bool {
     }
 }
 
-/// Every number that a daemon tells is in the table, or in the list of those left out; and nothing else is in there.
+/// Every number that a daemon tells is in the table, or in the list of those left out; and nothing
+/// else is in there.
 #[test]
 fn every_number_is_declared() {
     let test = "every_number_is_declared";
@@ -240,7 +242,8 @@ fn every_number_is_declared() {
     }
 }
 
-/// The page of a mount is the keeper's to hold: it is there as long as the mount is, whoever serves it.
+/// The page of a mount is the keeper's to hold: it is there as long as the mount is, whoever serves
+/// it.
 #[test]
 fn the_page_survives_the_daemon() {
     let test = "the_page_survives_the_daemon";
@@ -296,7 +299,8 @@ fn the_page_survives_the_daemon() {
         );
     }
 
-    // Those that say nothing keep nobody out, neither when there is a place left nor when there is none.
+    // Those that say nothing keep nobody out, neither when there is a place left nor when there is
+    // none.
     let idle: Vec<_> = (1..CONNECTIONS_MAX).map(|_| TcpStream::connect(&page).unwrap()).collect();
     get(&page);
     let more: Vec<_> = (0..120).map(|_| TcpStream::connect(&page).unwrap()).collect();
@@ -335,7 +339,8 @@ fn all_daemons_are_served_on_one_page() {
     assert!(get(&address).contains(&own));
     assert!(server.stop(PATIENCE).unwrap().success());
 
-    // Those that are stuck keep nobody from the others' numbers, also when nobody takes what was asked out of their queues any more.
+    // Those that are stuck keep nobody from the others' numbers, also when nobody takes what was
+    // asked out of their queues any more.
     let stuck = |index| Lender::start(&scratch.directory(&format!("stuck{index}")).unwrap(), "1MiB", &[]);
     let mut stuck: Vec<_> = (0..6).map(stuck).collect();
     let all: Value = serde_json::from_slice(&pumapool(&["status", "--json"]).stdout).unwrap();
@@ -366,7 +371,8 @@ fn all_daemons_are_served_on_one_page() {
     }
 }
 
-/// A terminal for `top`: shows what is on it until all words have been there, presses keys, and looks whether the terminal is as it was.
+/// A terminal for `top`: shows what is on it until all words have been there, presses keys, and
+/// looks whether the terminal is as it was.
 const TERMINAL: &str = r#"
 import fcntl, os, pty, re, signal, struct, sys, termios, time
 program, how, *words = sys.argv[1:]

@@ -1,4 +1,5 @@
-//! The real mount(8) and umount(8), which call `mount.fuse.pumapool`: in a namespace of their own, where that is a link to this program.
+//! The real mount(8) and umount(8), which call `mount.fuse.pumapool`: in a namespace of their own,
+//! where that is a link to this program.
 
 mod setup;
 
@@ -7,7 +8,8 @@ use std::fs;
 use std::process::{Command, Output};
 use testbed::{Scratch, wait_until};
 
-/// Has a shell run it where `/usr/sbin` has nothing but the link, and what is mounted is seen by nobody else.
+/// Has a shell run it where `/usr/sbin` has nothing but the link, and what is mounted is seen by
+/// nobody else.
 fn privately(script: &str) -> Output {
     let link = format!("mount -t tmpfs none /usr/sbin && ln -s {PUMAPOOL} /usr/sbin/mount.fuse.pumapool");
     let script = format!("set -e; {link}; {script}");
@@ -133,7 +135,8 @@ fn a_remount_changes_what_is_forbidden() {
     assert!(wait_until(PATIENCE, || mounts().iter().all(|mount| mount["mountpoint"] != to)), "a daemon is left");
 }
 
-/// Does as systemd with `x-systemd.automount`: has the mount made when somebody looks there, by a mount(8) in its own group of processes.
+/// Does as systemd with `x-systemd.automount`: has the mount made when somebody looks there, by a
+/// mount(8) in its own group of processes.
 const AUTOMOUNT: &str = r#"
 import ctypes, errno, fcntl, os, struct, subprocess, sys
 at, command = sys.argv[1], sys.argv[2:]

@@ -1,4 +1,5 @@
-//! `pumapool numa` on this machine, which has one node, or some: what tests/vm/numa does with four is its to test.
+//! `pumapool numa` on this machine, which has one node, or some: what tests/vm/numa does with four
+//! is its to test.
 
 mod setup;
 

@@ -1,4 +1,5 @@
-//! What is packaged beside the program: systemd takes the units, and the commands in them and the examples are ones that pumapool has.
+//! What is packaged beside the program: systemd takes the units, and the commands in them and the
+//! examples are ones that pumapool has.
 
 mod setup;
 
@@ -55,7 +56,8 @@ fn units_run_commands_that_there_are() {
         let command = text.lines().find_map(|line| line.strip_prefix("ExecStart=/usr/bin/pumapool ")).unwrap();
         let (command, rest) = command.split_once(" --foreground ").unwrap();
         assert_eq!(rest, "--config /etc/pumapool/%i.toml", "{}", unit.display());
-        // It is one of a daemon, which takes a configuration: what is wrong with this one is that key.
+        // It is one of a daemon, which takes a configuration: what is wrong with this one is that
+        // key.
         let (_, said) = check(command, &file);
         assert!(said.contains("empty.toml:1: rat: there is no such option"), "{}: {said}", unit.display());
         let quoted = if command.contains(' ') { format!("\"{command}\"") } else { command.to_owned() };
@@ -79,7 +81,8 @@ fn examples_are_good() {
     assert!(count >= 3);
 }
 
-/// As the package's scripts do: with a program at a path of its own, so that nobody else's mounts are concerned.
+/// As the package's scripts do: with a program at a path of its own, so that nobody else's mounts
+/// are concerned.
 #[test]
 fn all_mounts_of_a_program_are_upgraded_and_unmounted() {
     let test = "all_mounts_of_a_program_are_upgraded_and_unmounted";
@@ -94,7 +97,8 @@ fn all_mounts_of_a_program_are_upgraded_and_unmounted() {
         fs::rename(new, &program).unwrap();
     };
     install();
-    // Another test that is starting a program may have the copy open for writing until it is executed: then it is busy.
+    // Another test that is starting a program may have the copy open for writing until it is
+    // executed: then it is busy.
     let run = |arguments: &[&str]| -> Output {
         let mut output = None;
         wait_until(PATIENCE, || {

@@ -1,4 +1,5 @@
-//! The whole path: evicted pages go to a lender and come back, for real mounts, real evictions, real lenders.
+//! The whole path: evicted pages go to a lender and come back, for real mounts, real evictions,
+//! real lenders.
 
 mod setup;
 
@@ -125,7 +126,8 @@ fn a_read_ahead_window_is_few_gets() {
         return;
     }
     const WINDOWS: u64 = 16;
-    // So many messages leave at once, so that the lender copies while the pages before are verified.
+    // So many messages leave at once, so that the lender copies while the pages before are
+    // verified.
     const MESSAGES: u64 = 4;
     let scratch = Scratch::new(test).unwrap();
     let (source, at) = (scratch.directory("source").unwrap(), scratch.directory("mount").unwrap());
@@ -137,7 +139,8 @@ fn a_read_ahead_window_is_few_gets() {
         setup::evict(&at.join("file"));
         let is_settled =
             |status: &Value| status["puts_under_way"] == 0 && status["catalog"]["live_pages"] == WINDOWS * 256;
-        // More pages than there are put buffers: what finds none while the lender is held up is lent after the next read.
+        // More pages than there are put buffers: what finds none while the lender is held up is
+        // lent after the next read.
         let lent = wait_until(PATIENCE / 10, || is_settled(&mount.status()));
         if !lent {
             assert!(fs::read(at.join("file")).unwrap() == bytes);
@@ -147,7 +150,8 @@ fn a_read_ahead_window_is_few_gets() {
     assert!(wait_until(PATIENCE, is_lent), "{}", mount.status());
     let before = mount.count("get_messages");
     assert!(fs::read(at.join("file")).unwrap() == bytes);
-    // Windows of 256 pages; the first ones are smaller, while the kernel learns that the file is read in order.
+    // Windows of 256 pages; the first ones are smaller, while the kernel learns that the file is
+    // read in order.
     let gets = mount.count("get_messages") - before;
     println!("{gets} gets for {} pages", WINDOWS * 256);
     assert!(gets <= MESSAGES * (WINDOWS + 4), "{gets} gets");
@@ -229,8 +233,8 @@ fn what_writeback_zeroes_beside_an_append_is_not_lent() {
     let access = ProtFlags::READ | ProtFlags::WRITE;
     // SAFETY: a new mapping, at an address of the kernel's choice.
     let map = unsafe { mmap(std::ptr::null_mut(), FILE_BYTES_MAX, access, MapFlags::SHARED, &file, 0).unwrap() };
-    // SAFETY: the mapping lives longer than this. Others change the bytes, so they are atomic; those behind the
-    // end of the file are not touched, and the file never gets shorter.
+    // SAFETY: the mapping lives longer than this. Others change the bytes, so they are atomic;
+    // those behind the end of the file are not touched, and the file never gets shorter.
     let bytes = unsafe { std::slice::from_raw_parts(map.cast::<AtomicU8>(), FILE_BYTES_MAX) };
     let (end, is_done) = (AtomicU64::new(100), AtomicBool::new(false));
     std::thread::scope(|scope| {
@@ -294,7 +298,8 @@ fn a_change_beside_the_mount_shows_at_the_next_open() {
     assert_eq!(mount.count("bad_pages"), 0);
 }
 
-/// Reads that are nothing for the lender are answered, too, however many come while it is waited for one that is.
+/// Reads that are nothing for the lender are answered, too, however many come while it is waited
+/// for one that is.
 #[test]
 fn direct_reads_beside_those_of_a_lender() {
     let test = "direct_reads_beside_those_of_a_lender";
@@ -384,7 +389,8 @@ fn borrowers_are_strangers_to_each_other() {
             assert_eq!(mount.count("below_pages"), PAGES);
             mount.evict(&mount.path.join("file"), PAGES);
         }
-        // A daemon that dies frees its pages, and only those; the one that takes over has none of them.
+        // A daemon that dies frees its pages, and only those; the one that takes over has none of
+        // them.
         mounts[0].0.kill_daemon();
         assert!(wait_until(PATIENCE, || lender.count("stored_pages") == PAGES), "the dead borrower's pages stay");
         assert!(fs::read(mounts[1].0.path.join("file")).unwrap() == mounts[1].1);
@@ -440,7 +446,8 @@ fn a_squeezed_lender_gives_its_memory_back() {
     let bytes = write_pages(&source.join("file"), FILE_PAGES, 30);
     let lender = Lender::start(scratch.path(), "128MiB", &[&group]);
     let mount = Mount::start(&source, &at, &["--lender", &lender.address, "--fill", "read"]);
-    // A reader is never held up for a lender that is slower: what found no put buffer is lent at the next read.
+    // A reader is never held up for a lender that is slower: what found no put buffer is lent at
+    // the next read.
     let nearly_all_lent = || {
         setup::evict(&at.join("file"));
         assert!(fs::read(at.join("file")).unwrap() == bytes);
@@ -448,7 +455,8 @@ fn a_squeezed_lender_gives_its_memory_back() {
     };
     assert!(wait_until(PATIENCE, nearly_all_lent), "{}", mount.status());
 
-    // Nearly all of the group's memory, as fast as it goes: the lender gives it back, or the kernel takes it, and kills nobody.
+    // Nearly all of the group's memory, as fast as it goes: the lender gives it back, or the kernel
+    // takes it, and kills nobody.
     let squeeze = Squeeze::start(LIMIT_BYTES - (24 << 20), &[&group]).unwrap();
     squeeze.wait_until_held(PATIENCE).unwrap();
     let given_up = || lender.count("shrunk") + lender.count("reclaimed_by_kernel");

@@ -1,4 +1,5 @@
-//! A node that lends while it has nothing to do, and borrows while its mount evicts: with real daemons, and a real load in a cgroup.
+//! A node that lends while it has nothing to do, and borrows while its mount evicts: with real
+//! daemons, and a real load in a cgroup.
 
 mod setup;
 
@@ -97,8 +98,9 @@ fn a_node_that_evicts_borrows_and_lends_again() {
     let shown = String::from_utf8(pumapool(&["status"]).stdout).unwrap();
     assert!(shown.contains("  role        borrow for "), "{shown}");
 
-    // They come to rest. What they have left in the page cache goes at once, where else the kernel may evict it bit by bit: some reclaim what
-    // is cold without need (DAMON), and that is no rest. Again and again, as the shell's last `cat` reads on when the shell has ended.
+    // They come to rest. What they have left in the page cache goes at once, where else the kernel
+    // may evict it bit by bit: some reclaim what is cold without need (DAMON), and that is no rest.
+    // Again and again, as the shell's last `cat` reads on when the shell has ended.
     drop(reader);
     node.wait_for("lending again", |status| {
         setup::evict(&at.join("file"));
@@ -161,7 +163,8 @@ fn a_role_can_be_asked_for_and_mounts_live_and_die_with_the_node() {
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success() && said.contains("not /tmp"), "{said}");
 
-    // A daemon that takes over does not borrow, either; its mount does not use the node's own lender.
+    // A daemon that takes over does not borrow, either; its mount does not use the node's own
+    // lender.
     let mount = |pid: u64| setup::mounts().into_iter().find(|mount| mount["pid"] == pid);
     let ours = || setup::mounts().into_iter().find(|mount| mount["mountpoint"] == at.to_str().unwrap());
     let mut found = None;

@@ -1,4 +1,5 @@
-//! The pool's key, through the command: where it is wanted, what it keeps out, and that listeners see no byte of a page.
+//! The pool's key, through the command: where it is wanted, what it keeps out, and that listeners
+//! see no byte of a page.
 
 mod setup;
 
@@ -307,7 +308,8 @@ fn tshark_sees_no_byte_of_a_page() {
     ]);
     command.stdout(File::create(&seen).unwrap()).stderr(File::create(scratch.path().join("errors")).unwrap());
     let mut tshark = KilledOnDrop(command.spawn().unwrap());
-    // Packets in the order in which they were sent: what is seen of the second knock is behind all that came before it.
+    // Packets in the order in which they were sent: what is seen of the second knock is behind all
+    // that came before it.
     let knock = |word: &str| {
         let hexadecimal: String = word.bytes().map(|byte| format!("{byte:02x}")).collect();
         let came = wait_until(PATIENCE, || {

@@ -1,5 +1,6 @@
-//! Public test programs through real mounts: fsx, fio with verification, and a POSIX suite whose verdicts must be those of the file
-//! system below. `make tools` installs them into the folder TOOLS; `PUMA_FSX_OPS` sets the operations of each fsx run (200,000 in `make test-long`).
+//! Public test programs through real mounts: fsx, fio with verification, and a POSIX suite whose
+//! verdicts must be those of the file system below. `make tools` installs them into the folder
+//! TOOLS; `PUMA_FSX_OPS` sets the operations of each fsx run (200,000 in `make test-long`).
 
 mod setup;
 
@@ -15,14 +16,17 @@ use testbed::{Group, Line, Process, Scratch};
 /// Longest any of them may take.
 const LIMIT: Duration = Duration::from_secs(1800);
 
-/// Gets that may fail, because the machine stood still for longer than a lender is waited for: those under way, twice.
+/// Gets that may fail, because the machine stood still for longer than a lender is waited for:
+/// those under way, twice.
 const FAILED_MAX: u64 = 2 * 4;
 
-/// Operations of fsx in one process. Version 0.3.2 does not unmap what it has mapped: a run of 200,000 held 18,620 mappings of the file
-/// (`/proc/PID/maps`) when it was killed for memory in a cgroup of 16 MiB, of which it had 8.5 MiB itself and the page cache 2.
+/// Operations of fsx in one process. Version 0.3.2 does not unmap what it has mapped: a run of
+/// 200,000 held 18,620 mappings of the file (`/proc/PID/maps`) when it was killed for memory in a
+/// cgroup of 16 MiB, of which it had 8.5 MiB itself and the page cache 2.
 const FSX_ROUND_OPS: u64 = 20_000;
 
-/// A lender, a mount of a fresh directory with it, and a small memory cgroup for whoever uses the mount.
+/// A lender, a mount of a fresh directory with it, and a small memory cgroup for whoever uses the
+/// mount.
 struct Bench {
     group: Group,
     mount: Mount,
@@ -99,7 +103,8 @@ fn fsx(test: &str, options: &[&str]) {
     };
     let done = AtomicBool::new(false);
     let result = std::thread::scope(|scope| {
-        // Memory alone evicts little of a file this small: have the kernel evict all it can, all the time.
+        // Memory alone evicts little of a file this small: have the kernel evict all it can, all
+        // the time.
         scope.spawn(|| {
             while !done.load(Ordering::Relaxed) {
                 setup::evict(&file);

@@ -1,5 +1,6 @@
-//! A wrong argument disables no machine: folders of the system and interfaces of the kernel are refused. Tried only in namespaces of their own,
-//! where whatever is mounted is seen by nobody else, and all that runs ends with the test.
+//! A wrong argument disables no machine: folders of the system and interfaces of the kernel are
+//! refused. Tried only in namespaces of their own, where whatever is mounted is seen by nobody
+//! else, and all that runs ends with the test.
 
 mod setup;
 
@@ -7,7 +8,8 @@ use setup::{PUMAPOOL, can_run};
 use std::process::{Command, Output};
 use testbed::Scratch;
 
-/// Has a shell run it where it can do no harm: with its own mounts and its own processes, which are killed when it ends.
+/// Has a shell run it where it can do no harm: with its own mounts and its own processes, which are
+/// killed when it ends.
 fn apart(scratch: &Scratch, script: &str) -> Output {
     let namespaces = ["--mount", "--propagation", "private", "--pid", "--fork", "--kill-child", "--mount-proc"];
     let mut command = Command::new("unshare");

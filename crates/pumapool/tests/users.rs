@@ -1,4 +1,5 @@
-//! Without root: as an ordinary user through fusermount3, and as root of a user namespace. All that can work works, and what cannot is said.
+//! Without root: as an ordinary user through fusermount3, and as root of a user namespace. All that
+//! can work works, and what cannot is said.
 
 mod setup;
 
@@ -11,7 +12,8 @@ use testbed::Scratch;
 /// Debian's `nobody`: fusermount3 wants a user with a name.
 const USER: u32 = 65_534;
 
-/// A key is made, memory is lent, a directory is mounted, read twice, served by another program, and unmounted. What runs is ended, whatever happens.
+/// A key is made, memory is lent, a directory is mounted, read twice, served by another program,
+/// and unmounted. What runs is ended, whatever happens.
 const SCRIPT: &str = r#"
 set -eu
 cd "$1"
@@ -58,7 +60,8 @@ grep -q 'run as root .* to tap evictions\|CAP_BPF' doctor
 echo ALL WELL
 "#;
 
-/// Runs the script as that user, behind what leads there. In a mount namespace of its own, `/dev/fuse` is open to everybody, as udev has it.
+/// Runs the script as that user, behind what leads there. In a mount namespace of its own,
+/// `/dev/fuse` is open to everybody, as udev has it.
 fn run(test: &str, behind: &[&str]) {
     if !can_run(test) {
         return;

@@ -1,7 +1,8 @@
 //! parking_lot's calls on shuttle's locks.
 //!
-//! Shuttle's locks are poisoned by a panic like the standard library's; here a panic ends the test, so that poison is never
-//! met. A time limit never runs out: who waits for a notice that nobody gives is a deadlock, which shuttle reports.
+//! Shuttle's locks are poisoned by a panic like the standard library's; here a panic ends the test,
+//! so that poison is never met. A time limit never runs out: who waits for a notice that nobody
+//! gives is a deadlock, which shuttle reports.
 
 use std::ops::{Deref, DerefMut};
 use std::time::{Duration, Instant};
@@ -142,8 +143,9 @@ const STACK_BYTES: usize = 256 << 10;
 /// Changes of priority in a schedule: most bugs need one or two.
 const CHANGES: usize = 3;
 
-/// Runs a test under that many schedules (or `PUMA_SCHEDULES`) of two kinds each: any thread next, and few changes of priority
-/// (PCT). `PUMA_SEED` repeats a run. A panic or a deadlock in any of them ends the test, with the schedule to replay.
+/// Runs a test under that many schedules (or `PUMA_SCHEDULES`) of two kinds each: any thread next,
+/// and few changes of priority (PCT). `PUMA_SEED` repeats a run. A panic or a deadlock in any of
+/// them ends the test, with the schedule to replay.
 pub fn explore(schedules: usize, run: impl Fn() + Send + Sync + 'static) {
     use shuttle::scheduler::{PctScheduler, RandomScheduler};
     use std::hash::{BuildHasher, RandomState};
@@ -153,7 +155,8 @@ pub fn explore(schedules: usize, run: impl Fn() + Send + Sync + 'static) {
     println!("PUMA_SEED={seed}, twice {schedules} schedules");
     let mut config = shuttle::Config::new();
     config.stack_size = STACK_BYTES;
-    // Atomics have one order for all threads here: what weaker orderings allow is loom's part (tap's ring).
+    // Atomics have one order for all threads here: what weaker orderings allow is loom's part
+    // (tap's ring).
     config.silence_warnings = true;
     let run = std::sync::Arc::new(run);
     let again = run.clone();

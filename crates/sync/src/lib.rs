@@ -1,11 +1,12 @@
 //! The locks, condition variables and atomics of the lender and the borrower.
 //!
-//! In every normal build they are parking_lot's and the standard library's, re-exported: nothing is wrapped and nothing costs
-//! anything. With the feature `shuttle` they are shuttle's, under the same names and with the same calls, so that a test can
-//! run the project's own code under every choice of what thread goes next (`make interleavings`).
+//! In every normal build they are parking_lot's and the standard library's, re-exported: nothing is
+//! wrapped and nothing costs anything. With the feature `shuttle` they are shuttle's, under the
+//! same names and with the same calls, so that a test can run the project's own code under every
+//! choice of what thread goes next (`make interleavings`).
 //!
-//! Only the calls that the project uses are there. Must never happen: the feature in a build that is not a test; code that
-//! uses it works inside of `shuttle::check…` only.
+//! Only the calls that the project uses are there. Must never happen: the feature in a build that
+//! is not a test; code that uses it works inside of `shuttle::check…` only.
 
 #[cfg(feature = "shuttle")]
 mod checked;

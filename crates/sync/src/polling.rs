@@ -1,25 +1,30 @@
 //! Whether to look for something again and again, for a moment, before sleeping until it comes.
 //!
-//! To be woken costs tens of microseconds where processors halt, as they do in virtual machines: more than the whole way to a lender near
-//! by and back. So who waits for something that is likely to come at once may poll; but a processor that polls does nothing else. Hence:
+//! To be woken costs tens of microseconds where processors halt, as they do in virtual machines:
+//! more than the whole way to a lender near by and back. So who waits for something that is likely
+//! to come at once may poll; but a processor that polls does nothing else. Hence:
 //!
-//! - nobody does where there is but one processor to use, if that may be needed for what is waited for;
+//! - nobody does where there is but one processor to use, if that may be needed for what is waited
+//!   for;
 //! - for [`POLL_MAX`] at the most, and whoever polls offers the processor to others at each look;
-//! - where polling is in vain, because nothing comes that soon or the processors are busy, it is left alone for twice as many times each
-//!   time. So in the long run it costs at most [`POLL_MAX`] for each 1,024 times.
+//! - where polling is in vain, because nothing comes that soon or the processors are busy, it is
+//!   left alone for twice as many times each time. So in the long run it costs at most [`POLL_MAX`]
+//!   for each 1,024 times.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How long to look at the most. What takes longer is the way to another room, and what waking costs does not matter.
+/// How long to look at the most. What takes longer is the way to another room, and what waking
+/// costs does not matter.
 pub const POLL_MAX: Duration = Duration::from_micros(100);
 
 /// Times not to be polled after one that was in vain: at first, and at the most.
 const SKIPPED_FIRST: u32 = 1;
 const SKIPPED_MAX: u32 = 1024;
 
-/// How it went so far with one thing that is waited for time after time. One thread at a time polls for it.
+/// How it went so far with one thing that is waited for time after time. One thread at a time polls
+/// for it.
 pub struct Patience {
     is_of_use: bool,
     /// Times that are still to be skipped, and how many will be after the next failure.
@@ -35,7 +40,8 @@ impl Default for Patience {
 }
 
 impl Patience {
-    /// For what mostly comes from elsewhere: however few processors this process may use, it needs none of them.
+    /// For what mostly comes from elsewhere: however few processors this process may use, it needs
+    /// none of them.
     pub fn for_others() -> Patience {
         Patience::new(usize::MAX)
     }
@@ -132,7 +138,8 @@ mod tests {
         assert_eq!(other(), Some(()));
     }
 
-    /// The share of times that are polled goes to one in a thousand while that is in vain, and one answer brings it back.
+    /// The share of times that are polled goes to one in a thousand while that is in vain, and one
+    /// answer brings it back.
     #[test]
     fn polling_in_vain_is_soon_left_alone() {
         let (patience, other) = (Patience::new(2), Patience::new(2));

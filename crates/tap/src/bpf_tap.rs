@@ -2,37 +2,47 @@
 //!
 //! # Why an event precedes every later content of its page
 //!
-//! The rule against stale bytes rests on one property of the kernel: *when a READ for a page arrives at the daemon, the events
-//! of every earlier life of that page in the cache are already in the ring*, so that `produced()` taken at that moment
-//! separates the old from the new. It holds because of the order of things in the kernel (the same from 6.1 to 6.18):
+//! The rule against stale bytes rests on one property of the kernel: *when a READ for a page
+//! arrives at the daemon, the events of every earlier life of that page in the cache are already in
+//! the ring*, so that `produced()` taken at that moment separates the old from the new. It holds
+//! because of the order of things in the kernel (the same from 6.1 to 6.18):
 //!
-//! - Reclaim removes a clean page in `__remove_mapping` (mm/vmscan.c), which takes the `i_pages` lock of the file, and under it
-//!   freezes the folio's reference count from its expected value to 0. If that succeeds nobody else has the folio, nor can
-//!   anybody get it: a lookup finds it in the tree still, but cannot take a reference from 0 and tries again.
-//! - The dirty flag is tested after the freeze. A folio that is dirty is given back. So a folio that goes on is clean, and
-//!   stays so.
-//! - Still under that lock it calls `__filemap_remove_folio` (mm/filemap.c), whose first act is the tracepoint. Our program
-//!   runs there to its end: it reserves the records (the producer's counter moves), copies the bytes where they are wanted, and submits.
-//! - Only then is the folio taken out of the tree (`page_cache_delete`), and only then is the lock released.
-//! - A new folio for the same index comes into the tree under the same lock (`__filemap_add_folio`), when no folio is there;
-//!   a READ is sent for folios that are in the tree, locked. So: reserve → unlock → insert → READ → `produced()`, a
-//!   chain of happens-before, each link on a lock or a system call.
+//! - Reclaim removes a clean page in `__remove_mapping` (mm/vmscan.c), which takes the `i_pages`
+//!   lock of the file, and under it freezes the folio's reference count from its expected value to 0.
+//!   If that succeeds nobody else has the folio, nor can anybody get it: a lookup finds it in the
+//!   tree still, but cannot take a reference from 0 and tries again.
+//! - The dirty flag is tested after the freeze. A folio that is dirty is given back. So a folio
+//!   that goes on is clean, and stays so.
+//! - Still under that lock it calls `__filemap_remove_folio` (mm/filemap.c), whose first act is the
+//!   tracepoint. Our program runs there to its end: it reserves the records (the producer's counter
+//!   moves), copies the bytes where they are wanted, and submits.
+//! - Only then is the folio taken out of the tree (`page_cache_delete`), and only then is the lock
+//!   released.
+//! - A new folio for the same index comes into the tree under the same lock
+//!   (`__filemap_add_folio`), when no folio is there; a READ is sent for folios that are in the
+//!   tree, locked. So: reserve → unlock → insert → READ → `produced()`, a chain of happens-before,
+//!   each link on a lock or a system call.
 //!
-//! Truncation and invalidation come through the same tracepoint with references held (count > 0) and are told apart by that.
-//! `POSIX_FADV_DONTNEED` and `drop_caches` go through `remove_mapping`, that is, through the same freeze: to the tap they
-//! are evictions like any other, and rightly: what they drop is clean and up to date. Splitting a large folio drops its part
-//! behind the end of file through the tracepoint too, after giving that part its references back: that counts as truncation.
+//! Truncation and invalidation come through the same tracepoint with references held (count > 0)
+//! and are told apart by that. `POSIX_FADV_DONTNEED` and `drop_caches` go through `remove_mapping`,
+//! that is, through the same freeze: to the tap they are evictions like any other, and rightly:
+//! what they drop is clean and up to date. Splitting a large folio drops its part behind the end of
+//! file through the tracepoint too, after giving that part its references back: that counts as
+//! truncation.
 //!
-//! Clean is not the same as written: a page whose writeback failed is clean as well. The kernel notes only per file that this
-//! happened (`wb_err`), so no page of such a file is captured until the kernel has forgotten the inode.
+//! Clean is not the same as written: a page whose writeback failed is clean as well. The kernel
+//! notes only per file that this happened (`wb_err`), so no page of such a file is captured until
+//! the kernel has forgotten the inode.
 //!
-//! An event may be missing: ring full, or a program that could not run. Then the page is just not lent. An event is never
-//! late, never twice, and never of bytes that were not the page's when it left.
+//! An event may be missing: ring full, or a program that could not run. Then the page is just not
+//! lent. An event is never late, never twice, and never of bytes that were not the page's when it
+//! left.
 //!
 //! # Where it applies
 //!
-//! The device is compared with `s_dev` of the superblock. It is what `stat` shows for FUSE, ext4, XFS and tmpfs; btrfs shows
-//! another number per subvolume, so that a tap on such a number sees nothing.
+//! The device is compared with `s_dev` of the superblock. It is what `stat` shows for FUSE, ext4,
+//! XFS and tmpfs; btrfs shows another number per subvolume, so that a tap on such a number sees
+//! nothing.
 
 use crate::calibrate::calibrate;
 use crate::intf::{self, EVENT_BYTES, HEAD_BYTES, ONLY_KEY, TapConfig, TapCounters, TapEvent};
@@ -56,7 +66,8 @@ pub struct Target {
     pub device: u64,
     /// Whether evictions say the control group of their pages. It costs some more time for each.
     pub tells_cgroup: bool,
-    /// Whether it can be said which bytes are not wanted ([`EvictionSource::copy_hints`]). It costs a table, at most 1/4096 of the machine's memory.
+    /// Whether it can be said which bytes are not wanted ([`EvictionSource::copy_hints`]). It costs
+    /// a table, at most 1/4096 of the machine's memory.
     pub takes_hints: bool,
 }
 
@@ -70,8 +81,8 @@ pub struct BpfTap {
 }
 
 impl BpfTap {
-    /// Default size of the ring. A burst of reclaim, at 1 to 2 GB/s, fills it in some 20 ms, in which a consumer that was
-    /// not running gets its turn. It is locked memory of the kernel.
+    /// Default size of the ring. A burst of reclaim, at 1 to 2 GB/s, fills it in some 20 ms, in
+    /// which a consumer that was not running gets its turn. It is locked memory of the kernel.
     pub const RING_BYTES: usize = 32 << 20;
 
     /// The smallest power of two that holds a record and a page of slack.
@@ -82,8 +93,8 @@ impl BpfTap {
 
     /// Finds the kernel's memory map, loads the program for `target`, and attaches it.
     ///
-    /// `ring_bytes` is a power of two; [`BpfTap::RING_BYTES`] is a good one. Needs CAP_BPF, CAP_PERFMON and CAP_SYS_ADMIN for
-    /// the time of the call, and none afterwards.
+    /// `ring_bytes` is a power of two; [`BpfTap::RING_BYTES`] is a good one. Needs CAP_BPF,
+    /// CAP_PERFMON and CAP_SYS_ADMIN for the time of the call, and none afterwards.
     pub fn load(target: Target, ring_bytes: usize) -> Result<BpfTap, LoadError> {
         load(target, ring_bytes, AddedTap::RING_BYTES_MIN).map(|(tap, _)| tap)
     }
@@ -107,7 +118,8 @@ impl BpfTap {
 
     fn sum(&self) -> TapCounters {
         let mut sum = TapCounters::default();
-        // Looking up the only entry of an array cannot fail; if it did, a counter would be low, and nothing else wrong.
+        // Looking up the only entry of an array cannot fail; if it did, a counter would be low, and
+        // nothing else wrong.
         if let Ok(Some(cpus)) = self.counters.lookup_percpu(&ONLY_KEY, MapFlags::ANY) {
             for cpu in &cpus {
                 let _ = sum.add(cpu);
@@ -154,7 +166,8 @@ fn load(target: Target, ring_bytes: usize, added_bytes: usize) -> Result<(BpfTap
     Ok((BpfTap { ring, counters, omitted, _link: link }, object))
 }
 
-/// The pages that are added to the page cache of the same file system. Those of which there are more than are taken in time are left out.
+/// The pages that are added to the page cache of the same file system. Those of which there are
+/// more than are taken in time are left out.
 pub struct AddedTap {
     ring: Ring,
     _link: Link,

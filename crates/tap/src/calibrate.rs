@@ -1,20 +1,24 @@
 //! Where this kernel keeps its memory map, found without symbols.
 //!
-//! To get from a folio to its bytes the tap needs two addresses that a kernel chooses anew at each boot and shows to nobody:
-//! the array of all `struct page` (`vmemmap_base`), and the linear map of all memory (`page_offset_base`). Both are
-//! worked out from pages whose content, page frame and folio we know, because they are ours:
+//! To get from a folio to its bytes the tap needs two addresses that a kernel chooses anew at each
+//! boot and shows to nobody: the array of all `struct page` (`vmemmap_base`), and the linear map of
+//! all memory (`page_offset_base`). Both are worked out from pages whose content, page frame and
+//! folio we know, because they are ours:
 //!
-//! 1. A few files of one page each are made in memory (memfd), with random content. `/proc/self/pagemap` tells their page
-//!    frame numbers.
-//! 2. *Linear map.* A kernel object such as our own task lies in it; the base is a multiple of 1 GiB below that. Going
-//!    down from there, each candidate is tried by reading (inside of BPF, where a bad address is an error and no
-//!    crash) what would be the first page. All 4096 bytes must be the ones we wrote, and again for every other page.
-//! 3. *Page array.* The files are truncated; the eviction tracepoint fires for each page, with its folio. Folio minus frame
-//!    number times `sizeof(struct page)` must be the same address for all of them, and a multiple of 1 GiB.
+//! 1. A few files of one page each are made in memory (memfd), with random content.
+//!    `/proc/self/pagemap` tells their page frame numbers.
+//! 2. *Linear map.* A kernel object such as our own task lies in it; the base is a multiple of 1
+//!    GiB below that. Going down from there, each candidate is tried by reading (inside of BPF,
+//!    where a bad address is an error and no crash) what would be the first page. All 4096 bytes
+//!    must be the ones we wrote, and again for every other page.
+//! 3. *Page array.* The files are truncated; the eviction tracepoint fires for each page, with its
+//!    folio. Folio minus frame number times `sizeof(struct page)` must be the same address for all
+//!    of them, and a multiple of 1 GiB.
 //!
-//! A page may move between two steps (compaction, reclaim), which shows as a mismatch; then everything is done again with
-//! new pages, a few times. Promise: an answer is right for every page that was tried, byte for byte. Must never happen: an
-//! answer on a partial match, because the tap would then send other people's memory.
+//! A page may move between two steps (compaction, reclaim), which shows as a mismatch; then
+//! everything is done again with new pages, a few times. Promise: an answer is right for every page
+//! that was tried, byte for byte. Must never happen: an answer on a partial match, because the tap
+//! would then send other people's memory.
 
 use crate::intf::{self, CALIBRATE_FILES, ONLY_KEY, PEEK_BYTES, Peek, Sighting};
 use crate::load::{self, LoadError};
@@ -29,14 +33,17 @@ use std::ptr;
 
 static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/calibrate.bpf.o"));
 
-/// Alignment of both bases: the kernel places its regions in units of what one entry of a third-level page table covers.
+/// Alignment of both bases: the kernel places its regions in units of what one entry of a
+/// third-level page table covers.
 const BASE_ALIGNMENT: u64 = 1 << 30;
 
-/// How far below our task the linear map may begin: 64 TiB, all the memory a kernel without 5-level paging can have. The
-/// search ends at the first match, after as many steps as there are GiB of memory below the task.
+/// How far below our task the linear map may begin: 64 TiB, all the memory a kernel without 5-level
+/// paging can have. The search ends at the first match, after as many steps as there are GiB of
+/// memory below the task.
 const CANDIDATES_MAX: u64 = 64 * 1024;
 
-/// The lowest address at which an x86-64 kernel puts anything of this kind (5-level paging; far higher without).
+/// The lowest address at which an x86-64 kernel puts anything of this kind (5-level paging; far
+/// higher without).
 const KERNEL_FLOOR: u64 = 0xff11_0000_0000_0000;
 
 /// Times that everything is done again because a page has moved. Each takes milliseconds.
@@ -183,7 +190,8 @@ fn system(attempt: &'static str) -> impl Fn(io::Error) -> LoadError {
     move |source| LoadError::System { attempt, source }
 }
 
-/// A file of one page in memory, with random content, mapped so that its page frame can be asked for.
+/// A file of one page in memory, with random content, mapped so that its page frame can be asked
+/// for.
 struct OwnPage {
     file: File,
     content: Box<Page>,
@@ -197,19 +205,22 @@ impl OwnPage {
         File::open("/dev/urandom")?.read_exact(&mut content[..])?;
         file.write_all_at(&content[..], 0)?;
         let flags = MmapFlags::SHARED;
-        // SAFETY: a new mapping at an address of the kernel's choice disturbs nothing that is mapped already.
+        // SAFETY: a new mapping at an address of the kernel's choice disturbs nothing that is
+        // mapped already.
         let mapped = unsafe { mmap(ptr::null_mut(), PAGE_SIZE, ProtFlags::READ, flags, &file, 0)? };
         let mapped = ptr::NonNull::new(mapped.cast()).ok_or(io::ErrorKind::AddrNotAvailable)?;
         Ok(OwnPage { file, content, mapped })
     }
 
-    /// The page's frame number. The page is the first of its file, so it is also the first of its folio, however large.
+    /// The page's frame number. The page is the first of its file, so it is also the first of its
+    /// folio, however large.
     fn frame(&self) -> Result<u64, LoadError> {
         const ENTRY_BYTES: u64 = 8;
         const PRESENT: u64 = 1 << 63;
         const FRAME_BITS: u32 = 55;
 
-        // SAFETY: the page is mapped, readable and not truncated yet. The read brings it into our page table.
+        // SAFETY: the page is mapped, readable and not truncated yet. The read brings it into our
+        // page table.
         unsafe { ptr::read_volatile(self.mapped.as_ptr()) };
         let mut entry = [0; ENTRY_BYTES as usize];
         let at = self.mapped.as_ptr() as u64 / PAGE_SIZE as u64 * ENTRY_BYTES;

@@ -1,12 +1,14 @@
-//! How the ring is read: the order in which counters, headers and records are looked at, and nothing else.
+//! How the ring is read: the order in which counters, headers and records are looked at, and
+//! nothing else.
 //!
-//! The kernel is the other thread, without a lock between the two. It writes under these rules (kernel/bpf/ringbuf.c): a
-//! record's header is marked BUSY before the producer's counter passes it (store-release); the header is exchanged for the final
-//! one when the record is complete; the counter never runs ahead of the consumer's (load-acquire) by more than the ring.
+//! The kernel is the other thread, without a lock between the two. It writes under these rules
+//! (kernel/bpf/ringbuf.c): a record's header is marked BUSY before the producer's counter passes it
+//! (store-release); the header is exchanged for the final one when the record is complete; the
+//! counter never runs ahead of the consumer's (load-acquire) by more than the ring.
 //!
-//! Promises: a record is handed out once, in order, and complete; its place is given back only when `take` has returned. The
-//! memory is a trait, so that the model checker loom runs this same code against a model of the kernel, with every value
-//! that the orderings allow a load to return.
+//! Promises: a record is handed out once, in order, and complete; its place is given back only when
+//! `take` has returned. The memory is a trait, so that the model checker loom runs this same code
+//! against a model of the kernel, with every value that the orderings allow a load to return.
 
 use crate::record::{self, Corrupt, Step};
 use std::io;
@@ -28,7 +30,8 @@ pub(crate) trait Memory {
     fn consumer(&self) -> &Self::Word64;
     /// The header at an answer of [`record::header_offset`].
     fn header(&self, offset: usize) -> &Self::Word32;
-    /// Lends a record that [`record::step`] has found complete, at an offset of the twice mapped ring.
+    /// Lends a record that [`record::step`] has found complete, at an offset of the twice mapped
+    /// ring.
     fn record<T>(&self, offset: usize, length: usize, look: impl FnOnce(&[u8]) -> T) -> T;
 }
 
@@ -40,12 +43,13 @@ pub(crate) fn produced(memory: &impl Memory) -> u64 {
 
 /// How far the reader has come.
 pub(crate) fn consumed(memory: &impl Memory) -> u64 {
-    // Pairs with the store-release below: who sees a position sees what `take` did about the records before it.
+    // Pairs with the store-release below: who sees a position sees what `take` did about the
+    // records before it.
     memory.consumer().load(Ordering::Acquire)
 }
 
-/// Hands out the records up to the producer's position at the call, or the first that is still busy, and moves `consumer`,
-/// which is the reader's own copy of the counter. Returns how many.
+/// Hands out the records up to the producer's position at the call, or the first that is still
+/// busy, and moves `consumer`, which is the reader's own copy of the counter. Returns how many.
 ///
 /// # Errors
 /// Numbers that make no sense, and what `take` refuses. The record stays where it is.
@@ -59,7 +63,8 @@ pub(crate) fn consume(
     let invalid = |corrupt: Corrupt| io::Error::new(io::ErrorKind::InvalidData, corrupt.to_string());
     let mut taken = 0;
     while let Some(at) = record::header_offset(*consumer, producer, ring_bytes).map_err(invalid)? {
-        // Pairs with the kernel's exchange that clears BUSY: what the record holds is seen after it.
+        // Pairs with the kernel's exchange that clears BUSY: what the record holds is seen after
+        // it.
         let header = memory.header(at).load(Ordering::Acquire);
         let next = match record::step(header, *consumer, producer, ring_bytes).map_err(invalid)? {
             Step::Busy => break,
@@ -79,10 +84,11 @@ pub(crate) fn consume(
 
 #[cfg(test)]
 mod tests {
-    //! What the model can catch was tried by breaking the code, one place at a time: a relaxed load of the producer's counter,
-    //! of the header, and a relaxed store of the consumer's counter were found by both tests (a read of a record beside its
-    //! write); the consumer's counter stored before `take` too; a relaxed load in `consumed` by the second test ("counted
-    //! before it was dealt with").
+    //! What the model can catch was tried by breaking the code, one place at a time: a relaxed load
+    //! of the producer's counter, of the header, and a relaxed store of the consumer's counter were
+    //! found by both tests (a read of a record beside its write); the consumer's counter stored
+    //! before `take` too; a relaxed load in `consumed` by the second test ("counted before it was
+    //! dealt with").
 
     use super::*;
     use loom::cell::UnsafeCell;
@@ -90,7 +96,8 @@ mod tests {
     use loom::sync::atomic::{AtomicU32, AtomicU64};
     use loom::thread;
 
-    /// Two records of one word each: small enough to try everything, and the third goes where the first was.
+    /// Two records of one word each: small enough to try everything, and the third goes where the
+    /// first was.
     const RING_BYTES: u64 = 32;
     const RECORD_BYTES: u64 = 16;
     const RECORDS: u64 = 3;
@@ -117,7 +124,8 @@ mod tests {
         }
     }
 
-    /// A ring of two places. loom finds every read of a record that a write of it is not ordered with.
+    /// A ring of two places. loom finds every read of a record that a write of it is not ordered
+    /// with.
     struct Model {
         producer: AtomicU64,
         consumer: AtomicU64,
@@ -125,7 +133,8 @@ mod tests {
         records: [UnsafeCell<[u8; 8]>; 2],
     }
 
-    // SAFETY: loom checks that the cells are not read and written at the same time; that is what the test is for.
+    // SAFETY: loom checks that the cells are not read and written at the same time; that is what
+    // the test is for.
     unsafe impl Sync for Model {}
     // SAFETY: as above.
     unsafe impl Send for Model {}
@@ -140,7 +149,8 @@ mod tests {
             }
         }
 
-        /// What the kernel does for one record. Only one CPU is modelled: the kernel's own are ordered by a lock.
+        /// What the kernel does for one record. Only one CPU is modelled: the kernel's own are
+        /// ordered by a lock.
         fn produce(&self, number: u64, given_up: bool) {
             let position = number * RECORD_BYTES;
             // bpf_ringbuf_reserve: the consumer's position is asked for with smp_load_acquire.
@@ -150,8 +160,8 @@ mod tests {
             let place = (number % 2) as usize;
             self.headers[place].store(BUSY | 8, Ordering::Relaxed);
             self.producer.store(position + RECORD_BYTES, Ordering::Release); // smp_store_release
-            // The program writes the record.
-            // SAFETY: the reader lets go of the place before the counter says so, which loom checks.
+            // The program writes the record. SAFETY: the reader lets go of the place before the
+            // counter says so, which loom checks.
             self.records[place].with_mut(|record| unsafe { *record = [number as u8 + 1; 8] });
             // bpf_ringbuf_commit: xchg, a full barrier.
             self.headers[place].swap(8 | if given_up { DISCARD } else { 0 }, Ordering::SeqCst);
@@ -215,8 +225,8 @@ mod tests {
         });
     }
 
-    /// A third thread, as a READ of the mount: what is produced is never less than what is consumed, both only grow, and an
-    /// event counts as consumed only when it was dealt with.
+    /// A third thread, as a READ of the mount: what is produced is never less than what is
+    /// consumed, both only grow, and an event counts as consumed only when it was dealt with.
     #[test]
     fn positions_tell_the_truth_to_other_threads() {
         explore(|| {

@@ -1,5 +1,5 @@
-//! Doors for the crate `fuzz`: what takes apart the bytes of the ring and of the maps. No part of the interface, and nothing
-//! of it decides anything.
+//! Doors for the crate `fuzz`: what takes apart the bytes of the ring and of the maps. No part of
+//! the interface, and nothing of it decides anything.
 
 use crate::calibrate;
 use crate::intf::{self, PEEK_BYTES, Peek, Sighting, TapCounters, TapEvent};
@@ -17,7 +17,8 @@ pub struct RingMemory {
     ring_bytes: usize,
 }
 
-/// The records that were read, as position, length and whether it is an event; or what stopped the reader.
+/// The records that were read, as position, length and whether it is an event; or what stopped the
+/// reader.
 pub type Records = (Vec<(u64, usize, bool)>, io::Result<()>);
 
 impl RingMemory {
@@ -30,8 +31,8 @@ impl RingMemory {
         Ok(RingMemory { map, shared, ring_bytes })
     }
 
-    /// Puts `consumer`, `producer` and the ring's bytes in place (these twice, as the kernel maps them) and reads all there is,
-    /// `rounds` times.
+    /// Puts `consumer`, `producer` and the ring's bytes in place (these twice, as the kernel maps
+    /// them) and reads all there is, `rounds` times.
     pub fn read(&self, consumer: u64, producer: u64, ring: &[u8], rounds: usize) -> io::Result<Records> {
         let ring = &ring[..ring.len().min(self.ring_bytes)];
         let write = |bytes: &[u8], at: usize| rustix::io::pwrite(&self.map, bytes, at as u64);
@@ -73,7 +74,8 @@ pub fn step(header: u32, consumer: u64, producer: u64, ring_bytes: u64) {
     assert!(moved >= record::HEADER_BYTES && moved <= pending && moved.is_multiple_of(record::HEADER_BYTES));
 }
 
-/// What the calibration makes of the bytes in its maps: the page array's address, if all agree on one.
+/// What the calibration makes of the bytes in its maps: the page array's address, if all agree on
+/// one.
 pub fn calibration(bytes: &[u8], frames: &[u64]) -> Option<u64> {
     let mut sum = TapCounters::default();
     let _ = bytes.chunks(48).try_for_each(|cpu| sum.add(cpu));

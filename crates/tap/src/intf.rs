@@ -1,7 +1,8 @@
-//! Rust's side of `bpf/intf.h`, the contract with the BPF programs: the same layouts, constants and sizes.
+//! Rust's side of `bpf/intf.h`, the contract with the BPF programs: the same layouts, constants and
+//! sizes.
 //!
-//! The bytes that come out of a map or the ring are taken apart here by position and nowhere else. Nothing here panics on
-//! bytes of an unexpected length: it answers with `None`.
+//! The bytes that come out of a map or the ring are taken apart here by position and nowhere else.
+//! Nothing here panics on bytes of an unexpected length: it answers with `None`.
 
 use crate::{Added, Seen, SeenKind};
 use page::{PAGE_SIZE, Page};
@@ -26,7 +27,8 @@ pub(crate) const PEEK_BYTES: usize = 16 + PAGE_SIZE;
 /// Key of the only entry of a one-entry array.
 pub(crate) const ONLY_KEY: [u8; 4] = 0u32.to_ne_bytes();
 
-/// The kernel's own `dev_t` for what `stat` calls `st_dev`: they differ in how they pack the two numbers.
+/// The kernel's own `dev_t` for what `stat` calls `st_dev`: they differ in how they pack the two
+/// numbers.
 pub(crate) fn kernel_device(st_dev: u64) -> u32 {
     const MINOR_BITS: u32 = 20;
     (libc::major(st_dev) << MINOR_BITS) | libc::minor(st_dev)

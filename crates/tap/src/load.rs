@@ -1,7 +1,7 @@
 //! Loading BPF programs, and saying in one line why one cannot be loaded.
 //!
-//! A mount without the tap is slower, not wrong; so no failure here is fatal to anybody. Each says what was attempted, what
-//! happened and what to do.
+//! A mount without the tap is slower, not wrong; so no failure here is fatal to anybody. Each says
+//! what was attempted, what happened and what to do.
 
 use libbpf_rs::{MapCore, Object, ObjectBuilder, OpenMapMut, OpenObject, PrintLevel, ProgramMut, set_print};
 use std::ffi::OsStr;
@@ -13,8 +13,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 /// Where a kernel shows the types it was built with.
 const KERNEL_TYPES: &str = "/sys/kernel/btf/vmlinux";
 
-/// Most bytes of libbpf's messages that are kept while loading: the end of a verifier's log says what is wrong, and one log
-/// can be megabytes long.
+/// Most bytes of libbpf's messages that are kept while loading: the end of a verifier's log says
+/// what is wrong, and one log can be megabytes long.
 const MESSAGES_BYTES_MAX: usize = 64 * 1024;
 
 /// Why there is no tap.
@@ -178,7 +178,8 @@ fn explain(attempt: &'static str, error: &libbpf_rs::Error, messages: &str, has_
     if !has_kernel_types {
         return LoadError::NoKernelTypes;
     }
-    // The verifier answers EACCES to what it dislikes, which is no question of rights; but then it says why.
+    // The verifier answers EACCES to what it dislikes, which is no question of rights; but then it
+    // says why.
     if let Some(detail) = telling_line(messages) {
         return LoadError::Refused { attempt, detail };
     }
@@ -204,7 +205,8 @@ pub(crate) fn program<'a>(object: &'a Object, name: &'static str) -> Result<Prog
     object.progs_mut().find(|program| program.name() == name).ok_or_else(|| missing(name))
 }
 
-/// The map called `name`; `.rodata` and `.bss` are called by their section (libbpf puts the object's name before it).
+/// The map called `name`; `.rodata` and `.bss` are called by their section (libbpf puts the
+/// object's name before it).
 pub(crate) fn map<'a>(object: &'a Object, name: &'static str) -> Result<libbpf_rs::Map<'a>, LoadError> {
     object.maps().find(|map| is_called(map.name(), name)).ok_or_else(|| missing(name))
 }

@@ -12,8 +12,8 @@ pub(crate) struct Mapped {
     bytes: usize,
 }
 
-// SAFETY: the mapping belongs to the process, not to a thread, and all access through `self` is by atomics; who reads through `start` says
-// why he may.
+// SAFETY: the mapping belongs to the process, not to a thread, and all access through `self` is by
+// atomics; who reads through `start` says why he may.
 unsafe impl Send for Mapped {}
 // SAFETY: as above.
 unsafe impl Sync for Mapped {}
@@ -22,7 +22,8 @@ impl Mapped {
     /// Maps `bytes`, at least a page, from `offset` on.
     pub(crate) fn new(map: BorrowedFd<'_>, protection: ProtFlags, offset: usize, bytes: usize) -> io::Result<Mapped> {
         debug_assert!(bytes >= page::PAGE_SIZE);
-        // SAFETY: a new mapping at an address of the kernel's choice disturbs nothing that is mapped already.
+        // SAFETY: a new mapping at an address of the kernel's choice disturbs nothing that is
+        // mapped already.
         let start = unsafe { mmap(ptr::null_mut(), bytes, protection, MapFlags::SHARED, map, offset as u64)? };
         let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::AddrNotAvailable)?;
         Ok(Mapped { start, bytes })
@@ -41,8 +42,8 @@ impl Mapped {
 
     /// A ring's counter, where that is what is mapped.
     pub(crate) fn counter(&self) -> &AtomicU64 {
-        // SAFETY: `start` is page-aligned, at least a page is mapped for as long as `self` lives, and the kernel
-        // accesses the counter at its beginning with 8-byte atomics too.
+        // SAFETY: `start` is page-aligned, at least a page is mapped for as long as `self` lives,
+        // and the kernel accesses the counter at its beginning with 8-byte atomics too.
         unsafe { self.start.cast::<AtomicU64>().as_ref() }
     }
 

@@ -1,9 +1,12 @@
-//! Pages whose bytes nobody wants when they are evicted: a table that the tap's program looks into before it copies a page.
+//! Pages whose bytes nobody wants when they are evicted: a table that the tap's program looks into
+//! before it copies a page.
 //!
-//! A lender that keeps what it answers has most of what is read from it still, and of a stream that is left to the disk it wants nothing. To copy such
-//! a page at its eviction costs more than all the rest of the tap, and the copy is thrown away. The table is a cache of hints: it has a
-//! fixed size, a page has one place in it, and who comes last has that. What must never happen: that a hint does harm. A page that is not
-//! in the table is copied in vain; one that should not be there is not lent, once, as the program takes out what it finds.
+//! A lender that keeps what it answers has most of what is read from it still, and of a stream that
+//! is left to the disk it wants nothing. To copy such a page at its eviction costs more than all
+//! the rest of the tap, and the copy is thrown away. The table is a cache of hints: it has a fixed
+//! size, a page has one place in it, and who comes last has that. What must never happen: that a
+//! hint does harm. A page that is not in the table is copied in vain; one that should not be there
+//! is not lent, once, as the program takes out what it finds.
 
 use crate::CopyHints;
 use crate::intf::{OMITTED_LINE_PAGES, OMITTED_MULTIPLIER};
@@ -13,7 +16,8 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-/// The table has at most one byte for so many of the machine's memory: a place for each fourth to eighth page that could be cached.
+/// The table has at most one byte for so many of the machine's memory: a place for each fourth to
+/// eighth page that could be cached.
 const MEMORY_SHARE: u64 = 4096;
 /// Bytes of the smallest table, where nobody gives hints: a page, as that is mapped.
 const BYTES_MIN: u64 = page::PAGE_SIZE as u64;
@@ -29,7 +33,8 @@ pub(crate) fn lines(is_wanted: bool) -> u64 {
     (1 << bytes.ilog2()) / LINE_BYTES
 }
 
-/// [`TapConfig::omitted_shift`](crate::intf::TapConfig), for a power of two of lines that is larger than 1.
+/// [`TapConfig::omitted_shift`](crate::intf::TapConfig), for a power of two of lines that is larger
+/// than 1.
 pub(crate) fn shift(lines: u64) -> u64 {
     u64::from(u64::BITS - lines.ilog2())
 }
@@ -94,7 +99,8 @@ mod tests {
     use super::*;
     use std::collections::HashSet;
 
-    /// A file's own pages do not stand in each other's way, and several files' not more than by chance.
+    /// A file's own pages do not stand in each other's way, and several files' not more than by
+    /// chance.
     #[test]
     fn most_pages_have_a_place_of_their_own() {
         const LINES: u64 = 1 << 14;

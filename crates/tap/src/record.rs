@@ -9,9 +9,10 @@
 //! └─ padding up to a multiple of 8: the next record's position
 //! ```
 //!
-//! No memory is touched here, so that every combination of numbers can be tried. Whatever the numbers are, nothing here
-//! panics, and an answer never points outside of `2 * ring_bytes` (the ring, mapped twice in a row so that a record that
-//! wraps is still contiguous) nor behind the producer.
+//! No memory is touched here, so that every combination of numbers can be tried. Whatever the
+//! numbers are, nothing here panics, and an answer never points outside of `2 * ring_bytes` (the
+//! ring, mapped twice in a row so that a record that wraps is still contiguous) nor behind the
+//! producer.
 
 use std::fmt;
 
@@ -57,7 +58,8 @@ impl fmt::Display for Corrupt {
     }
 }
 
-/// Where the header of the next record is in the mapped ring; `None` when there is no further record.
+/// Where the header of the next record is in the mapped ring; `None` when there is no further
+/// record.
 ///
 /// `ring_bytes` is a power of two and at least 8.
 pub(crate) fn header_offset(consumer: u64, producer: u64, ring_bytes: u64) -> Result<Option<usize>, Corrupt> {
@@ -125,7 +127,8 @@ mod tests {
         assert!(step(!(BUSY | DISCARD), 0, RING_BYTES, RING_BYTES).is_err(), "longer than the ring");
     }
 
-    /// Any numbers at all: no panic, nothing outside of the mapping, always forward, never past the producer.
+    /// Any numbers at all: no panic, nothing outside of the mapping, always forward, never past the
+    /// producer.
     #[test]
     fn any_numbers() {
         let seed = 0x5eed_0001u64;

@@ -1,13 +1,15 @@
 //! Our own reader of a BPF ring buffer.
 //!
-//! The usual reader hides the two counters that the rule against stale bytes is built on: where each record stands in the
-//! stream, and how far the stream has come, readable from any thread. So the map is read here directly: the consumer's
-//! counter, the producer's counter, and the ring itself, which the kernel maps twice in a row so that records never wrap.
+//! The usual reader hides the two counters that the rule against stale bytes is built on: where
+//! each record stands in the stream, and how far the stream has come, readable from any thread. So
+//! the map is read here directly: the consumer's counter, the producer's counter, and the ring
+//! itself, which the kernel maps twice in a row so that records never wrap.
 //!
-//! Promises: records are handed out in order, each once, from the ring itself without a copy; the consumer's counter moves
-//! only after a record was dealt with. Must never happen: a read outside of the mapping, or of a record that the kernel
-//! may still write. In which order its words are looked at is in [`crate::consume`]; what the numbers mean, and which of them
-//! to distrust, in [`crate::record`].
+//! Promises: records are handed out in order, each once, from the ring itself without a copy; the
+//! consumer's counter moves only after a record was dealt with. Must never happen: a read outside
+//! of the mapping, or of a record that the kernel may still write. In which order its words are
+//! looked at is in [`crate::consume`]; what the numbers mean, and which of them to distrust, in
+//! [`crate::record`].
 
 use crate::Positions;
 use crate::consume::{self, Memory, Word, consume};
@@ -23,7 +25,8 @@ use std::time::{Duration, Instant};
 /// Bytes of the mappings of the two counters and of the flag: each is alone in a page.
 const COUNTER_BYTES: usize = page::PAGE_SIZE;
 
-/// Longest wait of one call, whatever the caller asks for: keeps sums of times inside of what a clock can show.
+/// Longest wait of one call, whatever the caller asks for: keeps sums of times inside of what a
+/// clock can show.
 const WAIT_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// The mapped ring.
@@ -53,16 +56,16 @@ impl Memory for Mapping {
 
     fn header(&self, offset: usize) -> &AtomicU32 {
         debug_assert!(offset + size_of::<u64>() <= self.ring_bytes && offset.is_multiple_of(8));
-        // SAFETY: `offset` comes from `record::header_offset`: 8-aligned and inside of the ring, which starts
-        // COUNTER_BYTES into this mapping. The kernel writes the word atomically.
+        // SAFETY: `offset` comes from `record::header_offset`: 8-aligned and inside of the ring,
+        // which starts COUNTER_BYTES into this mapping. The kernel writes the word atomically.
         unsafe { self.producer.start().add(COUNTER_BYTES + offset).cast::<AtomicU32>().as_ref() }
     }
 
     fn record<T>(&self, offset: usize, length: usize, look: impl FnOnce(&[u8]) -> T) -> T {
         debug_assert!(offset + length <= 2 * self.ring_bytes);
-        // SAFETY: `record::step` keeps offset + length inside of the twice mapped ring. The record is not BUSY, so the
-        // kernel has finished writing it, and writes there again only after the consumer's counter has passed it, which
-        // happens when the slice is gone.
+        // SAFETY: `record::step` keeps offset + length inside of the twice mapped ring. The record
+        // is not BUSY, so the kernel has finished writing it, and writes there again only after the
+        // consumer's counter has passed it, which happens when the slice is gone.
         let bytes =
             unsafe { std::slice::from_raw_parts(self.producer.start().add(COUNTER_BYTES + offset).as_ptr(), length) };
         look(bytes)
@@ -108,8 +111,8 @@ pub(crate) struct Ring {
 }
 
 impl Ring {
-    /// Maps the ring of `ring_bytes` (a power of two of whole pages, as the map was created with), and the map that
-    /// holds `tap_shared`.
+    /// Maps the ring of `ring_bytes` (a power of two of whole pages, as the map was created with),
+    /// and the map that holds `tap_shared`.
     pub(crate) fn new(map: OwnedFd, ring_bytes: usize, shared: BorrowedFd<'_>) -> io::Result<Ring> {
         debug_assert!(ring_bytes.is_power_of_two() && ring_bytes >= page::PAGE_SIZE);
         let consumer = Mapped::new(map.as_fd(), ProtFlags::READ | ProtFlags::WRITE, 0, COUNTER_BYTES)?;
@@ -125,11 +128,11 @@ impl Ring {
         Arc::clone(&self.mapping) as Arc<dyn Positions>
     }
 
-    /// Hands the records that are there to `take`, with their positions, oldest first; waits at most `timeout` for the
-    /// first. Returns how many.
+    /// Hands the records that are there to `take`, with their positions, oldest first; waits at
+    /// most `timeout` for the first. Returns how many.
     ///
-    /// A record that `take` refuses, or whose numbers make no sense, ends the stream: the same error comes back on
-    /// every further call, and the ring fills up.
+    /// A record that `take` refuses, or whose numbers make no sense, ends the stream: the same
+    /// error comes back on every further call, and the ring fills up.
     pub(crate) fn drain(
         &mut self,
         timeout: Duration,
@@ -146,10 +149,11 @@ impl Ring {
         }
     }
 
-    /// Waits until the ring holds something. Nothing is slept over: first the flag is set, with a full barrier, and then
-    /// poll(2), when it has queued us, looks at the counters. Whoever reserves a record before that look is seen by it;
-    /// whoever does so later sees the flag and wakes us. On a record that is still busy it returns at once: that lasts as
-    /// long as one page's copy.
+    /// Waits until the ring holds something. Nothing is slept over: first the flag is set, with a
+    /// full barrier, and then poll(2), when it has queued us, looks at the counters. Whoever
+    /// reserves a record before that look is seen by it; whoever does so later sees the flag and
+    /// wakes us. On a record that is still busy it returns at once: that lasts as long as one
+    /// page's copy.
     fn wait(&self, timeout: Duration) -> io::Result<()> {
         let timeout = Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: i64::from(timeout.subsec_nanos()) };
         let sleeps = self.mapping.sleeps.flag();

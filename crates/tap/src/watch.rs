@@ -1,6 +1,8 @@
-//! Watches the page cache of existing file systems, without a mount and without copying any page: what comes, what is evicted, what is read.
+//! Watches the page cache of existing file systems, without a mount and without copying any page:
+//! what comes, what is evicted, what is read.
 //!
-//! Promises: nothing is left behind, as the programs go with [`Watch`]; who takes records too slowly loses them, counted, and holds nobody up.
+//! Promises: nothing is left behind, as the programs go with [`Watch`]; who takes records too
+//! slowly loses them, counted, and holds nobody up.
 
 use crate::intf::{self, ONLY_KEY, WatchConfig, WatchTotals};
 use crate::load::{self, LoadError};
@@ -22,7 +24,8 @@ pub enum SeenKind {
     Added,
     /// Reclaim took them. Told at least of those that are sampled.
     Evicted,
-    /// They left otherwise: truncated, or dropped by somebody. Told at least of those that are sampled.
+    /// They left otherwise: truncated, or dropped by somebody. Told at least of those that are
+    /// sampled.
     Invalidated,
     /// A program reads one. Told of those that are sampled.
     Read,
@@ -85,8 +88,9 @@ impl Watch {
         intf::kernel_device(st_dev)
     }
 
-    /// Watches the file systems of these devices (`st_dev`); of more than [`Watch::DEVICES_MAX`], the first. Without `source`, by the best that
-    /// this kernel has. Needs the rights of [`crate::BpfTap::load`].
+    /// Watches the file systems of these devices (`st_dev`); of more than [`Watch::DEVICES_MAX`],
+    /// the first. Without `source`, by the best that this kernel has. Needs the rights of
+    /// [`crate::BpfTap::load`].
     ///
     /// # Errors
     /// When the programs cannot be loaded or attached.

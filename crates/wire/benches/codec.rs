@@ -1,4 +1,5 @@
-//! What it costs to make a frame's head and to take it apart, in clear and sealed: a Get of one page, and one of a read-ahead window.
+//! What it costs to make a frame's head and to take it apart, in clear and sealed: a Get of one
+//! page, and one of a read-ahead window.
 
 use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
 use page::{FileKey, PageId, Version};

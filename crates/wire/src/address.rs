@@ -1,11 +1,12 @@
 //! Where a lender listens, and the stream that leads there.
 //!
-//! One [`Address`] for configuration, command line and messages, and one [`Stream`] over TCP, a Unix socket, or between a virtual
-//! machine and its host, used by both sides, so that neither has to know which of them it speaks over. Every stream made here has
-//! its delays switched off and finds out by itself that the peer's machine is gone ([`Stream::tune`]).
+//! One [`Address`] for configuration, command line and messages, and one [`Stream`] over TCP, a
+//! Unix socket, or between a virtual machine and its host, used by both sides, so that neither has
+//! to know which of them it speaks over. Every stream made here has its delays switched off and
+//! finds out by itself that the peer's machine is gone ([`Stream::tune`]).
 //!
-//! Nothing here waits longer than the time it is given, except for the resolver of the system, which has its own limit:
-//! a lender named by a number is never looked up.
+//! Nothing here waits longer than the time it is given, except for the resolver of the system,
+//! which has its own limit: a lender named by a number is never looked up.
 
 pub mod vsock;
 
@@ -23,14 +24,16 @@ use vsock::{CID_ANY, VsockStream};
 /// Bytes of a Unix socket's path at the most: `sun_path` has 108, one of them ends the path.
 pub const UNIX_PATH_BYTES_MAX: usize = 107;
 
-/// Silence on a TCP connection after which the kernel begins to ask whether the peer's machine is still there, in seconds.
+/// Silence on a TCP connection after which the kernel begins to ask whether the peer's machine is
+/// still there, in seconds.
 const KEEPALIVE_IDLE_SECONDS: u64 = 10;
 /// Time between two such questions, in seconds.
 const KEEPALIVE_INTERVAL_SECONDS: u64 = 5;
-/// Questions without an answer after which the connection is dead: 25 seconds after the last sign of life.
+/// Questions without an answer after which the connection is dead: 25 seconds after the last sign
+/// of life.
 const KEEPALIVE_PROBES: u32 = 3;
-/// Time that sent bytes may stay without acknowledgement, in milliseconds: as long as keepalive takes, which does not run
-/// while bytes are on their way.
+/// Time that sent bytes may stay without acknowledgement, in milliseconds: as long as keepalive
+/// takes, which does not run while bytes are on their way.
 const UNACKNOWLEDGED_MS: u32 = 25_000;
 
 /// Where a lender is reached: `HOST:PORT`, `[IPV6]:PORT`, `unix:PATH` or `vsock:CID:PORT`.
@@ -185,8 +188,9 @@ impl Address {
         matches!(self, Address::Tcp { host, .. } if host.parse::<IpAddr>().is_err())
     }
 
-    /// Each address that the name stands for now, as an address of its own; numbers, and what has no name, are what they are. Where
-    /// the name cannot be looked up it is itself, too: connecting says why. Waits for the resolver of the system.
+    /// Each address that the name stands for now, as an address of its own; numbers, and what has
+    /// no name, are what they are. Where the name cannot be looked up it is itself, too: connecting
+    /// says why. Waits for the resolver of the system.
     pub fn resolve(&self) -> Vec<Address> {
         let Address::Tcp { host, port } = self else { return vec![self.clone()] };
         if !self.is_name() {
@@ -203,7 +207,8 @@ impl Address {
         if all.is_empty() { vec![self.clone()] } else { all }
     }
 
-    /// Connects within `timeout`, trying each of the host's addresses in turn. The stream has no time limits set.
+    /// Connects within `timeout`, trying each of the host's addresses in turn. The stream has no
+    /// time limits set.
     ///
     /// # Errors
     /// Those of the last attempt, with the address in the text.
@@ -244,8 +249,8 @@ fn connect_tcp(host: &str, port: u16, timeout: Duration) -> io::Result<TcpStream
     Err(last)
 }
 
-/// The standard library's connect to a Unix socket waits without limit while the listener's queue is full; the kernel
-/// limits that wait by the socket's send timeout.
+/// The standard library's connect to a Unix socket waits without limit while the listener's queue
+/// is full; the kernel limits that wait by the socket's send timeout.
 fn connect_unix(path: &Path, timeout: Duration) -> io::Result<UnixStream> {
     use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
@@ -278,8 +283,8 @@ macro_rules! on_each {
 }
 
 impl Stream {
-    /// Switches off the delay of small frames, and has the kernel end a connection whose peer's machine is gone. For streams
-    /// that a listener accepted; [`Address::connect`] has done it.
+    /// Switches off the delay of small frames, and has the kernel end a connection whose peer's
+    /// machine is gone. For streams that a listener accepted; [`Address::connect`] has done it.
     ///
     /// # Errors
     /// Those of the kernel, when the connection is gone already.
@@ -294,7 +299,8 @@ impl Stream {
         Ok(())
     }
 
-    /// A second handle of the same connection; time limits and [`Stream::shutdown`] are common to both.
+    /// A second handle of the same connection; time limits and [`Stream::shutdown`] are common to
+    /// both.
     pub fn try_clone(&self) -> io::Result<Stream> {
         match self {
             Stream::Tcp(stream) => stream.try_clone().map(Stream::Tcp),
@@ -303,13 +309,14 @@ impl Stream {
         }
     }
 
-    /// How long one read may wait; without end when `None`. A read that runs out of time fails with `WouldBlock`.
+    /// How long one read may wait; without end when `None`. A read that runs out of time fails with
+    /// `WouldBlock`.
     pub fn set_read_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
         on_each!(self, stream => stream.set_read_timeout(timeout))
     }
 
-    /// How long one write may wait; without end when `None`. A write that runs out of time fails with `WouldBlock`, and
-    /// may have sent a part.
+    /// How long one write may wait; without end when `None`. A write that runs out of time fails
+    /// with `WouldBlock`, and may have sent a part.
     pub fn set_write_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
         on_each!(self, stream => stream.set_write_timeout(timeout))
     }
@@ -319,7 +326,8 @@ impl Stream {
         on_each!(self, stream => stream.set_nonblocking(nonblocking))
     }
 
-    /// Ends the connection in one direction or both: whoever waits in a read or write of it, in any thread, returns.
+    /// Ends the connection in one direction or both: whoever waits in a read or write of it, in any
+    /// thread, returns.
     pub fn shutdown(&self, how: Shutdown) -> io::Result<()> {
         on_each!(self, stream => stream.shutdown(how))
     }

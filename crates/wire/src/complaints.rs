@@ -18,7 +18,8 @@ impl Complaints {
         Complaints { last: Mutex::new((None, 0)) }
     }
 
-    /// There is something to complain of. Whether it is to be logged now, and then how many others were not since the last one.
+    /// There is something to complain of. Whether it is to be logged now, and then how many others
+    /// were not since the last one.
     pub fn next(&self) -> Option<u64> {
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();

@@ -1,10 +1,12 @@
 //! Whole frames in and out of a connection.
 //!
-//! What comes in is checked before any memory is spent on it: kind, length and whether it may come now. On a sealed channel
-//! ([`crate::secure`]) a frame is handed out only after its seal was verified.
+//! What comes in is checked before any memory is spent on it: kind, length and whether it may come
+//! now. On a sealed channel ([`crate::secure`]) a frame is handed out only after its seal was
+//! verified.
 //!
-//! Buffers only ever grow by what is written to them, so that no byte of what they held before, of whichever borrower, can be read as a
-//! part of a frame or go out in one: they may go from one connection to another without being cleared.
+//! Buffers only ever grow by what is written to them, so that no byte of what they held before, of
+//! whichever borrower, can be read as a part of a frame or go out in one: they may go from one
+//! connection to another without being cleared.
 
 use crate::address::Stream;
 use crate::secure::{Channel, SEAL_BYTES};
@@ -96,8 +98,9 @@ impl FrameReader {
         FrameReader::default()
     }
 
-    /// From now on no more of a Put is received than fits into the buffer beside its head: its pages are to be received elsewhere, behind
-    /// what [`FrameReader::take_head`] and [`FrameReader::take_rest`] hand out.
+    /// From now on no more of a Put is received than fits into the buffer beside its head: its
+    /// pages are to be received elsewhere, behind what [`FrameReader::take_head`] and
+    /// [`FrameReader::take_rest`] hand out.
     pub fn leave_pages(&mut self) {
         self.leaves_pages = true;
     }
@@ -107,7 +110,8 @@ impl FrameReader {
         self.channel = channel;
     }
 
-    /// Looks at what was received for a frame that `may_come`. `None`: more has to be received. The frame before is gone then.
+    /// Looks at what was received for a frame that `may_come`. `None`: more has to be received. The
+    /// frame before is gone then.
     pub fn look(&mut self, may_come: impl Fn(Kind) -> bool) -> Result<Option<Found>, Broken> {
         self.start += std::mem::take(&mut self.handed_out);
         match self.header()? {
@@ -125,8 +129,9 @@ impl FrameReader {
         self.hand_out(found, body_bytes)
     }
 
-    /// Hands out the head of a Put, of which not all pages have come: its body is the items only. To be called when no frame was found;
-    /// `None`: no Put has begun, or not all of its head has come.
+    /// Hands out the head of a Put, of which not all pages have come: its body is the items only.
+    /// To be called when no frame was found; `None`: no Put has begun, or not all of its head has
+    /// come.
     pub fn take_head(&mut self) -> Result<Option<Frame<'_>>, Broken> {
         match self.header()? {
             Some((header, Kind::Put)) if self.buffer.len() - self.start >= self.head_bytes(&header) => {
@@ -136,8 +141,8 @@ impl FrameReader {
         }
     }
 
-    /// Hands out what has come of a Put's pages, behind its head. All that is received from here on is for somebody else, up to the next
-    /// frame.
+    /// Hands out what has come of a Put's pages, behind its head. All that is received from here on
+    /// is for somebody else, up to the next frame.
     pub fn take_rest(&mut self) -> &[u8] {
         let rest = self.start + self.handed_out..self.buffer.len();
         self.handed_out += rest.len();
@@ -159,9 +164,9 @@ impl FrameReader {
         Ok(Frame { header, kind, body: &self.buffer[body] })
     }
 
-    /// Receives what is there, up to the buffer's room, which is enough for the frame that has begun, or the part of it that is received
-    /// here. False: nothing is there, now or,
-    /// where the stream waits, within its time limit. To be called when no frame was found.
+    /// Receives what is there, up to the buffer's room, which is enough for the frame that has
+    /// begun, or the part of it that is received here. False: nothing is there, now or, where the
+    /// stream waits, within its time limit. To be called when no frame was found.
     pub fn fill(&mut self, stream: &Stream, flags: RecvFlags) -> Result<bool, Broken> {
         let needed = match self.header()? {
             Some((header, Kind::Put)) if self.leaves_pages => self.head_bytes(&header),
@@ -182,7 +187,8 @@ impl FrameReader {
         }
     }
 
-    /// Waits until the deadline for a whole frame that `may_come`. The stream's read timeout is how often the clock is looked at.
+    /// Waits until the deadline for a whole frame that `may_come`. The stream's read timeout is how
+    /// often the clock is looked at.
     pub fn next(
         &mut self,
         stream: &Stream,
@@ -263,7 +269,8 @@ impl Outgoing {
         &mut self.bytes
     }
 
-    /// Ends a frame that was begun for the same channel, with as many bytes of body as the header says.
+    /// Ends a frame that was begun for the same channel, with as many bytes of body as the header
+    /// says.
     pub fn end(&mut self, channel: &Channel, header: &Header) -> Result<(), Broken> {
         let frame = &mut self.bytes[self.begin..];
         let body_at = channel.extra_bytes() + size_of::<Header>();

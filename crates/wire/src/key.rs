@@ -1,10 +1,11 @@
 //! The pool's key: one secret that all machines of a pool have, and strangers do not.
 //!
-//! It is 32 random bytes in a file that only its owner can read. Nothing is ever done with the key itself: each use has a key of its own,
-//! derived from it ([`PoolKey::derive`]), so that what is learned of one use says nothing about another.
+//! It is 32 random bytes in a file that only its owner can read. Nothing is ever done with the key
+//! itself: each use has a key of its own, derived from it ([`PoolKey::derive`]), so that what is
+//! learned of one use says nothing about another.
 //!
-//! What must never happen here: a byte of the key in a message, a log or an error's text, or a key taken from a file that others
-//! could have read or written.
+//! What must never happen here: a byte of the key in a message, a log or an error's text, or a key
+//! taken from a file that others could have read or written.
 
 use ring::hmac;
 use rustix::fs::{FileType, Mode, OFlags};
@@ -100,7 +101,8 @@ impl PoolKey {
         PoolKey(Arc::new(Zeroizing::new(bytes)))
     }
 
-    /// From a file: a regular one, ours or root's, closed to everybody else, with 64 hexadecimal digits and the end of a line.
+    /// From a file: a regular one, ours or root's, closed to everybody else, with 64 hexadecimal
+    /// digits and the end of a line.
     ///
     /// # Errors
     /// When any of that is not so.
@@ -120,7 +122,8 @@ impl PoolKey {
         if found.st_uid != ours && found.st_uid != 0 {
             return Err(KeyError::Owner { path: owned(), owner: found.st_uid, ours });
         }
-        // Room for one byte more than may be there, all of it at once: a buffer that grew would leave copies behind.
+        // Room for one byte more than may be there, all of it at once: a buffer that grew would
+        // leave copies behind.
         let mut text = Zeroizing::new([0; FILE_BYTES + 1]);
         let mut length = 0;
         let mut file = File::from(file);
@@ -143,7 +146,8 @@ impl PoolKey {
         Ok(key)
     }
 
-    /// Makes a new key, and a file with it that only its owner can read. What is there already stays.
+    /// Makes a new key, and a file with it that only its owner can read. What is there already
+    /// stays.
     ///
     /// # Errors
     /// When there is such a file, or it cannot be written.
@@ -169,7 +173,8 @@ impl PoolKey {
         Ok(PoolKey::new(*bytes))
     }
 
-    /// A key for one use, named by the label. Whoever has it learns neither the pool's key nor that of another use.
+    /// A key for one use, named by the label. Whoever has it learns neither the pool's key nor that
+    /// of another use.
     pub fn derive(&self, label: &str) -> [u8; KEY_BYTES] {
         let tag = hmac::sign(&hmac::Key::new(hmac::HMAC_SHA256, &self.0[..]), label.as_bytes());
         let mut derived = [0; KEY_BYTES];

@@ -1,10 +1,10 @@
 //! The protocol between borrower and lender. This file *is* its specification.
 //!
 //! # Connections
-//! A borrower makes up a random 16-byte name for its session and opens, to each lender, one *main* connection and then
-//! several *get* connections, all under that name. All share one namespace of pages at the lender, which no other name can
-//! reach. The name is known to nobody else, so whoever says it is that borrower: it is the token by which a session is
-//! resumed (see below).
+//! A borrower makes up a random 16-byte name for its session and opens, to each lender, one *main*
+//! connection and then several *get* connections, all under that name. All share one namespace of
+//! pages at the lender, which no other name can reach. The name is known to nobody else, so whoever
+//! says it is that borrower: it is the token by which a session is resumed (see below).
 //!
 //! ```text
 //! borrower                                   lender
@@ -23,7 +23,8 @@
 //!       │◀──────────── GetReply{items, pages}   │
 //! ```
 //!
-//! A *guest* that gives its host what it evicts opens one connection, with a name that nobody uses again:
+//! A *guest* that gives its host what it evicts opens one connection, with a name that nobody uses
+//! again:
 //!
 //! ```text
 //! guest                                           host
@@ -34,15 +35,18 @@
 //!    │ Held{spans} ────────────────────────────────▶│   no reply: pages of its disk that the guest has read into its own cache
 //! ```
 //!
-//! Its key says which image is its disk: each guest has one of its own. Positions are those on the virtual disk.
+//! Its key says which image is its disk: each guest has one of its own. Positions are those on the
+//! virtual disk.
 //!
-//! A guest that says how its memory is to be placed on the host's nodes sends one Advise behind the Welcome, and is answered with one Advised.
+//! A guest that says how its memory is to be placed on the host's nodes sends one Advise behind the
+//! Welcome, and is answered with one Advised.
 //!
 //! # Frames
-//! A frame is a [`Header`] and `body_bytes` bytes of body. All integers are little-endian, all structures packed without
-//! gaps. The header says kind, number of items and a request number which the reply repeats (but that of a Hello). The sizes must match the kind
-//! exactly ([`Header::validate`]); anything else ends the connection. A frame has at most [`ITEMS_MAX`] items, which is a
-//! 1 MiB read-ahead window, so no frame is longer than [`BODY_BYTES_MAX`].
+//! A frame is a [`Header`] and `body_bytes` bytes of body. All integers are little-endian, all
+//! structures packed without gaps. The header says kind, number of items and a request number which
+//! the reply repeats (but that of a Hello). The sizes must match the kind exactly
+//! ([`Header::validate`]); anything else ends the connection. A frame has at most [`ITEMS_MAX`]
+//! items, which is a 1 MiB read-ahead window, so no frame is longer than [`BODY_BYTES_MAX`].
 //!
 //! | kind | body |
 //! |---|---|
@@ -64,10 +68,11 @@
 //! | Ping, Bye | nothing |
 //!
 //! # Keys
-//! A lender either has the pool's key or trusts its network, and a borrower likewise. With the key, a connection begins with Handshake1 and
-//! Handshake2, and from then on each frame is sealed, in both directions ([`secure`] has the layout). Without it, a connection begins with
-//! Hello. Who comes the wrong way or with another key is answered [`REFUSED_KEY`], in clear; nothing but such a refusal is ever in clear
-//! where a key is used.
+//! A lender either has the pool's key or trusts its network, and a borrower likewise. With the key,
+//! a connection begins with Handshake1 and Handshake2, and from then on each frame is sealed, in
+//! both directions ([`secure`] has the layout). Without it, a connection begins with Hello. Who
+//! comes the wrong way or with another key is answered [`REFUSED_KEY`], in clear; nothing but such
+//! a refusal is ever in clear where a key is used.
 //!
 //! # Sessions
 //! A session lives at the lender as long as its main connection, and a grace time longer.
@@ -82,40 +87,50 @@
 //!      └────────────────────────────────────────────────┘
 //! ```
 //!
-//! 1. *Main opens it.* A main connection under an unknown name begins a session, and its Welcome has no flags. Under a known name
-//!    it resumes that session with all pages the lender still has of it, and its Welcome says [`WELCOME_RESUMED`]. Its
-//!    Hello says the version that the borrower will give out next, which a listener must not see; 0: it
-//!    does not tell. If a Put of the session had that version or a later one,
-//!    whoever says so is behind it: a machine that was set back to an earlier state, or a copy of one. It is refused ([`REFUSED_BEHIND`]) and
-//!    begins anew under another name, as it would give out versions again that stand for something else; the session stays as it is.
-//! 2. *The newest main takes over.* The borrower may have seen a time-out where the lender still sees a connection. So a main
-//!    connection under the name of a session that has connections ends these first, and is welcomed when all they had sent
-//!    and the lender had received was dealt with. So no Put of an old connection is applied after the session was resumed.
-//!    Bytes do not depend on that, as a version names them; but a late Put would replace the newer version of its page, which
-//!    would be a miss, and a page that is of no use to anybody would stay. If the old ones take longer than the lender
-//!    likes to wait, it answers [`REFUSED_BUSY`], and the borrower tries again.
-//! 3. *Gets follow main.* A get connection under a name that has no main connection is refused ([`REFUSED_SESSION`]): it could
-//!    not learn whether the pages are there. When the main connection ends, the lender ends the get connections.
-//! 4. *Kept.* When the main connection ends, for whatever reason but Bye, the lender keeps the session for its grace time, if it has
-//!    pages. These are pages like all others: memory pressure, the kernel and newer pages take them as before, and what is
-//!    taken is told (Lost) when the session is resumed, as far as the lender has room for such notes. A kept session makes
-//!    room, the oldest one first, when a new one has no place.
-//! 5. *Bye* ends the session at once and frees its pages. A borrower that stops for good says it. One that stops only for a
-//!    successor, who knows the name, closes without it.
-//! 6. *Silence.* A borrower sends Ping when it has nothing else to say, at least every [`PING_SECONDS_MAX`]. When the lender
-//!    has no place for another session or connection, it may end a session that never put a page and from which
-//!    nothing came for several times as long: else strangers that say nothing could shut the others out.
+//! 1. *Main opens it.* A main connection under an unknown name begins a session, and its Welcome
+//!    has no flags. Under a known name it resumes that session with all pages the lender still has
+//!    of it, and its Welcome says [`WELCOME_RESUMED`]. Its Hello says the version that the borrower
+//!    will give out next, which a listener must not see; 0: it does not tell. If a Put of the
+//!    session had that version or a later one, whoever says so is behind it: a machine that was set
+//!    back to an earlier state, or a copy of one. It is refused ([`REFUSED_BEHIND`]) and begins
+//!    anew under another name, as it would give out versions again that stand for something else;
+//!    the session stays as it is.
+//! 2. *The newest main takes over.* The borrower may have seen a time-out where the lender still
+//!    sees a connection. So a main connection under the name of a session that has connections ends
+//!    these first, and is welcomed when all they had sent and the lender had received was dealt
+//!    with. So no Put of an old connection is applied after the session was resumed. Bytes do not
+//!    depend on that, as a version names them; but a late Put would replace the newer version of
+//!    its page, which would be a miss, and a page that is of no use to anybody would stay. If the
+//!    old ones take longer than the lender likes to wait, it answers [`REFUSED_BUSY`], and the
+//!    borrower tries again.
+//! 3. *Gets follow main.* A get connection under a name that has no main connection is refused
+//!    ([`REFUSED_SESSION`]): it could not learn whether the pages are there. When the main
+//!    connection ends, the lender ends the get connections.
+//! 4. *Kept.* When the main connection ends, for whatever reason but Bye, the lender keeps the
+//!    session for its grace time, if it has pages. These are pages like all others: memory
+//!    pressure, the kernel and newer pages take them as before, and what is taken is told (Lost)
+//!    when the session is resumed, as far as the lender has room for such notes. A kept session
+//!    makes room, the oldest one first, when a new one has no place.
+//! 5. *Bye* ends the session at once and frees its pages. A borrower that stops for good says it.
+//!    One that stops only for a successor, who knows the name, closes without it.
+//! 6. *Silence.* A borrower sends Ping when it has nothing else to say, at least every
+//!    [`PING_SECONDS_MAX`]. When the lender has no place for another session or connection, it may
+//!    end a session that never put a page and from which nothing came for several times as long:
+//!    else strangers that say nothing could shut the others out.
 //!
-//! *What the borrower may conclude.* After a lost connection it uses nothing at this lender. It goes on noting what it would have
-//! dropped there. A Welcome with [`WELCOME_RESUMED`] says that what was put before may be asked for again, by the same versions;
-//! what the borrower still has on record as the current version of a page is current, because changes in between
-//! have taken their pages off the record. A Welcome without it says that all is gone. A lender that says the one or the other falsely costs
-//! misses. A successor in a session must give out no version that its predecessor has given out.
+//! *What the borrower may conclude.* After a lost connection it uses nothing at this lender. It
+//! goes on noting what it would have dropped there. A Welcome with [`WELCOME_RESUMED`] says that
+//! what was put before may be asked for again, by the same versions; what the borrower still has on
+//! record as the current version of a page is current, because changes in between have taken their
+//! pages off the record. A Welcome without it says that all is gone. A lender that says the one or
+//! the other falsely costs misses. A successor in a session must give out no version that its
+//! predecessor has given out.
 //!
 //! # What a page is called
 //! [`WireKey`]: file, index and version. A version stands for one content for ever, so a message that comes late, twice or
-//! not at all can cost a miss but never bring the wrong bytes: Drop and Lost are housekeeping, not coherence. A lender
-//! keeps at most one version of a page; a Put replaces what it had. A Get of another version than the one kept is a miss.
+//! not at all can cost a miss but never bring the wrong bytes: Drop and Lost are housekeeping, not
+//! coherence. A lender keeps at most one version of a page; a Put replaces what it had. A Get of
+//! another version than the one kept is a miss.
 //!
 //! # Compatibility
 //! [`Hello`] and [`Refused`] never change their layout where nothing is sealed, nor does the place
@@ -146,8 +161,9 @@ pub const MAGIC: [u8; 8] = *b"PUMAPOOL";
 /// Connections of a session at the most. More would not make the network faster.
 pub const SESSION_CONNECTIONS_MAX: usize = 16;
 
-/// The longest grace time that a lender may be told, in seconds, and the time for which a borrower remembers what it has at a lender
-/// that is away: beyond it the one could not make use of the other.
+/// The longest grace time that a lender may be told, in seconds, and the time for which a borrower
+/// remembers what it has at a lender that is away: beyond it the one could not make use of the
+/// other.
 pub const GRACE_SECONDS_MAX: u64 = 600;
 
 /// A borrower that has nothing to say sends a Ping at least this often, in seconds.
@@ -159,7 +175,8 @@ pub const ITEMS_MAX: usize = 256;
 /// Bytes of a frame's body at the most: a full Put.
 pub const BODY_BYTES_MAX: usize = ITEMS_MAX * (size_of::<PutItem>() + PAGE_SIZE);
 
-/// Bytes of body that the first frame of a connection may have, before anything is known of the peer.
+/// Bytes of body that the first frame of a connection may have, before anything is known of the
+/// peer.
 pub const FIRST_BODY_BYTES_MAX: usize = 512;
 
 /// What a frame is.
@@ -349,7 +366,8 @@ impl Hello {
     }
 }
 
-/// [`Welcome::flags`] on a main connection: the session was here already, with what the lender still has of its pages.
+/// [`Welcome::flags`] on a main connection: the session was here already, with what the lender
+/// still has of its pages.
 pub const WELCOME_RESUMED: u32 = 1;
 
 /// The lender accepts.
@@ -411,7 +429,8 @@ impl Refused {
     }
 }
 
-/// How a guest wants its memory to be placed. Answered by a [`Refused`] whose code is 0 where it is granted.
+/// How a guest wants its memory to be placed. Answered by a [`Refused`] whose code is 0 where it is
+/// granted.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct Advice {
@@ -459,7 +478,8 @@ impl WireKey {
 pub struct PutItem {
     /// Its name.
     pub key: WireKey,
-    /// What [`page::seal::Sealing::seal`] has returned: made by the borrower, kept and returned by the lender.
+    /// What [`page::seal::Sealing::seal`] has returned: made by the borrower, kept and returned by
+    /// the lender.
     pub checksum: U64,
 }
 
@@ -482,7 +502,8 @@ pub struct GetItem {
     pub checksum: U64,
 }
 
-/// Pages of a Demote at the most: a sealed frame of them fits into one message of Noise, 65,535 bytes.
+/// Pages of a Demote at the most: a sealed frame of them fits into one message of Noise, 65,535
+/// bytes.
 pub const DEMOTE_ITEMS_MAX: usize = 15;
 
 /// A page that a guest has evicted.

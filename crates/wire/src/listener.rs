@@ -1,7 +1,8 @@
-//! The door: a listening socket over TCP, in the file system, or for the machines of a host (vsock).
+//! The door: a listening socket over TCP, in the file system, or for the machines of a host
+//! (vsock).
 //!
-//! A Unix socket's file is made with mode 0600, replaces one that a dead process left behind, never one that somebody
-//! listens on nor a file that is no socket, and is removed with the listener.
+//! A Unix socket's file is made with mode 0600, replaces one that a dead process left behind, never
+//! one that somebody listens on nor a file that is no socket, and is removed with the listener.
 
 use crate::address::vsock::VsockListener;
 use crate::address::{Address, Stream};
@@ -19,7 +20,8 @@ use std::time::Duration;
 /// Connections that wait to be accepted: all those that a few borrowers open at once.
 const BACKLOG: i32 = 128;
 
-/// How long to wait for somebody behind a socket file. The kernel answers at once unless his queue is full.
+/// How long to wait for somebody behind a socket file. The kernel answers at once unless his queue
+/// is full.
 const ALIVE_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// Why nothing listens.
@@ -161,7 +163,8 @@ fn replace_stale(path: &Path, address: &Address) -> Result<io::Result<Listener>,
                     return Ok(Err(error));
                 }
             }
-            // Accepted, or a full queue: somebody is there. What we may not even ask is not ours to remove.
+            // Accepted, or a full queue: somebody is there. What we may not even ask is not ours to
+            // remove.
             _ => return Err(Error::AddressInUse { address: address.clone() }),
         }
     }
@@ -171,7 +174,8 @@ fn replace_stale(path: &Path, address: &Address) -> Result<io::Result<Listener>,
 fn bind_unix(path: &Path) -> io::Result<Listener> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-    // The file inherits the mode of the socket, so that it is never open to others, not even for a moment.
+    // The file inherits the mode of the socket, so that it is never open to others, not even for a
+    // moment.
     rustix::fs::fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
     rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
     let file = std::fs::symlink_metadata(path)?;

@@ -1,4 +1,5 @@
-//! Connections to a host whose peers are known by name: each has a key of its own, and by it the host knows which one it is.
+//! Connections to a host whose peers are known by name: each has a key of its own, and by it the
+//! host knows which one it is.
 
 use crate::address::{Address, Stream};
 use crate::complaints::Complaints;
@@ -19,7 +20,8 @@ const TICK: Duration = Duration::from_millis(250);
 /// What [`PoolKey::derive`] is told to tell keys apart.
 const KEY_NAME: &str = "guest";
 
-/// Two peers have the same key, or some have none: then it is not known who is who. Says which of them, and of how many.
+/// Two peers have the same key, or some have none: then it is not known who is who. Says which of
+/// them, and of how many.
 ///
 /// # Errors
 /// The index of the one that cannot be told from others.
@@ -41,7 +43,8 @@ pub struct Greeted {
     pub reader: FrameReader,
 }
 
-/// Finds out which of the known peers a connection is. It is to be welcomed, or refused, then. Without a key it is the one that has none.
+/// Finds out which of the known peers a connection is. It is to be welcomed, or refused, then.
+/// Without a key it is the one that has none.
 ///
 /// # Errors
 /// When it is none of them (it was told why), or what it says makes no sense.

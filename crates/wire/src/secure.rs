@@ -1,7 +1,9 @@
-//! What keeps strangers out of a connection, and listeners in the dark: a Noise channel under the pool's key.
+//! What keeps strangers out of a connection, and listeners in the dark: a Noise channel under the
+//! pool's key.
 //!
-//! `Noise_NNpsk0_25519_AESGCM_SHA256`: both sides know the key and nothing else of each other, and each connection has keys of its own,
-//! made of what both have just made up. Whoever records a connection and learns the pool's key later cannot read it.
+//! `Noise_NNpsk0_25519_AESGCM_SHA256`: both sides know the key and nothing else of each other, and
+//! each connection has keys of its own, made of what both have just made up. Whoever records a
+//! connection and learns the pool's key later cannot read it.
 //!
 //! ```text
 //! borrower                                       lender
@@ -11,18 +13,21 @@
 //!    │◀────────────────────────────── sealed Welcome │
 //! ```
 //!
-//! A sealed frame is its header in clear (which says how much to read), then header and items once more, sealed, then the pages as they
-//! are: those the borrower has sealed already ([`page::seal`]), under a key that no lender has.
+//! A sealed frame is its header in clear (which says how much to read), then header and items once
+//! more, sealed, then the pages as they are: those the borrower has sealed already
+//! ([`page::seal`]), under a key that no lender has.
 //!
 //! ```text
 //! Header │ sealed: Header, items │ tag │ pages
 //!   16   │   16   + items bytes  │ 16  │
 //! ```
 //!
-//! `body_bytes` counts items and pages only. Frames are numbered in each direction, and the number goes into the seal, so that one which
-//! was changed, repeated, left out or put elsewhere does not open.
+//! `body_bytes` counts items and pages only. Frames are numbered in each direction, and the number
+//! goes into the seal, so that one which was changed, repeated, left out or put elsewhere does not
+//! open.
 //!
-//! What must never happen here: a number used twice in one direction; an item used before its frame's seal was verified.
+//! What must never happen here: a number used twice in one direction; an item used before its
+//! frame's seal was verified.
 
 use crate::address::{Address, Stream};
 use crate::key::PoolKey;
@@ -127,11 +132,13 @@ impl Handshake {
     }
 }
 
-/// A lender's answer to the body of a Handshake1: the body of the Handshake2, and the channel. That the borrower has the key *now*, and
-/// is not somebody who repeats what it once said, is known when a first frame of the channel opens.
+/// A lender's answer to the body of a Handshake1: the body of the Handshake2, and the channel. That
+/// the borrower has the key *now*, and is not somebody who repeats what it once said, is known when
+/// a first frame of the channel opens.
 ///
 /// # Errors
-/// When whoever sent it does not have the key. That is found out before any of the costly arithmetic.
+/// When whoever sent it does not have the key. That is found out before any of the costly
+/// arithmetic.
 pub fn answer(key: &PoolKey, first: &[u8]) -> Result<([u8; HANDSHAKE_BYTES], Channel), OtherKey> {
     let mut state = state(key, false)?;
     state.read_message(first, &mut [0; HANDSHAKE_BYTES]).map_err(|_| OtherKey)?;
@@ -159,8 +166,8 @@ fn write(state: &mut HandshakeState, message: &mut [u8; HANDSHAKE_BYTES]) -> Res
     }
 }
 
-/// One connection's frames, sealed or plain. Copies are of the same connection, and count its frames together; who sends keeps the order
-/// in which frames were sealed.
+/// One connection's frames, sealed or plain. Copies are of the same connection, and count its
+/// frames together; who sends keeps the order in which frames were sealed.
 #[derive(Clone, Default)]
 pub struct Channel(Option<Arc<Sealed>>);
 
@@ -192,7 +199,8 @@ impl Channel {
         if self.is_sealed() { SEAL_BYTES } else { 0 }
     }
 
-    /// Appends what goes out in front of a frame's pages. Frames must leave in the order of these calls.
+    /// Appends what goes out in front of a frame's pages. Frames must leave in the order of these
+    /// calls.
     ///
     /// # Errors
     /// When the connection has sealed all frames it can: 2⁶⁴.
@@ -203,7 +211,8 @@ impl Channel {
             return Ok(());
         };
         let number = sealed.sent.fetch_add(1, Ordering::Relaxed);
-        // The plain bytes stand behind the place of the sealed ones for the moment, so that nothing is allocated.
+        // The plain bytes stand behind the place of the sealed ones for the moment, so that nothing
+        // is allocated.
         let sealed_at = out.len();
         let plain_at = sealed_at + SEAL_BYTES + items.len();
         out.resize(plain_at, 0);
@@ -215,11 +224,12 @@ impl Channel {
         done.map(drop).map_err(|_| Malformed::Seal)
     }
 
-    /// Opens what came behind a frame's header, up to its pages. Returns the items. For a sealed channel only: plain items are what
-    /// they are.
+    /// Opens what came behind a frame's header, up to its pages. Returns the items. For a sealed
+    /// channel only: plain items are what they are.
     ///
     /// # Errors
-    /// When it is not the next frame that the other side sealed, or came under another header. The connection is of no more use then.
+    /// When it is not the next frame that the other side sealed, or came under another header. The
+    /// connection is of no more use then.
     pub fn open_head<'a>(&self, header: &Header, body: &[u8], opened: &'a mut Vec<u8>) -> Result<&'a [u8], Malformed> {
         let sealed = self.0.as_ref().ok_or(Malformed::Seal)?;
         let number = sealed.received.fetch_add(1, Ordering::Relaxed);
@@ -309,7 +319,8 @@ mod tests {
         assert!(answer(&key, &first).is_err());
         let (handshake, first) = Handshake::begin(&key).unwrap();
         let (second, _) = answer(&key, &first).unwrap();
-        // A lender that does not have the key can at best repeat what one that has it said to somebody else.
+        // A lender that does not have the key can at best repeat what one that has it said to
+        // somebody else.
         let (again, _) = Handshake::begin(&key).unwrap();
         assert!(again.finish(&second).is_err());
         assert!(handshake.finish(&[0; HANDSHAKE_BYTES]).is_err());

@@ -1,4 +1,5 @@
-//! Connections of which it is not known yet who they are: few at once, and never so that they keep others out.
+//! Connections of which it is not known yet who they are: few at once, and never so that they keep
+//! others out.
 
 use crate::address::Stream;
 use std::net::Shutdown;
@@ -29,8 +30,9 @@ impl Strangers {
         Strangers { max, all: Mutex::new(Vec::new()) }
     }
 
-    /// Lets one in. If there are too many then, the oldest is shut down: who has a key is through in a few milliseconds, and who only holds
-    /// connections open makes room. None: too many have not left yet.
+    /// Lets one in. If there are too many then, the oldest is shut down: who has a key is through
+    /// in a few milliseconds, and who only holds connections open makes room. None: too many have
+    /// not left yet.
     pub fn enter(&self, stream: &Arc<Stream>) -> Option<Stranger<'_>> {
         let mut all = self.lock();
         let mut staying: Vec<&mut One> = all.iter_mut().filter(|one| !one.is_leaving).collect();

@@ -24,7 +24,8 @@ struct Panel {
     figure: Figure,
 }
 
-/// Draws the samples of each daemon, by name. `subtitle` says under which conditions they were taken.
+/// Draws the samples of each daemon, by name. `subtitle` says under which conditions they were
+/// taken.
 pub fn draw(series: &[(String, Vec<Sample>)], subtitle: &str) -> String {
     let mut svg = format!(
         r#"<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{HEIGHT}" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="'DejaVu Sans', sans-serif"><rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>"#

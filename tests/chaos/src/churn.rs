@@ -1,5 +1,5 @@
-//! Load on names: many small files are made, read, renamed, truncated, appended to and removed, in a few directories. Each file
-//! is compared with what it must hold whenever it is read.
+//! Load on names: many small files are made, read, renamed, truncated, appended to and removed, in
+//! a few directories. Each file is compared with what it must hold whenever it is read.
 
 use crate::content::Name;
 use page::PAGE_SIZE;

@@ -1,7 +1,9 @@
-//! What the probe writes into its pages: content that says which page it is and of which generation, so that any page which
-//! is read back tells whether it is right and, if not, what it is instead: an older one, another page's, or rubbish.
+//! What the probe writes into its pages: content that says which page it is and of which
+//! generation, so that any page which is read back tells whether it is right and, if not, what it
+//! is instead: an older one, another page's, or rubbish.
 //!
-//! Pure arithmetic. The whole page depends on its name and generation, so no part of it can be right by accident.
+//! Pure arithmetic. The whole page depends on its name and generation, so no part of it can be
+//! right by accident.
 
 use page::{PAGE_SIZE, Page};
 

@@ -1,6 +1,8 @@
-//! The lender that everything is done to: the real one, or the liar in its place at the same address.
+//! The lender that everything is done to: the real one, or the liar in its place at the same
+//! address.
 //!
-//! All processes are started from the thread that owns this value: the kernel ends them with that thread.
+//! All processes are started from the thread that owns this value: the kernel ends them with that
+//! thread.
 
 use crate::network::Network;
 use std::path::{Path, PathBuf};
@@ -137,7 +139,8 @@ impl Lender {
         Ok(())
     }
 
-    /// Starts the real one again if it has ended by itself, which it may when its memory is taken. Returns whether it had.
+    /// Starts the real one again if it has ended by itself, which it may when its memory is taken.
+    /// Returns whether it had.
     pub fn revive(&mut self) -> Result<bool, Failure> {
         let ended = match &mut self.process {
             Some(process) => process.wait(std::time::Duration::ZERO)?.is_some(),

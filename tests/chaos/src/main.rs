@@ -1,9 +1,10 @@
-//! `make chaos` and `make soak`: real programs read and write through real mounts while lenders are killed, stopped, squeezed for
-//! memory, cut off, and replaced by a liar.
+//! `make chaos` and `make soak`: real programs read and write through real mounts while lenders are
+//! killed, stopped, squeezed for memory, cut off, and replaced by a liar.
 //!
-//! Chaos asks for three things: no byte is ever wrong, no application ever sees an error, and no read takes longer than two
-//! seconds. Soak asks whether anything grows that should not. Both print their seed, end with 0 only if all was well, and leave
-//! nothing behind, also when they are interrupted.
+//! Chaos asks for three things: no byte is ever wrong, no application ever sees an error, and no
+//! read takes longer than two seconds. Soak asks whether anything grows that should not. Both print
+//! their seed, end with 0 only if all was well, and leave nothing behind, also when they are
+//! interrupted.
 
 mod chart;
 mod churn;

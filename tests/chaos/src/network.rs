@@ -1,6 +1,8 @@
-//! A network namespace with one cable to us, which can be pulled: where a lender lives that is to be cut off.
+//! A network namespace with one cable to us, which can be pulled: where a lender lives that is to
+//! be cut off.
 //!
-//! The namespace, and the cable with it, go with the guard. What a killed run left is removed by the next one.
+//! The namespace, and the cable with it, go with the guard. What a killed run left is removed by
+//! the next one.
 
 use std::path::PathBuf;
 use testbed::Failure;
@@ -23,7 +25,8 @@ impl Network {
     pub fn create(number: u8) -> Result<Network, Failure> {
         sweep();
         let pid = std::process::id();
-        // A net of four addresses in the range for benchmarks (RFC 2544), which nobody routes; which one, follows from the pid.
+        // A net of four addresses in the range for benchmarks (RFC 2544), which nobody routes;
+        // which one, follows from the pid.
         let net = (pid.wrapping_mul(4).wrapping_add(u32::from(number)).wrapping_mul(4)) & 0xfffc;
         let address = |host: u32| format!("198.{}.{}.{}", 18 + (number & 1), net >> 8, (net & 0xff) + host);
         let network = Network {

@@ -1,12 +1,15 @@
-//! The probe: a process that writes and reads pages which describe themselves, compares every one, and measures how long each
-//! read takes. It is what says "no wrong byte", "no error" and "no read slower than the bound"; the large public programs
-//! beside it (fsx, fio) make the load and look for wrong bytes in ways of their own.
+//! The probe: a process that writes and reads pages which describe themselves, compares every one,
+//! and measures how long each read takes. It is what says "no wrong byte", "no error" and "no read
+//! slower than the bound"; the large public programs beside it (fsx, fio) make the load and look
+//! for wrong bytes in ways of their own.
 //!
-//! It runs in a process of its own, so that its page cache is that of a small memory cgroup. It reads in three ways: single
-//! pages at random, runs of pages in order (which the kernel reads ahead), and pages of a mapping. One thread writes, so a page's
-//! content is known except while it is being written: a read that meets a write of the same page is counted and not judged.
+//! It runs in a process of its own, so that its page cache is that of a small memory cgroup. It
+//! reads in three ways: single pages at random, runs of pages in order (which the kernel reads
+//! ahead), and pages of a mapping. One thread writes, so a page's content is known except while it
+//! is being written: a read that meets a write of the same page is counted and not judged.
 //!
-//! Never in here: catching up after a slow read. The load stays bounded, or one slow read would make the next one slow.
+//! Never in here: catching up after a slow read. The load stays bounded, or one slow read would
+//! make the next one slow.
 
 use crate::content::Name;
 use hdrhistogram::Histogram;
@@ -112,7 +115,8 @@ struct Probe {
     report: Mutex<Report>,
 }
 
-/// Runs the process: makes the files, says READY, works until its standard input ends, checks everything once more, and reports.
+/// Runs the process: makes the files, says READY, works until its standard input ends, checks
+/// everything once more, and reports.
 pub fn run(task: &str) -> Result<(), String> {
     let task: Task = serde_json::from_str(task).map_err(|error| format!("understanding its task: {error}"))?;
     let probe = Probe::create(task)?;
@@ -354,16 +358,18 @@ struct Map {
 }
 
 impl Map {
-    /// Copies pages out of it. Where the file cannot be read, the kernel kills the process (SIGBUS), which is an error indeed.
+    /// Copies pages out of it. Where the file cannot be read, the kernel kills the process
+    /// (SIGBUS), which is an error indeed.
     fn read(&self, index: u32, bytes: &mut [u8]) -> io::Result<()> {
         let first = index as usize * PAGE_SIZE / size_of::<u64>();
         assert!(first + bytes.len() / size_of::<u64>() <= self.words);
         for (at, place) in bytes.as_chunks_mut::<8>().0.iter_mut().enumerate() {
-            // SAFETY: inside the mapping, as asserted above. Volatile, as others change the file meanwhile.
+            // SAFETY: inside the mapping, as asserted above. Volatile, as others change the file
+            // meanwhile.
             *place = unsafe { self.base.add(first + at).read_volatile() }.to_ne_bytes();
         }
-        // What stays mapped would never be evicted from a cache this small, and nothing would be read again.
-        // SAFETY: whole pages of our own mapping, whose content is the file's.
+        // What stays mapped would never be evicted from a cache this small, and nothing would be
+        // read again. SAFETY: whole pages of our own mapping, whose content is the file's.
         unsafe {
             let start = self.base.add(first).cast_mut().cast();
             rustix::mm::madvise(start, bytes.len(), MapAdvice::LinuxDontNeed)?;

@@ -1,4 +1,5 @@
-//! A probe as its owner sees it: started in its memory cgroup, ended, heard, and its files below looked at afterwards.
+//! A probe as its owner sees it: started in its memory cgroup, ended, heard, and its files below
+//! looked at afterwards.
 
 use crate::content::Name;
 use crate::probe::{Report, Task, file_name};
@@ -16,7 +17,8 @@ const GROUP_BYTES: u64 = 24 << 20;
 const FILE_COUNT: u32 = 3;
 /// Pages of each file: 16 MiB.
 const PAGE_COUNT: u32 = 4096;
-/// Until a probe has made its files, or has checked all of them: each read may take as long as is allowed.
+/// Until a probe has made its files, or has checked all of them: each read may take as long as is
+/// allowed.
 const PATIENCE: Duration = Duration::from_secs(120);
 /// Between two looks whether somebody wants us to stop.
 const LOOK_EVERY: Duration = Duration::from_millis(50);

@@ -1,5 +1,6 @@
-//! One round of chaos: a mount with a lender in trouble, the load on it, and beside it the same probe on a mount without a
-//! lender and on a plain directory, which say what this machine takes for the same reads at that moment.
+//! One round of chaos: a mount with a lender in trouble, the load on it, and beside it the same
+//! probe on a mount without a lender and on a plain directory, which say what this machine takes
+//! for the same reads at that moment.
 
 use crate::lender::{Lender, Place};
 use crate::network::Network;

@@ -13,7 +13,8 @@ pub struct Sample {
     pub pid: u32,
     /// All that is resident (VmRSS), its program included.
     pub resident_bytes: u64,
-    /// Its own: private pages without those under MADV_FREE. What a lender lends is left out so, as the kernel may take it at any moment.
+    /// Its own: private pages without those under MADV_FREE. What a lender lends is left out so, as
+    /// the kernel may take it at any moment.
     pub own_bytes: u64,
     /// Open descriptors.
     pub descriptor_count: u64,

@@ -1,7 +1,8 @@
-//! What is done to lenders, and when: a schedule drawn from a seed, carried out step by step by whoever runs the load.
+//! What is done to lenders, and when: a schedule drawn from a seed, carried out step by step by
+//! whoever runs the load.
 //!
-//! Every step that harms is followed by one that heals, so that a mount meets lenders that go, that come, and that hang between.
-//! [`Trouble::heal`] ends it, whatever the last step was.
+//! Every step that harms is followed by one that heals, so that a mount meets lenders that go, that
+//! come, and that hang between. [`Trouble::heal`] ends it, whatever the last step was.
 
 use crate::lender::{Lender, Who};
 use crate::liar::MOODS;
@@ -28,7 +29,8 @@ pub enum Scenario {
     Hostile,
     /// Any of that.
     All,
-    /// What a lender lives through, so that its memory can be followed from the beginning to the end of a soak.
+    /// What a lender lives through, so that its memory can be followed from the beginning to the
+    /// end of a soak.
     Survived,
 }
 

@@ -1,13 +1,15 @@
-//! The soak: a mixed load on two mounts for a long time, with trouble now and then, while every daemon is looked at each second.
+//! The soak: a mixed load on two mounts for a long time, with trouble now and then, while every
+//! daemon is looked at each second.
 //!
-//! The lender of the first mount goes through everything. That of the second is never killed, so that its memory can be
-//! followed from the beginning to the end. When the load is over, the files are removed and the kernel forgets their inodes;
-//! from then on every gauge must come back to what it was before, and after the mounts are gone the lenders must be as they
-//! were when they started.
+//! The lender of the first mount goes through everything. That of the second is never killed, so
+//! that its memory can be followed from the beginning to the end. When the load is over, the files
+//! are removed and the kernel forgets their inodes; from then on every gauge must come back to what
+//! it was before, and after the mounts are gone the lenders must be as they were when they started.
 //!
-//! *Flat*: a daemon's own memory ([`Sample::own_bytes`]), as the median of the last fifth of the run, may exceed the median of the
-//! second fifth by [`GROWTH_MAX_BYTES`] at the most. The first fifth is left to caches and buffers that fill up; medians leave
-//! out moments. A daemon that was restarted on the way is judged since then, if that was in the first fifth, else not.
+//! *Flat*: a daemon's own memory ([`Sample::own_bytes`]), as the median of the last fifth of the
+//! run, may exceed the median of the second fifth by [`GROWTH_MAX_BYTES`] at the most. The first
+//! fifth is left to caches and buffers that fill up; medians leave out moments. A daemon that was
+//! restarted on the way is judged since then, if that was in the first fifth, else not.
 
 use crate::chart;
 use crate::churn::Churn;
@@ -29,8 +31,9 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 use testbed::{Failure, PumaMount, ask_daemon, wait_until};
 
-/// What a daemon's own memory may grow by between the second and the last fifth of a run: whatever leaks 12 KB a second is found in a
-/// run of ten minutes, and an allocator that takes another arena (1 MiB or so a thread) is not.
+/// What a daemon's own memory may grow by between the second and the last fifth of a run: whatever
+/// leaks 12 KB a second is found in a run of ten minutes, and an allocator that takes another arena
+/// (1 MiB or so a thread) is not.
 const GROWTH_MAX_BYTES: u64 = 4 << 20;
 /// Between two looks at the daemons.
 const SAMPLE_EVERY: Duration = Duration::from_secs(1);
@@ -136,7 +139,8 @@ impl Site {
         }
         let inodes_before = count(&mount.status()?, "/mount/inodes");
         let before = [look(mount.pid(), 0.0).ok(), look(pid, 0.0).ok()];
-        // Each connection of a lender has a descriptor, and once it was greeted no thread. (When it says READY, not all its threads run yet.)
+        // Each connection of a lender has a descriptor, and once it was greeted no thread. (When it
+        // says READY, not all its threads run yet.)
         let connections = count(&ask_daemon("lend", pid, RETURN_MAX)?, "/lender/connections");
         let idle = |figure: fn(&Sample) -> u64| before[1].map_or(0, |now| figure(&now));
         let lender_idle = [idle(|now| now.descriptor_count).saturating_sub(connections), idle(|now| now.thread_count)];

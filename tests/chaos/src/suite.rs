@@ -1,5 +1,6 @@
-//! Public programs as load: fsx (file system exerciser, with mappings) and fio (with verification), each in a small memory cgroup,
-//! run again and again with new seeds. Each checks what it reads in its own way; any complaint of theirs is a violation.
+//! Public programs as load: fsx (file system exerciser, with mappings) and fio (with verification),
+//! each in a small memory cgroup, run again and again with new seeds. Each checks what it reads in
+//! its own way; any complaint of theirs is a violation.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -10,7 +11,8 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 use testbed::{Failure, Group, Line, Process};
 
-/// Operations of fsx in one process. Version 0.3.2 never unmaps what it maps, so that a long run would need ever more memory.
+/// Operations of fsx in one process. Version 0.3.2 never unmaps what it maps, so that a long run
+/// would need ever more memory.
 const FSX_OPS: u64 = 1_000;
 const FSX_FILE_BYTES: u64 = 4 << 20;
 /// Memory cgroup of fsx: it keeps its file of 4 MiB twice itself.
@@ -21,7 +23,8 @@ const FIO_GROUP_BYTES: u64 = 40 << 20;
 const FIO_JOBS: u32 = 3;
 /// Data of each job, in MiB.
 const FIO_JOB_MIB: u32 = 40;
-/// Between two times that all of fsx's file is evicted: so small a file is seldom evicted for want of memory.
+/// Between two times that all of fsx's file is evicted: so small a file is seldom evicted for want
+/// of memory.
 const EVICT_EVERY: Duration = Duration::from_millis(4);
 /// Lines of what a program said that are kept for the message.
 const SAID_LINES_MAX: usize = 200;
@@ -64,8 +67,8 @@ pub struct Suite {
 }
 
 impl Suite {
-    /// Prepares it. It works in `directory`; `scratch` is for what else it needs. `fio_job_iops` bounds fio's load, so that what is
-    /// measured beside it need not wait for the processor.
+    /// Prepares it. It works in `directory`; `scratch` is for what else it needs. `fio_job_iops`
+    /// bounds fio's load, so that what is measured beside it need not wait for the processor.
     pub fn new(kind: Kind, directory: &Path, scratch: &Path, seed: u64, fio_job_iops: u32) -> Result<Suite, Failure> {
         let (name, bytes) = match kind {
             Kind::Fsx => ("fsx", FSX_GROUP_BYTES),
@@ -158,7 +161,8 @@ impl Suite {
             Kind::Fio => {
                 let directory = self.fio_directory();
                 fs::create_dir(&directory).map_err(Failure::attempted(format!("making {}", directory.display())))?;
-                // One block size: with mixed ones fio's verification is unreliable on any file system.
+                // One block size: with mixed ones fio's verification is unreliable on any file
+                // system.
                 command.args(["--name=chaos", "--rw=randrw", "--bs=8k", "--ioengine=psync", "--thread"]);
                 command.args(["--verify=crc32c", "--verify_fatal=1", "--do_verify=1", "--group_reporting"]);
                 command.args(["--fallocate=none", "--randrepeat=0"]).arg(format!("--randseed={}", self.seed));
@@ -168,7 +172,8 @@ impl Suite {
                     .arg(format!("--directory={}", directory.display()));
             }
         }
-        // What it says of itself goes into one pipe, so that the message of a failure has all of it.
+        // What it says of itself goes into one pipe, so that the message of a failure has all of
+        // it.
         let mut shell = Command::new("sh");
         shell.args(["-c", "exec \"$@\" 2>&1", "sh"]).arg(command.get_program()).args(command.get_args());
         shell.current_dir(&self.scratch).stdin(Stdio::null());

@@ -1,4 +1,5 @@
-//! What a round found, and whether that keeps the promise: zero wrong bytes, no error, no read slower than the controls by [`READ_MAX`].
+//! What a round found, and whether that keeps the promise: zero wrong bytes, no error, no read
+//! slower than the controls by [`READ_MAX`].
 
 use crate::probe::Report;
 use crate::puma::count;
@@ -7,8 +8,8 @@ use serde::Serialize;
 use serde_json::Value;
 use std::time::Duration;
 
-/// No read may take longer by that than the slowest one of the controls, whatever is done to lenders. They tell how long the machine itself
-/// stood still.
+/// No read may take longer by that than the slowest one of the controls, whatever is done to
+/// lenders. They tell how long the machine itself stood still.
 pub const READ_MAX: Duration = Duration::from_secs(2);
 
 /// Violations of one sort that are told in words.
@@ -78,8 +79,8 @@ impl Outcome {
     }
 }
 
-/// Notes what the probes found that must not be: with a lender, and of the two controls. These must be right, too, but how slow they are is
-/// nobody's fault here.
+/// Notes what the probes found that must not be: with a lender, and of the two controls. These must
+/// be right, too, but how slow they are is nobody's fault here.
 pub fn judge_probes(reports: &[Report], trouble: &Trouble, outcome: &mut Outcome) {
     for (place, report) in ["with a lender", "without a lender", "in a plain directory"].into_iter().zip(reports) {
         judge_content(place, report, trouble, outcome);

@@ -1,5 +1,6 @@
-//! Chaos itself, briefly: every kind of trouble once, with nothing wrong; nothing is left behind, also when it is interrupted. (That
-//! a broken promise is noticed is tested where it is judged: `content.rs`, `churn.rs`.)
+//! Chaos itself, briefly: every kind of trouble once, with nothing wrong; nothing is left behind,
+//! also when it is interrupted. (That a broken promise is noticed is tested where it is judged:
+//! `content.rs`, `churn.rs`.)
 
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs::{self, File};
@@ -79,7 +80,8 @@ fn every_trouble_once_and_nothing_is_wrong_or_left() {
     let Some(mut run) = Run::start("chaos-short-run", &["run", "--seconds", "8"]) else { return };
     let (mut code, mut said) = run.end();
     println!("{said}");
-    // A round this short may by chance be one in which nothing was lent, and says so: then once more, with another seed.
+    // A round this short may by chance be one in which nothing was lent, and says so: then once
+    // more, with another seed.
     if said.contains("FAILED: 1 violations") && said.contains("this round proves nothing") {
         let Some(again) = Run::start("chaos-short-run", &["run", "--seconds", "8"]) else { return };
         run = again;

@@ -1,11 +1,13 @@
-//! Inputs as text: one a line, in hexadecimal, so that the kept ones can be read, compared and merged like any source.
+//! Inputs as text: one a line, in hexadecimal, so that the kept ones can be read, compared and
+//! merged like any source.
 //!
 //! A run of equal bytes is written `(41*4096)`. Nothing here knows what an input means.
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
-/// Bytes of a target's kept inputs as text, at the most: all of them together stay far below what a repository minds.
+/// Bytes of a target's kept inputs as text, at the most: all of them together stay far below what a
+/// repository minds.
 pub const KEPT_TEXT_BYTES_MAX: usize = 12 << 10;
 
 /// Equal bytes from which on they are written as a run.

@@ -1,4 +1,5 @@
-//! The program that libFuzzer drives: one input after the other through the target that `PUMA_FUZZ_TARGET` names.
+//! The program that libFuzzer drives: one input after the other through the target that
+//! `PUMA_FUZZ_TARGET` names.
 #![no_main]
 
 use std::sync::LazyLock;

@@ -1,8 +1,9 @@
 //! `make fuzz`: lets libFuzzer look for inputs that make a target panic, hang or grow.
 //!
-//! For each target the seeds and the kept inputs are written to a folder under `target/`, where what is found stays for the
-//! next run; then the instrumented program runs for a time. `--keep` ends with merging: the smallest set of inputs that
-//! reaches all that was reached, as far as there is room, becomes the target's file in `corpus/`.
+//! For each target the seeds and the kept inputs are written to a folder under `target/`, where
+//! what is found stays for the next run; then the instrumented program runs for a time. `--keep`
+//! ends with merging: the smallest set of inputs that reaches all that was reached, as far as there
+//! is room, becomes the target's file in `corpus/`.
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Parser;

@@ -16,7 +16,8 @@ fn seeds_and_kept_inputs_pass() {
     }
 }
 
-/// Every seed cut off anywhere and with a byte changed, without a fuzzer: the same on every machine.
+/// Every seed cut off anywhere and with a byte changed, without a fuzzer: the same on every
+/// machine.
 #[test]
 fn damaged_seeds_pass() {
     for target in fuzz::TARGETS {

@@ -35,7 +35,8 @@ impl FromStr for WriteMode {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Tried {
     Always,
-    /// Not with `--write through`, where it finds what is a limit of the kernel, or is not mended yet.
+    /// Not with `--write through`, where it finds what is a limit of the kernel, or is not mended
+    /// yet.
     Back,
     /// Only when asked for.
     Never,
@@ -129,8 +130,8 @@ operations! {
     OutsideRename, "outside-rename", 4, Always;
     /// The backing file is unlinked and created again.
     OutsideRecreate, "outside-recreate", 4, Always;
-    /// The backing file is cut. Where others open it at the same moment, the kernel may not learn of
-    /// the new end until one more open.
+    /// The backing file is cut. Where others open it at the same moment, the kernel may not learn
+    /// of the new end until one more open.
     OutsideCut, "outside-cut", 4, Never;
     /// The backing file grows; then it is opened through the mount, and its new end is mapped, or
     /// read.

@@ -5,7 +5,8 @@ use crate::machine::{Context, Doing, Machine, Task};
 use crate::truth::EOF;
 use borrower::Writers;
 
-/// A write below that takes its time: its file has new times before it has new bytes (docs/design/consistency.md, K16).
+/// A write below that takes its time: its file has new times before it has new bytes
+/// (docs/design/consistency.md, K16).
 pub struct SlowWrite {
     /// The unit that is written next.
     next: usize,
@@ -16,7 +17,8 @@ pub struct SlowWrite {
 }
 
 impl Machine {
-    /// Somebody changes the file below. The promise is close-to-open, so not while the mount changes it, too.
+    /// Somebody changes the file below. The promise is close-to-open, so not while the mount
+    /// changes it, too.
     pub fn change_beside(&mut self, context: &mut Context, file: usize) {
         let model = &mut self.files[file];
         let is_dirty = model.inode.as_ref().is_some_and(crate::file::Inode::is_dirty);
@@ -56,7 +58,8 @@ impl Machine {
         let written: Vec<u64> = slow.left.drain(..count).collect();
         if count > 0 {
             for unit in model.below.size.min(slow.next)..slow.next + count {
-                // It may be read from now on, and what was there before until the file is opened after the write.
+                // It may be read from now on, and what was there before until the file is opened
+                // after the write.
                 let new = unit.checked_sub(slow.next).and_then(|at| written.get(at).copied());
                 model.truth.announce(task.id, unit, new.unwrap_or(0));
                 if slow.before[unit] == EOF {
@@ -80,7 +83,8 @@ impl Machine {
         true
     }
 
-    /// What an open finds out of who may be writing the file below. Where nobody is, that cannot always be known.
+    /// What an open finds out of who may be writing the file below. Where nobody is, that cannot
+    /// always be known.
     pub fn writers(context: &mut Context, model: &FileModel) -> Writers {
         match model.is_written_below || context.random.u32(0..1000) < context.weather.unknown_writers {
             true => Writers::Perhaps,

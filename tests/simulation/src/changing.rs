@@ -1,5 +1,5 @@
-//! Files are changed through the mount: the kernel's part before the request, the mount's order of steps, and the kernel's part after
-//! the answer.
+//! Files are changed through the mount: the kernel's part before the request, the mount's order of
+//! steps, and the kernel's part after the answer.
 
 use crate::file::{Below, Cached, FileModel, Inode, UNIT_BYTES, UNITS, encode};
 use crate::machine::{Context, Doing, Machine, Task, Wrong};
@@ -8,7 +8,8 @@ use borrower::Change;
 use borrower::logic::core::{Changing, Outcome};
 use fastrand::Rng;
 
-/// Steps of a write for which its answer waits until the kernel has dropped pages (crates/mount/src/data.rs, wait_for_drop).
+/// Steps of a write for which its answer waits until the kernel has dropped pages
+/// (crates/mount/src/data.rs, wait_for_drop).
 const PATIENCE: u32 = 100;
 
 /// What is changed. Ranges are in units.
@@ -22,8 +23,8 @@ pub enum Kind {
     Truncate { size: usize },
     /// A hole is punched.
     Punch { first: usize, end: usize },
-    /// A write past the page cache. `copied`: the file system below copies by itself, and the kernel
-    /// drops the pages then, whatever they hold.
+    /// A write past the page cache. `copied`: the file system below copies by itself, and the
+    /// kernel drops the pages then, whatever they hold.
     Direct { first: usize, end: usize, copied: bool },
     /// No byte changes.
     Attributes,
@@ -160,8 +161,8 @@ impl Altering {
         matches!(self.kind, Kind::Writeback { .. })
     }
 
-    /// Whether it leaves that unit as it is, also in the kernel's cache, as far as a program knows that
-    /// stores there.
+    /// Whether it leaves that unit as it is, also in the kernel's cache, as far as a program knows
+    /// that stores there.
     pub fn leaves(&self, unit: usize) -> bool {
         self.is_copy() && self.result(unit).is_none()
     }
@@ -181,7 +182,8 @@ impl Altering {
         }
     }
 
-    /// Whether its answer waits until the kernel has dropped its pages. One out of the cache must not: the kernel waits for it.
+    /// Whether its answer waits until the kernel has dropped its pages. One out of the cache must
+    /// not: the kernel waits for it.
     fn waits(&self) -> bool {
         let is_write = matches!(self.kind, Kind::Write { .. } | Kind::Direct { copied: false, .. });
         is_write && self.went != Went::Wrong && (self.overtaken || self.resent)
@@ -336,8 +338,9 @@ impl Machine {
 }
 
 impl Machine {
-    /// Drops the next page of a change after its answer, as [`Machine::drop_page`] does. Of a hole, whole pages go whatever they hold;
-    /// of those at the edges the kernel zeroes its part, and leaves them as clean or dirty as they are.
+    /// Drops the next page of a change after its answer, as [`Machine::drop_page`] does. Of a hole,
+    /// whole pages go whatever they hold; of those at the edges the kernel zeroes its part, and
+    /// leaves them as clean or dirty as they are.
     fn drop_changed(&mut self, file: usize, change: &Altering, next: usize) -> Option<usize> {
         let (first, end) = match change.kind {
             Kind::Punch { first, end } => (first, end),
@@ -357,7 +360,8 @@ impl Machine {
             match &mut inode.pages[next] {
                 page if whole => *page = None,
                 Some(cached) => {
-                    // A program may have stored there after the hole was punched, and the page may have been written back and read.
+                    // A program may have stored there after the hole was punched, and the page may
+                    // have been written back and read.
                     cached.is_torn |= mixed;
                     let in_hole = (0..UNITS).filter(|at| (first..end).contains(&(next * UNITS + at)));
                     in_hole.for_each(|at| cached.units[at] = 0);
@@ -369,7 +373,8 @@ impl Machine {
     }
 }
 
-/// What a mapping has left behind the end may be seen once a change moves the end beyond, until the mount has had the pages dropped.
+/// What a mapping has left behind the end may be seen once a change moves the end beyond, until the
+/// mount has had the pages dropped.
 fn linger_in_gap(file: &mut FileModel, change: &Altering, now: Time) {
     let (Kind::Write { first, .. } | Kind::Direct { first, .. }, Some(inode)) = (&change.kind, &file.inode) else {
         return;
@@ -415,7 +420,8 @@ fn prepare(context: &mut Context, file: &mut FileModel, task: &Task, change: &mu
                 let number = context.number();
                 let cached = inode.pages[page].filter(|cached| cached.uptodate);
                 if cached.is_none() && !whole {
-                    // It is not known as a whole, so it stays locked until the answer, and is not cached then.
+                    // It is not known as a whole, so it stays locked until the answer, and is not
+                    // cached then.
                     inode.pages[page] = Some(Cached { locked: true, ..Cached::default() });
                     change.locked.push(page);
                     continue;
@@ -470,8 +476,9 @@ fn prepare(context: &mut Context, file: &mut FileModel, task: &Task, change: &mu
             file.truth.announce(task.id, unit, value);
             let is_past_cache = matches!(change.kind, Kind::Direct { .. });
             if value == EOF || is_past_cache && unit >= change.size_before {
-                // A READ may meet the new end while the kernel still believes in the old one; or the kernel knows of the new end
-                // before it has dropped its pages. In between are zeros.
+                // A READ may meet the new end while the kernel still believes in the old one; or
+                // the kernel knows of the new end before it has dropped its pages. In between are
+                // zeros.
                 file.truth.announce(task.id, unit, 0);
             }
         }
@@ -500,7 +507,8 @@ fn data(inode: &Inode, change: &Altering) -> Vec<u64> {
     (first..end).map(|unit| in_page(unit).unwrap_or(change.value + unit as u64)).collect()
 }
 
-/// What the mount tells the borrower before the change (crates/mount/src/data.rs, attributes.rs, space.rs).
+/// What the mount tells the borrower before the change (crates/mount/src/data.rs, attributes.rs,
+/// space.rs).
 fn announce(change: &Altering, size: usize) -> Change {
     let bytes = |unit: usize| unit as u64 * UNIT_BYTES;
     let buffered = |first: usize, end: usize| match change.resent {
@@ -536,7 +544,8 @@ fn first_written(change: &Altering) -> Option<usize> {
 fn apply(context: &mut Context, file: &mut FileModel, change: &Altering) -> Went {
     let below = &mut file.below;
     let mut went = Went::Well;
-    // A second attempt that fails after a first one that was applied is a change that nobody has heard of: not modelled.
+    // A second attempt that fails after a first one that was applied is a change that nobody has
+    // heard of: not modelled.
     if !change.resent && context.weather.fails(&mut context.random) {
         went = if context.random.bool() { Went::Short } else { Went::Wrong };
     }
@@ -572,7 +581,8 @@ fn apply(context: &mut Context, file: &mut FileModel, change: &Altering) -> Went
     }
     below.write(first, &values[..count]);
     below.changed = context.now;
-    // The kernel does not look at how much of a page out of its cache was written: so that is an error.
+    // The kernel does not look at how much of a page out of its cache was written: so that is an
+    // error.
     if went == Went::Short && change.is_writeback() { Went::Wrong } else { went }
 }
 
@@ -603,7 +613,8 @@ fn answer(file: &mut FileModel, change: &Altering) {
         if let Some(cached) = inode.pages[*page].as_mut().filter(|cached| cached.number == *number) {
             cached.pins -= 1;
             if change.went != Went::Well {
-                // What a mapping has stored meanwhile is lost with it. (The kernel keeps the page dirty, and reads into it.)
+                // What a mapping has stored meanwhile is lost with it. (The kernel keeps the page
+                // dirty, and reads into it.)
                 (cached.uptodate, cached.dirty) = (false, false);
             }
         }
@@ -692,7 +703,8 @@ fn settle(context: &mut Context, file: &mut FileModel, task: &Task, change: &Alt
     }
 }
 
-/// Who has written reads what he wrote, at once, if the answer has waited for that: it is not left to chance that somebody looks.
+/// Who has written reads what he wrote, at once, if the answer has waited for that: it is not left
+/// to chance that somebody looks.
 fn check_own(context: &Context, file: &FileModel, task: &Task, change: &Altering) -> Result<(), Wrong> {
     let (Kind::Write { first, end }, Some(inode)) = (&change.kind, &file.inode) else { return Ok(()) };
     if !change.has_waited || change.went != Went::Well {

@@ -90,8 +90,9 @@ pub struct Cached {
     pub locked: bool,
     /// Whether it is being written back.
     pub writeback: bool,
-    /// A program stored through a mapping while the file was changed by requests: this copy may differ from the file until it is dropped
-    /// (docs/design/consistency.md, L2 and L6), so it is not compared. If it is lent, what is read back is.
+    /// A program stored through a mapping while the file was changed by requests: this copy may
+    /// differ from the file until it is dropped (docs/design/consistency.md, L2 and L6), so it is
+    /// not compared. If it is lent, what is read back is.
     pub is_torn: bool,
     /// References held by writes under way.
     pub pins: u32,
@@ -116,8 +117,8 @@ pub struct Inode {
     pub temporary: Vec<bool>,
     /// Where the kernel believes it ends, in units.
     pub size: usize,
-    /// Moves with every answer about the size that the kernel has taken in, and when it changes the size itself: an answer asked for
-    /// before says nothing then (`fuse_inode::attr_version`).
+    /// Moves with every answer about the size that the kernel has taken in, and when it changes the
+    /// size itself: an answer asked for before says nothing then (`fuse_inode::attr_version`).
     pub size_version: u64,
     /// Who has the inode's lock.
     pub lock: Option<u64>,
@@ -205,7 +206,8 @@ pub struct FileModel {
     pub mapped_writes: bool,
     /// Somebody is writing it below, slowly.
     pub is_written_below: bool,
-    /// Programs have stored and written the same units at the same time: either may be what they hold in the end.
+    /// Programs have stored and written the same units at the same time: either may be what they
+    /// hold in the end.
     pub mixed: bool,
     /// Operations of applications under way.
     pub tasks: usize,
@@ -262,7 +264,8 @@ impl FileModel {
         }
     }
 
-    /// How a daemon leaves the file to its successor: it may believe that the file looks the same only if the kernel caches nothing older.
+    /// How a daemon leaves the file to its successor: it may believe that the file looks the same
+    /// only if the kernel caches nothing older.
     pub fn left(&self) -> Left {
         let left = self.inode.as_ref().map(|inode| inode.file.left()).unwrap_or_default();
         let is_dropped = self.invalidation.is_none() && !self.invalidating;

@@ -1,5 +1,5 @@
-//! A guest whose disks are the machine's files. It remembers what pages held at one time or another, and says at any moment that it has
-//! evicted them: also what has changed since.
+//! A guest whose disks are the machine's files. It remembers what pages held at one time or
+//! another, and says at any moment that it has evicted them: also what has changed since.
 
 use crate::file::{UNITS, encode};
 use crate::machine::{Context, Doing, Machine};

@@ -1,5 +1,6 @@
-//! Lenders, and the network to them. The lender's page store is the real one; what stands here is what lies between it and the
-//! borrower's logic: sessions, messages that are delayed, lost or cut in the middle, and lies.
+//! Lenders, and the network to them. The lender's page store is the real one; what stands here is
+//! what lies between it and the borrower's logic: sessions, messages that are delayed, lost or cut
+//! in the middle, and lies.
 
 use crate::weather::Weather;
 use borrower::logic::puts::Batch;
@@ -149,8 +150,8 @@ impl Lender {
                     let stored = lie || self.store.put(owner, key(&item.key), item.checksum.get(), page);
                     statuses.push(stored.into());
                 }
-                // The store is not told to let the kernel have the pages (`settle`): what the kernel takes is drawn from the seed,
-                // so that a run repeats itself.
+                // The store is not told to let the kernel have the pages (`settle`): what the
+                // kernel takes is drawn from the seed, so that a run repeats itself.
                 link.said.push_back((session, Said::PutReply(request, statuses)));
             }
         }
@@ -187,7 +188,8 @@ impl Lender {
         answer
     }
 
-    /// Something else than what was asked for: an older page of the same name, another page, or damaged bytes.
+    /// Something else than what was asked for: an older page of the same name, another page, or
+    /// damaged bytes.
     fn lie(&self, asked: &WireKey, got: Got, page: &mut Page, random: &mut Rng) -> Got {
         let same = |other: &&(WireKey, u64, Page)| PageId::eq(&other.0.id(), &asked.id());
         let other = match random.u32(0..4) {
@@ -208,7 +210,8 @@ impl Lender {
         }
     }
 
-    /// The kernel takes a page, silently; or memory becomes scarce; or the lender looks what is gone.
+    /// The kernel takes a page, silently; or memory becomes scarce; or the lender looks what is
+    /// gone.
     pub fn squeeze(&mut self, random: &mut Rng) {
         match random.u32(0..6) {
             0 => drop(self.store.scan(0..u32::MAX)),

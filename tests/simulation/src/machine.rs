@@ -1,5 +1,5 @@
-//! One borrowing machine: a model of its kernel (page cache, eviction, FUSE requests) and of the mount's order of steps, around the
-//! real logic of the borrower.
+//! One borrowing machine: a model of its kernel (page cache, eviction, FUSE requests) and of the
+//! mount's order of steps, around the real logic of the borrower.
 
 use crate::beside::SlowWrite;
 use crate::changing::{Altering, Kind};
@@ -392,7 +392,8 @@ impl Machine {
         model.truth.open(context.now);
     }
 
-    /// The kernel forgets the inode; perhaps because the file was deleted, and then there is another with its number.
+    /// The kernel forgets the inode; perhaps because the file was deleted, and then there is
+    /// another with its number.
     fn forget(&mut self, context: &mut Context, file: usize) {
         let model = &mut self.files[file];
         let busy = model.tasks > 0 || model.invalidation.is_some() || model.invalidating;
@@ -432,7 +433,8 @@ impl Machine {
             inode.may_be_stored_to = !is_copied && context.random.u32(0..MAPPED_SELDOM) == 0;
             return;
         }
-        // Nor while the kernel is about to cut off what is stored, because it is told of a size that the file had beside us.
+        // Nor while the kernel is about to cut off what is stored, because it is told of a size
+        // that the file had beside us.
         let size = inode.size;
         let brings_size = |task: &Task| matches!(&task.doing, Doing::Open(open) if open.brings_size(size));
         if self.tasks.iter().any(|task| task.file == file && brings_size(task)) {
@@ -716,8 +718,8 @@ impl Machine {
         self.core.abandon_puts(lender as u8);
     }
 
-    /// The daemon is killed, and another takes over: the kernel and what is below stay as they are, requests that were not answered
-    /// are sent again.
+    /// The daemon is killed, and another takes over: the kernel and what is below stay as they are,
+    /// requests that were not answered are sent again.
     pub fn kill(&mut self, context: &mut Context) {
         context.note(|| "the daemon is killed".to_owned());
         context.tally.kills += 1;

@@ -27,7 +27,8 @@ struct Options {
     #[arg(long, default_value_t = 120)]
     seconds: u64,
 
-    /// Without a seed: processes at once. (Threads would wait for each other: lenders map and unmap memory.)
+    /// Without a seed: processes at once. (Threads would wait for each other: lenders map and unmap
+    /// memory.)
     #[arg(long, default_value_t = 1)]
     jobs: usize,
 

@@ -71,8 +71,8 @@ impl Delivering {
 }
 
 impl Machine {
-    /// Drops the page `next` and says which comes after it; none after the last. A page that is locked, or written back, is waited
-    /// for. Dirty ones stay (they would be written back first).
+    /// Drops the page `next` and says which comes after it; none after the last. A page that is
+    /// locked, or written back, is waited for. Dirty ones stay (they would be written back first).
     pub fn drop_page(&mut self, file: usize, next: usize, end: usize) -> Option<usize> {
         let inode = self.files[file].inode.as_mut()?;
         if next >= end.min(inode.pages.len()) {
@@ -86,8 +86,9 @@ impl Machine {
         Some(next + 1)
     }
 
-    /// Whether a write has filled that page since then and is not sent yet: a drop of which the daemon does not learn when it ends is
-    /// assumed not to come in between (docs/design/consistency.md, L1).
+    /// Whether a write has filled that page since then and is not sent yet: a drop of which the
+    /// daemon does not learn when it ends is assumed not to come in between
+    /// (docs/design/consistency.md, L1).
     fn is_filled(&self, file: usize, page: usize, since: Time) -> bool {
         self.tasks.iter().any(|task| {
             task.file == file && matches!(&task.doing, Doing::Change(change) if change.has_filled(page, since))

@@ -1,4 +1,5 @@
-//! An application reads: pages that the kernel caches as they are, others by a READ, which the real [`Reading`] answers.
+//! An application reads: pages that the kernel caches as they are, others by a READ, which the real
+//! [`Reading`] answers.
 
 use crate::file::{Cached, UNIT_BYTES, UNITS, decode};
 use crate::lending::Asked;
@@ -260,7 +261,8 @@ impl Machine {
         Progress::UnderWay
     }
 
-    /// The kernel gets its answer: the pages are cached, with zeros behind what was answered; a short answer is the file's end.
+    /// The kernel gets its answer: the pages are cached, with zeros behind what was answered; a
+    /// short answer is the file's end.
     fn answer_read(&mut self, at: usize, request: &Request, len: usize) {
         let Some(inode) = &mut self.files[at].inode else { return };
         for page in request.first..request.end {

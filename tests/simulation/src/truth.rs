@@ -1,8 +1,9 @@
 //! The model of a file that decides what each read through the mount may return.
 //!
-//! A file is a row of *units* of 512 bytes, the smallest piece that anything here reads or writes. Each holds one number, or
-//! [`EOF`] where it lies behind the end. Beside what it holds now, a unit may still be read as something else, for one of the reasons in
-//! [`Why`]; what a read returns must have been right at some moment of it.
+//! A file is a row of *units* of 512 bytes, the smallest piece that anything here reads or writes.
+//! Each holds one number, or [`EOF`] where it lies behind the end. Beside what it holds now, a unit
+//! may still be read as something else, for one of the reasons in [`Why`]; what a read returns must
+//! have been right at some moment of it.
 
 /// Virtual time: the number of the step.
 pub type Time = u64;
@@ -14,7 +15,8 @@ pub const EOF: u64 = u64::MAX;
 enum Why {
     /// It was right until then.
     Until(Time),
-    /// It was right until then, when somebody changed the file beside the mount: who has not opened it since may still see it.
+    /// It was right until then, when somebody changed the file beside the mount: who has not opened
+    /// it since may still see it.
     Beside(Time),
     /// That change is under way.
     Pending(u64),
@@ -53,7 +55,8 @@ impl Truth {
         self.opened = self.opened.max(began);
     }
 
-    /// Whether a read that began at `from`, when [`Truth::opened`] was `opened`, may return that value.
+    /// Whether a read that began at `from`, when [`Truth::opened`] was `opened`, may return that
+    /// value.
     pub fn accepts(&self, unit: usize, value: u64, from: Time, opened: Time) -> bool {
         let unit = &self.units[unit];
         unit.current == value
@@ -82,12 +85,14 @@ impl Truth {
         let old = self.units[unit].current;
         self.replace(unit, value, Why::Beside(now));
         if value == EOF || old == EOF {
-            // Until it is opened, the kernel may know the one size and cache the zeros of the other.
+            // Until it is opened, the kernel may know the one size and cache the zeros of the
+            // other.
             self.outlast(unit, 0, now);
         }
     }
 
-    /// The kernel's page holds that, and may show it until the file is opened after a change beside the mount.
+    /// The kernel's page holds that, and may show it until the file is opened after a change beside
+    /// the mount.
     pub fn outlast(&mut self, unit: usize, value: u64, now: Time) {
         self.units[unit].others.push((value, Why::Beside(now)));
     }
@@ -97,13 +102,15 @@ impl Truth {
         self.units[unit].others.push((value, Why::Pending(change)));
     }
 
-    /// The kernel's page holds that, and may show it once the file reaches there, until it has dropped the page.
+    /// The kernel's page holds that, and may show it once the file reaches there, until it has
+    /// dropped the page.
     pub fn linger(&mut self, unit: usize, value: u64, now: Time) {
         self.units[unit].others.push((value, Why::Lingering(now)));
     }
 
-    /// The change is over, and that is what the unit holds. With `lingering`, the kernel may still show what it held before until it has
-    /// dropped its pages. A change of the unit itself (`fresh`), not only of the end, has put its bytes into the kernel's page.
+    /// The change is over, and that is what the unit holds. With `lingering`, the kernel may still
+    /// show what it held before until it has dropped its pages. A change of the unit itself
+    /// (`fresh`), not only of the end, has put its bytes into the kernel's page.
     pub fn settle(&mut self, change: u64, unit: usize, value: u64, now: Time, lingering: bool, fresh: bool) {
         for (_, why) in &mut self.units[unit].others {
             match why {
@@ -114,7 +121,8 @@ impl Truth {
             }
         }
         if lingering && self.units[unit].current == EOF {
-            // The kernel may know of the new end, and still cache what it read before the old one: zeros.
+            // The kernel may know of the new end, and still cache what it read before the old one:
+            // zeros.
             self.linger(unit, 0, now);
         }
         self.replace(unit, value, if lingering { Why::Lingering(now) } else { Why::Until(now) });
@@ -154,7 +162,8 @@ impl Truth {
         }
     }
 
-    /// Forgets what no read can return any more; the oldest that is under way began at `oldest`, knowing opens up to `opened`.
+    /// Forgets what no read can return any more; the oldest that is under way began at `oldest`,
+    /// knowing opens up to `opened`.
     pub fn prune(&mut self, oldest: Time, opened: Time) {
         for unit in &mut self.units {
             unit.others.retain(|(_, why)| match why {

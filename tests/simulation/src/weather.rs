@@ -1,5 +1,5 @@
-//! How often what happens. Each seed draws its own, and leaves some things out altogether: rare orders of events come up when
-//! little else happens.
+//! How often what happens. Each seed draws its own, and leaves some things out altogether: rare
+//! orders of events come up when little else happens.
 
 use fastrand::Rng;
 
@@ -79,8 +79,9 @@ pub struct Weather {
 }
 
 impl Weather {
-    /// Draws one. A third of them is calm: one machine with one small file, and nothing fails. Several rules matter only if
-    /// some steps follow each other on the same page, which failures and takeovers mostly interrupt.
+    /// Draws one. A third of them is calm: one machine with one small file, and nothing fails.
+    /// Several rules matter only if some steps follow each other on the same page, which failures
+    /// and takeovers mostly interrupt.
     pub fn draw(random: &mut Rng) -> Weather {
         let is_calm = random.u32(0..3) == 0;
         let drawn = Weather::any(random);

@@ -1,6 +1,8 @@
-//! The simulation is tested, too: each rule of docs/design/consistency.md is broken in turn, and must be caught. And kept rules
-//! must show no wrong byte. The former with seeds that nobody has tried, which it prints; the latter with the same ones each time, because
-//! the model raises a false alarm once in some thousand million steps: looking for those is `make simulate`'s business.
+//! The simulation is tested, too: each rule of docs/design/consistency.md is broken in turn, and
+//! must be caught. And kept rules must show no wrong byte. The former with seeds that nobody has
+//! tried, which it prints; the latter with the same ones each time, because the model raises a
+//! false alarm once in some thousand million steps: looking for those is `make simulate`'s
+//! business.
 
 use borrower::logic::rules::Rule;
 use std::process::{Command, Output};
@@ -22,7 +24,8 @@ fn simulate(options: &[&str]) -> Output {
     command.output().expect("the simulation runs")
 }
 
-/// What matters only where changes of a file overlap. The mount's do not: crates/borrower/tests/coherence.rs tries them.
+/// What matters only where changes of a file overlap. The mount's do not:
+/// crates/borrower/tests/coherence.rs tries them.
 const OF_OVERLAPPING_CHANGES: [Rule; 2] = [Rule::Older, Rule::Lifted];
 
 #[test]

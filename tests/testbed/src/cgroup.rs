@@ -1,8 +1,9 @@
 //! Directories of control groups: where they may be made, and that they go away again.
 //!
-//! A controller is either on a version 1 hierarchy of its own or on the version 2 hierarchy, never on both; which, is
-//! looked up per controller, so that mixed machines work. Groups are made below the group of this process wherever the
-//! kernel allows it, so that limits somebody put on us keep holding.
+//! A controller is either on a version 1 hierarchy of its own or on the version 2 hierarchy, never
+//! on both; which, is looked up per controller, so that mixed machines work. Groups are made below
+//! the group of this process wherever the kernel allows it, so that limits somebody put on us keep
+//! holding.
 //!
 //! Never in here: signalling a process outside of a directory that was made here.
 
@@ -13,7 +14,8 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-/// How long a group may need to become empty after its last process was killed: the kernel frees a large process late.
+/// How long a group may need to become empty after its last process was killed: the kernel frees a
+/// large process late.
 const EMPTY_LIMIT: Duration = Duration::from_secs(60);
 
 /// All directories made here begin with it.
@@ -51,7 +53,8 @@ pub(crate) struct Place {
     pub(crate) parent: PathBuf,
 }
 
-/// Where a group with the first of these controllers may be made, with the others on board if they are on the same hierarchy.
+/// Where a group with the first of these controllers may be made, with the others on board if they
+/// are on the same hierarchy.
 pub(crate) fn place(controllers: &[Controller]) -> io::Result<Place> {
     let [first, others @ ..] = controllers else {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "no controller asked for"));
@@ -69,13 +72,14 @@ pub(crate) fn place(controllers: &[Controller]) -> io::Result<Place> {
         return Err(io::Error::new(io::ErrorKind::NotFound, message));
     };
     let own = inside(mount, own_group(&own, str::is_empty));
-    // The disk of a slow group is of no use without its memory on the same hierarchy; but where memory is on version 1,
-    // version 2 does not list it.
+    // The disk of a slow group is of no use without its memory on the same hierarchy; but where
+    // memory is on version 1, version 2 does not list it.
     let root_has = |controller: &&Controller| lists(&mount.at, "cgroup.controllers", controller.name(Version::V2));
     let wanted: Vec<&str> =
         std::iter::once(first).chain(others.iter().filter(root_has)).map(|c| c.name(Version::V2)).collect();
     let mut refusal = io::Error::new(io::ErrorKind::NotFound, format!("no group here has the controllers {wanted:?}"));
-    // A group that has processes itself cannot hand controllers to children, so the nearest ancestor that can is taken.
+    // A group that has processes itself cannot hand controllers to children, so the nearest
+    // ancestor that can is taken.
     for parent in own.ancestors().take_while(|path| path.starts_with(&mount.at)) {
         match hand_down(parent, &wanted) {
             Ok(()) => return Ok(Place { version: Version::V2, parent: parent.to_owned() }),
@@ -85,8 +89,8 @@ pub(crate) fn place(controllers: &[Controller]) -> io::Result<Place> {
     Err(attempted(format!("finding a control group that may have children limited in {wanted:?}"))(refusal))
 }
 
-/// Gives the children of `parent` these controllers. They keep them afterwards: it costs nothing, and somebody else may
-/// have begun to rely on it.
+/// Gives the children of `parent` these controllers. They keep them afterwards: it costs nothing,
+/// and somebody else may have begun to rely on it.
 pub(crate) fn hand_down(parent: &Path, controllers: &[&str]) -> io::Result<()> {
     for controller in controllers {
         if !lists(parent, "cgroup.subtree_control", controller) {
@@ -130,7 +134,8 @@ fn own_group(proc_file: &str, accept: impl Fn(&str) -> bool) -> &str {
     lines.find(|(controllers, _)| accept(controllers)).map_or("/", |(_, path)| path)
 }
 
-/// Where a group is in the file tree. In a container the hierarchy may be mounted in part, or with a path of outside.
+/// Where a group is in the file tree. In a container the hierarchy may be mounted in part, or with
+/// a path of outside.
 fn inside(mount: &mounts::Mount, own: &str) -> PathBuf {
     let own = Path::new(own);
     let below = own.strip_prefix(&mount.root).or_else(|_| own.strip_prefix("/")).unwrap_or(own);
@@ -190,7 +195,8 @@ impl Drop for Dir {
     }
 }
 
-/// Kills what is still in a group that is to be removed: nothing gets into it but what was put there from here.
+/// Kills what is still in a group that is to be removed: nothing gets into it but what was put
+/// there from here.
 fn kill_members(group: &Path) {
     let members = fs::read_to_string(group.join("cgroup.procs")).unwrap_or_default();
     let own = std::process::id();
@@ -201,12 +207,14 @@ fn kill_members(group: &Path) {
     }
 }
 
-/// Removes empty groups of that name whose makers are dead: a run that was killed outright could not.
+/// Removes empty groups of that name whose makers are dead: a run that was killed outright could
+/// not.
 fn sweep(parent: &Path, name: &str) {
     for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
         let made_by = entry.file_name().to_str().and_then(|entry| made_by(entry, name));
         if made_by.is_some_and(|pid| !Path::new("/proc").join(pid.to_string()).exists()) {
-            // A slow disk of version 2 has groups inside. Removal fails where there are processes: that one is left alone.
+            // A slow disk of version 2 has groups inside. Removal fails where there are processes:
+            // that one is left alone.
             for inner in fs::read_dir(entry.path()).into_iter().flatten().flatten() {
                 if inner.file_type().is_ok_and(|kind| kind.is_dir()) {
                     let _in_use = fs::remove_dir(inner.path());

@@ -1,7 +1,8 @@
-//! Slow disks: a limit on the reads, writes and bytes per second that a set of processes gets from one device.
+//! Slow disks: a limit on the reads, writes and bytes per second that a set of processes gets from
+//! one device.
 //!
-//! The kernel delays requests; nothing is emulated. Reads of all processes in the groups of one [`SlowDisk`] share its
-//! limit, as they would share a slow disk.
+//! The kernel delays requests; nothing is emulated. Reads of all processes in the groups of one
+//! [`SlowDisk`] share its limit, as they would share a slow disk.
 
 use crate::cgroup::{self, Controller, Dir, Version};
 use crate::{attempted, mounts};
@@ -30,13 +31,15 @@ impl fmt::Display for BlockDevice {
 }
 
 impl BlockDevice {
-    /// The device that holds a file or directory. Fails with [`io::ErrorKind::Unsupported`] where the file system has no one
-    /// device of its own (tmpfs, overlay, network): no disk can be slowed down there.
+    /// The device that holds a file or directory. Fails with [`io::ErrorKind::Unsupported`] where
+    /// the file system has no one device of its own (tmpfs, overlay, network): no disk can be
+    /// slowed down there.
     pub fn holding(path: &Path) -> io::Result<BlockDevice> {
         let stat = fs::metadata(path).map_err(attempted(format!("looking at {}", path.display())))?;
         let (mut major, mut minor) = (rustix::fs::major(stat.dev()), rustix::fs::minor(stat.dev()));
         if major == 0 {
-            // An anonymous device. btrfs has one although it lives on a real one, which it names as the mount's source.
+            // An anonymous device. btrfs has one although it lives on a real one, which it names as
+            // the mount's source.
             let mounts = mounts::list()?;
             let mount = mounts.iter().rev().find(|mount| (mount.major, mount.minor) == (major, minor));
             let source = mount.and_then(|mount| fs::metadata(&mount.source).ok());
@@ -78,7 +81,8 @@ fn whole_device(sys: &Path, major: u32, minor: u32) -> io::Result<BlockDevice> {
     }
 }
 
-/// A device slowed down for the groups that are made on it ([`crate::Group::create`]); others get it at full speed.
+/// A device slowed down for the groups that are made on it ([`crate::Group::create`]); others get
+/// it at full speed.
 pub struct SlowDisk {
     device: BlockDevice,
     version: Version,
@@ -87,7 +91,8 @@ pub struct SlowDisk {
 }
 
 impl SlowDisk {
-    /// Prepares to slow down the device that holds `path`. It has its full speed until [`SlowDisk::limit_reads`].
+    /// Prepares to slow down the device that holds `path`. It has its full speed until
+    /// [`SlowDisk::limit_reads`].
     pub fn create(name: &str, path: &Path) -> io::Result<SlowDisk> {
         let device = BlockDevice::holding(path)?;
         let place = cgroup::place(&[Controller::Disk, Controller::Memory])?;
@@ -98,7 +103,8 @@ impl SlowDisk {
             memory_in_same_tree = true;
         }
         let disk = SlowDisk { device, version: place.version, directory: Arc::new(directory), memory_in_same_tree };
-        // Version 1 counts reads only once a limit was set; this also finds out now whether the device is accepted.
+        // Version 1 counts reads only once a limit was set; this also finds out now whether the
+        // device is accepted.
         disk.limit_reads(None)?;
         Ok(disk)
     }
@@ -113,8 +119,8 @@ impl SlowDisk {
         self.limit("blkio.throttle.read_bps_device", "rbps", bytes_per_s, u64::MAX)
     }
 
-    /// Sets the limit, in writes per second, or takes it away. What the kernel writes of its own accord (a journal, pages that have been
-    /// dirty for long) is not the groups' and not limited.
+    /// Sets the limit, in writes per second, or takes it away. What the kernel writes of its own
+    /// accord (a journal, pages that have been dirty for long) is not the groups' and not limited.
     pub fn limit_writes(&self, writes_per_s: Option<u32>) -> io::Result<()> {
         self.limit("blkio.throttle.write_iops_device", "wiops", writes_per_s.map(u64::from), u64::from(u32::MAX))
     }
@@ -150,8 +156,8 @@ impl SlowDisk {
         Ok(reads_in(&text, &self.device.number(), key))
     }
 
-    /// Has files that are opened from now on be read ahead by so much at the most, in KiB, until the guard is dropped. For the whole machine: a
-    /// device has one value.
+    /// Has files that are opened from now on be read ahead by so much at the most, in KiB, until
+    /// the guard is dropped. For the whole machine: a device has one value.
     pub fn read_ahead(&self, kib: u32) -> io::Result<ReadAhead> {
         let file = Path::new("/sys/block").join(&self.device.name).join("queue/read_ahead_kb");
         let before = cgroup::read(&file)?.trim().to_owned();
@@ -159,12 +165,13 @@ impl SlowDisk {
         Ok(ReadAhead { file, before })
     }
 
-    /// Bytes that were written to the device since the machine started, by whomever: most of it the kernel writes back of its own accord, in
-    /// no group's name.
+    /// Bytes that were written to the device since the machine started, by whomever: most of it the
+    /// kernel writes back of its own accord, in no group's name.
     pub fn written_bytes(&self) -> io::Result<u64> {
         let file = Path::new("/sys/block").join(&self.device.name).join("stat");
         let text = fs::read_to_string(&file).map_err(attempted(format!("reading {}", file.display())))?;
-        // The seventh number (Documentation/block/stat.rst), in sectors of 512 bytes whatever the device's are.
+        // The seventh number (Documentation/block/stat.rst), in sectors of 512 bytes whatever the
+        // device's are.
         let sectors = text.split_whitespace().nth(6).and_then(|sectors| sectors.parse::<u64>().ok());
         let message = || io::Error::new(io::ErrorKind::InvalidData, format!("{} holds {text:?}", file.display()));
         Ok(sectors.ok_or_else(message)? * 512)
@@ -208,7 +215,8 @@ impl Drop for ReadAhead {
     }
 }
 
-/// `254:0 Read 17` on version 1, `254:0 rbytes=69632 wbytes=0 rios=17 wios=0 …` on version 2, of which one key is wanted. No line: no read yet.
+/// `254:0 Read 17` on version 1, `254:0 rbytes=69632 wbytes=0 rios=17 wios=0 …` on version 2, of
+/// which one key is wanted. No line: no read yet.
 fn reads_in(text: &str, device: &str, key_v2: Option<&str>) -> u64 {
     let mut words = text.lines().filter_map(|line| line.split_once(' ')).filter(|(name, _)| *name == device);
     let count = match key_v2 {

@@ -1,5 +1,5 @@
-//! How a program ends early that controls the machine: a problem that it can name, or a signal. Either way by unwinding
-//! through the guards that clean up, never by exiting on the spot.
+//! How a program ends early that controls the machine: a problem that it can name, or a signal.
+//! Either way by unwinding through the guards that clean up, never by exiting on the spot.
 
 use std::fmt;
 use std::io;
@@ -14,7 +14,8 @@ pub const NOT_RUN: u8 = 2;
 /// Exit codes of programs ended by a signal begin here.
 pub const SIGNALLED: u8 = 128;
 
-/// The exit code of a program that has cleaned up, where true is good. Says what was in the way of its end.
+/// The exit code of a program that has cleaned up, where true is good. Says what was in the way of
+/// its end.
 pub fn exit_code(outcome: Result<bool, Failure>) -> ExitCode {
     match outcome {
         Ok(true) => ExitCode::SUCCESS,

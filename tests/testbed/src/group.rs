@@ -1,4 +1,5 @@
-//! Control groups as tests see them: a set of processes with a memory limit, a slow disk, both, or neither.
+//! Control groups as tests see them: a set of processes with a memory limit, a slow disk, both, or
+//! neither.
 
 use crate::attempted;
 use crate::cgroup::{self, Controller, Dir, Version};
@@ -20,7 +21,8 @@ pub struct MemoryUse {
 
 /// A control group. Dropping it kills what is still in it, and removes it.
 pub struct Group {
-    /// Where the memory limit is, if there is one. On version 2 it may be in the tree of a slow disk.
+    /// Where the memory limit is, if there is one. On version 2 it may be in the tree of a slow
+    /// disk.
     memory: Option<(Version, Dir)>,
     /// On version 2, a group on a slow disk without a memory directory of its own.
     _leaf: Option<Dir>,
@@ -30,8 +32,9 @@ pub struct Group {
 }
 
 impl Group {
-    /// Makes a group. `memory_limit_bytes` is a hard limit on memory and page cache together; `disk` the slow disk that it reads
-    /// from. A group with neither is fine, and nothing is made for it.
+    /// Makes a group. `memory_limit_bytes` is a hard limit on memory and page cache together;
+    /// `disk` the slow disk that it reads from. A group with neither is fine, and nothing is made
+    /// for it.
     pub fn create(name: &str, memory_limit_bytes: Option<u64>, disk: Option<&SlowDisk>) -> io::Result<Group> {
         let (mut memory, mut leaf, mut joins) = (None, None, Vec::new());
         if let Some(disk) = disk {
@@ -58,7 +61,8 @@ impl Group {
         Ok(group)
     }
 
-    /// Changes the memory limit. Fails if there was none, or if the group uses more and it cannot be reclaimed.
+    /// Changes the memory limit. Fails if there was none, or if the group uses more and it cannot
+    /// be reclaimed.
     pub fn limit_memory(&self, limit_bytes: u64) -> io::Result<()> {
         let (version, directory) = self.limited()?;
         let file = match version {
@@ -68,7 +72,8 @@ impl Group {
         cgroup::write(&directory.file(file), &limit_bytes.to_string())
     }
 
-    /// What its memory is used for now. The kernel keeps the two figures apart, so they are of nearly the same moment only.
+    /// What its memory is used for now. The kernel keeps the two figures apart, so they are of
+    /// nearly the same moment only.
     pub fn memory_use(&self) -> io::Result<MemoryUse> {
         let (version, directory) = self.limited()?;
         let (total, cache) = match version {

@@ -1,8 +1,9 @@
 //! What end-to-end tests and the demo need to control the machine they run on.
 //!
-//! - [`Group`]: a control group, with a memory limit or none, on or off a slow disk ([`SlowDisk`]). cgroup v1, v2, and a
-//!   machine that mixes both.
-//! - [`Process`]: a child that is in its groups before its program starts, and that dies with its guard.
+//! - [`Group`]: a control group, with a memory limit or none, on or off a slow disk ([`SlowDisk`]).
+//!   cgroup v1, v2, and a machine that mixes both.
+//! - [`Process`]: a child that is in its groups before its program starts, and that dies with its
+//!   guard.
 //! - [`Servant`]: the own program once more, which does what it is told and is measured.
 //! - [`Squeeze`]: a child that allocates memory and holds it.
 //! - [`Puma`]: the real command, with daemons that are ready and mounts that go with their guard.
@@ -16,11 +17,12 @@
 //! - [`fsx_settings`]: what `fsx` is to do to a file.
 //! - [`Failure`], [`Interrupt`]: how a program that uses all this ends early.
 //!
-//! It promises that everything made here is gone once its guard is dropped, also on panic. What a killed run left behind
-//! is swept by the next one that uses the same name. Only processes started here, or found inside a group made here,
-//! are ever signalled.
+//! It promises that everything made here is gone once its guard is dropped, also on panic. What a
+//! killed run left behind is swept by the next one that uses the same name. Only processes started
+//! here, or found inside a group made here, are ever signalled.
 //!
-//! The code is our own because it is small, and because no crate covers both versions of control groups.
+//! The code is our own because it is small, and because no crate covers both versions of control
+//! groups.
 
 mod cgroup;
 mod disk;

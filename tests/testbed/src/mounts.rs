@@ -28,7 +28,8 @@ pub(crate) fn list() -> io::Result<Vec<Mount>> {
     Ok(text.lines().filter_map(parse).collect())
 }
 
-/// Detaches whatever is mounted at or under `directory`, the latest first. Returns what could not be detached.
+/// Detaches whatever is mounted at or under `directory`, the latest first. Returns what could not
+/// be detached.
 pub(crate) fn detach_under(directory: &Path) -> Vec<PathBuf> {
     let Ok(mounts) = list() else { return Vec::new() };
     let inside = mounts.into_iter().rev().filter(|mount| mount.at.starts_with(directory));
@@ -45,8 +46,8 @@ fn detach(at: &Path) -> bool {
     status.is_ok_and(|status| status.success())
 }
 
-/// `36 35 98:0 /root /mount/point rw,noatime master:1 - ext4 /dev/sda1 rw,errors=continue`, with any number of fields
-/// before the lone dash.
+/// `36 35 98:0 /root /mount/point rw,noatime master:1 - ext4 /dev/sda1 rw,errors=continue`, with
+/// any number of fields before the lone dash.
 fn parse(line: &str) -> Option<Mount> {
     let (left, right) = line.split_once(" - ")?;
     let mut left = left.split(' ').skip(2);

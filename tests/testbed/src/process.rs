@@ -1,4 +1,5 @@
-//! Child processes that are in their groups before their program starts, and that die with their guard.
+//! Child processes that are in their groups before their program starts, and that die with their
+//! guard.
 
 use crate::attempted;
 use crate::group::Group;
@@ -13,10 +14,12 @@ use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::{Duration, Instant};
 
-/// Lines of output kept for a caller that does not read them. The child then waits, as at a full pipe.
+/// Lines of output kept for a caller that does not read them. The child then waits, as at a full
+/// pipe.
 const LINES_MAX: usize = 4096;
 
-/// How long a child that was asked to end may take when its guard is dropped: enough to unmount a file system.
+/// How long a child that was asked to end may take when its guard is dropped: enough to unmount a
+/// file system.
 const DROP_GRACE: Duration = Duration::from_secs(30);
 
 /// What a child wrote, or did not.
@@ -38,17 +41,18 @@ pub struct Process {
 }
 
 impl Process {
-    /// Starts `command` inside `groups`. Its standard output is read line by line here; its other streams are as `command`
-    /// says. It gets a process group of its own, so that Ctrl-C at the terminal reaches only us, and we end it in order; and
-    /// it gets a SIGTERM if the thread that calls this ends before it.
+    /// Starts `command` inside `groups`. Its standard output is read line by line here; its other
+    /// streams are as `command` says. It gets a process group of its own, so that Ctrl-C at the
+    /// terminal reaches only us, and we end it in order; and it gets a SIGTERM if the thread that
+    /// calls this ends before it.
     pub fn spawn(mut command: Command, groups: &[&Group]) -> io::Result<Process> {
         let name = PathBuf::from(command.get_program());
         let name = name.file_name().unwrap_or(name.as_os_str()).to_string_lossy().into_owned();
         let joins: Vec<_> = groups.iter().flat_map(|group| group.joins().iter().cloned()).collect();
         let parent = rustix::process::getpid();
         command.stdout(Stdio::piped()).process_group(0);
-        // SAFETY: the closure runs between fork and exec. It makes only system calls on memory prepared before the fork: it does
-        // not allocate, and takes no lock.
+        // SAFETY: the closure runs between fork and exec. It makes only system calls on memory
+        // prepared before the fork: it does not allocate, and takes no lock.
         unsafe {
             command.pre_exec(move || {
                 for file in &joins {
@@ -60,7 +64,8 @@ impl Process {
         let mut child = command.spawn().map_err(attempted(format!("starting {name}")))?;
         let (sender, lines) = sync_channel(LINES_MAX);
         if let Some(output) = child.stdout.take() {
-            // Ends by itself when the child's output is closed, or when nobody can read the lines any more.
+            // Ends by itself when the child's output is closed, or when nobody can read the lines
+            // any more.
             std::thread::spawn(move || {
                 let lines = BufReader::new(output).split(b'\n').map_while(Result::ok);
                 for line in lines.map(|line| String::from_utf8_lossy(&line).into_owned()) {
@@ -198,7 +203,8 @@ pub(crate) fn die_with_parent(parent: Pid, signal: Signal) -> io::Result<()> {
     Ok(())
 }
 
-/// A program that the same build made, next to the running one or, for a test, one directory above it.
+/// A program that the same build made, next to the running one or, for a test, one directory above
+/// it.
 pub fn sibling_binary(name: &str) -> Option<PathBuf> {
     let own = std::env::current_exe().ok()?;
     let directory = own.parent()?;

@@ -1,5 +1,5 @@
-//! The real `pumapool` command: daemons that are ready when they are handed out, mounts that go with their guard, and what they say of
-//! themselves.
+//! The real `pumapool` command: daemons that are ready when they are handed out, mounts that go
+//! with their guard, and what they say of themselves.
 
 use crate::failure::{Failure, Interrupt};
 use crate::group::Group;
@@ -126,7 +126,8 @@ impl PumaMount {
         found.cloned().ok_or_else(|| Failure::Problem(format!("no status of the mount at {}", self.at.display())))
     }
 
-    /// Its status, from its own socket: the command asks all daemons of the machine, and waits for those that are stopped.
+    /// Its status, from its own socket: the command asks all daemons of the machine, and waits for
+    /// those that are stopped.
     ///
     /// # Errors
     /// When it does not answer in time.
@@ -166,7 +167,8 @@ impl PumaMount {
         let mut umount = Process::spawn(command, &[]).map_err(|error| error.to_string())?;
         let begin = Instant::now();
         while begin.elapsed() < UNMOUNT_MAX {
-            // The daemon is our child: it is gone only when we have heard of its end, and umount waits for that.
+            // The daemon is our child: it is gone only when we have heard of its end, and umount
+            // waits for that.
             self.process.wait(Duration::ZERO).map_err(|error| error.to_string())?;
             match umount.wait(LOOK_EVERY).map_err(|error| error.to_string())? {
                 Some(status) if status.success() => return Ok(()),
@@ -181,13 +183,15 @@ impl PumaMount {
 impl Drop for PumaMount {
     fn drop(&mut self) {
         if self.mounted {
-            // If it fails, the mount is detached with the directory that it is in, and its daemon ended with its guard.
+            // If it fails, the mount is detached with the directory that it is in, and its daemon
+            // ended with its guard.
             let _detached_later = self.unmount();
         }
     }
 }
 
-/// The status of one daemon, over its own socket, if it answers within `limit`. `kind` is `mount`, `lend` or `join`.
+/// The status of one daemon, over its own socket, if it answers within `limit`. `kind` is `mount`,
+/// `lend` or `join`.
 ///
 /// # Errors
 /// When it does not.

@@ -1,7 +1,8 @@
-//! A relay before a server: it passes TCP connections on, late by as much as is wished at the moment.
+//! A relay before a server: it passes TCP connections on, late by as much as is wished at the
+//! moment.
 //!
-//! It delays bytes and limits nothing: what was sent together arrives together, later. It ends with its guard, and its connections
-//! with it.
+//! It delays bytes and limits nothing: what was sent together arrives together, later. It ends with
+//! its guard, and its connections with it.
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};

@@ -8,7 +8,8 @@ use std::path::Path;
 /// Bytes of a page.
 const PAGE_SIZE: usize = 4096;
 
-/// How many pages of a file are in the page cache under that path: below a mount and through it are two. Nothing is read by looking.
+/// How many pages of a file are in the page cache under that path: below a mount and through it are
+/// two. Nothing is read by looking.
 ///
 /// # Errors
 /// When the file cannot be opened or mapped; an empty one cannot.
@@ -16,8 +17,9 @@ pub fn cached_pages(path: &Path, len_bytes: u64) -> io::Result<u64> {
     let file = File::open(path)?;
     let len = usize::try_from(len_bytes).map_err(io::Error::other)?;
     let mut resident = vec![0u8; len.div_ceil(PAGE_SIZE)];
-    // SAFETY: a new mapping at an address of the kernel's choice; it is never read, so it does not matter if the file shrinks.
-    // mincore writes one byte for each of its pages into `resident`, which has that many. It is unmapped once.
+    // SAFETY: a new mapping at an address of the kernel's choice; it is never read, so it does not
+    // matter if the file shrinks. mincore writes one byte for each of its pages into `resident`,
+    // which has that many. It is unmapped once.
     unsafe {
         let map = rustix::mm::mmap(std::ptr::null_mut(), len, ProtFlags::READ, MapFlags::SHARED, &file, 0)?;
         let counted = mincore(map, len, &mut resident);

@@ -5,8 +5,8 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// A new directory, removed with all that is in it when dropped. What is still mounted in it is detached first, so that
-/// nothing is ever removed through a mount.
+/// A new directory, removed with all that is in it when dropped. What is still mounted in it is
+/// detached first, so that nothing is ever removed through a mount.
 pub struct Scratch {
     directory: Option<tempfile::TempDir>,
     path: PathBuf,
@@ -18,7 +18,8 @@ impl Scratch {
         Scratch::new_in(&std::env::temp_dir(), name)
     }
 
-    /// In `parent`, which must exist. What runs that were killed left there under the same name is removed.
+    /// In `parent`, which must exist. What runs that were killed left there under the same name is
+    /// removed.
     pub fn new_in(parent: &Path, name: &str) -> io::Result<Scratch> {
         sweep(parent, name);
         let prefix = format!("puma-{name}-{}-", std::process::id());

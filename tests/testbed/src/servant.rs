@@ -1,8 +1,9 @@
-//! A process that is measured: the own program, started again with a hidden subcommand inside the groups under test. Orders go to its
-//! standard input, answers come from its standard output, one JSON value a line.
+//! A process that is measured: the own program, started again with a hidden subcommand inside the
+//! groups under test. Orders go to its standard input, answers come from its standard output, one
+//! JSON value a line.
 //!
-//! Both ends of that talk are here: [`Servant`] for the one who gives the orders, [`next_order`] and [`answer`] for the one who
-//! takes them.
+//! Both ends of that talk are here: [`Servant`] for the one who gives the orders, [`next_order`]
+//! and [`answer`] for the one who takes them.
 
 use crate::failure::{Failure, Interrupt};
 use crate::group::Group;
@@ -34,8 +35,9 @@ impl<'a> Servant<'a> {
     /// When it cannot be started.
     pub fn start(name: &'static str, groups: &[&Group], interrupt: &'a Interrupt) -> Result<Servant<'a>, Failure> {
         let own = std::env::current_exe().map_err(Failure::attempted("finding this program"))?;
-        // Whoever reads a page first has it counted as its memory. What is read ahead of the program's own pages would count as what the
-        // process needs, and then make room for what it reads.
+        // Whoever reads a page first has it counted as its memory. What is read ahead of the
+        // program's own pages would count as what the process needs, and then make room for what it
+        // reads.
         let read = File::open(&own).and_then(|mut program| io::copy(&mut program, &mut io::sink()));
         read.map_err(Failure::attempted(format!("reading {}", own.display())))?;
         let mut command = Command::new(own);
@@ -112,8 +114,8 @@ pub fn answer(what: &impl Serialize) -> Result<(), String> {
     writeln!(io::stdout().lock(), "{line}").map_err(|error| format!("answering: {error}"))
 }
 
-/// In the process: keeps the pages of the program in memory, which must not be read from the disk in the middle of a measurement. Where that
-/// is not allowed, a few are.
+/// In the process: keeps the pages of the program in memory, which must not be read from the disk
+/// in the middle of a measurement. Where that is not allowed, a few are.
 pub fn hold_program() {
     let _not_allowed = rustix::mm::mlockall(rustix::mm::MlockAllFlags::CURRENT);
 }

@@ -1,7 +1,9 @@
-//! Memory pressure: a child that allocates memory, touches every page of it, and holds it until it is dropped.
+//! Memory pressure: a child that allocates memory, touches every page of it, and holds it until it
+//! is dropped.
 //!
-//! The child is a bare fork without a program of its own, so that any test can squeeze any group. It therefore does
-//! nothing but system calls and stores, as the rules after a fork of a threaded process demand.
+//! The child is a bare fork without a program of its own, so that any test can squeeze any group.
+//! It therefore does nothing but system calls and stores, as the rules after a fork of a threaded
+//! process demand.
 
 use crate::attempted;
 use crate::group::Group;
@@ -37,7 +39,8 @@ impl Squeeze {
         let (report, report_child) = pipe_with(PipeFlags::CLOEXEC)?;
         let (hold_child, hold) = pipe_with(PipeFlags::CLOEXEC)?;
         let parent = rustix::process::getpid();
-        // SAFETY: the child makes only system calls, on memory that was prepared before, and leaves with _exit.
+        // SAFETY: the child makes only system calls, on memory that was prepared before, and leaves
+        // with _exit.
         let forked = unsafe { libc::fork() };
         match forked {
             -1 => Err(attempted("forking a child to hold memory")(io::Error::last_os_error())),
@@ -49,7 +52,8 @@ impl Squeeze {
         }
     }
 
-    /// Waits until the child holds all of it. Fails if it was killed over it, or does not get it within `limit`.
+    /// Waits until the child holds all of it. Fails if it was killed over it, or does not get it
+    /// within `limit`.
     pub fn wait_until_held(&self, limit: Duration) -> io::Result<()> {
         let start = Instant::now();
         let (mut answer, bytes) = ([0u8; 1], self.bytes);
@@ -96,8 +100,8 @@ fn hold_memory(parent: Pid, joins: &[CString], len: usize, report: i32, hold: i3
         join(file)?;
     }
     die_with_parent(parent, Signal::KILL)?;
-    // SAFETY: plain system calls on descriptors that this process owns; nothing of Rust uses the low numbers from here on. Both
-    // are moved out of the way before one can overwrite the other.
+    // SAFETY: plain system calls on descriptors that this process owns; nothing of Rust uses the
+    // low numbers from here on. Both are moved out of the way before one can overwrite the other.
     let (report, hold) = unsafe {
         let report = libc::fcntl(report, libc::F_DUPFD, HOLD_FD + 1);
         let hold = libc::fcntl(hold, libc::F_DUPFD, HOLD_FD + 1);
@@ -113,7 +117,8 @@ fn hold_memory(parent: Pid, joins: &[CString], len: usize, report: i32, hold: i3
     let memory =
         unsafe { mmap_anonymous(std::ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE)? };
     for at in (0..len).step_by(STEP_BYTES) {
-        // SAFETY: inside the mapping of `len` bytes made above. Volatile, so that the touch really happens.
+        // SAFETY: inside the mapping of `len` bytes made above. Volatile, so that the touch really
+        // happens.
         unsafe { memory.cast::<u8>().add(at).write_volatile(1) };
     }
     rustix::io::write(&report, &[1])?;

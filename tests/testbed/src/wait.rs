@@ -7,7 +7,8 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant, UNIX_EPOCH};
 use std::{fs, io};
 
-/// Pause between two looks at a state that nothing announces. Short against what is waited for, long against a look.
+/// Pause between two looks at a state that nothing announces. Short against what is waited for,
+/// long against a look.
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
 /// Twice what a mount takes for the grain of a backing file system's times.

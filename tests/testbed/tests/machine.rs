@@ -1,4 +1,5 @@
-//! The controls, tried on the machine itself. Needs root and control groups; where they are missing the tests say so.
+//! The controls, tried on the machine itself. Needs root and control groups; where they are missing
+//! the tests say so.
 
 use rustix::process::Signal;
 use std::fs::{self, File};

@@ -1,9 +1,12 @@
-//! Which control group a number in an eviction is, and which of the borrower's groups that makes it.
+//! Which control group a number in an eviction is, and which of the borrower's groups that makes
+//! it.
 //!
-//! An eviction says the lower half of its group's number, which is the number of the group's directory. Directories are looked at when a number
-//! is seen that nobody knows, no more than once a second, and by a thread of its own: who deals with evictions must not wait for that.
-//! Until it is known, a page counts as one of the others; so does a page of a group that has gone, or whose directory cannot be seen
-//! from here. The kernel does not give a number to another group before four billion were made.
+//! An eviction says the lower half of its group's number, which is the number of the group's
+//! directory. Directories are looked at when a number is seen that nobody knows, no more than once
+//! a second, and by a thread of its own: who deals with evictions must not wait for that. Until it
+//! is known, a page counts as one of the others; so does a page of a group that has gone, or whose
+//! directory cannot be seen from here. The kernel does not give a number to another group before
+//! four billion were made.
 
 use crate::logic::groups::{Counts, Groups, Limits, NUMBERS};
 use hashbrown::HashMap;
@@ -26,7 +29,8 @@ pub const NAMED_MAX: usize = NUMBERS as usize - 2;
 pub struct Cgroups {
     /// Where the hierarchy that governs memory is mounted.
     pub hierarchy: PathBuf,
-    /// Those that are named, each with all below it; of two of which one is in the other, the inner one counts.
+    /// Those that are named, each with all below it; of two of which one is in the other, the inner
+    /// one counts.
     pub named: Vec<(PathBuf, Limits)>,
     /// All others.
     pub others: Others,
@@ -74,7 +78,8 @@ type Paths = HashMap<u32, PathBuf>;
 /// Tells groups from their numbers.
 pub(crate) struct Resolver {
     cgroups: Cgroups,
-    /// Of the borrower's groups from number 1 on: others, those that are named, and with [`Others::Each`] those that have evicted.
+    /// Of the borrower's groups from number 1 on: others, those that are named, and with
+    /// [`Others::Each`] those that have evicted.
     names: Vec<String>,
     limits: Vec<Limits>,
     /// Where directories are, as far as nobody has asked for them yet.
@@ -175,7 +180,8 @@ impl Resolver {
         }
     }
 
-    /// The group for a directory below the hierarchy's. None: there is no number for it as yet. With `look` it may be looked for one.
+    /// The group for a directory below the hierarchy's. None: there is no number for it as yet.
+    /// With `look` it may be looked for one.
     fn group(&mut self, path: &Path, look: Option<Instant>, groups: &Groups) -> Option<u8> {
         let named = self.cgroups.named.iter().enumerate().filter(|(_, (named, _))| path.starts_with(named));
         if let Some((at, _)) = named.max_by_key(|(_, (named, _))| named.components().count()) {

@@ -1,11 +1,13 @@
 //! One connection to a lender: greeting, and whole frames in and out.
 //!
-//! Whatever the lender sends that does not fit the protocol ends the connection. Nothing here waits much longer than the time
-//! limits below, whatever the lender does: the stream's own limit holds for one system call, a deadline for all calls of one
-//! answer, so that bytes that trickle in do not count as an answer. Together: twice the limit.
+//! Whatever the lender sends that does not fit the protocol ends the connection. Nothing here waits
+//! much longer than the time limits below, whatever the lender does: the stream's own limit holds
+//! for one system call, a deadline for all calls of one answer, so that bytes that trickle in do
+//! not count as an answer. Together: twice the limit.
 //!
-//! With the pool's key every frame is sealed ([`wire::secure`]), but for its pages, which come sealed from the put buffers. What a frame
-//! says is used only once its seal was verified; until then its header says how much to read, within bounds.
+//! With the pool's key every frame is sealed ([`wire::secure`]), but for its pages, which come
+//! sealed from the put buffers. What a frame says is used only once its seal was verified; until
+//! then its header says how much to read, within bounds.
 
 use crate::logic::reading::Got;
 use page::{PAGE_SIZE, Version};
@@ -25,8 +27,8 @@ use zerocopy::{FromBytes, FromZeros, IntoBytes};
 /// How long connecting and greeting may take.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How long a lender may take for any one answer, or for taking what we send. A lender that is slower is given up: the
-/// directory below is there.
+/// How long a lender may take for any one answer, or for taking what we send. A lender that is
+/// slower is given up: the directory below is there.
 pub(crate) const ANSWER_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// The kind of the error of a greeting that was refused because the session has gone on.
@@ -57,8 +59,8 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// Connects and greets, with the version that will be given out next. None: that was given out before, as this process was set back to an
-    /// earlier state ([`wire::REFUSED_BEHIND`]).
+    /// Connects and greets, with the version that will be given out next. None: that was given out
+    /// before, as this process was set back to an earlier state ([`wire::REFUSED_BEHIND`]).
     pub fn open_main(
         address: &Address,
         session: [u8; 16],
@@ -159,7 +161,8 @@ impl Connection {
         Ok(fds.map(|fd| !fd.revents().is_empty()))
     }
 
-    /// Waits until the lender has closed, for as long as an answer may take. What still comes is of no interest.
+    /// Waits until the lender has closed, for as long as an answer may take. What still comes is of
+    /// no interest.
     pub fn wait_for_end(&mut self) {
         let deadline = Instant::now() + ANSWER_TIMEOUT;
         let mut rest = [0; 4096];
@@ -184,7 +187,8 @@ pub struct GetConnection {
     request: u64,
     /// Pages of each question that waits for its answer, the oldest first.
     asked_pages: VecDeque<usize>,
-    /// Of the next answer, if it is to be thrown away and has begun: bytes that have come, and of all of it, as far as is known.
+    /// Of the next answer, if it is to be thrown away and has begun: bytes that have come, and of
+    /// all of it, as far as is known.
     discarded: Option<(usize, usize)>,
 }
 
@@ -199,8 +203,9 @@ impl GetConnection {
         GetConnection { connection, head: Vec::new(), request: 0, asked_pages: VecDeque::new(), discarded: None }
     }
 
-    /// Asks for `keys` in questions of so many pages, which leave at once; others may still wait for their answers.
-    /// [`GetConnection::receive`] or [`GetConnection::discard`] must follow for each. On an error the connection is of no more use.
+    /// Asks for `keys` in questions of so many pages, which leave at once; others may still wait
+    /// for their answers. [`GetConnection::receive`] or [`GetConnection::discard`] must follow for
+    /// each. On an error the connection is of no more use.
     pub fn ask(&mut self, keys: &[WireKey], question_pages: usize, exclusive: bool) -> io::Result<()> {
         self.head.clear();
         for keys in keys.chunks(question_pages) {
@@ -235,8 +240,10 @@ impl GetConnection {
         self.wait(Duration::ZERO).map(|has_begun| has_begun.then_some(())).transpose()
     }
 
-    /// Receives what has come of the answers to all questions, and throws it away. Waits for nothing. Returns how many are complete now.
-    /// Until none is owed any more ([`GetConnection::next_pages`]) nothing else may be done with the connection; nor after an error.
+    /// Receives what has come of the answers to all questions, and throws it away. Waits for
+    /// nothing. Returns how many are complete now. Until none is owed any more
+    /// ([`GetConnection::next_pages`]) nothing else may be done with the connection; nor after an
+    /// error.
     pub fn discard(&mut self) -> io::Result<usize> {
         let mut complete = 0;
         while let Some(pages) = self.next_pages() {
@@ -278,14 +285,15 @@ impl GetConnection {
         Ok(complete)
     }
 
-    /// Receives the next answer. The n-th page that it was asked for goes to `buf` at `places[n]` (in bytes, rising); `got[n]` says what
-    /// became of it. On an error the connection is of no more use, and `buf` holds rubbish at `places`.
+    /// Receives the next answer. The n-th page that it was asked for goes to `buf` at `places[n]`
+    /// (in bytes, rising); `got[n]` says what became of it. On an error the connection is of no
+    /// more use, and `buf` holds rubbish at `places`.
     pub fn receive(&mut self, places: &[usize], buf: &mut [u8], got: &mut Vec<Got>) -> io::Result<()> {
         assert_eq!(self.next_pages(), Some(places.len()));
         let request = self.request + 1 - self.asked_pages.len() as u64;
         got.clear();
-        // Mostly every page is there, so the answer is received straight into place. Where some are missing, those behind
-        // them have landed too far to the front, and are moved.
+        // Mostly every page is there, so the answer is received straight into place. Where some are
+        // missing, those behind them have landed too far to the front, and are moved.
         let items_bytes = places.len() * size_of::<GetItem>();
         self.head.resize(size_of::<Header>() + items_bytes + self.connection.channel.extra_bytes(), 0);
         let received = self.receive_pages(places, buf)?;
@@ -328,7 +336,8 @@ impl GetConnection {
         Ok(())
     }
 
-    /// Receives one frame: its head into `self.head`, its pages into `places` in turn. Returns the bytes of pages.
+    /// Receives one frame: its head into `self.head`, its pages into `places` in turn. Returns the
+    /// bytes of pages.
     fn receive_pages(&mut self, places: &[usize], buf: &mut [u8]) -> io::Result<usize> {
         let Connection { stream, channel, .. } = &mut self.connection;
         let deadline = Instant::now() + ANSWER_TIMEOUT;
@@ -339,7 +348,8 @@ impl GetConnection {
         let mut header = Header::new_zeroed();
         let mut header_known = self.asked_pages.len() > 1;
         if header_known {
-            // The next answer may be right behind this one, so that no more may be taken than this one has.
+            // The next answer may be right behind this one, so that no more may be taken than this
+            // one has.
             read_all(stream, &mut self.head, deadline)?;
             header.as_mut_bytes().copy_from_slice(&self.head[..size_of::<Header>()]);
             (received, expected) = (head_bytes, frame_bytes(&header)?);
@@ -393,7 +403,8 @@ impl GetConnection {
     }
 }
 
-/// The sending end of a connection. There is one in use at a time: frames leave in the order in which they are sealed.
+/// The sending end of a connection. There is one in use at a time: frames leave in the order in
+/// which they are sealed.
 pub struct Outgoing {
     stream: Stream,
     channel: Channel,
@@ -439,8 +450,8 @@ fn malformed(malformed: wire::Malformed) -> io::Error {
     protocol_error(malformed.to_string())
 }
 
-/// The lender answered a greeting with something else than what was hoped for. `behind` is the kind of the error where it says that the session
-/// has gone on.
+/// The lender answered a greeting with something else than what was hoped for. `behind` is the kind
+/// of the error where it says that the session has gone on.
 fn not_welcome(kind: Kind, body: &[u8], behind: io::ErrorKind) -> io::Error {
     match Refused::read_from_bytes(body) {
         Ok(refused) if kind == Kind::Refused => {

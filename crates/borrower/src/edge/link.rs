@@ -1,17 +1,20 @@
 //! The link to a lender: finds it, keeps it, loses it, finds it again.
 //!
-//! While it stands there are one main connection, a fixed number of get connections and one for pings, all under one session name. Whatever
-//! goes wrong on any of them ends all of them, and the lender is *suspended*: nothing is put there or asked for. The session is
-//! tried again under the same name, less and less often while that fails. If the lender has kept it, what the catalog has
-//! on record counts again; if not, or if it takes too long, the lender's epoch moves on. Losing a lender costs its pages and
-//! nothing else.
+//! While it stands there are one main connection, a fixed number of get connections and one for
+//! pings, all under one session name. Whatever goes wrong on any of them ends all of them, and the
+//! lender is *suspended*: nothing is put there or asked for. The session is tried again under the
+//! same name, less and less often while that fails. If the lender has kept it, what the catalog has
+//! on record counts again; if not, or if it takes too long, the lender's epoch moves on. Losing a
+//! lender costs its pages and nothing else.
 //!
-//! Two addresses may be of one lender: of their links only the first that is up is used, as the same memory would else count twice. A lender
-//! that has returned many pages that do not verify has broken memory, or is hostile, and is *abandoned*: it costs a network's round trip to
-//! be told nonsense.
+//! Two addresses may be of one lender: of their links only the first that is up is used, as the
+//! same memory would else count twice. A lender that has returned many pages that do not verify has
+//! broken memory, or is hostile, and is *abandoned*: it costs a network's round trip to be told
+//! nonsense.
 //!
-//! A link has two threads: one sends what is put and dropped, and waits for nobody but this lender; the other opens the connections,
-//! receives what comes on the main one, and pings. Gets are made by whoever reads, on a connection of their own.
+//! A link has two threads: one sends what is put and dropped, and waits for nobody but this lender;
+//! the other opens the connections, receives what comes on the main one, and pings. Gets are made
+//! by whoever reads, on a connection of their own.
 
 use super::connection::{
     ANSWER_TIMEOUT, Connection, GetConnection, Outgoing, send_bye, send_drop, send_ping, send_put,
@@ -39,10 +42,12 @@ const RETRY_MAX: Duration = Duration::from_secs(3);
 /// Silence after which a lender is given up while something is expected of it.
 const SILENCE_MAX: Duration = Duration::from_secs(3);
 
-/// How long entries of a suspended lender are kept in memory. No lender keeps their pages for longer.
+/// How long entries of a suspended lender are kept in memory. No lender keeps their pages for
+/// longer.
 const SUSPENSION_MAX: Duration = Duration::from_secs(wire::GRACE_SECONDS_MAX);
 
-/// How long a link waits while another one leads to the same lender, and how often it looks whether that one is down.
+/// How long a link waits while another one leads to the same lender, and how often it looks whether
+/// that one is down.
 const SAME_WAIT: Duration = Duration::from_secs(60);
 const SAME_LOOK: Duration = Duration::from_secs(1);
 
@@ -55,7 +60,8 @@ const WORK_WAIT: Duration = Duration::from_millis(100);
 /// How often the receiver looks at connections whose answer is late, while there are any.
 const LATE_WAIT: Duration = Duration::from_millis(10);
 
-/// How long an answer that is late may take from then on, or from the one before it: as those that are waited for, with all that they consist of.
+/// How long an answer that is late may take from then on, or from the one before it: as those that
+/// are waited for, with all that they consist of.
 const LATE_MAX: Duration = ANSWER_TIMEOUT.saturating_mul(2);
 
 const _: () = assert!(PING_INTERVAL.as_secs() < wire::PING_SECONDS_MAX);
@@ -177,7 +183,8 @@ impl Link {
         self.is_left.store(true, Ordering::Release);
     }
 
-    /// Has both threads end, after telling the lender that the session is over, unless it is left to a successor.
+    /// Has both threads end, after telling the lender that the session is over, unless it is left
+    /// to a successor.
     pub(crate) fn stop(&self, borrower: &Borrower) {
         self.stop.store(true, Ordering::Release);
         self.end();
@@ -251,8 +258,8 @@ impl Link {
         }
     }
 
-    /// Takes a get connection for one question; [`Link::give_back`], [`Link::give_late`] or [`Link::give_up`] it then. Waits for one while
-    /// all are in use, for `limit` at the most.
+    /// Takes a get connection for one question; [`Link::give_back`], [`Link::give_late`] or
+    /// [`Link::give_up`] it then. Waits for one while all are in use, for `limit` at the most.
     pub(crate) fn take(&self, limit: Duration) -> Option<Taken> {
         let mut gets = self.gets.lock();
         if gets.idle.is_empty() && !gets.late.is_empty() {
@@ -288,7 +295,8 @@ impl Link {
         }
     }
 
-    /// The connection failed: ends it and its fellows, if they are still on. The receiver sees it and tries again.
+    /// The connection failed: ends it and its fellows, if they are still on. The receiver sees it
+    /// and tries again.
     pub(crate) fn give_up(&self, taken: Taken) {
         if self.gets.lock().session == taken.session {
             self.shut_down();
@@ -301,8 +309,9 @@ impl Link {
         self.idle.notify_all();
     }
 
-    /// Receives what has come of answers that are late, to throw it away, and waits for nothing. When they came is not known: the gate hears of
-    /// a slow lender by pings, and by the gets that are waited for. Returns whether some are still owed.
+    /// Receives what has come of answers that are late, to throw it away, and waits for nothing.
+    /// When they came is not known: the gate hears of a slow lender by pings, and by the gets that
+    /// are waited for. Returns whether some are still owed.
     ///
     /// # Errors
     /// When one does not come at all: the connections are ended.
@@ -617,7 +626,8 @@ fn open_session(borrower: &Borrower, link: &Link) -> Result<Session, Failure> {
         main.map(|main| (name, main)).ok_or(Failure::Behind(name))
     };
     let was_kept = borrower.core.catalog.is_suspended(link.number);
-    // A session is begun under a name that nobody has used: else a copy of this machine, or itself of another time, could have.
+    // A session is begun under a name that nobody has used: else a copy of this machine, or itself
+    // of another time, could have.
     if !was_kept {
         link.rename();
     }
@@ -707,11 +717,13 @@ pub(crate) fn forget_session(borrower: &Borrower, link: &Link) {
     }
 }
 
-/// The lender says that the session of that name has gone on without us: this machine was set back to an earlier state, or is a copy of one that
-/// goes on. Then what lenders have under the names of our sessions is of a time that nothing is known of here, and of versions that
-/// would be given out again. So all sessions get other names, under which lenders have nothing.
+/// The lender says that the session of that name has gone on without us: this machine was set back
+/// to an earlier state, or is a copy of one that goes on. Then what lenders have under the names of
+/// our sessions is of a time that nothing is known of here, and of versions that would be given out
+/// again. So all sessions get other names, under which lenders have nothing.
 ///
-/// It is said once for each time; who says it again and again lies, and that is no reason to lose what others have.
+/// It is said once for each time; who says it again and again lies, and that is no reason to lose
+/// what others have.
 fn begin_anew(borrower: &Borrower, link: &Link, refused: [u8; 16]) {
     let catalog = &borrower.core.catalog;
     let mut links = borrower.links.all();
@@ -733,7 +745,8 @@ fn begin_anew(borrower: &Borrower, link: &Link, refused: [u8; 16]) {
             catalog.skip_versions();
         }
     }
-    // Whoever is there notices it by himself; and who has come back meanwhile has done so under his new name, and stays.
+    // Whoever is there notices it by himself; and who has come back meanwhile has done so under his
+    // new name, and stays.
     let lost = links.iter().filter(|link| catalog.lender_lost_if_away(link.number)).count();
     if lost > 0 {
         catalog.sweep();
@@ -746,7 +759,8 @@ fn random_name() -> io::Result<[u8; 16]> {
     Ok(name)
 }
 
-/// Receives what the lender sends on the main connection, and pings it, until it fails or the link stops.
+/// Receives what the lender sends on the main connection, and pings it, until it fails or the link
+/// stops.
 fn follow(borrower: &Borrower, link: &Link, session: &mut Session) -> io::Result<()> {
     let Session { main, pings, pinging, .. } = session;
     let mut body = Vec::new();

@@ -1,4 +1,5 @@
-//! The links to all lenders: who is in the list gets a number in the catalog and two threads; who leaves it loses both.
+//! The links to all lenders: who is in the list gets a number in the catalog and two threads; who
+//! leaves it loses both.
 
 use super::link::{self, Link};
 use crate::logic::entry::Place;
@@ -22,7 +23,8 @@ pub(crate) struct Links {
     closed: AtomicBool,
     /// One claim of a lender at a time.
     claims: Mutex<()>,
-    /// How often a lender's word was taken that all sessions have gone on without us. One at a time.
+    /// How often a lender's word was taken that all sessions have gone on without us. One at a
+    /// time.
     pub(crate) set_backs: Mutex<u32>,
 }
 
@@ -52,7 +54,8 @@ impl Links {
         self.seats.read().iter().flatten().cloned().collect()
     }
 
-    /// Notes that the link leads to that start of a lender, until [`Link::let_go`]; unless another one does, which is returned then.
+    /// Notes that the link leads to that start of a lender, until [`Link::let_go`]; unless another
+    /// one does, which is returned then.
     pub(crate) fn claim(&self, link: &Link, incarnation: u64) -> Option<Arc<Link>> {
         let _claiming = self.claims.lock();
         let is_same = |other: &Arc<Link>| other.number != link.number && other.leads_to(incarnation);
@@ -63,8 +66,8 @@ impl Links {
         same
     }
 
-    /// Adds a link that `make` makes for its number, the wanted one or one that is free, and starts its threads. After an error there is
-    /// nothing of it.
+    /// Adds a link that `make` makes for its number, the wanted one or one that is free, and starts
+    /// its threads. After an error there is nothing of it.
     pub(crate) fn add(
         &self,
         borrower: &Arc<Borrower>,
@@ -116,7 +119,8 @@ impl Links {
         self.clear(borrower, link, of_link.collect());
     }
 
-    /// Waits for the threads of a link that was stopped, and makes its number one that no lender ever had.
+    /// Waits for the threads of a link that was stopped, and makes its number one that no lender
+    /// ever had.
     fn clear(&self, borrower: &Borrower, link: &Link, threads: Vec<JoinHandle<()>>) {
         threads.into_iter().for_each(|thread| drop(thread.join()));
         link::forget_session(borrower, link);
@@ -134,7 +138,8 @@ impl Links {
         }
     }
 
-    /// Makes the list these lenders: those that are not in it any more are ended, new ones added. Returns how many there was no room for.
+    /// Makes the list these lenders: those that are not in it any more are ended, new ones added.
+    /// Returns how many there was no room for.
     pub(crate) fn set(&self, borrower: &Arc<Borrower>, lenders: &[LenderAddress]) -> usize {
         let same =
             |link: &Link, lender: &LenderAddress| link.lender.address == lender.address && link.lender.id == lender.id;

@@ -1,4 +1,5 @@
-//! Reads of the directory below that race a get which is late, in threads of their own: the thread that waits for the get must go on waiting.
+//! Reads of the directory below that race a get which is late, in threads of their own: the thread
+//! that waits for the get must go on waiting.
 
 use crate::Below;
 use rustix::event::{EventfdFlags, eventfd};
@@ -9,7 +10,8 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use sync::{Condvar, Mutex};
 
-/// Reads at once. More are not raced: gets are late together when the lender is slow, and then the gate has to close.
+/// Reads at once. More are not raced: gets are late together when the lender is slow, and then the
+/// gate has to close.
 const THREADS: usize = 2;
 
 /// A read of the directory below.

@@ -1,7 +1,8 @@
 //! The catalog: every file that the borrower knows, and what lenders have of it.
 //!
-//! It hands out file keys and versions, neither of them twice, and remembers files whose inode the kernel has forgotten, so
-//! that their pages are found again when it comes back. What lenders keep in vain is noted for a Drop message.
+//! It hands out file keys and versions, neither of them twice, and remembers files whose inode the
+//! kernel has forgotten, so that their pages are found again when it comes back. What lenders keep
+//! in vain is noted for a Drop message.
 
 use super::entry::{Entry, Place, Standing, VERSION_MAX};
 use super::file::{FileState, Left};
@@ -19,20 +20,25 @@ use sync::{Condvar, Mutex, RwLock};
 use tap::CopyHints;
 use wire::WireKey;
 
-/// Files remembered that the kernel has forgotten. At some 400 bytes each beside their entries, 100 MiB at the most.
+/// Files remembered that the kernel has forgotten. At some 400 bytes each beside their entries, 100
+/// MiB at the most.
 const RETIRED_FILES_MAX: usize = if cfg!(test) { 4 } else { 1 << 18 };
 
-/// Bytes of memory that all entries may take, unless something else is said: those of 128 GiB lent. Beyond it the files that were not
-/// used for longest are forgotten; until that is done, no page more is lent or lifted out of quarantine.
+/// Bytes of memory that all entries may take, unless something else is said: those of 128 GiB lent.
+/// Beyond it the files that were not used for longest are forgotten; until that is done, no page
+/// more is lent or lifted out of quarantine.
 pub const ENTRY_BYTES_MAX: u64 = 256 << 20;
 
-/// Drops waiting to be told to each lender. Beyond it they are not told: the lender finds out when the pages grow old.
+/// Drops waiting to be told to each lender. Beyond it they are not told: the lender finds out when
+/// the pages grow old.
 const DROPS_MAX: usize = 1 << 14;
 
-/// Versions left out after others were given out that this catalog knows nothing of: 32 TiB of pages since then. There are 2^44.
+/// Versions left out after others were given out that this catalog knows nothing of: 32 TiB of
+/// pages since then. There are 2^44.
 const SKIPPED_VERSIONS: u64 = 1 << 33;
 
-/// Whole files are forgotten until the entries take no more than this part of what they may, when they have reached it: 7 in 8.
+/// Whole files are forgotten until the entries take no more than this part of what they may, when
+/// they have reached it: 7 in 8.
 const RECLAIM_SHARE: (u64, u64) = (7, 8);
 
 /// A file in the catalog.
@@ -95,7 +101,8 @@ struct Names {
 }
 
 impl Catalog {
-    /// A catalog for that many lenders, none of them up, whose entries take no more memory than `entry_bytes_max`.
+    /// A catalog for that many lenders, none of them up, whose entries take no more memory than
+    /// `entry_bytes_max`.
     pub fn new(lenders: u8, entry_bytes_max: u64) -> Catalog {
         assert!(lenders <= Place::LENDERS);
         Catalog {
@@ -122,7 +129,8 @@ impl Catalog {
         self.copy_hints.is_some()
     }
 
-    /// Nothing is to be sent of this page, which the kernel caches now: at its next eviction its bytes are not wanted.
+    /// Nothing is to be sent of this page, which the kernel caches now: at its next eviction its
+    /// bytes are not wanted.
     pub fn wants_no_bytes(&self, id: PageId) {
         if let Some(hints) = &self.copy_hints {
             hints.omit(id.file.0, id.index);
@@ -173,8 +181,9 @@ impl Catalog {
         file
     }
 
-    /// A file that a daemon before this one had given that key to, and that the kernel still knows by it. `left` is how that
-    /// daemon left it. To be called before anything else is asked of the catalog.
+    /// A file that a daemon before this one had given that key to, and that the kernel still knows
+    /// by it. `left` is how that daemon left it. To be called before anything else is asked of the
+    /// catalog.
     pub fn restore(&self, identity: FileIdentity, key: FileKey, left: Left) -> Arc<File> {
         let mut names = self.names.lock();
         let file = Arc::new(File {
@@ -203,7 +212,8 @@ impl Catalog {
         names.next_key = names.next_key.max(key.0);
     }
 
-    /// One user less. The last one leaves a file that is remembered if it has pages and is not `deleted`.
+    /// One user less. The last one leaves a file that is remembered if it has pages and is not
+    /// `deleted`.
     pub fn retire(&self, file: &Arc<File>, deleted: bool) {
         let mut names = self.names.lock();
         if file.users.fetch_sub(1, Ordering::Relaxed) != 1 {
@@ -252,12 +262,14 @@ impl Catalog {
         (version <= VERSION_MAX).then_some(version)
     }
 
-    /// Gives out no version below `next` from now on: a predecessor has, in the session that is being resumed.
+    /// Gives out no version below `next` from now on: a predecessor has, in the session that is
+    /// being resumed.
     pub fn continue_versions(&self, next: Version) {
         self.next_version.fetch_max(next.0, Ordering::Relaxed);
     }
 
-    /// Somebody has given out versions that this catalog knows nothing of: leaves out so many that those are among them.
+    /// Somebody has given out versions that this catalog knows nothing of: leaves out so many that
+    /// those are among them.
     pub fn skip_versions(&self) {
         self.next_version.fetch_add(SKIPPED_VERSIONS, Ordering::AcqRel);
     }
@@ -300,24 +312,27 @@ impl Catalog {
         word.fetch_update(Ordering::AcqRel, Ordering::Acquire, |word| turn(LenderWord(word)).map(|word| word.0)).is_ok()
     }
 
-    /// The lender can be used from now on, and has nothing yet. False: it is up or suspended already.
+    /// The lender can be used from now on, and has nothing yet. False: it is up or suspended
+    /// already.
     pub fn lender_up(&self, lender: u8) -> bool {
         self.turn(lender, LenderWord::up)
     }
 
-    /// The connection is lost. What the lender has is of no use until [`Catalog::lender_resume`], and is remembered until
-    /// [`Catalog::lender_lost`].
+    /// The connection is lost. What the lender has is of no use until [`Catalog::lender_resume`],
+    /// and is remembered until [`Catalog::lender_lost`].
     pub fn lender_suspend(&self, lender: u8) -> bool {
         self.turn(lender, LenderWord::suspend)
     }
 
-    /// The lender is back and has kept the session. What is on record as present is current: whatever changed a page meanwhile has taken
-    /// its entry off. False: it was not suspended, and nothing of before may be asked for.
+    /// The lender is back and has kept the session. What is on record as present is current:
+    /// whatever changed a page meanwhile has taken its entry off. False: it was not suspended, and
+    /// nothing of before may be asked for.
     pub fn lender_resume(&self, lender: u8) -> bool {
         self.turn(lender, LenderWord::resume)
     }
 
-    /// The lender is lost, and all pages it had: no scan, its epoch moves on. False: it was down already.
+    /// The lender is lost, and all pages it had: no scan, its epoch moves on. False: it was down
+    /// already.
     pub fn lender_lost(&self, lender: u8) -> bool {
         self.lose(lender, LenderWord::lost)
     }
@@ -350,7 +365,8 @@ impl Catalog {
         self.word(lender).is_shunned()
     }
 
-    /// A predecessor left a session with pages at the lender; what is restored under that epoch is valid once the session is resumed.
+    /// A predecessor left a session with pages at the lender; what is restored under that epoch is
+    /// valid once the session is resumed.
     pub fn lender_expect(&self, lender: u8, epoch: u8) -> bool {
         self.turn(lender, |word| word.expect(epoch))
     }
@@ -365,7 +381,8 @@ impl Catalog {
         self.word(lender).is_suspended()
     }
 
-    /// Gives back the memory of entries whose lender is lost. They are void already; this may take its time.
+    /// Gives back the memory of entries whose lender is lost. They are void already; this may take
+    /// its time.
     pub fn sweep(&self) {
         for file in self.files() {
             let mut state = file.state.lock();
@@ -385,8 +402,9 @@ impl Catalog {
         file.used.store(self.reclaims.load(Ordering::Relaxed), Ordering::Relaxed);
     }
 
-    /// If entries take all the memory that they may, forgets those of whole files, the ones not used for longest first, until there is room
-    /// again; their lenders are told. Returns how many pages were forgotten. Puma 2015, §3.4.1, bounds the catalog likewise.
+    /// If entries take all the memory that they may, forgets those of whole files, the ones not
+    /// used for longest first, until there is room again; their lenders are told. Returns how many
+    /// pages were forgotten. Puma 2015, §3.4.1, bounds the catalog likewise.
     pub fn reclaim(&self) -> u64 {
         if self.has_room() {
             return 0;
@@ -408,7 +426,8 @@ impl Catalog {
         forgotten
     }
 
-    /// Takes note of what a file's entries take, and of whose they are, after they may have become more or fewer.
+    /// Takes note of what a file's entries take, and of whose they are, after they may have become
+    /// more or fewer.
     pub fn account(&self, state: &mut FileState) {
         let now = (state.memory_bytes(), state.live_pages());
         let before = std::mem::replace(&mut state.accounted, now);
@@ -440,8 +459,9 @@ impl Catalog {
         files
     }
 
-    /// The entry of a page was voided: notes what its lender keeps in vain, also of a lender that is away. What is busy is noted too,
-    /// as its put may never be answered; if it is, and comes behind the Drop, that answer has it dropped once more.
+    /// The entry of a page was voided: notes what its lender keeps in vain, also of a lender that
+    /// is away. What is busy is noted too, as its put may never be answered; if it is, and comes
+    /// behind the Drop, that answer has it dropped once more.
     pub fn void(&self, file: FileKey, index: u32, entry: Entry) {
         self.wants_bytes(PageId { file, index });
         if let Entry::Busy { place, version, .. } | Entry::Present { place, version, .. } = entry
@@ -459,7 +479,8 @@ impl Catalog {
         }
     }
 
-    /// Moves up to `room` noted drops for that lender into `into`. None while it is not there to be told: they are kept until it is.
+    /// Moves up to `room` noted drops for that lender into `into`. None while it is not there to be
+    /// told: they are kept until it is.
     pub fn take_drops(&self, lender: u8, room: usize, into: &mut Vec<WireKey>) {
         if !self.is_up(lender) {
             return;

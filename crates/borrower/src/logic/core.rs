@@ -1,8 +1,9 @@
-//! All that the borrower knows and decides, without sockets, clocks or threads: the edge tells it what happens and asks what to
-//! do, and so does the simulation, which runs whole pools of it in one thread.
+//! All that the borrower knows and decides, without sockets, clocks or threads: the edge tells it
+//! what happens and asks what to do, and so does the simulation, which runs whole pools of it in
+//! one thread.
 //!
-//! Where an event stream's position is asked for, `produced` is how far the stream has been filled and `consumed` how far it has
-//! been dealt with, both read when the call is made.
+//! Where an event stream's position is asked for, `produced` is how far the stream has been filled
+//! and `consumed` how far it has been dealt with, both read when the call is made.
 
 use super::catalog::{Catalog, File};
 use super::curve::Curve;
@@ -37,7 +38,8 @@ pub enum Strategy {
 /// A change of a file, as the mount sees it coming.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// A write out of the kernel's page cache, which holds the new bytes already and cannot evict them before the answer.
+    /// A write out of the kernel's page cache, which holds the new bytes already and cannot evict
+    /// them before the answer.
     Buffered {
         /// First byte written.
         offset: u64,
@@ -45,11 +47,13 @@ pub enum Change {
         len: u64,
         /// The kernel's number of the request.
         request: u64,
-        /// Whether the kernel writes back by itself, without the inode's lock, rather than for a write(2).
+        /// Whether the kernel writes back by itself, without the inode's lock, rather than for a
+        /// write(2).
         writeback: bool,
     },
-    /// Any other change of the bytes `start..end`, by a request that the kernel sends with the inode locked: truncation, direct write, copy.
-    /// The kernel drops what it caches of them only after the answer. A change of the file's size reaches to the end of the file: `end` is
+    /// Any other change of the bytes `start..end`, by a request that the kernel sends with the
+    /// inode locked: truncation, direct write, copy. The kernel drops what it caches of them only
+    /// after the answer. A change of the file's size reaches to the end of the file: `end` is
     /// `u64::MAX`.
     Other {
         /// First byte changed.
@@ -57,15 +61,16 @@ pub enum Change {
         /// Byte behind the last one changed.
         end: u64,
     },
-    /// As `Other`, by fallocate: the kernel then zeroes those parts of its pages at the edges that are in the range, and drops the rest.
+    /// As `Other`, by fallocate: the kernel then zeroes those parts of its pages at the edges that
+    /// are in the range, and drops the rest.
     Hole {
         /// First byte changed.
         start: u64,
         /// Byte behind the last one changed.
         end: u64,
     },
-    /// As `Other`, by a request of which nothing more is known: a buffered write that is sent again, because the daemon that had it
-    /// died.
+    /// As `Other`, by a request of which nothing more is known: a buffered write that is sent
+    /// again, because the daemon that had it died.
     Doubtful {
         /// First byte changed.
         start: u64,
@@ -128,7 +133,8 @@ pub struct Setup {
     pub entry_bytes_max: u64,
     /// Where it is said which pages need not be copied when they are evicted.
     pub copy_hints: Option<Arc<dyn CopyHints>>,
-    /// Whether it is known what the files below hold, for pages that guests have evicted: with this key.
+    /// Whether it is known what the files below hold, for pages that guests have evicted: with this
+    /// key.
     pub demoted: Option<ChecksumKey>,
 }
 
@@ -289,8 +295,8 @@ impl Core {
         &self.sealing
     }
 
-    /// Whether lenders give away what they answer. Without a tap an eviction is not seen, so that a page given away would not
-    /// come back to a lender.
+    /// Whether lenders give away what they answer. Without a tap an eviction is not seen, so that a
+    /// page given away would not come back to a lender.
     pub fn is_exclusive(&self) -> bool {
         self.strategy == Strategy::Exclusive && self.sees_evictions()
     }
@@ -300,7 +306,8 @@ impl Core {
         self.sees_evictions.load(Ordering::Relaxed)
     }
 
-    /// They are not from now on, and none that has happened is dealt with any more: the pool is filled with what is read.
+    /// They are not from now on, and none that has happened is dealt with any more: the pool is
+    /// filled with what is read.
     pub fn evictions_end(&self) {
         self.sees_evictions.store(false, Ordering::Relaxed);
     }
@@ -326,7 +333,8 @@ impl Core {
         self.queues[usize::from(lender)].salt.store(salt, Ordering::Relaxed);
     }
 
-    /// Lenders were found, lost, or found too slow: they share the buffers anew, and what a lender had, another one may want.
+    /// Lenders were found, lost, or found too slow: they share the buffers anew, and what a lender
+    /// had, another one may want.
     pub fn lenders_changed(&self) {
         self.catalog.wants_all_bytes();
         self.buffers.share_among(self.catalog.usable().count_ones() as usize);
@@ -430,8 +438,8 @@ impl Core {
         zeroed
     }
 
-    /// Compares the file with what we left; `moment` was taken before `now` was. If somebody changed it beside us, its remote
-    /// pages are forgotten, and [`File::kernel_stale`] says so.
+    /// Compares the file with what we left; `moment` was taken before `now` was. If somebody
+    /// changed it beside us, its remote pages are forgotten, and [`File::kernel_stale`] says so.
     pub fn observe(&self, file: &File, moment: u64, now: Stamp, writers: Writers) {
         self.watching_beside(file, |state, void| state.observe(moment, now, writers, void));
     }
@@ -453,8 +461,9 @@ impl Core {
         result
     }
 
-    /// The kernel has evicted a page of the file that it knows by `key`. Returns the lender for which a buffer has become full.
-    /// `page` is None where its bytes were not copied; `group` is the control group in whose name it was cached; 0: none.
+    /// The kernel has evicted a page of the file that it knows by `key`. Returns the lender for
+    /// which a buffer has become full. `page` is None where its bytes were not copied; `group` is
+    /// the control group in whose name it was cached; 0: none.
     pub fn evicted(&self, key: FileKey, index: u64, position: u64, page: Option<&Page>, group: u8) -> Option<u8> {
         self.metrics.evictions.one();
         if group != 0 {
@@ -479,7 +488,8 @@ impl Core {
         full
     }
 
-    /// Has the group give up what it has put longest ago, until it has no more than its quota. No file may be locked.
+    /// Has the group give up what it has put longest ago, until it has no more than its quota. No
+    /// file may be locked.
     fn keep_quota(&self, group: u8) {
         let is_there = |put: &Put| {
             let is_there = |file: &Arc<File>| file.state.lock().names(put.id.index, |version| put.is(version));
@@ -495,8 +505,9 @@ impl Core {
         }
     }
 
-    /// Has a page put, if it may be believed and a lender has room. The caller holds the file's state, so that nothing
-    /// changes the page before its entry says where it is. Returns the lender for which a buffer has become full.
+    /// Has a page put, if it may be believed and a lender has room. The caller holds the file's
+    /// state, so that nothing changes the page before its entry says where it is. Returns the
+    /// lender for which a buffer has become full.
     pub(super) fn offer(
         &self,
         file: &File,
@@ -615,8 +626,9 @@ impl Core {
         self.metrics.put_pages.add(page_count as u64);
     }
 
-    /// The lender is lost: what was on its way there will not be answered, and is not asked for. It may have come there; but whoever was set back to
-    /// an earlier state would ask for what somebody else has put there as the same version (R26).
+    /// The lender is lost: what was on its way there will not be answered, and is not asked for. It
+    /// may have come there; but whoever was set back to an earlier state would ask for what
+    /// somebody else has put there as the same version (R26).
     pub fn abandon_puts(&self, lender: u8) {
         let batches = self.queue(lender).lock().abandon();
         for item in batches.iter().flat_map(|batch| batch.items()) {

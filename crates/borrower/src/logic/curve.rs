@@ -1,4 +1,5 @@
-//! What pools of other sizes would have done for this mount: [`mrc::Victims`], kept up with what the mount sees anyway, its READs and what is evicted.
+//! What pools of other sizes would have done for this mount: [`mrc::Victims`], kept up with what
+//! the mount sees anyway, its READs and what is evicted.
 //!
 //! Few pages are sampled, once there are many: all others cost a hash, and no lock.
 
@@ -57,7 +58,8 @@ pub struct CurvePoint {
     pub bytes: u64,
     /// Share of the misses that it would have answered.
     pub hit_ratio: f64,
-    /// Share of the misses that this rests on; 0: it was never filled, and the last misses were taken.
+    /// Share of the misses that this rests on; 0: it was never filled, and the last misses were
+    /// taken.
     pub seen: f64,
 }
 

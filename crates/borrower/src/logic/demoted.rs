@@ -1,9 +1,11 @@
 //! Pages that guests have evicted, on their way into this machine's page cache.
 //!
-//! A guest's word is not taken for anything: a page counts only if it has the hash of what the file below holds of it, which is known of
-//! pages that were read from there or written, and forgotten when they change ([`super::file::FileState::know`]). It waits here until
-//! the kernel reads it, as it does when it is told that the page will be needed, and is then the READ's answer. So it comes into the page
-//! cache the way every page does: behind any change that the kernel has begun before, and never over bytes that are there already.
+//! A guest's word is not taken for anything: a page counts only if it has the hash of what the file
+//! below holds of it, which is known of pages that were read from there or written, and forgotten
+//! when they change ([`super::file::FileState::know`]). It waits here until the kernel reads it, as
+//! it does when it is told that the page will be needed, and is then the READ's answer. So it comes
+//! into the page cache the way every page does: behind any change that the kernel has begun before,
+//! and never over bytes that are there already.
 
 use super::entry::HASH_MAX;
 use hashbrown::HashMap;
@@ -72,7 +74,8 @@ impl Demoted {
         page.take()
     }
 
-    /// The kernel has the answer to a READ of these pages: what was taken for it is in the page cache.
+    /// The kernel has the answer to a READ of these pages: what was taken for it is in the page
+    /// cache.
     pub fn answered(&self, file: FileKey, pages: PageRange) {
         let mut waiting = self.waiting.lock();
         let before = waiting.len();
@@ -94,7 +97,8 @@ impl Demoted {
         self.waiting.lock().remove(&(id.file, id.index)).is_some_and(|(_, page)| page.is_some())
     }
 
-    /// Waits until the READs of all of these pages are answered, at most for so long. Whether they are.
+    /// Waits until the READs of all of these pages are answered, at most for so long. Whether they
+    /// are.
     pub fn wait_until_answered(&self, ids: &[PageId], limit: Duration) -> bool {
         let mut waiting = self.waiting.lock();
         let is_there = |waiting: &mut Waiting| ids.iter().any(|id| waiting.contains_key(&(id.file, id.index)));

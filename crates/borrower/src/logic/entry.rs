@@ -23,9 +23,10 @@ use page::Version;
 pub struct Place {
     /// The lender's number.
     pub lender: u8,
-    /// The lender's epoch when the page was sent. Losing a lender for good moves its epoch on, which makes all its entries void at
-    /// once. The epoch wraps after [`Place::EPOCHS`] losses; an entry that seems valid again then costs one miss, because no
-    /// lender knows its version any more.
+    /// The lender's epoch when the page was sent. Losing a lender for good moves its epoch on,
+    /// which makes all its entries void at once. The epoch wraps after [`Place::EPOCHS`] losses; an
+    /// entry that seems valid again then costs one miss, because no lender knows its version any
+    /// more.
     pub epoch: u8,
 }
 
@@ -41,8 +42,8 @@ impl Place {
 pub enum Standing {
     /// It can.
     Valid,
-    /// Not now. The lender is away, and may still have it when it is back: the entry stays, is voided by changes like all others, and
-    /// is of no use meanwhile.
+    /// Not now. The lender is away, and may still have it when it is back: the entry stays, is
+    /// voided by changes like all others, and is of no use meanwhile.
     Suspended,
     /// Never again.
     Lost,
@@ -100,7 +101,8 @@ const LENDER_SHIFT: u32 = 56;
 const EPOCH_SHIFT: u32 = 50;
 const GROUP_SHIFT: u32 = VERSION_BITS;
 const VERSION_BITS: u32 = 44;
-/// The largest version that an entry can name, after 64 PiB: two years of a gigabyte a second. Then nothing is put any more, which is counted and said.
+/// The largest version that an entry can name, after 64 PiB: two years of a gigabyte a second. Then
+/// nothing is put any more, which is counted and said.
 pub const VERSION_MAX: Version = Version((1 << VERSION_BITS) - 1);
 const _: () = assert!(VERSION_MAX.0 <= Version::MAX.0);
 const SEQUENTIAL: u64 = 1 << 61;

@@ -1,22 +1,26 @@
 //! One file in the catalog: which pages lenders have, and which evictions may be believed.
 //!
-//! This is where the promise is kept: *what a lender has of a page is what the file below holds now.* It rests on one rule:
-//! an eviction is believed only if nothing changed the page since the birth of the cached copy it was taken from. What is
-//! known of that birth is kept in three forms:
+//! This is where the promise is kept: *what a lender has of a page is what the file below holds
+//! now.* It rests on one rule: an eviction is believed only if nothing changed the page since the
+//! birth of the cached copy it was taken from. What is known of that birth is kept in three forms:
 //!
-//! * **active** changes: while one is under way, no event of its range is believed, and none of its pages is live.
-//! * **taints**, from buffered writes: the page cache held the new bytes before we were asked, so events from the stream's
-//!   position at our answer on are of the new content, those before are of older content. A taint is void once the consumer
-//!   has passed its position.
-//! * **quarantines**, from every other change: the kernel drops its old pages only after our answer, at a time we do not
-//!   learn. No event of the page is believed until a READ of it arrives, which proves that the old copy is gone. A
-//!   quarantine has a number, and a page's entry remembers the number that its last READ has lifted; so ranges need never be
-//!   split, and merging two (into their hull, under the newer number) is always safe.
+//! * **active** changes: while one is under way, no event of its range is believed, and none of its
+//!   pages is live.
+//! * **taints**, from buffered writes: the page cache held the new bytes before we were asked, so
+//!   events from the stream's position at our answer on are of the new content, those before are of
+//!   older content. A taint is void once the consumer has passed its position.
+//! * **quarantines**, from every other change: the kernel drops its old pages only after our
+//!   answer, at a time we do not learn. No event of the page is believed until a READ of it
+//!   arrives, which proves that the old copy is gone. A quarantine has a number, and a page's entry
+//!   remembers the number that its last READ has lifted; so ranges need never be split, and merging
+//!   two (into their hull, under the newer number) is always safe.
 //!
-//! A READ that overlaps a change of its pages in time must be done again: else the kernel could cache older bytes behind
-//! a newer write. Should it be answered all the same, its pages are quarantined.
+//! A READ that overlaps a change of its pages in time must be done again: else the kernel could
+//! cache older bytes behind a newer write. Should it be answered all the same, its pages are
+//! quarantined.
 //!
-//! Pure logic: no I/O, no clock. What must never happen here: a page live in the table whose bytes differ from the file's.
+//! Pure logic: no I/O, no clock. What must never happen here: a page live in the table whose bytes
+//! differ from the file's.
 
 use super::entry::{Entry, Place, Standing, UNKNOWN, absent};
 use super::overtaking::{Overtaken, Watch};
@@ -29,36 +33,40 @@ use page::{PAGE_SHIFT, PAGE_SIZE, PageRange, Version};
 use std::collections::VecDeque;
 use std::ops::Range;
 
-/// Quarantined ranges a file remembers. Beyond it the two nearest are merged: some pages more need a READ before they are
-/// lent again. (Few in test builds, so that merging is common there.)
+/// Quarantined ranges a file remembers. Beyond it the two nearest are merged: some pages more need
+/// a READ before they are lent again. (Few in test builds, so that merging is common there.)
 const QUARANTINES_MAX: usize = if cfg!(debug_assertions) { 4 } else { 128 };
 
-/// Tainted ranges a file remembers. Beyond it the two nearest are merged: some events more are not believed, for as long as
-/// it takes the consumer to reach the position. (Few in test builds, too.)
+/// Tainted ranges a file remembers. Beyond it the two nearest are merged: some events more are not
+/// believed, for as long as it takes the consumer to reach the position. (Few in test builds, too.)
 const TAINTS_MAX: usize = if cfg!(debug_assertions) { 4 } else { 128 };
 
 /// How a daemon leaves a file to the one that takes over.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Left {
-    /// What the file looked like. None while anything is under way, or while the kernel may cache older bytes.
+    /// What the file looked like. None while anything is under way, or while the kernel may cache
+    /// older bytes.
     pub stamp: Option<Stamp>,
     /// Whether the kernel may still zero a part of its page at the edge of a hole.
     pub has_edges: bool,
 }
 
-/// Pages at the edges of holes that a file remembers. Beyond it the two nearest ranges are merged: what lies between is not lent
-/// either.
+/// Pages at the edges of holes that a file remembers. Beyond it the two nearest ranges are merged:
+/// what lies between is not lent either.
 const EDGES_MAX: usize = 8;
 
-/// Beginnings and ends of changes that a file remembers while READs are under way, to tell each whether one of its own pages changed
-/// meanwhile. A READ that is older than the memory counts as overtaken. (A READ from a slow disk takes as long as many writes.)
+/// Beginnings and ends of changes that a file remembers while READs are under way, to tell each
+/// whether one of its own pages changed meanwhile. A READ that is older than the memory counts as
+/// overtaken. (A READ from a slow disk takes as long as many writes.)
 const RECENT_MAX: usize = 512;
 
-/// Pages that a taint is extended over by writes that go on where the last one ended: each has it last longer, all of it.
+/// Pages that a taint is extended over by writes that go on where the last one ended: each has it
+/// last longer, all of it.
 const TAINT_PAGES_MAX: u64 = 256;
 
-/// Pages that are elsewhere, too, and are read from below along with those around them: 32 KiB more take a disk less time than another request. A
-/// stream over a table of which a lender has pages here and there would else be a request for each piece between them.
+/// Pages that are elsewhere, too, and are read from below along with those around them: 32 KiB more
+/// take a disk less time than another request. A stream over a table of which a lender has pages
+/// here and there would else be a request for each piece between them.
 pub const GAP_PAGES_MAX: usize = 8;
 
 /// What a READ of one page is answered from.
@@ -72,11 +80,13 @@ pub enum Source {
     Lender(Place, Version),
     /// Nowhere: it is all zeros.
     Zero,
-    /// A guest that has evicted it, if its bytes have just come and have this hash; else the file below.
+    /// A guest that has evicted it, if its bytes have just come and have this hash; else the file
+    /// below.
     Demoted(u64),
 }
 
-/// The next pages from `at` on that are read from below at once: those that are nowhere else, and few others between them.
+/// The next pages from `at` on that are read from below at once: those that are nowhere else, and
+/// few others between them.
 pub fn next_run(sources: &[Source], at: usize) -> Option<Range<usize>> {
     let below = |source: &Source| *source == Source::Below;
     let first = at + sources[at..].iter().position(below)?;
@@ -126,7 +136,8 @@ pub struct ChangeTicket(u64);
 /// How a change ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
-    /// A buffered write of the bytes `offset..end_offset` was applied, at that position of the event stream.
+    /// A buffered write of the bytes `offset..end_offset` was applied, at that position of the
+    /// event stream.
     Buffered {
         /// First byte.
         offset: u64,
@@ -141,7 +152,8 @@ pub enum Ended {
     Other,
 }
 
-/// What becomes of pages that are read in a sequential stream. Of files whose streams fit what [`Lending`] says.
+/// What becomes of pages that are read in a sequential stream. Of files whose streams fit what
+/// [`Lending`] says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Filter {
     /// They are lent as any other.
@@ -211,7 +223,8 @@ pub struct FileState {
     quarantine: u64,
     /// What the file looked like when the last change of ours, or the last look at it, ended.
     stamp: Option<Stamp>,
-    /// Somebody else may have been writing the file when that was taken: the bytes may come after it.
+    /// Somebody else may have been writing the file when that was taken: the bytes may come after
+    /// it.
     is_provisional: bool,
     /// Since then pages were read.
     read_provisional: bool,
@@ -231,8 +244,9 @@ pub struct FileState {
     watch: Option<Box<Watch>>,
     /// The size that the kernel was last told, or learned from its own buffered writes.
     told_size_bytes: Option<u64>,
-    /// Pages at the edges of holes: the kernel zeroes a part of its copy after our answer, and leaves it clean, whatever was stored in
-    /// between (mm/truncate.c, truncate_inode_partial_folio).
+    /// Pages at the edges of holes: the kernel zeroes a part of its copy after our answer, and
+    /// leaves it clean, whatever was stored in between (mm/truncate.c,
+    /// truncate_inode_partial_folio).
     edges: Vec<PageRange>,
     /// Bytes of memory, and live pages, that the catalog has on its account for this file.
     pub(super) accounted: (u64, u64),
@@ -241,9 +255,10 @@ pub struct FileState {
 }
 
 impl FileState {
-    /// A file that the kernel caches already, by answers that another daemon gave. Nothing is known of the births of its cached copies,
-    /// so all is quarantined. `left` is what it looked like when that daemon left it; without it, what the kernel caches may be older
-    /// than what the file holds.
+    /// A file that the kernel caches already, by answers that another daemon gave. Nothing is known
+    /// of the births of its cached copies, so all is quarantined. `left` is what it looked like
+    /// when that daemon left it; without it, what the kernel caches may be older than what the file
+    /// holds.
     pub fn restored(left: Left) -> FileState {
         let mut state = FileState {
             stamp: left.stamp,
@@ -291,7 +306,8 @@ impl FileState {
         self.streams.iter_mut().for_each(|streams| streams.forget_passes());
     }
 
-    /// The file below may hold something else: what is known of it, and what the kernel may cache of it here, is not believed.
+    /// The file below may hold something else: what is known of it, and what the kernel may cache
+    /// of it here, is not believed.
     pub fn doubt(&mut self, voided: impl FnMut(u32, Entry)) {
         self.end_is_unsure = true;
         self.changed_beside(voided);
@@ -337,14 +353,16 @@ impl FileState {
         self.watch.get_or_insert_default().drop_waited();
     }
 
-    /// The kernel is about to be told the file's size: if it is another than it knows, it drops pages.
+    /// The kernel is about to be told the file's size: if it is another than it knows, it drops
+    /// pages.
     pub fn tell_size(&mut self, size_bytes: u64) {
         if self.told_size_bytes.replace(size_bytes).is_some_and(|told| told != size_bytes) {
             self.watch.get_or_insert_default().drop_follows();
         }
     }
 
-    /// The kernel has forgotten the file: nothing of it is cached or under way. Events of what was cached may still come.
+    /// The kernel has forgotten the file: nothing of it is cached or under way. Events of what was
+    /// cached may still come.
     pub fn forgotten(&mut self) {
         self.watch = self.watch.take().and_then(|watch| watch.forgotten()).map(Box::new);
         self.streams = None;
@@ -368,7 +386,8 @@ impl FileState {
         Some(page)
     }
 
-    /// A hole is punched from `start` to `end`, in bytes: the pages that it covers in part are not lent.
+    /// A hole is punched from `start` to `end`, in bytes: the pages that it covers in part are not
+    /// lent.
     pub fn hole_begins(&mut self, start: u64, end: u64) {
         if !keeps(Rule::Edge) {
             return;
@@ -386,22 +405,24 @@ impl FileState {
         }
     }
 
-    /// A request has arrived that the kernel sends with the inode locked: it has done with the holes before. What it caches of their
-    /// edges is gone once they are read again.
+    /// A request has arrived that the kernel sends with the inode locked: it has done with the
+    /// holes before. What it caches of their edges is gone once they are read again.
     pub fn locked_request(&mut self) {
         for edge in std::mem::take(&mut self.edges) {
             self.quarantine(edge, |_, _| {});
         }
     }
 
-    /// A change of the bytes of `range` begins; `before` is what the file looks like now. Shows the entries that it voids.
+    /// A change of the bytes of `range` begins; `before` is what the file looks like now. Shows the
+    /// entries that it voids.
     pub fn begin_change(
         &mut self,
         range: PageRange,
         before: Stamp,
         mut voided: impl FnMut(u32, Entry),
     ) -> ChangeTicket {
-        // While another change is under way, what the file looked like before it is gone: only the first can compare.
+        // While another change is under way, what the file looked like before it is gone: only the
+        // first can compare.
         if self.is_settled() && self.is_comparable() && self.stamp != Some(before) && keeps(Rule::Stamp) {
             self.end_is_unsure |= self.may_end_elsewhere(before);
             self.changed_beside(&mut voided);
@@ -417,8 +438,9 @@ impl FileState {
         ChangeTicket(self.changes)
     }
 
-    /// The change has ended. `after` is what the file looks like, if known; `consumed` is how far the event stream has been
-    /// dealt with; `has_room` whether the catalog may grow. Whether nothing else has changed the file since it began.
+    /// The change has ended. `after` is what the file looks like, if known; `consumed` is how far
+    /// the event stream has been dealt with; `has_room` whether the catalog may grow. Whether
+    /// nothing else has changed the file since it began.
     pub fn end_change(
         &mut self,
         ticket: ChangeTicket,
@@ -436,9 +458,10 @@ impl FileState {
         self.moved(range);
         match ended {
             Ended::Buffered { offset, end_offset, old_size_bytes, position } => {
-                // The kernel learns the size that it has made itself from our answer, and lets in no other one until then
-                // (FUSE_I_SIZE_UNSTABLE). After other changes, a direct write's above all, it may be told before.
-                // If somebody has moved the end beside us, it goes on with the one that it knows.
+                // The kernel learns the size that it has made itself from our answer, and lets in
+                // no other one until then (FUSE_I_SIZE_UNSTABLE). After other changes, a direct
+                // write's above all, it may be told before. If somebody has moved the end beside
+                // us, it goes on with the one that it knows.
                 let known = self.told_size_bytes.or(after.map(|after| after.size_bytes));
                 self.told_size_bytes = known.map(|known| known.max(end_offset));
                 let (touched, whole) =
@@ -446,14 +469,16 @@ impl FileState {
                 if keeps(Rule::Taint) {
                     self.taint(touched, position, consumed);
                 }
-                // A quarantine that came while the write was under way may be of a change that was applied after it.
+                // A quarantine that came while the write was under way may be of a change that was
+                // applied after it.
                 let older = if keeps(Rule::Older) { quarantine } else { self.quarantine };
                 // Without room for it the pages stay quarantined: they will not be lent.
                 if has_room {
                     self.lift(if keeps(Rule::Whole) { whole } else { touched }, older);
                 }
-                // The write began behind the end of the file: what lies between are zeros now, but the kernel's page may
-                // hold there what somebody stored through a mapping, behind the old end.
+                // The write began behind the end of the file: what lies between are zeros now, but
+                // the kernel's page may hold there what somebody stored through a mapping, behind
+                // the old end.
                 if old_size_bytes < offset && keeps(Rule::Gap) {
                     self.quarantine(PageRange::touched_by(old_size_bytes, offset), |_, _| {});
                 }
@@ -487,9 +512,9 @@ impl FileState {
         }
     }
 
-    /// Compares the file with what we left, if nothing of ours has changed it since `moment`. If somebody else has, beside
-    /// us, everything known of it is void. So is all that was read while somebody may have been doing so, as is found out now by
-    /// whoever looks at the writers.
+    /// Compares the file with what we left, if nothing of ours has changed it since `moment`. If
+    /// somebody else has, beside us, everything known of it is void. So is all that was read while
+    /// somebody may have been doing so, as is found out now by whoever looks at the writers.
     pub fn observe(&mut self, moment: u64, now: Stamp, writers: Writers, voided: impl FnMut(u32, Entry)) {
         if !self.is_settled() || moment != self.moment() {
             return;
@@ -538,8 +563,8 @@ impl FileState {
         self.told_size_bytes = self.told_size_bytes.max(Some(size_bytes));
     }
 
-    /// Whether the kernel caches bytes that somebody has changed beside us. If so, the number to say to
-    /// [`FileState::kernel_dropped`] when it has dropped all it caches.
+    /// Whether the kernel caches bytes that somebody has changed beside us. If so, the number to
+    /// say to [`FileState::kernel_dropped`] when it has dropped all it caches.
     pub fn kernel_stale(&self) -> Option<u64> {
         (keeps(Rule::Drop) && self.changes_dropped < self.changes_beside).then_some(self.changes_beside)
     }
@@ -564,9 +589,9 @@ impl FileState {
             .sweep(|entry| matches!(entry, Entry::Busy { place, .. } | Entry::Present { place, .. } if !kept(place)));
     }
 
-    /// A READ of the pages of `range`, out of the page cache, has arrived at `position` of the event stream. Says for each
-    /// page where it comes from; `standing` tells whether a place can be asked. `filter` says what
-    /// becomes of what is read in a sequential stream.
+    /// A READ of the pages of `range`, out of the page cache, has arrived at `position` of the
+    /// event stream. Says for each page where it comes from; `standing` tells whether a place can
+    /// be asked. `filter` says what becomes of what is read in a sequential stream.
     #[allow(clippy::too_many_arguments)] // what the READ is, and how things stand
     pub fn begin_read(
         &mut self,
@@ -662,8 +687,8 @@ impl FileState {
         ReadTicket { range, changes, quarantine: self.quarantine, raced, moment, sequential, lending, stamp }
     }
 
-    /// The lender no longer has the page: it gave it away (exclusive), or answered that it is not there. `ticket` is the READ
-    /// that found out, if one did.
+    /// The lender no longer has the page: it gave it away (exclusive), or answered that it is not
+    /// there. `ticket` is the READ that found out, if one did.
     pub fn gone(&mut self, index: u32, version: Version, ticket: Option<&ReadTicket>) {
         if self.names(index, |known| known == version) {
             let lifted = ticket.filter(|ticket| !ticket.raced).map_or(0, |ticket| ticket.quarantine);
@@ -671,7 +696,8 @@ impl FileState {
         }
     }
 
-    /// That lender says that it no longer has the page. Of what others have it knows nothing. Whether it had it.
+    /// That lender says that it no longer has the page. Of what others have it knows nothing.
+    /// Whether it had it.
     pub fn lost(&mut self, index: u32, version: Version, lender: u8) -> bool {
         let entry = self.table.get(index);
         let is_its = matches!(entry, Entry::Busy { place, version: known, .. } | Entry::Present { place, version: known, .. }
@@ -682,8 +708,9 @@ impl FileState {
         is_its
     }
 
-    /// The READ, the kernel's `request`, is about to be answered. False: a change came in between, so that all of it must be read again
-    /// below; what is cached of the answer will not be believed.
+    /// The READ, the kernel's `request`, is about to be answered. False: a change came in between,
+    /// so that all of it must be read again below; what is cached of the answer will not be
+    /// believed.
     pub fn end_read(&mut self, ticket: &ReadTicket, request: u64, voided: impl FnMut(u32, Entry)) -> bool {
         self.reads = self.reads.saturating_sub(1);
         let moves = (self.changes - ticket.changes) as usize;
@@ -703,9 +730,10 @@ impl FileState {
         self.reads = self.reads.saturating_sub(1);
     }
 
-    /// The page was evicted, with an event at `position`; `is_zero` tells whether all its bytes are zero, `has_room` whether the
-    /// catalog may grow, `elsewhere` whether some lender can be used. After
-    /// [`Verdict::Put`] the caller must call [`FileState::put`] before anything else is asked of this file.
+    /// The page was evicted, with an event at `position`; `is_zero` tells whether all its bytes are
+    /// zero, `has_room` whether the catalog may grow, `elsewhere` whether some lender can be used.
+    /// After [`Verdict::Put`] the caller must call [`FileState::put`] before anything else is asked
+    /// of this file.
     pub fn evict(
         &mut self,
         index: u32,
@@ -759,7 +787,8 @@ impl FileState {
         }
     }
 
-    /// Whether nothing is sent of the page, which was just read, when it is evicted, as things stand.
+    /// Whether nothing is sent of the page, which was just read, when it is evicted, as things
+    /// stand.
     pub(super) fn stays(&self, index: u32, standing: impl Fn(Place) -> Standing, elsewhere: bool) -> bool {
         matches!(self.table.get(index), Entry::Absent { sequential: true, .. })
             || self.is_known(index, standing, elsewhere)
@@ -770,15 +799,16 @@ impl FileState {
         self.table.get(index)
     }
 
-    /// What the file below holds of the page has this hash: it was read from there just now, or written. `placed` if it was read as a
-    /// guest had evicted it.
+    /// What the file below holds of the page has this hash: it was read from there just now, or
+    /// written. `placed` if it was read as a guest had evicted it.
     pub fn know(&mut self, index: u32, hash: u64, placed: bool) {
         if !self.table.get(index).is_live() && !self.is_provisional {
             self.table.set(index, Entry::Known { hash, placed });
         }
     }
 
-    /// A guest has read these pages. How many of them the kernel cached last because it had evicted them, and that nobody has said this of.
+    /// A guest has read these pages. How many of them the kernel cached last because it had evicted
+    /// them, and that nobody has said this of.
     pub fn read_by_guest(&mut self, indexes: Range<u32>) -> u64 {
         let mut count = 0;
         for index in indexes {
@@ -790,7 +820,8 @@ impl FileState {
         count
     }
 
-    /// Pages that the kernel cached last because a guest had evicted them. It may have evicted them since.
+    /// Pages that the kernel cached last because a guest had evicted them. It may have evicted them
+    /// since.
     pub fn placed_pages(&self) -> u64 {
         self.table.placed_pages()
     }
@@ -800,7 +831,8 @@ impl FileState {
         self.table.set(index, Entry::Busy { place, version, group });
     }
 
-    /// The page is not to be at a lender any more. Returns its entry, if it still is what `is_it` says.
+    /// The page is not to be at a lender any more. Returns its entry, if it still is what `is_it`
+    /// says.
     pub fn give_up(&mut self, index: u32, is_it: impl Fn(Version) -> bool) -> Option<Entry> {
         let entry = self.table.get(index);
         match entry {
@@ -822,7 +854,8 @@ impl FileState {
         self.table.take_moves()
     }
 
-    /// The lender answered the put. False: the page has changed in the meantime; what the lender has is of no use.
+    /// The lender answered the put. False: the page has changed in the meantime; what the lender
+    /// has is of no use.
     pub fn put_done(&mut self, index: u32, version: Version, stored: bool) -> bool {
         match self.table.get(index) {
             Entry::Busy { place, version: known, group } if known == version || !keeps(Rule::Busy) => {
@@ -833,7 +866,8 @@ impl FileState {
         }
     }
 
-    /// Forgets all pages, because the file is deleted or the catalog needs the room. Nothing becomes more trusted by it.
+    /// Forgets all pages, because the file is deleted or the catalog needs the room. Nothing
+    /// becomes more trusted by it.
     pub fn forget_pages(&mut self, voided: impl FnMut(u32, Entry)) {
         self.table.forget(PageRange::ALL, voided);
     }
@@ -845,8 +879,8 @@ impl FileState {
             (None, _) => false,
             (Some(_), Entry::Absent { lifted, .. }) if !keeps(Rule::Lifted) => lifted == 0,
             (Some(number), Entry::Absent { lifted, .. }) => lifted < number,
-            // A live page was put while no quarantine held it, and a change of its own would have voided it: it is held
-            // only by a merged range.
+            // A live page was put while no quarantine held it, and a change of its own would have
+            // voided it: it is held only by a merged range.
             (Some(_), _) => false,
         }
     }
@@ -869,8 +903,9 @@ impl FileState {
         self.active.is_empty() && self.attribute_changes == 0
     }
 
-    /// Whether what the file looks like tells something: a file never looked at before has nothing known or cached. One whose stamp
-    /// a failed change took away may have, so there anything is a difference.
+    /// Whether what the file looks like tells something: a file never looked at before has nothing
+    /// known or cached. One whose stamp a failed change took away may have, so there anything is a
+    /// difference.
     fn is_comparable(&self) -> bool {
         self.stamp.is_some() || self.moment() > 0
     }
@@ -1111,7 +1146,8 @@ mod tests {
         }
     }
 
-    /// Reads all of a file of 4 MiB in one go, evicts it, and reads it again. Pages that were put, and those that are asked for at the lender.
+    /// Reads all of a file of 4 MiB in one go, evicts it, and reads it again. Pages that were put,
+    /// and those that are asked for at the lender.
     fn lent(lending: Lending, fits: bool) -> (usize, usize) {
         const PAGES: u32 = 1024;
         let place = Place { lender: 0, epoch: 0 };

@@ -1,16 +1,21 @@
 //! The latency gate: whether a lender is worth using at all (Puma 2015, §3.3.2 and §4.5).
 //!
-//! Lenders are pinged at a fixed pace. Two moving averages of the round-trip time each close the gate above an upper threshold: a short one,
-//! which sees a peak, and a long one, which sees a network that is always somewhat too slow. It opens again when both are below their lower
-//! thresholds. Beyond the paper, what a lender takes *now* is compared with what the directory below takes *now*. A lender slower than the
-//! disk is of no use however fast the network is; and with a disk that is slower by far, the thresholds do not count. But a disk that has
-//! little to do, because the lender answers, is faster than one that has to answer all: so closing the gate is a trial. If the disk then turns
-//! out to be slower, what it took under that load is what lenders are compared with for a while, longer each time. And as long as nothing is
-//! known of the disk, because what is lent was written and never read, a network that is always somewhat too slow does not keep pages from being
-//! put: they are not asked for until the first reads have shown what the disk takes.
+//! Lenders are pinged at a fixed pace. Two moving averages of the round-trip time each close the
+//! gate above an upper threshold: a short one, which sees a peak, and a long one, which sees a
+//! network that is always somewhat too slow. It opens again when both are below their lower
+//! thresholds. Beyond the paper, what a lender takes *now* is compared with what the directory
+//! below takes *now*. A lender slower than the disk is of no use however fast the network is; and
+//! with a disk that is slower by far, the thresholds do not count. But a disk that has little to
+//! do, because the lender answers, is faster than one that has to answer all: so closing the gate
+//! is a trial. If the disk then turns out to be slower, what it took under that load is what
+//! lenders are compared with for a while, longer each time. And as long as nothing is known of the
+//! disk, because what is lent was written and never read, a network that is always somewhat too
+//! slow does not keep pages from being put: they are not asked for until the first reads have shown
+//! what the disk takes.
 //!
-//! Pure: times are arguments. While the gate is closed only pings tell what the lender would take, so what a get takes beyond a ping is
-//! remembered from when it was open; for a while, since gets may have been slow for a moment only, and nobody gets that could show it.
+//! Pure: times are arguments. While the gate is closed only pings tell what the lender would take,
+//! so what a get takes beyond a ping is remembered from when it was open; for a while, since gets
+//! may have been slow for a moment only, and nobody gets that could show it.
 
 use super::latencies::Size;
 use std::time::Duration;
@@ -20,28 +25,34 @@ pub const PING_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Time constant of the short average, in seconds (Puma 2015, §3.3.2).
 const SHORT_SECONDS: f64 = 15.0;
-/// Time constant of the long average, in seconds. The paper does not say it: four times the short one, so that a minute of peaks is not
-/// held against a lender for longer than some minutes.
+/// Time constant of the long average, in seconds. The paper does not say it: four times the short
+/// one, so that a minute of peaks is not held against a lender for longer than some minutes.
 const LONG_SECONDS: f64 = 60.0;
-/// Time constant of what "now" means where lender and disk are compared, in seconds: two or three pings.
+/// Time constant of what "now" means where lender and disk are compared, in seconds: two or three
+/// pings.
 const NOW_SECONDS: f64 = 1.0;
 
-/// The lender must be slower than the disk by this factor for the gate to close, and faster by [`OPEN_RATIO`] for it to open.
+/// The lender must be slower than the disk by this factor for the gate to close, and faster by
+/// [`OPEN_RATIO`] for it to open.
 const CLOSE_RATIO: f64 = 1.1;
 const OPEN_RATIO: f64 = 0.8;
 
-/// The disk is slower by far: the thresholds do not count while the lender takes less than this part of what the disk does; and if they did, not
-/// from [`FAR_OPEN_RATIO`] on. A network that is slow may be slow by turns, and puts take their part of it, so a little faster is not enough; with a
-/// disk that takes twice as long random reads are 2.9 times as fast as without the lender (`latency`, at 2 ms).
+/// The disk is slower by far: the thresholds do not count while the lender takes less than this
+/// part of what the disk does; and if they did, not from [`FAR_OPEN_RATIO`] on. A network that is
+/// slow may be slow by turns, and puts take their part of it, so a little faster is not enough;
+/// with a disk that takes twice as long random reads are 2.9 times as fast as without the lender
+/// (`latency`, at 2 ms).
 const FAR_CLOSE_RATIO: f64 = 0.7;
 const FAR_OPEN_RATIO: f64 = 0.55;
 
-/// How long what a disk took under load is believed, at first and at the most. It doubles with each trial that shows it again.
+/// How long what a disk took under load is believed, at first and at the most. It doubles with each
+/// trial that shows it again.
 const LOADED_FIRST: Duration = Duration::from_secs(10);
 const LOADED_MAX: Duration = Duration::from_secs(320);
 
-/// How long what gets took is believed while the gate is closed, at first and at the most. Then the lender is asked again. It doubles each time
-/// the gate closes again before it was open for as long.
+/// How long what gets took is believed while the gate is closed, at first and at the most. Then the
+/// lender is asked again. It doubles each time the gate closes again before it was open for as
+/// long.
 const OVER_FIRST: Duration = Duration::from_secs(60);
 const OVER_MAX: Duration = Duration::from_secs(960);
 
@@ -107,8 +118,9 @@ pub enum Passes {
     Nothing,
 }
 
-/// A moving average whose weights fall off exponentially with age. Before there is enough to fill its time, all that there is counts as in
-/// a plain average: the first ping, which comes while everything is still cold, is not held against a lender for long.
+/// A moving average whose weights fall off exponentially with age. Before there is enough to fill
+/// its time, all that there is counts as in a plain average: the first ping, which comes while
+/// everything is still cold, is not held against a lender for long.
 #[derive(Clone, Copy, Debug)]
 struct Average {
     seconds: f64,
@@ -160,14 +172,16 @@ pub struct Gate {
     now: Average,
     short: Average,
     long: Average,
-    /// What a get takes beyond a ping, a small one and a large one. Nothing, until there were any: whoever is never asked would never be known.
+    /// What a get takes beyond a ping, a small one and a large one. Nothing, until there were any:
+    /// whoever is never asked would never be known.
     small_over_ping_us: f64,
     large_over_ping_us: f64,
-    /// How long that is still believed while the gate is closed, and for how long it was the last time.
+    /// How long that is still believed while the gate is closed, and for how long it was the last
+    /// time.
     over_for: Duration,
     over_time: Duration,
-    /// What the directory below took for a small read and a large one when it had to answer all, in microseconds, and how long that is still
-    /// believed.
+    /// What the directory below took for a small read and a large one when it had to answer all, in
+    /// microseconds, and how long that is still believed.
     loaded_small_us: f64,
     loaded_large_us: f64,
     loaded_for: Duration,
@@ -268,7 +282,8 @@ impl Gate {
         }
     }
 
-    /// What the lender takes for a read of that size, as a part of what the disk takes. None: too little is known.
+    /// What the lender takes for a read of that size, as a part of what the disk takes. None: too
+    /// little is known.
     fn compare(&self, measured: &Measured, size: Size) -> Option<f64> {
         let (disk_us, loaded_us, over_ping_us) = match size {
             Size::Small => (measured.small.disk_us?, self.loaded_small_us, self.small_over_ping_us),
@@ -278,7 +293,8 @@ impl Gate {
         Some((self.now.us() + over_ping_us) / disk_us.max(1.0))
     }
 
-    /// Whether the disk is slower than the lender by far, for reads of each size of which something is known.
+    /// Whether the disk is slower than the lender by far, for reads of each size of which something
+    /// is known.
     fn disk_is_far(&self, measured: &Measured, ratio: f64) -> bool {
         let mut parts =
             [Size::Small, Size::Large].into_iter().filter_map(|size| self.compare(measured, size)).peekable();
@@ -427,7 +443,8 @@ mod tests {
         // The disk has become fast.
         run(&mut gate, 1, 60.0, Some(90.0), Some(40.0));
         assert_eq!(gate.closed(), Some(Reason::FasterDisk));
-        // Closed, nobody gets: what a get takes beyond a ping is remembered, else it would open by mistake.
+        // Closed, nobody gets: what a get takes beyond a ping is remembered, else it would open by
+        // mistake.
         run(&mut gate, 20, 30.0, None, Some(70.0));
         assert_eq!(gate.closed(), Some(Reason::FasterDisk));
         run(&mut gate, 1, 60.0, None, Some(10_000.0));
@@ -440,7 +457,8 @@ mod tests {
         assert_eq!(gate.closed(), None, "the delay has ended");
     }
 
-    /// One stall of the lender is not held against it for good; and one whose gets are always slow is asked ever less.
+    /// One stall of the lender is not held against it for good; and one whose gets are always slow
+    /// is asked ever less.
     #[test]
     fn what_gets_took_is_forgotten_while_nobody_gets() {
         let mut gate = Gate::new(Config::default());
@@ -468,7 +486,8 @@ mod tests {
         assert_eq!(gate.closed(), None);
     }
 
-    /// The same over a slow network: the disk is slower by far while it has to answer all, and not while it has little to do.
+    /// The same over a slow network: the disk is slower by far while it has to answer all, and not
+    /// while it has little to do.
     #[test]
     fn a_slow_network_is_left_ever_less_for_a_disk_that_is_slower_when_it_is_used() {
         let mut gate = Gate::new(Config::default());
@@ -483,7 +502,8 @@ mod tests {
         assert!(closed.len() < 40, "closed {} times in an hour", closed.len());
     }
 
-    /// A disk that is fast while it has little to do and slow while it has to answer all, as one with bursts is.
+    /// A disk that is fast while it has little to do and slow while it has to answer all, as one
+    /// with bursts is.
     #[test]
     fn a_disk_that_is_fast_only_while_it_is_idle_is_tried_ever_less() {
         let mut gate = Gate::new(Config::default());

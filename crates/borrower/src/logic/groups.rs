@@ -1,14 +1,19 @@
-//! Borrowing for control groups: whose pages are lent, how many of them, and who gets what of a pool that is full.
+//! Borrowing for control groups: whose pages are lent, how many of them, and who gets what of a
+//! pool that is full.
 //!
-//! A page is its group's whose memory it was charged to when the kernel evicted it; its entry remembers which. A group may have
+//! A page is its group's whose memory it was charged to when the kernel evicted it; its entry
+//! remembers which. A group may have
 //!
 //! * no part in it: its pages are not lent;
-//! * a **quota**: as many pages at the most. For each page more it gives up the one that it has put longest ago;
-//! * a **share**: while all lenders are full, a group that has more than its share of what the groups have that evict just then puts nothing.
-//!   Lenders replace what is oldest by what the others put, until each has its own. While there is room, shares mean nothing.
+//! * a **quota**: as many pages at the most. For each page more it gives up the one that it has put
+//!   longest ago;
+//! * a **share**: while all lenders are full, a group that has more than its share of what the
+//!   groups have that evict just then puts nothing. Lenders replace what is oldest by what the
+//!   others put, until each has its own. While there is room, shares mean nothing.
 //!
-//! Pure logic: no I/O, no clock; time is counted in evictions. What must never happen here: a page lost that is not given up at its lender,
-//! too. Whatever is counted wrong costs hits, never a byte.
+//! Pure logic: no I/O, no clock; time is counted in evictions. What must never happen here: a page
+//! lost that is not given up at its lender, too. Whatever is counted wrong costs hits, never a
+//! byte.
 
 use page::{PageId, Version};
 use std::collections::VecDeque;
@@ -21,8 +26,9 @@ pub const NUMBERS: u8 = 1 << 6;
 /// A group evicts as long as its last eviction is no farther back than so many of all: 512 MiB.
 const ACTIVE_EVICTIONS: u64 = 1 << 17;
 
-/// Pages of a quota group that are looked at with each eviction within the quota, and forgotten if they are gone. With four, a pass through n of
-/// them takes n / 3 evictions (n / 4, and what comes meanwhile), so that no more than 1.5 times the quota are ever remembered.
+/// Pages of a quota group that are looked at with each eviction within the quota, and forgotten if
+/// they are gone. With four, a pass through n of them takes n / 3 evictions (n / 4, and what comes
+/// meanwhile), so that no more than 1.5 times the quota are ever remembered.
 const CLEANED_PER_EVICTION: usize = 4;
 
 /// What a group may have.
@@ -32,7 +38,8 @@ pub struct Limits {
     pub takes_part: bool,
     /// How many, at the most.
     pub quota_pages: Option<u64>,
-    /// Its part of a full pool, in proportion to those of others. None: nobody's share counts for it.
+    /// Its part of a full pool, in proportion to those of others. None: nobody's share counts for
+    /// it.
     pub share: Option<u32>,
 }
 
@@ -113,7 +120,8 @@ struct Group {
     order: Mutex<Order>,
 }
 
-/// Pages in the order of their puts, some of which are gone. All in `cleaned` are older than those in `rest`.
+/// Pages in the order of their puts, some of which are gone. All in `cleaned` are older than those
+/// in `rest`.
 #[derive(Default)]
 struct Order {
     /// They were there when this pass came by.
@@ -242,8 +250,9 @@ impl Groups {
         group.got.fetch_add(got, Ordering::Relaxed);
     }
 
-    /// The page that the group is to give up next, as it has more than its quota: the one put longest ago that `is_there`, which
-    /// is called without a lock held. None: it has no more than its quota.
+    /// The page that the group is to give up next, as it has more than its quota: the one put
+    /// longest ago that `is_there`, which is called without a lock held. None: it has no more than
+    /// its quota.
     pub fn over_quota(&self, number: u8, is_there: impl Fn(&Put) -> bool) -> Option<Put> {
         let group = self.of(number);
         let quota = group.quota_pages.load(Ordering::Relaxed);
@@ -276,7 +285,8 @@ impl Groups {
         self.of(number).takes_part.load(Ordering::Relaxed) != 0
     }
 
-    /// The number is another group's from now on, of which nothing has been counted. Only for one that has nothing at lenders.
+    /// The number is another group's from now on, of which nothing has been counted. Only for one
+    /// that has nothing at lenders.
     pub fn reset(&self, number: u8, limits: Limits) {
         let group = self.of(number);
         for count in
@@ -289,7 +299,8 @@ impl Groups {
     }
 
     fn lent(&self, number: u8) -> u64 {
-        // Counts come from several threads, one after the other: it may be seen below 0 for a moment.
+        // Counts come from several threads, one after the other: it may be seen below 0 for a
+        // moment.
         (self.of(number).lent.load(Ordering::Relaxed) as i64).max(0) as u64
     }
 
@@ -322,7 +333,8 @@ mod tests {
     /// Few enough that it counts, although most that is lent is changed or read back soon.
     const QUOTA: u64 = 4;
 
-    /// Pages are evicted, stored, refused, asked back, lost, changed: what is counted is what there is, and no group has more than its quota.
+    /// Pages are evicted, stored, refused, asked back, lost, changed: what is counted is what there
+    /// is, and no group has more than its quota.
     #[test]
     fn what_is_counted_is_there() {
         let seed = fastrand::u64(..);
@@ -416,7 +428,8 @@ mod tests {
         for (group, share) in [(1, 1), (2, 3)] {
             groups.limit(group, Limits { share: Some(share), ..Limits::NONE });
         }
-        // A pool of 1000 pages, in which what is put replaces what is there, of either in proportion.
+        // A pool of 1000 pages, in which what is put replaces what is there, of either in
+        // proportion.
         let mut random = fastrand::Rng::with_seed(1);
         let mut evict = |group: u8, lent: &mut [u64; 3]| {
             groups.evicted(group);

@@ -1,15 +1,18 @@
-//! When a get is raced by a read of the directory below (Dean, Barroso, "The Tail at Scale", CACM 2013: hedged requests).
+//! When a get is raced by a read of the directory below (Dean, Barroso, "The Tail at Scale", CACM
+//! 2013: hedged requests).
 //!
-//! A get that is later than nearly all reads below would be is not worth waiting for alone. Hedges are bounded to a few per cent of all
-//! gets, so that a lender that becomes slow does not double the disk's load: the gate deals with that.
+//! A get that is later than nearly all reads below would be is not worth waiting for alone. Hedges
+//! are bounded to a few per cent of all gets, so that a lender that becomes slow does not double
+//! the disk's load: the gate deals with that.
 
 use sync::atomic::{AtomicU32, Ordering};
 
 /// A get is late when it takes longer than so many per cent of the reads below.
 pub const LATE_PERCENT: u32 = 95;
 
-/// What counts as late at the least and at the most, in microseconds: below it waking a second thread costs more than waiting; above it a
-/// lender is given up soon anyway. The latter also while nothing is known of the disk.
+/// What counts as late at the least and at the most, in microseconds: below it waking a second
+/// thread costs more than waiting; above it a lender is given up soon anyway. The latter also while
+/// nothing is known of the disk.
 pub const LATE_US_MIN: u64 = 500;
 /// See [`LATE_US_MIN`].
 pub const LATE_US_MAX: u64 = 100_000;
@@ -43,7 +46,8 @@ impl Hedges {
     }
 }
 
-/// After how many microseconds a get is late, when `quantile_us` is what [`LATE_PERCENT`] of the reads below do not exceed.
+/// After how many microseconds a get is late, when `quantile_us` is what [`LATE_PERCENT`] of the
+/// reads below do not exceed.
 pub fn late_us(quantile_us: Option<u64>) -> u64 {
     quantile_us.map_or(LATE_US_MAX, |us| us.clamp(LATE_US_MIN, LATE_US_MAX))
 }

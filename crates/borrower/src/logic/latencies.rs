@@ -1,10 +1,14 @@
-//! How long something takes lately: its average and its quantiles, of the last dozens or hundreds of times.
+//! How long something takes lately: its average and its quantiles, of the last dozens or hundreds
+//! of times.
 //!
-//! Kept of reads of the directory below, to know what a lender is compared with and when a get is late; and of gets. Small reads and large ones
-//! each on their own: they are compared with their like.
+//! Kept of reads of the directory below, to know what a lender is compared with and when a get is
+//! late; and of gets. Small reads and large ones each on their own: they are compared with their
+//! like.
 //!
-//! The average is over time, not over so many: a disk that is allowed so many reads a second answers some hundreds of them at once, and then none for
-//! a tenth of a second (blk-throttle, Linux 6.18, grants slices of 100 ms; limits of cloud disks do likewise). Of whatever moment, the last dozens were quick ones.
+//! The average is over time, not over so many: a disk that is allowed so many reads a second
+//! answers some hundreds of them at once, and then none for a tenth of a second (blk-throttle,
+//! Linux 6.18, grants slices of 100 ms; limits of cloud disks do likewise). Of whatever moment, the
+//! last dozens were quick ones.
 
 use std::time::{Duration, Instant};
 
@@ -14,8 +18,9 @@ const STEPS: u32 = 4;
 const DOUBLINGS: u32 = 24;
 /// When so many were noted, all count half as much in the quantiles: the last of them decide.
 const NOTED_MAX: u32 = 256;
-/// The average is of one to two of these: some of the slices in which a limited disk gives out its reads, and yet a disk that is fast as long as it has
-/// little to do shows soon what it takes when it has more.
+/// The average is of one to two of these: some of the slices in which a limited disk gives out its
+/// reads, and yet a disk that is fast as long as it has little to do shows soon what it takes when
+/// it has more.
 const AVERAGED_TIME: Duration = Duration::from_secs(1);
 /// But of about so many at the least.
 const AVERAGED_MIN: u32 = 64;
@@ -87,7 +92,8 @@ impl Latencies {
         (self.averaged >= NOTED_MIN).then_some(mean_us)
     }
 
-    /// What `percent` of them did not exceed, in microseconds, up to a fifth too much. None: too little is known.
+    /// What `percent` of them did not exceed, in microseconds, up to a fifth too much. None: too
+    /// little is known.
     pub fn quantile_us(&self, percent: u32) -> Option<u64> {
         if self.noted < NOTED_MIN {
             return None;

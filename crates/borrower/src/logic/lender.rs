@@ -1,4 +1,5 @@
-//! Where the borrower stands with one lender: its epoch, whether it is up, suspended or down, and whether it is shunned, in one word.
+//! Where the borrower stands with one lender: its epoch, whether it is up, suspended or down, and
+//! whether it is shunned, in one word.
 //!
 //! ```text
 //!          up                 suspend
@@ -9,15 +10,18 @@
 //!     └─────────────────── lost ─────────────────┘
 //! ```
 //!
-//! Only *lost* moves the epoch on, which voids all entries of the lender at once. Whoever is suspended keeps its epoch: should its session be
-//! resumed, what is on record is as current as if the lender had merely been slow to answer, because nothing that
-//! voids an entry asks whether its lender is there.
+//! Only *lost* moves the epoch on, which voids all entries of the lender at once. Whoever is
+//! suspended keeps its epoch: should its session be resumed, what is on record is as current as if
+//! the lender had merely been slow to answer, because nothing that voids an entry asks whether its
+//! lender is there.
 //!
-//! A lender that is *shunned* is there, but too slow to be asked ([`super::gate`]), and mostly too slow to put anything there. What is on record
-//! stays valid, as with one that is suspended; it is told of changes.
+//! A lender that is *shunned* is there, but too slow to be asked ([`super::gate`]), and mostly too
+//! slow to put anything there. What is on record stays valid, as with one that is suspended; it is
+//! told of changes.
 //!
-//! Pure: a transition takes the word and gives the next one, or nothing where it does not apply. What must never happen here: an epoch
-//! valid again after it was lost, other than by wrapping (see [`Place::epoch`]).
+//! Pure: a transition takes the word and gives the next one, or nothing where it does not apply.
+//! What must never happen here: an epoch valid again after it was lost, other than by wrapping (see
+//! [`Place::epoch`]).
 
 use super::entry::{Place, Standing};
 use super::gate::Passes;

@@ -1,19 +1,24 @@
 //! Whether the kernel may cache something else behind a buffered write than the write's bytes.
 //!
-//! The kernel lets go of a write's pages before it sends the write (fs/fuse/file.c, fuse_fill_write_pages), and dropping cached pages does
-//! not wait for it. So a READ can be answered with older bytes before the write is applied, and these then stay in the kernel's cache;
-//! and a write(2) and a later one out of the cache, which the kernel's pages hold, can be applied the other way round. Nothing overtakes what
-//! the kernel writes back by itself: until the answer the page is under writeback, or who wants it waits (docs/design/consistency.md, K6 and K7).
-//! Three ways to tell:
+//! The kernel lets go of a write's pages before it sends the write (fs/fuse/file.c,
+//! fuse_fill_write_pages), and dropping cached pages does not wait for it. So a READ can be
+//! answered with older bytes before the write is applied, and these then stay in the kernel's
+//! cache; and a write(2) and a later one out of the cache, which the kernel's pages hold, can be
+//! applied the other way round. Nothing overtakes what the kernel writes back by itself: until the
+//! answer the page is under writeback, or who wants it waits (docs/design/consistency.md, K6 and
+//! K7). Three ways to tell:
 //!
-//! * The kernel numbers its requests in the order in which it queues them (fs/fuse/dev.c, fuse_get_unique): a READ or a write with
-//!   a higher number that was dealt with first has overtaken a write(2).
-//! * A write(2) gets its number after its pages were filled. So a READ with a lower number may have come in between, but only if the page
-//!   was dropped in between: of the writes that begin while pages are being dropped, and of the first one after that (the kernel
-//!   holds the inode's lock from filling to answer, so that there is only one), none is trusted if a READ of its pages was
-//!   answered since the drop began. A write whose answer waits until the drop has ended takes the place of that first one: nobody else
-//!   could fill pages meanwhile.
-//! * What a daemon before this one has answered is not known: the first write after it is not trusted.
+//! * The kernel numbers its requests in the order in which it queues them (fs/fuse/dev.c,
+//!   fuse_get_unique): a READ or a write with a higher number that was dealt with first has
+//!   overtaken a write(2).
+//! * A write(2) gets its number after its pages were filled. So a READ with a lower number may have
+//!   come in between, but only if the page was dropped in between: of the writes that begin while
+//!   pages are being dropped, and of the first one after that (the kernel holds the inode's lock
+//!   from filling to answer, so that there is only one), none is trusted if a READ of its pages was
+//!   answered since the drop began. A write whose answer waits until the drop has ended takes the
+//!   place of that first one: nobody else could fill pages meanwhile.
+//! * What a daemon before this one has answered is not known: the first write after it is not
+//!   trusted.
 //!
 //! And whether the kernel has zeroed a part of what a write(2) has put into its cache. A write(2)
 //! beyond the end fills the kernel's pages first; the end that the kernel believes in moves only
@@ -24,8 +29,8 @@
 //! after it:
 //!
 //! * After it: the writeback ends before the end of the backing file.
-//! * Before it: the write(2) covers the place at which the writeback has ended. (A write(2) that begins
-//!   behind this place leaves a gap: R15.)
+//! * Before it: the write(2) covers the place at which the writeback has ended. (A write(2) that
+//!   begins behind this place leaves a gap: R15.)
 
 use super::rules::{Rule, keeps};
 use page::{PAGE_SIZE, PageRange};
@@ -91,7 +96,8 @@ pub struct Overtaken {
     pub last_is_free: bool,
 }
 
-/// What is known of one file. Reads are noted from its first write or drop on; before, no page can have been dropped under a write.
+/// What is known of one file. Reads are noted from its first write or drop on; before, no page can
+/// have been dropped under a write.
 #[derive(Default)]
 pub struct Watch {
     reads: Recent,
@@ -100,7 +106,8 @@ pub struct Watch {
     drops: u32,
     /// The next write(2) may have been filled before the last drop.
     first_after_drop: bool,
-    /// One of those drops is the kernel's own, after an answer that has told it another size: nobody learns when it ends.
+    /// One of those drops is the kernel's own, after an answer that has told it another size:
+    /// nobody learns when it ends.
     unseen: bool,
     /// READs answered when that drop began.
     reads_before_drop: usize,
@@ -117,7 +124,8 @@ impl Watch {
         Watch { first_after_drop: true, taken_over: true, ..Watch::default() }
     }
 
-    /// The kernel has forgotten the file. What it is still being told to drop will have ended some time: that is all there is to know.
+    /// The kernel has forgotten the file. What it is still being told to drop will have ended some
+    /// time: that is all there is to know.
     pub fn forgotten(self) -> Option<Watch> {
         (self.drops > 0).then(|| Watch { drops: self.drops, first_after_drop: true, ..Watch::default() })
     }
@@ -148,8 +156,9 @@ impl Watch {
         self.unseen = true;
     }
 
-    /// A write(2) that is not answered yet has waited for the drops. The kernel holds the inode's lock from the filling of its pages until
-    /// its answer: so what the next write(2) fills, it fills after the drops that have ended by now.
+    /// A write(2) that is not answered yet has waited for the drops. The kernel holds the inode's
+    /// lock from the filling of its pages until its answer: so what the next write(2) fills, it
+    /// fills after the drops that have ended by now.
     pub fn drop_waited(&mut self) {
         if self.drops == 0 && !self.unseen && !self.taken_over {
             self.first_after_drop = false;

@@ -1,9 +1,11 @@
 //! Which lender a page goes to: weighted rendezvous hashing of the page's neighbourhood.
 //!
-//! Each lender has a score for each neighbourhood, made of its weight and of a hash of both; the highest wins. So a lender gets pages in
-//! proportion to its weight, and when one comes or goes, only what it wins or had moves (Thaler, Ravishankar 1998; the weights as in
-//! Schindelhauer, Schomaker 2005). Where a page *is* stands in its entry, not here: placement decides only where it goes when it is evicted
-//! anew. It is worth being stable all the same: a newer version then replaces the older one in place.
+//! Each lender has a score for each neighbourhood, made of its weight and of a hash of both; the
+//! highest wins. So a lender gets pages in proportion to its weight, and when one comes or goes,
+//! only what it wins or had moves (Thaler, Ravishankar 1998; the weights as in Schindelhauer,
+//! Schomaker 2005). Where a page *is* stands in its entry, not here: placement decides only where
+//! it goes when it is evicted anew. It is worth being stable all the same: a newer version then
+//! replaces the older one in place.
 //!
 //! Pages of a neighbourhood go together, so that a read-ahead window asks one lender, not all.
 //!
@@ -15,22 +17,26 @@ use std::sync::atomic::{AtomicU32, Ordering};
 /// Pages of a neighbourhood: a put buffer, and two of the kernel's usual read-ahead windows.
 pub const NEIGHBOURHOOD_PAGES: u32 = 64;
 
-/// Lenders that are tried for a page: if the buffers of the first are full, it goes to another rather than nowhere.
+/// Lenders that are tried for a page: if the buffers of the first are full, it goes to another
+/// rather than nowhere.
 pub const CHOICES: usize = 3;
 
 /// Round-trip time at which a lender weighs half of what it would without any.
 const HALF_RTT_US: u64 = 500;
 
-/// A lender that is full still counts with this part of its capacity, because it replaces what is old: one in 16.
+/// A lender that is full still counts with this part of its capacity, because it replaces what is
+/// old: one in 16.
 const FULL_SHARE: u64 = 16;
 
 /// A lender is full when one page in so many is free.
 const FULL_PART: u64 = 32;
 
-/// Steps of a weight to each doubling. Coarser than what free memory does from second to second, as each step moves pages.
+/// Steps of a weight to each doubling. Coarser than what free memory does from second to second, as
+/// each step moves pages.
 const STEPS: f64 = 2.0;
 
-/// The weight of a lender: of its free memory, less the farther it is. From 1 on; a step is a factor of √2.
+/// The weight of a lender: of its free memory, less the farther it is. From 1 on; a step is a
+/// factor of √2.
 pub fn weight(free_pages: u64, capacity_pages: u64, rtt_us: u64) -> u32 {
     let pages = free_pages.min(capacity_pages).saturating_add(capacity_pages / FULL_SHARE);
     let near = HALF_RTT_US as f64 / (HALF_RTT_US as f64 + rtt_us as f64);
@@ -73,8 +79,9 @@ impl Weights {
         self.0[usize::from(lender)].load(Ordering::Relaxed)
     }
 
-    /// The lenders for a page, best first, of those whose bits are set in `usable`. `salts` are numbers that tell lenders apart
-    /// for good, so that a lender keeps its share whatever number it has here.
+    /// The lenders for a page, best first, of those whose bits are set in `usable`. `salts` are
+    /// numbers that tell lenders apart for good, so that a lender keeps its share whatever number
+    /// it has here.
     pub fn choose(&self, file: FileKey, index: u32, usable: u64, salt: impl Fn(u8) -> u64) -> Choice {
         let mut best = [(f64::NEG_INFINITY, u8::MAX); CHOICES];
         let neighbourhood = u64::from(file.0) << 32 | u64::from(index / NEIGHBOURHOOD_PAGES);
@@ -93,7 +100,8 @@ impl Weights {
     }
 }
 
-/// Higher for whoever wins: -weight / ln(uniform), whose maximum falls to each in proportion to its weight.
+/// Higher for whoever wins: -weight / ln(uniform), whose maximum falls to each in proportion to its
+/// weight.
 fn score(hash: u64, weight: u32) -> f64 {
     let uniform = ((hash >> 11) as f64 + 0.5) / (1u64 << 53) as f64;
     -f64::from(weight) / uniform.ln()

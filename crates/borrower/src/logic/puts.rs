@@ -1,9 +1,11 @@
-//! Put aggregation: evicted pages gather in preallocated buffers, one message each, and stay readable until the lender has
-//! answered (Puma 2015, §3.3.1: preallocation of request buffers, aggregation of put requests).
+//! Put aggregation: evicted pages gather in preallocated buffers, one message each, and stay
+//! readable until the lender has answered (Puma 2015, §3.3.1: preallocation of request buffers,
+//! aggregation of put requests).
 //!
-//! No memory is allocated on the way of an evicted page, and there is never more than their worth of
-//! pages between the kernel and the lenders. When all buffers are taken, the page is not lent: it is only a cache. The lenders share the
-//! buffers, each up to its share, so that one that is stuck leaves the others theirs.
+//! No memory is allocated on the way of an evicted page, and there is never more than their worth
+//! of pages between the kernel and the lenders. When all buffers are taken, the page is not lent:
+//! it is only a cache. The lenders share the buffers, each up to its share, so that one that is
+//! stuck leaves the others theirs.
 
 use page::{PAGE_SIZE, Page, PageId, Version};
 use std::collections::VecDeque;
@@ -14,13 +16,15 @@ use sync::{Condvar, Mutex};
 use wire::{PutItem, WireKey};
 use zerocopy::little_endian::U64;
 
-/// Pages in a message: 256 KiB, some 40 µs of a 50 Gb/s network, so that a get on the same machine waits for no more.
+/// Pages in a message: 256 KiB, some 40 µs of a 50 Gb/s network, so that a get on the same machine
+/// waits for no more.
 pub const BATCH_PAGES: usize = 64;
 
 /// Buffers of all lenders, hence puts under way: 8 MiB.
 pub const BATCHES_MAX: usize = 32;
 
-/// Buffers that each lender may have, however many there are: one that is being filled, and one on its way.
+/// Buffers that each lender may have, however many there are: one that is being filled, and one on
+/// its way.
 const SHARE_MIN: usize = 2;
 
 /// The pages of one Put message.
@@ -148,8 +152,8 @@ impl PutQueue {
         Some(batch)
     }
 
-    /// Has a page put into the buffer that is being filled, as the lender is to get it; `seal` returns what goes with it. False: there is
-    /// no room, and it was not called.
+    /// Has a page put into the buffer that is being filled, as the lender is to get it; `seal`
+    /// returns what goes with it. False: there is no room, and it was not called.
     pub fn push(&mut self, id: PageId, version: Version, seal: impl FnOnce(&mut Page) -> u64) -> bool {
         self.collect_leaving();
         let Some(mut batch) = self.filling.take().or_else(|| self.take()) else { return false };
@@ -173,7 +177,8 @@ impl PutQueue {
         self.filling.is_some() || self.has_full()
     }
 
-    /// The next buffer to send, with the number of its request: a full one, or with `partial` the one being filled.
+    /// The next buffer to send, with the number of its request: a full one, or with `partial` the
+    /// one being filled.
     pub fn next(&mut self, partial: bool) -> Option<(u64, Arc<Batch>)> {
         self.collect_leaving();
         if self.ready.is_empty() && partial {
@@ -186,7 +191,8 @@ impl PutQueue {
         Some((request, batch))
     }
 
-    /// The lender answered the oldest request, for so many pages. None: that is not its number, or not how many there are; the lender is confused.
+    /// The lender answered the oldest request, for so many pages. None: that is not its number, or
+    /// not how many there are; the lender is confused.
     pub fn answered(&mut self, request: u64, pages: usize) -> Option<Arc<Batch>> {
         self.sent.front().filter(|(sent, batch)| *sent == request && batch.items.len() == pages)?;
         let (_, batch) = self.sent.pop_front()?;
@@ -194,8 +200,8 @@ impl PutQueue {
         Some(batch)
     }
 
-    /// The lender is lost: nothing of what was on its way will be answered. Returns that, whose entries are to be voided; then
-    /// [`PutQueue::abandoned`].
+    /// The lender is lost: nothing of what was on its way will be answered. Returns that, whose
+    /// entries are to be voided; then [`PutQueue::abandoned`].
     pub fn abandon(&mut self) -> Vec<Arc<Batch>> {
         self.abandoning += 1;
         let sent = std::mem::take(&mut self.sent).into_iter().map(|(_, batch)| batch);

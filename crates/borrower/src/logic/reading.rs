@@ -1,4 +1,5 @@
-//! One READ out of the kernel's page cache, from its arrival to its answer, as steps between which anything may happen.
+//! One READ out of the kernel's page cache, from its arrival to its answer, as steps between which
+//! anything may happen.
 //!
 //! ```text
 //!  Reading::begin ─▶ is_plain ─▶ (read all from below) ─▶ short_end ──┐
@@ -7,7 +8,8 @@
 //!        └──────────── false ◀─ end ◀─────────────────────────────────┘
 //! ```
 //!
-//! Who drives it does the input and output. What must never happen: bytes of the answer that nobody has filled or verified.
+//! Who drives it does the input and output. What must never happen: bytes of the answer that nobody
+//! has filled or verified.
 
 use super::catalog::File;
 use super::core::Core;
@@ -22,7 +24,8 @@ use std::ops::Range;
 use std::time::Duration;
 use wire::{ITEMS_MAX, WireKey};
 
-/// How often a READ is done again because its pages changed meanwhile. After that, changes are kept out while it is read from below.
+/// How often a READ is done again because its pages changed meanwhile. After that, changes are kept
+/// out while it is read from below.
 pub const ATTEMPTS_MAX: u32 = 4;
 
 /// What became of one page of a question.
@@ -30,7 +33,8 @@ pub const ATTEMPTS_MAX: u32 = 4;
 pub enum Got {
     /// The lender does not have it.
     Miss,
-    /// Its bytes are in place, as the lender returned them, and not yet opened; neither is what came with them verified.
+    /// Its bytes are in place, as the lender returned them, and not yet opened; neither is what
+    /// came with them verified.
     Page {
         /// For [`page::seal::Sealing::open`].
         checksum: u64,
@@ -70,8 +74,9 @@ pub struct Reading {
 }
 
 impl Reading {
-    /// The READ of `len` bytes at `offset` begins, or begins again. No change of its pages may be under way, unless changes are kept
-    /// out until it has ended: who drives it waits for that with the file's state locked.
+    /// The READ of `len` bytes at `offset` begins, or begins again. No change of its pages may be
+    /// under way, unless changes are kept out until it has ended: who drives it waits for that with
+    /// the file's state locked.
     pub fn begin(
         &mut self,
         core: &Core,
@@ -104,7 +109,8 @@ impl Reading {
         self.gone.clear();
     }
 
-    /// Notes that the kernel's page cache has missed its pages. Once after it has begun, when there is time, and with the file's state free.
+    /// Notes that the kernel's page cache has missed its pages. Once after it has begun, when there
+    /// is time, and with the file's state free.
     pub fn note_missed(&self, core: &Core, file: &File) {
         let (range, is_sequential) = (Reading::range(self.offset, self.len), self.is_sequential());
         core.curve.missed(file.key(), range);
@@ -124,13 +130,15 @@ impl Reading {
         self.ticket.as_ref().unwrap_or_else(|| unreachable!("a READ begins before it goes on"))
     }
 
-    /// Whether all of it is to be read from below, in one piece. [`Reading::short_end`] comes next then.
+    /// Whether all of it is to be read from below, in one piece. [`Reading::short_end`] comes next
+    /// then.
     pub fn is_plain(&self) -> bool {
         let whole_pages = self.offset.is_multiple_of(PAGE_SIZE as u64) && self.len.is_multiple_of(PAGE_SIZE);
         !whole_pages || self.sources.iter().all(|source| *source == Source::Below)
     }
 
-    /// The lender that has all of it, if one has, and nobody reads a stream: it can be asked for this READ and others at once.
+    /// The lender that has all of it, if one has, and nobody reads a stream: it can be asked for
+    /// this READ and others at once.
     pub fn lender_of_all(&self) -> Option<u8> {
         let lender = self.asking.trailing_zeros() as u8;
         let is_there = |source: &Source| matches!(source, Source::Lender(place, _) if place.lender == lender);
@@ -143,8 +151,8 @@ impl Reading {
         !self.sources.contains(&Source::Below)
     }
 
-    /// A plain READ has met the end of the file early; `now` is what the file looks like. An end that is not where we left it is
-    /// somebody else's doing.
+    /// A plain READ has met the end of the file early; `now` is what the file looks like. An end
+    /// that is not where we left it is somebody else's doing.
     pub fn short_end(&self, core: &Core, file: &File, now: Stamp) {
         self.compare(core, file, now);
     }
@@ -168,7 +176,8 @@ impl Reading {
                     }
                     let is_lost = queue.is_being_abandoned();
                     drop(queue);
-                    // The lender has answered meanwhile: it is there, unless that is void, as it is with the lender lost.
+                    // The lender has answered meanwhile: it is there, unless that is void, as it is
+                    // with the lender lost.
                     let is_there =
                         !is_lost && file.state.lock().names(id_of(file, index).index, |known| known == version);
                     *source = if is_there { Source::Lender(place, version) } else { Source::Below };
@@ -187,8 +196,8 @@ impl Reading {
         }
     }
 
-    /// The next question, for at most [`ITEMS_MAX`] pages of one lender; [`Reading::answered`] must follow, until nothing of it is
-    /// [`Reading::unanswered`]. None: all are asked.
+    /// The next question, for at most [`ITEMS_MAX`] pages of one lender; [`Reading::answered`] must
+    /// follow, until nothing of it is [`Reading::unanswered`]. None: all are asked.
     pub fn next_question(&mut self, file: &File) -> Option<Question<'_>> {
         self.keys.clear();
         self.places.clear();
@@ -222,8 +231,9 @@ impl Reading {
         &self.places[self.answered..]
     }
 
-    /// The answer to the next pages of the last question, as many as `got` has, is in `buf`; or there is none to all that are left of it. It is
-    /// opened there. What is no good will be read from below; where the lender had no chance to answer (`asked` is false), nothing is known of
+    /// The answer to the next pages of the last question, as many as `got` has, is in `buf`; or
+    /// there is none to all that are left of it. It is opened there. What is no good will be read
+    /// from below; where the lender had no chance to answer (`asked` is false), nothing is known of
     /// its pages. Returns how many it returned that do not verify.
     pub fn answered(&mut self, core: &Core, got: Option<&[Got]>, asked: bool, buf: &mut [u8]) -> u64 {
         let exclusive = core.is_exclusive();
@@ -262,8 +272,8 @@ impl Reading {
         bad_pages
     }
 
-    /// The rest of the answer to the last question is late, and not waited for: it will be read from below. The lender has the pages still,
-    /// unless it gives away what it answers.
+    /// The rest of the answer to the last question is late, and not waited for: it will be read
+    /// from below. The lender has the pages still, unless it gives away what it answers.
     pub fn late(&mut self, core: &Core) {
         let first = std::mem::replace(&mut self.answered, self.keys.len());
         for (key, place) in self.keys[first..].iter().zip(&self.places[first..]) {
@@ -279,8 +289,9 @@ impl Reading {
         self.ticket().sequential
     }
 
-    /// The next run of pages that are nowhere else, with few others between them, as bytes of the READ's buffer: to be read from below, with
-    /// zeros behind the end of the file. None: there are no more.
+    /// The next run of pages that are nowhere else, with few others between them, as bytes of the
+    /// READ's buffer: to be read from below, with zeros behind the end of the file. None: there are
+    /// no more.
     pub fn next_below(&mut self) -> Option<Range<usize>> {
         let run = next_run(&self.sources, self.filled)?;
         self.filled = run.end;
@@ -288,8 +299,8 @@ impl Reading {
         Some(run.start * PAGE_SIZE..run.end * PAGE_SIZE)
     }
 
-    /// All is filled, and then the file was looked at. Returns how many bytes the answer has: the size decides where it ends, so that
-    /// nothing a page holds behind it is ever shown.
+    /// All is filled, and then the file was looked at. Returns how many bytes the answer has: the
+    /// size decides where it ends, so that nothing a page holds behind it is ever shown.
     pub fn length(&self, core: &Core, file: &File, now: Stamp) -> usize {
         self.compare(core, file, now);
         if !keeps(Rule::Size) {
@@ -298,7 +309,8 @@ impl Reading {
         now.size_bytes.saturating_sub(self.offset).min(self.len as u64) as usize
     }
 
-    /// If the file is not what we left, it was changed beside us, and [`Reading::end`] will say that it must be read again.
+    /// If the file is not what we left, it was changed beside us, and [`Reading::end`] will say
+    /// that it must be read again.
     fn compare(&self, core: &Core, file: &File, now: Stamp) {
         let ticket = self.ticket();
         if ticket.stamp.is_some_and(|stamp| stamp != now) {
@@ -306,8 +318,9 @@ impl Reading {
         }
     }
 
-    /// The READ, the kernel's `request`, is about to be answered with `bytes`. False: it must be done again. With `fill`, what came
-    /// from the disk is put at once, because no eviction will be seen.
+    /// The READ, the kernel's `request`, is about to be answered with `bytes`. False: it must be
+    /// done again. With `fill`, what came from the disk is put at once, because no eviction will be
+    /// seen.
     pub fn end(&mut self, core: &Core, file: &File, state: &mut FileState, request: u64, bytes: &[u8]) -> bool {
         let ticket = *self.ticket();
         for (index, version) in self.gone.drain(..) {
@@ -332,7 +345,8 @@ impl Reading {
         true
     }
 
-    /// The READ is answered with an error: the file below cannot be read. The kernel caches nothing of it.
+    /// The READ is answered with an error: the file below cannot be read. The kernel caches nothing
+    /// of it.
     pub fn fail(&mut self, core: &Core, state: &mut FileState) {
         for (index, version) in self.gone.drain(..) {
             state.gone(index, version, None);
@@ -341,8 +355,8 @@ impl Reading {
         core.catalog.account(state);
     }
 
-    /// A READ of a stream is answered at the time `now`, counted from whenever the borrower began, and has taken so long: so fast goes the stream on that it
-    /// belongs to.
+    /// A READ of a stream is answered at the time `now`, counted from whenever the borrower began,
+    /// and has taken so long: so fast goes the stream on that it belongs to.
     pub fn note_answered(&self, core: &Core, now: Duration, took: Duration) {
         let indexes = self.offset / PAGE_SIZE as u64..;
         let is_lent = |source: &Source| matches!(source, Source::Lender(..));
@@ -469,8 +483,9 @@ mod tests {
             self.core.end_change(&self.file, changing, Outcome::Applied(self.stamp()), (0, 0), None);
         }
 
-        /// A READ of all; the lender answers with what it has under the index and version that `lie` makes of the right ones, and
-        /// with what that makes of the bytes. What the READ puts is given to the lender.
+        /// A READ of all; the lender answers with what it has under the index and version that
+        /// `lie` makes of the right ones, and with what that makes of the bytes. What the READ puts
+        /// is given to the lender.
         fn read(&mut self, lie: impl Fn((u32, u64), &mut Page) -> (u32, u64)) -> Vec<u8> {
             let (mut reading, mut buf) = (Reading::default(), vec![0xee; PAGES * PAGE_SIZE]);
             reading.begin(&self.core, &self.file, &mut self.file.state.lock(), (0, 0), 0, buf.len());
@@ -617,7 +632,8 @@ mod tests {
             assert!(world.read(honest) == world.below);
             assert_eq!(world.counts(), (4, 0));
 
-            // The first two are swapped, each with the seal that belongs to it; a bit of the third has flipped.
+            // The first two are swapped, each with the seal that belongs to it; a bit of the third
+            // has flipped.
             let versions: HashMap<u32, u64> = world.lent.keys().copied().collect();
             let lie = |(index, version), page: &mut Page| {
                 page[77] ^= u8::from(index == 2);

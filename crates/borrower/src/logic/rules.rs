@@ -1,8 +1,9 @@
-//! The rules of docs/design/consistency.md that this crate keeps, each with a switch that breaks it.
+//! The rules of docs/design/consistency.md that this crate keeps, each with a switch that breaks
+//! it.
 //!
-//! A rule whose removal no test notices is not tested. So builds with debug assertions, and only those, can break one rule in the
-//! current thread; the simulation shows that it catches each. In every other build [`keeps`] is a constant, and nothing is left
-//! of it.
+//! A rule whose removal no test notices is not tested. So builds with debug assertions, and only
+//! those, can break one rule in the current thread; the simulation shows that it catches each. In
+//! every other build [`keeps`] is a constant, and nothing is left of it.
 
 macro_rules! rules {
     ($($name:ident = $number:literal: $meaning:literal,)*) => {

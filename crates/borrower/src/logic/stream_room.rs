@@ -1,16 +1,23 @@
-//! Where the sequential filter steps back: what is read in streams is lent all the same if it fits, and lenders are faster.
+//! Where the sequential filter steps back: what is read in streams is lent all the same if it fits,
+//! and lenders are faster.
 //!
-//! Streams are left to the disk (Puma 2015, §3.3.3) because a disk is good at them, and because at a lender they push out what is read at random.
-//! Neither holds of a file that is read over and over, comes back before lenders have to forget it, and faster from them than from the disk: there
-//! the filter gives away all that there is to gain (`blast`). So:
+//! Streams are left to the disk (Puma 2015, §3.3.3) because a disk is good at them, and because at
+//! a lender they push out what is read at random. Neither holds of a file that is read over and
+//! over, comes back before lenders have to forget it, and faster from them than from the disk:
+//! there the filter gives away all that there is to gain (`blast`). So:
 //!
-//! - A page fits if fewer pages were evicted since it was than lenders have room for: [`mrc::Victims`], of all that is evicted, whether it is lent
-//!   or not. Each file has its own record of that ([`super::streams::Streams::fit`]): one that is read over and over fits, a backup beside it does not.
-//! - Lending streams does harm if what is read at random would then be farther back than there is room. That is believed of all that is
-//!   farther back, whether or not it would be nearer without the streams, and a page of it counts for `RANDOM_PAGES` of a stream.
-//! - Lenders and disk are compared by what a page takes in long READs. As long as nothing is known of the lenders, one in `TRIED` neighbourhoods is lent.
-//! - That leaves out what lenders cost otherwise: each page that they are to have is sealed and sent by the same processors. So when streams are lent,
-//!   how fast they go on, all of the mount together, is compared with how fast they did when they were left to the disk.
+//! - A page fits if fewer pages were evicted since it was than lenders have room for:
+//!   [`mrc::Victims`], of all that is evicted, whether it is lent or not. Each file has its own
+//!   record of that ([`super::streams::Streams::fit`]): one that is read over and over fits, a
+//!   backup beside it does not.
+//! - Lending streams does harm if what is read at random would then be farther back than there is
+//!   room. That is believed of all that is farther back, whether or not it would be nearer without
+//!   the streams, and a page of it counts for `RANDOM_PAGES` of a stream.
+//! - Lenders and disk are compared by what a page takes in long READs. As long as nothing is known
+//!   of the lenders, one in `TRIED` neighbourhoods is lent.
+//! - That leaves out what lenders cost otherwise: each page that they are to have is sealed and
+//!   sent by the same processors. So when streams are lent, how fast they go on, all of the mount
+//!   together, is compared with how fast they did when they were left to the disk.
 //!
 //! Pure: times are arguments.
 
@@ -23,7 +30,8 @@ use std::time::Duration;
 use sync::Mutex;
 use sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
-/// Pages in the sample: fewer than for a curve, as it is only asked whether most of a file fits. It takes 0.3 MiB.
+/// Pages in the sample: fewer than for a curve, as it is only asked whether most of a file fits. It
+/// takes 0.3 MiB.
 const SAMPLES_MAX: usize = 2048;
 
 /// One neighbourhood in so many is lent to see how fast lenders are.
@@ -35,19 +43,23 @@ const RANDOM_PAGES: f64 = 64.0;
 /// Gain and harm together, in pages of the sample, from which on all count half as much.
 const WEIGHED_MAX: f64 = 8192.0;
 
-/// Pages of a stream from which on it is known how long they take, from lenders and from the disk, and when older ones count half as much.
+/// Pages of a stream from which on it is known how long they take, from lenders and from the disk,
+/// and when older ones count half as much.
 const TIMED_PAGES_MIN: f64 = 128.0;
 const TIMED_PAGES_MAX: f64 = 8192.0;
 
-/// What lenders must take of what the disk does, at the most, for streams to be lent: what little they are asked for before that is measured without
-/// the puts that there will be. And for streams to be left to the disk again.
+/// What lenders must take of what the disk does, at the most, for streams to be lent: what little
+/// they are asked for before that is measured without the puts that there will be. And for streams
+/// to be left to the disk again.
 const LENT_RATIO: f64 = 0.5;
 const SLOWER_RATIO: f64 = 1.0;
 
-/// The same of how fast streams go on: more of them, as a disk with a limit stops for tens of milliseconds.
+/// The same of how fast streams go on: more of them, as a disk with a limit stops for tens of
+/// milliseconds.
 const PACED_PAGES_MIN: f64 = 8192.0;
 const PACED_PAGES_MAX: f64 = 65_536.0;
-/// Between two READs of streams so many times as long as the second takes count at the most: what is longer is their readers' doing.
+/// Between two READs of streams so many times as long as the second takes count at the most: what
+/// is longer is their readers' doing.
 const REST_TIMES: u32 = 4;
 /// Lent streams lag from so many times the time on, until they need less than those that are left.
 const LAGGING_RATIO: f64 = 1.25;
@@ -120,8 +132,8 @@ impl Rate {
     }
 }
 
-/// What lending streams would bring: pages of streams that would fit, and pages of streams that those are worth that would be farther back than there
-/// is room.
+/// What lending streams would bring: pages of streams that would fit, and pages of streams that
+/// those are worth that would be farther back than there is room.
 #[derive(Default)]
 struct Weighed {
     gain: f64,
@@ -210,7 +222,8 @@ impl StreamRoom {
         }
     }
 
-    /// A READ of these pages has come; lenders have room for `room_pages`. What is known of those that are sampled.
+    /// A READ of these pages has come; lenders have room for `room_pages`. What is known of those
+    /// that are sampled.
     pub fn missed(&self, file: FileKey, range: PageRange, is_sequential: bool, room_pages: impl Fn() -> u64) -> Looked {
         let (mut looked, mut room) = (Looked::default(), None);
         self.supposed.missed(file, range, |needed_pages| {
@@ -270,7 +283,8 @@ impl StreamRoom {
         self.took(Speeds::forget_lenders);
     }
 
-    /// A READ of a stream, of so many pages, was answered at the time `now`, and has taken so long. None: it came from here and there.
+    /// A READ of a stream, of so many pages, was answered at the time `now`, and has taken so long.
+    /// None: it came from here and there.
     pub fn went_on(&self, pages: usize, from: Option<Origin>, now: Duration, took: Duration) {
         let now_us = now.as_micros() as u64;
         let before_us = self.answered_us.swap(now_us, Ordering::Relaxed);
@@ -357,7 +371,8 @@ mod tests {
         assert!(!world.lends(0));
     }
 
-    /// What is read at random needs three quarters of the room, and has it to itself unless streams are lent.
+    /// What is read at random needs three quarters of the room, and has it to itself unless streams
+    /// are lent.
     #[test]
     fn what_is_read_at_random_goes_before() {
         let seed = fastrand::u64(..);

@@ -1,27 +1,33 @@
 //! The sequential filter: finds sequential streams among the READs of a file (Puma 2015, §3.3.3).
 //!
-//! A disk reads ahead in a stream faster than most networks, and pages that are read once in a row only push out others at a lender. So
-//! what is read from the disk in a stream is tagged in its entry, and not sent when it is evicted. Streams are found by where READs go on,
-//! several at once for each file: concurrent readers, and the kernel's read-ahead windows, which arrive in any order.
+//! A disk reads ahead in a stream faster than most networks, and pages that are read once in a row
+//! only push out others at a lender. So what is read from the disk in a stream is tagged in its
+//! entry, and not sent when it is evicted. Streams are found by where READs go on, several at once
+//! for each file: concurrent readers, and the kernel's read-ahead windows, which arrive in any
+//! order.
 
 use page::PageRange;
 
-/// Streams of a file that are followed at once. The one that went on least lately is forgotten for a new one; but one that is sequential only when it
-/// has not gone on for [`RECENT_READS`]: each READ at random might be the beginning of another one.
+/// Streams of a file that are followed at once. The one that went on least lately is forgotten for
+/// a new one; but one that is sequential only when it has not gone on for [`RECENT_READS`]: each
+/// READ at random might be the beginning of another one.
 const STREAMS_MAX: usize = 8;
 
-/// Pages in a row from which on it is a stream: 4 MiB. A disk needs some milliseconds to get to a place, the time in which it then reads about a
-/// megabyte: what is shorter is worth lending, as whole small files are. What came before is lent, too.
+/// Pages in a row from which on it is a stream: 4 MiB. A disk needs some milliseconds to get to a
+/// place, the time in which it then reads about a megabyte: what is shorter is worth lending, as
+/// whole small files are. What came before is lent, too.
 pub const SEQUENTIAL_PAGES: u64 = 1024;
 
-/// How far a READ may lie ahead of, or behind, where its stream goes on, in pages, at the least: what is cached already is stepped over.
+/// How far a READ may lie ahead of, or behind, where its stream goes on, in pages, at the least:
+/// what is cached already is stepped over.
 const SLACK_PAGES: u64 = 64;
-/// And in windows, of its own size or of the stream's: several are under way at once, and overtake each other; and of a window some pages may be
-/// cached already, so that only small pieces of it are read.
+/// And in windows, of its own size or of the stream's: several are under way at once, and overtake
+/// each other; and of a window some pages may be cached already, so that only small pieces of it
+/// are read.
 const SLACK_WINDOWS: u64 = 4;
 
-/// READs of the file since a stream went on last, up to which it goes on for sure, and its windows count: a page that is read at random long after a
-/// stream went by is none of its pieces.
+/// READs of the file since a stream went on last, up to which it goes on for sure, and its windows
+/// count: a page that is read at random long after a stream went by is none of its pieces.
 const RECENT_READS: u64 = 64;
 
 #[derive(Clone, Copy, Default)]
@@ -56,18 +62,20 @@ impl Stream {
     }
 }
 
-/// How often a file must have been read from the disk, from end to end, before it is known that it is nothing but read so: what is read twice was
-/// kept neither by the page cache nor by a lender.
+/// How often a file must have been read from the disk, from end to end, before it is known that it
+/// is nothing but read so: what is read twice was kept neither by the page cache nor by a lender.
 const PASSES_MIN: u64 = 2;
-/// So small a part of what is read of such a file may be read otherwise, or not come from the disk: the beginnings, before it is known that a
-/// stream goes on.
+/// So small a part of what is read of such a file may be read otherwise, or not come from the disk:
+/// the beginnings, before it is known that a stream goes on.
 const OTHERWISE_PART: u64 = 8;
-/// What a READ elsewhere counts for at the least, in pages: getting there takes the disk as long as reading some of a stream.
+/// What a READ elsewhere counts for at the least, in pages: getting there takes the disk as long as
+/// reading some of a stream.
 const OTHERWISE_PAGES_MIN: u64 = 64;
 
 /// Pages that must have been looked at to say whether a file's streams fit.
 const SAMPLED_MIN: u32 = 8;
-/// When that part of the file was read, and twice as many pages were looked at, all count half as much: a quarter of a pass decides.
+/// When that part of the file was read, and twice as many pages were looked at, all count half as
+/// much: a quarter of a pass decides.
 const LOOKED_PART: u64 = 4;
 
 /// Pages of a READ that were looked at.
@@ -89,7 +97,8 @@ pub struct Streams {
     /// Pages that came from the disk: in streams, and otherwise.
     streamed_pages: u64,
     other_pages: u64,
-    /// Pages of READs in streams of which some were looked at, those, and those that would have been at a lender still, for all of the READ.
+    /// Pages of READs in streams of which some were looked at, those, and those that would have
+    /// been at a lender still, for all of the READ.
     looked_pages: u64,
     sampled_pages: u32,
     fitting_pages: u64,
@@ -103,8 +112,8 @@ impl Streams {
     pub fn note(&mut self, range: PageRange) -> bool {
         self.clock += 1;
         let (clock, pages) = (self.clock, range.end.saturating_sub(range.first));
-        // Of several that fit, one that is sequential rather than a piece that was read beside it; of those the nearest: two readers may follow
-        // each other closely.
+        // Of several that fit, one that is sequential rather than a piece that was read beside it;
+        // of those the nearest: two readers may follow each other closely.
         let near = self
             .streams
             .iter_mut()
@@ -129,22 +138,25 @@ impl Streams {
         pages >= SEQUENTIAL_PAGES
     }
 
-    /// So many pages of a READ come from the disk, and so many from lenders, which [`Streams::note`] was told of.
+    /// So many pages of a READ come from the disk, and so many from lenders, which
+    /// [`Streams::note`] was told of.
     pub fn read_below(&mut self, pages: u64, lent_pages: u64, is_sequential: bool) {
         if is_sequential {
-            // What lenders answer is not read from the disk each time: all but a few strays begin the passes anew.
+            // What lenders answer is not read from the disk each time: all but a few strays begin
+            // the passes anew.
             self.streamed_pages = (self.streamed_pages + pages).saturating_sub(lent_pages * OTHERWISE_PART);
         } else if pages > 0 {
             self.other_pages += pages.max(OTHERWISE_PAGES_MIN);
         }
     }
 
-    /// Whether a file of so many pages is read from end to end, over and over, each time from the disk, and hardly otherwise.
+    /// Whether a file of so many pages is read from end to end, over and over, each time from the
+    /// disk, and hardly otherwise.
     pub fn are_all(&self, file_pages: u64) -> bool {
         let read_pages = self.streamed_pages + self.other_pages;
         let passes_pages = PASSES_MIN.saturating_mul(file_pages);
-        // Of a file that is read twice in one go it is not known yet whether it comes back; of pages that were never seen to be evicted it
-        // will not be.
+        // Of a file that is read twice in one go it is not known yet whether it comes back; of
+        // pages that were never seen to be evicted it will not be.
         let is_known = self.fit || self.far_pages >= self.looked_pages / 2 || read_pages >= 2 * passes_pages;
         file_pages > 0
             && is_known
@@ -278,8 +290,9 @@ mod tests {
         assert!(found.count() >= 97);
     }
 
-    /// Of a stream over a file that is longer than the memory now and then a page is cached still, or is no more when its turn comes. What
-    /// is left of its window is a piece of the stream, and no beginning of another one that the next passes would take for theirs.
+    /// Of a stream over a file that is longer than the memory now and then a page is cached still,
+    /// or is no more when its turn comes. What is left of its window is a piece of the stream, and
+    /// no beginning of another one that the next passes would take for theirs.
     #[test]
     fn pieces_of_windows_are_no_streams_of_their_own() {
         let mut streams = Streams::default();
@@ -302,7 +315,8 @@ mod tests {
         assert!(!streams.note(window(255 * 256 + 100, 1)));
     }
 
-    /// Two passes from the disk tell it; a single one, one that was cached, and reads at random do not.
+    /// Two passes from the disk tell it; a single one, one that was cached, and reads at random do
+    /// not.
     #[test]
     fn files_that_are_nothing_but_streams_are_known() {
         const FILE_PAGES: u64 = 1 << 15;
@@ -321,7 +335,8 @@ mod tests {
         assert!(!streams.are_all(FILE_PAGES), "a fifth was read otherwise");
         streams.forget_passes();
         assert!(!streams.are_all(FILE_PAGES) && !streams.are_all(0));
-        // Single pages at random beside the stream: few of its pages, and half of what the disk does.
+        // Single pages at random beside the stream: few of its pages, and half of what the disk
+        // does.
         for _ in 0..2 {
             pass(&mut streams);
             (0..FILE_PAGES / 256 * 4).for_each(|_| streams.read_below(1, 0, false));
@@ -337,7 +352,8 @@ mod tests {
         assert!(!streams.are_all(FILE_PAGES));
         (0..2).for_each(|_| pass(&mut streams));
         assert!(streams.are_all(FILE_PAGES));
-        // Twice in one go: what was looked at had not been evicted before, or just before. Then it comes back, and too late.
+        // Twice in one go: what was looked at had not been evicted before, or just before. Then it
+        // comes back, and too late.
         streams.looked_at(FILE_PAGES, looked(64, 32), FILE_PAGES);
         assert!(!streams.are_all(FILE_PAGES) && !streams.fit());
         streams.looked_at(FILE_PAGES, Looked { far_pages: 64, ..looked(64, 0) }, FILE_PAGES);

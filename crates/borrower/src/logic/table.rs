@@ -1,13 +1,15 @@
-//! The entries of one file: a sparse array of words, 8 bytes a page (2 MB for each GB lent, as in Puma 2015, §3.4.1).
+//! The entries of one file: a sparse array of words, 8 bytes a page (2 MB for each GB lent, as in
+//! Puma 2015, §3.4.1).
 //!
-//! Pages of a file tend to be lent in neighbourhoods, so entries come in chunks; a chunk in which nothing is known takes no
-//! memory.
+//! Pages of a file tend to be lent in neighbourhoods, so entries come in chunks; a chunk in which
+//! nothing is known takes no memory.
 
 use super::entry::{Entry, UNKNOWN};
 use hashbrown::HashMap;
 use page::PageRange;
 
-/// Pages in a chunk: 512 bytes of entries, so that a small file costs little and the map's own overhead stays near 3 %.
+/// Pages in a chunk: 512 bytes of entries, so that a small file costs little and the map's own
+/// overhead stays near 3 %.
 const CHUNK_PAGES: u32 = 64;
 
 struct Chunk {
@@ -68,7 +70,8 @@ impl PageTable {
         old
     }
 
-    /// Counts what becomes of a group's pages, until [`PageTable::take_moves`]. What is in the name of no group is not counted.
+    /// Counts what becomes of a group's pages, until [`PageTable::take_moves`]. What is in the name
+    /// of no group is not counted.
     pub fn moved(&mut self, group: u8, lent: i64, got: u64) {
         if group == 0 {
             return;

@@ -45,7 +45,8 @@ impl Below for InMemory {
     }
 }
 
-/// READs of `len` bytes at each of these offsets, which are all there at once; and what each was answered with.
+/// READs of `len` bytes at each of these offsets, which are all there at once; and what each was
+/// answered with.
 pub fn read(borrower: &Borrower, file: &Arc<File>, below: &Arc<InMemory>, offsets: &[u64], len: usize) -> Vec<Vec<u8>> {
     read_as(borrower, file, below, offsets, len, false)
 }

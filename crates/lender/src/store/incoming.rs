@@ -1,11 +1,13 @@
 //! Pages on their way from a socket into their slots, without a buffer in between.
 //!
-//! The slots are reserved before ([`super::Store::reserve`]), so that until they are committed or given up nobody else reads or writes
-//! them, and the kernel is not told that it may take them. That it may have been told so earlier does no harm: what was written since then
-//! is not its to take, and what it takes before a page's first byte has come is memory without meaning.
+//! The slots are reserved before ([`super::Store::reserve`]), so that until they are committed or
+//! given up nobody else reads or writes them, and the kernel is not told that it may take them.
+//! That it may have been told so earlier does no harm: what was written since then is not its to
+//! take, and what it takes before a page's first byte has come is memory without meaning.
 //!
-//! Bytes come in order and in whatever pieces, and exactly those of the announced pages are received. Pages for which there was no room
-//! are received, too, as the next frame is behind them, and end in a place that nobody reads.
+//! Bytes come in order and in whatever pieces, and exactly those of the announced pages are
+//! received. Pages for which there was no room are received, too, as the next frame is behind them,
+//! and end in a place that nobody reads.
 
 use super::slots::Mapping;
 use page::PAGE_SIZE;
@@ -13,7 +15,8 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
 
-/// Pieces of memory that one call of the kernel receives into: the pages of the largest frame, none beside the other.
+/// Pieces of memory that one call of the kernel receives into: the pages of the largest frame, none
+/// beside the other.
 const PIECES_MAX: usize = wire::ITEMS_MAX;
 
 /// Pages that are being received.
@@ -68,7 +71,8 @@ impl Incoming {
         let total_bytes = bytes.len();
         for piece in self.pieces() {
             let (now, later) = bytes.split_at(bytes.len().min(piece.iov_len));
-            // SAFETY: the piece lies in slots that are reserved for these pages, or in the sink, and has room for so many bytes.
+            // SAFETY: the piece lies in slots that are reserved for these pages, or in the sink,
+            // and has room for so many bytes.
             unsafe { std::ptr::copy_nonoverlapping(now.as_ptr(), piece.iov_base.cast(), now.len()) };
             bytes = later;
             if bytes.is_empty() {
@@ -78,7 +82,8 @@ impl Incoming {
         self.received_bytes += total_bytes;
     }
 
-    /// Receives what is there, without waiting. Returns how many bytes that were: none, where the other side has closed.
+    /// Receives what is there, without waiting. Returns how many bytes that were: none, where the
+    /// other side has closed.
     ///
     /// # Errors
     /// Those of `recvmsg`; `WouldBlock` where nothing is there.
@@ -92,7 +97,8 @@ impl Incoming {
         // SAFETY: a message header of zeros is one without anything.
         let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
         (message.msg_iov, message.msg_iovlen) = (pieces.as_mut_ptr(), count);
-        // SAFETY: the pieces lie in slots that are reserved for these pages, or in the sink, and the mapping stays as long as this value.
+        // SAFETY: the pieces lie in slots that are reserved for these pages, or in the sink, and
+        // the mapping stays as long as this value.
         let received = unsafe { libc::recvmsg(socket.as_fd().as_raw_fd(), &mut message, libc::MSG_DONTWAIT) };
         let received_bytes = usize::try_from(received).map_err(|_| io::Error::last_os_error())?;
         self.received_bytes += received_bytes;

@@ -1,10 +1,12 @@
 //! From the name of a page to its slot.
 //!
-//! A hash table of small buckets. A page's entry is in either of two of them, in the emptier one when it came; it is 4 bytes, the slot's
-//! number and, in the bits that this leaves, some more of the hash, so that mostly no record is looked at but the one that is looked for.
-//! Only where both buckets are full one of their entries moves, to its own other bucket; should that not help either, the page is not
-//! stored. So each call takes the same short time, however full the table is: no chains, no tombstones, and no moving of all entries at
-//! once, during which no get would be answered.
+//! A hash table of small buckets. A page's entry is in either of two of them, in the emptier one
+//! when it came; it is 4 bytes, the slot's number and, in the bits that this leaves, some more of
+//! the hash, so that mostly no record is looked at but the one that is looked for. Only where both
+//! buckets are full one of their entries moves, to its own other bucket; should that not help
+//! either, the page is not stored. So each call takes the same short time, however full the table
+//! is: no chains, no tombstones, and no moving of all entries at once, during which no get would be
+//! answered.
 //!
 //! The hash is keyed at random, so that no borrower can make names that all meet in one bucket.
 
@@ -16,8 +18,8 @@ use zerocopy::FromZeros;
 /// Entries of a bucket: half a line of the processor's caches.
 const BUCKET_ENTRIES: usize = 8;
 
-/// Room for so many more entries than there are slots, one part in that many. The test fills tables of up to 150,000 slots and replaces
-/// each page three times: all find a place there.
+/// Room for so many more entries than there are slots, one part in that many. The test fills tables
+/// of up to 150,000 slots and replaces each page three times: all find a place there.
 const SPARE_ONE_IN: usize = 4;
 
 /// Buckets at the least: in a few, chance has more to say.
@@ -26,7 +28,8 @@ const BUCKETS_MIN: usize = 8;
 /// Pages read ahead at once: more than a processor has reads under way.
 const AHEAD_PAGES: usize = 32;
 
-/// A slot's number plus one, with bits of its page's hash in front; 0 where there is none, so that an empty table has no memory yet.
+/// A slot's number plus one, with bits of its page's hash in front; 0 where there is none, so that
+/// an empty table has no memory yet.
 type Entry = u32;
 
 #[derive(Clone, Copy, FromZeros)]
@@ -79,8 +82,8 @@ impl Index {
         entries.filter(may_be).map(|entry| (entry & self.slot_mask) - 1)
     }
 
-    /// Reads what [`Index::find`] is about to read for these pages, and tells the slots that it is likely to find. Each of those reads
-    /// waits for memory, but here they wait together.
+    /// Reads what [`Index::find`] is about to read for these pages, and tells the slots that it is
+    /// likely to find. Each of those reads waits for memory, but here they wait together.
     pub fn read_ahead(
         &self,
         records: &[Record],
@@ -113,7 +116,8 @@ impl Index {
         self.candidates(self.place(owner, id)).find(is_it)
     }
 
-    /// Adds a slot whose record is filled in, and whose page is not in the index. False: there is no place for it.
+    /// Adds a slot whose record is filled in, and whose page is not in the index. False: there is
+    /// no place for it.
     pub fn insert(&mut self, records: &[Record], slot: u32) -> bool {
         let Place { buckets: [first, second], print } = self.place_of(records, slot);
         let entry = print | (slot + 1);
@@ -178,7 +182,8 @@ mod tests {
     /// Of 600 small tables. More come once in a million runs.
     const REFUSED_MAX: u32 = 3;
 
-    /// Fills a table with pages of a few files, replaces each of them some times, and counts those for which there was no place.
+    /// Fills a table with pages of a few files, replaces each of them some times, and counts those
+    /// for which there was no place.
     fn refused(slots: u32) -> u32 {
         let mut index = Index::new(slots).unwrap();
         let mut records = Record::new_vec_zeroed(slots as usize).unwrap();
@@ -203,7 +208,8 @@ mod tests {
 
     #[test]
     fn full_tables_have_a_place_for_each_slot() {
-        // Where there are few buckets, many pages meet: one table in ten thousand has once no place for one of them.
+        // Where there are few buckets, many pages meet: one table in ten thousand has once no place
+        // for one of them.
         let of_small: u32 = [1, 2, 9, 72, 113, 1125].into_iter().cycle().take(600).map(refused).sum();
         assert!(of_small <= REFUSED_MAX, "{of_small} pages");
         assert_eq!(refused(150_000), 0);

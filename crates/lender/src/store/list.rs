@@ -1,4 +1,5 @@
-//! Lists of slots, from oldest to newest, linked through their records: no allocation, everything in constant time.
+//! Lists of slots, from oldest to newest, linked through their records: no allocation, everything
+//! in constant time.
 //!
 //! A slot is in exactly one list, or it was never used.
 

@@ -1,25 +1,29 @@
 //! The store: pages of several owners, in memory that the kernel may take at any moment.
 //!
-//! Pure logic: no socket, no clock, no thread. How much free memory there is comes from outside, as a number of pages
-//! ([`Store::set_headroom_pages`]). It promises that
+//! Pure logic: no socket, no clock, no thread. How much free memory there is comes from outside, as
+//! a number of pages ([`Store::set_headroom_pages`]). It promises that
 //! - a get returns what the same owner put last under that name and version, or nothing;
-//! - memory is taken only out of the headroom: a page that finds none takes the place, and the memory, of an older one;
-//! - whatever it forgets of its own accord it notes for the owner ([`Store::take_notices`]), up to a bound;
+//! - memory is taken only out of the headroom: a page that finds none takes the place, and the
+//!   memory, of an older one;
+//! - whatever it forgets of its own accord it notes for the owner ([`Store::take_notices`]), up to
+//!   a bound;
 //! - no call takes longer than its batch: no growing tables, no sweeps, every loop bounded.
 //!
 //! # Memory
-//! A slot that was written has memory until the kernel takes it, or until it is given back. A free slot that likely has
-//! memory is *warm*, one that has none is *cold*. Whether memory is still there is looked up on reuse, by looking for
-//! a byte that is not zero (no page of zeros is ever written): so memory that the kernel took counts as growth when
-//! it is taken again, and the store does not fight with whoever needed it.
+//! A slot that was written has memory until the kernel takes it, or until it is given back. A free
+//! slot that likely has memory is *warm*, one that has none is *cold*. Whether memory is still
+//! there is looked up on reuse, by looking for a byte that is not zero (no page of zeros is ever
+//! written): so memory that the kernel took counts as growth when it is taken again, and the store
+//! does not fight with whoever needed it.
 //!
-//! A page of zeros needs a record but no memory. Such pages have a bound of their own, an eighth of the capacity on top of it,
-//! so that neither kind displaces the other.
+//! A page of zeros needs a record but no memory. Such pages have a bound of their own, an eighth of
+//! the capacity on top of it, so that neither kind displaces the other.
 //!
 //! # Who loses a page when there is no room
-//! Every owner has its own list. An owner that holds its fair share or more (pages stored / number of owners) loses its own
-//! oldest page; one that holds less takes it from the owner that holds most. So an owner that stores alone may use everything,
-//! a newcomer grows until both have the same, and nobody is displaced below the fair share.
+//! Every owner has its own list. An owner that holds its fair share or more (pages stored / number
+//! of owners) loses its own oldest page; one that holds less takes it from the owner that holds
+//! most. So an owner that stores alone may use everything, a newcomer grows until both have the
+//! same, and nobody is displaced below the fair share.
 
 mod incoming;
 mod index;
@@ -41,19 +45,20 @@ use std::ops::Range;
 use std::sync::Arc;
 use zerocopy::FromZeros;
 
-/// Pages at the most: slots are numbered by 32 bits, and an eighth goes on top for pages of zeros. 12 TiB.
+/// Pages at the most: slots are numbered by 32 bits, and an eighth goes on top for pages of zeros.
+/// 12 TiB.
 pub const CAPACITY_PAGES_MAX: u32 = 3 << 30;
 
-/// Slots written before they are given to the kernel all at once, 1 MiB: enough to spread the cost of the call, few enough to be no loss to
-/// whoever needs the memory meanwhile.
+/// Slots written before they are given to the kernel all at once, 1 MiB: enough to spread the cost
+/// of the call, few enough to be no loss to whoever needs the memory meanwhile.
 const UNSETTLED_MAX: usize = 256;
 
-/// Notices kept for an owner that has not fetched them yet: 512 KiB, and 128 MiB of pages that the kernel took at once. Older
-/// ones are forgotten, and will be misses.
+/// Notices kept for an owner that has not fetched them yet: 512 KiB, and 128 MiB of pages that the
+/// kernel took at once. Older ones are forgotten, and will be misses.
 const NOTICES_MAX: usize = 32_768;
 
-/// Slots that a put looks at to find one with memory: bounds its time when the kernel took many just now. Each slot looked
-/// at in vain is one less to look at, so repeated puts get there.
+/// Slots that a put looks at to find one with memory: bounds its time when the kernel took many
+/// just now. Each slot looked at in vain is one less to look at, so repeated puts get there.
 const TRIES_MAX: usize = 64;
 
 /// Name of one content of one page, within its owner.
@@ -65,7 +70,8 @@ pub struct Key {
     pub version: Version,
 }
 
-/// Somebody whose pages are kept. Numbers come back after [`Store::remove_owner`] has finished with one.
+/// Somebody whose pages are kept. Numbers come back after [`Store::remove_owner`] has finished with
+/// one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Owner(u8);
 
@@ -164,7 +170,8 @@ impl Store {
     /// An empty store for `capacity_pages` pages, which takes memory for nothing yet.
     ///
     /// # Errors
-    /// When there is not even address space for it, or the capacity is 0 or above [`CAPACITY_PAGES_MAX`].
+    /// When there is not even address space for it, or the capacity is 0 or above
+    /// [`CAPACITY_PAGES_MAX`].
     pub fn new(capacity_pages: u32) -> std::io::Result<Store> {
         if !(1..=CAPACITY_PAGES_MAX).contains(&capacity_pages) {
             return Err(std::io::Error::new(std::io::ErrorKind::InvalidInput, "capacity out of range"));
@@ -196,7 +203,8 @@ impl Store {
         self.limits[Class::Page as usize]
     }
 
-    /// Pages it keeps, those of zeros not counted. Some of them the kernel may have taken since the last scan.
+    /// Pages it keeps, those of zeros not counted. Some of them the kernel may have taken since the
+    /// last scan.
     pub fn stored_pages(&self) -> u32 {
         self.stored[Class::Page as usize]
     }
@@ -247,12 +255,14 @@ impl Store {
         state.map_or(Version(0), |state| state.newest)
     }
 
-    /// Sets how many pages of memory may be taken from now on. Each one that is taken counts it down.
+    /// Sets how many pages of memory may be taken from now on. Each one that is taken counts it
+    /// down.
     pub fn set_headroom_pages(&mut self, pages: u64) {
         self.headroom_pages = pages;
     }
 
-    /// Whether pages are taken from now on. If not, all that are here are to be given back by [`Store::clear`].
+    /// Whether pages are taken from now on. If not, all that are here are to be given back by
+    /// [`Store::clear`].
     pub fn set_lending(&mut self, lending: bool) {
         self.lending = lending;
     }
@@ -289,8 +299,9 @@ impl Store {
         Some(Owner(at as u8))
     }
 
-    /// Frees up to `pages` pages of an owner and gives their memory back; to be repeated until it returns true, when the
-    /// owner is gone. In between all its puts are refused and all its gets miss.
+    /// Frees up to `pages` pages of an owner and gives their memory back; to be repeated until it
+    /// returns true, when the owner is gone. In between all its puts are refused and all its gets
+    /// miss.
     pub fn remove_owner(&mut self, owner: Owner, pages: usize) -> bool {
         let Some(state) = self.owners.get_mut(owner.0 as usize).and_then(Option::as_mut) else { return true };
         state.leaving = true;
@@ -311,13 +322,14 @@ impl Store {
         false
     }
 
-    /// Says which pages the next puts or gets are about, some tens of them: they take less time then, and nothing else changes.
+    /// Says which pages the next puts or gets are about, some tens of them: they take less time
+    /// then, and nothing else changes.
     pub fn read_ahead(&self, owner: Owner, ids: impl Iterator<Item = PageId>) {
         self.index.read_ahead(&self.records, owner.0, ids, |slot| self.slots.read_ahead(slot));
     }
 
-    /// Stores a page, in place of what was stored under its id; false when there is no memory for it. It becomes the
-    /// kernel's to take with the next [`Store::settle`].
+    /// Stores a page, in place of what was stored under its id; false when there is no memory for
+    /// it. It becomes the kernel's to take with the next [`Store::settle`].
     pub fn put(&mut self, owner: Owner, key: Key, checksum: u64, page: &Page) -> bool {
         self.count(owner, |counters| counters.puts += 1);
         let stored = self.try_put(owner, key, checksum, page);
@@ -368,7 +380,8 @@ impl Store {
         self.slot_for_zero(owner).is_some_and(|slot| self.occupy(slot, State::Zero, owner, key, checksum))
     }
 
-    /// Has a free slot that is in no list hold a page that is not in the index. False: the index has no place for it, and the slot is free.
+    /// Has a free slot that is in no list hold a page that is not in the index. False: the index
+    /// has no place for it, and the slot is free.
     fn occupy(&mut self, slot: u32, state: State, owner: Owner, key: Key, checksum: u64) -> bool {
         self.records[slot as usize].set_used(state, owner.0, key.id, key.version, checksum);
         if !self.index.insert(&self.records, slot) {
@@ -383,14 +396,14 @@ impl Store {
         true
     }
 
-    /// Begins to receive pages, so many at the most. For each one [`Store::reserve`], then, when all have come, [`Store::commit`]; if they
-    /// do not come, [`Store::give_up`].
+    /// Begins to receive pages, so many at the most. For each one [`Store::reserve`], then, when
+    /// all have come, [`Store::commit`]; if they do not come, [`Store::give_up`].
     pub fn incoming(&self, pages: usize) -> Incoming {
         Incoming::new(Arc::clone(self.slots.mapping()), pages)
     }
 
-    /// Makes room for a page that is to come next, in place of what is stored under its id. Where there is none the page is received
-    /// all the same, and not stored.
+    /// Makes room for a page that is to come next, in place of what is stored under its id. Where
+    /// there is none the page is received all the same, and not stored.
     pub fn reserve(&mut self, owner: Owner, key: Key, incoming: &mut Incoming) {
         let slot = if self.make_way(owner, key) { self.slot_with_memory(owner) } else { None };
         if let Some(slot) = slot {
@@ -400,7 +413,8 @@ impl Store {
         incoming.expect(slot);
     }
 
-    /// Stores a page that has come, whole, as [`Store::put`] does. To be called for each of the slots that were reserved together.
+    /// Stores a page that has come, whole, as [`Store::put`] does. To be called for each of the
+    /// slots that were reserved together.
     pub fn commit(&mut self, owner: Owner, key: Key, checksum: u64, slot: Option<u32>) -> bool {
         self.count(owner, |counters| counters.puts += 1);
         let stored = slot.is_some_and(|slot| self.try_commit(owner, key, checksum, slot));
@@ -441,14 +455,15 @@ impl Store {
 
     /// Lets the kernel take what was put since the last call. To be called soon after the last put.
     pub fn settle(&mut self) {
-        // What a page is being received into is not the kernel's: it could take the half of it that has come.
+        // What a page is being received into is not the kernel's: it could take the half of it that
+        // has come.
         self.unsettled.retain(|slot| self.records[*slot as usize].state() != State::Reserved);
         if self.unsettled.is_empty() {
             return;
         }
         if let Err(error) = self.slots.settle(&mut self.unsettled) {
-            // Only a kernel without MADV_FREE, or out of memory for its own tables, gets here: the pages stay
-            // unreclaimable until they are overwritten. No page is worth less for it.
+            // Only a kernel without MADV_FREE, or out of memory for its own tables, gets here: the
+            // pages stay unreclaimable until they are overwritten. No page is worth less for it.
             tracing::warn!(%error, "the kernel does not accept pages as reclaimable");
         }
         self.unsettled.clear();
@@ -493,8 +508,8 @@ impl Store {
         }
     }
 
-    /// Gives the memory of up to `pages` pages back: of free slots first, then of the oldest pages of whoever has most.
-    /// Returns how many.
+    /// Gives the memory of up to `pages` pages back: of free slots first, then of the oldest pages
+    /// of whoever has most. Returns how many.
     pub fn shrink(&mut self, pages: usize) -> usize {
         let mut freed = Vec::new();
         while freed.len() < pages {
@@ -516,8 +531,8 @@ impl Store {
         count
     }
 
-    /// Forgets up to `pages` pages, of whichever kind, noting them for their owners, and gives their memory and that of free slots back.
-    /// Returns how many; 0: nothing is left.
+    /// Forgets up to `pages` pages, of whichever kind, noting them for their owners, and gives
+    /// their memory and that of free slots back. Returns how many; 0: nothing is left.
     pub fn clear(&mut self, pages: usize) -> usize {
         let mut given = self.shrink(pages);
         while given < pages {
@@ -532,8 +547,8 @@ impl Store {
         given
     }
 
-    /// Finds out which of these slots the kernel took, frees them, and notes it for the owners. Returns how many pages
-    /// were lost. `slots` may exceed [`Store::used_slots`].
+    /// Finds out which of these slots the kernel took, frees them, and notes it for the owners.
+    /// Returns how many pages were lost. `slots` may exceed [`Store::used_slots`].
     pub fn scan(&mut self, slots: Range<u32>) -> std::io::Result<usize> {
         let end = slots.end.min(self.fresh);
         let mut runs = Vec::new();
@@ -558,7 +573,8 @@ impl Store {
         Ok(lost)
     }
 
-    /// Does to a slot what the kernel does when it takes it, for tests that decide themselves when that happens.
+    /// Does to a slot what the kernel does when it takes it, for tests that decide themselves when
+    /// that happens.
     #[cfg(debug_assertions)]
     pub fn take_slot_silently(&mut self, slot: u32) {
         self.slots.take_silently(slot);
@@ -650,7 +666,8 @@ impl Store {
         (len(state) > 0).then_some(Owner(at as u8))
     }
 
-    /// Frees the page that was not asked for since the longest time, as in the kernel's own lists, and notes it for its owner.
+    /// Frees the page that was not asked for since the longest time, as in the kernel's own lists,
+    /// and notes it for its owner.
     fn evict(&mut self, owner: Owner, class: Class) -> Option<(u32, Owner)> {
         let state = self.owners[owner.0 as usize].as_ref()?;
         let slot = state.lists[class as usize].oldest()?;
@@ -712,7 +729,8 @@ impl Store {
         }
     }
 
-    /// Does to slots what the kernel does when it takes them. It does not take what was written since it was told that it may.
+    /// Does to slots what the kernel does when it takes them. It does not take what was written
+    /// since it was told that it may.
     #[cfg(test)]
     pub fn take_slots_silently(&mut self, slots: Range<u32>) {
         let may_be_taken = |slot: &u32| self.records[*slot as usize].state() != State::Reserved;

@@ -1,7 +1,8 @@
-//! What is kept of a slot: 31 bytes, beside the 5 of its place in the index. One per cent of what is lent.
+//! What is kept of a slot: 31 bytes, beside the 5 of its place in the index. One per cent of what
+//! is lent.
 //!
-//! A record of zero bytes is a slot that was never used, so that the table of records is memory the kernel has not even
-//! given yet.
+//! A record of zero bytes is a slot that was never used, so that the table of records is memory the
+//! kernel has not even given yet.
 
 use page::{FileKey, PageId, Version};
 use zerocopy::FromZeros;

@@ -1,13 +1,15 @@
 //! The memory that is lent: slots of one page each in one large anonymous mapping.
 //!
-//! The mapping takes address space only; a slot gets memory when it is written. [`Slots::settle`] then tells the kernel
-//! that it may take that memory whenever it likes (`MADV_FREE`): such pages sit on the inactive *file* list of the kernel's
-//! LRU, and leave without a word and without I/O. Whoever reads a slot that was taken finds zeros, which is why a page of
-//! zeros must never be kept in a slot.
+//! The mapping takes address space only; a slot gets memory when it is written. [`Slots::settle`]
+//! then tells the kernel that it may take that memory whenever it likes (`MADV_FREE`): such pages
+//! sit on the inactive *file* list of the kernel's LRU, and leave without a word and without I/O.
+//! Whoever reads a slot that was taken finds zeros, which is why a page of zeros must never be kept
+//! in a slot.
 //!
-//! This module promises that a copy out of a slot is either what was last written there, whole, or reported as taken, and
-//! that a slot being taken in the middle of anything does no harm. With [`super::incoming`] it is the only one of this crate with
-//! `unsafe` code. A slot number beyond the mapping is a bug of the caller and panics.
+//! This module promises that a copy out of a slot is either what was last written there, whole, or
+//! reported as taken, and that a slot being taken in the middle of anything does no harm. With
+//! [`super::incoming`] it is the only one of this crate with `unsafe` code. A slot number beyond
+//! the mapping is a bug of the caller and panics.
 
 use page::{PAGE_SIZE, Page};
 use rustix::process::{PidfdFlags, getpid, pidfd_open};
@@ -140,8 +142,9 @@ impl Slots {
         let presence = File::open("/proc/self/pagemap").map_or(Presence::Unknown, Presence::Scan);
         let together = pidfd_open(getpid(), PidfdFlags::empty()).ok();
         let slots = Slots { mapping, presence, together };
-        // A huge page would have 512 slots come and go together; a dump or a child has no use for other people's pages,
-        // and pages shared with a child could not be taken. A kernel built without one of them does not need it.
+        // A huge page would have 512 slots come and go together; a dump or a child has no use for
+        // other people's pages, and pages shared with a child could not be taken. A kernel built
+        // without one of them does not need it.
         for advice in [libc::MADV_NOHUGEPAGE, libc::MADV_DONTDUMP, libc::MADV_DONTFORK] {
             let _ = slots.advise(0..count, advice);
         }
@@ -157,24 +160,27 @@ impl Slots {
         self.mapping.slot(slot)
     }
 
-    /// Writes a slot, which takes memory if it has none. It is the kernel's to take only after [`Slots::settle`].
+    /// Writes a slot, which takes memory if it has none. It is the kernel's to take only after
+    /// [`Slots::settle`].
     pub fn write(&mut self, slot: u32, page: &Page) {
         debug_assert!(!page::is_zero(page), "zeros in a slot mean that the kernel took it");
         let to = self.slot(slot);
-        // SAFETY: `to` is a page of our mapping, writable, and no reference into the mapping ever exists.
+        // SAFETY: `to` is a page of our mapping, writable, and no reference into the mapping ever
+        // exists.
         unsafe { std::ptr::copy_nonoverlapping(page, to, 1) }
     }
 
     /// Appends a slot's bytes. False when the kernel has taken it; `buffer` is then as it was.
     ///
-    /// The kernel may take it while it is being copied: the copy then ends in zeros that were never written. But then the
-    /// whole slot reads as zeros afterwards, so a second look at a byte that was not zero tells.
+    /// The kernel may take it while it is being copied: the copy then ends in zeros that were never
+    /// written. But then the whole slot reads as zeros afterwards, so a second look at a byte that
+    /// was not zero tells.
     pub fn read(&self, slot: u32, buffer: &mut Vec<u8>) -> bool {
         let from = self.slot(slot).cast::<u8>();
         let begin = buffer.len();
         buffer.reserve(PAGE_SIZE);
-        // SAFETY: `from` is a page of our mapping, and there is room for a page behind the buffer's end. The kernel may turn the slot to
-        // zeros meanwhile, which any copy tolerates.
+        // SAFETY: `from` is a page of our mapping, and there is room for a page behind the buffer's
+        // end. The kernel may turn the slot to zeros meanwhile, which any copy tolerates.
         unsafe {
             std::ptr::copy_nonoverlapping(from, buffer.as_mut_ptr().add(begin), PAGE_SIZE);
             buffer.set_len(begin + PAGE_SIZE);
@@ -191,12 +197,13 @@ impl Slots {
         is_whole
     }
 
-    /// Has the processor fetch the beginning of a slot that is about to be read or written. Waits for nothing, and unlike a read it gives
-    /// no memory to a slot that has none.
+    /// Has the processor fetch the beginning of a slot that is about to be read or written. Waits
+    /// for nothing, and unlike a read it gives no memory to a slot that has none.
     pub fn read_ahead(&self, slot: u32) {
         let at = self.slot(slot).cast::<i8>();
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: this processor has the instruction, which reads nothing as far as the program can see.
+        // SAFETY: this processor has the instruction, which reads nothing as far as the program can
+        // see.
         unsafe {
             std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(at);
         }
@@ -211,7 +218,8 @@ impl Slots {
         (0..PAGE_SIZE / size_of::<u64>()).any(|at| unsafe { words.add(at).read_volatile() } != 0)
     }
 
-    /// Lets the kernel take the memory of these slots from now on, whenever it needs it. Sorts them.
+    /// Lets the kernel take the memory of these slots from now on, whenever it needs it. Sorts
+    /// them.
     pub fn settle(&mut self, slots: &mut [u32]) -> io::Result<()> {
         self.advise_each(slots, libc::MADV_FREE)
     }
@@ -237,13 +245,15 @@ impl Slots {
         Ok(())
     }
 
-    /// One call of the kernel for all of them (process_madvise: since Linux 6.13 a process may give itself any advice, and since 6.16 the
-    /// processors forget addresses once for all). Returns for how many slots that was done, in order; the rest has not been looked at, or fails.
+    /// One call of the kernel for all of them (process_madvise: since Linux 6.13 a process may give
+    /// itself any advice, and since 6.16 the processors forget addresses once for all). Returns for
+    /// how many slots that was done, in order; the rest has not been looked at, or fails.
     fn advise_together(&mut self, runs: &[Range<u32>], advice: libc::c_int) -> usize {
         let Some(process) = self.together.as_ref().filter(|_| runs.len() > 1) else { return 0 };
         let pieces: Vec<libc::iovec> = runs.iter().map(|run| self.piece(run)).collect();
         let (fd, flags) = (process.as_raw_fd(), 0);
-        // SAFETY: the pieces lie within our mapping, and none of the advice given here does more than to turn it to zeros.
+        // SAFETY: the pieces lie within our mapping, and none of the advice given here does more
+        // than to turn it to zeros.
         let advised_bytes =
             unsafe { libc::syscall(libc::SYS_process_madvise, fd, pieces.as_ptr(), pieces.len(), advice, flags) };
         if advised_bytes < 0 && is_refused_for_good(&io::Error::last_os_error()) {
@@ -254,7 +264,8 @@ impl Slots {
 
     fn advise(&self, run: Range<u32>, advice: libc::c_int) -> io::Result<()> {
         let piece = self.piece(&run);
-        // SAFETY: the run lies within our mapping, and none of the advice given here does more than to turn it to zeros.
+        // SAFETY: the run lies within our mapping, and none of the advice given here does more than
+        // to turn it to zeros.
         let result = unsafe { libc::madvise(piece.iov_base, piece.iov_len, advice) };
         if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
     }
@@ -267,8 +278,8 @@ impl Slots {
         libc::iovec { iov_base: first.cast(), iov_len: run.len() * PAGE_SIZE }
     }
 
-    /// Appends those of `within` that have no memory, in ascending order, as runs. Nothing is appended where the kernel
-    /// does not tell.
+    /// Appends those of `within` that have no memory, in ascending order, as runs. Nothing is
+    /// appended where the kernel does not tell.
     pub fn absent(&mut self, within: Range<u32>, runs: &mut Vec<Range<u32>>) -> io::Result<()> {
         assert!(
             within.start <= within.end && within.end <= self.mapping.count,
@@ -311,13 +322,15 @@ impl Slots {
                 return_mask: PAGE_IS_PRESENT | PAGE_IS_SWAPPED,
                 ..ScanArgument::default()
             };
-            // SAFETY: the argument has the kernel's layout and says its size; it writes at most `vec_len` regions.
+            // SAFETY: the argument has the kernel's layout and says its size; it writes at most
+            // `vec_len` regions.
             let found = unsafe { libc::ioctl(pagemap.as_raw_fd(), PAGEMAP_SCAN, &mut argument) };
             if found < 0 {
                 return Err(io::Error::last_os_error());
             }
             runs.extend(regions.iter().take(found as usize).map(|found| slot_at(found.start)..slot_at(found.end)));
-            // The kernel says how far it came; an end that does not move would have us ask for ever.
+            // The kernel says how far it came; an end that does not move would have us ask for
+            // ever.
             start = argument.walk_end.max(start + PAGE_SIZE as u64);
         }
         Ok(())
@@ -353,8 +366,8 @@ impl Slots {
     }
 }
 
-/// Whether such an error of process_madvise says that this kernel does not do it for us, however often it
-/// is asked.
+/// Whether such an error of process_madvise says that this kernel does not do it for us, however
+/// often it is asked.
 fn is_refused_for_good(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::EPERM | libc::EINVAL))
 }

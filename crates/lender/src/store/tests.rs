@@ -198,7 +198,8 @@ fn random_operations_agree_with_a_model() {
                     }
                     model.retain(|(other, _), _| *other != owner);
                 }
-                // Pages begin to come, some of them to the same place, and the others are stored, or their connection has ended.
+                // Pages begin to come, some of them to the same place, and the others are stored,
+                // or their connection has ended.
                 _ => {
                     for (owner, keys, mut incoming) in coming.drain(..) {
                         let arrives = random.below(4) > 0;

@@ -1,4 +1,5 @@
-//! What the kernel tells of changes (fanotify(7), `struct fanotify_event_metadata` and the records behind it), decoded.
+//! What the kernel tells of changes (fanotify(7), `struct fanotify_event_metadata` and the records
+//! behind it), decoded.
 
 use crate::system::FileHandle;
 
@@ -16,13 +17,15 @@ const RECORD_BYTES: usize = 12;
 /// An event.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Event {
-    /// A thread has done something to a file, of whose handle this is the hash ([`FileHandle::hash`]). The thread is 0 if it is none that we may know.
+    /// A thread has done something to a file, of whose handle this is the hash
+    /// ([`FileHandle::hash`]). The thread is 0 if it is none that we may know.
     Done { thread: i32, handle: u64 },
     /// Something was done that is not known.
     Lost,
 }
 
-/// The events that one read(2) has brought. What cannot be understood, and all behind it, is lost: the kernel makes nothing like it.
+/// The events that one read(2) has brought. What cannot be understood, and all behind it, is lost:
+/// the kernel makes nothing like it.
 pub(super) fn decode(mut left: &[u8]) -> impl Iterator<Item = Event> {
     std::iter::from_fn(move || {
         if left.is_empty() {

@@ -1,17 +1,24 @@
-//! Being told of changes below that are made beside the mount, so that the kernel may believe attributes for longer.
+//! Being told of changes below that are made beside the mount, so that the kernel may believe
+//! attributes for longer.
 //!
-//! Without it the kernel asks for the attributes of a file again after a second ([`crate::Config::attr_timeout`]), each time a trip to the daemon;
-//! that is what `git status`, a build, or `ls -l` mostly does. With fanotify(7) (root, a local file system below) we hear of what others do to a file
-//! whose attributes were asked for a second time, and have the kernel forget what it believes of it: some [`PERIOD`] later, instead
-//! of a second. docs/design/consistency.md (Attributes) has the argument, and what nobody tells of.
+//! Without it the kernel asks for the attributes of a file again after a second
+//! ([`crate::Config::attr_timeout`]), each time a trip to the daemon; that is what `git status`, a
+//! build, or `ls -l` mostly does. With fanotify(7) (root, a local file system below) we hear of
+//! what others do to a file whose attributes were asked for a second time, and have the kernel
+//! forget what it believes of it: some [`PERIOD`] later, instead of a second.
+//! docs/design/consistency.md (Attributes) has the argument, and what nobody tells of.
 //!
 //! What must stay true:
-//! - The inode below is marked, and nobody has it open for writing, before the attributes are looked at that the kernel may believe for long. Who opens
-//!   it later we hear of. (Not all writes are told of: those through mappings are not, nor those of the kernel's asynchronous I/O.)
-//! - Only the answers to GETATTR and STATX are believed for long: the kernel drops one that it has been told to forget meanwhile (`fuse_change_attributes`,
-//!   fs/fuse/inode.c). It does not where the answer has it know the inode at all (LOOKUP), or is the outcome of a change.
-//! - A successor does not know what was told to us: it begins with having the kernel forget all attributes.
-//! - Our workers' own doings are no news: the kernel knows of each from who has asked for it. They are told by the thread.
+//! - The inode below is marked, and nobody has it open for writing, before the attributes are
+//!   looked at that the kernel may believe for long. Who opens it later we hear of. (Not all writes
+//!   are told of: those through mappings are not, nor those of the kernel's asynchronous I/O.)
+//! - Only the answers to GETATTR and STATX are believed for long: the kernel drops one that it has
+//!   been told to forget meanwhile (`fuse_change_attributes`, fs/fuse/inode.c). It does not where
+//!   the answer has it know the inode at all (LOOKUP), or is the outcome of a change.
+//! - A successor does not know what was told to us: it begins with having the kernel forget all
+//!   attributes.
+//! - Our workers' own doings are no news: the kernel knows of each from who has asked for it. They
+//!   are told by the thread.
 
 mod events;
 
@@ -31,11 +38,14 @@ use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// How often we look at what is told: each look is a wake, on a processor that the mount's users want, too.
+/// How often we look at what is told: each look is a wake, on a processor that the mount's users
+/// want, too.
 const PERIOD: Duration = Duration::from_millis(10);
-/// How often the kernel is told to forget all, at the most. (Some microseconds for each inode; meanwhile more events may be lost.)
+/// How often the kernel is told to forget all, at the most. (Some microseconds for each inode;
+/// meanwhile more events may be lost.)
 const ALL_PERIOD: Duration = Duration::from_secs(1);
-/// Files that are marked at most. Each mark is some 150 bytes of the kernel's, and holds the inode, as the descriptor does that we have of it.
+/// Files that are marked at most. Each mark is some 150 bytes of the kernel's, and holds the inode,
+/// as the descriptor does that we have of it.
 const MARKS_MAX: usize = 256 << 10;
 /// Bytes of events that are read at once, and how often before what they tell is passed on.
 const EVENTS_BYTES: usize = 64 << 10;
@@ -43,7 +53,8 @@ const READS_MAX: usize = 32;
 /// How long an open waits at most until what is told is passed on: some microseconds mostly.
 const CATCH_UP_WAIT: Duration = Duration::from_millis(10);
 
-/// From linux/fanotify.h: bytes, attributes or number of names have changed; the file was opened, or has another name.
+/// From linux/fanotify.h: bytes, attributes or number of names have changed; the file was opened,
+/// or has another name.
 const EVENTS: u64 = 0x2 | 0x4 | 0x20 | 0x800;
 /// A directory was opened.
 const OPENED: u64 = 0x20 | 0x4000_0000;
@@ -88,7 +99,8 @@ pub(crate) struct Beside {
 }
 
 impl Beside {
-    /// `source` is SOURCE, open for reading. `resumed`: the kernel may believe already what a daemon before this one has said.
+    /// `source` is SOURCE, open for reading. `resumed`: the kernel may believe already what a
+    /// daemon before this one has said.
     pub(crate) fn start(source: &OwnedFd, config: &Config, privilege: Privilege, resumed: bool) -> io::Result<Beside> {
         let wanted = privilege == Privilege::Root && !config.attr_timeout.is_zero();
         let fanotify = match wanted.then(|| start(source)) {
@@ -137,7 +149,8 @@ impl Beside {
 
     fn mark_again(&self, inode: &Inode) -> bool {
         let Some(fanotify) = self.fanotify.as_ref().filter(|_| inode.device.is_source()) else { return false };
-        // Held by a descriptor now, and found by its handle when it is forgotten: so no mark is left behind.
+        // Held by a descriptor now, and found by its handle when it is forgotten: so no mark is
+        // left behind.
         let Some(fd) = inode.held() else { return false };
         match fanotify.mark(ProcPath::new(&*fd).path(), EVENTS) {
             Ok(()) => {
@@ -163,7 +176,8 @@ impl Beside {
             // An inode has one mark: gone, if it was removed for another node.
             let _ = fanotify.unmark(ProcPath::new(&anchor).path(), EVENTS);
         }
-        // The kernel may know the inode again, as another node, which may have had it marked before that.
+        // The kernel may know the inode again, as another node, which may have had it marked before
+        // that.
         if let Some(again) = inodes.of_handle(inode.handle_hash()).and_then(|node| inodes.get(node).ok()) {
             self.mark_again(&again);
             self.ask_again(&again);
@@ -221,7 +235,8 @@ impl Beside {
                 changes.nodes.extend(filesystem.inodes.ids());
             }
             for node in changes.nodes {
-                // A negative place: the attributes alone. Whatever the error: the kernel does not know it, or the mount is gone.
+                // A negative place: the attributes alone. Whatever the error: the kernel does not
+                // know it, or the mount is gone.
                 let _ = notifier.inval_inode(node, -1, 0);
             }
             drop(telling);
@@ -288,11 +303,13 @@ fn start(source: &OwnedFd) -> Result<Fanotify, Errno> {
 }
 
 impl Passthrough {
-    /// Whether what others do to a file from here on is told, and nobody does anything already that is not. To be called before the attributes are looked
-    /// at that the kernel is to believe for long.
+    /// Whether what others do to a file from here on is told, and nobody does anything already that
+    /// is not. To be called before the attributes are looked at that the kernel is to believe for
+    /// long.
     pub(crate) fn is_told(&self, inode: &Inode) -> bool {
-        // Of what is open here as well others may write more than we see, passed through; and who has it open mostly changes it himself.
-        // (Directories are looked up each second in any case, and so their attributes come.)
+        // Of what is open here as well others may write more than we see, passed through; and who
+        // has it open mostly changes it himself. (Directories are looked up each second in any
+        // case, and so their attributes come.)
         if inode.kind != FileType::RegularFile || inode.is_open() || !self.beside.mark(inode) {
             return false;
         }
@@ -301,7 +318,8 @@ impl Passthrough {
         !is_open_for_writing(ProcPath::new(&*fd).path()) && !inode.is_open()
     }
 
-    /// How long the kernel may believe attributes. `told`: what [`Passthrough::is_told`] said before they were looked at.
+    /// How long the kernel may believe attributes. `told`: what [`Passthrough::is_told`] said
+    /// before they were looked at.
     pub(crate) fn attr_timeout(&self, now: &Statx, told: bool) -> Duration {
         // A mode that gives rights away goes with a write, of which the kernel is not told that.
         let gives_rights = Mode::from_raw_mode(now.stx_mode.into()).intersects(Mode::SUID | Mode::SGID);

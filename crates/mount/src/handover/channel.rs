@@ -1,7 +1,9 @@
-//! Between a daemon and its keeper: a pair of sockets, over which descriptors go to be kept, and come back to a successor.
+//! Between a daemon and its keeper: a pair of sockets, over which descriptors go to be kept, and
+//! come back to a successor.
 //!
-//! What was sent is safe in the socket from then on, whatever becomes of the sender; so nothing is ever answered. Each message is one
-//! datagram of a sequence: kind, number, text, and one descriptor at the most.
+//! What was sent is safe in the socket from then on, whatever becomes of the sender; so nothing is
+//! ever answered. Each message is one datagram of a sequence: kind, number, text, and one
+//! descriptor at the most.
 //!
 //! What must never happen: a daemon that waits for its keeper without end. A message that is waited
 //! for fails after some seconds (`SEND_SECONDS_MAX`); what is kept is only offered, and waits
@@ -78,7 +80,8 @@ pub enum Message {
     AllGiven,
     /// To the keeper: the daemon serves; what to tell whoever waits.
     Ready(String),
-    /// To the keeper: the daemon is about to end, so that this program takes over; who asked is to be told on the descriptor.
+    /// To the keeper: the daemon is about to end, so that this program takes over; who asked is to
+    /// be told on the descriptor.
     Upgrade(String, Option<OwnedFd>),
     /// To the daemon: end in order, as this signal demands.
     Stop(i32),
@@ -227,7 +230,8 @@ impl Channel {
     /// Waits for the next message. None: the other side is gone.
     ///
     /// # Errors
-    /// When a descriptor came that there was no room for, or a message that means nothing. The next one may be read all the same.
+    /// When a descriptor came that there was no room for, or a message that means nothing. The next
+    /// one may be read all the same.
     pub fn receive(&self) -> io::Result<Option<Message>> {
         self.receive_with(RecvFlags::CMSG_CLOEXEC)
     }

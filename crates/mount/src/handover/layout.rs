@@ -1,9 +1,11 @@
-//! The state memory, byte by byte: what a daemon writes down for the one after it, and how that one reads it.
+//! The state memory, byte by byte: what a daemon writes down for the one after it, and how that one
+//! reads it.
 //!
-//! A file in memory (memfd) of fixed places, sparse, so that only what is used costs memory. All of it is 64-bit words in native byte
-//! order, because writer and reader are processes of one machine. Whoever writes stores single words, in an order that leaves every
-//! slot readable after each of them: a daemon can be killed between any two. A slot counts from the store of its first word on, which
-//! is its last one when it is filled and its first one when it is cleared.
+//! A file in memory (memfd) of fixed places, sparse, so that only what is used costs memory. All of
+//! it is 64-bit words in native byte order, because writer and reader are processes of one machine.
+//! Whoever writes stores single words, in an order that leaves every slot readable after each of
+//! them: a daemon can be killed between any two. A slot counts from the store of its first word on,
+//! which is its last one when it is filled and its first one when it is cleared.
 //!
 //! | at | what | size |
 //! |---|---|---|
@@ -13,7 +15,8 @@
 //! | [`OPENS_AT`] | what is open ([`open`]) | [`OPENS_MAX`] slots of 32 bytes |
 //! | [`NODES_AT`] | what the kernel knows ([`node`]) | [`NODES_MAX`] slots of 512 bytes |
 //!
-//! [`decode`] is a function of bytes alone. What must never happen in it: a panic, or memory beyond what the bytes at hand justify.
+//! [`decode`] is a function of bytes alone. What must never happen in it: a panic, or memory beyond
+//! what the bytes at hand justify.
 
 use borrower::{FileIdentity, Stamp};
 use std::ffi::{CString, OsStr};
@@ -23,7 +26,8 @@ use std::path::PathBuf;
 
 /// The first word: "PumaKeep".
 pub const MAGIC: u64 = u64::from_be_bytes(*b"PumaKeep");
-/// Moves with every change of what is described here. A daemon takes over from its own version only.
+/// Moves with every change of what is described here. A daemon takes over from its own version
+/// only.
 pub const VERSION: u64 = 2;
 
 /// Bytes of a word.
@@ -44,7 +48,8 @@ pub const INTENTS: usize = 1024;
 pub const INTENT_BYTES: usize = 64;
 /// Where the open files and directories are.
 pub const OPENS_AT: usize = 1 << 20;
-/// Open files and directories that survive. More than a process may have descriptors by default (`fs.nr_open`).
+/// Open files and directories that survive. More than a process may have descriptors by default
+/// (`fs.nr_open`).
 pub const OPENS_MAX: usize = 1 << 20;
 /// Bytes of an open file.
 pub const OPEN_BYTES: usize = 32;
@@ -58,7 +63,8 @@ pub const NODE_BYTES: usize = 512;
 pub const TOTAL_BYTES: usize = NODES_AT + NODES_MAX * NODE_BYTES;
 /// Devices below whose numbers are kept.
 pub const DEVICES_MAX: usize = 256;
-/// Longest name that is kept of a file. Longer ones are not believed for long, so nothing needs to know them.
+/// Longest name that is kept of a file. Longer ones are not believed for long, so nothing needs to
+/// know them.
 pub const NAME_BYTES_MAX: usize = 240;
 /// Longest file handle (the kernel's MAX_HANDLE_SZ).
 pub const HANDLE_BYTES_MAX: usize = 128;
@@ -143,8 +149,8 @@ pub mod open {
     pub const NODE: usize = 1;
     /// 1: a directory.
     pub const IS_DIRECTORY: usize = 2;
-    /// The user who has opened it, and 1; from bit [`FLAGS_SHIFT`] on, the flags it is open with, of which there are 23 bits. 0: a daemon before this
-    /// one has not written it down.
+    /// The user who has opened it, and 1; from bit [`FLAGS_SHIFT`] on, the flags it is open with,
+    /// of which there are 23 bits. 0: a daemon before this one has not written it down.
     pub const USER: usize = 3;
     pub const FLAGS_SHIFT: u32 = 40;
 }
@@ -156,7 +162,8 @@ pub mod intent {
     pub const PHASE: usize = 0;
     pub const REQUEST: usize = 1;
     pub const OPCODE: usize = 2;
-    /// What tells afterwards whether it was done: an inode number or a size in bytes, as the operation says.
+    /// What tells afterwards whether it was done: an inode number or a size in bytes, as the
+    /// operation says.
     pub const SUBJECT: usize = 3;
     /// Of a done one: 0 or the errno.
     pub const ERRNO: usize = 4;
@@ -299,7 +306,8 @@ fn bounded(number: u64, max: usize) -> Result<usize, DecodeError> {
 /// Reads the state out of the memory's bytes.
 ///
 /// # Errors
-/// When it is none, another version's, or contradicts itself. A slot that makes no sense is passed over.
+/// When it is none, another version's, or contradicts itself. A slot that makes no sense is passed
+/// over.
 pub fn decode(bytes: &[u8]) -> Result<State, DecodeError> {
     let all = Words(bytes);
     let head = all.slot(HEADER_AT, SOURCE_AT - HEADER_AT)?;

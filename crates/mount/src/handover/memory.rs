@@ -1,7 +1,8 @@
 //! Writing the state memory (see [`super::layout`] for what is where).
 //!
-//! Cost: plain stores into a shared mapping, no system call. Each slot has one owner here, which is dropped last: so no straggler writes
-//! into a slot that belongs to somebody else by then. What finds no slot is served as everything else, but does not survive.
+//! Cost: plain stores into a shared mapping, no system call. Each slot has one owner here, which is
+//! dropped last: so no straggler writes into a slot that belongs to somebody else by then. What
+//! finds no slot is served as everything else, but does not survive.
 
 use super::layout::{self, DecodeError, State, WORD, header, intent, node, open};
 use borrower::{FileIdentity, Stamp};
@@ -71,7 +72,8 @@ impl Memory {
         Ok(memory)
     }
 
-    /// That of a daemon which is gone, and what it says. An error if that daemon is not gone. The slots in use are claimed by [`Memory::node_at`], [`Memory::open_at`].
+    /// That of a daemon which is gone, and what it says. An error if that daemon is not gone. The
+    /// slots in use are claimed by [`Memory::node_at`], [`Memory::open_at`].
     pub(crate) fn take_over(fd: OwnedFd) -> io::Result<(Memory, State)> {
         if fstat(&fd)?.st_size != layout::TOTAL_BYTES as i64 {
             return Err(io::Error::new(io::ErrorKind::InvalidData, DecodeError::Short));
@@ -93,14 +95,16 @@ impl Memory {
         Ok((memory, state))
     }
 
-    /// What could not be claimed because of what is left of the daemon before is claimed as soon as that is gone, which may have to wait for what
-    /// this one serves. What has been claimed stays so.
+    /// What could not be claimed because of what is left of the daemon before is claimed as soon as
+    /// that is gone, which may have to wait for what this one serves. What has been claimed stays
+    /// so.
     pub(crate) fn claim_when_free(self: &Arc<Memory>) {
         if fcntl_lock(&self.fd, FlockOperation::NonBlockingLockExclusive).is_ok() {
             return;
         }
         let warn = |error: io::Error| tracing::warn!(%error, "no other daemon is kept from serving this mount, too");
-        // The descriptor itself, as closing a copy of it would give the lock back (fcntl_locking(2)).
+        // The descriptor itself, as closing a copy of it would give the lock back
+        // (fcntl_locking(2)).
         let memory = self.clone();
         let wait = move || {
             while let Err(errno) = fcntl_lock(&memory.fd, FlockOperation::LockExclusive) {
@@ -117,14 +121,16 @@ impl Memory {
     fn read(&self) -> io::Result<State> {
         let used = self.header(header::NODES_USED).load(Ordering::Acquire) as usize;
         let len = layout::NODES_AT + used.min(layout::NODES_MAX) * layout::NODE_BYTES;
-        // SAFETY: `len` lies within the mapping, which is initialized (zero where nothing was written). Its writer is dead, and nobody has
-        // a slot of this mapping yet, so no byte changes while the slice lives.
+        // SAFETY: `len` lies within the mapping, which is initialized (zero where nothing was
+        // written). Its writer is dead, and nobody has a slot of this mapping yet, so no byte
+        // changes while the slice lives.
         let bytes = unsafe { std::slice::from_raw_parts(self.start.as_ptr(), len) };
         layout::decode(bytes).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
     }
 
     fn map(fd: OwnedFd) -> io::Result<Memory> {
-        // SAFETY: a fresh mapping at an address of the kernel's choice; no existing memory is touched. The file cannot shrink.
+        // SAFETY: a fresh mapping at an address of the kernel's choice; no existing memory is
+        // touched. The file cannot shrink.
         let start = unsafe {
             mmap(
                 std::ptr::null_mut(),
@@ -155,7 +161,8 @@ impl Memory {
     fn word(&self, at: usize, index: usize) -> &AtomicU64 {
         let offset = at + index * WORD;
         assert!(offset + WORD <= layout::TOTAL_BYTES);
-        // SAFETY: within the mapping, aligned because `at` is, and reached by atomic operations only.
+        // SAFETY: within the mapping, aligned because `at` is, and reached by atomic operations
+        // only.
         unsafe { AtomicU64::from_ptr(self.start.as_ptr().add(offset).cast()) }
     }
 
@@ -261,7 +268,8 @@ impl Memory {
         OpenSlot { memory: self.clone(), index }
     }
 
-    /// A slot for what a worker is about to do. None only if hundreds were left by daemons that died one after the other.
+    /// A slot for what a worker is about to do. None only if hundreds were left by daemons that
+    /// died one after the other.
     pub(crate) fn take_intent(self: &Arc<Memory>) -> Option<IntentSlot> {
         let index = self.intents.lock().pop()?;
         Some(IntentSlot { memory: self.clone(), index })
@@ -280,8 +288,9 @@ impl Drop for Memory {
     }
 }
 
-/// Makes this process the one that serves the mount, until it ends: two would undo each other's work. Where only what is left of another one has it still,
-/// that is for [`Memory::claim_when_free`].
+/// Makes this process the one that serves the mount, until it ends: two would undo each other's
+/// work. Where only what is left of another one has it still, that is for
+/// [`Memory::claim_when_free`].
 fn claim(fd: &OwnedFd) -> io::Result<()> {
     let start = Instant::now();
     loop {
@@ -298,7 +307,8 @@ fn claim(fd: &OwnedFd) -> io::Result<()> {
     }
 }
 
-/// Whether the process that holds the lock was killed, and only threads that wait in the kernel are left of it.
+/// Whether the process that holds the lock was killed, and only threads that wait in the kernel are
+/// left of it.
 fn holder_is_dying(fd: &OwnedFd) -> bool {
     use rustix::fd::AsRawFd;
     // SAFETY: all fields are integers, for which zero is a value.
@@ -323,8 +333,8 @@ pub fn is_stopped(process: u32) -> bool {
     stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with(['T', 't']))
 }
 
-/// Whether a thread has ended, or is giving back what it has: it does nothing any more, but closing its files may wait for an answer, if they are
-/// on the mount. Told by its /proc/PID/task/TID/stat.
+/// Whether a thread has ended, or is giving back what it has: it does nothing any more, but closing
+/// its files may wait for an answer, if they are on the mount. Told by its /proc/PID/task/TID/stat.
 pub fn has_ended(stat: &str) -> bool {
     // State and flags stand behind the name, which may hold anything.
     let Some((_, rest)) = stat.rsplit_once(") ") else { return false };
@@ -406,7 +416,8 @@ impl NodeSlot {
         self.word(node::BACKING).store(backing.unwrap_or(0).into(), Ordering::Release);
     }
 
-    /// What the file looks like, and what the kernel caches of it is no older; or that this is not known. One caller at a time.
+    /// What the file looks like, and what the kernel caches of it is no older; or that this is not
+    /// known. One caller at a time.
     pub(crate) fn record_stamp(&self, stamp: Option<Stamp>) {
         let sequence = self.word(node::STAMP_SEQUENCE);
         let before = sequence.load(Ordering::Relaxed);
@@ -424,7 +435,8 @@ impl NodeSlot {
         sequence.store((before | 1) + 1, Ordering::Release);
     }
 
-    /// The name that the kernel was told to believe for long, if any. False: it is too long to be kept. One caller at a time.
+    /// The name that the kernel was told to believe for long, if any. False: it is too long to be
+    /// kept. One caller at a time.
     pub(crate) fn record_name(&self, name: Option<(u64, &CStr)>) -> bool {
         self.word(node::NAME_LEN).store(0, Ordering::Release);
         let Some((parent, name)) = name else { return true };
@@ -481,7 +493,8 @@ impl Drop for OpenSlot {
     }
 }
 
-/// A worker's slot for what it is about to do. What is in it outlives the worker, until its request is answered.
+/// A worker's slot for what it is about to do. What is in it outlives the worker, until its request
+/// is answered.
 pub(crate) struct IntentSlot {
     memory: Arc<Memory>,
     index: u32,

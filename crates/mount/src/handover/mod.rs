@@ -1,4 +1,5 @@
-//! How a mount survives its daemon: what is written down all the time, what a keeper holds, and how a successor goes on with both.
+//! How a mount survives its daemon: what is written down all the time, what a keeper holds, and how
+//! a successor goes on with both.
 //!
 //! - [`layout`]: the state memory, byte by byte, and reading it. Pure.
 //! - `memory`: writing it.
@@ -6,8 +7,9 @@
 //! - `outbox`: what waits for a keeper that is stopped.
 //! - [`given`]: what a successor gets.
 //!
-//! The keeper is a process that does nothing but hold descriptors; `pumapool` starts it. A mount without one works as well, and dies with
-//! its daemon. What must never happen in here: a system call for a lookup, a READ or a write; an open of a file costs one message.
+//! The keeper is a process that does nothing but hold descriptors; `pumapool` starts it. A mount
+//! without one works as well, and dies with its daemon. What must never happen in here: a system
+//! call for a lookup, a READ or a write; an open of a file costs one message.
 
 pub mod channel;
 pub mod given;

@@ -1,4 +1,5 @@
-//! What the tests of real mounts share: a directory mounted in a temporary place, and taken down again whatever happens.
+//! What the tests of real mounts share: a directory mounted in a temporary place, and taken down
+//! again whatever happens.
 #![allow(dead_code)] // Each test binary uses its part of it.
 
 pub mod own;
@@ -58,7 +59,8 @@ pub fn has_program(test: &str, program: &str) -> bool {
 
 /// A directory below, a directory beside it, and the one mounted on the other.
 ///
-/// The fields are dropped in this order: the mount is detached before what it is over, and that before the directory is removed.
+/// The fields are dropped in this order: the mount is detached before what it is over, and that
+/// before the directory is removed.
 pub struct Mounted {
     mount: Mount,
     _over: Option<FileSystem>,
@@ -200,7 +202,8 @@ impl FileSystem {
         file_system
     }
 
-    /// An ext4 finds itself damaged, and lets nobody write any more, if it was made with `-e remount-ro`.
+    /// An ext4 finds itself damaged, and lets nobody write any more, if it was made with
+    /// `-e remount-ro`.
     pub fn damage(path: &Path) {
         let at = path.display();
         shell(&format!("echo 1 > /sys/fs/ext4/$(basename $(findmnt -n -o SOURCE -T {at}))/trigger_fs_error"));
@@ -265,7 +268,8 @@ pub fn truncate_by_name(path: &Path, len: i64) -> std::io::Result<()> {
 pub fn store_through_mapping(file: &std::fs::File, bytes: &[u8]) -> rustix::io::Result<()> {
     use rustix::mm::{MapFlags, MsyncFlags, ProtFlags, mmap, msync, munmap};
     let (len, access) = (4096, ProtFlags::READ | ProtFlags::WRITE);
-    // SAFETY: a new mapping of a page of a file that is not empty; nobody else has it, and it is not used any more when it goes.
+    // SAFETY: a new mapping of a page of a file that is not empty; nobody else has it, and it is
+    // not used any more when it goes.
     unsafe {
         let at = mmap(std::ptr::null_mut(), len, access, MapFlags::SHARED, file, 0)?;
         at.cast::<u8>().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len());

@@ -11,15 +11,16 @@ const LINK_CYCLES: f64 = 500.0;
 /// What they carry, in bytes a second.
 const CONTROLLER_BYTES_PER_S: f64 = 13.0 * GIB;
 const LINK_BYTES_PER_S: f64 = 6.0 * GIB;
-/// The thesis says "asymmetric" and no more. On machines of its kind (two dies in a package, one link of each die to three others) a link between
-/// packages is half as wide as that within.
+/// The thesis says "asymmetric" and no more. On machines of its kind (two dies in a package, one
+/// link of each die to three others) a link between packages is half as wide as that within.
 const LINK_BETWEEN_PACKAGES: f64 = 0.5;
 const GIB: f64 = (1u64 << 30) as f64;
 /// What an access brings: a cache line.
 pub const LINE_BYTES: f64 = 64.0;
 /// Waiting grows with the load to this power: little up to a half, most of it close to the limit.
 const WAIT_POWER: i32 = 4;
-/// How it is found out what fits: by so many cycles for a load above the limit, until none is by more than this, in so many steps at the most.
+/// How it is found out what fits: by so many cycles for a load above the limit, until none is by
+/// more than this, in so many steps at the most.
 const EXCESS_CYCLES: f64 = 400.0;
 const EXCESS_MAX: f64 = 0.01;
 const STEPS_MAX: usize = 200;
@@ -29,7 +30,8 @@ pub struct Machine {
     /// From each node to each other one, the links on the way.
     routes: Vec<Vec<Vec<usize>>>,
     link_bytes_per_s: Vec<f64>,
-    /// Cycles that are waited beyond what the load explains, so that nothing carries more than it can.
+    /// Cycles that are waited beyond what the load explains, so that nothing carries more than it
+    /// can.
     controller_excess: Vec<f64>,
     link_excess: Vec<f64>,
 }
@@ -66,7 +68,8 @@ impl Machine {
 
     /// That of the thesis.
     pub fn new() -> Machine {
-        // Dies 2p and 2p + 1 are package p. Even dies are joined with each other, odd ones too, and the two of a package.
+        // Dies 2p and 2p + 1 are package p. Even dies are joined with each other, odd ones too, and
+        // the two of a package.
         let (mut links, mut link_bytes_per_s) = (std::collections::BTreeMap::new(), Vec::new());
         for from in 0..Self::NODES {
             for to in (0..Self::NODES).filter(|to| *to != from) {

@@ -1,7 +1,9 @@
-//! A NUMA machine, simulated: that of the thesis, applications of the classes that it measured, and what each policy makes of them.
+//! A NUMA machine, simulated: that of the thesis, applications of the classes that it measured, and
+//! what each policy makes of them.
 //!
-//! Memory is a queue at each controller and each link: what comes late is asked for later, so that nothing carries more than it can. Threads
-//! stay on their processors, and applications know nothing of nodes.
+//! Memory is a queue at each controller and each link: what comes late is asked for later, so that
+//! nothing carries more than it can. Threads stay on their processors, and applications know
+//! nothing of nodes.
 
 mod application;
 mod machine;

@@ -1,17 +1,20 @@
-//! Applications on the machine, under policies: how long they take, and what the machine's parts carry meanwhile.
+//! Applications on the machine, under policies: how long they take, and what the machine's parts
+//! carry meanwhile.
 
 use super::application::{Application, Handing, Touch};
 use super::machine::{Flow, Load, Machine};
 use crate::carrefour::{Carrefour, Period, Sample};
 use crate::{NodeId, PAGE_BYTES, Policy};
 
-/// A page here stands for so much, placed and moved as one: a real one of 4 KiB would be one of millions.
+/// A page here stands for so much, placed and moved as one: a real one of 4 KiB would be one of
+/// millions.
 const UNIT_BYTES: u64 = 256 << 10;
 const UNITS_PER_GIB: usize = (1 << 30) / UNIT_BYTES as usize;
 /// The time that is looked at as one.
 const STEP_S: f64 = 0.02;
 const PERIOD_STEPS: usize = 50;
-/// Samples of each thread in a period, what each costs its processor, and what moving costs: 1 GiB in a second of one processor.
+/// Samples of each thread in a period, what each costs its processor, and what moving costs: 1 GiB
+/// in a second of one processor.
 const THREAD_SAMPLES: usize = 500;
 const SAMPLE_S: f64 = 10e-6;
 const MOVE_BYTES_PER_S: f64 = (1u64 << 30) as f64;

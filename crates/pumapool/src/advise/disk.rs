@@ -1,4 +1,5 @@
-//! How long a read of the disk takes, where the watch could not see it: some pages of existing files, read past the page cache.
+//! How long a read of the disk takes, where the watch could not see it: some pages of existing
+//! files, read past the page cache.
 
 use page::PAGE_SIZE;
 use rustix::fd::OwnedFd;
@@ -15,7 +16,8 @@ const STEP_PAGES: u64 = 7919;
 #[repr(align(4096))]
 struct Buffer([u8; PAGE_SIZE]);
 
-/// The median, in microseconds. `None` where the file system cannot be read past the page cache, or has no files to read.
+/// The median, in microseconds. `None` where the file system cannot be read past the page cache, or
+/// has no files to read.
 pub(super) fn read_us(files: &[PathBuf]) -> Option<f64> {
     let mut buffer = Box::new(Buffer([0; PAGE_SIZE]));
     let mut times = Vec::with_capacity(READS);
@@ -31,7 +33,8 @@ pub(super) fn read_us(files: &[PathBuf]) -> Option<f64> {
     median(&mut times)
 }
 
-/// The file, and its size. Its name may have become another thing's since it was found, of which nothing may be opened: a pipe or a device.
+/// The file, and its size. Its name may have become another thing's since it was found, of which
+/// nothing may be opened: a pipe or a device.
 fn open(path: &Path) -> Option<(OwnedFd, u64)> {
     let named = rustix::fs::open(path, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty()).ok()?;
     let status = rustix::fs::fstat(&named).ok()?;

@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 use wire::address::Address;
 use wire::secure::Security;
 
-/// For the connection and the pings: the first is later than the others, and there are two a second.
+/// For the connection and the pings: the first is later than the others, and there are two a
+/// second.
 const LIMIT: Duration = Duration::from_secs(5);
 const PINGS: Duration = Duration::from_millis(2500);
 const LOOK_EVERY: Duration = Duration::from_millis(50);
@@ -18,7 +19,8 @@ pub(super) fn ping_us(address: &Address, security: Security) -> Result<f64> {
     let borrower = Borrower::start(config, None)?;
     let begin = Instant::now();
     let (mut fastest, mut reason) = (None, String::new());
-    // The fastest: what makes others slower is this machine's waking up, which is not how far it is.
+    // The fastest: what makes others slower is this machine's waking up, which is not how far it
+    // is.
     while begin.elapsed() < if fastest.is_some() { PINGS } else { LIMIT } {
         for lender in borrower.lenders() {
             reason = lender.reason;

@@ -1,8 +1,9 @@
 //! `advise --lend`: how much this machine could lend, from how its memory was used.
 //!
-//! A lender grows into free memory only, and gives back what is wanted. So what counts is the least that was free while it was watched, together with what
-//! the page cache held that nobody used: that makes room in time. A page cache whose pages are read back from the disk after they were evicted
-//! is used, and left alone.
+//! A lender grows into free memory only, and gives back what is wanted. So what counts is the least
+//! that was free while it was watched, together with what the page cache held that nobody used:
+//! that makes room in time. A page cache whose pages are read back from the disk after they were
+//! evicted is used, and left alone.
 
 use super::Span;
 use crate::size;

@@ -46,7 +46,8 @@ pub struct Options {
     #[arg(long, value_name = "ADDR", value_parser = addresses::peer)]
     lender: Option<Address>,
 
-    /// A size of the pool to speak of; may be given several times. Without it, sizes that fit what is seen.
+    /// A size of the pool to speak of; may be given several times. Without it, sizes that fit what
+    /// is seen.
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     size: Vec<u64>,
 
@@ -173,7 +174,8 @@ struct Span<'a> {
 }
 
 impl Span<'_> {
-    /// Lets it pass, with a look now and then, which says whether to go on and a word for the progress on a terminal. Returns its seconds.
+    /// Lets it pass, with a look now and then, which says whether to go on and a word for the
+    /// progress on a terminal. Returns its seconds.
     fn pass(&self, every: Duration, mut look: impl FnMut() -> (bool, String)) -> f64 {
         let bar = ProgressBar::with_draw_target(Some(self.length.as_secs()), ProgressDrawTarget::stderr());
         // A template that indicatif does not take costs the looks, nothing else.

@@ -1,4 +1,5 @@
-//! What the watch has seen, as it adds up: the curves, and what the mount would make of the same reads. Without clocks and I/O.
+//! What the watch has seen, as it adds up: the curves, and what the mount would make of the same
+//! reads. Without clocks and I/O.
 
 use borrower::logic::streams::Streams;
 use mrc::{Key, Lru, Victims};
@@ -6,7 +7,8 @@ use page::{PAGE_SIZE, PageRange};
 use std::collections::{BTreeSet, HashMap, HashSet};
 use tap::{Seen, SeenKind};
 
-/// Files whose streams are followed at once. Beyond, all are forgotten, and those that go on are found anew.
+/// Files whose streams are followed at once. Beyond, all are forgotten, and those that go on are
+/// found anew.
 const FILES_MAX: usize = 16_384;
 /// Pages that are added in a row and make one READ: as much as the kernel asks a mount for at once.
 const READ_PAGES_MAX: u64 = 256;
@@ -74,7 +76,8 @@ struct Run {
 pub(super) struct Observed {
     /// What pools behind this page cache would have done.
     pub(super) victims: Victims,
-    /// The same, were streams lent, too; and what is known by it of the pages that were read in streams.
+    /// The same, were streams lent, too; and what is known by it of the pages that were read in
+    /// streams.
     all: Victims,
     returning: Returning,
     /// What LRU caches would have done instead of this page cache.
@@ -111,7 +114,8 @@ impl Default for Observed {
 }
 
 impl Observed {
-    /// Takes what was seen, in order. What is added to be written is known as such only right after: so much of it as is in one batch.
+    /// Takes what was seen, in order. What is added to be written is known as such only right
+    /// after: so much of it as is in one batch.
     pub(super) fn note(&mut self, batch: &[Seen]) {
         let file = |seen: &Seen| mrc::file(seen.device.into(), seen.inode);
         let written = batch.iter().filter(|seen| seen.kind == SeenKind::Written);
@@ -168,7 +172,8 @@ impl Observed {
         self.end_run();
     }
 
-    /// So many pages were read in all: that is known only where nothing else is on the devices that were watched.
+    /// So many pages were read in all: that is known only where nothing else is on the devices that
+    /// were watched.
     pub(super) fn count_reads(&mut self, pages: u64) {
         self.lru.count(pages);
         self.read_all = Some(pages);
@@ -189,8 +194,9 @@ impl Observed {
         self.returning
     }
 
-    /// What programs waited for a page that was missed, beside streams, in microseconds: the mean, as it is what makes up the time that they lose. A
-    /// disk that is held back now and then is fast in the median.
+    /// What programs waited for a page that was missed, beside streams, in microseconds: the mean,
+    /// as it is what makes up the time that they lose. A disk that is held back now and then is
+    /// fast in the median.
     pub(super) fn wait_us(&self) -> Option<f64> {
         (self.waits >= WAITS_MIN).then(|| self.waits_us / f64::from(self.waits))
     }
@@ -262,8 +268,9 @@ impl Observed {
         }
     }
 
-    /// Forgets pages of streams that are not sampled any more. If there are too many still, the sample becomes smaller: a page of which it was forgotten
-    /// that it is a stream's must not be taken for one that is lent.
+    /// Forgets pages of streams that are not sampled any more. If there are too many still, the
+    /// sample becomes smaller: a page of which it was forgotten that it is a stream's must not be
+    /// taken for one that is lent.
     fn sample_fewer(&mut self) {
         if self.sequential.len() > SEQUENTIAL_MAX
             && let Some(highest) = self.sequential.last()
@@ -325,7 +332,8 @@ mod tests {
     fn a_stream_is_found_and_not_lent() {
         let mut observed = Observed::default();
         for round in 0..3u64 {
-            // A stream page by page, and beside it the same ten pages of random places, over and over.
+            // A stream page by page, and beside it the same ten pages of random places, over and
+            // over.
             for page in 0..20_000 {
                 let mut batch = vec![seen(SeenKind::Added, page, 1)];
                 if page % 100 == 0 {

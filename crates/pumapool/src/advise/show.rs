@@ -25,7 +25,8 @@ pub(super) fn text(findings: &Findings, paths: &[PathBuf], colours: bool) -> Str
     out
 }
 
-/// The directories to be mounted, each once, as a shell takes them: of a file, the one that it is in.
+/// The directories to be mounted, each once, as a shell takes them: of a file, the one that it is
+/// in.
 fn directories(paths: &[PathBuf]) -> Vec<String> {
     let mut directories: Vec<String> = Vec::new();
     for path in paths {

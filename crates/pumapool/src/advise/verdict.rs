@@ -5,7 +5,8 @@ use page::PAGE_SIZE;
 use serde::Serialize;
 use tap::{ReadsSource, WatchCounters};
 
-/// What a get takes beside the trip to the lender: the READ through FUSE, the lender, and opening the seal (ARCHITECTURE.md, "The way of a hit").
+/// What a get takes beside the trip to the lender: the READ through FUSE, the lender, and opening
+/// the seal (ARCHITECTURE.md, "The way of a hit").
 const MOUNT_US: f64 = 60.0;
 /// A trip to a lender that nobody has named: some machine of the same data centre.
 const ASSUMED_PING_US: f64 = 150.0;
@@ -18,7 +19,8 @@ const FITS_RATIO: f64 = 0.99;
 const FITS_MISSED_PER_S: f64 = 50.0;
 /// From that share on it is only streams.
 const STREAMS_SHARE: f64 = 0.8;
-/// And from that share of those on they come back: a part of the watch may have been before they were evicted first.
+/// And from that share of those on they come back: a part of the watch may have been before they
+/// were evicted first.
 const RETURN_SHARE: f64 = 0.3;
 /// A disk that takes no longer than so many times what the pool does is as fast.
 const AS_FAST: f64 = 1.3;
@@ -78,7 +80,8 @@ pub(super) struct Size {
     pub seen: f64,
     /// Pages a second that would not have been read from the disk.
     pub saved_pages_per_s: f64,
-    /// What a miss would take on average, in microseconds; `None` where the disk's time is not known.
+    /// What a miss would take on average, in microseconds; `None` where the disk's time is not
+    /// known.
     pub miss_us: Option<f64>,
     /// What programs would have waited less, all of them together, in seconds of each second.
     pub saved_s_per_s: Option<f64>,
@@ -109,12 +112,14 @@ pub(super) struct Findings {
     pub missed_pages: u64,
     /// Of these, in sequential streams: they are left to the disk, unless they fit.
     pub sequential_pages: u64,
-    /// Share of those that had been evicted while it was watched, and the pool that would have had them.
+    /// Share of those that had been evicted while it was watched, and the pool that would have had
+    /// them.
     pub sequential_return_share: f64,
     pub sequential_pool_bytes: u64,
     /// Pages added to the page cache to be written.
     pub written_pages: u64,
-    /// Pages mapped into programs as they were cached: more of them may have been used than were seen.
+    /// Pages mapped into programs as they were cached: more of them may have been used than were
+    /// seen.
     pub mapped_pages: u64,
     /// Records that were lost.
     pub lost_records: u64,
@@ -134,7 +139,8 @@ pub(super) struct Findings {
     pub sizes: Vec<Size>,
     /// The same, for many sizes.
     pub curve: Vec<Size>,
-    /// What an LRU cache of so many bytes in all, local and remote, would not have had of all reads: (bytes, share).
+    /// What an LRU cache of so many bytes in all, local and remote, would not have had of all
+    /// reads: (bytes, share).
     pub lru_miss_ratio: Vec<(u64, f64)>,
     /// What to do.
     #[serde(flatten)]
@@ -260,7 +266,8 @@ impl Findings {
             let enough = self.curve.iter().find(|size| size.hit_ratio >= ratio * ENOUGH).or(best.as_ref());
             return Advice::Use { bytes: rounded(enough.map_or(0, |size| size.bytes)) };
         }
-        // All that was evicted while it was watched is less than what a pool might hold: what came before is not known.
+        // All that was evicted while it was watched is less than what a pool might hold: what came
+        // before is not known.
         let largest_filled = self.curve.iter().filter(|size| size.seen > 0.0).map(|size| size.bytes).max().unwrap_or(0);
         let why = format!(
             "of what came from the disk {} had been evicted while it was watched, the last {} of it",

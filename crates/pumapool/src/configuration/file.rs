@@ -1,7 +1,8 @@
 //! A configuration file as arguments of the command. No I/O.
 //!
-//! Keys are the long options' names, and the names of the positional arguments. What there is, whether it may be given several times, and
-//! which values it takes is asked of clap. What the command line says the file does not say again: so it overrides it.
+//! Keys are the long options' names, and the names of the positional arguments. What there is,
+//! whether it may be given several times, and which values it takes is asked of clap. What the
+//! command line says the file does not say again: so it overrides it.
 
 use anyhow::{Context, Result, anyhow, bail};
 use clap::builder::ValueParser;

@@ -1,10 +1,10 @@
 //! `--config FILE`: the options of a daemon in a file (TOML), and `pumapool config check`.
 //!
-//! The file is turned into arguments ([`file`]), which stand beside those of the command line. On SIGHUP it is read again, and what can
-//! change while the daemon runs does.
+//! The file is turned into arguments ([`file`]), which stand beside those of the command line. On
+//! SIGHUP it is read again, and what can change while the daemon runs does.
 //!
-//! A daemon that takes a mount over goes on with the text that its keeper has ([`TEXT`]): a file that was broken meanwhile must
-//! not end a mount.
+//! A daemon that takes a mount over goes on with the text that its keeper has ([`TEXT`]): a file
+//! that was broken meanwhile must not end a mount.
 
 pub mod file;
 
@@ -27,7 +27,8 @@ use std::sync::OnceLock;
 /// What a keeper has its daemon go on with, instead of what is in the file now.
 pub const TEXT: &str = "PUMAPOOL_CONFIG_TEXT";
 
-/// Bytes of a configuration file at the most: it has to fit into a variable of the environment, of which Linux allows 128 KiB.
+/// Bytes of a configuration file at the most: it has to fit into a variable of the environment, of
+/// which Linux allows 128 KiB.
 const CONFIG_BYTES_MAX: u64 = 64 << 10;
 
 /// Options of `config`.
@@ -49,7 +50,8 @@ pub struct CheckOptions {
     /// The file.
     file: PathBuf,
 
-    /// What it is for, such as `lend` or `host-cache guest` [default: what the file says by `command = "lend"`].
+    /// What it is for, such as `lend` or `host-cache guest` [default: what the file says by
+    /// `command = "lend"`].
     #[arg(long, value_name = "COMMAND")]
     command: Option<String>,
 }
@@ -92,8 +94,9 @@ impl Changeable {
     }
 }
 
-/// The options of this process: those that were given, and those of the file that these name. What is wrong is one line if there is a file, or for mount(8);
-/// else the process ends here, with that line.
+/// The options of this process: those that were given, and those of the file that these name. What
+/// is wrong is one line if there is a file, or for mount(8); else the process ends here, with that
+/// line.
 pub fn begin(given: Vec<OsString>, for_mount: bool) -> Result<Cli> {
     let root = Cli::built();
     let path = file::named(&given).map(std::path::absolute).transpose().context("--config")?;
@@ -139,7 +142,8 @@ pub fn text() -> Option<String> {
     BEGAN.get()?.now.lock().text.clone()
 }
 
-/// Reads the configuration again, and takes over what can change. What is wrong, and what cannot change, is said in the log.
+/// Reads the configuration again, and takes over what can change. What is wrong, and what cannot
+/// change, is said in the log.
 pub fn reload(changeable: &Changeable) {
     let Some(began) = BEGAN.get() else { return };
     let Some(path) = &began.file else {

@@ -1,4 +1,5 @@
-//! `pumapool generate`: man pages, shell completions and references, made from the code itself, so that they say what it does.
+//! `pumapool generate`: man pages, shell completions and references, made from the code itself, so
+//! that they say what it does.
 
 mod options;
 
@@ -62,7 +63,8 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The page of a command, and those of its subcommands: pumapool.1, pumapool-numa.1, pumapool-numa-list.1 …
+/// The page of a command, and those of its subcommands: pumapool.1, pumapool-numa.1,
+/// pumapool-numa-list.1 …
 fn pages(command: &clap::Command, folder: &Path) -> Result<()> {
     let man = Man::new(command.clone()).manual("Puma");
     let mut page = Vec::new();

@@ -1,7 +1,8 @@
-//! `pumapool metrics`: the numbers of all daemons of this machine as Prometheus reads them, printed once or served. A daemon serves its own
-//! with `--metrics` ([`server`]).
+//! `pumapool metrics`: the numbers of all daemons of this machine as Prometheus reads them, printed
+//! once or served. A daemon serves its own with `--metrics` ([`server`]).
 //!
-//! [`table`] declares each metric once; [`reading`] finds their values in statuses; [`page`] writes them; [`reference`] describes them.
+//! [`table`] declares each metric once; [`reading`] finds their values in statuses; [`page`] writes
+//! them; [`reference`] describes them.
 
 pub mod page;
 pub mod reading;
@@ -23,7 +24,8 @@ use wire::address::Address;
 /// Options of `metrics`.
 #[derive(clap::Args)]
 pub struct Options {
-    /// Serve the page at http://ADDR/metrics, until a signal comes: HOST:PORT or unix:PATH. Whoever can connect can read it.
+    /// Serve the page at http://ADDR/metrics, until a signal comes: HOST:PORT or unix:PATH. Whoever
+    /// can connect can read it.
     #[arg(long, value_name = "ADDR", value_parser = addresses::http)]
     listen: Option<Address>,
 

@@ -30,8 +30,9 @@ pub struct Family {
     pub readings: Vec<(Labels, Reading)>,
 }
 
-/// What these daemons say, metric by metric, without those of which they say nothing. Of two daemons that say the same of themselves (such as two
-/// mounts one over the other) the first one counts: a page must not have a value twice.
+/// What these daemons say, metric by metric, without those of which they say nothing. Of two
+/// daemons that say the same of themselves (such as two mounts one over the other) the first one
+/// counts: a page must not have a value twice.
 pub fn read(statuses: &[Value]) -> Vec<Family> {
     let mut families = Vec::new();
     for section in registry() {

@@ -54,8 +54,8 @@ fn labels(section: &Section, metric: &Metric) -> Vec<String> {
     labels
 }
 
-/// {"metrics": [{"name", "type", "daemons", "at", "labels"}], "left_out": [{"at", "reason"}]}; `at` is where it stands in a status, with a `*` for
-/// each element.
+/// {"metrics": [{"name", "type", "daemons", "at", "labels"}], "left_out": [{"at", "reason"}]}; `at`
+/// is where it stands in a status, with a `*` for each element.
 pub fn json() -> Value {
     let metrics: Vec<Value> = registry()
         .iter()

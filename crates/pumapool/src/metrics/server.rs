@@ -1,8 +1,10 @@
-//! The page over HTTP. One thread serves it, to anybody who can connect: it says how much there is and how fast it is, and no names but those of
-//! mounts and the directories below, control groups, images, guests' file systems and NUMA targets, the program's version, and the addresses of lenders, hosts,
-//! gossip and the pool's members; and it takes no input beyond the request.
+//! The page over HTTP. One thread serves it, to anybody who can connect: it says how much there is
+//! and how fast it is, and no names but those of mounts and the directories below, control groups,
+//! images, guests' file systems and NUMA targets, the program's version, and the addresses of
+//! lenders, hosts, gossip and the pool's members; and it takes no input beyond the request.
 //!
-//! What must never happen here: that who asks, or does not read on, costs the daemon more than a few connections and one look a second.
+//! What must never happen here: that who asks, or does not read on, costs the daemon more than a
+//! few connections and one look a second.
 
 use crate::metrics::page::{self, Format};
 use anyhow::{Context, Result};
@@ -36,12 +38,13 @@ use wire::listener::Listener;
 /// Connections at once. When one more comes, the oldest goes: first of those that have not asked
 /// yet.
 const CONNECTIONS_MAX: usize = 16;
-/// How long a connection may take until it has asked, until the page is made, and until that is read: slow readers are no reason to keep others waiting. It is good
-/// for one request.
+/// How long a connection may take until it has asked, until the page is made, and until that is
+/// read: slow readers are no reason to keep others waiting. It is good for one request.
 const CONNECTION_LIMIT: Duration = Duration::from_secs(5);
 /// Bytes of a request's head, at the most: the least that the library takes.
 const HEAD_BYTES_MAX: usize = 8192;
-/// For how long a page is good: however often it is asked for, the daemon is asked for its status no more often.
+/// For how long a page is good: however often it is asked for, the daemon is asked for its status
+/// no more often.
 const PAGE_LIFETIME: Duration = Duration::from_secs(1);
 /// Pause when there are no descriptors left to accept with.
 const RETRY: Duration = Duration::from_millis(100);

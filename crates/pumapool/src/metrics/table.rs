@@ -1,10 +1,12 @@
-//! The metrics of all daemons. Each is declared once, here: its name, what it is, its meaning, and where it stands in the daemon's status.
-//! `status --json`, the Prometheus page, `top` and docs/user/metrics.md all say what stands here.
+//! The metrics of all daemons. Each is declared once, here: its name, what it is, its meaning, and
+//! where it stands in the daemon's status. `status --json`, the Prometheus page, `top` and
+//! docs/user/metrics.md all say what stands here.
 //!
 //! What the crates below declare themselves, with its meaning, is taken from there ([`registry`]).
 //!
-//! Names are Prometheus' way: `pumapool_`, what it is of, what it is, the base unit, and `_total` of what only grows. Amounts of memory are in
-//! bytes; what happens to single pages is counted in pages.
+//! Names are Prometheus' way: `pumapool_`, what it is of, what it is, the base unit, and `_total`
+//! of what only grows. Amounts of memory are in bytes; what happens to single pages is counted in
+//! pages.
 
 use std::borrow::Cow;
 use std::sync::LazyLock;
@@ -16,7 +18,8 @@ pub enum Kind {
     Counter,
     /// Goes up and down. What is true or false is 1 or 0.
     Gauge,
-    /// One of these words: 1 for the one that it is, 0 for the others, told apart by the label `state`.
+    /// One of these words: 1 for the one that it is, 0 for the others, told apart by the label
+    /// `state`.
     State(&'static [&'static str]),
     /// How long something took: [`borrower::Times`].
     Histogram,
@@ -86,9 +89,11 @@ pub struct Section {
     pub title: &'static str,
     /// The kinds of daemon that have it.
     pub daemons: &'static [&'static str],
-    /// Where it stands in their status: a JSON pointer, in which `*` is each element of an array or each value of an object.
+    /// Where it stands in their status: a JSON pointer, in which `*` is each element of an array or
+    /// each value of an object.
     pub at: &'static str,
-    /// Labels, and where their values stand: a pointer into the whole status, with the `*` of `at`; or `*` alone, the name of the last one.
+    /// Labels, and where their values stand: a pointer into the whole status, with the `*` of `at`;
+    /// or `*` alone, the name of the last one.
     pub labels: &'static [(&'static str, &'static str)],
     /// The metrics.
     pub metrics: Cow<'static, [Metric]>,

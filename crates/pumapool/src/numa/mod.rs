@@ -37,7 +37,8 @@ const LISTED: usize = 20;
 const PICTURE_WIDTH: u64 = 32;
 /// Moved in a second at the most, unless something else is said.
 const RATE: &str = "512MiB";
-/// The least that is of use: a GiB takes a quarter of an hour. At less than a page, nothing would ever be moved.
+/// The least that is of use: a GiB takes a quarter of an hour. At less than a page, nothing would
+/// ever be moved.
 const RATE_MIN_BYTES: u64 = 1 << 20;
 /// A period of placing, as Carrefour's.
 const PERIOD: Duration = Duration::from_secs(1);
@@ -110,7 +111,8 @@ pub struct ApplyOptions {
     #[arg(long, value_name = "SIZE", default_value = RATE, value_parser = rate)]
     rate: u64,
 
-    /// Of `carrefour`: end after so many seconds; without it, when the process ends, or on a signal.
+    /// Of `carrefour`: end after so many seconds; without it, when the process ends, or on a
+    /// signal.
     #[arg(long = "for", value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86_400))]
     seconds: Option<u64>,
 
@@ -138,8 +140,8 @@ pub struct RunOptions {
 /// Options of `numa daemon`.
 #[derive(clap::Args)]
 pub struct DaemonOptions {
-    /// Whose memory, and how it is to be placed: vm:NAME=POLICY, command:NAME=POLICY or pid:NUMBER=POLICY. May be given several times; those that are
-    /// not there are waited for.
+    /// Whose memory, and how it is to be placed: vm:NAME=POLICY, command:NAME=POLICY or
+    /// pid:NUMBER=POLICY. May be given several times; those that are not there are waited for.
     #[arg(long, value_name = "TARGET", required_unless_present = "guest")]
     target: Vec<Wanted>,
 
@@ -147,8 +149,9 @@ pub struct DaemonOptions {
     #[arg(long, value_name = "ADDR", requires = "guest", value_parser = addresses::place)]
     listen: Option<Address>,
 
-    /// A guest that may say how its memory is to be placed, and the file with its key, which it has a copy of: vm:NAME=KEYFILE, for a machine.
-    /// May be given several times. Until it says something it is as --target says, or nothing is done.
+    /// A guest that may say how its memory is to be placed, and the file with its key, which it has
+    /// a copy of: vm:NAME=KEYFILE, for a machine. May be given several times. Until it says
+    /// something it is as --target says, or nothing is done.
     #[arg(long, value_name = "GUEST", requires = "listen")]
     guest: Vec<GuestName>,
 
@@ -486,7 +489,8 @@ impl Pace {
     }
 }
 
-/// Has targets placed, a period after the other, until it is not to go on, or all have ended. `each` is called several times in a period.
+/// Has targets placed, a period after the other, until it is not to go on, or all have ended.
+/// `each` is called several times in a period.
 fn place(placing: &mut Placing, goes_on: &mut dyn FnMut() -> bool, each: &mut dyn FnMut(&mut Placing)) {
     let mut states: Vec<String> = Vec::new();
     while goes_on() {

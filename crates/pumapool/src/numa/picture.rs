@@ -1,4 +1,5 @@
-//! The picture of `numa list`: the nodes, what they have free and how far they are from each other, and where each process's memory is.
+//! The picture of `numa list`: the nodes, what they have free and how far they are from each other,
+//! and where each process's memory is.
 
 use super::ranges;
 use crate::size;
@@ -8,7 +9,8 @@ use numa::machines::Found;
 use numa::topology::Node;
 use std::fmt::Write;
 
-/// One for each node, again from the beginning for more nodes than there are; which one it is, is written beside it, too.
+/// One for each node, again from the beginning for more nodes than there are; which one it is, is
+/// written beside it, too.
 const COLOURS: [&str; 8] = ["#0b7a75", "#e0a526", "#7c5cbf", "#b44d12", "#3a86c8", "#7a9a01", "#c81e5b", "#52606d"];
 const WIDTH: f64 = 860.0;
 const MARGIN: f64 = 24.0;

@@ -1,4 +1,5 @@
-//! What there is to say of one daemon of each kind: which history lines, and which words below them.
+//! What there is to say of one daemon of each kind: which history lines, and which words below
+//! them.
 
 use crate::top::numbers::{bytes, count, percent, seconds, shortened};
 use crate::top::state::{Daemon, Point, Track};

@@ -1,7 +1,8 @@
 //! `pumapool top`: what the daemons of this machine do, live.
 //!
-//! A thread asks the daemons, so that the screen answers keys also while one of them does not answer. [`state`] makes rates and histories of what
-//! they say, [`view`] draws them; the terminal is only touched here, and left as it was found, however this ends.
+//! A thread asks the daemons, so that the screen answers keys also while one of them does not
+//! answer. [`state`] makes rates and histories of what they say, [`view`] draws them; the terminal
+//! is only touched here, and left as it was found, however this ends.
 
 mod details;
 mod numbers;
@@ -108,8 +109,8 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     ended.map(|()| ExitCode::SUCCESS)
 }
 
-/// Has it end on a signal, and ends it if it does not, or on a second one: of a terminal that is gone, the library reads for ever, and one that takes
-/// nothing more is written to for ever.
+/// Has it end on a signal, and ends it if it does not, or on a second one: of a terminal that is
+/// gone, the library reads for ever, and one that takes nothing more is written to for ever.
 fn end_on(mut signals: Signals, stop: &AtomicBool) {
     for signal in signals.forever() {
         let end = move || {
@@ -129,11 +130,13 @@ fn end_on(mut signals: Signals, stop: &AtomicBool) {
     }
 }
 
-/// Restores the terminal, if that can be: who writes to one that takes nothing more has the lock that it takes.
+/// Restores the terminal, if that can be: who writes to one that takes nothing more has the lock
+/// that it takes.
 fn restore_in_time() {
     let (done, is_done) = sync_channel(1);
     let restore = move || {
-        // Without the last step the cursor stays hidden: the terminal that it was hidden by is not dropped.
+        // Without the last step the cursor stays hidden: the terminal that it was hidden by is not
+        // dropped.
         ratatui::restore();
         let _ = execute!(std::io::stdout(), Show);
         let _ = done.send(());
@@ -169,7 +172,8 @@ fn text(buffer: &Buffer) -> String {
     buffer.content.chunks(width).map(|cells| line(cells).trim_end().to_owned() + "\n").collect()
 }
 
-/// Starts the thread that asks the daemons, each time that it is told to; it answers with when, and what they say.
+/// Starts the thread that asks the daemons, each time that it is told to; it answers with when, and
+/// what they say.
 fn looks() -> Result<(SyncSender<()>, Receiver<Look>)> {
     let (ask, asked) = sync_channel::<()>(1);
     let (answer, looks) = sync_channel(1);
@@ -219,7 +223,8 @@ fn live(
         }
         let has_event = event::poll(Duration::ZERO).context("cannot read keys")?;
         if !has_event && !found.is_empty() {
-            // A key that comes with a change of the terminal's size is told by the library with the next one.
+            // A key that comes with a change of the terminal's size is told by the library with the
+            // next one.
             std::thread::sleep(KEYS);
         }
         if has_event {

@@ -1,4 +1,5 @@
-//! What `top` knows: statuses, taken one after the other, and from them rates and their history. Nothing but logic: the time is told.
+//! What `top` knows: statuses, taken one after the other, and from them rates and their history.
+//! Nothing but logic: the time is told.
 //!
 //! Numbers are those of the registry, by their names there.
 
@@ -11,7 +12,8 @@ use std::time::Duration;
 const HISTORY_MAX: usize = 512;
 /// Daemons that are followed.
 const DAEMONS_MAX: usize = 256;
-/// A daemon that does not answer, as while another one takes its mount over, is shown for so many looks.
+/// A daemon that does not answer, as while another one takes its mount over, is shown for so many
+/// looks.
 const MISSED_MAX: u32 = 5;
 
 /// A number of a daemon: its name in the registry, and its labels.
@@ -192,7 +194,8 @@ impl Daemon {
         (now > before).then(|| (now_sum - before_sum) / (now - before) as f64)
     }
 
-    /// What `part` of the gets, or whatever it is, did not exceed lately, in seconds: the bound of the bucket.
+    /// What `part` of the gets, or whatever it is, did not exceed lately, in seconds: the bound of
+    /// the bucket.
     pub fn quantile(&self, name: &str, part: f64) -> Point {
         let (now, before) = (buckets(&self.readings, name)?, buckets(&self.before, name)?);
         let grown = now.iter().zip(before).map(|((bound, now), (_, before))| (*bound, now.saturating_sub(*before)));

@@ -1,4 +1,5 @@
-//! What `top` shows, on a terminal of whatever size: the list of daemons, and of the chosen one its history lines and its words ([`super::details`]).
+//! What `top` shows, on a terminal of whatever size: the list of daemons, and of the chosen one its
+//! history lines and its words ([`super::details`]).
 
 use crate::top::details::{Details, FAINT, HEAD, Mood, details, lending};
 use crate::top::numbers::{bytes, count, percent, shortened};

@@ -14,11 +14,13 @@ use testbed::{Group, Process};
 
 pub const PUMAPOOL: &str = env!("CARGO_BIN_EXE_pumapool");
 
-/// How long a daemon may take to be ready, and a state to come about. Every wait is for a state, so that a fast machine never waits so long; with
-/// four others at work on each processor, some take most of a minute.
+/// How long a daemon may take to be ready, and a state to come about. Every wait is for a state, so
+/// that a fast machine never waits so long; with four others at work on each processor, some take
+/// most of a minute.
 pub const PATIENCE: Duration = Duration::from_secs(120);
 
-/// For an answer of a daemon that serves. While a successor takes a mount over, nobody answers: then another one is asked for.
+/// For an answer of a daemon that serves. While a successor takes a mount over, nobody answers:
+/// then another one is asked for.
 const ANSWER_MAX: Duration = Duration::from_secs(5);
 
 /// Evicted at once: half of the tap's ring.
@@ -97,14 +99,16 @@ fn daemon(arguments: &[&str], groups: &[&Group]) -> Process {
     process
 }
 
-/// What a daemon says of itself. It alone is asked: `pumapool status` asks all daemons of the machine, and waits for those that are stopped.
+/// What a daemon says of itself. It alone is asked: `pumapool status` asks all daemons of the
+/// machine, and waits for those that are stopped.
 fn status_of(kind: &str, pid: u32) -> Value {
     let ask = || testbed::ask_daemon(kind, pid, ANSWER_MAX).map_err(|error| std::io::Error::other(error.to_string()));
     testbed::wait_until_ok(PATIENCE, ask).unwrap_or_else(|error| panic!("no status of process {pid}: {error}"))
 }
 
-/// For what is counted to the page: that holds only if each answer came within the half second that a borrower waits for it, and not if the
-/// machine stood still for longer. The attempt is made again, from its beginning, where it returns None, as [`Mount::in_time`] does.
+/// For what is counted to the page: that holds only if each answer came within the half second that
+/// a borrower waits for it, and not if the machine stood still for longer. The attempt is made
+/// again, from its beginning, where it returns None, as [`Mount::in_time`] does.
 pub fn undisturbed(mut attempt: impl FnMut() -> Option<()>) {
     assert!((0..ATTEMPTS_MAX).any(|_| attempt().is_some()), "a lender was late in each of {ATTEMPTS_MAX} attempts");
 }
@@ -198,8 +202,8 @@ impl Mount {
             arguments.push(path.to_str().unwrap());
         }
         arguments.extend(options);
-        // The disks under these tests are as fast as a lender, and files are read from end to end: what is not about these policies is not to
-        // depend on them.
+        // The disks under these tests are as fast as a lender, and files are read from end to end:
+        // what is not about these policies is not to depend on them.
         for policy in ["--gate", "--hedge", "--filter"] {
             if !options.contains(&policy) {
                 arguments.extend([policy, "off"]);
@@ -252,7 +256,8 @@ impl Mount {
         })
     }
 
-    /// Has the kernel evict what it caches of the file, and waits until the lender has `pages` pages in all.
+    /// Has the kernel evict what it caches of the file, and waits until the lender has `pages`
+    /// pages in all.
     pub fn evict(&self, file: &Path, pages: u64) {
         let seen = self.count("evictions");
         self.wait_for(&format!("{pages} pages evicted and lent"), |status| {
@@ -264,7 +269,8 @@ impl Mount {
         });
     }
 
-    /// Has the kernel evict what it caches of the file, in pieces of which the tap loses nothing, and waits until the borrower has seen all of it.
+    /// Has the kernel evict what it caches of the file, in pieces of which the tap loses nothing,
+    /// and waits until the borrower has seen all of it.
     pub fn evict_seen(&self, file: &Path) {
         let file = File::open(file).unwrap();
         for at in (0..file.metadata().unwrap().len()).step_by(PIECE_BYTES as usize) {
@@ -276,7 +282,8 @@ impl Mount {
     }
 }
 
-/// None of the lenders weighs much less than another: what a new one weighs is known a little after it is found, and until then it weighs 1.
+/// None of the lenders weighs much less than another: what a new one weighs is known a little after
+/// it is found, and until then it weighs 1.
 pub fn is_balanced(status: &Value) -> bool {
     let weights = status["lenders"].as_array().unwrap().iter().map(|lender| lender["weight"].as_u64().unwrap());
     let weights: Vec<_> = weights.collect();
@@ -284,7 +291,8 @@ pub fn is_balanced(status: &Value) -> bool {
     least > 1 && least * 4 > *weights.iter().max().unwrap()
 }
 
-/// Unmounts. A program that another test is just starting has our open files until it is executed: so it is tried for a while.
+/// Unmounts. A program that another test is just starting has our open files until it is executed:
+/// so it is tried for a while.
 pub fn umount(at: &str) {
     let mut output = None;
     let is_ended = || output.insert(pumapool(&["umount", at])).status.success();

@@ -1,6 +1,7 @@
 /*
- * Two small instruments with which the tap finds out, at its start, where this kernel keeps its memory map. Loaded for
- * a moment only; what they find and how it is checked stands in crates/tap/src/calibrate.rs.
+ * Two small instruments with which the tap finds out, at its start, where this kernel keeps its
+ * memory map. Loaded for a moment only; what they find and how it is checked stands in
+ * crates/tap/src/calibrate.rs.
  */
 #include "folio.h"
 

@@ -1,7 +1,8 @@
 /*
- * The few kernel structures that the programs look at, by name only: CO-RE fills in the offsets of the running kernel
- * when the program is loaded, so that one object serves 6.1 to 6.18 and whatever keeps these names. A kernel that lacks
- * a name refuses the program at load; it never reads the wrong field.
+ * The few kernel structures that the programs look at, by name only: CO-RE fills in the offsets of
+ * the running kernel when the program is loaded, so that one object serves 6.1 to 6.18 and whatever
+ * keeps these names. A kernel that lacks a name refuses the program at load; it never reads the
+ * wrong field.
  */
 #ifndef TAP_FOLIO_H
 #define TAP_FOLIO_H

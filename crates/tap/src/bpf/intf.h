@@ -1,9 +1,11 @@
 /*
- * The contract between the BPF programs and Rust: every layout and constant that both sides must agree on, and nothing
- * else. Its mirror is crates/tap/src/intf.rs, which takes the bytes apart by position. The sizes are asserted here. Who changes
- * a layout changes the mirror, too: only the tests with a loaded program (crates/tap/tests) show that the two agree.
+ * The contract between the BPF programs and Rust: every layout and constant that both sides must
+ * agree on, and nothing else. Its mirror is crates/tap/src/intf.rs, which takes the bytes apart by
+ * position. The sizes are asserted here. Who changes a layout changes the mirror, too: only the
+ * tests with a loaded program (crates/tap/tests) show that the two agree.
  *
- * All numbers are little-endian and naturally aligned, as both sides run on the same x86-64 machine.
+ * All numbers are little-endian and naturally aligned, as both sides run on the same x86-64
+ * machine.
  */
 #ifndef TAP_INTF_H
 #define TAP_INTF_H
@@ -32,9 +34,10 @@ struct tap_event {
 };
 
 /*
- * Pages whose bytes the consumer does not want: a table that has a fingerprint of each in the one place where that can stand, unless another
- * page has taken it. 0: none. A line, as one of the processor's cache, is for neighbours in a file: (generation << 32 | index) / 16, multiplied,
- * has its number in the highest bits, and in the lower half their fingerprint, which is made odd.
+ * Pages whose bytes the consumer does not want: a table that has a fingerprint of each in the one
+ * place where that can stand, unless another page has taken it. 0: none. A line, as one of the
+ * processor's cache, is for neighbours in a file: (generation << 32 | index) / 16, multiplied, has
+ * its number in the highest bits, and in the lower half their fingerprint, which is made odd.
  */
 #define OMITTED_LINE_PAGES 16
 #define OMITTED_MULTIPLIER 0x9e3779b97f4a7c15ULL
@@ -60,8 +63,8 @@ struct tap_config {
 };
 
 /*
- * Shared while the tap runs (.bss, mapped by the consumer). The consumer writes 1 before it goes to sleep. Whoever puts
- * the next page into the ring takes the 1 away and wakes it.
+ * Shared while the tap runs (.bss, mapped by the consumer). The consumer writes 1 before it goes to
+ * sleep. Whoever puts the next page into the ring takes the 1 away and wakes it.
  */
 struct tap_shared {
 	u32 consumer_sleeps;

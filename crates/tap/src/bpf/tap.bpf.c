@@ -1,17 +1,18 @@
 /*
- * The eviction tap: copies each clean page of one file system into a ring at the moment reclaim takes it, or, where the consumer
- * does not want its bytes, says only that it was taken.
+ * The eviction tap: copies each clean page of one file system into a ring at the moment reclaim
+ * takes it, or, where the consumer does not want its bytes, says only that it was taken.
  *
- * It runs in the tracepoint mm_filemap_delete_from_page_cache, under the lock of the file's page tree and with interrupts
- * off, for every page that leaves any page cache of the machine. So it looks at the file system first, allocates nothing,
- * waits for nothing, and when the ring is full it counts and goes on: a page lost here is only a miss later.
+ * It runs in the tracepoint mm_filemap_delete_from_page_cache, under the lock of the file's page
+ * tree and with interrupts off, for every page that leaves any page cache of the machine. So it
+ * looks at the file system first, allocates nothing, waits for nothing, and when the ring is full
+ * it counts and goes on: a page lost here is only a miss later.
  *
- * Which departures are evictions: reclaim (and everything else that may drop only what is clean and unused, such as
- * POSIX_FADV_DONTNEED) has frozen the folio's reference count at 0 when it comes here. Truncation and invalidation hold
- * references. That one test is the whole distinction.
+ * Which departures are evictions: reclaim (and everything else that may drop only what is clean and
+ * unused, such as POSIX_FADV_DONTNEED) has frozen the folio's reference count at 0 when it comes
+ * here. Truncation and invalidation hold references. That one test is the whole distinction.
  *
- * Why reading the bytes is safe: at a count of 0 nobody else can get hold of the folio, no mapping of it is left, and
- * its memory is given back only after the tracepoint.
+ * Why reading the bytes is safe: at a count of 0 nobody else can get hold of the folio, no mapping
+ * of it is left, and its memory is given back only after the tracepoint.
  */
 #include "folio.h"
 
@@ -68,10 +69,11 @@ static __always_inline int is_poisoned(const struct walk *walk, u64 nth)
 }
 
 /*
- * How to submit. A wake-up is an interrupt to ourselves, which in a virtual machine costs more than all the rest. The kernel's
- * own rule is to wake whenever the consumer has caught up, which a busy consumer has nearly always; so we wake only one that
- * says it sleeps. The exchange is a full barrier between the reservation of the record and the look at the flag, as the
- * consumer has one between its setting of the flag and its look at the ring: one of the two sees the other.
+ * How to submit. A wake-up is an interrupt to ourselves, which in a virtual machine costs more than
+ * all the rest. The kernel's own rule is to wake whenever the consumer has caught up, which a busy
+ * consumer has nearly always; so we wake only one that says it sleeps. The exchange is a full
+ * barrier between the reservation of the record and the look at the flag, as the consumer has one
+ * between its setting of the flag and its look at the ring: one of the two sees the other.
  */
 static __always_inline u64 wakeup(void)
 {
@@ -79,8 +81,8 @@ static __always_inline u64 wakeup(void)
 }
 
 /*
- * Whether the consumer does not want the bytes of this page. That is said for one eviction: if it was wrong, or is no longer right,
- * the next one is captured.
+ * Whether the consumer does not want the bytes of this page. That is said for one eviction: if it
+ * was wrong, or is no longer right, the next one is captured.
  */
 static __always_inline int is_omitted(u32 generation, u64 index)
 {
@@ -178,8 +180,9 @@ int tap(u64 *arguments)
 		return 0;
 	}
 	/*
-	 * A page whose writeback failed is clean and up to date, with bytes that are not on the file system below. Which page
-	 * that is the kernel does not remember, only that it happened in this file.
+	 * A page whose writeback failed is clean and up to date, with bytes that are not on the file
+	 * system below. Which page that is the kernel does not remember, only that it happened in this
+	 * file.
 	 */
 	if (BPF_CORE_READ(mapping, wb_err) != 0) {
 		mine->unreadable += pages;
@@ -204,8 +207,8 @@ int tap(u64 *arguments)
 }
 
 /*
- * Pages that are added to the page cache, before they are read. Attached only where somebody wants to know; and who misses one because
- * the ring is full loses nothing.
+ * Pages that are added to the page cache, before they are read. Attached only where somebody wants
+ * to know; and who misses one because the ring is full loses nothing.
  */
 SEC("raw_tp/mm_filemap_add_to_page_cache")
 int added(u64 *arguments)

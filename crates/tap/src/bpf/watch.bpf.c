@@ -1,12 +1,15 @@
 /*
- * Watches the page cache of file systems, without taking part: which pages come, which are evicted, and which of them programs read. For
- * `pumapool advise`, for a minute; nothing is copied but names.
+ * Watches the page cache of file systems, without taking part: which pages come, which are evicted,
+ * and which of them programs read. For `pumapool advise`, for a minute; nothing is copied but
+ * names.
  *
- * It runs for every page that comes, goes or is read, so it looks at the file system first. Reads are the most by far: of them only sampled
- * pages are told of one by one (by the hash of their name, as in the crate mrc), the others counted.
+ * It runs for every page that comes, goes or is read, so it looks at the file system first. Reads
+ * are the most by far: of them only sampled pages are told of one by one (by the hash of their
+ * name, as in the crate mrc), the others counted.
  *
- * Reads that hit are seen where the kernel has the tracepoint mm_filemap_get_pages; on kernels without it, by the system calls read and pread64. Of
- * pages that are mapped into programs only the first touch is seen, by the tracepoints of faults.
+ * Reads that hit are seen where the kernel has the tracepoint mm_filemap_get_pages; on kernels
+ * without it, by the system calls read and pread64. Of pages that are mapped into programs only the
+ * first touch is seen, by the tracepoints of faults.
  */
 #include "folio.h"
 
@@ -253,8 +256,8 @@ static __always_inline void read_pages(struct inode *inode, u32 device, u64 firs
 }
 
 /*
- * Pages are there to be copied to a program. Of a large read this comes several times, each time with what is left of it, of which the first
- * has told all.
+ * Pages are there to be copied to a program. Of a large read this comes several times, each time
+ * with what is left of it, of which the first has told all.
  */
 SEC("raw_tp/mm_filemap_get_pages")
 int got(u64 *arguments)

@@ -1,5 +1,5 @@
-//! What the tap costs the kernel per evicted page, beside what an eviction costs without it. Run it by
-//! `cargo test --release -p tap --test kernel -- --ignored --nocapture eviction_cost`.
+//! What the tap costs the kernel per evicted page, beside what an eviction costs without it. Run it
+//! by `cargo test --release -p tap --test kernel -- --ignored --nocapture eviction_cost`.
 
 use crate::setup::{KnownFile, skip, tap_on, turn};
 use std::time::{Duration, Instant};
@@ -51,7 +51,8 @@ fn eviction_cost() {
         println!("{name}: without {without:.0} ns/page, tap on another device {other:.0}, captured {with:.0}");
         println!("    consumer {consumer:.0} ns/page, {:?}, {} large folios", tap.counters(), tap.large_folios());
         drop(tap);
-        // With a consumer that is awake all the time, on another CPU, and one that sleeps until it is woken.
+        // With a consumer that is awake all the time, on another CPU, and one that sleeps until it
+        // is woken.
         for (timeout, consumer) in [(Duration::ZERO, "spinning"), (Duration::from_millis(100), "sleeping")] {
             let Some(mut tap) = tap_on(&file, 2 * BpfTap::RING_BYTES, TEST) else { return };
             let stop = std::sync::atomic::AtomicBool::new(false);

@@ -140,7 +140,8 @@ fn bytes_that_are_not_wanted_are_left_out_once() {
         assert_eq!(captured.wrong, 0, "pages with wrong bytes");
         let after = tap.counters();
         if after.ring_full > before.ring_full {
-            // Somebody has other files of the same disk reclaimed: their pages have filled the ring.
+            // Somebody has other files of the same disk reclaimed: their pages have filled the
+            // ring.
             lost_rounds += 1;
             assert!(lost_rounds < 20, "{after:?}");
             continue;

@@ -1,4 +1,5 @@
-//! What the tests of the tap stand on: a file whose every page is known, a small memory cgroup, and the tests' turn.
+//! What the tests of the tap stand on: a file whose every page is known, a small memory cgroup, and
+//! the tests' turn.
 
 use page::{PAGE_SIZE, Page};
 use rustix::fs::{Advice, fadvise};
@@ -14,7 +15,8 @@ use tap::{BpfTap, LoadError, Target};
 /// Where the files go: on the disk, where /tmp may be in memory.
 const DIRECTORY: &str = "/var/tmp";
 
-/// Superblock magics of file systems whose `st_dev` is the superblock's and whose pages reclaim drops.
+/// Superblock magics of file systems whose `st_dev` is the superblock's and whose pages reclaim
+/// drops.
 const EXT4: i64 = 0xef53;
 const XFS: i64 = 0x5846_5342;
 
@@ -57,7 +59,8 @@ pub fn content(seed: u64, index: u64) -> Page {
 pub struct KnownFile {
     pub file: File,
     pub pages: u64,
-    /// What stands in it: kept, because comparing must be faster than the disk or the ring fills up.
+    /// What stands in it: kept, because comparing must be faster than the disk or the ring fills
+    /// up.
     pub content: Vec<Page>,
     name: Option<PathBuf>,
 }

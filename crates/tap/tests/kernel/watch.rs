@@ -79,7 +79,8 @@ fn reads_writes_and_evictions_are_told_apart() {
         // What is mapped is seen as it is touched for the first time.
         let length = PAGES as usize * PAGE_SIZE;
         let flags = rustix::mm::MapFlags::SHARED;
-        // SAFETY: a new mapping of a file that has that length, read and unmapped before anything shortens it.
+        // SAFETY: a new mapping of a file that has that length, read and unmapped before anything
+        // shortens it.
         unsafe {
             let map = rustix::mm::mmap(std::ptr::null_mut(), length, rustix::mm::ProtFlags::READ, flags, &file.file, 0);
             let map = map.unwrap();
@@ -94,7 +95,8 @@ fn reads_writes_and_evictions_are_told_apart() {
         assert_eq!(file.file.read_at(&mut large, (length - PAGE_SIZE) as u64).unwrap(), PAGE_SIZE);
         assert_eq!(count(&take(&mut watch), |kind| kind == SeenKind::Read), PAGES + 1, "{source:?}");
 
-        // What is written whole was not missed, also by who has missed a page just before, which was.
+        // What is written whole was not missed, also by who has missed a page just before, which
+        // was.
         file.drop_cache();
         take(&mut watch);
         file.file.read_exact_at(&mut buffer[..PAGE_SIZE], (PAGES / 2) * PAGE_SIZE as u64).unwrap();

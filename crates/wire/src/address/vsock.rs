@@ -1,8 +1,9 @@
-//! Sockets between a virtual machine and its host (AF_VSOCK, vsock(7)): addresses and streams, for which neither the standard library nor
-//! rustix has types.
+//! Sockets between a virtual machine and its host (AF_VSOCK, vsock(7)): addresses and streams, for
+//! which neither the standard library nor rustix has types.
 //!
-//! A machine has a number (CID) instead of an IP address; there are no names, and no delays to switch off. What is sent to a machine that
-//! has gone is an error soon, because its kernel, or its hypervisor, says so.
+//! A machine has a number (CID) instead of an IP address; there are no names, and no delays to
+//! switch off. What is sent to a machine that has gone is an error soon, because its kernel, or its
+//! hypervisor, says so.
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -42,7 +43,8 @@ impl SocketAddressVm {
     fn from_any(address: &SocketAddrAny) -> Option<SocketAddressVm> {
         let fits = address.addr_len() as usize >= size_of::<SocketAddressVm>();
         (fits && address.address_family() == AddressFamily::VSOCK).then(|| {
-            // SAFETY: an address of this family, of which so many bytes are there, is a sockaddr_vm; every bit pattern is one.
+            // SAFETY: an address of this family, of which so many bytes are there, is a
+            // sockaddr_vm; every bit pattern is one.
             unsafe { address.as_ptr().cast::<SocketAddressVm>().read_unaligned() }
         })
     }
@@ -220,8 +222,8 @@ mod tests {
     use super::*;
     use crate::address::{Address, Stream};
 
-    /// Kernels without vsock, or without its loopback (CONFIG_VSOCKETS_LOOPBACK), say so when they are asked: then that is what is
-    /// looked at.
+    /// Kernels without vsock, or without its loopback (CONFIG_VSOCKETS_LOOPBACK), say so when they
+    /// are asked: then that is what is looked at.
     #[test]
     fn a_machine_reaches_itself_or_is_told_why_not() {
         let listener = match VsockListener::bind(CID_ANY, 0, 8) {

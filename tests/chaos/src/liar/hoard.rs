@@ -1,5 +1,5 @@
-//! What the liar keeps: every version of every page that it was ever given, as long as there is room, across sessions. That is
-//! what makes its lies good ones.
+//! What the liar keeps: every version of every page that it was ever given, as long as there is
+//! room, across sessions. That is what makes its lies good ones.
 
 use page::Page;
 use std::collections::{HashMap, VecDeque};

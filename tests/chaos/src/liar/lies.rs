@@ -1,10 +1,12 @@
-//! The lies: which answer a hostile lender gives to which question. Pure logic: randomness comes from a seed, nothing is sent here.
+//! The lies: which answer a hostile lender gives to which question. Pure logic: randomness comes
+//! from a seed, nothing is sent here.
 //!
-//! Two sorts, in moods, as a lie that breaks the protocol ends the session and would leave no time for subtler ones. *About
-//! pages*, in well-formed answers: an older version, another page, a flipped bit, another page's checksum, a forged one, "all zeros", "not here",
-//! "stored" for what was thrown away and the other way round, notices that pages are lost which are not, sessions
-//! resumed that it never had. *About frames*: cut
-//! short, too long, of the wrong kind or number, of absurd lengths, late, trickled, or none at all; absurd greetings.
+//! Two sorts, in moods, as a lie that breaks the protocol ends the session and would leave no time
+//! for subtler ones. *About pages*, in well-formed answers: an older version, another page, a
+//! flipped bit, another page's checksum, a forged one, "all zeros", "not here", "stored" for what
+//! was thrown away and the other way round, notices that pages are lost which are not, sessions
+//! resumed that it never had. *About frames*: cut short, too long, of the wrong kind or number, of
+//! absurd lengths, late, trickled, or none at all; absurd greetings.
 
 use super::hoard::{Content, Hoard};
 use page::{ChecksumKey, PAGE_SIZE};
@@ -13,7 +15,8 @@ use wire::{GetItem, Header, ITEMS_MAX, Kind, PutItem, WireKey};
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
-/// Moods of a liar: the seed's remainder. The first seven lie about pages, those from the sixth on about frames.
+/// Moods of a liar: the seed's remainder. The first seven lie about pages, those from the sixth on
+/// about frames.
 pub const MOODS: u64 = 10;
 /// A get item of that many is a lie, to a liar about pages.
 const PAGE_LIE_ONE_IN: usize = 4;
@@ -45,7 +48,8 @@ pub struct Liar {
 }
 
 impl Liar {
-    /// Of a lender with that seed, on its connection of that number. What all its connections lie about follows from the seed.
+    /// Of a lender with that seed, on its connection of that number. What all its connections lie
+    /// about follows from the seed.
     pub fn new(seed: u64, connection: u64) -> Liar {
         let mood = seed % MOODS;
         Liar {
@@ -177,7 +181,8 @@ impl Liar {
                 item.checksum = U64::new(right_checksum);
                 None
             }
-            // Other bytes, with a checksum made as a borrower would make it, but for the key, which no lender knows.
+            // Other bytes, with a checksum made as a borrower would make it, but for the key, which
+            // no lender knows.
             7 => {
                 let mut page = [0; PAGE_SIZE];
                 self.random.fill(&mut page);

@@ -1,9 +1,11 @@
-//! A hostile lender of our own. It speaks the real protocol, through the `wire` crate, so that it gets as far as a real one;
-//! then it lies: see [`lies`].
+//! A hostile lender of our own. It speaks the real protocol, through the `wire` crate, so that it
+//! gets as far as a real one; then it lies: see [`lies`].
 //!
-//! It forges as well as anybody can who does not know the key of a borrower's checksums ([`page::ChecksumKey`]).
+//! It forges as well as anybody can who does not know the key of a borrower's checksums
+//! ([`page::ChecksumKey`]).
 //!
-//! Never in here: harm to anybody but the borrower that connects. Threads, memory and time are bounded.
+//! Never in here: harm to anybody but the borrower that connects. Threads, memory and time are
+//! bounded.
 
 mod hoard;
 mod lies;

@@ -95,7 +95,8 @@ pub const GETS: Target = Target {
     },
 };
 
-/// The first 16 bits of an input say which pages of a window are asked for; the rest is the lender's.
+/// The first 16 bits of an input say which pages of a window are asked for; the rest is the
+/// lender's.
 fn gets(mut bytes: &[u8]) {
     let mask = number(&mut bytes, 2) as u16;
     let indexes: Vec<usize> = (0..16).filter(|at| mask >> at & 1 == 1).collect();

@@ -1,4 +1,5 @@
-//! Texts of this machine: the kernel's files about memory, sizes that people write, the status of other daemons.
+//! Texts of this machine: the kernel's files about memory, sizes that people write, the status of
+//! other daemons.
 
 use super::Target;
 use crate::{size, status};

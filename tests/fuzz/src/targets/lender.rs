@@ -135,7 +135,8 @@ fn connections(mut bytes: &[u8]) {
     let lender = Lender::new(CAPACITY_PAGES, Security::Trusting).expect("a small store");
     let mut kept = Kept::new();
     play(&lender, main, &mut kept);
-    // The session is kept. It takes a main connection for one for gets to join; another main one would take its place.
+    // The session is kept. It takes a main connection for one for gets to join; another main one
+    // would take its place.
     let hello = Hello::read_from_prefix(bytes.get(size_of::<Header>()..).unwrap_or_default());
     let is_main = hello.is_ok_and(|(hello, _)| hello.session == SESSION && hello.role.get() == wire::ROLE_MAIN);
     let held = (!is_main).then(|| lender.hold(SESSION, near_end(&[]).0).expect("there is room for a session"));
@@ -169,7 +170,8 @@ pub const STRANGERS: Target = Target {
 /// The key of the lender that has one.
 const KEY: [u8; 32] = [7; 32];
 
-/// A refusal, or an answer to a handshake and perhaps a refusal behind it; and nothing is left of it. (Nobody finds the seal of a Hello.)
+/// A refusal, or an answer to a handshake and perhaps a refusal behind it; and nothing is left of
+/// it. (Nobody finds the seal of a Hello.)
 fn strangers(bytes: &[u8]) {
     let lender = Lender::new(CAPACITY_PAGES, Security::Keyed(PoolKey::new(KEY))).expect("a small store");
     let answered = serve(&lender, bytes);
@@ -202,7 +204,8 @@ fn serve(lender: &Lender, asked: &[u8]) -> Vec<u8> {
     answered
 }
 
-/// Lets the lender serve the bytes, and compares each of its answers with a plain reading of both sides.
+/// Lets the lender serve the bytes, and compares each of its answers with a plain reading of both
+/// sides.
 fn play(lender: &Lender, asked: &[u8], kept: &mut Kept) {
     let answered = serve(lender, asked);
     let (mut asked, mut answered) = (asked, &answered[..]);
@@ -265,7 +268,8 @@ fn play(lender: &Lender, asked: &[u8], kept: &mut Kept) {
     }
 }
 
-/// A lender may forget a page, but what it returns is the last put, whole; and what it gave away it has no more.
+/// A lender may forget a page, but what it returns is the last put, whole; and what it gave away it
+/// has no more.
 fn compare(keys: &[WireKey], got: &[u8], exclusive: bool, kept: &mut Kept) {
     let (items, pages) = <[GetItem]>::ref_from_prefix_with_elems(got, keys.len()).expect("a valid GetReply");
     let mut pages = pages.as_chunks::<PAGE_SIZE>().0.iter();

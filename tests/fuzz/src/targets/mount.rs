@@ -4,7 +4,8 @@ use super::{Target, take};
 use ::mount::handover::layout::{self, header, node, open};
 use std::cell::RefCell;
 
-/// The pieces of the memory that an input fills, in this order: where, and how many bytes. The slots lie far apart, with holes between.
+/// The pieces of the memory that an input fills, in this order: where, and how many bytes. The
+/// slots lie far apart, with holes between.
 const PIECES: [(usize, usize); 6] = [
     (layout::HEADER_AT, 1024),
     (layout::INTENTS_AT, 2 * layout::INTENT_BYTES),

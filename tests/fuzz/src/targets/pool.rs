@@ -1,4 +1,5 @@
-//! What comes in by gossip: datagrams from anybody, messages from who has the key. A member of the pool may be broken, or worse.
+//! What comes in by gossip: datagrams from anybody, messages from who has the key. A member of the
+//! pool may be broken, or worse.
 
 use super::{Target, number};
 use chitchat::{ChitchatId, ChitchatMessage, Deserializable};

@@ -1,4 +1,5 @@
-//! The event ring's records and the calibration's maps. The kernel writes them, at the word of our own BPF programs.
+//! The event ring's records and the calibration's maps. The kernel writes them, at the word of our
+//! own BPF programs.
 
 use super::{Target, number};
 use std::sync::LazyLock;
