@@ -172,7 +172,7 @@ fn main() -> ExitCode {
     if options.list {
         let width = BENCHES.iter().map(|bench| bench.name.len()).max().unwrap_or(0);
         let mut out = io::stdout().lock();
-        // Who reads may have seen enough.
+        // The reader may have seen enough.
         let _closed = BENCHES.iter().try_for_each(|bench| writeln!(out, "{:width$}  {}", bench.name, bench.about));
         let _closed = paper::list().try_for_each(|(name, about)| writeln!(out, "{} {name}: {about}", paper::NAME));
         return ExitCode::SUCCESS;

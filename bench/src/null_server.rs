@@ -196,8 +196,8 @@ fn answer(mut stream: TcpStream) -> io::Result<()> {
     }
 }
 
-/// Receives as many bytes as there is room for. Who polls offers the processor at each look, as the
-/// crate `sync` does.
+/// Receives as many bytes as there is room for. A thread that polls offers the processor at each
+/// look, as the crate `sync` does.
 pub fn receive(stream: &mut TcpStream, bytes: &mut [u8], polls: bool) -> io::Result<()> {
     if !polls {
         return stream.read_exact(bytes);

@@ -48,7 +48,7 @@ pub struct Way<'a> {
     pub page_cache_bytes: Option<u64>,
     /// The slow disk that it reads from, and its reads per second. None: it has its full speed.
     pub slow_disk: Option<(&'a SlowDisk, u32)>,
-    /// Who keeps pages for it and reads the disk on its behalf, if somebody does.
+    /// The daemons that keep pages for it and read the disk on its behalf, if there are any.
     pub puma: Option<&'a Running>,
 }
 

@@ -13,7 +13,7 @@ use testbed::Failure;
 /// Memory of an application, GiB; and of those that are not looked at closely.
 const GIB: [f64; 4] = [0.5, 1.0, 2.0, 4.0];
 const GIB_FEW: [f64; 2] = [0.5, 2.0];
-/// Of what is sampled, and of the others, whose rounds are all the same.
+/// Rounds of what is sampled, and of the others, whose rounds are all the same.
 const ROUNDS: usize = 3;
 const ROUNDS_SAME: usize = 2;
 /// Accesses of each thread, of those that compute one part in so many, and phases of those that

@@ -22,7 +22,7 @@ pub struct Found {
 }
 
 impl Found {
-    /// Of what was not in the upper cache, the share that was in the lower one.
+    /// The share of the misses of the upper cache that the lower one had.
     pub fn lower_ratio(self) -> f64 {
         self.lower as f64 / (self.lower + self.disk).max(1) as f64
     }

@@ -89,7 +89,7 @@ fn a_lender_with_broken_memory_is_abandoned() {
     read();
     assert_eq!(borrower.metrics().bad_pages.get(), 2 * PAGES as u64, "it is not asked");
     assert_eq!((lender.connections.load(Ordering::SeqCst), borrower.lenders()[0].connects), (connections, 1));
-    // Whoever changes the list has looked at it.
+    // An administrator who changes the list has looked at it.
     borrower.set_lenders(&[]);
     borrower.set_lenders(&address);
     wait_for(&borrower, "lender again", |lenders| lenders[0].state == "used" && lenders[0].bad_pages == 0);
@@ -203,7 +203,7 @@ fn who_was_set_back_to_an_earlier_state_begins_anew() {
     let skipped = ahead.next_version.0 - later.next_version.0;
     assert!(((1 << 32)..(1 << 34)).contains(&skipped), "once for all lenders: {ahead:?}");
     assert!(names(&ahead).iter().all(|name| !names(&snapshot).contains(name)), "neither was resumed");
-    // Who has what it knows of, resumes it still.
+    // A lender that has what it knows of resumes it still.
     let rightful = start(Some(later.clone()));
     assert_eq!(names(&rightful.stop_for_successor()), names(&later));
     handles.iter().for_each(|handle| handle.shutdown());

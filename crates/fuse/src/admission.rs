@@ -176,7 +176,7 @@ pub struct Admission {
 impl Admission {
     /// For a session that has `workers` at the most. 0: any number.
     pub(crate) fn new(workers: usize) -> Admission {
-        // Who says nothing of it has no limit.
+        // A file system that does not set it has no limit.
         let tokens = if workers == 0 { usize::MAX / 16 } else { workers.saturating_sub(RESERVED_WORKERS) };
         let all: usize = PARTS.iter().sum();
         // Divided first, because the product may be too large.

@@ -23,7 +23,7 @@ impl std::error::Error for DecodeError {}
 /// One request.
 #[derive(Debug)]
 pub struct Request<'a> {
-    /// Who asks, about which node.
+    /// The caller, and the node that it asks about.
     pub header: abi::InHeader,
     /// What is asked.
     pub operation: Operation<'a>,

@@ -284,7 +284,7 @@ impl Session {
 
     /// A worker with a descriptor of this connection that a daemon before this one had.
     pub fn worker_on(&self, device: OwnedFd) -> io::Result<Worker> {
-        // Who has something to do does not wait for more.
+        // A worker that has something to do does not wait for more.
         let flags = rustix::fs::fcntl_getfl(&device)?;
         rustix::fs::fcntl_setfl(&device, flags | rustix::fs::OFlags::NONBLOCK)?;
         self.worker_with(Arc::new(device))

@@ -20,9 +20,9 @@
 //!   nothing.
 //! - While nothing comes, nobody looks. The next request calls a watcher again.
 //!
-//! Who was held up waits for a turn as all others when it has finished; but if requests wait just
-//! then, it reads one without the turn. Two workers that read are harmless, whatever they take each
-//! other for. What must never happen here: that none reads while one waits for the turn.
+//! A worker that was held up waits for a turn as all others when it has finished; but if requests
+//! wait just then, it reads one without the turn. Two workers that read are harmless, whatever they
+//! take each other for. What must never happen here: that none reads while one waits for the turn.
 
 use crate::demand::Workforce;
 use parking_lot::{Condvar, Mutex, MutexGuard};
@@ -46,7 +46,7 @@ const LOOKS_IDLE_MAX: u32 = 16;
 /// The state of the turn: free, or being used for a request; else it is held by somebody who reads.
 const FREE: u64 = 0b01;
 const HANDLING: u64 = 0b10;
-/// Who holds it takes further requests while one is handled.
+/// Its holder takes further requests while one is handled.
 const GATHERING: u64 = 0b100;
 /// The rest of the word counts requests and changes of holder, so that no two states of a mount's
 /// life are alike.
@@ -225,7 +225,7 @@ impl Turns {
         }
     }
 
-    /// Who has the turn has read a request.
+    /// The worker with the turn has read a request.
     fn requested(&self, turn: u64) -> u64 {
         let turn = (turn + ONE) | HANDLING;
         // Nobody else changes the word of one who reads.
@@ -236,8 +236,8 @@ impl Turns {
         turn
     }
 
-    /// Who handles a request waits for something, and reads the next one as soon as it is there.
-    /// None: somebody else has the turn meanwhile.
+    /// A worker waits for something while it handles a request, and reads the next request as soon
+    /// as it is there. None: somebody else has the turn meanwhile.
     fn rests(&self, turn: u64) -> Option<u64> {
         let resting = turn & !HANDLING;
         self.word.compare_exchange(turn, resting, Ordering::SeqCst, Ordering::SeqCst).ok().map(|_| resting)
@@ -265,7 +265,7 @@ impl Turns {
         self.word.load(Ordering::Relaxed) / ONE + self.read_without.load(Ordering::Relaxed)
     }
 
-    /// Whoever wants it may have the turn.
+    /// Any worker may have the turn.
     fn pass(&self, turn: u64) {
         let free = (turn & !(HANDLING | GATHERING)) | FREE;
         if self.word.compare_exchange(turn, free, Ordering::SeqCst, Ordering::SeqCst).is_ok() {

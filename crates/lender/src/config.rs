@@ -34,7 +34,7 @@ pub struct Config {
     pub grace: Duration,
     /// What it may use of the network and of the processors.
     pub limits: Limits,
-    /// Who may connect.
+    /// The security of connections: it decides which borrowers may connect.
     pub security: Security,
 }
 

@@ -1,6 +1,6 @@
 //! The beginning of a connection, in a thread of its own: from the first frame to the Welcome.
 //!
-//! Whoever comes is a stranger until then. What one can cost is bounded in time ([`HELLO_LIMIT`]),
+//! Each peer is a stranger until then. What one can cost is bounded in time ([`HELLO_LIMIT`]),
 //! bytes ([`wire::FIRST_BODY_BYTES_MAX`]) and number ([`crate::sessions::STRANGERS_MAX`]), and as
 //! handshakes are arithmetic, and joining a session may have to wait for another connection to
 //! leave, each has a thread, which can hold up nobody who is in.
@@ -30,8 +30,8 @@ const SEND_TICK: Duration = Duration::from_secs(1);
 const _: () = assert!(wire::secure::SEAL_BYTES + size_of::<Hello>() <= wire::FIRST_BODY_BYTES_MAX);
 const _: () = assert!(wire::secure::HANDSHAKE_BYTES <= wire::FIRST_BODY_BYTES_MAX);
 
-/// Greets whoever connects. Who is welcome is handed back, to be served by a hub; of anybody else
-/// nothing is left.
+/// Greets whoever connects. A peer that is welcome is handed back, to be served by a hub; of
+/// anybody else nothing is left.
 pub fn receive(shared: &Arc<Shared>, stream: Arc<Stream>, entry: Entry) -> Option<Member> {
     match greet(shared, &stream, &entry) {
         Ok((connection, reader)) => Some(Member::new(stream, entry, connection, reader)),

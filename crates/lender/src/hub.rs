@@ -259,7 +259,8 @@ impl Member {
         if self.unsent.is_some() {
             self.flush(scratch)
         } else if self.pause.is_some() {
-            // Whoever has gone is not kept waiting; what he said before is dealt with.
+            // The hub does not wait for a peer that has gone; it deals with what the peer has sent
+            // before.
             if flags.intersects(EventFlags::HUP | EventFlags::ERR) {
                 self.end_pause();
             }

@@ -1,4 +1,4 @@
-//! Who is connected: connections, and the sessions that they belong to, as [`wire`] specifies them.
+//! The connections, and the sessions that they belong to, as [`wire`] specifies them.
 //!
 //! A session is *connected* while it has a main connection, then *kept* for the grace time, so that
 //! a borrower who comes back finds its pages. This is the logic alone: it gets the time as an

@@ -28,7 +28,7 @@ pub struct Shared {
     pub pacing: Pacing,
     /// Memory to leave free. It may change while the lender runs.
     pub reserve_bytes: AtomicU64,
-    /// Who may connect.
+    /// The security of connections: it decides which borrowers may connect.
     pub security: Security,
     /// [`wire::Welcome::incarnation`].
     pub incarnation: u64,

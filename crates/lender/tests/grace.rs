@@ -102,7 +102,7 @@ fn kept_pages_are_pages_like_all_others() {
     // A newcomer gets its fair share of them.
     let (mut other, _) = main(&lender, 2);
     assert_eq!(other.put(&keys[..400]), 400);
-    // Who comes back is told of what is gone.
+    // A borrower that comes back is told of what is gone.
     let (mut back, resumed) = main(&lender, 1);
     assert!(resumed);
     lender.wait_for("the notices are sent", |status| status.lost_notices_sent == 400);

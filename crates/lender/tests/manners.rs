@@ -131,8 +131,8 @@ fn a_rate_is_kept_and_shared() {
     assert!(status.paced_ms >= 1000);
 }
 
-/// Whoever asks for so much at once that no waiting helps gets misses, within the time that a
-/// borrower has patience; and stopping waits for nobody.
+/// A borrower that asks for so much at once that no waiting helps gets misses, within the time that
+/// a borrower has patience; and stopping waits for nobody.
 #[test]
 fn who_is_far_behind_misses() {
     let limits = Limits { rate_bytes: NonZeroU64::new(lender::RATE_MIN_BYTES), cpu_percent: NonZeroU32::new(100) };

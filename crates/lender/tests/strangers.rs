@@ -1,5 +1,5 @@
-//! Whoever does not have the pool's key: refused and counted, at a bounded price, while honest
-//! borrowers notice nothing.
+//! Peers without the pool's key: refused and counted, at a bounded price, while honest borrowers
+//! notice nothing.
 
 mod client;
 

@@ -105,8 +105,8 @@ impl Passthrough {
         Ok(self.attr_out(&inode, &now, self.attr_timeout(&now, told)))
     }
 
-    /// Whoever asks for attributes may have got here by a name that is another file's by now. That
-    /// shows the next time, so who asks is answered first.
+    /// A caller that asks for attributes may have got here by a name that is another file's by now.
+    /// That shows the next time, so who asks is answered first.
     pub(crate) fn look_at_name(&self, node: u64) {
         if let Ok(inode) = self.inodes.get(node) {
             self.drop_stale_names(&inode);
@@ -230,8 +230,8 @@ impl Passthrough {
         let target = match writable {
             Some(file) => file.fd.as_fd(),
             None => {
-                // The kernel asks for this of regular files only. Who has a lease on it, be it
-                // ourselves, is waited for, as truncate(2) does.
+                // The kernel asks for this of regular files only. The change waits for the holder
+                // of a lease, be it ourselves, as truncate(2) does.
                 reopened = open(ProcPath::new(fd).path(), OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())?;
                 reopened.as_fd()
             }

@@ -100,7 +100,7 @@ impl OpenFile {
 
     /// Has what comes next read at once, if it is asked for in pieces.
     fn read_ahead(&self, offset: u64, len: usize) {
-        // Whoever reads another piece had better wait until it is on its way.
+        // A reader of another piece had better wait until it is on its way.
         let mut ahead = self.ahead.lock();
         let step = ahead.goes_on(offset, len as u64);
         if let Some(passed) = step.drop {

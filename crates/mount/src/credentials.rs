@@ -61,7 +61,7 @@ pub(crate) fn can_act_as_others() -> bool {
     thread.is_ok_and(|thread| thread.join().is_ok_and(|set| set.is_ok()))
 }
 
-/// Who makes a new file, and how.
+/// The maker of a new file, and its mode.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Creator {
     /// Owner.

@@ -121,8 +121,8 @@ impl Passthrough {
     /// but goes on with the size that it believes: it would end a read or lseek there. It forgets
     /// that where we have had it drop the bytes ourselves; while that is under way, the kernel
     /// would not take the answer when it asks anew (`fuse_change_attributes`). So this waits for it
-    /// for a while. Who opens holds no lock that a drop could need, and where the drop has to wait
-    /// for anything else, the size is forgotten all the same.
+    /// for a while. The thread that opens holds no lock that a drop could need. Where the drop has
+    /// to wait for anything else, the size is forgotten all the same.
     fn wait_for_size(&self, inode: &Inode) {
         let is_stale = || inode.file.as_ref().is_some_and(|file| file.kernel_stale().is_some());
         if !is_stale() {
@@ -243,7 +243,7 @@ impl Passthrough {
         if !from_cache {
             file.in_use();
         }
-        // Of what comes out of the cache, the kernel does not say who has stored it.
+        // The kernel does not say who has stored what comes out of its cache.
         let writer = if from_cache { file.fd.taken.uid() } else { caller.uid };
         let direct = args.write_flags & abi::WRITE_LOCKOWNER != 0;
         let append = !from_cache && self.write_mode == WriteMode::Through && asked.contains(OFlags::APPEND);

@@ -91,8 +91,8 @@ impl OpenFile {
         }
     }
 
-    /// Who opened the file uses it, or has closed it: what the open made the kernel drop is
-    /// dropped.
+    /// The process that opened the file uses it, or has closed it: what the open made the kernel
+    /// drop is dropped.
     pub(crate) fn in_use(&self) {
         if self.drops.load(Ordering::Relaxed)
             && self.drops.swap(false, Ordering::Relaxed)

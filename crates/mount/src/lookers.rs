@@ -1,4 +1,4 @@
-//! Who looks at what they list.
+//! Processes that look at what they list.
 //!
 //! Reading the beginning of a directory the kernel asks for the attributes of all entries, too
 //! (READDIRPLUS). For `ls -l`, `find -size` or `git status` that is the fast way; but for whoever

@@ -503,7 +503,7 @@ impl Passthrough {
         attempt.finish(result, |(_, open)| open.fh)
     }
 
-    /// Who it is that is open here.
+    /// The identity of the file that is open here.
     fn found_open(&self, fd: &OwnedFd) -> Result<Found, Errno> {
         let path_only = OFlags::PATH | OFlags::CLOEXEC;
         self.found(rustix::fs::open(ProcPath::new(fd).path(), path_only, Mode::empty())?)

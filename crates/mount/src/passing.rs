@@ -99,8 +99,8 @@ impl Connection {
 
     /// None: it cannot be passed.
     fn back(self: &Arc<Connection>, fd: &OwnedFd) -> Option<Backing> {
-        // The kernel writes as who this is. Whoever the caller is: set-id bits are to fall, and
-        // reserved blocks are not for him.
+        // The kernel writes as who this is. For every caller, set-id bits are to fall, and reserved
+        // blocks are not to be taken.
         let _fsetid = WithoutFsetid::begin().ok()?;
         let _spending = Spending::for_anybody();
         match backing::open(&*self.device, fd) {

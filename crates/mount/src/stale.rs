@@ -14,8 +14,8 @@
 //!
 //! That a name has gone stale is written down for a successor of this daemon, which then takes the
 //! name for dropped. A task's OPEN may have waited in the kernel's queue while one daemon has left
-//! and the next has not begun; it would be let in to the older file. Who was sent back is not
-//! written down.
+//! and the next has not begun; it would be let in to the older file. Callers that were sent back
+//! are not written down.
 
 use hashbrown::HashMap;
 use parking_lot::Mutex;

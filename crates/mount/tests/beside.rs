@@ -122,7 +122,7 @@ fn what_is_changed_beside_is_seen() {
     ["some/where", "some", "elsewhere/d", "elsewhere"].iter().for_each(|name| wait_until_same(&m, name));
 }
 
-/// Who has a file open for writing may change it in ways that nobody tells of.
+/// A process that has a file open for writing may change it in ways that nobody tells of.
 #[test]
 fn what_is_being_written_is_asked_for() {
     let Some(m) = mounted("what_is_being_written_is_asked_for") else { return };

@@ -1,4 +1,4 @@
-//! Who owns what is made through the mount, with which mode, and when set-id bits fall.
+//! The owner and the mode of what is made through the mount, and when set-id bits fall.
 
 mod support;
 

@@ -65,7 +65,7 @@ fn set_uid_program(at: &Path) {
     fs::set_permissions(at, fs::Permissions::from_mode(0o4755)).unwrap();
 }
 
-/// Who an ordinary user becomes by running it: `None` if it does not run.
+/// The user that an ordinary user becomes by running it: `None` if it does not run.
 fn becomes(program: &Path) -> Option<String> {
     let output = as_nobody(&format!("exec {} -u", program.display()));
     output.status.success().then(|| String::from_utf8(output.stdout).unwrap().trim().to_owned())

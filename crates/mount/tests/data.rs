@@ -374,8 +374,8 @@ fn changes_beside_are_seen_on_open() {
     assert_eq!(rest, "ger");
 }
 
-/// Whoever opens a file whose size was changed beside the mount finds the new end, however long the
-/// kernel believes attributes, and whether the file is passed through or not.
+/// A program that opens a file whose size was changed beside the mount finds the new end, however
+/// long the kernel believes attributes, and whether the file is passed through or not.
 #[test]
 fn sizes_changed_beside_are_seen_on_open() {
     if !can_mount("sizes_changed_beside_are_seen_on_open") {
@@ -423,8 +423,8 @@ fn a_failed_change_hides_no_change_beside() {
     assert!(fs::read(m.path("a")).unwrap() == fs::read(m.below("a")).unwrap());
 }
 
-/// Whoever opens a file after it was changed beside the mount reads the change, also when others
-/// open it at the same time.
+/// A program that opens a file after it was changed beside the mount reads the change, also when
+/// others open it at the same time.
 #[test]
 fn no_open_after_a_change_beside_reads_older_bytes() {
     if !can_mount("no_open_after_a_change_beside_reads_older_bytes") {
@@ -457,8 +457,8 @@ fn no_open_after_a_change_beside_reads_older_bytes() {
     });
 }
 
-/// Who writes reads back what he wrote, also when the file was once changed beside the mount and
-/// others read along.
+/// A program that writes reads back what it wrote, also when the file was once changed beside the
+/// mount and others read along.
 #[test]
 fn what_was_written_is_read_after_a_change_beside() {
     if !can_mount("what_was_written_is_read_after_a_change_beside") {

@@ -247,7 +247,7 @@ fn many_names_without_handles() {
     shell(&format!("ls -lR {at} > /dev/null && cat {at}/d*/f* > /dev/null && ls -d {at}/d*/"));
     let status = m.mount().status();
     assert!(status.descriptors < LIMIT, "{status:?}");
-    // Who has files open does not stand in the way.
+    // A user who has files open does not stand in the way.
     let opener = Opener::of(65534, &format!("[f'{at}/d0/f{{number}}' for number in range(60)]"));
     assert_eq!((opener.opened, opener.errno), (60, 0));
     shell(&format!("ls -lR {at} > /dev/null"));

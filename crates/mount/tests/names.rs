@@ -403,7 +403,8 @@ fn a_name_that_is_being_dropped_opens_nothing() {
     }
 }
 
-/// Who was sent back and has found nothing does not come back, and is sent back from the next one.
+/// A caller that was sent back and has found nothing does not come back, and is sent back from the
+/// next one.
 #[test]
 fn a_name_that_leads_nowhere_lets_nobody_in_elsewhere() {
     if !can_mount("a_name_that_leads_nowhere_lets_nobody_in_elsewhere") {
@@ -488,7 +489,7 @@ fn attributes_are_changed_of_what_the_name_leads_to() {
             fs::write(m.path(name), name).unwrap();
             fs::set_permissions(m.path(name), fs::Permissions::from_mode(0o600)).unwrap();
         }
-        // Who has a file open means it, by whatever name.
+        // A process that has a file open means that file, by whatever name.
         m.wait_until_closed();
         fs::rename(m.below(&x), m.below(&z)).unwrap();
         fs::rename(m.below(&y), m.below(&x)).unwrap();

@@ -338,7 +338,7 @@ fn opens_that_wait_for_a_lease_hold_no_worker() {
     wait_until("all are put off", || mounted.mount().status().waiting_opens == openers.len());
     other_requests_are_answered(&mounted);
     assert_eq!(mounted.mount().status().deferred_requests, 0);
-    // Who does not want to wait is told so, as below.
+    // A caller that does not want to wait is told so, as below.
     let path = mounted.path("leased");
     let at_once = answers("open that does not wait", move || {
         File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path)

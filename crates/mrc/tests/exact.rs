@@ -165,7 +165,7 @@ fn nothing_seen_is_nothing_said() {
     assert_eq!((victims.point(1e6).hit_ratio, victims.sampled_misses()), (0.0, 0));
 }
 
-/// Whoever asks for what stays moves it to the front.
+/// A request for what stays moves it to the front.
 #[test]
 fn a_pool_that_keeps_has_what_it_was_asked_for() {
     let mut victims = Victims::new(true);

@@ -120,7 +120,7 @@ impl Process {
         Ok(shown(self.text("comm")?.trim()))
     }
 
-    /// Who has started it.
+    /// The process that has started it.
     ///
     /// # Errors
     /// When it has ended.

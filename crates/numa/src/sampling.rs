@@ -1,5 +1,5 @@
-//! Who uses which page: samples of accesses to memory, with the processor that made them
-//! (perf_event_open(2)).
+//! Samples of accesses to memory: they show which processor uses which page, with the processor
+//! that made them (perf_event_open(2)).
 //!
 //! Where processors sample data addresses themselves (AMD's IBS, Intel's PEBS), these are used.
 //! Elsewhere, as in virtual machines, it is page faults. With NUMA balancing on, the kernel takes

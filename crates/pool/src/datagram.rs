@@ -38,8 +38,8 @@ pub const MESSAGE_BYTES_MAX: usize = 65_507;
 pub const CLOCK_MS_MAX: u64 = 60_000;
 
 /// Nonces that are remembered, in each of two generations. A node gets a dozen datagrams a second,
-/// and needs them for two minutes: one generation holds ten times as many. Who has the key could
-/// have it forget older ones by sending more.
+/// and needs them for two minutes: one generation holds ten times as many. A node that has the key
+/// could have it forget older ones by sending more.
 const NONCES_MAX: usize = 16_384;
 
 /// The use for which the pool's key derives ours.

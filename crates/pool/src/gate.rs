@@ -168,7 +168,7 @@ impl Gate {
 
     /// Whether all nodes would still fit in one table with these.
     fn room_for(&self, entries: &[Entry]) -> bool {
-        // Who holds the lock is on this thread, and does not wait while it does.
+        // The holder of the lock is on this thread, and does not wait while it holds it.
         let Some(chitchat) = self.chitchat.get().and_then(|chitchat| chitchat.try_lock().ok()) else { return true };
         message::fit_together(chitchat.node_states().keys().map(Entry::from), entries)
     }

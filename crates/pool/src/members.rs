@@ -73,9 +73,9 @@ pub fn read<'a>(live: impl Iterator<Item = Peer<'a>>, own: &str) -> Reading {
 /// The list that follows `now`, if it is another one. With `hold` nobody is taken from it but who
 /// says so.
 ///
-/// Who hears nobody is more likely cut off than left by all at once, or its only lender has died:
-/// in both cases the data path knows better, and to give up all lenders would throw away what they
-/// keep.
+/// A node that hears nobody is more likely cut off than left by all at once, or its only lender has
+/// died: in both cases the data path knows better, and to give up all lenders would throw away what
+/// they keep.
 pub fn next(now: &[Member], reading: &Reading, hold: bool) -> Option<Vec<Member>> {
     if reading.live_peers == 0 {
         return None;

@@ -19,7 +19,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use tokio::sync::watch;
 
-/// Who a node is, and where.
+/// The identity of a node, and its address.
 #[derive(Clone)]
 pub struct Identity {
     /// Its name: [`name_of`] or [`random_name`].

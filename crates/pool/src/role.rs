@@ -6,11 +6,11 @@
 //! this node's own programs, and slowly where it helps others'.
 //!
 //! Each change costs: what was lent is given back, what was borrowed grows old. So a load that
-//! comes and goes must not carry the role with it. Whoever has to borrow again soon after it began
-//! to lend (within [`SETTLED_CALMS`]) has lent too early: its calm time doubles, [`DOUBLINGS_MAX`]
-//! times at the most. A load whose pauses are shorter than the calm time then leaves the role as it
-//! is. One whose pauses are longer than the longest calm time is followed, which is what the node
-//! is for. Each long time of lending halves the calm time again.
+//! comes and goes must not carry the role with it. A node that has to borrow again soon after it
+//! began to lend (within [`SETTLED_CALMS`]) has lent too early: its calm time doubles,
+//! [`DOUBLINGS_MAX`] times at the most. A load whose pauses are shorter than the calm time then
+//! leaves the role as it is. One whose pauses are longer than the longest calm time is followed,
+//! which is what the node is for. Each long time of lending halves the calm time again.
 //!
 //! What must never happen here: a change of role with each wave of a load; two roles at once.
 

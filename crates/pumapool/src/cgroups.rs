@@ -98,7 +98,7 @@ pub fn cgroups(names: &[CgroupName]) -> Result<Option<Cgroups>> {
             named.len()
         );
     }
-    // Who names some wants those alone.
+    // An administrator who names some wants those alone.
     let others = others.unwrap_or(Others::Together(Limits { takes_part: false, ..Limits::NONE }));
     Ok(Some(Cgroups { hierarchy, named, others }))
 }

@@ -15,9 +15,9 @@
 //! The kernel keeps all this for each thread; threads and programs that are started inherit it. So
 //! it must be done while the process has one thread, and is.
 //!
-//! Whoever lacks the right to drop something lacks the thing, too: then nothing is dropped, and
-//! nothing said. An ordinary user's mount is left alone altogether, because it takes the set-uid
-//! program fusermount3 to end it. `status` shows what is the case.
+//! A process that lacks the right to drop something lacks the thing, too: then nothing is dropped,
+//! and nothing said. An ordinary user's mount is left alone altogether, because it takes the
+//! set-uid program fusermount3 to end it. `status` shows what is the case.
 
 use landlock::{
     ABI, Access, AccessFs, BitFlags, Ruleset, RulesetAttr, RulesetCreatedAttr, RulesetError, RulesetStatus,

@@ -1,6 +1,6 @@
 //! How the commands find the daemons of this machine: each has a Unix socket in one folder, and
-//! answers a connection with its status as one JSON object. Who connects says what is wanted, by
-//! one line, or nothing for the status, and then closes that direction.
+//! answers a connection with its status as one JSON object. A client sends one line that says what
+//! it wants, or nothing for the status, and then closes that direction.
 
 use anyhow::{Context, Result};
 use parking_lot::{Condvar, Mutex};
@@ -20,11 +20,11 @@ use std::time::{Duration, Instant, SystemTime};
 /// How long daemons may take to tell their statuses, all together.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The same for those who look again and again, and whom somebody waits for: Prometheus does for 10
-/// s.
+/// How long daemons may take to tell their statuses to those who look again and again, and whom
+/// somebody waits for: Prometheus waits for 10 s.
 pub const LOOK_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How long a daemon waits for what is wanted. Who says nothing wants the status.
+/// How long a daemon waits for what is wanted. A client that sends nothing wants the status.
 const QUESTION_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// Bytes of what is wanted, at the most.
@@ -111,7 +111,7 @@ impl Control {
         Ok(Control { listener, path: RemovedOnDrop(path) })
     }
 
-    /// As [`serve_on`].
+    /// Serves this socket with [`serve_on`].
     pub fn serve(
         self,
         status: impl Fn() -> Value + Send + Sync + 'static,
@@ -160,7 +160,7 @@ pub fn serve_on(
     Ok(())
 }
 
-/// Who is being answered.
+/// Clients that are being answered.
 #[derive(Default)]
 struct Places {
     taken: Mutex<usize>,
@@ -205,7 +205,7 @@ fn question(stream: &UnixStream) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// Sends an answer, as far as it is taken in time. Who asked may have gone.
+/// Sends an answer, as far as it is taken in time. The client may have gone.
 fn send(stream: &UnixStream, answer: &Value) {
     let until = Instant::now() + ANSWER_TIMEOUT;
     let answer = answer.to_string();
@@ -234,7 +234,8 @@ pub fn ask_all() -> Vec<Value> {
     ask_those("", ANSWER_TIMEOUT)
 }
 
-/// As [`ask_all`], and those that do not answer, each with what is known of it.
+/// The status of every daemon that can be reached, as [`ask_all`] returns it; and the daemons that
+/// do not answer, each with what is known of it.
 pub fn ask_all_and_silent() -> (Vec<Value>, Vec<Silent>) {
     ask_daemons("", ANSWER_TIMEOUT)
 }
@@ -252,7 +253,7 @@ pub struct Silent {
 }
 
 impl Silent {
-    /// The same, for programs.
+    /// What is known of it, for programs.
     pub fn json(&self) -> Value {
         serde_json::json!({"kind": self.kind, "pid": self.pid, "socket": self.socket, "reason": self.reason})
     }
@@ -271,7 +272,7 @@ impl Silent {
     }
 }
 
-/// As [`ask_all`], within [`LOOK_TIMEOUT`].
+/// The status of every daemon that answers within [`LOOK_TIMEOUT`].
 pub fn look_at_all() -> Vec<Value> {
     ask_those("", LOOK_TIMEOUT)
 }
@@ -299,7 +300,7 @@ fn ask_daemons(prefix: &str, limit: Duration) -> (Vec<Value>, Vec<Silent>) {
     let (true, Ok(entries)) = (ours, fs::read_dir(folder)) else { return Default::default() };
     let mut paths: Vec<_> = entries.flatten().map(|entry| entry.path()).collect();
     remove_old_logs(&paths, SystemTime::now());
-    // Who asks may be a daemon that is about to begin, and does not answer yet.
+    // The caller may be a daemon that is about to begin, and does not answer yet.
     let own = format!("-{}.sock", std::process::id());
     paths.retain(|path| path.extension().is_some_and(|extension| extension == "sock"));
     paths.retain(|path| {
@@ -449,7 +450,7 @@ mod tests {
         assert_eq!(left, ["mine.log", "mount-3.log", "mount-4.log", "mount-4.sock"]);
     }
 
-    /// Who sends his question bit by bit, or does not take his answer, delays nobody but himself.
+    /// A client that sends its question bit by bit, or does not take its answer, delays no other.
     #[test]
     fn a_slow_client_delays_no_other() {
         let folder = tempfile::tempdir().unwrap();

@@ -43,7 +43,7 @@ pub struct Options {
     pub log_file: Option<PathBuf>,
 
     /// Serve this daemon's metrics for Prometheus at http://ADDR/metrics: HOST:PORT or unix:PATH.
-    /// Whoever can connect can read them, so that 127.0.0.1:PORT is a good choice.
+    /// Everybody who can connect can read them, so that 127.0.0.1:PORT is a good choice.
     #[arg(long, value_name = "ADDR", value_parser = addresses::http)]
     pub metrics: Option<Address>,
 }
@@ -125,7 +125,8 @@ impl Daemon {
         self.serve_commands(message, status, |_, stream| drop(stream), stop)
     }
 
-    /// As [`Daemon::serve`], and has `command` answer who wants something else than the status.
+    /// Serves as [`Daemon::serve`] does, and has `command` answer clients that want something else
+    /// than the status.
     pub fn serve_commands(
         self,
         message: &str,

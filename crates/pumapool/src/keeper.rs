@@ -151,7 +151,7 @@ enum Next {
     Other(File, PathBuf),
 }
 
-/// Who wants another program to serve.
+/// The client that wants another program to serve.
 struct Upgrade {
     program: PathBuf,
     /// Whom to tell how it went.
@@ -179,7 +179,7 @@ struct Keeper {
     dying: Vec<Child>,
     /// Since when the mount is not served.
     gap: Option<(Instant, String)>,
-    /// Who is to be told when it is served again.
+    /// The client that is to be told when it is served again.
     reply: Option<Reply>,
 }
 
@@ -346,7 +346,8 @@ impl Keeper {
     }
 
     fn ended(&mut self, code: ExitCode) -> ExitCode {
-        // Who never came to serve has ended nothing: what is stored is for the next attempt.
+        // A daemon that never came to serve has ended nothing: what is stored is for the next
+        // attempt.
         if self.was_ready {
             self.store.close();
         }

@@ -42,8 +42,8 @@ fn filter(level: &str) -> Result<EnvFilter> {
     if let Some(word) = level.split(',').find(|word| !is_level(word)) {
         bail!("`{word}` is no level");
     }
-    // Of what a filter does not name as usual. And what chitchat has to say of single datagrams,
-    // our own lines say better; `chitchat=LEVEL` shows it all the same.
+    // Lines that a filter does not name are shown as usual. And what chitchat has to say of single
+    // datagrams, our own lines say better; `chitchat=LEVEL` shows it all the same.
     EnvFilter::try_new(format!("info,chitchat=off,{level}")).with_context(|| format!("--log {level}"))
 }
 

@@ -66,7 +66,7 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Of what was printed: who reads may have seen enough.
+/// An error of printing: the reader may have seen enough.
 pub(crate) fn seen_enough(printed: io::Result<()>) -> io::Result<()> {
     printed.or_else(|error| if error.kind() == ErrorKind::BrokenPipe { Ok(()) } else { Err(error) })
 }

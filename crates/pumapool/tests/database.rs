@@ -19,7 +19,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 use testbed::{Group, Line, Process, Scratch, wait_until};
 
-/// Who the database runs as.
+/// The user that the database runs as.
 const USER: u32 = 65_534;
 /// Memory of the database and its page cache. At scale 20 its data are some 300 MiB.
 const GROUP_BYTES: u64 = 160 << 20;
@@ -213,7 +213,7 @@ fn a_database_does_not_notice_kills() {
         .collect();
     assert!(bad.is_empty(), "{bad:#?}");
     assert_eq!(mount.count("bad_pages"), 0);
-    // Who is killed in the middle of a frame leaves a part of one.
+    // A process that is killed in the middle of a frame leaves a part of one.
     let cut_short = lender.count("malformed_frames");
     assert!(cut_short <= mount.takeovers(), "{cut_short}");
     println!("from the lender {} pages, takeovers {}", mount.count("lender_pages"), mount.takeovers());

@@ -307,7 +307,7 @@ fn a_limit_on_the_size_of_files_ends_no_daemon() {
     }
     let scratch = Scratch::new(test).unwrap();
     let (source, at) = (scratch.directory("source").unwrap(), scratch.directory("mount").unwrap());
-    // Who has this right raises the limit.
+    // A daemon that has this right raises the limit.
     let mut command = Command::new("setpriv");
     command.args(["--bounding-set", "-sys_resource", "prlimit", &format!("--fsize={LIMIT_BYTES}")]);
     command.args([setup::PUMAPOOL, "mount", "--foreground"]).args([&source, &at]);

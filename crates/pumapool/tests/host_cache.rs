@@ -225,7 +225,7 @@ fn what_cannot_be_is_told() {
     assert!(said.contains("--trust-network"), "{said}");
 }
 
-/// Whoever listens at a Unix socket could read what is evicted: without a key only root and the
+/// The listener at a Unix socket could read what is evicted. Without a key only root and the
 /// guest's own user are believed.
 #[test]
 fn another_users_host_gets_nothing_without_a_key() {

@@ -62,7 +62,7 @@ fn get(address: &str) -> String {
     body
 }
 
-/// Asks until there is no more room in the queue. Who has gone stays in it.
+/// Asks until there is no more room in the queue. A daemon that has gone stays in it.
 fn fill_queue(path: &str) {
     let (address, flags) = (SocketAddrUnix::new(path).unwrap(), SocketFlags::CLOEXEC | SocketFlags::NONBLOCK);
     let connect = || {

@@ -62,7 +62,7 @@ impl Patience {
             if let Some(found) = look() {
                 break Some(found);
             }
-            // Whoever is to bring it may want this processor.
+            // The thread that is to bring it may want this processor.
             thread::yield_now();
             if begun.elapsed() > limit {
                 break None;
@@ -86,12 +86,12 @@ impl Patience {
     }
 }
 
-/// Who polls, of threads of which one is enough.
+/// Decides which thread polls, of threads of which one is enough.
 #[derive(Default)]
 pub struct One(AtomicBool);
 
 impl One {
-    /// As [`Patience::poll`]; None, too, while another one does.
+    /// Polls as [`Patience::poll`] does; returns None, too, while another thread polls.
     pub fn poll<T>(&self, patience: &Patience, limit: Duration, look: impl FnMut() -> Option<T>) -> Option<T> {
         if self.0.swap(true, Ordering::Acquire) {
             return None;

@@ -150,8 +150,8 @@ impl Ring {
     }
 
     /// Waits until the ring holds something. Nothing is slept over: first the flag is set, with a
-    /// full barrier, and then poll(2), when it has queued us, looks at the counters. Whoever
-    /// reserves a record before that look is seen by it; whoever does so later sees the flag and
+    /// full barrier, and then poll(2), when it has queued us, looks at the counters. The look sees
+    /// a record that was reserved before it; a producer that reserves one later sees the flag and
     /// wakes us. On a record that is still busy it returns at once: that lasts as long as one
     /// page's copy.
     fn wait(&self, timeout: Duration) -> io::Result<()> {

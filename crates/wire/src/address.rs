@@ -332,7 +332,7 @@ impl Stream {
         on_each!(self, stream => stream.shutdown(how))
     }
 
-    /// Who is at the other end, for messages.
+    /// The peer at the other end, for messages.
     pub fn peer(&self) -> String {
         match self {
             Stream::Tcp(stream) => stream.peer_addr().map_or_else(|_| "tcp peer".into(), |peer| peer.to_string()),

@@ -443,7 +443,7 @@ mod tests {
         assert_eq!(reader.next(&near, Instant::now() + LIMIT, |_| true).unwrap().header.request.get(), 2);
         let buffer = reader.take_buffer().unwrap();
         assert!(buffer.is_empty() && buffer.capacity() > 4096 && reader.has_no_buffer());
-        // Whoever gets it finds nothing in it.
+        // The next user finds nothing in it.
         let mut other = FrameReader::new();
         other.give_buffer(buffer);
         assert!(other.look(|_| true).unwrap().is_none());

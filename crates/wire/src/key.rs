@@ -173,8 +173,8 @@ impl PoolKey {
         Ok(PoolKey::new(*bytes))
     }
 
-    /// A key for one use, named by the label. Whoever has it learns neither the pool's key nor that
-    /// of another use.
+    /// A key for one use, named by the label. Its holder learns neither the pool's key nor that of
+    /// another use.
     pub fn derive(&self, label: &str) -> [u8; KEY_BYTES] {
         let tag = hmac::sign(&hmac::Key::new(hmac::HMAC_SHA256, &self.0[..]), label.as_bytes());
         let mut derived = [0; KEY_BYTES];

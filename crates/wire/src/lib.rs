@@ -70,9 +70,9 @@
 //! # Keys
 //! A lender either has the pool's key or trusts its network, and a borrower likewise. With the key,
 //! a connection begins with Handshake1 and Handshake2, and from then on each frame is sealed, in
-//! both directions ([`secure`] has the layout). Without it, a connection begins with Hello. Who
-//! comes the wrong way or with another key is answered [`REFUSED_KEY`], in clear; nothing but such
-//! a refusal is ever in clear where a key is used.
+//! both directions ([`secure`] has the layout). Without it, a connection begins with Hello. A peer
+//! that comes the wrong way or with another key is answered [`REFUSED_KEY`], in clear; nothing but
+//! such a refusal is ever in clear where a key is used.
 //!
 //! # Sessions
 //! A session lives at the lender as long as its main connection, and a grace time longer.
@@ -235,7 +235,7 @@ pub struct Header {
     pub request: U64,
 }
 
-/// Why a frame was not understood. Whoever receives one closes the connection.
+/// Why a frame was not understood. The receiver of one closes the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Malformed {
     /// No such kind of frame.

@@ -2,8 +2,8 @@
 //! pool's key.
 //!
 //! `Noise_NNpsk0_25519_AESGCM_SHA256`: both sides know the key and nothing else of each other, and
-//! each connection has keys of its own, made of what both have just made up. Whoever records a
-//! connection and learns the pool's key later cannot read it.
+//! each connection has keys of its own, made of what both have just made up. An attacker who
+//! records a connection and learns the pool's key later cannot read it.
 //!
 //! ```text
 //! borrower                                       lender
@@ -59,7 +59,7 @@ pub const SEAL_BYTES: usize = size_of::<Header>() + TAG_BYTES;
 /// Whom to believe.
 #[derive(Clone, Debug)]
 pub enum Security {
-    /// Who has this key. Frames and pages are sealed.
+    /// Peers that have this key. Frames and pages are sealed.
     Keyed(PoolKey),
     /// Everybody who can connect. Pages carry checksums, nothing is sealed.
     Trusting,

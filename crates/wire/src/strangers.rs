@@ -87,7 +87,7 @@ mod tests {
         assert!(enter(4).is_none() && is_shut_down(2) && !is_shut_down(3));
         drop(first);
         assert!(enter(4).is_some());
-        // Who has said who he is, is no stranger any more, and stays.
+        // A peer that has authenticated itself is no stranger any more, and stays.
         drop((third, fourth));
         let _fifth = enter(4);
         assert!(!is_shut_down(3) && !is_shut_down(4));

@@ -31,7 +31,7 @@ pub enum Place {
     Network(Rc<Network>),
 }
 
-/// Who answers at the address.
+/// The program that answers at the address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Who {
     /// `pumapool lend`.
@@ -81,7 +81,7 @@ impl Lender {
         &self.address
     }
 
-    /// Who it is now.
+    /// The program that it is now.
     pub fn who(&self) -> Who {
         self.who
     }

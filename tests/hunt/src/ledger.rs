@@ -286,7 +286,7 @@ mod tests {
         block.begin(content(2), note(2));
         assert_eq!(block.now(), content(1));
         assert_eq!(block.allowed(block.after(first)).unwrap().contents(), [content(1), content(2)]);
-        // Who begins now may still see the old one, who begins after the end may not.
+        // A read that begins now may still see the old one, one that begins after the end may not.
         assert_eq!(block.before(), 1);
         block.finish();
         assert_eq!(block.before(), 2);

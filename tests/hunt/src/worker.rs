@@ -362,7 +362,7 @@ impl Worker {
 
     /// A call that must not fail has failed.
     pub fn failed(&self, doing: &str, error: &io::Error) -> Halt {
-        // Whoever stops all may have ended the daemon, too.
+        // A signal that stops all may have ended the daemon, too.
         if self.ledger.stops() {
             return Halt::Stopped;
         }

@@ -120,7 +120,7 @@ pub struct Inode {
     /// Moves with every answer about the size that the kernel has taken in, and when it changes the
     /// size itself: an answer asked for before says nothing then (`fuse_inode::attr_version`).
     pub size_version: u64,
-    /// Who has the inode's lock.
+    /// The task that has the inode's lock.
     pub lock: Option<u64>,
     /// No writeback may begin.
     pub no_writeback: bool,
@@ -196,7 +196,7 @@ pub struct FileModel {
     pub inode: Option<Inode>,
     /// What reads may return.
     pub truth: Truth,
-    /// Who has the mount's lock for changes of it.
+    /// The task that has the mount's lock for changes of it.
     pub changing: Option<u64>,
     /// What waits to be told to the kernel.
     pub invalidation: Option<Invalidation>,

@@ -36,7 +36,7 @@ pub enum Said {
 
 /// A question on a connection of its own.
 pub struct Asked {
-    /// Who asks: what the answer is filed under.
+    /// The asker: the answer is filed under it.
     pub number: u64,
     /// In which session.
     pub session: u64,

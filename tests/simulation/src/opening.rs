@@ -9,7 +9,7 @@ use borrower::Writers;
 #[derive(Default)]
 pub struct Opening {
     stage: Stage,
-    /// Who has answered it is dead.
+    /// The daemon that has answered it is dead.
     orphaned: bool,
     /// When the kernel was last told the size; or when the daemon was killed, if that was later.
     told: Time,

@@ -115,7 +115,8 @@ impl Truth {
         for (_, why) in &mut self.units[unit].others {
             match why {
                 Why::Pending(of) if *of == change => *why = Why::Until(now),
-                // Who has changed the unit through the mount must not see anything older any more.
+                // A program that has changed the unit through the mount must not see anything older
+                // any more.
                 Why::Beside(_) if fresh => *why = Why::Until(now),
                 _ => {}
             }

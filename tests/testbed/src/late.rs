@@ -20,7 +20,7 @@ const WORDS_MAX: usize = 5;
 const EVENT_BYTES: usize = 32;
 /// Version of the interface.
 const VERSION: u64 = 0xaa;
-/// Whoever touches a page that is missing waits for it.
+/// A thread that touches a page that is missing waits for it.
 const MODE_MISSING: u64 = 1;
 
 /// The memory.

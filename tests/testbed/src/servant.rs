@@ -35,7 +35,7 @@ impl<'a> Servant<'a> {
     /// When it cannot be started.
     pub fn start(name: &'static str, groups: &[&Group], interrupt: &'a Interrupt) -> Result<Servant<'a>, Failure> {
         let own = std::env::current_exe().map_err(Failure::attempted("finding this program"))?;
-        // Whoever reads a page first has it counted as its memory. What is read ahead of the
+        // A page counts as the memory of the process that reads it first. What is read ahead of the
         // program's own pages would count as what the process needs, and then make room for what it
         // reads.
         let read = File::open(&own).and_then(|mut program| io::copy(&mut program, &mut io::sink()));

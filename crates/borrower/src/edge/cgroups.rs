@@ -87,7 +87,7 @@ pub(crate) struct Resolver {
     /// What numbers in evictions are.
     known: HashMap<u32, u8>,
     looked: Option<Instant>,
-    /// Who looks at the directories now, and the number that this is for.
+    /// The thread that looks at the directories now, and the number that this is for.
     looking: Option<(JoinHandle<Paths>, u32)>,
     /// Looks at all directories below that one.
     look: fn(&Path) -> Paths,

@@ -128,7 +128,7 @@ impl Connection {
         let mut body = Vec::new();
         match self.receive(deadline, &mut body)? {
             (Kind::Handshake2, _) => self.channel = handshake.finish(&body).map_err(|_| failed())?,
-            // Whoever is on the network can say that.
+            // Anybody on the network can send that.
             (kind, _) => return Err(not_welcome(kind, &body, io::ErrorKind::ConnectionRefused)),
         }
         Ok(())

@@ -668,7 +668,7 @@ impl Core {
             }
         }
         drop(batch);
-        // Who waits for room waits for this.
+        // A thread that waits for room waits for this.
         self.queue(lender).lock().collect_leaving();
         Ok(())
     }

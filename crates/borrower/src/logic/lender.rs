@@ -10,9 +10,9 @@
 //!     └─────────────────── lost ─────────────────┘
 //! ```
 //!
-//! Only *lost* moves the epoch on, which voids all entries of the lender at once. Whoever is
-//! suspended keeps its epoch: should its session be resumed, what is on record is as current as if
-//! the lender had merely been slow to answer, because nothing that voids an entry asks whether its
+//! Only *lost* moves the epoch on, which voids all entries of the lender at once. A suspended
+//! lender keeps its epoch: should its session be resumed, what is on record is as current as if the
+//! lender had merely been slow to answer, because nothing that voids an entry asks whether its
 //! lender is there.
 //!
 //! A lender that is *shunned* is there, but too slow to be asked ([`super::gate`]), and mostly too

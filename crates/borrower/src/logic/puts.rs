@@ -116,7 +116,7 @@ pub struct PutQueue {
     sent: VecDeque<(u64, Arc<Batch>)>,
     /// Answered or abandoned, but the sender has not let go of them yet.
     leaving: Vec<Arc<Batch>>,
-    /// Who has abandoned it and has not yet voided what was in it.
+    /// The lender that has abandoned it and has not yet voided what was in it.
     abandoning: u32,
     next_request: u64,
 }

@@ -8,7 +8,7 @@
 //!        └──────────── false ◀─ end ◀─────────────────────────────────┘
 //! ```
 //!
-//! Who drives it does the input and output. What must never happen: bytes of the answer that nobody
+//! The caller does the input and output. What must never happen: bytes of the answer that nobody
 //! has filled or verified.
 
 use super::catalog::File;

@@ -2,9 +2,9 @@
 //!
 //! The mapping takes address space only; a slot gets memory when it is written. [`Slots::settle`]
 //! then tells the kernel that it may take that memory whenever it likes (`MADV_FREE`): such pages
-//! sit on the inactive *file* list of the kernel's LRU, and leave without a word and without I/O.
-//! Whoever reads a slot that was taken finds zeros, which is why a page of zeros must never be kept
-//! in a slot.
+//! sit on the inactive *file* list of the kernel's LRU, and leave without a word and without I/O. A
+//! reader of a slot that was taken finds zeros, which is why a page of zeros must never be kept in
+//! a slot.
 //!
 //! This module promises that a copy out of a slot is either what was last written there, whole, or
 //! reported as taken, and that a slot being taken in the middle of anything does no harm. With
@@ -88,7 +88,7 @@ pub struct Mapping {
 
 // SAFETY: no thread keeps anything of its own in the mapping, and no reference into it ever exists.
 unsafe impl Send for Mapping {}
-// SAFETY: as above. Who writes which slot when is for the store to say.
+// SAFETY: as above. The store decides which thread writes which slot, and when.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {

@@ -10,8 +10,9 @@
 //!
 //! What must stay true:
 //! - The inode below is marked, and nobody has it open for writing, before the attributes are
-//!   looked at that the kernel may believe for long. Who opens it later we hear of. (Not all writes
-//!   are told of: those through mappings are not, nor those of the kernel's asynchronous I/O.)
+//!   looked at that the kernel may believe for long. The kernel tells us of later opens. (Not all
+//!   writes are told of: those through mappings are not, nor those of the kernel's asynchronous
+//!   I/O.)
 //! - Only the answers to GETATTR and STATX are believed for long: the kernel drops one that it has
 //!   been told to forget meanwhile (`fuse_change_attributes`, fs/fuse/inode.c). It does not where
 //!   the answer has it know the inode at all (LOOKUP), or is the outcome of a change.
@@ -77,7 +78,7 @@ impl Marked {
     }
 }
 
-/// Of what the kernel is to forget the attributes.
+/// The nodes whose attributes the kernel is to forget.
 #[derive(Default)]
 struct Changes {
     all: bool,
@@ -307,9 +308,9 @@ impl Passthrough {
     /// is not. To be called before the attributes are looked at that the kernel is to believe for
     /// long.
     pub(crate) fn is_told(&self, inode: &Inode) -> bool {
-        // Of what is open here as well others may write more than we see, passed through; and who
-        // has it open mostly changes it himself. (Directories are looked up each second in any
-        // case, and so their attributes come.)
+        // Others may write more than we see to a file that is open here as well, passed through;
+        // and the process that has it open mostly changes it itself. (Directories are looked up
+        // each second in any case, and so their attributes come.)
         if inode.kind != FileType::RegularFile || inode.is_open() || !self.beside.mark(inode) {
             return false;
         }

@@ -3,9 +3,9 @@
 //!
 //! A file in memory (memfd) of fixed places, sparse, so that only what is used costs memory. All of
 //! it is 64-bit words in native byte order, because writer and reader are processes of one machine.
-//! Whoever writes stores single words, in an order that leaves every slot readable after each of
-//! them: a daemon can be killed between any two. A slot counts from the store of its first word on,
-//! which is its last one when it is filled and its first one when it is cleared.
+//! A writer stores single words, in an order that leaves every slot readable after each of them: a
+//! daemon can be killed between any two. A slot counts from the store of its first word on, which
+//! is its last one when it is filled and its first one when it is cleared.
 //!
 //! | at | what | size |
 //! |---|---|---|

@@ -1,6 +1,6 @@
 //! Applications: what their threads use, and who touches it first.
 
-/// Who touches memory first.
+/// The thread that touches memory first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Touch {
     /// Each thread what it will use, and of what all share an equal part.
@@ -25,7 +25,7 @@ pub enum Handing {
 pub struct Class {
     /// As it is called.
     pub name: &'static str,
-    /// Who touches first.
+    /// The thread that touches first.
     pub touch: Touch,
     /// Share of the accesses that go to what all threads use.
     pub shared: f64,

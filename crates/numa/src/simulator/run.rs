@@ -143,7 +143,7 @@ impl<'a> Running<'a> {
             let mut region = Region { first, homes: vec![0; len], counts: [0; Machine::NODES] };
             region.counts[0] = len;
             for unit in 0..len {
-                // Of what all share, each touches a part.
+                // Each touches a part of what all share.
                 let toucher = match application.class.touch {
                     Touch::First => 0,
                     Touch::Users if number == threads => unit * threads / len,

@@ -311,7 +311,7 @@ mod tests {
         let counts = observed.counts();
         assert_eq!((counts.missed, counts.written, counts.read), (1, 1, 1.0));
         assert_eq!((observed.waits_us, observed.waits, observed.wait_us()), (300.0, 1, None));
-        // Who waits for long is heard of later, and after others.
+        // A reader that waits for long is heard of later, and after others.
         observed.note(&[seen(SeenKind::Added, 5000, 1), seen(SeenKind::Added, 7000, 1)]);
         observed.note(&[seen(SeenKind::Waited(Duration::from_micros(100)), 5000, 1)]);
         assert_eq!((observed.waits_us, observed.waits), (400.0, 2));

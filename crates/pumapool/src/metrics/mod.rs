@@ -24,8 +24,8 @@ use wire::address::Address;
 /// Options of `metrics`.
 #[derive(clap::Args)]
 pub struct Options {
-    /// Serve the page at http://ADDR/metrics, until a signal comes: HOST:PORT or unix:PATH. Whoever
-    /// can connect can read it.
+    /// Serve the page at http://ADDR/metrics, until a signal comes: HOST:PORT or unix:PATH.
+    /// Everybody who can connect can read it.
     #[arg(long, value_name = "ADDR", value_parser = addresses::http)]
     listen: Option<Address>,
 

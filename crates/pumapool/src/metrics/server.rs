@@ -159,7 +159,7 @@ async fn accept<S: AsyncRead + AsyncWrite + Unpin + 'static>(
                 http.keep_alive(false).max_buf_size(HEAD_BYTES_MAX);
                 let connection = http.serve_connection(TokioIo::new(stream), answer);
                 tokio::select! {
-                    // Who goes away, or makes no sense, has had his answer.
+                    // A client that goes away, or makes no sense, has had its answer.
                     _ = connection => {}
                     () = passes(&deadline) => {}
                 }

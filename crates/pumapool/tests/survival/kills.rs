@@ -23,7 +23,7 @@ fn killed_under_load(test: &str, options: &[&str], kills: u32) {
     under_load(&mount, &source, kills, |_| mount.kill_daemon());
     assert_eq!(mount.takeovers(), u64::from(kills));
     assert_eq!(mount.count("bad_pages"), 0);
-    // Who is killed in the middle of a frame leaves a part of one.
+    // A process that is killed in the middle of a frame leaves a part of one.
     let cut_short = lender.count("malformed_frames");
     assert!(cut_short <= u64::from(kills), "{cut_short}");
 }

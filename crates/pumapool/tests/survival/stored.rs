@@ -142,8 +142,8 @@ fn what_a_service_manager_stores_survives_the_keeper() {
     assert_eq!(fs::read_dir(&at).unwrap().count(), 0);
 }
 
-/// Whoever ends it kills it in the end: what is stored must not become a mount again that is seen
-/// nowhere.
+/// The service manager kills it in the end: what is stored must not become a mount again that is
+/// seen nowhere.
 #[test]
 fn a_mount_that_was_told_to_stop_is_not_stored() {
     let test = "a_mount_that_was_told_to_stop_is_not_stored";

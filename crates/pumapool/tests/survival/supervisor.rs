@@ -70,7 +70,7 @@ fn nothing_that_starts_a_daemon_waits_for_the_mount() {
     let is_served = || status().is_some_and(|status| status["mount"]["takeovers"] == 1);
     let came = wait_until(PATIENCE, is_served);
     if !came {
-        // Who waits for it waits for ever: it goes with its keeper.
+        // A process that waits for it waits for ever: it goes with its keeper.
         status().and_then(|status| status["pid"].as_u64()).into_iter().for_each(|pid| kill(pid as u32));
     }
     assert!(came, "{}", fs::read_to_string(&log).unwrap());
@@ -198,7 +198,7 @@ fn a_stopped_daemon_is_told_of() {
     assert!(told.starts_with(&format!("mount (pid {}) does not answer", before["pid"])), "{told}");
     assert!(wait_until(PATIENCE, || log_text().contains("the daemon answers again")), "{}", log_text());
     assert_eq!(status().unwrap()["daemon_pid"], number);
-    // Who uses a mount is named.
+    // Processes that use a mount are named.
     let file = File::open(at.join("file")).unwrap();
     let refused = pumapool(&["umount", at_text]);
     let said = String::from_utf8_lossy(&refused.stderr).into_owned();

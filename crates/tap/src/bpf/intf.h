@@ -1,8 +1,8 @@
 /*
  * The contract between the BPF programs and Rust: every layout and constant that both sides must
  * agree on, and nothing else. Its mirror is crates/tap/src/intf.rs, which takes the bytes apart by
- * position. The sizes are asserted here. Who changes a layout changes the mirror, too: only the
- * tests with a loaded program (crates/tap/tests) show that the two agree.
+ * position. The sizes are asserted here. A change of a layout here needs one of the mirror, too:
+ * only the tests with a loaded program (crates/tap/tests) show that the two agree.
  *
  * All numbers are little-endian and naturally aligned, as both sides run on the same x86-64
  * machine.
@@ -64,7 +64,7 @@ struct tap_config {
 
 /*
  * Shared while the tap runs (.bss, mapped by the consumer). The consumer writes 1 before it goes to
- * sleep. Whoever puts the next page into the ring takes the 1 away and wakes it.
+ * sleep. The program that puts the next page into the ring takes the 1 away and wakes it.
  */
 struct tap_shared {
 	u32 consumer_sleeps;
