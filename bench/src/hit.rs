@@ -62,8 +62,8 @@ impl Lent {
         Lent::fill_beside(world, worker, security, name, len_bytes, 0)
     }
 
-    /// The same, with so many bytes of the lender for pages of other files. Then the lender gets
-    /// every single page.
+    /// Lends a file, with so many bytes of the lender for pages of other files. Then the lender
+    /// gets every single page.
     pub fn fill_beside(
         world: &World,
         worker: &mut Worker<'_>,

@@ -15,7 +15,7 @@ use testbed::Failure;
 
 /// Wanted at the most: a hit over the sum of its floors.
 const RATIO_WANTED: f64 = 1.35;
-/// The same with security on.
+/// Wanted at the most with security on.
 const SEALED_RATIO_WANTED: f64 = 1.5;
 /// Bytes of the question over TCP: as the protocol has for a page, header and key.
 const ASKED_BYTES: usize = 32;

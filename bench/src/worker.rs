@@ -50,8 +50,8 @@ pub enum Workload {
     Mixed,
     /// A page at random is written and synced.
     Writes,
-    /// The same by that many threads, each in a file of its own: the path with the thread's number
-    /// as the extension.
+    /// That many threads write and sync pages at random, each in a file of its own: the path with
+    /// the thread's number as the extension.
     Syncs {
         /// How many.
         threads: usize,

@@ -141,7 +141,7 @@ impl World {
         self.lend_with(Security::Keyed, group_bytes, capacity_bytes, reserve_bytes)
     }
 
-    /// The same, sealed or not.
+    /// Starts such a lender, sealed or not.
     pub fn lend_with(
         &self,
         security: Security,
@@ -172,7 +172,7 @@ impl World {
         self.mount_with(Security::Keyed, name, len_bytes, lender, options)
     }
 
-    /// The same, sealed or not; without a file where `len_bytes` is 0.
+    /// Mounts, sealed or not; without a file where `len_bytes` is 0.
     pub fn mount_with(
         &self,
         security: Security,

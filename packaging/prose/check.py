@@ -35,9 +35,9 @@ STRUCTURE = re.compile(r"\s*(\||#|>|<|\[[^\]]*\]: )")
 BEGINS = re.compile(r"[-*+>|]|#+|\d+[.)]|[|<>#].*|\[.*\]:")
 # Code is not broken, if it is shorter than half a line.
 WORD = re.compile(r"(?:`[^`]{1,48}`|\S)+")
-FORBIDDEN = re.compile(r"(?:^|(?<=[.:;] ))(?:Who|Whoever|Of what)\b|^The same\b|^As \[?`")
+FORBIDDEN = re.compile(r"(?:^|(?<=[.:;] ))(?:Who|Whoever|Of what)\b|^The same(?=[.,;:]| (?:as|by|for|in|of|to|through|twice|when|where|while|with)\b)|^As \[?`")
 # Sentences from before the rule. Lower the number with each that is mended.
-FORBIDDEN_LEFT = 73
+FORBIDDEN_LEFT = 13
 
 
 def paragraphs(lines):

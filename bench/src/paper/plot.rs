@@ -67,7 +67,8 @@ impl Line {
         VARIANTS.iter().map(|(variant, _)| Line::of(records, variant, key, unit)).collect()
     }
 
-    /// The same, and that with all memory local, which no lender changes.
+    /// A value of each variant with Puma, and the value with all memory local, which no lender
+    /// changes.
     pub fn of_all(records: &Records, key: &str, unit: f64) -> Vec<Line> {
         let mut lines = Line::of_variants(records, key, unit);
         let widest = lines.iter().flat_map(|line| &line.points).map(|(size, _)| *size).fold(0.0, f64::max);

@@ -253,7 +253,7 @@ impl History {
         words.join(" ")
     }
 
-    /// As `git fast-import` reads it.
+    /// Writes the history as `git fast-import` reads it.
     fn write(&mut self, mut to: impl Write, commits: usize) -> io::Result<()> {
         for commit in 0..=commits {
             // The first has all files.

@@ -151,7 +151,7 @@ impl World {
         self.read(at, request);
     }
 
-    /// As `Asking::finish` does it.
+    /// Answers a READ as `Asking::finish` does.
     fn answer(&self, at: usize, request: u64) -> u64 {
         let (mut reading, mut buf) = (Reading::default(), vec![0xee; PAGE_SIZE]);
         let offset = (at * PAGE_SIZE) as u64;

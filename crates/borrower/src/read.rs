@@ -19,7 +19,7 @@ const CHANGE_WAIT: Duration = Duration::from_secs(30);
 pub struct ReadRequest<B> {
     /// What is read.
     pub file: Arc<File>,
-    /// The same, below.
+    /// The backing file.
     pub below: Arc<B>,
     /// The kernel's number of the READ.
     pub request: u64,

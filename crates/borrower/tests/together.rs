@@ -61,7 +61,7 @@ impl World {
         self.read_as(false)
     }
 
-    /// The same, with questions asked before others are answered, or not.
+    /// Reads all of it by pages, with questions asked before others are answered, or not.
     fn read_as(&self, is_eager: bool) -> (u64, u64) {
         let metrics = self.borrower.metrics();
         let count = || (metrics.get_messages.get(), metrics.lender_pages.get());

@@ -39,7 +39,8 @@ use sync::polling::{POLL_MAX, Patience};
 const LOOK_FIRST: Duration = Duration::from_micros(50);
 const LOOK_MAX: Duration = Duration::from_micros(200);
 
-/// The same while nothing comes, and after how many such looks nobody watches any more.
+/// Time between two looks of the watcher while nothing comes, and after how many such looks nobody
+/// watches any more.
 const LOOK_IDLE: Duration = Duration::from_millis(1);
 const LOOKS_IDLE_MAX: u32 = 16;
 

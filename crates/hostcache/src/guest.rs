@@ -50,7 +50,7 @@ macro_rules! statistics {
             $(#[doc = $meaning] pub $name: AtomicU64,)*
         }
 
-        /// The same, to be shown.
+        /// What a guest has done since it was started, to be shown.
         #[derive(Clone, Copy, Debug, Default, Serialize)]
         pub struct Counts { $(#[doc = $meaning] pub $name: u64,)* }
 

@@ -136,7 +136,7 @@ macro_rules! statistics {
         #[derive(Default)]
         struct Statistics { $($name: AtomicU64,)* }
 
-        /// The same, to be shown.
+        /// What was done with what a guest has sent, to be shown.
         #[derive(Clone, Debug, Serialize)]
         pub struct Status {
             /// Its image.

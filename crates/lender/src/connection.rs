@@ -165,7 +165,7 @@ impl Connection {
         Ok(Some(()))
     }
 
-    /// As [`Connection::put`].
+    /// Answers a Get. Returns what [`Connection::put`] does.
     fn get(&mut self, body: &[u8], exclusive: bool, request: u64, out: &mut Outgoing) -> Result<Option<()>, Broken> {
         let Ok(keys) = <[WireKey]>::ref_from_bytes(body) else { return Ok(None) };
         let is_behind = self.is_behind();

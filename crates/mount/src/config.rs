@@ -45,7 +45,8 @@ pub struct Config {
     /// How long the kernel believes attributes without asking: how late a change made beside the
     /// mount may be seen. Zero: not at all.
     pub attr_timeout: Duration,
-    /// The same where we are told of changes made beside the mount, and have the kernel ask again.
+    /// How long the kernel believes attributes without asking where we are told of changes made
+    /// beside the mount, and have the kernel ask again.
     pub told_attr_timeout: Duration,
     /// How long the kernel believes the name of a file without asking. Long: once it has passed,
     /// closing a file drops its last name in the kernel, and with it the inode and all that is

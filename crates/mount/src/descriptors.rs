@@ -121,8 +121,8 @@ impl Descriptors {
         Ok(self.charge(&mut charged, uid, charge))
     }
 
-    /// The same for what must not fail: a file that was open in a daemon before this one, or a
-    /// second descriptor that the kernel needs.
+    /// Charges descriptors for what must not fail: a file that was open in a daemon before this
+    /// one, or a second descriptor that the kernel needs.
     pub(crate) fn take_anyway(self: &Arc<Descriptors>, uid: u32, charge: usize) -> Taken {
         self.charge(&mut self.charged.lock(), uid, charge)
     }
@@ -242,7 +242,7 @@ impl Taken {
         self.account.take(self.uid, 1)
     }
 
-    /// The same, where the kernel cannot do without it.
+    /// A second descriptor of the same file, where the kernel cannot do without it.
     pub(crate) fn another_anyway(&self) -> Taken {
         self.account.take_anyway(self.uid, 1)
     }

@@ -181,7 +181,7 @@ impl Image {
         Ok(was_placed)
     }
 
-    /// The same as [`Image::let_go`], but they stay where they are.
+    /// A guest has read these pages: as with [`Image::let_go`], but they stay where they are.
     pub fn read_by_guest(&self, pages: Range<u32>) -> u64 {
         self.pages().read_by_guest(pages)
     }

@@ -143,7 +143,8 @@ impl Passthrough {
         self.check_way(task, inode, found)
     }
 
-    /// The same of what is asked for by a name or by who has the file open, and means it.
+    /// Checks the name by which a file is asked for, unless the file is open: then the caller may
+    /// have it open, and mean that file.
     pub(crate) fn check_name_unless_open(&self, inode: &Arc<Inode>, task: u32) -> Result<(), Errno> {
         match inode.is_open() {
             true => self.check_way(task, inode, stale::Found::Nothing),
@@ -151,7 +152,8 @@ impl Passthrough {
         }
     }
 
-    /// The same for what an attempt before this one may have begun: then it was checked.
+    /// Checks the name by which a file is asked for, unless an attempt before this one has begun:
+    /// then it was checked.
     pub(crate) fn check_name_once(&self, inode: &Arc<Inode>, task: u32, attempt: &Attempt<'_>) -> Result<(), Errno> {
         match attempt.begun() {
             Some(_) => Ok(()),

@@ -113,8 +113,8 @@ impl Mount {
         Mount::start_kept(config, None, make_borrower)
     }
 
-    /// The same, with a keeper at the other end of the channel, so that a successor can take the
-    /// mount over ([`Mount::take_over`]).
+    /// Mounts and serves, with a keeper at the other end of the channel, so that a successor can
+    /// take the mount over ([`Mount::take_over`]).
     pub fn start_kept<E>(
         config: Config,
         keeper: Option<Arc<Channel>>,

@@ -136,7 +136,7 @@ impl FileHandle {
         FileHandle::hash_of(self.kind, &self.bytes)
     }
 
-    /// The same of a handle in parts.
+    /// 64 bits that differ between handles, of a handle in parts.
     pub(crate) fn hash_of(kind: i32, bytes: &[u8]) -> u64 {
         let mut hash = 0xcbf2_9ce4_8422_2325u64;
         for byte in kind.to_ne_bytes().iter().chain(bytes) {

@@ -136,7 +136,7 @@ fn what_is_being_written_is_asked_for() {
         drop(writer);
         wait_until_believed(&m, "a");
     }
-    // The same through the mount.
+    // Now it is changed through the mount.
     let writer = File::options().append(true).open(m.path("a")).unwrap();
     append(&m.below("a"), b"more");
     wait_until_same(&m, "a");

@@ -17,7 +17,8 @@ fn resident_pages(path: &Path) -> usize {
     resident_pages_of(&File::open(path).unwrap())
 }
 
-/// The same for an open file: opening it once more may drop what the mount caches.
+/// Pages of an open file in the page cache of its own file system: opening it once more may drop
+/// what the mount caches.
 fn resident_pages_of(file: &File) -> usize {
     let len = file.metadata().unwrap().len() as usize;
     let mut pages = vec![0u8; len.div_ceil(4096)];

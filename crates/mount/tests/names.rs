@@ -344,8 +344,8 @@ fn what_was_replaced_beside_and_then_renamed_is_what_the_new_name_leads_to() {
     wait_until("the files that were replaced are let go", || m.mount().status().inodes <= known);
 }
 
-/// The same when the mount has found out before the rename reaches it that the name is not the
-/// older file's any more.
+/// A rename that reaches the mount after it has found out that the name is not the older file's any
+/// more.
 #[test]
 fn what_was_renamed_while_its_name_was_dropped_is_what_the_new_name_leads_to() {
     if !can_mount("what_was_renamed_while_its_name_was_dropped_is_what_the_new_name_leads_to") {

@@ -67,7 +67,7 @@ impl Victims {
         Victims::with_samples(keeps, SAMPLES_MAX)
     }
 
-    /// The same, from a sample of so many pages at the most.
+    /// Such a pool, from a sample of so many pages at the most.
     pub fn with_samples(keeps: bool, samples_max: usize) -> Victims {
         let none = || vec![0.0; buckets::COUNT + 1];
         Victims {

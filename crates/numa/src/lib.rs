@@ -32,7 +32,7 @@ pub const PAGE_BYTES: u64 = 4096;
 pub enum Policy {
     /// One page after the other on the nodes in turn: no controller has more to do than another.
     Round4k,
-    /// The same by GiB, as Xen does by itself: for comparison.
+    /// One GiB after the other on the nodes in turn, as Xen does by itself: for comparison.
     Round1g,
     /// Where it is touched first; and where it is touched first after it was freed.
     FirstTouch,

@@ -65,7 +65,7 @@ pub enum Moved {
 }
 
 impl Moved {
-    /// The same of a unit that is at `now`, and was to come to `wanted`.
+    /// What became of a unit that is at `now`, and was to come to `wanted`.
     fn seen_at(self, now: Option<NodeId>, wanted: NodeId) -> Moved {
         match now {
             Some(now) if now == wanted => Moved::Yes,
@@ -329,7 +329,7 @@ impl Process {
         Ok(became)
     }
 
-    /// The same, node after node, where one of them is full.
+    /// Moves units node after node, where one of the nodes is full.
     fn move_by_node(&self, moves: &[(Unit, NodeId)]) -> io::Result<Vec<Moved>> {
         let mut became = vec![Moved::Full; moves.len()];
         let mut nodes: Vec<NodeId> = moves.iter().map(|(_, node)| *node).collect();

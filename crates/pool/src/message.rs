@@ -284,7 +284,7 @@ mod tests {
         syn_ack_and(name, key, value, status, packed, &[])
     }
 
-    /// The same, with more behind it.
+    /// Such a SynAck, with more behind it.
     fn syn_ack_and(name: &str, key: &str, value: &str, status: u8, packed: bool, more: &[u8]) -> Vec<u8> {
         let mut message = header(1);
         message.extend(1_u16.to_le_bytes());

@@ -41,7 +41,7 @@ const READER: &str = "PUMA_TEST_READER";
 enum Workload {
     Uniform,
     Zipf,
-    /// The same, and a stream beside it.
+    /// Reads by Zipf's law, and a stream beside them.
     Mixed,
     Sequential,
 }

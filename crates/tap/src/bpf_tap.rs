@@ -99,7 +99,7 @@ impl BpfTap {
         load(target, ring_bytes, AddedTap::RING_BYTES_MIN).map(|(tap, _)| tap)
     }
 
-    /// The same, and says which pages are added to the page cache.
+    /// Loads and attaches the program, and says which pages are added to the page cache, too.
     pub fn load_with_added(target: Target, ring_bytes: usize) -> Result<(BpfTap, AddedTap), LoadError> {
         let (tap, object) = load(target, ring_bytes, AddedTap::RING_BYTES)?;
         let shared = load::map(&object, ".bss")?;

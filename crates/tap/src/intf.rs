@@ -193,7 +193,7 @@ pub(crate) struct WatchTotals {
 }
 
 impl WatchTotals {
-    /// As [`TapCounters::add`].
+    /// Adds one CPU's counts, as [`TapCounters::add`] does.
     pub(crate) fn add(&mut self, bytes: &[u8]) -> Option<()> {
         let WatchTotals { read_pages, ring_full } = self;
         for (nth, counter) in [read_pages, ring_full].into_iter().enumerate() {

@@ -216,7 +216,7 @@ fn is_called(full: &OsStr, name: &str) -> bool {
     full == name || (name.starts_with('.') && full.ends_with(name))
 }
 
-/// The same of an object that is not loaded yet.
+/// A map of an object that is not loaded yet.
 pub(crate) fn open_map<'a>(object: &'a mut OpenObject, name: &str) -> libbpf_rs::Result<OpenMapMut<'a>> {
     object
         .maps_mut()

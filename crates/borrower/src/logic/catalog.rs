@@ -119,7 +119,7 @@ impl Catalog {
         }
     }
 
-    /// The same, with hints for who sees the evictions.
+    /// A catalog with hints for the program that sees the evictions.
     pub fn with_hints(self, copy_hints: Option<Arc<dyn CopyHints>>) -> Catalog {
         Catalog { copy_hints, ..self }
     }
@@ -337,7 +337,8 @@ impl Catalog {
         self.lose(lender, LenderWord::lost)
     }
 
-    /// The same of a lender that is away. False: it is there, or was down already.
+    /// A lender that is away is lost, with all pages it had. False: it is there, or was down
+    /// already.
     pub fn lender_lost_if_away(&self, lender: u8) -> bool {
         self.lose(lender, |word| word.is_suspended().then(|| word.lost()).flatten())
     }

@@ -61,16 +61,16 @@ pub enum Change {
         /// Byte behind the last one changed.
         end: u64,
     },
-    /// As `Other`, by fallocate: the kernel then zeroes those parts of its pages at the edges that
-    /// are in the range, and drops the rest.
+    /// A change like `Other`, by fallocate: the kernel then zeroes those parts of its pages at the
+    /// edges that are in the range, and drops the rest.
     Hole {
         /// First byte changed.
         start: u64,
         /// Byte behind the last one changed.
         end: u64,
     },
-    /// As `Other`, by a request of which nothing more is known: a buffered write that is sent
-    /// again, because the daemon that had it died.
+    /// A change like `Other`, by a request of which nothing more is known: a buffered write that is
+    /// sent again, because the daemon that had it died.
     Doubtful {
         /// First byte changed.
         start: u64,

@@ -81,7 +81,7 @@ pub enum Entry {
     Zero,
     /// No lender has the page; but what the file below holds has this hash.
     Known {
-        /// As [`super::demoted::Demoted::hash`] makes it.
+        /// The hash that [`super::demoted::Demoted::hash`] makes.
         hash: u64,
         /// The kernel cached it last because a guest had evicted it.
         placed: bool,

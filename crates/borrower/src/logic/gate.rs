@@ -486,8 +486,8 @@ mod tests {
         assert_eq!(gate.closed(), None);
     }
 
-    /// The same over a slow network: the disk is slower by far while it has to answer all, and not
-    /// while it has little to do.
+    /// A slow network: the disk is slower by far while it has to answer all, and not while it has
+    /// little to do.
     #[test]
     fn a_slow_network_is_left_ever_less_for_a_disk_that_is_slower_when_it_is_used() {
         let mut gate = Gate::new(Config::default());

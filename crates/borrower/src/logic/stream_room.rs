@@ -54,7 +54,7 @@ const TIMED_PAGES_MAX: f64 = 8192.0;
 const LENT_RATIO: f64 = 0.5;
 const SLOWER_RATIO: f64 = 1.0;
 
-/// The same of how fast streams go on: more of them, as a disk with a limit stops for tens of
+/// Pages that show how fast streams go on: more of them, as a disk with a limit stops for tens of
 /// milliseconds.
 const PACED_PAGES_MIN: f64 = 8192.0;
 const PACED_PAGES_MAX: f64 = 65_536.0;

@@ -51,7 +51,7 @@ pub fn read(borrower: &Borrower, file: &Arc<File>, below: &Arc<InMemory>, offset
     read_as(borrower, file, below, offsets, len, false)
 }
 
-/// The same, with questions asked before others are answered, or not.
+/// READs as [`read`] makes them, with questions asked before others are answered, or not.
 pub fn read_as(
     borrower: &Borrower,
     file: &Arc<File>,

@@ -76,8 +76,8 @@ struct Run {
 pub(super) struct Observed {
     /// What pools behind this page cache would have done.
     pub(super) victims: Victims,
-    /// The same, were streams lent, too; and what is known by it of the pages that were read in
-    /// streams.
+    /// What pools behind this page cache would have done, were streams lent, too; and what is known
+    /// by it of the pages that were read in streams.
     all: Victims,
     returning: Returning,
     /// What LRU caches would have done instead of this page cache.

@@ -137,7 +137,7 @@ pub(super) struct Findings {
     pub pool_is_measured: bool,
     /// What pools would have done.
     pub sizes: Vec<Size>,
-    /// The same, for many sizes.
+    /// What pools of many sizes would have done.
     pub curve: Vec<Size>,
     /// What an LRU cache of so many bytes in all, local and remote, would not have had of all
     /// reads: (bytes, share).

@@ -32,7 +32,7 @@ enum What {
     Options,
     /// Print docs/user/metrics.md.
     Metrics {
-        /// The same for programs.
+        /// Print the metrics for programs.
         #[arg(long)]
         json: bool,
     },

@@ -155,7 +155,7 @@ mod tests {
             "mount": {"requests": {"READ": 5}},
             "latencies": {"get": {"bounds_us": [10, 1000], "counts": [1, 2, 3], "sum_ns": 2_500_000_000u64}},
         });
-        // The same twice: once on the page.
+        // One mount twice: once on the page.
         let families = read(&[
             mount.clone(),
             mount,

@@ -94,7 +94,7 @@ pub fn address(socket: impl AsFd) -> Option<Address> {
     Some(SocketAddr::try_from(name).ok()?.into())
 }
 
-/// As [`Door::serve`], on a socket that another process has bound.
+/// Serves as [`Door::serve`] does, on a socket that another process has bound.
 pub fn serve(socket: OwnedFd, statuses: Statuses) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot serve metrics")?;
     // One thread speaks with the network. Another makes the pages, one after the other: it has the

@@ -210,7 +210,7 @@ enum PolicyName {
     /// Page by page on the nodes in turn.
     #[value(name = "round-4k")]
     Round4k,
-    /// The same by GiB: for comparison.
+    /// GiB by GiB on the nodes in turn: for comparison.
     #[value(name = "round-1g")]
     Round1g,
     /// Where it is touched first.

@@ -78,7 +78,7 @@ pub fn key_file() -> &'static str {
     PATH
 }
 
-/// The same.
+/// The key in [`key_file`].
 pub fn key() -> wire::key::PoolKey {
     wire::key::PoolKey::read(Path::new(key_file())).unwrap()
 }
@@ -195,7 +195,8 @@ impl Mount {
         Mount::start_in(source, path, options, &[])
     }
 
-    /// The same, in these groups.
+    /// Mounts `source` at `path` in these groups, and waits until the lender is found, if one is
+    /// named.
     pub fn start_in(source: &Path, path: &Path, options: &[&str], groups: &[&Group]) -> Mount {
         let mut arguments = vec!["mount", source.to_str().unwrap()];
         if path != source {
