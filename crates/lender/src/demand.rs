@@ -6,9 +6,10 @@
 //! ([`crate::Config::reserve_bytes`]) is more than a bound for the store's growth: what others take
 //! of it, the lender puts back, and it looks so often that they cannot use it up in between.
 //!
-//! It gives for what others have *grown*, not for what is missing of the reserve. Where the page
-//! cache fills all memory, as it does on any machine in the end, next to nothing is ever free; then
-//! what is lent may stay until the kernel wants it, or somebody grows.
+//! The lender returns memory in proportion to the growth of other consumers, not to the shortfall
+//! below the reserve. Where the page cache fills all memory, as it does on any machine in the end,
+//! next to nothing is ever free; then what is lent may stay until the kernel wants it, or somebody
+//! grows.
 //!
 //! Pure: memory comes as numbers, and nothing here looks at a clock.
 

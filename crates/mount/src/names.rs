@@ -69,8 +69,8 @@ impl Passthrough {
                 let long = self.is_believed_for_long(&inode, &now)
                     && name.is_some_and(|(parent, name)| inode.remember_name(parent.nodeid, name));
                 if !long {
-                    // Renamed beside us, it has this name instead of one that the kernel believes
-                    // still. Found by that one it would be refused; by this one not.
+                    // The file was renamed beside the mount: the kernel drops its old name.
+                    // Requests by the old name would be refused.
                     self.drop_stale_names(&inode);
                 }
                 let mut entry = self.entry_out(&inode, &now, long);

@@ -47,7 +47,7 @@ pub(crate) enum Found {
     Stale,
 }
 
-/// Whether somebody may come to a file by a name that is not its any more.
+/// Whether this inode may still be reached through a stale name (dentry).
 #[derive(Default)]
 pub(crate) enum Stale {
     /// Nobody.

@@ -84,8 +84,8 @@ enum Command {
     Role(role::Options),
     /// Fill a host's page cache with what its virtual machines evict.
     HostCache(host_cache::Options),
-    /// Watch a directory as it is, and say whether Puma would help; or with --lend, how much this
-    /// machine could lend.
+    /// Watch a directory under its normal load, and estimate whether Puma would help; or with
+    /// --lend, how much this machine could lend.
     Advise(advise::Options),
     /// Show on which NUMA nodes memory is, and place it.
     Numa(numa::Options),

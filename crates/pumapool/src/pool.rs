@@ -23,9 +23,9 @@ const LOOK_INTERVAL: Duration = Duration::from_secs(2);
 #[derive(clap::Args, Clone, Default)]
 #[group(id = "pool-options", multiple = true)]
 pub struct Options {
-    /// Join the pool that this node is of: HOST:PORT where it gossips. May be given several times,
-    /// and a name may have several addresses. It need not be there yet, and of a first node it may
-    /// be its own.
+    /// Address of any node in the pool: HOST:PORT where it gossips. May be given several times, and
+    /// a name may have several addresses. The node need not run yet. The first node may give its
+    /// own address.
     #[arg(long = "pool", value_name = "SEED_ADDR")]
     seeds: Vec<String>,
 

@@ -14,9 +14,9 @@ use wire::secure::Security;
 #[derive(clap::Args, Clone, Default)]
 #[group(id = "security", multiple = true)]
 pub struct Options {
-    /// The pool's key, which `pumapool key new FILE` makes: who does not have it is sent away, and
-    /// what is in files is never sent in clear. The file must be yours or root's, and closed to
-    /// others (mode 600).
+    /// Key file of the pool, as `pumapool key new FILE` makes it. Connections without the key are
+    /// refused, and all data is encrypted. The file must be yours or root's, and closed to others
+    /// (mode 600).
     #[arg(long, value_name = "FILE", env = "PUMAPOOL_KEY_FILE")]
     key: Option<PathBuf>,
 

@@ -164,9 +164,9 @@ impl FrameReader {
         Ok(Frame { header, kind, body: &self.buffer[body] })
     }
 
-    /// Receives what is there, up to the buffer's room, which is enough for the frame that has
-    /// begun, or the part of it that is received here. False: nothing is there, now or, where the
-    /// stream waits, within its time limit. To be called when no frame was found.
+    /// Reads from the socket into the free part of the buffer, which has room for the rest of the
+    /// current frame, or of the part that is received here. Returns false if nothing arrived: at
+    /// once, or where the stream waits, within its time limit. Call it when no frame was found.
     pub fn fill(&mut self, stream: &Stream, flags: RecvFlags) -> Result<bool, Broken> {
         let needed = match self.header()? {
             Some((header, Kind::Put)) if self.leaves_pages => self.head_bytes(&header),

@@ -11,8 +11,8 @@
 //!   record of that ([`super::streams::Streams::fit`]): one that is read over and over fits, a
 //!   backup beside it does not.
 //! - Lending streams does harm if what is read at random would then be farther back than there is
-//!   room. That is believed of all that is farther back, whether or not it would be nearer without
-//!   the streams, and a page of it counts for `RANDOM_PAGES` of a stream.
+//!   room. We assume that streams displaced every random page whose reuse distance exceeds the
+//!   capacity, and count such a page as `RANDOM_PAGES` pages of a stream.
 //! - Lenders and disk are compared by what a page takes in long READs. As long as nothing is known
 //!   of the lenders, one in `TRIED` neighbourhoods is lent.
 //! - That leaves out what lenders cost otherwise: each page that they are to have is sealed and

@@ -18,8 +18,8 @@ use zerocopy::FromZeros;
 /// Entries of a bucket: half a line of the processor's caches.
 const BUCKET_ENTRIES: usize = 8;
 
-/// Room for so many more entries than there are slots, one part in that many. The test fills tables
-/// of up to 150,000 slots and replaces each page three times: all find a place there.
+/// Slack of the index: it has 1/SPARE_ONE_IN more entries than there are slots. The test fills
+/// tables of up to 150,000 slots and replaces each page three times: all find a place there.
 const SPARE_ONE_IN: usize = 4;
 
 /// Buckets at the least: in a few, chance has more to say.

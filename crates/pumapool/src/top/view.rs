@@ -104,7 +104,7 @@ fn nobody(state: &State, screen: &Screen) -> Vec<Line<'static>> {
         Line::raw("  pumapool mount    keeps a directory's pages there"),
     ];
     if screen.is_user {
-        lines.extend(["", "Those of other users, as root's, are seen by them only."].map(Line::raw));
+        lines.extend(["", "You see only your own daemons. Use sudo to see root's."].map(Line::raw));
     }
     lines
 }
