@@ -51,7 +51,7 @@ BENCH ?=
 PAPER ?= all
 
 .PHONY: help rust book book-deps deps bench-deps vm-deps vm build test test-programs bench microbench simulate rules test-long xfstests database test-deps tools interleavings fuzz fuzz-short fuzz-program sanitize miri deny demo \
-	gossip chaos hunt races soak deb deb-check static static-check check lint clean paper paper-deps paper-packages
+	gossip chaos hunt races soak deb deb-check static static-check check check-fast lint clean paper paper-deps paper-packages
 
 deps: WANTED := $(PACKAGES)
 book-deps: WANTED := $(BOOK_PACKAGES)
@@ -84,6 +84,7 @@ help:
 	@echo 'make deb     a Debian package, in target/debian; make deb-check installs, upgrades and removes it, as root'
 	@echo 'make static  a program that needs nothing but the kernel, target/static/pumapool; make static-check tries it, as root'
 	@echo 'make check   what CI runs: format, lints, tests, documentation'
+	@echo 'make check-fast  what needs neither root nor long: format, lints and unit tests of the logic'
 	@echo 'make book    the documentation as a web site, in target/book; a link that leads nowhere fails'
 	@echo 'make clean   remove everything that was built'
 
@@ -286,6 +287,14 @@ hunt: test-deps build
 	target/release/hunt --out target/hunt $(HUNT)
 
 check: lint deny test book
+
+# What needs neither root nor long, for between two edits.
+FAST := -p page -p wire -p mrc -p sync -p fuse -p pool -p borrower -p lender
+check-fast: deps
+	$(CARGO) fmt --all --check
+	packaging/prose/check.py
+	$(CARGO) clippy $(FAST) --all-targets -- -D warnings
+	$(CARGO) test $(FAST) --lib
 
 lint: deps
 	$(CARGO) fmt --all --check
