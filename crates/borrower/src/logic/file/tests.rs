@@ -1,4 +1,5 @@
 use super::*;
+use crate::below::Writers;
 
 fn evict(state: &mut FileState, index: u32) -> Verdict {
     state.evict(index, 1, false, |_| Standing::Valid, true, true)
