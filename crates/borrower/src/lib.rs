@@ -9,8 +9,11 @@
 //! failure of a lender, of the network or of the eviction tap is a miss, never an error.
 
 mod below;
+mod change;
+mod config;
 mod edge;
 mod exchange;
+mod file;
 #[doc(hidden)]
 pub mod fuzzing;
 #[cfg(all(test, feature = "shuttle"))]
@@ -19,47 +22,45 @@ pub mod logic;
 mod metrics;
 mod read;
 mod together;
+mod under_way;
 
 pub use below::{Below, FileIdentity, Stamp, Writers};
+pub use change::ChangeGuard;
+pub use config::{Config, LeftLender, LenderAddress, LenderStatus, Session};
 pub use logic::catalog::{Census, File};
 use metrics::Histogram;
 pub use metrics::{Counter, Metrics, Times};
 pub use read::ReadRequest;
 pub use together::{QUESTION_READS_MAX, Reads, TOGETHER_MAX};
+use under_way::{Disk, UnderWay};
 
 pub use edge::cgroups;
-use edge::cgroups::{CgroupStatus, Cgroups, Resolver};
+use edge::cgroups::{CgroupStatus, Resolver};
 use edge::link::Link;
 use edge::links::Links;
 use edge::racing::Racers;
 pub use logic::copying::may_be_copied_below;
 pub use logic::core::{Change, Strategy};
-use logic::core::{Changing, Confused, Core, Outcome, Setup};
+use logic::core::{Confused, Core, Setup};
 pub use logic::curve::{CurvePoint, CurveStatus};
 pub use logic::demoted::Demotion;
 use logic::entry::VERSION_MAX;
 pub use logic::file::Left;
 pub use logic::gate;
 pub use logic::groups;
-use logic::hedging::{Hedges, LATE_PERCENT, late_us};
-use logic::latencies::{LatenciesBySize, Size};
+use logic::hedging::Hedges;
+use logic::latencies::Size;
 pub use logic::overtaking::Overtaken;
 use page::seal::Sealing;
-use page::{ChecksumKey, FileKey, Page, PageId, Version};
-use serde::Serialize;
+use page::{ChecksumKey, FileKey, Page, PageId};
 use std::io;
-use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Once, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use sync::{Mutex, polling};
 use tap::{Eviction, EvictionSource, Positions};
-use wire::address::Address;
 pub use wire::secure::Security;
-
-/// Pages that a file's state is locked for at once, where many are looked at.
-const SPAN_PAGES: u32 = 1024;
 
 /// How long an evicted page may wait for a put buffer. Meanwhile the event ring takes what the
 /// kernel evicts.
@@ -81,65 +82,6 @@ pub const BAD_PAGES_MAX: u64 = 1024;
 /// lent may be of use again after less.
 const UNUSED_MAX: Duration = Duration::from_secs(60);
 
-/// How a borrower is set up.
-#[derive(Clone, Debug)]
-pub struct Config {
-    /// The lenders, at first; without any, everything is read from below. [`Borrower::set_lenders`]
-    /// changes them.
-    pub lenders: Vec<LenderAddress>,
-    /// Whether there are any, or may be soon.
-    pub expects_lenders: bool,
-    /// What happens to a page at the lender when it is read.
-    pub strategy: Strategy,
-    /// Connections to each lender for gets: as many as there are threads that read, within
-    /// [`wire::SESSION_CONNECTIONS_MAX`].
-    pub get_connections: usize,
-    /// Whether what is read in a sequential stream is not lent.
-    pub filter: bool,
-    /// When a lender is too slow to be used; without it, never.
-    pub gate: Option<gate::Config>,
-    /// Whether gets that are late are raced by reads of the directory below.
-    pub hedge: bool,
-    /// A lender that has returned that many pages that do not verify is not used any more.
-    pub bad_pages_max: u64,
-    /// Memory that the catalog's entries may take, in bytes.
-    pub catalog_bytes_max: u64,
-    /// What a daemon before this one has left at the lenders ([`Borrower::stop_for_successor`]).
-    pub session: Option<Session>,
-    /// Whether connections and pages are sealed, and with which pool's key.
-    pub security: Security,
-    /// Whether guests give back what they evict ([`Borrower::demote`]). Then there are no lenders.
-    pub has_guests: bool,
-    /// For which control groups pages are lent, where evictions say whose they are. None: for all
-    /// alike.
-    pub cgroups: Option<Cgroups>,
-    /// Whether pages are lent when they are read, should evictions not be seen any more. Else
-    /// nothing more is lent then.
-    pub may_fill_on_read: bool,
-}
-
-impl Default for Config {
-    /// No lenders, all policies on, and nothing sealed.
-    fn default() -> Config {
-        Config {
-            lenders: Vec::new(),
-            expects_lenders: true,
-            strategy: Strategy::Exclusive,
-            get_connections: 4,
-            filter: true,
-            gate: Some(gate::Config::default()),
-            hedge: true,
-            bad_pages_max: BAD_PAGES_MAX,
-            catalog_bytes_max: logic::catalog::ENTRY_BYTES_MAX,
-            session: None,
-            security: Security::Trusting,
-            has_guests: false,
-            cgroups: None,
-            may_fill_on_read: true,
-        }
-    }
-}
-
 /// What a pool can be to a file that is being opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Usefulness {
@@ -149,254 +91,6 @@ pub enum Usefulness {
     NoLender,
     /// The file is read in long streams only, which are left to the disk.
     Streamed,
-}
-
-/// A lender, as it is told to the borrower.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LenderAddress {
-    /// Where it is reached.
-    pub address: Address,
-    /// What it is called in the pool, if it is known from there: one that comes back under another
-    /// name has nothing of before.
-    pub id: Option<String>,
-}
-
-impl From<Address> for LenderAddress {
-    fn from(address: Address) -> LenderAddress {
-        LenderAddress { address, id: None }
-    }
-}
-
-/// What there is to say of a lender.
-#[derive(Clone, Debug, Serialize)]
-pub struct LenderStatus {
-    /// Its number here.
-    pub number: u8,
-    /// Where it is reached.
-    pub address: String,
-    /// What it is called in the pool.
-    pub id: Option<String>,
-    /// `used`, `shunned` (there, but too slow), `away` (it may come back with its pages) or `down`.
-    pub state: &'static str,
-    /// Why it is not used.
-    pub reason: String,
-    /// How long this has been so.
-    pub since_ms: u64,
-    /// Round-trip time of pings now.
-    pub ping_us: u64,
-    /// Their average over 15 seconds.
-    pub ping_short_us: u64,
-    /// Their average over a minute.
-    pub ping_long_us: u64,
-    /// What gets take on average, if there were any lately.
-    pub get_us: Option<u64>,
-    /// Its weight in the placement.
-    pub weight: u32,
-    /// Pages that it keeps at the most.
-    pub capacity_pages: u64,
-    /// Pages that it could take without forgetting others.
-    pub free_pages: u64,
-    /// Put messages that are being filled, wait to be sent, or wait for their answer.
-    pub puts_under_way: u64,
-    /// Pages sent to it.
-    pub put_pages: u64,
-    /// Pages got from it.
-    pub get_pages: u64,
-    /// Pages asked for that it no longer had.
-    pub get_misses: u64,
-    /// Pages from it whose checksum was wrong.
-    pub bad_pages: u64,
-    /// Its gets that were late and raced.
-    pub hedges: u64,
-    /// Times that it was reached.
-    pub connects: u64,
-    /// Times that the connection was lost.
-    pub losses: u64,
-    /// Times that it was found too slow.
-    pub shuns: u64,
-}
-
-/// The sessions at the lenders, as one daemon leaves them to the next. Whoever knows their names
-/// reaches their pages: they are secrets.
-#[derive(Clone, PartialEq, Eq)]
-pub struct Session {
-    /// What the checksums or the seals of its pages are keyed with.
-    pub checksum_key: [u8; 32],
-    /// The version to go on with. A lower one could name older bytes that a lender still has.
-    pub next_version: Version,
-    /// Each lender's part.
-    pub lenders: Vec<LeftLender>,
-}
-
-/// A session at one lender.
-#[derive(Clone, PartialEq, Eq)]
-pub struct LeftLender {
-    /// The lender.
-    pub lender: LenderAddress,
-    /// The lender's number in entries.
-    pub number: u8,
-    /// The lender's epoch: entries of it are valid again once the lender says that it has kept the
-    /// session.
-    pub epoch: u8,
-    /// The session's name.
-    pub name: [u8; 16],
-}
-
-impl std::fmt::Debug for Session {
-    /// Without names and key, which must not get into a log.
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Session").field("next_version", &self.next_version).finish_non_exhaustive()
-    }
-}
-
-impl File {
-    /// Where the file's changes stand. Take it before looking at the file below, for
-    /// [`Borrower::observe`].
-    pub fn moment(&self) -> u64 {
-        self.state.lock().moment()
-    }
-
-    /// Whether the file was left so, and nobody was writing it then. If not, [`Borrower::observe`]
-    /// wants to know who may be.
-    pub fn is_sure_of(&self, stamp: Stamp) -> bool {
-        self.state.lock().is_sure_of(stamp)
-    }
-
-    /// The file looks like this now. Returns its ctime, in nanoseconds since the epoch, at the last
-    /// change that the mount has not made itself.
-    pub fn beside_ctime_ns(&self, stamp: Stamp) -> i128 {
-        self.state.lock().beside_ctime_ns(stamp)
-    }
-
-    /// Whether the kernel may believe in an older end than that of the backing file, because
-    /// somebody has changed the file beside the mount.
-    pub fn end_is_unsure(&self) -> bool {
-        self.state.lock().end_is_unsure()
-    }
-
-    /// The kernel has been made to believe in this end, if it believed in an earlier one.
-    pub fn end_moved(&self, size_bytes: u64) {
-        self.state.lock().end_moved(size_bytes);
-    }
-
-    /// The kernel is about to be told to drop pages of the file. Buffered writes that it drops them
-    /// under are found ([`ChangeGuard::overtaken`]).
-    pub fn drop_begins(&self) {
-        self.state.lock().drop_begins();
-    }
-
-    /// It has dropped them; as often as [`File::drop_begins`].
-    pub fn drop_ended(&self) {
-        self.state.lock().drop_ended();
-    }
-
-    /// The answer to a write(2) has waited until it had dropped them, and is given next.
-    pub fn drop_waited(&self) {
-        self.state.lock().drop_waited();
-    }
-
-    /// The kernel is about to be told the file's size. If it is another than it knows, it drops
-    /// pages by itself.
-    pub fn tell_size(&self, size_bytes: u64) {
-        self.state.lock().tell_size(size_bytes);
-    }
-
-    /// How it was read says no more how it will be.
-    pub fn forget_passes(&self) {
-        self.state.lock().forget_passes();
-    }
-
-    /// Whether the kernel caches bytes that somebody has changed beside the mount. If so, the
-    /// caller has the kernel drop all it caches of the file, and says so with this number to
-    /// [`File::kernel_dropped`].
-    pub fn kernel_stale(&self) -> Option<u64> {
-        self.state.lock().kernel_stale()
-    }
-
-    /// A guest has read these pages. How many of them the kernel cached last because that guest had
-    /// evicted them.
-    pub fn read_by_guest(&self, indexes: Range<u32>) -> u64 {
-        // Not so many at once that READs have to wait for it.
-        let pieces = indexes.clone().step_by(SPAN_PAGES as usize);
-        let piece = |first: u32| first..first.saturating_add(SPAN_PAGES).min(indexes.end);
-        pieces.map(|first| self.state.lock().read_by_guest(piece(first))).sum()
-    }
-
-    /// Pages that the kernel cached last because a guest had evicted them. It may have evicted them
-    /// since.
-    pub fn placed_pages(&self) -> u64 {
-        self.state.lock().placed_pages()
-    }
-
-    /// How the file is left to a daemon that takes over ([`Borrower::restore`]).
-    pub fn left(&self) -> Left {
-        self.state.lock().left()
-    }
-
-    /// The kernel has dropped all that it cached when [`File::kernel_stale`] said this number.
-    pub fn kernel_dropped(&self, number: u64) {
-        self.state.lock().kernel_dropped(number);
-    }
-}
-
-/// How many of something are under way.
-#[derive(Default)]
-struct UnderWay(AtomicU32);
-
-/// One of them, until it is dropped.
-struct OneUnderWay<'a> {
-    all: &'a UnderWay,
-    /// Those that were when it began, with this one.
-    count: u32,
-}
-
-impl UnderWay {
-    fn begin(&self) -> OneUnderWay<'_> {
-        OneUnderWay { all: self, count: self.0.fetch_add(1, Ordering::Relaxed) + 1 }
-    }
-}
-
-impl OneUnderWay<'_> {
-    /// Its part of the time that it took: those under way share the time.
-    fn part(&self, took: Duration) -> Duration {
-        took / self.count
-    }
-}
-
-impl Drop for OneUnderWay<'_> {
-    fn drop(&mut self) {
-        self.all.0.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
-/// What reads of the directory below take lately.
-#[derive(Default)]
-struct Disk {
-    latencies: Mutex<LatenciesBySize>,
-    /// After how many microseconds a get is late; 0: nothing is known.
-    late_us: AtomicU64,
-}
-
-impl Disk {
-    fn note(&self, took: Duration, at: Instant, size: Size) {
-        let mut latencies = self.latencies.lock();
-        latencies.note(took.as_micros() as u64, at, size);
-        if size == Size::Small {
-            self.late_us.store(late_us(latencies.of(size).quantile_us(LATE_PERCENT)), Ordering::Relaxed);
-        }
-    }
-
-    fn mean_us(&self, size: Size) -> Option<f64> {
-        self.latencies.lock().of(size).mean_us()
-    }
-
-    /// After how long a get is late.
-    fn late(&self) -> Duration {
-        match self.late_us.load(Ordering::Relaxed) {
-            0 => Duration::from_micros(late_us(None)),
-            us => Duration::from_micros(us),
-        }
-    }
 }
 
 /// The borrower.
@@ -840,50 +534,5 @@ impl Borrower {
     pub(crate) fn puts_answered(&self, lender: u8, request: u64, statuses: &[u8]) -> io::Result<()> {
         let answered = self.core.puts_answered(lender, request, statuses);
         answered.map_err(|Confused| io::Error::new(io::ErrorKind::InvalidData, "an answer to a put that was not made"))
-    }
-}
-
-/// A change under way. Must end before the kernel gets its answer: by [`ChangeGuard::applied`], by
-/// [`ChangeGuard::failed`], or by being dropped, which says that something else has happened than
-/// what was announced.
-pub struct ChangeGuard<'a> {
-    borrower: &'a Borrower,
-    file: &'a File,
-    changing: Option<Changing>,
-}
-
-impl ChangeGuard<'_> {
-    /// The pages, if any, that the kernel may have cached with older bytes behind this write, and
-    /// must drop.
-    pub fn overtaken(&self) -> Option<Overtaken> {
-        self.changing.as_ref().and_then(Changing::overtaken)
-    }
-
-    /// The change was applied below as announced; `after` is what the file looks like now, and it
-    /// holds the bytes of `written`, at that offset. Returns the index of the page, if any, of
-    /// which the kernel may have zeroed a part, and which it must drop (R33).
-    pub fn applied(mut self, after: Stamp, written: Option<(u64, &[u8])>) -> Option<u64> {
-        self.end(Outcome::Applied(after), written)
-    }
-
-    /// The change failed, wholly or in part, within what was announced; `after` is what the file
-    /// looks like now. Returns a page as [`ChangeGuard::applied`] does.
-    pub fn failed(mut self, after: Stamp) -> Option<u64> {
-        self.end(Outcome::Failed(after), None)
-    }
-
-    fn end(&mut self, outcome: Outcome, written: Option<(u64, &[u8])>) -> Option<u64> {
-        let changing = self.changing.take()?;
-        let borrower = self.borrower;
-        // The stream's position is read after the change was applied: every event of older content
-        // lies before it.
-        let positions = borrower.positions();
-        borrower.core.end_change(self.file, changing, outcome, positions, written)
-    }
-}
-
-impl Drop for ChangeGuard<'_> {
-    fn drop(&mut self) {
-        self.end(Outcome::Unknown, None);
     }
 }
