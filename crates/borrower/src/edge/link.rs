@@ -16,35 +16,19 @@
 //! the other opens the connections, receives what comes on the main one, and pings. Gets are made
 //! by whoever reads, on a connection of their own.
 
-use super::connection::{
-    ANSWER_TIMEOUT, Connection, GetConnection, Outgoing, send_bye, send_drop, send_ping, send_put,
-};
-use super::links::SET_BACKS_MAX;
-use crate::logic::gate::{Gate, Measured, PING_INTERVAL, Passes, Reason, Took};
+use super::connection::{ANSWER_TIMEOUT, GetConnection, Outgoing, send_bye, send_drop, send_put};
+use crate::logic::gate::{Gate, Measured, Passes, Reason, Took};
 use crate::logic::latencies::{LatenciesBySize, Size};
 use crate::logic::placement;
 use crate::metrics::Counter;
 use crate::{Borrower, LenderAddress, LenderStatus};
 use std::io;
 use std::net::Shutdown;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use sync::polling::Patience;
 use sync::{Condvar, Mutex};
-use wire::{ITEMS_MAX, Kind, WireKey};
-use zerocopy::FromBytes;
-
-/// Pause after a failed attempt, at first and at the most.
-const RETRY_FIRST: Duration = Duration::from_millis(100);
-const RETRY_MAX: Duration = Duration::from_secs(3);
-
-/// Silence after which a lender is given up while something is expected of it.
-const SILENCE_MAX: Duration = Duration::from_secs(3);
-
-/// How long entries of a suspended lender are kept in memory. No lender keeps their pages for
-/// longer.
-const SUSPENSION_MAX: Duration = Duration::from_secs(wire::GRACE_SECONDS_MAX);
+use wire::ITEMS_MAX;
 
 /// How long a link waits while another one leads to the same lender, and how often it looks whether
 /// that one is down.
@@ -57,14 +41,9 @@ const FILL_WAIT: Duration = Duration::from_millis(5);
 /// How long the sender waits for work, hence the delay of noted drops.
 const WORK_WAIT: Duration = Duration::from_millis(100);
 
-/// How often the receiver looks at connections whose answer is late, while there are any.
-const LATE_WAIT: Duration = Duration::from_millis(10);
-
 /// How long an answer that is late may take from then on, or from the one before it: as those that
 /// are waited for, with all that they consist of.
 const LATE_MAX: Duration = ANSWER_TIMEOUT.saturating_mul(2);
-
-const _: () = assert!(PING_INTERVAL.as_secs() < wire::PING_SECONDS_MAX);
 
 /// One lender, as the borrower knows it.
 pub(crate) struct Link {
@@ -81,13 +60,13 @@ pub(crate) struct Link {
     /// Which start of a lender it leads to; 0: none.
     incarnation: AtomicU64,
     stopped: (Mutex<()>, Condvar),
-    main: Mutex<Option<Outgoing>>,
+    pub(super) main: Mutex<Option<Outgoing>>,
     /// The same connection, to end it while somebody waits in a write of it.
-    door: Mutex<Option<Outgoing>>,
+    pub(super) door: Mutex<Option<Outgoing>>,
     gets: Mutex<Gets>,
     /// A get connection became idle.
     idle: Condvar,
-    seen: Mutex<Seen>,
+    pub(super) seen: Mutex<Seen>,
     get_latencies: Mutex<LatenciesBySize>,
     pub(crate) patience: Patience,
     pub(crate) counters: Counters,
@@ -102,15 +81,15 @@ pub(crate) struct Counters {
     pub(crate) bad_pages: Counter,
     pub(crate) hedges: Counter,
     connects: Counter,
-    losses: Counter,
+    pub(super) losses: Counter,
     shuns: Counter,
 }
 
 /// What was last seen of the lender.
-struct Seen {
+pub(super) struct Seen {
     gate: Gate,
     capacity_pages: u64,
-    free_pages: u64,
+    pub(super) free_pages: u64,
     /// Since when it stands as it does, and the last thing that went wrong.
     since: Instant,
     problem: String,
@@ -174,7 +153,7 @@ impl Link {
     }
 
     /// The next session is another one, as far as lenders can tell.
-    fn rename(&self) {
+    pub(super) fn rename(&self) {
         let _ = random_name().map(|name| *self.name.lock() = name);
     }
 
@@ -193,16 +172,16 @@ impl Link {
         self.stopped.1.notify_all();
     }
 
-    fn stopping(&self) -> bool {
+    pub(super) fn stopping(&self) -> bool {
         self.stop.load(Ordering::Acquire)
     }
 
-    fn is_abandoned(&self) -> bool {
+    pub(super) fn is_abandoned(&self) -> bool {
         self.is_abandoned.load(Ordering::Acquire)
     }
 
     /// There will be no more sessions.
-    fn is_over(&self) -> bool {
+    pub(super) fn is_over(&self) -> bool {
         self.stopping() || self.is_abandoned()
     }
 
@@ -226,12 +205,12 @@ impl Link {
     }
 
     /// It leads nowhere.
-    fn let_go(&self) {
+    pub(super) fn let_go(&self) {
         self.leads_to_now(0);
     }
 
     /// Waits while the other one leads to the same lender, or may soon do so again.
-    fn wait_for_same(&self, borrower: &Borrower, other: &Link) {
+    pub(super) fn wait_for_same(&self, borrower: &Borrower, other: &Link) {
         let (catalog, number) = (&borrower.core.catalog, other.number);
         let is_down = || !other.leads_anywhere() && !catalog.is_up(number) && !catalog.is_suspended(number);
         let begun = Instant::now();
@@ -244,14 +223,14 @@ impl Link {
         self.incarnation.load(Ordering::Acquire) != 0
     }
 
-    fn sleep(&self, time: Duration) {
+    pub(super) fn sleep(&self, time: Duration) {
         let mut guard = self.stopped.0.lock();
         if !self.is_over() {
             self.stopped.1.wait_for(&mut guard, time);
         }
     }
 
-    fn end(&self) {
+    pub(super) fn end(&self) {
         let Some(mut stream) = self.main.lock().take() else { return };
         if self.is_left.load(Ordering::Acquire) || send_bye(&mut stream).is_err() {
             let _ = stream.shutdown(Shutdown::Both);
@@ -303,7 +282,7 @@ impl Link {
         }
     }
 
-    fn replace_gets(&self, idle: Vec<GetConnection>) {
+    pub(super) fn replace_gets(&self, idle: Vec<GetConnection>) {
         let mut gets = self.gets.lock();
         *gets = Gets { session: gets.session + 1, open: idle.len(), idle, late: Vec::new() };
         self.idle.notify_all();
@@ -315,7 +294,7 @@ impl Link {
     ///
     /// # Errors
     /// When one does not come at all: the connections are ended.
-    fn clear_late(&self) -> io::Result<bool> {
+    pub(super) fn clear_late(&self) -> io::Result<bool> {
         let (session, late) = {
             let mut gets = self.gets.lock();
             (gets.session, std::mem::take(&mut gets.late))
@@ -344,14 +323,14 @@ impl Link {
     }
 
     /// Ends the connections.
-    fn shut_down(&self) {
+    pub(super) fn shut_down(&self) {
         if let Some(stream) = &*self.door.lock() {
             let _ = stream.shutdown(Shutdown::Both);
         }
     }
 
     /// Lets go of all connections.
-    fn close(&self) {
+    pub(super) fn close(&self) {
         *self.main.lock() = None;
         *self.door.lock() = None;
         self.replace_gets(Vec::new());
@@ -415,7 +394,7 @@ impl Link {
     }
 
     /// A ping was answered: weighs the lender anew, and opens or closes its gate.
-    fn measured(&self, borrower: &Borrower, rtt: Duration, elapsed: Duration) {
+    pub(super) fn measured(&self, borrower: &Borrower, rtt: Duration, elapsed: Duration) {
         let number = self.number;
         let took =
             |size| Took { get_us: self.get_latencies.lock().of(size).mean_us(), disk_us: borrower.disk.mean_us(size) };
@@ -455,7 +434,7 @@ impl Link {
         borrower.lenders_changed();
     }
 
-    fn found(&self, capacity_pages: u64) {
+    pub(super) fn found(&self, capacity_pages: u64) {
         self.counters.connects.one();
         let mut seen = self.seen.lock();
         (seen.capacity_pages, seen.free_pages) = (capacity_pages, capacity_pages);
@@ -463,7 +442,7 @@ impl Link {
     }
 
     /// Returns whether it is another problem than before.
-    fn has_problem(&self, problem: &str) -> bool {
+    pub(super) fn has_problem(&self, problem: &str) -> bool {
         let mut seen = self.seen.lock();
         if seen.problem == problem {
             return false;
@@ -526,287 +505,8 @@ fn send_drops(borrower: &Borrower, link: &Link) {
     }
 }
 
-/// The connections of a session.
-struct Session {
-    main: Connection,
-    pings: Connection,
-    pinging: Outgoing,
-    resumed: bool,
-}
-
-/// Why there is no session.
-enum Failure {
-    /// It cannot be had.
-    Io(io::Error),
-    /// The other link leads to the same lender.
-    Same(Arc<Link>),
-    /// The session of that name has gone on without us.
-    Behind([u8; 16]),
-}
-
-impl From<io::Error> for Failure {
-    fn from(error: io::Error) -> Failure {
-        Failure::Io(error)
-    }
-}
-
-/// Runs the link until it stops, or is abandoned.
-pub(crate) fn supervise(borrower: &Borrower, link: &Link) {
-    let lender = &link.lender.address;
-    let mut pause = RETRY_FIRST;
-    let mut away_since = Instant::now();
-    while !link.is_over() {
-        if away_since.elapsed() > SUSPENSION_MAX && borrower.core.catalog.is_suspended(link.number) {
-            forget_session(borrower, link);
-        }
-        match open_session(borrower, link) {
-            Ok(mut session) => {
-                let capacity_pages = session.main.welcome.capacity_pages.get();
-                tracing::info!(%lender, capacity_pages, resumed = session.resumed, "lender found");
-                let found = Instant::now();
-                borrower.core.metrics.lender_connects.one();
-                let error = follow(borrower, link, &mut session).err().map(|error| match error.kind() {
-                    io::ErrorKind::UnexpectedEof => "it closed the connection".to_owned(),
-                    io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock => "it does not answer".to_owned(),
-                    _ => error.to_string(),
-                });
-                suspend_session(borrower, link, &mut session.main);
-                away_since = Instant::now();
-                // One that is found and lost again at once is not asked more often for it.
-                if found.elapsed() > RETRY_MAX {
-                    pause = RETRY_FIRST;
-                }
-                if let Some(error) = error.filter(|_| !link.is_over()) {
-                    borrower.core.metrics.lender_losses.one();
-                    link.counters.losses.one();
-                    link.has_problem(&error);
-                    tracing::warn!(%lender, "lender lost ({error}); reading from the directory below until it is back");
-                }
-            }
-            Err(Failure::Same(other)) => {
-                let problem = format!("the same lender as {}", other.lender.address);
-                if link.has_problem(&problem) {
-                    tracing::info!(%lender, "not used: {problem}");
-                }
-                link.wait_for_same(borrower, &other);
-            }
-            Err(Failure::Behind(name)) => {
-                let problem = "the session has gone on without this mount: the machine was set back, or is a copy";
-                if link.has_problem(problem) {
-                    tracing::warn!(%lender, "{problem}; what lenders have is given up");
-                }
-                begin_anew(borrower, link, name);
-            }
-            Err(Failure::Io(_)) if link.is_over() => {}
-            Err(Failure::Io(error)) => {
-                let failure = error.to_string();
-                if link.has_problem(&failure) {
-                    tracing::warn!(%lender, "no lender: {failure}; reading from the directory below, and trying again");
-                }
-            }
-        }
-        link.sleep(pause);
-        pause = (pause * 2).min(RETRY_MAX);
-    }
-    if link.is_abandoned() && !link.stopping() {
-        forget_session(borrower, link);
-        let pages = link.counters.bad_pages.get();
-        let problem = format!("it returned {pages} pages that do not verify; not used any more");
-        link.has_problem(&problem);
-        tracing::error!(%lender, "lender abandoned: {problem}; its memory is broken, or it is hostile");
-    }
-}
-
-/// Connects.
-fn open_session(borrower: &Borrower, link: &Link) -> Result<Session, Failure> {
-    let open = || {
-        // In this order ([`begin_anew`]): no version of after it goes with a name of before.
-        let (next_version, name) = (borrower.core.catalog.version(), link.name());
-        let main = Connection::open_main(&link.lender.address, name, next_version, &borrower.security())?;
-        main.map(|main| (name, main)).ok_or(Failure::Behind(name))
-    };
-    let was_kept = borrower.core.catalog.is_suspended(link.number);
-    // A session is begun under a name that nobody has used: else a copy of this machine, or itself
-    // of another time, could have.
-    if !was_kept {
-        link.rename();
-    }
-    let (mut name, mut main) = open()?;
-    if was_kept && main.welcome.flags.get() & wire::WELCOME_RESUMED == 0 {
-        forget_session(borrower, link);
-        goodbye(&mut main)?;
-        if link.is_over() {
-            return Err(Failure::Io(io::ErrorKind::Interrupted.into()));
-        }
-        link.rename();
-        (name, main) = open()?;
-    }
-    if let Some(other) = borrower.links.claim(link, main.welcome.incarnation.get()) {
-        // Should it have kept pages of this session, they go with it.
-        forget_session(borrower, link);
-        goodbye(&mut main)?;
-        return Err(Failure::Same(other));
-    }
-    complete_session(borrower, link, name, main).map_err(|error| {
-        link.let_go();
-        Failure::Io(error)
-    })
-}
-
-/// Tells the lender that the session is over, and waits until it knows.
-fn goodbye(main: &mut Connection) -> io::Result<()> {
-    if send_bye(&mut main.outgoing()?).is_ok() {
-        main.wait_for_end();
-    }
-    Ok(())
-}
-
-/// Opens the other connections, and has the lender used.
-fn complete_session(borrower: &Borrower, link: &Link, name: [u8; 16], main: Connection) -> io::Result<Session> {
-    let (catalog, address) = (&borrower.core.catalog, &link.lender.address);
-    let security = &borrower.security();
-    // One is the main connection, one is for pings.
-    let get_connections = borrower.config.get_connections.min(wire::SESSION_CONNECTIONS_MAX - 2);
-    let open = |_| match link.is_over() {
-        false => GetConnection::open(address, name, security),
-        true => Err(io::ErrorKind::Interrupted.into()),
-    };
-    let gets: io::Result<Vec<_>> = (0..get_connections).map(open).collect();
-    let (gets, pings) = (gets?, Connection::open(address, name, security)?);
-    let pinging = pings.outgoing()?;
-    link.found(main.welcome.capacity_pages.get());
-    link.replace_gets(gets);
-    *link.door.lock() = Some(main.outgoing()?);
-    *link.main.lock() = Some(main.outgoing()?);
-    if link.name() != name {
-        // Begun anew meanwhile, by somebody who may have found no door to shut.
-        link.shut_down();
-        link.close();
-        return Err(io::ErrorKind::Interrupted.into());
-    }
-    let resumed = catalog.lender_resume(link.number);
-    if resumed {
-        borrower.core.metrics.lender_resumes.one();
-    } else {
-        catalog.lender_up(link.number);
-    }
-    borrower.lenders_changed();
-    Ok(Session { main, pings, pinging, resumed })
-}
-
-/// The connections are lost, or to be ended because the link stops.
-fn suspend_session(borrower: &Borrower, link: &Link, main: &mut Connection) {
-    borrower.core.catalog.lender_suspend(link.number);
-    if link.is_over() {
-        link.end();
-        main.wait_for_end();
-    } else {
-        // Whoever waits in a write of it has to let go.
-        link.shut_down();
-    }
-    link.close();
-    link.let_go();
-    borrower.core.abandon_puts(link.number);
-    borrower.lenders_changed();
-}
-
-/// What the lender had is lost.
-pub(crate) fn forget_session(borrower: &Borrower, link: &Link) {
-    if borrower.core.catalog.lender_lost(link.number) {
-        borrower.core.catalog.sweep();
-    }
-}
-
-/// The lender says that the session of that name has gone on without us: this machine was set back
-/// to an earlier state, or is a copy of one that goes on. Then what lenders have under the names of
-/// our sessions is of a time that nothing is known of here, and of versions that would be given out
-/// again. So all sessions get other names, under which lenders have nothing.
-///
-/// It is said once for each time; who says it again and again lies, and that is no reason to lose
-/// what others have.
-fn begin_anew(borrower: &Borrower, link: &Link, refused: [u8; 16]) {
-    let catalog = &borrower.core.catalog;
-    let mut links = borrower.links.all();
-    {
-        let mut set_backs = borrower.links.set_backs.lock();
-        // Else it was heard from another one already, and nothing is left of that session.
-        if link.name() != refused {
-            return;
-        }
-        let is_taken = *set_backs < SET_BACKS_MAX;
-        *set_backs = set_backs.saturating_add(1);
-        links.retain(|other| is_taken || other.number == link.number);
-        for link in &links {
-            link.rename();
-            link.shut_down();
-        }
-        if is_taken {
-            // Behind the names: none of these versions goes with an old one.
-            catalog.skip_versions();
-        }
-    }
-    // Whoever is there notices it by himself; and who has come back meanwhile has done so under his
-    // new name, and stays.
-    let lost = links.iter().filter(|link| catalog.lender_lost_if_away(link.number)).count();
-    if lost > 0 {
-        catalog.sweep();
-    }
-}
-
 fn random_name() -> io::Result<[u8; 16]> {
     let mut name = [0; 16];
     rustix::rand::getrandom(&mut name, rustix::rand::GetRandomFlags::empty())?;
     Ok(name)
-}
-
-/// Receives what the lender sends on the main connection, and pings it, until it fails or the link
-/// stops.
-fn follow(borrower: &Borrower, link: &Link, session: &mut Session) -> io::Result<()> {
-    let Session { main, pings, pinging, .. } = session;
-    let mut body = Vec::new();
-    let mut heard = Instant::now();
-    // The ping under way, and when the last one was answered.
-    let mut pinged: Option<Instant> = None;
-    let mut measured = Instant::now().checked_sub(PING_INTERVAL);
-    while !link.is_over() {
-        let has_late = link.clear_late()?;
-        let wait = if has_late { LATE_WAIT } else { PING_INTERVAL / 4 };
-        let [main_ready, pong_ready] = Connection::wait([main, pings], wait)?;
-        // First: what the rest takes is not on the way.
-        if pong_ready && let Some((kind, _)) = pings.next_frame(Duration::ZERO, &mut body)? {
-            let Some(sent) = pinged.take().filter(|_| kind == Kind::Pong) else { return Err(unexpected(kind)) };
-            heard = Instant::now();
-            if let Ok(room) = wire::Room::read_from_bytes(&body) {
-                link.seen.lock().free_pages = room.free_pages.get();
-            }
-            let elapsed = measured.map_or(PING_INTERVAL, |measured: Instant| measured.elapsed());
-            link.measured(borrower, sent.elapsed(), elapsed);
-            measured = Some(heard);
-        }
-        if main_ready && let Some((kind, header)) = main.next_frame(Duration::ZERO, &mut body)? {
-            heard = Instant::now();
-            match kind {
-                Kind::PutReply => borrower.puts_answered(link.number, header.request.get(), &body)?,
-                Kind::Lost => {
-                    let keys = <[WireKey]>::ref_from_bytes(&body).map_err(|_| io::ErrorKind::InvalidData)?;
-                    borrower.core.pages_lost(link.number, keys);
-                }
-                Kind::Pong => {}
-                other => return Err(unexpected(other)),
-            }
-        }
-        if heard.elapsed() > SILENCE_MAX {
-            return Err(io::ErrorKind::TimedOut.into());
-        }
-        if pinged.is_none() && measured.is_none_or(|measured| measured.elapsed() >= PING_INTERVAL) {
-            send_ping(pinging, 0)?;
-            // After it was sent: what the kernel takes to send is not on the way.
-            pinged = Some(Instant::now());
-        }
-    }
-    Ok(())
-}
-
-fn unexpected(kind: Kind) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, format!("unexpected {kind:?} frame"))
 }

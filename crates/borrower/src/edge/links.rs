@@ -2,6 +2,7 @@
 //! leaves it loses both.
 
 use super::link::{self, Link};
+use super::session;
 use crate::logic::entry::Place;
 use crate::logic::gate::Passes;
 use crate::{Borrower, LenderAddress};
@@ -97,7 +98,7 @@ impl Links {
             })
         };
         let mut started = Vec::new();
-        for (name, run) in [("puma-link", link::supervise as fn(&_, &_)), ("puma-put", link::send_work)] {
+        for (name, run) in [("puma-link", session::supervise as fn(&_, &_)), ("puma-put", link::send_work)] {
             match spawn(name, run) {
                 Ok(thread) => started.push(thread),
                 Err(error) => {
@@ -123,7 +124,7 @@ impl Links {
     /// ever had.
     fn clear(&self, borrower: &Borrower, link: &Link, threads: Vec<JoinHandle<()>>) {
         threads.into_iter().for_each(|thread| drop(thread.join()));
-        link::forget_session(borrower, link);
+        session::forget_session(borrower, link);
         borrower.core.catalog.lender_gate(link.number, Passes::All);
         self.seats.write()[usize::from(link.number)] = None;
     }

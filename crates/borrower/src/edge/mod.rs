@@ -5,3 +5,4 @@ pub(crate) mod connection;
 pub(crate) mod link;
 pub(crate) mod links;
 pub(crate) mod racing;
+mod session;
