@@ -17,31 +17,33 @@
 //! before the kernel gets to know the node. A successor finds it by its file handle; where there
 //! are none, and for files without a name, the keeper has a descriptor.
 
+mod names;
+mod restoring;
+
+pub(crate) use names::{Believed, Moved, Name};
+
 use crate::beside::Marked;
-use crate::crossing::Crossing;
 use crate::descriptors::{Counted, Descriptors};
 use crate::device::{Device, Devices};
 use crate::handover::Keep;
 use crate::handover::channel::Held;
-use crate::handover::layout::{self, header, node};
+use crate::handover::layout::{header, node};
 use crate::handover::memory::NodeSlot;
 use crate::link_count::LostName;
 use crate::opened::Newest;
 use crate::overtaken::OvertakenWrite;
-use crate::passing::{Connection, Passing};
+use crate::passing::Passing;
 use crate::stale::Stale;
 use crate::system::FileHandle;
-use borrower::{Borrower, FileIdentity, Left, Stamp};
+use borrower::{Borrower, FileIdentity, Stamp};
 use fuse::Errno;
 use hashbrown::HashMap;
 use parking_lot::{Mutex, RwLock};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{AtFlags, FileType, Statx, StatxFlags, statx};
 use std::collections::VecDeque;
-use std::ffi::{CStr, CString};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Instant;
 
 /// Nodes that are looked at in one search for descriptors to be given back.
 const LOOKED_AT_MAX: usize = 1024;
@@ -106,7 +108,8 @@ pub(crate) struct Inode {
     pub lost_name: LostName,
     /// Whether what is done to it beside the mount is told.
     pub marked: Marked,
-    /// Where it is written down for a successor. None beyond [`layout::NODES_MAX`].
+    /// Where it is written down for a successor. None beyond
+    /// [`crate::handover::layout::NODES_MAX`].
     pub slot: Option<NodeSlot>,
     identity: FileIdentity,
     handle: Option<FileHandle>,
@@ -118,39 +121,6 @@ pub(crate) struct Inode {
     is_kept: AtomicBool,
     /// Used without a slot only.
     own_lookups: AtomicU64,
-}
-
-/// The name of a file that the kernel was told to believe for long, if any.
-#[derive(Default)]
-pub(crate) enum Believed {
-    /// None.
-    #[default]
-    Nothing,
-    /// This one.
-    Name(Name),
-    /// One that the kernel is about to drop. Until then no other is believed for long: a successor
-    /// knows one name of each file.
-    Dropping,
-}
-
-/// What has become of what the kernel believes of a name, when it has moved or removed it.
-pub(crate) enum Moved {
-    /// It was not told to believe that name for long: of this node.
-    NotBelieved,
-    /// Remembered under its new name, if it has one.
-    Remembered,
-    /// It must be told to drop it, because it believes it for long and no successor would know of
-    /// it.
-    Unknown(Name),
-}
-
-/// A name that the kernel knows a node by.
-#[derive(PartialEq, Eq, Hash)]
-pub(crate) struct Name {
-    /// The directory it is in.
-    pub parent: u64,
-    /// What it is called there.
-    pub name: CString,
 }
 
 /// A descriptor (O_PATH) that holds a node.
@@ -215,82 +185,6 @@ impl Inode {
     /// Whether the kernel believes a size or times that are not the file's.
     pub(crate) fn is_misbelieved(&self) -> bool {
         self.misbelieved.load(Ordering::Relaxed)
-    }
-
-    /// The kernel is about to be told to believe this name for long. False: it must not, because no
-    /// successor would know of it.
-    pub(crate) fn remember_name(&self, parent: u64, name: &CStr) -> bool {
-        let mut believed = self.name.lock();
-        match &*believed {
-            Believed::Name(known) => known.parent == parent && *known.name == *name,
-            Believed::Dropping => false,
-            Believed::Nothing => {
-                let is_recorded = self.slot.as_ref().is_some_and(|slot| slot.record_name(Some((parent, name))));
-                if is_recorded {
-                    *believed = Believed::Name(Name { parent, name: name.to_owned() });
-                }
-                is_recorded
-            }
-        }
-    }
-
-    /// The kernel has moved the name, or removed it.
-    pub(crate) fn name_moved(&self, from: (u64, &CStr), to: Option<(u64, &CStr)>) -> Moved {
-        let mut believed = self.name.lock();
-        if !matches!(&*believed, Believed::Name(known) if known.parent == from.0 && *known.name == *from.1) {
-            return Moved::NotBelieved;
-        }
-        let is_recorded = self.slot.as_ref().is_some_and(|slot| slot.record_name(to));
-        let name = to.map(|(parent, name)| Name { parent, name: name.to_owned() });
-        let (now, moved) = match name {
-            None => (Believed::Nothing, Moved::Remembered),
-            Some(name) if is_recorded => (Believed::Name(name), Moved::Remembered),
-            Some(name) => (Believed::Dropping, Moved::Unknown(name)),
-        };
-        *believed = now;
-        moved
-    }
-
-    /// The name that the kernel believes for long, which it is about to be told to drop.
-    pub(crate) fn name_to_drop(&self) -> Option<Name> {
-        let mut believed = self.name.lock();
-        match std::mem::replace(&mut *believed, Believed::Dropping) {
-            Believed::Name(name) => Some(name),
-            other => {
-                *believed = other;
-                None
-            }
-        }
-    }
-
-    /// The name that the kernel believes is another file's now. This is also written down: a task
-    /// that has walked by the name may ask a successor for the file.
-    pub(crate) fn name_is_stale(&self) {
-        *self.stale.lock() = Stale::Believed;
-        self.slot.iter().for_each(|slot| slot.set_flag(node::STALE_NAME));
-    }
-
-    /// Whether somebody may come to the file by a name that is not the file's any more.
-    pub(crate) fn may_be_stale(&self) -> bool {
-        let mut stale = self.stale.lock();
-        if matches!(*stale, Stale::No) {
-            return false;
-        }
-        let is_possible = stale.is_possible(Instant::now);
-        if !is_possible {
-            self.slot.iter().for_each(|slot| slot.clear_flag(node::STALE_NAME));
-        }
-        is_possible
-    }
-
-    /// The kernel has dropped the name that it was told to drop.
-    pub(crate) fn name_dropped(&self) {
-        let mut believed = self.name.lock();
-        if let Some(slot) = &self.slot {
-            slot.record_name(None);
-        }
-        *believed = Believed::Nothing;
-        self.stale.lock().name_dropped();
     }
 
     /// Writes down how the file is left if we die. The caller holds `changing`.
@@ -465,115 +359,6 @@ impl Inodes {
             has_only_descriptors: AtomicBool::new(false),
             handles_from,
         }
-    }
-
-    /// With the nodes that the kernel knows from a daemon before this one. `held` has descriptors
-    /// of some of them. What cannot be found again is left out, and answers ESTALE; returns how
-    /// many that are, too.
-    #[allow(clippy::too_many_arguments)] // What was given, and what it needs, each used once.
-    pub(crate) fn restore(
-        devices: &[u64],
-        nodes: Vec<layout::Node>,
-        mut held: HashMap<u64, OwnedFd>,
-        connection: &Arc<Connection>,
-        borrower: Arc<Borrower>,
-        keep: Arc<Keep>,
-        descriptors: Arc<Descriptors>,
-        handles_from: Option<OwnedFd>,
-        crossing: &Crossing,
-    ) -> (Inodes, usize) {
-        let inodes = Inodes::empty(devices, borrower, keep, descriptors, handles_from);
-        let mut lost = 0;
-        for node in nodes {
-            let nodeid = node.nodeid;
-            let fd = held.remove(&nodeid);
-            if inodes.restore_one(node, fd, connection, crossing).is_none() {
-                lost += 1;
-                inodes.keep.release(Held::Node(nodeid));
-            }
-        }
-        // Sent to the keeper for a node that was not recorded any more, or not yet: nobody else
-        // would release it.
-        held.keys().for_each(|nodeid| inodes.keep.release(Held::Node(*nodeid)));
-        (inodes, lost)
-    }
-
-    fn restore_one(
-        &self,
-        known: layout::Node,
-        held: Option<OwnedFd>,
-        connection: &Arc<Connection>,
-        crossing: &Crossing,
-    ) -> Option<()> {
-        let slot = self.keep.memory.node_at(known.slot); // Free again, if we leave early.
-        let held = held.filter(|fd| {
-            stat(fd).is_ok_and(|now| {
-                let is_it = now.stx_ino == known.identity.inode && device_of(&now) == known.identity.device;
-                is_it && crossing.check(fd, &now, &self.devices).is_ok()
-            })
-        });
-        let handle = known.handle.as_ref().filter(|_| self.handles_from.is_some());
-        let handle = handle.map(|(kind, bytes)| FileHandle::from_parts(*kind, bytes));
-        if held.is_none() && handle.is_none() {
-            return None;
-        }
-        let left = Left {
-            stamp: known.stamp.filter(|_| known.flags & (node::DROP_PENDING | node::PASSED) == 0),
-            has_edges: known.flags & node::EDGES != 0,
-        };
-        let key = page::FileKey(known.key);
-        let file = (known.key != 0).then(|| self.borrower.restore(known.identity, key, left));
-        if handle.is_none() {
-            self.has_only_descriptors.store(true, Ordering::Relaxed);
-        }
-        let held = held.map(|fd| Arc::new(Descriptor { fd, _counted: self.descriptors.add_anchor() }));
-        let is_held = held.is_some();
-        let is_deleted = known.flags & node::DELETED != 0;
-        let believed = known.name.map_or(Believed::Nothing, |(parent, name)| Believed::Name(Name { parent, name }));
-        let inode = Arc::new(Inode {
-            nodeid: known.nodeid,
-            kind: FileType::from_raw_mode(known.kind),
-            device: self.devices.get(known.identity.device),
-            file,
-            changing: Mutex::new(()),
-            mapped_writes: AtomicBool::new(known.flags & node::MAPPED_WRITES != 0),
-            may_be_dirty: AtomicBool::new(true), // Who knows.
-            may_be_mapped: AtomicBool::new(true),
-            misbelieved: AtomicBool::new(known.flags & node::MISBELIEVED != 0),
-            written_below: AtomicBool::new(false),
-            newest: Newest::default(),
-            overtaken: OvertakenWrite::default(),
-            passing: Mutex::new(Passing::restored(known.backing, known.flags & node::PASSED != 0, connection)),
-            name: Mutex::new(believed),
-            stale: Mutex::new(if known.flags & node::STALE_NAME != 0 { Stale::Dropped } else { Stale::No }),
-            lost_name: LostName::default(),
-            marked: Marked::default(),
-            slot: Some(slot),
-            identity: known.identity,
-            handle,
-            descriptor: Mutex::new(held),
-            is_used: AtomicBool::new(false),
-            deleted: AtomicBool::new(is_deleted),
-            is_kept: AtomicBool::new(known.flags & node::KEPT != 0),
-            own_lookups: AtomicU64::new(0),
-        });
-        self.table.write().insert(inode);
-        if is_held {
-            self.in_order(known.nodeid);
-        }
-        Some(())
-    }
-
-    /// All that was open in a daemon before this one is open again.
-    pub(crate) fn all_are_open(&self) {
-        self.table.read().by_node.values().for_each(|inode| inode.all_are_open());
-    }
-
-    /// The nodes whose cached pages the kernel must drop, because what it caches is not known to be
-    /// what the files hold.
-    pub(crate) fn stale(&self) -> Vec<(Arc<Inode>, u64)> {
-        let stale = |inode: &Arc<Inode>| Some((inode.clone(), inode.file.as_ref()?.kernel_stale()?));
-        self.table.read().by_node.values().filter_map(stale).collect()
     }
 
     /// The last name was seen to be gone; `fd` is open on the file, and held from now on if there
