@@ -1,0 +1,413 @@
+//! These types hold the options of `pumapool mount`, and say what they stand for.
+
+use crate::addresses;
+use crate::cgroups::CgroupName;
+use crate::host_cache::Guests;
+use crate::{daemon, pool, security, size};
+use anyhow::Result;
+use clap::ValueEnum;
+use std::path::PathBuf;
+use std::sync::Arc;
+use wire::address::Address;
+
+/// Options of `mount`.
+#[derive(clap::Args)]
+pub struct Options {
+    /// The directory whose files are to be read through the pool.
+    pub(super) source: PathBuf,
+
+    /// Where to mount it; without this, in place, over the directory itself.
+    pub(super) mountpoint: Option<PathBuf>,
+
+    /// A lender: HOST:PORT, [IPV6]:PORT, unix:PATH or vsock:CID:PORT. May be given several times;
+    /// each address that a name has is a lender. Without one, or while it is away, files are read
+    /// from SOURCE.
+    #[arg(long, value_name = "ADDR", value_parser = addresses::peer)]
+    pub(super) lender: Vec<Address>,
+
+    #[command(flatten)]
+    pub(super) pool: pool::Options,
+
+    #[command(flatten)]
+    pub(super) policies: Policies,
+
+    /// What is forbidden at the mountpoint: to write, or to use set-uid programs, devices, or
+    /// programs. May be given several times.
+    #[arg(long, value_enum, value_name = "WHAT")]
+    pub(super) forbid: Vec<Forbidden>,
+
+    /// Show file systems that are mounted below SOURCE. Without this their mount points appear as
+    /// empty, closed directories. What each of them forbids (ro, nosuid, nodev, noexec) stays
+    /// forbidden in it. Interfaces of the kernel (proc, sysfs, cgroup, ...), FUSE mounts of other
+    /// users, and mounts of pumapool are never shown.
+    #[arg(long)]
+    pub(super) cross_mounts: bool,
+
+    /// Whether pages are put at lenders from the beginning. `pumapool join` begins with `off`, and
+    /// turns it on and off.
+    #[arg(long, value_enum, default_value_t = Switch::On, hide = true)]
+    pub(super) borrow: Switch,
+
+    /// A lender of the pool that is not used: the one of this node.
+    #[arg(long, value_name = "ADDR", hide = true)]
+    pub(super) except: Option<Address>,
+
+    #[command(flatten)]
+    pub(super) security: security::Options,
+
+    #[command(flatten)]
+    pub(super) daemon: daemon::Options,
+
+    /// Guests that give what they evict (`pumapool host-cache host`).
+    #[arg(skip)]
+    pub(super) guests: Option<Arc<Guests>>,
+}
+
+impl Options {
+    /// A mount of images, of which it is guests that evict, and no lender.
+    pub fn of_images(
+        source: PathBuf,
+        mountpoint: Option<PathBuf>,
+        guests: Arc<Guests>,
+        policies: Policies,
+        daemon: daemon::Options,
+    ) -> Options {
+        Options {
+            source,
+            mountpoint,
+            lender: Vec::new(),
+            pool: pool::Options::default(),
+            policies,
+            forbid: Vec::new(),
+            cross_mounts: false,
+            borrow: Switch::On,
+            except: None,
+            security: security::Options::default(),
+            daemon,
+            guests: Some(guests),
+        }
+    }
+}
+
+/// How it is served; the same for `mount` and `join`.
+#[derive(clap::Args)]
+#[group(id = "policies", multiple = true)]
+pub struct Policies {
+    /// What happens to a page at the lender when it is read back.
+    #[arg(long, value_enum, default_value_t = StrategyName::Exclusive)]
+    pub(super) strategy: StrategyName,
+
+    /// Whether a write is in SOURCE before it is answered, or gathers in the page cache first
+    /// (faster small writes; SOURCE must then not be changed beside the mount).
+    #[arg(long, value_enum, default_value_t = WriteName::Through)]
+    pub(super) write: WriteName,
+
+    /// When pages are sent to the lender: as the kernel evicts them (needs BPF), or as they are
+    /// read from the disk.
+    #[arg(long, value_enum, default_value_t = FillName::Auto)]
+    pub(super) fill: FillName,
+
+    /// Whether what is read in long sequential streams is left to the disk, which is good at that,
+    /// and not lent; but where it comes back while lenders have room for it, and faster from them.
+    #[arg(long, value_enum, default_value_t = Switch::On)]
+    pub(super) filter: Switch,
+    /// Whether a lender is left alone while it answers later than the directory below, or than the
+    /// thresholds.
+    #[arg(long, value_enum, default_value_t = Switch::On)]
+    pub(super) gate: Switch,
+    /// The gate's thresholds for the average latency of 15 seconds: it closes above the first and
+    /// opens below the second, in microseconds.
+    #[arg(long, value_name = "UPPER,LOWER", default_value_t = Thresholds(borrower::gate::Config::default().short))]
+    gate_short: Thresholds,
+    /// As --gate-short, for the average of a minute.
+    #[arg(long, value_name = "UPPER,LOWER", default_value_t = Thresholds(borrower::gate::Config::default().long))]
+    gate_long: Thresholds,
+    /// Whether a get that takes longer than a read of SOURCE would is raced by one.
+    #[arg(long, value_enum, default_value_t = Switch::On)]
+    pub(super) hedge: Switch,
+    /// Whether files that the pool is of no use to are left to the kernel, which then reads them in
+    /// SOURCE by itself, at the speed that they have there: what is opened for reading while no
+    /// lender is used, and what is only read in long streams. It is so until it is closed. (From
+    /// Linux 6.9 on, as root, and with --write through.)
+    #[arg(long, value_enum, default_value_t = Switch::On)]
+    pub(super) passthrough: Switch,
+    /// Allow idmapped mounts of MOUNTPOINT (Linux 6.12), which pods with `hostUsers: false` need.
+    /// The kernel then tells the user of a request only where it creates a file: `trusted.`
+    /// attributes are not listed, and all other requests count as those of one user, who is not
+    /// root.
+    #[arg(long)]
+    pub(super) idmapped: bool,
+    /// After how many returned pages that do not verify a lender is not used any more, until the
+    /// mount starts anew.
+    #[arg(long, value_name = "COUNT", default_value_t = borrower::BAD_PAGES_MAX,
+        value_parser = clap::value_parser!(u64).range(1..))]
+    pub(super) bad_pages: u64,
+    /// Memory for the catalog of lent pages: 2 MiB for each GiB lent. When it is full, the files
+    /// that were not used for longest are forgotten.
+    #[arg(long, value_name = "SIZE", default_value = "256MiB", value_parser = size::parse_catalog)]
+    pub catalog: u64,
+    /// Threads that always serve the mount. While all of them wait for SOURCE, more are started, up
+    /// to 128.
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub threads: u16,
+
+    /// How long the kernel may keep attributes without asking, in seconds: the delay with which
+    /// changes made beside the mount are seen. Where the kernel tells of them (root, a local file
+    /// system below), they are seen at once, and what nobody changes is kept for a minute from the
+    /// second time on that it is asked for. 0: it asks each time.
+    #[arg(long, value_name = "SECONDS", default_value_t = 1.0, value_parser = seconds)]
+    pub(super) attribute_timeout: f64,
+
+    /// A control group for which pages are lent, with all below it:
+    /// PATH[,quota=SIZE][,share=NUMBER]. A quota is how much of it is lent at the most; while all
+    /// lenders are full, groups have what is lent in proportion to their shares. `others` instead
+    /// of PATH stands for all that are not named, together, and `each` for all of them on their
+    /// own; without either, nothing is lent for them. May be given several times.
+    /// `pumapool status --by-cgroup` shows what each has.
+    #[arg(long, value_name = "GROUP")]
+    pub(super) cgroup: Vec<CgroupName>,
+
+    /// Memory for evicted pages that wait to be sent (a power of two); `auto`: 32 MiB, or a
+    /// sixteenth of what the machine (or the cgroup of the mount) has, if that is less.
+    #[arg(long, value_name = "SIZE|auto", default_value_t = Ring::Auto)]
+    pub(super) ring: Ring,
+}
+
+/// Of [`Policies`], what can change while it runs.
+pub const CHANGEABLE: [&str; 3] = ["filter", "gate-short", "gate-long"];
+
+impl Policies {
+    pub(super) fn thresholds(&self) -> borrower::gate::Config {
+        borrower::gate::Config { short: self.gate_short.0, long: self.gate_long.0 }
+    }
+
+    /// As options of `mount`.
+    pub fn arguments(&self) -> Vec<String> {
+        // Named one by one, so that none is forgotten.
+        let Policies {
+            strategy,
+            write,
+            fill,
+            filter,
+            gate,
+            gate_short,
+            gate_long,
+            hedge,
+            passthrough,
+            idmapped,
+            bad_pages,
+            catalog,
+            threads,
+            attribute_timeout,
+            cgroup,
+            ring,
+        } = self;
+        let mut arguments = Vec::new();
+        for (option, value) in [
+            ("--strategy", name(*strategy)),
+            ("--write", name(*write)),
+            ("--fill", name(*fill)),
+            ("--filter", name(*filter)),
+            ("--gate", name(*gate)),
+            ("--gate-short", gate_short.to_string()),
+            ("--gate-long", gate_long.to_string()),
+            ("--hedge", name(*hedge)),
+            ("--passthrough", name(*passthrough)),
+            ("--bad-pages", bad_pages.to_string()),
+            ("--catalog", catalog.to_string()),
+            ("--threads", threads.to_string()),
+            ("--attribute-timeout", attribute_timeout.to_string()),
+            ("--ring", ring.to_string()),
+        ] {
+            arguments.extend([option.to_owned(), value]);
+        }
+        arguments.extend(idmapped.then(|| "--idmapped".to_owned()));
+        arguments.extend(cgroup.iter().flat_map(|name| ["--cgroup".to_owned(), name.to_string()]));
+        arguments
+    }
+}
+
+/// What a choice is called on the command line.
+fn name(choice: impl ValueEnum) -> String {
+    choice.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
+}
+
+#[derive(Clone, Copy, ValueEnum, PartialEq)]
+pub(super) enum StrategyName {
+    /// The lender gives it away: local and remote memory add up.
+    Exclusive,
+    /// The lender keeps it: it need not be sent again.
+    NonInclusive,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+pub(super) enum WriteName {
+    Through,
+    Back,
+}
+
+#[derive(Clone, Copy, ValueEnum, PartialEq)]
+pub(super) enum FillName {
+    /// Evict where it can be had, else read.
+    Auto,
+    /// As the kernel evicts them; an error where that cannot be had.
+    Evict,
+    /// As they are read from the disk.
+    Read,
+}
+
+#[derive(Clone, Copy, ValueEnum, PartialEq)]
+pub(super) enum Switch {
+    On,
+    Off,
+}
+
+/// By the names of mount(8).
+#[derive(Clone, Copy, ValueEnum)]
+pub(super) enum Forbidden {
+    Ro,
+    Nosuid,
+    Nodev,
+    Noexec,
+}
+
+impl Forbidden {
+    pub(super) fn flag(self) -> ::mount::MountFlags {
+        match self {
+            Forbidden::Ro => ::mount::MountFlags::RDONLY,
+            Forbidden::Nosuid => ::mount::MountFlags::NOSUID,
+            Forbidden::Nodev => ::mount::MountFlags::NODEV,
+            Forbidden::Noexec => ::mount::MountFlags::NOEXEC,
+        }
+    }
+}
+
+/// `UPPER,LOWER` in microseconds.
+#[derive(Clone, Copy)]
+struct Thresholds(borrower::gate::Thresholds);
+
+impl std::fmt::Display for Thresholds {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{},{}", self.0.upper_us, self.0.lower_us)
+    }
+}
+
+impl std::str::FromStr for Thresholds {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Thresholds, String> {
+        let parsed = text.split_once(',').and_then(|(upper, lower)| {
+            Some(borrower::gate::Thresholds { upper_us: upper.parse().ok()?, lower_us: lower.parse().ok()? })
+        });
+        parsed
+            .filter(|thresholds| thresholds.lower_us <= thresholds.upper_us)
+            .map(Thresholds)
+            .ok_or_else(|| "write two numbers of microseconds, the upper one first, such as 40000,1500".to_owned())
+    }
+}
+
+/// How large the ring of evicted pages is.
+#[derive(Clone, Copy)]
+pub(super) enum Ring {
+    Auto,
+    Bytes(usize),
+}
+
+impl Ring {
+    /// Of so much memory it takes one part at the most, but [`Ring::AUTO_BYTES_MIN`]: it counts as
+    /// memory of the cgroup.
+    const MEMORY_SHARE: u64 = 16;
+    /// 256 pages, however little memory there is: with less next to nothing would be lent.
+    const AUTO_BYTES_MIN: u64 = 1 << 20;
+
+    pub(super) fn bytes(self) -> usize {
+        match self {
+            Ring::Auto => Ring::auto_bytes(memory_bytes()),
+            Ring::Bytes(bytes) => bytes,
+        }
+    }
+
+    fn auto_bytes(memory_bytes: u64) -> usize {
+        let share_bytes = (memory_bytes / Ring::MEMORY_SHARE).max(Ring::AUTO_BYTES_MIN);
+        tap::BpfTap::RING_BYTES.min(1 << share_bytes.ilog2())
+    }
+}
+
+impl std::fmt::Display for Ring {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Ring::Auto => write!(f, "auto"),
+            Ring::Bytes(bytes) => write!(f, "{bytes}"),
+        }
+    }
+}
+
+impl std::str::FromStr for Ring {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Ring, String> {
+        if text == "auto" { Ok(Ring::Auto) } else { ring_bytes(text).map(Ring::Bytes) }
+    }
+}
+
+/// The memory of the daemon's cgroup, or of the machine. As much as there can be, if the kernel
+/// does not tell.
+pub(super) fn memory_bytes() -> u64 {
+    lender::headroom::Headroom::default().read().map_or(u64::MAX, |memory| memory.total_bytes)
+}
+
+/// Of so much memory, what may be in the page cache below, written and not yet dropped. A group
+/// that is full of it has the kernel write it back page by page, and whoever reads or writes wait
+/// for that.
+pub(super) fn written_bytes(memory_bytes: u64) -> u64 {
+    const MEMORY_SHARE: u64 = 16;
+    (memory_bytes / MEMORY_SHARE).min(mount::Config::WRITTEN_BYTES)
+}
+
+impl Options {
+    /// Whether it stays in the foreground.
+    pub fn is_in_foreground(&self) -> bool {
+        self.daemon.foreground
+    }
+}
+
+pub fn ring_bytes(text: &str) -> Result<usize, String> {
+    let bytes = usize::try_from(size::parse(text)?).map_err(|error| error.to_string())?;
+    let bounds = tap::BpfTap::RING_BYTES_MIN..=tap::BpfTap::RING_BYTES_MAX;
+    if bytes.is_power_of_two() && bounds.contains(&bytes) {
+        return Ok(bytes);
+    }
+    Err(format!(
+        "write a power of two from {} to {}",
+        size::display(*bounds.start() as u64),
+        size::display(*bounds.end() as u64)
+    ))
+}
+
+fn seconds(text: &str) -> Result<f64, String> {
+    let value: f64 = text.parse().map_err(|_| format!("{text:?} is no number of seconds"))?;
+    if (0.0..=86_400.0).contains(&value) { Ok(value) } else { Err("write a number from 0 to 86400".into()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_does_not_fill_a_small_memory() {
+        assert_eq!(
+            [0, 92, 512, 1 << 20].map(|memory_mib| written_bytes(memory_mib << 20)),
+            [0, 92 << 16, 32 << 20, 64 << 20]
+        );
+    }
+
+    #[test]
+    fn a_small_memory_has_a_small_ring() {
+        let auto_mib = |memory_mib: u64| Ring::auto_bytes(memory_mib << 20) >> 20;
+        assert_eq!([4, 92, 128, 500, 512, 1 << 20].map(auto_mib), [1, 4, 8, 16, 32, 32]);
+        let reread = |text: &str| text.parse::<Ring>().map(|ring| ring.to_string());
+        assert_eq!(reread("auto").unwrap(), "auto");
+        assert_eq!(reread("4MiB").unwrap(), (4 << 20).to_string());
+        assert!(reread("3MiB").unwrap_err().contains("power of two"));
+    }
+}
