@@ -1,7 +1,8 @@
 //! Files are changed below, beside the mount: at once, or slowly.
 
+use crate::context::Context;
 use crate::file::{FileModel, UNITS};
-use crate::machine::{Context, Doing, Machine, Task};
+use crate::machine::{Doing, Machine, Task};
 use crate::truth::EOF;
 use borrower::Writers;
 

@@ -1,73 +1,17 @@
 //! Files are changed through the mount: the kernel's part before the request, the mount's order of
 //! steps, and the kernel's part after the answer.
 
+use crate::context::Context;
 use crate::file::{Below, Cached, FileModel, Inode, UNIT_BYTES, UNITS, encode};
-use crate::machine::{Context, Doing, Machine, Task, Wrong};
+use crate::kind::Kind;
+use crate::machine::{Doing, Machine, Task, Wrong};
 use crate::truth::{EOF, Time};
 use borrower::Change;
 use borrower::logic::core::{Changing, Outcome};
-use fastrand::Rng;
 
 /// Steps of a write for which its answer waits until the kernel has dropped pages
 /// (crates/mount/src/data.rs, wait_for_drop).
 const PATIENCE: u32 = 100;
-
-/// What is changed. Ranges are in units.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Kind {
-    /// A write out of the page cache.
-    Write { first: usize, end: usize },
-    /// The kernel writes back what was stored through a mapping.
-    Writeback { page: usize, units: Vec<u64> },
-    /// The end moves.
-    Truncate { size: usize },
-    /// A hole is punched.
-    Punch { first: usize, end: usize },
-    /// A write past the page cache. `copied`: the file system below copies by itself, and the
-    /// kernel drops the pages then, whatever they hold.
-    Direct { first: usize, end: usize, copied: bool },
-    /// No byte changes.
-    Attributes,
-}
-
-impl Kind {
-    /// Some write.
-    pub fn write(units: usize, size: usize, random: &mut Rng) -> Kind {
-        // Half of them end within the file, so that it seldom reaches its greatest length, at which
-        // nothing can be appended.
-        let within = if random.bool() { size.max(1) } else { units };
-        let (mut first, mut end) = range(within, random);
-        let page_end = (size + 1).next_multiple_of(UNITS);
-        if random.u32(0..4) == 0 && size < units {
-            // From the end on, in its page; or in the next page, with a gap.
-            first = match random.bool() {
-                true if page_end < units => random.usize(page_end..units.min(page_end + UNITS)),
-                _ => random.usize(size..page_end),
-            };
-            end = random.usize(first + 1..=units.min(first + UNITS));
-        } else if random.bool() {
-            (first, end) = (first / UNITS * UNITS, end.next_multiple_of(UNITS));
-        }
-        Kind::Write { first, end }
-    }
-
-    /// Some other change of bytes.
-    pub fn other(units: usize, random: &mut Rng) -> Kind {
-        let (first, end) = range(units, random);
-        match random.u32(0..5) {
-            0..2 => Kind::Truncate { size: random.usize(0..=units) },
-            2 => Kind::Punch { first, end },
-            3 => Kind::Direct { first, end, copied: false },
-            _ if random.bool() => Kind::Direct { first, end, copied: true },
-            _ => Kind::Direct { first: first / UNITS * UNITS, end: end.next_multiple_of(UNITS), copied: true },
-        }
-    }
-}
-
-fn range(units: usize, random: &mut Rng) -> (usize, usize) {
-    let first = random.usize(0..units);
-    (first, random.usize(first + 1..=units.min(first + 3 * UNITS)))
-}
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Stage {

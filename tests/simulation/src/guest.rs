@@ -1,8 +1,9 @@
 //! A guest whose disks are the machine's files. It remembers what pages held at one time or
 //! another, and says at any moment that it has evicted them: also what has changed since.
 
+use crate::context::Context;
 use crate::file::{UNITS, encode};
-use crate::machine::{Context, Doing, Machine};
+use crate::machine::{Doing, Machine};
 use crate::reading::Read;
 use borrower::logic::demoted::Demotion;
 use page::{PAGE_SIZE, PageId};

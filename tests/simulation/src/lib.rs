@@ -15,8 +15,10 @@ compile_error!("the simulation wants debug assertions: build it with `--profile 
 
 mod beside;
 mod changing;
+mod context;
 mod file;
 mod guest;
+mod kind;
 mod lending;
 mod machine;
 mod opening;
@@ -24,10 +26,11 @@ mod reading;
 mod truth;
 mod weather;
 
+use context::Context;
+pub use context::Tally;
 use fastrand::Rng;
 use lending::Lender;
-pub use machine::Tally;
-use machine::{Context, Machine};
+use machine::Machine;
 
 /// Lines of the trace that are shown of a run that went wrong.
 const TRACE_LINES: usize = 1000;

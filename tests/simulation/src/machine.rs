@@ -2,24 +2,24 @@
 //! mount's order of steps, around the real logic of the borrower.
 
 use crate::beside::SlowWrite;
-use crate::changing::{Altering, Kind};
+use crate::changing::Altering;
+use crate::context::{Context, Hints};
 use crate::file::{Cached, FileModel, Inode, UNITS, encode};
 use crate::guest::Guest;
+use crate::kind::Kind;
 use crate::lending::{Asked, Lender, Link, Said, Told};
 use crate::opening::{Delivering, Opening};
 use crate::reading::Read;
 use crate::truth::Time;
-use crate::weather::{Weather, Writeback};
+use crate::weather::Writeback;
 use borrower::FileIdentity;
 use borrower::logic::core::{Core, Setup, Strategy};
 use borrower::logic::gate::Passes;
 use borrower::logic::groups::Limits;
 use borrower::logic::rules::{Rule, keeps};
-use fastrand::Rng;
 use page::{ChecksumKey, FileKey, PAGE_SIZE};
-use std::collections::{HashSet, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use tap::CopyHints;
+use std::collections::VecDeque;
+use std::sync::Arc;
 use wire::ITEMS_MAX;
 
 /// Events that the ring holds. Beyond it they are lost.
@@ -39,91 +39,6 @@ const MAPPED_SELDOM: u32 = 4;
 #[derive(Debug)]
 pub struct Wrong(pub String);
 
-/// What all machines share.
-pub struct Context {
-    /// The only source of chance.
-    pub random: Rng,
-    /// How often what happens.
-    pub weather: Weather,
-    /// The time.
-    pub now: Time,
-    /// What happened, if it is wanted.
-    pub trace: Option<Vec<String>>,
-    /// What was done.
-    pub tally: Tally,
-    /// Which machine has its turn.
-    pub machine: usize,
-    numbers: u64,
-}
-
-impl Context {
-    /// At the beginning of time.
-    pub fn new(mut random: Rng, trace: bool) -> Context {
-        let weather = Weather::draw(&mut random);
-        let trace = trace.then(Vec::new);
-        Context { random, weather, now: 1, trace, tally: Tally::default(), machine: 0, numbers: 0 }
-    }
-
-    /// A number that was not given before.
-    pub fn number(&mut self) -> u64 {
-        self.numbers += 1;
-        self.numbers
-    }
-
-    /// Notes what happens.
-    pub fn note(&mut self, what: impl FnOnce() -> String) {
-        if let Some(trace) = &mut self.trace {
-            trace.push(format!("{:6} machine {}: {}", self.now, self.machine, what()));
-        }
-    }
-}
-
-/// How much of what was done.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Tally {
-    /// Steps of everything.
-    pub steps: u64,
-    /// Reads of applications that ended.
-    pub reads: u64,
-    /// Pages compared.
-    pub pages: u64,
-    /// Changes that ended.
-    pub changes: u64,
-    /// Pages evicted.
-    pub evictions: u64,
-    /// Of those, told without their bytes.
-    pub omitted: u64,
-    /// Pages that a guest gave back, and that were what the file held.
-    pub demoted: u64,
-    /// Pages that a lender answered and that were taken.
-    pub lent: u64,
-    /// Changes made beside.
-    pub beside: u64,
-    /// Daemons killed.
-    pub kills: u64,
-    /// Lenders lost.
-    pub losses: u64,
-    /// Of those, resumed with their pages.
-    pub resumed: u64,
-}
-
-impl std::ops::AddAssign for Tally {
-    fn add_assign(&mut self, other: Tally) {
-        self.steps += other.steps;
-        self.reads += other.reads;
-        self.pages += other.pages;
-        self.changes += other.changes;
-        self.evictions += other.evictions;
-        self.omitted += other.omitted;
-        self.lent += other.lent;
-        self.demoted += other.demoted;
-        self.beside += other.beside;
-        self.kills += other.kills;
-        self.losses += other.losses;
-        self.resumed += other.resumed;
-    }
-}
-
 struct Event {
     key: FileKey,
     page: usize,
@@ -131,30 +46,6 @@ struct Event {
     units: Option<[u64; UNITS]>,
     position: u64,
     group: u8,
-}
-
-/// Pages whose bytes are not wanted at their next eviction.
-#[derive(Default)]
-struct Hints(Mutex<HashSet<(u32, u32)>>);
-
-impl Hints {
-    fn omitted(&self) -> MutexGuard<'_, HashSet<(u32, u32)>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl CopyHints for Hints {
-    fn omit(&self, generation: u32, index: u32) {
-        self.omitted().insert((generation, index));
-    }
-
-    fn copy(&self, generation: u32, index: u32) {
-        self.omitted().remove(&(generation, index));
-    }
-
-    fn copy_all(&self) {
-        self.omitted().clear();
-    }
 }
 
 /// Something under way.

@@ -1,7 +1,8 @@
 //! Opens, which look at the file below, and the kernel dropping its pages when it is told to.
 
+use crate::context::Context;
 use crate::file::{Invalidation, UNIT_BYTES, UNITS};
-use crate::machine::{Context, Doing, Machine, Task};
+use crate::machine::{Doing, Machine, Task};
 use crate::truth::Time;
 use borrower::Writers;
 

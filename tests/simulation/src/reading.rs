@@ -1,9 +1,10 @@
 //! An application reads: pages that the kernel caches as they are, others by a READ, which the real
 //! [`Reading`] answers.
 
+use crate::context::Context;
 use crate::file::{Cached, UNIT_BYTES, UNITS, decode};
 use crate::lending::Asked;
-use crate::machine::{Context, Machine, Task, Wrong};
+use crate::machine::{Machine, Task, Wrong};
 use crate::truth::EOF;
 use borrower::logic::reading::{ATTEMPTS_MAX, Reading};
 use page::{PAGE_SIZE, PageRange};
