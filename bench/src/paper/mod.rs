@@ -10,6 +10,7 @@
 
 mod blast;
 mod dynamic;
+mod experiments;
 mod host_cache;
 mod latency;
 mod numa;
@@ -30,6 +31,7 @@ mod two_caches;
 use crate::program::Program;
 use crate::worker::Order;
 use crate::world::{self, Extent, Lender, Side, Worker, World, grown};
+use experiments::EXPERIMENTS;
 use page::PAGE_SIZE;
 use record::{Header, Point, Records};
 use serde::Deserialize;
@@ -137,136 +139,6 @@ const TIME: Axis = Axis { key: "minutes_of_the_paper", name: "time, minutes of t
 const GUEST: Axis = Axis { key: "guest_gb_of_the_paper", name: "memory of the guest, GB of the paper", is_log: false };
 const APPLICATION: Axis = Axis { key: "application_gib", name: "memory of the application, GiB", is_log: false };
 const FRAGMENT: Axis = Axis { key: "fragment_kib", name: "size of a fragment, KiB", is_log: true };
-
-/// In the order of RESULTS.md.
-const EXPERIMENTS: [Experiment; 14] = [
-    Experiment {
-        name: "random-read",
-        about: "one thread reads 4 KiB at random offsets of one file",
-        source: "2015, fig. 4 and 5a; 2014, fig. 3 and 4",
-        x: LENT,
-        scale: as_asked,
-        run: random_read::run,
-        results: random_read::results,
-    },
-    Experiment {
-        name: "sequential-read",
-        about: "one file is read from end to end, over and over",
-        source: "2015, fig. 5b",
-        x: LENT,
-        scale: as_asked,
-        run: sequential_read::run,
-        results: sequential_read::results,
-    },
-    Experiment {
-        name: "blast",
-        about: "BLAST looks for five sequences in a database that is three times as large as the memory",
-        source: "2015, fig. 5c; 2014, fig. 6",
-        x: LENT,
-        scale: blast::scale,
-        run: blast::run,
-        results: blast::results,
-    },
-    Experiment {
-        name: "postmark",
-        about: "Postmark makes, reads, appends to and removes small files",
-        source: "2015, fig. 5d and 6",
-        x: LENT,
-        scale: as_asked,
-        run: postmark::run,
-        results: postmark::results,
-    },
-    Experiment {
-        name: "tpch",
-        about: "the 22 queries of TPC-H on PostgreSQL, one after the other",
-        source: "2015, fig. 5e; 2014",
-        x: LENT,
-        scale: tpch::scale,
-        run: tpch::run,
-        results: tpch::results,
-    },
-    Experiment {
-        name: "tpcc",
-        about: "TPC-C on PostgreSQL: time of a New-Order transaction that nine in ten do not exceed",
-        source: "2015, fig. 5f",
-        x: LENT,
-        scale: tpcc::scale,
-        run: tpcc::run,
-        results: tpcc::results,
-    },
-    Experiment {
-        name: "latency",
-        about: "reads, BLAST and Postmark, when all fits, over a network that is slower",
-        source: "2015, fig. 7",
-        x: LATENCY,
-        scale: as_asked,
-        run: latency::run,
-        results: latency::results,
-    },
-    Experiment {
-        name: "slides",
-        about: "fragments at random places of a file, 32 MB in all, with the lender empty, or with all of the file",
-        source: "slides of 2013, three figures",
-        x: FRAGMENT,
-        scale: as_asked,
-        run: slides::run,
-        results: slides::results,
-    },
-    Experiment {
-        name: "ssd-cache",
-        about: "4 KiB are read at random with a cache on an SSD (dm-cache), and with Puma, in virtual machines",
-        source: "2015, table 2",
-        x: ONE,
-        scale: as_asked,
-        run: ssd_cache::run,
-        results: ssd_cache::results,
-    },
-    Experiment {
-        name: "scenario-1",
-        about: "TPC-C borrows from a machine on which repositories are cloned, on one host",
-        source: "2015, table 1 and fig. 10",
-        x: CLONES,
-        scale: scenario::scale,
-        run: scenario::run_on_one_host,
-        results: scenario::results,
-    },
-    Experiment {
-        name: "scenario-2",
-        about: "the same, with the lender on another host",
-        source: "2015, fig. 11",
-        x: CLONES,
-        scale: scenario::scale,
-        run: scenario::run_on_two_hosts,
-        results: scenario::results,
-    },
-    Experiment {
-        name: "dynamic",
-        about: "64 KiB are read at random, while the lender takes its memory back, bit by bit, and lends it again",
-        source: "2015, fig. 8 and 9",
-        x: TIME,
-        scale: as_asked,
-        run: dynamic::run,
-        results: dynamic::results,
-    },
-    Experiment {
-        name: "host-cache",
-        about: "a guest reads at random, and its host caches what it was asked for, or what the guest evicts, in a virtual machine",
-        source: "Sugimoto, Kourai and Yamaguchi, 2015",
-        x: GUEST,
-        scale: host_cache::scale,
-        run: host_cache::run,
-        results: host_cache::results,
-    },
-    Experiment {
-        name: "numa",
-        about: "applications on a simulated machine of eight nodes, under each policy for their memory",
-        source: "Voron's thesis, 2018",
-        x: APPLICATION,
-        scale: as_asked,
-        run: numa::run,
-        results: numa::results,
-    },
-];
 
 /// What is asked for.
 pub struct Options<'a> {
