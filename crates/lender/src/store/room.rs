@@ -95,7 +95,8 @@ impl Store {
         })
     }
 
-    /// Makes room for a page of `owner` (see the text of the module above); false when nothing is stored.
+    /// Makes room for a page of `owner` (see the text of the module above); false when nothing is
+    /// stored.
     fn replace(&mut self, owner: Owner, class: Class) -> bool {
         let stored = self.stored[class as usize];
         let own = self.owners[owner.0 as usize].as_ref().map_or(0, |state| state.lists[class as usize].count());
