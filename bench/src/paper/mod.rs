@@ -51,13 +51,13 @@ const ALL: &str = "all";
 /// bytes in a stream.
 const DISK_READS_PER_S: u32 = 166;
 const DISK_BYTES_PER_S: u64 = 100_000_000;
-/// The same while caches are filled, which nobody measures.
+/// Reads of that disk in a second while caches are filled, which nobody measures.
 const FILLING_READS_PER_S: u32 = 8000;
 /// Caches are full after so many passes over the data, and when the lender has so much of what it
 /// can have.
 const FILLINGS: RangeInclusive<u64> = 2..=12;
 const FULL_SHARE: f64 = 0.99;
-/// Who makes a pass, and what is read at once of a program's files.
+/// The threads of such a pass, and what is read at once of a program's files.
 const FILLING_THREADS: usize = 16;
 const FILLING_BLOCK_BYTES: usize = 64 << 10;
 
@@ -164,15 +164,15 @@ struct Subject<'a> {
     kind: Kind<'a>,
     /// The memory of the borrower: page cache; with a program, also what that needs itself.
     local_bytes: u64,
-    /// Memory that a mount of it needs beside. Whoever reads and writes it without a mount has as
-    /// much more himself.
+    /// Memory that a mount of it needs beside. A program that reads and writes it without a mount
+    /// has as much more itself.
     beside_bytes: u64,
     data_bytes: u64,
     /// Memory of the lender, in GiB of the papers.
     lent_gib: &'a [f64],
 }
 
-/// Who makes it.
+/// The maker of the data.
 #[derive(Clone, Copy)]
 enum Kind<'a> {
     /// A file of ours.
@@ -508,7 +508,7 @@ impl Run<'_> {
         self.keep_from(case, round, values, None)
     }
 
-    /// The same, of another machine than this one.
+    /// Keeps a round of a case of another machine than this one.
     fn keep_from(
         &mut self,
         case: &Case<'_>,

@@ -136,8 +136,8 @@ pub struct LenderStatus {
     pub shuns: u64,
 }
 
-/// The sessions at the lenders, as one daemon leaves them to the next. Whoever knows their names
-/// reaches their pages: they are secrets.
+/// The sessions at the lenders, as one daemon leaves them to the next. Their names are secrets: a
+/// peer that knows one reaches its pages.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Session {
     /// What the checksums or the seals of its pages are keyed with.

@@ -251,8 +251,8 @@ impl Borrower {
         }
     }
 
-    /// As [`Borrower::stop`], but the lenders keep the pages for their grace time, in which a
-    /// successor may resume the sessions.
+    /// Stops as [`Borrower::stop`] does, but the lenders keep the pages for their grace time, in
+    /// which a successor may resume the sessions.
     pub fn stop_for_successor(&self) -> Session {
         let links = self.links.all();
         links.iter().for_each(|link| link.leave());

@@ -627,7 +627,7 @@ impl Inodes {
         Ok(Anchor::Shared(self.anchor_by(inode, Descriptor { fd, _counted })))
     }
 
-    /// The same for a node that may not be in the table any more: it keeps nothing.
+    /// A descriptor of a node that may not be in the table any more, which keeps nothing.
     pub(crate) fn anchor_once(&self, inode: &Inode) -> Result<Anchor<'static>, Errno> {
         match inode.held() {
             Some(fd) => Ok(Anchor::Shared(fd)),

@@ -647,8 +647,8 @@ fn settle(context: &mut Context, file: &mut FileModel, task: &Task, change: &Alt
     }
 }
 
-/// Who has written reads what he wrote, at once, if the answer has waited for that: it is not left
-/// to chance that somebody looks.
+/// A program that has written reads what it wrote, at once, if the answer has waited for that: it
+/// is not left to chance that somebody looks.
 fn check_own(context: &Context, file: &FileModel, task: &Task, change: &Altering) -> Result<(), Wrong> {
     let (Kind::Write { first, end }, Some(inode)) = (&change.kind, &file.inode) else { return Ok(()) };
     if !change.has_waited || change.went != Went::Well {

@@ -194,7 +194,7 @@ impl Link {
         }
     }
 
-    /// Whether it leads to that start of a lender. Whoever says 0 says nothing.
+    /// Whether it leads to that start of a lender. A lender that sends 0 does not say it.
     pub(crate) fn leads_to(&self, incarnation: u64) -> bool {
         incarnation != 0 && self.incarnation.load(Ordering::Acquire) == incarnation
     }

@@ -202,7 +202,7 @@ fn suspend_session(borrower: &Borrower, link: &Link, main: &mut Connection) {
         link.end();
         main.wait_for_end();
     } else {
-        // Whoever waits in a write of it has to let go.
+        // A thread that waits in a write of it has to let go.
         link.shut_down();
     }
     link.close();
@@ -246,8 +246,8 @@ fn begin_anew(borrower: &Borrower, link: &Link, refused: [u8; 16]) {
             catalog.skip_versions();
         }
     }
-    // Whoever is there notices it by himself; and who has come back meanwhile has done so under his
-    // new name, and stays.
+    // A lender that is connected notices it by itself; one that has come back meanwhile has done so
+    // under its new name, and stays.
     let lost = links.iter().filter(|link| catalog.lender_lost_if_away(link.number)).count();
     if lost > 0 {
         catalog.sweep();

@@ -114,7 +114,7 @@ impl FileState {
         }
     }
 
-    /// That lender says that it no longer has the page. Of what others have it knows nothing.
+    /// That lender says that it no longer has the page. It knows nothing of what others have.
     /// Whether it had it.
     pub fn lost(&mut self, index: u32, version: Version, lender: u8) -> bool {
         let entry = self.table.get(index);
