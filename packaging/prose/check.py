@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""Checks the form of comments and Markdown: packaging/prose/check.py, at the top of the checkout.
+"""Checks the form of files, comments and Markdown: packaging/prose/check.py, at the top of the checkout.
 
 - No line of prose is wider than 100 columns. --wrap wraps those that are, and changes no word.
 - No sentence begins with Who, Whoever, Of what, and no comment with "The same." or "As `x`": name who
   acts, and let each comment stand alone.
+- No file has more than 700 lines.
 
 Names of files limit the check to these. Tables, code, headings and words that are wider than a line stay
 as they are."""
@@ -14,6 +15,7 @@ import subprocess
 import sys
 
 WIDTH = 100
+LINES = 700
 # The beginning of a line of comment, by the end of the file's name.
 MARKERS = {
     ".rs": r"\s*//[/!]?(?= |$)",
@@ -167,6 +169,9 @@ def main():
     wide, wrong = 0, 0
     for path in files(options.files):
         lines = path.read_text().split("\n")
+        if len(lines) > LINES + 1:
+            wrong += 1
+            print(f"{path}: {len(lines) - 1} lines: split it, {LINES} are enough for one file", file=sys.stderr)
         for sentence in forbidden(path, lines):
             wrong += 1
             print(f"{path}: name who acts: {sentence}", file=sys.stderr)

@@ -64,7 +64,7 @@ impl std::fmt::Display for Plan {
 }
 
 /// Whether mappings may store into a file, with `--write through`. An append beside that would lose
-/// bytes there (docs/design/consistency.md, L7).
+/// bytes there (docs/design/limits.md, L7).
 pub fn is_stored_into(slot: u32, mode: WriteMode) -> bool {
     mode == WriteMode::Back || slot.is_multiple_of(2)
 }

@@ -94,7 +94,7 @@ operations! {
     Append, "append", 50, Always;
     /// An append at any end, to a file that is stored into by mappings. (With `--write through` the
     /// kernel loses bytes of it, also in the backing file, and the ledger cannot know which:
-    /// docs/design/consistency.md, L7.)
+    /// docs/design/limits.md, L7.)
     AppendBesideStore, "append-beside-store", 25, Back;
     /// The file is cut, or made longer by ftruncate.
     Truncate, "truncate", 25, Always;

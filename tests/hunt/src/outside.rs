@@ -1,6 +1,6 @@
 //! Changes of the backing file that do not go through the mount. They are promised to those who
 //! open the file after them (close-to-open). Meanwhile nothing is written through the mount: that
-//! is not promised (docs/design/consistency.md).
+//! is not promised (docs/design/limits.md).
 
 use crate::choice::{COUNT_MAX, Plan};
 use crate::content::{BLOCK_BYTES, Content};

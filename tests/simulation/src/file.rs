@@ -91,7 +91,7 @@ pub struct Cached {
     /// Whether it is being written back.
     pub writeback: bool,
     /// A program stored through a mapping while the file was changed by requests: this copy may
-    /// differ from the file until it is dropped (docs/design/consistency.md, L2 and L6), so it is
+    /// differ from the file until it is dropped (docs/design/limits.md, L2 and L6), so it is
     /// not compared. If it is lent, what is read back is.
     pub is_torn: bool,
     /// References held by writes under way.

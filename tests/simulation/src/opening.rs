@@ -89,7 +89,7 @@ impl Machine {
 
     /// Whether a write has filled that page since then and is not sent yet: a drop of which the
     /// daemon does not learn when it ends is assumed not to come in between
-    /// (docs/design/consistency.md, L1).
+    /// (docs/design/limits.md, L1).
     fn is_filled(&self, file: usize, page: usize, since: Time) -> bool {
         self.tasks.iter().any(|task| {
             task.file == file && matches!(&task.doing, Doing::Change(change) if change.has_filled(page, since))
