@@ -3,7 +3,7 @@
 //!
 //! `bench/run NAME` builds and runs one. A bench that cannot be run on a machine says why and ends
 //! with 2. Everything that is made is removed, also when it fails or is interrupted.
-//! docs/design/performance.md says what each measures.
+//! docs/user/benches.md says what each measures.
 
 mod bypass;
 mod cached_read;
