@@ -37,8 +37,8 @@ pub struct Options {
     #[arg(long)]
     pub foreground: bool,
 
-    /// In the background, log to this file [default: next to the daemon's socket, removed when it
-    /// ends well].
+    /// Log to this file while in the background [default: a file next to the daemon's socket, which
+    /// is removed when the daemon ends well].
     #[arg(long, value_name = "FILE")]
     pub log_file: Option<PathBuf>,
 

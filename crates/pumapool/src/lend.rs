@@ -36,27 +36,27 @@ pub struct Lending {
     #[arg(long, value_name = "ADDR", value_parser = addresses::place)]
     pub listen: Address,
 
-    /// How much to lend at the most; `auto` lends all that the machine (or its cgroup) could spare.
+    /// Lend at most so much memory. `auto`: all that the machine (or its cgroup) can spare.
     #[arg(long, value_name = "SIZE|auto", default_value = "auto", value_parser = capacity)]
     capacity: lender::Capacity,
 
-    /// How much memory to leave free. What the kernel itself keeps free of the machine's is left in
-    /// any case.
+    /// Always keep so much memory free, beside what the kernel keeps free by itself.
     #[arg(long, value_name = "SIZE", default_value = "256MiB", value_parser = size::parse)]
     reserve: u64,
 
-    /// How long to keep the pages of a borrower that lost its connection, in seconds; 0: not at
+    /// Keep the pages of a borrower that lost its connection for so long, in seconds. 0: not at
     /// all.
     #[arg(long, value_name = "SECONDS", default_value_t = lender::GRACE_DEFAULT.as_secs(),
         value_parser = clap::value_parser!(u64).range(0..=wire::GRACE_SECONDS_MAX))]
     grace: u64,
 
-    /// Time of processors that serving borrowers may take, in percent of one processor (200: two of
-    /// them); without it, any.
+    /// Use at most so much processor time to serve borrowers, in percent of one processor (200: two
+    /// processors). Default: no limit.
     #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u32).range(1..=100_000))]
     cpu: Option<u32>,
 
-    /// Bytes a second that borrowers may send and get, together; at least 4MiB; without it, any.
+    /// Let all borrowers together send and get at most so many bytes a second; at least 4MiB.
+    /// Default: no limit.
     #[arg(long, value_name = "SIZE", value_parser = rate)]
     rate: Option<NonZeroU64>,
 }

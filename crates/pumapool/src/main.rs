@@ -75,12 +75,11 @@ impl Cli {
 enum Command {
     /// Lend this machine's idle memory.
     Lend(lend::Options),
-    /// Mount a directory so that what its page cache evicts is kept by a lender.
+    /// Mount a directory, and keep the pages that its page cache evicts at a lender.
     Mount(mount::Options),
-    /// Do both by need: lend while this machine's memory is idle, and borrow while its mounts
-    /// evict.
+    /// Lend while this machine's memory is idle, and borrow while its mounts evict.
     Join(join::Options),
-    /// Have a node that has joined lend, or borrow, or do what it needs.
+    /// Make a node that has joined lend, borrow, or choose by itself.
     Role(role::Options),
     /// Fill a host's page cache with what its virtual machines evict.
     HostCache(host_cache::Options),
@@ -89,21 +88,21 @@ enum Command {
     Advise(advise::Options),
     /// Show on which NUMA nodes memory is, and place it.
     Numa(numa::Options),
-    /// Unmount what `mount` has mounted.
+    /// Unmount a directory that `mount` has mounted.
     Umount(umount::Options),
-    /// Have another program, such as a newer version, serve a mount that is in use.
+    /// Let another program, such as a newer version, serve a mount that is in use.
     Upgrade(upgrade::Options),
     /// Make the key that all machines of a pool share.
     Key(key::Options),
-    /// Look at configuration files.
+    /// Check configuration files.
     Config(configuration::Options),
-    /// Show what the lenders and mounts of this machine are doing.
+    /// Show the state of the lenders and mounts of this machine.
     Status(status::Options),
-    /// Show live what they do: hit ratio, latencies, lenders, reclaim, roles.
+    /// Show it live: hit ratio, latencies, lenders, reclaim, roles.
     Top(top::Options),
-    /// Print or serve the numbers of all daemons of this machine, for Prometheus.
+    /// Print or serve the metrics of all daemons of this machine, for Prometheus.
     Metrics(metrics::Options),
-    /// Say what this kernel and your rights allow, what will be used, and how to get the rest.
+    /// Check what this kernel and your rights allow, and say how to get the rest.
     Doctor(doctor::Options),
     /// Make man pages, shell completions and references from the code.
     #[command(hide = true)]

@@ -29,13 +29,14 @@ pub struct Options {
     #[arg(long = "pool", value_name = "SEED_ADDR")]
     seeds: Vec<String>,
 
-    /// Where to gossip with the pool (UDP) [default: 0.0.0.0:7070 to lend, any port to mount].
+    /// Gossip with the pool at this address (UDP) [default: 0.0.0.0:7070 to lend, any port to
+    /// mount].
     #[arg(long, value_name = "IP:PORT", requires = "seeds", value_parser = addresses::socket)]
     gossip: Option<SocketAddr>,
 
-    /// By which address other machines reach this one: a lender's HOST:PORT, or where a mount
-    /// gossips [default: the one that it listens at, or with --listen 0.0.0.0:PORT the one that
-    /// this machine has on the way to the first SEED_ADDR].
+    /// Address by which other machines reach this one: a lender's HOST:PORT, or the address at
+    /// which a mount gossips [default: the one that it listens at, or with --listen 0.0.0.0:PORT
+    /// the one that this machine has on the way to the first SEED_ADDR].
     #[arg(long, value_name = "ADDR", requires = "seeds", value_parser = addresses::network)]
     advertise: Option<Address>,
 }

@@ -20,8 +20,8 @@ pub struct Options {
     #[arg(long, value_name = "FILE", env = "PUMAPOOL_KEY_FILE")]
     key: Option<PathBuf>,
 
-    /// Do without a key: believe everybody who can connect, and send pages as they are, with
-    /// checksums. A unix:PATH at which root or you listen needs neither of the two.
+    /// Use no key: trust everybody who can connect, and send pages in clear, with checksums. A
+    /// unix:PATH at which root or your own user listens needs neither this option nor a key.
     #[arg(long)]
     trust_network: bool,
 }

@@ -13,15 +13,15 @@ use wire::address::Address;
 /// Options of `mount`.
 #[derive(clap::Args)]
 pub struct Options {
-    /// The directory whose files are to be read through the pool.
+    /// The directory whose files are read through the pool.
     pub(super) source: PathBuf,
 
-    /// Where to mount it; without this, in place, over the directory itself.
+    /// Where to mount it. Default: in place, over the directory itself.
     pub(super) mountpoint: Option<PathBuf>,
 
     /// A lender: HOST:PORT, [IPV6]:PORT, unix:PATH or vsock:CID:PORT. May be given several times;
-    /// each address that a name has is a lender. Without one, or while it is away, files are read
-    /// from SOURCE.
+    /// each address of a name is a lender. Without a lender, or while it cannot be reached, files
+    /// are read from SOURCE.
     #[arg(long, value_name = "ADDR", value_parser = addresses::peer)]
     pub(super) lender: Vec<Address>,
 
@@ -31,15 +31,15 @@ pub struct Options {
     #[command(flatten)]
     pub(super) policies: Policies,
 
-    /// What is forbidden at the mountpoint: to write, or to use set-uid programs, devices, or
-    /// programs. May be given several times.
+    /// Forbid writes, set-uid programs, devices or programs at the mountpoint. May be given several
+    /// times.
     #[arg(long, value_enum, value_name = "WHAT")]
     pub(super) forbid: Vec<Forbidden>,
 
-    /// Show file systems that are mounted below SOURCE. Without this their mount points appear as
-    /// empty, closed directories. What each of them forbids (ro, nosuid, nodev, noexec) stays
-    /// forbidden in it. Interfaces of the kernel (proc, sysfs, cgroup, ...), FUSE mounts of other
-    /// users, and mounts of pumapool are never shown.
+    /// Show file systems that are mounted below SOURCE. Without this option their mount points
+    /// appear as empty, closed directories. The restrictions of each file system (ro, nosuid,
+    /// nodev, noexec) stay in force. Interfaces of the kernel (proc, sysfs, cgroup, ...), FUSE
+    /// mounts of other users, and mounts of pumapool are never shown.
     #[arg(long)]
     pub(super) cross_mounts: bool,
 
@@ -93,42 +93,39 @@ impl Options {
 #[derive(clap::Args)]
 #[group(id = "policies", multiple = true)]
 pub struct Policies {
-    /// What happens to a page at the lender when it is read back.
+    /// What a lender does with a page that it returns.
     #[arg(long, value_enum, default_value_t = StrategyName::Exclusive)]
     pub(super) strategy: StrategyName,
 
-    /// Whether a write is in SOURCE before it is answered, or gathers in the page cache first
-    /// (faster small writes; SOURCE must then not be changed beside the mount).
+    /// Write to SOURCE before a write returns, or let the page cache gather writes first. `back`
+    /// makes small writes faster; do not change SOURCE beside the mount then.
     #[arg(long, value_enum, default_value_t = WriteName::Through)]
     pub(super) write: WriteName,
 
-    /// When pages are sent to the lender: as the kernel evicts them (needs BPF), or as they are
+    /// When to send pages to the lender: when the kernel evicts them (needs BPF), or when they are
     /// read from the disk.
     #[arg(long, value_enum, default_value_t = FillName::Auto)]
     pub(super) fill: FillName,
 
-    /// Whether what is read in long sequential streams is left to the disk, which is good at that,
-    /// and not lent; but where it comes back while lenders have room for it, and faster from them.
+    /// Skip long sequential reads, unless they repeat, fit at the lenders and are faster there.
     #[arg(long, value_enum, default_value_t = Switch::On)]
     pub(super) filter: Switch,
-    /// Whether a lender is left alone while it answers later than the directory below, or than the
-    /// thresholds.
+    /// Stop using a lender while it is slower than the disk or than the limits.
     #[arg(long, value_enum, default_value_t = Switch::On)]
     pub(super) gate: Switch,
-    /// The gate's thresholds for the average latency of 15 seconds: it closes above the first and
-    /// opens below the second, in microseconds.
+    /// The gate's limits for the average latency of 15 seconds, in microseconds: it closes above
+    /// the first and opens below the second.
     #[arg(long, value_name = "UPPER,LOWER", default_value_t = Thresholds(borrower::gate::Config::default().short))]
     gate_short: Thresholds,
-    /// As --gate-short, for the average of a minute.
+    /// The gate's limits for the average latency of a minute, in microseconds.
     #[arg(long, value_name = "UPPER,LOWER", default_value_t = Thresholds(borrower::gate::Config::default().long))]
     gate_long: Thresholds,
-    /// Whether a get that takes longer than a read of SOURCE would is raced by one.
+    /// If a lender is slow to answer, also read from the disk and use the first answer.
     #[arg(long, value_enum, default_value_t = Switch::On)]
     pub(super) hedge: Switch,
-    /// Whether files that the pool is of no use to are left to the kernel, which then reads them in
-    /// SOURCE by itself, at the speed that they have there: what is opened for reading while no
-    /// lender is used, and what is only read in long streams. It is so until it is closed. (From
-    /// Linux 6.9 on, as root, and with --write through.)
+    /// Let the kernel read files in SOURCE by itself, at full speed, if the pool is of no use to
+    /// them: files opened for reading while no lender is used, and files that are only read in long
+    /// streams. It lasts until the file is closed. Needs Linux 6.9, root and `--write through`.
     #[arg(long, value_enum, default_value_t = Switch::On)]
     pub(super) passthrough: Switch,
     /// Allow idmapped mounts of MOUNTPOINT (Linux 6.12), which pods with `hostUsers: false` need.
@@ -137,38 +134,37 @@ pub struct Policies {
     /// root.
     #[arg(long)]
     pub(super) idmapped: bool,
-    /// After how many returned pages that do not verify a lender is not used any more, until the
-    /// mount starts anew.
+    /// Stop using a lender for good after it has returned so many pages that do not verify.
+    /// Mounting again forgives it.
     #[arg(long, value_name = "COUNT", default_value_t = borrower::BAD_PAGES_MAX,
         value_parser = clap::value_parser!(u64).range(1..))]
     pub(super) bad_pages: u64,
-    /// Memory for the catalog of lent pages: 2 MiB for each GiB lent. When it is full, the files
-    /// that were not used for longest are forgotten.
+    /// Memory for the catalog of lent pages: 2 MiB for each GiB lent. When the catalog is full,
+    /// Puma forgets the least recently used files.
     #[arg(long, value_name = "SIZE", default_value = "256MiB", value_parser = size::parse_catalog)]
     pub catalog: u64,
-    /// Threads that always serve the mount. While all of them wait for SOURCE, more are started, up
-    /// to 128.
+    /// Threads that always serve the mount. While all of them wait for SOURCE, the daemon starts
+    /// more, up to 128.
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=256))]
     pub threads: u16,
 
-    /// How long the kernel may keep attributes without asking, in seconds: the delay with which
-    /// changes made beside the mount are seen. Where the kernel tells of them (root, a local file
-    /// system below), they are seen at once, and what nobody changes is kept for a minute from the
-    /// second time on that it is asked for. 0: it asks each time.
+    /// How long the kernel may keep attributes without asking, in seconds. Changes made beside the
+    /// mount are seen that much later. If the kernel reports such changes (root, a local backing
+    /// file system), they are seen at once, and unchanged attributes are kept for a minute from the
+    /// second look on. 0: the kernel asks each time.
     #[arg(long, value_name = "SECONDS", default_value_t = 1.0, value_parser = seconds)]
     pub(super) attribute_timeout: f64,
 
-    /// A control group for which pages are lent, with all below it:
-    /// PATH[,quota=SIZE][,share=NUMBER]. A quota is how much of it is lent at the most; while all
-    /// lenders are full, groups have what is lent in proportion to their shares. `others` instead
-    /// of PATH stands for all that are not named, together, and `each` for all of them on their
-    /// own; without either, nothing is lent for them. May be given several times.
-    /// `pumapool status --by-cgroup` shows what each has.
+    /// Lend only for this control group and all below it: PATH[,quota=SIZE][,share=NUMBER]. The
+    /// quota limits how much of the group is lent. While all lenders are full, groups share the
+    /// room in proportion to their shares. `others` instead of PATH names all other groups
+    /// together, `each` names each of them on its own; without either, nothing is lent for them.
+    /// May be given several times. `pumapool status --by-cgroup` shows the use of each group.
     #[arg(long, value_name = "GROUP")]
     pub(super) cgroup: Vec<CgroupName>,
 
-    /// Memory for evicted pages that wait to be sent (a power of two); `auto`: 32 MiB, or a
-    /// sixteenth of what the machine (or the cgroup of the mount) has, if that is less.
+    /// Memory for evicted pages that wait to be sent (a power of two). `auto`: 32 MiB, or a
+    /// sixteenth of the memory of the machine (or of the mount's cgroup), if that is less.
     #[arg(long, value_name = "SIZE|auto", default_value_t = Ring::Auto)]
     pub(super) ring: Ring,
 }
