@@ -67,6 +67,11 @@ impl Pool {
     ) -> Pool {
         let (source, at) = (scratch.directory("source").unwrap(), scratch.directory("mount").unwrap());
         let bytes = write_pages(&source.join("file"), PAGES as usize, 3);
+        if !groups.is_empty() {
+            // The disk of these groups is to be read.
+            File::open(source.join("file")).unwrap().sync_all().unwrap();
+            evict(&source.join("file"));
+        }
         let mut arguments: Vec<&str> = addresses.iter().flat_map(|address| ["--lender", address]).collect();
         arguments.extend(["--fill", "read"]);
         arguments.extend(options);
