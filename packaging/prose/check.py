@@ -27,6 +27,8 @@ MARKERS = {
     ".yml": r"\s*#(?= |$)",
     "Makefile": r"#(?= |$)",
 }
+# The files there are, also new ones.
+TRACKED = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
 # Programs write these.
 GENERATED = {"bench/paper/RESULTS.md", "docs/user/metrics.md", "docs/user/options.md"}
 FENCE = re.compile(r"\s*(```|~~~)")
@@ -154,7 +156,7 @@ def words(path, lines):
 
 def files(names):
     """Yields the files that there are, or that are named."""
-    for name in names or subprocess.check_output(["git", "ls-files"], text=True).splitlines():
+    for name in names or subprocess.check_output(TRACKED, text=True).splitlines():
         path = pathlib.Path(name)
         is_known = path.suffix == ".md" or path.suffix in MARKERS or path.name in MARKERS
         if is_known and name not in GENERATED and path.is_file() and not path.is_symlink():
