@@ -4,7 +4,7 @@
 mod odd_lender;
 
 use borrower::{Borrower, Config, FileIdentity, LenderAddress, LenderStatus, Session, Strategy};
-use odd_lender::{InMemory, Manner, OddLender, read};
+use odd_lender::{InMemory, Manner, OddLender, read, real_lender};
 use page::{FileKey, PAGE_SIZE, PageId, Version};
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -41,19 +41,6 @@ fn resume(lenders: &[LenderAddress], gate: Option<borrower::gate::Config>, sessi
 fn wait_for(borrower: &Borrower, what: &str, state: impl Fn(&[LenderStatus]) -> bool) -> Vec<LenderStatus> {
     assert!(testbed::wait_until(PATIENCE, || state(&borrower.lenders())), "no {what}: {:?}", borrower.lenders());
     borrower.lenders()
-}
-
-/// A real one, of 1 MiB.
-fn lender() -> lender::Server {
-    let config = lender::Config {
-        listen: "127.0.0.1:0".parse().unwrap(),
-        capacity: lender::Capacity::Bytes(1 << 20),
-        reserve_bytes: 1 << 20,
-        grace: lender::GRACE_DEFAULT,
-        limits: lender::Limits::default(),
-        security: lender::Security::Trusting,
-    };
-    lender::Server::bind(config).unwrap()
 }
 
 #[test]
@@ -124,7 +111,7 @@ fn a_lender_in_the_place_of_a_slow_one_is_used() {
 
 #[test]
 fn two_addresses_of_one_lender_are_one_lender() {
-    let server = lender();
+    let server = real_lender();
     let Address::Tcp { port, .. } = *server.local_address() else { unreachable!() };
     let handle = server.handle();
     let serving = std::thread::spawn(move || server.run().unwrap());
@@ -172,7 +159,7 @@ fn are_used(lenders: &[LenderStatus]) -> bool {
 
 #[test]
 fn who_was_set_back_to_an_earlier_state_begins_anew() {
-    let servers = [lender(), lender()];
+    let servers = [real_lender(), real_lender()];
     let addresses = servers.each_ref().map(|server| LenderAddress::from(server.local_address().clone()));
     let handles = servers.each_ref().map(|server| server.handle());
     let serving = servers.map(|server| std::thread::spawn(move || server.run().unwrap()));
@@ -282,7 +269,7 @@ fn put_as(lender: &str, session: [u8; 16], version: u64) {
 
 #[test]
 fn who_finds_his_session_gone_on_gives_up_what_all_lenders_have() {
-    let servers = [lender(), lender()];
+    let servers = [real_lender(), real_lender()];
     let handles = servers.each_ref().map(|server| server.handle());
     let [gated, other] = servers.each_ref().map(|server| server.local_address().to_string());
     let serving = servers.map(|server| std::thread::spawn(move || server.run().unwrap()));

@@ -74,15 +74,7 @@ impl EvictionSource for Tap {
 
 /// A borrower, exclusive, with a lender of its own.
 fn start(may_fill_on_read: bool) -> (Arc<Borrower>, Sender<Word>) {
-    let config = lender::Config {
-        listen: "127.0.0.1:0".parse().unwrap(),
-        capacity: lender::Capacity::Bytes(1 << 20),
-        reserve_bytes: 1 << 20,
-        grace: lender::GRACE_DEFAULT,
-        limits: lender::Limits::default(),
-        security: lender::Security::Trusting,
-    };
-    let server = lender::Server::bind(config).unwrap();
+    let server = odd_lender::real_lender();
     let address = server.local_address().clone();
     std::thread::spawn(move || server.run());
     let config = Config {

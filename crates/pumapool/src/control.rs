@@ -146,15 +146,15 @@ pub fn serve_on(
             };
             let place = Places::take(&places);
             let (status, command) = (status.clone(), command.clone());
-            let answer = move || {
+            let serve = move || {
                 let _place = place;
                 match question(&stream).trim_end() {
-                    "" => send(&stream, &status()),
+                    "" => answer(stream, &status()),
                     wanted => command.lock()(wanted, stream),
                 }
             };
             // Without a thread it gets no answer, and says so.
-            let _ = std::thread::Builder::new().name("puma-answer".into()).spawn(answer);
+            let _ = std::thread::Builder::new().name("puma-answer".into()).spawn(serve);
         }
     })?;
     Ok(())
@@ -206,7 +206,7 @@ fn question(stream: &UnixStream) -> String {
 }
 
 /// Sends an answer, as far as it is taken in time. The client may have gone.
-fn send(stream: &UnixStream, answer: &Value) {
+pub fn answer(mut stream: UnixStream, answer: &Value) {
     let until = Instant::now() + ANSWER_TIMEOUT;
     let answer = answer.to_string();
     let mut bytes = answer.as_bytes();
@@ -215,17 +215,12 @@ fn send(stream: &UnixStream, answer: &Value) {
         if left.is_zero() || stream.set_write_timeout(Some(left)).is_err() {
             return;
         }
-        match (&mut &*stream).write(bytes) {
+        match stream.write(bytes) {
             Ok(len) if len > 0 => bytes = &bytes[len..],
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
             _ => return,
         }
     }
-}
-
-/// Answers who wanted something else than the status.
-pub fn answer(stream: UnixStream, answer: &Value) {
-    send(&stream, answer);
 }
 
 /// The status of every daemon that can be reached. What daemons that are gone have left is removed:

@@ -15,6 +15,19 @@ use wire::address::Address;
 use wire::{GetItem, Header, Kind, PutItem, WireKey};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
+/// A real lender, of 1 MiB.
+pub fn real_lender() -> lender::Server {
+    let config = lender::Config {
+        listen: "127.0.0.1:0".parse().unwrap(),
+        capacity: lender::Capacity::Bytes(1 << 20),
+        reserve_bytes: 1 << 20,
+        grace: lender::GRACE_DEFAULT,
+        limits: lender::Limits::default(),
+        security: lender::Security::Trusting,
+    };
+    lender::Server::bind(config).unwrap()
+}
+
 /// A file in memory.
 pub struct InMemory {
     pub content: RwLock<Vec<u8>>,
