@@ -140,11 +140,14 @@ def forbidden(path, lines):
 
     >>> forbidden(pathlib.Path("a.md"), ["Who reads it. Whoever", "is here: nobody."])
     ['Who reads it', 'Whoever is here: nobody']
+    >>> forbidden(pathlib.Path("a.md"), ["- Who reads it"])
+    ['Who reads it']
     """
     found = []
     for beginning, run in texts(path, lines):
         for is_prose, part in paragraphs(run) if beginning is not None else []:
             text = " ".join(line.strip() for line in part) if is_prose else ""
+            text = re.sub(r"^(?:[-*+]|\d+[.)])\s+", "", text)
             found += [text[hit.start() :].split(". ")[0].rstrip(".") for hit in FORBIDDEN.finditer(text)]
     return found
 

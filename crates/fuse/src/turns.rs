@@ -12,8 +12,8 @@
 //!   held, one request for longer than a look of the watcher ──▶ held by the watcher
 //! ```
 //!
-//! - Who knows that a request will take its time says so ([`about_to_wait`]), and another worker is
-//!   called at once.
+//! - A worker that knows that a request will take its time says so ([`about_to_wait`]), and another
+//!   worker is called at once.
 //! - For everything else one of those who wait, the *watcher*, looks whether the request is still
 //!   the one of its last look. If so, it takes the turn over. So a request that waits for another
 //!   one finds a worker that reads, whatever it waits for, as long as there is one that handles
