@@ -10,9 +10,9 @@
 use crate::edge::connection::{ANSWER_TIMEOUT, GetConnection};
 use crate::edge::link::{Link, Taken};
 use crate::edge::racing::Race;
-use crate::logic::core::Core;
 use crate::logic::latencies::Size;
-use crate::logic::reading::{Got, Reading};
+use crate::logic::read_batch::Response;
+use crate::logic::reading::{Got, Raced};
 use crate::under_way::OneUnderWay;
 use crate::{Below, Borrower, ReadRequest};
 use page::PAGE_SIZE;
@@ -33,53 +33,23 @@ pub(crate) const MESSAGE_PAGES: usize = 16;
 /// them wait.
 const MESSAGES_MAX: usize = 4;
 
-/// Bytes of a READ's buffer that the directory below was faster with than the lender.
-pub(crate) struct Raced {
-    pub(crate) span: Range<usize>,
-    pub(crate) read: Vec<u8>,
-}
-
-impl Raced {
-    /// Those of the READ's bytes that were read; none of them is an empty range at their end.
-    pub(crate) fn within(&self, bytes: &Range<usize>) -> Range<usize> {
-        let start = self.span.start.clamp(bytes.start, bytes.end);
-        start..self.span.end.clamp(start, bytes.end)
-    }
-
-    /// Copies those of the READ's bytes, all of which were read, to `piece`. Returns how many there
-    /// are, which are fewer at the end of the file only; none of them, if the file ends before.
-    pub(crate) fn copy(&self, bytes: &Range<usize>, piece: &mut [u8]) -> usize {
-        let end = self.read.len().min(bytes.end - self.span.start);
-        let read = self.read.get(bytes.start - self.span.start..end).unwrap_or_default();
-        piece[..read.len()].copy_from_slice(read);
-        read.len()
-    }
-}
-
-/// What became of a message.
+/// Why an exchange is over.
 #[derive(Clone, Copy)]
-pub(crate) enum Answer {
-    /// It was answered.
-    Got,
+enum Over {
     /// It could not be asked.
     NotAsked,
     /// It failed: what the lender has is not known.
     Failed,
-    /// The directory below was faster.
+    /// The backing file was faster.
     Late,
 }
 
-impl Answer {
-    /// Tells a READ. Returns how many pages do not verify.
-    pub(crate) fn tell(self, core: &Core, reading: &mut Reading, got: &[Got], buf: &mut [u8]) -> u64 {
-        match self {
-            Answer::Got => reading.answered(core, Some(got), true, buf),
-            Answer::NotAsked => reading.answered(core, None, false, buf),
-            Answer::Failed => reading.answered(core, None, true, buf),
-            Answer::Late => {
-                reading.late(core);
-                0
-            }
+impl From<Over> for Response<'_> {
+    fn from(over: Over) -> Self {
+        match over {
+            Over::NotAsked => Response::NotAsked,
+            Over::Failed => Response::Failed,
+            Over::Late => Response::Late(None),
         }
     }
 }
@@ -94,14 +64,12 @@ pub(crate) struct Exchange<'a> {
     begun: Instant,
     since: Instant,
     under_way: OneUnderWay<'a>,
-    /// What the directory below was faster with, if it was.
-    pub(crate) raced: Option<Raced>,
 }
 
 enum State {
     Open(Arc<Link>, Taken),
     /// What becomes of all that was not answered, and of what would be asked.
-    Over(Answer),
+    Over(Over),
 }
 
 impl<'a> Exchange<'a> {
@@ -115,9 +83,9 @@ impl<'a> Exchange<'a> {
         });
         // Else there are more readers than connections, or the lender is just being lost: nothing
         // is known of the pages.
-        let state = open.unwrap_or(State::Over(Answer::NotAsked));
+        let state = open.unwrap_or(State::Over(Over::NotAsked));
         let now = Instant::now();
-        Exchange { borrower, state, late, begun: now, since: now, under_way: borrower.exchanges.begin(), raced: None }
+        Exchange { borrower, state, late, begun: now, since: now, under_way: borrower.exchanges.begin() }
     }
 
     /// Asks for these pages. They are answered in messages ([`Exchange::receive`]), behind what was
@@ -156,19 +124,19 @@ impl<'a> Exchange<'a> {
     /// was not answered yet. If it is late, and not too many were, the directory below is asked for
     /// all that is not answered of this READ, `own` of `buf`, and whoever is first counts. `got`
     /// says what became of the pages that were answered.
-    pub(crate) fn receive<B: Below + Send + Sync + 'static>(
+    pub(crate) fn receive<'g, B: Below + Send + Sync + 'static>(
         &mut self,
         read: &ReadRequest<B>,
         own: Range<usize>,
         places: &[usize],
-        got: &mut Vec<Got>,
+        got: &'g mut Vec<Got>,
         buf: &mut [u8],
-    ) -> Answer {
+    ) -> Response<'g> {
         let borrower = self.borrower;
         got.clear();
         let (link, taken) = match &mut self.state {
             State::Open(link, taken) => (link, taken),
-            State::Over(answer) => return *answer,
+            State::Over(over) => return (*over).into(),
         };
         let span = own_span(places, &own);
         let places = &places[..taken.connection.next_pages().unwrap_or(0)];
@@ -185,28 +153,27 @@ impl<'a> Exchange<'a> {
                 let pages = got.iter().filter(|got| matches!(got, Got::Page { .. })).count() as u64;
                 link.counters.get_pages.add(pages);
                 link.counters.get_misses.add(got.len() as u64 - pages);
-                Answer::Got
+                Response::Answered(got)
             }
             Ok(raced) => {
                 borrower.get_times.note(self.since.elapsed());
                 borrower.core.metrics.hedges_won.one();
-                self.raced = raced;
-                if let State::Open(link, taken) = std::mem::replace(&mut self.state, State::Over(Answer::Late)) {
+                if let State::Open(link, taken) = std::mem::replace(&mut self.state, State::Over(Over::Late)) {
                     link.give_late(taken, self.since);
                 }
-                Answer::Late
+                Response::Late(raced)
             }
             Err(error) => self.fail(&error),
         }
     }
 
-    fn fail(&mut self, error: &io::Error) -> Answer {
+    fn fail(&mut self, error: &io::Error) -> Response<'static> {
         tracing::debug!("get failed: {error}");
         self.borrower.core.metrics.get_failures.one();
-        if let State::Open(link, taken) = std::mem::replace(&mut self.state, State::Over(Answer::Failed)) {
+        if let State::Open(link, taken) = std::mem::replace(&mut self.state, State::Over(Over::Failed)) {
             link.give_up(taken);
         }
-        Answer::Failed
+        Response::Failed
     }
 
     /// Some of the pages that were received do not verify.
@@ -296,26 +263,4 @@ fn below_wins(connection: &GetConnection, race: &Race, limit: Duration) -> io::R
     }
     // A disk that fails is no answer: the lender's is waited for.
     Ok(race.take().and_then(Result::ok))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_was_raced_may_end_anywhere() {
-        // Of a READ's bytes 4 to 12, of which the file had five.
-        let raced = Raced { span: 4..12, read: vec![1, 2, 3, 4, 5] };
-        let copy = |bytes: Range<usize>| {
-            let mut piece = vec![0; bytes.len()];
-            (raced.copy(&bytes, &mut piece), piece)
-        };
-        assert_eq!(copy(4..6), (2, vec![1, 2]));
-        assert_eq!(copy(7..12), (2, vec![4, 5, 0, 0, 0]));
-        assert_eq!(copy(9..11), (0, vec![0, 0]));
-        assert_eq!(copy(10..12), (0, vec![0, 0]), "it begins behind the end");
-        assert_eq!(raced.within(&(0..20)), 4..12);
-        assert_eq!((raced.within(&(3..5)), raced.within(&(10..13))), (4..5, 10..12));
-        assert_eq!((raced.within(&(0..3)), raced.within(&(14..20))), (3..3, 14..14));
-    }
 }

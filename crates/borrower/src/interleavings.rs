@@ -19,7 +19,8 @@
 
 use crate::logic::core::{Change, Core, Outcome, Setup, Strategy};
 use crate::logic::puts::Batch;
-use crate::logic::reading::{ATTEMPTS_MAX, Got, Reading};
+use crate::logic::read_batch::{ReadBatch, Response};
+use crate::logic::reading::{Event, Got, Reading, Step};
 use crate::{File, FileIdentity, Stamp};
 use page::{ChecksumKey, FileKey, PAGE_SIZE, Page, Version};
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -27,6 +28,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use sync::shuttle::thread;
 use sync::{Condvar, Mutex};
+use wire::WireKey;
 
 /// Schedules tried of each test, in each of two ways.
 const SCHEDULES: usize = 400;
@@ -151,60 +153,102 @@ impl World {
         self.read(at, request);
     }
 
-    /// Answers a READ as `Asking::finish` does.
+    /// Answers a READ.
     fn answer(&self, at: usize, request: u64) -> u64 {
         let (mut reading, mut buf) = (Reading::default(), vec![0xee; PAGE_SIZE]);
-        let offset = (at * PAGE_SIZE) as u64;
+        reading.start(request, (at * PAGE_SIZE) as u64, buf.len());
         let earliest = self.below.lock().0[at];
-        for attempt in 0.. {
-            let mut state = self.file.state.lock();
-            let range = Reading::range(offset, buf.len());
-            self.file.settled.wait_while_for(&mut state, |state| state.must_wait(range), LIMIT);
-            reading.begin(&self.core, &self.file, &mut state, self.positions(), offset, buf.len());
-            if attempt == ATTEMPTS_MAX {
-                buf = page(self.below.lock().0[at]).to_vec();
-                reading.end(&self.core, &self.file, &mut state, request, &[]);
-                break;
-            }
-            drop(state);
-            if !reading.is_plain() {
-                reading.fill_from_buffers(&self.core, &self.file, &mut buf);
-                while let Some(question) = reading.next_question(&self.file) {
-                    let mut lent = self.lent.lock();
-                    let got: Vec<Got> = question
-                        .keys
-                        .iter()
-                        .map(|key| {
-                            let version = key.version();
-                            let known = if self.core.is_exclusive() {
-                                lent.remove(&version.0)
-                            } else {
-                                lent.get(&version.0).copied()
-                            };
-                            known.map_or(Got::Miss, |page| {
-                                buf.copy_from_slice(&page);
-                                let checksum = self.core.sealing().seal(key.id(), version, &page, &mut [0; PAGE_SIZE]);
-                                Got::Page { checksum }
-                            })
-                        })
-                        .collect();
-                    drop(lent);
-                    reading.answered(&self.core, Some(&got), true, &mut buf);
+        self.drive(&mut reading, at, earliest, &mut buf)
+    }
+
+    /// Does what the READ of a page asks for, until it is answered. `earliest` is what the page
+    /// held when it arrived.
+    fn drive(&self, reading: &mut Reading, at: usize, earliest: u64, buf: &mut [u8]) -> u64 {
+        let mut got;
+        let mut event = Event::Go;
+        loop {
+            event = match reading.step(&self.core, &self.file, event, buf) {
+                Step::Begin => {
+                    let state = self.file.state.lock();
+                    Event::Begin { state, positions: self.positions(), waits: true }
                 }
-                while reading.next_below().is_some() {
-                    buf = page(self.below.lock().0[at]).to_vec();
+                Step::Wait(mut state) => {
+                    let range = reading.range();
+                    self.file.settled.wait_while_for(&mut state, |state| state.must_wait(range), LIMIT);
+                    Event::Begin { state, positions: self.positions(), waits: false }
                 }
-                assert_eq!(reading.length(&self.core, &self.file, self.stamp()), PAGE_SIZE);
-            } else {
-                buf = page(self.below.lock().0[at]).to_vec();
-            }
-            if reading.end(&self.core, &self.file, &mut self.file.state.lock(), request, &buf) {
-                break;
-            }
+                Step::Fill => Event::Fill,
+                Step::Ask(_) => Event::Asked,
+                Step::Receive => {
+                    got = self.get(reading.request(), reading.unanswered(), buf);
+                    Event::Answered(&got)
+                }
+                Step::ReadBacking(_) => {
+                    buf.copy_from_slice(&page(self.below.lock().0[at]));
+                    Event::Read(PAGE_SIZE)
+                }
+                Step::ReadBackingLocked(state) => {
+                    buf.copy_from_slice(&page(self.below.lock().0[at]));
+                    Event::ReadLocked(state, PAGE_SIZE)
+                }
+                Step::Look => Event::Looked(self.stamp()),
+                Step::End => Event::End,
+                Step::Done(len) => break assert_eq!(len, PAGE_SIZE),
+                Step::Failed => unreachable!("the file below can be read"),
+            };
         }
-        let (read, latest) = (content(&buf), self.below.lock().0[at]);
+        let (read, latest) = (content(buf), self.below.lock().0[at]);
         assert!((earliest..=latest).contains(&read), "page {at}: read {read}, the file held {earliest} to {latest}");
         read
+    }
+
+    /// What the lender answers. The bytes go to these places of `buf`.
+    fn get(&self, keys: &[WireKey], places: &[usize], buf: &mut [u8]) -> Vec<Got> {
+        let mut lent = self.lent.lock();
+        let mut get = |(key, place): (&WireKey, &usize)| {
+            let version = key.version();
+            let known = if self.core.is_exclusive() { lent.remove(&version.0) } else { lent.get(&version.0).copied() };
+            known.map_or(Got::Miss, |page| {
+                buf[*place..place + PAGE_SIZE].copy_from_slice(&page);
+                let checksum = self.core.sealing().seal(key.id(), version, &page, &mut [0; PAGE_SIZE]);
+                Got::Page { checksum }
+            })
+        };
+        keys.iter().zip(places).map(&mut get).collect()
+    }
+
+    /// Programs read all pages at once: the READs of those that the kernel has no copy of are
+    /// answered together, where the lender has them.
+    fn read_together(&self, request: u64) {
+        let mut cached: Vec<_> = self.cached.iter().map(Mutex::lock).collect();
+        let missing: Vec<usize> = (0..PAGES).filter(|at| cached[*at].is_none()).collect();
+        let earliest = self.below.lock().0;
+        let (mut batch, mut buf) = (ReadBatch::default(), vec![0xee; PAGES * PAGE_SIZE]);
+        let mut joined = 0;
+        for at in &missing {
+            let (state, asked) = (self.file.state.lock(), (request + *at as u64, (at * PAGE_SIZE) as u64, PAGE_SIZE));
+            if !batch.join(&self.core, &self.file, asked, state, self.positions(), buf.len()) {
+                break;
+            }
+            joined += 1;
+        }
+        let asked = batch.request().to_vec();
+        batch.asked(&self.core, |_| &self.file);
+        for key in asked {
+            // Each page is answered in a message of its own.
+            let got = self.get(&[key], &batch.unanswered()[..1], &mut buf);
+            batch.answered(&self.core, |_| &self.file, Response::Answered(&got), &mut buf);
+        }
+        assert_eq!(batch.first_unanswered(), joined);
+        // Where one could not join, it goes on when the others have ended; those behind it are
+        // read for themselves.
+        for (nth, at) in missing.into_iter().enumerate() {
+            let place = if nth < joined { batch.place(nth) } else { 0..PAGE_SIZE };
+            *cached[at] = Some(match nth <= joined {
+                true => self.drive(batch.reading(nth), at, earliest[at], &mut buf[place]),
+                false => self.answer(at, request + at as u64),
+            });
+        }
     }
 
     /// The kernel evicts a page. Its event is in the stream before another copy can be made.
@@ -324,6 +368,34 @@ fn no_read_is_stale() {
                     Box::new(|world| (0..6).for_each(|at| world.evict(at % PAGES))),
                     Box::new(|world| (0..3).for_each(|_| world.take_events())),
                     Box::new(|world| (0..3).for_each(|_| world.take_answers())),
+                ],
+            );
+        });
+    }
+}
+
+/// READs that are answered together, beside what changes and evicts their pages.
+#[test]
+fn no_read_of_a_batch_is_stale() {
+    for strategy in [Strategy::Exclusive, Strategy::NonInclusive] {
+        check(move || {
+            let world = World::new(strategy);
+            (0..PAGES).for_each(|at| world.read_again(at, 2 + at as u64));
+            (0..PAGES).for_each(|at| world.evict(at));
+            world.take_events();
+            world.take_answers();
+            together(
+                &world,
+                vec![
+                    Box::new(|world| {
+                        world.write(0, 10);
+                        world.write_directly(1);
+                    }),
+                    Box::new(|world| (0..3).for_each(|round| world.read_together(30 + 10 * round))),
+                    Box::new(|world| (0..6).for_each(|at| world.evict(at % PAGES))),
+                    Box::new(|world| (0..3).for_each(|_| world.take_events())),
+                    Box::new(|world| (0..3).for_each(|_| world.take_answers())),
+                    Box::new(|world| world.lose_lender(true)),
                 ],
             );
         });

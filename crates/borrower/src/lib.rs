@@ -28,10 +28,11 @@ pub use below::{Below, FileIdentity, Stamp, Writers};
 pub use change::ChangeGuard;
 pub use config::{Config, LeftLender, LenderAddress, LenderStatus, Session};
 pub use logic::catalog::{Census, File};
+pub use logic::read_batch::BATCH_READS_MAX;
 use metrics::Histogram;
 pub use metrics::{Counter, Metrics, Times};
 pub use read::ReadRequest;
-pub use together::{QUESTION_READS_MAX, Reads, TOGETHER_MAX};
+pub use together::{REQUEST_READS_MAX, Reads};
 use under_way::{Disk, UnderWay};
 
 pub use edge::cgroups;

@@ -11,33 +11,28 @@
 //! was asked for, each READ is alone, until one is again. So they are where there are several
 //! lenders: the next READ is mostly another one's.
 
-use crate::exchange::{Answer, Exchange, Raced};
-use crate::logic::reading::{Got, Reading};
+use crate::exchange::Exchange;
+use crate::logic::read_batch::{BATCH_READS_MAX, ReadBatch};
+use crate::logic::reading::{Event, Got};
 use crate::read::{Asking, ReadRequest};
-use crate::{Below, Borrower, Stamp};
-use page::PAGE_SIZE;
+use crate::{Below, Borrower, File, Stamp};
 use std::cell::RefCell;
 use std::io;
-use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
-use wire::{ITEMS_MAX, WireKey};
 
 /// READs in one question at the most.
-pub const QUESTION_READS_MAX: usize = 8;
-/// READs that are served together at the most, and their pages.
-pub const TOGETHER_MAX: usize = 32;
-const PAGES_MAX: usize = 256;
-const _: () = assert!(PAGES_MAX <= ITEMS_MAX);
+pub const REQUEST_READS_MAX: usize = 8;
 
 /// Messages under way while further READs are asked for.
 const UNDER_WAY_MAX: usize = 2;
 
 /// Where READs come from, and where their answers go.
 pub trait Reads<B> {
-    /// The next READ that is there already, if there is one. Called up to [`TOGETHER_MAX`] times.
+    /// The next READ that is there already, if there is one. Called up to [`BATCH_READS_MAX`]
+    /// times.
     fn next(&mut self) -> Option<ReadRequest<B>>;
     /// Waits until `answer` is readable, or there may be a READ, at most so long: whether it is a
     /// READ. May return at once.
@@ -54,10 +49,8 @@ pub trait Reads<B> {
 /// Kept by each thread, so that nothing is allocated while READs are answered.
 #[derive(Default)]
 struct Scratch {
-    readings: Vec<Reading>,
+    batch: ReadBatch,
     got: Vec<Got>,
-    keys: Vec<WireKey>,
-    places: Vec<usize>,
 }
 
 thread_local! {
@@ -72,42 +65,31 @@ impl Borrower {
     }
 }
 
-/// READs that are served together. They lie one behind the other in the buffer.
+/// READs that are served together.
 struct Group<'a, B> {
     borrower: &'a Borrower,
-    scratch: &'a mut Scratch,
-    /// Those that were not answered, with their bytes in the buffer.
-    reads: [Option<(ReadRequest<B>, Range<usize>)>; TOGETHER_MAX],
-    count: usize,
-    end: usize,
-    /// Of the READs and of their pages, those that the lender's answer is known of.
-    told: usize,
-    told_pages: usize,
+    batch: &'a mut ReadBatch,
+    got: &'a mut Vec<Got>,
+    /// Those of the batch, and whether they were answered.
+    reads: [Option<(ReadRequest<B>, bool)>; BATCH_READS_MAX],
     /// With the lender that has them all.
-    exchange: Option<(u8, Exchange<'a>)>,
+    exchange: Option<Exchange<'a>>,
     may_gather: bool,
-    /// The last one, if it cannot be asked for with those before, and whether it has begun.
-    alone: Option<(ReadRequest<B>, bool)>,
-    /// What was read below for one of them.
-    raced: Option<(usize, Raced)>,
+    /// The last one, if it cannot be asked for with those before.
+    alone: Option<ReadRequest<B>>,
 }
 
 impl<'a, B: Below + Send + Sync + 'static> Group<'a, B> {
-    fn new(borrower: &'a Borrower, scratch: &'a mut Scratch) -> Group<'a, B> {
-        scratch.keys.clear();
-        scratch.places.clear();
+    fn new(borrower: &'a Borrower, Scratch { batch, got }: &'a mut Scratch) -> Group<'a, B> {
+        batch.clear();
         Group {
             borrower,
-            scratch,
-            reads: [const { None }; TOGETHER_MAX],
-            count: 0,
-            end: 0,
-            told: 0,
-            told_pages: 0,
+            batch,
+            got,
+            reads: [const { None }; BATCH_READS_MAX],
             exchange: None,
             may_gather: borrower.gathers.load(Ordering::Relaxed) && borrower.core.catalog.usable().count_ones() < 2,
             alone: None,
-            raced: None,
         }
     }
 
@@ -115,49 +97,47 @@ impl<'a, B: Below + Send + Sync + 'static> Group<'a, B> {
         let gathers = &self.borrower.gathers;
         loop {
             self.gather(reads, buf.len());
-            if self.told == self.count {
+            if self.batch.first_unanswered() == self.batch.len() {
                 break;
             }
             if !self.wait_for_more(reads) {
                 self.receive(reads, buf);
             }
         }
-        if let Some((_, exchange)) = self.exchange.take() {
+        let count = self.batch.len();
+        if let Some(exchange) = self.exchange.take() {
             // What many READs take together says nothing of one.
-            exchange.end((self.count == 1).then_some((self.told_pages, false)));
-            let is_filled = self.scratch.readings[..self.count].iter().all(Reading::is_filled);
+            exchange.end((count == 1).then_some((self.batch.answered_pages(), false)));
+            let is_filled = (0..count).all(|nth| self.batch.is_filled(nth));
             if gathers.load(Ordering::Relaxed) != is_filled {
                 gathers.store(is_filled, Ordering::Relaxed);
             }
         }
-        for nth in 0..self.count {
-            self.answer(nth, None, reads, buf);
+        for nth in 0..count {
+            self.answer(nth, reads, buf);
         }
-        if let Some((read, has_begun)) = self.alone {
-            let (Scratch { readings, got, .. }, buf) = (self.scratch, &mut buf[..read.len]);
+        if let Some(read) = self.alone {
+            let buf = &mut buf[..read.len];
             let asking = Asking { borrower: self.borrower, read: &read };
-            if has_begun {
-                readings[self.count].note_missed(&self.borrower.core, &read.file);
-            }
-            let done = asking.finish(&mut readings[self.count], has_begun, None, None, got, buf);
-            reads.answer(self.count, done.map(|len| &buf[..len]));
+            let done = asking.finish(self.batch.reading(count), self.got, buf);
+            reads.answer(count, done.map(|len| &buf[..len]));
             // READs that were asked for together hold none.
             if let Some(demoted) = self.borrower.core.demoted() {
-                demoted.answered(read.file.key(), Reading::range(read.offset, read.len));
+                demoted.answered(read.file.key(), self.batch.reading(count).range());
             }
         }
     }
 
     /// Whether further READs are asked for while it is waited for an answer.
     fn takes_more(&self) -> bool {
-        let under_way = self.exchange.as_ref().map_or(0, |(_, exchange)| exchange.under_way());
-        self.may_gather && self.alone.is_none() && self.count < TOGETHER_MAX && under_way < UNDER_WAY_MAX
+        let under_way = self.exchange.as_ref().map_or(0, Exchange::under_way);
+        self.may_gather && self.alone.is_none() && self.batch.len() < BATCH_READS_MAX && under_way < UNDER_WAY_MAX
     }
 
     /// Waits until there are READs to be asked for before the next answer comes. False: there are
     /// none, or it has come, or is late.
     fn wait_for_more(&self, reads: &mut impl Reads<B>) -> bool {
-        let next = self.exchange.as_ref().and_then(|(_, exchange)| exchange.next_answer());
+        let next = self.exchange.as_ref().and_then(Exchange::next_answer);
         let Some((answer, limit)) = next.filter(|(_, limit)| self.takes_more() && !limit.is_zero()) else {
             return false;
         };
@@ -166,109 +146,76 @@ impl<'a, B: Below + Send + Sync + 'static> Group<'a, B> {
 
     /// Asks for those that are there, unless enough is under way.
     fn gather(&mut self, reads: &mut impl Reads<B>, buf_bytes: usize) {
-        if self.count > 0 && !self.takes_more() {
+        let count = self.batch.len();
+        if count > 0 && !self.takes_more() {
             return;
         }
-        let most = if self.may_gather { TOGETHER_MAX.min(self.count + QUESTION_READS_MAX) } else { 1 };
-        let (asked, asked_pages) = (self.count, self.scratch.keys.len());
-        while self.count < most
+        let most = if self.may_gather { BATCH_READS_MAX.min(count + REQUEST_READS_MAX) } else { 1 };
+        let borrower = self.borrower;
+        while self.batch.len() < most
             && let Some(read) = reads.next()
         {
-            if let Err(alone) = self.add(read, buf_bytes) {
-                self.alone = Some(alone);
+            borrower.core.metrics.reads.one();
+            let asked = (read.request, read.offset, read.len);
+            let state = read.file.state.lock();
+            let positions = borrower.positions();
+            if !self.batch.join(&borrower.core, &read.file, asked, state, positions, buf_bytes) {
+                self.alone = Some(read);
                 break;
             }
+            self.reads[self.batch.len() - 1] = Some((read, false));
         }
-        if let Some((_, exchange)) = &mut self.exchange
-            && self.scratch.keys.len() > asked_pages
+        if let Some(lender) = self.batch.lender()
+            && !self.batch.request().is_empty()
         {
-            exchange.ask(&self.scratch.keys[asked_pages..]);
-            // While the lender has something to do.
-            for ((read, _), reading) in
-                self.reads[asked..].iter().flatten().zip(&self.scratch.readings[asked..self.count])
-            {
-                reading.note_missed(&self.borrower.core, &read.file);
-            }
+            let exchange = self.exchange.get_or_insert_with(|| Exchange::with(borrower, lender));
+            exchange.ask(self.batch.request());
+            self.batch.asked(&borrower.core, file_of(&self.reads));
         }
     }
 
-    /// Adds a READ, if it can be asked for with the others; else returns it, and whether it has
-    /// begun.
-    fn add(&mut self, read: ReadRequest<B>, buf_bytes: usize) -> Result<(), (ReadRequest<B>, bool)> {
-        let Scratch { readings, keys, places, .. } = &mut *self.scratch;
-        let borrower = self.borrower;
-        borrower.core.metrics.reads.one();
-        if readings.len() == self.count {
-            readings.push(Reading::default());
-        }
-        let reading = &mut readings[self.count];
-        let has_begun = Asking { borrower, read: &read }.begin_at_once(reading);
-        let (start, end) = (self.end, self.end + read.len);
-        let is_same = |lender: &u8| self.exchange.as_ref().is_none_or(|(of_others, _)| of_others == lender);
-        let fits = has_begun && end <= buf_bytes.min(PAGES_MAX * PAGE_SIZE);
-        let lender = if fits { reading.lender_of_all().filter(is_same) } else { None };
-        let Some((lender, question)) = lender.and_then(|lender| Some((lender, reading.next_question(&read.file)?)))
-        else {
-            return Err((read, has_begun));
-        };
-        keys.extend(question.keys);
-        places.extend(question.places.iter().map(|place| start + place));
-        self.exchange.get_or_insert_with(|| (lender, Exchange::with(borrower, lender)));
-        self.reads[self.count] = Some((read, start..end));
-        (self.count, self.end) = (self.count + 1, end);
-        Ok(())
-    }
-
-    /// Receives the next message from the lender, and answers the READs that have all they need by
-    /// it.
+    /// Receives the next answer, and answers the READs that have all they need.
     fn receive(&mut self, reads: &mut impl Reads<B>, buf: &mut [u8]) {
-        let first = self.told;
-        let Some(((_, exchange), (read, own))) = self.exchange.as_mut().zip(self.reads[first].as_ref()) else { return };
-        let Scratch { readings, got, places, .. } = &mut *self.scratch;
-        let answer = exchange.receive(read, own.clone(), &places[self.told_pages..], got, buf);
-        if let Some(raced) = exchange.raced.take() {
-            self.raced = Some((first, raced));
-        }
-        let (mut pages, mut bad_pages) = (0, 0);
-        while let Some((_, own)) = self.reads[..self.count].get(self.told).and_then(Option::as_ref)
-            && (pages < got.len() || !matches!(answer, Answer::Got))
-        {
-            let reading = &mut readings[self.told];
-            let left = reading.unanswered().len();
-            let of_read = &got[pages..got.len().min(pages + left)];
-            pages += of_read.len();
-            bad_pages += answer.tell(&self.borrower.core, reading, of_read, &mut buf[own.clone()]);
-            if !reading.unanswered().is_empty() {
-                break;
-            }
-            self.told += 1;
-        }
-        self.told_pages += pages;
+        let first = self.batch.first_unanswered();
+        let (Some(exchange), Some((read, _))) = (&mut self.exchange, &self.reads[first]) else { return };
+        let response = exchange.receive(read, self.batch.place(first), self.batch.unanswered(), self.got, buf);
+        let bad_pages = self.batch.answered(&self.borrower.core, file_of(&self.reads), response, buf);
         exchange.returned_bad(bad_pages);
         // One look at a file is enough for all that was filled before.
         let mut seen: Option<(Arc<B>, Stamp)> = None;
-        for nth in first..self.told {
+        for nth in first..self.batch.first_unanswered() {
             // Those that have what they need wait for no disk.
-            if !self.scratch.readings[nth].is_filled() {
+            if !self.batch.is_filled(nth) {
                 self.may_gather = false;
                 continue;
             }
-            let Some((ReadRequest { below, .. }, _)) = &self.reads[nth] else { continue };
+            let Some((ReadRequest { file, below, .. }, _)) = &self.reads[nth] else { continue };
             if seen.as_ref().is_none_or(|(of, _)| !Arc::ptr_eq(of, below)) {
                 seen = below.stamp().ok().map(|stamp| (below.clone(), stamp));
             }
-            self.answer(nth, seen.as_ref().map(|(_, stamp)| *stamp), reads, buf);
+            if let Some((_, stamp)) = seen {
+                let place = self.batch.place(nth);
+                self.batch.reading(nth).step(&self.borrower.core, file, Event::Looked(stamp), &mut buf[place]);
+            }
+            self.answer(nth, reads, buf);
         }
     }
 
     /// Answers one of them, unless it was.
-    fn answer(&mut self, nth: usize, seen: Option<Stamp>, reads: &mut impl Reads<B>, buf: &mut [u8]) {
-        let Some((read, own)) = self.reads[nth].take() else { return };
-        let Scratch { readings, got, .. } = &mut *self.scratch;
-        let raced = self.raced.take_if(|(of, _)| *of == nth).map(|(_, raced)| raced);
-        let buf = &mut buf[own];
-        let done =
-            Asking { borrower: self.borrower, read: &read }.finish(&mut readings[nth], true, raced, seen, got, buf);
+    fn answer(&mut self, nth: usize, reads: &mut impl Reads<B>, buf: &mut [u8]) {
+        let Some((read, is_answered @ false)) = &mut self.reads[nth] else { return };
+        *is_answered = true;
+        let buf = &mut buf[self.batch.place(nth)];
+        let asking = Asking { borrower: self.borrower, read };
+        let done = asking.finish(self.batch.reading(nth), self.got, buf);
         reads.answer(nth, done.map(|len| &buf[..len]));
+    }
+}
+
+/// The file of each READ that is asked for.
+fn file_of<'r, B>(reads: &'r [Option<(ReadRequest<B>, bool)>]) -> impl Fn(usize) -> &'r File {
+    |nth| match &reads[nth] {
+        Some((read, _)) => &read.file,
+        None => unreachable!("a READ of the batch is kept until all are answered"),
     }
 }

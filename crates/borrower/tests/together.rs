@@ -3,7 +3,7 @@
 
 mod odd_lender;
 
-use borrower::{Below, Borrower, Change, Config, File, FileIdentity, QUESTION_READS_MAX, Strategy, TOGETHER_MAX};
+use borrower::{BATCH_READS_MAX, Below, Borrower, Change, Config, File, FileIdentity, REQUEST_READS_MAX, Strategy};
 use odd_lender::{InMemory, Manner, OddLender, read, read_as};
 use page::PAGE_SIZE;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 const PATIENCE: Duration = Duration::from_secs(60);
-const PAGES: usize = 3 * TOGETHER_MAX;
+const PAGES: usize = 3 * BATCH_READS_MAX;
 
 /// A borrower, and a lender that has all pages of a file, whose last page is not whole.
 struct World {
@@ -84,7 +84,7 @@ fn one_question_for_many() {
     for strategy in [Strategy::NonInclusive, Strategy::Exclusive] {
         let world = World::new(strategy, false);
         for is_eager in [false, true] {
-            assert_eq!(world.read_as(is_eager), (PAGES as u64 / QUESTION_READS_MAX as u64, PAGES as u64));
+            assert_eq!(world.read_as(is_eager), (PAGES as u64 / REQUEST_READS_MAX as u64, PAGES as u64));
             world.lend();
         }
     }
@@ -102,7 +102,7 @@ fn what_was_changed_is_read_alone() {
     // What was begun when the changed page came is asked for then, and what is behind it begins
     // anew.
     let before = PAGES / 2 + 5;
-    let expected = before.div_ceil(QUESTION_READS_MAX) + (PAGES - 1 - before).div_ceil(QUESTION_READS_MAX);
+    let expected = before.div_ceil(REQUEST_READS_MAX) + (PAGES - 1 - before).div_ceil(REQUEST_READS_MAX);
     assert_eq!(messages, expected as u64);
 }
 
@@ -115,7 +115,7 @@ fn what_the_lender_has_not_is_read_below() {
     let (messages, pages) = world.read();
     let (mut expected_messages, mut expected_pages, mut left) = (0, 0, PAGES);
     while left > 0 {
-        let together = if expected_messages % 2 == 0 { left.min(QUESTION_READS_MAX) } else { 1 };
+        let together = if expected_messages % 2 == 0 { left.min(REQUEST_READS_MAX) } else { 1 };
         expected_pages += together.div_ceil(2);
         left -= together;
         expected_messages += 1;
@@ -134,7 +134,7 @@ fn what_changes_meanwhile_is_read_again() {
     for strategy in [Strategy::NonInclusive, Strategy::Exclusive] {
         let world = World::new(strategy, false);
         world.lender.behave(Manner::KeepsQuiet);
-        let pages: Vec<usize> = (0..QUESTION_READS_MAX).collect();
+        let pages: Vec<usize> = (0..REQUEST_READS_MAX).collect();
         let offsets: Vec<u64> = pages.iter().map(|page| (page * PAGE_SIZE) as u64).collect();
         let answers = std::thread::scope(|scope| {
             let reading = scope.spawn(|| read(&world.borrower, &world.file, &world.below, &offsets, PAGE_SIZE));

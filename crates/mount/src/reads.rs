@@ -4,7 +4,7 @@
 use crate::filesystem::Passthrough;
 use crate::handle::OpenFile;
 use crate::system::errno;
-use borrower::{ReadRequest, TOGETHER_MAX};
+use borrower::{BATCH_READS_MAX, ReadRequest};
 use fuse::{More, Operation, Reply, Request, abi};
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -26,7 +26,7 @@ struct Reads<'a, 'm> {
     more: &'a mut More<'m>,
     first: Option<(Request<'static>, Reply<'m>)>,
     /// Of those that the borrower has taken.
-    replies: [Option<Taken<'m>>; TOGETHER_MAX],
+    replies: [Option<Taken<'m>>; BATCH_READS_MAX],
     taken: usize,
     /// One that is nothing for the borrower.
     other: Option<(Request<'static>, Reply<'m>)>,
@@ -42,7 +42,7 @@ impl Passthrough {
         scratch: &mut [u8],
     ) {
         let first = Some((request, reply));
-        let replies = [const { None }; TOGETHER_MAX];
+        let replies = [const { None }; BATCH_READS_MAX];
         let mut reads = Reads { mount: self, more, first, replies, taken: 0, other: None };
         self.borrower.read_all(&mut reads, scratch);
         if let Some((request, reply)) = reads.other {

@@ -53,6 +53,8 @@ pub struct Tally {
     pub steps: u64,
     /// Reads of applications that ended.
     pub reads: u64,
+    /// READs of the kernel that were answered in a batch with others.
+    pub batched: u64,
     /// Pages compared.
     pub pages: u64,
     /// Changes that ended.
@@ -79,6 +81,7 @@ impl std::ops::AddAssign for Tally {
     fn add_assign(&mut self, other: Tally) {
         self.steps += other.steps;
         self.reads += other.reads;
+        self.batched += other.batched;
         self.pages += other.pages;
         self.changes += other.changes;
         self.evictions += other.evictions;

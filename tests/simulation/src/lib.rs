@@ -23,6 +23,7 @@ mod lending;
 mod machine;
 mod opening;
 mod reading;
+mod together;
 mod truth;
 mod weather;
 

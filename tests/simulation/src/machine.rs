@@ -7,9 +7,10 @@ use crate::context::{Context, Hints};
 use crate::file::{Cached, FileModel, Inode, UNITS, encode};
 use crate::guest::Guest;
 use crate::kind::Kind;
-use crate::lending::{Asked, Lender, Link, Said, Told};
+use crate::lending::{Lender, Link, Said, Told};
 use crate::opening::{Delivering, Opening};
 use crate::reading::Read;
+use crate::together::Batch;
 use crate::truth::Time;
 use crate::weather::Writeback;
 use borrower::FileIdentity;
@@ -18,7 +19,7 @@ use borrower::logic::gate::Passes;
 use borrower::logic::groups::Limits;
 use borrower::logic::rules::{Rule, keeps};
 use page::{ChecksumKey, FileKey, PAGE_SIZE};
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use wire::ITEMS_MAX;
 
@@ -86,6 +87,8 @@ pub struct Machine {
     pub links: Vec<Link>,
     /// What is under way.
     pub tasks: Vec<Task>,
+    /// READs that are under way together.
+    pub(crate) batches: BTreeMap<u64, Batch>,
     hints: Arc<Hints>,
     events: VecDeque<Event>,
     produced: u64,
@@ -108,6 +111,7 @@ impl Machine {
             files: Vec::new(),
             links: (0..lenders).map(|_| Link::default()).collect(),
             tasks: Vec::new(),
+            batches: BTreeMap::new(),
             hints,
             events: VecDeque::new(),
             produced: 0,
@@ -582,16 +586,6 @@ impl Machine {
         }
     }
 
-    /// A question sets out. False: there is no lender to ask.
-    pub fn ask(&mut self, lender: u8, asked: Asked) -> bool {
-        let link = &mut self.links[usize::from(lender)];
-        if link.session != Some(asked.session) {
-            return false;
-        }
-        link.asked.push(asked);
-        true
-    }
-
     /// The session with a lender is over.
     pub fn lose(&mut self, context: &mut Context, lender: usize) {
         let link = &mut self.links[lender];
@@ -625,6 +619,7 @@ impl Machine {
         self.guest.iter_mut().for_each(Guest::forget_waiting);
         self.events.clear();
         (self.produced, self.consumed) = (0, 0);
+        self.batches.clear();
         self.tasks.retain_mut(|task| match &mut task.doing {
             Doing::Read(read) => {
                 read.send_again();

@@ -81,12 +81,13 @@ fn run(options: &Options) -> Result<()> {
             said = Instant::now();
             let seconds = began.elapsed().as_secs_f64();
             println!(
-                "seeds {first}..{}: {} steps ({:.1} million a minute), {} reads, {} pages compared, {} changes, {} evictions ({} without bytes), \
+                "seeds {first}..{}: {} steps ({:.1} million a minute), {} reads, {} READs in batches, {} pages compared, {} changes, {} evictions ({} without bytes), \
                  {} pages from lenders, {} from guests, {} changes beside, {} lenders lost ({} resumed), {} daemons killed; no wrong byte",
                 first + runs,
                 tally.steps,
                 tally.steps as f64 / seconds * 60.0 / 1e6,
                 tally.reads,
+                tally.batched,
                 tally.pages,
                 tally.changes,
                 tally.evictions,

@@ -1,12 +1,13 @@
 //! An application reads: pages that the kernel caches as they are, others by a READ, which the real
-//! [`Reading`] answers.
+//! [`Reading`] answers, alone or in a real [`ReadBatch`](borrower::logic::read_batch::ReadBatch)
+//! with others.
 
 use crate::context::Context;
 use crate::file::{Cached, UNIT_BYTES, UNITS, decode};
-use crate::lending::Asked;
 use crate::machine::{Machine, Task, Wrong};
+use crate::together::{Asking, Heard};
 use crate::truth::EOF;
-use borrower::logic::reading::{ATTEMPTS_MAX, Reading};
+use borrower::logic::reading::{Event, Raced, Reading, Step};
 use page::{PAGE_SIZE, PageRange};
 
 /// A read of an application.
@@ -16,28 +17,36 @@ pub struct Read {
     request: Option<Box<Request>>,
 }
 
-enum Stage {
-    Queued,
-    Plain,
-    ShortEnd(usize),
-    Ask,
-    Waiting { lender: u8, number: u64, session: u64, places: Vec<usize> },
-    Below,
-    End(usize),
-}
-
 /// A READ of the kernel.
-struct Request {
-    unique: u64,
+pub(crate) struct Request {
+    pub(crate) unique: u64,
     first: usize,
     end: usize,
-    stage: Stage,
-    reading: Reading,
-    attempt: u32,
-    buf: Vec<u8>,
+    pub(crate) reading: Reading,
+    pub(crate) buf: Vec<u8>,
+    /// Nothing was done for it yet.
+    pub(crate) is_queued: bool,
+    /// What a lender was asked for it alone.
+    asking: Option<Asking>,
+    /// The batch that it is one of, and its number there.
+    pub(crate) batch: Option<(u64, usize)>,
     size_version: u64,
     /// The greatest size of the file below, in units, since it was asked.
     size_max: usize,
+}
+
+impl Request {
+    fn queue(&mut self) {
+        self.is_queued = true;
+        (self.asking, self.batch) = (None, None);
+        self.reading = Reading::default();
+        self.reading.start(self.unique, self.offset(), self.buf.len());
+    }
+
+    /// Where it begins, in bytes.
+    pub(crate) fn offset(&self) -> u64 {
+        (self.first * PAGE_SIZE) as u64
+    }
 }
 
 /// How a READ goes on.
@@ -57,10 +66,13 @@ impl Read {
     /// The daemon has died: what it was answering is asked again.
     pub fn send_again(&mut self) {
         if let Some(request) = &mut self.request {
-            request.stage = Stage::Queued;
-            request.attempt = 0;
-            request.reading = Reading::default();
+            request.queue();
         }
+    }
+
+    /// The READ that is under way, if one is.
+    pub(crate) fn request(&mut self) -> Option<&mut Request> {
+        self.request.as_deref_mut()
     }
 }
 
@@ -125,17 +137,20 @@ impl Machine {
                     self.unique += 1;
                     let unique = self.unique;
                     context.note(|| format!("file {} pages {page}..{end} asked for as READ {unique}", task.file));
-                    read.request = Some(Box::new(Request {
+                    let mut request = Box::new(Request {
                         unique,
                         first: page,
                         end,
-                        stage: Stage::Queued,
                         reading: Reading::default(),
-                        attempt: 0,
                         buf: vec![0xee; (end - page) * PAGE_SIZE],
+                        is_queued: true,
+                        asking: None,
+                        batch: None,
                         size_version: inode.size_version,
                         size_max: 0,
-                    }));
+                    });
+                    request.queue();
+                    read.request = Some(request);
                     return Ok(false);
                 }
             }
@@ -159,107 +174,71 @@ impl Machine {
     }
 
     fn advance_request(&mut self, context: &mut Context, at: usize, request: &mut Request) -> Progress {
-        let positions = self.positions();
         let file = &self.files[at];
         request.size_max = request.size_max.max(file.below.size);
         let Some(known) = file.inode.as_ref().map(|inode| inode.file.clone()) else { return Progress::Failed };
-        let below = &file.below;
-        let offset = (request.first * PAGE_SIZE) as u64;
-        let (reading, buf, core) = (&mut request.reading, &mut request.buf, &self.core);
-        request.stage = match &mut request.stage {
-            Stage::Queued => {
-                let mut state = known.lock();
-                if state.must_wait(Reading::range(offset, buf.len())) {
-                    return Progress::UnderWay;
-                }
-                reading.begin(core, &known, &mut state, positions, offset, buf.len());
-                if request.attempt == ATTEMPTS_MAX {
-                    let read = below.read_at(buf, offset);
-                    reading.end(core, &known, &mut state, request.unique, &[]);
-                    return Progress::Answered(read);
-                }
-                drop(state);
-                if reading.is_plain() {
-                    Stage::Plain
-                } else {
-                    reading.fill_from_buffers(core, &known, buf);
-                    Stage::Ask
-                }
+        if request.batch.is_some() {
+            self.advance_batch(context, request);
+            return Progress::UnderWay;
+        }
+        if std::mem::take(&mut request.is_queued) && context.random.u32(0..3) == 0 {
+            self.begin_batch(context, &known, at, request);
+            return Progress::UnderWay;
+        }
+        let positions = self.positions();
+        let offset = request.offset();
+        let (reading, buf) = (&mut request.reading, &mut request.buf);
+        let mut fails = || context.weather.fails(&mut context.random);
+        let event = match reading.step(&self.core, &known, Event::Go, buf) {
+            Step::Begin => Event::Begin { state: known.lock(), positions, waits: true },
+            Step::Fill => Event::Fill,
+            Step::Ask(lender) => {
+                request.asking = self.ask(context, lender, reading.request().to_vec());
+                if request.asking.is_some() { Event::Asked } else { Event::NotAsked }
             }
-            Stage::Plain => {
-                if context.weather.fails(&mut context.random) {
-                    return Progress::Failed;
-                }
-                let read = below.read_at(buf, offset);
-                if read < buf.len() { Stage::ShortEnd(read) } else { Stage::End(read) }
-            }
-            Stage::ShortEnd(read) => {
-                reading.short_end(core, &known, below.stamp());
-                Stage::End(*read)
-            }
-            Stage::Ask => match reading.next_question(&known) {
-                None => Stage::Below,
-                Some(question) => {
-                    let (lender, places) = (question.lender, question.places.to_vec());
-                    let number = context.number();
-                    let session = self.links[usize::from(lender)].session.unwrap_or(0);
-                    let exclusive = core.is_exclusive();
-                    let asked = Asked { number, session, keys: question.keys.to_vec(), exclusive };
-                    if self.ask(lender, asked) {
-                        Stage::Waiting { lender, number, session, places }
-                    } else {
-                        request.reading.answered(&self.core, None, false, &mut request.buf);
-                        Stage::Ask
+            Step::Receive => {
+                let Some(asking) = &mut request.asking else { unreachable!("the request was sent") };
+                match self.receive(context, asking, reading.unanswered(), buf) {
+                    Some(Heard::Pages(got)) => {
+                        reading.step(&self.core, &known, Event::Answered(&got), buf);
+                        return Progress::UnderWay;
                     }
+                    Some(Heard::Late) => Event::Late(self.race(context, at, offset, buf.len())),
+                    Some(Heard::Broken) => Event::Failed,
+                    None => return Progress::UnderWay,
                 }
-            },
-            Stage::Waiting { lender, number, session, places } => {
-                let link = &mut self.links[usize::from(*lender)];
-                let (lender, lost) = (usize::from(*lender), link.session != Some(*session));
-                let answer = link.answers.remove(number);
-                let [late, impatient] = [(); 2].map(|()| context.random.u32(0..200) == 0);
-                match answer {
-                    // A read below was faster. The answer comes all the same, to nobody.
-                    None if !lost && late => reading.late(core),
-                    None if !lost && !impatient => return Progress::UnderWay,
-                    Some(answer) if !answer.cut => {
-                        for (place, page) in places.iter().zip(&answer.pages) {
-                            buf[*place..*place + PAGE_SIZE].copy_from_slice(page);
-                        }
-                        reading.answered(core, Some(&answer.got), true, buf);
-                    }
-                    _ => {
-                        // Something of it may have arrived.
-                        for place in places.iter().take(1) {
-                            buf[*place..*place + PAGE_SIZE].fill(0xdd);
-                        }
-                        reading.answered(core, None, true, buf);
-                        if !lost {
-                            self.lose(context, lender);
-                        }
-                    }
-                }
-                Stage::Ask
             }
-            Stage::Below => match reading.next_below() {
-                Some(_) if context.weather.fails(&mut context.random) => return Progress::Failed,
-                Some(bytes) => {
-                    let at = offset + bytes.start as u64;
-                    below.read_at(&mut buf[bytes], at);
-                    Stage::Below
-                }
-                None => Stage::End(reading.length(core, &known, below.stamp())),
-            },
-            Stage::End(len) => {
-                let len = *len;
-                if reading.end(core, &known, &mut known.lock(), request.unique, &buf[..len]) {
-                    return Progress::Answered(len);
-                }
-                request.attempt += 1;
-                Stage::Queued
+            Step::ReadBacking(_) | Step::Look if fails() => Event::BackingFailed,
+            Step::ReadBacking(part) => {
+                let start = offset + part.start as u64;
+                Event::Read(self.files[at].below.read_at(&mut buf[part], start))
             }
+            Step::Look => Event::Looked(self.files[at].below.stamp()),
+            Step::End => Event::End,
+            Step::Done(len) => return Progress::Answered(len),
+            Step::Failed => return Progress::Failed,
+            Step::Wait(_) | Step::ReadBackingLocked(_) => unreachable!("they follow the beginning only"),
         };
+        if let Step::ReadBackingLocked(state) = reading.step(&self.core, &known, event, buf) {
+            let read = self.files[at].below.read_at(buf, offset);
+            reading.step(&self.core, &known, Event::ReadLocked(state, read), buf);
+        }
         Progress::UnderWay
+    }
+
+    /// What the file below holds of a READ, or of some of its pages, as it was read while a lender
+    /// was late; or nothing, if nobody had time for that.
+    pub(crate) fn race(&mut self, context: &mut Context, at: usize, offset: u64, len: usize) -> Option<Raced> {
+        if context.random.bool() {
+            return None;
+        }
+        let pages = len / PAGE_SIZE;
+        let first = context.random.usize(0..pages);
+        let span = first * PAGE_SIZE..context.random.usize(first + 1..=pages) * PAGE_SIZE;
+        let mut read = vec![0; span.len()];
+        let len = self.files[at].below.read_at(&mut read, offset + span.start as u64);
+        read.truncate(len);
+        Some(Raced { span, read })
     }
 
     /// The kernel gets its answer: the pages are cached, with zeros behind what was answered; a

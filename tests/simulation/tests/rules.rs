@@ -57,8 +57,6 @@ fn kept_rules_show_no_wrong_byte() {
     let said = String::from_utf8_lossy(&output.stdout);
     println!("{said}");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    assert!(
-        said.contains("no wrong byte") && !said.contains(", 0 pages from lenders"),
-        "the simulation proves nothing"
-    );
+    let is_idle = said.contains(", 0 pages from lenders") || said.contains(", 0 READs in batches");
+    assert!(said.contains("no wrong byte") && !is_idle, "the simulation proves nothing");
 }

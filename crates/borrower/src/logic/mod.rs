@@ -15,6 +15,7 @@ pub mod lender;
 pub mod overtaking;
 pub mod placement;
 pub mod puts;
+pub mod read_batch;
 pub mod reading;
 pub mod rules;
 pub mod stream_room;

@@ -1,15 +1,20 @@
-//! One READ out of the kernel's page cache, from its arrival to its answer, as steps between which
-//! anything may happen.
+//! The state machine of one READ out of the kernel's page cache, from its arrival to its answer.
+//!
+//! [`Reading::step`] takes an [`Event`] and returns the next [`Step`]: what the driver has to do.
+//! The state machine does no input and output, and between two steps anything may happen.
+//! Production drives it with sockets and files (`read.rs`, `together.rs`), the simulation with its
+//! models, and the tests of interleavings with threads under shuttle. All of them drive this code.
 //!
 //! ```text
-//!  Reading::begin ─▶ is_plain ─▶ (read all from below) ─▶ short_end ──┐
-//!        ▲              └─▶ fill_from_buffers ─▶ next_question ─▶ answered  (as often as there are questions)
-//!        │                  ─▶ next_below (as often as there are runs) ─▶ length
-//!        └──────────── false ◀─ end ◀─────────────────────────────────┘
+//!  Begin ──▶ Fill ──▶ ReadBacking (all of it) ──▶ Look, if the file ended early ──┐
+//!   ▲ │        │                                                                  │
+//!   │ └▶ Wait  └▶ Ask ──▶ Receive (for each response) ──▶ Ask (the next lender)   │
+//!   │            └──▶ ReadBacking (for each run) ──▶ Look ──▶ End ◀───────────────┘
+//!   │                                                          │
+//!   └───────────── a change came in between ◀──────────────────┴──▶ Done
 //! ```
 //!
-//! The caller does the input and output. What must never happen: bytes of the answer that nobody
-//! has filled or verified.
+//! What must never happen: bytes of the answer that nobody has filled or verified.
 
 use super::catalog::File;
 use super::core::Core;
@@ -22,6 +27,7 @@ use crate::below::{Stamp, Writers};
 use page::{PAGE_SIZE, Page, PageId, PageRange, Version};
 use std::ops::Range;
 use std::time::Duration;
+use sync::MutexGuard;
 use wire::{ITEMS_MAX, WireKey};
 
 /// How often a READ is done again because its pages changed meanwhile. After that, changes are kept
@@ -41,52 +47,291 @@ pub enum Got {
     },
 }
 
-/// One question to one lender.
-#[derive(Clone, Copy, Debug)]
-pub struct Question<'a> {
-    /// Whom to ask.
-    pub lender: u8,
-    /// For which pages.
-    pub keys: &'a [WireKey],
-    /// Where in the READ's buffer each goes, in bytes.
-    pub places: &'a [usize],
-    /// The READ goes on where others ended.
-    pub is_sequential: bool,
+/// What the backing file was faster with than a lender, as bytes of a READ's buffer.
+#[derive(Debug)]
+pub struct Raced {
+    /// Which bytes of the READ were asked for.
+    pub span: Range<usize>,
+    /// The bytes that were read; fewer than asked for only at the end of the file.
+    pub read: Vec<u8>,
+}
+
+impl Raced {
+    /// The part of `bytes` that was read; if none was, an empty range at one of its ends.
+    fn within(&self, bytes: &Range<usize>) -> Range<usize> {
+        let start = self.span.start.clamp(bytes.start, bytes.end);
+        start..self.span.end.clamp(start, bytes.end)
+    }
+
+    /// Copies `bytes` of the READ, all of which were asked for, to `piece`. Returns how many there
+    /// are, which are fewer at the end of the file only; none of them, if the file ends before.
+    fn copy(&self, bytes: &Range<usize>, piece: &mut [u8]) -> usize {
+        let end = self.read.len().min(bytes.end - self.span.start);
+        let read = self.read.get(bytes.start - self.span.start..end).unwrap_or_default();
+        piece[..read.len()].copy_from_slice(read);
+        read.len()
+    }
+}
+
+/// What has happened since the last [`Step`]. An event that does not belong to that step changes
+/// nothing: the step is returned again.
+pub enum Event<'a, 'f> {
+    /// Nothing. The driver only wants to know the step.
+    Go,
+    /// The driver has locked the file.
+    Begin {
+        /// The file's state.
+        state: MutexGuard<'f, FileState>,
+        /// The number of events that the tap has produced and consumed, read with the lock held.
+        positions: (u64, u64),
+        /// Whether the READ waits for changes of its pages. False: it has waited long enough.
+        waits: bool,
+    },
+    /// The driver has a buffer for the READ from now on, and keeps what the READ writes there.
+    Fill,
+    /// The request was sent.
+    Asked,
+    /// The request could not be sent: nothing is known of its pages.
+    NotAsked,
+    /// A response to the next pages of the request has come. Their bytes are in the buffer.
+    Answered(&'a [Got]),
+    /// No response comes to the rest of the request. What the lender has is not known.
+    Failed,
+    /// The response to the rest of the request is late, and is not waited for. The lender has the
+    /// pages still, unless it gives away what it answers. The backing file may have been read
+    /// meanwhile, in the place of the lender.
+    Late(Option<Raced>),
+    /// So many bytes were read from the backing file.
+    Read(usize),
+    /// So many bytes were read from the backing file with this lock held.
+    ReadLocked(MutexGuard<'f, FileState>, usize),
+    /// The backing file cannot be read, or not be looked at.
+    BackingFailed,
+    /// The backing file looks like this now.
+    Looked(Stamp),
+    /// The READ may be answered.
+    End,
+}
+
+/// What the driver of a READ has to do next.
+pub enum Step<'f> {
+    /// Lock the file, and read the positions of the tap: [`Event::Begin`].
+    Begin,
+    /// Changes of the READ's pages are under way. Wait for [`File::settled`] with this lock, then
+    /// [`Event::Begin`].
+    Wait(MutexGuard<'f, FileState>),
+    /// The READ has begun. It needs its buffer: [`Event::Fill`].
+    Fill,
+    /// Send [`Reading::request`] to this lender: [`Event::Asked`], [`Event::NotAsked`].
+    Ask(u8),
+    /// Receive the bytes for [`Reading::unanswered`]: [`Event::Answered`], [`Event::NotAsked`],
+    /// [`Event::Failed`], [`Event::Late`].
+    Receive,
+    /// Read these bytes of the buffer from the backing file: [`Event::Read`],
+    /// [`Event::BackingFailed`].
+    ReadBacking(Range<usize>),
+    /// Read all of the buffer from the backing file, and hold this lock, which keeps changes out:
+    /// [`Event::ReadLocked`]. If that fails, unlock: [`Event::BackingFailed`].
+    ReadBackingLocked(MutexGuard<'f, FileState>),
+    /// Look at the backing file: [`Event::Looked`], [`Event::BackingFailed`].
+    Look,
+    /// All is there: [`Event::End`].
+    End,
+    /// Answer the READ with so many bytes of the buffer.
+    Done(usize),
+    /// Answer the READ with the error of the backing file.
+    Failed,
+}
+
+/// How far a READ is.
+#[derive(Clone, Debug, Default)]
+enum Stage {
+    #[default]
+    Begin,
+    /// The backing file is read with the file locked.
+    Locked,
+    Fill,
+    Ask(u8),
+    Receive,
+    /// All of it is read from the backing file.
+    Plain,
+    /// A part of it is read from the backing file.
+    Read(Range<usize>),
+    /// The backing file ended after so many bytes of a plain READ.
+    LookShort(usize),
+    Look,
+    End(usize),
+    Done(usize),
+    Failed,
 }
 
 /// A READ under way. To be used again, so that nothing is allocated while a READ is answered.
 #[derive(Default)]
 pub struct Reading {
-    ticket: Option<ReadTicket>,
+    stage: Stage,
+    attempt: u32,
+    request: u64,
     offset: u64,
     len: usize,
+    ticket: Option<ReadTicket>,
     sources: Vec<Source>,
-    /// The last question, and how many of its pages were answered.
+    /// The last request, and how many of its pages were answered.
     keys: Vec<WireKey>,
     places: Vec<usize>,
     answered: usize,
+    /// Pages that did not verify, and that were not asked for yet.
+    bad_pages: u64,
     /// The lenders that are still to be asked, by the bits of their numbers.
     asking: u64,
     asked: usize,
+    /// Of the run that is being read from the backing file, the bytes that are left.
+    run: Range<usize>,
     filled: usize,
+    raced: Option<Raced>,
     /// Pages that the lender no longer has.
     gone: Vec<(u32, Version)>,
+    /// Whether the miss of its pages is to be noted yet.
+    is_new: bool,
 }
 
 impl Reading {
-    /// The READ of `len` bytes at `offset` begins, or begins again. No change of its pages may be
-    /// under way, unless changes are kept out until it has ended: who drives it waits for that with
-    /// the file's state locked.
-    pub fn begin(
-        &mut self,
-        core: &Core,
-        file: &File,
-        state: &mut FileState,
-        (produced, consumed): (u64, u64),
-        offset: u64,
-        len: usize,
-    ) {
-        let range = Reading::range(offset, len);
+    /// Another READ begins: `len` bytes at `offset`, the kernel's `request`. What was under way in
+    /// this structure must have ended.
+    pub fn start(&mut self, request: u64, offset: u64, len: usize) {
+        (self.stage, self.attempt) = (Stage::Begin, 0);
+        (self.request, self.offset, self.len) = (request, offset, len);
+    }
+
+    /// Takes what has happened, and says what to do next. `buf` is the READ's, of the length that
+    /// it has; before [`Event::Fill`] it may be empty.
+    pub fn step<'f>(&mut self, core: &Core, file: &'f File, event: Event<'_, 'f>, buf: &mut [u8]) -> Step<'f> {
+        match (event, &self.stage) {
+            (Event::Begin { mut state, positions, waits }, Stage::Begin) => {
+                // Answered while a change is being applied, older bytes could stay in the kernel's
+                // page cache behind it.
+                if waits && state.must_wait(self.range()) {
+                    return Step::Wait(state);
+                }
+                self.begin(core, file, &mut state, positions);
+                if self.attempt == ATTEMPTS_MAX {
+                    self.stage = Stage::Locked;
+                    return Step::ReadBackingLocked(state);
+                }
+                self.stage = Stage::Fill;
+            }
+            (Event::ReadLocked(mut state, read), Stage::Locked) => {
+                // What keeps the lock lets no change come in between.
+                self.end(core, file, &mut state, &[]);
+                self.stage = Stage::Done(read);
+            }
+            (Event::Fill, Stage::Fill) if self.is_plain() => {
+                self.note_missed(core, file);
+                self.stage = Stage::Plain;
+            }
+            (Event::Fill, Stage::Fill) => {
+                self.fill_from_buffers(core, file, buf);
+                self.go_on(core, file, buf);
+            }
+            (Event::Asked, Stage::Ask(_)) => {
+                self.note_missed(core, file);
+                self.stage = Stage::Receive;
+            }
+            (Event::NotAsked, Stage::Ask(_) | Stage::Receive) => self.answered(core, file, None, false, buf),
+            (Event::Answered(got), Stage::Receive) => self.answered(core, file, Some(got), true, buf),
+            (Event::Failed, Stage::Receive) => self.answered(core, file, None, true, buf),
+            (Event::Late(raced), Stage::Receive) => {
+                self.late(core);
+                self.raced = raced.or(self.raced.take());
+                self.go_on(core, file, buf);
+            }
+            (Event::Read(read), Stage::Plain) => {
+                core.metrics.below_pages.add(read.div_ceil(PAGE_SIZE) as u64);
+                self.stage = if read < self.len { Stage::LookShort(read) } else { Stage::End(read) };
+            }
+            (Event::Read(read), Stage::Read(part)) => {
+                self.run.start = part.end;
+                buf[part.clone()][read..].fill(0);
+                core.metrics.below_pages.add(read.div_ceil(PAGE_SIZE) as u64);
+                self.go_on(core, file, buf);
+            }
+            (Event::Looked(now), Stage::LookShort(read)) => {
+                // An end that is not where we left it is somebody else's doing.
+                self.stage = Stage::End(*read);
+                self.compare(core, file, now);
+            }
+            (Event::Looked(now), Stage::Look) => {
+                self.compare(core, file, now);
+                self.stage = Stage::End(self.end_of(now));
+            }
+            (Event::End, Stage::End(len)) => {
+                let len = *len;
+                if self.end(core, file, &mut file.lock(), &buf[..len]) {
+                    self.stage = Stage::Done(len);
+                } else {
+                    self.attempt += 1;
+                    self.stage = Stage::Begin;
+                }
+            }
+            (
+                Event::BackingFailed,
+                Stage::Locked | Stage::Plain | Stage::Read(_) | Stage::LookShort(_) | Stage::Look,
+            ) => {
+                self.fail(core, &mut file.lock());
+                self.stage = Stage::Failed;
+            }
+            _ => {}
+        }
+        match &self.stage {
+            Stage::Begin => Step::Begin,
+            Stage::Fill => Step::Fill,
+            Stage::Ask(lender) => Step::Ask(*lender),
+            Stage::Receive => Step::Receive,
+            Stage::Plain => Step::ReadBacking(0..self.len),
+            Stage::Read(part) => Step::ReadBacking(part.clone()),
+            Stage::LookShort(_) | Stage::Look => Step::Look,
+            Stage::End(_) => Step::End,
+            Stage::Done(len) => Step::Done(*len),
+            Stage::Locked | Stage::Failed => Step::Failed,
+        }
+    }
+
+    /// All that can be done without the driver: until there is another request, or bytes that only
+    /// the backing file has.
+    fn go_on(&mut self, core: &Core, file: &File, buf: &mut [u8]) {
+        if let Some(lender) = self.next_request(file) {
+            self.stage = Stage::Ask(lender);
+            return;
+        }
+        self.note_missed(core, file);
+        self.stage = loop {
+            if self.run.is_empty() {
+                match self.next_below() {
+                    Some(run) => self.run = run,
+                    None => break Stage::Look,
+                }
+            }
+            // What was raced is as new as what would be read now: the READ is done again if
+            // anything has changed since it began.
+            let Some(raced) = &self.raced else { break Stage::Read(self.run.clone()) };
+            let known = raced.within(&self.run);
+            if known.is_empty() {
+                break Stage::Read(self.run.clone());
+            }
+            if known.start > self.run.start {
+                break Stage::Read(self.run.start..known.start);
+            }
+            let piece = &mut buf[known.clone()];
+            let read = raced.copy(&known, piece);
+            piece[read..].fill(0);
+            core.metrics.below_pages.add(read.div_ceil(PAGE_SIZE) as u64);
+            self.run.start = known.end;
+        };
+    }
+
+    /// Begins, or begins again. No change of its pages may be under way, unless changes are kept
+    /// out until it has ended.
+    fn begin(&mut self, core: &Core, file: &File, state: &mut FileState, (produced, consumed): (u64, u64)) {
+        let range = self.range();
         core.catalog.touch(file);
         let standing = |place| core.catalog.standing(place);
         let has_room = core.catalog.has_room();
@@ -104,15 +349,18 @@ impl Reading {
                 self.asking |= 1 << place.lender;
             }
         }
-        (self.offset, self.len) = (offset, len);
-        (self.asked, self.filled) = (0, 0);
+        (self.asked, self.filled, self.run) = (0, 0, 0..0);
+        (self.raced, self.is_new) = (None, true);
         self.gone.clear();
     }
 
-    /// Notes that the kernel's page cache has missed its pages. Once after it has begun, when there
-    /// is time, and with the file's state free.
-    pub fn note_missed(&self, core: &Core, file: &File) {
-        let (range, is_sequential) = (Reading::range(self.offset, self.len), self.is_sequential());
+    /// Notes, once after it has begun, that the kernel's page cache has missed its pages. The
+    /// lender has something to do meanwhile.
+    fn note_missed(&mut self, core: &Core, file: &File) {
+        if !std::mem::take(&mut self.is_new) {
+            return;
+        }
+        let (range, is_sequential) = (self.range(), self.is_sequential());
         core.curve.missed(file.key(), range);
         let looked = core.stream_room.missed(file.key(), range, is_sequential, || core.room_pages());
         if is_sequential && looked.sampled_pages > 0 {
@@ -120,9 +368,9 @@ impl Reading {
         }
     }
 
-    /// The pages that a READ is about.
-    pub fn range(offset: u64, len: usize) -> PageRange {
-        PageRange::touched_by(offset, offset.saturating_add(len as u64))
+    /// The pages that the READ is about.
+    pub fn range(&self) -> PageRange {
+        PageRange::touched_by(self.offset, self.offset.saturating_add(self.len as u64))
     }
 
     fn ticket(&self) -> &ReadTicket {
@@ -130,9 +378,8 @@ impl Reading {
         self.ticket.as_ref().unwrap_or_else(|| unreachable!("a READ begins before it goes on"))
     }
 
-    /// Whether all of it is to be read from below, in one piece. [`Reading::short_end`] comes next
-    /// then.
-    pub fn is_plain(&self) -> bool {
+    /// Whether all of it is to be read from the backing file, in one piece.
+    fn is_plain(&self) -> bool {
         let whole_pages = self.offset.is_multiple_of(PAGE_SIZE as u64) && self.len.is_multiple_of(PAGE_SIZE);
         !whole_pages || self.sources.iter().all(|source| *source == Source::Below)
     }
@@ -151,14 +398,8 @@ impl Reading {
         !self.sources.contains(&Source::Below)
     }
 
-    /// A plain READ has met the end of the file early; `now` is what the file looks like. An end
-    /// that is not where we left it is somebody else's doing.
-    pub fn short_end(&self, core: &Core, file: &File, now: Stamp) {
-        self.compare(core, file, now);
-    }
-
     /// Fills in what is known to be zeros, and what is still in a put buffer.
-    pub fn fill_from_buffers(&mut self, core: &Core, file: &File, buf: &mut [u8]) {
+    fn fill_from_buffers(&mut self, core: &Core, file: &File, buf: &mut [u8]) {
         let (pages, _) = buf.as_chunks_mut::<PAGE_SIZE>();
         let indexes = self.offset / PAGE_SIZE as u64..;
         for ((source, page), index) in self.sources.iter_mut().zip(pages).zip(indexes) {
@@ -196,14 +437,13 @@ impl Reading {
         }
     }
 
-    /// The next question, for at most [`ITEMS_MAX`] pages of one lender; [`Reading::answered`] must
-    /// follow, until nothing of it is [`Reading::unanswered`]. None: all are asked.
-    pub fn next_question(&mut self, file: &File) -> Option<Question<'_>> {
+    /// Makes the next request, for at most [`ITEMS_MAX`] pages of one lender, which is returned.
+    /// None: all were asked for.
+    fn next_request(&mut self, file: &File) -> Option<u8> {
         self.keys.clear();
         self.places.clear();
         self.answered = 0;
         let first = (self.offset / PAGE_SIZE as u64) as u32;
-        let is_sequential = self.is_sequential();
         while self.asking != 0 {
             let lender = self.asking.trailing_zeros() as u8;
             while self.asked < self.sources.len() && self.keys.len() < ITEMS_MAX {
@@ -220,22 +460,33 @@ impl Reading {
                 (self.asked, self.asking) = (0, self.asking & (self.asking - 1));
             }
             if !self.keys.is_empty() {
-                return Some(Question { lender, keys: &self.keys, places: &self.places, is_sequential });
+                return Some(lender);
             }
         }
         None
     }
 
-    /// Where in the READ's buffer those pages of the last question go that were not answered yet.
+    /// The pages that the last [`Step::Ask`] asks for.
+    pub fn request(&self) -> &[WireKey] {
+        &self.keys
+    }
+
+    /// Where in the READ's buffer those pages of the last request go that were not answered yet, in
+    /// bytes.
     pub fn unanswered(&self) -> &[usize] {
         &self.places[self.answered..]
     }
 
-    /// The answer to the next pages of the last question, as many as `got` has, is in `buf`; or
+    /// Pages that a lender has returned since this was called last, and that do not verify.
+    pub fn take_bad_pages(&mut self) -> u64 {
+        std::mem::take(&mut self.bad_pages)
+    }
+
+    /// The response to the next pages of the last request, as many as `got` has, is in `buf`; or
     /// there is none to all that are left of it. It is opened there. What is no good will be read
-    /// from below; where the lender had no chance to answer (`asked` is false), nothing is known of
-    /// its pages. Returns how many it returned that do not verify.
-    pub fn answered(&mut self, core: &Core, got: Option<&[Got]>, asked: bool, buf: &mut [u8]) -> u64 {
+    /// from the backing file; where the lender had no chance to answer (`asked` is false), nothing
+    /// is known of its pages.
+    fn answered(&mut self, core: &Core, file: &File, got: Option<&[Got]>, asked: bool, buf: &mut [u8]) {
         let exclusive = core.is_exclusive();
         let mut bad_pages = 0;
         let first = self.answered;
@@ -269,12 +520,15 @@ impl Reading {
             }
         }
         core.metrics.bad_pages.add(bad_pages);
-        bad_pages
+        self.bad_pages += bad_pages;
+        if self.unanswered().is_empty() {
+            self.go_on(core, file, buf);
+        }
     }
 
-    /// The rest of the answer to the last question is late, and not waited for: it will be read
-    /// from below. The lender has the pages still, unless it gives away what it answers.
-    pub fn late(&mut self, core: &Core) {
+    /// What is late will be read from the backing file. The lender has the pages still, unless it
+    /// gives away what it answers.
+    fn late(&mut self, core: &Core) {
         let first = std::mem::replace(&mut self.answered, self.keys.len());
         for (key, place) in self.keys[first..].iter().zip(&self.places[first..]) {
             self.sources[place / PAGE_SIZE] = Source::Below;
@@ -292,7 +546,7 @@ impl Reading {
     /// The next run of pages that are nowhere else, with few others between them, as bytes of the
     /// READ's buffer: to be read from below, with zeros behind the end of the file. None: there are
     /// no more.
-    pub fn next_below(&mut self) -> Option<Range<usize>> {
+    fn next_below(&mut self) -> Option<Range<usize>> {
         let run = next_run(&self.sources, self.filled)?;
         self.filled = run.end;
         self.sources[run.clone()].fill(Source::Below);
@@ -301,16 +555,14 @@ impl Reading {
 
     /// All is filled, and then the file was looked at. Returns how many bytes the answer has: the
     /// size decides where it ends, so that nothing a page holds behind it is ever shown.
-    pub fn length(&self, core: &Core, file: &File, now: Stamp) -> usize {
-        self.compare(core, file, now);
+    fn end_of(&self, now: Stamp) -> usize {
         if !keeps(Rule::Size) {
             return self.len;
         }
         now.size_bytes.saturating_sub(self.offset).min(self.len as u64) as usize
     }
 
-    /// If the file is not what we left, it was changed beside us, and [`Reading::end`] will say
-    /// that it must be read again.
+    /// If the file is not what we left, somebody else has changed it, and the READ is done again.
     fn compare(&self, core: &Core, file: &File, now: Stamp) {
         let ticket = self.ticket();
         if ticket.stamp.is_some_and(|stamp| stamp != now) {
@@ -318,16 +570,15 @@ impl Reading {
         }
     }
 
-    /// The READ, the kernel's `request`, is about to be answered with `bytes`. False: it must be
-    /// done again. With `fill`, what came from the disk is put at once, because no eviction will be
-    /// seen.
-    pub fn end(&mut self, core: &Core, file: &File, state: &mut FileState, request: u64, bytes: &[u8]) -> bool {
+    /// The READ is about to be answered with `bytes`. False: it must be done again. Where no
+    /// eviction will be seen, what came from the disk is put at once.
+    fn end(&mut self, core: &Core, file: &File, state: &mut FileState, bytes: &[u8]) -> bool {
         let ticket = *self.ticket();
         for (index, version) in self.gone.drain(..) {
             state.gone(index, version, Some(&ticket));
         }
         let void = |index: u32, entry: Entry| core.catalog.void(file.key(), index, entry);
-        let is_good = state.end_read(&ticket, request, void);
+        let is_good = state.end_read(&ticket, self.request, void);
         core.catalog.account(state);
         if !is_good {
             core.metrics.reads_repeated.one();
@@ -347,7 +598,7 @@ impl Reading {
 
     /// The READ is answered with an error: the file below cannot be read. The kernel caches nothing
     /// of it.
-    pub fn fail(&mut self, core: &Core, state: &mut FileState) {
+    fn fail(&mut self, core: &Core, state: &mut FileState) {
         for (index, version) in self.gone.drain(..) {
             state.gone(index, version, None);
         }
@@ -402,7 +653,7 @@ impl Reading {
     }
 
     fn fill_pool(&self, core: &Core, file: &File, state: &mut FileState, bytes: &[u8]) {
-        let range = Reading::range(self.offset, bytes.len());
+        let range = PageRange::touched_by(self.offset, self.offset.saturating_add(bytes.len() as u64));
         if range.first * PAGE_SIZE as u64 != self.offset || core.usable() == 0 {
             return;
         }

@@ -55,29 +55,39 @@ impl World {
     /// is given to the lender.
     fn read(&mut self, lie: impl Fn((u32, u64), &mut Page) -> (u32, u64)) -> Vec<u8> {
         let (mut reading, mut buf) = (Reading::default(), vec![0xee; PAGES * PAGE_SIZE]);
-        reading.begin(&self.core, &self.file, &mut self.file.state.lock(), (0, 0), 0, buf.len());
-        if reading.is_plain() {
-            buf.copy_from_slice(&self.below);
-        } else {
-            reading.fill_from_buffers(&self.core, &self.file, &mut buf);
-            while let Some(question) = reading.next_question(&self.file) {
-                let mut answer = |key: &WireKey, place: usize| {
-                    let right = (key.id().index, key.version().0);
-                    let (mut page, checksum) = self.lent[&lie(right, &mut [0; PAGE_SIZE])];
-                    lie(right, &mut page);
-                    buf[place..place + PAGE_SIZE].copy_from_slice(&page);
-                    Got::Page { checksum }
-                };
-                let got: Vec<Got> =
-                    question.keys.iter().zip(question.places).map(|(key, place)| answer(key, *place)).collect();
-                reading.answered(&self.core, Some(&got), true, &mut buf);
-            }
-            while let Some(run) = reading.next_below() {
-                buf[run.clone()].copy_from_slice(&self.below[run]);
-            }
-            assert_eq!(reading.length(&self.core, &self.file, self.stamp()), buf.len());
+        reading.start(1, 0, buf.len());
+        let mut got = Vec::new();
+        let mut event = Event::Go;
+        loop {
+            event = match reading.step(&self.core, &self.file, event, &mut buf) {
+                Step::Begin => Event::Begin { state: self.file.state.lock(), positions: (0, 0), waits: true },
+                Step::Fill => Event::Fill,
+                Step::Ask(0) => Event::Asked,
+                Step::Receive => {
+                    let mut answer = |key: &WireKey, place: usize| {
+                        let right = (key.id().index, key.version().0);
+                        let (mut page, checksum) = self.lent[&lie(right, &mut [0; PAGE_SIZE])];
+                        lie(right, &mut page);
+                        buf[place..place + PAGE_SIZE].copy_from_slice(&page);
+                        Got::Page { checksum }
+                    };
+                    let pages = reading.request().iter().zip(reading.unanswered());
+                    got.clear();
+                    got.extend(pages.map(|(key, place)| answer(key, *place)));
+                    Event::Answered(&got)
+                }
+                Step::ReadBacking(part) => {
+                    buf[part.clone()].copy_from_slice(&self.below[part.clone()]);
+                    Event::Read(part.len())
+                }
+                Step::Look => Event::Looked(self.stamp()),
+                Step::End => Event::End,
+                Step::Done(len) => break assert_eq!(len, buf.len()),
+                Step::Ask(_) | Step::Wait(_) | Step::ReadBackingLocked(_) | Step::Failed => {
+                    panic!("there is one lender, and no change comes in between")
+                }
+            };
         }
-        assert!(reading.end(&self.core, &self.file, &mut self.file.state.lock(), 1, &buf));
         while let Some((request, batch)) = self.core.next_put(0, true) {
             for (item, page) in batch.items().iter().zip(batch.pages()) {
                 let name = (item.key.id().index, item.key.version().0);
@@ -88,18 +98,26 @@ impl World {
         buf
     }
 
-    /// All pages are sent to the lender, and a READ finds them on their way.
+    /// All pages are sent to the lender, and a READ finds them on their way. It has begun, and
+    /// nothing is filled in.
     fn send_and_read(&self) -> (Arc<Batch>, Reading) {
         let mut reading = Reading::default();
         let begin = |reading: &mut Reading| {
-            reading.begin(&self.core, &self.file, &mut self.file.state.lock(), (0, 0), 0, self.below.len());
+            reading.start(1, 0, self.below.len());
+            let event = Event::Begin { state: self.file.state.lock(), positions: (0, 0), waits: true };
+            assert!(matches!(reading.step(&self.core, &self.file, event, &mut []), Step::Fill));
         };
         begin(&mut reading);
-        assert!(reading.end(&self.core, &self.file, &mut self.file.state.lock(), 1, &self.below));
+        assert!(reading.end(&self.core, &self.file, &mut self.file.state.lock(), &self.below));
         let (_, sent) = self.core.next_put(0, true).unwrap();
         begin(&mut reading);
         assert!(!reading.is_plain());
         (sent, reading)
+    }
+
+    /// The step after the buffer is there.
+    fn fill<'w>(&'w self, reading: &mut Reading) -> Step<'w> {
+        reading.step(&self.core, &self.file, Event::Fill, &mut vec![0; self.below.len()])
     }
 
     fn counts(&self) -> (u64, u64) {
@@ -114,9 +132,7 @@ fn what_was_not_answered_when_the_lender_was_lost_is_not_asked_for() {
     let (_sent, mut reading) = world.send_and_read();
     // The READ comes to it when the lender is lost, and that is still on record.
     let batches = core.queue(0).lock().abandon();
-    reading.fill_from_buffers(core, file, &mut vec![0; world.below.len()]);
-    assert!(reading.next_question(file).is_none());
-    assert_eq!(reading.next_below(), Some(0..world.below.len()));
+    assert!(matches!(world.fill(&mut reading), Step::ReadBacking(all) if all == (0..world.below.len())));
     for item in batches.iter().flat_map(|batch| batch.items()) {
         assert!(file.state.lock().names(item.key.id().index, |version| version == item.key.version()));
     }
@@ -130,9 +146,7 @@ fn what_was_abandoned_is_voided_and_dropped() {
     let (core, file) = (&world.core, &world.file);
     let (sent, mut reading) = world.send_and_read();
     core.abandon_puts(0);
-    reading.fill_from_buffers(core, file, &mut vec![0; world.below.len()]);
-    assert!(reading.next_question(file).is_none());
-    assert_eq!(reading.next_below(), Some(0..world.below.len()));
+    assert!(matches!(world.fill(&mut reading), Step::ReadBacking(all) if all == (0..world.below.len())));
     assert!((0..PAGES as u32).all(|index| !file.state.lock().names(index, |_| true)));
     // Should it have come there, it is told to go.
     let mut drops = Vec::new();
@@ -238,4 +252,21 @@ fn who_does_not_borrow_puts_nothing_and_gets_what_is_there() {
     world.read(honest);
     assert!(world.read(honest) == world.below);
     assert_eq!((world.counts(), world.lent.len()), ((2 * PAGES as u64, 0), lent + PAGES));
+}
+
+#[test]
+fn what_was_raced_may_end_anywhere() {
+    // Of a READ's bytes 4 to 12, of which the file had five.
+    let raced = Raced { span: 4..12, read: vec![1, 2, 3, 4, 5] };
+    let copy = |bytes: Range<usize>| {
+        let mut piece = vec![0; bytes.len()];
+        (raced.copy(&bytes, &mut piece), piece)
+    };
+    assert_eq!(copy(4..6), (2, vec![1, 2]));
+    assert_eq!(copy(7..12), (2, vec![4, 5, 0, 0, 0]));
+    assert_eq!(copy(9..11), (0, vec![0, 0]));
+    assert_eq!(copy(10..12), (0, vec![0, 0]), "it begins behind the end");
+    assert_eq!(raced.within(&(0..20)), 4..12);
+    assert_eq!((raced.within(&(3..5)), raced.within(&(10..13))), (4..5, 10..12));
+    assert_eq!((raced.within(&(0..3)), raced.within(&(14..20))), (3..3, 14..14));
 }

@@ -1,0 +1,222 @@
+//! What is asked of lenders, and READs that are asked for together, in a real [`ReadBatch`].
+
+use crate::context::Context;
+use crate::lending::{Answer, Asked};
+use crate::machine::{Doing, Machine};
+use crate::reading::Request;
+use borrower::File;
+use borrower::logic::read_batch::{ReadBatch, Response};
+use borrower::logic::reading::{Event, Got, Step};
+use page::PAGE_SIZE;
+use std::collections::VecDeque;
+use std::sync::Arc;
+use wire::WireKey;
+
+/// READs that may join a batch at once.
+const JOIN_MAX: usize = 3;
+/// Bytes of a batch's buffer.
+const BUF_BYTES: usize = 24 * PAGE_SIZE;
+
+/// A request that a lender was sent.
+pub(crate) struct Asking {
+    lender: u8,
+    number: u64,
+    session: u64,
+    /// The rest of its answer, part of which was received.
+    rest: Option<Answer>,
+}
+
+/// What came of it.
+pub(crate) enum Heard {
+    /// These pages, whose bytes are in the buffer.
+    Pages(Vec<Got>),
+    /// It is late, and not waited for. The answer comes all the same, to nobody.
+    Late,
+    /// The connection broke.
+    Broken,
+}
+
+/// READs that are under way together.
+pub(crate) struct Batch {
+    batch: ReadBatch,
+    /// The file of each, by its number and as the daemon knows it.
+    files: Vec<(usize, Arc<File>)>,
+    buf: Vec<u8>,
+    asking: VecDeque<Asking>,
+    /// What becomes of all that is not answered.
+    is_over: bool,
+    /// READs that have not left it.
+    left: usize,
+}
+
+impl Machine {
+    /// Sends a request; none, if there is no connection.
+    pub(crate) fn ask(&mut self, context: &mut Context, lender: u8, keys: Vec<WireKey>) -> Option<Asking> {
+        let number = context.number();
+        let session = self.links[usize::from(lender)].session?;
+        let exclusive = self.core.is_exclusive();
+        self.links[usize::from(lender)].asked.push(Asked { number, session, keys, exclusive });
+        Some(Asking { lender, number, session, rest: None })
+    }
+
+    /// Receives the answer, or a part of it, if it is there. Its bytes go to these places.
+    pub(crate) fn receive(
+        &mut self,
+        context: &mut Context,
+        asking: &mut Asking,
+        places: &[usize],
+        buf: &mut [u8],
+    ) -> Option<Heard> {
+        let lender = usize::from(asking.lender);
+        let link = &mut self.links[lender];
+        let lost = link.session != Some(asking.session);
+        let [late, impatient] = [(); 2].map(|()| context.random.u32(0..200) == 0);
+        let heard = match asking.rest.take().or_else(|| link.answers.remove(&asking.number)) {
+            None if !lost && late => Heard::Late,
+            None if !lost && !impatient => return None,
+            Some(mut answer) if !answer.cut => {
+                let count = context.random.usize(1..=answer.got.len());
+                let (got, pages) = (answer.got.split_off(count), answer.pages.split_off(count));
+                for (place, page) in places.iter().zip(&answer.pages) {
+                    buf[*place..*place + PAGE_SIZE].copy_from_slice(page);
+                }
+                asking.rest = (!got.is_empty()).then_some(Answer { got, pages, cut: false });
+                Heard::Pages(answer.got)
+            }
+            _ => {
+                // Something of it may have arrived.
+                for place in places.iter().take(1) {
+                    buf[*place..*place + PAGE_SIZE].fill(0xdd);
+                }
+                if !lost {
+                    self.lose(context, lender);
+                }
+                Heard::Broken
+            }
+        };
+        Some(heard)
+    }
+
+    /// A READ that nothing was done for begins in a batch, if one lender has all of it; others that
+    /// wait may join.
+    pub(crate) fn begin_batch(&mut self, context: &mut Context, known: &Arc<File>, file: usize, request: &mut Request) {
+        let mut batch = Batch {
+            batch: ReadBatch::default(),
+            files: Vec::new(),
+            buf: vec![0xee; BUF_BYTES],
+            asking: VecDeque::new(),
+            is_over: false,
+            left: 0,
+        };
+        let id = context.number();
+        if self.join(&mut batch, id, known, file, request) {
+            self.join_others(context, &mut batch, id);
+            self.batches.insert(id, batch);
+        }
+    }
+
+    /// Whether the READ is one of the batch now. If not, it goes on alone.
+    fn join(&self, of: &mut Batch, id: u64, known: &Arc<File>, file: usize, request: &mut Request) -> bool {
+        request.is_queued = false;
+        let asked = (request.unique, request.offset(), request.buf.len());
+        let nth = of.batch.len();
+        if of.batch.join(&self.core, known, asked, known.lock(), self.positions(), BUF_BYTES) {
+            request.batch = Some((id, nth));
+            of.files.push((file, known.clone()));
+            of.left += 1;
+            return true;
+        }
+        request.reading = std::mem::take(of.batch.reading(nth));
+        false
+    }
+
+    /// READs that wait join, until one cannot.
+    fn join_others(&mut self, context: &mut Context, of: &mut Batch, id: u64) {
+        let mut tasks = std::mem::take(&mut self.tasks);
+        let mut count = context.random.usize(0..=JOIN_MAX);
+        for task in &mut tasks {
+            let Doing::Read(read) = &mut task.doing else { continue };
+            let Some(inode) = &self.files[task.file].inode else { continue };
+            let Some(request) = read.request().filter(|request| request.is_queued && count > 0) else { continue };
+            count -= 1;
+            if !self.join(of, id, &inode.file, task.file, request) {
+                break;
+            }
+        }
+        self.tasks = tasks;
+    }
+
+    /// One step of the batch that a READ is one of; or the READ leaves it, if it was answered.
+    pub(crate) fn advance_batch(&mut self, context: &mut Context, request: &mut Request) {
+        let Some((id, nth)) = request.batch else { return };
+        let Some(mut of) = self.batches.remove(&id) else { return };
+        if nth < of.batch.first_unanswered() {
+            request.reading = std::mem::take(of.batch.reading(nth));
+            request.buf.copy_from_slice(&of.buf[of.batch.place(nth)]);
+            request.batch = None;
+            context.tally.batched += u64::from(of.batch.len() > 1);
+            of.left -= 1;
+        } else {
+            self.advance_asked(context, id, &mut of);
+        }
+        if of.left > 0 {
+            self.batches.insert(id, of);
+        }
+    }
+
+    fn advance_asked(&mut self, context: &mut Context, id: u64, of: &mut Batch) {
+        if of.asking.is_empty() || context.random.u32(0..4) == 0 {
+            if !of.asking.is_empty() && !of.is_over {
+                self.join_others(context, of, id);
+            }
+            let (Some(lender), keys) = (of.batch.lender(), of.batch.request().to_vec()) else { return };
+            if !keys.is_empty() {
+                let asking = (!of.is_over).then(|| self.ask(context, lender, keys)).flatten();
+                of.is_over |= asking.is_none();
+                of.asking.extend(asking);
+                of.batch.asked(&self.core, |nth| &of.files[nth].1);
+                if of.is_over {
+                    self.answered(of, Response::NotAsked);
+                }
+                return;
+            }
+        }
+        let Some(asking) = of.asking.front_mut() else { return };
+        let first = of.batch.first_unanswered();
+        match self.receive(context, asking, of.batch.unanswered(), &mut of.buf) {
+            None => {}
+            Some(Heard::Pages(got)) => {
+                if asking.rest.is_none() {
+                    of.asking.pop_front();
+                }
+                self.answered(of, Response::Answered(&got));
+            }
+            Some(Heard::Late) => {
+                of.is_over = true;
+                let offset = of.batch.reading(first).range().first * PAGE_SIZE as u64;
+                let raced = self.race(context, of.files[first].0, offset, of.batch.place(first).len());
+                self.answered(of, Response::Late(raced));
+            }
+            Some(Heard::Broken) => {
+                of.is_over = true;
+                self.answered(of, Response::Failed);
+            }
+        }
+    }
+
+    /// The batch takes a response. One look at a file is enough for all READs that were filled
+    /// before.
+    fn answered(&self, of: &mut Batch, response: Response<'_>) {
+        let Batch { batch, files, buf, .. } = of;
+        let first = batch.first_unanswered();
+        batch.answered(&self.core, |nth| &files[nth].1, response, buf);
+        for (nth, (file, known)) in files.iter().enumerate().take(batch.first_unanswered()).skip(first) {
+            if batch.is_filled(nth) {
+                let place = batch.place(nth);
+                let looked = Event::Looked(self.files[*file].below.stamp());
+                let step = batch.reading(nth).step(&self.core, known, looked, &mut buf[place]);
+                debug_assert!(matches!(step, Step::End), "a READ that is filled ends next");
+            }
+        }
+    }
+}
