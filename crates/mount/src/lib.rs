@@ -17,9 +17,19 @@
 //! changes that it is making (rule R10 of docs/design/consistency.md); allocation without bound,
 //! for this daemon serves the kernel's writeback.
 //!
-//! The mount can outlive its daemon: what a successor needs is written down as it arises
-//! (`handover/`), and descriptors are held by a keeper. Requests that the kernel sends again then
-//! are done once (`resent.rs`).
+//! The mount can outlive its daemon: what a successor needs is written down as it arises, and
+//! descriptors are held by a keeper. Requests that the kernel sends again then are done once.
+//!
+//! The folders, each of which lists its files in its `mod.rs`:
+//! - `ops/`: the operations that the kernel asks for
+//! - `inode/`: the inodes and open files that it knows
+//! - `kernel/`: what it caches of them, and must drop
+//! - `backing/`: the directory below, and its file systems
+//! - `takeover/`: what a successor of this daemon needs, and how it goes on
+//! - `lifecycle/`: the mount from its start to its end
+//!
+//! The structure that they share is in `filesystem.rs`. All of them use `system.rs`, the system
+//! calls that `rustix` lacks.
 //!
 //! Locks (record and flock) are left to the kernel: POSIX_LOCKS and FLOCK_LOCKS are not negotiated,
 //! so they work among all users of this mount, but not against processes that lock the directory
@@ -32,57 +42,26 @@
 //! As root the mount is for everybody, with the kernel checking permissions; as an ordinary user it
 //! is that user's alone.
 
-mod access_time;
-mod ahead;
-mod attributes;
-mod below;
-mod beside;
-mod change;
-mod classes;
-mod closed;
-mod config;
-mod credentials;
-mod crossing;
-mod data;
-mod descriptors;
-mod device;
-mod directory;
-mod error;
+mod backing;
 mod filesystem;
-mod handle;
-pub mod handover;
-pub mod images;
-mod in_turn;
 mod inode;
-mod invalidation;
-mod ledger;
-mod link_count;
-mod look;
-mod lookers;
-mod names;
-mod opened;
-mod overtaken;
-mod passing;
-mod reads;
-mod resent;
-mod reserve;
-mod running;
-mod space;
-mod stale;
-mod starting;
-mod status;
-mod sweep;
+mod kernel;
+mod lifecycle;
+mod ops;
 mod system;
 mod takeover;
-mod workers;
-mod writeback;
-mod xattr;
 
-pub use config::{Config, WriteMode};
-pub use error::Error;
+/// What a keeper uses: the state memory of a mount, and the descriptors that outlive a daemon.
+pub mod handover {
+    pub use crate::takeover::{about, channel, given, has_ended, is_dying, is_stopped, layout};
+}
+
 pub use fuse::Served;
-pub use running::{JANITOR, Mount, MountInfo, NOTIFIER};
+pub use kernel::images;
+pub use lifecycle::config::{Config, WriteMode};
+pub use lifecycle::error::Error;
+pub use lifecycle::running::{JANITOR, Mount, MountInfo, NOTIFIER};
+pub use lifecycle::starting::{detach, is_mounted, raise_limits, remount};
+pub use lifecycle::status::Status;
+pub use lifecycle::workers::WORKERS_MAX;
 pub use rustix::mount::MountFlags;
-pub use starting::{detach, is_mounted, raise_limits, remount};
-pub use status::Status;
-pub use workers::WORKERS_MAX;

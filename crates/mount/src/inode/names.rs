@@ -1,8 +1,8 @@
 //! An inode keeps here the name that the kernel was told to believe.
 
 use super::Inode;
-use crate::handover::layout::node;
-use crate::stale::Stale;
+use crate::inode::stale::Stale;
+use crate::takeover::layout::node;
 use std::ffi::{CStr, CString};
 use std::time::Instant;
 

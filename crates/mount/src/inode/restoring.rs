@@ -1,18 +1,19 @@
 //! A daemon that takes over finds here the inodes again that the kernel knows.
 
-use super::{Believed, Descriptor, Inode, Inodes, Name, device_of, stat};
-use crate::beside::Marked;
-use crate::crossing::Crossing;
-use crate::descriptors::Descriptors;
-use crate::handover::Keep;
-use crate::handover::channel::Held;
-use crate::handover::layout::{self, node};
-use crate::link_count::LostName;
-use crate::opened::Newest;
-use crate::overtaken::OvertakenWrite;
-use crate::passing::{Connection, Passing};
-use crate::stale::Stale;
+use super::node::Descriptor;
+use super::{Believed, Inode, Inodes, Name, device_of, stat};
+use crate::backing::crossing::Crossing;
+use crate::inode::descriptors::Descriptors;
+use crate::inode::link_count::LostName;
+use crate::inode::opened::Newest;
+use crate::inode::overtaken::OvertakenWrite;
+use crate::inode::stale::Stale;
+use crate::kernel::beside::Marked;
+use crate::kernel::passing::{Connection, Passing};
 use crate::system::FileHandle;
+use crate::takeover::Keep;
+use crate::takeover::channel::Held;
+use crate::takeover::layout::{self, node};
 use borrower::{Borrower, Left};
 use hashbrown::HashMap;
 use parking_lot::Mutex;

@@ -1,6 +1,10 @@
 use super::*;
-use crate::handover::memory::Memory;
+use crate::takeover::Keep;
+use crate::takeover::layout::header;
+use crate::takeover::memory::Memory;
+use borrower::Borrower;
 use rustix::fs::{Mode, OFlags};
+use std::sync::atomic::Ordering;
 
 fn found(path: &std::path::Path) -> Found {
     let fd = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).unwrap();
@@ -11,7 +15,7 @@ fn found(path: &std::path::Path) -> Found {
 fn inodes_of(root: &std::path::Path) -> Inodes {
     let borrower = Borrower::start(borrower::Config::default(), None).unwrap();
     let keep = Keep::new(Memory::create().unwrap().into(), None).unwrap();
-    let descriptors = crate::descriptors::Descriptors::new(1024, 2, 10, 0);
+    let descriptors = crate::inode::descriptors::Descriptors::new(1024, 2, 10, 0);
     Inodes::new(found(root), borrower, keep, descriptors, None)
 }
 

@@ -1,0 +1,269 @@
+//! What is open: files and directories, each under a number that is never used twice.
+//!
+//! The keeper has a duplicate of each file's descriptor, from before the kernel learns the number:
+//! so what is open outlives this daemon. A directory is opened again, as the kernel says with each
+//! READDIR where it has got to.
+
+use crate::backing::ahead::Ahead;
+use crate::backing::below::drop_clean;
+use crate::inode::Inode;
+use crate::inode::descriptors::Taken;
+use crate::inode::opened::{Opened, Told, no_readahead};
+use crate::ops::directories::Listing;
+use crate::system::ProcPath;
+use crate::takeover::Keep;
+use crate::takeover::channel::Held;
+use crate::takeover::layout::header;
+use crate::takeover::memory::OpenSlot;
+use fuse::Errno;
+use hashbrown::HashMap;
+use parking_lot::{Mutex, RwLock};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::fs::{Mode, OFlags, open};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+
+/// An open file.
+///
+/// Below it is open without O_APPEND and O_DIRECT: the kernel may use any handle to write back or
+/// read for its page cache, so both are decided per request. Only append-only files (chattr +a)
+/// keep O_APPEND, because they cannot be opened without.
+pub(crate) struct OpenFile {
+    /// The file.
+    pub inode: Arc<Inode>,
+    /// Open as the caller asked.
+    pub fd: Arc<Opened>,
+    /// Whether `fd` can be read from.
+    pub readable: bool,
+    /// Whether `fd` can be written to.
+    pub writable: bool,
+    /// Whether all that is written to `fd` is appended: the file is append-only.
+    pub appends: bool,
+    /// What the kernel passes it through to, if it does.
+    pub backing: Option<u32>,
+    /// The kernel was told at open to drop what it caches of the file, and nothing has shown yet
+    /// that it has.
+    drops: AtomicBool,
+    reader: OnceLock<(OwnedFd, Taken)>,
+    direct: OnceLock<(OwnedFd, Taken)>,
+    /// The failed syncs of `fd` that this open was told.
+    pub told: Told,
+    /// Of the stream that somebody reads in it.
+    pub ahead: Mutex<Ahead>,
+}
+
+impl Drop for OpenFile {
+    fn drop(&mut self) {
+        self.in_use();
+        if let Some(fetched) = self.ahead.get_mut().fetched() {
+            drop_clean(&self.fd, fetched.start, fetched.end);
+        }
+        self.inode.closed();
+    }
+}
+
+impl OpenFile {
+    /// `inode` knows that it is open ([`Inode::opened`], [`Inode::was_open`]), and is told when it
+    /// is no more; `backing` is what it said.
+    pub(crate) fn new(inode: Arc<Inode>, fd: Arc<Opened>, backing: Option<u32>) -> OpenFile {
+        let access = fd.flags & OFlags::ACCMODE;
+        OpenFile {
+            inode,
+            told: Told::from_now(&fd),
+            readable: access != OFlags::WRONLY,
+            writable: access != OFlags::RDONLY,
+            appends: fd.flags.contains(OFlags::APPEND),
+            fd,
+            backing,
+            drops: AtomicBool::new(false),
+            reader: OnceLock::new(),
+            direct: OnceLock::new(),
+            ahead: Mutex::default(),
+        }
+    }
+
+    /// The kernel is about to be told that this file is open, and to drop what it caches of it. It
+    /// does so before it gives the descriptor to who asked for it (fs/fuse/file.c, fuse_open).
+    pub(crate) fn drops_cache(&self) {
+        if let Some(file) = &self.inode.file {
+            file.drop_begins();
+            self.drops.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// The process that opened the file uses it, or has closed it: what the open made the kernel
+    /// drop is dropped.
+    pub(crate) fn in_use(&self) {
+        if self.drops.load(Ordering::Relaxed)
+            && self.drops.swap(false, Ordering::Relaxed)
+            && let Some(file) = &self.inode.file
+        {
+            file.drop_ended();
+        }
+    }
+
+    /// A descriptor to read from: its own, or where the kernel reads through a write-only one,
+    /// another.
+    pub(crate) fn reader(&self) -> Result<BorrowedFd<'_>, Errno> {
+        if self.readable {
+            return Ok(self.fd.as_fd());
+        }
+        self.another(&self.reader, OFlags::RDONLY, || Ok(self.fd.taken.another_anyway()))
+    }
+
+    /// A descriptor with O_DIRECT; EINVAL if the file system below has none, EMFILE beyond the
+    /// share of who has opened the file.
+    pub(crate) fn direct(&self) -> Result<BorrowedFd<'_>, Errno> {
+        let access = if self.writable { OFlags::RDWR } else { OFlags::RDONLY };
+        self.another(&self.direct, access | OFlags::DIRECT, || self.fd.taken.another())
+    }
+
+    fn another<'a>(
+        &self,
+        slot: &'a OnceLock<(OwnedFd, Taken)>,
+        flags: OFlags,
+        take: impl FnOnce() -> Result<Taken, Errno>,
+    ) -> Result<BorrowedFd<'a>, Errno> {
+        if let Some((fd, _)) = slot.get() {
+            return Ok(fd.as_fd());
+        }
+        let taken = take()?;
+        let kept = rustix::fs::fcntl_getfl(&self.fd)? & (OFlags::SYNC | OFlags::DSYNC | OFlags::APPEND);
+        let fd = open(ProcPath::new(&self.fd).path(), flags | kept | OFlags::CLOEXEC, Mode::empty())?;
+        no_readahead(&fd);
+        Ok(slot.get_or_init(|| (fd, taken)).0.as_fd())
+    }
+}
+
+/// An open directory.
+pub(crate) struct OpenDirectory {
+    /// The directory.
+    pub inode: Arc<Inode>,
+    /// How far it was read.
+    pub listing: Mutex<Listing>,
+    /// Its descriptor, charged to who has opened it.
+    pub taken: Taken,
+}
+
+enum Handle {
+    File(Arc<OpenFile>),
+    Directory(Arc<OpenDirectory>),
+}
+
+/// All that is open.
+pub(crate) struct Handles {
+    open: RwLock<HashMap<u64, Slotted>>,
+    keep: Arc<Keep>,
+}
+
+struct Slotted {
+    handle: Handle,
+    /// Where it is written down. None beyond the bound of the state memory.
+    slot: Option<OpenSlot>,
+}
+
+impl Handles {
+    pub(crate) fn new(keep: Arc<Keep>) -> Handles {
+        Handles { open: RwLock::default(), keep }
+    }
+
+    fn insert(&self, inode: &Inode, handle: Handle) -> u64 {
+        let memory = &self.keep.memory;
+        let number = memory.header(header::LAST_HANDLE).fetch_add(1, Ordering::Relaxed) + 1;
+        let slot = memory.take_open();
+        if let Some(slot) = &slot {
+            let (is_directory, uid, flags) = match &handle {
+                Handle::File(file) => {
+                    // One that is shared is kept already.
+                    let mut kept_for = file.fd.kept_for.lock();
+                    if kept_for.is_none() {
+                        self.keep.hold(Held::Open(number), file.fd.as_fd());
+                        *kept_for = Some(number);
+                    }
+                    (false, file.fd.taken.uid(), file.fd.flags)
+                }
+                Handle::Directory(directory) => (true, directory.taken.uid(), OFlags::RDONLY),
+            };
+            slot.fill(number, inode.nodeid, is_directory, uid, flags.bits());
+        }
+        self.open.write().insert(number, Slotted { handle, slot });
+        number
+    }
+
+    /// Adds a file; returns its number.
+    pub(crate) fn add_file(&self, file: Arc<OpenFile>) -> u64 {
+        self.insert(&file.inode, Handle::File(file.clone()))
+    }
+
+    /// Adds a directory; returns its number.
+    pub(crate) fn add_directory(&self, directory: OpenDirectory) -> u64 {
+        let directory = Arc::new(directory);
+        self.insert(&directory.inode, Handle::Directory(directory.clone()))
+    }
+
+    /// Adds a file that was open in a daemon before this one.
+    pub(crate) fn restore_file(&self, number: u64, slot: OpenSlot, fd: Arc<Opened>, inode: Arc<Inode>) {
+        let backing = inode.was_open();
+        let handle = Handle::File(Arc::new(OpenFile::new(inode, fd, backing)));
+        self.open.write().insert(number, Slotted { handle, slot: Some(slot) });
+    }
+
+    /// Adds a directory that was open in a daemon before this one.
+    pub(crate) fn restore_directory(&self, number: u64, slot: OpenSlot, fd: OwnedFd, inode: Arc<Inode>, taken: Taken) {
+        let listing = Mutex::new(Listing::new(fd));
+        let handle = Handle::Directory(Arc::new(OpenDirectory { inode, listing, taken }));
+        self.open.write().insert(number, Slotted { handle, slot: Some(slot) });
+    }
+
+    /// The open file of that number.
+    pub(crate) fn file(&self, number: u64) -> Result<Arc<OpenFile>, Errno> {
+        match self.open.read().get(&number).map(|open| &open.handle) {
+            Some(Handle::File(file)) => Ok(file.clone()),
+            _ => Err(Errno::BADF),
+        }
+    }
+
+    /// The open directory of that number.
+    pub(crate) fn directory(&self, number: u64) -> Result<Arc<OpenDirectory>, Errno> {
+        match self.open.read().get(&number).map(|open| &open.handle) {
+            Some(Handle::Directory(directory)) => Ok(directory.clone()),
+            _ => Err(Errno::BADF),
+        }
+    }
+
+    /// Closes it.
+    pub(crate) fn remove(&self, number: u64) {
+        let removed = self.open.write().remove(&number);
+        let opened = match removed.as_ref().map(|open| &open.handle) {
+            Some(Handle::File(file)) => Some(file.fd.clone()),
+            _ => None,
+        };
+        drop(removed); // Closing may take its time: not under the lock.
+        let Some(opened) = opened else { return };
+        let mut kept_for = opened.kept_for.lock();
+        if *kept_for != Some(number) {
+            return;
+        }
+        *kept_for = (Arc::strong_count(&opened) > 1).then(|| self.handle_of(&opened)).flatten();
+        if let Some(other) = *kept_for {
+            self.keep.hold(Held::Open(other), opened.as_fd());
+        }
+        drop(kept_for);
+        drop(opened);
+        self.keep.release(Held::Open(number));
+    }
+
+    /// A handle that has that descriptor.
+    fn handle_of(&self, opened: &Arc<Opened>) -> Option<u64> {
+        let has_it = |open: &Slotted| match &open.handle {
+            Handle::File(file) => open.slot.is_some() && Arc::ptr_eq(&file.fd, opened),
+            Handle::Directory(_) => false,
+        };
+        self.open.read().iter().find(|(_, open)| has_it(open)).map(|(number, _)| *number)
+    }
+
+    /// How many there are.
+    pub(crate) fn count(&self) -> usize {
+        self.open.read().len()
+    }
+}

@@ -1,0 +1,153 @@
+//! The descriptors of open files, and sharing them.
+//!
+//! Each open file has a descriptor of its own, as long as its user's share allows one
+//! (`descriptors.rs`). Beyond that share, an open of the same file by the same user in the same way
+//! shares the descriptor of the open before it, instead of failing. So a program that opens one
+//! file again and again meets its own limit first, as on any file system. The file is opened below
+//! in any case, so that errors and revalidation are those of any open; that descriptor is closed
+//! again.
+//!
+//! Sharing changes nothing that programs see: offsets and locks are the kernel's, O_APPEND and
+//! O_DIRECT are decided per request, and a failed sync is told once to each who shares the
+//! descriptor ([`Told`]).
+
+use crate::filesystem::Passthrough;
+use crate::inode::Inode;
+use crate::inode::descriptors::Taken;
+use fuse::Errno;
+use parking_lot::Mutex;
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::fs::{Advice, OFlags, fadvise};
+use std::ops::Deref;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Weak};
+
+/// A descriptor of an open file, of one open or of several.
+pub(crate) struct Opened {
+    fd: OwnedFd,
+    /// How it is open.
+    pub flags: OFlags,
+    /// Charged to the user who has opened it.
+    pub taken: Taken,
+    /// The handle for which the keeper has a duplicate of it.
+    pub kept_for: Mutex<Option<u64>>,
+    /// Times that a sync of it failed.
+    failures: AtomicU32,
+}
+
+impl Opened {
+    /// `fd` is open with `flags`.
+    pub(crate) fn new(fd: OwnedFd, flags: OFlags, taken: Taken) -> Arc<Opened> {
+        no_readahead(&fd);
+        let flags = flags - OFlags::CLOEXEC; // The descriptor's, not the file's.
+        Arc::new(Opened { fd, flags, taken, kept_for: Mutex::default(), failures: AtomicU32::new(0) })
+    }
+
+    fn is_alike(&self, uid: u32, flags: OFlags) -> bool {
+        self.taken.uid() == uid && self.flags == flags - OFlags::CLOEXEC
+    }
+}
+
+impl Deref for Opened {
+    type Target = OwnedFd;
+
+    fn deref(&self) -> &OwnedFd {
+        &self.fd
+    }
+}
+
+impl AsFd for Opened {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+/// The kernel has read ahead on the mount already: what it read ahead below, too, would be cached
+/// there and asked for by nobody.
+pub(crate) fn no_readahead(fd: impl AsFd) {
+    let _ = fadvise(fd, 0, None, Advice::Random);
+}
+
+/// The failed syncs of a descriptor that one open of it was told. (The kernel tells each failure
+/// once for each descriptor.)
+pub(crate) struct Told(AtomicU32);
+
+impl Told {
+    /// A new open is told what fails from now on.
+    pub(crate) fn from_now(opened: &Opened) -> Told {
+        Told(AtomicU32::new(opened.failures.load(Ordering::Relaxed)))
+    }
+
+    /// What a sync has said, or EIO if another open of the descriptor was told a failure that this
+    /// one was not.
+    pub(crate) fn tell(&self, opened: &Opened, synced: Result<(), Errno>) -> Result<(), Errno> {
+        if synced.is_err() {
+            opened.failures.fetch_add(1, Ordering::Relaxed);
+        }
+        let failures = opened.failures.load(Ordering::Relaxed);
+        let is_news = self.0.swap(failures, Ordering::Relaxed) != failures;
+        if is_news { synced.and(Err(Errno::IO)) } else { synced }
+    }
+}
+
+/// The newest descriptor of a file, while it is open.
+#[derive(Default)]
+pub(crate) struct Newest(Mutex<Weak<Opened>>);
+
+impl Newest {
+    /// This one is the newest.
+    pub(crate) fn set(&self, opened: &Arc<Opened>) {
+        *self.0.lock() = Arc::downgrade(opened);
+    }
+
+    fn get(&self) -> Option<Arc<Opened>> {
+        self.0.lock().upgrade()
+    }
+}
+
+impl Passthrough {
+    /// Opens a file below for a user. `waits` is as for [`Passthrough::open`]. Beyond the user's
+    /// share of descriptors, it shares that of an open before it.
+    ///
+    /// # Errors
+    /// Those of the file system below, and EMFILE.
+    pub(crate) fn open_or_share(
+        &self,
+        inode: &Inode,
+        uid: u32,
+        asked: OFlags,
+        waits: bool,
+    ) -> Result<Arc<Opened>, Errno> {
+        let taken = self.take_descriptor(uid, inode.charge());
+        let newest = match &taken {
+            Ok(_) => None,
+            Err(errno) => Some(inode.newest.get().filter(|newest| newest.taken.uid() == uid).ok_or(*errno)?),
+        };
+        let (fd, flags) = self.open_below(inode, asked, waits)?;
+        let opened = match (taken, newest) {
+            (Ok(taken), _) => Opened::new(fd, flags, taken),
+            (Err(_), Some(newest)) if newest.is_alike(uid, flags) => return Ok(newest),
+            (Err(errno), _) => return Err(errno),
+        };
+        inode.newest.set(&opened);
+        Ok(opened)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::inode::descriptors::Descriptors;
+
+    #[test]
+    fn a_failed_sync_is_told_once_to_each() {
+        let taken = Descriptors::new(1024, 2, 10, 0).take(0, 1).unwrap();
+        let opened = Opened::new(tempfile::tempfile().unwrap().into(), OFlags::RDWR, taken);
+        let (one, two) = (Told::from_now(&opened), Told::from_now(&opened));
+        assert_eq!(one.tell(&opened, Err(Errno::NOSPC)), Err(Errno::NOSPC));
+        assert_eq!(one.tell(&opened, Ok(())), Ok(()));
+        assert_eq!(two.tell(&opened, Ok(())), Err(Errno::IO));
+        assert_eq!(two.tell(&opened, Ok(())), Ok(()));
+        assert_eq!(Told::from_now(&opened).tell(&opened, Ok(())), Ok(()));
+    }
+}

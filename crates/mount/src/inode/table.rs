@@ -1,0 +1,407 @@
+//! The inodes the kernel knows, and how to get at them below.
+//!
+//! A node is found by its identity below, so hard links are one node. Node ids are never used
+//! twice. The kernel counts how often it was given a node (lookups) and gives those counts back
+//! (FORGET); a node leaves the table exactly when they are even. Lookups count up under the shared
+//! lock, the last forget takes the exclusive one, so neither can miss the other. The borrower
+//! learns of files under the exclusive lock only: it never sees a file retired behind its adoption.
+//!
+//! Each node is held by an *anchor*: an O_PATH descriptor, or a file handle, which is opened for
+//! each use. A node whose file system has handles keeps a descriptor as long as there is room
+//! (`descriptors.rs`); those used least lately give theirs back first. Without handles only a
+//! descriptor holds the node: when these run short, the kernel is asked to forget nodes that are
+//! not in use ([`Inodes::make_room`]). A file without a name left is held by a descriptor, too,
+//! unless these run short: its handle finds it as long as it is open.
+//!
+//! All that a successor of this daemon needs to know of a node is in its slot of the state memory,
+//! before the kernel gets to know the node. A successor finds it by its file handle; where there
+//! are none, and for files without a name, the keeper has a descriptor.
+
+use super::descriptors::Descriptors;
+use super::link_count::LostName;
+use super::node::{Anchor, Descriptor, Found, Inode};
+use super::opened::Newest;
+use super::overtaken::OvertakenWrite;
+use crate::backing::device::Devices;
+use crate::kernel::beside::Marked;
+use crate::system::FileHandle;
+use crate::takeover::Keep;
+use crate::takeover::channel::Held;
+use crate::takeover::layout::{header, node};
+use crate::takeover::memory::NodeSlot;
+use borrower::{Borrower, FileIdentity};
+use fuse::Errno;
+use hashbrown::HashMap;
+use parking_lot::{Mutex, RwLock};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::fs::FileType;
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+/// Nodes that are looked at in one search for descriptors to be given back.
+const LOOKED_AT_MAX: usize = 1024;
+/// Nodes in the order of their descriptors, beyond twice as many as have one, before those that are
+/// gone are taken out.
+const ORDER_SLACK: usize = 1024;
+
+#[derive(Default)]
+pub(super) struct Table {
+    pub(super) by_node: HashMap<u64, Arc<Inode>>,
+    by_identity: HashMap<FileIdentity, Arc<Inode>>,
+    /// The nodes of SOURCE's own device, by the hashes of their handles.
+    by_handle: HashMap<u64, u64>,
+}
+
+impl Table {
+    pub(super) fn insert(&mut self, inode: Arc<Inode>) {
+        if inode.device.is_source() {
+            self.by_handle.insert(inode.handle_hash(), inode.nodeid);
+        }
+        self.by_identity.insert(inode.identity, inode.clone());
+        self.by_node.insert(inode.nodeid, inode);
+    }
+
+    fn remove(&mut self, inode: &Inode) {
+        self.by_node.remove(&inode.nodeid);
+        self.by_identity.remove(&inode.identity);
+        if inode.device.is_source() {
+            self.by_handle.remove(&inode.handle_hash());
+        }
+    }
+}
+
+/// The table.
+pub(crate) struct Inodes {
+    pub(super) table: RwLock<Table>,
+    pub(super) devices: Devices,
+    pub(super) borrower: Arc<Borrower>,
+    pub(super) keep: Arc<Keep>,
+    pub(super) descriptors: Arc<Descriptors>,
+    /// Nodes with a descriptor that may be given back, or that the kernel may be asked to forget:
+    /// those that have it for longest first. Locked before the table.
+    order: Mutex<VecDeque<u64>>,
+    /// Whether a node was ever found that has no file handle.
+    pub(super) has_only_descriptors: AtomicBool,
+    /// SOURCE, open for reading, and the id of its mount: file handles are opened through it. None:
+    /// no right to use handles.
+    pub(super) handles_from: Option<(OwnedFd, i32)>,
+}
+
+impl Inodes {
+    /// With the root in it, which the kernel never forgets. `handles_from` is SOURCE open for
+    /// reading, if file handles may be used.
+    pub(crate) fn new(
+        root: Found,
+        borrower: Arc<Borrower>,
+        keep: Arc<Keep>,
+        descriptors: Arc<Descriptors>,
+        handles_from: Option<OwnedFd>,
+    ) -> Inodes {
+        keep.memory.header(header::NEXT_NODE).store(fuse::abi::ROOT_ID, Ordering::Release);
+        let inodes = Inodes::empty(&[root.identity.device], borrower, keep, descriptors, handles_from);
+        let _ = inodes.reference(root); // Nothing is used yet.
+        inodes
+    }
+
+    pub(super) fn empty(
+        devices: &[u64],
+        borrower: Arc<Borrower>,
+        keep: Arc<Keep>,
+        descriptors: Arc<Descriptors>,
+        handles_from: Option<OwnedFd>,
+    ) -> Inodes {
+        let handles_from = handles_from.and_then(|fd| FileHandle::of(&fd).ok().map(|(_, mount)| (fd, mount)));
+        Inodes {
+            table: RwLock::default(),
+            devices: Devices::new(devices, Some(keep.memory.clone())),
+            borrower,
+            keep,
+            descriptors,
+            order: Mutex::default(),
+            has_only_descriptors: AtomicBool::new(false),
+            handles_from,
+        }
+    }
+
+    /// The last name was seen to be gone; `fd` is open on the file, and held from now on if there
+    /// is room: no handle finds it for certain. (And the keeper is mostly the last to let it go, so
+    /// that nobody here waits until the file system below has freed what it held.)
+    pub(crate) fn mark_deleted(&self, inode: &Inode, fd: OwnedFd) {
+        inode.deleted.store(true, Ordering::Relaxed);
+        inode.slot.iter().for_each(|slot| slot.set_flag(node::DELETED));
+        if inode.can_give_back() && self.descriptors.over().is_some() {
+            return; // It is most likely open, and found by its handle as long as it is.
+        }
+        self.keep_descriptor(inode, fd.as_fd());
+        self.anchor_by(inode, Descriptor { fd, _counted: self.descriptors.add_anchor() });
+    }
+
+    /// Has a descriptor hold a node, if none does. Returns the one that does.
+    fn anchor_by(&self, inode: &Inode, fd: Descriptor) -> Arc<Descriptor> {
+        let mut descriptor = inode.descriptor.lock();
+        if let Some(held) = &*descriptor {
+            return held.clone();
+        }
+        let held = descriptor.insert(Arc::new(fd)).clone();
+        drop(descriptor);
+        self.in_order(inode.nodeid);
+        held
+    }
+
+    pub(super) fn in_order(&self, nodeid: u64) {
+        if nodeid == fuse::abi::ROOT_ID {
+            return; // Never forgotten, and held by what all else is found from.
+        }
+        let mut order = self.order.lock();
+        order.push_back(nodeid);
+        if order.len() > 2 * self.descriptors.anchors() + ORDER_SLACK {
+            let table = self.table.read();
+            let is_held = |node: &u64| table.by_node.get(node).is_some_and(|inode| inode.descriptor.lock().is_some());
+            order.retain(is_held);
+        }
+    }
+
+    /// Whether there are nodes that nothing finds again but a descriptor.
+    pub(crate) fn needs_forgets(&self) -> bool {
+        self.has_only_descriptors.load(Ordering::Relaxed)
+    }
+
+    /// Has up to `count` descriptors given back, of nodes that were not used since the last search
+    /// and that handles find again. Returns nodes that the kernel should be asked to forget:
+    /// nothing else finds them, and they seem not to be in use.
+    pub(crate) fn make_room(&self, count: usize) -> Vec<u64> {
+        let mut to_forget = Vec::new();
+        let mut given = 0;
+        for _ in 0..LOOKED_AT_MAX {
+            if given + to_forget.len() >= count {
+                break;
+            }
+            let Some(nodeid) = self.order.lock().pop_front() else { break };
+            let Ok(inode) = self.get(nodeid) else { continue };
+            let was_used = inode.is_used.swap(false, Ordering::Relaxed);
+            if !was_used && inode.can_give_back() {
+                given += usize::from(self.give_back(&inode));
+                continue;
+            }
+            if !was_used && !inode.is_open() {
+                to_forget.push(nodeid);
+            }
+            self.order.lock().push_back(nodeid);
+        }
+        to_forget
+    }
+
+    /// Has a node give back its descriptor, if a handle finds it again. Returns whether it had one.
+    pub(crate) fn give_back(&self, inode: &Inode) -> bool {
+        if !inode.can_give_back() {
+            return false;
+        }
+        if inode.is_kept.swap(false, Ordering::Relaxed) {
+            inode.slot.iter().for_each(|slot| slot.clear_flag(node::KEPT));
+            self.keep.release(Held::Node(inode.nodeid));
+        }
+        let given = inode.descriptor.lock().take(); // Closed when nobody uses it any more, and not under the lock.
+        given.is_some()
+    }
+
+    fn keep_descriptor(&self, inode: &Inode, fd: BorrowedFd<'_>) {
+        if let Some(slot) = &inode.slot
+            && !inode.is_kept.swap(true, Ordering::Relaxed)
+        {
+            self.keep.hold(Held::Node(inode.nodeid), fd);
+            slot.set_flag(node::KEPT);
+        }
+    }
+
+    /// The devices that they lie on.
+    pub(crate) fn devices(&self) -> &Devices {
+        &self.devices
+    }
+
+    /// How many there are.
+    pub(crate) fn count(&self) -> usize {
+        self.table.read().by_node.len()
+    }
+
+    /// The ids of all.
+    pub(crate) fn ids(&self) -> Vec<u64> {
+        self.table.read().by_node.keys().copied().collect()
+    }
+
+    /// The node of SOURCE's own device whose handle has that hash.
+    pub(crate) fn of_handle(&self, hash: u64) -> Option<u64> {
+        self.table.read().by_handle.get(&hash).copied()
+    }
+
+    /// The ids of those that a descriptor holds.
+    pub(crate) fn nodes(&self) -> Vec<u64> {
+        let held = |inode: &&Arc<Inode>| inode.file.is_some() && inode.descriptor.lock().is_some();
+        self.table.read().by_node.values().filter(held).map(|inode| inode.nodeid).collect()
+    }
+
+    /// The account of descriptors.
+    pub(crate) fn descriptors(&self) -> &Arc<Descriptors> {
+        &self.descriptors
+    }
+
+    /// The node of that id.
+    pub(crate) fn get(&self, nodeid: u64) -> Result<Arc<Inode>, Errno> {
+        self.table.read().by_node.get(&nodeid).cloned().ok_or(Errno::STALE)
+    }
+
+    /// The node of that file, if the kernel knows it.
+    pub(crate) fn known(&self, found: &Found) -> Option<Arc<Inode>> {
+        self.table.read().by_identity.get(&found.identity).cloned()
+    }
+
+    /// The node of that file, new or not, with one more lookup.
+    ///
+    /// # Errors
+    /// EMFILE if it is new, only a descriptor can hold it, and there is none left.
+    pub(crate) fn reference(&self, found: Found) -> Result<Arc<Inode>, Errno> {
+        if let Some(inode) = self.table.read().by_identity.get(&found.identity) {
+            inode.lookups().fetch_add(1, Ordering::Relaxed);
+            return Ok(inode.clone());
+        }
+        let mut table = self.table.write();
+        if let Some(inode) = table.by_identity.get(&found.identity) {
+            inode.lookups().fetch_add(1, Ordering::Relaxed);
+            return Ok(inode.clone());
+        }
+        let handle = found.handle.filter(|(_, mount)| {
+            found.stat.stx_nlink > 0 && self.handles_from.as_ref().is_some_and(|(_, ours)| mount == ours)
+        });
+        let handle = handle.map(|(handle, _)| handle);
+        let counted = match &handle {
+            Some(_) => self.descriptors.take_anchor(),
+            None => Some(self.descriptors.take_only_anchor().ok_or(Errno::MFILE)?),
+        };
+        let is_held = counted.is_some();
+        if handle.is_none() {
+            self.has_only_descriptors.store(true, Ordering::Relaxed);
+        }
+        let kind = FileType::from_raw_mode(found.stat.stx_mode.into());
+        let file = (kind == FileType::RegularFile).then(|| self.borrower.adopt(found.identity));
+        let memory = &self.keep.memory;
+        if file.is_some() {
+            // They are given out here only, hence one after the other.
+            memory.header(header::NEXT_KEY).store(self.borrower.next_key().0.into(), Ordering::Release);
+        }
+        let mut inode = Inode {
+            nodeid: memory.header(header::NEXT_NODE).fetch_add(1, Ordering::Relaxed),
+            kind,
+            device: self.devices.get(found.identity.device),
+            file,
+            changing: Mutex::new(()),
+            mapped_writes: AtomicBool::new(false),
+            may_be_dirty: AtomicBool::new(false),
+            may_be_mapped: AtomicBool::new(false),
+            misbelieved: AtomicBool::new(false),
+            written_below: AtomicBool::new(false),
+            newest: Newest::default(),
+            overtaken: OvertakenWrite::default(),
+            passing: Mutex::default(),
+            name: Mutex::default(),
+            stale: Mutex::default(),
+            lost_name: LostName::default(),
+            marked: Marked::default(),
+            slot: memory.take_node(),
+            identity: found.identity,
+            handle: None,
+            descriptor: Mutex::new(None),
+            is_used: AtomicBool::new(true),
+            deleted: AtomicBool::new(found.stat.stx_nlink == 0),
+            is_kept: AtomicBool::new(false),
+            own_lookups: AtomicU64::new(1),
+        };
+        if handle.is_none() && inode.nodeid != fuse::abi::ROOT_ID {
+            self.keep_descriptor(&inode, found.fd.as_fd());
+        }
+        if let Some(slot) = &inode.slot {
+            let key = inode.file.as_ref().map_or(0, |file| file.key().0);
+            let mut flags = if inode.is_kept.load(Ordering::Relaxed) { node::KEPT } else { 0 };
+            if inode.deleted.load(Ordering::Relaxed) {
+                flags |= node::DELETED;
+            }
+            let parts = handle.as_ref().map(FileHandle::parts);
+            slot.fill(inode.nodeid, inode.identity, key, kind.as_raw_mode(), flags, parts);
+        }
+        inode.handle = handle;
+        inode.descriptor = Mutex::new(counted.map(|_counted| Arc::new(Descriptor { fd: found.fd, _counted })));
+        let inode = Arc::new(inode);
+        table.insert(inode.clone());
+        drop(table);
+        if is_held {
+            self.in_order(inode.nodeid);
+        }
+        Ok(inode)
+    }
+
+    /// The kernel gives back `lookups` of a node. Returns the node if it is out of the table now.
+    pub(crate) fn forget(&self, nodeid: u64, lookups: u64) -> Option<Arc<Inode>> {
+        if nodeid == fuse::abi::ROOT_ID {
+            return None;
+        }
+        let mut table = self.table.write();
+        let inode = table.by_node.get(&nodeid).cloned()?;
+        let before = inode.lookups().load(Ordering::Relaxed);
+        let left = before.saturating_sub(lookups);
+        inode.lookups().store(left, Ordering::Relaxed);
+        if left > 0 {
+            return None;
+        }
+        table.remove(&inode);
+        inode.slot.iter().for_each(NodeSlot::clear);
+        if inode.is_kept.swap(false, Ordering::Relaxed) {
+            self.keep.release(Held::Node(nodeid));
+        }
+        if let Some(file) = &inode.file {
+            self.borrower.retire(file, inode.is_gone_for_good());
+        }
+        Some(inode)
+    }
+
+    /// The mount is gone: the kernel has forgotten all.
+    pub(crate) fn forget_all(&self) {
+        let table = std::mem::take(&mut *self.table.write());
+        for inode in table.by_node.values() {
+            if let Some(file) = &inode.file {
+                self.borrower.retire(file, inode.is_gone_for_good());
+            }
+        }
+    }
+
+    /// A descriptor (O_PATH) of a node, which keeps it for the next use if there is room.
+    pub(crate) fn anchor(&self, inode: &Inode) -> Result<Anchor<'static>, Errno> {
+        // Each request comes by here before it opens anything else.
+        if let Some(over) = self.descriptors.over() {
+            self.make_room(over);
+        }
+        if let Some(fd) = inode.held() {
+            if !inode.is_used.load(Ordering::Relaxed) {
+                inode.is_used.store(true, Ordering::Relaxed);
+            }
+            return Ok(Anchor::Shared(fd));
+        }
+        let fd = self.open_by_handle(inode)?;
+        let Some(_counted) = self.descriptors.take_anchor() else { return Ok(Anchor::Opened(fd)) };
+        inode.is_used.store(true, Ordering::Relaxed);
+        Ok(Anchor::Shared(self.anchor_by(inode, Descriptor { fd, _counted })))
+    }
+
+    /// A descriptor of a node that may not be in the table any more, which keeps nothing.
+    pub(crate) fn anchor_once(&self, inode: &Inode) -> Result<Anchor<'static>, Errno> {
+        match inode.held() {
+            Some(fd) => Ok(Anchor::Shared(fd)),
+            None => self.open_by_handle(inode).map(Anchor::Opened),
+        }
+    }
+
+    fn open_by_handle(&self, inode: &Inode) -> Result<OwnedFd, Errno> {
+        match (&inode.handle, &self.handles_from) {
+            (Some(handle), Some((mount, _))) => handle.open(mount),
+            _ => Err(Errno::STALE),
+        }
+    }
+}

@@ -1,0 +1,504 @@
+//! Having the kernel drop cached pages, from a thread of its own.
+//!
+//! Never inside the handling of a request: the kernel waits for pages that the request's caller
+//! holds locked until it has its answer. (Attributes are forgotten without any such wait: see
+//! [`Invalidations::forget_attributes`].) So requests only note what must go. What is noted is
+//! bounded by the number of inodes: ranges of one inode merge, and of each inode one name is
+//! believed for long; of what was renamed, each new name is noted once. But for the latter it is
+//! also written down, so that a successor drops what this daemon could not any more.
+//!
+//! Only the answers to a write(2) and to an open may wait for what they have asked for, and for a
+//! limited time: the drop may wait in turn for pages that another request holds, or that very
+//! write, and for what the workers write back. So never all workers wait. What they wait for has a
+//! queue and threads of its own ([`Invalidations::deliver_awaited`]): a drop that is noted for a
+//! file may be stuck at the very page that the write holds locked until its answer.
+
+use crate::inode::{Inode, Name};
+use crate::kernel::in_turn::InTurn;
+use crate::lifecycle::status::Counter;
+use crate::takeover::layout::node;
+use fuse::abi::init;
+use fuse::{Errno, Notifier, Session, abi};
+use hashbrown::HashMap;
+use parking_lot::{Condvar, Mutex};
+use std::collections::VecDeque;
+use std::ffi::CStr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Pause before the kernel is asked once more for a name that it did not have, and how often it is
+/// asked in all.
+const AGAIN_PAUSE: Duration = Duration::from_millis(20);
+const TRIES_MAX: u32 = 10;
+/// Names that it is asked for once more; those beyond are not.
+const AGAIN_MAX: usize = 1024;
+
+/// How long the answer to an open may wait until the kernel has dropped what it caches of a file
+/// that may have grown beside us, which it would do at the end of the open otherwise; and then
+/// until the end is moved: some 0.1 ms for both if little is cached. Changes of the file wait while
+/// the end is moved, and one of them may hold a page that the kernel locks for it.
+const OLDER_END_WAIT: Duration = Duration::from_secs(1);
+const END_WAIT: Duration = Duration::from_millis(250);
+
+/// Threads for what answers wait for: each may be stuck at a page that a READ from a slow disk
+/// holds.
+pub(crate) const AWAITED_THREADS: usize = 4;
+
+struct Pages {
+    inode: Arc<Inode>,
+    start: u64,
+    end: u64,
+    /// What to tell the borrower when everything is dropped.
+    number: Option<u64>,
+}
+
+/// A task that the answer to a request waits for.
+enum Task {
+    Drop(Pages),
+    /// The kernel is to believe in this end of the file, in bytes, if it believes in an earlier
+    /// one.
+    MoveEnd(Arc<Inode>, u64),
+}
+
+impl Task {
+    /// The node of which it drops pages.
+    fn drops(&self) -> Option<u64> {
+        match self {
+            Task::Drop(pages) => Some(pages.inode.nodeid),
+            Task::MoveEnd(..) => None,
+        }
+    }
+}
+
+/// Something that the kernel is being told.
+struct Telling {
+    number: u64,
+    /// The node of which it drops pages.
+    drops: Option<u64>,
+    /// Nobody waits for it any more.
+    is_given_up: bool,
+}
+
+/// How an answer has waited.
+#[derive(PartialEq, Eq)]
+enum Waited {
+    Done,
+    /// The kernel was told, and may not have done it yet.
+    Begun,
+    /// It was taken back: the kernel will not be told.
+    Never,
+}
+
+#[derive(Default)]
+struct State {
+    pages: InTurn<Pages>,
+    /// What answers wait for, by a number of its own. At most as many as
+    /// [`Invalidations::waiting_max`].
+    awaited: VecDeque<(u64, Task)>,
+    telling: Vec<Telling>,
+    last_awaited: u64,
+    names: VecDeque<(Arc<Inode>, Name)>,
+    /// Names that were moved, and whether the kernel has but to look them up again.
+    moved: HashMap<Name, bool>,
+    /// Those of them that the kernel did not have yet, when they are due, and how often it was
+    /// asked.
+    again: VecDeque<(Instant, Name, u32)>,
+    /// Files that have lost a name, which the kernel may have to count yet.
+    lost: HashMap<u64, (Arc<Inode>, Arc<Name>)>,
+    /// The node whose pages the kernel is being told to drop.
+    delivering: Option<u64>,
+    /// Nodes that the kernel is to forget if nobody uses them, and whether it is being told.
+    to_forget: Vec<u64>,
+    forgetting: bool,
+    /// Threads that wait.
+    waiting: usize,
+    closing: bool,
+}
+
+impl State {
+    /// Whether nothing of the node is to be dropped any more, or being dropped.
+    fn is_dropped(&self, node: u64) -> bool {
+        !self.pages.has(node)
+            && self.delivering != Some(node)
+            && !self.telling.iter().any(|told| told.drops == Some(node))
+            && !self.awaited.iter().any(|(_, task)| task.drops() == Some(node))
+    }
+
+    fn told(&mut self, number: u64) -> Option<&mut Telling> {
+        self.telling.iter_mut().find(|told| told.number == number)
+    }
+
+    /// Notes pages to be dropped. Returns whether they are in addition to what is noted for the
+    /// node.
+    fn note(&mut self, pages: Pages) -> bool {
+        self.pages.note(pages.inode.nodeid, pages, |noted, pages| {
+            noted.start = noted.start.min(pages.start);
+            noted.end = noted.end.max(pages.end);
+            noted.number = noted.number.max(pages.number);
+        })
+    }
+}
+
+/// What must go.
+pub(crate) struct Invalidations {
+    state: Mutex<State>,
+    wake: Condvar,
+    /// Something awaited is there.
+    wake_awaited: Condvar,
+    /// The pages of a node were dropped, or the kernel was told something else that is awaited.
+    delivered: Condvar,
+    waiting_max: usize,
+    /// As many of them may wait for other answers than those to a write(2).
+    others_waiting_max: usize,
+    notifier: Notifier,
+    /// Times that pages of a file were to be dropped.
+    requested: Counter,
+    /// Whether the kernel can look a name up again and keep it meanwhile (Linux 6.2).
+    can_expire: bool,
+    /// Whether the kernel can be told to forget nodes that nobody uses (Linux 6.18).
+    can_prune: bool,
+}
+
+impl Invalidations {
+    /// For at most that many workers, of which at most half wait at a time.
+    pub(crate) fn new(workers: usize, session: &Session) -> Invalidations {
+        Invalidations {
+            notifier: session.notifier(),
+            can_prune: session.negotiated().minor >= abi::PRUNE_MINOR,
+            can_expire: session.negotiated().capabilities & init::HAS_EXPIRE_ONLY != 0,
+            requested: Counter::default(),
+            state: Mutex::default(),
+            wake: Condvar::new(),
+            wake_awaited: Condvar::new(),
+            delivered: Condvar::new(),
+            waiting_max: workers / 2,
+            others_waiting_max: workers.div_ceil(4),
+        }
+    }
+
+    /// Waits until nothing of the file is to be dropped any more, or being dropped, but not for
+    /// longer than `limit`. Returns whether that is so.
+    pub(crate) fn wait(&self, inode: &Inode, limit: Duration) -> bool {
+        let deadline = Instant::now() + limit;
+        let node = inode.nodeid;
+        let mut state = self.state.lock();
+        if state.is_dropped(node) || state.waiting >= self.others_waiting_max {
+            return state.is_dropped(node);
+        }
+        state.waiting += 1;
+        while !state.is_dropped(node) && !self.delivered.wait_until(&mut state, deadline).timed_out() {}
+        state.waiting -= 1;
+        state.is_dropped(node)
+    }
+
+    /// Has the kernel drop what it caches of bytes `start..end` of a file, and waits for it, but
+    /// not for longer than `limit`. Returns whether it has. If not, it will.
+    pub(crate) fn drop_now(&self, inode: &Arc<Inode>, start: u64, end: u64, limit: Duration) -> bool {
+        self.drop_pages_now(Pages { inode: inode.clone(), start, end, number: None }, limit, self.waiting_max)
+    }
+
+    /// Has the kernel drop all it caches of a file, for an open, and waits for it a while; the
+    /// borrower is told then, with that number. Returns whether it has. If not, it will.
+    pub(crate) fn drop_all_now(&self, inode: &Arc<Inode>, number: Option<u64>) -> bool {
+        let pages = Pages { inode: inode.clone(), start: 0, end: u64::MAX, number };
+        self.drop_pages_now(pages, OLDER_END_WAIT, self.others_waiting_max)
+    }
+
+    fn drop_pages_now(&self, pages: Pages, limit: Duration, waiting_max: usize) -> bool {
+        self.drop_begins(&pages.inode);
+        let (waited, task) = self.tell_now(Task::Drop(pages), limit, waiting_max);
+        if let Some(Task::Drop(pages)) = task {
+            self.note(pages);
+        }
+        waited == Waited::Done
+    }
+
+    /// Has the kernel believe in this end of a file, in bytes, if it believes in an earlier one,
+    /// and waits for it a while. Returns whether it does for sure. The caller sees to it that the
+    /// file does not end earlier meanwhile.
+    pub(crate) fn move_end_now(&self, inode: &Arc<Inode>, size_bytes: u64) -> bool {
+        let task = Task::MoveEnd(inode.clone(), size_bytes);
+        self.tell_now(task, END_WAIT, self.others_waiting_max).0 == Waited::Done
+    }
+
+    /// Has a thread tell the kernel something, unless so many answers wait already. Waits until it
+    /// is done, but not for longer than `limit`. Gives it back if no thread had time for it.
+    fn tell_now(&self, task: Task, limit: Duration, waiting_max: usize) -> (Waited, Option<Task>) {
+        let deadline = Instant::now() + limit;
+        let mut state = self.state.lock();
+        if state.waiting >= waiting_max {
+            return (Waited::Never, Some(task));
+        }
+        state.waiting += 1;
+        state.last_awaited += 1;
+        let number = state.last_awaited;
+        if let Task::Drop(pages) = &task {
+            // Once more: another drop of the file may have ended just now.
+            pages.inode.slot.iter().for_each(|slot| slot.set_flag(node::DROP_PENDING));
+        }
+        state.awaited.push_back((number, task));
+        self.wake_awaited.notify_one();
+        let place = |state: &State| state.awaited.iter().position(|(other, _)| *other == number);
+        while (place(&state).is_some() || state.told(number).is_some())
+            && !self.delivered.wait_until(&mut state, deadline).timed_out()
+        {}
+        state.waiting -= 1;
+        if let Some(place) = place(&state) {
+            return (Waited::Never, state.awaited.remove(place).map(|(_, task)| task));
+        }
+        let waited = match state.told(number) {
+            None => Waited::Done,
+            Some(told) => {
+                told.is_given_up = true;
+                Waited::Begun
+            }
+        };
+        (waited, None)
+    }
+
+    /// The kernel must drop what it caches of bytes `start..end` of a file.
+    pub(crate) fn request(&self, inode: &Arc<Inode>, start: u64, end: u64) {
+        self.add(inode, start, end, None);
+    }
+
+    /// The kernel must drop all it caches of a file; the borrower is told then, with that number.
+    pub(crate) fn request_all(&self, inode: &Arc<Inode>, number: u64) {
+        self.add(inode, 0, u64::MAX, Some(number));
+    }
+
+    /// How often the kernel was to drop pages of a file since this daemon began.
+    pub(crate) fn requested(&self) -> u64 {
+        self.requested.get()
+    }
+
+    fn add(&self, inode: &Arc<Inode>, start: u64, end: u64, number: Option<u64>) {
+        self.drop_begins(inode);
+        self.note(Pages { inode: inode.clone(), start, end, number });
+    }
+
+    fn drop_begins(&self, inode: &Inode) {
+        self.requested.add(1);
+        // Under the lock, because a drop that ends takes the flag away.
+        let _state = self.state.lock();
+        inode.slot.iter().for_each(|slot| slot.set_flag(node::DROP_PENDING));
+        inode.file.iter().for_each(|file| file.drop_begins());
+    }
+
+    /// The thread that drops what nobody waits for is to drop these pages; their drop has begun.
+    fn note(&self, pages: Pages) {
+        let inode = pages.inode.clone();
+        let mut state = self.state.lock();
+        inode.slot.iter().for_each(|slot| slot.set_flag(node::DROP_PENDING));
+        if !state.note(pages) {
+            // One drop does for both.
+            inode.file.iter().for_each(|file| file.drop_ended());
+        }
+        self.wake.notify_one();
+    }
+
+    /// The kernel must look the name up again. The inode is told when it has dropped it.
+    pub(crate) fn request_name(&self, inode: &Arc<Inode>, name: Name) {
+        self.state.lock().names.push_back((inode.clone(), name));
+        self.wake.notify_one();
+    }
+
+    /// The kernel forgets the attributes of a node, and has done so when this returns. To be called
+    /// for what the caller of a request holds (it opens it, has it open, or asks for its
+    /// attributes), before the request is answered.
+    ///
+    /// A worker may do this, as nothing in it waits for an answer (fs/fuse/inode.c,
+    /// `fuse_reverse_inval_inode`, with a negative offset; 6.1 to 6.18): the inode is found, which
+    /// would wait for one that is being freed, but the caller holds it, and so this is not the last
+    /// to let it go either; its spin lock is taken, and no other lock of it or of its pages.
+    /// `killsb` is taken for reading: to write, only a mount that ends does, and in a mount that
+    /// ends nobody asks for anything.
+    pub(crate) fn forget_attributes(&self, nodeid: u64) {
+        // Whatever the error: the kernel does not know it, or the mount is gone.
+        let _ = self.notifier.inval_inode(nodeid, -1, 0);
+    }
+
+    /// The kernel must look up again what was renamed to that: in the directory of that node, by
+    /// that name. `expire_only`: it may be right all the same, and then nothing that is below it,
+    /// or cached of it, may be lost. (A kernel that can only drop it is not told then.)
+    pub(crate) fn request_moved(&self, to: (u64, &CStr), expire_only: bool) {
+        if expire_only && !self.can_expire {
+            return;
+        }
+        self.state.lock().moved.insert(Name { parent: to.0, name: to.1.to_owned() }, expire_only);
+        self.wake.notify_one();
+    }
+
+    /// Tells the inode when the kernel has counted the removal of that name (see
+    /// `inode/link_count.rs`).
+    pub(crate) fn request_counted(&self, inode: &Arc<Inode>, name: Arc<Name>) {
+        self.state.lock().lost.insert(inode.nodeid, (inode.clone(), name));
+        self.wake.notify_one();
+    }
+
+    /// Whether the kernel can be told to forget nodes that nobody uses; if not, names have to be
+    /// dropped one by one.
+    pub(crate) fn can_prune(&self) -> bool {
+        self.can_prune
+    }
+
+    /// Whether it is not being told to forget nodes already.
+    pub(crate) fn may_request_forget(&self) -> bool {
+        let state = self.state.lock();
+        state.to_forget.is_empty() && !state.forgetting
+    }
+
+    /// The kernel must forget these nodes, unless somebody uses them.
+    pub(crate) fn request_forget(&self, nodes: Vec<u64>) {
+        if !nodes.is_empty() {
+            self.state.lock().to_forget = nodes;
+            self.wake.notify_one();
+        }
+    }
+
+    /// Ends [`Invalidations::deliver`] and [`Invalidations::deliver_awaited`].
+    pub(crate) fn close(&self) {
+        self.state.lock().closing = true;
+        self.wake.notify_all();
+        self.wake_awaited.notify_all();
+    }
+
+    /// The work of a thread that tells the kernel what answers wait for. Returns after
+    /// [`Invalidations::close`].
+    pub(crate) fn deliver_awaited(&self) {
+        let mut state = self.state.lock();
+        while !state.closing {
+            let Some((number, task)) = state.awaited.pop_front() else {
+                self.wake_awaited.wait(&mut state);
+                continue;
+            };
+            state.telling.push(Telling { number, drops: task.drops(), is_given_up: false });
+            drop(state);
+            let dropped = match task {
+                Task::Drop(pages) => Some(pages).filter(|pages| deliver_pages(&self.notifier, pages)),
+                Task::MoveEnd(inode, size_bytes) => {
+                    // Whatever the error: the kernel does not know the file, or the mount is gone.
+                    let _ = self.notifier.move_end(inode.nodeid, size_bytes);
+                    let is_late = self.state.lock().told(number).is_some_and(|told| told.is_given_up);
+                    if is_late {
+                        // By now the file may end elsewhere.
+                        self.forget_attributes(inode.nodeid);
+                    }
+                    None
+                }
+            };
+            state = self.state.lock();
+            state.telling.retain(|told| told.number != number);
+            self.delivered.notify_all();
+            if let Some(pages) = dropped.filter(|pages| state.is_dropped(pages.inode.nodeid)) {
+                drop_has_ended(&pages.inode);
+            }
+        }
+    }
+
+    /// The thread's work. Returns after [`Invalidations::close`].
+    pub(crate) fn deliver(&self) {
+        let notifier = &self.notifier;
+        let mut state = self.state.lock();
+        while !state.closing {
+            let moved = std::mem::take(&mut state.moved);
+            let mut moved: Vec<_> =
+                moved.into_iter().map(|(name, expire_only)| (name, expire_only, TRIES_MAX)).collect();
+            let due = state.again.front().map(|(due, _, _)| *due);
+            if due.is_some_and(|due| due <= Instant::now())
+                && let Some((_, name, tries)) = state.again.pop_front()
+            {
+                moved.push((name, true, tries));
+            }
+            let lost = std::mem::take(&mut state.lost);
+            let name = state.names.pop_front();
+            let (node, pages) = state.pages.take().unzip();
+            state.delivering = node;
+            let to_forget = std::mem::take(&mut state.to_forget);
+            state.forgetting = !to_forget.is_empty();
+            if name.is_none() && pages.is_none() && moved.is_empty() && lost.is_empty() && to_forget.is_empty() {
+                match due {
+                    Some(due) => drop(self.wake.wait_until(&mut state, due)),
+                    None => self.wake.wait(&mut state),
+                }
+                continue;
+            }
+            drop(state);
+            for nodes in to_forget.chunks(abi::PRUNE_NODES_MAX) {
+                // Whatever the error: the mount is gone.
+                let _ = notifier.prune(nodes);
+            }
+            for (name, expire_only, tries) in moved {
+                self.deliver_moved(name, expire_only, tries);
+            }
+            for (inode, name) in lost.into_values() {
+                self.deliver_counted(&name);
+                inode.lost_name.counted(&name);
+            }
+            if let Some((inode, name)) = name {
+                // Whatever the error: the kernel does not know the name any more, or the mount is
+                // gone.
+                let _ = notifier.inval_entry(name.parent, &name.name, false);
+                inode.name_dropped();
+            }
+            let delivered = pages.filter(|pages| deliver_pages(notifier, pages));
+            state = self.state.lock();
+            state.delivering = None;
+            state.forgetting = false;
+            self.delivered.notify_all();
+            // Unless there is more to drop by now.
+            if let Some(pages) = delivered.filter(|pages| state.is_dropped(pages.inode.nodeid)) {
+                drop_has_ended(&pages.inode);
+            }
+        }
+    }
+
+    /// Waits until the kernel has let the directory go: it holds it locked until it has counted the
+    /// name that was removed. Kernels before 6.2 would drop a file that has that name by now; they
+    /// take the lock before they look for a name, so that one that cannot be does as well.
+    fn deliver_counted(&self, name: &Name) {
+        let name_there = if self.can_expire { name.name.as_c_str() } else { c"/" };
+        let _ = self.notifier.inval_entry(name.parent, name_there, self.can_expire);
+    }
+
+    /// The kernel holds the directories locked until it has moved the name, some time after the
+    /// answer to the rename; so this waits for it (fs/fuse/dir.c, `fuse_reverse_inval_entry`). But
+    /// from 6.19 it looks whether it has the name before it locks anything, and says ENOENT if not.
+    /// So then it is asked again, but not any more to drop a name, which could be another one by
+    /// then. Should all this not do, whoever opens what it leads to is sent back
+    /// (`inode/stale.rs`).
+    fn deliver_moved(&self, name: Name, expire_only: bool, tries: u32) {
+        let result = self.notifier.inval_entry(name.parent, &name.name, expire_only);
+        if result == Err(Errno::NOENT) && self.can_expire && tries > 1 {
+            let mut state = self.state.lock();
+            if state.again.len() < AGAIN_MAX {
+                state.again.push_back((Instant::now() + AGAIN_PAUSE, name, tries - 1));
+            }
+        }
+    }
+}
+
+/// Writes down that nothing of the node is to be dropped. The caller holds the lock under which
+/// drops are noted.
+fn drop_has_ended(inode: &Inode) {
+    inode.slot.iter().for_each(|slot| slot.clear_flag(node::DROP_PENDING));
+    if let Some(_changing) = inode.changing.try_lock() {
+        inode.record_stamp();
+    }
+}
+
+/// Returns whether the kernel has nothing of them any more.
+fn deliver_pages(notifier: &Notifier, pages: &Pages) -> bool {
+    let start = i64::try_from(pages.start).unwrap_or(i64::MAX);
+    // A length of 0 means to the end of the file.
+    let len = i64::try_from(pages.end).map_or(0, |end| end.saturating_sub(start));
+    let result = notifier.inval_inode(pages.inode.nodeid, start, len);
+    let Some(file) = &pages.inode.file else { return true };
+    file.drop_ended();
+    // What the kernel does not know, it does not cache either. After any other error the next open
+    // tries again.
+    let is_dropped = matches!(result, Ok(()) | Err(Errno::NOENT));
+    if let (true, Some(number)) = (is_dropped, pages.number) {
+        file.kernel_dropped(number);
+    }
+    is_dropped
+}

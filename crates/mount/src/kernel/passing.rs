@@ -1,0 +1,238 @@
+//! Passing files through: where the pool is of no use to a file, the kernel reads it below by
+//! itself (FUSE passthrough, Linux 6.9), as fast as if there were no mount, and keeps its pages
+//! there.
+//!
+//! A file that was opened so cannot be taken back until it is closed. So only files that are opened
+//! for reading begin to be passed, and only where nothing is lost by it:
+//! - no lender can be used, and the kernel caches nothing of the file here;
+//! - or the file is read in long streams over and over, which neither the cache nor a lender holds
+//!   ([`borrower::Usefulness`]). That is believed for a while ([`STREAMED_KEPT`]).
+//!
+//! What must stay true:
+//! - All who have a file open have it open alike: the kernel refuses anything else
+//!   (fs/fuse/iomode.c). What a file is open like is decided by who opens it first, and everybody
+//!   after him follows, also to write. We may believe that a file is open still that the kernel has
+//!   closed; never the other way round. So a handle counts from before the open is answered until
+//!   after its RELEASE has come.
+//! - A mapping that was made while a file was passed is of the file below, and outlives the close
+//!   (backing_file_mmap, fs/backing-file.c): what is stored through it is not seen here. So a file
+//!   that was passed is passed on as long as somebody else may have it open below to write. (What
+//!   is written by us is in the page cache below: with the writeback cache the kernel passes
+//!   nothing.)
+//! - While a file is passed, READs of it (readahead(2) still sends some) do not get to the
+//!   borrower, which hears nothing of what is written. When that is over, all that was known and
+//!   cached of it before is doubted, as after a change beside the mount.
+//! - A backing number outlives the daemon, so it is written down, before the kernel is told to use
+//!   it. One that a daemon had no time to write down stays with the connection: one file held open
+//!   for each such kill.
+
+use crate::backing::reserve::Spending;
+use crate::inode::Inode;
+use crate::inode::handle::OpenFile;
+use crate::ops::credentials::WithoutFsetid;
+use crate::system;
+use crate::takeover::layout::node;
+use crate::takeover::memory::Memory;
+use borrower::{Borrower, Usefulness};
+use fuse::{Errno, Negotiated, abi, backing};
+use rustix::fd::OwnedFd;
+use rustix::fs::OFlags;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// How long a file that was only streamed is believed to be: then it is looked at again, for two
+/// passes.
+const STREAMED_KEPT: Duration = Duration::from_secs(3600);
+
+/// How a file is open, or was last.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Way {
+    /// It was not since the kernel knows it.
+    #[default]
+    Fresh,
+    /// Its pages are cached here.
+    Cached,
+    /// The kernel reads and writes it below.
+    Passed,
+}
+
+/// How a file is open, by how many, and since when so.
+#[derive(Default)]
+pub(crate) struct Passing {
+    opens: usize,
+    way: Way,
+    since: Option<Instant>,
+    /// While it is passed and open.
+    backing: Option<Backing>,
+}
+
+impl Passing {
+    /// Of a file that a daemon before this one has left.
+    pub(crate) fn restored(number: Option<u32>, was_passed: bool, connection: &Arc<Connection>) -> Passing {
+        let backing = number.map(|number| Backing { number, connection: connection.clone() });
+        let way = if backing.is_some() || was_passed { Way::Passed } else { Way::Cached };
+        Passing { way, since: Some(Instant::now()), backing, opens: 0 }
+    }
+
+    /// Whether anybody has it open.
+    pub(crate) fn is_open(&self) -> bool {
+        self.opens > 0
+    }
+}
+
+/// What can be passed through, if anything.
+pub(crate) struct Connection {
+    device: Arc<OwnedFd>,
+    memory: Arc<Memory>,
+    /// No new file is passed: the mount is not to, or the kernel cannot.
+    refuses: AtomicBool,
+}
+
+impl Connection {
+    /// Whether files are passed is `wanted`, and was negotiated.
+    pub(crate) fn new(session: &fuse::Session, memory: &Arc<Memory>, wanted: bool) -> Arc<Connection> {
+        let Negotiated { capabilities, .. } = session.negotiated();
+        let refuses = AtomicBool::new(!wanted || capabilities & abi::init::PASSTHROUGH == 0);
+        Arc::new(Connection { device: session.device().clone(), memory: memory.clone(), refuses })
+    }
+
+    /// None: it cannot be passed.
+    fn back(self: &Arc<Connection>, fd: &OwnedFd) -> Option<Backing> {
+        // The kernel writes as who this is. For every caller, set-id bits are to fall, and reserved
+        // blocks are not to be taken.
+        let _fsetid = WithoutFsetid::begin().ok()?;
+        let _spending = Spending::for_anybody();
+        match backing::open(&*self.device, fd) {
+            Ok(number) => Some(Backing { number, connection: self.clone() }),
+            Err(errno) => {
+                // Files of other file systems below may do.
+                if errno != Errno::LOOP {
+                    tracing::debug!(%errno, "files are not passed through");
+                    self.refuses.store(true, Ordering::Relaxed);
+                }
+                None
+            }
+        }
+    }
+}
+
+/// A file below that the kernel knows.
+struct Backing {
+    number: u32,
+    connection: Arc<Connection>,
+}
+
+impl Drop for Backing {
+    fn drop(&mut self) {
+        if !self.connection.memory.is_frozen() {
+            // It fails when the mount is gone, and the number with it.
+            let _ = backing::close(&*self.connection.device, self.number);
+        }
+    }
+}
+
+impl Inode {
+    /// Somebody opens it, below as `fd`: one more has it open. Returns the number of what it is
+    /// passed through to, if it is.
+    pub(crate) fn opened(
+        &self,
+        fd: &OwnedFd,
+        asked: OFlags,
+        connection: &Arc<Connection>,
+        borrower: &Borrower,
+    ) -> Result<Option<u32>, Errno> {
+        let mut passing = self.passing.lock();
+        if passing.opens == 0
+            && let Some(file) = &self.file
+        {
+            // What a write(2) asks for, and direct I/O, goes through us as long as it need not be
+            // otherwise.
+            let may_begin = asked & (OFlags::ACCMODE | OFlags::DIRECT | OFlags::TRUNC) == OFlags::RDONLY
+                && !connection.refuses.load(Ordering::Relaxed);
+            if passing.since.is_some_and(|since| passing.way == Way::Passed && since.elapsed() > STREAMED_KEPT) {
+                file.forget_passes();
+            }
+            let begins = may_begin
+                && match borrower.usefulness(file) {
+                    Usefulness::Useful => false,
+                    Usefulness::NoLender => passing.way != Way::Cached,
+                    Usefulness::Streamed => true,
+                };
+            let alone = || match asked & OFlags::ACCMODE == OFlags::RDONLY {
+                true => system::nobody_else_writes(fd),
+                false => system::nobody_else_has_open(fd),
+            };
+            let stays = passing.way == Way::Passed && !begins && !alone();
+            passing.backing = (begins || stays).then(|| connection.back(fd)).flatten();
+            if stays && passing.backing.is_none() {
+                return Err(Errno::BUSY);
+            }
+            let way = if passing.backing.is_some() { Way::Passed } else { Way::Cached };
+            if let Some(slot) = &self.slot {
+                slot.record_backing(passing.backing.as_ref().map(|backing| backing.number));
+                if way == Way::Passed {
+                    slot.set_flag(node::PASSED);
+                }
+            }
+            if passing.way == Way::Passed && way == Way::Cached {
+                borrower.doubt(file);
+            }
+            if passing.way != way {
+                (passing.way, passing.since) = (way, Some(Instant::now()));
+            }
+        }
+        Ok(self.one_more(&mut passing))
+    }
+
+    /// It was open in a daemon before this one.
+    pub(crate) fn was_open(&self) -> Option<u32> {
+        self.one_more(&mut self.passing.lock())
+    }
+
+    fn one_more(&self, passing: &mut Passing) -> Option<u32> {
+        passing.opens += 1;
+        passing.backing.as_ref().map(|backing| backing.number)
+    }
+
+    /// One less has it open.
+    pub(crate) fn closed(&self) {
+        let mut passing = self.passing.lock();
+        passing.opens -= 1;
+        self.end_unused(&mut passing);
+    }
+
+    /// All that was open has been restored: what was to be passed to somebody who did not come to
+    /// have it open is given back.
+    pub(crate) fn all_are_open(&self) {
+        self.end_unused(&mut self.passing.lock());
+    }
+
+    fn end_unused(&self, passing: &mut Passing) {
+        if passing.opens > 0 {
+            return;
+        }
+        let Some(backing) = passing.backing.take() else { return };
+        // First, so that no successor takes another file's number for it.
+        if let Some(slot) = self.slot.as_ref().filter(|_| !backing.connection.memory.is_frozen()) {
+            slot.record_backing(None);
+        }
+    }
+}
+
+impl OpenFile {
+    /// What the kernel is told of it when it is opened. `keep`: what is cached of it may stay.
+    pub(crate) fn answer(&self, fh: u64, keep: bool, flushes: bool) -> abi::OpenOut {
+        let mut open_flags = 0;
+        for (flag, holds) in [
+            (abi::fopen::PASSTHROUGH, self.backing.is_some()),
+            (abi::fopen::KEEP_CACHE, keep && self.backing.is_none()),
+            (abi::fopen::NOFLUSH, !flushes),
+        ] {
+            if holds {
+                open_flags |= flag;
+            }
+        }
+        abi::OpenOut { fh, open_flags, backing_id: self.backing.unwrap_or(0) }
+    }
+}

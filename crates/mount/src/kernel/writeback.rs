@@ -1,0 +1,131 @@
+//! Sizes and times that the kernel keeps by itself with `--write back`. It does not take them from
+//! answers (fs/fuse/inode.c, `fuse_get_cache_mask`), so they can differ from those of the backing
+//! file:
+//!
+//! - The backing file system keeps coarser times: the kernel is told their granularity at mount.
+//! - A write out of the kernel's cache has failed, and the backing file is shorter; or a time is
+//!   outside of the range that the backing file system can keep. Then the kernel must forget the
+//!   inode, once nobody has the file open, and looks it up again.
+
+use crate::filesystem::Passthrough;
+use crate::inode::{Believed, Inode, stat};
+use crate::lifecycle::config::WriteMode;
+use crate::ops::data::write_full;
+use fuse::{Errno, abi};
+use rustix::fd::{AsFd, BorrowedFd};
+use rustix::fs::{Mode, OFlags, Statx, Timespec, Timestamps, UTIME_OMIT, futimens, openat};
+use std::sync::Arc;
+
+/// Coarsest granularity that the kernel can be told, in nanoseconds.
+const GRANULARITY_NS_MAX: u32 = 1_000_000_000;
+
+/// File systems that have no files without a name, to try it with, and the granularity of their
+/// times in nanoseconds (linux/magic.h). FAT keeps even seconds.
+const COARSE: [(u32, u32); 7] = [
+    (0x4d44, GRANULARITY_NS_MAX), // FAT
+    (0x482b, GRANULARITY_NS_MAX), // HFS+
+    (0x2011_bab0, 10_000_000),    // exFAT
+    (0xff53_4d42, 100),           // CIFS
+    (0xfe53_4d42, 100),           // SMB
+    (0x7366_746e, 100),           // NTFS3
+    (0x5346_544e, 100),           // NTFS
+];
+
+/// A time that shows any granularity, in nanoseconds.
+const PROBE_NS: u32 = 123_456_789;
+
+/// Smallest difference, in seconds, between the time that was set and the one that is kept, that
+/// shows that the time was outside of the range. Even FAT's granularity is finer.
+const CLAMPED_SECONDS: u64 = 3;
+
+/// The granularity of the times of files in a directory, in nanoseconds, as far as it can be found
+/// out.
+pub(crate) fn time_granularity_ns(directory: impl AsFd) -> u32 {
+    match kept_ns(directory.as_fd()) {
+        Ok(kept) => granularity_of(kept),
+        Err(_) => {
+            let kind = rustix::fs::fstatfs(directory).map_or(0, |found| found.f_type as u32);
+            COARSE.iter().find(|(known, _)| *known == kind).map_or(1, |(_, granularity)| *granularity)
+        }
+    }
+}
+
+/// What is kept of [`PROBE_NS`] by a file without a name.
+fn kept_ns(directory: BorrowedFd<'_>) -> Result<u32, Errno> {
+    let file = openat(directory, c".", OFlags::TMPFILE | OFlags::WRONLY | OFlags::CLOEXEC, Mode::RUSR)?;
+    let last_modification = Timespec { tv_sec: 1_000_000_000, tv_nsec: PROBE_NS.into() };
+    let last_access = Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT };
+    futimens(&file, &Timestamps { last_access, last_modification })?;
+    Ok(stat(&file)?.stx_mtime.tv_nsec)
+}
+
+fn granularity_of(kept: u32) -> u32 {
+    let mut finer = (0..9).map(|power| 10u32.pow(power));
+    finer.find(|granularity| PROBE_NS / granularity * granularity == kept).unwrap_or(GRANULARITY_NS_MAX)
+}
+
+/// Writes what a write out of the kernel's cache has left over, to learn why. The kernel looks at
+/// the error of such a write only, and not at how much was written.
+pub(crate) fn write_rest(fd: BorrowedFd<'_>, data: &[u8], offset: u64) -> Result<(), Errno> {
+    match write_full(fd, data, offset, false)? {
+        written if written == data.len() => Ok(()),
+        _ => Err(Errno::IO),
+    }
+}
+
+impl Passthrough {
+    /// A write out of the kernel's cache has failed: the kernel may believe a size that is not the
+    /// file's.
+    pub(crate) fn write_from_cache_failed(&self, inode: &Inode) {
+        if self.write_mode == WriteMode::Back {
+            inode.mark_misbelieved();
+        }
+    }
+
+    /// Times were set, and `now` shows those that are kept.
+    pub(crate) fn times_were_set(&self, inode: &Arc<Inode>, args: &abi::SetattrIn, now: &Statx) {
+        let is_set = args.valid & abi::fattr::MTIME != 0 && args.valid & abi::fattr::MTIME_NOW == 0;
+        if self.write_mode == WriteMode::Back
+            && is_set
+            && now.stx_mtime.tv_sec.abs_diff(args.mtime as i64) >= CLAMPED_SECONDS
+        {
+            inode.mark_misbelieved();
+            self.correct_kernel(inode);
+        }
+    }
+
+    /// Has the kernel forget an inode whose size or times it believes wrongly, unless the file is
+    /// open: then its last close does this. Of a file with several names, the kernel keeps what it
+    /// believes until it has no memory for it.
+    pub(crate) fn correct_kernel(&self, inode: &Arc<Inode>) {
+        if !inode.is_misbelieved() || inode.is_open() {
+            return;
+        }
+        let mut believed = inode.name.lock();
+        match std::mem::replace(&mut *believed, Believed::Dropping) {
+            Believed::Name(name) => self.invalidations.request_name(inode, name),
+            other => *believed = other,
+        }
+    }
+
+    /// The kernel has looked an inode up. If it was to forget it, somebody may have had it in use
+    /// just then, even a message of ours: then it goes on with the inode that it has.
+    pub(crate) fn correct_kernel_again(&self, nodeid: u64) {
+        if self.write_mode == WriteMode::Back
+            && let Ok(inode) = self.inodes.get(nodeid)
+        {
+            self.correct_kernel(&inode);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn granularities() {
+        let kept = [123_456_789, 123_456_700, 123_456_000, 120_000_000, 0, 7];
+        assert_eq!(kept.map(granularity_of), [1, 100, 1000, 10_000_000, GRANULARITY_NS_MAX, GRANULARITY_NS_MAX]);
+    }
+}

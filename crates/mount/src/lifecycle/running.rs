@@ -1,0 +1,203 @@
+//! A mount while it is served: its threads, how it is ended, how it is left to a successor, what it
+//! has done so far.
+
+use crate::filesystem::Passthrough;
+use crate::lifecycle::error::Error;
+use crate::lifecycle::starting::failed;
+use crate::lifecycle::status::Status;
+use crate::lifecycle::workers::{WORKERS_MAX, Workers, start_threads};
+use crate::system::{interrupt_thread, make_usr1_interrupt};
+use crate::takeover::layout::header;
+use borrower::Borrower;
+use fuse::{Served, Session, mounting};
+use parking_lot::{Condvar, Mutex};
+use rustix::fd::OwnedFd;
+use std::collections::BTreeMap;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// How often workers that wait for a request are interrupted, until all have left.
+const INTERRUPT_AGAIN: Duration = Duration::from_millis(1);
+
+/// What is known of a mount before its first request is served.
+#[derive(Clone, Copy, Debug)]
+pub struct MountInfo {
+    /// The mount's device number, as `st_dev`.
+    pub device: u64,
+}
+
+pub(crate) struct Shared {
+    pub(crate) filesystem: Passthrough,
+    pub(crate) source: PathBuf,
+    pub(crate) mountpoint: PathBuf,
+    pub(crate) session: Session,
+    pub(crate) workers: Mutex<Workers>,
+    pub(crate) ended: Condvar,
+}
+
+/// A mount that is being served. Dropping it detaches it, unless it was left to a successor; uses
+/// that are left are served to their end as long as the process lives.
+pub struct Mount {
+    pub(crate) shared: Arc<Shared>,
+}
+
+impl Mount {
+    /// The directory below, without symbolic links.
+    pub fn source(&self) -> &Path {
+        &self.shared.source
+    }
+
+    /// Where it is mounted, without symbolic links.
+    pub fn mountpoint(&self) -> &Path {
+        &self.shared.mountpoint
+    }
+
+    /// The borrower that it asks.
+    pub fn borrower(&self) -> &Arc<Borrower> {
+        &self.shared.filesystem.borrower
+    }
+
+    /// Waits until the mount has ended: unmounted by us or by somebody else, and no longer used; or
+    /// left to a successor, which is told.
+    pub fn wait(&self) -> Served {
+        let mut workers = self.shared.workers.lock();
+        while workers.running > 0 {
+            self.shared.ended.wait(&mut workers);
+        }
+        if workers.left { Served::Left } else { Served::Gone }
+    }
+
+    /// Ends the mount. With `lazy`, it disappears at once, and ends when its last use does;
+    /// without, a use of it is [`Error::Busy`]. A mount that has ended already is no error.
+    pub fn unmount(&self, lazy: bool) -> Result<(), Error> {
+        if self.shared.workers.lock().running == 0 {
+            return Ok(());
+        }
+        let mountpoint = &self.shared.mountpoint;
+        match mounting::unmount(mountpoint, lazy) {
+            Ok(()) => Ok(()),
+            Err(error) if error.raw_os_error() == Some(libc::EBUSY) => {
+                Err(Error::Busy { mountpoint: mountpoint.clone() })
+            }
+            // Somebody else was faster.
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Ok(()),
+            Err(error) => Err(failed("unmount", error)),
+        }
+    }
+
+    /// Leaves the mount to a successor: requests that were read are answered, no more are read, and
+    /// from the end of it ([`Mount::wait`]) on nothing changes any more what the successor is
+    /// given. Returns whether all workers have left in time; else the mount is served on.
+    ///
+    /// # Errors
+    /// When the workers cannot be interrupted.
+    pub fn leave(&self, limit: Duration) -> io::Result<bool> {
+        make_usr1_interrupt()?;
+        let shared = &self.shared;
+        let start = Instant::now();
+        // Requests that are put off are a successor's from now on, or are handled again when this
+        // has returned.
+        let Some(_paused) = shared.session.pause_later(limit) else { return Ok(false) };
+        shared.session.leave().store(true, Ordering::Release);
+        let mut workers = shared.workers.lock();
+        while workers.running > 0 {
+            if start.elapsed() > limit && !workers.left {
+                shared.session.leave().store(false, Ordering::Release);
+                shared.ended.notify_all();
+                return Ok(false);
+            }
+            for (thread, _) in workers.threads.iter().filter(|(_, reading)| reading.load(Ordering::Acquire)) {
+                interrupt_thread(*thread);
+            }
+            shared.ended.wait_for(&mut workers, INTERRUPT_AGAIN);
+        }
+        Ok(workers.left)
+    }
+
+    /// Waits until the keeper has all that it is to keep. Whether that is so in time: else a
+    /// successor would lack some of it.
+    pub fn is_kept(&self, limit: Duration) -> bool {
+        self.shared.filesystem.keep.flush(limit)
+    }
+
+    /// What it has done so far.
+    pub fn status(&self) -> Status {
+        let filesystem = &self.shared.filesystem;
+        let (written_files_pending, written_bytes_pending) = filesystem.ledger.pending();
+        let workers = self.shared.workers.lock().running;
+        Status {
+            source: self.shared.source.to_string_lossy().into_owned(),
+            mountpoint: self.shared.mountpoint.to_string_lossy().into_owned(),
+            serving: workers > 0,
+            workers,
+            deferred_requests: self.shared.session.deferred(),
+            waiting_opens: self.shared.session.put_off(),
+            takeovers: filesystem.keep.memory.header(header::TAKEOVERS).load(Ordering::Relaxed),
+            requests: filesystem.counters.requests(),
+            direct_reads: filesystem.counters.direct_reads.get(),
+            passed_opens: filesystem.counters.passed_opens.get(),
+            requested_drops: filesystem.invalidations.requested(),
+            read_bytes: filesystem.counters.read_bytes.get(),
+            written_bytes: filesystem.counters.written_bytes.get(),
+            open_handles: filesystem.handles.count(),
+            inodes: filesystem.inodes.count(),
+            inodes_with_descriptor: filesystem.inodes.descriptors().anchors(),
+            descriptors: filesystem.inodes.descriptors().used(),
+            descriptors_max: filesystem.inodes.descriptors().limit(),
+            files_told_of: filesystem.beside.marks(),
+            written_files_pending,
+            written_bytes_pending,
+            undelivered_descriptors: filesystem.keep.undelivered(),
+        }
+    }
+
+    /// Starts the threads. `devices` are those that workers of a daemon before this one had.
+    pub(crate) fn begin(
+        filesystem: Passthrough,
+        source: PathBuf,
+        mountpoint: PathBuf,
+        session: &Session,
+        threads: usize,
+        devices: BTreeMap<u64, OwnedFd>,
+    ) -> io::Result<Mount> {
+        let (mut session, workers) = (session.clone(), Mutex::default());
+        session.limit_workers(threads.max(WORKERS_MAX));
+        let shared = Arc::new(Shared { filesystem, source, mountpoint, session, workers, ended: Condvar::new() });
+        start_threads(&shared, threads, devices)?;
+        Ok(Mount { shared })
+    }
+
+    /// Has the kernel drop what it may cache wrongly since a daemon before this one. Only once the
+    /// workers serve: dropping writes dirty pages out to us.
+    pub(crate) fn drop_stale(&self) {
+        let filesystem = &self.shared.filesystem;
+        for (inode, number) in filesystem.inodes.stale() {
+            filesystem.invalidations.request_all(&inode, number);
+        }
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        let _ = self.unmount(true);
+    }
+}
+
+/// The name of the threads that have the kernel drop pages and attributes. Killed, they may not end
+/// before a successor has written what is dirty.
+pub const NOTIFIER: &str = "puma-notify";
+
+/// The name of the thread that has what was written below written back. Killed, it may not end
+/// before a disk that is slow has taken a piece of it.
+pub const JANITOR: &str = "puma-janitor";
+
+/// The root's two descriptors.
+pub(crate) struct Source {
+    /// With O_PATH.
+    pub(crate) root: OwnedFd,
+    /// For reading.
+    pub(crate) readable: OwnedFd,
+}

@@ -1,0 +1,215 @@
+//! The threads of a mount: the workers, which are more while requests are held up, and those that
+//! do one thing each.
+//!
+//! The kernel's requests are read by workers (`--threads`, or more). When all of them are held up,
+//! by a slow disk or a frozen file system, another one is started, up to [`WORKERS_MAX`]; those
+//! that were idle for [`IDLE_PERIOD`] end. What must never happen: that a request which could be
+//! answered at once waits because others cannot.
+
+use crate::kernel::invalidation::AWAITED_THREADS;
+use crate::lifecycle::running::{JANITOR, NOTIFIER, Shared};
+use crate::ops::credentials::prepare_thread;
+use crate::system::thread_id;
+use crate::takeover::channel::Held;
+use crate::takeover::resent;
+use fuse::{Demand, Served, Worker};
+use rustix::fd::OwnedFd;
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+/// Workers at the most, unless `--threads` says more: as many requests are handled at once. Each
+/// takes some 1.1 MiB while it is there.
+pub const WORKERS_MAX: usize = 128;
+
+/// How long workers beyond `--threads` must have been idle before they end. Long, as starting one
+/// takes a fraction of a millisecond.
+const IDLE_PERIOD: Duration = Duration::from_secs(10);
+
+/// Pause after a worker that could not be started.
+const ADD_AGAIN: Duration = Duration::from_secs(1);
+
+/// Pause between two looks whether the workers are still asked to leave.
+const LEAVING_AGAIN: Duration = Duration::from_millis(10);
+
+/// The workers that have not ended.
+#[derive(Default)]
+pub(crate) struct Workers {
+    pub(crate) running: usize,
+    /// Those that can be interrupted: their threads, and whether they wait for a request.
+    pub(crate) threads: Vec<(i32, Arc<AtomicBool>)>,
+    /// Those that were asked to leave, read no more, and wait for the others to do the same.
+    leaving: usize,
+    /// All have left, and the mount is there for a successor.
+    pub(crate) left: bool,
+}
+
+type Work = Box<dyn FnOnce(&Shared) + Send>;
+
+/// Starts the threads of a mount, of which `threads` are workers. `devices` are those that workers
+/// of a daemon before this one had.
+pub(crate) fn start_threads(
+    shared: &Arc<Shared>,
+    threads: usize,
+    mut devices: BTreeMap<u64, OwnedFd>,
+) -> io::Result<()> {
+    let (session, keep) = (&shared.session, &shared.filesystem.keep);
+    let mut workers = Vec::new();
+    for number in 1..=threads as u64 {
+        let worker = match devices.remove(&number) {
+            Some(device) => session.worker_on(device)?,
+            None => {
+                let worker = session.worker()?;
+                // Closed, it would end the requests that were read from it.
+                keep.hold(Held::Device(number), worker.device());
+                worker
+            }
+        };
+        workers.push(worker);
+    }
+    let (of_attributes, of_mounts) = (session.notifier(), session.notifier());
+    let deliver_awaited =
+        || (NOTIFIER, Box::new(|shared: &Shared| shared.filesystem.invalidations.deliver_awaited()) as Work);
+    let threads_of_mount = [
+        (NOTIFIER, Box::new(|shared: &Shared| shared.filesystem.invalidations.deliver()) as Work),
+        (NOTIFIER, Box::new(move |shared: &Shared| shared.filesystem.beside.run(&shared.filesystem, &of_attributes))),
+        (
+            "puma-mounts",
+            Box::new(move |shared: &Shared| shared.filesystem.crossing.follow(&shared.filesystem, &of_mounts)),
+        ),
+        ("puma-sweep", Box::new(|shared: &Shared| shared.filesystem.sweep.run(&shared.filesystem))),
+        (JANITOR, Box::new(|shared: &Shared| shared.filesystem.ledger.tend(&shared.filesystem.inodes))),
+    ];
+    for (name, work) in threads_of_mount.into_iter().chain((0..AWAITED_THREADS).map(|_| deliver_awaited())) {
+        let shared = shared.clone();
+        thread::Builder::new().name(name.to_owned()).spawn(move || {
+            let _ = crate::system::set_io_flusher();
+            let _ = crate::system::stand_among_descriptors();
+            work(&shared);
+        })?;
+    }
+    let of_thread = shared.clone();
+    thread::Builder::new().name("puma-opens".to_owned()).spawn(move || of_thread.try_again())?;
+    shared.workers.lock().running = threads;
+    for (index, worker) in workers.into_iter().enumerate() {
+        if let Err(error) = start_worker(shared, worker) {
+            (index..threads).for_each(|_| shared.worker_ended());
+            return Err(error);
+        }
+    }
+    let shared = shared.clone();
+    thread::Builder::new().name("puma-workers".to_owned()).spawn(move || shared.adjust_workers(threads)).map(drop)
+}
+
+fn start_worker(shared: &Arc<Shared>, worker: Worker) -> io::Result<()> {
+    let of_thread = shared.clone();
+    thread::Builder::new().name("puma-fuse".to_owned()).spawn(move || of_thread.work(worker)).map(drop)
+}
+
+impl Shared {
+    fn work(&self, mut worker: Worker) {
+        let thread = thread_id();
+        resent::prepare_thread(&self.filesystem.keep.memory);
+        let _own_thread = self.filesystem.beside.own_thread();
+        self.workers.lock().threads.push((thread, worker.reading().clone()));
+        if let Err(error) = prepare_thread(self.filesystem.privilege) {
+            // Without its own umask and ids a worker would make files as somebody else.
+            tracing::error!(%error, "a worker cannot act as its callers, and stops; run as root, or as an ordinary user");
+        } else {
+            loop {
+                match worker.serve(&self.filesystem) {
+                    Ok(Served::Left) if !self.all_leave() => continue,
+                    Ok(_) => {}
+                    Err(error) => {
+                        tracing::error!(%error, "a worker stops: reading requests from the kernel failed");
+                    }
+                }
+                break;
+            }
+        }
+        self.workers.lock().threads.retain(|(other, _)| *other != thread);
+        self.worker_ended();
+    }
+
+    /// Handles requests again that wait for something other than a worker.
+    fn try_again(&self) {
+        resent::prepare_thread(&self.filesystem.keep.memory);
+        let _own_thread = self.filesystem.beside.own_thread();
+        let tried = prepare_thread(self.filesystem.privilege).map_err(io::Error::from);
+        if let Err(error) = tried.and_then(|()| self.session.try_again(&self.filesystem)) {
+            tracing::warn!(%error, "opens that wait for a lease of another process hold workers");
+            self.session.close_later();
+        }
+    }
+
+    /// Starts workers when all are held up, and ends those that were idle for long, until the mount
+    /// ends. At least `always` stay.
+    fn adjust_workers(self: &Arc<Shared>, always: usize) {
+        let most = always.max(WORKERS_MAX);
+        loop {
+            if self.session.leave().load(Ordering::Acquire) {
+                // More workers do not make those that are held up finish sooner.
+                thread::sleep(LEAVING_AGAIN);
+            }
+            let running = self.workers.lock().running;
+            match self.session.demand(IDLE_PERIOD, running < most) {
+                Demand::More => {
+                    if let Err(error) = self.add_worker() {
+                        tracing::warn!(%error, "cannot start another worker, though all wait for the backing directory");
+                        thread::sleep(ADD_AGAIN);
+                    }
+                }
+                Demand::Fewer(idle) => self.session.retire(idle.min(running.saturating_sub(always))),
+                Demand::Closed => return,
+            }
+        }
+    }
+
+    fn add_worker(self: &Arc<Shared>) -> io::Result<()> {
+        let worker = self.session.extra_worker()?;
+        {
+            let mut workers = self.workers.lock();
+            if workers.running == 0 || self.session.leave().load(Ordering::Acquire) {
+                return Ok(());
+            }
+            workers.running += 1;
+        }
+        start_worker(self, worker).inspect_err(|_| self.worker_ended())
+    }
+
+    /// A worker that was asked to leave reads no more. Waits until all do, or the mount is to be
+    /// served on.
+    fn all_leave(&self) -> bool {
+        let mut workers = self.workers.lock();
+        workers.leaving += 1;
+        self.ended.notify_all();
+        while self.session.leave().load(Ordering::Acquire) && workers.leaving < workers.running && !workers.left {
+            self.ended.wait(&mut workers);
+        }
+        workers.left |= self.session.leave().load(Ordering::Acquire);
+        workers.leaving -= usize::from(!workers.left);
+        workers.left
+    }
+
+    fn worker_ended(&self) {
+        let mut workers = self.workers.lock();
+        workers.running -= 1;
+        self.ended.notify_all();
+        if workers.running == 0 {
+            self.session.close_later();
+            if workers.left {
+                self.filesystem.keep.hand_over();
+            }
+            self.session.close_demand();
+            self.filesystem.crossing.close();
+            self.filesystem.ledger.close();
+            self.filesystem.sweep.close();
+            self.filesystem.beside.close();
+            self.filesystem.invalidations.close();
+            self.filesystem.inodes.forget_all();
+        }
+    }
+}

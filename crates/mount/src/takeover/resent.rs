@@ -1,0 +1,205 @@
+//! Requests that are sent again, because the daemon that had read them was killed before it
+//! answered.
+//!
+//! Most can simply be done again: reading, looking up, syncing, writing the same bytes to the same
+//! place. Those that cannot (a name that is removed twice is an error, bytes that are appended
+//! twice are wrong) leave a trace: before it is applied, the worker's *intent* in the state memory
+//! says what is about to happen, and afterwards what came of it. So a request that comes again is
+//! one of three:
+//!
+//! - never begun: it is applied as any other;
+//! - *done*: it is answered as it was, or would have been;
+//! - *begun*: the daemon died between the two. What the directory below looks like tells, and each
+//!   operation says how. The kernel holds the directory (or the file) locked until it has its
+//!   answer, so only somebody beside the mount could have changed it meanwhile.
+//!
+//! An intent is cleared when its request is answered, and survives any number of daemons until
+//! then.
+
+use crate::takeover::layout::Intent;
+use crate::takeover::memory::{IntentSlot, Memory};
+use fuse::{Errno, Request};
+use hashbrown::HashMap;
+use parking_lot::Mutex;
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::sync::Arc;
+
+thread_local! {
+    static SLOT: RefCell<Option<Rc<IntentSlot>>> = const { RefCell::new(None) };
+}
+
+/// Gives this thread a place for its intents.
+pub(crate) fn prepare_thread(memory: &Arc<Memory>) {
+    let slot = memory.take_intent();
+    if slot.is_none() {
+        tracing::warn!(
+            "no room for what a worker is about to do: if this daemon is killed now, a program may see an error"
+        );
+    }
+    SLOT.set(slot.map(Rc::new));
+}
+
+/// What daemons before this one have left unanswered, by request.
+#[derive(Default)]
+pub(crate) struct Resent {
+    left: Mutex<HashMap<u64, Left>>,
+}
+
+struct Left {
+    intent: Intent,
+    slots: Vec<IntentSlot>,
+}
+
+impl Resent {
+    pub(crate) fn new(memory: &Arc<Memory>, intents: Vec<Intent>) -> Resent {
+        let mut left: HashMap<u64, Left> = HashMap::new();
+        for intent in intents {
+            let slot = memory.intent_at(intent.slot);
+            let known = left.entry(intent.request).or_insert_with(|| Left { intent, slots: Vec::new() });
+            // A successor was killed in turn, while it did the same once more: what is done counts.
+            if intent.done.is_some() {
+                known.intent = intent;
+            }
+            known.slots.push(slot);
+        }
+        Resent { left: Mutex::new(left) }
+    }
+
+    /// The request is about to be handled.
+    pub(crate) fn attempt<'a>(&'a self, request: &Request<'_>) -> Attempt<'a> {
+        let number = request.number();
+        let earlier = match request.is_resent() {
+            true => self.left.lock().get(&number).map(|left| left.intent),
+            false => None,
+        };
+        let is_resent = request.is_resent();
+        let (opcode, uid) = (request.header.opcode, request.header.uid);
+        Attempt { resent: self, number, opcode, uid, earlier, is_resent, slot: RefCell::new(None) }
+    }
+}
+
+/// The handling of one request.
+pub(crate) struct Attempt<'a> {
+    resent: &'a Resent,
+    number: u64,
+    opcode: u32,
+    uid: u32,
+    earlier: Option<Intent>,
+    is_resent: bool,
+    /// What this one has written down itself.
+    slot: RefCell<Option<Rc<IntentSlot>>>,
+}
+
+impl Attempt<'_> {
+    /// The kernel's number of the request.
+    pub(crate) fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// The user it is made for.
+    pub(crate) fn uid(&self) -> u32 {
+        self.uid
+    }
+
+    /// Whether it may have been applied already.
+    pub(crate) fn is_resent(&self) -> bool {
+        self.is_resent
+    }
+
+    /// It was applied before; what came of it: an error, or a value (see [`Attempt::finish`]).
+    pub(crate) fn done(&self) -> Option<Result<u64, Errno>> {
+        let (errno, value) = self.earlier?.done?;
+        Some(if errno == 0 { Ok(value) } else { Err(Errno::from_raw_os_error(errno)) })
+    }
+
+    /// It was begun before, and nobody knows how far it came; with the subject that was noted then.
+    pub(crate) fn begun(&self) -> Option<u64> {
+        self.earlier.filter(|intent| intent.done.is_none()).map(|intent| intent.subject)
+    }
+
+    /// It is about to be applied. `subject` is what tells afterwards whether it was.
+    pub(crate) fn begin(&self, subject: u64) {
+        let slot = SLOT.with_borrow(Clone::clone);
+        if let Some(slot) = &slot {
+            // What was noted the first time was noted before anything happened.
+            slot.begin(self.number, self.opcode, self.begun().unwrap_or(subject));
+        }
+        *self.slot.borrow_mut() = slot;
+    }
+
+    /// It was applied; `value` is what the answer needs beside an error.
+    pub(crate) fn finish<T>(&self, result: Result<T, Errno>, value: impl FnOnce(&T) -> u64) -> Result<T, Errno> {
+        if let Some(slot) = &*self.slot.borrow() {
+            match &result {
+                Ok(done) => slot.done(0, value(done)),
+                Err(errno) => slot.done(errno.raw_os_error(), 0),
+            }
+        }
+        result
+    }
+
+    /// It was answered: it does not come again.
+    pub(crate) fn answered(self) {
+        if let Some(slot) = self.slot.take() {
+            slot.clear();
+        }
+        if self.earlier.is_some()
+            && let Some(left) = self.resent.left.lock().remove(&self.number)
+        {
+            left.slots.iter().for_each(IntentSlot::clear);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fuse::abi;
+    use zerocopy::IntoBytes;
+
+    fn request(unique: u64) -> Vec<u8> {
+        let len = size_of::<abi::InHeader>() as u32;
+        abi::InHeader { len, opcode: abi::opcode::STATFS, unique, ..Default::default() }.as_bytes().to_vec()
+    }
+
+    #[test]
+    fn an_intent_lasts_until_its_request_is_answered() {
+        let memory = Arc::new(Memory::create().unwrap());
+        memory.begin(&crate::takeover::memory::Header {
+            minor: 0,
+            capabilities: 0,
+            write_back: false,
+            root: true,
+            own_device: 0,
+            source: "/".as_ref(),
+            mountpoint: "/".as_ref(),
+        });
+        let successor = || Memory::take_over(rustix::io::dup(memory.fd()).unwrap()).unwrap();
+        let (plain, again) = (request(8), request(8 | abi::UNIQUE_RESEND));
+        let resent = Resent::default();
+        prepare_thread(&memory);
+        let attempt = resent.attempt(&Request::decode(&plain, 0).unwrap());
+        assert!(!attempt.is_resent() && attempt.done().is_none() && attempt.begun().is_none());
+        attempt.begin(77);
+
+        // Killed here; the successor begins it again, and is killed, too.
+        let (second, state) = successor();
+        let second = Arc::new(second);
+        let resent = Resent::new(&second, state.intents);
+        prepare_thread(&second);
+        let attempt = resent.attempt(&Request::decode(&again, 0).unwrap());
+        assert_eq!((attempt.begun(), attempt.done()), (Some(77), None));
+        attempt.begin(1);
+        attempt.finish(Ok(()), |()| 5).unwrap();
+
+        let (third, state) = successor();
+        assert_eq!(state.intents.len(), 2);
+        let third = Arc::new(third);
+        let resent = Resent::new(&third, state.intents);
+        let attempt = resent.attempt(&Request::decode(&again, 0).unwrap());
+        assert_eq!(attempt.done(), Some(Ok(5)));
+        attempt.answered();
+        assert_eq!(successor().1.intents, []);
+    }
+}
