@@ -3,9 +3,10 @@
 
 CARGO ?= cargo
 
-# To build: the eBPF program (clang, llvm), libbpf (libelf-dev, zlib1g-dev, pkg-config, make, gcc).
+# To build: the eBPF programs (clang, llvm), and Rust's side of them (bindgen); libbpf (libelf-dev,
+# zlib1g-dev, pkg-config, make, gcc).
 # To run: fusermount3 (fuse3). To draw the demo's chart as PNG: a font.
-PACKAGES := clang llvm libelf-dev zlib1g-dev pkg-config make gcc fuse3 fonts-dejavu-core
+PACKAGES := bindgen clang llvm libelf-dev zlib1g-dev pkg-config make gcc fuse3 fonts-dejavu-core
 # To test: fio, network namespaces (iproute2), captures (tshark), file systems (e2fsprogs, xfsprogs,
 # btrfs-progs), a database, what reads metrics (python3-prometheus-client), what the POSIX suite is
 # built with, and a C++ compiler for libFuzzer.

@@ -56,6 +56,7 @@ use std::io;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Duration;
+use zerocopy::IntoBytes;
 
 static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/tap.bpf.o"));
 
@@ -141,11 +142,11 @@ fn load(target: Target, ring_bytes: usize, added_bytes: usize) -> Result<(BpfTap
         vmemmap_base: bases.vmemmap,
         linear_base: bases.linear,
         device: intf::kernel_device(target.device),
-        tells_cgroup: target.tells_cgroup,
+        tells_cgroup: target.tells_cgroup.into(),
         omitted_shift: omitted::shift(lines),
     };
     let object = load::load(OBJECT, "loading the eviction tap", |object| {
-        load::open_map(object, ".rodata")?.set_initial_value(&config.to_bytes())?;
+        load::open_map(object, ".rodata")?.set_initial_value(config.as_bytes())?;
         load::open_map(object, "added_ring")?.set_max_entries(added_bytes as u32)?;
         load::open_map(object, "omitted_pages")?.set_max_entries(lines as u32)?;
         load::open_map(object, "ring")?.set_max_entries(entries)

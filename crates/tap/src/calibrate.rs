@@ -30,6 +30,7 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::ptr;
+use zerocopy::IntoBytes;
 
 static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/calibrate.bpf.o"));
 
@@ -83,7 +84,7 @@ fn attempt() -> Result<Bases, LoadError> {
         device = intf::kernel_device(stat.dev());
     }
     let object = load::load(OBJECT, "loading the calibration programs", |object| {
-        load::open_map(object, ".rodata")?.set_initial_value(&intf::calibrate_config(inodes, device))
+        load::open_map(object, ".rodata")?.set_initial_value(intf::calibrate_config(inodes, device).as_bytes())
     })?;
 
     let mut frames = [0; CALIBRATE_FILES];
@@ -99,7 +100,7 @@ fn find_linear(object: &Object, files: &[OwnPage], frames: &[u64]) -> Result<u64
     let holds = |base: u64, frame: u64, content: &Page| {
         let address = frame.checked_mul(PAGE_SIZE as u64).and_then(|bytes| base.checked_add(bytes));
         match address {
-            Some(address) => peek(object, address, |peek| !peek.failed && peek.page == content),
+            Some(address) => peek(object, address, |peek| !peek.failed && peek.page == *content),
             None => Ok(false),
         }
     };
@@ -169,7 +170,7 @@ pub(crate) fn vmemmap_base(sightings: &[Sighting], frames: &[u64]) -> Result<u64
 }
 
 /// Reads the page at a kernel address and hands it to `look`.
-fn peek<T>(object: &Object, address: u64, look: impl FnOnce(Peek<'_>) -> T) -> Result<T, LoadError> {
+fn peek<T>(object: &Object, address: u64, look: impl FnOnce(Peek) -> T) -> Result<T, LoadError> {
     let attempt = "running the calibration program";
     let input = ProgramInput { context_in: Some(&mut address.to_ne_bytes()), ..ProgramInput::default() };
     load::program(object, "peek")?.test_run(input).map_err(|error| match error.kind() {

@@ -1,28 +1,48 @@
-//! Rust's side of `bpf/intf.h`, the contract with the BPF programs: the same layouts, constants and
-//! sizes.
+//! What comes out of the maps and rings of the BPF programs, and what goes in.
 //!
-//! The bytes that come out of a map or the ring are taken apart here by position and nowhere else.
+//! `bpf/intf.h` is the contract with the programs. Layouts, sizes and constants are made from it
+//! when this crate is built (bindgen, in `build.rs`), so none of them stands here a second time. A
+//! structure is taken apart field by field, or built that way: a field that is renamed, added,
+//! removed or of another size there no longer compiles here.
+//!
 //! Nothing here panics on bytes of an unexpected length: it answers with `None`.
 
 use crate::{Added, Seen, SeenKind};
 use page::{PAGE_SIZE, Page};
+use std::mem::offset_of;
 use std::time::Duration;
+use zerocopy::FromBytes;
 
-/// Bytes of `struct tap_head`.
-pub(crate) const HEAD_BYTES: usize = 24;
+/// What bindgen makes of `bpf/intf.h`.
+mod layout {
+    #![allow(dead_code, non_camel_case_types)]
+    include!(concat!(env!("OUT_DIR"), "/intf.rs"));
+}
 
-/// Bytes of `struct tap_event`.
-pub(crate) const EVENT_BYTES: usize = HEAD_BYTES + PAGE_SIZE;
+/// What the tap is told before it is loaded.
+pub(crate) use layout::tap_config as TapConfig;
 
-/// `OMITTED_LINE_PAGES` and `OMITTED_MULTIPLIER`.
-pub(crate) const OMITTED_LINE_PAGES: u64 = 16;
-pub(crate) const OMITTED_MULTIPLIER: u64 = 0x9e37_79b9_7f4a_7c15;
+/// Bytes of an event without its page.
+pub(crate) const HEAD_BYTES: usize = size_of::<layout::tap_head>();
 
-/// `CALIBRATE_FILES`.
-pub(crate) const CALIBRATE_FILES: usize = 4;
+/// Bytes of an event with its page.
+pub(crate) const EVENT_BYTES: usize = size_of::<layout::tap_event>();
 
-/// Bytes of `struct calibrate_peek`.
-pub(crate) const PEEK_BYTES: usize = 16 + PAGE_SIZE;
+const _: () = assert!(offset_of!(layout::tap_event, page) == HEAD_BYTES && EVENT_BYTES == HEAD_BYTES + PAGE_SIZE);
+
+/// Places in a line of the table of omitted pages.
+pub(crate) const OMITTED_LINE_PAGES: u64 = layout::OMITTED_LINE_PAGES as u64;
+/// Spreads the lines over that table. (Of a C constant beyond `i64` bindgen keeps the bits.)
+pub(crate) const OMITTED_MULTIPLIER: u64 = layout::OMITTED_MULTIPLIER as u64;
+
+/// Files that the calibration uses.
+pub(crate) const CALIBRATE_FILES: usize = layout::CALIBRATE_FILES as usize;
+
+/// Bytes of the answer of one run of `peek`.
+pub(crate) const PEEK_BYTES: usize = size_of::<layout::calibrate_peek>();
+
+/// File systems that are watched at once.
+pub(crate) const WATCH_DEVICES: usize = layout::WATCH_DEVICES as usize;
 
 /// Key of the only entry of a one-entry array.
 pub(crate) const ONLY_KEY: [u8; 4] = 0u32.to_ne_bytes();
@@ -34,7 +54,7 @@ pub(crate) fn kernel_device(st_dev: u64) -> u32 {
     (libc::major(st_dev) << MINOR_BITS) | libc::minor(st_dev)
 }
 
-/// `struct tap_event`, or only its head.
+/// An event of the tap (`struct tap_event`), or only its head.
 #[derive(Debug)]
 pub(crate) struct TapEvent<'a> {
     pub(crate) generation: u32,
@@ -47,43 +67,20 @@ pub(crate) struct TapEvent<'a> {
 
 impl<'a> TapEvent<'a> {
     pub(crate) fn parse(bytes: &'a [u8]) -> Option<TapEvent<'a>> {
-        let (head, page) = bytes.split_first_chunk::<HEAD_BYTES>()?;
-        let (generation, cgroup) = (word(head, 0)? as u32, (word(head, 0)? >> 32) as u32);
+        let (head, page) = layout::tap_head::read_from_prefix(bytes).ok()?;
+        let layout::tap_head { generation, cgroup, inode, index } = head;
         let page = if page.is_empty() { None } else { Some(page.try_into().ok()?) };
-        Some(TapEvent { generation, cgroup, inode: word(head, 1)?, index: word(head, 2)?, page })
+        Some(TapEvent { generation, cgroup, inode, index, page })
     }
 }
 
-/// `struct tap_added`.
+/// Takes a `struct tap_added` apart.
 pub(crate) fn parse_added(bytes: &[u8]) -> Option<Added> {
-    let bytes: &[u8; 24] = bytes.try_into().ok()?;
-    let (generation, pages) = (word(bytes, 0)? as u32, (word(bytes, 0)? >> 32) as u32);
-    Some(Added { generation, inode: word(bytes, 1)?, index: word(bytes, 2)?, pages })
+    let layout::tap_added { generation, pages, inode, index } = layout::tap_added::read_from_bytes(bytes).ok()?;
+    Some(Added { generation, inode, index, pages })
 }
 
-/// `struct tap_config`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct TapConfig {
-    pub(crate) vmemmap_base: u64,
-    pub(crate) linear_base: u64,
-    pub(crate) device: u32,
-    pub(crate) tells_cgroup: bool,
-    pub(crate) omitted_shift: u64,
-}
-
-impl TapConfig {
-    pub(crate) fn to_bytes(self) -> [u8; 32] {
-        let mut bytes = [0; 32];
-        bytes[..8].copy_from_slice(&self.vmemmap_base.to_ne_bytes());
-        bytes[8..16].copy_from_slice(&self.linear_base.to_ne_bytes());
-        bytes[16..20].copy_from_slice(&self.device.to_ne_bytes());
-        bytes[20..24].copy_from_slice(&u32::from(self.tells_cgroup).to_ne_bytes());
-        bytes[24..].copy_from_slice(&self.omitted_shift.to_ne_bytes());
-        bytes
-    }
-}
-
-/// `struct tap_counters`.
+/// Counts of the tap (`struct tap_counters`), summed up over CPUs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct TapCounters {
     pub(crate) captured: u64,
@@ -97,26 +94,26 @@ pub(crate) struct TapCounters {
 impl TapCounters {
     /// Adds one CPU's counts. Counts that make no sense give the largest there is, and no panic.
     pub(crate) fn add(&mut self, bytes: &[u8]) -> Option<()> {
-        let TapCounters { captured, ring_full, invalidated, unreadable, large_folios, omitted } = self;
-        let all = [captured, ring_full, invalidated, unreadable, large_folios, omitted];
-        for (nth, counter) in all.into_iter().enumerate() {
-            *counter = counter.saturating_add(word(bytes, nth)?);
-        }
+        let (cpu, _) = layout::tap_counters::read_from_prefix(bytes).ok()?;
+        let layout::tap_counters { captured, ring_full, invalidated, unreadable, large_folios, omitted } = cpu;
+        *self = TapCounters {
+            captured: self.captured.saturating_add(captured),
+            ring_full: self.ring_full.saturating_add(ring_full),
+            invalidated: self.invalidated.saturating_add(invalidated),
+            unreadable: self.unreadable.saturating_add(unreadable),
+            large_folios: self.large_folios.saturating_add(large_folios),
+            omitted: self.omitted.saturating_add(omitted),
+        };
         Some(())
     }
 }
 
-/// `struct calibrate_config`.
-pub(crate) fn calibrate_config(inodes: [u64; CALIBRATE_FILES], device: u32) -> [u8; 40] {
-    let mut bytes = [0; 40];
-    for (place, inode) in bytes.chunks_exact_mut(8).zip(inodes) {
-        place.copy_from_slice(&inode.to_ne_bytes());
-    }
-    bytes[32..36].copy_from_slice(&device.to_ne_bytes());
-    bytes
+/// What the calibration is told before it is loaded (`struct calibrate_config`).
+pub(crate) fn calibrate_config(inodes: [u64; CALIBRATE_FILES], device: u32) -> layout::calibrate_config {
+    layout::calibrate_config { inodes, device, reserved: 0 }
 }
 
-/// `struct calibrate_sighting`.
+/// How a page looked as it left the cache (`struct calibrate_sighting`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Sighting {
     pub(crate) folio: u64,
@@ -125,67 +122,54 @@ pub(crate) struct Sighting {
 
 impl Sighting {
     pub(crate) fn parse(bytes: &[u8]) -> Option<Sighting> {
-        Some(Sighting { folio: word(bytes, 0)?, struct_page_bytes: word(bytes, 1)? })
+        let (seen, _) = layout::calibrate_sighting::read_from_prefix(bytes).ok()?;
+        let layout::calibrate_sighting { folio, struct_page_bytes } = seen;
+        Some(Sighting { folio, struct_page_bytes })
     }
 }
 
-/// `struct calibrate_peek`.
-pub(crate) struct Peek<'a> {
+/// The answer of one run of `peek` (`struct calibrate_peek`).
+pub(crate) struct Peek {
     pub(crate) task: u64,
     pub(crate) failed: bool,
-    pub(crate) page: &'a Page,
+    pub(crate) page: Page,
 }
 
-impl<'a> Peek<'a> {
-    pub(crate) fn parse(bytes: &'a [u8; PEEK_BYTES]) -> Option<Peek<'a>> {
-        Some(Peek { task: word(bytes, 0)?, failed: word(bytes, 1)? != 0, page: bytes[16..].try_into().ok()? })
+impl Peek {
+    pub(crate) fn parse(bytes: &[u8; PEEK_BYTES]) -> Option<Peek> {
+        let layout::calibrate_peek { task, failed, page } = layout::calibrate_peek::read_from_bytes(bytes).ok()?;
+        Some(Peek { task, failed: failed != 0, page })
     }
 }
 
-/// `WATCH_DEVICES`.
-pub(crate) const WATCH_DEVICES: usize = 8;
-
-/// `struct watch_config`.
-#[derive(Default)]
-pub(crate) struct WatchConfig {
-    pub(crate) devices: [u32; WATCH_DEVICES],
+/// What the watch is told before it is loaded (`struct watch_config`): the devices.
+pub(crate) fn watch_config(devices: [u32; WATCH_DEVICES]) -> layout::watch_config {
+    layout::watch_config { devices }
 }
 
-impl WatchConfig {
-    pub(crate) fn to_bytes(&self) -> [u8; 4 * WATCH_DEVICES] {
-        let mut bytes = [0; 4 * WATCH_DEVICES];
-        for (place, device) in bytes.chunks_exact_mut(4).zip(self.devices) {
-            place.copy_from_slice(&device.to_ne_bytes());
-        }
-        bytes
-    }
+/// What the watch and its programs share (`struct watch_shared`).
+pub(crate) fn watch_shared(threshold: u64) -> layout::watch_shared {
+    layout::watch_shared { unused: 0, reserved: 0, threshold }
 }
 
-/// `struct watch_shared`.
-pub(crate) fn watch_shared(threshold: u64) -> [u8; 16] {
-    let mut bytes = [0; 16];
-    bytes[8..].copy_from_slice(&threshold.to_ne_bytes());
-    bytes
-}
-
-/// `struct watch_event`.
+/// Takes a `struct watch_event` apart.
 pub(crate) fn parse_seen(bytes: &[u8]) -> Option<Seen> {
-    let bytes: &[u8; 40] = bytes.try_into().ok()?;
-    let (kind, device) = (word(bytes, 0)? as u32, (word(bytes, 0)? >> 32) as u32);
+    let layout::watch_event { kind, device, inode, index, pages, reserved: _, ns } =
+        layout::watch_event::read_from_bytes(bytes).ok()?;
     let kind = match kind {
-        1 => SeenKind::Added,
-        2 => SeenKind::Evicted,
-        3 => SeenKind::Invalidated,
-        4 => SeenKind::Read,
-        5 => SeenKind::Written,
-        6 => SeenKind::Waited(Duration::from_nanos(word(bytes, 4)?)),
-        7 => SeenKind::Mapped,
+        layout::WATCH_ADDED => SeenKind::Added,
+        layout::WATCH_EVICTED => SeenKind::Evicted,
+        layout::WATCH_INVALIDATED => SeenKind::Invalidated,
+        layout::WATCH_READ => SeenKind::Read,
+        layout::WATCH_WRITTEN => SeenKind::Written,
+        layout::WATCH_WAITED => SeenKind::Waited(Duration::from_nanos(ns)),
+        layout::WATCH_MAPPED => SeenKind::Mapped,
         _ => return None,
     };
-    Some(Seen { kind, device, inode: word(bytes, 1)?, index: word(bytes, 2)?, pages: word(bytes, 3)? as u32 })
+    Some(Seen { kind, device, inode, index, pages })
 }
 
-/// `struct watch_counters`.
+/// Counts of the watch (`struct watch_counters`), summed up over CPUs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct WatchTotals {
     pub(crate) read_pages: u64,
@@ -193,20 +177,14 @@ pub(crate) struct WatchTotals {
 }
 
 impl WatchTotals {
-    /// Adds one CPU's counts, as [`TapCounters::add`] does.
+    /// Adds one CPU's counts. Counts that make no sense give the largest there is, and no panic.
     pub(crate) fn add(&mut self, bytes: &[u8]) -> Option<()> {
-        let WatchTotals { read_pages, ring_full } = self;
-        for (nth, counter) in [read_pages, ring_full].into_iter().enumerate() {
-            *counter = counter.saturating_add(word(bytes, nth)?);
-        }
+        let (layout::watch_counters { read_pages, ring_full }, _) =
+            layout::watch_counters::read_from_prefix(bytes).ok()?;
+        self.read_pages = self.read_pages.saturating_add(read_pages);
+        self.ring_full = self.ring_full.saturating_add(ring_full);
         Some(())
     }
-}
-
-/// The 8 bytes at position `nth * 8`.
-fn word(bytes: &[u8], nth: usize) -> Option<u64> {
-    let bytes = bytes.get(nth * 8..)?.first_chunk::<8>()?;
-    Some(u64::from_ne_bytes(*bytes))
 }
 
 #[cfg(test)]

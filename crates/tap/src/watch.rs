@@ -4,13 +4,14 @@
 //! Promises: nothing is left behind, as the programs go with [`Watch`]; who takes records too
 //! slowly loses them, counted, and holds nobody up.
 
-use crate::intf::{self, ONLY_KEY, WatchConfig, WatchTotals};
+use crate::intf::{self, ONLY_KEY, WatchTotals};
 use crate::load::{self, LoadError};
 use crate::ring::Ring;
 use libbpf_rs::{Link, MapCore, MapFlags, MapHandle};
 use std::io;
 use std::os::fd::AsFd;
 use std::time::Duration;
+use zerocopy::IntoBytes;
 
 static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/watch.bpf.o"));
 
@@ -95,13 +96,13 @@ impl Watch {
     /// # Errors
     /// When the programs cannot be loaded or attached.
     pub fn load(devices: &[u64], source: Option<ReadsSource>) -> Result<Watch, LoadError> {
-        let mut config = WatchConfig::default();
-        for (place, device) in config.devices.iter_mut().zip(devices) {
+        let mut kernel_devices = [0; Watch::DEVICES_MAX];
+        for (place, device) in kernel_devices.iter_mut().zip(devices) {
             *place = intf::kernel_device(*device);
         }
         let object = load::load(OBJECT, "loading the watch", |object| {
-            load::open_map(object, ".rodata")?.set_initial_value(&config.to_bytes())?;
-            load::open_map(object, ".bss")?.set_initial_value(&intf::watch_shared(1 << 32))?;
+            load::open_map(object, ".rodata")?.set_initial_value(intf::watch_config(kernel_devices).as_bytes())?;
+            load::open_map(object, ".bss")?.set_initial_value(intf::watch_shared(1 << 32).as_bytes())?;
             load::open_map(object, "ring")?.set_max_entries(RING_BYTES as u32)
         })?;
         let attempt = "opening the watch's maps";
@@ -138,7 +139,7 @@ impl Watch {
     /// # Errors
     /// When the map refuses, which it has no reason to.
     pub fn set_threshold(&self, threshold: u64) -> io::Result<()> {
-        let updated = self.shared.update(&ONLY_KEY, &intf::watch_shared(threshold), MapFlags::ANY);
+        let updated = self.shared.update(&ONLY_KEY, intf::watch_shared(threshold).as_bytes(), MapFlags::ANY);
         updated.map_err(|error| io::Error::other(format!("{error:#}")))
     }
 

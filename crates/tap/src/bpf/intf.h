@@ -1,8 +1,8 @@
 /*
  * The contract between the BPF programs and Rust: every layout and constant that both sides must
- * agree on, and nothing else. Its mirror is crates/tap/src/intf.rs, which takes the bytes apart by
- * position. The sizes are asserted here. A change of a layout here needs one of the mirror, too:
- * only the tests with a loaded program (crates/tap/tests) show that the two agree.
+ * agree on, and nothing else. Rust's side is made from this file when the crate is built
+ * (build.rs), and crates/tap/src/intf.rs names every field. No structure may have padding: that
+ * fails to compile in Rust.
  *
  * All numbers are little-endian and naturally aligned, as both sides run on the same x86-64
  * machine.
@@ -144,19 +144,5 @@ struct calibrate_peek {
 	u64 failed; /* 0: `page` holds the bytes that stand at the address asked for */
 	u8 page[TAP_PAGE_SIZE];
 };
-
-_Static_assert(sizeof(struct tap_head) == 24, "tap_head");
-_Static_assert(sizeof(struct tap_event) == 24 + TAP_PAGE_SIZE, "tap_event");
-_Static_assert(sizeof(struct tap_added) == 24, "tap_added");
-_Static_assert(sizeof(struct tap_config) == 32, "tap_config");
-_Static_assert(sizeof(struct tap_shared) == 4, "tap_shared");
-_Static_assert(sizeof(struct tap_counters) == 48, "tap_counters");
-_Static_assert(sizeof(struct watch_config) == 32, "watch_config");
-_Static_assert(sizeof(struct watch_shared) == 16, "watch_shared");
-_Static_assert(sizeof(struct watch_event) == 40, "watch_event");
-_Static_assert(sizeof(struct watch_counters) == 16, "watch_counters");
-_Static_assert(sizeof(struct calibrate_config) == 40, "calibrate_config");
-_Static_assert(sizeof(struct calibrate_sighting) == 16, "calibrate_sighting");
-_Static_assert(sizeof(struct calibrate_peek) == 16 + TAP_PAGE_SIZE, "calibrate_peek");
 
 #endif
