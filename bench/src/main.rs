@@ -28,6 +28,7 @@ mod reclaim;
 mod sequential;
 mod tap;
 mod tree;
+mod watch;
 mod worker;
 mod world;
 mod write;
@@ -53,7 +54,7 @@ struct Bench {
 }
 
 /// In the order in which they are listed, and run by `all`.
-const BENCHES: [Bench; 14] = [
+const BENCHES: [Bench; 15] = [
     Bench {
         name: "hit-latency",
         about: "one read at a time that hits the lender, against a null FUSE server and TCP",
@@ -82,6 +83,11 @@ const BENCHES: [Bench; 14] = [
         name: "guest",
         about: "evictions whose pages are given to the host, against the tap alone and no tap",
         run: guest::run,
+    },
+    Bench {
+        name: "watch",
+        about: "cached reads and evictions that are watched, against ones that are not",
+        run: watch::run,
     },
     Bench { name: "footprint", about: "memory of borrower and lender for each page lent", run: footprint::run },
     Bench {

@@ -36,6 +36,7 @@ fn they_are_listed() {
             "write",
             "tap",
             "guest",
+            "watch",
             "footprint",
             "sequential",
             "reclaim",
@@ -182,6 +183,11 @@ fn guest_has_its_figures() {
         return;
     }
     has_figures("guest", &["over_tap_ratio", "no_host_ratio"], &[]);
+}
+
+#[test]
+fn watch_has_its_figures() {
+    has_figures("watch", &["hit_ratio", "system_call_hit_ratio", "eviction_ratio"], &[]);
 }
 
 #[test]

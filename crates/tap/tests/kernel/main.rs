@@ -4,7 +4,6 @@
 //! says so. Other files of that file system are evicted at the same time, so the tests look at
 //! their own by its generation.
 
-mod cost;
 mod evictions;
 mod rights;
 mod setup;

@@ -1,9 +1,8 @@
-//! What the watch sees of a file that is read, written and evicted; and what watching costs.
+//! What the watch sees of a file that is read, written and evicted.
 
 use crate::setup::{KnownFile, skip, turn};
 use page::PAGE_SIZE;
 use std::os::unix::fs::{FileExt, MetadataExt};
-use std::time::Instant;
 use tap::{LoadError, ReadsSource, Seen, SeenKind, Watch};
 
 /// A watch on the file's file system; `None` (and a line that says so) where there can be none.
@@ -119,49 +118,5 @@ fn reads_writes_and_evictions_are_told_apart() {
         assert_eq!(count(&seen, |kind| kind == SeenKind::Invalidated), PAGES);
         assert_eq!(count(&seen, |kind| kind == SeenKind::Evicted), 0);
         assert_eq!(watch.counters().ring_full, 0);
-    }
-}
-
-/// Run it by `cargo test -p tap --test kernel -- --ignored --nocapture watching_cost`.
-#[test]
-#[ignore = "a measurement, not a check"]
-fn watching_cost() {
-    const TEST: &str = "watching_cost";
-    const PAGES: u64 = 16 * 1024;
-    const ROUNDS: u32 = 7;
-    let _turn = turn();
-    let Some(file) = KnownFile::new(0x5eed_0022, PAGES, TEST) else { return };
-    let hits = || {
-        let mut best = f64::INFINITY;
-        for _ in 0..ROUNDS {
-            let begun = Instant::now();
-            file.read_page_by_page();
-            best = best.min(begun.elapsed().as_nanos() as f64 / PAGES as f64);
-        }
-        best
-    };
-    let leaving = |watch: &mut dyn FnMut()| {
-        let mut best = f64::INFINITY;
-        for _ in 0..ROUNDS {
-            file.read();
-            watch();
-            let begun = Instant::now();
-            file.drop_cache();
-            best = best.min(begun.elapsed().as_nanos() as f64 / PAGES as f64);
-            watch();
-        }
-        best
-    };
-    file.read_page_by_page();
-    println!("not watched: {:.0} ns a hit (a system call), {:.0} ns an eviction", hits(), leaving(&mut || ()));
-    for source in [ReadsSource::PageCache, ReadsSource::SystemCalls] {
-        for (threshold, share) in [(mrc::EVERY_PAGE, "all"), (mrc::EVERY_PAGE / 16, "1/16"), (0, "none")] {
-            let Some(mut watch) = watch_on(&file, source, TEST) else { return };
-            watch.set_threshold(threshold).unwrap();
-            file.read_page_by_page();
-            let hit = hits();
-            let mut take = || drop(watch.take(&mut |_| ()));
-            println!("{source:?}, {share} sampled: {hit:.0} ns a hit, {:.0} ns an eviction", leaving(&mut take));
-        }
     }
 }
