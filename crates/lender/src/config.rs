@@ -1,4 +1,4 @@
-//! What a lender is told at its start, and how that can fail.
+//! Configuration of a lender, and the errors at its start.
 
 use crate::headroom::Memory;
 use crate::pace::Limits;
@@ -10,39 +10,39 @@ use std::time::Duration;
 use wire::address::Address;
 use wire::secure::Security;
 
-/// How many pages to keep at the most.
+/// The maximum number of pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Capacity {
-    /// As many as take this memory.
+    /// As many pages as take this memory.
     Bytes(u64),
-    /// Whatever the machine or the memory cgroup could ever give, less the reserve.
+    /// All memory of the machine or the memory cgroup, less the reserve.
     Auto,
 }
 
-/// What a lender is told at its start.
+/// Configuration of a lender.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Where it listens.
+    /// The address to listen on.
     pub listen: Address,
-    /// How much it lends at the most. It takes memory only as it is used, and only out of free
+    /// The maximum of lent memory. The lender takes memory only when it is used, and only free
     /// memory.
     pub capacity: Capacity,
-    /// Free memory that is never lent.
+    /// Free memory that the lender never takes.
     pub reserve_bytes: u64,
-    /// How long the pages of a borrower that lost its connection are kept for it; zero: not at all.
-    /// Longer than [`wire::GRACE_SECONDS_MAX`] is of no use.
+    /// How long the lender keeps the pages of a borrower that lost its connection. Zero: not at
+    /// all. The maximum is [`wire::GRACE_SECONDS_MAX`].
     pub grace: Duration,
-    /// What it may use of the network and of the processors.
+    /// Limits for the use of network and processors.
     pub limits: Limits,
     /// The security of connections: it decides which borrowers may connect.
     pub security: Security,
 }
 
-/// [`Config::grace`] if nobody says anything else: a switch or a daemon starts again in this time,
-/// and memory that nobody comes back for is not held for long.
+/// Default of [`Config::grace`]: a switch or a daemon restarts in this time, and pages that nobody
+/// claims use memory only for a short time.
 pub const GRACE_DEFAULT: Duration = Duration::from_secs(30);
 
-/// Why a lender does not start, in a line that says what to do.
+/// The reason why a lender does not start, in one line with a remedy.
 #[derive(Debug)]
 #[allow(missing_docs)] // the text that Display makes of each says what it is
 pub enum Error {

@@ -1,8 +1,10 @@
-//! One connection after its greeting: what a frame does, what it costs, and what is answered. No
-//! socket, no waiting; [`crate::hub`] has those, [`crate::greeting`] what comes before.
+//! A connection after its handshake: the effect, the cost and the answer of each frame. This module
+//! uses no socket and does not wait. [`crate::hub`] does both, and [`crate::greeting`] does the
+//! handshake.
 //!
-//! The peer decides what comes, so nothing here trusts it: a frame that breaks the protocol ends
-//! the connection. The store is locked for a few pages at a time and never while bytes travel.
+//! The peer decides which bytes arrive, so nothing here trusts them: a frame that breaks the
+//! protocol ends the connection. The store is locked for a few pages at a time, and never during
+//! I/O.
 
 use crate::pace::Cost;
 use crate::receipt::Receipt;
@@ -20,8 +22,8 @@ use wire::{GetItem, Header, Kind, PutItem, WireKey};
 use zerocopy::little_endian::U64;
 use zerocopy::{FromBytes, IntoBytes};
 
-/// Pages copied in or out with the store locked: 10 to 50 microseconds that another borrower may
-/// have to wait.
+/// Pages that are copied while the store is locked: 10 to 50 microseconds, for which another
+/// borrower may have to wait.
 pub const LOCKED_PAGES: usize = 32;
 
 /// A connection that has joined a session.
@@ -32,26 +34,26 @@ pub struct Connection {
     joined: Joined,
     is_main: bool,
     lost: Vec<Key>,
-    /// What was not charged yet.
+    /// The cost that was not charged yet.
     cost: Cost,
-    /// Time of a processor that this thread had used when it began with this connection, if that is
+    /// Processor time of this thread when it began to serve this connection, if processor time is
     /// measured.
     begun_cpu_ns: Option<u64>,
 }
 
 impl Connection {
-    /// One that has sent and received nothing.
+    /// A connection that has sent and received nothing.
     pub fn new(shared: &Arc<Shared>, channel: Channel, session: Name, joined: Joined, is_main: bool) -> Connection {
         let (lost, cost) = (Vec::new(), Cost::default());
         Connection { shared: Arc::clone(shared), channel, session, joined, is_main, lost, cost, begun_cpu_ns: None }
     }
 
-    /// Whether it carries puts and notices, rather than gets.
+    /// Whether this is a main connection, which carries puts and notices, rather than gets.
     pub fn is_main(&self) -> bool {
         self.is_main
     }
 
-    /// Whether a frame of this kind may come.
+    /// Whether a frame of this kind may arrive on this connection.
     pub fn may_come(&self, kind: Kind) -> bool {
         match kind {
             Kind::Ping => true,
@@ -61,7 +63,7 @@ impl Connection {
         }
     }
 
-    /// Does what a frame says, and appends what is to be answered.
+    /// Executes a frame, and appends the answer to `out`.
     pub fn answer(&mut self, frame: &Frame<'_>, now: Instant, out: &mut Outgoing) -> Result<(), Broken> {
         self.joined.heard.note(now);
         self.cost.bytes += (size_of::<Header>() + frame.body.len()) as u64;
@@ -81,7 +83,7 @@ impl Connection {
             }
             _ => None,
         };
-        // The header was validated and the kind may come, so this is only to have no panic here.
+        // The header was validated and the kind may arrive. This only avoids a panic.
         understood.ok_or(Broken::Unexpected(frame.kind))?;
         if self.is_main {
             self.push_lost(out)?;
@@ -89,7 +91,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Makes room for the pages of a Put of which the head has come.
+    /// Reserves slots for the pages of a Put whose head has arrived.
     pub fn begin_put(&mut self, head: &Frame<'_>, now: Instant) -> Result<Receipt, Broken> {
         self.joined.heard.note(now);
         self.cost.bytes += (size_of::<Header>() as u64) + u64::from(head.header.body_bytes.get());
@@ -97,7 +99,7 @@ impl Connection {
         Ok(Receipt::begin(&self.shared, self.joined.owner, items.to_vec(), head.header.request.get()))
     }
 
-    /// Stores the pages of a Put, which have all come, and appends what is to be answered.
+    /// Stores the pages of a Put, which have all arrived, and appends the answer.
     pub fn end_put(&mut self, receipt: Receipt, now: Instant, out: &mut Outgoing) -> Result<(), Broken> {
         self.joined.heard.note(now);
         let request = receipt.request;
@@ -109,13 +111,13 @@ impl Connection {
         self.push_lost(out).map(drop)
     }
 
-    /// From here on the thread's time is this connection's.
+    /// Starts the measurement of this thread's processor time for this connection.
     pub fn begin_turn(&mut self) {
         let wants_cpu = self.shared.pacing.ask(|pace| pace.wants_cpu()).unwrap_or(false);
         self.begun_cpu_ns = wants_cpu.then(cpu_ns);
     }
 
-    /// Up to here. So many bytes were made for the peer.
+    /// Ends the measurement, and adds the bytes that were made for the peer.
     pub fn end_turn(&mut self, sent_bytes: usize) {
         self.cost.bytes += sent_bytes as u64;
         if let Some(begun_ns) = self.begun_cpu_ns.take() {
@@ -125,26 +127,26 @@ impl Connection {
         }
     }
 
-    /// Charges the session for what was done since the last time. Returns how long it has to wait
-    /// until it is its turn again.
+    /// Charges the session for the cost since the last call. Returns how long the session has to
+    /// wait until its next frame.
     pub fn charge(&mut self) -> Duration {
         let cost = std::mem::take(&mut self.cost);
         let number = self.joined.usage.number;
         self.shared.pacing.ask(|pace| pace.charge(number, cost, Instant::now())).unwrap_or_default()
     }
 
-    /// It has waited for its turn.
+    /// Adds the time that the connection has waited for its share.
     pub fn note_waited(&self, waited: Duration) {
         add(waited.as_nanos() as u64, [&self.shared.tally.paced_ns, &self.joined.usage.paced_ns]);
     }
 
-    /// Whether the session is so far behind its share that it gets nothing for a while.
+    /// Whether the session is so far behind its share that its gets are answered as misses.
     fn is_behind(&self) -> bool {
         let number = self.joined.usage.number;
         self.shared.pacing.ask(|pace| pace.is_behind(number, Instant::now())).unwrap_or(false)
     }
 
-    /// The outer error is of the channel, `None` of the frame.
+    /// The outer error is one of the channel. `None`: the frame is malformed.
     fn put(&mut self, body: &[u8], count: usize, request: u64, out: &mut Outgoing) -> Result<Option<()>, Broken> {
         let Ok((items, pages)) = <[PutItem]>::ref_from_prefix_with_elems(body, count) else { return Ok(None) };
         let (pages, _) = pages.as_chunks::<PAGE_SIZE>();
@@ -165,14 +167,14 @@ impl Connection {
         Ok(Some(()))
     }
 
-    /// Answers a Get. Returns what [`Connection::put`] does.
+    /// Answers a Get. The result is that of [`Connection::put`].
     fn get(&mut self, body: &[u8], exclusive: bool, request: u64, out: &mut Outgoing) -> Result<Option<()>, Broken> {
         let Ok(keys) = <[WireKey]>::ref_from_bytes(body) else { return Ok(None) };
         let is_behind = self.is_behind();
         let reply = out.begin(&self.channel);
         let items_at = reply.len();
         let pages_at = items_at + keys.len() * size_of::<GetItem>();
-        // Misses, until it is known that they are none.
+        // Every item is a miss, unless it is found below.
         reply.resize(pages_at, 0);
         reply.reserve(keys.len() * PAGE_SIZE);
         let mut store = self.shared.store.lock();
@@ -185,7 +187,7 @@ impl Connection {
                 store.read_ahead(self.joined.owner, next.map(WireKey::id));
             }
             if is_behind {
-                // The borrower takes it for gone, so it is of no more use here.
+                // The borrower treats this page as gone, so it is useless here.
                 store.drop_page(self.joined.owner, key(wire_key));
                 continue;
             }
@@ -214,7 +216,7 @@ impl Connection {
         Some(())
     }
 
-    /// Appends a frame of notices, when there are any. Whether there were.
+    /// Appends a frame of notices, if there are any. Returns whether there were.
     pub fn push_lost(&mut self, out: &mut Outgoing) -> Result<bool, Broken> {
         self.lost.clear();
         self.shared.store.lock().take_notices(self.joined.owner, wire::ITEMS_MAX, &mut self.lost);
@@ -232,20 +234,20 @@ impl Connection {
     }
 }
 
-/// Counts for the lender and for the session.
+/// Adds to the counters of the lender and of the session.
 fn add(count: u64, sums: [&AtomicU64; 2]) {
     for sum in sums {
         sum.fetch_add(count, Relaxed);
     }
 }
 
-/// Time of a processor that this thread has used.
+/// Processor time that this thread has used.
 fn cpu_ns() -> u64 {
     let used = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     (used.tv_sec as u64).saturating_mul(1_000_000_000).saturating_add(used.tv_nsec as u64)
 }
 
-/// The store's form of a name.
+/// Converts a name of the protocol to the store's form.
 pub fn key(key: &WireKey) -> Key {
     Key { id: key.id(), version: key.version() }
 }
@@ -267,7 +269,7 @@ pub(crate) mod tests {
             Peer { connection, out: Outgoing::default() }
         }
 
-        /// In two messages: one whose pages come by and by, and one that comes whole.
+        /// Sends two messages: the pages of one arrive in parts, the other arrives whole.
         pub fn put(&mut self, pages: &[(WireKey, Page)]) {
             let items: Vec<_> = pages.iter().map(|(key, _)| PutItem { key: *key, checksum: U64::ZERO }).collect();
             let pages: Vec<_> = pages.iter().map(|(_, page)| *page).collect();

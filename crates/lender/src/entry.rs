@@ -1,9 +1,9 @@
-//! A connection's place among the [`sessions`](crate::sessions): the edge that waits for others to
-//! leave, and frees pages.
+//! A connection's place among the [`sessions`](crate::sessions): this edge waits for other
+//! connections to end, and frees pages.
 //!
-//! Place, session and pages are given up by dropping the [`Entry`] that [`Shared::enter`] gave, so
-//! that no way out of a connection, not even a panic, can forget it. Only a lender that stops frees
-//! no more than takes no time: the rest goes with its memory.
+//! Dropping the [`Entry`] that [`Shared::enter`] returned gives up place, session and pages. So no
+//! way out of a connection, not even a panic, can forget it. A lender that stops frees only a few
+//! pages: the rest is freed with its memory.
 //!
 //! Lock order: [`Shared::table`], then [`Shared::store`]. Neither is ever held during I/O on a
 //! socket.
@@ -17,24 +17,25 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 use wire::address::Stream;
 
-/// How long a connection that resumes a session waits for those of before to leave. They are told
-/// to, so it takes them as long as what they have received takes to store; a borrower waits twice
-/// as long for its Welcome.
+/// How long a connection that resumes a session waits for the older ones to end. They end as soon
+/// as they have stored the data that they have received. A borrower waits twice as long for its
+/// Welcome.
 const TAKE_OVER_LIMIT: Duration = Duration::from_secs(1);
 
-/// Pages of a leaving session freed in one go, with the store locked: well below a millisecond.
+/// Pages of an ending session that are freed while the store is locked: well below a millisecond.
 const REMOVAL_PAGES: usize = 512;
 
 /// A connection's place.
 pub struct Entry {
     shared: Arc<Shared>,
     number: u64,
-    /// Whose pages are still to be freed.
+    /// The owner whose pages are still to be freed.
     leaving: Option<Owner>,
 }
 
 impl Shared {
-    /// Makes room for a connection; `None` when there are too many, or the lender is shutting down.
+    /// Makes room for a connection. Returns `None` if there are too many, or the lender is shutting
+    /// down.
     pub fn enter(self: &Arc<Shared>, stream: &Arc<Stream>) -> Option<Entry> {
         let mut table = self.table.lock();
         if table.crowd_out() {
@@ -44,7 +45,7 @@ impl Shared {
         Some(Entry { shared: Arc::clone(self), number, leaving: None })
     }
 
-    /// Ends all connections, lets no more in, and waits until all of them have left.
+    /// Ends all connections, accepts no more, and waits until all of them have ended.
     pub fn close_all(&self) {
         let mut table = self.table.lock();
         table.close();
@@ -55,7 +56,7 @@ impl Shared {
 }
 
 impl Entry {
-    /// Joins a session as its main connection; waits for those that it replaces. See
+    /// Joins a session as its main connection, and waits for those that it replaces. See
     /// [`crate::sessions::Table::join_main`].
     pub fn join_main(&self, name: Name, next_version: Option<Version>) -> Result<Joined, Refusal> {
         let deadline = Instant::now() + TAKE_OVER_LIMIT;
@@ -78,8 +79,8 @@ impl Entry {
         self.shared.table.lock().join_get(self.number, name)
     }
 
-    /// Leaves the session, and frees as many of the pages that go with it as takes no time. True:
-    /// dropping the entry takes longer, as there are more.
+    /// Leaves the session, and frees a number of its pages that takes no time. Returns true if more
+    /// are left, so that dropping the entry takes longer.
     pub fn leave(&mut self) -> bool {
         let over = {
             let mut table = self.shared.table.lock();
@@ -94,14 +95,14 @@ impl Entry {
 
 impl Drop for Entry {
     fn drop(&mut self) {
-        // Once is enough, and more does nothing.
+        // Further calls have no effect.
         if self.leaving.is_none() {
             self.leave();
         }
         if let Some(owner) = self.leaving {
             let mut store = self.shared.store.lock();
-            // Page by page, 256 GiB take most of a minute, for which a lender that stops would be
-            // waited for. Nobody asks it for a page any more.
+            // Freeing 256 GiB page by page takes most of a minute. A lender that stops must not
+            // wait for that, because no borrower asks it for a page any more.
             while !self.shared.stop.is_requested() && !store.remove_owner(owner, REMOVAL_PAGES) {
                 store.bump();
             }
@@ -119,7 +120,7 @@ mod tests {
     use std::os::unix::net::UnixStream;
     use wire::secure::Security;
 
-    /// The pages that stay when a session with so many ends, and the connections.
+    /// Returns the pages and connections that are left when a session with `pages` pages ends.
     fn left_of(pages: u32, stops: bool) -> (u32, usize) {
         let mut store = Store::new(pages).unwrap();
         store.set_headroom_pages(pages.into());

@@ -1,5 +1,5 @@
-//! Doors for the crate `fuzz`: what takes apart the bytes of borrowers and of the kernel's files.
-//! No part of the interface, and nothing of it decides anything.
+//! Entry points for the crate `fuzz`: the decoders of bytes from borrowers and of the kernel's
+//! files. They are no part of the interface, and decide nothing.
 
 use crate::entry::Entry;
 use crate::headroom::{self, Memory};
@@ -17,35 +17,36 @@ use wire::address::Stream;
 pub use wire::frames::{Broken, FrameReader};
 use wire::secure::Security;
 
-/// A lender without a listener and without housekeeping: connections are handed to it.
+/// A lender without a listener and without housekeeping. The caller passes connections to it.
 pub struct Lender {
     shared: Arc<Shared>,
 }
 
-/// How long sessions are kept: as long as an input takes.
+/// How long sessions are kept: longer than any input runs.
 const GRACE: Duration = Duration::from_secs(3600);
 
-/// A session's main connection on which nothing comes.
+/// A session's main connection, on which nothing arrives.
 pub struct Held {
     _entry: Entry,
 }
 
 impl Lender {
-    /// One of that capacity, for which there is memory.
+    /// A lender of that capacity, for which there is memory.
     pub fn new(capacity_pages: u32, security: Security) -> io::Result<Lender> {
         let mut store = Store::new(capacity_pages)?;
         store.set_headroom_pages(u64::MAX);
         Ok(Lender { shared: Arc::new(Shared::new(store, GRACE, security)?) })
     }
 
-    /// Joins a session; `stream` stands for the main connection. `None`: there are too many.
+    /// Joins a session; `stream` stands for the main connection. Returns `None` if there are too
+    /// many.
     pub fn hold(&self, name: Name, stream: Stream) -> Option<Held> {
         let entry = self.shared.enter(&Arc::new(stream))?;
         entry.join_main(name, None).ok()?;
         Some(Held { _entry: entry })
     }
 
-    /// The time for which sessions are kept passes.
+    /// Simulates the end of the grace time of all kept sessions.
     pub fn forget_kept(&self) {
         housekeeping::forget_left_behind(&self.shared, Instant::now() + GRACE);
     }
@@ -59,8 +60,8 @@ impl Lender {
         }
     }
 
-    /// Pages stored (those of zeros too), sessions, connections, and connections given up for a
-    /// broken frame.
+    /// Returns stored pages (those of zeros too), sessions, connections, and connections that ended
+    /// because of a broken frame.
     pub fn left(&self) -> (u32, usize, usize, u64) {
         let table = self.shared.table.lock();
         let store = self.shared.store.lock();
@@ -69,7 +70,7 @@ impl Lender {
     }
 }
 
-/// Everything that is worked out from the texts of `/proc`, and what is decided from it.
+/// Parses the texts of `/proc`, and makes the decisions that depend on them.
 pub fn memory_files(
     meminfo: &str,
     membership: &str,

@@ -1,9 +1,10 @@
-//! The beginning of a connection, in a thread of its own: from the first frame to the Welcome.
+//! The handshake of a connection, in a thread of its own: from the first frame to the Welcome.
 //!
-//! Each peer is a stranger until then. What one can cost is bounded in time ([`HELLO_LIMIT`]),
-//! bytes ([`wire::FIRST_BODY_BYTES_MAX`]) and number ([`crate::sessions::STRANGERS_MAX`]), and as
-//! handshakes are arithmetic, and joining a session may have to wait for another connection to
-//! leave, each has a thread, which can hold up nobody who is in.
+//! A peer is a stranger until its handshake has ended. The cost of a stranger is bounded in time
+//! ([`HELLO_LIMIT`]), bytes ([`wire::FIRST_BODY_BYTES_MAX`]) and number
+//! ([`crate::sessions::STRANGERS_MAX`]). Handshakes need arithmetic, and joining a session may have
+//! to wait for another connection to end. So each stranger has a thread, which cannot delay
+//! connected borrowers.
 
 use crate::connection::Connection;
 use crate::entry::Entry;
@@ -20,18 +21,18 @@ use wire::secure::{Channel, Security};
 use wire::{Hello, Kind, Refused, Welcome};
 use zerocopy::little_endian::{U32, U64};
 
-/// Time for the first frames to come, whole, up to the Hello. A borrower sends each at once.
+/// Time limit for the first frames, complete, up to the Hello. A borrower sends each at once.
 const HELLO_LIMIT: Duration = Duration::from_secs(2);
-/// How often the clock is looked at meanwhile.
+/// How often the clock is checked while a frame arrives.
 const HELLO_TICK: Duration = Duration::from_millis(250);
-/// How often it is looked at while something leaves.
+/// How often the clock is checked while a frame leaves.
 const SEND_TICK: Duration = Duration::from_secs(1);
 
 const _: () = assert!(wire::secure::SEAL_BYTES + size_of::<Hello>() <= wire::FIRST_BODY_BYTES_MAX);
 const _: () = assert!(wire::secure::HANDSHAKE_BYTES <= wire::FIRST_BODY_BYTES_MAX);
 
-/// Greets whoever connects. A peer that is welcome is handed back, to be served by a hub; of
-/// anybody else nothing is left.
+/// Does the handshake with a new peer. If it succeeds, the connection is returned, and an event
+/// loop serves it. Otherwise nothing of the peer is left.
 pub fn receive(shared: &Arc<Shared>, stream: Arc<Stream>, entry: Entry) -> Option<Member> {
     match greet(shared, &stream, &entry) {
         Ok((connection, reader)) => Some(Member::new(stream, entry, connection, reader)),
@@ -43,10 +44,10 @@ pub fn receive(shared: &Arc<Shared>, stream: Arc<Stream>, entry: Entry) -> Optio
     }
 }
 
-/// Counts and logs why a connection has ended.
+/// Counts and logs the reason why a connection has ended.
 pub fn note_end(shared: &Shared, stream: &Stream, broken: &Broken) {
     match broken {
-        // A peer may go as it likes, and its network too.
+        // A peer may disconnect at any time, and so may its network.
         Broken::Closed | Broken::Goodbye | Broken::Io(_) => {
             tracing::debug!(peer = stream.peer(), reason = %broken, "connection ended")
         }
@@ -64,7 +65,7 @@ pub fn note_end(shared: &Shared, stream: &Stream, broken: &Broken) {
     }
 }
 
-/// Tells a peer why it is not served, if it can be told without waiting.
+/// Sends a peer the reason why it is not served, if that is possible without waiting.
 pub fn refuse(shared: &Shared, stream: &Stream, channel: &Channel, code: u32, text: &str) {
     shared.tally.refused_connections.fetch_add(1, Relaxed);
     if code == wire::REFUSED_KEY {
@@ -77,12 +78,13 @@ pub fn refuse(shared: &Shared, stream: &Stream, channel: &Channel, code: u32, te
     }
 }
 
-/// The first frames: whoever comes has to have the pool's key, if there is one, before anything of
+/// Receives the first frames: a peer must have the pool's key, if there is one, before anything of
 /// a session is touched.
 fn greet(shared: &Arc<Shared>, stream: &Stream, entry: &Entry) -> Result<(Connection, FrameReader), Broken> {
     stream.set_read_timeout(Some(HELLO_TICK)).map_err(Broken::Io)?;
     stream.set_write_timeout(Some(SEND_TICK)).map_err(Broken::Io)?;
-    // Both together have the time of one: a peer does not get more of it by beginning well.
+    // Both frames together have the time limit of one: a peer gets no more time because its first
+    // frame is valid.
     let deadline = Instant::now() + HELLO_LIMIT;
     let refused = |channel: &Channel, code, text: &str| {
         refuse(shared, stream, channel, code, text);

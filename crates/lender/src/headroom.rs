@@ -1,47 +1,46 @@
-//! How much memory nobody uses, of the machine and of the memory cgroups that this process is in.
+//! Available memory of the machine and of the memory cgroups that contain this process.
 //!
 //! The tightest of them counts: `MemFree` of the machine, and for the process's cgroup and each one
 //! above it the limit less the usage, in version 1 and version 2 of cgroups. The page cache counts
-//! as used (it is somebody's), and so do the pages that were lent, even those that the kernel may
-//! take: that is what keeps the lender from growing into anybody's cache.
+//! as used. So do lent pages, even those that the kernel may take: this keeps the lender from
+//! displacing anybody's page cache.
 //!
-//! Only files are read here, below a root that tests can choose. A file that is missing or makes no
-//! sense bounds nothing, but without `meminfo` there is an error: then nothing is known, and the
-//! caller must not grow.
+//! This module only reads files, below a root that tests can choose. A file that is missing or
+//! cannot be parsed sets no bound. But without `meminfo` there is an error: then nothing is known,
+//! and the caller must not grow.
 
 use page::PAGE_SIZE;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Limits from here on mean "none": version 1 says so with the largest number of pages there is.
+/// Limits from here on mean "none": version 1 shows the largest possible number of pages for that.
 const UNLIMITED_BYTES: u64 = 1 << 60;
 
-/// Cgroups above each other that are looked at; nobody nests them deeper, and the kernel's limit
-/// need not be known.
+/// Nested cgroups that are read. Nobody nests them deeper, so the kernel's limit does not matter.
 const CGROUP_DEPTH_MAX: usize = 64;
 
-/// What is there, and what is free, in bytes, of the tightest.
+/// Total and free memory in bytes, of the tightest limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Memory {
-    /// What this process could ever have: of the machine, or the smallest limit.
+    /// The maximum that this process could have: the machine's memory, or the smallest limit.
     pub total_bytes: u64,
-    /// What nobody uses.
+    /// Unused memory.
     pub free_bytes: u64,
 }
 
-/// How memory is used, for who plans.
+/// The use of memory, for planning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Usage {
-    /// What there is, and what is free.
+    /// Total and free memory.
     pub memory: Memory,
-    /// What is free, together with page cache that was used once, or not lately; of the tightest.
+    /// Free memory, and page cache that was used once, or not recently; of the tightest limit.
     pub spare_bytes: u64,
-    /// Pages that were read again after they had been evicted, since ever: of the innermost cgroup
+    /// Pages that were read again after their eviction, since the start: of the innermost cgroup
     /// with a limit, or of the machine.
     pub refaulted_pages: u64,
 }
 
-/// Microseconds that some task waited for memory since ever, where they are told.
+/// Microseconds since the start for which some task waited for memory, if the kernel reports them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stalls {
     /// In the innermost cgroup with a limit.
@@ -51,7 +50,7 @@ pub struct Stalls {
 }
 
 impl Stalls {
-    /// What there is of both since `before`.
+    /// The difference of both to `before`.
     pub fn since(self, before: Stalls) -> Stalls {
         let grown = |now: Option<u64>, before: Option<u64>| Some(now?.saturating_sub(before?));
         Stalls {
@@ -60,18 +59,18 @@ impl Stalls {
         }
     }
 
-    /// The more of both. None: nothing was told.
+    /// The larger of the two. `None`: the kernel reports nothing.
     pub fn most_us(self) -> Option<u64> {
         self.limited_us.max(self.machine_us)
     }
 }
 
-/// The files of a cgroup that say how much it may have and how much it has.
+/// The files of a cgroup with its limit and its usage.
 #[derive(Clone, Copy)]
 struct Files {
     limits: &'static [&'static str],
     usage: &'static str,
-    /// Stalls for want of memory, where they are told.
+    /// The file with stalls due to a lack of memory, if there is one.
     pressure: Option<&'static str>,
 }
 
@@ -86,7 +85,7 @@ struct Group {
 }
 
 impl Group {
-    /// Its limit, and what is free below it. None: it has no limit.
+    /// Its limit, and the free memory below it. `None`: it has no limit.
     fn room_bytes(&self) -> Option<(u64, u64)> {
         let number = |file: &&str| number(&self.directory.join(file)).filter(|bytes| *bytes < UNLIMITED_BYTES);
         let limit = self.files.limits.iter().filter_map(number).min()?;
@@ -94,10 +93,10 @@ impl Group {
     }
 }
 
-/// Looks at memory. Finds its cgroups anew when the process was moved.
+/// Reads memory sizes. Finds its cgroups again if the process was moved.
 pub struct Headroom {
     proc: PathBuf,
-    /// `/proc/self/cgroup` as it was when `groups` were found.
+    /// `/proc/self/cgroup` at the time when `groups` were found.
     membership: String,
     /// Innermost first.
     groups: Vec<Group>,
@@ -110,20 +109,20 @@ impl Default for Headroom {
 }
 
 impl Headroom {
-    /// With the process file system at `proc`.
+    /// With the proc file system at `proc`.
     pub fn new(proc: &Path) -> Headroom {
         Headroom { proc: proc.to_owned(), membership: String::new(), groups: Vec::new() }
     }
 
-    /// What there is now.
+    /// Reads the present sizes.
     ///
     /// # Errors
-    /// When the machine's memory, or what cgroups there are, cannot be read.
+    /// Fails if the machine's memory, or the list of cgroups, cannot be read.
     pub fn read(&mut self) -> io::Result<Memory> {
         self.read_with_machine().map(|(memory, _)| memory)
     }
 
-    /// What there is now, and what there is of it on the machine, whatever the cgroups allow.
+    /// Reads the present sizes, and those of the machine without its cgroups.
     ///
     /// # Errors
     /// As for [`Headroom::read`].
@@ -139,7 +138,7 @@ impl Headroom {
         Ok((memory, machine))
     }
 
-    /// What there is now, and how it is used. Counts that the kernel does not tell are 0.
+    /// Reads the present sizes and the use of memory. Counters that the kernel does not have are 0.
     ///
     /// # Errors
     /// As for [`Headroom::read`].
@@ -166,17 +165,17 @@ impl Headroom {
     /// All memory of the machine, whatever the cgroups allow.
     ///
     /// # Errors
-    /// When it cannot be read.
+    /// Fails if it cannot be read.
     pub fn machine_bytes(&self) -> io::Result<u64> {
         let meminfo = std::fs::read_to_string(self.proc.join("meminfo"))?;
         Ok(meminfo_bytes(&meminfo, "MemTotal:").ok_or(io::ErrorKind::InvalidData)?)
     }
 
-    /// How long others have waited for memory. A cgroup without a limit does not count by itself:
-    /// that of a service knows of the lender's own threads alone.
+    /// How long others have waited for memory. A cgroup without a limit is left out: that of a
+    /// service contains the lender's own threads alone.
     pub fn stalls(&mut self) -> Stalls {
         let told = |path: PathBuf| stalled_us(&std::fs::read_to_string(path).ok()?);
-        // What cannot be found out now is found out when memory is read.
+        // If this fails, the next reading of memory finds the groups.
         let _ = self.refresh_groups();
         let limited = self.groups.iter().find(|group| group.room_bytes().is_some());
         Stalls {
@@ -185,20 +184,20 @@ impl Headroom {
         }
     }
 
-    /// How much of the machine's memory the kernel frees again whenever it is used: the sum of its
-    /// zones' high watermarks. 0 where it cannot be read. Not to be asked for all the time, as no
-    /// zone gives or takes memory while it is written down.
+    /// Memory that the kernel always frees again when it is used: the sum of the zones' high
+    /// watermarks. 0 if it cannot be read. Do not call it often: the kernel blocks the zones while
+    /// it writes the file.
     pub fn watermark_bytes(&self) -> u64 {
         std::fs::read_to_string(self.proc.join("zoneinfo")).map_or(0, |zoneinfo| watermark_bytes(&zoneinfo))
     }
 
-    /// How many lazily freed pages the kernel has taken since ever, from anybody. `None` when it
-    /// does not count them.
+    /// Number of lazily freed pages that the kernel has taken since the start, from any process.
+    /// `None` if it does not count them.
     pub fn lazily_freed_pages(&self) -> Option<u64> {
         lazily_freed_pages(&std::fs::read_to_string(self.proc.join("vmstat")).ok()?)
     }
 
-    /// Without cgroups there is no list of them; any other failure must not look as if there were
+    /// Without cgroups there is no list of them. Any other failure must not look as if there were
     /// no limit.
     fn refresh_groups(&mut self) -> io::Result<()> {
         let read = |name| match std::fs::read(self.proc.join(name)) {
@@ -215,8 +214,8 @@ impl Headroom {
     }
 }
 
-/// The folders of the files that tell how much memory there is and how it is used, now and should
-/// the process be moved to another cgroup: for who takes all others out of a lender's reach.
+/// The folders of the files with memory sizes and memory use, for the present cgroup and for any
+/// other one to which the process may be moved. The caller denies a lender access to all others.
 pub fn memory_folders() -> Vec<PathBuf> {
     let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     let cgroups =
@@ -224,11 +223,11 @@ pub fn memory_folders() -> Vec<PathBuf> {
     ["/proc", "/sys"].map(PathBuf::from).into_iter().chain(cgroups.map(|(_, mount_point)| mount_point)).collect()
 }
 
-/// Where the hierarchy of cgroups that governs memory is mounted: that of version 1 with the memory
+/// The mount point of the cgroup hierarchy that governs memory: version 1 with the memory
 /// controller, else version 2.
 ///
 /// # Errors
-/// When there is none.
+/// Fails if there is none.
 pub fn memory_hierarchy() -> io::Result<PathBuf> {
     let mounts = std::fs::read_to_string("/proc/self/mountinfo")?;
     hierarchy(&mounts).ok_or_else(|| {
@@ -241,14 +240,14 @@ fn hierarchy(mounts: &str) -> Option<PathBuf> {
     of("cgroup").or_else(|| of("cgroup2")).map(|(_, mount_point)| mount_point)
 }
 
-/// Where the files of [`find_groups`] are.
+/// The directories of the files of [`find_groups`].
 pub(crate) fn group_directories(membership: &str, mounts: &str) -> Vec<PathBuf> {
     find_groups(membership, mounts).into_iter().map(|group| group.directory).collect()
 }
 
-/// The cgroups that say something about memory, the innermost of each hierarchy first, up to what
-/// is mounted. A hierarchy's own root has no limit, and its files say so. But in a cgroup namespace
-/// what looks like the root is the container's own group, whose limit counts.
+/// The cgroups with memory files, the innermost of each hierarchy first, up to the mount. A
+/// hierarchy's own root has no limit, and its files show that. But in a cgroup namespace the
+/// apparent root is the container's own group, whose limit counts.
 fn find_groups(membership: &str, mounts: &str) -> Vec<Group> {
     let mut groups = Vec::new();
     for line in membership.lines() {
@@ -263,8 +262,8 @@ fn find_groups(membership: &str, mounts: &str) -> Vec<Group> {
             _ => continue,
         };
         let Some((root, mount_point)) = mounts.lines().find_map(|line| cgroup_mount(line, kind)) else { continue };
-        // In a container the mount may show only a part of the tree; what lies above it is not ours
-        // to see.
+        // In a container the mount may show only a part of the tree. Groups above it cannot be
+        // read.
         let inside = match Path::new(path).strip_prefix(root) {
             Ok(inside) => inside,
             Err(_) => Path::new(path).strip_prefix("/").unwrap_or(Path::new("")),
@@ -283,8 +282,8 @@ fn find_groups(membership: &str, mounts: &str) -> Vec<Group> {
     groups
 }
 
-/// Root and mount point, when this line of `mountinfo` is a mount of the kind of cgroup that
-/// governs memory.
+/// Root and mount point, if this line of `mountinfo` is a mount of the kind of cgroup that governs
+/// memory.
 fn cgroup_mount<'a>(line: &'a str, kind: &str) -> Option<(&'a str, PathBuf)> {
     // id parent major:minor root mount-point options [tags] - type source super-options
     let (left, right) = line.split_once(" - ")?;
@@ -293,7 +292,7 @@ fn cgroup_mount<'a>(line: &'a str, kind: &str) -> Option<(&'a str, PathBuf)> {
     let mut right = right.split(' ');
     let (found, options) = (right.next()?, right.nth(1)?);
     let governs = kind == "cgroup2" || options.split(',').any(|option| option == "memory");
-    // Spaces are written in octal; nobody mounts cgroups at other odd names.
+    // Spaces are written in octal; nobody mounts cgroups at other unusual names.
     (found == kind && governs).then(|| (root, PathBuf::from(mount_point.replace("\\040", " "))))
 }
 
@@ -308,7 +307,7 @@ fn meminfo_bytes(meminfo: &str, name: &str) -> Option<u64> {
 
 const REFAULTS: &str = "workingset_refault_file";
 
-/// In version 1 of cgroups, what is counted with all that is below has another name.
+/// In version 1 of cgroups, the counters that include all groups below have another name.
 fn counted(stat: &str, name: &str) -> u64 {
     let of = |line: &str, prefix: &str| {
         line.strip_prefix(prefix)?.strip_prefix(name)?.strip_prefix(' ')?.trim().parse().ok()
@@ -325,7 +324,7 @@ pub(crate) fn lazily_freed_pages(vmstat: &str) -> Option<u64> {
     vmstat.lines().find_map(|line| line.strip_prefix("pglazyfreed ")?.trim().parse().ok())
 }
 
-/// Each zone's is a line of its own; the limits of its processors' lists have other names (`high:`,
+/// Each zone has a line of its own; the limits of its processors' lists have other names (`high:`,
 /// `high_min:`).
 pub(crate) fn watermark_bytes(zoneinfo: &str) -> u64 {
     let pages = |line: &str| line.trim_start().strip_prefix("high ")?.trim().parse::<u64>().ok();
@@ -344,7 +343,7 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    /// A process file system of 1000 MiB, 400 of them free, and a place for cgroups.
+    /// A proc file system of 1000 MiB, 400 of them free, and a place for cgroups.
     struct Machine {
         directory: tempfile::TempDir,
     }
@@ -398,10 +397,10 @@ mod tests {
         let files = |limit, usage| [("memory.limit_in_bytes", limit), ("memory.usage_in_bytes", usage)];
         machine.group("memory/outer/inner", &files("9223372036854771712\n", "1048576\n"));
         machine.group("memory/outer", &files("104857600\n", "73400320\n"));
-        // The root takes no limit.
+        // The root has no limit.
         machine.group("memory", &files("9223372036854771712\n", "900000000\n"));
         assert_eq!(machine.headroom().read().unwrap(), memory(100, 30));
-        // Over the limit is no headroom, not an overflow.
+        // Usage above the limit is no headroom, and no overflow.
         machine.group("memory/outer/inner", &files("1048576\n", "2097152\n"));
         assert_eq!(machine.headroom().read().unwrap(), memory(1, 0));
     }
@@ -410,7 +409,7 @@ mod tests {
     fn version_2_counts_and_tells_of_stalls_below_its_limit() {
         let machine = Machine::new("0::/a/b\n", V2_MOUNT);
         machine.group("unified/a/b", &[("memory.max", "max\n"), ("memory.high", "max\n"), ("memory.current", "1\n")]);
-        // As a service's own group, in which nobody but the lender is.
+        // A service's own group, which contains only the lender.
         machine.group("unified/a/b", &[("memory.pressure", "some total=3\n")]);
         machine.group("unified/a", &[("memory.max", "209715200\n"), ("memory.high", "104857600\n")]);
         machine.group("unified/a", &[("memory.current", "94371840\n"), ("memory.pressure", "some total=77\n")]);
@@ -461,7 +460,7 @@ mod tests {
 
     #[test]
     fn a_part_of_the_tree_is_enough() {
-        // As in a container: the mount's root is the container's own cgroup, whose limit counts.
+        // In a container the mount's root is the container's own cgroup, whose limit counts.
         let mounts = "31 25 0:27 /docker/abc ROOT/memory rw - cgroup cgroup rw,memory\n";
         for path in ["/docker/abc", "/docker/abc/gone"] {
             let machine = Machine::new(&format!("4:memory:{path}\n"), mounts);
@@ -471,7 +470,7 @@ mod tests {
         }
     }
 
-    /// As containers have it on most systems: the process and the mount are at the root of a cgroup
+    /// The usual case of containers: the process and the mount are at the root of a cgroup
     /// namespace, which is the container's.
     #[test]
     fn the_root_of_a_namespace_has_its_limit() {
@@ -514,7 +513,7 @@ mod tests {
         assert!(Headroom::new(Path::new("/nonexistent")).read().is_err());
     }
 
-    /// Lines of what Linux 6.18 told on a machine of 20 GiB, of three zones and one processor.
+    /// Lines from Linux 6.18 on a machine of 20 GiB, of three zones and one processor.
     const ZONEINFO: &str = "\
 Node 0, zone      DMA
   per-node stats

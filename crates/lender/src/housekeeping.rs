@@ -1,14 +1,17 @@
-//! The thread that keeps the store in step with the machine.
+//! The thread that adapts the store to the machine's memory.
 //!
-//! Ten times a second, or more often where little is left free, it looks how much memory is free
-//! and tells the store, which takes no more than that until the next look; it judges the pressure;
-//! and it gives back what others take of the reserve ([`crate::demand`]). Ten times a second it
-//! also looks whether the kernel has taken lazily freed pages, anybody's, and then searches for
-//! those of ours. What is found gone is noted for the borrowers; their connections send the
-//! notices. And it frees the pages of borrowers that did not come back. While nothing is to be
-//! lent, it gives back what still is.
+//! It has these tasks, ten times a second:
+//! - Read the free memory, and give it to the store as the maximum growth until the next check.
+//!   This happens more often if little is free.
+//! - Judge the memory pressure.
+//! - Give back as much as others take of the reserve ([`crate::demand`]).
+//! - Check whether the kernel has taken lazily freed pages of any process, and then search for lost
+//!   pages of the store. The thread notes lost pages for the borrowers; their connections send the
+//!   notices.
+//! - Free the pages of borrowers that did not come back.
+//! - While lending is off, give lent pages back.
 //!
-//! Nothing here waits for a borrower. When memory cannot be read, the store does not grow.
+//! Nothing here waits for a borrower. If memory cannot be read, the store does not grow.
 
 use crate::demand::Demand;
 use crate::headroom::{Headroom, Memory, Stalls};
@@ -19,24 +22,24 @@ use page::PAGE_SIZE;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-/// Time between two looks, at the most. In it a 10 Gbit/s network brings 120 MB at the most; the
-/// usual reserve is more.
+/// The maximum time between two checks. In this time a 10 Gbit/s network brings at most 120 MB; the
+/// usual reserve is larger.
 const TICK: Duration = Duration::from_millis(100);
-/// What a stored page costs of memory: itself, its record and index entry, its page table entry.
+/// Memory that a stored page needs: the page, its record and index entry, its page table entry.
 const PAGE_COST_BYTES: u64 = PAGE_SIZE as u64 + 31 + 5 + 8;
-/// Slots searched with the store locked: 64 MiB of them, some 100 microseconds.
+/// Slots that are searched while the store is locked: 64 MiB of them, some 100 microseconds.
 const SCAN_SLOTS: u32 = 16_384;
-/// A search that took a time is not repeated before this many times as long: it may use a tenth of
-/// a processor.
+/// After a search the thread waits this many times its duration before the next one, so that
+/// searches use a tenth of a processor.
 const SCAN_REST: u32 = 9;
-/// Time between two looks at what the kernel keeps free. It changes when somebody sets it, and for
-/// a while when memory is fragmented.
+/// Time between two readings of the kernel's watermarks. They change when somebody sets them, and
+/// for a while when memory is fragmented.
 const WATERMARKS_REST: Duration = Duration::from_secs(1);
-/// The kernel frees a little more than up to its watermarks: this part of them.
+/// The kernel frees a little more than its watermarks: this part of them.
 const WATERMARKS_MARGIN_SHARE: u64 = 8;
 /// Pages given back with the store locked: well below a millisecond.
 const SHRINK_PAGES: usize = 512;
-/// Such parts freed between two looks of what borrowers have left behind: 128 MiB, some 20 ms.
+/// Parts of the pages of gone borrowers that are freed between two checks: 128 MiB, some 20 ms.
 const LEAVING_PARTS: usize = 64;
 
 /// The state of the thread.
@@ -44,11 +47,11 @@ pub struct Housekeeper {
     headroom: Headroom,
     pressure: Pressure,
     demand: Demand,
-    /// What the kernel frees again whenever it is used, and when that was read.
+    /// Memory that the kernel always frees again when it is used, and the time of that reading.
     watermarks: Option<(Instant, u64)>,
-    /// When to look again.
+    /// Time until the next check.
     next_look: Duration,
-    /// When the pressure was last judged, and the stalls by then.
+    /// The time of the last judgement of the pressure, and the stalls at that time.
     window: Option<(Instant, Stalls)>,
     /// The kernel's count of lazily freed pages when the last search began.
     lazily_freed_pages: Option<u64>,
@@ -57,7 +60,7 @@ pub struct Housekeeper {
 }
 
 impl Housekeeper {
-    /// One that has not looked yet.
+    /// A housekeeper that has not checked anything yet.
     pub fn new(headroom: Headroom) -> Housekeeper {
         Housekeeper {
             headroom,
@@ -72,7 +75,7 @@ impl Housekeeper {
         }
     }
 
-    /// Looks, at least every [`TICK`], until the lender stops.
+    /// Checks, at least every [`TICK`], until the lender stops.
     pub fn run(mut self, shared: &Shared) {
         let mut ticked = Instant::now();
         while !shared.stop.wait(None, Some(self.next_look)) {
@@ -86,7 +89,7 @@ impl Housekeeper {
         }
     }
 
-    /// All there is to be done ten times a second.
+    /// Does all tasks of a tenth of a second.
     pub fn tick(&mut self, shared: &Shared, now: Instant) {
         self.look(shared, now);
         self.scan_when_due(shared, now);
@@ -94,9 +97,10 @@ impl Housekeeper {
         give_back_unlent(shared);
     }
 
-    /// Looks at memory, tells the store what it may take, and has it give back what others need.
+    /// Reads memory, sets the store's headroom, and gives back what others need.
     fn look(&mut self, shared: &Shared, now: Instant) {
-        // What the store takes between this and its being told is part of what is seen as free.
+        // Pages that the store takes between this line and the new headroom are part of the memory
+        // that is seen as free.
         let (grown_before, held_bytes) = {
             let store = shared.store.lock();
             let held_pages = [store.stored_pages(), store.warm_pages(), store.reserved_pages()].map(u64::from);
@@ -141,8 +145,9 @@ impl Housekeeper {
         }
     }
 
-    /// What is free on the machine beyond what the kernel keeps free. Up to there it reclaims from
-    /// everybody's page cache what is taken, so a lender that took it would never see it end.
+    /// Free memory of the machine beyond the kernel's watermarks. The kernel reclaims page cache to
+    /// refill memory up to the watermarks, so a lender that took this memory would grow without
+    /// end.
     fn unclaimed_bytes(&mut self, machine: Memory, now: Instant) -> u64 {
         let is_due = self.watermarks.is_none_or(|(read, _)| now.duration_since(read) >= WATERMARKS_REST);
         if is_due {
@@ -173,7 +178,7 @@ impl Housekeeper {
 
     fn scan_when_due(&mut self, shared: &Shared, now: Instant) {
         let lazily_freed_pages = self.headroom.lazily_freed_pages();
-        // A kernel that does not count them is asked at the pace of the rest.
+        // If the kernel does not count these pages, the search runs at its slowest pace.
         let moved = lazily_freed_pages.is_none() || lazily_freed_pages != self.lazily_freed_pages;
         if !moved || self.next_scan.is_some_and(|next| now < next) {
             return;
@@ -190,7 +195,7 @@ impl Housekeeper {
     }
 }
 
-/// Forgets borrowers that did not come back in time, and frees the pages of those forgotten, a part
+/// Forgets borrowers that did not come back in time, and frees the pages of forgotten ones, a part
 /// at a time.
 pub(crate) fn forget_left_behind(shared: &Shared, now: Instant) {
     let expired = shared.table.lock().expire(shared.grace, now);
@@ -207,7 +212,7 @@ pub(crate) fn forget_left_behind(shared: &Shared, now: Instant) {
     }
 }
 
-/// While nothing is lent, gives back what still is, a part at a time.
+/// While lending is off, gives lent pages back, a part at a time.
 pub(crate) fn give_back_unlent(shared: &Shared) {
     for _ in 0..LEAVING_PARTS {
         let mut store = shared.store.lock();
@@ -239,7 +244,7 @@ pub(crate) fn shrink(shared: &Shared) {
     give_back(shared, pages);
 }
 
-/// Gives back so many pages, a part at a time. Returns how many there were to give.
+/// Gives this many pages back, a part at a time. Returns how many there were.
 fn give_back(shared: &Shared, pages: usize) -> usize {
     let mut left = pages;
     while left > 0 {
@@ -288,7 +293,7 @@ mod tests {
         let (shared, owner) = store(1000);
         let mut keeper = Housekeeper::new(Headroom::new(directory.path()));
         shared.reserve_bytes.store(100 * MIB, Relaxed);
-        // Nothing is known: nothing is taken.
+        // Without known sizes the store takes nothing.
         keeper.tick(&shared, Instant::now());
         assert_eq!(put(&shared, owner, 0..10), 0);
         machine(directory.path(), 101, 0);
@@ -296,12 +301,12 @@ mod tests {
         put(&shared, owner, 0..900);
         let grown = shared.store.lock().stored_pages();
         assert_eq!(u64::from(grown), MIB / PAGE_COST_BYTES);
-        // The reserve is not touched.
+        // The store does not take the reserve.
         machine(directory.path(), 99, 0);
         keeper.tick(&shared, Instant::now());
         put(&shared, owner, 0..900);
         assert_eq!(shared.store.lock().stored_pages(), grown);
-        // Until it is less.
+        // The reserve becomes smaller.
         shared.reserve_bytes.store(98 * MIB, Relaxed);
         keeper.tick(&shared, Instant::now());
         put(&shared, owner, 0..900);
@@ -325,7 +330,7 @@ mod tests {
         };
         assert_eq!(room_mib(80, 80, 0), 0, "all that is free is the kernel's");
         assert_eq!(room_mib(92, 80, 1), 2, "a margin of an eighth");
-        // Where the reserve is more, it alone counts.
+        // If the reserve exceeds the watermarks, it alone counts.
         assert_eq!(room_mib(92, 8, 2), 82);
         assert_eq!(room_mib(92, 0, 3), 82);
         assert_eq!(put(&shared, owner, 0..1), 1);
@@ -348,16 +353,16 @@ mod tests {
         machine(directory.path(), 40, 900_000);
         keeper.tick(&shared, second(2));
         assert_eq!(shared.store.lock().stored_pages(), 620);
-        // Once for each window.
+        // Once in each window.
         keeper.tick(&shared, second(2) + TICK);
         assert_eq!(shared.store.lock().stored_pages(), 620);
-        // It passes, and growth goes on.
+        // The pressure ends, and growth continues.
         keeper.tick(&shared, second(3));
         put(&shared, owner, 700..800);
         assert_eq!(shared.store.lock().stored_pages(), 720);
     }
 
-    /// A service below a slice with a limit, on a machine with others.
+    /// A service below a slice with a limit, on a machine with other programs.
     #[test]
     fn others_count_wherever_they_wait() {
         let directory = tempfile::tempdir().unwrap();
@@ -386,7 +391,7 @@ mod tests {
         assert_eq!(pressure(30, 0, 0), Pressure::None);
         assert_eq!(pressure(30, 500_000, 0), Pressure::Shrink);
         assert_eq!(pressure(900, 500_000, 200_000), Pressure::Hold);
-        // Where the machine has plenty, some other group waits at its own limit.
+        // The machine has plenty of memory; another group waits at its own limit.
         assert_eq!(pressure(900, 1_000_000, 200_000), Pressure::None);
     }
 

@@ -1,17 +1,18 @@
-//! The few threads that serve all connections once they were greeted.
+//! The event loops (hubs): a few threads that serve all connections after their handshake.
 //!
-//! A hub is a thread with connections of its own, which it shares with nobody, and an epoll that
-//! says which of them have something to say. Each gets one frame dealt with at a time, whole, and
-//! is answered at once. Nothing here waits for a peer: what a socket does not take is kept and goes
-//! out when it does, and a connection has to take its answer, and to wait for its turn (`pace`),
-//! before more is read from it. So a peer that is slow, stuck or evil delays itself only, and for
-//! so long and no longer: a frame that has begun must be complete within [`RECEIVE_LIMIT`], and an
-//! answer must leave within [`SEND_LIMIT`].
+//! An event loop is a thread with connections of its own and an epoll. It serves one whole frame of
+//! a connection at a time, and answers at once. It never waits for a peer. It stores bytes that a
+//! socket does not take, and sends them when the socket is ready. It reads no more from a
+//! connection until the peer has taken its answer, and until the connection has waited for its
+//! share (`pace`). So a slow, blocked or hostile peer delays itself only, and only for a limited
+//! time: a frame must be complete within [`RECEIVE_LIMIT`] after its first byte, and an answer must
+//! leave within [`SEND_LIMIT`].
 //!
-//! Gets and puts have hubs apart, so that a get never stands behind a megabyte of somebody's pages.
+//! Gets and puts have separate event loops, so that a get never waits behind a megabyte of another
+//! borrower's pages.
 //!
-//! What must never happen here: waiting for anything but the epoll and, for some microseconds, a
-//! lock; a panic over one connection that ends the others (unless it has the store locked, see
+//! What must never happen here: waiting for anything except the epoll and, for some microseconds, a
+//! lock; a panic over one connection that ends the others (except while the store is locked, see
 //! `whole.rs`).
 
 use crate::connection::Connection;
@@ -40,63 +41,63 @@ use wire::address::Stream;
 use wire::confined::{self, Work, confine};
 use wire::frames::{Broken, FrameReader, Outgoing, send_some};
 
-/// Hubs of each kind at the most, as long as there are twice as many processors: one core moves
-/// some gigabytes a second, so these fill the fastest networks that lenders have.
+/// The maximum number of event loops of each kind, if there are twice as many processors. One core
+/// moves some gigabytes a second, so these fill the fastest networks of lenders.
 const HUBS_MAX: usize = 4;
-/// Time for a frame to come, whole, from its first byte on: 1 MiB at 1 Mbit/s.
+/// Time limit for a whole frame, from its first byte on: 1 MiB at 1 Mbit/s.
 const RECEIVE_LIMIT: Duration = Duration::from_secs(10);
-/// Time between two pings of a connection that do not wait for what its session has used. Borrowers
-/// ping twice a second.
+/// Time between two pings of a connection that do not wait for its session's share. Borrowers ping
+/// twice a second.
 const PING_SPARED_INTERVAL: Duration = Duration::from_millis(100);
-/// Time for an answer to leave. A borrower that takes longer has given the page up long since.
+/// Time limit for an answer to leave. A borrower has given the page up long before.
 pub const SEND_LIMIT: Duration = Duration::from_secs(5);
 /// Silence on a main connection after which notices are sent.
 const MAIN_IDLE: Duration = Duration::from_millis(200);
-/// Silence of all main connections of a hub after which the kernel may have what was put: soon, but
-/// not after each put where more come.
+/// Silence of all main connections of an event loop after which put pages are marked reclaimable:
+/// soon, but not after each put while more arrive.
 const SETTLE_IDLE: Duration = Duration::from_millis(1);
-/// Connections dealt with before new ones are looked for.
+/// Connections that are served before the epoll is asked again.
 const EVENTS_MAX: usize = 64;
-/// Bytes of a buffer to receive into: what the longest frame has in front of its pages, and more
-/// than a small one with them. What is beyond it goes straight into the store.
+/// Bytes of a receive buffer: the part of the longest frame before its pages, and more than a small
+/// frame with its pages. Bytes beyond it go directly into the store.
 const BUFFER_BYTES: usize = 16 << 10;
-/// Buffers that a hub keeps for whoever says something next. Most frames come whole, so that one
-/// goes round.
+/// Buffers that an event loop keeps for the next frames. Most frames arrive whole, so one buffer is
+/// used again and again.
 const SPARE_BUFFERS_MAX: usize = 4;
-/// Larger ones are given back this long after they were wanted, and made again if they are wanted
-/// still: a page fault for each page of them, once in that time.
+/// Larger buffers are freed this long after their last use. If they are still needed, they are made
+/// again: one page fault for each of their pages, once in that time.
 const LARGE_BUFFERS_KEPT: Duration = Duration::from_secs(1);
 
-/// What a borrower does with an answer before it asks again, for each KiB, and at the most.
+/// Time that a borrower needs for an answer before its next request, for each KiB, and the maximum.
 const BUSY_PER_KIB: Duration = Duration::from_micros(1);
 const BUSY_MAX: Duration = Duration::from_micros(500);
 
-/// A wait that looks only.
+/// A wait that only checks.
 const NOW: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 
-/// In place of a connection's number: the inbox.
+/// The epoll's key of the inbox, in place of a connection's number.
 const INBOX: u64 = u64::MAX;
 
-/// All hubs of a lender.
+/// All event loops of a lender.
 pub struct Hubs {
     gets: Vec<Arc<Inbox>>,
     mains: Vec<Arc<Inbox>>,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
-/// What other threads know of a hub.
+/// The state of an event loop that other threads share.
 struct Inbox {
     arrived: Mutex<Vec<Member>>,
-    /// Readable when somebody has arrived, or the hub is to end.
+    /// Readable when a connection has arrived, or the loop is to end.
     event: OwnedFd,
-    /// Connections that it has, or was sent.
+    /// Connections that the loop has, or that were sent to it.
     count: AtomicUsize,
-    /// It ends with its last connection.
+    /// The loop ends with its last connection.
     ends: AtomicBool,
 }
 
 impl Hubs {
-    /// Starts them.
+    /// Starts the event loops.
     pub fn start(shared: &Arc<Shared>) -> io::Result<Hubs> {
         let mut hubs = Hubs { gets: Vec::new(), mains: Vec::new(), threads: Mutex::default() };
         let processors = thread::available_parallelism().map_or(1, usize::from);
@@ -114,7 +115,7 @@ impl Hubs {
         Ok(hubs)
     }
 
-    /// Has the hub with the fewest connections serve this one.
+    /// Passes the connection to the event loop with the fewest connections.
     pub fn take(&self, member: Member) {
         let inboxes = if member.connection.is_main() { &self.mains } else { &self.gets };
         if let Some(inbox) = inboxes.iter().min_by_key(|inbox| inbox.count.load(Ordering::Relaxed)) {
@@ -124,8 +125,8 @@ impl Hubs {
         }
     }
 
-    /// Waits until all connections have ended, which somebody else has told them to, and then the
-    /// hubs.
+    /// Waits until all connections have ended, which the caller has requested before, and then the
+    /// loops.
     pub fn end(&self) {
         for inbox in self.gets.iter().chain(&self.mains) {
             inbox.ends.store(true, Ordering::Release);
@@ -147,31 +148,31 @@ impl Drop for Hubs {
 
 impl Inbox {
     fn wake(&self) {
-        // It can only fail by overflow, and then the hub is awake.
+        // The write fails only by overflow, and then the loop is awake.
         let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
     }
 }
 
-/// A connection at a hub.
+/// A connection of an event loop.
 pub struct Member {
     stream: Arc<Stream>,
     connection: Connection,
     reader: FrameReader,
-    /// The Put that has begun, and whose pages are coming.
+    /// The Put that has begun, and whose pages are arriving.
     receipt: Option<Receipt>,
     /// The answer that the socket has not taken yet.
     unsent: Option<Unsent>,
-    /// Its session has had more than its share.
+    /// The session has used more than its share.
     pause: Option<Pause>,
-    /// When a ping last did not wait all the same.
+    /// The last ping that did not wait for the session's share.
     spared: Option<Instant>,
-    /// When the frame that has begun must be there.
+    /// The time when the frame that has begun must be complete.
     frame_due: Option<Instant>,
-    /// When a main connection will have been silent for long enough to look for notices.
+    /// The time when a main connection will have been silent long enough to check for notices.
     idle_at: Instant,
-    /// What the epoll is to tell.
+    /// The events that the epoll reports.
     armed: EventFlags,
-    /// Somewhere in [`Hub::ready`].
+    /// Whether it is in [`Hub::ready`].
     queued: bool,
     entry: Entry,
 }
@@ -187,17 +188,17 @@ struct Pause {
     until: Instant,
 }
 
-/// What the connections of a hub use by turns.
+/// Buffers that the connections of an event loop share.
 #[derive(Default)]
 struct Scratch {
     /// The last one was used last, so it is in the processor's caches.
     spare_buffers: Vec<Vec<u8>>,
     out: Outgoing,
-    /// Answers that were made since it was last waited for questions.
+    /// Bytes of answers since the loop last waited for requests.
     sent_bytes: usize,
-    /// Pages were put that the kernel was not told of.
+    /// Pages were put that are not marked reclaimable yet.
     unsettled: bool,
-    /// When large buffers are given back.
+    /// The time when large buffers are freed.
     shrink_at: Option<Instant>,
 }
 
@@ -210,13 +211,13 @@ impl Scratch {
         if buffer.capacity().max(self.out.capacity()) > BUFFER_BYTES {
             self.shrink_at.get_or_insert(now + LARGE_BUFFERS_KEPT);
         }
-        // The first one, of the greeting, is smaller.
+        // The first buffer, from the handshake, is smaller.
         if buffer.capacity() >= BUFFER_BYTES && self.spare_buffers.len() < SPARE_BUFFERS_MAX {
             self.spare_buffers.push(buffer);
         }
     }
 
-    /// How much longer than otherwise the next question may be polled for.
+    /// How much longer than usual the loop may poll for the next request.
     fn take_busy(&mut self) -> Duration {
         (BUSY_PER_KIB * (std::mem::take(&mut self.sent_bytes) / 1024) as u32).min(BUSY_MAX)
     }
@@ -227,7 +228,7 @@ impl Scratch {
 }
 
 impl Member {
-    /// A connection that was welcomed, with what was received behind its Hello.
+    /// A connection after its handshake, with the bytes that were received after its Hello.
     pub fn new(stream: Arc<Stream>, entry: Entry, connection: Connection, mut reader: FrameReader) -> Member {
         reader.leave_pages();
         let (receipt, unsent, pause, spared, frame_due) = (None, None, None, None, None);
@@ -235,7 +236,7 @@ impl Member {
         Member { stream, connection, reader, receipt, unsent, pause, spared, frame_due, idle_at, armed, queued, entry }
     }
 
-    /// What is to be waited for. The end of a connection in both directions is told in any case.
+    /// The events to wait for. The epoll always reports the end of a connection in both directions.
     fn interest(&self) -> EventFlags {
         match (&self.unsent, &self.pause) {
             (Some(_), _) => EventFlags::OUT,
@@ -244,7 +245,7 @@ impl Member {
         }
     }
 
-    /// When something has to be done even if nothing happens.
+    /// The time when something has to be done even without an event.
     fn due(&self) -> Option<Instant> {
         let idle_at = self.connection.is_main().then_some(self.idle_at);
         match (&self.unsent, &self.pause) {
@@ -254,13 +255,13 @@ impl Member {
         }
     }
 
-    /// The epoll has something to tell.
+    /// Handles an event of the epoll.
     fn on_event(&mut self, flags: EventFlags, now: Instant, scratch: &mut Scratch) -> Result<(), Broken> {
         if self.unsent.is_some() {
             self.flush(scratch)
         } else if self.pause.is_some() {
-            // The hub does not wait for a peer that has gone; it deals with what the peer has sent
-            // before.
+            // The loop does not wait for a peer that has disconnected; it serves the frames that
+            // the peer has sent before.
             if flags.intersects(EventFlags::HUP | EventFlags::ERR) {
                 self.end_pause();
             }
@@ -270,7 +271,7 @@ impl Member {
         }
     }
 
-    /// Its time has come.
+    /// Handles the time of [`Member::due`].
     fn on_due(&mut self, now: Instant, scratch: &mut Scratch) -> Result<(), Broken> {
         if self.unsent.is_some() {
             return Err(Broken::Stuck);
@@ -285,14 +286,14 @@ impl Member {
         self.connection.begin_turn();
         scratch.out.clear();
         let told = self.connection.push_lost(&mut scratch.out)?;
-        // There may be more, but others have their turns in between.
+        // There may be more notices, but other connections are served in between.
         self.idle_at = if told { now } else { now + MAIN_IDLE };
         self.send(now, scratch)?;
         self.connection.charge();
         Ok(())
     }
 
-    /// Deals with one frame, if one is there.
+    /// Serves one frame, if there is one.
     fn serve(&mut self, now: Instant, scratch: &mut Scratch) -> Result<(), Broken> {
         if self.receipt.is_none() && self.reader.has_no_buffer() {
             self.reader.give_buffer(scratch.buffer());
@@ -329,8 +330,8 @@ impl Member {
         Ok(())
     }
 
-    /// Whether it does not wait for what its borrower has used: a ping is how that tells whether
-    /// the lender is there. But a flood of them waits.
+    /// Whether a frame is exempt from waiting for the session's share. A ping is: the borrower
+    /// checks with it whether the lender is alive. But a flood of pings waits.
     fn is_spared(&mut self, kind: Kind, now: Instant) -> bool {
         let is_due = self.spared.is_none_or(|spared| now.duration_since(spared) >= PING_SPARED_INTERVAL);
         let is_spared = kind == Kind::Ping && is_due;
@@ -340,8 +341,7 @@ impl Member {
         is_spared
     }
 
-    /// Receives a frame, or its next part. What kind it is, if it has come whole and was dealt
-    /// with.
+    /// Receives a frame, or its next part. Returns its kind, if it is complete and was served.
     fn receive_frame(&mut self, now: Instant, scratch: &mut Scratch) -> Result<Option<Kind>, Broken> {
         let Member { connection, reader, .. } = self;
         let mut found = reader.look(|kind| connection.may_come(kind))?;
@@ -361,7 +361,7 @@ impl Member {
         self.receive_pages(now, scratch)
     }
 
-    /// Receives pages into the store. As [`Member::receive_frame`].
+    /// Receives pages into the store. The result is that of [`Member::receive_frame`].
     fn receive_pages(&mut self, now: Instant, scratch: &mut Scratch) -> Result<Option<Kind>, Broken> {
         let Some(receipt) = &mut self.receipt else { return Ok(None) };
         match receipt.incoming.receive(&self.stream) {
@@ -376,7 +376,7 @@ impl Member {
         Ok(Some(Kind::Put))
     }
 
-    /// Ends a turn: sends what it has brought, or keeps what the socket does not take.
+    /// Sends the answer of a frame, or stores the part that the socket does not take.
     fn send(&mut self, now: Instant, scratch: &mut Scratch) -> Result<(), Broken> {
         let bytes = scratch.out.bytes();
         let byte_count = bytes.len();
@@ -389,7 +389,7 @@ impl Member {
         Ok(())
     }
 
-    /// Goes on sending.
+    /// Continues to send.
     fn flush(&mut self, scratch: &mut Scratch) -> Result<(), Broken> {
         let Some(unsent) = &mut self.unsent else { return Ok(()) };
         self.connection.begin_turn();
@@ -415,13 +415,13 @@ pub struct Hub {
     inbox: Arc<Inbox>,
     epoll: OwnedFd,
     members: Vec<Option<Box<Member>>>,
-    /// Numbers of `members` that nobody has.
+    /// Unused numbers of `members`.
     vacant: Vec<usize>,
-    /// Those of whom more was received than the frame that was dealt with. The epoll does not tell
-    /// of them.
+    /// Connections with more received bytes than the frame that was served. The epoll does not
+    /// report these.
     ready: VecDeque<usize>,
     scratch: Scratch,
-    /// Of waiting for connections that have something to say.
+    /// For waiting for the next events.
     patience: Patience,
     /// No connection is due before.
     next_due: Option<Instant>,
@@ -441,7 +441,7 @@ impl Hub {
             vacant: Vec::new(),
             ready: VecDeque::new(),
             scratch: Scratch::default(),
-            // Questions come from other machines, or at least from other groups.
+            // Requests come from other machines, or at least from other groups.
             patience: Patience::for_others(),
             next_due: None,
         })
@@ -460,7 +460,7 @@ impl Hub {
     fn run(mut self) {
         let mut events: Vec<Event> = Vec::with_capacity(EVENTS_MAX);
         let mut now = Instant::now();
-        // Nobody is sent here any more when the hub is to end.
+        // No connection is sent here any more when the loop is to end.
         while !(self.inbox.ends.load(Ordering::Acquire) && self.inbox.count.load(Ordering::Relaxed) == 0) {
             let timeout = self.timeout(now).and_then(|timeout| Timespec::try_from(timeout).ok());
             events.clear();
@@ -468,7 +468,7 @@ impl Hub {
                 let looked = epoll::wait(&self.epoll, spare_capacity(&mut events), timeout);
                 (looked != Ok(0)).then_some(looked)
             };
-            // Where the time of processors is limited, none is spent on waiting.
+            // If processor time is limited, none is spent on polling.
             let is_limited = self.shared.pacing.ask(|pace| pace.wants_cpu()) == Some(true);
             let polled = if self.ready.is_empty() && !is_limited {
                 self.patience.poll(POLL_MAX + self.scratch.take_busy(), || look(Some(&NOW)))
@@ -527,7 +527,7 @@ impl Hub {
         }
     }
 
-    /// Takes in those who have arrived.
+    /// Takes over the connections that have arrived.
     fn welcome(&mut self) {
         let _ = rustix::io::read(&self.inbox.event, &mut [0; 8]);
         let arrived = std::mem::take(&mut *self.inbox.arrived.lock());
@@ -544,7 +544,7 @@ impl Hub {
         self.act(number, |_, _| added.map_err(|error| Broken::Io(error.into())));
     }
 
-    /// Looks for those that are due.
+    /// Serves the connections that are due.
     fn look(&mut self, now: Instant) {
         self.next_due = None;
         for number in 0..self.members.len() {
@@ -557,7 +557,7 @@ impl Hub {
         }
     }
 
-    /// Does something with a connection, and ends it if that fails.
+    /// Runs `act` on a connection, and ends the connection if that fails.
     fn act(&mut self, number: usize, act: impl FnOnce(&mut Member, &mut Scratch) -> Result<(), Broken>) {
         let Some(member) = self.members[number].as_mut() else { return };
         let scratch = &mut self.scratch;
@@ -567,7 +567,7 @@ impl Hub {
         }
     }
 
-    /// Has the epoll and the clock tell what is to be waited for now.
+    /// Updates the epoll and the due time of a connection.
     fn rearm(&mut self, number: usize) -> Result<(), Broken> {
         let Some(member) = self.members[number].as_mut() else { return Ok(()) };
         let interest = member.interest();
@@ -576,7 +576,7 @@ impl Hub {
             epoll::modify(&self.epoll, &*member.stream, data, interest).map_err(|error| Broken::Io(error.into()))?;
             member.armed = interest;
         }
-        // Where a frame is known to be incomplete, the epoll tells of the rest.
+        // If a frame is known to be incomplete, the epoll reports the rest.
         let has_more = interest == EventFlags::IN && member.frame_due.is_none() && !member.reader.is_empty();
         if has_more && !std::mem::replace(&mut member.queued, true) {
             self.ready.push_back(number);
@@ -590,7 +590,8 @@ impl Hub {
     fn end(&mut self, number: usize, broken: &Broken) {
         let Some(mut member) = self.members[number].take() else { return };
         self.vacant.push(number);
-        // Others may hold the stream for a little longer, so it would not leave by itself.
+        // Other threads may hold the stream a little longer, so it would not leave the epoll by
+        // itself.
         let _ = epoll::delete(&self.epoll, &*member.stream);
         let _ = member.stream.shutdown(Shutdown::Both);
         note_end(&self.shared, &member.stream, broken);
@@ -599,7 +600,7 @@ impl Hub {
         drop(stream);
         if entry.leave() {
             // Freeing many pages takes a while. Without a thread for it they are freed here: the
-            // entry is dropped either way.
+            // entry is dropped in both cases.
             let thread = thread::Builder::new().name("lender-leaver".into()).spawn(move || drop(entry));
             if let Err(error) = thread {
                 tracing::warn!(%error, "cannot start a thread to free pages; raise the limit on threads");

@@ -1,11 +1,11 @@
-//! The lender's threads in every order that shuttle tries: connections, housekeeping, leaving,
-//! closing.
+//! The lender's threads in every order that shuttle tries: connections, housekeeping, ending
+//! sessions, closing.
 //!
 //! The code under test is the connection's own (`put`, `get`, `drop_pages`, `push_lost`), the
-//! receipt's, the housekeeper's search and shrinking, and the session table; only the sockets'
-//! waiting is left out, as there is nothing to order in it. Run with `make interleavings`.
+//! receipt's, the housekeeper's search and shrinking, and the session table. Only waiting for
+//! sockets is left out, because it has no order to test. Run it with `make interleavings`.
 //!
-//! What the tests can catch was tried by breaking the code, one place at a time, before sessions
+//! To find out what the tests catch, the code was broken in one place at a time, before sessions
 //! were kept for a grace time:
 //!
 //! | broken | found by |
@@ -28,10 +28,10 @@ use sync::shuttle::thread;
 use wire::WireKey;
 use wire::address::Stream;
 
-/// Schedules tried of each test, in each of two ways.
+/// Schedules of each test, in each of two ways.
 const SCHEDULES: usize = 1500;
 const CAPACITY_PAGES: u32 = 6;
-/// How long sessions are kept, where they are.
+/// How long sessions are kept, in tests with a grace time.
 const GRACE: Duration = Duration::from_secs(3600);
 
 fn check(run: impl Fn() + Send + Sync + 'static) {
@@ -48,7 +48,7 @@ fn stream() -> Arc<Stream> {
     Arc::new(Stream::Unix(UnixStream::pair().unwrap().0))
 }
 
-/// The bytes that a session has under a name: nobody else's, and another version's are others.
+/// The content of a page: it differs for each session, index and version.
 fn content(session: u8, index: u32, version: u64) -> [u8; PAGE_SIZE] {
     let mut page = [session; PAGE_SIZE];
     page[..4].copy_from_slice(&index.to_le_bytes());
@@ -60,8 +60,8 @@ fn key(index: u32, version: u64) -> WireKey {
     WireKey::new(PageId { file: FileKey(1), index }, Version(version))
 }
 
-/// Two sessions put, get and drop while the housekeeper searches and shrinks: whatever is returned
-/// is what that session put.
+/// Two sessions put, get and drop while the housekeeper searches and shrinks: each get returns what
+/// the same session has put.
 #[test]
 fn pages_stay_whole_and_apart() {
     check(|| {
@@ -77,7 +77,7 @@ fn pages_stay_whole_and_apart() {
                 let gets = thread::spawn(move || {
                     let stream = stream();
                     let entry = other.enter(&stream).unwrap();
-                    // The main connection may be gone already.
+                    // The main connection may have ended already.
                     let Ok(joined) = entry.join_get([session; 16]) else { return };
                     let mut peer = Peer::new(&other, [session; 16], joined);
                     for version in 1..=2 {
@@ -114,8 +114,9 @@ fn pages_stay_whole_and_apart() {
     });
 }
 
-/// Main connections of a session take each other's place, another session comes and goes, and the
-/// housekeeping forgets whoever is kept: a connection that has joined has what it put.
+/// Main connections of a session replace each other, another session begins and ends, and the
+/// housekeeping forgets kept sessions: a connection that has joined finds the pages that it has
+/// put.
 #[test]
 fn sessions_come_and_go() {
     check(|| {
@@ -144,8 +145,8 @@ fn sessions_come_and_go() {
     });
 }
 
-/// The end of the server while connections come, join and go: it returns when all are gone, and
-/// none comes behind it.
+/// The server ends while connections are made, join and end: it returns when all have ended, and
+/// none is accepted after it.
 #[test]
 fn closing_waits_for_all() {
     check(|| {

@@ -1,20 +1,22 @@
-//! The lender: keeps pages for borrowers in idle memory, and gives way to whoever needs that
-//! memory.
+//! The lender: stores pages for borrowers in idle memory, and returns this memory when other
+//! programs need it.
 //!
 //! - [`store`]: the pages. Pure logic over one mapping of memory that the kernel may take back at
 //!   any moment.
-//! - [`headroom`] and `pressure`: how much memory nobody uses, and whether somebody waits for some.
-//! - `housekeeping`: the thread that tells the one about the other, and finds out what the kernel
-//!   took.
-//! - `pace`: how much of the network and of the processors its owner lets it use, and whose turn it
-//!   is.
-//! - `sessions`: who is connected, and whose pages are kept for a while because he may come back.
-//! - [`Server`]: connections, speaking the protocol of [`wire`]. `greeting` is how each begins, in
-//!   a thread of its own, `hub` the few threads that serve all of them from then on, `connection`
-//!   what they do, and `receipt` how pages get from a socket straight into the store.
+//! - [`headroom`] and `pressure`: available memory, and whether tasks wait for memory.
+//! - `housekeeping`: the thread that passes these values to the store, and finds the pages that the
+//!   kernel took.
+//! - `pace`: rate limits for network and processors, and fair shares of them.
+//! - `sessions`: the connected borrowers, and those whose pages are kept for a while because they
+//!   may come back.
+//! - [`Server`]: connections with the protocol of [`wire`]. `greeting` does the handshake of each
+//!   in a thread of its own. `hub` has the few threads that serve all connections after that.
+//!   `connection` executes their frames, and `receipt` receives pages from a socket directly into
+//!   the store.
 //!
-//! A lender never causes a wrong byte, only a miss; never uses memory that anybody else has; and
-//! never lets one borrower see, displace below its fair share, or hold up another.
+//! A lender never causes a wrong byte, only a miss. It never uses memory that another program has.
+//! It never lets one borrower see another one's pages, displace them below their fair share, or
+//! delay another borrower.
 
 mod config;
 mod connection;

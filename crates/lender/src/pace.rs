@@ -1,65 +1,65 @@
-//! Manners towards the machine: no more of its network and of its processors than its owner allows,
-//! the same for every borrower that wants some of it.
+//! Rate limits: the lender uses no more of the network and the processors than its administrator
+//! permits, and shares them equally among the borrowers that need them.
 //!
-//! What a frame has cost is charged to its session once it was answered. A limit has one purse for
-//! the whole lender: what nobody uses gathers in it, up to [`BURST`], and pays for whoever comes.
-//! What it cannot pay is the session's own debt. Income goes to those that are in debt, the same to
-//! each, and a session waits until its own debt is paid: in a time of `Σ min(debt, own debt)`,
-//! which is short for one that owes little, however much others owe. What idle sessions do not use
-//! goes to the others by itself.
+//! The cost of a frame is charged to its session after the answer. Each limit has one token bucket
+//! for the whole lender: unused income collects in it, up to [`BURST`], and pays for the next
+//! frames. The rest of a cost is the session's own debt. Income goes to the sessions in debt, in
+//! equal parts, and a session waits until its own debt is paid. This takes `Σ min(debt, own debt)`,
+//! which is short for a small debt, however large the others are. The unused part of idle sessions
+//! goes to the others automatically.
 //!
 //! A borrower gives a lender up that does not answer within half a second, so no frame waits longer
-//! than [`PACE_WAIT_MAX`]. What is not waited for stays owed; a session that is so far behind that
-//! waiting does not help has its gets answered as misses ([`Pace::is_behind`]): it reads from its
-//! disk meanwhile.
+//! than [`PACE_WAIT_MAX`]. The rest stays owed. If a session is so far behind that waiting does not
+//! help, its gets are answered as misses ([`Pace::is_behind`]): it reads from its disk meanwhile.
 //!
-//! Pure: time and costs are arguments. All is counted in nanoseconds of the limit: what may be
-//! spent in a nanosecond costs one. What must never happen here: a session that waits for the debt
-//! of another.
+//! Pure logic: times and costs are arguments. The unit is a nanosecond of the limit: the amount
+//! that may be spent in a nanosecond costs one. What must never happen here: a session that waits
+//! for the debt of another.
 
 use std::num::{NonZeroU32, NonZeroU64};
 use std::time::{Duration, Instant};
 
-/// What a lender may use. Without a number there is no limit, and nothing is measured for it.
+/// The limits of a lender. `None` means no limit, and then nothing is measured for it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Limits {
-    /// Time of processors that dealing with frames takes, in percent of one processor.
+    /// Processor time for serving frames, in percent of one processor.
     pub cpu_percent: Option<NonZeroU32>,
     /// Bytes of frames a second, in and out together.
     pub rate_bytes: Option<NonZeroU64>,
 }
 
-/// The longest that a connection waits for its turn. A borrower waits for any one answer for half a
-/// second, and for as long to get rid of a frame.
+/// The longest time that a connection waits for its share. A borrower waits half a second for an
+/// answer, and as long to send a frame.
 pub const PACE_WAIT_MAX: Duration = Duration::from_millis(200);
 
-/// The least [`Limits::rate_bytes`] that is of use: at less, one put message in [`PACE_WAIT_MAX`]
-/// for each of three borrowers is too much.
+/// The minimum of [`Limits::rate_bytes`]: with less, one put message in [`PACE_WAIT_MAX`] for each
+/// of three borrowers exceeds the rate.
 pub const RATE_MIN_BYTES: u64 = 4 << 20;
 
-/// How much of what nobody used is there for who comes next: a read-ahead window at 10 MiB/s.
+/// How much unused income is kept for the next frames: a read-ahead window at 10 MiB/s.
 const BURST: Duration = Duration::from_millis(100);
 
 /// A session that would have to wait for this long is behind.
 const BEHIND: Duration = Duration::from_millis(400);
 
-/// Debt of a session at the most. More is forgotten, for a debt that nobody waits for is of no use.
+/// The maximum debt of a session. More is forgotten, because a debt that nobody waits for has no
+/// effect.
 const DEBT_MAX: Duration = Duration::from_secs(2);
 
-/// Sessions in debt at once: twice as many as there can be, as some leave with debts. One more is
-/// let off.
+/// The maximum number of sessions in debt: twice the number of sessions, because some end with
+/// debts. The debt of one more is forgotten.
 const DEBTORS_MAX: usize = 2 * crate::sessions::SESSIONS_MAX;
 
-/// What a frame has cost.
+/// The cost of a frame.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cost {
     /// Bytes in and out.
     pub bytes: u64,
-    /// Time of a processor.
+    /// Processor time.
     pub cpu_ns: u64,
 }
 
-/// One limit's purse and debts.
+/// Token bucket and debts of one limit.
 struct Purse {
     credit_ns: u64,
     /// Session and debt, none of them 0.
@@ -72,7 +72,7 @@ impl Purse {
         Purse { credit_ns: nanoseconds(BURST), debts: Vec::new(), settled: now }
     }
 
-    /// What has come in until now pays debts, and is put by then.
+    /// Income until now pays debts, and the rest stays in the bucket.
     fn settle(&mut self, now: Instant) {
         let mut income_ns = nanoseconds(now.saturating_duration_since(self.settled));
         self.settled = self.settled.max(now);
@@ -104,7 +104,7 @@ impl Purse {
         }
     }
 
-    /// How long it takes until the session's debt is paid, if nobody makes new ones.
+    /// The time until the session's debt is paid, if no new debts are made.
     fn wait_ns(&self, session: u64) -> u64 {
         let own = self.debts.iter().find(|(debtor, _)| *debtor == session);
         own.map_or(0, |(_, own_ns)| self.debts.iter().map(|(_, debt_ns)| debt_ns.min(own_ns)).sum())
@@ -115,14 +115,14 @@ fn nanoseconds(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// The purses of a lender.
+/// The token buckets of a lender.
 pub struct Pace {
     network: Option<(NonZeroU64, Purse)>,
     processor: Option<(NonZeroU32, Purse)>,
 }
 
 impl Pace {
-    /// With all debts paid; `None` where nothing is limited.
+    /// All debts are paid. `None` if nothing is limited.
     pub fn new(limits: Limits, now: Instant) -> Option<Pace> {
         let Limits { cpu_percent, rate_bytes } = limits;
         (limits != Limits::default()).then(|| Pace {
@@ -131,7 +131,7 @@ impl Pace {
         })
     }
 
-    /// What it keeps to.
+    /// The limits.
     pub fn limits(&self) -> Limits {
         Limits {
             cpu_percent: self.processor.as_ref().map(|(cpu_percent, _)| *cpu_percent),
@@ -139,13 +139,13 @@ impl Pace {
         }
     }
 
-    /// Whether the time of processors is limited, hence to be measured.
+    /// Whether processor time is limited, and so has to be measured.
     pub fn wants_cpu(&self) -> bool {
         self.processor.is_some()
     }
 
-    /// Charges the session, which is called by a number that no other one has or had. Returns how
-    /// long it has to wait, at most [`PACE_WAIT_MAX`].
+    /// Charges the session, whose number no other session has or had. Returns how long it has to
+    /// wait, at most [`PACE_WAIT_MAX`].
     pub fn charge(&mut self, session: u64, cost: Cost, now: Instant) -> Duration {
         if let Some((rate_bytes, purse)) = &mut self.network {
             purse.settle(now);
@@ -158,7 +158,7 @@ impl Pace {
         Duration::from_nanos(self.wait_ns(session)).min(PACE_WAIT_MAX)
     }
 
-    /// Whether the session wants so much more than its share that waiting does not help.
+    /// Whether the session needs so much more than its share that waiting does not help.
     pub fn is_behind(&mut self, session: u64, now: Instant) -> bool {
         self.purses().for_each(|purse| purse.settle(now));
         self.wait_ns(session) > nanoseconds(BEHIND)
@@ -187,7 +187,7 @@ mod tests {
         Pace::new(Limits { rate_bytes: NonZeroU64::new(RATE), cpu_percent: None }, now).unwrap()
     }
 
-    /// A borrower whose connections each ask for that much, wait for the answer, think, and ask
+    /// A borrower whose connections each request that much, wait for the answer, think, and request
     /// again.
     #[derive(Clone, Copy)]
     struct Borrower {
@@ -205,12 +205,12 @@ mod tests {
         longest_wait: Duration,
     }
 
-    /// What each has had after [`SECONDS`].
+    /// The amount that each borrower got after [`SECONDS`].
     fn run(borrowers: &[Borrower]) -> Vec<Had> {
         let begun = Instant::now();
         let mut pace = rate(begun);
         let mut had = vec![Had::default(); borrowers.len()];
-        // Next turns, the soonest first.
+        // The next frames, the soonest first.
         let mut turns = BinaryHeap::new();
         for (at, borrower) in borrowers.iter().enumerate() {
             turns.extend((0..borrower.connections).map(|connection| (std::cmp::Reverse(0), at, connection)));
@@ -228,7 +228,7 @@ mod tests {
             had.misses += u64::from(misses);
             had.bytes += bytes;
             had.longest_wait = had.longest_wait.max(wait);
-            // An answer takes some time, waits or not.
+            // An answer takes some time, with and without a wait.
             let next = after_ns + nanoseconds(wait + borrower.think).max(50_000);
             turns.push((std::cmp::Reverse(next), at, connection));
         }
@@ -239,8 +239,8 @@ mod tests {
     const MODEST: Borrower =
         Borrower { connections: 1, frame_bytes: 4 << 10, think: Duration::from_millis(10), gets: true };
 
-    /// What may have been had of the rate, and how much more: what was put by, and what is owed at
-    /// the end.
+    /// The amount that the rate permits, and the tolerance: the tokens at the start, and the debts
+    /// at the end.
     fn allowed(greedy: u64) -> std::ops::RangeInclusive<u64> {
         let all = RATE * SECONDS;
         all * 98 / 100..=all + RATE / 10 + greedy * (RATE * 4 / 10 + (2 << 20))
@@ -259,8 +259,8 @@ mod tests {
     #[test]
     fn a_modest_one_hardly_waits() {
         let had = run(&[GREEDY, MODEST, GREEDY, GREEDY]);
-        // Four share: its 4 KiB take four times as long as alone, and its frames never meet each
-        // other.
+        // Four borrowers share the rate: 4 KiB take four times as long as alone, and the frames of
+        // this borrower never meet each other.
         let share = Duration::from_secs_f64(4.0 * MODEST.frame_bytes as f64 / RATE as f64);
         assert!(had[1].longest_wait <= share * 2, "{had:?}");
         assert_eq!(had[1].misses, 0);
@@ -275,7 +275,7 @@ mod tests {
         let fair = RATE * SECONDS / 3;
         assert!(had.iter().all(|had| (fair * 85 / 100..fair * 120 / 100).contains(&had.bytes)), "{had:?}");
         assert_eq!((had[1].misses, had[2].misses), (0, 0), "{had:?}");
-        // What one does not want is for the others.
+        // The unused part of one borrower goes to the others.
         let had = run(&[GREEDY, MODEST]);
         assert!(had[0].bytes > (RATE - RATE / 20) * SECONDS, "{had:?}");
     }
@@ -286,7 +286,7 @@ mod tests {
         let limits = Limits { cpu_percent: NonZeroU32::new(50), rate_bytes: NonZeroU64::new(1 << 30) };
         let mut pace = Pace::new(limits, begun).unwrap();
         assert!(pace.wants_cpu() && !rate(begun).wants_cpu());
-        // 100 ms of the limit are there, which are 50 ms of a processor.
+        // The bucket has 100 ms of the limit, which are 50 ms of a processor.
         let ms = |ms| Duration::from_millis(ms);
         let cost = |cpu: Duration| Cost { bytes: 1 << 20, cpu_ns: nanoseconds(cpu) };
         assert_eq!(pace.charge(1, cost(ms(50)), begun), Duration::ZERO);
@@ -296,7 +296,7 @@ mod tests {
         assert_eq!(pace.charge(2, cost(ms(0)), begun + ms(20)), Duration::ZERO);
         assert_eq!(pace.charge(1, cost(ms(1000)), begun + ms(50)), PACE_WAIT_MAX);
         assert!(pace.is_behind(1, begun + ms(50)) && !pace.is_behind(2, begun + ms(50)));
-        // More than the most is forgotten, and time that runs backwards is none.
+        // Debt above the maximum is forgotten, and time that runs backwards counts as none.
         pace.charge(1, cost(ms(60_000)), begun);
         assert!(!pace.is_behind(1, begun + ms(50) + DEBT_MAX - BEHIND));
         assert_eq!(Pace::new(Limits::default(), begun).map(|_| ()), None);

@@ -1,41 +1,42 @@
-//! Whether others wait for memory, and what the lender does about it.
+//! Whether other programs wait for memory, and the lender's reaction.
 //!
-//! From the kernel's pressure stall information: the share of time in which some task waited for
-//! memory, on the machine, and in the innermost cgroup with a limit that the lender is in. Stalls
-//! count only where free memory is scarce: those of the machine if the machine's is. Where there is
-//! plenty, they come from a cgroup that sits at its own limit (a borrower on the same machine,
-//! say), and nothing the lender gives back would help it.
+//! The source is the kernel's pressure stall information: the share of time in which some task
+//! waited for memory, on the machine, and in the innermost cgroup with a limit that contains the
+//! lender. Stalls count only if free memory is scarce there: those of the machine only if the
+//! machine's memory is. If there is plenty, the stalls come from a cgroup at its own limit (for
+//! example a borrower on the same machine), and memory that the lender gives back would not help
+//! it.
 
 use crate::headroom::Memory;
 use std::time::Duration;
 
-/// Time over which stalls are averaged: shorter is noise, longer is late.
+/// Time over which stalls are averaged: a shorter time is noise, a longer one is late.
 pub const WINDOW: Duration = Duration::from_secs(1);
 
 /// Share of time stalled from which the lender does not grow, in per cent.
 const STALLED_HOLD_PERCENT: u128 = 10;
 /// Share of time stalled from which it gives memory back, in per cent.
 const STALLED_SHRINK_PERCENT: u128 = 40;
-/// Free memory, as a share of all, above which stalls are not its business: one in 16.
+/// Free memory, as a share of all, above which stalls are ignored: one in 16.
 const PLENTY_SHARE: u64 = 16;
 /// Part of the stored pages given back in each window under high pressure: one in 32, half of all
 /// in 22 seconds.
 pub const SHRINK_SHARE: usize = 32;
 
-/// What to do.
+/// The reaction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Pressure {
-    /// Grow into what is free.
+    /// Grow into free memory.
     #[default]
     None,
     /// Do not grow.
     Hold,
-    /// Give back.
+    /// Give memory back.
     Shrink,
 }
 
 impl Pressure {
-    /// The status's word for a pressure that was made a number.
+    /// The status's word for a pressure in numeric form.
     pub fn name_of(pressure: u8) -> &'static str {
         match pressure {
             0 => "none",
@@ -45,8 +46,8 @@ impl Pressure {
     }
 }
 
-/// The pressure in a window of `elapsed`, in which tasks were stalled for `stalled_us`, and which
-/// left `memory`, of which `reserve_bytes` are not for lending.
+/// The pressure in a window of `elapsed`, in which tasks were stalled for `stalled_us`. The free
+/// memory is `memory`, of which `reserve_bytes` are not for lending.
 pub fn judge(stalled_us: u64, elapsed: Duration, memory: Memory, reserve_bytes: u64) -> Pressure {
     if memory.free_bytes.saturating_sub(reserve_bytes) > memory.total_bytes / PLENTY_SHARE {
         return Pressure::None;

@@ -1,8 +1,8 @@
-//! A Put whose pages are still coming: they are received straight into the store.
+//! An in-flight Put: its pages are received directly into the store.
 //!
-//! Its head has come, so it is known what the pages are called, and where they go. Their slots are
-//! reserved: they are no part of the store until all have come, and are given back by dropping the
-//! [`Receipt`], so that no way out of a connection can forget it.
+//! The head has arrived, so the names and places of the pages are known. Their slots are reserved:
+//! they are no part of the store until all pages have arrived. Dropping the [`Receipt`] frees them,
+//! so that no way out of a connection can forget it.
 
 use crate::connection::{LOCKED_PAGES, key};
 use crate::shared::Shared;
@@ -10,19 +10,19 @@ use crate::store::{Incoming, Owner};
 use std::sync::Arc;
 use wire::PutItem;
 
-/// The pages of a Put.
+/// The pages of a Put that are arriving.
 pub struct Receipt {
     shared: Arc<Shared>,
     owner: Owner,
     items: Vec<PutItem>,
-    /// Where they go, and how many have come.
+    /// The slots of the pages, and how many pages have arrived.
     pub incoming: Incoming,
-    /// What the answer is to repeat.
+    /// The request number that the answer repeats.
     pub request: u64,
 }
 
 impl Receipt {
-    /// Makes room for what was announced.
+    /// Reserves slots for the announced pages.
     pub fn begin(shared: &Arc<Shared>, owner: Owner, items: Vec<PutItem>, request: u64) -> Receipt {
         let mut store = shared.store.lock();
         let mut incoming = store.incoming(items.len());
@@ -37,7 +37,7 @@ impl Receipt {
         Receipt { shared: Arc::clone(shared), owner, items, incoming, request }
     }
 
-    /// Stores all pages, which have come. Appends the status of each.
+    /// Stores all pages, which have arrived. Appends the status of each.
     pub fn store(mut self, statuses: &mut Vec<u8>) {
         debug_assert!(self.incoming.is_complete());
         let slots = self.incoming.take_slots();

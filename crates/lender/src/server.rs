@@ -23,9 +23,9 @@ use wire::confined::{self, Work, confine};
 use wire::listener::Listener;
 use wire::secure::Channel;
 
-/// Stack of a thread that greets: its buffers are on the heap.
+/// Stack of a handshake thread: its buffers are on the heap.
 const STACK_BYTES: usize = 128 << 10;
-/// Pause after an accept that failed for want of descriptors or memory: what is missing comes back
+/// Pause after an accept that failed because descriptors or memory were short: they become free
 /// when a connection ends.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -36,7 +36,7 @@ pub struct Server {
     housekeeper: Mutex<Option<Housekeeper>>,
 }
 
-/// Stops a server, and asks for its status, from any thread.
+/// Stops a server, and reads its status, from any thread.
 #[derive(Clone)]
 pub struct Handle {
     shared: Arc<Shared>,
@@ -44,7 +44,7 @@ pub struct Handle {
 }
 
 impl Server {
-    /// Sets the store up and listens. Connections wait until [`Server::run`].
+    /// Creates the store and listens. Connections wait until [`Server::run`].
     pub fn bind(config: Config) -> Result<Server, Error> {
         let mut headroom = Headroom::default();
         let memory = headroom.read().map_err(|source| Error::UnknownMemory { source })?;
@@ -62,23 +62,23 @@ impl Server {
         Ok(Server { shared, listener, housekeeper })
     }
 
-    /// Where it listens, with the port that the kernel chose.
+    /// The address, with the port that the kernel chose.
     pub fn local_address(&self) -> &Address {
         self.listener.address()
     }
 
-    /// A handle to stop it with.
+    /// A handle to stop the server with.
     pub fn handle(&self) -> Handle {
         Handle { shared: Arc::clone(&self.shared), address: self.listener.address().clone() }
     }
 
-    /// What it has and what it did.
+    /// State and counters.
     pub fn status(&self) -> Status {
         self.handle().status()
     }
 
     /// Serves until [`Handle::shutdown`]; then ends all connections, and returns when all threads
-    /// have. To be called once.
+    /// have ended. Call it once.
     pub fn run(&self) -> Result<(), Error> {
         let start = |source| Error::Start { source };
         let hubs = Arc::new(Hubs::start(&self.shared).map_err(start)?);
@@ -105,7 +105,7 @@ impl Server {
             match self.listener.accept() {
                 Ok(stream) => self.start_connection(stream, hubs),
                 Err(error) => match error.kind() {
-                    // Gone again before we looked.
+                    // The connection was closed again before it was accepted.
                     io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted => {}
                     io::ErrorKind::NotConnected | io::ErrorKind::InvalidInput | io::ErrorKind::ConnectionReset => {}
                     _ => {
@@ -145,35 +145,34 @@ impl Server {
 }
 
 impl Handle {
-    /// Has [`Server::run`] return. May be called often, and before it runs.
+    /// Makes [`Server::run`] return. May be called often, and before it runs.
     pub fn shutdown(&self) {
         self.shared.stop.request();
     }
 
-    /// Whether it lends from now on. If not, it takes no page, says that it has no room, and gives
-    /// back all that it has within the next looks; borrowers stay connected, are told what is lost,
-    /// and get what is still there.
+    /// Switches lending on or off. If off, the lender takes no page, reports that it has no room,
+    /// and gives all pages back within the next checks. Borrowers stay connected, receive notices
+    /// of lost pages, and can still get those that are left.
     pub fn set_lending(&self, lending: bool) {
         self.shared.store.lock().set_lending(lending);
     }
 
-    /// How much memory to leave free from now on. What is lent beyond it is given back as others
-    /// need it.
+    /// Sets the memory to leave free. Lent memory beyond it is given back as others need it.
     pub fn set_reserve_bytes(&self, reserve_bytes: u64) {
         self.shared.reserve_bytes.store(reserve_bytes, Relaxed);
     }
 
-    /// What it may use now.
+    /// The present limits.
     pub fn limits(&self) -> Limits {
         self.shared.pacing.limits()
     }
 
-    /// What it may use from now on. Debts of before are forgotten.
+    /// Sets the limits. Earlier debts are forgotten.
     pub fn set_limits(&self, limits: Limits) {
         self.shared.pacing.set(limits);
     }
 
-    /// What the lender has and what it did.
+    /// State and counters.
     pub fn status(&self) -> Status {
         let limits = self.shared.pacing.limits();
         let table = self.shared.table.lock();

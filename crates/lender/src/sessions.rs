@@ -1,13 +1,13 @@
-//! The connections, and the sessions that they belong to, as [`wire`] specifies them.
+//! The connections, and their sessions, as [`wire`] specifies them.
 //!
 //! A session is *connected* while it has a main connection, then *kept* for the grace time, so that
-//! a borrower who comes back finds its pages. This is the logic alone: it gets the time as an
-//! argument, waits for nothing, and the only thing it does to a socket is to shut it down; whoever
-//! serves that connection then finds out and leaves. [`crate::entry`] is the edge.
+//! a borrower that comes back finds its pages. This module is logic alone: the time is an argument,
+//! and nothing waits. Its only operation on a socket is to shut it down; the thread that serves
+//! this connection then detects that and ends the connection. [`crate::entry`] is the edge.
 //!
-//! What must never happen here: an owner's number given back while a connection that knows it still
-//! runs, as the store may give the number to somebody else. So a session's owner leaves only when
-//! its last connection has.
+//! What must never happen here: an owner's number is freed while a connection with this number
+//! still runs, because the store may assign the number again. So a session's owner is removed only
+//! when its last connection has ended.
 
 use crate::store::{Owner, Store};
 use page::Version;
@@ -18,23 +18,23 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 use wire::address::Stream;
 
-/// Connections of borrowers at once. A borrower has a main one and a few for gets; each takes up to
-/// 2 MiB while busy.
+/// The maximum number of borrowers' connections. A borrower has a main one and a few for gets; each
+/// takes up to 2 MiB while busy.
 pub const CONNECTIONS_MAX: usize = 256;
-/// Connections at once that have not joined a session yet, beside those that have: the borrowers of
-/// a large pool that come back at the same moment. Each takes a thread and some kilobytes, for 2 s
-/// at the most. When one more comes, the oldest goes: a borrower is through in a few milliseconds,
-/// so that only who makes thousands of connections a second shuts others out, and never those who
-/// are in.
+/// The maximum number of connections before they have joined a session, in addition to those that
+/// have. A large pool's borrowers may all reconnect at the same moment. Each takes a thread and
+/// some kilobytes, for at most 2 s. When one more comes, the oldest is ended. A borrower's
+/// handshake takes a few milliseconds, so only a peer with thousands of connections a second shuts
+/// others out, and never connected borrowers.
 pub const STRANGERS_MAX: usize = 64;
-/// With those that were told to go and whose threads have not ended yet.
+/// The maximum number including those that were ended and whose threads still run.
 const LEAVING_STRANGERS_MAX: usize = 2 * STRANGERS_MAX;
-/// Connections of a session at once.
+/// The maximum number of connections of a session.
 pub const SESSION_CONNECTIONS_MAX: u32 = wire::SESSION_CONNECTIONS_MAX as u32;
-/// Sessions at once, kept ones included.
+/// The maximum number of sessions, kept ones included.
 pub const SESSIONS_MAX: usize = 64;
-/// Silence after which a session that never put a page may be ended, when its place is needed: a
-/// borrower sends Pings ([`wire::PING_SECONDS_MAX`]), even one that has nothing to lend.
+/// Silence after which a session that never put a page may be ended, if its place is needed: a
+/// borrower sends Pings ([`wire::PING_SECONDS_MAX`]), even one that has nothing to put.
 pub const SILENCE_MAX: Duration = Duration::from_secs(6 * wire::PING_SECONDS_MAX);
 
 const _: () = assert!(SESSIONS_MAX * 2 <= crate::store::OWNERS_MAX); // those that leave still have their number
@@ -42,8 +42,8 @@ const _: () = assert!(SESSIONS_MAX * 2 <= crate::store::OWNERS_MAX); // those th
 /// A session's name.
 pub type Name = [u8; 16];
 
-/// When a connection was last heard of: the time since the lender's start, so that whoever serves
-/// it can tell without a lock.
+/// When a connection last received a frame: the time since the lender's start. The thread that
+/// serves it can update the time without a lock.
 #[derive(Debug)]
 pub struct Heard {
     start: Instant,
@@ -57,7 +57,7 @@ impl Heard {
         heard
     }
 
-    /// A frame came.
+    /// A frame has arrived.
     pub fn note(&self, now: Instant) {
         self.after_ms.store(now.saturating_duration_since(self.start).as_millis() as u64, Relaxed);
     }
@@ -67,31 +67,31 @@ impl Heard {
     }
 }
 
-/// What a session has used of the lender's share of the machine, and what its connections have
-/// waited for that.
+/// A session's use of the lender's share of the machine, and the time that its connections have
+/// waited for it.
 #[derive(Debug)]
 pub struct Usage {
     /// Its number, which no other session has or had.
     pub number: u64,
-    /// Time of a processor, where that is measured.
+    /// Processor time, if it is measured.
     pub cpu_ns: AtomicU64,
-    /// Time that its connections waited for their turn, together.
+    /// Time that its connections waited for their share, together.
     pub paced_ns: AtomicU64,
-    /// Pages that it asked for and was not sent because it was too far behind its share.
+    /// Pages that it asked for and did not get because it was too far behind its share.
     pub paced_misses: AtomicU64,
 }
 
-/// What is known of a session.
+/// A session.
 pub struct Session {
-    /// Its pages' owner.
+    /// The owner of its pages.
     pub owner: Owner,
-    /// Its connections.
+    /// The number of its connections.
     pub connections: u32,
-    /// Its main connection; none once that has ended.
+    /// Its main connection; `None` after that has ended.
     main: Option<u64>,
     /// When the main connection ended.
     pub kept_since: Option<Instant>,
-    /// It goes with its last connection.
+    /// The session ends with its last connection.
     ended: bool,
     heard: Arc<Heard>,
     /// What it has used.
@@ -115,38 +115,38 @@ struct Connection {
     standing: Standing,
 }
 
-/// How far a connection has come.
+/// The state of a connection.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Standing {
-    /// Nothing is known of it.
+    /// Its handshake has not ended.
     Stranger,
-    /// Nothing was known of it when it was told to go.
+    /// It was ended before its handshake had ended.
     CrowdedOut,
     /// It has joined a session.
     Joined,
 }
 
-/// What a connection gets when it joins a session.
+/// The result of joining a session.
 #[derive(Clone, Debug)]
 pub struct Joined {
-    /// Whose pages it is about.
+    /// The owner of the pages.
     pub owner: Owner,
-    /// The session was here already.
+    /// The session existed already.
     pub resumed: bool,
-    /// To be told of each frame.
+    /// Updated with each frame.
     pub heard: Arc<Heard>,
-    /// To be told what it cost.
+    /// Updated with each cost.
     pub usage: Arc<Usage>,
 }
 
-/// Why a connection cannot join a session.
+/// The reason why a connection cannot join a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// There is too much of what the text says.
+    /// There are too many of the things that the text names.
     Busy(&'static str),
     /// There is no such session.
     NoSession,
-    /// The session has gone on without whoever comes.
+    /// The session has continued without this borrower.
     Behind,
 }
 
@@ -158,12 +158,12 @@ pub struct Table {
     start: Instant,
     sessions: HashMap<Name, Session>,
     next_session: u64,
-    /// Owners of sessions that are over, whose pages the housekeeping frees.
+    /// Owners of ended sessions, whose pages the housekeeping frees.
     leaving: VecDeque<Owner>,
 }
 
 impl Table {
-    /// With nobody connected.
+    /// A table without connections.
     pub fn new(now: Instant) -> Table {
         Table {
             connections: HashMap::new(),
@@ -191,9 +191,9 @@ impl Table {
         self.sessions.values().filter(|session| session.is_kept()).count()
     }
 
-    /// Makes room for a connection and numbers it, later ones higher; `None` when there are too
-    /// many, or the lender is shutting down. Then a session that is there in vain is told to go, so
-    /// that there is room when the peer tries again.
+    /// Makes room for a connection and numbers it, later ones higher. Returns `None` if there are
+    /// too many, or the lender is shutting down. Then a useless session is ended, so that there is
+    /// room when the peer tries again.
     pub fn enter(&mut self, stream: &Arc<Stream>, store: &Store, now: Instant) -> Option<u64> {
         if self.closed {
             return None;
@@ -213,8 +213,8 @@ impl Table {
         Some(number)
     }
 
-    /// Tells the oldest stranger to go if there are so many that one more would be too many. To be
-    /// called before [`Table::enter`]. Whether it had to be.
+    /// Ends the oldest stranger if one more would be too many. Call it before [`Table::enter`].
+    /// Returns whether it had to.
     pub fn crowd_out(&mut self) -> bool {
         if self.count(Standing::Stranger) < STRANGERS_MAX {
             return false;
@@ -240,9 +240,9 @@ impl Table {
         }
     }
 
-    /// Joins a main connection to the session, which may begin with it; `next_version` is what its
-    /// borrower says to give out next, if it does. `None`: older connections have to leave before
-    /// it can be done; they have been told to, and this is to be called again when one has.
+    /// Joins a main connection to the session, which may begin with it. `next_version` is the next
+    /// version that its borrower will use, if it sends one. Returns `None` if older connections
+    /// have to end before. They have been shut down; call this again when one has ended.
     pub fn join_main(
         &mut self,
         number: u64,
@@ -254,7 +254,7 @@ impl Table {
         if self.closed {
             return Err(Refusal::Busy("this lender is shutting down"));
         }
-        // Those who entered together may have joined meanwhile.
+        // Connections that entered together may have joined meanwhile.
         if self.is_full() {
             return Err(Refusal::Busy("this lender has too many connections"));
         }
@@ -312,7 +312,8 @@ impl Table {
         Ok(joined)
     }
 
-    /// The borrower says that it will not come back: the session goes with its last connection.
+    /// The borrower announces that it will not come back: the session ends with its last
+    /// connection.
     pub fn end_session(&mut self, name: Name) {
         if let Some(session) = self.sessions.get_mut(&name) {
             session.ended = true;
@@ -320,8 +321,8 @@ impl Table {
         }
     }
 
-    /// The connection asks nothing more of the store. Returns the owner whose pages the caller is
-    /// to free before it calls [`Table::remove`].
+    /// The connection does not use the store any more. Returns the owner whose pages the caller
+    /// must free before it calls [`Table::remove`].
     pub fn leave(&mut self, number: u64, store: &Store, grace: Duration, now: Instant) -> Option<Owner> {
         let name = self.connections.get_mut(&number)?.session.take()?;
         let session = self.sessions.get_mut(&name)?;
@@ -344,8 +345,8 @@ impl Table {
         self.connections.remove(&number);
     }
 
-    /// The session's last connection has left: keeps it, if there is something to keep and somebody
-    /// to keep it for.
+    /// The session's last connection has ended: keeps the session, if it has pages and a grace
+    /// time.
     fn let_go(&mut self, name: Name, store: &Store, grace: Duration) -> Option<Owner> {
         let Session { owner, ended, .. } = *self.sessions.get(&name)?;
         let has_pages = store.owner_status(owner).is_some_and(|(_, pages, zeros)| pages + zeros > 0);
@@ -366,17 +367,17 @@ impl Table {
         before - self.sessions.len()
     }
 
-    /// The next owner whose pages are to be freed by the housekeeping.
+    /// The next owner whose pages the housekeeping has to free.
     pub fn next_leaving(&self) -> Option<Owner> {
         self.leaving.front().copied()
     }
 
-    /// That owner's pages are free.
+    /// The owner's pages are free.
     pub fn has_left(&mut self, owner: Owner) {
         self.leaving.retain(|leaving| *leaving != owner);
     }
 
-    /// Ends all connections, and lets no more in.
+    /// Ends all connections, and accepts no more.
     pub fn close(&mut self) {
         self.closed = true;
         for connection in self.connections.values() {
@@ -384,7 +385,7 @@ impl Table {
         }
     }
 
-    /// Makes room for a new session. False: none is kept.
+    /// Makes room for a new session. Returns false if none is kept.
     fn forget_oldest_kept(&mut self) -> bool {
         let kept = self.sessions.iter().filter(|(_, session)| session.is_kept());
         let Some((name, _)) = kept.min_by_key(|(_, session)| session.kept_since) else { return false };
@@ -393,8 +394,8 @@ impl Table {
         true
     }
 
-    /// Tells the session to go that never put a page and was silent for longest, beyond
-    /// [`SILENCE_MAX`]. False: there is none.
+    /// Ends the session that never put a page and was silent for longest, beyond [`SILENCE_MAX`].
+    /// Returns false if there is none.
     fn end_silent(&mut self, store: &Store, now: Instant) -> bool {
         let silent = self.sessions.iter().filter(|(_, session)| {
             let puts = store.owner_status(session.owner).map_or(0, |(counters, ..)| counters.puts);
@@ -422,7 +423,7 @@ mod tests {
 
     const GRACE: Duration = Duration::from_secs(30);
 
-    /// A table and a store, and what those who serve the connections would do.
+    /// A table and a store, and the actions of the serving threads.
     struct House {
         table: Table,
         store: Store,
@@ -480,7 +481,7 @@ mod tests {
             assert!(self.store.put(owner, key, 0, &[1; PAGE_SIZE]));
         }
 
-        /// The connection's thread ends; whether the session's pages went with it.
+        /// The connection's thread ends. Returns whether the session's pages were freed with it.
         fn leave(&mut self, number: u64, second: u64) -> bool {
             let over = self.table.leave(number, &self.store, GRACE, self.second(second));
             if let Some(owner) = over {
@@ -501,8 +502,8 @@ mod tests {
         let mut house = House::new();
         let (first, joined) = house.main(1, 0);
         house.put(joined.owner);
-        // He put version 1, so the next one is 2 at the least. While he is here and when he is
-        // away; and who refuses leaves him alone.
+        // The borrower put version 1, so its next one is at least 2. This holds while it is
+        // connected and after that; a refusal does not change the session.
         let behind = house.enter(1).unwrap();
         assert_eq!(house.join_telling(behind, 1, Some(1), 1).unwrap_err(), Refusal::Behind);
         assert!(!house.was_shut_down(first));
@@ -512,13 +513,14 @@ mod tests {
         let rightful = house.enter(4).unwrap();
         let resumed = house.join_telling(rightful, 1, Some(2), 4).unwrap().unwrap();
         assert_eq!((resumed.owner, resumed.resumed), (joined.owner, true));
-        // Of a version that was not stored he knows nothing either.
+        // The borrower does not know of a version either that was not stored.
         house.store.set_lending(false);
         let key = Key { id: PageId { file: FileKey(1), index: 9 }, version: Version(7) };
         assert!(!house.store.put(resumed.owner, key, 0, &[1; PAGE_SIZE]));
         let behind = house.enter(5).unwrap();
         assert_eq!(house.join_telling(behind, 1, Some(7), 5).unwrap_err(), Refusal::Behind);
-        // Under another name he begins anew; so does who says nothing of versions resume, as ever.
+        // Under another name it starts a new session. A borrower that sends no version resumes as
+        // usual.
         assert!(!house.join_telling(behind, 2, Some(7), 5).unwrap().unwrap().resumed);
         house.leave(rightful, 6);
         let silent = house.enter(7).unwrap();
@@ -596,7 +598,7 @@ mod tests {
         // Nobody was silent for long.
         let stranger = house.enter(60).unwrap();
         assert!(matches!(house.join(stranger, 100, 60), Err(Refusal::Busy(_))));
-        // The one kept for longest goes first.
+        // The one kept for longest is removed first.
         house.leave(mains[1].0, 60);
         house.leave(mains[0].0, 61);
         assert!(house.join(stranger, 100, 62).unwrap().is_some());
@@ -646,7 +648,7 @@ mod tests {
         assert!(house.table.crowd_out() && house.was_shut_down(strangers[1]));
         assert!(house.join(borrower, 2, 0).unwrap().is_some(), "the youngest is the last to go");
         assert!(!house.table.crowd_out());
-        // Those that were told to go, and do not, take no more places than that.
+        // Connections that were ended and still run take no more places than that.
         while house.enter(0).is_some() {
             house.table.crowd_out();
         }

@@ -1,4 +1,4 @@
-//! What the threads of a lender share.
+//! State that the threads of a lender share.
 
 use crate::pace::{Limits, Pace};
 use crate::sessions::Table;
@@ -14,17 +14,17 @@ use sync::{Condvar, Mutex};
 use wire::complaints::Complaints;
 use wire::secure::Security;
 
-/// What the threads share.
+/// The shared state.
 pub struct Shared {
     /// The pages.
     pub store: Whole<Store>,
-    /// Connections and sessions. Locked before `store` where both are.
+    /// Connections and sessions. Lock order: `table` before `store`.
     pub table: Mutex<Table>,
-    /// A connection left its session, or `table`.
+    /// Signalled when a connection has left its session, or `table`.
     pub left: Condvar,
     /// How long the pages of a borrower that lost its connection are kept for it.
     pub grace: Duration,
-    /// Whose turn it is, where the lender's share of the machine is limited.
+    /// Rate limits, if there are any.
     pub pacing: Pacing,
     /// Memory to leave free. It may change while the lender runs.
     pub reserve_bytes: AtomicU64,
@@ -32,18 +32,18 @@ pub struct Shared {
     pub security: Security,
     /// [`wire::Welcome::incarnation`].
     pub incarnation: u64,
-    /// Pages the store keeps at the most.
+    /// The maximum number of pages in the store.
     pub capacity_pages: u64,
     /// The request to stop.
     pub stop: Stop,
-    /// For the status.
+    /// Statistics for the status.
     pub tally: Tally,
-    /// Bad peers.
+    /// Rate-limited log of bad peers.
     pub complaints: Complaints,
 }
 
 impl Shared {
-    /// With nobody connected.
+    /// A lender without connections.
     pub fn new(store: Store, grace: Duration, security: Security) -> io::Result<Shared> {
         Ok(Shared {
             capacity_pages: store.capacity_pages().into(),
@@ -63,8 +63,8 @@ impl Shared {
     }
 }
 
-/// The lender's [`Pace`], which may change while it runs. Locked by itself, for some arithmetic;
-/// where nothing is limited, not at all.
+/// The lender's [`Pace`], which may change while it runs. It has a lock of its own, which is held
+/// for some arithmetic; without limits it is not locked at all.
 #[derive(Default)]
 pub struct Pacing {
     is_limited: AtomicBool,
@@ -72,14 +72,14 @@ pub struct Pacing {
 }
 
 impl Pacing {
-    /// From now on, with all debts paid.
+    /// Sets the limits, with all debts paid.
     pub fn set(&self, limits: Limits) {
         let pace = Pace::new(limits, Instant::now());
         self.is_limited.store(pace.is_some(), Ordering::Relaxed);
         *self.pace.lock() = pace;
     }
 
-    /// Asks the pace, if there is one.
+    /// Runs `ask` on the pace, if there is one.
     pub fn ask<T>(&self, ask: impl FnOnce(&mut Pace) -> T) -> Option<T> {
         if !self.is_limited.load(Ordering::Relaxed) {
             return None;
@@ -87,7 +87,7 @@ impl Pacing {
         self.pace.lock().as_mut().map(ask)
     }
 
-    /// What holds now.
+    /// The present limits.
     pub fn limits(&self) -> Limits {
         self.ask(|pace| pace.limits()).unwrap_or_default()
     }
@@ -116,10 +116,10 @@ pub struct Tally {
     pub paced_misses: AtomicU64,
 }
 
-/// A request to stop, which wakes whoever waits with [`Stop::wait`].
+/// A request to stop, which wakes all callers of [`Stop::wait`].
 pub struct Stop {
     requested: AtomicBool,
-    /// Readable from the request on.
+    /// Readable after the request.
     event: OwnedFd,
 }
 
@@ -130,10 +130,10 @@ impl Stop {
         Ok(Stop { requested: AtomicBool::new(false), event })
     }
 
-    /// Requests it, once and for all.
+    /// Requests it. This cannot be undone.
     pub fn request(&self) {
         self.requested.store(true, Ordering::Release);
-        // It can only fail by overflow, which needs 2⁶⁴ requests.
+        // The write fails only by overflow, which needs 2⁶⁴ requests.
         let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
     }
 
@@ -142,8 +142,8 @@ impl Stop {
         self.requested.load(Ordering::Acquire)
     }
 
-    /// Waits for the request, for `other` to become readable, or for the time to pass. True when it
-    /// was requested.
+    /// Waits for the request, for `other` to become readable, or for the time to pass. Returns true
+    /// if it was requested.
     pub fn wait(&self, other: Option<BorrowedFd<'_>>, timeout: Option<Duration>) -> bool {
         let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
         let own = PollFd::from_borrowed_fd(self.event.as_fd(), PollFlags::IN);

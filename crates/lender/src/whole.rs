@@ -1,36 +1,36 @@
-//! A lock around what a panic could leave half changed.
+//! A lock around data that a panic could leave half changed.
 //!
-//! What must never happen: that anybody goes on with such a thing. A page could be found under
-//! another name. So a panic while it is locked ends the process. That is free: who has lent it
-//! pages reads them from the disk instead.
+//! What must never happen: that a thread continues with such data, because a page could then be
+//! found under another name. So a panic while it is locked ends the process. This costs nothing:
+//! borrowers read the lost pages from the disk instead.
 
 use std::ops::{Deref, DerefMut};
 use sync::{Mutex, MutexGuard};
 
-/// A value that is locked, and whole whenever it is not.
+/// A locked value that is consistent whenever it is not locked.
 pub struct Whole<T>(Mutex<T>);
 
 impl<T> Whole<T> {
-    /// It is whole now.
+    /// A consistent value.
     pub fn new(value: T) -> Whole<T> {
         Whole(Mutex::new(value))
     }
 
-    /// Waits until nobody else has it.
+    /// Waits until no other thread has it.
     pub fn lock(&self) -> Guard<'_, T> {
         Guard { value: self.0.lock(), was_panicking: std::thread::panicking() }
     }
 }
 
-/// While it lives, the value may be in parts.
+/// While it lives, the value may be inconsistent.
 pub struct Guard<'a, T> {
     value: MutexGuard<'a, T>,
-    /// It is locked to clear up behind a panic elsewhere.
+    /// The lock was taken for cleanup after a panic elsewhere.
     was_panicking: bool,
 }
 
 impl<T> Guard<'_, T> {
-    /// Lets whoever waits have it first.
+    /// Gives the lock to a waiting thread first.
     pub fn bump(&mut self) {
         MutexGuard::bump(&mut self.value);
     }
@@ -52,7 +52,7 @@ impl<T> DerefMut for Guard<'_, T> {
 
 impl<T> Drop for Guard<'_, T> {
     fn drop(&mut self) {
-        // A panic under shuttle is a test's, which has yet to say after what order of threads.
+        // A panic under shuttle is a test's, which has yet to report the order of threads.
         if std::thread::panicking() && !self.was_panicking && !cfg!(feature = "shuttle") {
             tracing::error!("this lender ends: what it keeps may be damaged by the panic before; please report it");
             std::process::abort();
@@ -66,7 +66,7 @@ mod tests {
     use std::os::unix::process::ExitStatusExt;
     use std::process::Command;
 
-    /// Set in the process that is to end.
+    /// Set in the process that has to end.
     const PANICS: &str = "PUMA_TEST_PANICS";
 
     #[test]

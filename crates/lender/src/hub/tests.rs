@@ -14,7 +14,7 @@ fn hub() -> Hub {
     Hub::new(&Arc::new(Shared::new(store, Duration::ZERO, Security::Trusting).unwrap())).unwrap()
 }
 
-/// The far end of a main connection that the hub has under the next number.
+/// The far end of a main connection that the event loop has under the next number.
 fn connect(hub: &mut Hub, name: Name) -> UnixStream {
     let (near, far) = UnixStream::pair().unwrap();
     far.set_nonblocking(true).unwrap();
@@ -57,7 +57,7 @@ fn a_panic_ends_one_connection() {
     fars[1].write_all(&ping()).unwrap();
     serve(&mut hub, 1, Instant::now());
     assert!(fars[1].read(&mut [0; 100]).unwrap() > 0);
-    // Its place is somebody else's.
+    // Another connection has its place.
     connect(&mut hub, [3; 16]);
     assert!(hub.members.len() == 2 && hub.vacant.is_empty());
 }
@@ -69,7 +69,7 @@ fn half_a_frame_has_its_time_and_no_more() {
     let now = Instant::now();
     far.write_all(&put(2)[..5000]).unwrap();
     serve(&mut hub, 0, now);
-    // More of it does not make the time longer.
+    // More bytes do not extend the time limit.
     far.write_all(&put(2)[5000..6000]).unwrap();
     serve(&mut hub, 0, now + RECEIVE_LIMIT / 2);
     hub.look(now + RECEIVE_LIMIT - Duration::from_millis(1));
@@ -91,7 +91,7 @@ fn nothing_is_read_from_who_does_not_take_his_answer() {
     }
     let armed = hub.members[0].as_ref().unwrap().armed;
     assert_eq!(armed, EventFlags::OUT);
-    // He takes them after all.
+    // The peer takes them late.
     let mut answers = 0;
     while let Ok(bytes) = far.read(&mut [0; 4096]) {
         answers += bytes;
@@ -99,7 +99,7 @@ fn nothing_is_read_from_who_does_not_take_his_answer() {
     }
     assert_eq!(answers % 24, 0, "whole answers");
     assert_eq!(hub.members[0].as_ref().unwrap().armed, EventFlags::IN);
-    // And then no more.
+    // And then takes no more.
     while hub.members[0].as_ref().unwrap().unsent.is_none() {
         far.write_all(&ping()).unwrap();
         serve(&mut hub, 0, now);
@@ -116,7 +116,7 @@ fn memory_goes_round_and_large_pieces_go() {
     let now = Instant::now();
     for (number, far) in fars.iter_mut().enumerate() {
         let (first, second) = (put(40), put(1));
-        // One has begun something else.
+        // One connection has begun another frame.
         let more = if number == 3 { &second[..10] } else { &[] };
         let mut writer = far.try_clone().unwrap();
         writer.set_nonblocking(false).unwrap();
@@ -127,13 +127,13 @@ fn memory_goes_round_and_large_pieces_go() {
                 serve(&mut hub, number, now);
             }
         });
-        // What has begun, if it did not come with the rest.
+        // The frame that has begun, if it did not arrive with the rest.
         serve(&mut hub, number, now);
     }
     let holding: Vec<_> = hub.members.iter().flatten().map(|member| !member.reader.has_no_buffer()).collect();
     assert_eq!(holding, [false, false, false, true, false, false, false, false]);
     assert!((1..=SPARE_BUFFERS_MAX).contains(&hub.scratch.spare_buffers.len()));
-    // However long a frame is, none has to be larger; an answer may.
+    // However long a frame is, no receive buffer has to be larger; an answer may need one.
     assert_eq!(hub.scratch.shrink_at, None);
     hub.scratch.out.give(Vec::with_capacity(1 << 20));
     hub.scratch.take_back(Vec::new(), now);
@@ -155,7 +155,7 @@ fn half_a_put_holds_slots_only_as_long_as_its_connection() {
     };
     assert_eq!(pages(&hub), (40, 0, 0));
     assert!(hub.members[0].as_ref().unwrap().reader.has_no_buffer(), "nothing of it is held elsewhere");
-    // More of it does not make the time longer.
+    // More bytes do not extend the time limit.
     far.write_all(&put(40)[100_000..120_000]).unwrap();
     serve(&mut hub, 0, now + RECEIVE_LIMIT / 2);
     hub.look(now + RECEIVE_LIMIT);

@@ -1,13 +1,13 @@
-//! Pages on their way from a socket into their slots, without a buffer in between.
+//! Receives pages from a socket directly into their slots.
 //!
-//! The slots are reserved before ([`super::Store::reserve`]), so that until they are committed or
-//! given up nobody else reads or writes them, and the kernel is not told that it may take them.
-//! That it may have been told so earlier does no harm: what was written since then is not its to
-//! take, and what it takes before a page's first byte has come is memory without meaning.
+//! The slots are reserved before ([`super::Store::reserve`]). Until they are committed or given up,
+//! nobody else reads or writes them, and they are not marked reclaimable. An earlier mark does no
+//! harm: the kernel does not take bytes that were written after the mark, and memory that it takes
+//! before a page's first byte has arrived has no content.
 //!
-//! Bytes come in order and in whatever pieces, and exactly those of the announced pages are
-//! received. Pages for which there was no room are received, too, as the next frame is behind them,
-//! and end in a place that nobody reads.
+//! Bytes arrive in order and in any pieces, and exactly the bytes of the announced pages are
+//! received. Pages without a slot are received, too, because the next frame follows them; their
+//! bytes go to a place that nobody reads.
 
 use super::slots::Mapping;
 use page::PAGE_SIZE;
@@ -15,35 +15,35 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
 
-/// Pieces of memory that one call of the kernel receives into: the pages of the largest frame, none
-/// beside the other.
+/// Maximum number of memory pieces for one call of the kernel: the pages of the largest frame, if
+/// none are adjacent.
 const PIECES_MAX: usize = wire::ITEMS_MAX;
 
 /// Pages that are being received.
 pub struct Incoming {
     mapping: Arc<Mapping>,
-    /// Where each of them goes; `None`: there was no room for it.
+    /// The slot of each page; `None` if there was no room for it.
     slots: Vec<Option<u32>>,
     received_bytes: usize,
 }
 
 impl Incoming {
-    /// None yet, and room to note so many.
+    /// A value without pages, with room for that many.
     pub(super) fn new(mapping: Arc<Mapping>, pages: usize) -> Incoming {
         Incoming { mapping, slots: Vec::with_capacity(pages), received_bytes: 0 }
     }
 
-    /// One more is expected, in a slot that was reserved for it.
+    /// Adds a page, with the slot that was reserved for it.
     pub(super) fn expect(&mut self, slot: Option<u32>) {
         self.slots.push(slot);
     }
 
-    /// The slots, in the order of the pages; from here on they are not this value's any more.
+    /// The slots, in the order of the pages. The caller owns them from here on.
     pub fn take_slots(&mut self) -> Vec<Option<u32>> {
         std::mem::take(&mut self.slots)
     }
 
-    /// Whether all have come.
+    /// Whether all pages have arrived.
     pub fn is_complete(&self) -> bool {
         self.left_bytes() == 0
     }
@@ -52,7 +52,7 @@ impl Incoming {
         self.slots.len() * PAGE_SIZE - self.received_bytes
     }
 
-    /// What is to come next, in pieces of memory: those of neighbouring slots are one.
+    /// The memory for the next bytes, in pieces: adjacent slots are one piece.
     fn pieces(&self) -> impl Iterator<Item = libc::iovec> {
         let first = self.received_bytes / PAGE_SIZE;
         let mut skipped_bytes = self.received_bytes % PAGE_SIZE;
@@ -82,11 +82,11 @@ impl Incoming {
         self.received_bytes += total_bytes;
     }
 
-    /// Receives what is there, without waiting. Returns how many bytes that were: none, where the
-    /// other side has closed.
+    /// Receives the available bytes, without waiting. Returns their number: 0 if the other side has
+    /// closed.
     ///
     /// # Errors
-    /// Those of `recvmsg`; `WouldBlock` where nothing is there.
+    /// Returns the errors of `recvmsg`; `WouldBlock` if nothing is available.
     pub fn receive(&mut self, socket: impl AsFd) -> io::Result<usize> {
         let mut pieces = [libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; PIECES_MAX];
         let mut count = 0;

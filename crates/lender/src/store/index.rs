@@ -1,14 +1,13 @@
-//! From the name of a page to its slot.
+//! Index from the name of a page to its slot.
 //!
-//! A hash table of small buckets. A page's entry is in either of two of them, in the emptier one
-//! when it came; it is 4 bytes, the slot's number and, in the bits that this leaves, some more of
-//! the hash, so that mostly no record is looked at but the one that is looked for. Only where both
-//! buckets are full one of their entries moves, to its own other bucket; should that not help
-//! either, the page is not stored. So each call takes the same short time, however full the table
-//! is: no chains, no tombstones, and no moving of all entries at once, during which no get would be
-//! answered.
+//! A hash table of small buckets. A page's entry is in one of two buckets: the emptier one when it
+//! was added. An entry has 4 bytes: the slot's number and, in the other bits, some more of the
+//! hash. So mostly only the record of the right page is read. If both buckets are full, one of
+//! their entries moves to its own other bucket; if that does not help either, the page is not
+//! stored. So each call takes the same short time, however full the table is: no chains, no
+//! tombstones, and no rehash of all entries, during which no get would be answered.
 //!
-//! The hash is keyed at random, so that no borrower can make names that all meet in one bucket.
+//! The hash has a random key, so that no borrower can make names that all fall into one bucket.
 
 use super::record::Record;
 use page::PageId;
@@ -22,39 +21,39 @@ const BUCKET_ENTRIES: usize = 8;
 /// tables of up to 150,000 slots and replaces each page three times: all find a place there.
 const SPARE_ONE_IN: usize = 4;
 
-/// Buckets at the least: in a few, chance has more to say.
+/// The minimum number of buckets: with few of them, chance has more effect.
 const BUCKETS_MIN: usize = 8;
 
-/// Pages read ahead at once: more than a processor has reads under way.
+/// Pages that are prefetched at once: more than the number of reads that a processor has in flight.
 const AHEAD_PAGES: usize = 32;
 
-/// A slot's number plus one, with bits of its page's hash in front; 0 where there is none, so that
-/// an empty table has no memory yet.
+/// A slot's number plus one, with bits of its page's hash in front. 0 means no entry, so that an
+/// empty table has no memory yet.
 type Entry = u32;
 
 #[derive(Clone, Copy, FromZeros)]
 #[repr(transparent)]
 struct Bucket([Entry; BUCKET_ENTRIES]);
 
-/// The index. It keeps slot numbers only; the names are in the records given to each call.
+/// The index. It stores slot numbers only; the names are in the records that each call passes.
 pub struct Index {
     buckets: Vec<Bucket>,
-    /// The bits of an entry that are the slot's.
+    /// The bits of an entry that hold the slot.
     slot_mask: Entry,
-    /// Of the hash.
+    /// Keys of the hash.
     keys: [u64; 3],
 }
 
-/// Where a page's entry may be.
+/// The possible places of a page's entry.
 #[derive(Clone, Copy, Default)]
 struct Place {
     buckets: [usize; 2],
-    /// The bits of the entry that are not the slot's.
+    /// The bits of the entry that do not hold the slot.
     print: Entry,
 }
 
 impl Index {
-    /// An index for slots `0..slots`. `None` when there is no memory for it.
+    /// An index for slots `0..slots`. `None` if there is no memory for it.
     pub fn new(slots: u32) -> Option<Index> {
         // The standard library seeds this hasher's keys from the system's random numbers.
         let keys = [1, 2, 3].map(|number| RandomState::new().hash_one(number));
@@ -71,7 +70,7 @@ impl Index {
         // Maps each half evenly to any number of buckets, without a division.
         let bucket = |half: u64| ((half * self.buckets.len() as u64) >> u32::BITS) as usize;
         let buckets = [bucket(hash >> u32::BITS), bucket(hash & u64::from(u32::MAX))];
-        // The low bits, which say least about the bucket, become the high ones.
+        // The low bits, which depend least on the bucket, become the high ones.
         Place { buckets, print: (hash as u32).reverse_bits() & !self.slot_mask }
     }
 
@@ -82,8 +81,9 @@ impl Index {
         entries.filter(may_be).map(|entry| (entry & self.slot_mask) - 1)
     }
 
-    /// Reads what [`Index::find`] is about to read for these pages, and tells the slots that it is
-    /// likely to find. Each of those reads waits for memory, but here they wait together.
+    /// Prefetches the memory that [`Index::find`] will read for these pages, and calls back with
+    /// the slots that it is likely to find. Each of those reads waits for memory, but here they
+    /// wait together.
     pub fn read_ahead(
         &self,
         records: &[Record],
@@ -116,8 +116,8 @@ impl Index {
         self.candidates(self.place(owner, id)).find(is_it)
     }
 
-    /// Adds a slot whose record is filled in, and whose page is not in the index. False: there is
-    /// no place for it.
+    /// Adds a slot whose record is filled in, and whose page is not in the index. Returns false if
+    /// there is no place for it.
     pub fn insert(&mut self, records: &[Record], slot: u32) -> bool {
         let Place { buckets: [first, second], print } = self.place_of(records, slot);
         let entry = print | (slot + 1);
@@ -128,7 +128,7 @@ impl Index {
             || self.make_room(records, second) && self.add(second, entry)
     }
 
-    /// Takes a slot out, while its record still says what it holds.
+    /// Removes a slot, while its record still names its page.
     pub fn remove(&mut self, records: &[Record], slot: u32) {
         let Place { buckets, print } = self.place_of(records, slot);
         for bucket in buckets {
@@ -145,7 +145,7 @@ impl Index {
         self.place(record.owner(), record.id())
     }
 
-    /// False: the bucket is full.
+    /// Returns false if the bucket is full.
     fn add(&mut self, bucket: usize, entry: Entry) -> bool {
         let free = self.buckets[bucket].0.iter_mut().find(|entry| **entry == 0);
         free.map(|free| *free = entry).is_some()
@@ -168,7 +168,7 @@ impl Index {
 
 /// Mixes the bits of one number with those of another one.
 fn fold(number: u64, key: u64) -> u64 {
-    // An odd key loses nothing of the number.
+    // With an odd key no bit of the number is lost.
     let product = u128::from(number) * u128::from(key | 1);
     product as u64 ^ (product >> u64::BITS) as u64
 }
@@ -179,11 +179,11 @@ mod tests {
     use super::*;
     use page::{FileKey, Version};
 
-    /// Of 600 small tables. More come once in a million runs.
+    /// Of 600 small tables. More are refused in one of a million runs.
     const REFUSED_MAX: u32 = 3;
 
-    /// Fills a table with pages of a few files, replaces each of them some times, and counts those
-    /// for which there was no place.
+    /// Fills a table with pages of a few files, replaces each of them some times, and counts the
+    /// refused pages.
     fn refused(slots: u32) -> u32 {
         let mut index = Index::new(slots).unwrap();
         let mut records = Record::new_vec_zeroed(slots as usize).unwrap();
@@ -208,8 +208,7 @@ mod tests {
 
     #[test]
     fn full_tables_have_a_place_for_each_slot() {
-        // Where there are few buckets, many pages meet: one table in ten thousand has once no place
-        // for one of them.
+        // With few buckets many pages collide: one table in ten thousand refuses one page once.
         let of_small: u32 = [1, 2, 9, 72, 113, 1125].into_iter().cycle().take(600).map(refused).sum();
         assert!(of_small <= REFUSED_MAX, "{of_small} pages");
         assert_eq!(refused(150_000), 0);
@@ -219,7 +218,7 @@ mod tests {
     fn what_finds_no_place_is_refused_and_leaves_no_trace() {
         let slots = 200;
         let mut index = Index::new(slots).unwrap();
-        // All in the same place, which only who knows the keys can do.
+        // All pages in the same place, which is possible only with known keys.
         index.keys = [0; 3];
         index.buckets.truncate(1);
         let mut records = Record::new_vec_zeroed(slots as usize).unwrap();

@@ -5,7 +5,7 @@
 
 use super::record::{NONE, Record};
 
-/// A list. Its slots are in the records given to each call, which must always be the same ones.
+/// A list. Its slots are in the records that each call passes, which must always be the same ones.
 #[derive(Clone, Debug)]
 pub struct List {
     oldest: u32,
@@ -43,7 +43,7 @@ impl List {
         self.count += 1;
     }
 
-    /// Takes a slot out of this list, which it must be in.
+    /// Removes a slot from this list, which must contain it.
     pub fn unlink(&mut self, records: &mut [Record], slot: u32) {
         let Record { older, newer, .. } = records[slot as usize];
         match older {

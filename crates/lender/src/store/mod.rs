@@ -1,29 +1,29 @@
 //! The store: pages of several owners, in memory that the kernel may take at any moment.
 //!
-//! Pure logic: no socket, no clock, no thread. How much free memory there is comes from outside, as
-//! a number of pages ([`Store::set_headroom_pages`]). It promises that
-//! - a get returns what the same owner put last under that name and version, or nothing;
-//! - memory is taken only out of the headroom: a page that finds none takes the place, and the
-//!   memory, of an older one;
-//! - whatever it forgets of its own accord it notes for the owner ([`Store::take_notices`]), up to
+//! Pure logic: no socket, no clock, no thread. The amount of free memory comes from outside, as a
+//! number of pages ([`Store::set_headroom_pages`]). The store guarantees that
+//! - a get returns the bytes that the same owner put last under that name and version, or nothing;
+//! - memory is taken only out of the headroom: if there is none, a page replaces an older one, and
+//!   uses its memory;
+//! - when it forgets a page by itself, it notes this for the owner ([`Store::take_notices`]), up to
 //!   a bound;
-//! - no call takes longer than its batch: no growing tables, no sweeps, every loop bounded.
+//! - no call takes longer than its batch: no growing tables, no full scans, every loop bounded.
 //!
 //! # Memory
-//! A slot that was written has memory until the kernel takes it, or until it is given back. A free
-//! slot that likely has memory is *warm*, one that has none is *cold*. Whether memory is still
-//! there is looked up on reuse, by looking for a byte that is not zero (no page of zeros is ever
-//! written): so memory that the kernel took counts as growth when it is taken again, and the store
-//! does not fight with whoever needed it.
+//! A slot that was written has memory until the kernel takes it, or until the store gives it back.
+//! A free slot that likely has memory is *warm* (resident), one that has none is *cold*. On reuse
+//! the store checks whether the memory is still there: it looks for a byte that is not zero (a page
+//! of zeros is never written). So memory that the kernel took counts as growth when it is taken
+//! again, and the store does not compete with programs that need it.
 //!
 //! A page of zeros needs a record but no memory. Such pages have a bound of their own, an eighth of
-//! the capacity on top of it, so that neither kind displaces the other.
+//! the capacity in addition, so that neither kind displaces the other.
 //!
 //! # Who loses a page when there is no room
-//! Every owner has its own list. An owner that holds its fair share or more (pages stored / number
-//! of owners) loses its own oldest page; one that holds less takes it from the owner that holds
-//! most. So an owner that stores alone may use everything, a newcomer grows until both have the
-//! same, and nobody is displaced below the fair share.
+//! Every owner has its own list. The fair share is the number of stored pages divided by the number
+//! of owners. An owner with its fair share or more loses its own oldest page; one with less takes
+//! it from the owner that has most. So an owner that stores alone may use everything, a new one
+//! grows until both have the same, and nobody is displaced below the fair share.
 
 mod incoming;
 mod index;
@@ -46,16 +46,16 @@ use std::ops::Range;
 use std::sync::Arc;
 use zerocopy::FromZeros;
 
-/// Pages at the most: slots are numbered by 32 bits, and an eighth goes on top for pages of zeros.
-/// 12 TiB.
+/// The maximum number of pages: slots are numbered by 32 bits, and an eighth is added for pages of
+/// zeros. 12 TiB.
 pub const CAPACITY_PAGES_MAX: u32 = 3 << 30;
 
-/// Slots written before they are given to the kernel all at once, 1 MiB: enough to spread the cost
-/// of the call, few enough to be no loss to whoever needs the memory meanwhile.
+/// Slots that are written before all of them are marked reclaimable, 1 MiB: enough to spread the
+/// cost of the call, few enough to be no loss for programs that need the memory meanwhile.
 const UNSETTLED_MAX: usize = 256;
 
-/// Notices kept for an owner that has not fetched them yet: 512 KiB, and 128 MiB of pages that the
-/// kernel took at once. Older ones are forgotten, and will be misses.
+/// Notices that are kept for an owner that has not fetched them yet: 512 KiB, or 128 MiB of pages
+/// that the kernel took at once. Older ones are forgotten, and cause misses.
 const NOTICES_MAX: usize = 32_768;
 
 /// Name of one content of one page, within its owner.
@@ -67,46 +67,46 @@ pub struct Key {
     pub version: Version,
 }
 
-/// Somebody whose pages are kept. Numbers come back after [`Store::remove_owner`] has finished with
-/// one.
+/// A tenant of the store: a session whose pages are stored. Its number is used again after
+/// [`Store::remove_owner`] has finished.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Owner(u8);
 
-/// What a get found.
+/// The result of a get.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Got {
     /// Nothing.
     Miss,
     /// The page, now at the buffer's end.
     Page {
-        /// As it came with the put.
+        /// The checksum from the put.
         checksum: u64,
     },
-    /// A page of zeros. The buffer is as it was.
+    /// A page of zeros. The buffer is unchanged.
     Zero {
-        /// As it came with the put.
+        /// The checksum from the put.
         checksum: u64,
     },
 }
 
-/// What happened, in pages. The totals of the store keep those of owners that left.
+/// Counters, in pages. The totals of the store include owners that were removed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Counters {
     /// Pages put, stored or not.
     pub puts: u64,
-    /// Pages put and not stored, for want of memory.
+    /// Pages that were put and not stored because memory was short.
     pub puts_refused: u64,
     /// Pages asked for.
     pub gets: u64,
-    /// Pages asked for and returned, those of zeros among them.
+    /// Pages that were requested and returned, including those of zeros.
     pub hits: u64,
-    /// Pages asked for and not here.
+    /// Pages that were requested and are not here.
     pub misses: u64,
-    /// Pages dropped on the owner's word.
+    /// Pages that the owner has dropped.
     pub drops: u64,
-    /// Pages given up for newer ones.
+    /// Pages that newer ones have replaced.
     pub replaced: u64,
-    /// Pages given up under memory pressure.
+    /// Pages that were given back under memory pressure.
     pub shrunk: u64,
     /// Pages that the kernel took.
     pub reclaimed_by_kernel: u64,
@@ -136,38 +136,38 @@ struct OwnerState {
     leaving: bool,
 }
 
-/// The pages.
+/// The store.
 pub struct Store {
     slots: Slots,
     records: Vec<Record>,
     index: Index,
     owners: Vec<Option<OwnerState>>,
-    /// Owners that are there, leaving ones included.
+    /// Owners, including those that are being removed.
     owner_count: u32,
     /// Bound of each [`Class`].
     limits: [u32; 2],
     /// Stored pages of each [`Class`].
     stored: [u32; 2],
-    /// Slots that pages are being received into.
+    /// Slots of pages that are being received.
     reserved: u32,
     warm: List,
     cold: List,
     /// Slots from here on were never used.
     fresh: u32,
-    /// Written, but not yet the kernel's to take.
+    /// Written slots that are not marked reclaimable yet.
     unsettled: Vec<u32>,
     headroom_pages: u64,
     grown_pages: u64,
-    /// Whether anything is taken.
+    /// Whether pages are taken.
     lending: bool,
     counters: Counters,
 }
 
 impl Store {
-    /// An empty store for `capacity_pages` pages, which takes memory for nothing yet.
+    /// An empty store for `capacity_pages` pages, which uses no memory yet.
     ///
     /// # Errors
-    /// When there is not even address space for it, or the capacity is 0 or above
+    /// Fails if there is no address space for it, or the capacity is 0 or above
     /// [`CAPACITY_PAGES_MAX`].
     pub fn new(capacity_pages: u32) -> std::io::Result<Store> {
         if !(1..=CAPACITY_PAGES_MAX).contains(&capacity_pages) {
@@ -195,18 +195,18 @@ impl Store {
         })
     }
 
-    /// Pages it keeps at the most, those of zeros not counted.
+    /// The maximum number of pages, without those of zeros.
     pub fn capacity_pages(&self) -> u32 {
         self.limits[Class::Page as usize]
     }
 
-    /// Pages it keeps, those of zeros not counted. Some of them the kernel may have taken since the
-    /// last scan.
+    /// Stored pages, without those of zeros. The kernel may have taken some of them since the last
+    /// scan.
     pub fn stored_pages(&self) -> u32 {
         self.stored[Class::Page as usize]
     }
 
-    /// Pages of zeros it keeps.
+    /// Stored pages of zeros.
     pub fn zero_pages(&self) -> u32 {
         self.stored[Class::Zero as usize]
     }
@@ -216,12 +216,12 @@ impl Store {
         self.warm.count()
     }
 
-    /// Slots that pages are being received into.
+    /// Slots of pages that are being received.
     pub fn reserved_pages(&self) -> u32 {
         self.reserved
     }
 
-    /// Pages that could be stored now without forgetting others.
+    /// Pages that could be stored now without replacing others.
     pub fn free_pages(&self) -> u64 {
         if !self.lending {
             return 0;
@@ -230,12 +230,12 @@ impl Store {
         u64::from(room).min(self.headroom_pages.saturating_add(u64::from(self.warm_pages())))
     }
 
-    /// Slots that were ever used: what there is to scan.
+    /// Slots that were ever used, which a scan has to check.
     pub fn used_slots(&self) -> u32 {
         self.fresh
     }
 
-    /// Everything counted since the start.
+    /// All counters since the start.
     pub fn counters(&self) -> Counters {
         self.counters
     }
@@ -246,19 +246,19 @@ impl Store {
         Some((state.counters, state.lists[0].count(), state.lists[1].count()))
     }
 
-    /// The highest version that an owner has put; 0: it put nothing yet.
+    /// The highest version that an owner has put; 0 if it has put nothing yet.
     pub fn newest(&self, owner: Owner) -> Version {
         let state = self.owners.get(owner.0 as usize).and_then(Option::as_ref);
         state.map_or(Version(0), |state| state.newest)
     }
 
-    /// Sets how many pages of memory may be taken from now on. Each one that is taken counts it
-    /// down.
+    /// Sets how many pages of memory may be taken from now on. Each page that is taken decrements
+    /// it.
     pub fn set_headroom_pages(&mut self, pages: u64) {
         self.headroom_pages = pages;
     }
 
-    /// Whether pages are taken from now on. If not, all that are here are to be given back by
+    /// Sets whether pages are taken. If not, the caller has to give all stored pages back with
     /// [`Store::clear`].
     pub fn set_lending(&mut self, lending: bool) {
         self.lending = lending;
@@ -269,7 +269,7 @@ impl Store {
         self.lending
     }
 
-    /// Pages of memory taken since the start, given back or not.
+    /// Pages of memory that were taken since the start, given back or not.
     pub fn grown_pages(&self) -> u64 {
         self.grown_pages
     }
@@ -296,9 +296,9 @@ impl Store {
         Some(Owner(at as u8))
     }
 
-    /// Frees up to `pages` pages of an owner and gives their memory back; to be repeated until it
-    /// returns true, when the owner is gone. In between all its puts are refused and all its gets
-    /// miss.
+    /// Frees up to `pages` pages of an owner and gives their memory back. Repeat it until it
+    /// returns true: then the owner is removed. In between all its puts are refused and all its
+    /// gets are misses.
     pub fn remove_owner(&mut self, owner: Owner, pages: usize) -> bool {
         let Some(state) = self.owners.get_mut(owner.0 as usize).and_then(Option::as_mut) else { return true };
         state.leaving = true;
@@ -319,14 +319,14 @@ impl Store {
         false
     }
 
-    /// Says which pages the next puts or gets are about, some tens of them: they take less time
-    /// then, and nothing else changes.
+    /// Prefetches some tens of pages that the next puts or gets use. This only makes those calls
+    /// faster.
     pub fn read_ahead(&self, owner: Owner, ids: impl Iterator<Item = PageId>) {
         self.index.read_ahead(&self.records, owner.0, ids, |slot| self.slots.read_ahead(slot));
     }
 
-    /// Stores a page, in place of what was stored under its id; false when there is no memory for
-    /// it. It becomes the kernel's to take with the next [`Store::settle`].
+    /// Stores a page, in place of the stored one with the same id. Returns false if there is no
+    /// memory for it. The next [`Store::settle`] marks it reclaimable.
     pub fn put(&mut self, owner: Owner, key: Key, checksum: u64, page: &Page) -> bool {
         self.count(owner, |counters| counters.puts += 1);
         let stored = self.try_put(owner, key, checksum, page);
@@ -348,7 +348,7 @@ impl Store {
         self.store_page(owner, key, checksum, slot)
     }
 
-    /// Forgets what a page that is put replaces. False: the page cannot be stored.
+    /// Forgets the pages that a put replaces. Returns false if the page cannot be stored.
     fn make_way(&mut self, owner: Owner, key: Key) -> bool {
         let state = self.owners.get_mut(owner.0 as usize).and_then(Option::as_mut);
         let Some(state) = state.filter(|state| !state.leaving && key.version <= Version::MAX) else { return false };
@@ -365,7 +365,7 @@ impl Store {
         stored
     }
 
-    /// Something was written to a slot: the kernel may take it from the next [`Store::settle`] on.
+    /// A slot was written: the next [`Store::settle`] marks it reclaimable.
     fn unsettle(&mut self, slot: u32) {
         self.unsettled.push(slot);
         if self.unsettled.len() == UNSETTLED_MAX {
@@ -377,8 +377,8 @@ impl Store {
         self.slot_for_zero(owner).is_some_and(|slot| self.occupy(slot, State::Zero, owner, key, checksum))
     }
 
-    /// Has a free slot that is in no list hold a page that is not in the index. False: the index
-    /// has no place for it, and the slot is free.
+    /// Assigns a page that is not in the index to a free slot that is in no list. Returns false if
+    /// the index has no place for it; then the slot is free.
     fn occupy(&mut self, slot: u32, state: State, owner: Owner, key: Key, checksum: u64) -> bool {
         self.records[slot as usize].set_used(state, owner.0, key.id, key.version, checksum);
         if !self.index.insert(&self.records, slot) {
@@ -393,14 +393,14 @@ impl Store {
         true
     }
 
-    /// Begins to receive pages, so many at the most. For each one [`Store::reserve`], then, when
-    /// all have come, [`Store::commit`]; if they do not come, [`Store::give_up`].
+    /// Begins to receive at most that many pages. Call [`Store::reserve`] for each one, then, when
+    /// all have arrived, [`Store::commit`]; if they do not arrive, [`Store::give_up`].
     pub fn incoming(&self, pages: usize) -> Incoming {
         Incoming::new(Arc::clone(self.slots.mapping()), pages)
     }
 
-    /// Makes room for a page that is to come next, in place of what is stored under its id. Where
-    /// there is none the page is received all the same, and not stored.
+    /// Reserves a slot for the next page, in place of the stored one with the same id. Without room
+    /// the page is received nevertheless, and not stored.
     pub fn reserve(&mut self, owner: Owner, key: Key, incoming: &mut Incoming) {
         let slot = if self.make_way(owner, key) { self.slot_with_memory(owner) } else { None };
         if let Some(slot) = slot {
@@ -410,8 +410,8 @@ impl Store {
         incoming.expect(slot);
     }
 
-    /// Stores a page that has come, whole, as [`Store::put`] does. To be called for each of the
-    /// slots that were reserved together.
+    /// Stores a page that has arrived whole, as [`Store::put`] does. Call it for each of the slots
+    /// that were reserved together.
     pub fn commit(&mut self, owner: Owner, key: Key, checksum: u64, slot: Option<u32>) -> bool {
         self.count(owner, |counters| counters.puts += 1);
         let stored = slot.is_some_and(|slot| self.try_commit(owner, key, checksum, slot));
@@ -423,12 +423,12 @@ impl Store {
 
     fn try_commit(&mut self, owner: Owner, key: Key, checksum: u64, slot: u32) -> bool {
         self.reserved -= 1;
-        // Much may have happened while it came.
+        // The store may have changed much while the page arrived.
         let may_stay = self.make_way(owner, key);
-        // It is not the kernel's to take yet, so zeros are what was received.
+        // The slot is not reclaimable yet, so zeros are received bytes.
         let is_zero = !self.slots.is_present(slot);
         if is_zero {
-            // It looks as if it had no memory, which it has.
+            // The slot looks as if it had no memory, but it has.
             self.push_free(slot, State::Cold);
             self.give_back(vec![slot]);
             return may_stay && self.store_zero(owner, key, checksum);
@@ -441,7 +441,7 @@ impl Store {
         self.store_page(owner, key, checksum, slot)
     }
 
-    /// Gives reserved slots back whose pages do not come.
+    /// Frees reserved slots whose pages do not arrive.
     pub fn give_up(&mut self, slots: Vec<Option<u32>>) {
         for slot in slots.into_iter().flatten() {
             self.reserved -= 1;
@@ -450,23 +450,24 @@ impl Store {
         }
     }
 
-    /// Lets the kernel take what was put since the last call. To be called soon after the last put.
+    /// Marks the pages of all puts since the last call as reclaimable. Call it soon after the last
+    /// put.
     pub fn settle(&mut self) {
-        // What a page is being received into is not the kernel's: it could take the half of it that
-        // has come.
+        // A slot that receives a page is not reclaimable: the kernel could take the half that has
+        // arrived.
         self.unsettled.retain(|slot| self.records[*slot as usize].state() != State::Reserved);
         if self.unsettled.is_empty() {
             return;
         }
         if let Err(error) = self.slots.settle(&mut self.unsettled) {
-            // Only a kernel without MADV_FREE, or out of memory for its own tables, gets here: the
-            // pages stay unreclaimable until they are overwritten. No page is worth less for it.
+            // This happens only with a kernel without MADV_FREE, or without memory for its own
+            // tables: the pages stay unreclaimable until they are overwritten. They are not lost.
             tracing::warn!(%error, "the kernel does not accept pages as reclaimable");
         }
         self.unsettled.clear();
     }
 
-    /// Appends a page to the buffer, if it is here. An `exclusive` get takes it with it.
+    /// Appends a page to the buffer, if it is here. An `exclusive` get also removes it.
     pub fn get(&mut self, owner: Owner, key: Key, exclusive: bool, buffer: &mut Vec<u8>) -> Got {
         let got = self.try_get(owner, key, exclusive, buffer);
         self.count(owner, |counters| {
@@ -482,7 +483,7 @@ impl Store {
         let checksum = record.checksum;
         let zero = record.state() == State::Zero;
         if !zero && !self.slots.read(slot, buffer) {
-            // Now, not later: having been read, it looks present to a scan.
+            // This must happen now: a slot that was read looks present to a scan.
             self.release(slot, State::Cold);
             self.count(owner, |counters| counters.reclaimed_by_kernel += 1);
             return Got::Miss;
@@ -497,7 +498,7 @@ impl Store {
         if zero { Got::Zero { checksum } } else { Got::Page { checksum } }
     }
 
-    /// Forgets a page, if it is kept in this version.
+    /// Forgets a page, if it is stored in this version.
     pub fn drop_page(&mut self, owner: Owner, key: Key) {
         if let Some(slot) = self.find(owner, key) {
             self.release(slot, State::Warm);
@@ -531,14 +532,13 @@ impl Store {
         Ok(lost)
     }
 
-    /// Does to a slot what the kernel does when it takes it, for tests that decide themselves when
-    /// that happens.
+    /// Simulates for tests that the kernel takes a slot.
     #[cfg(debug_assertions)]
     pub fn take_slot_silently(&mut self, slot: u32) {
         self.slots.take_silently(slot);
     }
 
-    /// Moves up to `max` notices of pages that are gone to `keys`, oldest first.
+    /// Moves up to `max` notices of lost pages to `keys`, oldest first.
     pub fn take_notices(&mut self, owner: Owner, max: usize, keys: &mut Vec<Key>) {
         if let Some(state) = self.owners.get_mut(owner.0 as usize).and_then(Option::as_mut) {
             keys.extend(state.notices.drain(..max.min(state.notices.len())));
@@ -606,8 +606,8 @@ impl Store {
         }
     }
 
-    /// Does to slots what the kernel does when it takes them. It does not take what was written
-    /// since it was told that it may.
+    /// Simulates that the kernel takes slots. It does not take slots that were written after they
+    /// were marked.
     #[cfg(test)]
     pub fn take_slots_silently(&mut self, slots: Range<u32>) {
         let may_be_taken = |slot: &u32| self.records[*slot as usize].state() != State::Reserved;

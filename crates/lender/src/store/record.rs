@@ -1,8 +1,8 @@
-//! What is kept of a slot: 31 bytes, beside the 5 of its place in the index. One per cent of what
-//! is lent.
+//! The record of a slot: 31 bytes, in addition to the 5 of its place in the index. One per cent of
+//! the lent memory.
 //!
-//! A record of zero bytes is a slot that was never used, so that the table of records is memory the
-//! kernel has not even given yet.
+//! A record of zero bytes is a slot that was never used. So an unused part of the table of records
+//! needs no memory.
 
 use page::{FileKey, PageId, Version};
 use zerocopy::FromZeros;
@@ -10,7 +10,7 @@ use zerocopy::FromZeros;
 /// No slot: end of a list.
 pub const NONE: u32 = u32::MAX;
 
-/// Owners there can be at once: what the tag has bits for.
+/// The maximum number of owners: the tag has bits for these.
 pub const OWNERS_MAX: usize = 1 << OWNER_BITS;
 
 const OWNER_BITS: u32 = 8;
@@ -19,22 +19,22 @@ const STATE_SHIFT: u32 = OWNER_SHIFT + OWNER_BITS;
 const STATE_BITS: u32 = 3;
 const TAG_BYTES: usize = 7;
 
-/// What a slot is used for.
+/// The use of a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
-    /// For nothing, and it has no memory.
+    /// Unused, and without memory.
     Cold,
-    /// For nothing, but it likely still has the memory of its last page.
+    /// Unused, but it likely still has the memory of its last page.
     Warm,
     /// It holds a page.
     Page,
-    /// It stands for a page of zeros; its memory, if any, means nothing.
+    /// It represents a page of zeros; the content of its memory, if any, has no meaning.
     Zero,
     /// A page is being received into it. It is in no list.
     Reserved,
 }
 
-/// A slot's record. Without gaps: there are millions of them.
+/// A slot's record. It has no padding: there are millions of them.
 #[derive(Clone, Copy, FromZeros)]
 #[repr(C, packed)]
 pub struct Record {
@@ -44,9 +44,9 @@ pub struct Record {
     tag: [u8; TAG_BYTES],
     file: u32,
     index: u32,
-    /// The next older slot of the list that this one is in.
+    /// The next older slot in its list.
     pub older: u32,
-    /// The next newer one.
+    /// The next newer slot in its list.
     pub newer: u32,
 }
 
@@ -63,7 +63,7 @@ impl Record {
         self.tag.copy_from_slice(&tag.to_le_bytes()[..TAG_BYTES]);
     }
 
-    /// What the slot is used for.
+    /// The use of the slot.
     pub fn state(&self) -> State {
         match (self.tag() >> STATE_SHIFT) & ((1 << STATE_BITS) - 1) {
             0 => State::Cold,
@@ -80,12 +80,12 @@ impl Record {
         self.set_tag((state as u64) << STATE_SHIFT);
     }
 
-    /// Keeps it for a page that is to come. It was free.
+    /// Reserves it for a page that will arrive. It was free.
     pub fn set_reserved(&mut self) {
         self.set_tag((State::Reserved as u64) << STATE_SHIFT);
     }
 
-    /// Uses it, as `Page` or `Zero`. The version must not exceed [`Version::MAX`].
+    /// Assigns it to a page, as `Page` or `Zero`. The version must not exceed [`Version::MAX`].
     pub fn set_used(&mut self, state: State, owner: u8, id: PageId, version: Version, checksum: u64) {
         debug_assert!(matches!(state, State::Page | State::Zero) && version <= Version::MAX);
         self.set_tag((state as u64) << STATE_SHIFT | u64::from(owner) << OWNER_SHIFT | version.0);

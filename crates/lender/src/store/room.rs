@@ -1,15 +1,16 @@
-//! These methods of the store find room for a page, choose whose page goes, and give memory back.
+//! These methods of the store find room for a page, choose the page to replace, and give memory
+//! back.
 
 use super::record::State;
 use super::{Class, Key, Owner, OwnerState, Store};
 
-/// Slots that a put looks at to find one with memory: bounds its time when the kernel took many
-/// just now. Each slot looked at in vain is one less to look at, so repeated puts get there.
+/// Slots that a put checks to find one with memory. This bounds its time when the kernel has just
+/// taken many. Each slot without memory is checked once, so repeated puts find one.
 const TRIES_MAX: usize = 64;
 
 impl Store {
-    /// Gives the memory of up to `pages` pages back: of free slots first, then of the oldest pages
-    /// of whoever has most. Returns how many.
+    /// Gives back the memory of up to `pages` pages: of free slots first, then of the oldest pages
+    /// of the owner that has most. Returns how many.
     pub fn shrink(&mut self, pages: usize) -> usize {
         let mut freed = Vec::new();
         while freed.len() < pages {
@@ -31,12 +32,12 @@ impl Store {
         count
     }
 
-    /// Forgets up to `pages` pages, of whichever kind, noting them for their owners, and gives
-    /// their memory and that of free slots back. Returns how many; 0: nothing is left.
+    /// Forgets up to `pages` pages, of either kind, notes them for their owners, and gives back
+    /// their memory and that of free slots. Returns how many; 0: nothing is left.
     pub fn clear(&mut self, pages: usize) -> usize {
         let mut given = self.shrink(pages);
         while given < pages {
-            // Those of zeros have no memory that could be given back.
+            // Pages of zeros have no memory that could be given back.
             let Some((slot, owner)) = self.largest(Class::Zero).and_then(|owner| self.evict(owner, Class::Zero)) else {
                 break;
             };
@@ -95,7 +96,7 @@ impl Store {
         })
     }
 
-    /// Makes room for a page of `owner` (see the text of the module above); false when nothing is
+    /// Makes room for a page of `owner` (see the module's text above). Returns false if nothing is
     /// stored.
     fn replace(&mut self, owner: Owner, class: Class) -> bool {
         let stored = self.stored[class as usize];
@@ -111,15 +112,15 @@ impl Store {
         }
     }
 
-    /// The owner that has most.
+    /// The owner with the most pages.
     fn largest(&self, class: Class) -> Option<Owner> {
         let len = |state: &Option<OwnerState>| state.as_ref().map_or(0, |state| state.lists[class as usize].count());
         let (at, state) = self.owners.iter().enumerate().max_by_key(|(_, state)| len(state))?;
         (len(state) > 0).then_some(Owner(at as u8))
     }
 
-    /// Frees the page that was not asked for since the longest time, as in the kernel's own lists,
-    /// and notes it for its owner.
+    /// Frees the page that was not requested for longest, as the kernel's own lists do, and notes
+    /// it for its owner.
     fn evict(&mut self, owner: Owner, class: Class) -> Option<(u32, Owner)> {
         let state = self.owners[owner.0 as usize].as_ref()?;
         let slot = state.lists[class as usize].oldest()?;

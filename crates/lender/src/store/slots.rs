@@ -1,14 +1,13 @@
-//! The memory that is lent: slots of one page each in one large anonymous mapping.
+//! The lent memory: slots of one page each in one large anonymous mapping.
 //!
 //! The mapping takes address space only; a slot gets memory when it is written. [`Slots::settle`]
-//! then tells the kernel that it may take that memory whenever it likes (`MADV_FREE`): such pages
-//! sit on the inactive *file* list of the kernel's LRU, and leave without a word and without I/O. A
-//! reader of a slot that was taken finds zeros, which is why a page of zeros must never be kept in
-//! a slot.
+//! then permits the kernel to take that memory at any moment (`MADV_FREE`): such pages are on the
+//! inactive *file* list of the kernel's LRU, and are removed without notice and without I/O. A
+//! reader of a slot that was taken finds zeros, so a page of zeros must never be stored in a slot.
 //!
-//! This module promises that a copy out of a slot is either what was last written there, whole, or
-//! reported as taken, and that a slot being taken in the middle of anything does no harm. With
-//! [`super::incoming`] it is the only one of this crate with `unsafe` code. A slot number beyond
+//! This module guarantees that a copy out of a slot is either the last bytes written there, whole,
+//! or reported as taken. A slot that is taken in the middle of any operation does no harm. With
+//! [`super::incoming`] it is the only module of this crate with `unsafe` code. A slot number beyond
 //! the mapping is a bug of the caller and panics.
 
 use page::{PAGE_SIZE, Page};
@@ -22,7 +21,8 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
-/// Entries of `/proc/self/pagemap` read at once where `PAGEMAP_SCAN` is missing: 4 KiB of them.
+/// Entries of `/proc/self/pagemap` that are read at once if `PAGEMAP_SCAN` is missing: 4 KiB of
+/// them.
 const PAGEMAP_ENTRIES: usize = 512;
 /// Bytes of one entry.
 const PAGEMAP_ENTRY_BYTES: usize = 8;
@@ -31,7 +31,7 @@ const PAGEMAP_PRESENT: u64 = 1 << 63;
 /// The entry's page is in swap.
 const PAGEMAP_SWAPPED: u64 = 1 << 62;
 
-/// Regions that one `PAGEMAP_SCAN` reports at the most.
+/// Maximum number of regions that one `PAGEMAP_SCAN` reports.
 const SCAN_REGIONS: usize = 256;
 /// `_IOWR('f', 16, struct pm_scan_arg)`, Linux 6.7.
 const PAGEMAP_SCAN: libc::c_ulong = 0xc060_6610;
@@ -40,7 +40,7 @@ const PAGE_IS_PRESENT: u64 = 1 << 3;
 /// A category of pages: in swap.
 const PAGE_IS_SWAPPED: u64 = 1 << 4;
 
-/// Runs of slots that the kernel is told of at once.
+/// Runs of slots in one call of the kernel.
 const RUNS_MAX: usize = 256;
 
 /// The kernel's `struct pm_scan_arg`.
@@ -70,29 +70,29 @@ struct ScanRegion {
     categories: u64,
 }
 
-/// How to learn which pages the kernel took.
+/// The method to find the pages that the kernel took.
 enum Presence {
     /// `PAGEMAP_SCAN`.
     Scan(File),
     /// Reading `/proc/self/pagemap` (before Linux 6.7).
     Read(File),
-    /// Not at all: no `/proc`. Gets will find out one by one.
+    /// None: there is no `/proc`. Gets find out one by one.
     Unknown,
 }
 
-/// The address space. It stays for as long as pages are being received into it.
+/// The address space. It lives as long as pages are being received into it.
 pub struct Mapping {
     start: NonNull<Page>,
     count: u32,
 }
 
-// SAFETY: no thread keeps anything of its own in the mapping, and no reference into it ever exists.
+// SAFETY: no thread owns data in the mapping, and no reference into it ever exists.
 unsafe impl Send for Mapping {}
 // SAFETY: as above. The store decides which thread writes which slot, and when.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// For `count` slots, and one page behind them that is written and never read.
+    /// Address space for `count` slots, and one page behind them that is written and never read.
     fn new(count: u32) -> io::Result<Mapping> {
         let bytes = (count as usize + 1) * PAGE_SIZE;
         let protection = libc::PROT_READ | libc::PROT_WRITE;
@@ -106,14 +106,14 @@ impl Mapping {
         Ok(Mapping { start, count })
     }
 
-    /// Where a slot is.
+    /// The address of a slot.
     pub fn slot(&self, slot: u32) -> *mut Page {
         assert!(slot < self.count, "slot {slot} of {}", self.count);
         // SAFETY: the slot lies within the mapping.
         unsafe { self.start.as_ptr().add(slot as usize) }
     }
 
-    /// Where pages go that are not kept.
+    /// The address for pages that are not stored.
     pub fn sink(&self) -> *mut Page {
         // SAFETY: the page behind the last slot.
         unsafe { self.start.as_ptr().add(self.count as usize) }
@@ -122,7 +122,7 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the mapping is ours, whole, and nothing refers to it any more.
+        // SAFETY: this value owns the whole mapping, and nothing refers to it any more.
         unsafe { libc::munmap(self.start.as_ptr().cast(), (self.count as usize + 1) * PAGE_SIZE) };
     }
 }
@@ -131,7 +131,7 @@ impl Drop for Mapping {
 pub struct Slots {
     mapping: Arc<Mapping>,
     presence: Presence,
-    /// This process, where the kernel takes its advice on many runs at once.
+    /// This process, if the kernel takes advice on many runs at once.
     together: Option<OwnedFd>,
 }
 
@@ -142,16 +142,16 @@ impl Slots {
         let presence = File::open("/proc/self/pagemap").map_or(Presence::Unknown, Presence::Scan);
         let together = pidfd_open(getpid(), PidfdFlags::empty()).ok();
         let slots = Slots { mapping, presence, together };
-        // A huge page would have 512 slots come and go together; a dump or a child has no use for
-        // other people's pages, and pages shared with a child could not be taken. A kernel built
-        // without one of them does not need it.
+        // A huge page would make 512 slots come and go together. A dump or a child has no use for
+        // other users' pages, and pages that are shared with a child could not be taken. A kernel
+        // that was built without one of these does not need it.
         for advice in [libc::MADV_NOHUGEPAGE, libc::MADV_DONTDUMP, libc::MADV_DONTFORK] {
             let _ = slots.advise(0..count, advice);
         }
         Ok(slots)
     }
 
-    /// The memory itself, for who receives pages.
+    /// The memory itself, for receiving pages.
     pub fn mapping(&self) -> &Arc<Mapping> {
         &self.mapping
     }
@@ -160,7 +160,7 @@ impl Slots {
         self.mapping.slot(slot)
     }
 
-    /// Writes a slot, which takes memory if it has none. It is the kernel's to take only after
+    /// Writes a slot, which takes memory if it has none. It is reclaimable only after
     /// [`Slots::settle`].
     pub fn write(&mut self, slot: u32, page: &Page) {
         debug_assert!(!page::is_zero(page), "zeros in a slot mean that the kernel took it");
@@ -170,11 +170,12 @@ impl Slots {
         unsafe { std::ptr::copy_nonoverlapping(page, to, 1) }
     }
 
-    /// Appends a slot's bytes. False when the kernel has taken it; `buffer` is then as it was.
+    /// Appends a slot's bytes. Returns false if the kernel has taken it; `buffer` is then
+    /// unchanged.
     ///
-    /// The kernel may take it while it is being copied: the copy then ends in zeros that were never
-    /// written. But then the whole slot reads as zeros afterwards, so a second look at a byte that
-    /// was not zero tells.
+    /// The kernel may take the slot during the copy: the copy then ends in zeros that were never
+    /// written. But then the whole slot reads as zeros afterwards, so a second check of a byte that
+    /// was not zero detects it.
     pub fn read(&self, slot: u32, buffer: &mut Vec<u8>) -> bool {
         let from = self.slot(slot).cast::<u8>();
         let begin = buffer.len();
@@ -185,7 +186,7 @@ impl Slots {
             std::ptr::copy_nonoverlapping(from, buffer.as_mut_ptr().add(begin), PAGE_SIZE);
             buffer.set_len(begin + PAGE_SIZE);
         }
-        // The second look comes after all of the copy: for the compiler, and for the processor.
+        // The second check comes after the whole copy: for the compiler, and for the processor.
         fence(Ordering::Acquire);
         let page = &buffer[begin..];
         let witness = if page[0] != 0 { Some(0) } else { page.iter().position(|byte| *byte != 0) };
@@ -197,8 +198,8 @@ impl Slots {
         is_whole
     }
 
-    /// Has the processor fetch the beginning of a slot that is about to be read or written. Waits
-    /// for nothing, and unlike a read it gives no memory to a slot that has none.
+    /// Prefetches the beginning of a slot that will be read or written. It does not wait, and
+    /// unlike a read it gives no memory to a slot that has none.
     pub fn read_ahead(&self, slot: u32) {
         let at = self.slot(slot).cast::<i8>();
         #[cfg(target_arch = "x86_64")]
@@ -218,8 +219,8 @@ impl Slots {
         (0..PAGE_SIZE / size_of::<u64>()).any(|at| unsafe { words.add(at).read_volatile() } != 0)
     }
 
-    /// Lets the kernel take the memory of these slots from now on, whenever it needs it. Sorts
-    /// them.
+    /// Marks the memory of these slots as reclaimable: the kernel may take it whenever it needs it.
+    /// Sorts them.
     pub fn settle(&mut self, slots: &mut [u32]) -> io::Result<()> {
         self.advise_each(slots, libc::MADV_FREE)
     }
@@ -246,14 +247,14 @@ impl Slots {
     }
 
     /// One call of the kernel for all of them (process_madvise: since Linux 6.13 a process may give
-    /// itself any advice, and since 6.16 the processors forget addresses once for all). Returns for
-    /// how many slots that was done, in order; the rest has not been looked at, or fails.
+    /// itself any advice, and since 6.16 the processors flush their TLB once for all). Returns the
+    /// number of slots, in order, for which this succeeded. The rest was not tried, or fails.
     fn advise_together(&mut self, runs: &[Range<u32>], advice: libc::c_int) -> usize {
         let Some(process) = self.together.as_ref().filter(|_| runs.len() > 1) else { return 0 };
         let pieces: Vec<libc::iovec> = runs.iter().map(|run| self.piece(run)).collect();
         let (fd, flags) = (process.as_raw_fd(), 0);
-        // SAFETY: the pieces lie within our mapping, and none of the advice given here does more
-        // than to turn it to zeros.
+        // SAFETY: the pieces lie within our mapping, and the advice that is given here at most
+        // turns it to zeros.
         let advised_bytes =
             unsafe { libc::syscall(libc::SYS_process_madvise, fd, pieces.as_ptr(), pieces.len(), advice, flags) };
         if advised_bytes < 0 && is_refused_for_good(&io::Error::last_os_error()) {
@@ -264,13 +265,13 @@ impl Slots {
 
     fn advise(&self, run: Range<u32>, advice: libc::c_int) -> io::Result<()> {
         let piece = self.piece(&run);
-        // SAFETY: the run lies within our mapping, and none of the advice given here does more than
-        // to turn it to zeros.
+        // SAFETY: the run lies within our mapping, and the advice that is given here at most turns
+        // it to zeros.
         let result = unsafe { libc::madvise(piece.iov_base, piece.iov_len, advice) };
         if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
     }
 
-    /// The memory of neighbouring slots.
+    /// The memory of adjacent slots.
     fn piece(&self, run: &Range<u32>) -> libc::iovec {
         assert!(run.start <= run.end && run.end <= self.mapping.count, "slots {run:?} of {}", self.mapping.count);
         // SAFETY: the run lies within the mapping.
@@ -279,7 +280,7 @@ impl Slots {
     }
 
     /// Appends those of `within` that have no memory, in ascending order, as runs. Nothing is
-    /// appended where the kernel does not tell.
+    /// appended if the kernel does not report it.
     pub fn absent(&mut self, within: Range<u32>, runs: &mut Vec<Range<u32>>) -> io::Result<()> {
         assert!(
             within.start <= within.end && within.end <= self.mapping.count,
@@ -322,15 +323,15 @@ impl Slots {
                 return_mask: PAGE_IS_PRESENT | PAGE_IS_SWAPPED,
                 ..ScanArgument::default()
             };
-            // SAFETY: the argument has the kernel's layout and says its size; it writes at most
-            // `vec_len` regions.
+            // SAFETY: the argument has the kernel's layout and contains its size; the kernel writes
+            // at most `vec_len` regions.
             let found = unsafe { libc::ioctl(pagemap.as_raw_fd(), PAGEMAP_SCAN, &mut argument) };
             if found < 0 {
                 return Err(io::Error::last_os_error());
             }
             runs.extend(regions.iter().take(found as usize).map(|found| slot_at(found.start)..slot_at(found.end)));
-            // The kernel says how far it came; an end that does not move would have us ask for
-            // ever.
+            // The kernel returns how far it came. If that end did not move, this loop would never
+            // end.
             start = argument.walk_end.max(start + PAGE_SIZE as u64);
         }
         Ok(())
@@ -359,15 +360,14 @@ impl Slots {
         Ok(())
     }
 
-    /// Does to a slot what the kernel does when it takes it.
+    /// Simulates that the kernel takes a slot.
     #[cfg(debug_assertions)]
     pub fn take_silently(&mut self, slot: u32) {
         self.advise(slot..slot + 1, libc::MADV_DONTNEED).unwrap();
     }
 }
 
-/// Whether such an error of process_madvise says that this kernel does not do it for us, however
-/// often it is asked.
+/// Whether this error of process_madvise means that the kernel will never do it for this process.
 fn is_refused_for_good(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::EPERM | libc::EINVAL))
 }
@@ -419,7 +419,7 @@ mod tests {
             if one_by_one {
                 slots.together = None;
             }
-            // More runs than go at once, of one slot and of two.
+            // More runs than one call takes, of one slot and of two.
             let mut named: Vec<u32> = (0..COUNT).rev().filter(|slot| slot % 7 == 0 || slot % 3 == 1).collect();
             slots.settle(&mut named.clone()).unwrap();
             assert!((0..COUNT).all(|slot| slots.is_present(slot)));
@@ -430,7 +430,7 @@ mod tests {
         }
     }
 
-    /// In a process of its own, as no other thread may map anything into the hole.
+    /// In a process of its own, because no other thread may map anything into the hole.
     #[test]
     fn advice_that_fails_once_is_given_at_once_the_next_time() {
         const NAME: &str = "store::slots::tests::advice_that_fails_once_is_given_at_once_the_next_time";
@@ -448,7 +448,7 @@ mod tests {
         let is_known = slots.together.is_some();
         println!("a descriptor of this process: {is_there}; this kernel takes advice for several runs: {is_known}");
         let first = slots.slot(0).cast();
-        // SAFETY: a page of our mapping, of which nothing is used any more.
+        // SAFETY: a page of our mapping, which is not used any more.
         assert_eq!(unsafe { libc::munmap(first, PAGE_SIZE) }, 0);
         assert_eq!(slots.settle(&mut named).unwrap_err().raw_os_error(), Some(libc::ENOMEM));
         assert_eq!(slots.together.is_some(), is_known);

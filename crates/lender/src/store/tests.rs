@@ -1,4 +1,4 @@
-//! The store against a simple model, and its promises one by one.
+//! Tests of the store against a simple model, and of each of its guarantees.
 
 use super::*;
 use page::{FileKey, PAGE_SIZE, ZERO_PAGE};
@@ -10,7 +10,7 @@ fn checksum(id: page::PageId, version: page::Version, page: &page::Page) -> u64 
 
 use std::collections::{HashMap, HashSet};
 
-/// Numbers that a seed decides (SplitMix64).
+/// Random numbers from a seed (SplitMix64).
 struct Random(u64);
 
 impl Random {
@@ -27,7 +27,7 @@ fn key(index: u32, version: u64) -> Key {
     Key { id: PageId { file: FileKey(1), index }, version: Version(version) }
 }
 
-/// The bytes that a key and an owner stand for.
+/// The content for a key and an owner.
 fn page_of(owner: Owner, key: Key) -> Page {
     let mut page = [0; PAGE_SIZE];
     page[..4].copy_from_slice(&key.id.index.to_le_bytes());
@@ -66,7 +66,7 @@ fn notices(store: &mut Store, owner: Owner) -> Vec<Key> {
     keys
 }
 
-/// Which of these indexes are kept (FIFO order is not changed by looking, LRU order is).
+/// Which of these indexes are stored (this does not change the FIFO order, but the LRU order).
 fn kept(store: &Store, owner: Owner, indexes: impl IntoIterator<Item = u32>) -> Vec<u32> {
     indexes.into_iter().filter(|index| store.find(owner, key(*index, 1)).is_some()).collect()
 }
@@ -119,7 +119,7 @@ fn random_operations_agree_with_a_model() {
         let mut random = Random(seed);
         let mut store = Store::new(64).unwrap();
         let mut owners = vec![store.add_owner().unwrap(), store.add_owner().unwrap()];
-        // What may be there: the store may lose any of it, but must not have anything else.
+        // Pages that may be there: the store may lose any of them, but must not have anything else.
         let mut model: HashMap<(Owner, u32), (u64, bool)> = HashMap::new();
         let mut coming: Vec<(Owner, Vec<Key>, Incoming)> = Vec::new();
         for version in 1..6000u64 {
@@ -181,7 +181,7 @@ fn random_operations_agree_with_a_model() {
                 97 => {
                     for owner in &owners {
                         for lost in notices(&mut store, *owner) {
-                            // What is said to be lost is lost, unless it was put again.
+                            // A page that is reported as lost is lost, unless it was put again.
                             let known = model.get(&(*owner, lost.id.index));
                             if known.is_some_and(|(version, _)| *version == lost.version.0) {
                                 model.remove(&(*owner, lost.id.index));
@@ -198,8 +198,8 @@ fn random_operations_agree_with_a_model() {
                     }
                     model.retain(|(other, _), _| *other != owner);
                 }
-                // Pages begin to come, some of them to the same place, and the others are stored,
-                // or their connection has ended.
+                // Pages begin to arrive, some of them for the same place. The others are stored, or
+                // their connection has ended.
                 _ => {
                     for (owner, keys, mut incoming) in coming.drain(..) {
                         let arrives = random.below(4) > 0;
@@ -427,7 +427,7 @@ fn who_does_not_lend_gives_all_back() {
     store.drop_page(owners[0], key(0, 1));
     store.set_lending(false);
     assert_eq!(store.free_pages(), 0);
-    // An older version goes all the same: it is of no more use.
+    // An older version is removed nevertheless: it is useless.
     assert!(!put(&mut store, owners[0], key(1, 2)) && !put(&mut store, owners[0], key(20, 1)));
     assert_eq!(kept(&store, owners[0], 0..30), [2, 3, 4, 9]);
     assert!(get(&mut store, owners[1], key(4, 1)), "what is still there is to be had");
@@ -459,7 +459,7 @@ fn shares_become_even_and_nobody_falls_below() {
         put(&mut store, two, key(index, 1));
     }
     assert_eq!((store.owner_status(one).unwrap().1, store.owner_status(two).unwrap().1), (45, 45));
-    // The one that is busy displaces itself, not the one that is quiet.
+    // The busy owner displaces its own pages, not those of the quiet one.
     for index in 200..400 {
         put(&mut store, one, key(index, 1));
     }
@@ -493,7 +493,7 @@ fn there_is_a_last_owner_number() {
     assert_eq!(store.add_owner(), Some(owners[7]));
 }
 
-/// Room for pages under these indexes, and what they are to hold.
+/// Reserves slots for pages with these indexes, and returns their expected content.
 fn expect(store: &mut Store, owner: Owner, indexes: std::ops::Range<u32>) -> (Incoming, Vec<Page>) {
     let mut incoming = store.incoming(indexes.len());
     let pages = indexes.map(|index| {
@@ -511,7 +511,7 @@ fn pages_are_received_into_their_slots_however_they_are_cut() {
     for cut in [1000, PAGE_SIZE, 10_001, usize::MAX] {
         let mut store = store(16);
         let owner = store.add_owner().unwrap();
-        // Slots that are no neighbours, and room for all pages but one.
+        // Slots that are not adjacent, and room for all pages but one.
         (0..15).for_each(|index| assert!(put(&mut store, owner, key(index, 1))));
         [3, 9, 4, 5].into_iter().for_each(|index| store.drop_page(owner, key(index, 1)));
         store.set_headroom_pages(1);
@@ -519,7 +519,7 @@ fn pages_are_received_into_their_slots_however_they_are_cut() {
         store.set_lending(false);
         store.reserve(owner, key(25, 1), &mut incoming);
         store.set_lending(true);
-        // The beginning came before, and one byte of the next frame is behind them.
+        // The beginning arrived before, and one byte of the next frame follows them.
         let bytes = [pages.as_flattened(), &[0xff; PAGE_SIZE], &[7]].concat();
         let (mut near, mut far) = UnixStream::pair().unwrap();
         let (begun, rest) = bytes.split_at(700);
@@ -548,7 +548,7 @@ fn pages_are_received_into_their_slots_however_they_are_cut() {
 fn what_is_being_received_is_not_the_kernels_to_take() {
     let mut store = store(4);
     let owner = store.add_owner().unwrap();
-    // Its slot waits to be settled, and is reserved meanwhile.
+    // Its slot waits to be marked reclaimable, and is reserved meanwhile.
     assert!(put(&mut store, owner, key(1, 1)));
     store.drop_page(owner, key(1, 1));
     let (mut incoming, pages) = expect(&mut store, owner, 2..3);
@@ -556,7 +556,7 @@ fn what_is_being_received_is_not_the_kernels_to_take() {
     incoming.take(&pages[0][..100]);
     store.settle();
     assert!(store.unsettled.is_empty());
-    // Neither shrinking nor searching has anything to do with it.
+    // Neither shrinking nor searching touches it.
     assert_eq!((store.shrink(10), store.scan(0..4).unwrap()), (0, 0));
     incoming.take(&pages[0][100..]);
     let sum = checksum(key(2, 1).id, Version(1), &pages[0]);
@@ -589,7 +589,8 @@ fn reserved_slots_count_as_stored_pages() {
     let mut store = store(4);
     let owner = store.add_owner().unwrap();
     (0..4).for_each(|index| assert!(put(&mut store, owner, key(index, 1))));
-    // What the new pages replace goes at once, and the oldest ones for those that replace none.
+    // The pages that new ones replace are removed at once, and the oldest pages for new ones that
+    // replace none.
     let (mut incoming, pages) = expect(&mut store, owner, 3..6);
     assert_eq!((kept(&store, owner, 0..6), store.used_slots()), (vec![2], 4));
     incoming.take(pages.as_flattened());
