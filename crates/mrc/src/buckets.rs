@@ -1,26 +1,26 @@
-//! Sizes of caches, in pages, as the curves are kept: so many to each doubling.
+//! Cache sizes of the curves, in pages: a fixed number for each doubling.
 
-/// The smallest cache that is told from none.
+/// The smallest cache size that differs from none.
 const FIRST_PAGES: f64 = 16.0;
-/// Sizes are a percent apart.
+/// Adjacent sizes differ by a percent.
 const PER_DOUBLING: f64 = 64.0;
 /// Up to 4 TiB.
 pub(crate) const COUNT: usize = 64 * 26 + 1;
 
-/// Pages of a cache.
+/// The size of a bucket's cache.
 #[cfg(test)]
 fn pages(bucket: usize) -> f64 {
     FIRST_PAGES * (bucket as f64 / PER_DOUBLING).exp2()
 }
 
-/// The smallest cache that holds so many pages.
+/// The bucket of the smallest cache that holds so many pages.
 pub(crate) fn holding(pages: f64) -> usize {
     let bucket = (PER_DOUBLING * (pages / FIRST_PAGES).log2()).ceil();
     // A negative one becomes 0.
     (bucket as usize).min(COUNT)
 }
 
-/// The largest cache that so many pages fill.
+/// The bucket of the largest cache that so many pages fill.
 pub(crate) fn filled_by(pages: f64) -> Option<usize> {
     let bucket = (PER_DOUBLING * (pages / FIRST_PAGES).log2()).floor();
     (bucket >= 0.0).then(|| (bucket as usize).min(COUNT - 1))

@@ -1,17 +1,18 @@
-//! Miss-ratio curves: what caches of all sizes would have answered, from one look at what happened.
+//! Miss-ratio curves: the hits of caches of all sizes, computed from one pass over the events.
 //!
 //! Pages are sampled as in SHARDS (Waldspurger et al., FAST 2015): a page is in the sample if the
-//! hash of its name is below a threshold, so that of a page everything is seen or nothing.
+//! hash of its name is below a threshold. So either all events of a page are in the sample or none.
 //! Distances in the sample are those of all pages, scaled down. The sample has a fixed size: when
 //! it is full, the threshold is lowered, and the pages above it are forgotten.
 //!
-//! - [`Lru`]: a cache that sees every access. Distance: how many other pages were accessed since.
-//! - [`Victims`]: a cache that is filled by another one's evictions and asked for its misses, as a
-//!   pool of remote memory is. Distance: how many pages were evicted later and have not come back.
-//!   Nothing need be known of the policy of the cache before it, and no hit need be seen.
+//! - [`Lru`]: a cache that sees every access. Distance: the number of other pages that were
+//!   accessed since.
+//! - [`Victims`]: a cache that another one's evictions fill and that its misses ask, as a pool of
+//!   remote memory is. Distance: the number of pages that were evicted later and have not come
+//!   back. This needs no knowledge of the first cache's policy, and no hits.
 //!
-//! No clocks, no I/O, no randomness. Memory is bounded by [`SAMPLES_MAX`], or by what a caller asks
-//! for.
+//! No clocks, no I/O, no randomness. Memory is bounded by [`SAMPLES_MAX`], or by the caller's
+//! bound.
 
 mod buckets;
 mod lru;
@@ -21,25 +22,25 @@ mod victims;
 pub use lru::Lru;
 pub use victims::{Point, Victims};
 
-/// Pages in a sample. At 8192 SHARDS is within about a point of the whole; one takes less than 2
-/// MiB.
+/// Pages in a sample. With 8192 pages SHARDS is within about a point of the exact curve; a sample
+/// takes less than 2 MiB.
 pub const SAMPLES_MAX: usize = 8192;
 
 /// A threshold under which every page is sampled. Hashes have 32 bits.
 pub const EVERY_PAGE: u64 = 1 << 32;
 
-/// A page's name: its file and its index there. The file is anything that names it, such as device
-/// and inode mixed ([`file()`]).
+/// A page's name: its file and its index in it. The file is any number that names it, such as
+/// device and inode mixed ([`file()`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Key {
-    // First, as the samples are ordered by it.
+    // The first field, because it orders the samples.
     hash: u32,
     file: u64,
     index: u64,
 }
 
 impl Key {
-    /// Of a page.
+    /// The key of a page.
     pub fn new(file: u64, index: u64) -> Key {
         Key { hash: (mix(mix(file) ^ index) >> 32) as u32, file, index }
     }
@@ -55,22 +56,22 @@ pub fn file(device: u64, inode: u64) -> u64 {
     mix(device) ^ inode
 }
 
-/// Spreads: each bit depends on all (the finalizer of SplitMix64). crates/tap/src/bpf/watch.bpf.c
-/// has the same.
+/// Mixes the bits: each output bit depends on all input bits (the finalizer of SplitMix64).
+/// crates/tap/src/bpf/watch.bpf.c has the same function.
 fn mix(mut x: u64) -> u64 {
     x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     x ^ (x >> 31)
 }
 
-/// Which pages are sampled.
+/// The choice of sampled pages.
 #[derive(Clone, Copy, Debug)]
 struct Sampling {
     threshold: u64,
 }
 
 impl Sampling {
-    /// Share of all pages that is sampled.
+    /// The share of all pages that is sampled.
     fn rate(self) -> f64 {
         self.threshold as f64 / EVERY_PAGE as f64
     }

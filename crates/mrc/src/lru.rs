@@ -1,5 +1,5 @@
-//! A cache that keeps what was accessed last: SHARDS with a fixed size (Waldspurger et al., FAST
-//! 2015, §3.2), with its correction for what the sample has too much or too little of (§5.1 there:
+//! An LRU cache's curve: SHARDS with a fixed size (Waldspurger et al., FAST 2015, §3.2), with its
+//! correction for accesses that are over- or underrepresented in the sample (§5.1 there:
 //! SHARDS-adj).
 
 use crate::buckets;
@@ -9,7 +9,8 @@ use crate::{Key, SAMPLES_MAX};
 /// The curve of an LRU cache.
 pub struct Lru {
     order: Order,
-    /// Accesses, scaled up, by the smallest cache that would have had the page. The last: none.
+    /// Accesses, scaled up, by the smallest cache that would have had the page. The last entry: no
+    /// cache.
     needed: Vec<f64>,
     /// All accesses, sampled or not.
     accesses: u64,
@@ -22,12 +23,12 @@ impl Default for Lru {
 }
 
 impl Lru {
-    /// Hashes below this are sampled ([`Key::is_below`]): others need not be told, only counted.
+    /// Hashes below this are sampled ([`Key::is_below`]). Others need only be counted.
     pub fn threshold(&self) -> u64 {
         self.order.sampling().threshold
     }
 
-    /// So many accesses there were more, whether sampled or not.
+    /// Counts so many more accesses, sampled or not.
     pub fn count(&mut self, accesses: u64) {
         self.accesses += accesses;
     }
@@ -44,17 +45,17 @@ impl Lru {
         self.order.push(key);
     }
 
-    /// Share of the accesses that a cache of so many pages would not have answered. Before any
-    /// access: all.
+    /// The share of the accesses that a cache of so many pages would not have answered. All, before
+    /// any access.
     pub fn miss_ratio(&self, pages: f64) -> f64 {
         let sampled: f64 = self.needed.iter().sum();
-        // Without a count of all, the sample stands for them.
+        // Without a count of all accesses, the sample stands for them.
         let all = if self.accesses == 0 { sampled } else { self.accesses as f64 };
         if all == 0.0 {
             return 1.0;
         }
-        // What the sample lacks are accesses of few, hot pages that are not in it; what it has too
-        // many of, of such that are.
+        // If the sample lacks accesses, they are those of a few hot pages that are not in it; if it
+        // has too many, they are those of hot pages that are.
         let missed: f64 = match buckets::filled_by(pages) {
             Some(bucket) => self.needed[bucket + 1..].iter().sum(),
             None => all,

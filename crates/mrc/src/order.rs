@@ -1,11 +1,11 @@
-//! A list of sampled pages, the newest first, that says how many are before one: a search tree of
+//! A list of sampled pages, the newest first, with the rank of each page: a search tree of
 //! positions, and a Fenwick tree over them.
 
 use crate::{EVERY_PAGE, Key, Sampling};
 use std::collections::BTreeMap;
 
-/// Positions for each page of the sample. They are given out in turn; when all are, the list is
-/// numbered anew.
+/// Positions for each page of the sample. They are assigned in turn; when all are used, the list is
+/// renumbered.
 const POSITIONS_PER_SAMPLE: usize = 4;
 
 pub(crate) struct Order {
@@ -13,13 +13,13 @@ pub(crate) struct Order {
     sampling: Sampling,
     positions: BTreeMap<Key, usize>,
     keys: BTreeMap<usize, Key>,
-    /// How many positions are taken, in Fenwick's order, from 1 on.
+    /// The number of used positions, in Fenwick's order, from 1 on.
     taken: Vec<u32>,
     next: usize,
 }
 
 impl Order {
-    /// Of so many pages at the most.
+    /// A list of so many pages at most.
     pub(crate) fn new(samples_max: usize) -> Order {
         Order {
             samples_max,
@@ -39,7 +39,7 @@ impl Order {
         self.keys.len()
     }
 
-    /// How many are newer.
+    /// The number of newer pages.
     pub(crate) fn rank(&self, key: Key) -> Option<usize> {
         let position = *self.positions.get(&key)?;
         let mut at = position + 1;
@@ -51,7 +51,7 @@ impl Order {
         Some(self.keys.len() - older_or_same)
     }
 
-    /// Puts it first, if it is sampled. Pages that no longer are fall out.
+    /// Puts the page first, if it is sampled. Removes pages that are no longer sampled.
     pub(crate) fn push(&mut self, key: Key) {
         if !key.is_below(self.sampling.threshold) {
             return;
@@ -69,7 +69,7 @@ impl Order {
         }
     }
 
-    /// Samples only what has a smaller hash than that.
+    /// Lowers the threshold to this key's hash: only smaller hashes are sampled.
     pub(crate) fn lower(&mut self, key: Key) {
         self.sampling.threshold = self.sampling.threshold.min(u64::from(key.hash));
         while let Some((&largest, _)) = self.positions.last_key_value()
@@ -79,7 +79,7 @@ impl Order {
         }
     }
 
-    /// Whether it was there.
+    /// Returns whether it was there.
     pub(crate) fn remove(&mut self, key: Key) -> bool {
         let Some(position) = self.positions.remove(&key) else { return false };
         self.keys.remove(&position);
@@ -99,7 +99,7 @@ impl Order {
         self.add(position, 1);
     }
 
-    /// `u32::MAX` takes one away.
+    /// `u32::MAX` subtracts one.
     fn add(&mut self, position: usize, count: u32) {
         let mut at = position + 1;
         while at < self.taken.len() {

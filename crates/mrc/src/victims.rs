@@ -1,18 +1,18 @@
-//! A cache that is filled by another one's evictions and asked for its misses: a pool of remote
-//! memory behind a page cache.
+//! A cache that another one's evictions fill and that its misses ask: a pool of remote memory
+//! behind a page cache.
 //!
-//! The pool keeps what was evicted last. An exclusive one gives away what it is asked for; so
-//! before a page in it are those that were evicted later and have not come back. Each miss of a
-//! full page cache takes one page out and brings one in, so a page only ever moves back: where it
-//! is when it is asked for is as far as it has been, and the smallest pool that still has it is one
-//! of that size.
+//! The pool keeps the pages that were evicted last. An exclusive pool gives pages away when it is
+//! asked. So the pages before a given one are those that were evicted later and have not come back.
+//! Each miss of a full page cache takes one page out and brings one in, so a page only ever moves
+//! back. Its position at a request is the farthest so far, and the smallest pool that still has it
+//! is one of that size.
 //!
-//! **What was before.** Of a page that is read for the first time since the watch began, nobody
-//! knows whether it was evicted shortly before. But if so, all that was evicted since stands before
-//! it: a pool smaller than that would not have it. So each miss counts only for the sizes that have
-//! been filled by then. For larger ones nothing is known for sure; what they would do is taken from
-//! the last misses, most of which are of pages that were seen before, if the watch was long enough.
-//! [`Point::seen`] says how much there was to go by.
+//! **Before the first event.** If a page is read for the first time, it may have been evicted
+//! shortly before the first event. But if so, all evictions since then are before it: a pool
+//! smaller than that would not have it. So each miss counts only for the sizes that have been
+//! filled by then. For larger sizes there is no certain result. Their value is taken from the last
+//! misses, most of which are of pages that were seen before, if enough events were seen.
+//! [`Point::seen`] shows how many misses the result rests on.
 
 use crate::buckets;
 use crate::order::Order;
@@ -21,53 +21,54 @@ use crate::{Key, SAMPLES_MAX};
 /// Weight of the newest miss in the average of the last ones.
 const RECENT: f64 = 1.0 / 2048.0;
 
-/// Sampled misses after which the older ones count half: the curve of a mount that runs for months
-/// is one of its last hours.
+/// Number of sampled misses after which older ones count half: the curve of a mount that runs for
+/// months shows its last hours.
 const FADES_AFTER: f64 = 100_000.0;
 
-/// Pages that are looked back at, at the most, whatever the sample: 256 GiB. A larger pool would be
-/// shown too small by less than anybody will notice.
+/// The maximum depth of the record in pages, whatever the sample: 256 GiB. A larger pool would be
+/// underestimated by an amount that nobody notices.
 const DEPTH_PAGES_MAX: f64 = (1u64 << 26) as f64;
 
-/// A size counts as filled if at least that share of all misses came after it was.
+/// A size counts as filled if at least this share of all misses came after it was filled.
 const FILLED_SHARE: f64 = 0.1;
-/// And at least so many that were sampled.
+/// The minimum number of sampled misses after that.
 const FILLED_SAMPLES_MIN: f64 = 200.0;
 
-/// What a pool of one size would have done.
+/// The result of a pool of one size.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Point {
-    /// Share of the misses that it would have answered.
+    /// The share of the misses that it would have answered.
     pub hit_ratio: f64,
-    /// Share of the misses that this rests on: those after so many pages were evicted. 0: the pool
-    /// was never filled, and the last misses were taken.
+    /// The share of the misses that this rests on: those after so many pages were evicted. 0: the
+    /// pool was never filled, and the last misses were used.
     pub seen: f64,
 }
 
 /// The curve of a pool.
 pub struct Victims {
     order: Order,
-    /// Whether a page that is asked for stays.
+    /// Whether a requested page stays in the pool.
     keeps: bool,
-    /// Misses that count for a size: differences from one size to the next; and of these the hits.
+    /// Misses that count for a size, as differences from one size to the next; and the hits among
+    /// them.
     counted: Vec<f64>,
     hits: Vec<f64>,
-    /// Sampled misses in the same way, without being scaled up.
+    /// Sampled misses in the same form, not scaled up.
     samples: Vec<f64>,
     misses: f64,
     sampled_misses: f64,
-    /// Of the last misses: those of pages that were seen to be evicted.
+    /// Among the last misses: those of pages whose eviction was seen.
     recent_hits: f64,
     recent: f64,
 }
 
 impl Victims {
-    /// A pool that gives away what it is asked for (exclusive), or keeps it.
+    /// A pool that gives away requested pages (exclusive), or keeps them.
     pub fn new(keeps: bool) -> Victims {
         Victims::with_samples(keeps, SAMPLES_MAX)
     }
 
-    /// Such a pool, from a sample of so many pages at the most.
+    /// Such a pool, with a sample of at most so many pages.
     pub fn with_samples(keeps: bool, samples_max: usize) -> Victims {
         let none = || vec![0.0; buckets::COUNT + 1];
         Victims {
@@ -83,7 +84,7 @@ impl Victims {
         }
     }
 
-    /// Hashes below this are sampled ([`Key::is_below`]): others need not be told.
+    /// Hashes below this are sampled ([`Key::is_below`]). Others may be left out.
     pub fn threshold(&self) -> u64 {
         self.order.sampling().threshold
     }
@@ -99,18 +100,18 @@ impl Victims {
         }
     }
 
-    /// Samples fewer: only pages whose hash is smaller than this one's.
+    /// Lowers the threshold: only pages with a smaller hash than this one's are sampled.
     pub fn lower(&mut self, key: Key) {
         self.order.lower(key);
     }
 
-    /// The page is of no more use: it was changed or deleted.
+    /// The page is useless now: it was changed or deleted.
     pub fn voided(&mut self, key: Key) {
         self.order.remove(key);
     }
 
-    /// The page was missed. Pages of the smallest pool that would have had it; none, if it is not
-    /// known to have been evicted.
+    /// The page was missed. Returns the size in pages of the smallest pool that would have had it;
+    /// `None` if its eviction is not known.
     pub fn missed(&mut self, key: Key) -> Option<f64> {
         let rate = self.order.sampling().rate();
         if !key.is_below(self.threshold()) {
@@ -153,7 +154,7 @@ impl Victims {
         self.sampled_misses /= 2.0;
     }
 
-    /// Misses that were looked at, as many as count still.
+    /// The number of sampled misses, weighted by age.
     pub fn sampled_misses(&self) -> u64 {
         self.sampled_misses as u64
     }
@@ -163,7 +164,7 @@ impl Victims {
         self.order.len() as f64 / self.order.sampling().rate()
     }
 
-    /// What a pool of so many pages would have done.
+    /// The result of a pool of so many pages.
     pub fn point(&self, pages: f64) -> Point {
         let last = Point { hit_ratio: if self.recent > 0.0 { self.recent_hits / self.recent } else { 0.0 }, seen: 0.0 };
         let Some(bucket) = buckets::filled_by(pages) else { return Point { hit_ratio: 0.0, seen: 1.0 } };

@@ -1,14 +1,14 @@
-//! The sampled curves beside exact ones, on traces of all kinds.
+//! Sampled curves against exact ones, on traces of all kinds.
 
 use mrc::{Key, Lru, Victims};
 use std::collections::{BTreeSet, HashMap};
 
-/// How much of all a sampled curve may be off.
+/// The maximum error of a sampled curve.
 const ERROR_MAX: f64 = 0.02;
-/// And how much in size: where a curve is a cliff, nothing else can be said.
+/// The maximum error in size, for curves with a cliff.
 const SIZE_ERROR_MAX: f64 = 0.04;
 
-/// Whether that falling or rising curve is near what is expected.
+/// Whether the falling or rising curve is near the expected value.
 fn is_near(expected: f64, capacity: usize, curve: impl Fn(f64) -> f64) -> bool {
     let around = [1.0 - SIZE_ERROR_MAX, 1.0, 1.0 + SIZE_ERROR_MAX].map(|factor| curve(capacity as f64 * factor));
     let (low, high) = (around.into_iter().fold(1.0, f64::min), around.into_iter().fold(0.0, f64::max));
@@ -32,7 +32,7 @@ fn traces(seed: u64) -> Vec<(&'static str, Vec<u64>)> {
     vec![("uniform", uniform), ("zipf", zipf_only), ("sequential", sequential), ("mixed", mixed)]
 }
 
-/// An LRU cache that is what it is.
+/// An exact LRU cache.
 struct Exact {
     capacity: usize,
     clock: u64,
@@ -50,7 +50,7 @@ impl Exact {
         used.is_some_and(|at| self.order.remove(&(at, page)))
     }
 
-    /// Puts it first; returns what falls out.
+    /// Puts a page first; returns the page that is evicted.
     fn push(&mut self, page: u64) -> Option<u64> {
         self.remove(page);
         self.clock += 1;
@@ -91,7 +91,7 @@ fn lru_curves_are_those_of_exact_caches() {
     }
 }
 
-/// Behind an LRU cache, and behind one that evicts at random, which is no LRU at all.
+/// A pool behind an LRU cache, and one behind a cache that evicts at random, which is no LRU.
 #[test]
 fn victim_curves_are_those_of_exact_pools() {
     let seed = fastrand::u64(..);
@@ -130,7 +130,7 @@ fn victim_curves_are_those_of_exact_pools() {
                 events.push((*page, evicted));
             }
             let mut victims = Victims::new(false);
-            // What comes first is not watched: the page cache is full when somebody looks.
+            // The first events are not watched: the page cache is full when the watch begins.
             for (missed, evicted) in &events[events.len() / 4..] {
                 victims.missed(Key::new(7, *missed));
                 evicted.iter().for_each(|page| victims.evicted(Key::new(7, *page)));
@@ -140,7 +140,7 @@ fn victim_curves_are_those_of_exact_pools() {
                 let (mut hits, mut misses) = (0, 0);
                 for (nth, (missed, evicted)) in events.iter().enumerate() {
                     let hit = pool.remove(*missed);
-                    // Its second half: when the pool is warm.
+                    // The second half, when the pool is warm.
                     if nth >= events.len() / 2 {
                         misses += 1;
                         hits += u64::from(hit);
@@ -165,7 +165,7 @@ fn nothing_seen_is_nothing_said() {
     assert_eq!((victims.point(1e6).hit_ratio, victims.sampled_misses()), (0.0, 0));
 }
 
-/// A request for what stays moves it to the front.
+/// A request for a page that stays moves it to the front.
 #[test]
 fn a_pool_that_keeps_has_what_it_was_asked_for() {
     let mut victims = Victims::new(true);

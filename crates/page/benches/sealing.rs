@@ -1,4 +1,4 @@
-//! What it costs to seal a page and to open it again, with encryption and with checksums alone.
+//! The cost of sealing and opening a page, with encryption and with checksums alone.
 
 use criterion::{BatchSize, Criterion, Throughput, criterion_group, criterion_main};
 use page::seal::Sealing;

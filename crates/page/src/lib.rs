@@ -1,12 +1,12 @@
-//! The vocabulary of the pool: what a page is, how it is named, and how its bytes are checked.
+//! The vocabulary of the pool: pages, their names, and the checks of their bytes.
 //!
-//! No I/O, no clock, no allocation. Every other crate speaks in these terms.
+//! No I/O, no clock, no allocation. Every other crate uses these terms.
 
 pub mod seal;
 
 use highway::HighwayHash;
 
-/// Bytes in a page. x86-64's base page, and the unit of everything that is lent.
+/// Bytes in a page: x86-64's base page, and the unit of lending.
 pub const PAGE_SIZE: usize = 4096;
 
 /// log2 of [`PAGE_SIZE`].
@@ -20,7 +20,7 @@ pub static ZERO_PAGE: Page = [0; PAGE_SIZE];
 
 /// Names a file to the kernel (as its FUSE generation) and to the lender.
 ///
-/// The borrower hands them out; one is never given to a second file within a session.
+/// The borrower assigns keys. Within a session no two files have the same key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FileKey(pub u32);
 
@@ -36,21 +36,21 @@ pub struct PageId {
 }
 
 /// One content of one page. Two different contents never share a version within a borrower's
-/// session, so that naming a version names the bytes: a lender that answers with anything else is
-/// found out by [`seal::Sealing::open`].
+/// session, so a version names the bytes: [`seal::Sealing::open`] detects any other answer of a
+/// lender.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Version(pub u64);
 
 impl Version {
-    /// Bits of a version, as many as a lender's record of a page leaves free: a year of a million
-    /// puts a second.
+    /// Bits of a version: as many as a lender's record of a page has room for. They last for a year
+    /// of a million puts a second.
     pub const BITS: u32 = 45;
     /// The largest version.
     pub const MAX: Version = Version((1 << Self::BITS) - 1);
 }
 
-/// Pages `first..end` of a file, by index. Wider than [`PageId`]: a file may be larger than what
-/// can be lent.
+/// Pages `first..end` of a file, by index. The indexes are wider than in [`PageId`]: a file may be
+/// larger than the lendable part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PageRange {
     /// Index of the first page.
@@ -63,7 +63,7 @@ impl PageRange {
     /// Every page a file can have.
     pub const ALL: PageRange = PageRange { first: 0, end: u64::MAX };
 
-    /// The pages that hold any byte of `offset..end_offset` (in bytes).
+    /// The pages that contain any byte of `offset..end_offset` (in bytes).
     pub fn touched_by(offset: u64, end_offset: u64) -> PageRange {
         PageRange { first: offset >> PAGE_SHIFT, end: end_offset.div_ceil(PAGE_SIZE as u64) }
     }
@@ -100,14 +100,14 @@ impl PageRange {
     }
 }
 
-/// What a borrower makes its checksums with. It never leaves the borrower, so a lender can neither
-/// make one up nor pass off what another borrower, or an earlier one on the same machine, has put
-/// under the same name.
+/// The key of a borrower's checksums. It never leaves the borrower. So a lender can neither make a
+/// checksum up nor answer with a page that another borrower, or an earlier one on the same machine,
+/// has put under the same name.
 #[derive(Clone, Copy)]
 pub struct ChecksumKey(highway::Key);
 
 impl ChecksumKey {
-    /// From random bytes.
+    /// A key from random bytes.
     pub fn new(bytes: [u8; 32]) -> ChecksumKey {
         let (words, _) = bytes.as_chunks::<8>();
         ChecksumKey(highway::Key(std::array::from_fn(|at| u64::from_le_bytes(words[at]))))
@@ -115,8 +115,8 @@ impl ChecksumKey {
 
     /// Keyed checksum (HighwayHash, 64 bits) of a page's bytes together with its name and version.
     ///
-    /// It finds bytes that were damaged, made up, mixed up with another page's, of another version,
-    /// or taken away by the kernel.
+    /// The checksum detects bytes that were damaged, made up, mixed up with another page's, of
+    /// another version, or taken away by the kernel.
     pub fn checksum(&self, id: PageId, version: Version, page: &Page) -> u64 {
         let mut name = [0u8; 16];
         name[..4].copy_from_slice(&id.file.0.to_le_bytes());

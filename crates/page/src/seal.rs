@@ -1,25 +1,24 @@
-//! What a page is turned into before it leaves the borrower, and how it is known again when it
-//! comes back.
+//! Seals pages before they leave the borrower, and verifies them when they come back.
 //!
-//! Two ways. *Sealed*: AES-256-GCM, so that a lender, or whoever listens, sees no byte of it and
-//! can make none up. *Checksums*: the bytes as they are, with a keyed checksum, for those who trust
-//! their network. Either way the page's name and version are bound to it, and 8 bytes go with it,
-//! which the lender keeps and returns.
+//! There are two ways. *Sealed*: AES-256-GCM, so that neither a lender nor a listener sees any byte
+//! or can make a page up. *Checksums*: the plain bytes, with a keyed checksum, for a trusted
+//! network. In both cases the page's name and version are bound to the bytes, and 8 bytes go with
+//! the page, which the lender keeps and returns.
 //!
-//! - The key is random, of one session, and never leaves the borrower (but for the next daemon of
+//! - The key is random, of one session, and never leaves the borrower (except to the next daemon of
 //!   the same mount).
-//! - The nonce is the version. No version is given out twice in a session ([`crate::Version`]), so
-//!   no nonce is used twice under a key.
+//! - The nonce is the version. No version is used twice in a session ([`crate::Version`]), so no
+//!   nonce is used twice under a key.
 //! - Of the 16 bytes of GCM's tag, 8 are kept: a page costs 8 bytes less at the lender, which has
-//!   millions. A tag of 64 bits is forged with a probability of at most 257 in 2⁶⁴ for each try
-//!   (257 blocks are hashed), and who tries is a lender: every failed try is counted (`bad_pages`),
-//!   and a miss. A million tries, each of which takes a READ that the lender cannot bring about,
-//!   succeed once in 2³⁵ times.
-//! - A session that has lent 2⁴⁰ pages (4 PiB) is still far from where so many blocks under one key
-//!   begin to tell anything.
+//!   millions. A tag of 64 bits is forged with a probability of at most 257 in 2⁶⁴ for each attempt
+//!   (257 blocks are hashed), and only a lender can attempt it: every failed attempt is counted
+//!   (`bad_pages`), and a miss. Each attempt takes a READ that the lender cannot cause. A million
+//!   attempts succeed once in 2³⁵ times.
+//! - A session that has lent 2⁴⁰ pages (4 PiB) is still far below the number of blocks under one
+//!   key from which an attacker begins to learn anything.
 //!
-//! What must never happen here: one version sealed twice with different bytes; bytes that did not
-//! verify taken for the page's.
+//! What must never happen here: one version is sealed twice with different bytes; bytes that did
+//! not verify are used as the page's.
 
 use crate::{ChecksumKey, PAGE_SIZE, Page, PageId, Version};
 use ring::aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
@@ -27,7 +26,7 @@ use ring::hmac;
 
 /// Seals and opens the pages of a session.
 pub enum Sealing {
-    /// Bytes as they are, with a keyed checksum.
+    /// Plain bytes, with a keyed checksum.
     Checksum(ChecksumKey),
     /// AES-256-GCM.
     Aead(Box<LessSafeKey>),
@@ -46,16 +45,16 @@ impl std::fmt::Debug for Sealing {
 }
 
 impl Sealing {
-    /// Seals, under a key that is made of the session's random bytes. None: the library refuses the
-    /// key, which it does for none of this length.
+    /// Seals under a key that is made of the session's random bytes. `None`: the library refuses
+    /// the key, which never happens with this length.
     pub fn aead(secret: &[u8; 32]) -> Option<Sealing> {
         let derived = hmac::sign(&hmac::Key::new(hmac::HMAC_SHA256, secret), b"pages");
         let key = UnboundKey::new(&AES_256_GCM, derived.as_ref()).ok()?;
         Some(Sealing::Aead(Box::new(LessSafeKey::new(key))))
     }
 
-    /// Puts what the lender is to get into `sealed`, and returns the 8 bytes that go with it. Once
-    /// for each version.
+    /// Writes the bytes for the lender to `sealed`, and returns the 8 bytes that go with them. Call
+    /// it once for each version.
     pub fn seal(&self, id: PageId, version: Version, page: &Page, sealed: &mut Page) -> u64 {
         *sealed = *page;
         match self {
@@ -64,17 +63,17 @@ impl Sealing {
         }
     }
 
-    /// Turns what a lender has returned into the page again, in place. False: these are not the
-    /// bytes that were sealed under this name and version, and `page` holds rubbish.
+    /// Turns the lender's bytes into the page again, in place. Returns false if these are not the
+    /// bytes that were sealed under this name and version; then the content of `page` is undefined.
     #[must_use]
     pub fn open(&self, id: PageId, version: Version, tag: u64, page: &mut Page) -> bool {
         match self {
             Sealing::Checksum(key) => key.checksum(id, version, page) == tag,
             Sealing::Aead(key) => {
-                // GCM encrypts by adding a key stream, so that encrypting once more decrypts. The
-                // tag is over the encrypted bytes: it is had by sealing the plain ones again,
-                // because the library verifies whole tags only. A comparison of two words takes the
-                // same time whatever they are.
+                // GCM encrypts by adding a key stream, so encrypting again decrypts. The tag is
+                // over the encrypted bytes. The library verifies whole tags only, so the tag is
+                // computed by sealing the plain bytes again. A comparison of two words takes the
+                // same time for all values.
                 crypt(key, id, version, page);
                 let mut again = *page;
                 crypt(key, id, version, &mut again) ^ tag == 0
@@ -82,7 +81,8 @@ impl Sealing {
         }
     }
 
-    /// Turns what [`Sealing::seal`] made, and has not left this process since, into the page again.
+    /// Turns the result of [`Sealing::seal`], which has not left this process since, into the page
+    /// again.
     pub fn open_own(&self, id: PageId, version: Version, sealed: &Page, page: &mut Page) {
         *page = *sealed;
         if let Sealing::Aead(key) = self {
@@ -103,7 +103,7 @@ fn crypt(key: &LessSafeKey, id: PageId, version: Version, page: &mut Page) -> u6
     let nonce = Nonce::assume_unique_for_key(nonce);
     match key.seal_in_place_separate_tag(nonce, Aad::from(name), page) {
         Ok(tag) => tag.as_ref().first_chunk().map_or(0, |half| u64::from_le_bytes(*half)),
-        // Only for bytes beyond the most that one nonce is good for.
+        // Only for more bytes than one nonce permits.
         Err(_) => unreachable!("a page is not too long to be sealed"),
     }
 }
@@ -174,11 +174,11 @@ mod tests {
             assert!(!opens(ID, Version(5), swapped) && !opens(ID, Version(5), (swapped.0, tag)));
             assert!(!opens(other, Version(5), (right, tag)));
             assert!(!opens(PageId { file: FileKey(8), ..ID }, Version(5), (right, tag)));
-            // An older version's.
+            // The bytes of an older version.
             let old = seal(ID, Version(4), 2);
             assert!(!opens(ID, Version(5), old) && !opens(ID, Version(5), (old.0, tag)));
             assert!(!opens(ID, Version(5), (right, old.1)));
-            // Changed, cleared, and another borrower's.
+            // Changed bytes, cleared bytes, and another borrower's.
             for at in [0, 1, 2048, PAGE_SIZE - 1] {
                 let mut changed = right;
                 changed[at] ^= 1;

@@ -1,13 +1,13 @@
-//! parking_lot's calls on shuttle's locks.
+//! The interface of parking_lot, on shuttle's locks.
 //!
-//! Shuttle's locks are poisoned by a panic like the standard library's; here a panic ends the test,
-//! so that poison is never met. A time limit never runs out: who waits for a notice that nobody
-//! gives is a deadlock, which shuttle reports.
+//! Like the standard library's locks, shuttle's are poisoned by a panic; here a panic ends the
+//! test, so poison never occurs. A time limit never expires: waiting for a notification that never
+//! comes is a deadlock, which shuttle reports.
 
 use std::ops::{Deref, DerefMut};
 use std::time::{Duration, Instant};
 
-/// As parking_lot's.
+/// Stands for parking_lot's `Mutex`.
 #[derive(Default)]
 pub struct Mutex<T>(shuttle::sync::Mutex<T>);
 
@@ -27,15 +27,15 @@ impl<T> Mutex<T> {
     }
 }
 
-/// As parking_lot's.
+/// Stands for parking_lot's `MutexGuard`.
 pub struct MutexGuard<'a, T> {
     mutex: &'a Mutex<T>,
-    /// Missing only while a call below has given the lock away.
+    /// `None` only while a call below has released the lock.
     inner: Option<shuttle::sync::MutexGuard<'a, T>>,
 }
 
 impl<T> MutexGuard<'_, T> {
-    /// Lets somebody else have the lock for a moment.
+    /// Gives the lock to another thread for a moment.
     pub fn bump(guard: &mut Self) {
         guard.inner = None;
         shuttle::thread::yield_now();
@@ -56,34 +56,34 @@ impl<T> DerefMut for MutexGuard<'_, T> {
     }
 }
 
-/// As parking_lot's.
+/// Stands for parking_lot's `Condvar`.
 #[derive(Default)]
 pub struct Condvar(shuttle::sync::Condvar);
 
 impl Condvar {
-    /// Nobody waits.
+    /// A condition variable without waiters.
     pub fn new() -> Condvar {
         Condvar::default()
     }
 
-    /// Waits for a notice.
+    /// Waits for a notification.
     pub fn wait<T>(&self, guard: &mut MutexGuard<'_, T>) {
         let inner = guard.inner.take().expect("locked");
         guard.inner = Some(self.0.wait(inner).unwrap_or_else(|poisoned| poisoned.into_inner()));
     }
 
-    /// Waits for a notice.
+    /// Waits for a notification; the limit never expires.
     pub fn wait_for<T>(&self, guard: &mut MutexGuard<'_, T>, _limit: Duration) {
         self.wait(guard);
     }
 
-    /// Waits for a notice.
+    /// Waits for a notification; the deadline never expires.
     pub fn wait_until<T>(&self, guard: &mut MutexGuard<'_, T>, _deadline: Instant) -> Waited {
         self.wait(guard);
         Waited
     }
 
-    /// Waits for as long as `condition` holds.
+    /// Waits while `condition` holds.
     pub fn wait_while_for<T>(
         &self,
         guard: &mut MutexGuard<'_, T>,
@@ -95,28 +95,28 @@ impl Condvar {
         }
     }
 
-    /// Wakes one.
+    /// Wakes one waiter.
     pub fn notify_one(&self) {
         self.0.notify_one();
     }
 
-    /// Wakes all.
+    /// Wakes all waiters.
     pub fn notify_all(&self) {
         self.0.notify_all();
     }
 }
 
-/// How a wait with a limit has ended.
+/// The result of a wait with a limit.
 pub struct Waited;
 
 impl Waited {
-    /// Never: see above.
+    /// Always false: see the module's text.
     pub fn timed_out(&self) -> bool {
         false
     }
 }
 
-/// As parking_lot's.
+/// Stands for parking_lot's `RwLock`.
 #[derive(Default)]
 pub struct RwLock<T>(shuttle::sync::RwLock<T>);
 
@@ -143,9 +143,9 @@ const STACK_BYTES: usize = 256 << 10;
 /// Changes of priority in a schedule: most bugs need one or two.
 const CHANGES: usize = 3;
 
-/// Runs a test under that many schedules (or `PUMA_SCHEDULES`) of two kinds each: any thread next,
-/// and few changes of priority (PCT). `PUMA_SEED` repeats a run. A panic or a deadlock in any of
-/// them ends the test, with the schedule to replay.
+/// Runs a test under that many schedules (or `PUMA_SCHEDULES`) of two kinds each: a random next
+/// thread, and few changes of priority (PCT). `PUMA_SEED` repeats a run. A panic or a deadlock in
+/// any of them ends the test, with the schedule to replay.
 pub fn explore(schedules: usize, run: impl Fn() + Send + Sync + 'static) {
     use shuttle::scheduler::{PctScheduler, RandomScheduler};
     use std::hash::{BuildHasher, RandomState};
@@ -155,7 +155,7 @@ pub fn explore(schedules: usize, run: impl Fn() + Send + Sync + 'static) {
     println!("PUMA_SEED={seed}, twice {schedules} schedules");
     let mut config = shuttle::Config::new();
     config.stack_size = STACK_BYTES;
-    // Atomics have one order for all threads here: what weaker orderings allow is loom's part
+    // Atomics have one order for all threads here. loom tests the effects of weaker orderings
     // (tap's ring).
     config.silence_warnings = true;
     let run = std::sync::Arc::new(run);

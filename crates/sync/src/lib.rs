@@ -1,12 +1,12 @@
 //! The locks, condition variables and atomics of the lender and the borrower.
 //!
-//! In every normal build they are parking_lot's and the standard library's, re-exported: nothing is
-//! wrapped and nothing costs anything. With the feature `shuttle` they are shuttle's, under the
-//! same names and with the same calls, so that a test can run the project's own code under every
-//! choice of what thread goes next (`make interleavings`).
+//! In every normal build they are those of parking_lot and the standard library, re-exported,
+//! without a wrapper or a cost. With the feature `shuttle` they are shuttle's, with the same names
+//! and calls. So a test can run the project's own code under every choice of the next thread
+//! (`make interleavings`).
 //!
-//! Only the calls that the project uses are there. Must never happen: the feature in a build that
-//! is not a test; code that uses it works inside of `shuttle::check…` only.
+//! Only the calls that the project uses exist. What must never happen: the feature is on in a build
+//! that is not a test. Code that uses it works inside `shuttle::check…` only.
 
 #[cfg(feature = "shuttle")]
 mod checked;
@@ -17,7 +17,7 @@ pub use checked::{Condvar, Mutex, MutexGuard, RwLock, explore};
 #[cfg(not(feature = "shuttle"))]
 pub use parking_lot::{Condvar, Mutex, MutexGuard, RwLock};
 
-/// Atomics of the same names as the standard library's.
+/// Atomics with the names of the standard library's.
 pub mod atomic {
     #[cfg(feature = "shuttle")]
     pub use shuttle::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
@@ -26,6 +26,6 @@ pub mod atomic {
     pub use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 }
 
-/// What tests need of shuttle itself.
+/// The parts of shuttle that tests need.
 #[cfg(feature = "shuttle")]
 pub use shuttle;

@@ -1,58 +1,56 @@
-//! Whether to look for something again and again, for a moment, before sleeping until it comes.
+//! Adaptive spinning: whether a waiter polls for a short time before it blocks.
 //!
-//! To be woken costs tens of microseconds where processors halt, as they do in virtual machines:
-//! more than the whole way to a lender near by and back. So who waits for something that is likely
-//! to come at once may poll; but a processor that polls does nothing else. Hence:
+//! Waking a thread costs tens of microseconds if processors halt, as they do in virtual machines:
+//! more than the round trip to a lender near by. So a waiter may poll for an event that is likely
+//! to come at once. But a processor that polls does nothing else. Hence:
 //!
-//! - nobody does where there is but one processor to use, if that may be needed for what is waited
-//!   for;
-//! - for [`POLL_MAX`] at the most, and whoever polls offers the processor to others at each look;
-//! - where polling is in vain, because nothing comes that soon or the processors are busy, it is
-//!   left alone for twice as many times each time. So in the long run it costs at most [`POLL_MAX`]
+//! - no thread polls on a single processor that the awaited thread may need;
+//! - a thread polls for at most [`POLL_MAX`], and yields the processor at each check;
+//! - if polling does not pay, because nothing comes that soon or the processors are busy, it is
+//!   skipped for twice as many times each time. So in the long run it costs at most [`POLL_MAX`]
 //!   for each 1,024 times.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How long to look at the most. What takes longer is the way to another room, and what waking
-/// costs does not matter.
+/// The maximum time of polling. An event that takes longer comes from another room, and the cost of
+/// waking does not matter then.
 pub const POLL_MAX: Duration = Duration::from_micros(100);
 
-/// Times not to be polled after one that was in vain: at first, and at the most.
+/// Number of times that are skipped after polling in vain: the first, and the maximum.
 const SKIPPED_FIRST: u32 = 1;
 const SKIPPED_MAX: u32 = 1024;
 
-/// How it went so far with one thing that is waited for time after time. One thread at a time polls
-/// for it.
+/// The history of one kind of event. One thread at a time polls for it.
 pub struct Patience {
     is_of_use: bool,
-    /// Times that are still to be skipped, and how many will be after the next failure.
+    /// Times that are still to be skipped, and the number after the next failure.
     skip: AtomicU32,
     skip_next: AtomicU32,
 }
 
 impl Default for Patience {
-    /// On this machine.
+    /// For this machine.
     fn default() -> Patience {
         Patience::new(thread::available_parallelism().map_or(1, usize::from))
     }
 }
 
 impl Patience {
-    /// For what mostly comes from elsewhere: however few processors this process may use, it needs
-    /// none of them.
+    /// For events that mostly come from other machines: they need none of this process's
+    /// processors.
     pub fn for_others() -> Patience {
         Patience::new(usize::MAX)
     }
 
-    /// On a machine of so many processors.
+    /// For a machine of so many processors.
     pub fn new(processors: usize) -> Patience {
         let [skip, skip_next] = [0, SKIPPED_FIRST].map(AtomicU32::new);
         Patience { is_of_use: processors > 1, skip, skip_next }
     }
 
-    /// Looks until there is something, for `limit` at the most. None: it is to be slept for.
+    /// Checks until there is a result, for at most `limit`. `None`: the caller has to block.
     pub fn poll<T>(&self, limit: Duration, mut look: impl FnMut() -> Option<T>) -> Option<T> {
         if !self.begins() {
             return None;
@@ -62,7 +60,7 @@ impl Patience {
             if let Some(found) = look() {
                 break Some(found);
             }
-            // The thread that is to bring it may want this processor.
+            // The thread that causes the event may need this processor.
             thread::yield_now();
             if begun.elapsed() > limit {
                 break None;
@@ -86,12 +84,12 @@ impl Patience {
     }
 }
 
-/// Decides which thread polls, of threads of which one is enough.
+/// Selects one polling thread, if one is enough.
 #[derive(Default)]
 pub struct One(AtomicBool);
 
 impl One {
-    /// Polls as [`Patience::poll`] does; returns None, too, while another thread polls.
+    /// Polls as [`Patience::poll`] does; also returns `None` while another thread polls.
     pub fn poll<T>(&self, patience: &Patience, limit: Duration, look: impl FnMut() -> Option<T>) -> Option<T> {
         if self.0.swap(true, Ordering::Acquire) {
             return None;
@@ -106,7 +104,7 @@ impl One {
 mod tests {
     use super::*;
 
-    /// Once, with the answer that comes, or not.
+    /// Polls once, with or without a result.
     fn poll(patience: &Patience, comes: bool) -> bool {
         patience.poll(Duration::ZERO, || comes.then_some(())).is_some()
     }
@@ -138,8 +136,8 @@ mod tests {
         assert_eq!(other(), Some(()));
     }
 
-    /// The share of times that are polled goes to one in a thousand while that is in vain, and one
-    /// answer brings it back.
+    /// The share of polls falls to one in a thousand while they are in vain, and one success
+    /// restores it.
     #[test]
     fn polling_in_vain_is_soon_left_alone() {
         let (patience, other) = (Patience::new(2), Patience::new(2));

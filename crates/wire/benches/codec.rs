@@ -1,5 +1,5 @@
-//! What it costs to make a frame's head and to take it apart, in clear and sealed: a Get of one
-//! page, and one of a read-ahead window.
+//! The cost of encoding and decoding a frame's head, in clear and sealed: a Get of one page, and
+//! one of a read-ahead window.
 
 use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
 use page::{FileKey, PageId, Version};
@@ -48,7 +48,7 @@ fn codec(criterion: &mut Criterion) {
                 sender.push_head(black_box(&header), keys.as_bytes(), &mut frame).expect("a frame that fits");
             });
         });
-        // A frame opens only once, and in its turn.
+        // A frame opens only once, and in order.
         let (sender, receiver) = pair();
         let mut opened = Vec::new();
         let sealed = || {

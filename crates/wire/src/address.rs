@@ -1,12 +1,12 @@
-//! Where a lender listens, and the stream that leads there.
+//! The address of a lender, and the stream to it.
 //!
-//! One [`Address`] for configuration, command line and messages, and one [`Stream`] over TCP, a
-//! Unix socket, or between a virtual machine and its host, used by both sides, so that neither has
-//! to know which of them it speaks over. Every stream made here has its delays switched off and
-//! finds out by itself that the peer's machine is gone ([`Stream::tune`]).
+//! One [`Address`] type serves configuration, command line and messages. One [`Stream`] type covers
+//! TCP, a Unix socket, and vsock between a virtual machine and its host. Both sides use it, and
+//! need not distinguish them. Every stream that is made here sends small frames without delay, and
+//! detects by itself that the peer's machine is gone ([`Stream::tune`]).
 //!
-//! Nothing here waits longer than the time it is given, except for the resolver of the system,
-//! which has its own limit: a lender named by a number is never looked up.
+//! Nothing here waits longer than its time limit, except for the system's resolver, which has its
+//! own limit: a numeric address is never looked up.
 
 pub mod vsock;
 
@@ -21,22 +21,22 @@ use std::str::FromStr;
 use std::time::{Duration, Instant};
 use vsock::{CID_ANY, VsockStream};
 
-/// Bytes of a Unix socket's path at the most: `sun_path` has 108, one of them ends the path.
+/// The maximum length of a Unix socket's path in bytes: `sun_path` has 108, one of them ends the
+/// path.
 pub const UNIX_PATH_BYTES_MAX: usize = 107;
 
-/// Silence on a TCP connection after which the kernel begins to ask whether the peer's machine is
-/// still there, in seconds.
+/// Silence on a TCP connection in seconds after which the kernel begins to probe the peer's
+/// machine.
 const KEEPALIVE_IDLE_SECONDS: u64 = 10;
-/// Time between two such questions, in seconds.
+/// Time between two such probes, in seconds.
 const KEEPALIVE_INTERVAL_SECONDS: u64 = 5;
-/// Questions without an answer after which the connection is dead: 25 seconds after the last sign
-/// of life.
+/// Unanswered probes after which the connection is dead: 25 seconds after the last sign of life.
 const KEEPALIVE_PROBES: u32 = 3;
-/// Time that sent bytes may stay without acknowledgement, in milliseconds: as long as keepalive
-/// takes, which does not run while bytes are on their way.
+/// Time in milliseconds that sent bytes may stay without acknowledgement: as long as keepalive
+/// takes, which does not run while bytes are in flight.
 const UNACKNOWLEDGED_MS: u32 = 25_000;
 
-/// Where a lender is reached: `HOST:PORT`, `[IPV6]:PORT`, `unix:PATH` or `vsock:CID:PORT`.
+/// The address of a lender: `HOST:PORT`, `[IPV6]:PORT`, `unix:PATH` or `vsock:CID:PORT`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Address {
     /// A TCP port.
@@ -50,14 +50,14 @@ pub enum Address {
     Unix(PathBuf),
     /// A port of a virtual machine or its host.
     Vsock {
-        /// The machine; 2 is the host of whoever asks. [`vsock::CID_ANY`] only to listen.
+        /// The machine; 2 is the host of the connecting machine. [`vsock::CID_ANY`] only to listen.
         cid: u32,
         /// The port; 0 lets the listener's kernel choose one.
         port: u32,
     },
 }
 
-/// Why a text is no [`Address`].
+/// The reason why a text is no [`Address`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AddressError {
     text: String,
@@ -65,7 +65,7 @@ pub struct AddressError {
 }
 
 impl AddressError {
-    /// What is wrong with it, for who says himself which kinds of address he takes.
+    /// The problem alone, for callers that describe the permitted kinds of addresses themselves.
     #[must_use]
     pub fn problem(&self) -> &'static str {
         self.problem
@@ -130,7 +130,7 @@ fn parse(text: &str) -> Result<Address, &'static str> {
     Ok(Address::Tcp { host: host.to_owned(), port })
 }
 
-/// `CID:PORT`, or to listen on every CID that this machine has, `any:PORT` or `PORT`.
+/// Parses `CID:PORT`, or, to listen on every CID of this machine, `any:PORT` or `PORT`.
 fn parse_vsock(text: &str) -> Result<Address, &'static str> {
     let number = |text: &str| match text.bytes().all(|byte| byte.is_ascii_digit()) {
         true => text.parse::<u32>().ok().filter(|number| *number != u32::MAX),
@@ -156,7 +156,7 @@ impl fmt::Display for Address {
     }
 }
 
-/// Whether it means something together with a network interface only.
+/// Whether the address is valid only together with a network interface.
 fn has_scope(address: &std::net::SocketAddr) -> bool {
     matches!(address, std::net::SocketAddr::V6(address) if address.scope_id() != 0)
 }
@@ -168,10 +168,10 @@ impl From<std::net::SocketAddr> for Address {
 }
 
 impl Address {
-    /// The same address, whatever the process's working folder becomes.
+    /// The same address, independent of the process's later working folder.
     ///
     /// # Errors
-    /// When there is no working folder, or the path is too long with it.
+    /// Fails if there is no working folder, or the path is too long with it.
     pub fn absolute(self) -> io::Result<Address> {
         let Address::Unix(path) = self else { return Ok(self) };
         let path = std::path::absolute(path)?;
@@ -183,14 +183,14 @@ impl Address {
         Ok(Address::Unix(path))
     }
 
-    /// Whether it has to be looked up ([`Address::resolve`]).
+    /// Whether it is a name that has to be looked up ([`Address::resolve`]).
     pub fn is_name(&self) -> bool {
         matches!(self, Address::Tcp { host, .. } if host.parse::<IpAddr>().is_err())
     }
 
-    /// Each address that the name stands for now, as an address of its own; numbers, and what has
-    /// no name, are what they are. Where the name cannot be looked up it is itself, too: connecting
-    /// says why. Waits for the resolver of the system.
+    /// Each present address of the name, as an address of its own. Numeric addresses, and those
+    /// without a name, are returned unchanged. So is a name that cannot be looked up: connecting
+    /// then returns the error. Waits for the system's resolver.
     pub fn resolve(&self) -> Vec<Address> {
         let Address::Tcp { host, port } = self else { return vec![self.clone()] };
         if !self.is_name() {
@@ -198,7 +198,7 @@ impl Address {
         }
         let mut all: Vec<Address> = Vec::new();
         let found = (host.as_str(), *port).to_socket_addrs().into_iter().flatten();
-        // A link-local address is of no use without its link: by the name it can be connected to.
+        // A link-local address is useless without its link: the name can be connected to.
         for found in found.filter(|found| !has_scope(found)).map(Address::from) {
             if !all.contains(&found) {
                 all.push(found);
@@ -211,7 +211,7 @@ impl Address {
     /// time limits set.
     ///
     /// # Errors
-    /// Those of the last attempt, with the address in the text.
+    /// Returns the errors of the last attempt, with the address in the text.
     pub fn connect(&self, timeout: Duration) -> io::Result<Stream> {
         let connected = match self {
             Address::Tcp { host, port } => connect_tcp(host, *port, timeout).map(Stream::Tcp),
@@ -240,7 +240,7 @@ fn connect_tcp(host: &str, port: u16, timeout: Duration) -> io::Result<TcpStream
         if left.is_zero() {
             return Err(io::ErrorKind::TimedOut.into());
         }
-        // One that is silent leaves time for those after it.
+        // A silent address leaves time for those after it.
         match TcpStream::connect_timeout(&candidate, left / (count - nth) as u32) {
             Ok(stream) => return Ok(stream),
             Err(error) => last = error,
@@ -283,11 +283,11 @@ macro_rules! on_each {
 }
 
 impl Stream {
-    /// Switches off the delay of small frames, and has the kernel end a connection whose peer's
+    /// Switches off the delay of small frames, and makes the kernel end a connection whose peer's
     /// machine is gone. For streams that a listener accepted; [`Address::connect`] has done it.
     ///
     /// # Errors
-    /// Those of the kernel, when the connection is gone already.
+    /// Returns the kernel's errors, if the connection is gone already.
     pub fn tune(&self) -> io::Result<()> {
         let Stream::Tcp(stream) = self else { return Ok(()) };
         stream.set_nodelay(true)?;
@@ -309,14 +309,14 @@ impl Stream {
         }
     }
 
-    /// How long one read may wait; without end when `None`. A read that runs out of time fails with
+    /// The time limit of one read; `None`: no limit. A read that runs out of time fails with
     /// `WouldBlock`.
     pub fn set_read_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
         on_each!(self, stream => stream.set_read_timeout(timeout))
     }
 
-    /// How long one write may wait; without end when `None`. A write that runs out of time fails
-    /// with `WouldBlock`, and may have sent a part.
+    /// The time limit of one write; `None`: no limit. A write that runs out of time fails with
+    /// `WouldBlock`, and may have sent a part.
     pub fn set_write_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
         on_each!(self, stream => stream.set_write_timeout(timeout))
     }
@@ -326,13 +326,13 @@ impl Stream {
         on_each!(self, stream => stream.set_nonblocking(nonblocking))
     }
 
-    /// Ends the connection in one direction or both: whoever waits in a read or write of it, in any
-    /// thread, returns.
+    /// Ends the connection in one direction or both: reads and writes of it that wait in any thread
+    /// return.
     pub fn shutdown(&self, how: Shutdown) -> io::Result<()> {
         on_each!(self, stream => stream.shutdown(how))
     }
 
-    /// The peer at the other end, for messages.
+    /// The peer's address, for messages.
     pub fn peer(&self) -> String {
         match self {
             Stream::Tcp(stream) => stream.peer_addr().map_or_else(|_| "tcp peer".into(), |peer| peer.to_string()),

@@ -1,4 +1,4 @@
-//! Log lines about bad peers, few of them: they must not be able to fill a disk.
+//! A rate-limited log of bad peers, so that they cannot fill a disk.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -6,20 +6,20 @@ use std::time::{Duration, Instant};
 /// At most one line in this time.
 const COMPLAINT_INTERVAL: Duration = Duration::from_secs(1);
 
-/// When there was one last, and how often there was none since.
+/// The time of the last line, and the number of suppressed lines since.
 #[derive(Default)]
 pub struct Complaints {
     last: Mutex<(Option<Instant>, u64)>,
 }
 
 impl Complaints {
-    /// None so far.
+    /// Without any line so far.
     pub const fn new() -> Complaints {
         Complaints { last: Mutex::new((None, 0)) }
     }
 
-    /// There is something to complain of. Whether it is to be logged now, and then how many others
-    /// were not since the last one.
+    /// Counts a line. Returns `Some` if it is to be logged now, with the number of lines that were
+    /// suppressed since the last one.
     pub fn next(&self) -> Option<u64> {
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
@@ -30,7 +30,7 @@ impl Complaints {
         Some(std::mem::replace(&mut *last, (Some(now), 0)).1)
     }
 
-    /// Logs that `peer` was sent away for `reason`, or counts it for the next line.
+    /// Logs that `peer` was disconnected for `reason`, or counts the line for the next one.
     pub fn log(&self, peer: &str, reason: &dyn std::fmt::Display) {
         if let Some(suppressed) = self.next() {
             tracing::warn!(peer, %reason, suppressed, "connection closed");

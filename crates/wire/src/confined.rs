@@ -1,14 +1,14 @@
-//! What a thread may do that parses what comes from the network.
+//! Confines threads that parse network data.
 //!
-//! A fault in a parser is to give away as little as can be. So such a thread drops its
-//! capabilities, and a seccomp filter permits the system calls that its [`Work`] takes, and no
-//! other: it starts no program or process, mounts nothing, traces nobody, loads nothing into the
-//! kernel, and changes no rights, names or folders.
+//! A fault in a parser must give away as little as possible. So such a thread drops its
+//! capabilities, and a seccomp filter permits only the system calls that its [`Work`] needs. It
+//! starts no program or process, mounts nothing, traces no process, loads nothing into the kernel,
+//! and changes no rights, names or folders.
 //!
-//! Any other call fails with ENOSYS and ends nothing: that is the one error after which the C
-//! library tries the older call that does the same. Threads that are started by such a thread are
-//! confined as well; all others are as they were. Where the kernel has no seccomp, or the crate
-//! that makes the filters does not know the processor, the capabilities go all the same.
+//! Any other call fails with ENOSYS and ends nothing: after this error alone the C library tries
+//! the older call with the same effect. Threads that such a thread starts are confined as well; all
+//! others are unchanged. If the kernel has no seccomp, or the crate that makes the filters does not
+//! support the processor, only the capabilities are dropped.
 //!
 //! All threads share one memory: this is a hurdle, not a wall.
 
@@ -21,26 +21,26 @@ use seccompiler::{
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
 
-/// What a thread is for, and hence what it is permitted.
+/// The work of a thread, which determines its permissions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Work {
-    /// Serving connections that come in: no file is opened, and no connection made. So the
-    /// backtrace of a panic lacks the names; its message and place are there.
+    /// Serving incoming connections: no file is opened, and no connection made. So the backtrace of
+    /// a panic lacks the names; its message and place are there.
     Serving,
-    /// Making connections, and looking up names, for which files are opened to be read.
+    /// Making connections, and looking up names, which opens files for reading.
     Connecting,
-    /// Serving a guest: the image of its disk is opened, by name and by handle.
+    /// Serving a guest: the thread opens the image of its disk, by name and by handle.
     Placing,
 }
 
 /// No capability.
 pub const NOTHING: CapabilitySet = CapabilitySet::empty();
 
-/// These reach a Unix socket, or a file, of another user.
+/// These permit access to a Unix socket, or a file, of another user.
 pub const FILES: CapabilitySet = CapabilitySet::DAC_OVERRIDE.union(CapabilitySet::DAC_READ_SEARCH);
 
-/// These are always permitted: using what is open, waiting, memory, threads of this process, time,
-/// and how a panic ends a thread or the process.
+/// These are always permitted: using open files, waiting, memory, threads of this process, time,
+/// and the end of a thread or the process after a panic.
 const ALWAYS: &[c_long] = &[
     libc::SYS_read,
     libc::SYS_write,
@@ -77,7 +77,7 @@ const ALWAYS: &[c_long] = &[
     libc::SYS_mremap,
     libc::SYS_mprotect,
     libc::SYS_madvise,
-    // Of many places in our own memory at once.
+    // For many places in our own memory at once.
     libc::SYS_process_madvise,
     libc::SYS_pidfd_open,
     libc::SYS_membarrier,
@@ -112,7 +112,7 @@ const ALWAYS: &[c_long] = &[
     libc::SYS_capget,
 ];
 
-/// These are permitted besides where files are opened: the resolver of names asks for much.
+/// These are also permitted for work that opens files: the resolver of names needs many.
 const OPENING: &[c_long] = &[
     libc::SYS_readlinkat,
     libc::SYS_getdents64,
@@ -124,7 +124,7 @@ const OPENING: &[c_long] = &[
     libc::SYS_fadvise64,
 ];
 
-/// These are permitted besides to [`Work::Connecting`]: sockets, and what waits for many of them.
+/// These are also permitted for [`Work::Connecting`]: sockets, and waiting for many of them.
 const CONNECTING: &[c_long] = &[
     libc::SYS_socketpair,
     libc::SYS_bind,
@@ -136,7 +136,7 @@ const CONNECTING: &[c_long] = &[
     libc::SYS_pipe2,
 ];
 
-/// These are permitted besides to [`Work::Placing`]. A filter cannot see what openat2 opens for.
+/// These are also permitted for [`Work::Placing`]. A filter cannot see how openat2 opens a file.
 const PLACING: &[c_long] = &[
     libc::SYS_openat,
     libc::SYS_openat2,
@@ -149,8 +149,8 @@ const PLACING: &[c_long] = &[
     libc::SYS_fdatasync,
 ];
 
-/// The older forms of some of [`ALWAYS`], [`OPENING`] and [`PLACING`], which only this processor
-/// has.
+/// The older forms of some of [`ALWAYS`], [`OPENING`] and [`PLACING`], which exist on this
+/// processor only.
 #[cfg(target_arch = "x86_64")]
 const OLD: [&[c_long]; 3] = [
     &[libc::SYS_poll, libc::SYS_select, libc::SYS_epoll_wait, libc::SYS_time, libc::SYS_getrlimit],
@@ -160,22 +160,21 @@ const OLD: [&[c_long]; 3] = [
 #[cfg(not(target_arch = "x86_64"))]
 const OLD: [&[c_long]; 3] = [&[]; 3];
 
-/// Kinds of sockets that lenders, and those who know names, are reached through. Other kinds are
-/// for the kernel's rarer parts.
+/// Kinds of sockets for lenders and name servers. Other kinds belong to rarely used parts of the
+/// kernel.
 const FAMILIES: [libc::c_int; 5] = [libc::AF_INET, libc::AF_INET6, libc::AF_UNIX, libc::AF_VSOCK, libc::AF_NETLINK];
 
-/// Requests of ioctl: whether to wait, what has come, whether it is a terminal, and which of a
-/// lender's pages the kernel has taken (PAGEMAP_SCAN).
+/// Requests of ioctl: blocking mode, available bytes, whether it is a terminal, and the pages of a
+/// lender that the kernel has taken (PAGEMAP_SCAN).
 const REQUESTS: [u64; 5] = [libc::FIONBIO, libc::FIOCLEX, libc::FIONREAD, libc::TCGETS, 0xc060_6610];
 
 /// Requests of prctl: a thread's name.
 const NAMING: [libc::c_int; 2] = [libc::PR_SET_NAME, libc::PR_GET_NAME];
 
-/// An open that only reads says none of these.
+/// Flags that an open for reading does not have.
 const CHANGING: libc::c_int = libc::O_ACCMODE | libc::O_CREAT | libc::O_TRUNC | libc::O_TMPFILE & !libc::O_DIRECTORY;
 
-/// Confines this thread, for good, to that work. Of its capabilities it keeps those that are
-/// `needed`.
+/// Confines this thread to that work, for good. It keeps only the `needed` capabilities.
 pub fn confine(work: Work, needed: CapabilitySet) {
     static PROGRAMS: [OnceLock<Option<BpfProgram>>; 3] = [const { OnceLock::new() }; 3];
     if let Ok(sets) = capabilities(None) {
@@ -186,9 +185,10 @@ pub fn confine(work: Work, needed: CapabilitySet) {
         };
         let _ = set_capabilities(None, left);
     }
-    // Has rustix find out once how the clock is read, for which it opens a file on older kernels.
+    // Makes rustix find out once how to read the clock, because it opens a file for this on older
+    // kernels.
     let _ = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    // Without that, an ordinary user may install no filter.
+    // Without this, an ordinary user may install no filter.
     let _ = set_no_new_privs(true);
     let made =
         || filter(work).inspect_err(|error| tracing::debug!(%error, "no filter for threads of the network")).ok();
@@ -201,7 +201,7 @@ pub fn confine(work: Work, needed: CapabilitySet) {
 
 /// The filter of that work.
 fn filter(work: Work) -> Result<BpfProgram, BackendError> {
-    // Of one that has no rules, any call is permitted; else one that fits a rule.
+    // A call without rules is always permitted; one with rules only if one of them matches.
     let mut calls: BTreeMap<i64, Vec<SeccompRule>> = BTreeMap::new();
     let additions: &[&[c_long]] = match work {
         Work::Serving => &[],
@@ -213,11 +213,11 @@ fn filter(work: Work) -> Result<BpfProgram, BackendError> {
     }
     calls.insert(libc::SYS_ioctl, when_any(1, &REQUESTS)?);
     calls.insert(libc::SYS_prctl, when_any(0, &NAMING.map(|name| name as u64))?);
-    // Threads, not processes. Of clone3 a filter cannot see which; the C library falls back to
-    // this.
+    // Threads, not processes. A filter cannot see this for clone3; the C library falls back to
+    // clone.
     let is_thread = SeccompCmpOp::MaskedEq(libc::CLONE_THREAD as u64);
     calls.insert(libc::SYS_clone, vec![when(0, is_thread, libc::CLONE_THREAD as u64)?]);
-    // The limits, and the signals, of this process only: abort sends itself one.
+    // The limits and signals of this process only: abort sends a signal to itself.
     calls.insert(libc::SYS_prlimit64, when_any(0, &[0])?);
     calls.insert(libc::SYS_tgkill, when_any(0, &[std::process::id().into()])?);
     if work == Work::Connecting {
@@ -231,13 +231,12 @@ fn filter(work: Work) -> Result<BpfProgram, BackendError> {
     SeccompFilter::new(calls, denied, SeccompAction::Allow, std::env::consts::ARCH.try_into()?)?.try_into()
 }
 
-/// The rule that an argument of the call, of which its lower 32 bits count, compares so with a
-/// value.
+/// The rule that the lower 32 bits of an argument compare in this way with a value.
 fn when(argument: u8, comparison: SeccompCmpOp, value: u64) -> Result<SeccompRule, BackendError> {
     SeccompRule::new(vec![SeccompCondition::new(argument, SeccompCmpArgLen::Dword, comparison, value)?])
 }
 
-/// The rules that an argument of the call is one of these.
+/// The rules that an argument is one of these values.
 fn when_any(argument: u8, values: &[u64]) -> Result<Vec<SeccompRule>, BackendError> {
     values.iter().map(|value| when(argument, SeccompCmpOp::Eq, *value)).collect()
 }
@@ -258,7 +257,7 @@ mod tests {
         result.err().and_then(|error| error.raw_os_error()) == Some(libc::ENOSYS)
     }
 
-    /// What no work takes, tried by a thread that is to be refused.
+    /// Tries calls that no work needs, in a thread that must not succeed.
     fn tries_what_is_forbidden() {
         assert!(capabilities(None).unwrap().effective.is_empty());
         assert!(is_denied(Command::new("/bin/true").status()));
@@ -271,14 +270,14 @@ mod tests {
             let result = unsafe { libc::syscall(call, -1, 0, 0, 0) };
             assert!(is_denied(if result < 0 { Err(std::io::Error::last_os_error()) } else { Ok(()) }), "call {call}");
         }
-        // Neither another process's signals nor a process of its own.
+        // Neither a signal to another process nor a new process.
         let parent = rustix::process::getppid().unwrap().as_raw_pid();
-        // SAFETY: signal 0 is sent to nobody; it asks whether it could be.
+        // SAFETY: signal 0 is not delivered; it only tests the permission.
         assert_eq!(unsafe { libc::syscall(libc::SYS_tgkill, parent, parent, 0) }, -1);
         assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(libc::ENOSYS));
     }
 
-    /// What every work takes, after all that was refused.
+    /// Does the things that every work needs, after the denied ones.
     fn works() {
         assert_eq!(spawn(|| vec![1u8; 1 << 24].len()).join().unwrap(), 1 << 24);
         std::thread::sleep(std::time::Duration::from_micros(1));
@@ -296,7 +295,7 @@ mod tests {
         assert_eq!(&got, b"bytes");
     }
 
-    /// Each in a thread of its own, which takes all this with it when it ends.
+    /// Each in a thread of its own, which takes its confinement with it when it ends.
     #[test]
     fn a_confined_thread_does_its_work_and_nothing_else() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();

@@ -1,12 +1,12 @@
-//! Whole frames in and out of a connection.
+//! Sends and receives whole frames.
 //!
-//! What comes in is checked before any memory is spent on it: kind, length and whether it may come
-//! now. On a sealed channel ([`crate::secure`]) a frame is handed out only after its seal was
-//! verified.
+//! A received header is checked before any memory is allocated for its frame: kind, length and
+//! whether the kind is permitted now. On a sealed channel ([`crate::secure`]) a frame is returned
+//! only after its seal was verified.
 //!
-//! Buffers only ever grow by what is written to them, so that no byte of what they held before, of
-//! whichever borrower, can be read as a part of a frame or go out in one: they may go from one
-//! connection to another without being cleared.
+//! Buffers only grow by the bytes written to them. So no earlier content, of any borrower, can be
+//! read as a part of a frame or be sent in one: buffers may move from one connection to another
+//! without being cleared.
 
 use crate::address::Stream;
 use crate::secure::{Channel, SEAL_BYTES};
@@ -18,29 +18,29 @@ use std::io;
 use std::time::{Duration, Instant};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-/// Bytes of a buffer before a longer frame comes: room for a Get of a whole read-ahead window.
+/// Bytes of a buffer before a longer frame arrives: room for a Get of a whole read-ahead window.
 const FIRST_BYTES: usize = size_of::<Header>() + SEAL_BYTES + crate::ITEMS_MAX * size_of::<crate::WireKey>();
 
-/// Why there will be no more frames.
+/// The reason why a connection ends.
 #[derive(Debug)]
 pub enum Broken {
-    /// The peer closed between two frames.
+    /// The peer closed the connection between two frames.
     Closed,
-    /// It said that it is going for good.
+    /// The peer sent Bye.
     Goodbye,
-    /// It broke the protocol.
+    /// The peer broke the protocol.
     Malformed(Malformed),
-    /// It sent a frame that has no business here.
+    /// The peer sent a frame that is not permitted here.
     Unexpected(Kind),
-    /// It closed in the middle of a frame.
+    /// The peer closed the connection in the middle of a frame.
     Truncated,
-    /// It did not finish a frame, or take one, in time.
+    /// The peer did not finish a frame, or receive one, in time.
     Stuck,
-    /// It was told that it is not served.
+    /// The peer was refused.
     Refused,
     /// The connection failed.
     Io(io::Error),
-    /// Dealing with it panicked.
+    /// The handler of the connection panicked.
     Bug,
 }
 
@@ -60,17 +60,17 @@ impl std::fmt::Display for Broken {
     }
 }
 
-/// A frame that was received.
+/// A received frame.
 pub struct Frame<'a> {
-    /// Valid for its kind.
+    /// The header, valid for its kind.
     pub header: Header,
     /// Its kind.
     pub kind: Kind,
-    /// Its body, of the length that the kind wants.
+    /// Its body, with the length that the kind requires.
     pub body: &'a [u8],
 }
 
-/// A frame that is there, whole. Good until something else is done with its reader.
+/// A complete frame in a reader. Valid until the reader is used for anything else.
 #[derive(Clone, Copy)]
 pub struct Found {
     header: Header,
@@ -80,15 +80,15 @@ pub struct Found {
 /// Receives frames.
 #[derive(Default)]
 pub struct FrameReader {
-    /// The pages of a Put are received by somebody else.
+    /// Another receiver takes the pages of a Put.
     leaves_pages: bool,
-    /// What was received; from `start` on, it was not handed out yet.
+    /// Received bytes; those from `start` on were not returned yet.
     buffer: Vec<u8>,
     start: usize,
-    /// Length of the frame handed out last, which is in front of the rest.
+    /// Length of the last returned frame, which is in front of the rest.
     handed_out: usize,
     channel: Channel,
-    /// What a sealed frame is opened into.
+    /// The buffer for the decrypted part of a sealed frame.
     opened: Vec<u8>,
 }
 
@@ -98,20 +98,20 @@ impl FrameReader {
         FrameReader::default()
     }
 
-    /// From now on no more of a Put is received than fits into the buffer beside its head: its
-    /// pages are to be received elsewhere, behind what [`FrameReader::take_head`] and
-    /// [`FrameReader::take_rest`] hand out.
+    /// From now on the reader receives no more of a Put than fits into the buffer beside its head.
+    /// Another receiver takes its pages, after the bytes that [`FrameReader::take_head`] and
+    /// [`FrameReader::take_rest`] return.
     pub fn leave_pages(&mut self) {
         self.leaves_pages = true;
     }
 
-    /// From the next frame on, all come through this channel.
+    /// Uses this channel from the next frame on.
     pub fn open_with(&mut self, channel: Channel) {
         self.channel = channel;
     }
 
-    /// Looks at what was received for a frame that `may_come`. `None`: more has to be received. The
-    /// frame before is gone then.
+    /// Checks the received bytes for a frame that `may_come`. `None`: more bytes are needed. This
+    /// removes the frame before.
     pub fn look(&mut self, may_come: impl Fn(Kind) -> bool) -> Result<Option<Found>, Broken> {
         self.start += std::mem::take(&mut self.handed_out);
         match self.header()? {
@@ -123,15 +123,14 @@ impl FrameReader {
         }
     }
 
-    /// Hands out the frame that was found.
+    /// Returns the frame that was found.
     pub fn take(&mut self, found: Found) -> Result<Frame<'_>, Broken> {
         let body_bytes = found.header.body_bytes.get() as usize;
         self.hand_out(found, body_bytes)
     }
 
-    /// Hands out the head of a Put, of which not all pages have come: its body is the items only.
-    /// To be called when no frame was found; `None`: no Put has begun, or not all of its head has
-    /// come.
+    /// Returns the head of a Put whose pages have not all arrived: its body is the items only. Call
+    /// it if no frame was found. `None`: no Put has begun, or its head is incomplete.
     pub fn take_head(&mut self) -> Result<Option<Frame<'_>>, Broken> {
         match self.header()? {
             Some((header, Kind::Put)) if self.buffer.len() - self.start >= self.head_bytes(&header) => {
@@ -141,8 +140,8 @@ impl FrameReader {
         }
     }
 
-    /// Hands out what has come of a Put's pages, behind its head. All that is received from here on
-    /// is for somebody else, up to the next frame.
+    /// Returns the received part of a Put's pages, after its head. Another receiver takes all bytes
+    /// from here on, up to the next frame.
     pub fn take_rest(&mut self) -> &[u8] {
         let rest = self.start + self.handed_out..self.buffer.len();
         self.handed_out += rest.len();
@@ -157,7 +156,7 @@ impl FrameReader {
             let sealed = body.start..body.start + SEAL_BYTES + header.items_bytes();
             let items = self.channel.open_head(&header, &self.buffer[sealed.clone()], &mut self.opened);
             let items = items.map_err(Broken::Malformed)?;
-            // Where they belong, in front of the pages.
+            // The decrypted items replace the plain ones, in front of the pages.
             body.start = sealed.end - items.len();
             self.buffer[body.start..sealed.end].copy_from_slice(items);
         }
@@ -187,8 +186,8 @@ impl FrameReader {
         }
     }
 
-    /// Waits until the deadline for a whole frame that `may_come`. The stream's read timeout is how
-    /// often the clock is looked at.
+    /// Waits until the deadline for a whole frame that `may_come`. The clock is checked each time
+    /// that the stream's read timeout expires.
     pub fn next(
         &mut self,
         stream: &Stream,
@@ -210,7 +209,7 @@ impl FrameReader {
         size_of::<Header>() + self.channel.extra_bytes() + header.body_bytes.get() as usize
     }
 
-    /// Bytes in front of a frame's pages.
+    /// Bytes of a frame in front of its pages.
     fn head_bytes(&self, header: &Header) -> usize {
         size_of::<Header>() + self.channel.extra_bytes() + header.items_bytes()
     }
@@ -222,12 +221,12 @@ impl FrameReader {
         }
     }
 
-    /// Whether all that was received was handed out, and dealt with: the next frame has not begun.
+    /// Whether all received bytes were returned and processed: the next frame has not begun.
     pub fn is_empty(&self) -> bool {
         self.start + self.handed_out == self.buffer.len()
     }
 
-    /// Takes the buffer's memory away, when nothing is in it; `None` where there is none.
+    /// Removes the buffer's memory, if the buffer is empty; `None` if there is none.
     pub fn take_buffer(&mut self) -> Option<Vec<u8>> {
         if !self.is_empty() || self.buffer.capacity() == 0 {
             return None;
@@ -243,34 +242,34 @@ impl FrameReader {
         self.buffer.capacity() == 0
     }
 
-    /// Gives it memory to read into, where it has none.
+    /// Gives the reader memory to read into, if it has none.
     pub fn give_buffer(&mut self, buffer: Vec<u8>) {
         debug_assert!(buffer.is_empty() && self.has_no_buffer());
         self.buffer = buffer;
     }
 }
 
-/// Frames that go out next, one behind the other, sealed as their channel wants it.
+/// Frames to send, one after the other, sealed if their channel requires it.
 #[derive(Default)]
 pub struct Outgoing {
     bytes: Vec<u8>,
-    /// Where the frame begins that is being made.
+    /// The begin of the frame that is being made.
     begin: usize,
-    /// The sealed part of a frame, before it is in its place.
+    /// The sealed part of a frame, before it is moved to its place.
     head: Vec<u8>,
 }
 
 impl Outgoing {
-    /// Begins a frame. Its body is to be appended to what this returns; [`Outgoing::end`] ends it.
+    /// Begins a frame. Append its body to the returned buffer; [`Outgoing::end`] ends it.
     pub fn begin(&mut self, channel: &Channel) -> &mut Vec<u8> {
         self.begin = self.bytes.len();
-        // Header and seal come last, when it is known what they are about.
+        // Header and seal come last, when the body is known.
         self.bytes.resize(self.begin + channel.extra_bytes() + size_of::<Header>(), 0);
         &mut self.bytes
     }
 
-    /// Ends a frame that was begun for the same channel, with as many bytes of body as the header
-    /// says.
+    /// Ends a frame that was begun for the same channel. The body has as many bytes as the header
+    /// states.
     pub fn end(&mut self, channel: &Channel, header: &Header) -> Result<(), Broken> {
         let frame = &mut self.bytes[self.begin..];
         let body_at = channel.extra_bytes() + size_of::<Header>();
@@ -282,7 +281,7 @@ impl Outgoing {
         Ok(())
     }
 
-    /// A frame without items.
+    /// Appends a frame without items.
     pub fn push<T: IntoBytes + Immutable>(
         &mut self,
         channel: &Channel,
@@ -294,22 +293,22 @@ impl Outgoing {
         self.end(channel, &Header::new(kind, 0, size_of::<T>(), request))
     }
 
-    /// What goes out.
+    /// The bytes to send.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
     }
 
-    /// Forgets what was to go out.
+    /// Forgets the bytes to send.
     pub fn clear(&mut self) {
         self.bytes.clear();
     }
 
-    /// Hands out the bytes, with their memory.
+    /// Returns the bytes, with their memory.
     pub fn take(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.bytes)
     }
 
-    /// Takes memory for later frames, where it has less.
+    /// Takes over memory for later frames, if it has less.
     pub fn give(&mut self, mut memory: Vec<u8>) {
         if self.bytes.is_empty() && memory.capacity() > self.bytes.capacity() {
             memory.clear();
@@ -323,7 +322,7 @@ impl Outgoing {
     }
 }
 
-/// Sends as much as the socket takes without waiting. Returns how much that is.
+/// Sends as much as the socket takes without waiting. Returns the number of bytes.
 pub fn send_some(stream: &Stream, bytes: &[u8]) -> Result<usize, Broken> {
     loop {
         return match rustix::net::send(stream, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
@@ -335,7 +334,7 @@ pub fn send_some(stream: &Stream, bytes: &[u8]) -> Result<usize, Broken> {
     }
 }
 
-/// Sends bytes, all of them within `limit`, give or take the stream's write timeout.
+/// Sends all bytes within `limit`, plus or minus the stream's write timeout.
 pub fn send(stream: &Stream, mut bytes: &[u8], limit: Duration) -> Result<(), Broken> {
     let begun = Instant::now();
     while !bytes.is_empty() {
@@ -427,7 +426,7 @@ mod tests {
         let mut reader = FrameReader::new();
         let soon = || Instant::now() + Duration::from_millis(50);
         assert!(matches!(reader.next(&near, soon(), |_| true), Err(Broken::Stuck)));
-        // Silence is no excuse.
+        // A silent peer does not extend the time limit.
         let (near, _far) = pair();
         assert!(matches!(FrameReader::new().next(&near, soon(), |_| true), Err(Broken::Stuck)));
     }
@@ -443,7 +442,7 @@ mod tests {
         assert_eq!(reader.next(&near, Instant::now() + LIMIT, |_| true).unwrap().header.request.get(), 2);
         let buffer = reader.take_buffer().unwrap();
         assert!(buffer.is_empty() && buffer.capacity() > 4096 && reader.has_no_buffer());
-        // The next user finds nothing in it.
+        // The next user finds no earlier content in it.
         let mut other = FrameReader::new();
         other.give_buffer(buffer);
         assert!(other.look(|_| true).unwrap().is_none());
@@ -462,7 +461,7 @@ mod tests {
         let borrower = handshake.finish(&second).unwrap();
         let mut outgoing = Outgoing::default();
         outgoing.push(&lender, Kind::Pong, 1, &[7u8; 8]).unwrap();
-        // Two items, and a page behind them.
+        // Two items, and a page after them.
         let body = outgoing.begin(&lender);
         body.extend_from_slice(&[8; 2 * 16]);
         body.extend_from_slice(&[9; 4096]);
@@ -514,7 +513,7 @@ mod tests {
                 pages.extend_from_slice(&part[..received]);
             }
             assert!(pages == [9; 40 * 4096]);
-            // The frame behind it is whole.
+            // The frame after it is whole.
             let next = reader.next(&near, Instant::now() + LIMIT, |_| true).unwrap();
             assert_eq!((next.kind, next.header.request.get()), (Kind::Ping, 2));
             drop(sender.join().unwrap());

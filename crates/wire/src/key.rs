@@ -1,11 +1,11 @@
 //! The pool's key: one secret that all machines of a pool have, and strangers do not.
 //!
-//! It is 32 random bytes in a file that only its owner can read. Nothing is ever done with the key
-//! itself: each use has a key of its own, derived from it ([`PoolKey::derive`]), so that what is
-//! learned of one use says nothing about another.
+//! It is 32 random bytes in a file that only its owner can read. The key itself is never used: each
+//! use has a key of its own, derived from it ([`PoolKey::derive`]). So knowledge about one use
+//! reveals nothing about another.
 //!
-//! What must never happen here: a byte of the key in a message, a log or an error's text, or a key
-//! taken from a file that others could have read or written.
+//! What must never happen here: a byte of the key in a message, a log or an error's text; a key
+//! from a file that others could have read or written.
 
 use ring::hmac;
 use rustix::fs::{FileType, Mode, OFlags};
@@ -32,7 +32,7 @@ impl fmt::Debug for PoolKey {
     }
 }
 
-/// Why there is no key, in a line that says what to do.
+/// The reason why there is no key, in one line with a remedy.
 #[derive(Debug)]
 #[allow(missing_docs)] // the text that Display makes of each says what it is
 pub enum KeyError {
@@ -96,19 +96,19 @@ impl std::error::Error for KeyError {
 }
 
 impl PoolKey {
-    /// From random bytes.
+    /// A key from random bytes.
     pub fn new(bytes: [u8; KEY_BYTES]) -> PoolKey {
         PoolKey(Arc::new(Zeroizing::new(bytes)))
     }
 
-    /// From a file: a regular one, ours or root's, closed to everybody else, with 64 hexadecimal
-    /// digits and the end of a line.
+    /// Reads a key file: a regular file that belongs to this user or root, closed to everybody
+    /// else, with 64 hexadecimal digits and the end of a line.
     ///
     /// # Errors
-    /// When any of that is not so.
+    /// Fails if any of these conditions does not hold.
     pub fn read(path: &Path) -> Result<PoolKey, KeyError> {
         let owned = || path.to_owned();
-        // Without waiting: what is named may be a pipe.
+        // Without waiting: the path may be a pipe.
         let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
         let file = rustix::fs::open(path, flags, Mode::empty()).map_err(|error| match error {
             rustix::io::Errno::NOENT => KeyError::Missing { path: owned() },
@@ -122,8 +122,8 @@ impl PoolKey {
         if found.st_uid != ours && found.st_uid != 0 {
             return Err(KeyError::Owner { path: owned(), owner: found.st_uid, ours });
         }
-        // Room for one byte more than may be there, all of it at once: a buffer that grew would
-        // leave copies behind.
+        // Room for one byte more than is permitted, allocated at once: a growing buffer would leave
+        // copies behind.
         let mut text = Zeroizing::new([0; FILE_BYTES + 1]);
         let mut length = 0;
         let mut file = File::from(file);
@@ -138,7 +138,8 @@ impl PoolKey {
         let text = &text[..length];
         let digits = text.strip_suffix(b"\n").unwrap_or(text);
         let key = from_digits(digits).ok_or_else(|| KeyError::Content { path: owned() })?;
-        // Last: whoever named another file by mistake is not told to close that.
+        // This check comes last: a user who named another file by mistake is not told to close that
+        // file.
         let mode = found.st_mode & 0o7777;
         if mode & 0o077 != 0 {
             return Err(KeyError::Mode { path: owned(), mode });
@@ -146,11 +147,10 @@ impl PoolKey {
         Ok(key)
     }
 
-    /// Makes a new key, and a file with it that only its owner can read. What is there already
-    /// stays.
+    /// Makes a new key, and a file with it that only its owner can read. An existing file stays.
     ///
     /// # Errors
-    /// When there is such a file, or it cannot be written.
+    /// Fails if there is such a file, or it cannot be written.
     pub fn create(path: &Path) -> Result<PoolKey, KeyError> {
         let fail = |source: io::Error| match source.kind() {
             io::ErrorKind::AlreadyExists => KeyError::Exists { path: path.to_owned() },
@@ -166,14 +166,14 @@ impl PoolKey {
         let file = rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR).map_err(|error| fail(error.into()))?;
         let written = write_digits(File::from(file), &bytes).and_then(|()| sync_folder(path));
         if let Err(source) = written {
-            // Half a key is of no use, and in the way of the next attempt.
+            // Half a key is useless, and would prevent the next attempt.
             let _ = std::fs::remove_file(path);
             return Err(fail(source));
         }
         Ok(PoolKey::new(*bytes))
     }
 
-    /// A key for one use, named by the label. Its holder learns neither the pool's key nor that of
+    /// A key for one use, named by the label. It reveals neither the pool's key nor the key of
     /// another use.
     pub fn derive(&self, label: &str) -> [u8; KEY_BYTES] {
         let tag = hmac::sign(&hmac::Key::new(hmac::HMAC_SHA256, &self.0[..]), label.as_bytes());
@@ -207,7 +207,7 @@ fn write_digits(mut file: File, bytes: &[u8; KEY_BYTES]) -> io::Result<()> {
     file.sync_all()
 }
 
-/// A file is there after a crash of the machine only once its folder is written, too.
+/// A new file survives a crash of the machine only if its folder is written, too.
 fn sync_folder(path: &Path) -> io::Result<()> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     File::open(folder)?.sync_all()
@@ -232,7 +232,7 @@ mod tests {
         assert_eq!(file.len(), FILE_BYTES);
         assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o7777, 0o600);
         assert_eq!(made.derive("x"), PoolKey::read(&path).unwrap().derive("x"));
-        // A stricter mode, and a line that lost its end.
+        // A stricter mode, and a line without its end.
         write(&path, &file[..64], 0o400);
         assert_eq!(made.derive("x"), PoolKey::read(&path).unwrap().derive("x"));
 

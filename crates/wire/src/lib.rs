@@ -1,10 +1,10 @@
 //! The protocol between borrower and lender. This file *is* its specification.
 //!
 //! # Connections
-//! A borrower makes up a random 16-byte name for its session and opens, to each lender, one *main*
+//! A borrower makes a random 16-byte name for its session. It opens, to each lender, one *main*
 //! connection and then several *get* connections, all under that name. All share one namespace of
-//! pages at the lender, which no other name can reach. The name is known to nobody else, so whoever
-//! says it is that borrower: it is the token by which a session is resumed (see below).
+//! pages at the lender, which no other name can reach. Nobody else has the name, so it identifies
+//! the borrower: it is the token by which a session is resumed (see below).
 //!
 //! ```text
 //! borrower                                   lender
@@ -23,7 +23,7 @@
 //!       │◀──────────── GetReply{items, pages}   │
 //! ```
 //!
-//! A *guest* that gives its host what it evicts opens one connection, with a name that nobody uses
+//! A *guest* that sends its host evicted pages opens one connection, with a name that is never used
 //! again:
 //!
 //! ```text
@@ -35,16 +35,16 @@
 //!    │ Held{spans} ────────────────────────────────▶│   no reply: pages of its disk that the guest has read into its own cache
 //! ```
 //!
-//! Its key says which image is its disk: each guest has one of its own. Positions are those on the
-//! virtual disk.
+//! Its key determines the image that is its disk: each guest has a key of its own. Positions are
+//! those on the virtual disk.
 //!
-//! A guest that says how its memory is to be placed on the host's nodes sends one Advise behind the
-//! Welcome, and is answered with one Advised.
+//! A guest that requests a placement of its memory on the host's nodes sends one Advise after the
+//! Welcome, and receives one Advised.
 //!
 //! # Frames
 //! A frame is a [`Header`] and `body_bytes` bytes of body. All integers are little-endian, all
-//! structures packed without gaps. The header says kind, number of items and a request number which
-//! the reply repeats (but that of a Hello). The sizes must match the kind exactly
+//! structures packed without gaps. The header contains the kind, the number of items and a request
+//! number, which the reply repeats (except that of a Hello). The sizes must match the kind exactly
 //! ([`Header::validate`]); anything else ends the connection. A frame has at most [`ITEMS_MAX`]
 //! items, which is a 1 MiB read-ahead window, so no frame is longer than [`BODY_BYTES_MAX`].
 //!
@@ -68,11 +68,11 @@
 //! | Ping, Bye | nothing |
 //!
 //! # Keys
-//! A lender either has the pool's key or trusts its network, and a borrower likewise. With the key,
+//! A lender either has the pool's key or trusts its network, and so does a borrower. With the key,
 //! a connection begins with Handshake1 and Handshake2, and from then on each frame is sealed, in
 //! both directions ([`secure`] has the layout). Without it, a connection begins with Hello. A peer
-//! that comes the wrong way or with another key is answered [`REFUSED_KEY`], in clear; nothing but
-//! such a refusal is ever in clear where a key is used.
+//! that begins in the other way or with another key is answered with [`REFUSED_KEY`], in clear.
+//! With a key, only such a refusal is ever sent in clear.
 //!
 //! # Sessions
 //! A session lives at the lender as long as its main connection, and a grace time longer.
@@ -88,55 +88,54 @@
 //! ```
 //!
 //! 1. *Main opens it.* A main connection under an unknown name begins a session, and its Welcome
-//!    has no flags. Under a known name it resumes that session with all pages the lender still has
-//!    of it, and its Welcome says [`WELCOME_RESUMED`]. Its Hello says the version that the borrower
-//!    will give out next, which a listener must not see; 0: it does not tell. If a Put of the
-//!    session had that version or a later one, whoever says so is behind it: a machine that was set
-//!    back to an earlier state, or a copy of one. It is refused ([`REFUSED_BEHIND`]) and begins
-//!    anew under another name, as it would give out versions again that stand for something else;
-//!    the session stays as it is.
-//! 2. *The newest main takes over.* The borrower may have seen a time-out where the lender still
-//!    sees a connection. So a main connection under the name of a session that has connections ends
-//!    these first, and is welcomed when all they had sent and the lender had received was dealt
-//!    with. So no Put of an old connection is applied after the session was resumed. Bytes do not
-//!    depend on that, as a version names them; but a late Put would replace the newer version of
-//!    its page, which would be a miss, and a page that is of no use to anybody would stay. If the
-//!    old ones take longer than the lender likes to wait, it answers [`REFUSED_BUSY`], and the
-//!    borrower tries again.
-//! 3. *Gets follow main.* A get connection under a name that has no main connection is refused
+//!    has no flags. Under a known name it resumes that session with all pages that the lender still
+//!    has of it, and its Welcome has [`WELCOME_RESUMED`]. Its Hello contains the next version that
+//!    the borrower will use, which a listener must not see (0: none). If a Put of the session had
+//!    that version or a later one, the borrower is behind its session: its machine was set back to
+//!    an earlier state, or is a copy of one. The lender refuses it ([`REFUSED_BEHIND`]), because it
+//!    would use versions again for other contents. It begins a new session under another name; the
+//!    old session stays as it is.
+//! 2. *The newest main takes over.* The borrower may have seen a time-out while the lender still
+//!    sees a connection. So a main connection under the name of a session with connections ends
+//!    these first. It is welcomed when the lender has processed everything that it had received
+//!    from them. So no Put of an old connection is applied after the session was resumed.
+//!    Correctness of bytes does not depend on that, because a version names them. But a late Put
+//!    would replace the newer version of its page, which would be a miss, and a useless page would
+//!    stay. If the old connections take longer than the lender waits, it answers [`REFUSED_BUSY`],
+//!    and the borrower tries again.
+//! 3. *Gets follow main.* A get connection under a name without a main connection is refused
 //!    ([`REFUSED_SESSION`]): it could not learn whether the pages are there. When the main
 //!    connection ends, the lender ends the get connections.
-//! 4. *Kept.* When the main connection ends, for whatever reason but Bye, the lender keeps the
-//!    session for its grace time, if it has pages. These are pages like all others: memory
-//!    pressure, the kernel and newer pages take them as before, and what is taken is told (Lost)
-//!    when the session is resumed, as far as the lender has room for such notes. A kept session
-//!    makes room, the oldest one first, when a new one has no place.
-//! 5. *Bye* ends the session at once and frees its pages. A borrower that stops for good says it.
-//!    One that stops only for a successor, who knows the name, closes without it.
-//! 6. *Silence.* A borrower sends Ping when it has nothing else to say, at least every
-//!    [`PING_SECONDS_MAX`]. When the lender has no place for another session or connection, it may
-//!    end a session that never put a page and from which nothing came for several times as long:
-//!    else strangers that say nothing could shut the others out.
+//! 4. *Kept.* When the main connection ends, for any reason except Bye, the lender keeps the
+//!    session for its grace time, if it has pages. These are normal pages: memory pressure, the
+//!    kernel and newer pages replace them as before. The lender reports replaced pages (Lost) when
+//!    the session is resumed, as far as it has room for such notes. If a new session has no place,
+//!    kept ones are removed, the oldest first.
+//! 5. *Bye* ends the session at once and frees its pages. A borrower that stops for good sends it.
+//!    One that stops for a successor, which has the name, closes the connection without it.
+//! 6. *Silence.* A borrower sends Ping when it has nothing else to send, at least every
+//!    [`PING_SECONDS_MAX`]. If the lender has no place for another session or connection, it may
+//!    end a session that never put a page and that was silent for several times as long. Otherwise
+//!    silent strangers could shut others out.
 //!
-//! *What the borrower may conclude.* After a lost connection it uses nothing at this lender. It
-//! goes on noting what it would have dropped there. A Welcome with [`WELCOME_RESUMED`] says that
-//! what was put before may be asked for again, by the same versions; what the borrower still has on
-//! record as the current version of a page is current, because changes in between have taken their
-//! pages off the record. A Welcome without it says that all is gone. A lender that says the one or
-//! the other falsely costs misses. A successor in a session must give out no version that its
-//! predecessor has given out.
+//! *Conclusions of the borrower.* After a lost connection it uses nothing at this lender. It
+//! continues to record the pages that it would have dropped there. A Welcome with
+//! [`WELCOME_RESUMED`] means that it may ask for earlier pages again, by the same versions. If its
+//! catalog still has the current version of a page, this version is current, because changes in
+//! between have removed their pages from the catalog. A Welcome without the flag means that all
+//! pages are gone. A lender that reports this falsely causes misses. A successor in a session must
+//! use no version that its predecessor has used.
 //!
 //! # What a page is called
-//! [`WireKey`]: file, index and version. A version stands for one content for ever, so a message that comes late, twice or
-//! not at all can cost a miss but never bring the wrong bytes: Drop and Lost are housekeeping, not
-//! coherence. A lender keeps at most one version of a page; a Put replaces what it had. A Get of
-//! another version than the one kept is a miss.
+//! [`WireKey`]: file, index and version. A version stands for one content for ever. So a message
+//! that comes late, twice or not at all can cause a miss but never wrong bytes: Drop and Lost are
+//! housekeeping, not coherence. A lender keeps at most one version of a page; a Put replaces it. A
+//! Get of another version than the stored one is a miss.
 //!
 //! # Compatibility
-//! [`Hello`] and [`Refused`] never change their layout where nothing is sealed, nor does the place
-//! of the version in Handshake1. A lender that does not speak the version it is asked for answers
-//! Refused with [`REFUSED_PROTOCOL`] and the version it speaks in its text, before it looks for a
-//! key.
+//! [`Hello`] and [`Refused`] never change their layout while nothing is sealed, nor does the place
+//! of the version in Handshake1. A lender that does not support the requested version answers
+//! Refused with [`REFUSED_PROTOCOL`] and its own version in the text, before it checks for a key.
 
 pub mod address;
 pub mod complaints;
@@ -152,34 +151,32 @@ use page::{FileKey, PAGE_SIZE, PageId, Version};
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// The version of the protocol described here.
+/// The version of this protocol.
 pub const PROTOCOL: u32 = 4;
 
 /// First bytes of a [`Hello`].
 pub const MAGIC: [u8; 8] = *b"PUMAPOOL";
 
-/// Connections of a session at the most. More would not make the network faster.
+/// The maximum number of connections of a session. More would not make the network faster.
 pub const SESSION_CONNECTIONS_MAX: usize = 16;
 
-/// The longest grace time that a lender may be told, in seconds, and the time for which a borrower
-/// remembers what it has at a lender that is away: beyond it the one could not make use of the
-/// other.
+/// The maximum grace time of a lender in seconds, and the time for which a borrower keeps entries
+/// of a disconnected lender: each would be useless beyond the other.
 pub const GRACE_SECONDS_MAX: u64 = 600;
 
-/// A borrower that has nothing to say sends a Ping at least this often, in seconds.
+/// The maximum time in seconds between two Pings of a borrower that sends nothing else.
 pub const PING_SECONDS_MAX: u64 = 10;
 
-/// Items in a frame at the most: the pages of a 1 MiB read-ahead window.
+/// The maximum number of items in a frame: the pages of a 1 MiB read-ahead window.
 pub const ITEMS_MAX: usize = 256;
 
-/// Bytes of a frame's body at the most: a full Put.
+/// The maximum length of a frame's body in bytes: a full Put.
 pub const BODY_BYTES_MAX: usize = ITEMS_MAX * (size_of::<PutItem>() + PAGE_SIZE);
 
-/// Bytes of body that the first frame of a connection may have, before anything is known of the
-/// peer.
+/// The maximum length of the first frame's body in bytes, before anything is known of the peer.
 pub const FIRST_BODY_BYTES_MAX: usize = 512;
 
-/// What a frame is.
+/// The kind of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 #[allow(missing_docs)] // the module's table says what each is
@@ -219,7 +216,7 @@ impl Kind {
 /// [`Header::flags`] of a Get: the lender forgets the pages that it returns (exclusive strategy).
 pub const GET_EXCLUSIVE: u8 = 1;
 
-/// Before every body.
+/// Precedes every body.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct Header {
@@ -231,20 +228,20 @@ pub struct Header {
     pub flags: u8,
     /// Number of items in the body.
     pub items: U16,
-    /// Chosen by the asker, repeated by the answer.
+    /// Chosen by the sender of the request, repeated by the response.
     pub request: U64,
 }
 
-/// Why a frame was not understood. The receiver of one closes the connection.
+/// The reason why a frame is malformed. Its receiver closes the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Malformed {
-    /// No such kind of frame.
+    /// There is no such kind of frame.
     Kind(u8),
-    /// More items than [`ITEMS_MAX`], or none where there must be some.
+    /// More items than [`ITEMS_MAX`], or none although some are required.
     Items(u16),
-    /// The body's length does not fit kind and items.
+    /// The body's length does not match kind and items.
     Length(u32),
-    /// It was not sealed by the other side of this connection, or not as the next frame.
+    /// The other side of this connection has not sealed it, or not as the next frame.
     Seal,
 }
 
@@ -274,7 +271,7 @@ impl Header {
         }
     }
 
-    /// Checks that kind, items and length fit each other, before a byte of the body is read.
+    /// Checks that kind, items and length match, before a byte of the body is read.
     pub fn validate(&self) -> Result<Kind, Malformed> {
         let kind = Kind::from_wire(self.kind).ok_or(Malformed::Kind(self.kind))?;
         let (items, body) = (self.items.get() as usize, self.body_bytes.get() as usize);
@@ -307,7 +304,7 @@ impl Header {
         if fits { Ok(kind) } else { Err(Malformed::Length(self.body_bytes.get())) }
     }
 
-    /// How many bytes of the body are in front of its pages. For a header that is valid.
+    /// The number of bytes of the body in front of its pages. For a valid header.
     pub fn items_bytes(&self) -> usize {
         let (items, body) = (self.items.get() as usize, self.body_bytes.get() as usize);
         let items_bytes = match self.kind {
@@ -323,9 +320,9 @@ impl Header {
 pub const ROLE_MAIN: u32 = 1;
 /// The connection carries gets.
 pub const ROLE_GET: u32 = 2;
-/// The connection carries what a guest evicts.
+/// The connection carries a guest's evicted pages.
 pub const ROLE_GUEST: u32 = 3;
-/// The connection carries what a guest advises on its memory.
+/// The connection carries a guest's request for the placement of its memory.
 pub const ROLE_ADVISER: u32 = 4;
 
 /// The first frame of a connection.
@@ -343,8 +340,8 @@ pub struct Hello {
 }
 
 impl Hello {
-    /// What a connection says first, and with which request number: a sealed one tells the next
-    /// version (0: it does not) where no listener sees it.
+    /// The first frame of a connection and its request number. A sealed connection sends the next
+    /// version (0: none) in a place that no listener sees.
     pub fn frame(&self, next_version: u64, is_sealed: bool) -> (u64, Vec<u8>) {
         let mut body = self.as_bytes().to_vec();
         if !is_sealed || next_version == 0 {
@@ -354,7 +351,7 @@ impl Hello {
         (0, body)
     }
 
-    /// Reads what [`Hello::frame`] has made: the Hello, and the next version if it is told.
+    /// Parses the result of [`Hello::frame`]: the Hello, and the next version if there is one.
     pub fn read(request: u64, body: &[u8], is_sealed: bool) -> Option<(Hello, Option<Version>)> {
         let (hello, rest) = Hello::read_from_prefix(body).ok()?;
         let next_version = match (is_sealed, U64::read_from_bytes(rest)) {
@@ -366,8 +363,8 @@ impl Hello {
     }
 }
 
-/// [`Welcome::flags`] on a main connection: the session was here already, with what the lender
-/// still has of its pages.
+/// [`Welcome::flags`] on a main connection: the session existed already, with those of its pages
+/// that the lender still has.
 pub const WELCOME_RESUMED: u32 = 1;
 
 /// The lender accepts.
@@ -380,19 +377,19 @@ pub struct Welcome {
     pub flags: U32,
     /// Random, new at each start of the lender.
     pub incarnation: U64,
-    /// Pages that the lender keeps at the most.
+    /// The maximum number of pages in the lender.
     pub capacity_pages: U64,
 }
 
-/// The answer to a Ping: what the borrower chooses among lenders by.
+/// The answer to a Ping, by which the borrower chooses among lenders.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct Room {
-    /// Pages that the lender could take now without forgetting others.
+    /// Pages that the lender could store now without replacing others.
     pub free_pages: U64,
 }
 
-/// [`Refused::code`]: another version of the protocol is spoken here.
+/// [`Refused::code`]: the lender has another version of the protocol.
 pub const REFUSED_PROTOCOL: u32 = 1;
 /// [`Refused::code`]: too many connections or borrowers.
 pub const REFUSED_BUSY: u32 = 2;
@@ -400,16 +397,16 @@ pub const REFUSED_BUSY: u32 = 2;
 pub const REFUSED_HELLO: u32 = 3;
 /// [`Refused::code`]: a get connection of a session that has no main connection here.
 pub const REFUSED_SESSION: u32 = 4;
-/// [`Refused::code`]: the pool's key is wanted here, or is another one, or none is.
+/// [`Refused::code`]: the pool's key is required here, or is another one, or there is none.
 pub const REFUSED_KEY: u32 = 5;
 
-/// The lender does not accept; it closes the connection behind this frame.
+/// The lender does not accept; it closes the connection after this frame.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct Refused {
-    /// Why.
+    /// The reason.
     pub code: U32,
-    /// Why, in words for a person: UTF-8, padded with zeros.
+    /// The reason as text for a person: UTF-8, padded with zeros.
     pub text: [u8; 124],
 }
 
@@ -422,15 +419,15 @@ impl Refused {
         refused
     }
 
-    /// The text, with whatever cannot be printed replaced.
+    /// The text, with unprintable characters replaced.
     pub fn text(&self) -> String {
         let end = self.text.iter().position(|byte| *byte == 0).unwrap_or(self.text.len());
         String::from_utf8_lossy(&self.text[..end]).replace(|c: char| c.is_control(), "?")
     }
 }
 
-/// How a guest wants its memory to be placed. Answered by a [`Refused`] whose code is 0 where it is
-/// granted.
+/// A guest's request for the placement of its memory. The answer is a [`Refused`], whose code is 0
+/// if the request is granted.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct Advice {
@@ -440,7 +437,7 @@ pub struct Advice {
 
 /// [`Refused::code`] of an answer to an [`Advice`]: not granted.
 pub const REFUSED_ADVICE: u32 = 6;
-/// [`Refused::code`]: the session has gone on without whoever says to be its borrower.
+/// [`Refused::code`]: the session has continued without this borrower.
 pub const REFUSED_BEHIND: u32 = 7;
 
 /// Names one content of one page.
@@ -472,14 +469,14 @@ impl WireKey {
     }
 }
 
-/// A page to keep.
+/// A page to store.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct PutItem {
     /// Its name.
     pub key: WireKey,
-    /// What [`page::seal::Sealing::seal`] has returned: made by the borrower, kept and returned by
-    /// the lender.
+    /// The result of [`page::seal::Sealing::seal`]: made by the borrower, kept and returned by the
+    /// lender.
     pub checksum: U64,
 }
 
@@ -490,7 +487,7 @@ pub const STATUS_PAGE: u8 = 1;
 /// [`GetItem::status`]: here, and all its bytes are zero; nothing follows.
 pub const STATUS_ZERO: u8 = 2;
 
-/// The answer for one page.
+/// The response for one page.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct GetItem {
@@ -502,8 +499,8 @@ pub struct GetItem {
     pub checksum: U64,
 }
 
-/// Pages of a Demote at the most: a sealed frame of them fits into one message of Noise, 65,535
-/// bytes.
+/// The maximum number of pages of a Demote: a sealed frame of them fits into one message of Noise,
+/// 65,535 bytes.
 pub const DEMOTE_ITEMS_MAX: usize = 15;
 
 /// A page that a guest has evicted.
@@ -516,27 +513,28 @@ pub struct DemotedPage {
     pub bytes: [u8; PAGE_SIZE],
 }
 
-/// Pages of a guest's disk that lie one behind the other.
+/// Consecutive pages of a guest's disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct PageSpan {
     /// The first one's place on the disk, in pages.
     pub first: U64,
-    /// How many.
+    /// The number of pages.
     pub pages: U32,
 }
 
-/// What became of a page that a guest has evicted.
+/// The result for a page that a guest has evicted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Fate {
     /// The host's kernel caches it now.
     Stored = 1,
-    /// It did already.
+    /// The host's kernel had cached it already.
     Cached = 2,
-    /// What the image holds of it is not known: it was neither read nor written through the host.
+    /// The image's content of this page is not known: it was neither read nor written through the
+    /// host.
     Unknown = 3,
-    /// The image holds something else.
+    /// The image has another content.
     Differs = 4,
     /// The host had no room for it, or its kernel did not take it.
     Missed = 5,
@@ -546,7 +544,7 @@ impl Fate {
     /// All of them.
     pub const ALL: [Fate; 5] = [Fate::Stored, Fate::Cached, Fate::Unknown, Fate::Differs, Fate::Missed];
 
-    /// Of a byte of a Demoted frame.
+    /// Parses a byte of a Demoted frame.
     pub fn from_wire(byte: u8) -> Option<Fate> {
         Fate::ALL.into_iter().find(|fate| *fate as u8 == byte)
     }

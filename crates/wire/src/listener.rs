@@ -1,8 +1,8 @@
-//! The door: a listening socket over TCP, in the file system, or for the machines of a host
-//! (vsock).
+//! A listening socket over TCP, in the file system, or for the machines of a host (vsock).
 //!
-//! A Unix socket's file is made with mode 0600, replaces one that a dead process left behind, never
-//! one that somebody listens on nor a file that is no socket, and is removed with the listener.
+//! A Unix socket's file is made with mode 0600. It replaces a file that a dead process left behind,
+//! but never one that a process listens on, nor a file that is no socket. It is removed with the
+//! listener.
 
 use crate::address::vsock::VsockListener;
 use crate::address::{Address, Stream};
@@ -20,11 +20,11 @@ use std::time::Duration;
 /// Connections that wait to be accepted: all those that a few borrowers open at once.
 const BACKLOG: i32 = 128;
 
-/// How long to wait for somebody behind a socket file. The kernel answers at once unless his queue
-/// is full.
+/// How long to wait for a process behind a socket file. The kernel answers at once unless the
+/// process's queue is full.
 const ALIVE_TIMEOUT: Duration = Duration::from_millis(200);
 
-/// Why nothing listens.
+/// The reason why nothing listens.
 #[derive(Debug)]
 #[allow(missing_docs)] // they say themselves what they are
 pub enum Error {
@@ -83,7 +83,7 @@ impl Listener {
     /// Listens.
     ///
     /// # Errors
-    /// When it cannot.
+    /// Fails if it cannot listen.
     pub fn bind(address: &Address) -> Result<Listener, Error> {
         let bound = match address {
             Address::Tcp { host, port } => bind_tcp(host, *port),
@@ -96,15 +96,15 @@ impl Listener {
         })
     }
 
-    /// Where it listens, with the port that the kernel chose.
+    /// The address, with the port that the kernel chose.
     pub fn address(&self) -> &Address {
         &self.address
     }
 
-    /// A connection, tuned and in blocking mode.
+    /// Accepts a connection, tuned and in blocking mode.
     ///
     /// # Errors
-    /// `WouldBlock` when none waits; those of the kernel.
+    /// Returns `WouldBlock` if none waits, and the kernel's errors.
     pub fn accept(&self) -> io::Result<Stream> {
         let stream = match &self.socket {
             Socket::Tcp(socket) => Stream::Tcp(socket.accept()?.0),
@@ -130,7 +130,7 @@ impl AsFd for Listener {
 impl Drop for Listener {
     fn drop(&mut self) {
         let Socket::Unix { path, device, inode, .. } = &self.socket else { return };
-        // Somebody may have put another one in its place.
+        // Another process may have replaced the file.
         let ours = |file: std::fs::Metadata| file.dev() == *device && file.ino() == *inode;
         if std::fs::symlink_metadata(path).is_ok_and(ours) {
             let _ = std::fs::remove_file(path);
@@ -163,8 +163,8 @@ fn replace_stale(path: &Path, address: &Address) -> Result<io::Result<Listener>,
                     return Ok(Err(error));
                 }
             }
-            // Accepted, or a full queue: somebody is there. What we may not even ask is not ours to
-            // remove.
+            // Accepted, or a full queue: a process listens. A socket without the right to connect
+            // is not ours to remove.
             _ => return Err(Error::AddressInUse { address: address.clone() }),
         }
     }
@@ -203,11 +203,11 @@ mod tests {
         drop(listener);
         assert!(!path.exists());
 
-        // One that a dead process left behind.
+        // A file that a dead process left behind.
         drop(UnixListener::bind(&path).unwrap());
         assert!(path.exists());
         let listener = Listener::bind(&address).unwrap();
-        // One that somebody else put there stays.
+        // A file that another process put there stays.
         std::fs::remove_file(&path).unwrap();
         let other = UnixListener::bind(&path).unwrap();
         drop(listener);
@@ -220,7 +220,7 @@ mod tests {
         assert_eq!(std::fs::read(&path).unwrap(), b"mine");
     }
 
-    /// Where the kernel has no vsock, its error is told with the address.
+    /// If the kernel has no vsock, its error is returned with the address.
     #[test]
     fn a_vsock_port_is_taken_once() {
         match Listener::bind(&"vsock:0".parse().unwrap()) {

@@ -1,5 +1,4 @@
-//! Connections to a host whose peers are known by name: each has a key of its own, and by it the
-//! host knows which one it is.
+//! Connections to a host with a key for each peer, by which the host identifies it.
 
 use crate::address::{Address, Stream};
 use crate::complaints::Complaints;
@@ -12,19 +11,19 @@ use std::time::{Duration, Instant};
 use zerocopy::little_endian::U32;
 use zerocopy::{FromBytes, FromZeros};
 
-/// Time for the first frames to come.
+/// Time limit for the first frames.
 const HELLO_LIMIT: Duration = Duration::from_secs(2);
-/// How often the clock is looked at meanwhile.
+/// How often the clock is checked meanwhile.
 const TICK: Duration = Duration::from_millis(250);
 
-/// What [`PoolKey::derive`] is told to tell keys apart.
+/// The label for [`PoolKey::derive`] that distinguishes keys.
 const KEY_NAME: &str = "guest";
 
-/// Two peers have the same key, or some have none: then it is not known who is who. Says which of
-/// them, and of how many.
+/// Two peers have the same key, or some have none: then the host cannot identify them. Contains the
+/// index of the peer, and the number of peers.
 ///
 /// # Errors
-/// The index of the one that cannot be told from others.
+/// Returns the index of a peer that cannot be distinguished from others.
 pub fn check_keys(keys: &[Option<&PoolKey>]) -> Result<(), usize> {
     let name = |key: &Option<&PoolKey>| key.map(|key| key.derive(KEY_NAME));
     match (0..keys.len()).find(|nth| keys[..*nth].iter().any(|other| name(other) == name(&keys[*nth]))) {
@@ -33,21 +32,21 @@ pub fn check_keys(keys: &[Option<&PoolKey>]) -> Result<(), usize> {
     }
 }
 
-/// A peer that has said who it is.
+/// A peer that was identified.
 pub struct Greeted {
     /// Its index among the keys.
     pub nth: usize,
     /// Frames to and from it.
     pub channel: Channel,
-    /// What it has sent.
+    /// Its received bytes.
     pub reader: FrameReader,
 }
 
-/// Finds out which of the known peers a connection is. It is to be welcomed, or refused, then.
-/// Without a key it is the one that has none.
+/// Identifies the peer of a connection. The caller then welcomes or refuses it. Without a key it is
+/// the peer that has none.
 ///
 /// # Errors
-/// When it is none of them (it was told why), or what it says makes no sense.
+/// Fails if it is none of them (it was sent the reason), or if its frames are malformed.
 pub fn greet(stream: &Stream, keys: &[Option<&PoolKey>], role: u32, command: &str) -> Result<Greeted, Broken> {
     stream.set_read_timeout(Some(TICK)).map_err(Broken::Io)?;
     stream.set_write_timeout(Some(TICK)).map_err(Broken::Io)?;
@@ -84,7 +83,7 @@ pub fn greet(stream: &Stream, keys: &[Option<&PoolKey>], role: u32, command: &st
     Ok(Greeted { nth, channel, reader })
 }
 
-/// Tells a peer why it is refused, before the connection is closed.
+/// Sends a peer the reason for a refusal, before the connection is closed.
 pub fn refuse(stream: &Stream, channel: &Channel, code: u32, text: &str) -> Broken {
     static REFUSALS: Complaints = Complaints::new();
     if let Some(suppressed) = REFUSALS.next() {
@@ -97,10 +96,10 @@ pub fn refuse(stream: &Stream, channel: &Channel, code: u32, text: &str) -> Brok
     Broken::Refused
 }
 
-/// Tells a peer that it is welcome.
+/// Sends a peer its Welcome.
 ///
 /// # Errors
-/// When it does not listen.
+/// Fails if the peer does not receive it.
 pub fn welcome(stream: &Stream, channel: &Channel) -> Result<(), Broken> {
     let mut frame = Outgoing::default();
     let welcome = Welcome { protocol: U32::new(crate::PROTOCOL), ..Welcome::new_zeroed() };
@@ -108,20 +107,20 @@ pub fn welcome(stream: &Stream, channel: &Channel) -> Result<(), Broken> {
     send(stream, frame.bytes(), HELLO_LIMIT)
 }
 
-/// A host that has welcomed us.
+/// A host that has accepted this process.
 pub struct Joined {
-    /// To it; reads and writes return after `tick`.
+    /// The stream to it; reads and writes return after `tick`.
     pub stream: Stream,
     /// Frames to and from it.
     pub channel: Channel,
-    /// What it has sent.
+    /// Its received bytes.
     pub reader: FrameReader,
 }
 
 /// Connects to a host as one of its peers.
 ///
 /// # Errors
-/// When it is not there, or refuses: then with its words.
+/// Fails if the host cannot be reached, or refuses: then with its text.
 pub fn join(host: &Address, security: &Security, role: u32, limit: Duration, tick: Duration) -> io::Result<Joined> {
     let stream = security.connect(host, limit)?;
     stream.set_read_timeout(Some(tick))?;
@@ -147,7 +146,7 @@ impl Joined {
     /// Sends a frame.
     ///
     /// # Errors
-    /// When the host does not take it in time.
+    /// Fails if the host does not take it in time.
     pub fn say<T: zerocopy::IntoBytes + zerocopy::Immutable>(
         &mut self,
         kind: Kind,
@@ -163,7 +162,7 @@ impl Joined {
     /// Waits for a frame of a kind.
     ///
     /// # Errors
-    /// When it does not come in time, or the host refuses: then with its words.
+    /// Fails if it does not arrive in time, or the host refuses: then with its text.
     pub fn hear(&mut self, wanted: Kind, deadline: Instant) -> io::Result<Vec<u8>> {
         let frame = self.reader.next(&self.stream, deadline, |kind| kind == wanted || kind == Kind::Refused);
         let frame = frame.map_err(failed)?;

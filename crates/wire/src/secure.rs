@@ -1,9 +1,8 @@
-//! What keeps strangers out of a connection, and listeners in the dark: a Noise channel under the
-//! pool's key.
+//! Authentication and encryption of connections: a Noise channel under the pool's key.
 //!
-//! `Noise_NNpsk0_25519_AESGCM_SHA256`: both sides know the key and nothing else of each other, and
-//! each connection has keys of its own, made of what both have just made up. An attacker who
-//! records a connection and learns the pool's key later cannot read it.
+//! `Noise_NNpsk0_25519_AESGCM_SHA256`: both sides have the key and know nothing else of each other.
+//! Each connection has keys of its own, made of fresh random numbers of both sides. An attacker who
+//! records a connection and gets the pool's key later cannot read it.
 //!
 //! ```text
 //! borrower                                       lender
@@ -13,9 +12,9 @@
 //!    │◀────────────────────────────── sealed Welcome │
 //! ```
 //!
-//! A sealed frame is its header in clear (which says how much to read), then header and items once
-//! more, sealed, then the pages as they are: those the borrower has sealed already
-//! ([`page::seal`]), under a key that no lender has.
+//! A sealed frame is its header in clear (which contains the length), then header and items once
+//! more, sealed, then the pages unchanged: the borrower has sealed them already ([`page::seal`]),
+//! under a key that no lender has.
 //!
 //! ```text
 //! Header │ sealed: Header, items │ tag │ pages
@@ -23,10 +22,9 @@
 //! ```
 //!
 //! `body_bytes` counts items and pages only. Frames are numbered in each direction, and the number
-//! goes into the seal, so that one which was changed, repeated, left out or put elsewhere does not
-//! open.
+//! is part of the seal. So a frame that was changed, repeated, left out or moved does not open.
 //!
-//! What must never happen here: a number used twice in one direction; an item used before its
+//! What must never happen here: a number is used twice in one direction; an item is used before its
 //! frame's seal was verified.
 
 use crate::address::{Address, Stream};
@@ -44,7 +42,7 @@ use zerocopy::{FromBytes, IntoBytes};
 /// Pattern, curve, cipher and hash.
 const NOISE: &str = "Noise_NNpsk0_25519_AESGCM_SHA256";
 
-/// What [`PoolKey::derive`] is told for connections.
+/// The label for [`PoolKey::derive`] for connections.
 const LABEL: &str = "noise";
 
 /// Bytes of either message of the handshake: a point of the curve, and a tag.
@@ -53,27 +51,27 @@ pub const HANDSHAKE_BYTES: usize = 48;
 /// Bytes of a tag.
 const TAG_BYTES: usize = 16;
 
-/// Bytes by which a sealed frame is longer than a plain one: its header once more, and the tag.
+/// Additional bytes of a sealed frame: its header once more, and the tag.
 pub const SEAL_BYTES: usize = size_of::<Header>() + TAG_BYTES;
 
-/// Whom to believe.
+/// Which peers are trusted.
 #[derive(Clone, Debug)]
 pub enum Security {
     /// Peers that have this key. Frames and pages are sealed.
     Keyed(PoolKey),
-    /// Everybody who can connect. Pages carry checksums, nothing is sealed.
+    /// Any peer that can connect. Pages carry checksums, nothing is sealed.
     Trusting,
-    /// Whom the kernel says to be root or this process's own user, over a Unix socket. Nothing is
-    /// sealed.
+    /// Peers that the kernel reports as root or this process's own user, over a Unix socket.
+    /// Nothing is sealed.
     Local,
 }
 
 impl Security {
-    /// Connects to whoever is believed there.
+    /// Connects to a trusted peer.
     ///
     /// # Errors
-    /// As for [`Address::connect`]; and when somebody else listens at a Unix socket, which nothing
-    /// but a key would tell from a lender.
+    /// Fails as [`Address::connect`] does. It also fails if another user listens at a Unix socket,
+    /// because only a key could distinguish such a process from a lender.
     pub fn connect(&self, address: &Address, timeout: Duration) -> io::Result<Stream> {
         let stream = address.connect(timeout)?;
         if let Security::Local = self {
@@ -95,7 +93,7 @@ impl Security {
     }
 }
 
-/// The other side's key is another one, or it does not speak this.
+/// The other side has another key, or another protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OtherKey;
 
@@ -111,10 +109,10 @@ impl std::error::Error for OtherKey {}
 pub struct Handshake(HandshakeState);
 
 impl Handshake {
-    /// Begins one: the body of a Handshake1.
+    /// Begins a handshake. Returns the body of a Handshake1.
     ///
     /// # Errors
-    /// When the system has no random bytes.
+    /// Fails if the system has no random bytes.
     pub fn begin(key: &PoolKey) -> Result<(Handshake, [u8; HANDSHAKE_BYTES]), OtherKey> {
         let mut state = state(key, true)?;
         let mut message = [0; HANDSHAKE_BYTES];
@@ -122,23 +120,22 @@ impl Handshake {
         Ok((Handshake(state), message))
     }
 
-    /// Ends it, with the body of the Handshake2.
+    /// Ends the handshake, with the body of the Handshake2.
     ///
     /// # Errors
-    /// When whoever answered does not have the key.
+    /// Fails if the peer does not have the key.
     pub fn finish(mut self, answer: &[u8]) -> Result<Channel, OtherKey> {
         self.0.read_message(answer, &mut [0; HANDSHAKE_BYTES]).map_err(|_| OtherKey)?;
         Channel::sealed(self.0)
     }
 }
 
-/// A lender's answer to the body of a Handshake1: the body of the Handshake2, and the channel. That
-/// the borrower has the key *now*, and is not somebody who repeats what it once said, is known when
-/// a first frame of the channel opens.
+/// A lender's answer to the body of a Handshake1: the body of the Handshake2, and the channel. The
+/// first frame that opens on the channel proves that the borrower has the key *now*, and does not
+/// only repeat a recorded message.
 ///
 /// # Errors
-/// When whoever sent it does not have the key. That is found out before any of the costly
-/// arithmetic.
+/// Fails if the peer does not have the key. This is detected before any of the costly arithmetic.
 pub fn answer(key: &PoolKey, first: &[u8]) -> Result<([u8; HANDSHAKE_BYTES], Channel), OtherKey> {
     let mut state = state(key, false)?;
     state.read_message(first, &mut [0; HANDSHAKE_BYTES]).map_err(|_| OtherKey)?;
@@ -150,7 +147,7 @@ pub fn answer(key: &PoolKey, first: &[u8]) -> Result<([u8; HANDSHAKE_BYTES], Cha
 fn state(key: &PoolKey, is_borrower: bool) -> Result<HandshakeState, OtherKey> {
     let parameters: NoiseParams = NOISE.parse().map_err(|_| OtherKey)?;
     let secret = zeroize::Zeroizing::new(key.derive(LABEL));
-    // Both sides must mean the same protocol.
+    // Both sides must use the same protocol.
     let prologue = format!("pumapool {PROTOCOL}");
     let builder = snow::Builder::new(parameters)
         .prologue(prologue.as_bytes())
@@ -167,19 +164,19 @@ fn write(state: &mut HandshakeState, message: &mut [u8; HANDSHAKE_BYTES]) -> Res
 }
 
 /// One connection's frames, sealed or plain. Copies are of the same connection, and count its
-/// frames together; who sends keeps the order in which frames were sealed.
+/// frames together; the sender keeps the order in which frames were sealed.
 #[derive(Clone, Default)]
 pub struct Channel(Option<Arc<Sealed>>);
 
 struct Sealed {
     keys: StatelessTransportState,
-    /// Frames sealed so far, and those opened.
+    /// Sealed frames so far, and opened ones.
     sent: AtomicU64,
     received: AtomicU64,
 }
 
 impl Channel {
-    /// One that seals nothing.
+    /// A channel without seals.
     pub fn plain() -> Channel {
         Channel(None)
     }
@@ -189,21 +186,21 @@ impl Channel {
         Ok(Channel(Some(Arc::new(Sealed { keys, sent: AtomicU64::new(0), received: AtomicU64::new(0) }))))
     }
 
-    /// Whether it seals.
+    /// Whether frames are sealed.
     pub fn is_sealed(&self) -> bool {
         self.0.is_some()
     }
 
-    /// Bytes by which a frame is longer than its header and body.
+    /// Additional bytes of a frame, beyond its header and body.
     pub fn extra_bytes(&self) -> usize {
         if self.is_sealed() { SEAL_BYTES } else { 0 }
     }
 
-    /// Appends what goes out in front of a frame's pages. Frames must leave in the order of these
+    /// Appends the bytes in front of a frame's pages. Frames must be sent in the order of these
     /// calls.
     ///
     /// # Errors
-    /// When the connection has sealed all frames it can: 2⁶⁴.
+    /// Fails if the connection has sealed the maximum number of frames: 2⁶⁴.
     pub fn push_head(&self, header: &Header, items: &[u8], out: &mut Vec<u8>) -> Result<(), Malformed> {
         out.extend_from_slice(header.as_bytes());
         let Some(sealed) = &self.0 else {
@@ -211,7 +208,7 @@ impl Channel {
             return Ok(());
         };
         let number = sealed.sent.fetch_add(1, Ordering::Relaxed);
-        // The plain bytes stand behind the place of the sealed ones for the moment, so that nothing
+        // For the moment the plain bytes are behind the place of the sealed ones, so that nothing
         // is allocated.
         let sealed_at = out.len();
         let plain_at = sealed_at + SEAL_BYTES + items.len();
@@ -224,12 +221,12 @@ impl Channel {
         done.map(drop).map_err(|_| Malformed::Seal)
     }
 
-    /// Opens what came behind a frame's header, up to its pages. Returns the items. For a sealed
-    /// channel only: plain items are what they are.
+    /// Opens the bytes after a frame's header, up to its pages. Returns the items. For a sealed
+    /// channel only.
     ///
     /// # Errors
-    /// When it is not the next frame that the other side sealed, or came under another header. The
-    /// connection is of no more use then.
+    /// Fails if it is not the next frame that the other side sealed, or has another header. The
+    /// connection is useless then.
     pub fn open_head<'a>(&self, header: &Header, body: &[u8], opened: &'a mut Vec<u8>) -> Result<&'a [u8], Malformed> {
         let sealed = self.0.as_ref().ok_or(Malformed::Seal)?;
         let number = sealed.received.fetch_add(1, Ordering::Relaxed);
@@ -319,8 +316,8 @@ mod tests {
         assert!(answer(&key, &first).is_err());
         let (handshake, first) = Handshake::begin(&key).unwrap();
         let (second, _) = answer(&key, &first).unwrap();
-        // A lender that does not have the key can at best repeat what one that has it said to
-        // somebody else.
+        // A lender without the key can at best repeat messages that a lender with the key has sent
+        // to another borrower.
         let (again, _) = Handshake::begin(&key).unwrap();
         assert!(again.finish(&second).is_err());
         assert!(handshake.finish(&[0; HANDSHAKE_BYTES]).is_err());
@@ -336,7 +333,7 @@ mod tests {
         let (second, _) = answer(&key, &first).unwrap();
         let borrower = handshake.finish(&second).unwrap();
         let hello = frame(&borrower, &drop_frame(1), &[1; 16]);
-        // All that was recorded, sent once more.
+        // All recorded bytes, sent once more.
         let (_, lender) = answer(&key, &first).unwrap();
         assert_eq!(open(&lender, &hello), Err(Malformed::Seal));
     }

@@ -1,11 +1,11 @@
-//! Connections of which it is not known yet who they are: few at once, and never so that they keep
-//! others out.
+//! The pre-authentication limiter: few connections at once may be without a handshake, and they
+//! never keep others out.
 
 use crate::address::Stream;
 use std::net::Shutdown;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Those at one door.
+/// The strangers of one listener.
 pub struct Strangers {
     max: usize,
     /// Oldest first.
@@ -14,7 +14,7 @@ pub struct Strangers {
 
 struct One {
     stream: Arc<Stream>,
-    /// It was told to go, and its thread has not ended yet.
+    /// It was shut down, and its thread has not ended yet.
     is_leaving: bool,
 }
 
@@ -25,14 +25,14 @@ pub struct Stranger<'a> {
 }
 
 impl Strangers {
-    /// Of so many at once. As many more may be about to leave.
+    /// For so many at once. As many more may be ending.
     pub const fn new(max: usize) -> Strangers {
         Strangers { max, all: Mutex::new(Vec::new()) }
     }
 
-    /// Lets one in. If there are too many then, the oldest is shut down: who has a key is through
-    /// in a few milliseconds, and who only holds connections open makes room. None: too many have
-    /// not left yet.
+    /// Accepts a stranger. If there are too many then, the oldest is shut down: a peer with a key
+    /// ends its handshake in a few milliseconds, and a connection that is only held open makes
+    /// room. `None`: too many have not ended yet.
     pub fn enter(&self, stream: &Arc<Stream>) -> Option<Stranger<'_>> {
         let mut all = self.lock();
         let mut staying: Vec<&mut One> = all.iter_mut().filter(|one| !one.is_leaving).collect();
@@ -83,7 +83,7 @@ mod tests {
         assert!(is_shut_down(0) && !is_shut_down(1) && !is_shut_down(2));
         let fourth = enter(3);
         assert!(fourth.is_some() && is_shut_down(1) && !is_shut_down(2));
-        // Two have not left yet. One more goes all the same: who comes again finds room.
+        // Two have not ended yet. One more is shut down nevertheless: the next attempt finds room.
         assert!(enter(4).is_none() && is_shut_down(2) && !is_shut_down(3));
         drop(first);
         assert!(enter(4).is_some());

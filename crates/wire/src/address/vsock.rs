@@ -1,9 +1,9 @@
 //! Sockets between a virtual machine and its host (AF_VSOCK, vsock(7)): addresses and streams, for
 //! which neither the standard library nor rustix has types.
 //!
-//! A machine has a number (CID) instead of an IP address; there are no names, and no delays to
-//! switch off. What is sent to a machine that has gone is an error soon, because its kernel, or its
-//! hypervisor, says so.
+//! A machine has a number (CID) instead of an IP address. There are no names, and no delays to
+//! switch off. Data for a machine that is gone soon causes an error, because its kernel or its
+//! hypervisor reports this.
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -15,11 +15,11 @@ use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-/// The CID of every machine: to listen on whatever this one is called (VMADDR_CID_ANY).
+/// The CID of every machine: to listen on any CID of this machine (VMADDR_CID_ANY).
 pub const CID_ANY: u32 = u32::MAX;
 /// This machine (VMADDR_CID_LOCAL).
 pub const CID_LOCAL: u32 = 1;
-/// Has the kernel choose a port (VMADDR_PORT_ANY).
+/// Makes the kernel choose a port (VMADDR_PORT_ANY).
 const PORT_ANY: u32 = u32::MAX;
 
 /// `struct sockaddr_vm` of linux/vm_sockets.h.
@@ -39,12 +39,12 @@ impl SocketAddressVm {
         SocketAddressVm { family: AddressFamily::VSOCK.as_raw(), reserved: 0, port, cid, flags: 0, zero: [0; 3] }
     }
 
-    /// None, if it is of another family.
+    /// `None` if it is of another family.
     fn from_any(address: &SocketAddrAny) -> Option<SocketAddressVm> {
         let fits = address.addr_len() as usize >= size_of::<SocketAddressVm>();
         (fits && address.address_family() == AddressFamily::VSOCK).then(|| {
-            // SAFETY: an address of this family, of which so many bytes are there, is a
-            // sockaddr_vm; every bit pattern is one.
+            // SAFETY: an address of this family with this many bytes is a sockaddr_vm; every bit
+            // pattern is valid.
             unsafe { address.as_ptr().cast::<SocketAddressVm>().read_unaligned() }
         })
     }
@@ -64,7 +64,7 @@ impl VsockStream {
     /// Connects within `timeout`; the kernel itself gives up after 2 seconds.
     ///
     /// # Errors
-    /// Those of the kernel; `TimedOut`.
+    /// Returns the kernel's errors; `TimedOut`.
     pub fn connect(cid: u32, port: u32, timeout: Duration) -> io::Result<VsockStream> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = rustix::net::socket_with(AddressFamily::VSOCK, SocketType::STREAM, flags, None)?;
@@ -86,18 +86,18 @@ impl VsockStream {
         self.0.try_clone().map(VsockStream)
     }
 
-    /// How long one read may wait.
+    /// The time limit of one read.
     pub fn set_read_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
         self.set_timeout(sockopt::Timeout::Recv, timeout)
     }
 
-    /// How long one write may wait.
+    /// The time limit of one write.
     pub fn set_write_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
         self.set_timeout(sockopt::Timeout::Send, timeout)
     }
 
     fn set_timeout(&self, which: sockopt::Timeout, timeout: Option<Duration>) -> io::Result<()> {
-        // As with the standard library's streams: to the kernel, 0 is no limit at all.
+        // An error, as with the standard library's streams: to the kernel, 0 means no limit.
         if timeout.is_some_and(|timeout| timeout.is_zero()) {
             return Err(io::ErrorKind::InvalidInput.into());
         }
@@ -172,7 +172,7 @@ impl VsockListener {
     /// Listens. With port 0 the kernel chooses one, from 1024 on (lower ones are for root).
     ///
     /// # Errors
-    /// Those of the kernel.
+    /// Returns the kernel's errors.
     pub fn bind(cid: u32, port: u32, backlog: i32) -> io::Result<VsockListener> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = rustix::net::socket_with(AddressFamily::VSOCK, SocketType::STREAM, flags, None)?;
@@ -183,15 +183,15 @@ impl VsockListener {
         Ok(VsockListener { socket, port: bound.port })
     }
 
-    /// The port, also where the kernel chose it.
+    /// The port, also if the kernel chose it.
     pub fn port(&self) -> u32 {
         self.port
     }
 
-    /// A connection; `WouldBlock` when none waits.
+    /// A connection; `WouldBlock` if none waits.
     ///
     /// # Errors
-    /// Those of the kernel.
+    /// Returns the kernel's errors.
     pub fn accept(&self) -> io::Result<VsockStream> {
         Ok(VsockStream(rustix::net::accept_with(&self.socket, SocketFlags::CLOEXEC)?))
     }
@@ -222,8 +222,8 @@ mod tests {
     use super::*;
     use crate::address::{Address, Stream};
 
-    /// Kernels without vsock, or without its loopback (CONFIG_VSOCKETS_LOOPBACK), say so when they
-    /// are asked: then that is what is looked at.
+    /// Kernels without vsock, or without its loopback (CONFIG_VSOCKETS_LOOPBACK), return an error:
+    /// then the test checks the error.
     #[test]
     fn a_machine_reaches_itself_or_is_told_why_not() {
         let listener = match VsockListener::bind(CID_ANY, 0, 8) {
@@ -248,7 +248,7 @@ mod tests {
                 return;
             }
         };
-        // Connected is accepted, here.
+        // Here the connection is accepted when the connect returns.
         let mut far = Stream::Vsock(listener.accept().unwrap());
         far.set_nonblocking(false).unwrap();
         assert!(far.peer().starts_with(&format!("vsock:{CID_LOCAL}:")), "{}", far.peer());
