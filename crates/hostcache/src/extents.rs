@@ -1,11 +1,11 @@
-//! Where the pages of a file are on the disk, as the file system has said. No I/O.
+//! The place of a file's pages on the disk, as the file system has reported it. No I/O.
 
 use hashbrown::HashMap;
 use hashbrown::hash_map::Entry;
 use page::PAGE_SIZE;
 use std::hash::Hash;
 
-/// A piece of a file that lies in one piece on the disk, in bytes.
+/// A contiguous piece of a file on the disk, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent {
     /// Where it begins in the file.
@@ -14,49 +14,48 @@ pub struct Extent {
     pub physical: u64,
     /// How long it is.
     pub len: u64,
-    /// Whether the file's bytes stand there as they are, now and until the file is changed.
+    /// Whether the disk has the file's plain bytes there, now and until the file is changed.
     pub is_plain: bool,
 }
 
-/// Where a page is.
+/// The place of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
     /// In one piece at this page of the disk.
     At(u64),
-    /// It may not be on the disk, or not for long, or not as it is: a hole, delayed allocation,
+    /// Not on the disk, not settled there, or not in plain form: a hole, delayed allocation,
     /// unwritten, encrypted, inline, shared.
     Unsettled,
     /// In several pieces, or across pages of the disk.
     Unaligned,
 }
 
-/// What is known of a file.
+/// The known extents of a file.
 #[derive(Clone, Debug, Default)]
 pub struct FileMap {
     /// In the order of the file, without overlaps.
     extents: Vec<Extent>,
-    /// Bytes of the file, from the beginning of one to the end of the other, that `extents` says
-    /// all about: in order, without overlaps.
+    /// Byte ranges of the file for which `extents` is complete: in order, without overlaps.
     asked: Vec<(u64, u64)>,
 }
 
-/// Extents of one file that are remembered. Beyond it all of them are forgotten, and asked for
-/// anew.
+/// The maximum number of stored extents of one file. Beyond it all of them are forgotten, and
+/// looked up again.
 pub const EXTENTS_MAX: usize = 4096;
 
 impl FileMap {
-    /// Whether it is known where the page is.
+    /// Whether the place of the page is known.
     pub fn knows(&self, index: u64) -> bool {
         let Some((start, end)) = bytes_of(index) else { return true };
         self.asked.iter().any(|(from, to)| *from <= start && end <= *to)
     }
 
-    /// The file system has said all about the bytes from `start` to `end`.
+    /// Stores everything that the file system has reported about the bytes from `start` to `end`.
     pub fn learn(&mut self, start: u64, end: u64, extents: &[Extent]) {
         if self.extents.len() + extents.len() > EXTENTS_MAX || self.asked.len() >= EXTENTS_MAX {
             *self = FileMap::default();
         }
-        // An extent may reach beyond what was asked about, and was heard of before then.
+        // An extent may reach beyond the requested range, and be known already.
         self.extents.retain(|old| {
             !extents.iter().any(|new| old.logical < new.logical + new.len && new.logical < old.logical + old.len)
         });
@@ -73,7 +72,7 @@ impl FileMap {
         });
     }
 
-    /// Where the page is. For one that is known.
+    /// The place of a page, which must be known.
     pub fn place(&self, index: u64) -> Place {
         let Some((start, end)) = bytes_of(index) else { return Place::Unsettled };
         let first = self.extents.partition_point(|extent| extent.logical + extent.len <= start);
@@ -102,13 +101,13 @@ impl FileMap {
     }
 }
 
-/// Files that are remembered, and what the file system has said of all of them since they were
-/// forgotten last: extents, and ranges that it was asked for. Beyond either all files are
-/// forgotten, and asked for anew.
+/// The maximum number of files. Other limits count the results of all files since they were
+/// forgotten last: extents, and requested ranges. Beyond any limit all files are forgotten, and
+/// looked up again.
 const FILES_MAX: usize = 4096;
 const LEARNED_MAX: usize = 1 << 17;
 
-/// What is known of the files of a file system, each as long as it has the same shape.
+/// The known extents of a file system's files, each valid as long as the file has the same shape.
 pub struct FileMaps<K, S> {
     files: HashMap<K, (S, FileMap)>,
     learned: usize,
@@ -121,7 +120,7 @@ impl<K, S> Default for FileMaps<K, S> {
 }
 
 impl<K: Eq + Hash, S: PartialEq> FileMaps<K, S> {
-    /// What is known of that file.
+    /// The known extents of that file.
     pub fn of(&mut self, key: K, shape: S) -> &mut FileMap {
         let is_full = self.files.len() >= FILES_MAX && !self.files.contains_key(&key);
         if is_full || self.learned >= LEARNED_MAX {
@@ -133,12 +132,12 @@ impl<K: Eq + Hash, S: PartialEq> FileMaps<K, S> {
         }
     }
 
-    /// The file system has said so much more.
+    /// Counts so many more results of the file system.
     pub fn learned(&mut self, count: usize) {
         self.learned += count;
     }
 
-    /// What is known of that file was of no use.
+    /// Forgets a file, because its extents were wrong.
     pub fn forget(&mut self, key: &K) {
         self.files.remove(key);
     }
@@ -220,7 +219,7 @@ mod tests {
         };
         assert!(!learn(0, 0, 3) && learn(0, 0, 3));
         assert!(!learn(0, 1, 3) && learn(0, 1, 3), "it has changed");
-        // Each file with all the extents that are remembered of one; and many files with one each.
+        // Each file with the maximum number of extents; and many files with one each.
         assert!((1..100).all(|file| !learn(file, 0, EXTENTS_MAX)));
         assert!(!learn(0, 1, 3), "forgotten meanwhile");
         assert!((100..100 + 2 * FILES_MAX as u32).all(|file| !learn(file, 0, 1)));

@@ -1,8 +1,8 @@
-//! The guest's side: tells its host what its kernel evicts from one file system, and what it reads
-//! into its page cache.
+//! The guest's side: sends its host the pages that its kernel evicts from one file system, and
+//! reports the pages that were read into its page cache.
 //!
-//! One thread does it all. Whatever fails, the guest has lost nothing: what does not reach the host
-//! is read from the disk as ever. Without a host there is no tap, so that evictions cost nothing.
+//! One thread does everything. A failure loses nothing: a page that does not reach the host is read
+//! from the disk as usual. Without a host there is no tap, so evictions cost nothing.
 
 use crate::extents::Place;
 use crate::volume::{InodeKey, Volume};
@@ -23,19 +23,19 @@ use wire::{DEMOTE_ITEMS_MAX, DemotedPage, Fate, Header, ITEMS_MAX, Kind, PageSpa
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U32, U64};
 
-/// Evicted pages that are looked up and sent together: 1 MiB.
+/// Evicted pages that are processed together: 1 MiB.
 const BATCH_PAGES: usize = 256;
-/// Pages sent that the host has not answered yet. More wait in the tap's ring, and when that is
+/// Sent pages that the host has not answered yet. More wait in the tap's ring, and when that is
 /// full they are left out.
 const UNANSWERED_PAGES_MAX: usize = 1024;
-/// Pages that were read and of which the host is not told yet. Of more it is not told: it keeps its
+/// Pages that were read and not reported to the host yet. More are not reported: the host keeps its
 /// copies until its kernel needs the room.
 const HELD_PAGES_MAX: usize = 1 << 16;
-/// How long a page that is being read may take until the host may let its copy go.
+/// Time that a READ of a page may take until the host may drop its copy.
 const READ_TIME: Duration = Duration::from_millis(250);
-/// How long an eviction is waited for.
+/// How long the guest waits for an eviction.
 const POLL: Duration = Duration::from_millis(50);
-/// How long the host may take to greet, to answer, and to take what is sent.
+/// Time limit of the host for the handshake, for an answer, and for receiving data.
 const ANSWER_LIMIT: Duration = Duration::from_secs(5);
 /// Pause between two attempts to reach the host: the first, and the longest.
 const RETRY: Duration = Duration::from_millis(500);
@@ -43,29 +43,29 @@ const RETRY_MAX: Duration = Duration::from_secs(30);
 
 macro_rules! statistics {
     ($($name:ident: $meaning:literal,)*) => {
-        /// What a guest has done since it was started, in pages but for `connects`.
+        /// Counters of a guest since its start, in pages except for `connects`.
         #[derive(Default)]
         pub struct Statistics {
             connected: AtomicBool,
             $(#[doc = $meaning] pub $name: AtomicU64,)*
         }
 
-        /// What a guest has done since it was started, to be shown.
+        /// Counters of a guest since its start, for display.
         #[derive(Clone, Copy, Debug, Default, Serialize)]
         pub struct Counts { $(#[doc = $meaning] pub $name: u64,)* }
 
         impl Counts {
-            /// Name and meaning of each number. All of them only grow.
+            /// Name and meaning of each counter. All of them only grow.
             pub const MEANINGS: &'static [(&'static str, &'static str)] = &[$((stringify!($name), $meaning),)*];
         }
 
         impl Statistics {
-            /// Whether the host is there.
+            /// Whether the host is connected.
             pub fn is_connected(&self) -> bool {
                 self.connected.load(Relaxed)
             }
 
-            /// As it is now.
+            /// The present values.
             pub fn counts(&self) -> Counts {
                 Counts { $($name: self.$name.load(Relaxed),)* }
             }
@@ -89,13 +89,13 @@ statistics! {
     held_pages: "read into the page cache, and the host was told",
 }
 
-/// What is told, to whom.
+/// The configuration of a guest.
 pub struct Config {
-    /// Where the host listens.
+    /// The address of the host.
     pub host: Address,
     /// The guest's own key.
     pub security: Security,
-    /// Whether the host is told what was read, so that it lets its copies go.
+    /// Whether the guest reports pages that were read, so that the host drops its copies.
     pub tells_held: bool,
     /// Memory for evicted pages that wait to be sent, in bytes, a power of two.
     pub ring_bytes: usize,
@@ -110,7 +110,7 @@ pub struct Stop {
 }
 
 impl Stop {
-    /// Has [`run`] return.
+    /// Makes [`run`] return.
     pub fn request(&self) {
         self.is_wanted.store(true, Relaxed);
         let _lock = self.lock.lock();
@@ -121,14 +121,14 @@ impl Stop {
         self.is_wanted.load(Relaxed)
     }
 
-    /// Waits so long, or until it is wanted.
+    /// Waits for this time, or until the stop is requested.
     fn wait(&self, time: Duration) {
         let mut lock = self.lock.lock();
         self.told.wait_while_for(&mut lock, |()| !self.is_wanted(), time);
     }
 }
 
-/// Tells the host until it is stopped, and reaches it again whenever it was lost.
+/// Serves the host until the stop is requested, and reconnects whenever the connection was lost.
 pub fn run(volume: &mut Volume, config: &Config, statistics: &Statistics, stop: &Stop) {
     let mut pause = RETRY;
     while !stop.is_wanted() {
@@ -139,7 +139,7 @@ pub fn run(volume: &mut Volume, config: &Config, statistics: &Statistics, stop: 
             Err(error) => tracing::warn!(host = %config.host, "no host: {error}; trying again"),
         }
         stop.wait(pause);
-        // One that was there is looked for often.
+        // A host that was connected before is tried often.
         pause = if was_there { RETRY } else { (pause * 2).min(RETRY_MAX) };
     }
 }
@@ -156,14 +156,14 @@ fn serve(volume: &mut Volume, config: &Config, statistics: &Statistics, stop: &S
         false => BpfTap::load(target, config.ring_bytes).map(|tap| (tap, None)),
     }
     .map_err(failed)?;
-    // From here on nothing that is evicted is missed.
+    // From here on no eviction is missed.
     statistics.connects.fetch_add(1, Relaxed);
     statistics.connected.store(true, Relaxed);
     tracing::info!(host = %config.host, "host found: it is given what is evicted");
     let mut sender = Sender { volume, statistics, link, batch: Vec::new(), bytes: Vec::new(), held: Held::default() };
     let (mut captured_before, mut full_before) = (0, 0);
     while !stop.is_wanted() {
-        // First what was read: what is evicted is mostly older.
+        // First the pages that were read: evicted ones are mostly older.
         if let Some(added) = &mut added {
             sender.tell_held(added)?;
         }
@@ -186,7 +186,7 @@ fn serve(volume: &mut Volume, config: &Config, statistics: &Statistics, stop: &S
     Ok(())
 }
 
-/// A page that was evicted, whose bytes are in that place of the batch.
+/// An evicted page, whose bytes are in that place of the batch.
 struct Evicted {
     key: InodeKey,
     index: u64,
@@ -198,7 +198,7 @@ struct Sender<'a> {
     statistics: &'a Statistics,
     link: Link,
     batch: Vec<Evicted>,
-    /// Their bytes, in the order in which they came.
+    /// The bytes, in the order of arrival.
     bytes: Vec<Page>,
     held: Held,
 }
@@ -214,10 +214,10 @@ impl Sender<'_> {
         if self.batch.len() < BATCH_PAGES { Ok(()) } else { self.flush() }
     }
 
-    /// Sends what was evicted.
+    /// Sends the evicted pages.
     fn flush(&mut self) -> io::Result<()> {
         let mut batch = std::mem::take(&mut self.batch);
-        // By file; of a page that was evicted twice the later one last.
+        // By file; if a page was evicted twice, the later one last.
         batch.sort_by_key(|evicted| (evicted.key, evicted.index));
         let statistics = self.statistics;
         for of_file in batch.chunk_by(|one, next| one.key == next.key) {
@@ -228,7 +228,7 @@ impl Sender<'_> {
                     statistics.deleted_pages.fetch_add(of_file.len() as u64, Relaxed);
                     continue;
                 }
-                // A file that cannot be looked at is no reason to leave the others.
+                // A file that cannot be read does not stop the others.
                 Err(error) => {
                     tracing::debug!(inode = of_file[0].key.inode, %error, "cannot find a file's place on the disk");
                     statistics.unsettled_pages.fetch_add(of_file.len() as u64, Relaxed);
@@ -252,7 +252,7 @@ impl Sender<'_> {
         Ok(())
     }
 
-    /// Says what was read a while ago, and is cached still.
+    /// Reports pages that were read a while ago, and are still cached.
     fn tell_held(&mut self, added: &mut AddedTap) -> io::Result<()> {
         let now = Instant::now();
         added.take(&mut |added| self.held.added(now, &added))?;
@@ -279,12 +279,12 @@ impl Sender<'_> {
     }
 }
 
-/// Pages that were added to the page cache lately, and not evicted since.
+/// Pages that were added to the page cache recently, and not evicted since.
 #[derive(Default)]
 struct Held {
-    /// In the order in which they came.
+    /// In the order of arrival.
     order: VecDeque<(Instant, InodeKey, u64)>,
-    /// When each came last.
+    /// When each page was added last.
     since: HashMap<(InodeKey, u64), Instant>,
 }
 
@@ -304,7 +304,7 @@ impl Held {
         self.since.remove(&(key, index));
     }
 
-    /// Takes those that came before.
+    /// Removes and returns the pages that were added before.
     fn read_before(&mut self, before: Instant) -> Vec<(InodeKey, u64)> {
         let mut read = Vec::new();
         while let Some((came, key, index)) = self.order.front().copied().filter(|(came, ..)| *came <= before) {
@@ -324,7 +324,7 @@ struct Link {
     channel: Channel,
     reader: FrameReader,
     outgoing: Outgoing,
-    /// Pages of the frame that is being made, and whose they are.
+    /// Pages of the frame that is being made, and their files.
     items: Vec<u8>,
     keys: Vec<InodeKey>,
     request: u64,
@@ -358,7 +358,7 @@ impl Link {
         sent
     }
 
-    /// Has a page sent with the next ones.
+    /// Adds a page to the next frame.
     fn demote(&mut self, key: InodeKey, index: u64, page: &Page) -> io::Result<()> {
         self.items.extend_from_slice(DemotedPage { index: U64::new(index), bytes: *page }.as_bytes());
         self.keys.push(key);
@@ -381,7 +381,7 @@ impl Link {
         self.send()
     }
 
-    /// Sends what is left. Returns how many pages were sent since the last time.
+    /// Sends the rest. Returns how many pages were sent since the last call.
     fn send_demoted(&mut self) -> io::Result<usize> {
         self.end_frame()?;
         Ok(std::mem::take(&mut self.sent))
@@ -397,13 +397,13 @@ impl Link {
         Ok(())
     }
 
-    /// Takes the answers that are there, and waits until no more than so many pages are unanswered.
+    /// Receives the available answers, and waits until no more than so many pages are unanswered.
     fn receive(&mut self, statistics: &Statistics, volume: &mut Volume, most: usize) -> io::Result<()> {
         let mut deadline = Instant::now() + ANSWER_LIMIT;
         loop {
             match self.reader.look(|kind| kind == Kind::Demoted).map_err(failed)? {
                 Some(found) => {
-                    // It is slow, perhaps, but there.
+                    // The host may be slow, but it is alive.
                     deadline = Instant::now() + ANSWER_LIMIT;
                     let frame = self.reader.take(found).map_err(failed)?;
                     let answered = self.unanswered.pop_front();

@@ -1,8 +1,9 @@
-//! The host's side: takes what guests evict, and has it in the page cache of their images.
+//! The host's side: receives the pages that guests evict, and puts them into the page cache of
+//! their images.
 //!
-//! A connection is one guest's, with a thread of its own, and can do nothing to any image but that
-//! guest's. What it can cost is bounded: guests are known by name, each has one connection, and a
-//! frame at a time is dealt with.
+//! A connection belongs to one guest and has a thread of its own. It can change nothing of any
+//! image except that guest's. Its costs are bounded: guests are identified, each has one
+//! connection, and one frame at a time is processed.
 
 use mount::Mount;
 use mount::images::{Image, Placing};
@@ -33,35 +34,35 @@ use wire::strangers::Strangers;
 use wire::{DemotedPage, Fate, Header, Kind, PageSpan};
 use zerocopy::FromBytes;
 
-/// How long a guest may take for the rest of a frame that it has begun, or to take an answer.
+/// Time limit of a guest for the rest of a frame, and for receiving an answer.
 const FRAME_LIMIT: Duration = Duration::from_secs(10);
-/// How the names of threads begin that open images through the mount: killed, they may wait for an
-/// answer that only a successor can give.
+/// Prefix of the names of threads that open images through the mount: when the daemon is killed,
+/// they may wait for an answer that only a successor can give.
 pub const THREADS: &str = "puma-guest";
-/// Connections that are being greeted at once. When one more comes, the oldest goes.
+/// The maximum number of handshakes in progress. When one more begins, the oldest is ended.
 const STRANGERS_MAX: usize = 16;
 /// Pause after a connection could not be accepted.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// How long [`Host::stop`] waits until nobody listens any more: the thread that does is woken, and
-/// has nothing else to do.
+/// How long [`Host::stop`] waits until the listener is closed: its thread is woken, and has nothing
+/// else to do.
 const CLOSE_LIMIT: Duration = Duration::from_secs(1);
-/// Pages that one message may say to have been read; of more nothing is heard.
+/// The maximum number of pages in a report of read pages; more are ignored.
 const HELD_PAGES_MAX: u32 = 1 << 16;
 
-/// What a disk image begins with that is not the disk's bytes as they are.
+/// The first bytes of disk images that are not raw.
 const FORMATS: [(&[u8], &str); 5] =
     [(b"QFI\xfb", "qcow2"), (b"KDMV", "VMDK"), (b"conectix", "VHD"), (b"vhdxfile", "VHDX"), (b"QED\0", "QED")];
 
 /// A guest and its disk.
 #[derive(Clone)]
 pub struct Guest {
-    /// Its image, below the mountpoint.
+    /// Its image, relative to the mountpoint.
     pub image: PathBuf,
-    /// Its key. None: whoever can connect is this guest, and there is no other.
+    /// Its key. `None`: any peer that can connect is this guest, and there is no other.
     pub key: Option<PoolKey>,
 }
 
-/// What a host does with what it is given.
+/// The configuration of a host.
 pub struct Config {
     /// Its guests.
     pub guests: Vec<Guest>,
@@ -69,35 +70,35 @@ pub struct Config {
     pub placing: Placing,
     /// Whether copies stay when the guest has read them.
     pub keeps: bool,
-    /// Pages of one guest that may be in the page cache because it has evicted them.
+    /// The maximum number of one guest's evicted pages in the page cache.
     pub pages_max: Option<u64>,
 }
 
-/// Why a host cannot serve.
+/// The reason why a host cannot serve.
 #[derive(Debug)]
 pub enum Problem {
-    /// An image is not there, or cannot be read.
+    /// An image does not exist, or cannot be read.
     NoImage {
         /// Its name.
         image: PathBuf,
-        /// What happened.
+        /// The error.
         source: io::Error,
     },
-    /// The places of the guest's disk are not those of the image.
+    /// Places on the guest's disk differ from those in the image.
     Format {
         /// Its name.
         image: PathBuf,
-        /// What it is.
+        /// The format.
         format: &'static str,
     },
-    /// Without keys it is not known who is who.
+    /// Without keys the guests cannot be identified.
     Ambiguous,
     /// Two guests have the same image, or the same key.
     Twice {
         /// The image of the second one.
         image: PathBuf,
     },
-    /// The threads cannot be started, or told.
+    /// The threads cannot be started or stopped.
     Start(io::Error),
 }
 
@@ -132,16 +133,16 @@ impl std::error::Error for Problem {}
 
 macro_rules! statistics {
     ($($name:ident: $meaning:literal,)*) => {
-        /// What was done with what a guest has sent.
+        /// Counters of the results for one guest's pages.
         #[derive(Default)]
         struct Statistics { $($name: AtomicU64,)* }
 
-        /// What was done with what a guest has sent, to be shown.
+        /// The status of a guest, for display.
         #[derive(Clone, Debug, Serialize)]
         pub struct Status {
             /// Its image.
             pub image: String,
-            /// Why it is not served, if it is not.
+            /// The reason why it is not served, if it is not.
             pub problem: Option<String>,
             /// Whether it is connected.
             pub connected: bool,
@@ -149,8 +150,8 @@ macro_rules! statistics {
         }
 
         impl Status {
-            /// Name and meaning of each number. `placed_pages` is how it is now, the others only
-            /// grow.
+            /// Name and meaning of each number. `placed_pages` is the present value, the others
+            /// only grow.
             pub const MEANINGS: &'static [(&'static str, &'static str)] = &[$((stringify!($name), $meaning),)*];
         }
 
@@ -178,15 +179,16 @@ statistics! {
 
 struct Known {
     guest: Guest,
-    /// Why it is not served. The beginning of an image is the guest's to write: what it says there
-    /// is no reason to leave the others.
+    /// The reason why it is not served. The guest can write the beginning of its image, so a
+    /// problem there must not stop the others.
     problem: Option<Problem>,
     statistics: Statistics,
-    /// A guest that comes and goes all the time must not fill the log.
+    /// A guest that connects and disconnects all the time must not fill the log.
     log: Complaints,
-    /// Where there is a limit: what was put into the page cache, oldest first.
+    /// If there is a limit: the pages in the page cache, oldest first.
     placed: Mutex<Placed>,
-    /// Its connection, numbered, so that one that ends takes no other one's away.
+    /// Its connection, with a number, so that the end of one connection does not remove another
+    /// one.
     connection: Mutex<Option<(u64, Arc<Stream>)>>,
 }
 
@@ -199,34 +201,34 @@ struct Shared {
     stopping: AtomicBool,
 }
 
-/// The socket at which guests are listened to.
+/// The listening socket for guests.
 enum Listening {
-    /// Nobody serves it yet.
+    /// No thread serves it yet.
     Idle(Listener),
-    /// A thread does.
+    /// A thread serves it.
     Served,
-    /// It is closed, and its file gone.
+    /// It is closed, and its file removed.
     Closed,
 }
 
 /// A host that listens.
 pub struct Host {
     shared: Shared,
-    /// Until it is served.
+    /// The listener, until it is served.
     listener: Mutex<Listening>,
-    /// It is closed.
+    /// Signalled when it is closed.
     closed: Condvar,
     address: Address,
-    /// Written to, it has the host stop.
+    /// A pipe; writing to it stops the host.
     stop: (OwnedFd, OwnedFd),
 }
 
 impl Host {
-    /// Looks at the images. Guests wait until [`Host::run`]. Those whose image cannot be used are
+    /// Checks the images. Guests wait until [`Host::run`]. Guests whose image cannot be used are
     /// not served.
     ///
     /// # Errors
-    /// When no image can be used, or guests cannot be told apart.
+    /// Fails if no image can be used, or guests cannot be distinguished.
     pub fn new(mount: Arc<Mount>, mut config: Config, listener: Listener) -> Result<Host, Problem> {
         let guests = std::mem::take(&mut config.guests);
         if guests.len() > 1 && guests.iter().any(|guest| guest.key.is_none()) {
@@ -269,12 +271,12 @@ impl Host {
         Ok(Host { shared, listener, closed: Condvar::new(), address, stop })
     }
 
-    /// Where it listens, with the port that the kernel chose.
+    /// The address, with the port that the kernel chose.
     pub fn address(&self) -> &Address {
         &self.address
     }
 
-    /// Each guest.
+    /// The status of each guest.
     pub fn status(&self) -> Vec<Status> {
         let status = |known: &Known| {
             let image = known.guest.image.to_string_lossy().into_owned();
@@ -284,8 +286,8 @@ impl Host {
         self.shared.known.iter().map(status).collect()
     }
 
-    /// Has [`Host::run`] return, and ends all connections. Nobody listens any more when it returns,
-    /// and the socket's file is gone.
+    /// Makes [`Host::run`] return, and ends all connections. When it returns, the listener is
+    /// closed, and the socket's file is removed.
     pub fn stop(&self) {
         self.shared.stopping.store(true, Relaxed);
         let _ = rustix::io::write(&self.stop.1, b"s");
@@ -307,8 +309,8 @@ impl Host {
         }
     }
 
-    /// Serves guests until it is stopped, and all their connections have ended: none has an image
-    /// open then. To be called once.
+    /// Serves guests until it is stopped, and all their connections have ended: then no connection
+    /// has an image open. Call it once.
     pub fn run(&self) {
         let listener = {
             let mut listening = self.listener.lock();
@@ -345,7 +347,7 @@ impl Host {
     }
 }
 
-/// Only a raw image has the guest's bytes where the guest's disk has them.
+/// Only a raw image has the guest's bytes at the places of the guest's disk.
 fn check_format(mount: &Mount, guest: &Guest) -> Result<(), Problem> {
     let no_image = |source| Problem::NoImage { image: guest.image.clone(), source };
     mount.image(&guest.image).map_err(no_image)?;
@@ -363,7 +365,7 @@ impl Shared {
         let stream = Arc::new(stream);
         let Some(stranger) = self.strangers.enter(&stream) else { return }; // Closed without a word: words cost more.
         let connection = move || {
-            // Images, which it opens, may be another user's.
+            // The images that this thread opens may be another user's.
             confine(Work::Placing, confined::FILES);
             let greeted = self.greet(&stream);
             drop(stranger);
@@ -374,11 +376,11 @@ impl Shared {
             }
             let _ = stream.shutdown(Shutdown::Both);
         };
-        // Without a thread it is closed.
+        // Without a thread the connection is closed.
         let _ = std::thread::Builder::new().name(THREADS.into()).spawn_scoped(connections, connection);
     }
 
-    /// Finds out which guest it is.
+    /// Identifies the guest.
     fn greet(&self, stream: &Stream) -> Result<Greeted, Broken> {
         let keys: Vec<Option<&PoolKey>> = self.known.iter().map(|known| known.guest.key.as_ref()).collect();
         let greeted = named::greet(stream, &keys, wire::ROLE_GUEST, "pumapool host-cache guest")?;
@@ -392,7 +394,7 @@ impl Shared {
     fn serve(&self, nth: usize, stream: &Arc<Stream>, channel: Channel, reader: FrameReader) {
         let known = &self.known[nth];
         let number = self.connections.fetch_add(1, Relaxed);
-        // The newest connection is the guest: the one before may be of a guest that was killed.
+        // The newest connection is the guest's: the one before may be from a guest that was killed.
         if let Some((_, before)) = known.connection.lock().replace((number, stream.clone())) {
             let _ = before.shutdown(Shutdown::Both);
         }
@@ -430,7 +432,7 @@ impl Session<'_> {
     fn run(&mut self) -> Result<(), Broken> {
         let mut outgoing = Outgoing::default();
         let problem = Broken::Io;
-        // Open for as long as there is something to do with it.
+        // The image is open as long as there is work on it.
         let mut opened = None;
         while !self.shared.stopping.load(Relaxed) {
             let may_come = |kind| kind == Kind::Demote || kind == Kind::Held;
@@ -468,7 +470,7 @@ impl Session<'_> {
         Ok(())
     }
 
-    /// Receives more. Between two frames a guest may take as long as it likes.
+    /// Receives more bytes. Between two frames there is no time limit.
     fn wait_for_frame(&mut self) -> Result<(), Broken> {
         if self.reader.is_empty() {
             let mut fds = [PollFd::new(self.stream, PollFlags::IN)];
@@ -484,10 +486,10 @@ impl Session<'_> {
     }
 }
 
-/// Pages that the guest has evicted. Says what became of each.
+/// Processes pages that the guest has evicted. Answers with the result for each.
 fn demoted(shared: &Shared, known: &Known, image: &Image, pages: &[DemotedPage]) -> io::Result<Vec<Fate>> {
     let placed = &mut known.placed.lock();
-    // In the order of the disk; of a page that comes twice the later one counts.
+    // In the order of the disk; if a page comes twice, the later one counts.
     let mut order: Vec<usize> = (0..pages.len()).collect();
     order.sort_by_key(|at| pages[*at].index.get());
     let mut fates = vec![Fate::Missed; pages.len()];
@@ -525,11 +527,11 @@ fn demoted(shared: &Shared, known: &Known, image: &Image, pages: &[DemotedPage])
     Ok(fates)
 }
 
-/// Pages in the order in which they were placed, of each the last time.
+/// Pages in the order in which they were placed, each at its last time.
 #[derive(Default)]
 struct Placed {
     order: VecDeque<(u32, u64)>,
-    /// When each page was placed last.
+    /// The last time that each page was placed.
     last: HashMap<u32, u64>,
     count: u64,
 }
@@ -541,7 +543,7 @@ impl Placed {
         self.last.insert(index, self.count);
     }
 
-    /// What was placed before all others that are left.
+    /// Removes and returns the page that was placed before all others.
     fn take_oldest(&mut self) -> Option<u32> {
         while let Some((index, at)) = self.order.pop_front() {
             // Unless it was placed again since.
@@ -554,12 +556,12 @@ impl Placed {
     }
 }
 
-/// Takes the oldest pages away, if the guest has as many as it may.
+/// Drops the oldest pages, if the guest has reached its limit.
 fn make_room(shared: &Shared, known: &Known, image: &Image, pages: u64, placed: &mut Placed) -> io::Result<()> {
     let Some(pages_max) = shared.config.pages_max else { return Ok(()) };
     let room = pages_max.saturating_sub(pages);
-    // Those that the guest has read, and those that were placed again since, are in the list as
-    // well: it has a limit of its own.
+    // The list also contains pages that the guest has read, and pages that were placed again since:
+    // it has a limit of its own.
     while image.placed_pages() > room || placed.order.len() as u64 > pages_max.saturating_mul(2) {
         let Some(oldest) = placed.take_oldest() else { break };
         if image.take_back(oldest)? {

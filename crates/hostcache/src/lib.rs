@@ -1,9 +1,9 @@
-//! A host's page cache, filled by what its guests evict (Sugimoto, Kourai and Yamaguchi; Wong and
+//! A host's page cache, filled by its guests' evictions (Sugimoto, Kourai and Yamaguchi; Wong and
 //! Wilkes' DEMOTE).
 //!
-//! Of two page caches one above the other the lower one holds what the upper one has just read, and
-//! hardly ever hits. Here the guest gives its host what it evicts, and says what it has read; so
-//! that the two hold different things.
+//! If one page cache lies under another, the lower one holds the pages that the upper one has just
+//! read, and hardly ever hits. Here the guest sends its host the pages that it evicts, and reports
+//! the pages that it has read. So the two caches hold different pages.
 //!
 //! ```text
 //! guest:  eviction ─▶ tap ─▶ file offset ─▶ place on the disk (FIEMAP) ─┐
@@ -11,9 +11,9 @@
 //! host:   page cache of the image ◀─ READ ◀─ "will need" ◀─ is it what the image holds? ◀─┘
 //! ```
 //!
-//! What must never happen: that a guest's page is believed for anything but that it is what the
-//! image holds anyway (`mount::images`). So nothing that a guest says, or says too late, can change
-//! a byte of any read; what a mapping says that is out of date is a page that finds no use.
+//! What must never happen: the host uses a guest's page that differs from the image's present
+//! content (`mount::images`). So no message of a guest, however wrong or late, can change a byte of
+//! any read. An outdated mapping causes a page that is useless.
 
 mod extents;
 pub mod guest;

@@ -1,4 +1,4 @@
-//! A file system of the guest, and its disk: which page of a file is where.
+//! A file system of the guest, and its disk: the place of each page of a file.
 
 use crate::extents::{Extent, FileMaps, Place};
 use page::PAGE_SIZE;
@@ -9,12 +9,12 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Bytes of a file whose extents are asked for at once.
+/// Bytes of a file whose extents are requested at once.
 const ASKED_BYTES: u64 = 64 << 20;
-/// Extents that one call returns at the most.
+/// The maximum number of extents that one call returns.
 const CALL_EXTENTS: usize = 256;
 
-/// An inode for good: numbers are used again, with another generation.
+/// A permanent identity of an inode: numbers are used again, with another generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct InodeKey {
     /// `i_ino`.
@@ -23,33 +23,33 @@ pub struct InodeKey {
     pub generation: u32,
 }
 
-/// Why what a file system evicts cannot be given to the host.
+/// The reason why a file system's evicted pages cannot be sent to the host.
 #[derive(Debug)]
 pub enum Problem {
-    /// The mountpoint cannot be looked at.
+    /// The mountpoint cannot be read.
     Unreadable {
-        /// Which it is.
+        /// The mountpoint.
         mountpoint: PathBuf,
-        /// What happened.
+        /// The error.
         source: io::Error,
     },
-    /// It is on no disk, or on something between it and its disk.
+    /// It is on no disk, or on a layer between it and its disk.
     NoDisk {
-        /// Which it is.
+        /// The mountpoint.
         mountpoint: PathBuf,
-        /// What it is on.
+        /// The device.
         on: String,
     },
-    /// Its partition begins within a page.
+    /// Its partition begins in the middle of a page.
     Unaligned {
         /// Bytes before it.
         offset_bytes: u64,
     },
     /// Its inodes cannot be opened by their numbers.
     NoHandles {
-        /// Which it is.
+        /// The mountpoint.
         mountpoint: PathBuf,
-        /// What was found.
+        /// The error.
         detail: String,
     },
 }
@@ -84,7 +84,7 @@ impl fmt::Display for Problem {
 
 impl std::error::Error for Problem {}
 
-/// How the file system writes an inode's number and generation into a file handle.
+/// The format of an inode's number and generation in a file handle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum HandleForm {
     /// FILEID_INO32_GEN.
@@ -105,17 +105,17 @@ struct RawHandle {
     bytes: [u8; HANDLE_BYTES_MAX],
 }
 
-/// A file system and what is known of its files.
+/// A file system and the extents of its files.
 pub struct Volume {
     root: OwnedFd,
     device: u64,
-    /// Pages of the disk in front of the file system.
+    /// Pages of the disk before the file system.
     first_page: u64,
     form: HandleForm,
     files: FileMaps<InodeKey, Shape>,
 }
 
-/// What moves when a file's extents do.
+/// Attributes that change when a file's extents do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Shape {
     ctime: (i64, i64),
@@ -133,7 +133,7 @@ impl Volume {
     /// The file system that is mounted there.
     ///
     /// # Errors
-    /// When its pages cannot be followed to a disk.
+    /// Fails if its pages cannot be mapped to a disk.
     pub fn open(mountpoint: &Path) -> Result<Volume, Problem> {
         let unreadable = |error: io::Error| Problem::Unreadable { mountpoint: mountpoint.to_owned(), source: error };
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -148,7 +148,7 @@ impl Volume {
         let (form, generation) = handle_form(&root, stat.st_ino).map_err(no_handles)?;
         let first_page = offset_bytes / PAGE_SIZE as u64;
         let volume = Volume { root, device: stat.st_dev, first_page, form, files: FileMaps::default() };
-        // Whether we may.
+        // Whether this process has the right to open inodes.
         match volume.open_inode(InodeKey { inode: stat.st_ino, generation }) {
             Ok(Some(_)) => Ok(volume),
             Ok(None) => Err(no_handles("its own root is not found by its handle".into())),
@@ -161,13 +161,13 @@ impl Volume {
         self.device
     }
 
-    /// Where pages of a file are on the disk; none if the file is there no more. What the file
-    /// system has said before counts as long as the file looks the same. Where it has moved bytes
-    /// without a trace (online defragmentation), what is returned is a place where they were:
+    /// The places of a file's pages on the disk; `None` if the file no longer exists. Earlier
+    /// results of the file system are valid as long as the file looks the same. If the file system
+    /// has moved bytes without a trace (online defragmentation), the result is an earlier place:
     /// [`Volume::forget`] it.
     ///
     /// # Errors
-    /// Those of the file system, and of a missing right.
+    /// Returns the errors of the file system, and of a missing right.
     pub fn places(&mut self, key: InodeKey, indexes: &[u64]) -> io::Result<Option<Vec<Place>>> {
         let Some(file) = self.open_inode(key)? else {
             self.files.forget(&key);
@@ -190,14 +190,14 @@ impl Volume {
         };
         let places: io::Result<Vec<Place>> = indexes.iter().map(|index| place(*index)).collect();
         self.files.learned(learned);
-        // A mapping that is not settled says nothing of the next look.
+        // A mapping that is not settled must be looked up again.
         if places.as_ref().map_or(true, |places| places.contains(&Place::Unsettled)) {
             self.files.forget(&key);
         }
         places.map(Some)
     }
 
-    /// What is known of the file was of no use.
+    /// Forgets a file, because its extents were wrong.
     pub fn forget(&mut self, key: InodeKey) {
         self.files.forget(&key);
     }
@@ -217,7 +217,7 @@ impl Volume {
                 (raw.len, raw.kind) = (12, XFS_FILEID_INO64_GEN);
             }
         }
-        // What waits for nobody, and leaves no trace in the file.
+        // Flags that wait for nothing, and leave no trace in the file.
         let flags = libc::O_RDONLY | libc::O_NONBLOCK | libc::O_NOATIME | libc::O_NOFOLLOW | libc::O_CLOEXEC;
         // SAFETY: `raw` is a complete struct file_handle that outlives the call.
         let fd = unsafe { libc::syscall(libc::SYS_open_by_handle_at, self.root.as_raw_fd(), &raw mut raw, flags) };
@@ -233,7 +233,7 @@ impl Volume {
     }
 }
 
-/// How this file system makes handles, from that of its root.
+/// The format of this file system's handles, from that of its root.
 fn handle_form(root: &OwnedFd, inode: u64) -> Result<(HandleForm, u32), String> {
     let mut raw = RawHandle { len: HANDLE_BYTES_MAX as u32, kind: 0, bytes: [0; HANDLE_BYTES_MAX] };
     let mut mount = 0i32;
@@ -261,7 +261,7 @@ fn handle_form(root: &OwnedFd, inode: u64) -> Result<(HandleForm, u32), String> 
     }
 }
 
-/// Bytes of the disk in front of the device: 0 for a whole disk. Or what else it is.
+/// Bytes of the disk before the device: 0 for a whole disk. Otherwise a description of the device.
 fn disk_offset(device: u64) -> Result<u64, String> {
     if major(device) == 0 {
         return Err("no block device".into());
@@ -316,12 +316,11 @@ struct FiemapExtent {
 /// `_IOWR('f', 11, struct fiemap)`, whose size is that without extents.
 const FS_IOC_FIEMAP: libc::Ioctl = 0xC020_660B_u32 as libc::Ioctl;
 const FIEMAP_EXTENT_LAST: u32 = 1;
-/// All but LAST and MERGED: what is unknown, delayed, encoded, encrypted, not aligned, inline, in a
-/// tail, unwritten or shared, and whatever kernels after this one say.
+/// All but LAST and MERGED: unknown, delayed, encoded, encrypted, not aligned, inline, in a tail,
+/// unwritten or shared extents, and flags of later kernels.
 const NOT_PLAIN: u32 = !(FIEMAP_EXTENT_LAST | 0x1000);
 
-/// What the file system says of the bytes from `start` on: up to which it has said all, and its
-/// extents.
+/// Reads the extents from `start` on. Returns the end of the complete range, and the extents.
 fn extents(file: impl AsFd, start: u64, end: u64) -> io::Result<(u64, Vec<Extent>)> {
     let none = FiemapExtent { logical: 0, physical: 0, length: 0, reserved64: [0; 2], flags: 0, reserved: [0; 3] };
     let mut map = Box::new(Fiemap {
@@ -333,7 +332,7 @@ fn extents(file: impl AsFd, start: u64, end: u64) -> io::Result<(u64, Vec<Extent
         reserved: 0,
         extents: [none; CALL_EXTENTS],
     });
-    // SAFETY: `map` is a struct fiemap with room for as many extents as it says.
+    // SAFETY: `map` is a struct fiemap with room for as many extents as it states.
     if unsafe { libc::ioctl(file.as_fd().as_raw_fd(), FS_IOC_FIEMAP, &raw mut *map) } != 0 {
         return Err(io::Error::last_os_error());
     }
@@ -345,7 +344,7 @@ fn extents(file: impl AsFd, start: u64, end: u64) -> io::Result<(u64, Vec<Extent
         is_plain: extent.flags & NOT_PLAIN == 0,
     });
     let told = match found.last() {
-        // There may be more.
+        // There may be more extents.
         Some(last) if found.len() == CALL_EXTENTS && last.flags & FIEMAP_EXTENT_LAST == 0 => {
             last.logical.saturating_add(last.length).min(end)
         }

@@ -1,5 +1,4 @@
-//! What a host does with pages that guests say they have evicted: real mounts, real sockets, and a
-//! guest that says what it likes.
+//! Tests of a host: real mounts, real sockets, and a guest that sends arbitrary messages.
 
 use borrower::Borrower;
 use fastrand::Rng;
@@ -108,7 +107,7 @@ fn read(file: &File, index: usize) -> [u8; PAGE_SIZE] {
     page
 }
 
-/// A guest that says what it likes.
+/// A guest that sends arbitrary messages.
 struct Says {
     stream: Stream,
     channel: Channel,
@@ -149,8 +148,8 @@ impl Says {
         Ok(frame.body.to_vec())
     }
 
-    /// Has it that these pages were evicted; those that a machine that stood still has missed once
-    /// more.
+    /// Sends evicted pages, and returns the results. Pages that the kernel has missed because the
+    /// machine stood still are sent once more.
     fn demote(&mut self, pages: &[(usize, [u8; PAGE_SIZE])]) -> Vec<Fate> {
         let mut fates = self.demote_once(pages);
         let all_came = wait_until(PATIENCE, || {
@@ -182,7 +181,7 @@ impl Says {
         fates
     }
 
-    /// Has it that these pages were read. What is demoted next is dealt with behind it.
+    /// Reports that pages were read. The host processes later evictions after this.
     fn held(&mut self, first: usize, pages: u32) {
         let span = PageSpan { first: U64::new(first as u64), pages: U32::new(pages) };
         let mut out = Outgoing::default();
@@ -207,7 +206,7 @@ fn what_the_image_holds_is_cached_and_nothing_else() {
     let mut guest = Says::connect(&images, None).unwrap();
     assert_eq!(guest.demote(&[(200, page_of(200, 0))]), [Fate::Unknown], "never read");
 
-    // Read, and evicted here: from the guest it comes back, and from nowhere else.
+    // Read, and evicted here: the page comes back from the guest, and from nowhere else.
     (0..PAGES).for_each(|index| assert!(read(&file, index) == page_of(index, 0)));
     evict(&file);
     assert_eq!(images.cached("disk"), 0);
@@ -228,7 +227,7 @@ fn what_the_image_holds_is_cached_and_nothing_else() {
     good.iter().for_each(|(index, page)| assert!(read(&file, *index) == *page));
     assert_eq!(images.below_pages(), below, "nothing was read below");
 
-    // What the guest has read again is let go.
+    // The host drops pages that the guest has read again.
     guest.held(0, 4);
     assert_eq!(guest.demote(&[]), []);
     assert!(wait_until(PATIENCE, || images.host.status()[0].held_pages == 4));
@@ -255,7 +254,8 @@ fn a_page_that_was_written_is_known_as_it_was_written() {
     }
     let images = Images::start(test, alone("disk"), |_| {});
     let file = images.image("disk");
-    // What is read ahead may be read after the change beside the mount was seen, and is known then.
+    // Read-ahead may read pages after the external change was seen, and their hashes are known
+    // then.
     rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::Random).unwrap();
     let mut guest = Says::connect(&images, None).unwrap();
     (0..PAGES).for_each(|index| assert!(read(&file, index) == page_of(index, 0)));
@@ -269,8 +269,7 @@ fn a_page_that_was_written_is_known_as_it_was_written() {
     );
     assert!(read(&file, 8) == page_of(8, 5) && read(&file, 9) == page_of(9, 5));
 
-    // A discard takes the bytes away; so does whoever changes the image beside the mount, once that
-    // was seen.
+    // A discard removes the bytes; so does an external change of the image, once it was seen.
     let hole = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
     rustix::fs::fallocate(&file, hole, 10 * PAGE_SIZE as u64, PAGE_SIZE as u64).unwrap();
     evict(&file);
@@ -299,7 +298,7 @@ fn the_papers_way_writes_what_is_there() {
     assert_eq!(guest.demote(&[(5, page_of(5, 0)), (6, page_of(6, 1))]), [Fate::Stored, Fate::Differs]);
     assert_eq!(images.cached("disk"), 1);
     assert_ne!(fs::metadata(images.scratch.path().join("below/disk")).unwrap().modified().unwrap(), before);
-    // What somebody has changed beside the mount is not written over.
+    // An external change is not overwritten.
     let below = File::options().write(true).open(images.scratch.path().join("below/disk")).unwrap();
     below.write_all_at(&page_of(9, 7), 9 * PAGE_SIZE as u64).unwrap();
     assert_eq!(guest.demote(&[(9, page_of(9, 0))]), [Fate::Differs]);
@@ -324,7 +323,7 @@ fn a_limit_takes_the_oldest_away_and_copies_may_stay() {
     assert!(guest.demote(&all).iter().all(|fate| *fate == Fate::Stored));
     let cached = images.cached("disk");
     assert!((40 - wire::DEMOTE_ITEMS_MAX as u64..=40).contains(&cached), "{cached}");
-    // A guest that comes back has what it had, and no more.
+    // A guest that comes back has its earlier pages, and no others.
     drop(guest);
     let mut guest = Says::connect(&images, None).unwrap();
     evict(&file);
@@ -340,8 +339,8 @@ fn a_limit_takes_the_oldest_away_and_copies_may_stay() {
     assert!(images.host.status()[0].limited_pages >= PAGES as u64 - 40);
 }
 
-/// A guest that writes its disk, and a liar that says it had evicted what was there before: whoever
-/// reads gets what was written.
+/// A guest that writes its disk, and a liar that sends the content from before as evicted: every
+/// reader gets the written bytes.
 #[test]
 fn no_page_hides_what_was_written() {
     const STORED_MIN: usize = 150;
@@ -362,8 +361,8 @@ fn no_page_hides_what_was_written() {
                 scope.spawn(move || {
                     let file = images.image("disk");
                     let mut random = Rng::with_seed(seed ^ writer as u64);
-                    // Each has pages of its own, side by side with the others', and knows what it
-                    // has written there.
+                    // Each thread has pages of its own, next to the others' pages, and remembers
+                    // what it has written there.
                     let mut rounds = [0u8; HOT_PAGES];
                     while !ended.load(Ordering::Relaxed) {
                         let nth = random.usize(..HOT_PAGES);
@@ -441,7 +440,7 @@ fn a_guest_has_its_own_image_and_no_other() {
         let Err(refusal) = Says::connect(&images, stranger) else { panic!("a stranger is welcome") };
         assert!(refusal.contains("key"), "{refusal}");
     }
-    // The newest connection is the guest.
+    // The newest connection is the guest's.
     let mut again = Says::connect(&images, Some(&keys[1])).unwrap();
     assert_eq!(again.demote(&[(6, page_of(6, 0))]), [Fate::Stored]);
     assert!(two.next(Kind::Demoted).is_err(), "its older connection is ended");
@@ -470,7 +469,7 @@ fn what_cannot_be_served_is_told() {
     let mut two = alone("disk");
     two.extend(alone("more"));
     assert!(problem(two, "disk").contains("key of its own"));
-    // One that cannot be served leaves the others.
+    // A guest that cannot be served does not affect the others.
     let keyed = |name: &str, byte| Guest { image: name.into(), key: Some(PoolKey::new([byte; 32])) };
     let bad_first = |config: &mut Config| config.guests[0].image = "other.qcow2".into();
     let images = Images::try_start(test, vec![keyed("disk", 1), keyed("more", 2)], bad_first).unwrap();

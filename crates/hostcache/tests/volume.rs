@@ -1,4 +1,4 @@
-//! Where the pages of real files are, by the bytes that the disk has there.
+//! Checks the places of real files' pages against the bytes of the disk.
 
 use hostcache::{InodeKey, Place, Problem, Volume};
 use page::PAGE_SIZE;
@@ -9,7 +9,7 @@ use testbed::Scratch;
 
 const PAGES: u64 = 600;
 
-/// The file system of the temporary directory, if it is one that can be followed to its disk.
+/// The file system of the temporary directory, if its pages can be mapped to its disk.
 fn volume(test: &str, scratch: &Scratch) -> Option<Volume> {
     if !rustix::process::geteuid().is_root() {
         testbed::skip(test, "not root");
@@ -17,7 +17,7 @@ fn volume(test: &str, scratch: &Scratch) -> Option<Volume> {
     }
     match Volume::open(scratch.path()) {
         Ok(volume) => Some(volume),
-        // Which disk this machine has is not the test's to choose.
+        // The test cannot choose the machine's disk.
         Err(problem @ (Problem::NoDisk { .. } | Problem::Unaligned { .. } | Problem::NoHandles { .. })) => {
             eprintln!("SKIPPED {test}: {problem}");
             None
@@ -46,11 +46,11 @@ fn write(path: &Path, round: u8) -> File {
     file
 }
 
-/// The disk below a directory, read past the page cache.
+/// The disk of a directory, read past the page cache.
 struct Disk(File);
 
 impl Disk {
-    /// None where even root may not read it.
+    /// `None` if even root may not read it.
     fn of(path: &Path) -> Option<Disk> {
         let device = fs::metadata(path).unwrap().dev();
         let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
@@ -60,7 +60,7 @@ impl Disk {
         }
         let numbers = fs::read_to_string(folder.join("dev")).unwrap();
         let (major, minor) = numbers.trim().split_once(':').unwrap();
-        // The machine may have no node for it.
+        // The machine may have no device node for it.
         let node = path.join("disk");
         let device = rustix::fs::makedev(major.parse().unwrap(), minor.parse().unwrap());
         let (kind, mode) = (rustix::fs::FileType::BlockDevice, rustix::fs::Mode::RUSR);
@@ -110,13 +110,13 @@ fn pages_are_where_the_file_system_says() {
     check(&mut volume, 0);
     check(&mut volume, 0);
 
-    // Elsewhere on the disk, perhaps: what was known is not believed.
+    // Perhaps at another place of the disk: the earlier result is not used.
     fs::write(&path, b"").unwrap();
     write(&scratch.path().join("between"), 9).sync_all().unwrap();
     write(&path, 1).sync_all().unwrap();
     check(&mut volume, 1);
 
-    // What is behind the end is nowhere, nor is a hole, nor what was reserved and not written.
+    // A page behind the end has no place, nor has a hole, nor reserved space that was not written.
     assert_eq!(volume.places(key, &[PAGES, u64::MAX]).unwrap().unwrap(), [Place::Unsettled; 2]);
     rustix::fs::fallocate(
         &file,
@@ -132,7 +132,7 @@ fn pages_are_where_the_file_system_says() {
         "{places:?}"
     );
 
-    // Written, and nowhere yet.
+    // Written, and without a place yet.
     let fresh = scratch.path().join("fresh");
     let _file = write(&fresh, 2);
     let places = volume.places(key_of(&fresh), &indexes).unwrap().unwrap();

@@ -1,12 +1,13 @@
-//! A process whose memory is placed, for tests/vm/numa: threads, each on a processor, that use
-//! memory and look after every byte.
+//! A process for tests/vm/numa whose memory is placed: each thread is bound to a processor, uses
+//! memory and checks every byte.
 //!
 //!   probe REPORT MIB local|first|shared
 //!
-//! MIB are each thread's part. `local`: each thread touches its own first, and uses it; `first`:
-//! the first thread touches all of it; `shared`: that too, and all threads use all. On SIGUSR1 it
-//! writes where each page is, as the kernel says (get_mempolicy(2)), to REPORT; on SIGUSR2 the
-//! threads free their parts and take new ones first. It ends when a byte is not what it was.
+//! MIB is each thread's part. With `local` each thread touches its own part first, and uses it.
+//! With `first` the first thread touches all of it. With `shared` the first thread touches all of
+//! it, and all threads use all. On SIGUSR1 the process writes the node of each page, as the kernel
+//! reports it (get_mempolicy(2)), to REPORT. On SIGUSR2 the threads free their parts and take new
+//! ones first. The process ends when a byte has a wrong value.
 
 use signal_hook::consts::{SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::Signals;
@@ -18,13 +19,13 @@ use std::time::Duration;
 const PAGE: usize = 4096;
 const HUGE_PAGE: usize = 2 << 20;
 const WORDS: usize = PAGE / 8;
-/// Between two rounds of a thread: other programs are to run, too.
+/// Between two rounds of a thread, so that other programs can run.
 const PAUSE: Duration = Duration::from_millis(5);
 const MPOL_F_NODE: libc::c_int = 1;
 const MPOL_F_ADDR: libc::c_int = 2;
 
-/// Memory of so many pages, from an address on that huge pages begin at: two threads have none
-/// together.
+/// Memory of so many pages. It begins at an address where a huge page can begin, so no two threads
+/// share one.
 struct Part(usize, usize, usize);
 
 impl Part {
@@ -47,7 +48,7 @@ impl Part {
 
     fn check(&self) {
         for page in 0..self.1 {
-            // It stays the same; but it is written.
+            // The value stays the same; but it is written.
             let word = self.word(page).load(SeqCst);
             self.word(page).store(word, SeqCst);
             assert_eq!(word, self.0 + page * WORDS, "a page is not what it was");
@@ -86,18 +87,18 @@ impl Drop for Part {
 
 fn node_of_this_thread() -> u32 {
     let (mut cpu, mut node) = (0u32, 0u32);
-    // SAFETY: it writes the two numbers.
+    // SAFETY: the kernel writes the two numbers.
     unsafe { libc::syscall(libc::SYS_getcpu, &raw mut cpu, &raw mut node, std::ptr::null_mut::<u8>()) };
     node
 }
 
 fn main() {
     let arguments: Vec<String> = std::env::args().collect();
-    // What follows is for others to see.
+    // Other programs read the following output.
     let [_, report, mib, mode, ..] = &arguments[..] else { panic!("probe REPORT MIB local|first|shared") };
     let pages = mib.parse::<usize>().unwrap() << 20 >> 12;
     let cpus = std::thread::available_parallelism().unwrap().get();
-    // Taken by the first thread; touched by those that `mode` says.
+    // The first thread allocates the memory; `mode` determines which threads touch it.
     let parts: Vec<RwLock<Part>> = (0..cpus).map(|_| RwLock::new(Part::new(pages))).collect();
     if mode != "local" {
         pin(0);

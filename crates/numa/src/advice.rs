@@ -1,5 +1,4 @@
-//! What guests say they need, and what they are granted. The door; what is granted is
-//! [`crate::placing`]'s to decide.
+//! Requests of guests for a policy: the listener. [`crate::placing`] decides about them.
 
 use crate::Policy;
 use std::io;
@@ -19,40 +18,41 @@ use wire::strangers::{Stranger, Strangers};
 use wire::{Advice, Kind, Refused};
 use zerocopy::FromBytes;
 
-/// How long a guest may take to say something, and the host to answer.
+/// Time limit of a guest for a request, and of the host for an answer.
 const ANSWER_LIMIT: Duration = Duration::from_secs(5);
-/// What was asked for so long ago is not taken any more: within the rest, who asked hears that it
-/// was not.
+/// Requests older than this are not processed any more: within the remaining time the guest
+/// receives a refusal.
 const TAKE_LIMIT: Duration = Duration::from_secs(4);
 const TICK: Duration = Duration::from_millis(250);
-/// Guests that are listened to at once.
+/// The maximum number of connected guests.
 const CONNECTIONS_MAX: usize = 16;
-/// Connections that are being greeted at once, beside those. When one more comes, the oldest goes.
+/// The maximum number of handshakes in progress, in addition to those. When one more begins, the
+/// oldest is ended.
 const STRANGERS_MAX: usize = 16;
 /// Pause after a connection could not be accepted.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// Asked, and not answered yet.
+/// The maximum number of unanswered requests.
 pub const ASKED_MAX: usize = 16;
 
-/// A guest's advice.
+/// A guest's request.
 pub struct Asked {
     /// Its index among the keys.
     pub guest: usize,
-    /// What it needs.
+    /// The requested policy.
     pub policy: Policy,
-    /// Whether it is granted, or why not.
+    /// Whether it is granted, or the reason why not.
     pub answer: SyncSender<Result<(), String>>,
     since: Instant,
 }
 
 impl Asked {
-    /// Whether it is too late to take it: who asked is told that the host has too much to do.
+    /// Whether it is too late to process it: the guest is told that the host has too much to do.
     pub fn is_late(&self) -> bool {
         self.since.elapsed() > TAKE_LIMIT
     }
 }
 
-/// Listens to guests for as long as somebody takes what they ask.
+/// Serves guests as long as a receiver takes their requests.
 pub fn listen(listener: &Listener, keys: &[Option<PoolKey>], asked: &SyncSender<Asked>) {
     let (connections, strangers) = (AtomicUsize::new(0), Strangers::new(STRANGERS_MAX));
     std::thread::scope(|scope| {
@@ -71,7 +71,7 @@ pub fn listen(listener: &Listener, keys: &[Option<PoolKey>], asked: &SyncSender<
                         }
                         let _ = stream.shutdown(Shutdown::Both);
                     };
-                    // Without a thread it is closed.
+                    // Without a thread the connection is closed.
                     let _ = std::thread::Builder::new().name("puma-advice".into()).spawn_scoped(scope, serve);
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
@@ -124,10 +124,10 @@ fn hear(stream: &Stream, greeted: Greeted, asked: &SyncSender<Asked>) -> Result<
     send(stream, frame.bytes(), ANSWER_LIMIT)
 }
 
-/// Tells the host what this machine needs.
+/// Sends the host this machine's request.
 ///
 /// # Errors
-/// When the host is not there, or does not grant it: then with its words.
+/// Fails if the host cannot be reached, or refuses: then with its text.
 pub fn advise(host: &Address, security: &Security, policy: Policy) -> io::Result<()> {
     let mut joined = named::join(host, security, wire::ROLE_ADVISER, ANSWER_LIMIT, TICK)?;
     let mut advice = Advice { policy: [0; 16] };

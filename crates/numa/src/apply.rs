@@ -1,5 +1,5 @@
-//! Has a process's memory spread: looks at what is there, and moves what is elsewhere than it is to
-//! be, no faster than it may.
+//! Spreads a process's memory: reads the present places, and moves pages to others, within the rate
+//! limit.
 
 use crate::process::{Moved, Process, Unit};
 use crate::spread::{Placed, Spread};
@@ -9,40 +9,40 @@ use serde::Serialize;
 use std::collections::BTreeMap;
 use std::io;
 
-/// Moved at once: the process waits for some of it while it is on its way.
+/// Units that are moved at once: the process waits for some of them meanwhile.
 const BATCH_UNITS: usize = 512;
 const BATCH_PAGES: u64 = (64 << 20) / PAGE_BYTES;
 
-/// What there is to say on a machine of one node.
+/// The message on a machine with one node.
 pub const ONE_NODE: &str = "this machine has one node: memory cannot be nearer or farther, and nothing is done";
 
-/// What was done, in pages of 4 KiB.
+/// The result, in pages of 4 KiB.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Applied {
-    /// There.
+    /// All present pages.
     pub pages: u64,
-    /// Of them, brought to another node.
+    /// Those that were moved to another node.
     pub moved_pages: u64,
-    /// To be moved, but somebody was using them just then.
+    /// Those that could not be moved because they were in use.
     pub busy_pages: u64,
-    /// To be moved, but other processes have them, too.
+    /// Those that could not be moved because other processes share them.
     pub shared_pages: u64,
-    /// To be moved, but their node is full.
+    /// Those that could not be moved because their node is full.
     pub full_pages: u64,
-    /// To be moved, but the kernel would not.
+    /// Those that the kernel refused to move.
     pub refused_pages: u64,
-    /// Nodes that were full.
+    /// The full nodes.
     pub full_nodes: Vec<NodeId>,
-    /// Where they are now.
+    /// Pages on each node now.
     pub pages_by_node: BTreeMap<NodeId, u64>,
 }
 
-/// Spreads what a process has now over the nodes. `pace` is told after each batch how many bytes
-/// were moved in it, and 0 where nothing of some thousand pages was to be moved; it may wait, and
-/// false ends it all.
+/// Spreads a process's present memory over the nodes. After each batch it calls `pace` with the
+/// number of bytes that were moved, and with 0 if none of some thousand pages had to be moved.
+/// `pace` may wait, and returns false to stop.
 ///
 /// # Errors
-/// When the process has ended, or may not be looked at or changed.
+/// Fails if the process has ended, or may not be read or changed.
 pub fn spread(
     process: &Process,
     policy: Policy,
@@ -51,7 +51,7 @@ pub fn spread(
 ) -> io::Result<Applied> {
     let mut applied = Applied::default();
     let Some(mut spread) = Spread::new(policy, nodes) else { return Ok(applied) };
-    // Huge pages first: what they leave uneven the small ones even out.
+    // Huge pages first: small ones then even out the rest.
     for huge in [true, false] {
         for area in process.areas()? {
             let goes_on = process.units(area, &mut |units| {
@@ -135,17 +135,16 @@ fn window(
     Ok(true)
 }
 
-/// The nodes over which a process's memory may be: those that have memory, and that its cpuset
-/// allows.
+/// The nodes that a process's memory may use: those that have memory, and that its cpuset permits.
 ///
 /// # Errors
-/// When the process has ended.
+/// Fails if the process has ended.
 pub fn usable_nodes(process: &Process, nodes: &[Node]) -> io::Result<Vec<NodeId>> {
     let allowed = process.allowed_nodes()?;
     Ok(nodes.iter().filter(|node| node.memory_bytes > 0 && allowed.contains(&node.id)).map(|node| node.id).collect())
 }
 
-/// Why a process's memory cannot be placed so, in one line. None: it can.
+/// The reason in one line why a process's memory cannot be placed with this policy. `None`: it can.
 pub fn obstacle(process: &Process, policy: Policy, nodes: &[Node], usable: &[NodeId]) -> Option<String> {
     match usable {
         _ if nodes.len() == 1 => Some(ONE_NODE.to_owned()),
@@ -170,7 +169,7 @@ mod tests {
         assert!(!usable.is_empty());
         let applied = spread(&process, Policy::Round4k, &usable[..1], &mut |_| true).unwrap();
         assert!(applied.pages > 10, "{applied:?}");
-        // With one node in use, all is there already, but where the kernel has spread it itself.
+        // With one usable node everything is there already, unless the kernel has spread it itself.
         if nodes.len() == 1 {
             assert_eq!(applied.moved_pages, 0, "{applied:?}");
         }

@@ -1,9 +1,9 @@
-//! Carrefour (Dashti and others, ASPLOS 2013), as the thesis has it: pages that one node uses go
-//! there; where one controller has too much to do, pages that several nodes use are spread. Nothing
-//! is replicated: that needs the kernel.
+//! Carrefour (Dashti and others, ASPLOS 2013), in the thesis's version: it moves pages that one
+//! node uses to that node; if one controller is overloaded, it spreads pages that several nodes
+//! use. It replicates nothing, which would need the kernel.
 //!
-//! It works in periods of a second. What it knows are samples: a page, the node that used it, the
-//! node where it is. It moves no more than its budget, and rests when moving does not help.
+//! It works in periods of a second. Its input is samples: a page, the node that used it, the node
+//! where it is. It moves no more than its budget, and rests when moving does not help.
 
 use crate::{Move, NodeId};
 use hashbrown::HashMap;
@@ -12,46 +12,47 @@ use hashbrown::HashMap;
 pub const ACCESSES_PER_US_MIN: f64 = 50.0;
 /// Standard deviation of the controllers' loads over their mean, above which pages are spread.
 pub const IMBALANCE_MAX: f64 = 0.35;
-/// Once pages are being spread, they are until it is as low as this. (The paper has the one
-/// threshold; just below that, the busiest controller still has half as much again to do as the
-/// mean: in the simulation what all share took 18 % longer than spread evenly.)
+/// Once pages are being spread, this continues until the imbalance is this low. (The paper has one
+/// threshold. Just below it, the busiest controller still has half as much again to do as the mean:
+/// in the simulation memory that all threads share took 18 % longer than when spread evenly.)
 pub const IMBALANCE_DONE: f64 = 0.10;
-/// Share of accesses to the own node below which pages are moved to who uses them.
+/// Share of near accesses below which pages are moved to their users.
 pub const LOCALITY_MIN: f64 = 0.80;
-/// Once pages are being moved there, they are until it is as high as this. (The paper has the one
-/// threshold; with it, of what one had allocated for all, an eighth stayed far from its users.)
+/// Once pages are being moved there, this continues until the share is this high. (The paper has
+/// one threshold. With it, an eighth of the memory that one thread had allocated for all stayed far
+/// from its users.)
 pub const LOCALITY_DONE: f64 = 0.95;
 
-/// Samples of a page that say who uses it. The paper takes two; but of a page that all of 8 nodes
-/// use, two are of the same node by chance once in 8 times, and each such page would go somewhere
-/// for nothing. Four are, once in 512.
+/// The number of samples of a page that determine its user. The paper takes two. But if all of 8
+/// nodes use a page, two samples are of the same node by chance once in 8 times, and each such page
+/// would be moved in vain. With four this happens once in 512 times.
 pub const SAMPLES_MIN: u32 = 4;
-/// Samples are kept for so many periods, and for as many again where the newer ones are too few:
-/// who uses a page changes.
+/// Samples are kept for so many periods, and for as many again if the newer ones are too few: the
+/// users of a page change.
 pub const WINDOW_PERIODS: u32 = 4;
-/// Pages of which something is known at the most. Of more, nothing is until others are forgotten.
+/// The maximum number of recorded pages. More are ignored until others are forgotten.
 pub const PAGES_MAX: usize = 1 << 18;
-/// Periods in which moving has to help, and what help is: locality or imbalance better by so much.
+/// Periods in which moving has to help, and the minimum improvement of locality or imbalance.
 pub const HELP_PERIODS: u32 = 5;
 /// See [`HELP_PERIODS`].
 pub const HELP_MIN: f64 = 0.02;
-/// Rest after it did not, in periods: the first time, and at the most.
+/// Rest after moving did not help, in periods: the first, and the maximum.
 pub const REST_PERIODS: u32 = 15;
 /// See [`REST_PERIODS`].
 pub const REST_PERIODS_MAX: u32 = 240;
 
-/// A page was used.
+/// A sample of an access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sample {
-    /// Which.
+    /// The page.
     pub page: u64,
-    /// By a processor of this node.
+    /// The node of the processor.
     pub node: NodeId,
-    /// And was on this one.
+    /// The node of the page.
     pub home: NodeId,
 }
 
-/// What is known of a period beside the samples.
+/// Other input of a period.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Period {
     /// Accesses to memory in a microsecond, if there are counters of them.
@@ -60,43 +61,43 @@ pub struct Period {
     pub budget_pages: usize,
 }
 
-/// How things are.
+/// The state of the target.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Figures {
     /// Standard deviation of the controllers' loads over their mean.
     pub imbalance: f64,
     /// Share of accesses to the own node.
     pub locality: f64,
-    /// How many it was told from.
+    /// The number of samples of these figures.
     pub samples: usize,
 }
 
-/// What it does, and why.
+/// The state of Carrefour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
-    /// There is too little to see.
+    /// There are too few accesses.
     Idle,
-    /// All is well.
+    /// Nothing has to be moved.
     Content,
     /// Pages are moved.
     Works,
-    /// It did not help: so many periods are left.
+    /// Moving did not help: so many periods of rest are left.
     Rests(u32),
 }
 
-/// What is to be done.
+/// The decision of a period.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Decision {
     /// In this order, no more than the budget.
     pub moves: Vec<Move>,
-    /// What it was decided from.
+    /// The figures behind the decision.
     pub figures: Figures,
-    /// What it does.
+    /// The state.
     pub state: State,
 }
 
-/// Samples that say how things are: fewer are kept for the next periods, as long as those of pages
-/// are.
+/// The minimum number of samples for figures. Fewer samples are kept for the next periods, as long
+/// as those of pages are.
 const SAMPLES_SEEN_MIN: usize = 64;
 
 /// Samples of periods that had too few.
@@ -108,10 +109,10 @@ struct Seen {
     periods: u32,
 }
 
-/// Of one target: a process, or a virtual machine.
+/// Carrefour for one target: a process, or a virtual machine.
 pub struct Carrefour {
     nodes: Vec<NodeId>,
-    /// Samples of each page by each of the nodes, and where it is.
+    /// Samples of each page by each of the nodes, and the page's node.
     pages: HashMap<u64, Use>,
     periods: u32,
     window_periods: u32,
@@ -120,7 +121,8 @@ pub struct Carrefour {
     is_spreading: bool,
     /// Locality was below [`LOCALITY_MIN`], and not up to [`LOCALITY_DONE`] since.
     is_gathering: bool,
-    /// When pages began to be moved without help so far: how it was then, and for how many periods.
+    /// Set when pages began to be moved and it has not helped so far: the figures at that time, and
+    /// the number of periods.
     trial: Option<(Figures, u32)>,
     rest: u32,
     rest_next: u32,
@@ -128,13 +130,13 @@ pub struct Carrefour {
 }
 
 struct Use {
-    /// Samples of this window by each node, and behind them those of the window before.
+    /// Samples of this window by each node, followed by those of the window before.
     by_node: Box<[u8]>,
     home: NodeId,
 }
 
 impl Use {
-    /// The newest samples that are enough to say who uses the page.
+    /// The newest samples that are enough to determine the page's user.
     fn counts(&self) -> Option<Vec<u32>> {
         let (now, before) = self.by_node.split_at(self.by_node.len() / 2);
         let now: Vec<u32> = now.iter().map(|count| u32::from(*count)).collect();
@@ -145,7 +147,7 @@ impl Use {
 }
 
 impl Carrefour {
-    /// For memory that may be on these nodes. What is spread is spread at random, from `seed`.
+    /// For memory that may be on these nodes. Spread pages get random nodes, from `seed`.
     pub fn new(nodes: &[NodeId], seed: u64) -> Carrefour {
         Carrefour {
             nodes: nodes.to_vec(),
@@ -168,12 +170,12 @@ impl Carrefour {
         self.window_periods = WINDOW_PERIODS.max(periods.saturating_mul(SAMPLES_MIN.div_ceil(2)));
     }
 
-    /// A period has ended. `samples` are the target's, `all` those of every target of the machine
-    /// by the node where the page was, in the order of the nodes: a controller is loaded whoever
-    /// loads it.
+    /// Ends a period. `samples` are the target's. `all` has the samples of every target of the
+    /// machine by the node of the page, in the order of the nodes: a controller is loaded by all
+    /// targets.
     ///
     /// # Panics
-    /// When `all` has not one number for each node.
+    /// Panics if `all` does not have one number for each node.
     pub fn decide(&mut self, samples: &[Sample], all: &[u64], period: Period) -> Decision {
         assert_eq!(all.len(), self.nodes.len());
         self.remember(samples);
@@ -243,7 +245,7 @@ impl Carrefour {
         }
     }
 
-    /// Whether pages were moved for a while, and nothing came of it.
+    /// Whether pages were moved for a while without effect.
     fn is_in_vain(&mut self, now: Figures) -> bool {
         let Some((before, periods)) = &mut self.trial else {
             self.trial = Some((now, 0));
@@ -260,10 +262,10 @@ impl Carrefour {
 
     fn choose(&mut self, all: &[u64], spreads: bool, gathers: bool, budget_pages: usize) -> Vec<Move> {
         let mean = all.iter().sum::<u64>() as f64 / all.len() as f64;
-        // What each controller has to take, or to give, until all have the same.
+        // The load that each controller has to take, or to give, until all are equal.
         let mut room: Vec<f64> = all.iter().map(|load| (mean - *load as f64).max(0.0)).collect();
         let mut moves = Vec::new();
-        // Those that are used most first; by number, so that the same samples give the same moves.
+        // The most used pages first; then by number, so that equal samples give equal moves.
         let mut known: Vec<(u32, u64, Vec<u32>)> = self
             .pages
             .iter()
@@ -278,11 +280,11 @@ impl Carrefour {
             let users = counts.iter().filter(|count| **count > 0).count();
             let home = self.nodes.iter().position(|node| *node == used.home);
             let unburdens = spreads && home.is_none_or(|home| all[home] as f64 > mean);
-            // What is near its only user does not burden another controller, either.
+            // A page near its only user does not burden another controller, either.
             let to = if users == 1 && (gathers || unburdens) {
                 counts.iter().position(|count| *count > 0)
             } else if users > 1 && unburdens {
-                // To the controllers that have the least to do.
+                // To the controllers with the least load.
                 let total: f64 = room.iter().sum();
                 let mut at = self.random.f64() * total;
                 let chosen = room.iter().position(|room| {
@@ -322,7 +324,7 @@ mod tests {
         NODES.map(|node| samples.iter().filter(|sample| sample.home == node).count() as u64)
     }
 
-    /// Pages that are on node 0, each used eight times: by the nodes that `users` says.
+    /// Pages on node 0, each used eight times, by the nodes that `users` returns.
     fn used_by(pages: u64, users: impl Fn(u64, u64) -> NodeId) -> Vec<Sample> {
         let samples = (0..pages).flat_map(|page| (0..8).map(move |nth| (page, nth)));
         samples.map(|(page, nth)| Sample { page, node: users(page, nth), home: 0 }).collect()
@@ -348,7 +350,7 @@ mod tests {
             at[one.to as usize] += 1;
         }
         assert!(at.iter().all(|pages| (90..=110).contains(pages)), "{at:?}");
-        // The budget is kept, whatever there is to do.
+        // The budget holds, however much there is to do.
         let small = Period { budget_pages: 7, ..PERIOD };
         assert_eq!(Carrefour::new(&NODES, 1).decide(&samples, &loads(&samples), small).moves.len(), 7);
     }
@@ -373,7 +375,7 @@ mod tests {
         let samples = used_by(100, |page, _| (page % 4) as NodeId);
         let mut carrefour = Carrefour::new(&NODES, 1);
         let mut decide = || carrefour.decide(&samples, &loads(&samples), PERIOD);
-        // Nothing of what is moved is ever elsewhere.
+        // The moved pages never appear elsewhere.
         let works = (0..100).take_while(|_| decide().state == State::Works).count();
         assert_eq!(works as u32, HELP_PERIODS);
         let rests = (0..100).take_while(|_| decide().moves.is_empty()).count();

@@ -1,4 +1,4 @@
-//! Carrefour over a real process: samples come in, and pages are moved, a period at a time.
+//! Carrefour for a real process: it collects samples and moves pages, a period at a time.
 
 use crate::carrefour::{Carrefour, Decision, Period, Sample};
 use crate::process::{Moved, Process, Unit};
@@ -8,14 +8,14 @@ use hashbrown::HashMap;
 use serde::Serialize;
 use std::io;
 
-/// Accesses of a period that are looked at; of more, nothing is known.
+/// The maximum number of accesses of a period; more are ignored.
 const ACCESSES_MAX: usize = 1 << 16;
 
-/// Faults in a second, on average, that a process may have so that its accesses are seen, where we
-/// have it fault: all of its pages are protected at once, and the more it has, the less often.
+/// The maximum number of faults a second, on average, that sampling causes in a process. All of its
+/// pages are protected at once: the more it has, the less often.
 const FAULTS_PER_S_MAX: u64 = 20_000;
 
-/// A process that Carrefour looks after.
+/// A process that Carrefour manages.
 pub struct Followed {
     process: Process,
     nodes: Vec<NodeId>,
@@ -23,23 +23,23 @@ pub struct Followed {
     accesses: Vec<Access>,
     /// Periods until its pages are protected again.
     protected_for: u64,
-    /// What was done so far.
+    /// The results so far.
     pub done: Done,
 }
 
-/// In pages of 4 KiB, but for `samples`.
+/// In pages of 4 KiB, except for `samples`.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub struct Done {
-    /// Accesses that were seen.
+    /// Sampled accesses.
     pub samples: u64,
     /// Moved to another node.
     pub moved_pages: u64,
-    /// To be moved, but the kernel would not.
+    /// Pages that the kernel refused to move.
     pub kept_pages: u64,
 }
 
 impl Followed {
-    /// Whose memory may be on these nodes.
+    /// A process whose memory may be on these nodes.
     pub fn new(process: Process, nodes: &[NodeId]) -> Followed {
         let carrefour = Carrefour::new(nodes, u64::from(process.pid()));
         Followed {
@@ -57,10 +57,10 @@ impl Followed {
         &self.process
     }
 
-    /// A period of a second begins, in which its accesses are to be seen.
+    /// Begins a period of a second, in which the process's accesses are sampled.
     ///
     /// # Errors
-    /// When the process has ended, or may not be changed.
+    /// Fails if the process has ended, or may not be changed.
     pub fn begin_period(&mut self, source: Source) -> io::Result<()> {
         self.protected_for = self.protected_for.saturating_sub(1);
         if source == Source::Writes && self.protected_for == 0 {
@@ -71,20 +71,20 @@ impl Followed {
         Ok(())
     }
 
-    /// One of its accesses.
+    /// Adds one of its accesses.
     pub fn accessed(&mut self, access: Access) {
         if self.accesses.len() < ACCESSES_MAX {
             self.accesses.push(access);
         }
     }
 
-    /// What was accessed in the period that ends, and where it is.
+    /// The pages that were accessed in the period that ends, and their nodes.
     ///
     /// # Errors
-    /// When the process has ended, or may not be looked at.
+    /// Fails if the process has ended, or may not be read.
     pub fn samples(&mut self) -> io::Result<Vec<Sample>> {
         let accesses = std::mem::take(&mut self.accesses);
-        // Of a folio of many pages all are one: it is moved as one.
+        // All pages of a folio count as one, because it is moved as one.
         let folios = self.process.folios()?;
         let mut heads: HashMap<u64, Option<u64>> = HashMap::new();
         let mut used: Vec<(u64, NodeId)> = Vec::with_capacity(accesses.len());
@@ -108,11 +108,11 @@ impl Followed {
         Ok(used.into_iter().filter_map(sample).collect())
     }
 
-    /// Decides, and moves. `all` are the samples of all targets by the node where the page was, in
-    /// the order of the nodes.
+    /// Decides, and moves. `all` has the samples of all targets by the node of the page, in the
+    /// order of the nodes.
     ///
     /// # Errors
-    /// When the process has ended, or may not be changed.
+    /// Fails if the process has ended, or may not be changed.
     pub fn decide(&mut self, samples: &[Sample], all: &[u64], budget_bytes: u64) -> io::Result<Decision> {
         let period = Period { accesses_per_us: None, budget_pages: (budget_bytes / PAGE_BYTES) as usize };
         let mut decision = self.carrefour.decide(samples, all, period);
@@ -140,7 +140,7 @@ impl Followed {
         Ok(decision)
     }
 
-    /// Samples by the node where the page was, in the order of the nodes.
+    /// Samples by the node of the page, in the order of the nodes.
     pub fn loads(&self, samples: &[Sample]) -> Vec<u64> {
         let count = |node: &NodeId| samples.iter().filter(|sample| sample.home == *node).count() as u64;
         self.nodes.iter().map(count).collect()

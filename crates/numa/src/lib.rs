@@ -1,9 +1,9 @@
-//! Where memory is, on machines whose memory is nearer to some processors than to others (Voron's
-//! thesis on NUMA and virtual machines).
+//! Placement of memory on machines whose memory is nearer to some processors than to others
+//! (Voron's thesis on NUMA and virtual machines).
 //!
-//! The policies know neither processes nor clocks: they are given where pages are and, for
-//! Carrefour, who uses them, and say what to move. So they are the same over a real machine and
-//! over the simulated one ([`simulator`]).
+//! The policies know neither processes nor clocks. Their input is the places of pages and, for
+//! Carrefour, their users; their output is moves. So they are the same for a real machine and for
+//! the simulated one ([`simulator`]).
 
 pub mod advice;
 pub mod apply;
@@ -24,30 +24,30 @@ use std::str::FromStr;
 /// A node, by the kernel's number.
 pub type NodeId = u16;
 
-/// Bytes of a page, as the kernel moves them.
+/// Bytes of a page, the unit in which the kernel moves memory.
 pub const PAGE_BYTES: u64 = 4096;
 
-/// How memory is placed.
+/// A policy of placement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Policy {
-    /// One page after the other on the nodes in turn: no controller has more to do than another.
+    /// One page after the other on the nodes in turn: all controllers have the same load.
     Round4k,
-    /// One GiB after the other on the nodes in turn, as Xen does by itself: for comparison.
+    /// One GiB after the other on the nodes in turn, Xen's default: for comparison.
     Round1g,
-    /// Where it is touched first; and where it is touched first after it was freed.
+    /// Where it is touched first, and again after it was freed.
     FirstTouch,
-    /// Moved to who uses it, or spread where too much is asked of one controller ([`carrefour`]).
+    /// Moved to its user, or spread if one controller is overloaded ([`carrefour`]).
     Carrefour,
-    /// As the kernel does without us.
+    /// The kernel's own placement.
     None,
 }
 
-/// All of them.
+/// All policies.
 pub const POLICIES: [Policy; 5] =
     [Policy::Round4k, Policy::Round1g, Policy::FirstTouch, Policy::Carrefour, Policy::None];
 
 impl Policy {
-    /// As it is written.
+    /// The name in options and messages.
     pub fn name(self) -> &'static str {
         match self {
             Policy::Round4k => "round-4k",
@@ -76,11 +76,11 @@ impl FromStr for Policy {
     }
 }
 
-/// A page is to be elsewhere.
+/// A move of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Move {
-    /// Which.
+    /// The page.
     pub page: u64,
-    /// Its node then.
+    /// The new node.
     pub to: NodeId,
 }

@@ -1,4 +1,4 @@
-//! Virtual machines and other processes, as the system lists them. On KVM and QEMU a machine's
+//! Virtual machines and other processes, as the system lists them. With KVM and QEMU a machine's
 //! memory is a process's.
 
 use crate::NodeId;
@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
 
-/// How memory that a machine frees comes back to its host.
+/// The remedy if a machine does not return freed memory to its host.
 pub const REPORT_FREE_PAGES: &str = "add `-device virtio-balloon-pci,free-page-reporting=on` to QEMU, or <memballoon model='virtio' freePageReporting='on'/> to the domain";
 
 /// A process with memory.
@@ -24,16 +24,16 @@ pub struct Found {
     pub pages_by_node: BTreeMap<NodeId, u64>,
 }
 
-/// What a machine's process was called with.
+/// The arguments of a machine's process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Machine {
-    /// As QEMU was told. Empty: it was not.
+    /// The name in QEMU's arguments; empty if there is none.
     pub name: String,
-    /// Whether memory that the guest frees comes back: a balloon with free-page reporting.
+    /// Whether memory that the guest frees returns to the host: a balloon with free-page reporting.
     pub reports_free_pages: bool,
 }
 
-/// The machine that a process called with this is. None: it is another program.
+/// The machine of a process with these arguments. `None`: it is another program.
 pub fn machine(arguments: &[String]) -> Option<Machine> {
     let program = arguments.first()?.rsplit('/').next()?;
     if !(program.starts_with("qemu-system-") || program == "qemu-kvm" || program == "kvm") {
@@ -59,11 +59,11 @@ pub fn machine(arguments: &[String]) -> Option<Machine> {
     })
 }
 
-/// Users that virtual machines run as, beside root and whoever asks: libvirt's, by the names that
-/// they have in Debian and in Fedora.
+/// Users of virtual machines, in addition to root and the calling user: libvirt's, by their names
+/// in Debian and in Fedora.
 const MACHINE_USERS: [&str; 2] = ["libvirt-qemu", "qemu"];
 
-/// The numbers of the users whose processes may be virtual machines. Any other user can call a
+/// The numbers of the users whose processes may be virtual machines. Any other user can name a
 /// process as he likes.
 fn machine_users() -> Vec<u32> {
     let passwd = std::fs::read_to_string("/etc/passwd").unwrap_or_default();
@@ -76,8 +76,8 @@ fn machine_users() -> Vec<u32> {
     [0, asks].into_iter().chain(passwd.lines().filter_map(of_line)).collect()
 }
 
-/// The machine that a process is. None: it is another program, or runs for somebody else than
-/// `users`, if only in part (a set-user-ID program).
+/// The machine of a process. `None`: it is another program, or runs for another user than `users`,
+/// if only in part (a set-user-ID program).
 fn machine_of(process: &Process, users: &[u32]) -> Option<Machine> {
     let found = machine(&process.arguments().ok()?)?;
     let its_users = process.users().ok()?;
@@ -90,9 +90,9 @@ pub fn running() -> Vec<(u32, Machine)> {
     pids(|process| machine_of(process, &users)).unwrap_or_default()
 }
 
-/// Whether what is freed in this machine, a guest, comes back to its host: it has a balloon that
-/// has agreed to report free pages (VIRTIO 1.2, 5.5.3: device 5, VIRTIO_BALLOON_F_REPORTING is bit
-/// 5). `devices` are those of the virtio bus in sysfs.
+/// Whether memory that is freed in this machine, a guest, returns to its host: it has a balloon
+/// that has agreed to report free pages (VIRTIO 1.2, 5.5.3: device 5, VIRTIO_BALLOON_F_REPORTING is
+/// bit 5). `devices` are those of the virtio bus in sysfs.
 pub fn this_one_reports_free_pages(devices: &Path) -> bool {
     let Ok(entries) = std::fs::read_dir(devices) else { return false };
     let word = |folder: &Path, name: &str| std::fs::read_to_string(folder.join(name)).unwrap_or_default();
@@ -103,15 +103,15 @@ pub fn this_one_reports_free_pages(devices: &Path) -> bool {
     })
 }
 
-/// All processes that may be looked at, and have memory.
+/// All processes that may be read, and have memory.
 ///
 /// # Errors
-/// When there is no /proc.
+/// Fails if there is no /proc.
 pub fn all() -> io::Result<Vec<Found>> {
     let (mut all, users) = (Vec::new(), machine_users());
     for entry in std::fs::read_dir("/proc")? {
         let Some(pid) = entry?.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };
-        // One that has ended meanwhile, or is another user's, is left out.
+        // A process that has ended meanwhile, or is another user's, is left out.
         let found = || {
             let process = Process::open(pid)?;
             let (name, machine) = (process.name()?, machine_of(&process, &users));
@@ -122,11 +122,11 @@ pub fn all() -> io::Result<Vec<Found>> {
     Ok(all)
 }
 
-/// The process of the machine of that name. Those of root, of whoever asks, and of libvirt's users
-/// count.
+/// The process of the machine with that name. Only machines of root, of the calling user, and of
+/// libvirt's users count.
 ///
 /// # Errors
-/// In one line, when there is none, or more than one.
+/// Fails, with one line, if there is none, or more than one.
 pub fn named(name: &str) -> Result<u32, String> {
     let users = machine_users();
     let machines = pids(|process| Some(machine_of(process, &users)?.name))?;
@@ -140,10 +140,10 @@ pub fn named(name: &str) -> Result<u32, String> {
     only(&machines, name, "virtual machine", hint)
 }
 
-/// The process of that name. Of some that have started each other, as PostgreSQL's, the first one.
+/// The process with that name. If several have started each other, as PostgreSQL's, the first one.
 ///
 /// # Errors
-/// In one line, when there is none, or more than one.
+/// Fails, with one line, if there is none, or more than one.
 pub fn command(name: &str) -> Result<u32, String> {
     let mut processes = pids(|process| process.name().ok())?;
     let all: Vec<u32> = processes.iter().filter(|(_, other)| other == name).map(|(pid, _)| *pid).collect();
@@ -153,7 +153,7 @@ pub fn command(name: &str) -> Result<u32, String> {
     only(&processes, name, "process", || "`pumapool numa list --all` shows those that are there".to_owned())
 }
 
-/// Of each process for which `word` says something, its number and that.
+/// The number and the result of each process for which `word` returns something.
 fn pids<T>(word: impl Fn(&Process) -> Option<T>) -> Result<Vec<(u32, T)>, String> {
     let entries = std::fs::read_dir("/proc").map_err(|error| format!("cannot list processes: {error}"))?;
     let found = |entry: io::Result<std::fs::DirEntry>| {
@@ -186,8 +186,8 @@ mod tests {
         let name = format!("twin-{}", std::process::id());
         let scratch = testbed::Scratch::new(&name).unwrap();
         let program = scratch.path().join(&name);
-        // The shell starts another one of its name, which says when it is there, and ends with the
-        // first.
+        // The shell starts another one of its name, which prints a line when it runs, and ends with
+        // the first.
         std::fs::write(&program, "#!/bin/sh\n(echo there; read line; :)\nread line\n").unwrap();
         std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
         let pipe = std::process::Stdio::piped;

@@ -1,5 +1,5 @@
-//! What this process says the kernel is to do with memory that it, and whatever it becomes or
-//! starts, takes from now on (set_mempolicy(2)).
+//! Sets the policy for memory that this process, and any program that it starts or becomes, takes
+//! from now on (set_mempolicy(2)).
 
 use crate::NodeId;
 use std::io;
@@ -7,10 +7,10 @@ use std::io;
 const INTERLEAVE: libc::c_int = 3;
 const LOCAL: libc::c_int = 4;
 
-/// Page by page on these nodes in turn.
+/// Places page after page on these nodes in turn.
 ///
 /// # Errors
-/// When the kernel does not take it: none of the nodes is allowed.
+/// Fails if the kernel refuses it: none of the nodes is permitted.
 pub fn interleave(nodes: &[NodeId]) -> io::Result<()> {
     let mut mask = [0u64; (NodeId::MAX as usize + 1) / 64];
     for node in nodes {
@@ -20,20 +20,20 @@ pub fn interleave(nodes: &[NodeId]) -> io::Result<()> {
     set(INTERLEAVE, &mask[..words])
 }
 
-/// Where it is touched first, whatever was inherited.
+/// Places memory where it is touched first, whatever policy was inherited.
 ///
 /// # Errors
-/// When the kernel has no policies.
+/// Fails if the kernel has no policies.
 pub fn local() -> io::Result<()> {
     set(LOCAL, &[])
 }
 
 fn set(mode: libc::c_int, mask: &[u64]) -> io::Result<()> {
     let mask_at = if mask.is_empty() { std::ptr::null() } else { mask.as_ptr() };
-    // The kernel takes one bit less than it is told.
+    // The kernel uses one bit less than the given number.
     let bits = if mask.is_empty() { 0 } else { mask.len() * 64 + 1 };
-    // SAFETY: the mask is as long as it is said to be, and is only read. (The bit beyond is not
-    // read: the kernel counts it away.)
+    // SAFETY: the mask has the given length, and is only read. (The bit beyond is not read: the
+    // kernel subtracts it.)
     match unsafe { libc::syscall(libc::SYS_set_mempolicy, mode, mask_at, bits) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
@@ -46,7 +46,7 @@ mod tests {
 
     #[test]
     fn the_kernel_takes_what_is_said() {
-        // Of this thread only.
+        // For this thread only.
         let policy = || std::fs::read_to_string("/proc/thread-self/numa_maps").unwrap();
         interleave(&[0]).unwrap();
         assert!(policy().contains("interleave:0"), "{}", policy());

@@ -1,5 +1,5 @@
-//! Several targets, each with its policy, under one limit: what they have is placed, and kept so as
-//! it changes, a period of a second at a time.
+//! Several targets, each with its policy, under one limit: their memory is placed, and placed again
+//! as it changes, in periods of a second.
 
 use crate::apply::Applied;
 use crate::carrefour::{Sample, State};
@@ -13,34 +13,34 @@ use std::fmt;
 use std::io;
 use std::str::FromStr;
 
-/// Periods between two looks for a target that is not there.
+/// Periods between two searches for a target that does not exist yet.
 const FIND_PERIODS: u64 = 5;
-/// What is spread is looked at again when there is so much more or less of it, one part in so many;
-/// and after so many periods anyway: memory may be given back and taken anew.
+/// Spread memory is checked again when its size has changed by one part in so many, and after so
+/// many periods in any case: memory may be given back and taken anew.
 const CHANGED_PART: u64 = 64;
 const LOOK_PERIODS: u64 = 60;
 
-/// A guest whose advice was taken is not listened to for so many periods: what was asked for is to
-/// show first.
+/// After a granted request a guest's further requests are refused for so many periods, so that the
+/// effect of the first one can show.
 const ADVICE_PERIODS: u64 = 10;
 
-/// What guests may be granted.
+/// Limits for the requests of guests.
 #[derive(Clone, Debug)]
 pub struct Limits {
     /// Policies.
     pub allowed: Vec<Policy>,
-    /// Targets under Carrefour at the most, of all: each is sampled.
+    /// The maximum number of targets under Carrefour: each is sampled.
     pub carrefour_max: usize,
 }
 
-/// Whose memory.
+/// A target.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Who {
     /// A process.
     Pid(u32),
     /// A virtual machine, by its name.
     Machine(String),
-    /// The process of that name: the kernel's, of 15 bytes at the most.
+    /// The process with that name: the kernel's, of at most 15 bytes.
     Command(String),
 }
 
@@ -54,12 +54,12 @@ impl fmt::Display for Who {
     }
 }
 
-/// A target, and how its memory is to be placed.
+/// A target and its policy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Wanted {
-    /// Whose.
+    /// The target.
     pub who: Who,
-    /// How.
+    /// The policy.
     pub policy: Policy,
 }
 
@@ -80,20 +80,20 @@ impl FromStr for Wanted {
     }
 }
 
-/// How a target is doing.
+/// The status of a target.
 #[derive(Clone, Debug, Serialize)]
 pub struct Status {
-    /// As it was asked for.
+    /// The target, as in the option.
     pub who: String,
     /// Its policy.
     pub policy: &'static str,
-    /// Its process, if it is there.
+    /// Its process, if it exists.
     pub pid: Option<u32>,
-    /// What is done with it.
+    /// What happens to it, or the reason why nothing does.
     pub state: String,
-    /// Accesses that were seen of it.
+    /// Its sampled accesses.
     pub samples: u64,
-    /// Pages of it that were moved, of 4 KiB.
+    /// Its moved pages, of 4 KiB.
     pub moved_pages: u64,
 }
 
@@ -103,8 +103,8 @@ pub struct Placing {
     sampling: Option<Sampling>,
     targets: Vec<Target>,
     bytes_per_period: u64,
-    /// Moved beyond that: memory is moved in batches, and the last one of a period may be larger
-    /// than what is left.
+    /// Bytes moved beyond the limit: memory is moved in batches, and the last one of a period may
+    /// be larger than the rest.
     ahead_bytes: u64,
     periods: u64,
 }
@@ -115,9 +115,9 @@ struct Target {
     state: String,
     samples: u64,
     moved_pages: u64,
-    /// It was given another policy in that period.
+    /// The period in which it was given another policy.
     advised: Option<u64>,
-    /// It has another policy, or other nodes, and is to be found anew.
+    /// It has another policy, or other nodes, and must be found again.
     is_changed: bool,
 }
 
@@ -127,7 +127,7 @@ struct Work {
 }
 
 enum How {
-    /// It had so many pages when it was spread, in that period.
+    /// The number of its pages when it was spread, and that period.
     Spread(Process, Option<(u64, u64)>),
     Followed(Box<Followed>),
     Nothing(Process),
@@ -143,10 +143,10 @@ impl How {
 }
 
 impl Placing {
-    /// Of these, no more than so many bytes moved in a period in all.
+    /// For these targets, with at most so many bytes moved in a period in total.
     ///
     /// # Errors
-    /// In one line, when it cannot be known who uses which page, and one of them wants that.
+    /// Fails, with one line, if a target needs samples of accesses and there is no source of them.
     pub fn new(nodes: Vec<Node>, wanted: Vec<Wanted>, bytes_per_period: u64) -> Result<Placing, String> {
         let samples = nodes.len() > 1 && wanted.iter().any(|wanted| wanted.policy == Policy::Carrefour);
         let sampling = samples.then(|| Sampling::begin(&nodes)).transpose()?;
@@ -163,7 +163,7 @@ impl Placing {
         Ok(Placing { nodes, sampling, targets, bytes_per_period, ahead_bytes: 0, periods: 0 })
     }
 
-    /// Where samples come from, if any are wanted.
+    /// The source of samples, if a target needs them.
     pub fn source(&self) -> Option<Source> {
         self.sampling.as_ref().map(Sampling::source)
     }
@@ -177,10 +177,10 @@ impl Placing {
         self.targets.iter().all(is_over)
     }
 
-    /// A target says which policy it needs. It has that from the next period on, if it is granted.
+    /// A target requests a policy. If it is granted, it applies from the next period on.
     ///
     /// # Errors
-    /// In one line: why it is not.
+    /// Fails, with one line, with the reason why it is not granted.
     pub fn advise(&mut self, target: usize, policy: Policy, limits: &Limits) -> Result<(), String> {
         if !limits.allowed.contains(&policy) {
             let allowed: Vec<&str> = limits.allowed.iter().map(|policy| policy.name()).collect();
@@ -212,7 +212,7 @@ impl Placing {
         Ok(())
     }
 
-    /// How they are doing.
+    /// The status of each target.
     pub fn status(&self) -> Vec<Status> {
         let status = |target: &Target| Status {
             who: target.wanted.who.to_string(),
@@ -225,9 +225,9 @@ impl Placing {
         self.targets.iter().map(status).collect()
     }
 
-    /// A period begins: targets that have come are found.
+    /// Begins a period: finds new targets.
     pub fn begin_period(&mut self) {
-        // The last one that was sampled may have been given another policy.
+        // The last sampled target may have been given another policy.
         if self.targets.iter().all(|target| target.wanted.policy != Policy::Carrefour) {
             self.sampling = None;
         }
@@ -247,7 +247,7 @@ impl Placing {
         self.periods += 1;
     }
 
-    /// Samples are taken: to be called several times in a period.
+    /// Takes samples: call it several times in a period.
     pub fn take(&mut self) {
         let Some(sampling) = &mut self.sampling else { return };
         let mut followed: Vec<&mut Followed> = self
@@ -264,13 +264,12 @@ impl Placing {
         });
     }
 
-    /// A period ends: what is to be elsewhere is moved. `goes_on` says, after each batch, whether
-    /// to.
+    /// Ends a period: moves pages. After each batch `goes_on` returns whether to continue.
     pub fn end_period(&mut self, goes_on: &mut dyn FnMut() -> bool) {
         let mut moved_bytes = self.ahead_bytes;
         let samples: Vec<Vec<Sample>> = self.targets.iter_mut().map(Target::samples).collect();
         let all = |node: NodeId| samples.iter().flatten().filter(|sample| sample.home == node).count() as u64;
-        // Each has its turn to be the first.
+        // Each target is the first one in turn.
         let count = self.targets.len();
         for nth in (0..count).map(|nth| (nth + self.periods as usize) % count) {
             let target = &mut self.targets[nth];
@@ -289,7 +288,7 @@ impl Placing {
 }
 
 impl Target {
-    /// Its process, and the nodes that this may use.
+    /// Its process, and the nodes that the process may use.
     fn process(&self, nodes: &[Node]) -> Result<(Process, Vec<NodeId>), String> {
         let pid = match &self.wanted.who {
             Who::Pid(pid) => *pid,
@@ -302,7 +301,7 @@ impl Target {
         Ok((process, usable))
     }
 
-    /// Why it cannot be placed so, if it is there.
+    /// The reason why it cannot be placed with this policy, if it exists.
     fn obstacle(&self, policy: Policy, nodes: &[Node]) -> Option<String> {
         if let Some(Work { usable, how }) = &self.work {
             return apply::obstacle(how.process(), policy, nodes, usable);
@@ -334,8 +333,8 @@ impl Target {
         if let Some(work) = self.work.take() {
             let process = work.how.process();
             self.state = process::told(process.pid(), error);
-            // What the kernel says of a node that it may not use any more, or that is gone
-            // (move_pages(2)): it is looked at anew.
+            // The kernel's errors for a node that the process may not use any more, or that is gone
+            // (move_pages(2)): the nodes are read again.
             self.is_changed = matches!(error.raw_os_error(), Some(libc::EACCES | libc::ENODEV)) && process.is_alive();
         }
     }
@@ -397,8 +396,7 @@ impl Target {
                     moved_bytes += bytes;
                     moved_bytes < left_bytes && goes_on()
                 })?;
-                // What the limit has left over, and what was in use just then, is for the next
-                // period.
+                // The rest of the limit, and pages that were in use, are left for the next period.
                 let is_done = moved_bytes < left_bytes && is_settled(&applied);
                 *before = is_done.then_some((resident, period));
                 self.state = if applied.full_nodes.is_empty() {
@@ -413,9 +411,9 @@ impl Target {
     }
 }
 
-/// Whether the next period would find nothing to do. What is in use while nothing else can be
-/// moved, too, is pinned as a rule, for a device of a machine: it is tried again after
-/// [`LOOK_PERIODS`], else all memory were looked at in each.
+/// Whether the next period would find nothing to do. Pages that are in use while nothing else can
+/// be moved either are normally pinned, for a device of a machine. They are tried again after
+/// [`LOOK_PERIODS`]; otherwise all memory would be read in each period.
 fn is_settled(applied: &Applied) -> bool {
     applied.busy_pages == 0 || applied.moved_pages == 0
 }
@@ -502,7 +500,7 @@ mod tests {
     #[test]
     fn advice_that_cannot_be_followed_is_refused() {
         let nodes = crate::topology::read(std::path::Path::new(crate::topology::SYS)).unwrap();
-        // As if it had one node, as most machines have.
+        // As if it had one node, like most machines.
         let wanted = format!("pid:{}=none", std::process::id()).parse().unwrap();
         let mut placing = Placing::new(nodes[..1].to_vec(), vec![wanted], 1 << 20).unwrap();
         let limits = Limits { allowed: vec![Policy::Round4k], carrefour_max: 1 };

@@ -1,7 +1,7 @@
-//! A process's memory: which of it is there, on which nodes, and moving it (move_pages(2)).
+//! A process's memory: its present pages, their nodes, and moving them (move_pages(2)).
 //!
-//! Memory is moved in the units in which the kernel has it: single pages, or folios of many (huge
-//! pages), which stay whole.
+//! Memory is moved in the kernel's units: single pages, or folios of many (huge pages), which stay
+//! whole.
 
 use crate::{NodeId, PAGE_BYTES};
 use rustix::fs::{Mode, OFlags, openat};
@@ -12,7 +12,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-/// Pages of which /proc/PID/pagemap is read at once.
+/// Pages whose /proc/PID/pagemap entries are read at once.
 const WINDOW_PAGES: u64 = 1 << 14;
 /// Bytes of an entry there, and its bits (Documentation/admin-guide/mm/pagemap.rst).
 const ENTRY_BYTES: usize = 8;
@@ -21,20 +21,21 @@ const FRAME: u64 = (1 << 55) - 1;
 /// Bits of /proc/kpageflags: the first page of a folio of many, and the others.
 const COMPOUND_HEAD: u64 = 1 << 15;
 const COMPOUND_TAIL: u64 = 1 << 16;
-/// Largest folio, a power of two of pages: 1 GiB.
+/// The maximum size of a folio, as a power of two of pages: 1 GiB.
 const FOLIO_ORDER_MAX: u32 = 18;
-/// Pages of it whose flags are looked at together.
+/// Pages of it whose flags are read together.
 const FLAGS_PAGES: u64 = 512;
-/// Of move_pages(2): pages that only this process has.
+/// A flag of move_pages(2): pages that only this process has.
 const MOVE_OWN: libc::c_int = 1 << 1;
 
-/// Memory of a process whose life is watched: another one that is given its number is not taken for
-/// it.
+/// The memory of a process. Its end is detected: another process with the same number is not taken
+/// for it.
 pub struct Process {
     pid: u32,
-    /// /proc/PID; what is read through it fails once the process has ended.
+    /// /proc/PID; reads through it fail once the process has ended.
     folder: OwnedFd,
-    /// To see which pages are one folio. None: that needs more rights, and each page counts as one.
+    /// Shows which pages are one folio. `None`: that needs more rights, and each page counts as
+    /// one.
     flags: Option<File>,
 }
 
@@ -43,29 +44,29 @@ pub struct Process {
 pub struct Unit {
     /// Number of its first page: its address over [`PAGE_BYTES`].
     pub page: u64,
-    /// How many of it are mapped here.
+    /// The number of its pages that are mapped here.
     pub pages: u64,
 }
 
-/// What became of a unit that was to be moved.
+/// The result of moving a unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Moved {
-    /// It is there.
+    /// It is at its new node.
     Yes,
-    /// It is not there any more, or was freed.
+    /// It does not exist any more.
     Gone,
-    /// Somebody was using it just then.
+    /// It was in use.
     Busy,
     /// The node is full.
     Full,
-    /// Others have it mapped, too.
+    /// Other processes have it mapped, too.
     Shared,
-    /// The kernel's word for another reason.
+    /// The kernel's error number for another reason.
     No(i32),
 }
 
 impl Moved {
-    /// What became of a unit that is at `now`, and was to come to `wanted`.
+    /// The result for a unit that is at `now`, and should be at `wanted`.
     fn seen_at(self, now: Option<NodeId>, wanted: NodeId) -> Moved {
         match now {
             Some(now) if now == wanted => Moved::Yes,
@@ -76,10 +77,10 @@ impl Moved {
 }
 
 impl Process {
-    /// Begins to watch it.
+    /// Opens a process.
     ///
     /// # Errors
-    /// When there is no such process, or it may not be looked at.
+    /// Fails if there is no such process, or it may not be read.
     pub fn open(pid: u32) -> io::Result<Process> {
         let folder = rustix::fs::open(
             Path::new("/proc").join(pid.to_string()),
@@ -96,9 +97,9 @@ impl Process {
         self.pid
     }
 
-    /// Whether it is there.
+    /// Whether it still runs.
     pub fn is_alive(&self) -> bool {
-        // What has ended and was not waited for has no memory.
+        // A process that has ended and was not waited for has no memory.
         self.text("statm").is_ok_and(|text| !text.starts_with("0 "))
     }
 
@@ -115,7 +116,7 @@ impl Process {
     /// Its name.
     ///
     /// # Errors
-    /// When it has ended.
+    /// Fails if it has ended.
     pub fn name(&self) -> io::Result<String> {
         Ok(shown(self.text("comm")?.trim()))
     }
@@ -123,7 +124,7 @@ impl Process {
     /// The process that has started it.
     ///
     /// # Errors
-    /// When it has ended.
+    /// Fails if it has ended.
     pub fn parent(&self) -> io::Result<u32> {
         let status = self.text("status")?;
         let parent = status.lines().find_map(|line| line.strip_prefix("PPid:"));
@@ -133,25 +134,25 @@ impl Process {
     /// Its users: real, effective, saved, and for files.
     ///
     /// # Errors
-    /// When it has ended.
+    /// Fails if it has ended.
     pub fn users(&self) -> io::Result<Vec<u32>> {
         let status = self.text("status")?;
         let users = status.lines().find_map(|line| line.strip_prefix("Uid:")).unwrap_or_default();
         users.split_whitespace().map(|uid| uid.parse().map_err(|_| io::ErrorKind::InvalidData.into())).collect()
     }
 
-    /// What it was called with.
+    /// Its arguments.
     ///
     /// # Errors
-    /// When it has ended.
+    /// Fails if it has ended.
     pub fn arguments(&self) -> io::Result<Vec<String>> {
         Ok(self.text("cmdline")?.split_terminator('\0').map(str::to_owned).collect())
     }
 
-    /// Nodes that it may have memory on: its cpuset's.
+    /// The nodes that its cpuset permits.
     ///
     /// # Errors
-    /// When it has ended.
+    /// Fails if it has ended.
     pub fn allowed_nodes(&self) -> io::Result<Vec<NodeId>> {
         let status = self.text("status")?;
         let list = status.lines().find_map(|line| line.strip_prefix("Mems_allowed_list:"));
@@ -159,10 +160,10 @@ impl Process {
         list.into_iter().map(|node| NodeId::try_from(node).map_err(|_| io::ErrorKind::InvalidData.into())).collect()
     }
 
-    /// Pages on each node, by the kernel's own count (/proc/PID/numa_maps), all of its memory.
+    /// Pages on each node, by the kernel's own count (/proc/PID/numa_maps), for all of its memory.
     ///
     /// # Errors
-    /// When it has ended, or may not be looked at.
+    /// Fails if it has ended, or may not be read.
     pub fn pages_by_node(&self) -> io::Result<BTreeMap<NodeId, u64>> {
         let mut pages = BTreeMap::new();
         for line in BufReader::new(self.file("numa_maps")?).lines() {
@@ -171,19 +172,20 @@ impl Process {
         Ok(pages)
     }
 
-    /// Pages that are there, of any kind.
+    /// Resident pages of any kind.
     ///
     /// # Errors
-    /// When it has ended.
+    /// Fails if it has ended.
     pub fn resident_pages(&self) -> io::Result<u64> {
         let resident = self.text("statm")?.split_whitespace().nth(1).and_then(|word| word.parse().ok());
         resident.ok_or_else(|| io::ErrorKind::InvalidData.into())
     }
 
-    /// Has the next write to each page fault.
+    /// Makes the next write to each page fault.
     ///
     /// # Errors
-    /// When it has ended, may not be changed, or the kernel cannot (CONFIG_MEM_SOFT_DIRTY).
+    /// Fails if it has ended, may not be changed, or the kernel does not support it
+    /// (CONFIG_MEM_SOFT_DIRTY).
     pub fn protect_pages(&self) -> io::Result<()> {
         let mut file: File =
             openat(&self.folder, "clear_refs", OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())?.into();
@@ -204,11 +206,11 @@ impl Process {
         })
     }
 
-    /// The memory that is its own to place: what is anonymous or shared memory, and what it has of
-    /// files for writing. The page cache is not.
+    /// The memory that can be placed for it: anonymous and shared memory, and private writable
+    /// mappings of files. The page cache is left out.
     ///
     /// # Errors
-    /// When it has ended, or may not be looked at.
+    /// Fails if it has ended, or may not be read.
     pub fn areas(&self) -> io::Result<Vec<std::ops::Range<u64>>> {
         let mut areas = Vec::new();
         for line in BufReader::new(self.file("maps")?).split(b'\n') {
@@ -217,11 +219,11 @@ impl Process {
         Ok(areas)
     }
 
-    /// Hands out what is there of an area, some thousand pages at a time, in the order of
-    /// addresses, until `take` says false; whether it never did.
+    /// Passes the present units of an area to `take`, some thousand pages at a time, in the order
+    /// of addresses, until it returns false. Returns whether it never did.
     ///
     /// # Errors
-    /// When it has ended, may not be looked at, or `take` fails.
+    /// Fails if it has ended, may not be read, or `take` fails.
     pub fn units(
         &self,
         area: std::ops::Range<u64>,
@@ -254,8 +256,8 @@ impl Process {
         Ok(true)
     }
 
-    /// Joins pages that are one folio. Given the number of each page and of its frame, which is 0
-    /// for those who may not know it.
+    /// Joins pages that are one folio. The input is the number of each page and of its frame, which
+    /// is 0 without the right to see it.
     fn join(&self, joining: &mut Joining, present: &[(u64, u64)]) -> io::Result<Vec<Unit>> {
         let mut units: Vec<Unit> = Vec::new();
         let Some(flags) = &self.flags else {
@@ -274,35 +276,35 @@ impl Process {
         Ok(units)
     }
 
-    /// Which pages are one folio, for those who ask about many.
+    /// Which pages are one folio, for many queries.
     ///
     /// # Errors
-    /// When it has ended, or may not be looked at.
+    /// Fails if it has ended, or may not be read.
     pub fn folios(&self) -> io::Result<Folios<'_>> {
         Ok(Folios { pagemap: self.file("pagemap")?, flags: self.flags.as_ref() })
     }
 
-    /// The node of each unit. None: it is on none, as what was freed since, or the page of zeros.
+    /// The node of each unit. `None`: it is on none, as freed memory, or the page of zeros.
     ///
     /// # Errors
-    /// When the process has ended, or may not be asked.
+    /// Fails if the process has ended, or may not be read.
     pub fn nodes_of(&self, units: &[Unit]) -> io::Result<Vec<Option<NodeId>>> {
         let status = self.move_pages(units, None)?;
         Ok(status.into_iter().map(|status| NodeId::try_from(status).ok()).collect())
     }
 
-    /// Moves each unit to its node. Pages that other processes have, too, stay.
+    /// Moves each unit to its node. Pages that other processes share stay.
     ///
     /// # Errors
-    /// When the process has ended, may not be changed, or a node is none of its.
+    /// Fails if the process has ended, may not be changed, or may not use a node.
     pub fn move_to(&self, moves: &[(Unit, NodeId)]) -> io::Result<Vec<Moved>> {
         let (units, nodes): (Vec<Unit>, Vec<i32>) = moves.iter().map(|(unit, node)| (*unit, i32::from(*node))).unzip();
         let status = match self.move_pages(&units, Some(&nodes)) {
             Ok(status) => status,
-            // None of them is there.
+            // None of them exists.
             Err(error) if error.raw_os_error() == Some(libc::ENOENT) => return Ok(vec![Moved::Gone; moves.len()]),
-            // A node is full; the kernel goes no further then, and does not say which
-            // (mm/migrate.c, do_pages_move).
+            // A node is full; the kernel stops then, and does not report which node (mm/migrate.c,
+            // do_pages_move).
             Err(error) if error.raw_os_error() == Some(libc::ENOMEM) => return self.move_by_node(moves),
             Err(error) => return Err(error),
         };
@@ -312,13 +314,13 @@ impl Process {
             libc::EBUSY => Moved::Busy,
             libc::ENOMEM => Moved::Full,
             libc::EACCES => Moved::Shared,
-            // On another node still: it could not be taken out of use.
+            // Still on another node: it was in use.
             _ if *status >= 0 => Moved::Busy,
             errno => Moved::No(errno),
         };
         let mut became: Vec<Moved> = status.iter().zip(&nodes).map(became).collect();
-        // Of pages in a row for one node, of which one could not be moved, the kernel says nothing,
-        // though it has moved the others (mm/migrate.c, move_pages_and_store_status).
+        // If one of several pages in a row for one node could not be moved, the kernel reports
+        // nothing, although it has moved the others (mm/migrate.c, move_pages_and_store_status).
         let unknown: Vec<usize> = (0..became.len()).filter(|at| became[*at] == Moved::Busy).collect();
         if !unknown.is_empty() {
             let asked: Vec<Unit> = unknown.iter().map(|at| units[*at]).collect();
@@ -329,7 +331,7 @@ impl Process {
         Ok(became)
     }
 
-    /// Moves units node after node, where one of the nodes is full.
+    /// Moves units node after node, if one of the nodes is full.
     fn move_by_node(&self, moves: &[(Unit, NodeId)]) -> io::Result<Vec<Moved>> {
         let mut became = vec![Moved::Full; moves.len()];
         let mut nodes: Vec<NodeId> = moves.iter().map(|(_, node)| *node).collect();
@@ -355,11 +357,11 @@ impl Process {
         }
         let addresses: Vec<*const libc::c_void> =
             units.iter().map(|unit| (unit.page * PAGE_BYTES) as *const _).collect();
-        // What the kernel does not come to is as if busy.
+        // Units that the kernel does not reach count as busy.
         let mut status = vec![-libc::EBUSY; units.len()];
         let nodes = nodes.map_or(std::ptr::null(), <[i32]>::as_ptr);
-        // SAFETY: as many addresses, nodes (or none) and statuses as it is told; the addresses are
-        // another process's and are not followed here.
+        // SAFETY: the arrays have as many addresses, nodes (or none) and statuses as the given
+        // number; the addresses are another process's and are not dereferenced here.
         let result = unsafe {
             libc::syscall(
                 libc::SYS_move_pages,
@@ -375,15 +377,15 @@ impl Process {
     }
 }
 
-/// Joins pages that come in the order of addresses to folios, however far these reach.
+/// Joins pages in the order of addresses to folios of any size.
 #[derive(Default)]
 struct Joining {
-    /// The last unit, and the page and the frame with which it may go on.
+    /// The last unit, and the page and the frame with which it may continue.
     last: Option<(Unit, (u64, u64))>,
 }
 
 impl Joining {
-    /// Takes the next page and its frame, with the frame's flags. Returns the unit that has ended
+    /// Adds the next page and its frame, with the frame's flags. Returns the unit that has ended
     /// before it.
     fn add(&mut self, at: (u64, u64), flags: u64) -> Option<Unit> {
         let next = (at.0 + 1, at.1 + 1);
@@ -405,11 +407,11 @@ pub struct Folios<'a> {
 }
 
 impl Folios<'_> {
-    /// The first page of the folio that a page belongs to: itself, but for those of huge pages.
-    /// None: it is not there.
+    /// The first page of the folio that contains a page: for pages outside of huge pages, the page
+    /// itself. `None`: the page is not present.
     ///
     /// # Errors
-    /// When the process has ended, or may not be looked at.
+    /// Fails if the process has ended, or may not be read.
     pub fn first_page_of(&self, page: u64) -> io::Result<Option<u64>> {
         let entry = self.entry(page)?;
         if entry & PRESENT == 0 {
@@ -419,17 +421,17 @@ impl Folios<'_> {
         if self.flags_of(frame) & COMPOUND_TAIL == 0 {
             return Ok(Some(page));
         }
-        // Folios begin at multiples of their size: the first is the nearest one below that begins
-        // any.
+        // Folios begin at multiples of their size: the first page is the nearest one before it at
+        // which any folio begins.
         let begins = |order: &u32| self.flags_of(frame >> order << order) & COMPOUND_HEAD != 0;
         let first = (1..=FOLIO_ORDER_MAX).find(begins).map_or(frame, |order| frame >> order << order);
         Ok(Some(page - (frame - first).min(page)))
     }
 
-    /// How many pages are moved with this one, the first of a folio.
+    /// The number of pages that are moved with this one, the first of a folio.
     ///
     /// # Errors
-    /// When the process has ended, or may not be looked at.
+    /// Fails if the process has ended, or may not be read.
     pub fn pages_of(&self, first: u64) -> io::Result<u64> {
         let entry = self.entry(first)?;
         let frame = entry & FRAME;
@@ -457,7 +459,7 @@ impl Folios<'_> {
         Ok(u64::from_le_bytes(bytes))
     }
 
-    /// Flags of a frame; none for those who may not see them.
+    /// Flags of a frame; none without the right to see them.
     fn flags_of(&self, frame: u64) -> u64 {
         let mut bytes = [0; ENTRY_BYTES];
         let flags = self.flags.filter(|_| frame != 0);
@@ -466,7 +468,7 @@ impl Folios<'_> {
     }
 }
 
-/// What an error with a process means, in one line.
+/// A message in one line for an error with a process.
 pub fn told(pid: u32, error: &io::Error) -> String {
     match error.raw_os_error() {
         Some(libc::ESRCH | libc::ENOENT) => {
@@ -518,7 +520,7 @@ fn own_area(line: &str) -> Option<std::ops::Range<u64>> {
     (is_memory && can_be_used || is_copied).then_some(first / PAGE_BYTES..end / PAGE_BYTES)
 }
 
-/// A name that anybody may have chosen, as it can be shown.
+/// A printable form of a name that any user may have chosen.
 pub(crate) fn shown(name: &str) -> String {
     name.chars().map(|char| if char.is_control() { '?' } else { char }).collect()
 }
@@ -576,7 +578,7 @@ mod tests {
         fn new(pages: usize, huge: bool) -> Mapped {
             let len = pages * PAGE_BYTES as usize;
             let (rights, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-            // SAFETY: a new mapping, which nobody else knows, and all within it.
+            // SAFETY: a new mapping, which nobody else has, and accesses within it.
             unsafe {
                 let at = libc::mmap(std::ptr::null_mut(), len, rights, flags, -1, 0);
                 assert_ne!(at, libc::MAP_FAILED);
@@ -620,7 +622,7 @@ mod tests {
         assert!(process.areas().unwrap().iter().any(|area| area.contains(&mapped.area().start)));
         let nodes = process.nodes_of(&all).unwrap();
         assert!(nodes.iter().all(|node| node.is_some_and(|node| process.allowed_nodes().unwrap().contains(&node))));
-        // To where it is already.
+        // Moves to their present nodes.
         let moves: Vec<(Unit, NodeId)> =
             all.iter().zip(nodes).take(100).map(|(unit, node)| (*unit, node.unwrap())).collect();
         assert_eq!(process.move_to(&moves).unwrap(), vec![Moved::Yes; 100]);
@@ -640,8 +642,8 @@ mod tests {
         let pages = 1 << FOLIO_ORDER_MAX;
         add(pages, pages, COMPOUND_HEAD);
         (1..pages).for_each(|nth| add(pages + nth, pages + nth, COMPOUND_TAIL));
-        // Another one behind it; the end of a third, mapped without its beginning; and one of which
-        // a page is missing.
+        // Another one after it; the end of a third, mapped without its beginning; and one with a
+        // missing page.
         add(2 * pages, 2 * pages, COMPOUND_HEAD);
         add(2 * pages + 1, 5 * pages + 1, COMPOUND_TAIL);
         add(2 * pages + 2, 5 * pages + 2, COMPOUND_TAIL);
@@ -674,7 +676,7 @@ mod tests {
         let mapped = Mapped::new(4096, true);
         let all = units(&process, mapped.area());
         assert_eq!(all.iter().map(|unit| unit.pages).sum::<u64>(), 4096);
-        // Where memory is in pieces the kernel may give fewer, or none.
+        // If memory is fragmented the kernel may give fewer huge pages, or none.
         assert!(all.iter().filter(|unit| unit.pages == 512).all(|unit| unit.page % 512 == 0), "{all:?}");
     }
 

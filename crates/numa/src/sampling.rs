@@ -1,13 +1,12 @@
-//! Samples of accesses to memory: they show which processor uses which page, with the processor
-//! that made them (perf_event_open(2)).
+//! Samples of accesses to memory: they show which processor uses which page (perf_event_open(2)).
 //!
-//! Where processors sample data addresses themselves (AMD's IBS, Intel's PEBS), these are used.
-//! Elsewhere, as in virtual machines, it is page faults. With NUMA balancing on, the kernel takes
-//! pages out of use for a moment, bit by bit, to see who comes back to them (NUMA hinting faults,
-//! kernel/sched/fair.c, task_numa_work). With it off, a process's pages are protected against
-//! writing now and then, as whoever follows a process's changes does (/proc/PID/clear_refs,
-//! fs/proc/task_mmu.c), so that the first write to each is seen; of what is only read nothing is
-//! known then. First uses of memory are among the faults, and are uses as well.
+//! If processors sample data addresses themselves (AMD's IBS, Intel's PEBS), these samples are
+//! used. Elsewhere, as in virtual machines, the samples are page faults. With NUMA balancing on,
+//! the kernel unmaps pages for a moment, bit by bit, to see which processors use them (NUMA hinting
+//! faults, kernel/sched/fair.c, task_numa_work). With it off, a process's pages are protected
+//! against writing now and then, as for following a process's changes (/proc/PID/clear_refs,
+//! fs/proc/task_mmu.c), so that the first write to each faults; pages that are only read are not
+//! seen then. First uses of memory are among the faults, and count as uses.
 
 use crate::topology::Node;
 use crate::{NodeId, PAGE_BYTES};
@@ -18,31 +17,30 @@ use std::fmt;
 use std::io;
 use std::os::unix::fs::FileExt;
 
-/// Where the kernel says whether it makes hinting faults.
+/// The kernel's switch for hinting faults.
 const BALANCING: &str = "/proc/sys/kernel/numa_balancing";
-/// Operations between two samples of IBS; loads between two of PEBS, those of so many cycles at
-/// least.
+/// Operations between two samples of IBS; for PEBS loads between two samples, of loads with at
+/// least so many cycles.
 const IBS_PERIOD: u64 = 250_000;
 const PEBS_PERIOD: u64 = 2_000;
 const PEBS_CYCLES_MIN: u64 = 30;
-/// Of each processor: some 12,000 samples. Those of which there are more than are taken in time are
-/// left out.
+/// For each processor: some 12,000 samples. If they are not taken in time, further ones are lost.
 const RING_BYTES: usize = 512 << 10;
-/// Of an entry of /proc/PID/pagemap: it was written since pages were protected last.
+/// A bit of an entry of /proc/PID/pagemap: the page was written since pages were protected last.
 const SOFT_DIRTY: u64 = 1 << 55;
 /// Addresses beyond it are the kernel's.
 const USER_END: u64 = 1 << 56;
 
-/// Where samples come from.
+/// The source of samples.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
     /// AMD's processors.
     Ibs,
     /// Intel's.
     Pebs,
-    /// The kernel, which has pages fault to see who uses them.
+    /// The kernel, which makes pages fault to see their users.
     Hints,
-    /// Writes to pages that we have protected.
+    /// Writes to pages that this process has protected.
     Writes,
 }
 
@@ -60,25 +58,25 @@ impl fmt::Display for Source {
 /// An access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Access {
-    /// Whose.
+    /// The process.
     pub pid: u32,
     /// Number of the page.
     pub page: u64,
-    /// Where the processor is.
+    /// The node of the processor.
     pub node: NodeId,
 }
 
-/// Samples of the whole machine, from now on until it is dropped.
+/// Samples of the whole machine, until it is dropped.
 pub struct Sampling {
     source: Source,
     samplers: Vec<(NodeId, Sampler)>,
 }
 
 impl Sampling {
-    /// Begins, with the best source that there is.
+    /// Begins, with the best available source.
     ///
     /// # Errors
-    /// In one line, with the next step.
+    /// Fails, with one line that contains the next step.
     pub fn begin(nodes: &[Node]) -> Result<Sampling, String> {
         let hardware = [Source::Ibs, Source::Pebs].into_iter().find_map(|source| open(source, nodes).ok());
         if let Some(sampling) = hardware {
@@ -96,12 +94,12 @@ impl Sampling {
         })
     }
 
-    /// Where they come from.
+    /// The source.
     pub fn source(&self) -> Source {
         self.source
     }
 
-    /// Hands out what has come since. Returns how many were left out.
+    /// Passes new samples to `take`. Returns how many were lost.
     pub fn take(&mut self, take: &mut dyn FnMut(Access)) -> u64 {
         let mut lost = 0;
         for (node, sampler) in &mut self.samplers {
@@ -123,8 +121,8 @@ impl Sampling {
     }
 }
 
-/// Whether the kernel protects pages to see writes (CONFIG_MEM_SOFT_DIRTY): a page that was just
-/// written is marked then.
+/// Whether the kernel marks written pages (CONFIG_MEM_SOFT_DIRTY): a page that was just written is
+/// marked then.
 fn tells_writes() -> bool {
     let page = vec![1u8; 2 * PAGE_BYTES as usize];
     std::hint::black_box(&page);
@@ -141,7 +139,7 @@ fn open(source: Source, nodes: &[Node]) -> io::Result<Sampling> {
             let event =
                 Dynamic::builder("ibs_op")?.field("cnt_ctl", 1).map_err(|error| other(error.to_string()))?.build();
             let mut builder = Builder::new(event.map_err(|error| other(error.to_string()))?);
-            // It does not know user from kernel.
+            // It cannot distinguish user from kernel.
             builder.include_kernel().include_hv().sample_period(IBS_PERIOD);
             builder
         }
@@ -183,8 +181,8 @@ mod tests {
         };
         let len = 4 << 20;
         let (rights, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-        // SAFETY: a new mapping that nobody has touched, as large as it is said to be; it stays
-        // until the process ends.
+        // SAFETY: a new mapping that nobody has touched, with the given size; it stays until the
+        // process ends.
         let memory = unsafe {
             let at = libc::mmap(std::ptr::null_mut(), len, rights, flags, -1, 0);
             assert_ne!(at, libc::MAP_FAILED);
@@ -192,7 +190,7 @@ mod tests {
         };
         let pages = memory.as_ptr() as u64 / PAGE_BYTES..(memory.as_ptr() as u64 + len as u64) / PAGE_BYTES;
         let mut seen = 0;
-        // Other tests fault, too: it is not to overflow.
+        // Other tests fault, too: the ring must not overflow.
         for some in memory.chunks(PAGE_BYTES as usize * 64) {
             some.chunks(PAGE_BYTES as usize).for_each(|page| assert_eq!(std::hint::black_box(page[0]), 0));
             sampling.take(&mut |access| {
@@ -202,7 +200,7 @@ mod tests {
                 }
             });
         }
-        // A fault may bring several pages (fault-around), or a huge one.
+        // A fault may map several pages (fault-around), or a huge one.
         assert!(seen > 0, "no access of {} was seen", pages.end - pages.start);
     }
 

@@ -1,28 +1,27 @@
-//! Memory spread over nodes, whoever uses it: round-4k and round-1g.
+//! Spreads memory over nodes, regardless of its users: round-4k and round-1g.
 
 use crate::{NodeId, PAGE_BYTES, Policy};
 
 const PAGES_PER_GIB: u64 = (1 << 30) / PAGE_BYTES;
-/// Memory in which each node has its share: 16 MiB, or 64 huge pages. Over more, what is used at a
-/// time might be on one node.
+/// Memory in which each node has its share: 16 MiB, or 64 huge pages. With a larger window, the
+/// part that is in use at a time might be on one node.
 const WINDOW_PAGES: u64 = 4096;
 const WINDOW_UNITS: u64 = 64;
 
-/// Memory that is moved as one: the number of its first page, how many there are, and the node
-/// where it is.
+/// Memory that is moved as one: the number of its first page, the number of pages, and its node.
 pub type Placed = (u64, u64, NodeId);
 
-/// Spreads what is there, in the order of addresses. No more is moved than what a node has beyond
+/// Spreads present memory, in the order of addresses. It moves no more than a node's excess over
 /// its share.
 pub struct Spread {
     nodes: Vec<NodeId>,
-    /// Pages that each node has got.
+    /// Pages assigned to each node.
     got_pages: Vec<u64>,
     by_gib: bool,
 }
 
 impl Spread {
-    /// Over these nodes. None: the policy does not spread, or there is no node.
+    /// For these nodes. `None`: the policy does not spread, or there is no node.
     pub fn new(policy: Policy, nodes: &[NodeId]) -> Option<Spread> {
         let by_gib = match policy {
             Policy::Round4k => false,
@@ -32,7 +31,7 @@ impl Spread {
         (!nodes.is_empty()).then(|| Spread { nodes: nodes.to_vec(), got_pages: vec![0; nodes.len()], by_gib })
     }
 
-    /// Where each of the next ones is to be.
+    /// The node of each of the next units.
     pub fn place(&mut self, placed: &[Placed]) -> Vec<NodeId> {
         if self.by_gib {
             let count = self.nodes.len() as u64;
@@ -55,8 +54,8 @@ impl Spread {
         let all = self.got_pages.iter().sum::<u64>() + placed.iter().map(|(_, pages, _)| pages).sum::<u64>();
         let share = all as f64 / self.nodes.len() as f64;
         let largest = placed.iter().map(|(_, pages, _)| *pages).max().unwrap_or(1) as f64;
-        // What each lacks of its share; and, if that is one of them at least, what part of what it
-        // has it is to give: so that what is spread stays.
+        // The shortfall of each node from its share; and, if one is short by at least one, the part
+        // of its pages that each node has to give. So spread memory stays.
         let mut lacks: Vec<f64> = self.got_pages.iter().zip(&has).map(|(got, has)| share - *got as f64 - has).collect();
         let surplus = |lacks: f64| if -lacks >= largest { -lacks } else { 0.0 };
         let gives: Vec<f64> =
@@ -65,7 +64,8 @@ impl Spread {
         let mut place = |pages: u64, home| {
             let from = index(&self.nodes, home);
             if let Some(from) = from {
-                // As much as is due by now, so that what leaves a node is from all over the window.
+                // As much as is due until here, so that the pages that leave a node are distributed
+                // over the window.
                 due[from] += pages as f64 * gives[from];
                 if due[from] < pages as f64 / 2.0 {
                     return from;
@@ -92,7 +92,7 @@ mod tests {
 
     const NODES: [NodeId; 4] = [0, 1, 4, 7];
 
-    /// Spreads what is there; returns how many are moved, and what the nodes have then.
+    /// Spreads present memory; returns the number of moves, and the pages of the nodes after it.
     fn spread(placed: &mut [Placed]) -> (usize, [u64; 4]) {
         let to = Spread::new(Policy::Round4k, &NODES).unwrap().place(placed);
         let moved = placed.iter().zip(&to).filter(|(one, to)| one.2 != **to).count();
@@ -105,7 +105,7 @@ mod tests {
         let seed = fastrand::u64(..);
         println!("seed {seed}");
         let mut random = fastrand::Rng::with_seed(seed);
-        // On one node, on a node that is not to be used, in runs, or anywhere.
+        // On one node, on a node that must not be used, in runs, or anywhere.
         let homes: [&mut dyn FnMut(u64) -> NodeId; 4] =
             [&mut |_| 4, &mut |_| 2, &mut |nth| NODES[(nth / 250 % 4) as usize], &mut |_| {
                 random.choice(NODES).unwrap()
@@ -115,7 +115,7 @@ mod tests {
             let (_, got) = spread(&mut placed);
             assert!(got.iter().all(|pages| (248..=253).contains(pages)), "{got:?}");
             assert_eq!(spread(&mut placed).0, 0, "what is spread stays");
-            // And no part of it is on one node, larger than a window (of 64 pages here).
+            // And no part that is larger than a window (of 64 pages here) is on one node.
             for part in placed.chunks(200) {
                 let most = NODES.map(|node| part.iter().filter(|one| one.2 == node).count()).into_iter().max();
                 assert!(most < Some(150), "{part:?}");

@@ -7,7 +7,7 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
-/// Where the kernel lists them.
+/// The kernel's list of nodes.
 pub const SYS: &str = "/sys/devices/system/node";
 
 /// A node.
@@ -21,14 +21,14 @@ pub struct Node {
     pub distances: Vec<u32>,
     /// Its memory.
     pub memory_bytes: u64,
-    /// What of it nobody uses.
+    /// Free memory.
     pub free_bytes: u64,
 }
 
 /// All nodes, in ascending order. A kernel without NUMA has one.
 ///
 /// # Errors
-/// When a node's files cannot be read, or make no sense.
+/// Fails if a node's files cannot be read or parsed.
 pub fn read(sys: &Path) -> io::Result<Vec<Node>> {
     let online = match fs::read_to_string(sys.join("online")) {
         Ok(online) => online,
@@ -78,7 +78,7 @@ fn strange(path: &Path) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, format!("{} is not as expected", path.display()))
 }
 
-/// A list as the kernel writes it: 0-3,8,10-11. None: it is not.
+/// Parses a list in the kernel's form: 0-3,8,10-11. `None`: it is malformed.
 pub fn list(text: &str) -> Option<Vec<u32>> {
     let mut numbers = Vec::new();
     for part in text.trim().split(',').filter(|part| !part.is_empty()) {

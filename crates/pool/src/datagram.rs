@@ -1,4 +1,4 @@
-//! Datagrams: a message of gossip, packed, and sealed with the pool's key or with a checksum.
+//! Datagrams: a message of gossip, compressed, and sealed with the pool's key or with a checksum.
 //!
 //! ```text
 //! sealed   "PGS1", nonce 12 bytes, AES-256-GCM( time u64 in ms since 1970, little-endian ‖ body ) with a tag of 16 bytes;
@@ -7,17 +7,17 @@
 //! body     0 ‖ message, or 1 ‖ message packed by zstd
 //! ```
 //!
-//! What does not open is dropped, without an answer: a stranger's datagram costs one check of a
-//! tag. What opens must be of this minute and new to this node. So who has recorded a datagram can
-//! have it answered to an address of his choice, but while it is timely only, and once by each
-//! node, as each remembers the nonces that it has seen itself. To chitchat itself an old message
-//! does no harm: what it tells has older versions than what is known.
+//! A datagram that does not open is dropped, without an answer: a stranger's datagram costs one
+//! check of a tag. One that opens must be of this minute and new to this node. So an attacker who
+//! has recorded a datagram can have it answered to an address of his choice only while it is
+//! timely, and once by each node, because each remembers the nonces that it has seen itself. An old
+//! message does no harm to chitchat: its versions are older than the known ones.
 //!
-//! A nonce is 8 random bytes of this process and a count. With nonces all random, a thousand nodes
-//! under one key would, within some days, send as many datagrams as should be sent under one; this
-//! way only as many beginnings of processes count. A machine that is restored from a snapshot, or
-//! copied while it runs, goes on with both, and uses nonces again: docs/user/security.md says what
-//! to do then.
+//! A nonce is 8 random bytes of this process and a count. With fully random nonces, a thousand
+//! nodes under one key would, within some days, send as many datagrams as one key permits. With a
+//! count only the number of process starts matters. A machine that is restored from a snapshot, or
+//! copied while it runs, continues with both, and uses nonces again: docs/user/security.md has the
+//! remedy.
 
 use crate::{CLUSTER, Security};
 use ring::aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
@@ -27,28 +27,28 @@ use std::collections::HashSet;
 use std::io;
 use zstd::bulk::{Compressor, Decompressor};
 
-/// Bytes of a datagram at the most: what UDP over IPv4 can carry.
+/// The maximum length of a datagram in bytes: that of UDP over IPv4.
 pub const DATAGRAM_BYTES_MAX: usize = 65_507;
 
-/// Bytes of a message at the most: as much as chitchat makes.
+/// The maximum length of a message in bytes: chitchat's own.
 pub const MESSAGE_BYTES_MAX: usize = 65_507;
 
-/// How old a sealed datagram may be, or how far in the future: machines' clocks differ by that much
-/// at the most.
+/// The maximum age of a sealed datagram, in the past or in the future: machines' clocks differ by
+/// at most this much.
 pub const CLOCK_MS_MAX: u64 = 60_000;
 
-/// Nonces that are remembered, in each of two generations. A node gets a dozen datagrams a second,
-/// and needs them for two minutes: one generation holds ten times as many. A node that has the key
-/// could have it forget older ones by sending more.
+/// Remembered nonces, in each of two generations. A node receives a dozen datagrams a second, and
+/// needs their nonces for two minutes: one generation holds ten times as many. A node with the key
+/// could make it forget older ones by sending more.
 const NONCES_MAX: usize = 16_384;
 
-/// The use for which the pool's key derives ours.
+/// The label with which the key is derived from the pool's key.
 const KEY_LABEL: &str = "gossip";
 
-/// Shorter messages are not worth packing.
+/// Shorter messages are not compressed.
 const PACKED_FROM_BYTES: usize = 256;
 
-/// zstd's fastest: the table of nodes shrinks to less than half.
+/// zstd's fastest level: the table of nodes shrinks to less than half.
 const PACKING_LEVEL: i32 = 1;
 
 const SEALED: &[u8; 4] = b"PGS1";
@@ -59,22 +59,22 @@ const CHECKSUM_BYTES: usize = 8;
 const AS_IT_IS: u8 = 0;
 const PACKED: u8 = 1;
 
-/// Why a datagram is not for us.
+/// The reason why a datagram is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// Not of this protocol, or of another kind of protection than ours.
+    /// Another protocol, or another kind of protection.
     Foreign,
-    /// Of another key, or damaged.
+    /// Another key, or damaged.
     Unopened,
-    /// Its time is not ours, by so many milliseconds.
+    /// Its time differs by so many milliseconds.
     Untimely(u64),
-    /// It has been here before.
+    /// It was received before.
     Replayed,
-    /// It opens, but its body cannot be unpacked.
+    /// It opens, but its body cannot be decompressed.
     Damaged,
 }
 
-/// The message makes a datagram that is too long to be sent.
+/// The message would make a datagram that is too long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TooLong;
 
@@ -102,7 +102,7 @@ impl Codec {
     /// For a node with this protection.
     ///
     /// # Errors
-    /// When the system has no random bytes or no memory.
+    /// Fails if the system has no random bytes or no memory.
     pub fn new(security: &Security) -> io::Result<Codec> {
         let protection = match security {
             Security::Keyed(key) => Protection::Keyed(Box::new(Keyed::new(&key.derive(KEY_LABEL))?)),
@@ -111,10 +111,10 @@ impl Codec {
         Ok(Codec { protection, packer: Compressor::new(PACKING_LEVEL)?, unpacker: Decompressor::new()? })
     }
 
-    /// Makes the datagram that carries this message, in `out`.
+    /// Writes the datagram with this message to `out`.
     ///
     /// # Errors
-    /// When it is too long for one. The next message will be another one.
+    /// Fails if it is too long for one. The next message will have other contents.
     pub fn seal(&mut self, message: &[u8], now_ms: u64, out: &mut Vec<u8>) -> Result<(), TooLong> {
         out.clear();
         match &mut self.protection {
@@ -141,10 +141,10 @@ impl Codec {
         if out.len() <= DATAGRAM_BYTES_MAX { Ok(()) } else { Err(TooLong) }
     }
 
-    /// The message that this datagram carries; the datagram is overwritten.
+    /// The message of this datagram; the datagram is overwritten.
     ///
     /// # Errors
-    /// When it is none of ours.
+    /// Fails if it is refused.
     pub fn open(&mut self, datagram: &mut [u8], now_ms: u64) -> Result<Vec<u8>, Refusal> {
         let (magic, rest) = datagram.split_first_chunk_mut().ok_or(Refusal::Foreign)?;
         let body = match &mut self.protection {
@@ -235,9 +235,8 @@ fn pack(packer: &mut Compressor, message: &[u8], out: &mut Vec<u8>) {
     }
 }
 
-/// The nonces of datagrams that have been here. One is needed for as long as its datagram would
-/// still be timely: two minutes, if the sender's clock is a minute ahead. Hence two generations of
-/// at least that long.
+/// The nonces of received datagrams. A nonce is needed as long as its datagram is timely: two
+/// minutes, if the sender's clock is a minute ahead. Hence two generations of at least that long.
 #[derive(Default)]
 struct Seen {
     young: HashSet<[u8; NONCE_LEN]>,
@@ -246,7 +245,7 @@ struct Seen {
 }
 
 impl Seen {
-    /// Whether it was here before; from now on it was.
+    /// Returns whether it was received before, and records it.
     fn before(&mut self, nonce: [u8; NONCE_LEN], now_ms: u64) -> bool {
         if now_ms.saturating_sub(self.young_since_ms) > 2 * CLOCK_MS_MAX || self.young.len() >= NONCES_MAX {
             self.old = std::mem::take(&mut self.young);

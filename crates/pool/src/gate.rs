@@ -1,9 +1,8 @@
-//! What every datagram of a node passes, in both directions: sealed and opened
-//! ([`crate::datagram`]), looked through ([`crate::message`]), and counted. On any network: the
-//! simulation's passes the same gate.
+//! The gate of a node: every datagram passes it in both directions. It is sealed or opened
+//! ([`crate::datagram`]), checked ([`crate::message`]), and counted. The simulation's network uses
+//! the same gate.
 //!
-//! Nothing that comes in is answered from here, and nothing in it makes more than one log line of a
-//! kind.
+//! The gate answers nothing by itself, and a datagram causes at most one log line of a kind.
 
 use crate::datagram::{Codec, Refusal};
 use crate::message::{self, Entry};
@@ -24,7 +23,7 @@ pub struct Gate {
     codec: Mutex<Codec>,
     clock: Clock,
     counters: Arc<Counters>,
-    /// Known from the moment that gossip has begun; nothing arrives before.
+    /// Set when gossip begins; nothing arrives before.
     chitchat: OnceLock<Arc<tokio::sync::Mutex<Chitchat>>>,
 }
 
@@ -39,7 +38,7 @@ macro_rules! counters {
         pub struct Traffic { $($(#[$doc])* pub $name: u64,)* }
 
         impl Counters {
-            /// As of now.
+            /// The present values.
             pub fn read(&self) -> Traffic {
                 Traffic { $($name: self.$name.load(Relaxed),)* }
             }
@@ -48,29 +47,29 @@ macro_rules! counters {
 }
 
 counters! {
-    /// Datagrams that were sent.
+    /// Sent datagrams.
     sent_datagrams,
     /// Their bytes, without the network's headers.
     sent_bytes,
-    /// Datagrams that were good.
+    /// Valid received datagrams.
     received_datagrams,
     /// Their bytes.
     received_bytes,
-    /// Datagrams of something else, or of nodes that protect them in another way.
+    /// Datagrams of another protocol, or of nodes with another kind of protection.
     refused_foreign,
-    /// Datagrams of another key or checksum.
+    /// Datagrams with another key or checksum.
     refused_unopened,
-    /// Datagrams from a time that is not ours.
+    /// Datagrams with a wrong time.
     refused_untimely,
-    /// Datagrams that had been here before.
+    /// Datagrams that were received before.
     refused_replayed,
-    /// Datagrams with a message that no node of ours sends.
+    /// Datagrams with a message that no node of this program sends.
     refused_malformed,
     /// Messages with more nodes than there is room for.
     refused_nodes,
-    /// Messages not sent, for being too long.
+    /// Messages that were not sent because they are too long.
     unsent_too_long,
-    /// Datagrams that the system did not take.
+    /// Datagrams that the system did not accept.
     unsent_failed,
 }
 
@@ -80,12 +79,12 @@ impl Gate {
         Gate { own, codec: Mutex::new(codec), clock, counters, chitchat: OnceLock::new() }
     }
 
-    /// Gossip has begun: from now on it is known which nodes are known.
+    /// Begins gossip: from now on the list of known nodes is available.
     pub(crate) fn begin(&self, chitchat: Arc<tokio::sync::Mutex<Chitchat>>) {
         let _ = self.chitchat.set(chitchat);
     }
 
-    /// Makes the datagram that carries this message, in `out`; false: it is too long for one.
+    /// Writes the datagram with this message to `out`. Returns false if it is too long for one.
     pub fn outgoing(&self, message: &ChitchatMessage, out: &mut Vec<u8>) -> bool {
         let fits = self.codec.lock().seal(&message.serialize_to_vec(), (self.clock)(), out).is_ok();
         if !fits {
@@ -94,7 +93,7 @@ impl Gate {
         fits
     }
 
-    /// A datagram of so many bytes was sent, or the system did not take it.
+    /// Counts a datagram of so many bytes that was sent, or one that the system did not accept.
     pub fn sent(&self, bytes: Option<usize>) {
         match bytes {
             Some(bytes) => {
@@ -105,8 +104,7 @@ impl Gate {
         }
     }
 
-    /// The message in a datagram that has arrived, if it is a good one; the datagram is
-    /// overwritten.
+    /// The message of a received datagram, if it is valid; the datagram is overwritten.
     pub fn incoming(&self, from: SocketAddr, datagram: &mut [u8]) -> Option<ChitchatMessage> {
         let bytes = datagram.len();
         let opened = self.codec.lock().open(datagram, (self.clock)());
@@ -166,7 +164,7 @@ impl Gate {
         }
     }
 
-    /// Whether all nodes would still fit in one table with these.
+    /// Whether all nodes would still fit in one table together with these.
     fn room_for(&self, entries: &[Entry]) -> bool {
         // The holder of the lock is on this thread, and does not wait while it holds it.
         let Some(chitchat) = self.chitchat.get().and_then(|chitchat| chitchat.try_lock().ok()) else { return true };

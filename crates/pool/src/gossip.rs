@@ -1,4 +1,4 @@
-//! Gossip for those who do not want to know how: a thread of its own, and plain calls.
+//! Gossip behind plain calls, in a thread of its own.
 
 use crate::gate::{Counters, Traffic};
 use crate::lender::{Lender, reachable};
@@ -22,37 +22,37 @@ use tokio::time::{Instant, sleep, sleep_until};
 use wire::address::Address;
 use wire::confined::{self, Work, confine};
 
-/// How a node takes part.
+/// Configuration of a node.
 pub struct Config {
-    /// Where to listen (UDP). Port 0 lets the kernel choose one.
+    /// The UDP address to listen on. Port 0 lets the kernel choose one.
     pub listen: SocketAddr,
-    /// Where others reach that; if it is not told, `listen`, or with the address that this machine
-    /// has on the way to the first seed.
+    /// The address at which others reach it. By default `listen`, with the address that this
+    /// machine has on the way to the first seed if `listen` is unspecified.
     pub advertise: Option<SocketAddr>,
-    /// Nodes to begin with, `HOST:PORT`. Names may have several addresses, and are looked up again
-    /// every minute. Seeds need not be there, and one may be this node itself.
+    /// The first nodes to contact, `HOST:PORT`. Names may have several addresses, and are looked up
+    /// again every minute. Seeds need not be up, and one may be this node itself.
     pub seeds: Vec<String>,
-    /// What protects the datagrams.
+    /// The protection of the datagrams.
     pub security: Security,
-    /// What this node lends, as in [`Gossip::set_lender`].
+    /// The memory that this node lends, as in [`Gossip::set_lender`].
     pub lender: Option<Lender>,
 }
 
-/// Why gossip cannot begin.
+/// The reason why gossip cannot begin.
 #[derive(Debug)]
 pub enum Error {
     /// A seed is no `HOST:PORT`.
     Seed(String),
-    /// The socket cannot be had.
+    /// The socket cannot be bound.
     Listen {
-        /// Where.
+        /// The address.
         address: SocketAddr,
-        /// Why.
+        /// The error.
         source: io::Error,
     },
-    /// No address is known by which others reach this machine.
+    /// The address at which others reach this machine is unknown.
     Address,
-    /// Others could not reach this lender by its address.
+    /// Others could not reach this lender at its address.
     Lender(Address),
     /// The system refused a thread, or random bytes.
     Start(io::Error),
@@ -94,20 +94,20 @@ impl std::error::Error for Error {
     }
 }
 
-/// What gossip knows and did.
+/// State and counters of gossip.
 #[derive(Clone, Debug, Serialize)]
 pub struct Status {
     /// This node's name.
     pub node: String,
-    /// Where it listens.
+    /// The address that it listens on.
     pub listen: String,
-    /// Where others gossip with it.
+    /// The address at which others reach it.
     pub advertise: String,
     /// Other nodes that are alive, lenders and borrowers.
     pub live_nodes: usize,
     /// Nodes that are gone, and not yet forgotten.
     pub dead_nodes: usize,
-    /// Nodes whose value makes no sense.
+    /// Nodes with a malformed value.
     pub nonsense: usize,
     /// How often gossip failed and began again.
     pub restarts: u64,
@@ -124,7 +124,7 @@ pub struct Gossip {
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// Is called with the lenders.
+/// Called with the list of lenders.
 pub type Listener = Box<dyn Fn(&[Member]) + Send>;
 
 /// What the thread and the callers share.
@@ -136,7 +136,7 @@ struct Shared {
     security: Security,
     counters: Arc<Counters>,
     state: Mutex<State>,
-    /// There is something for the thread to do: another lender to tell, or to stop.
+    /// Wakes the thread: this node's lender has changed, or the thread has to stop.
     wake: Notify,
     stop: AtomicBool,
 }
@@ -147,15 +147,15 @@ struct State {
     members: Vec<Member>,
     view: View,
     restarts: u64,
-    /// To each listener one word that there is something new, of which it needs no second.
+    /// One pending notification for each listener, which is enough.
     listeners: Vec<SyncSender<()>>,
 }
 
 impl Gossip {
-    /// Begins to gossip. That no seed is there is no error.
+    /// Begins to gossip. Unreachable seeds are no error.
     ///
     /// # Errors
-    /// When an address makes no sense or cannot be had.
+    /// Fails if an address is invalid or cannot be bound.
     pub fn start(config: Config) -> Result<Gossip, Error> {
         for seed in &config.seeds {
             match seed.parse() {
@@ -203,11 +203,11 @@ impl Gossip {
         Ok(gossip)
     }
 
-    /// What this node lends from now on; None: nothing. Small changes are not told to others, so
+    /// Sets the memory that this node lends; `None`: nothing. Small changes are not published, so
     /// this may be called often.
     ///
     /// # Errors
-    /// When others could not reach it there.
+    /// Fails if others could not reach it at this address.
     pub fn set_lender(&self, lender: Option<Lender>) -> Result<(), Error> {
         if let Some(lender) = lender.as_ref().filter(|lender| !reachable(&lender.address)) {
             return Err(Error::Lender(lender.address.clone()));
@@ -217,16 +217,16 @@ impl Gossip {
         Ok(())
     }
 
-    /// The lenders that are alive, by name, ourselves not among them.
+    /// The lenders that are alive, by name, without this node.
     pub fn lenders(&self) -> Vec<Member> {
         self.shared.state.lock().members.clone()
     }
 
-    /// Has `listener` called with the lenders whenever they change, and once at first, from a
-    /// thread of its own: it may take its time, and sees the newest list then.
+    /// Calls `listener` with the lenders whenever they change, and once at first, from a thread of
+    /// its own: it may be slow, and gets the newest list then.
     ///
     /// # Errors
-    /// When there is no thread to be had.
+    /// Fails if no thread can be started.
     pub fn on_change(&self, listener: Listener) -> Result<(), Error> {
         let (tell, told) = sync_channel(1);
         let _ = tell.try_send(());
@@ -238,13 +238,13 @@ impl Gossip {
                 listener(&members);
             }
         };
-        // Before it looks for the first time, else what changes in between would not be told.
+        // Registered before the first reading of the list, so that no change in between is missed.
         self.shared.state.lock().listeners.push(tell);
         thread.spawn(call).map_err(Error::Start)?;
         Ok(())
     }
 
-    /// What is known, and what was done.
+    /// State and counters.
     pub fn status(&self) -> Status {
         let shared = &self.shared;
         let state = shared.state.lock();
@@ -261,8 +261,8 @@ impl Gossip {
         }
     }
 
-    /// Leaves: tells others that this node no longer lends, which takes a moment, and ends. What is
-    /// known stays as it is.
+    /// Leaves the pool: tells others that this node no longer lends, which takes a moment, and
+    /// ends. The list of lenders stays as it is.
     pub fn stop(&self) {
         self.shared.request_stop();
         let thread = self.thread.lock().take();
@@ -289,7 +289,7 @@ impl Shared {
         self.stop.load(Ordering::Acquire)
     }
 
-    /// Takes over what the node knows, and tells who listens.
+    /// Takes over the node's list, and notifies the listeners.
     fn publish(&self, view: View, hold: bool) {
         let mut state = self.state.lock();
         let members = members::next(&state.members, &view.reading, hold);
@@ -324,11 +324,11 @@ fn run(shared: &Arc<Shared>, socket: &UdpSocket) {
             }
         }
     });
-    // Not waiting for the resolver, should it be at work.
+    // Does not wait for the resolver, if it is running.
     runtime.shutdown_background();
 }
 
-/// One life of the node, until it is to stop or gossip fails.
+/// One life of the node, until it has to stop or gossip fails.
 async fn gossip(shared: &Arc<Shared>, socket: &UdpSocket) -> anyhow::Result<()> {
     let socket = socket.try_clone()?;
     let incarnation = clock_ms();
@@ -413,7 +413,7 @@ mod tests {
             let told = Arc::<Mutex<Vec<Member>>>::default();
             let listener = Arc::clone(&told);
             borrower.on_change(Box::new(move |members| *listener.lock() = members.to_vec())).unwrap();
-            // What is told is what is seen, a moment later.
+            // A listener gets the list of `lenders()`, a moment later.
             let is_told = || wait_until(LIMIT, || *told.lock() == borrower.lenders());
             assert!(wait_until(LIMIT, || sees(&borrower, &["10.0.0.1:7000", "10.0.0.2:7000"])));
             assert!(is_told(), "{:?}", told.lock());

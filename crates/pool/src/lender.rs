@@ -1,41 +1,41 @@
-//! What a node says about what it lends: one value under one key, a line of text.
+//! The value that a node publishes about its lending: one line of text under one key.
 //!
-//! One key, because each costs bytes in every exchange, and because address, capacity and what is
-//! free then change together. Text, because chitchat's values are text. What comes from the network
-//! is checked here; nothing else looks into it.
+//! It is one key, because each key costs bytes in every exchange, and because address, capacity and
+//! free memory change together. It is text, because chitchat's values are text. This module checks
+//! values from the network; no other one parses them.
 
 use serde::{Serialize, Serializer};
 use std::net::IpAddr;
 use wire::address::Address;
 
-/// The key. No other is used, and a message with another is refused.
+/// The key. No other key is used, and a message with another one is refused.
 pub const KEY: &str = "lender";
 
-/// What stands under [`KEY`] when the node does not lend. (The key is not deleted: chitchat would
-/// have to remember for how long.)
+/// The value of [`KEY`] if the node does not lend. (The key is not deleted: chitchat would have to
+/// remember the deletion.)
 pub const NOT_LENDING: &str = "";
 
-/// Bytes of a value at the most: a host's name has at most 253, two numbers 20.
+/// The maximum length of a value in bytes: a host's name has at most 253, two numbers 20.
 pub const VALUE_BYTES_MAX: usize = 300;
 
-/// The least move of what is free that is told: with less, a small lender would do nothing but
-/// tell.
+/// The minimum change of the free memory that is published: with less, a small lender would publish
+/// all the time.
 const STEP_BYTES_MIN: u64 = 16 << 20;
 
-/// Parts of a lender's capacity: a move of one of them is told. Each change is a message to every
-/// node of the pool, and who chooses among lenders needs to know which have room, not how much to
-/// the byte.
+/// Steps of a lender's capacity: a change by one of them is published. Each change is a message to
+/// every node of the pool, and a borrower only needs to know which lenders have room, not how much
+/// to the byte.
 const STEPS: u64 = 16;
 
-/// What a node lends.
+/// The lending of a node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Lender {
-    /// Where its pages are to be had.
+    /// The address of the lender.
     #[serde(serialize_with = "as_text")]
     pub address: Address,
-    /// How much more it could take, as last told: it moves in steps.
+    /// How much more it could take, as last published: the value changes in steps.
     pub free_bytes: u64,
-    /// How much it lends at the most.
+    /// The maximum of lent memory.
     pub capacity_bytes: u64,
 }
 
@@ -43,20 +43,20 @@ fn as_text<S: Serializer>(address: &Address, serializer: S) -> Result<S::Ok, S::
     serializer.collect_str(address)
 }
 
-/// Why a value is not one of ours.
+/// The value is malformed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Nonsense;
 
 impl Lender {
-    /// The value under [`KEY`]. Sizes are in MiB: finer ones would only be more to tell.
+    /// The value of [`KEY`]. Sizes are in MiB: finer ones would only cause more messages.
     pub fn to_text(&self) -> String {
         format!("{} {} {}", self.address, self.free_bytes >> 20, self.capacity_bytes >> 20)
     }
 
-    /// What a node says; None: it does not lend.
+    /// Parses a node's value; `None`: it does not lend.
     ///
     /// # Errors
-    /// When the text cannot be from a node like this one.
+    /// Fails if the text cannot be from a node like this one.
     pub fn from_text(text: &str) -> Result<Option<Lender>, Nonsense> {
         if text == NOT_LENDING {
             return Ok(None);
@@ -77,7 +77,7 @@ impl Lender {
         }
     }
 
-    /// What to tell, when `told` was told last: the same again, if too little has changed.
+    /// The value to publish after `told`: the same again, if too little has changed.
     pub fn worth_telling(self, told: Option<&Lender>) -> Lender {
         let step_bytes = (self.capacity_bytes / STEPS).max(STEP_BYTES_MIN);
         let free_bytes = self.free_bytes.min(self.capacity_bytes);
@@ -86,7 +86,8 @@ impl Lender {
                 if told.address == self.address
                     && told.capacity_bytes == self.capacity_bytes
                     && told.free_bytes.abs_diff(free_bytes) < step_bytes
-                    // Full is worth knowing exactly: who chooses a full lender chooses in vain.
+                    // Zero is published exactly: a borrower that chooses a full lender chooses in
+                    // vain.
                     && (told.free_bytes == 0) == (free_bytes == 0) =>
             {
                 told.clone()
@@ -96,7 +97,7 @@ impl Lender {
     }
 }
 
-/// Whether another machine could mean this one by that address.
+/// Whether another machine could reach this one at that address.
 pub fn reachable(address: &Address) -> bool {
     match address {
         Address::Tcp { port: 0, .. } | Address::Unix(_) | Address::Vsock { .. } => false,

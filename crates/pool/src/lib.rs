@@ -1,27 +1,27 @@
-//! Which lenders there are: discovery by gossip.
+//! Discovery of lenders by gossip.
 //!
-//! Every lender and every mount that is given a seed (`--pool`) is a *node*. Nodes tell each other,
-//! over UDP, of the nodes they know; a node that lends says where, and how much it has left. The
-//! protocol between them is chitchat's: Scuttlebutt reconciliation, with a failure detector that
-//! learns how often one hears of a node.
+//! Every lender and every mount with a seed (`--pool`) is a *node*. Nodes exchange, over UDP, the
+//! nodes that they know. A node that lends publishes its address and its free memory. The protocol
+//! is chitchat's: Scuttlebutt reconciliation, with a failure detector that learns how often news of
+//! a node arrives.
 //!
-//! - [`Gossip`] is all that the command needs: plain calls, one thread (`puma-gossip`) with a
-//!   runtime of its own inside.
-//! - [`gate`] is what each datagram passes in both directions; [`datagram`] seals and opens,
-//!   [`message`] bounds what chitchat gets.
-//! - [`lender`] and [`members`] are the logic, apart from sockets: what a node says of itself, and
-//!   what follows from what all said.
-//! - [`role`] decides whether a node lends or borrows; `pumapool join` does what it says.
+//! - [`Gossip`] is the interface for the command: plain calls, one thread (`puma-gossip`) with a
+//!   runtime of its own.
+//! - Each datagram passes [`gate`] in both directions; [`datagram`] seals and opens, [`message`]
+//!   limits chitchat's input.
+//! - [`lender`] and [`members`] are the logic, without sockets: a node's own value, and the list
+//!   that follows from all values.
+//! - [`role`] decides whether a node lends or borrows; `pumapool join` executes the decision.
 //! - [`node`] is one node on any network; the simulation (`tests/convergence.rs`) has a thousand of
-//!   them on one of its own.
+//!   them on a network of its own.
 //!
 //! What must never happen here:
-//! - Nothing that comes from the network makes this end, grow without bound, or answer who does not
-//!   have the pool's key.
-//! - A list of lenders never becomes empty because we ourselves are cut off ([`members::next`]):
-//!   the data path finds out by itself which of them it still reaches.
-//! - Nobody waits for gossip: every call but [`Gossip::start`] and [`Gossip::stop`] returns what is
-//!   known.
+//! - A message from the network ends this node, makes it grow without bound, or makes it answer a
+//!   peer without the pool's key.
+//! - The list of lenders becomes empty because this node itself is cut off ([`members::next`]): the
+//!   data path finds out by itself which lenders it still reaches.
+//! - A caller waits for gossip: every call except [`Gossip::start`] and [`Gossip::stop`] returns
+//!   the known state.
 
 pub mod datagram;
 pub mod gate;
@@ -41,6 +41,6 @@ pub use members::Member;
 pub use reach::local_address_towards;
 pub use wire::secure::Security;
 
-/// The protocol: nodes of another one are strangers to each other. To be changed with anything that
-/// a datagram holds.
+/// The protocol: nodes with another one ignore each other. Change it with any change of a
+/// datagram's contents.
 pub const CLUSTER: &str = "puma-1";

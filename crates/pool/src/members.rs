@@ -1,4 +1,4 @@
-//! From what all nodes say to the list of lenders. Nothing but logic.
+//! Computes the list of lenders from the values of all nodes. Pure logic.
 
 use crate::lender::Lender;
 use serde::Serialize;
@@ -11,39 +11,39 @@ pub struct Member {
     pub node: String,
     /// Grows with each start of that node.
     pub incarnation: u64,
-    /// What it lends.
+    /// Its lending.
     #[serde(flatten)]
     pub lender: Lender,
 }
 
-/// A node that others are heard of, ourselves not among them.
+/// A node that gossip reports, other than this one.
 #[derive(Clone, Copy, Debug)]
 pub struct Peer<'a> {
     /// Its name.
     pub node: &'a str,
     /// Its incarnation.
     pub incarnation: u64,
-    /// What stands under [`crate::lender::KEY`]; None if nothing has arrived yet.
+    /// The value of [`crate::lender::KEY`]; `None` if nothing has arrived yet.
     pub value: Option<&'a str>,
 }
 
-/// What the live nodes say.
+/// The values of the live nodes.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Reading {
     /// The lenders, by name.
     pub members: Vec<Member>,
-    /// Live nodes that say that they do not lend.
+    /// Live nodes that do not lend.
     pub not_lending: Vec<String>,
-    /// Live nodes but ourselves, whether they lend or not.
+    /// Live nodes without this one, whether they lend or not.
     pub live_peers: usize,
-    /// Values that make no sense, and were left out.
+    /// Malformed values, which were left out.
     pub nonsense: usize,
 }
 
-/// Reads what the live nodes say; `own` is our name.
+/// Parses the values of the live nodes; `own` is this node's name.
 ///
-/// Of a node that was started again only the newest incarnation counts, while the one before still
-/// seems alive; so it is of two names with one address.
+/// If a node was restarted, only the newest incarnation counts, while the one before still seems
+/// alive. The same applies to two names with one address.
 pub fn read<'a>(live: impl Iterator<Item = Peer<'a>>, own: &str) -> Reading {
     let mut newest: HashMap<&str, Peer> = HashMap::new();
     for peer in live.filter(|peer| peer.node != own) {
@@ -70,12 +70,12 @@ pub fn read<'a>(live: impl Iterator<Item = Peer<'a>>, own: &str) -> Reading {
     reading
 }
 
-/// The list that follows `now`, if it is another one. With `hold` nobody is taken from it but who
-/// says so.
+/// The list that follows `now`, if it differs. With `hold` a lender is removed only if it reports
+/// that itself.
 ///
-/// A node that hears nobody is more likely cut off than left by all at once, or its only lender has
-/// died: in both cases the data path knows better, and to give up all lenders would throw away what
-/// they keep.
+/// If a node receives no messages, it is more likely cut off than left by all at once, or its only
+/// lender has died. In both cases the data path has better information, and giving up all lenders
+/// would lose the pages that they keep.
 pub fn next(now: &[Member], reading: &Reading, hold: bool) -> Option<Vec<Member>> {
     if reading.live_peers == 0 {
         return None;
@@ -143,7 +143,7 @@ mod tests {
         assert_eq!(next(&list, &read([].into_iter(), "own"), false), None);
         assert_eq!(next(&list, &read([peer("b", 1, "")].into_iter(), "own"), false), Some(vec![]));
 
-        // Held, the list only grows, and what is said anew of somebody counts.
+        // While held, the list only grows, and new values of a lender count.
         let other = read([peer("a", 1, "a:1 1 1")].into_iter(), "own");
         let both = next(&list, &other, true).unwrap();
         assert_eq!(both.iter().map(|member| member.node.as_str()).collect::<Vec<_>>(), ["a", "b"]);

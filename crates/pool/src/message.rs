@@ -1,9 +1,9 @@
-//! What a chitchat message may hold before chitchat gets to see it.
+//! Checks the contents of a chitchat message before chitchat receives it.
 //!
-//! chitchat trusts who speaks to it: it keeps every node and every value that it hears of, unpacks
-//! whatever is packed, and stops with an assertion where its table of nodes no longer fits in one
-//! datagram. So each message is looked through first. The layout is that of chitchat 0.11 (its
-//! protocol version 0), all integers little-endian:
+//! chitchat trusts its peers: it keeps every node and every value that it receives, decompresses
+//! everything, and stops with an assertion if its table of nodes no longer fits in one datagram. So
+//! each message is checked first. The layout is that of chitchat 0.11 (its protocol version 0), all
+//! integers little-endian:
 //!
 //! ```text
 //! message  magic u16, version u8, kind u8, then  0 Syn: digest, cluster   1 SynAck: digest, delta   2 Ack: delta   3 BadCluster: –
@@ -16,27 +16,28 @@
 //! name, key, value, cluster     length u16, UTF-8
 //! ```
 //!
-//! A message with anything that a node like ours never sends is refused as a whole.
+//! A message with anything that a node of this program never sends is refused as a whole.
 
 use crate::lender;
 use chitchat::ChitchatId;
 use std::net::{IpAddr, SocketAddr};
 
-/// Bytes of a node's name at the most. Every message names all nodes.
+/// The maximum length of a node's name in bytes. Every message names all nodes.
 pub const NAME_BYTES_MAX: usize = 12;
 
-/// Bytes of the table of all nodes in a message, at the most: some 1,200 nodes of IPv4, 1,000 of
-/// IPv6. chitchat fails when table and header leave less than 100 bytes of a datagram's 65,507.
+/// The maximum length of the table of all nodes in a message, in bytes: some 1,200 nodes of IPv4,
+/// 1,000 of IPv6. chitchat fails when table and header leave less than 100 bytes of a datagram's
+/// 65,507.
 pub const DIGEST_BYTES_MAX: usize = 65_000;
 
-/// Bytes of a delta when it is unpacked, at the most: several times what all nodes' values take.
+/// The maximum length of a decompressed delta in bytes: several times the values of all nodes.
 const DELTA_BYTES_MAX: usize = 1 << 20;
 
-/// Bytes of one unpacked block at the most, as in chitchat.
+/// The maximum length of one decompressed block in bytes, as in chitchat.
 const BLOCK_BYTES_MAX: usize = u16::MAX as usize;
 
-/// Versions and heartbeats count up by one from zero: above this they were made up, and adding to
-/// them must not overflow.
+/// Versions and heartbeats count up by one from zero: higher ones were made up, and adding to them
+/// must not overflow.
 const COUNT_MAX: u64 = 1 << 60;
 
 /// A node in a digest; ordered as chitchat orders them.
@@ -54,7 +55,7 @@ impl<'a> From<&'a ChitchatId> for Entry<'a> {
 }
 
 impl Entry<'_> {
-    /// Bytes it takes in a digest.
+    /// Its length in a digest in bytes.
     pub fn bytes(&self) -> usize {
         let ip_bytes = if self.address.is_ipv4() { 4 } else { 16 };
         2 + self.name.len() + 8 + 1 + ip_bytes + 2 + 3 * 8
@@ -76,11 +77,11 @@ pub fn fit_together<'a>(known: impl Iterator<Item = Entry<'a>>, told: &[Entry]) 
     bytes + told.map(Entry::bytes).sum::<usize>() <= DIGEST_BYTES_MAX
 }
 
-/// Looks a message through, and returns the nodes that its digest names. `own` is this node, of
-/// which nobody else has news.
+/// Checks a message, and returns the nodes that its digest names. `own` is this node: no other node
+/// has newer values of it.
 ///
 /// # Errors
-/// What is wrong with it.
+/// Fails with the reason for which it is refused.
 pub fn check<'a>(message: &'a [u8], own: &ChitchatId) -> Result<Vec<Entry<'a>>, &'static str> {
     let mut rest = Rest(message);
     rest.u16()?;
@@ -140,7 +141,7 @@ fn node<'a>(rest: &mut Rest<'a>) -> Result<Entry<'a>, &'static str> {
         _ => return Err("an unknown kind of address"),
     };
     let address = SocketAddr::new(ip, rest.u16()?);
-    // Gossip is sent there: not to everybody at once.
+    // Gossip is sent to this address, which must not be a broadcast address.
     let broadcast = matches!(ip, IpAddr::V4(ip) if ip.is_broadcast());
     if address.port() == 0 || ip.is_unspecified() || ip.is_multicast() || broadcast {
         return Err("an address that no node has");
@@ -187,7 +188,7 @@ fn changes(rest: &mut Rest, own: &ChitchatId) -> Result<(), &'static str> {
                 if entry.name == &*own.node_id && entry.incarnation == own.generation_id {
                     return Err("news of ourselves");
                 }
-                // Keys are never deleted, so none was ever collected.
+                // Keys are never deleted, so no deletion was ever collected.
                 if rest.u64()? != 0 {
                     return Err("deleted values");
                 }
@@ -212,7 +213,7 @@ fn changes(rest: &mut Rest, own: &ChitchatId) -> Result<(), &'static str> {
     Ok(())
 }
 
-/// What is still to be read.
+/// The rest of the input.
 struct Rest<'a>(&'a [u8]);
 
 impl<'a> Rest<'a> {
@@ -284,7 +285,7 @@ mod tests {
         syn_ack_and(name, key, value, status, packed, &[])
     }
 
-    /// Such a SynAck, with more behind it.
+    /// Such a SynAck, followed by more bytes.
     fn syn_ack_and(name: &str, key: &str, value: &str, status: u8, packed: bool, more: &[u8]) -> Vec<u8> {
         let mut message = header(1);
         message.extend(1_u16.to_le_bytes());

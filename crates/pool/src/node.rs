@@ -1,7 +1,6 @@
-//! One node, on any network: chitchat behind a [`Gate`], and what it says and hears in our terms.
+//! One node, on any network: chitchat behind a [`Gate`], with its values in this crate's terms.
 //!
-//! Everything that is async stays in here and in `gossip.rs`; the simulation has a runtime of its
-//! own.
+//! All async code is in here and in `gossip.rs`; the simulation has a runtime of its own.
 
 use crate::datagram::Codec;
 use crate::gate::{Clock, Counters, Gate};
@@ -24,14 +23,14 @@ use tokio::sync::watch;
 pub struct Identity {
     /// Its name: [`name_of`] or [`random_name`].
     pub name: String,
-    /// Larger than that of its last start.
+    /// Larger than at its last start.
     pub incarnation: u64,
-    /// Where others gossip with it.
+    /// The address at which others reach it.
     pub address: SocketAddr,
 }
 
-/// The name of the lender at this address: it keeps it over restarts, so that a pool's pages stay
-/// where they are.
+/// The name of the lender at this address. It is the same after a restart, so that a pool's pages
+/// stay where they are.
 pub fn name_of(address: &wire::address::Address) -> String {
     hexadecimal(digest(&SHA256, address.to_string().as_bytes()).as_ref())
 }
@@ -39,7 +38,7 @@ pub fn name_of(address: &wire::address::Address) -> String {
 /// A name for a node that does not lend.
 ///
 /// # Errors
-/// When the system has no random bytes.
+/// Fails if the system has no random bytes.
 pub fn random_name() -> Result<String, ring::error::Unspecified> {
     let mut bytes = [0; NAME_BYTES_MAX / 2];
     SystemRandom::new().fill(&mut bytes)?;
@@ -50,16 +49,16 @@ fn hexadecimal(bytes: &[u8]) -> String {
     bytes.iter().take(NAME_BYTES_MAX / 2).map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// What a node knows at a moment.
+/// The state that a node knows at a moment.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct View {
-    /// What the live nodes say.
+    /// The values of the live nodes.
     pub reading: Reading,
     /// Nodes that are gone, and not yet forgotten.
     pub dead: usize,
 }
 
-/// A running node; ends when dropped, without a word.
+/// A running node. Dropping it ends it without a farewell.
 pub struct Node {
     name: String,
     handle: ChitchatHandle,
@@ -69,10 +68,10 @@ pub struct Node {
 }
 
 impl Node {
-    /// Begins to gossip. `open` makes the network from the gate that all datagrams are to pass.
+    /// Begins to gossip. `open` makes the network from the gate that all datagrams pass.
     ///
     /// # Errors
-    /// Those of the network.
+    /// Returns the errors of the network.
     pub async fn start<T: Transport>(
         identity: &Identity,
         seeds: Vec<String>,
@@ -99,9 +98,9 @@ impl Node {
             // Nothing is ever deleted.
             marked_for_deletion_grace_period: pace::FORGET_AFTER,
             catchup_callback: None,
-            // Of the live nodes chitchat would copy all that they say whenever one of them says
-            // something else. We look at its own state instead, and have it tell us no more than
-            // that there is something new.
+            // chitchat would copy all values of the live nodes whenever one of them changes. So
+            // this node reads chitchat's own state instead, and chitchat only notifies it of
+            // changes.
             extra_liveness_predicate: Some(Box::new(|_| false)),
         };
         let transport = open(Arc::clone(&gate));
@@ -113,7 +112,8 @@ impl Node {
         Ok(Node { name: identity.name.clone(), handle, changes, end, told: None })
     }
 
-    /// Says what this node lends; None: nothing. Too small a change is not told.
+    /// Publishes what this node lends; `None`: nothing. A change that is too small is not
+    /// published.
     pub async fn tell(&mut self, lender: Option<Lender>) {
         let told = lender.map(|lender| lender.worth_telling(self.told.as_ref()));
         if told == self.told {
@@ -124,11 +124,11 @@ impl Node {
         self.told = told;
     }
 
-    /// Waits until something is said that was not known, or a node comes or goes. An error: gossip
-    /// has ended, which it should not.
+    /// Waits for a new value, or until a node joins or leaves. An error means that gossip has
+    /// ended, which it should not.
     ///
     /// # Errors
-    /// What ended it.
+    /// Fails with the error that ended it.
     pub async fn changed(&mut self) -> anyhow::Result<()> {
         tokio::select! {
             changed = self.changes.changed() => Ok(changed?),
@@ -139,7 +139,7 @@ impl Node {
         }
     }
 
-    /// What is known now.
+    /// The present state.
     pub async fn view(&self) -> View {
         let chitchat = self.handle.chitchat();
         let chitchat = chitchat.lock().await;
@@ -150,7 +150,7 @@ impl Node {
         View { reading: members::read(live, &self.name), dead: chitchat.dead_nodes().count() }
     }
 
-    /// Ends it, after telling some others that it no longer lends, if it did.
+    /// Ends the node, after it has told some others that it no longer lends, if it did.
     pub async fn leave(mut self) {
         if self.told.is_none() {
             return;

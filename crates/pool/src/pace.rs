@@ -1,55 +1,55 @@
-//! How fast gossip is, and how soon it believes that a node is gone.
+//! The rates of gossip, and its time limits for a node that is gone.
 //!
-//! The figures go together: `tests/convergence.rs` measures what they lead to,
-//! docs/user/discovery.md tells it.
+//! The figures depend on each other: `tests/convergence.rs` measures their effect,
+//! docs/user/discovery.md reports it.
 
 use std::time::Duration;
 
-/// A node talks to three others (chitchat's number) each time. A second is soon enough: a lender
-/// that joins serves for hours, and one that fails is noticed by the data path itself. The cost
-/// grows with the number of nodes, as each message names all of them.
+/// A node contacts three others (chitchat's number) each time. A second is soon enough: a lender
+/// that joins serves for hours, and the data path itself detects one that fails. The cost grows
+/// with the number of nodes, because each message names all of them.
 pub const GOSSIP_INTERVAL: Duration = Duration::from_secs(1);
 
-/// How many times longer than usual there must be no news of a node until it counts as gone. News
-/// come about every half second; with the weight that [`FIRST_GUESS`] has, the first notice after
-/// some 7 seconds, and the last of 64 after 12. In the simulation 6 did not yet have anybody taken
-/// for gone who was there, with a tenth of all datagrams lost; who is, loses what he keeps for
-/// others.
+/// A node counts as gone after this many times the usual time without news of it. News arrives
+/// about every half second. With the weight of [`FIRST_GUESS`], the first node detects the failure
+/// after some 7 seconds, and the last of 64 after 12. In the simulation, with a tenth of all
+/// datagrams lost, 6 declared no live node gone. A node that is wrongly declared gone loses the
+/// pages that it keeps for others.
 pub const SILENCE_RATIO: f64 = 10.0;
 
-/// What is taken for the usual time between news of a node that is new. It goes on counting for as
-/// much as five samples, which keeps the patience of a node that hears very often (in a large pool)
-/// from becoming too short for a few lost datagrams.
+/// The assumed time between news of a new node. It keeps the weight of five samples. So if news is
+/// very frequent (in a large pool), the time limit does not become too short for a few lost
+/// datagrams.
 pub const FIRST_GUESS: Duration = Duration::from_secs(1);
 
-/// Times between news that are remembered of each node. Few: the memory of N nodes grows with N² in
-/// a simulation, and what counts is how the network is now. Five of these to one of
-/// [`FIRST_GUESS`]'s weight.
+/// Recorded times between news of each node. Few, because the memory of N nodes grows with N² in a
+/// simulation, and the present state of the network matters. Five of these have [`FIRST_GUESS`]'s
+/// weight.
 pub const SAMPLES: usize = 20;
 
-/// A longer silence is no sample of what is usual.
+/// A longer silence is not recorded as a sample.
 pub const SAMPLE_MAX: Duration = Duration::from_secs(10);
 
-/// How long a node that is gone is remembered, and now and then asked whether it is back. Each
-/// restart of a node is a new one, and the table of nodes is bounded
+/// How long a node that is gone is remembered, and sometimes contacted again. Each restart makes a
+/// new node, and the table of nodes is bounded
 /// ([`message::DIGEST_BYTES_MAX`](crate::message::DIGEST_BYTES_MAX)): so not for long. After a
-/// separation that lasts longer the two sides find each other by the seeds.
+/// longer separation the two sides find each other through the seeds.
 pub const FORGET_AFTER: Duration = Duration::from_secs(600);
 
-/// Nodes that are told at once that this one leaves. They tell three others within a second, and so
-/// on.
+/// Nodes that receive the farewell of a leaving node directly. They tell three others within a
+/// second, and so on.
 pub const FAREWELLS: usize = 8;
 
-/// How long a node that leaves waits for the exchange in which it says so. Nobody's answer is
-/// needed: who misses it finds out by silence.
+/// How long a leaving node waits for the exchange of its farewell. No answer is needed: a node that
+/// misses it detects the silence.
 pub const FAREWELL: Duration = Duration::from_millis(300);
 
-/// Without anybody's answer for so long, one line says so.
+/// After so long without any answer, the log has one line about it.
 pub const ALONE_AFTER: Duration = Duration::from_secs(10);
 
-/// After a time in which nobody was heard, nodes come back one by one: so long nobody is taken from
-/// the list of lenders, lest those who come last lose what they keep for us.
+/// After a time without messages, nodes come back one by one. For so long no lender is removed from
+/// the list, so that the last ones do not lose the pages that they keep.
 pub const SETTLE: Duration = Duration::from_secs(10);
 
-/// Pause before gossip begins again, should it have ended by a fault.
+/// Pause before gossip begins again after a fault.
 pub const RESTART_PAUSE: Duration = Duration::from_secs(1);

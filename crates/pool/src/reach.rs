@@ -1,10 +1,10 @@
-//! By which address others reach this machine.
+//! Finds the address at which others reach this machine.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket};
 
-/// The address of this machine on the way to the first of these hosts (`HOST:PORT`) that is known
-/// here. Nothing is sent. It is of an IPv4 host where `listen` is 0.0.0.0: nobody would be heard at
-/// another one.
+/// The address of this machine on the way to the first of these hosts (`HOST:PORT`) that can be
+/// resolved. Nothing is sent. Only IPv4 hosts count if `listen` is 0.0.0.0, because such a socket
+/// receives nothing at other addresses.
 pub fn local_address_towards(hosts: &[String], listen: IpAddr) -> Option<IpAddr> {
     let known = hosts.iter().filter_map(|host| host.to_socket_addrs().ok()).flatten();
     let known = known.filter(|host| host.is_ipv4() || listen.is_ipv6());
@@ -30,7 +30,7 @@ mod tests {
             assert_eq!(local_address_towards(&hosts, listen), Some(Ipv4Addr::LOCALHOST.into()));
             assert_eq!(local_address_towards(&[], listen), None);
         }
-        // As of a name with both kinds of addresses, of which that one comes first.
+        // A name with both kinds of addresses, the unsuitable one first.
         let both = ["[::1]:7070".to_owned(), "127.0.0.1:7070".to_owned()];
         assert_eq!(local_address_towards(&both, any[0]), Some(Ipv4Addr::LOCALHOST.into()));
         assert_eq!(local_address_towards(&both[..1], any[0]), None);

@@ -1,16 +1,16 @@
-//! Whether a node lends or borrows: by need. Nothing but logic; the caller says what time it is and
-//! what has happened.
+//! Decides whether a node lends or borrows, by need. Pure logic: the caller passes the time and the
+//! events.
 //!
-//! A node lends until its own mounts evict: then memory is short, and it borrows, at once. It lends
-//! again when nothing was evicted for a *calm time*. So a role is given up quickly where that helps
-//! this node's own programs, and slowly where it helps others'.
+//! A node lends until its own mounts evict: then memory is short, and it borrows at once. It lends
+//! again when nothing was evicted for a *calm time*. So it changes quickly if that helps its own
+//! programs, and slowly if it helps others'.
 //!
-//! Each change costs: what was lent is given back, what was borrowed grows old. So a load that
-//! comes and goes must not carry the role with it. A node that has to borrow again soon after it
-//! began to lend (within [`SETTLED_CALMS`]) has lent too early: its calm time doubles,
-//! [`DOUBLINGS_MAX`] times at the most. A load whose pauses are shorter than the calm time then
-//! leaves the role as it is. One whose pauses are longer than the longest calm time is followed,
-//! which is what the node is for. Each long time of lending halves the calm time again.
+//! Each change costs: lent memory is given back, and borrowed pages become useless. So a load that
+//! comes and goes must not change the role each time. A node that has to borrow again soon after it
+//! began to lend (within [`SETTLED_CALMS`]) has lent too early: its calm time doubles, at most
+//! [`DOUBLINGS_MAX`] times. A load with pauses shorter than the calm time then leaves the role
+//! unchanged. The role follows a load with pauses longer than the longest calm time, as intended.
+//! Each long time of lending halves the calm time again.
 //!
 //! What must never happen here: a change of role with each wave of a load; two roles at once.
 
@@ -18,38 +18,38 @@ use serde::Serialize;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-/// Evictions from which memory is short, on average over [`WINDOW`]: 128 KiB a second. A disk that
-/// is worth a pool reads more than that.
+/// Rate of evictions from which memory counts as short, on average over [`WINDOW`]: 128 KiB a
+/// second. A disk that is worth a pool reads more than that.
 pub const SHORT_PAGES_PER_SECOND: u64 = 32;
 
-/// Evictions below which it is calm. In between the role stays, whichever it is.
+/// Rate of evictions below which the node is calm. In between the role does not change.
 pub const CALM_PAGES_PER_SECOND: u64 = 8;
 
 /// Time over which evictions are averaged: reclaim comes in bursts.
 pub const WINDOW: Duration = Duration::from_secs(2);
 
-/// A look that comes sooner after the one before it is left out: there are never more of them than
-/// so many in a window.
+/// A sample that comes sooner after the one before it is left out: there are never more than so
+/// many in a window.
 const SAMPLES_PER_WINDOW: u32 = 16;
 
-/// [`Config::calm`] if nobody says anything else.
+/// The default of [`Config::calm`].
 pub const CALM_DEFAULT: Duration = Duration::from_secs(10);
 
-/// The calm time doubles so often at the most: from 10 seconds to some 5 minutes.
+/// The maximum number of doublings of the calm time: from 10 seconds to some 5 minutes.
 pub const DOUBLINGS_MAX: u32 = 5;
 
 /// Lending for so many times the first calm time was no mistake: 10 minutes for 10 seconds.
 pub const SETTLED_CALMS: u32 = 60;
 
-/// With less than this to lend there is no hurry to: it has to be calm for [`FULL_CALMS`] times as
-/// long.
+/// With less memory than this to lend there is no hurry: it has to be calm for [`FULL_CALMS`] times
+/// as long.
 pub const ROOM_BYTES: u64 = 64 << 20;
 
-/// See [`ROOM_BYTES`]. It is no condition that there be room: a page cache that nobody uses any
-/// more fills all memory for as long as nobody asks for it, and the node would never lend again.
+/// See [`ROOM_BYTES`]. Free memory is no condition: an unused page cache fills all memory as long
+/// as no program needs it, and the node would never lend again.
 pub const FULL_CALMS: u32 = 3;
 
-/// What a node does.
+/// The role of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Role {
@@ -59,47 +59,47 @@ pub enum Role {
     Borrow,
 }
 
-/// What a node is to do.
+/// The role that the administrator wants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Wanted {
-    /// What it needs.
+    /// By need.
     Auto,
-    /// Lend, whatever its mounts evict.
+    /// Lend, whatever the mounts evict.
     Lend,
     /// Borrow, however calm it is.
     Borrow,
 }
 
-/// How fast roles change.
+/// The speed of changes.
 #[derive(Clone, Copy, Debug)]
 pub struct Config {
     /// How long it must be calm before the node lends, as long as that was never wrong.
     pub calm: Duration,
-    /// What it is to do at first.
+    /// The wanted role at the start.
     pub wanted: Wanted,
 }
 
-/// What there is to say of a role.
+/// The status of a role.
 #[derive(Clone, Debug, Serialize)]
 pub struct Status {
     /// The role.
     pub role: Role,
-    /// What was asked for.
+    /// The wanted role.
     pub wanted: Wanted,
-    /// Why it is what it is.
+    /// The reason for the role.
     pub reason: String,
-    /// For how long.
+    /// Time since its last change.
     pub since_ms: u64,
-    /// How often it has changed.
+    /// The number of changes.
     pub changes: u64,
-    /// How long it must be calm now before the node lends.
+    /// The present calm time.
     pub calm_ms: u64,
-    /// Pages that the mounts have evicted lately, each second.
+    /// Recent rate of evicted pages.
     pub evicted_pages_per_second: u64,
 }
 
-/// The role of a node.
+/// The state of a node's role.
 pub struct Roles {
     config: Config,
     wanted: Wanted,
@@ -108,15 +108,15 @@ pub struct Roles {
     since: Instant,
     changes: u64,
     doublings: u32,
-    /// Looks of the last window, and the one before: when, and how many pages had been evicted
-    /// since ever.
+    /// Samples of the last window, and the one before: time, and number of evicted pages since the
+    /// start.
     samples: VecDeque<(Instant, u64)>,
-    /// When it was last not calm.
+    /// The last time that it was not calm.
     busy_at: Instant,
 }
 
 impl Roles {
-    /// A node that nothing is known of yet: it lends, unless it is to borrow.
+    /// A node without history: it lends, unless it is wanted to borrow.
     pub fn new(config: Config, now: Instant) -> Roles {
         let role = if config.wanted == Wanted::Borrow { Role::Borrow } else { Role::Lend };
         let reason = if config.wanted == Wanted::Auto { "nothing was evicted yet" } else { "asked for" };
@@ -133,13 +133,13 @@ impl Roles {
         }
     }
 
-    /// From the next look on this is wanted.
+    /// Sets the wanted role from the next sample on.
     pub fn set_wanted(&mut self, wanted: Wanted) {
         self.wanted = wanted;
     }
 
-    /// What the role is from now on. `evicted_pages` are those of all mounts since ever,
-    /// `headroom_bytes` what could be lent beyond the reserve.
+    /// The role from now on. `evicted_pages` are those of all mounts since the start,
+    /// `headroom_bytes` is the memory that could be lent beyond the reserve.
     pub fn step(&mut self, now: Instant, evicted_pages: u64, headroom_bytes: u64) -> Role {
         self.sample(now, evicted_pages);
         let rate = self.pages_per_second();
@@ -163,7 +163,7 @@ impl Roles {
         self.role
     }
 
-    /// What there is to say.
+    /// The present status.
     pub fn status(&self, now: Instant) -> Status {
         Status {
             role: self.role,
@@ -180,7 +180,7 @@ impl Roles {
         self.config.calm * 2u32.pow(self.doublings)
     }
 
-    /// It has to borrow: was it right to lend?
+    /// The node has to borrow: adapts the calm time, depending on whether it was right to lend.
     fn learn(&mut self, now: Instant) {
         if self.changes == 0 {
             return; // That it began so was nobody's judgement.
@@ -206,13 +206,13 @@ impl Roles {
             return;
         }
         self.samples.push_back((now, evicted_pages));
-        // The oldest one is the newest that is older than the window.
+        // The first sample is the newest one that is older than the window.
         while self.samples.get(1).is_some_and(|(at, _)| now.saturating_duration_since(*at) >= WINDOW) {
             self.samples.pop_front();
         }
     }
 
-    /// On average over the window; 0 as long as nothing is known of a whole one.
+    /// On average over the window; 0 until a whole window is known.
     fn pages_per_second(&self) -> u64 {
         let (Some((begin, before)), Some((end, after))) = (self.samples.front(), self.samples.back()) else { return 0 };
         let elapsed = end.saturating_duration_since(*begin);
@@ -231,7 +231,7 @@ mod tests {
     const LOOK: Duration = Duration::from_millis(500);
     const PLENTY_BYTES: u64 = 1 << 30;
 
-    /// A node that is looked at regularly.
+    /// A node with regular samples.
     struct Node {
         roles: Roles,
         begun: Instant,
@@ -254,7 +254,7 @@ mod tests {
             self.roles.step(self.now, self.evicted_pages, self.headroom_bytes)
         }
 
-        /// Goes on until the role is that one; returns after how many seconds.
+        /// Continues until the role is this one; returns the number of seconds.
         fn until(&mut self, role: Role, pages_per_second: u64) -> f64 {
             let begun = self.now;
             while self.look(pages_per_second) != role {
@@ -307,7 +307,7 @@ mod tests {
         assert!((30.0..35.0).contains(&seconds), "{seconds}");
     }
 
-    /// Whatever the period and the share of it that is busy.
+    /// For every period, and every share of it that is busy.
     #[test]
     fn a_square_wave_does_not_make_it_flap() {
         const HOURS: u64 = 4;
@@ -330,7 +330,7 @@ mod tests {
                 let changes = node.roles.status(node.now).changes;
                 let pause = half_seconds / 2 - (half_seconds * busy_percent).div_ceil(100) / 2;
                 let text = format!("period {} s, {busy_percent} % busy", half_seconds as f64 / 2.0);
-                // It learns within a few waves; then it follows only what leaves it the longest
+                // It learns within a few waves; then it follows only pauses that exceed the longest
                 // calm time.
                 if pause <= longest && half_seconds / 2 < calm * u64::from(SETTLED_CALMS) {
                     assert!(at_hour <= 2 * u64::from(DOUBLINGS_MAX) + 2, "{text}: {at_hour} changes in an hour");
@@ -345,7 +345,7 @@ mod tests {
         assert!(most.0 <= HOURS * 3600 * 2 / longest + 12, "{most:?}");
     }
 
-    /// And whatever the load: the figure follows from what the module's text says.
+    /// And for every load: the figure follows from the module's text.
     #[test]
     fn no_load_makes_it_flap() {
         for seed in 0..50 {

@@ -1,6 +1,6 @@
 //! Gossip over UDP.
 //!
-//! No error of the network ends it: what cannot be sent is lost like a datagram on the way.
+//! No error of the network ends it: a datagram that cannot be sent is lost like one in transit.
 
 use crate::datagram::DATAGRAM_BYTES_MAX;
 use crate::gate::Gate;
@@ -11,14 +11,14 @@ use std::net::{SocketAddr, UdpSocket};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What the kernel may keep for us, if it allows: in a large pool messages have 20 KB, and several
-/// come at once.
+/// The size of the kernel's receive buffer, if it is permitted: in a large pool messages have 20
+/// KB, and several arrive at once.
 const RECEIVE_BYTES: usize = 2 << 20;
 
-/// Pause after the system failed to receive, so as not to spin.
+/// Pause after the system failed to receive, to avoid a busy loop.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// A socket that is already there.
+/// A socket that is already bound.
 pub(crate) struct Udp {
     socket: UdpSocket,
     gate: Arc<Gate>,
@@ -56,7 +56,7 @@ struct Open {
 impl Socket for Open {
     async fn send(&mut self, to: SocketAddr, message: ChitchatMessage) -> anyhow::Result<()> {
         if self.gate.outgoing(&message, &mut self.to_send) {
-            // An IPv6 socket that also takes IPv4 knows its addresses by another name.
+            // An IPv6 socket that also takes IPv4 has these addresses in another form.
             let to = match to {
                 SocketAddr::V4(four) if self.is_ipv6 => (four.ip().to_ipv6_mapped(), four.port()).into(),
                 to => to,

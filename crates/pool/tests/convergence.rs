@@ -1,10 +1,10 @@
-//! Pools of many nodes on a network in memory, in paused time: how soon all see all lenders, and
-//! what that costs.
+//! Pools of many nodes on a network in memory, in paused time: how soon all nodes see all lenders,
+//! and the cost.
 //!
 //! The nodes are real ones ([`pool::node`]), and every datagram passes its gate: sealed, opened,
-//! looked through. The network loses datagrams as told, and can be parted in two. Loss and start
-//! times come from a seed, which is printed; whom a node talks to is chitchat's choice, and another
-//! one in each run.
+//! checked. The network loses datagrams at a given rate, and can be cut in two. Loss and start
+//! times come from a seed, which is printed; chitchat chooses the partners of a node, differently
+//! in each run.
 //!
 //! `make gossip` has 64, 250 and 1,000 nodes, and prints the figures of docs/user/discovery.md.
 
@@ -22,16 +22,16 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep};
 use wire::key::PoolKey;
 
-/// Datagrams that wait for a node at the most; more are lost, as with a socket's buffer.
+/// The maximum number of datagrams that wait for a node; more are lost, as with a socket's buffer.
 const QUEUE_MAX: usize = 256;
 
-/// The time between two looks at all nodes.
+/// The time between two checks of all nodes.
 const LOOK: Duration = Duration::from_millis(500);
 
-/// Nodes that are looked at each second while nothing happens.
+/// Nodes that are checked each second while nothing happens.
 const LOOKED_AT: usize = 32;
 
-/// What must have happened by then.
+/// The time limit for each event.
 const LIMIT: Duration = Duration::from_secs(60);
 
 #[derive(Default)]
@@ -47,7 +47,7 @@ struct Network {
 }
 
 impl Network {
-    /// Which of two halves an address is in.
+    /// The half of the network that contains an address.
     fn half(address: SocketAddr) -> bool {
         matches!(address, SocketAddr::V4(four) if four.ip().octets()[3] % 2 == 0)
     }
@@ -110,7 +110,7 @@ impl Socket for Port {
     }
 }
 
-/// A pool in which everybody lends.
+/// A pool in which every node lends.
 struct Pool {
     network: Arc<Mutex<Network>>,
     nodes: Vec<(String, Node)>,
@@ -154,8 +154,8 @@ impl Pool {
         self.nodes.push((identity.name, node));
     }
 
-    /// Waits until each node sees all others and nobody else; in halves, if the network is parted.
-    /// Returns the time it took.
+    /// Waits until each node sees all others and nobody else; in halves, if the network is cut.
+    /// Returns the time.
     async fn until_all_see_all(&mut self) -> Option<Duration> {
         let halves = |network: &Network, index: usize| network.is_parted.then_some(index % 2);
         let groups: Vec<_> = (0..self.nodes.len()).map(|index| halves(&self.network.lock().unwrap(), index)).collect();
@@ -165,7 +165,7 @@ impl Pool {
         }
         let begin = Instant::now();
         let mut at = 0;
-        // A node that has seen all is looked at again in the end: it must not have lost any
+        // A node that has seen all is checked again in the end: it must not have lost any
         // meanwhile.
         let mut seen_in_a_row = 0;
         while seen_in_a_row < self.nodes.len() {
@@ -186,7 +186,7 @@ impl Pool {
         Some(begin.elapsed())
     }
 
-    /// Waits until everybody but its owner has this in its list.
+    /// Waits until every node except its owner has this lender in its list.
     async fn until_all_know(&self, lender: &Lender) -> Option<Duration> {
         let begin = Instant::now();
         let own = name_of(&lender.address);
@@ -235,7 +235,7 @@ fn seconds(time: Option<Duration>, what: &str) -> f64 {
     time.unwrap_or_else(|| panic!("{what} not within {LIMIT:?}")).as_secs_f64()
 }
 
-/// Has a pool of so many nodes go through it all.
+/// Runs a pool of so many nodes through all events.
 fn measure(count: usize, loss: f64, with_partition: bool) -> Figures {
     let seed = fastrand::u64(..);
     println!("{count} nodes, loss {loss}: seed {seed}");
@@ -255,7 +255,7 @@ fn measure(count: usize, loss: f64, with_partition: bool) -> Figures {
         figures.datagrams_until_then = amount(datagrams);
         figures.kib_until_then = amount(bytes) / 1024.0;
 
-        // At rest nobody must seem to be gone.
+        // At rest no node may seem to be gone.
         let rest_seconds = 10;
         for _ in 0..rest_seconds {
             sleep(Duration::from_secs(1)).await;

@@ -1,39 +1,39 @@
-//! Applications: what their threads use, and who touches it first.
+//! Applications: the memory that their threads use, and which thread touches it first.
 
 /// The thread that touches memory first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Touch {
-    /// Each thread what it will use, and of what all share an equal part.
+    /// Each thread its own part, and an equal share of the shared part.
     Users,
-    /// The first thread all, when it reads or makes the input.
+    /// The first thread touches everything, when it reads or makes the input.
     First,
 }
 
-/// What happens to a thread's own part between two phases.
+/// The fate of a thread's own part between two phases.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Handing {
-    /// It stays the thread's.
+    /// It stays with the thread.
     Kept,
-    /// A thread some nodes away goes on with it, as it is.
+    /// A thread some nodes away continues with it, unchanged.
     Passed,
-    /// It is freed, and such a thread is given it for something new.
+    /// It is freed, and such a thread gets it for new data.
     Freed,
 }
 
-/// A class of applications, after what they do with memory.
+/// A class of applications, by their use of memory.
 #[derive(Clone, Copy, Debug)]
 pub struct Class {
-    /// As it is called.
+    /// Its name.
     pub name: &'static str,
-    /// The thread that touches first.
+    /// The thread that touches memory first.
     pub touch: Touch,
-    /// Share of the accesses that go to what all threads use.
+    /// Share of the accesses to the shared part.
     pub shared: f64,
-    /// Between two phases.
+    /// The handing between two phases.
     pub handing: Handing,
 }
 
-/// Those that the thesis's 29 programs span.
+/// The classes that cover the thesis's 29 programs.
 pub const CLASSES: [Class; 6] = [
     Class { name: "thread-local", touch: Touch::Users, shared: 0.0, handing: Handing::Kept },
     Class { name: "one allocator", touch: Touch::First, shared: 0.0, handing: Handing::Kept },
@@ -46,16 +46,16 @@ pub const CLASSES: [Class; 6] = [
 /// An application.
 #[derive(Clone, Debug)]
 pub struct Application {
-    /// What it does.
+    /// Its class.
     pub class: Class,
     /// Its memory.
     pub bytes: u64,
-    /// Cycles between two accesses: few where memory is all it does.
+    /// Cycles between two accesses: few for an application that only uses memory.
     pub compute_cycles: f64,
-    /// Accesses of a thread that are under way at once.
+    /// Accesses of a thread in flight.
     pub outstanding: f64,
-    /// Accesses of each thread in all.
+    /// Accesses of each thread in total.
     pub accesses: f64,
-    /// In so many parts, each of which begins when all threads have ended the one before.
+    /// The number of phases. Each begins when all threads have ended the one before.
     pub phases: usize,
 }

@@ -1,37 +1,37 @@
-//! The machine: nodes, links, and how long an access takes under load.
+//! The machine: nodes, links, and the duration of an access under load.
 
-/// Processors turn so often in a second.
+/// Clock rate of the processors.
 pub const HZ: f64 = 2.2e9;
-/// Cycles for an access to the own node, and to another one, when nothing else is asked for.
+/// Cycles of an access to the own node, and to another one, without other load.
 const LOCAL_CYCLES: f64 = 100.0;
 const REMOTE_CYCLES: f64 = 300.0;
-/// Cycles where a controller or a link carries all it can.
+/// Cycles if a controller or a link is at its limit.
 const CONTROLLER_CYCLES: f64 = 700.0;
 const LINK_CYCLES: f64 = 500.0;
-/// What they carry, in bytes a second.
+/// Their bandwidth, in bytes a second.
 const CONTROLLER_BYTES_PER_S: f64 = 13.0 * GIB;
 const LINK_BYTES_PER_S: f64 = 6.0 * GIB;
 /// The thesis says "asymmetric" and no more. On machines of its kind (two dies in a package, one
 /// link of each die to three others) a link between packages is half as wide as that within.
 const LINK_BETWEEN_PACKAGES: f64 = 0.5;
 const GIB: f64 = (1u64 << 30) as f64;
-/// What an access brings: a cache line.
+/// Bytes of an access: a cache line.
 pub const LINE_BYTES: f64 = 64.0;
-/// Waiting grows with the load to this power: little up to a half, most of it close to the limit.
+/// Waiting time grows with the load to this power: little up to a half, most of it close to the
+/// limit.
 const WAIT_POWER: i32 = 4;
-/// How it is found out what fits: by so many cycles for a load above the limit, until none is by
-/// more than this, in so many steps at the most.
+/// The search for a feasible load: so many cycles are added for a load above the limit, until none
+/// exceeds it by more than this, in at most so many steps.
 const EXCESS_CYCLES: f64 = 400.0;
 const EXCESS_MAX: f64 = 0.01;
 const STEPS_MAX: usize = 200;
 
 /// Eight nodes of six processors, in four packages.
 pub struct Machine {
-    /// From each node to each other one, the links on the way.
+    /// The links of the route from each node to each other one.
     routes: Vec<Vec<Vec<usize>>>,
     link_bytes_per_s: Vec<f64>,
-    /// Cycles that are waited beyond what the load explains, so that nothing carries more than it
-    /// can.
+    /// Waiting cycles beyond those of the load, so that nothing exceeds its bandwidth.
     controller_excess: Vec<f64>,
     link_excess: Vec<f64>,
 }
@@ -39,24 +39,24 @@ pub struct Machine {
 /// A thread that uses memory.
 #[derive(Clone, Debug)]
 pub struct Flow {
-    /// Where it runs.
+    /// The node where it runs.
     pub node: usize,
-    /// Its accesses, by the node where the memory is: shares.
+    /// The shares of its accesses by the node of the memory.
     pub to: Vec<f64>,
-    /// What it computes between two accesses.
+    /// Cycles of computation between two accesses.
     pub compute_cycles: f64,
-    /// Accesses that are under way at once.
+    /// Accesses in flight.
     pub outstanding: f64,
 }
 
-/// What came of them.
+/// The result.
 #[derive(Clone, Debug, Default)]
 pub struct Load {
-    /// Accesses in a second, of each flow.
+    /// Accesses of each flow in a second.
     pub rates: Vec<f64>,
-    /// Share of what each controller can carry.
+    /// Load of each controller, as a share of its bandwidth.
     pub controllers: Vec<f64>,
-    /// And each link.
+    /// Load of each link.
     pub links: Vec<f64>,
 }
 
@@ -66,9 +66,9 @@ impl Machine {
     /// Processors of a node.
     pub const CORES: usize = 6;
 
-    /// That of the thesis.
+    /// The thesis's machine.
     pub fn new() -> Machine {
-        // Dies 2p and 2p + 1 are package p. Even dies are joined with each other, odd ones too, and
+        // Dies 2p and 2p + 1 are package p. Even dies are linked with each other, odd ones too, and
         // the two of a package.
         let (mut links, mut link_bytes_per_s) = (std::collections::BTreeMap::new(), Vec::new());
         for from in 0..Self::NODES {
@@ -86,7 +86,7 @@ impl Machine {
             }
             match links.get(&(from, to)) {
                 Some(link) => vec![*link],
-                // By way of the die beside it.
+                // By way of the other die of the package.
                 None => vec![links[&(from, from ^ 1)], links[&(from ^ 1, to)]],
             }
         };
@@ -98,7 +98,7 @@ impl Machine {
         }
     }
 
-    /// How fast these threads are side by side.
+    /// The speed of these threads when they run together.
     pub fn load(&mut self, flows: &[Flow]) -> Load {
         let mut load = Load {
             rates: vec![0.0; flows.len()],
@@ -128,7 +128,7 @@ impl Machine {
                 for (home, share) in flow.to.iter().enumerate().filter(|(_, share)| **share > 0.0) {
                     let bytes = *rate * share * LINE_BYTES;
                     controllers[home] += bytes / CONTROLLER_BYTES_PER_S;
-                    // What was asked for comes from there to here.
+                    // Data travels from the memory's node to the thread's.
                     for link in &self.routes[home][flow.node] {
                         links[*link] += bytes / self.link_bytes_per_s[*link];
                     }
@@ -140,7 +140,7 @@ impl Machine {
                     is_settled &= *now <= 1.0 + EXCESS_MAX && (*excess == 0.0 || *now >= 1.0 - EXCESS_MAX);
                     is_settled &= (*now - *before).abs() <= EXCESS_MAX;
                     *excess = (*excess + EXCESS_CYCLES * (*now - 1.0)).max(0.0);
-                    // Half way, or it swings.
+                    // Half of the step, to avoid oscillation.
                     *before = (*before + *now) / 2.0;
                 }
             };
@@ -186,7 +186,7 @@ mod tests {
 
     #[test]
     fn nothing_carries_more_than_it_can() {
-        // All processors use the memory of one node; or of the node beside; or of all.
+        // All processors use the memory of one node; or of the adjacent node; or of all.
         let all = |to: &dyn Fn(usize) -> Vec<(usize, f64)>| -> Vec<Flow> {
             (0..Machine::NODES * Machine::CORES)
                 .map(|thread| flow(thread / Machine::CORES, &to(thread / Machine::CORES), 4.0))
@@ -200,7 +200,7 @@ mod tests {
         ] {
             let load = Machine::new().load(&flows);
             let most = load.controllers.iter().chain(&load.links).fold(0.0f64, |most, load| most.max(*load));
-            // Spread over all nodes, that is not too much.
+            // Spread over all nodes, the load is not too high.
             let least = if name == "all" { 0.5 } else { 0.9 };
             assert!((least..=1.0 + 2.0 * EXCESS_MAX).contains(&most), "{name}: {load:?}");
         }

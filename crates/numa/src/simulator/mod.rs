@@ -1,9 +1,8 @@
-//! A NUMA machine, simulated: that of the thesis, applications of the classes that it measured, and
-//! what each policy makes of them.
+//! A simulated NUMA machine: the thesis's machine, applications of the classes that it measured,
+//! and the effect of each policy on them.
 //!
-//! Memory is a queue at each controller and each link: what comes late is asked for later, so that
-//! nothing carries more than it can. Threads stay on their processors, and applications know
-//! nothing of nodes.
+//! Memory is a queue at each controller and each link: a late answer delays the next request, so
+//! nothing exceeds its bandwidth. Threads stay on their processors, and applications ignore nodes.
 
 mod application;
 mod machine;

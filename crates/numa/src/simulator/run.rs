@@ -1,26 +1,26 @@
-//! Applications on the machine, under policies: how long they take, and what the machine's parts
-//! carry meanwhile.
+//! Runs applications on the machine, under policies: their times, and the load of the machine's
+//! parts.
 
 use super::application::{Application, Handing, Touch};
 use super::machine::{Flow, Load, Machine};
 use crate::carrefour::{Carrefour, Period, Sample};
 use crate::{NodeId, PAGE_BYTES, Policy};
 
-/// A page here stands for so much, placed and moved as one: a real one of 4 KiB would be one of
-/// millions.
+/// A simulated page stands for this much memory, placed and moved as one: real pages of 4 KiB would
+/// be millions.
 const UNIT_BYTES: u64 = 256 << 10;
 const UNITS_PER_GIB: usize = (1 << 30) / UNIT_BYTES as usize;
-/// The time that is looked at as one.
+/// The time step.
 const STEP_S: f64 = 0.02;
 const PERIOD_STEPS: usize = 50;
-/// Samples of each thread in a period, what each costs its processor, and what moving costs: 1 GiB
-/// in a second of one processor.
+/// Samples of each thread in a period, the cost of each for its processor, and the cost of moving:
+/// 1 GiB in a second of one processor.
 const THREAD_SAMPLES: usize = 500;
 const SAMPLE_S: f64 = 10e-6;
 const MOVE_BYTES_PER_S: f64 = (1u64 << 30) as f64;
-/// What Carrefour may move in a period.
+/// The budget of Carrefour in a period.
 const BUDGET_BYTES: u64 = 512 << 20;
-/// Between two phases, parts go to the thread that far on: another node, of another package.
+/// Between two phases, parts go to the thread this far on: on another node, of another package.
 const HANDED_ON_THREADS: usize = 2 * Machine::CORES + 1;
 /// An application that takes longer than this is stuck.
 const TIME_MAX_S: f64 = 100_000.0;
@@ -38,25 +38,25 @@ pub struct Target {
     pub policy: Policy,
 }
 
-/// What came of it.
+/// The result of a target.
 #[derive(Clone, Copy, Debug)]
 pub struct Outcome {
-    /// Until the last thread was done.
+    /// Time until the last thread was done.
     pub seconds: f64,
-    /// Of the controllers' loads, standard deviation over mean, over the time.
+    /// Standard deviation over mean of the controllers' loads, averaged over time.
     pub imbalance: f64,
-    /// What the busiest link carried, of what it can, over the time.
+    /// Load of the busiest link as a share of its bandwidth, averaged over time.
     pub link: f64,
-    /// Share of accesses to the own node.
+    /// Share of near accesses.
     pub locality: f64,
     /// Memory that was moved.
     pub moved_bytes: u64,
 }
 
-/// Runs targets beside each other, until the last is done. All that is drawn comes from `seed`.
+/// Runs targets together, until the last is done. All random numbers come from `seed`.
 ///
 /// # Panics
-/// When a target never ends.
+/// Panics if a target never ends.
 pub fn run(targets: &[Target], seed: u64) -> Vec<Outcome> {
     let mut random = fastrand::Rng::with_seed(seed);
     let mut running: Vec<Running<'_>> = targets.iter().map(|target| Running::new(target, random.u64(..))).collect();
@@ -84,7 +84,7 @@ pub fn run(targets: &[Target], seed: u64) -> Vec<Outcome> {
     running.into_iter().map(|one| one.outcome()).collect()
 }
 
-/// Memory that is used alike: a thread's part, or what all share.
+/// Memory with the same use: a thread's part, or the shared part.
 struct Region {
     first: usize,
     homes: Vec<u8>,
@@ -106,7 +106,7 @@ impl Region {
 
 struct Running<'a> {
     target: &'a Target,
-    /// Of each thread, and what all share at the end.
+    /// One for each thread, and the shared one at the end.
     regions: Vec<Region>,
     /// The region that each thread uses now.
     owns: Vec<usize>,
@@ -114,7 +114,7 @@ struct Running<'a> {
     left: Vec<f64>,
     phase: usize,
     carrefour: Option<Carrefour>,
-    /// Share of the time that is left to the threads, besides moving and sampling.
+    /// Share of the time that is left to the threads, after moving and sampling.
     share_left: f64,
     seconds: Option<f64>,
     sums: Sums,
@@ -143,7 +143,7 @@ impl<'a> Running<'a> {
             let mut region = Region { first, homes: vec![0; len], counts: [0; Machine::NODES] };
             region.counts[0] = len;
             for unit in 0..len {
-                // Each touches a part of what all share.
+                // Each thread touches a part of the shared region.
                 let toucher = match application.class.touch {
                     Touch::First => 0,
                     Touch::Users if number == threads => unit * threads / len,
@@ -177,7 +177,7 @@ impl<'a> Running<'a> {
         self.left = vec![of_each; self.owns.len()];
     }
 
-    /// The threads that have something to do.
+    /// The threads that have work left.
     fn flows(&self) -> Vec<(usize, Flow)> {
         if self.seconds.is_some() {
             return Vec::new();
@@ -198,7 +198,7 @@ impl<'a> Running<'a> {
         (0..self.owns.len()).filter(|thread| self.left[*thread] > 0.0).map(|thread| (thread, flow(thread))).collect()
     }
 
-    /// A step is over, and it is this late now.
+    /// Ends a step, at this time.
     fn go_on(&mut self, flows: &[(usize, Flow)], rates: &[f64], load: &Load, now_s: f64) {
         if self.seconds.is_some() {
             return;
@@ -232,7 +232,7 @@ impl<'a> Running<'a> {
         }
         let threads = self.owns.len();
         self.owns.rotate_left(HANDED_ON_THREADS % threads);
-        // Freed memory is touched first again; but only first-touch hears of that.
+        // Freed memory is touched first again; but only first-touch reacts to that.
         if handing == Handing::Freed && self.target.policy == Policy::FirstTouch {
             for thread in 0..threads {
                 let region = &mut self.regions[self.owns[thread]];
@@ -243,7 +243,7 @@ impl<'a> Running<'a> {
         }
     }
 
-    /// What would be sampled of a period: of each thread, as it is now.
+    /// The samples of a period: of each thread, in its present state.
     fn samples(&self, random: &mut fastrand::Rng) -> Vec<Sample> {
         if self.seconds.is_some() {
             return Vec::new();
@@ -298,7 +298,7 @@ impl<'a> Running<'a> {
 }
 
 impl Target {
-    /// Where a unit is placed that a thread on that node touches first.
+    /// The node for a unit that a thread on `toucher` touches first.
     fn home(&self, unit: usize, toucher: usize) -> usize {
         match self.policy {
             Policy::Round4k => self.nodes[unit % self.nodes.len()],
@@ -317,7 +317,7 @@ mod tests {
     use crate::simulator::CLASSES;
 
     const SEED: u64 = 1;
-    /// Of the time under the better of the two simple policies, and under none: wanted at the most.
+    /// The maximum time relative to the better of the two simple policies, and to none.
     const OVER_BETTER_MAX: f64 = 1.10;
     const OVER_NONE_MAX: f64 = 1.04;
 
