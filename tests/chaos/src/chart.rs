@@ -7,13 +7,13 @@ const WIDTH: f64 = 1280.0;
 const HEIGHT: f64 = 720.0;
 const LEFT: f64 = 90.0;
 const RIGHT: f64 = 1230.0;
-/// Told apart by brightness, too.
+/// The colours also differ in brightness.
 const COLOURS: [&str; 4] = ["#0b7a75", "#52606d", "#e0a526", "#b4532a"];
 const INK: &str = "#1f2933";
 const PALE_INK: &str = "#52606d";
 const GRID: &str = "#e4e7eb";
 
-/// One curve's figure of a sample.
+/// A figure of a sample for one curve.
 type Figure = fn(&Sample) -> f64;
 
 /// One panel.
@@ -24,8 +24,7 @@ struct Panel {
     figure: Figure,
 }
 
-/// Draws the samples of each daemon, by name. `subtitle` says under which conditions they were
-/// taken.
+/// Draws the samples of each daemon, by name. `subtitle` describes their conditions.
 pub fn draw(series: &[(String, Vec<Sample>)], subtitle: &str) -> String {
     let mut svg = format!(
         r#"<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{HEIGHT}" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="'DejaVu Sans', sans-serif"><rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>"#
@@ -74,7 +73,7 @@ impl Panel {
             text(svg, LEFT - 10.0, at + 5.0, 13.0, PALE_INK, "end", &format!("{value}"));
         }
         for (at, (_, samples)) in series.iter().enumerate() {
-            // One curve for each process: after a restart it begins anew.
+            // One curve for each process: it starts again after a restart.
             for run in samples.chunk_by(|one, next| one.pid == next.pid) {
                 let points = run.iter().map(|sample| {
                     format!("{:.1},{:.1}", LEFT + (RIGHT - LEFT) * sample.at_s / end_s, y((self.figure)(sample)))
@@ -90,7 +89,7 @@ impl Panel {
     }
 }
 
-/// The next number up that is easy on the eye, and divides by four.
+/// The next larger round number that divides by four.
 fn nice(value: f64) -> f64 {
     let power = 10f64.powf(value.max(1.0).log10().floor());
     let steps = [1.0, 2.0, 4.0, 6.0, 8.0, 10.0];

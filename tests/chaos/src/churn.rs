@@ -1,5 +1,5 @@
 //! Load on names: many small files are made, read, renamed, truncated, appended to and removed, in
-//! a few directories. Each file is compared with what it must hold whenever it is read.
+//! a few directories. Each read of a file is compared with its expected content.
 
 use crate::content::Name;
 use page::PAGE_SIZE;
@@ -11,26 +11,26 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// Files at once.
+/// The maximum number of files.
 const FILES_MAX: usize = 400;
-/// Directories that they are in.
+/// The number of directories.
 const DIRECTORY_COUNT: u32 = 8;
-/// Pages of a file at the most.
+/// The maximum number of pages of a file.
 const PAGES_MAX: u32 = 24;
 /// Between two operations.
 const PAUSE: Duration = Duration::from_millis(4);
-/// Complaints kept.
+/// The maximum number of stored complaints.
 const COMPLAINTS_MAX: usize = 10;
 
-/// A file that there must be.
+/// An expected file.
 struct Known {
     path: PathBuf,
-    /// Of its contents.
+    /// The seed of its contents.
     seed: u64,
     page_count: u32,
 }
 
-/// The load, until it is dropped or [`Churn::end`].
+/// The load. Dropping it, or [`Churn::end`], ends it.
 pub struct Churn {
     stop: Arc<AtomicBool>,
     operations: Arc<AtomicU64>,
@@ -121,7 +121,7 @@ fn step(root: &Path, random: &mut fastrand::Rng, files: &mut Vec<Known>) -> Resu
             files[chosen].path = to;
         }
         5 => {
-            // Over another one, which goes.
+            // It replaces another file, which is gone then.
             let gone = files.swap_remove(chosen);
             let Some(other) = files.first_mut() else { return Ok(()) };
             fs::rename(&other.path, &gone.path).map_err(|error| failed("renaming over", &gone.path, error))?;
@@ -146,7 +146,7 @@ fn step(root: &Path, random: &mut fastrand::Rng, files: &mut Vec<Known>) -> Resu
             let known = &files[chosen];
             let mut bytes = Vec::new();
             let read = File::open(&known.path).and_then(|mut file| {
-                // As if the cache were full: what is read next comes from elsewhere.
+                // As if the cache were full: the next read comes from elsewhere.
                 let _only_advice = rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed);
                 file.read_to_end(&mut bytes)
             });

@@ -1,6 +1,6 @@
-//! What the probe writes into its pages: content that says which page it is and of which
-//! generation, so that any page which is read back tells whether it is right and, if not, what it
-//! is instead: an older one, another page's, or rubbish.
+//! The contents of the probe's pages: they show which page it is and of which generation. So any
+//! page that is read back shows whether it is right, and if not, its real origin: an older
+//! generation, another page, or rubbish.
 //!
 //! Pure arithmetic. The whole page depends on its name and generation, so no part of it can be
 //! right by accident.
@@ -13,10 +13,10 @@ const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
 /// Bytes of a word of content.
 const WORD_BYTES: usize = 8;
 
-/// A page of the probe's files.
+/// The name of a page of the probe's files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Name {
-    /// Of the files: another run has other contents.
+    /// The seed of the files: another run has other contents.
     pub seed: u64,
     /// Number of the file.
     pub file: u32,
@@ -40,7 +40,7 @@ impl Name {
         head.into_iter().chain(rest)
     }
 
-    /// Makes the page's content of a generation.
+    /// Writes the page's content of a generation.
     pub fn write(self, generation: u32, page: &mut Page) {
         let (places, _) = page.as_chunks_mut::<WORD_BYTES>();
         for (place, word) in places.iter_mut().zip(self.words(generation)) {
@@ -48,7 +48,8 @@ impl Name {
         }
     }
 
-    /// Compares what was read with the content of a generation. Some: what is wrong with it.
+    /// Compares the bytes of a read with the content of a generation. `Some`: a description of the
+    /// difference.
     pub fn compare(self, generation: u32, read: &[u8]) -> Option<String> {
         if read.len() != PAGE_SIZE {
             return Some(format!("{} bytes instead of a page", read.len()));
@@ -68,7 +69,7 @@ impl Name {
         ))
     }
 
-    /// What a page is, as far as it can be told.
+    /// Describes the origin of a page, as far as possible.
     fn describe(self, read: &[u8]) -> String {
         if read.iter().all(|byte| *byte == 0) {
             return "zeros".to_owned();

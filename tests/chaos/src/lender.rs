@@ -1,5 +1,4 @@
-//! The lender that everything is done to: the real one, or the liar in its place at the same
-//! address.
+//! The lender under test: the real one, or the byzantine one at the same address.
 //!
 //! All processes are started from the thread that owns this value: the kernel ends them with that
 //! thread.
@@ -12,16 +11,17 @@ use testbed::{Failure, Group, Process, Puma, Squeeze};
 
 use rustix::process::Signal;
 
-/// What it lends at the most.
+/// Its maximum of lent memory.
 pub const CAPACITY_BYTES: u64 = 64 << 20;
-/// Its memory cgroup: what it lends, its reserve, and what it needs itself.
+/// Its memory cgroup: lent memory, reserve, and its own needs.
 pub const GROUP_BYTES: u64 = 112 << 20;
-/// What another process fills of that when the lender is squeezed: the lent pages have to go.
+/// Memory that another process fills when the lender is squeezed: the lent pages have to be given
+/// back.
 const SQUEEZE_BYTES: u64 = 72 << 20;
-/// Of the lender in a network namespace, where nobody else is.
+/// The port of the lender in a network namespace, which contains no other process.
 const PORT: u16 = 7000;
 
-/// Where it listens.
+/// The address of the lender.
 pub enum Place {
     /// A Unix socket.
     Unix(PathBuf),
@@ -31,16 +31,16 @@ pub enum Place {
     Network(Rc<Network>),
 }
 
-/// The program that answers at the address.
+/// The program at the address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Who {
     /// `pumapool lend`.
     Lender,
-    /// Our own liar, with the seed of its lies.
+    /// Our own byzantine lender, with the seed of its lies.
     Liar(u64),
 }
 
-/// The lender, or the liar in its place, or nobody.
+/// The lender, or the byzantine one in its place, or nothing.
 pub struct Lender {
     puma: Puma,
     place: Place,
@@ -54,7 +54,7 @@ pub struct Lender {
 }
 
 impl Lender {
-    /// Starts the real one.
+    /// Starts the real lender.
     pub fn start(puma: &Puma, place: Place, log: &str) -> Result<Lender, Failure> {
         let address = match &place {
             Place::Unix(path) => format!("unix:{}", path.display()),
@@ -76,22 +76,22 @@ impl Lender {
         Ok(lender)
     }
 
-    /// Where it listens, for `--lender`.
+    /// The address for `--lender`.
     pub fn address(&self) -> &str {
         &self.address
     }
 
-    /// The program that it is now.
+    /// The present program.
     pub fn who(&self) -> Who {
         self.who
     }
 
-    /// The process of the real one, if it runs.
+    /// The process of the real lender, if it runs.
     pub fn pid(&self) -> Option<u32> {
         self.process.as_ref().filter(|_| self.who == Who::Lender).map(Process::pid)
     }
 
-    /// Starts it in the place of whoever was there, who is killed.
+    /// Starts the program in the place of the present one, which is killed.
     pub fn run(&mut self, who: Who) -> Result<(), Failure> {
         self.kill()?;
         let program = match who {
@@ -109,7 +109,7 @@ impl Lender {
         match who {
             Who::Lender => {
                 command.args(["lend", "--foreground", "--capacity", &CAPACITY_BYTES.to_string(), "--reserve", "8MiB"]);
-                // The liar in its place has no key: nobody who has one would lie in so many ways.
+                // The byzantine lender has no key: no peer with a key would lie in so many ways.
                 command.arg("--trust-network").env_remove("PUMAPOOL_KEY_FILE");
             }
             Who::Liar(seed) => {
@@ -133,14 +133,14 @@ impl Lender {
             process.kill()?;
         }
         if let Place::Unix(path) = &self.place {
-            // The liar, unlike the real one, replaces no socket.
+            // Unlike the real lender, the byzantine one replaces no socket.
             let _none = std::fs::remove_file(Path::new(path));
         }
         Ok(())
     }
 
-    /// Starts the real one again if it has ended by itself, which it may when its memory is taken.
-    /// Returns whether it had.
+    /// Starts the real lender again if it has ended by itself, which it may when its memory is
+    /// taken. Returns whether it had.
     pub fn revive(&mut self) -> Result<bool, Failure> {
         let ended = match &mut self.process {
             Some(process) => process.wait(std::time::Duration::ZERO)?.is_some(),
@@ -152,19 +152,19 @@ impl Lender {
         Ok(ended)
     }
 
-    /// Stops it where it is.
+    /// Stops the process (SIGSTOP).
     pub fn stop(&mut self) -> Result<(), Failure> {
         self.process.as_mut().map_or(Ok(()), |process| process.signal(Signal::STOP))?;
         Ok(())
     }
 
-    /// Lets it go on.
+    /// Continues the process (SIGCONT).
     pub fn go_on(&mut self) -> Result<(), Failure> {
         self.process.as_mut().map_or(Ok(()), |process| process.signal(Signal::CONT))?;
         Ok(())
     }
 
-    /// Has another process take its memory.
+    /// Starts a process that takes its memory.
     pub fn squeeze(&mut self) -> Result<(), Failure> {
         self.squeeze = Some(Squeeze::start(SQUEEZE_BYTES, &[&self.group])?);
         Ok(())
@@ -175,7 +175,7 @@ impl Lender {
         self.squeeze = None;
     }
 
-    /// The cable to it, if it has one.
+    /// The network link to it, if it has one.
     pub fn network(&self) -> Option<Rc<Network>> {
         match &self.place {
             Place::Network(network) => Some(Rc::clone(network)),
@@ -186,7 +186,7 @@ impl Lender {
 
 impl Drop for Lender {
     fn drop(&mut self) {
-        // A stopped process does not hear that it is to end.
+        // A stopped process does not receive the signal to end.
         let _ended_already = self.go_on();
     }
 }

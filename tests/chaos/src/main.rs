@@ -1,8 +1,8 @@
 //! `make chaos` and `make soak`: real programs read and write through real mounts while lenders are
-//! killed, stopped, squeezed for memory, cut off, and replaced by a liar.
+//! killed, stopped, squeezed for memory, cut off, and replaced by a byzantine one.
 //!
-//! Chaos asks for three things: no byte is ever wrong, no application ever sees an error, and no
-//! read takes longer than two seconds. Soak asks whether anything grows that should not. Both print
+//! Chaos requires three things: no byte is ever wrong, no application ever gets an error, and no
+//! read takes two seconds longer than in the controls. Soak checks that nothing grows. Both print
 //! their seed, end with 0 only if all was well, and leave nothing behind, also when they are
 //! interrupted.
 
@@ -118,11 +118,12 @@ fn main() -> ExitCode {
             Interrupt::listen().map_err(Failure::from).and_then(|interrupt| soak(&options, &interrupt))
         }
     };
-    // Everything that was made is gone by now, on every path.
+    // Everything that was made is removed by now, on every path.
     exit_code(outcome)
 }
 
-/// What both need: the command, an empty directory for logs, the seed, and a place for files.
+/// Prepares what both need: the command, an empty directory for logs, the seed, and a place for
+/// files.
 fn prepare(common: &Common) -> Result<(Puma, u64, Scratch, PathBuf), Failure> {
     if !rustix::process::geteuid().is_root() {
         return Err(Failure::Problem("cgroups and network namespaces need root: run it as root".to_owned()));
@@ -131,7 +132,7 @@ fn prepare(common: &Common) -> Result<(Puma, u64, Scratch, PathBuf), Failure> {
     let pumapool = pumapool
         .ok_or_else(|| Failure::Problem("there is no pumapool next to this program; run `make build`".to_owned()))?;
     let out = &common.out;
-    // Logs of an earlier run would be taken for this one's.
+    // Logs of an earlier run would count as this one's.
     let _none_yet = fs::remove_dir_all(out);
     fs::create_dir_all(out).map_err(Failure::attempted(format!("making {}", out.display())))?;
     let seed = common.seed.unwrap_or_else(|| fastrand::u32(..).into());
@@ -153,7 +154,7 @@ fn run(options: &RunOptions, interrupt: &Interrupt) -> Result<bool, Failure> {
     let disk = RemovedOnDrop(disk);
     let length = Duration::from_secs(options.seconds);
     let setup = Setup { puma: &puma, scratch: &scratch, disk: &disk.0, length, interrupt };
-    // Each run has every mode, and which trouble meets which mode is drawn.
+    // Each run has every mode; chance decides which trouble meets which mode.
     let mut modes = Mode::ALL;
     fastrand::Rng::with_seed(seed).shuffle(&mut modes);
     let mut outcomes = Vec::new();

@@ -1,32 +1,31 @@
-//! A network namespace with one cable to us, which can be pulled: where a lender lives that is to
-//! be cut off.
+//! A network namespace with one link to this machine, which can be cut: for a lender that is to be
+//! cut off.
 //!
-//! The namespace, and the cable with it, go with the guard. What a killed run left is removed by
-//! the next one.
+//! The guard removes the namespace and its link. The next run removes those that a killed run left.
 
 use std::path::PathBuf;
 use testbed::Failure;
 use testbed::run_program as run;
 
-/// All namespaces made here begin with it.
+/// Prefix of all namespaces that are made here.
 const PREFIX: &str = "puma-chaos-";
 
 /// A namespace joined to ours by a pair of virtual network cards.
 pub struct Network {
     name: String,
-    /// Our end of the cable.
+    /// This machine's end of the link.
     card: String,
     ours: String,
     theirs: String,
 }
 
 impl Network {
-    /// Makes one; `number` tells those of one process apart.
+    /// Makes one; `number` distinguishes those of one process.
     pub fn create(number: u8) -> Result<Network, Failure> {
         sweep();
         let pid = std::process::id();
-        // A net of four addresses in the range for benchmarks (RFC 2544), which nobody routes;
-        // which one, follows from the pid.
+        // A network of four addresses in the range for benchmarks (RFC 2544), which nobody routes;
+        // the pid determines which one.
         let net = (pid.wrapping_mul(4).wrapping_add(u32::from(number)).wrapping_mul(4)) & 0xfffc;
         let address = |host: u32| format!("198.{}.{}.{}", 18 + (number & 1), net >> 8, (net & 0xff) + host);
         let network = Network {
@@ -46,7 +45,7 @@ impl Network {
         Ok(network)
     }
 
-    /// Where the lender listens, port apart.
+    /// The lender's address, without the port.
     pub fn host(&self) -> &str {
         &self.theirs
     }
@@ -56,22 +55,22 @@ impl Network {
         PathBuf::from("/run/netns").join(&self.name)
     }
 
-    /// Pulls the cable at our end: nothing arrives, and nobody is told.
+    /// Cuts the link at this machine's end: nothing arrives, and no peer is notified.
     pub fn pull(&self) -> Result<(), Failure> {
         ip(&["link", "set", &self.card, "down"])
     }
 
-    /// Plugs it in again.
+    /// Restores the link.
     pub fn plug(&self) -> Result<(), Failure> {
         ip(&["link", "set", &self.card, "up"])
     }
 
-    /// Takes the lender's address away: what we send is not for anybody there.
+    /// Removes the lender's address: nothing there receives what is sent to it.
     pub fn lose_address(&self) -> Result<(), Failure> {
         ip(&["-n", &self.name, "address", "flush", "dev", "lend0"])
     }
 
-    /// Gives it back.
+    /// Restores the address.
     pub fn plug_in_address(&self) -> Result<(), Failure> {
         ip(&["-n", &self.name, "address", "replace", &format!("{}/30", self.theirs), "dev", "lend0"])
     }
@@ -79,7 +78,7 @@ impl Network {
 
 impl Drop for Network {
     fn drop(&mut self) {
-        // The cable goes with its end; the namespace itself once its last process has ended.
+        // Removing one end removes the link; the namespace itself ends with its last process.
         let _gone_already = ip(&["link", "del", &self.card]);
         if let Err(error) = ip(&["netns", "del", &self.name]) {
             eprintln!("The network namespace {} is left behind: {error}. Remove it with ip netns del.", self.name);

@@ -1,15 +1,15 @@
-//! The probe: a process that writes and reads pages which describe themselves, compares every one,
-//! and measures how long each read takes. It is what says "no wrong byte", "no error" and "no read
-//! slower than the bound"; the large public programs beside it (fsx, fio) make the load and look
-//! for wrong bytes in ways of their own.
+//! The probe: a process that writes and reads pages which identify themselves, compares every one,
+//! and measures the time of each read. It decides about "no wrong byte", "no error" and "no read
+//! slower than the bound". The large public programs that run in parallel (fsx, fio) make the load
+//! and look for wrong bytes in ways of their own.
 //!
 //! It runs in a process of its own, so that its page cache is that of a small memory cgroup. It
 //! reads in three ways: single pages at random, runs of pages in order (which the kernel reads
 //! ahead), and pages of a mapping. One thread writes, so a page's content is known except while it
-//! is being written: a read that meets a write of the same page is counted and not judged.
+//! is being written: a read that overlaps a write of the same page is counted and not judged.
 //!
-//! Never in here: catching up after a slow read. The load stays bounded, or one slow read would
-//! make the next one slow.
+//! What must never happen here: catching up after a slow read. The load stays bounded, or one slow
+//! read would make the next one slow.
 
 use crate::content::Name;
 use hdrhistogram::Histogram;
@@ -24,53 +24,53 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// Longest latency that is told apart.
+/// The longest latency that is measured.
 const LATENCY_MAX_US: u64 = 600_000_000;
-/// Findings of each kind that are told in words. All are counted.
+/// Findings of each kind that are described. All are counted.
 const FINDINGS_MAX: usize = 10;
 /// Pages of one read in order.
 const RUN_PAGES: u32 = 16;
 /// One write in that many is followed by fdatasync.
 const SYNC_ONE_IN: u32 = 64;
 
-/// What a probe is to do; an argument of its command line, as JSON.
+/// The task of a probe; an argument of its command line, as JSON.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Task {
-    /// Where its files are made.
+    /// The directory of its files.
     pub directory: PathBuf,
-    /// How many.
+    /// The number of files.
     pub file_count: u32,
-    /// Of each file.
+    /// Pages of each file.
     pub page_count: u32,
-    /// Of contents and order.
+    /// The seed of contents and order.
     pub seed: u64,
-    /// Of each of the three readers, at the most.
+    /// The maximum for each of the three readers.
     pub reads_per_s: u32,
-    /// At the most.
+    /// The maximum.
     pub writes_per_s: u32,
-    /// A read that takes longer is told by time.
+    /// A read that takes longer is reported with its time.
     pub slow_ms: u64,
 }
 
-/// A read that took long.
+/// A slow read.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Slow {
     /// When it began, in milliseconds since the epoch.
     pub began_ms: u64,
     /// How long it took.
     pub took_ms: u64,
-    /// What was read.
+    /// The read.
     pub what: String,
 }
 
-/// What a probe found; its last line of output, as JSON.
+/// The result of a probe; its last line of output, as JSON.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Report {
     /// Reads that were measured and compared.
     pub reads: u64,
     /// Pages written.
     pub writes: u64,
-    /// Pages read while they were written, which could not be judged.
+    /// Pages read while they were written, which cannot be judged.
     pub not_judged_pages: u64,
     /// Pages that were wrong.
     pub wrong_pages: u64,
@@ -100,7 +100,7 @@ pub fn now_ms() -> u64 {
 }
 
 struct PageState {
-    /// The generation that the next write completes, or the last one has.
+    /// The generation that the last begun write makes.
     begun: AtomicU32,
     /// The generation of the last completed write.
     done: AtomicU32,
@@ -115,7 +115,7 @@ struct Probe {
     report: Mutex<Report>,
 }
 
-/// Runs the process: makes the files, says READY, works until its standard input ends, checks
+/// Runs the process: makes the files, prints READY, works until its standard input ends, checks
 /// everything once more, and reports.
 pub fn run(task: &str) -> Result<(), String> {
     let task: Task = serde_json::from_str(task).map_err(|error| format!("understanding its task: {error}"))?;
@@ -127,7 +127,7 @@ pub fn run(task: &str) -> Result<(), String> {
             scope.spawn(move || probe.read(way))
         });
         scope.spawn(|| probe.write());
-        // The end is the only thing that is ever said to it.
+        // Nothing is ever sent to it; the end of its input ends it.
         let _end = io::stdin().read_to_end(&mut Vec::new());
         probe.stop.store(true, Ordering::Relaxed);
         let mut all = latencies()?;
@@ -168,7 +168,7 @@ enum Way {
     Mapped,
 }
 
-/// Keeps a load bounded: no more than so many a second, and nothing is made up for.
+/// Limits a load to so many operations a second, and never catches up.
 struct Pace {
     gap: Duration,
     next: Instant,
@@ -236,7 +236,7 @@ impl Probe {
             Name { seed: self.task.seed, file, index }.write(generation, &mut page);
             state.begun.store(generation, Ordering::SeqCst);
             if let Err(error) = self.files[file as usize].write_all_at(&page, offset(index)) {
-                // What the page holds is unknown from now on, so that it is never judged again.
+                // The page's content is unknown from now on, so it is never judged again.
                 return self.failed(&format!("writing file {file} page {index}"), &error);
             }
             state.done.store(generation, Ordering::SeqCst);
@@ -317,14 +317,14 @@ impl Probe {
         }
     }
 
-    /// Every page, once, when nobody writes any more.
+    /// Checks every page once, when nothing writes any more.
     fn check_all(&self) {
         for (number, file) in (0..).zip(&self.files) {
             let mut page = [0; PAGE_SIZE];
             for (index, state) in (0..).zip(&self.pages[number as usize]) {
                 let generation = state.done.load(Ordering::SeqCst);
                 match file.read_exact_at(&mut page, offset(index)) {
-                    // A write that failed half-way leaves a page that may be either.
+                    // A write that failed half-way leaves a page with either content.
                     Ok(()) if generation != state.begun.load(Ordering::SeqCst) => {}
                     Ok(()) => self.compare(Name { seed: self.task.seed, file: number, index }, generation, &page),
                     Err(error) => self.failed(&format!("reading file {number} page {index} at the end"), &error),
@@ -339,7 +339,7 @@ impl Probe {
     fn map(&self, file: &File) -> io::Result<Map> {
         let words = self.task.page_count as usize * PAGE_SIZE / size_of::<u64>();
         let len = words * size_of::<u64>();
-        // SAFETY: a new mapping at an address of the kernel's choice, unmapped by the guard.
+        // SAFETY: a new mapping at an address that the kernel chooses, unmapped by the guard.
         let base = unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, ProtFlags::READ, MapFlags::SHARED, file, 0)? };
         // SAFETY: that mapping; the advice changes no content.
         unsafe { rustix::mm::madvise(base, len, MapAdvice::Random)? };
@@ -358,8 +358,8 @@ struct Map {
 }
 
 impl Map {
-    /// Copies pages out of it. Where the file cannot be read, the kernel kills the process
-    /// (SIGBUS), which is an error indeed.
+    /// Copies pages out of it. If the file cannot be read, the kernel kills the process (SIGBUS),
+    /// which is indeed an error.
     fn read(&self, index: u32, bytes: &mut [u8]) -> io::Result<()> {
         let first = index as usize * PAGE_SIZE / size_of::<u64>();
         assert!(first + bytes.len() / size_of::<u64>() <= self.words);
@@ -368,8 +368,8 @@ impl Map {
             // meanwhile.
             *place = unsafe { self.base.add(first + at).read_volatile() }.to_ne_bytes();
         }
-        // What stays mapped would never be evicted from a cache this small, and nothing would be
-        // read again. SAFETY: whole pages of our own mapping, whose content is the file's.
+        // Mapped pages would never be evicted from a cache this small, and nothing would be read
+        // again. SAFETY: whole pages of our own mapping, whose content is the file's.
         unsafe {
             let start = self.base.add(first).cast_mut().cast();
             rustix::mm::madvise(start, bytes.len(), MapAdvice::LinuxDontNeed)?;

@@ -1,5 +1,5 @@
-//! A probe as its owner sees it: started in its memory cgroup, ended, heard, and its files below
-//! looked at afterwards.
+//! Controls a probe from outside: starts it in its memory cgroup, ends it, reads its report, and
+//! checks its backing files afterwards.
 
 use crate::content::Name;
 use crate::probe::{Report, Task, file_name};
@@ -17,13 +17,13 @@ const GROUP_BYTES: u64 = 24 << 20;
 const FILE_COUNT: u32 = 3;
 /// Pages of each file: 16 MiB.
 const PAGE_COUNT: u32 = 4096;
-/// Until a probe has made its files, or has checked all of them: each read may take as long as is
-/// allowed.
+/// Time limit for a probe to make its files, or to check all of them: each read may take as long as
+/// is permitted.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// Between two looks whether somebody wants us to stop.
+/// Pause between two checks for an interrupt.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
-/// A probe at work. It is killed when dropped.
+/// A running probe. Dropping it kills it.
 pub struct Probing {
     // In this order: the process before its group.
     process: Process,
@@ -59,12 +59,12 @@ impl Probing {
         self.hear(|| interrupt.check()).map(|_| ())
     }
 
-    /// It makes no more load, and checks everything once more.
+    /// Ends the load; the probe checks everything once more.
     pub fn finish(&mut self) {
         self.stdin = None;
     }
 
-    /// Waits for its report, and does something else meanwhile.
+    /// Waits for its report, and calls `meanwhile` in between.
     pub fn report(&mut self, meanwhile: impl FnMut() -> Result<(), Failure>) -> Result<Report, Failure> {
         let line = self.hear(meanwhile)?;
         serde_json::from_str(&line).map_err(|error| Failure::Problem(format!("the probe said {line:?}: {error}")))
@@ -91,7 +91,7 @@ impl Probing {
         }
     }
 
-    /// Compares its files, as they are in `directory`, with what it says that it wrote.
+    /// Compares its files, as they are in `directory`, with the generations of its report.
     pub fn check_below(&self, directory: &Path, report: &Report) -> Result<(), String> {
         for (number, generations) in (0..).zip(&report.generations) {
             let path = directory.join(file_name(number));

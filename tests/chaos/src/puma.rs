@@ -1,4 +1,4 @@
-//! Puma under test: how its mounts work, and what its daemons say.
+//! Puma under test: the modes of its mounts, and the output of its daemons.
 
 use serde_json::Value;
 use std::fs;
@@ -6,10 +6,11 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use testbed::{Failure, Puma, PumaMount};
 
-/// A mount would leave a liar for good, and all that is to be tried with it: not here.
+/// By default a mount would abandon a byzantine lender for good, and the test would end there: so
+/// the limit is off.
 const BAD_PAGES: &str = "1000000000000";
 
-/// How a mount works.
+/// The mode of a mount.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mode {
     /// `--strategy`.
@@ -21,7 +22,7 @@ pub struct Mode {
 }
 
 impl Mode {
-    /// Every one that there is. Filled on read, no strategy but non-inclusive makes sense.
+    /// Every mode. If the pool is populated on read, only the strategy non-inclusive makes sense.
     pub const ALL: [Mode; 6] = [
         Mode { strategy: "exclusive", write: "through", fill: "evict" },
         Mode { strategy: "exclusive", write: "back", fill: "evict" },
@@ -42,13 +43,14 @@ impl std::fmt::Display for Mode {
 pub fn mount(puma: &Puma, source: &Path, at: &Path, options: &[&str], log: &str) -> Result<PumaMount, Failure> {
     let mut command = Command::new(&puma.pumapool);
     command.env_remove("PUMAPOOL_KEY_FILE");
-    // The disk below is as fast as a lender here, and lenders in trouble are what this is about.
+    // The backing disk is as fast as a lender here, so the gate would bypass the lenders that are
+    // under test.
     command.arg("mount").args([source, at]).args(["--gate", "off", "--bad-pages", BAD_PAGES]).args(options);
     command.args(["--foreground", "--trust-network"]);
     puma.mount(command, at, log, &[])
 }
 
-/// Lines of the logs that tell of a panic: there must be none.
+/// Lines of the logs that report a panic: there must be none.
 pub fn panics(puma: &Puma) -> Vec<String> {
     let logs = fs::read_dir(&puma.logs).into_iter().flatten().flatten().map(|entry| entry.path());
     let logs = logs.filter(|path| path.extension().is_some_and(|extension| extension == "log"));
@@ -57,7 +59,7 @@ pub fn panics(puma: &Puma) -> Vec<String> {
     lines.map(str::to_owned).collect()
 }
 
-/// A number of a status.
+/// Reads a number of a status.
 pub fn count(status: &Value, path: &str) -> u64 {
     status.pointer(path).and_then(Value::as_u64).unwrap_or(0)
 }

@@ -1,6 +1,6 @@
-//! One round of chaos: a mount with a lender in trouble, the load on it, and beside it the same
-//! probe on a mount without a lender and on a plain directory, which say what this machine takes
-//! for the same reads at that moment.
+//! One round of chaos: a mount with a lender in trouble and a load on it. The same probe also runs
+//! on a mount without a lender and in a plain directory: these show how long this machine needs for
+//! the same reads at that moment.
 
 use crate::lender::{Lender, Place};
 use crate::network::Network;
@@ -16,22 +16,22 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 use testbed::{Failure, Interrupt, Puma, PumaMount, Scratch, wait_until};
 
-/// Between two looks at everything.
+/// Pause between two checks of everything.
 const TICK: Duration = Duration::from_millis(10);
-/// For programs that have begun to come to their end after the load was to end.
+/// Time limit for running programs to end after the load.
 const END_MAX: Duration = Duration::from_secs(120);
-/// For gauges to return when the load is over.
+/// Time limit for gauges to return when the load is over.
 const GAUGES_MAX: Duration = Duration::from_secs(60);
 /// Reads per second of each of a probe's three readers.
 const PROBE_RATE: u32 = 250;
 /// Reads and writes per second of each of fio's jobs.
 const FIO_JOB_IOPS: u32 = 1_000;
-/// Between two troubles.
+/// Rest between two troubles.
 const REST_MS: std::ops::Range<u64> = 300..1500;
-/// When it is to happen each second.
+/// Rest if the trouble is to happen each second.
 const REST_KILLED_MS: std::ops::Range<u64> = 700..1000;
 
-/// What all rounds have in common.
+/// The common parts of all rounds.
 pub struct Setup<'a> {
     /// The command under test.
     pub puma: &'a Puma,
@@ -39,9 +39,9 @@ pub struct Setup<'a> {
     pub scratch: &'a Scratch,
     /// A directory on a disk; empty.
     pub disk: &'a Path,
-    /// How long the load goes on.
+    /// The duration of the load.
     pub length: Duration,
-    /// Whether somebody wants us to stop.
+    /// Whether the run was interrupted.
     pub interrupt: &'a Interrupt,
 }
 
@@ -49,7 +49,7 @@ impl Setup<'_> {
     /// Runs a round.
     pub fn round(&self, scenario: Scenario, mode: Mode, seed: u64) -> Result<Outcome, Failure> {
         let name = scenario.name();
-        // Of the round, and empty: nothing of an earlier one is found.
+        // Directories of this round, empty: nothing of an earlier one is found.
         let folder = |parent: &Path, suffix: &str| {
             let path = parent.join(format!("{name}-{suffix}"));
             fs::create_dir(&path).map_err(Failure::attempted(format!("making {}", path.display()))).map(|()| path)
@@ -106,7 +106,7 @@ impl Setup<'_> {
         (outcome.fsx_runs, outcome.fio_runs) = (suites[0].runs, suites[1].runs);
         drop(suites);
 
-        // What was written is read once more while there is still trouble.
+        // The written data is read once more while there is still trouble.
         probes.iter_mut().for_each(Probing::finish);
         let mut reports = Vec::new();
         for probe in &mut probes {
@@ -140,7 +140,7 @@ impl Setup<'_> {
         Ok(outcome)
     }
 
-    /// Everything that counts what is under way must be at zero again when nothing is.
+    /// Every gauge of pending work must be zero again when nothing is pending.
     fn gauges_return(&self, mount: &PumaMount, outcome: &mut Outcome) {
         const GAUGES: [&str; 3] = ["/mount/open_handles", "/puts_under_way", "/mount/written_bytes_pending"];
         let mut last = String::new();

@@ -1,4 +1,4 @@
-//! What a daemon takes of the machine, as the kernel counts it.
+//! A daemon's use of the machine, as the kernel counts it.
 
 use serde::Serialize;
 use std::fs;
@@ -9,12 +9,12 @@ use std::io;
 pub struct Sample {
     /// Seconds since the load began.
     pub at_s: f64,
-    /// Its process: another one after a restart.
+    /// Its process, which changes with a restart.
     pub pid: u32,
-    /// All that is resident (VmRSS), its program included.
+    /// Resident memory (VmRSS), including its program.
     pub resident_bytes: u64,
-    /// Its own: private pages without those under MADV_FREE. What a lender lends is left out so, as
-    /// the kernel may take it at any moment.
+    /// Its own memory: private pages without those under MADV_FREE. This leaves out lent memory,
+    /// because the kernel may take it at any moment.
     pub own_bytes: u64,
     /// Open descriptors.
     pub descriptor_count: u64,
@@ -22,10 +22,10 @@ pub struct Sample {
     pub thread_count: u64,
 }
 
-/// Looks at a process.
+/// Measures a process.
 ///
 /// # Errors
-/// When there is no such process any more.
+/// Fails if there is no such process any more.
 pub fn look(pid: u32, at_s: f64) -> io::Result<Sample> {
     let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
     let memory = fs::read_to_string(format!("/proc/{pid}/smaps_rollup"))?;
@@ -45,13 +45,13 @@ fn number(text: &str, name: &str) -> u64 {
     line.and_then(|rest| rest.split_whitespace().next()?.parse().ok()).unwrap_or(0)
 }
 
-/// The fifth of a run that is called by that number, 0 to 4.
+/// The fifth of a run with that number, 0 to 4.
 pub fn fifth(samples: &[Sample], number: usize) -> &[Sample] {
     let bound = |number: usize| samples.len() * number / 5;
     &samples[bound(number)..bound(number + 1)]
 }
 
-/// The median of the daemon's own memory. None without samples.
+/// The median of the daemon's own memory; `None` without samples.
 pub fn median_own_bytes(samples: &[Sample]) -> Option<u64> {
     let mut bytes: Vec<u64> = samples.iter().map(|sample| sample.own_bytes).collect();
     bytes.sort_unstable();

@@ -1,8 +1,8 @@
-//! What is done to lenders, and when: a schedule drawn from a seed, carried out step by step by
-//! whoever runs the load.
+//! The troubles of lenders: a schedule from a seed, which the load's loop executes step by step.
 //!
-//! Every step that harms is followed by one that heals, so that a mount meets lenders that go, that
-//! come, and that hang between. [`Trouble::heal`] ends it, whatever the last step was.
+//! Every step that harms is followed by one that heals, so that a mount meets lenders that
+//! disappear, come back, and hang in between. [`Trouble::heal`] ends the trouble, whatever the last
+//! step was.
 
 use crate::lender::{Lender, Who};
 use crate::liar::MOODS;
@@ -11,10 +11,10 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 use testbed::Failure;
 
-/// Steps remembered, for whoever asks what was done when something went wrong.
+/// The maximum number of recorded steps, which show the events before a failure.
 const JOURNAL_MAX: usize = 512;
 
-/// What is done.
+/// The kind of trouble.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scenario {
     /// Killed and started again each second.
@@ -23,23 +23,23 @@ pub enum Scenario {
     Stopped,
     /// Another process takes its memory.
     Squeezed,
-    /// Cut off: cable pulled, address gone, or vanished without a word while the cable was out.
+    /// Cut off: link cut, address gone, or killed without notice while the link was cut.
     CutOff,
-    /// A liar in its place.
+    /// A byzantine lender in its place.
     Hostile,
-    /// Any of that.
+    /// All of these.
     All,
-    /// What a lender lives through, so that its memory can be followed from the beginning to the
+    /// Those that a lender survives, so that its memory can be measured from the beginning to the
     /// end of a soak.
     Survived,
 }
 
 impl Scenario {
-    /// Those of chaos, in the order in which they are run.
+    /// The scenarios of chaos, in this order.
     pub const EVERY: [Scenario; 6] =
         [Scenario::Killed, Scenario::Stopped, Scenario::Squeezed, Scenario::CutOff, Scenario::Hostile, Scenario::All];
 
-    /// As it is called.
+    /// Its name.
     pub fn name(self) -> &'static str {
         match self {
             Scenario::Killed => "killed",
@@ -69,16 +69,16 @@ enum Harm {
     Lie,
 }
 
-/// The trouble that a lender is in.
+/// The trouble of a lender.
 pub struct Trouble {
     scenario: Scenario,
     random: fastrand::Rng,
-    /// Liars so far.
+    /// The number of byzantine lenders so far.
     liars: u64,
     next: Instant,
-    /// The last step harmed in that way, and is to be healed next.
+    /// The last step did this harm, which is to be healed next.
     harm: Option<Harm>,
-    /// Between two troubles, in milliseconds; more for a soak than for chaos.
+    /// Rest between two troubles, in milliseconds; longer for a soak than for chaos.
     rest_ms: std::ops::Range<u64>,
     journal: VecDeque<(u64, String)>,
     /// Steps that harmed.
@@ -86,7 +86,7 @@ pub struct Trouble {
 }
 
 impl Trouble {
-    /// None yet. It comes after rests of so many milliseconds.
+    /// No trouble yet. It comes after rests of so many milliseconds.
     pub fn new(scenario: Scenario, seed: u64, rest_ms: std::ops::Range<u64>) -> Trouble {
         Trouble {
             scenario,
@@ -126,12 +126,12 @@ impl Trouble {
         Ok(())
     }
 
-    /// Whether the lender may be unable to answer just now.
+    /// Whether the lender may be unable to answer now.
     pub fn is_harming(&self) -> bool {
         self.harm.is_some()
     }
 
-    /// Ends all trouble, with the real lender at its place.
+    /// Ends all trouble, with the real lender in its place.
     pub fn heal(&mut self, lender: &mut Lender) -> Result<(), Failure> {
         if let Some(harm) = self.harm.take() {
             self.undo(harm, lender)?;
@@ -144,7 +144,8 @@ impl Trouble {
         Ok(())
     }
 
-    /// What was done in the seconds before a time (milliseconds since the epoch), one line.
+    /// Describes the steps in the seconds before a time (milliseconds since the epoch), in one
+    /// line.
     pub fn before(&self, at_ms: u64, took_ms: u64) -> String {
         let near = self.journal.iter().filter(|(when, _)| *when + 6000 > at_ms && *when < at_ms + took_ms);
         let near = near.map(|(when, what)| format!("{:+} ms {what}", *when as i64 - at_ms as i64));
@@ -172,7 +173,7 @@ impl Trouble {
         harms[self.random.usize(..harms.len())]
     }
 
-    /// Does it, and returns for how many milliseconds it is to last.
+    /// Does the harm, and returns its duration in milliseconds.
     fn harm(&mut self, harm: Harm, lender: &mut Lender) -> Result<u64, Failure> {
         let network = lender.network();
         let network = || network.as_ref().ok_or_else(|| Failure::Problem("this lender has no network".to_owned()));
@@ -198,13 +199,13 @@ impl Trouble {
                 self.random.u64(200..5000)
             }
             Harm::Vanish => {
-                // It cannot even say good-bye.
+                // Its farewell cannot arrive either.
                 network()?.pull()?;
                 lender.kill()?;
                 self.random.u64(200..2000)
             }
             Harm::Lie => {
-                // A short round must see lies about pages, a longer one all moods.
+                // A short round must meet lies about pages, a longer one all moods.
                 let mood = self.liars * 3 % MOODS;
                 self.liars += 1;
                 lender.run(Who::Liar(self.random.u64(..u64::MAX / MOODS) * MOODS + mood))?;
@@ -225,7 +226,7 @@ impl Trouble {
                 lender.run(Who::Lender)?;
                 network.map_or(Ok(()), |network| network.plug())?;
             }
-            // In its own scenario, one liar follows the other.
+            // In its own scenario, one byzantine lender follows the other.
             Harm::Lie if self.scenario == Scenario::Hostile => {}
             Harm::Lie => lender.run(Who::Lender)?,
         }

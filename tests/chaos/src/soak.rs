@@ -1,15 +1,15 @@
-//! The soak: a mixed load on two mounts for a long time, with trouble now and then, while every
-//! daemon is looked at each second.
+//! The soak: a mixed load on two mounts for a long time, with some trouble, while every daemon is
+//! measured each second.
 //!
-//! The lender of the first mount goes through everything. That of the second is never killed, so
-//! that its memory can be followed from the beginning to the end. When the load is over, the files
-//! are removed and the kernel forgets their inodes; from then on every gauge must come back to what
-//! it was before, and after the mounts are gone the lenders must be as they were when they started.
+//! The lender of the first mount meets every trouble. That of the second is never killed, so that
+//! its memory can be measured from the beginning to the end. When the load is over, the files are
+//! removed and the kernel forgets their inodes. From then on every gauge must return to its value
+//! from before. After the mounts have ended, the lenders must be as they were at their start.
 //!
 //! *Flat*: a daemon's own memory ([`Sample::own_bytes`]), as the median of the last fifth of the
-//! run, may exceed the median of the second fifth by [`GROWTH_MAX_BYTES`] at the most. The first
-//! fifth is left to caches and buffers that fill up; medians leave out moments. A daemon that was
-//! restarted on the way is judged since then, if that was in the first fifth, else not.
+//! run, may exceed the median of the second fifth by at most [`GROWTH_MAX_BYTES`]. In the first
+//! fifth caches and buffers fill up; medians ignore single moments. A daemon that was restarted
+//! meanwhile is judged from then on, if that was in the first fifth, else not.
 
 use crate::chart;
 use crate::churn::Churn;
@@ -31,13 +31,13 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 use testbed::{Failure, PumaMount, ask_daemon, wait_until};
 
-/// What a daemon's own memory may grow by between the second and the last fifth of a run: whatever
-/// leaks 12 KB a second is found in a run of ten minutes, and an allocator that takes another arena
-/// (1 MiB or so a thread) is not.
+/// The maximum growth of a daemon's own memory between the second and the last fifth of a run. A
+/// run of ten minutes finds a leak of 12 KB a second, and tolerates an allocator that takes another
+/// arena (about 1 MiB a thread).
 const GROWTH_MAX_BYTES: u64 = 4 << 20;
-/// Between two looks at the daemons.
+/// Time between two measurements of the daemons.
 const SAMPLE_EVERY: Duration = Duration::from_secs(1);
-/// Between two looks at the load.
+/// Pause between two checks of the load.
 const TICK: Duration = Duration::from_millis(20);
 /// Rests between two troubles, in milliseconds.
 const REST_MS: std::ops::Range<u64> = 4_000..15_000;
@@ -45,25 +45,25 @@ const REST_MS: std::ops::Range<u64> = 4_000..15_000;
 const PROBE_RATE: u32 = 60;
 /// Reads and writes per second of each of fio's jobs.
 const FIO_JOB_IOPS: u32 = 250;
-/// For everything to come back to what it was.
+/// Time limit for everything to return to its value.
 const RETURN_MAX: Duration = Duration::from_secs(60);
-/// For a lender's status, asked now and then while it may be stopped.
+/// Time limit for a lender's status, which is read sometimes while the lender may be stopped.
 const LENDER_ANSWER_MAX: Duration = Duration::from_millis(200);
 
-/// A mount and its lender, with all that is done to them.
+/// A mount and its lender, with their load and trouble.
 struct Site {
     name: &'static str,
     mode: Mode,
     source: PathBuf,
     at: PathBuf,
-    // In this order: the load before the mount, the mount before its lender.
+    // Drop order: the load before the mount, the mount before its lender.
     churn: Option<Churn>,
     probe: Option<Probing>,
     suites: Vec<Suite>,
     mount: PumaMount,
     lender: Lender,
     trouble: Trouble,
-    /// Of mount and lender, when nothing had been done yet.
+    /// Of mount and lender, before the load.
     before: [Option<Sample>; 2],
     inodes_before: u64,
     /// Descriptors and threads of the lender without any connection.
@@ -72,14 +72,14 @@ struct Site {
     gauges: Vec<Value>,
 }
 
-/// What a soak found.
+/// The result of a soak.
 #[derive(Debug, Serialize)]
 pub struct Soak {
-    /// Of everything drawn.
+    /// The seed of everything random.
     pub seed: u64,
-    /// How long the load went on.
+    /// The duration of the load.
     pub seconds: f64,
-    /// Of the source, if git says.
+    /// The revision of the source, if git knows it.
     pub revision: String,
     /// Release of the kernel.
     pub kernel: String,
@@ -87,26 +87,26 @@ pub struct Soak {
     pub processors: usize,
     /// Memory of the machine.
     pub memory_bytes: u64,
-    /// What the load did, one line each.
+    /// A description of the load, one line each.
     pub load: Vec<String>,
     /// Each daemon, by name.
     pub daemons: Vec<(String, Judged)>,
-    /// What must not have happened.
+    /// Violations of the requirements.
     pub violations: Vec<String>,
-    /// Status figures of each mount, each second.
+    /// Figures of each mount's status, each second.
     pub gauges: Vec<(String, Vec<Value>)>,
     /// Each daemon's samples.
     pub samples: Vec<(String, Vec<Sample>)>,
 }
 
-/// What was judged of a daemon.
+/// The judgement of a daemon.
 #[derive(Debug, Default, Serialize)]
 pub struct Judged {
     /// Median of its own memory in the second fifth.
     pub early_bytes: Option<u64>,
     /// In the last.
     pub late_bytes: Option<u64>,
-    /// Descriptors before the load, at the most, and after it.
+    /// The maximum of descriptors before the load, and their number after it.
     pub descriptors: [u64; 3],
     /// Threads, likewise.
     pub threads: [u64; 3],
@@ -139,8 +139,8 @@ impl Site {
         }
         let inodes_before = count(&mount.status()?, "/mount/inodes");
         let before = [look(mount.pid(), 0.0).ok(), look(pid, 0.0).ok()];
-        // Each connection of a lender has a descriptor, and once it was greeted no thread. (When it
-        // says READY, not all its threads run yet.)
+        // Each connection of a lender has a descriptor, and no thread after its handshake. (When
+        // the lender prints READY, not all its threads run yet.)
         let connections = count(&ask_daemon("lend", pid, RETURN_MAX)?, "/lender/connections");
         let idle = |figure: fn(&Sample) -> u64| before[1].map_or(0, |now| figure(&now));
         let lender_idle = [idle(|now| now.descriptor_count).saturating_sub(connections), idle(|now| now.thread_count)];
@@ -189,7 +189,7 @@ impl Site {
         self.gauges.push(gauges);
     }
 
-    /// Ends the load; returns what it did, and notes what it found.
+    /// Ends the load; returns its description, and records its findings.
     fn end_load(&mut self, setup: &Setup<'_>, violations: &mut Vec<String>) -> Result<String, Failure> {
         self.suites.iter_mut().for_each(Suite::cut_short);
         let begin = Instant::now();
@@ -228,7 +228,7 @@ impl Site {
         ))
     }
 
-    /// Removes all files through the mount, and waits until all gauges are as they were.
+    /// Removes all files through the mount, and waits until all gauges have returned.
     fn settle(&mut self, violations: &mut Vec<String>) -> Result<[Judged; 2], Failure> {
         for entry in fs::read_dir(&self.at)?.flatten() {
             let path = entry.path();
@@ -253,7 +253,8 @@ impl Site {
         ];
         let mount = &self.mount;
         returned("gauges of the mount", violations, &mut |last| {
-            // The kernel forgets what nobody uses; it is asked again as long as something holds on.
+            // The kernel forgets unused inodes; it is asked again as long as something still uses
+            // them.
             let _as_root = fs::write("/proc/sys/vm/drop_caches", "2");
             let Ok(status) = mount.status() else { return false };
             let above = limits.iter().filter(|(gauge, limit)| count(&status, gauge) > *limit);
@@ -302,7 +303,7 @@ impl Site {
         Ok(judged)
     }
 
-    /// Takes the mount away; its lender must then be as it was before.
+    /// Removes the mount; its lender must then be as it was before.
     fn end(self, violations: &mut Vec<String>) {
         let Site { name, mount, lender, lender_idle: [descriptors, threads], .. } = self;
         violations.extend(mount.end().err().map(|problem| format!("{name}: {problem}")));
@@ -335,7 +336,7 @@ impl Site {
 
 /// Runs a soak.
 pub fn run(setup: &Setup<'_>, seed: u64) -> Result<Soak, Failure> {
-    // Two different ones, the first of them with a tap.
+    // Two different modes, the first of them with a tap.
     let mut modes = Mode::ALL;
     fastrand::Rng::with_seed(seed).shuffle(&mut modes);
     modes.sort_by_key(|mode| mode.fill != "evict");
@@ -398,7 +399,7 @@ pub fn run(setup: &Setup<'_>, seed: u64) -> Result<Soak, Failure> {
     Ok(soak)
 }
 
-/// What was removed through the mount must be gone below.
+/// Files that were removed through the mount must be gone in the backing directory.
 fn nothing_left(source: &Path, violations: &mut Vec<String>) {
     let left = fs::read_dir(source).map_or(0, |entries| entries.count());
     if left > 0 {
@@ -413,7 +414,7 @@ fn output_of(program: &str, arguments: &[&str]) -> String {
 }
 
 impl Soak {
-    /// The figures that were judged.
+    /// The judged figures.
     pub fn table(&self) -> String {
         let mib = |bytes: Option<u64>| {
             bytes.map_or("-".to_owned(), |bytes| format!("{:.1}", bytes as f64 / f64::from(1 << 20)))

@@ -1,6 +1,6 @@
 //! Public programs as load: fsx (file system exerciser, with mappings) and fio (with verification),
-//! each in a small memory cgroup, run again and again with new seeds. Each checks what it reads in
-//! its own way; any complaint of theirs is a violation.
+//! each in a small memory cgroup, run again and again with new seeds. Each checks its reads in its
+//! own way; any complaint is a violation.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -11,11 +11,11 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 use testbed::{Failure, Group, Line, Process};
 
-/// Operations of fsx in one process. Version 0.3.2 never unmaps what it maps, so that a long run
-/// would need ever more memory.
+/// Operations of fsx in one process. Version 0.3.2 never unmaps its mappings, so a long run would
+/// need more and more memory.
 const FSX_OPS: u64 = 1_000;
 const FSX_FILE_BYTES: u64 = 4 << 20;
-/// Memory cgroup of fsx: it keeps its file of 4 MiB twice itself.
+/// Memory cgroup of fsx: it keeps two copies of its file of 4 MiB in its own memory.
 const FSX_GROUP_BYTES: u64 = 20 << 20;
 /// Memory cgroup of fio: a third of its data.
 const FIO_GROUP_BYTES: u64 = 40 << 20;
@@ -23,24 +23,24 @@ const FIO_GROUP_BYTES: u64 = 40 << 20;
 const FIO_JOBS: u32 = 3;
 /// Data of each job, in MiB.
 const FIO_JOB_MIB: u32 = 40;
-/// Between two times that all of fsx's file is evicted: so small a file is seldom evicted for want
-/// of memory.
+/// Time between two evictions of fsx's whole file: the kernel seldom evicts so small a file by
+/// itself.
 const EVICT_EVERY: Duration = Duration::from_millis(4);
-/// Lines of what a program said that are kept for the message.
+/// Lines of a program's output that are kept for the message.
 const SAID_LINES_MAX: usize = 200;
 
-/// Where to find the programs: the folder TOOLS of `make tools`, or the usual places.
+/// Finds the programs in the folder TOOLS of `make tools`, or in the usual places.
 pub fn find_tool(name: &str) -> Result<PathBuf, Failure> {
     let tools = std::env::var_os("TOOLS").map_or_else(|| PathBuf::from("target/tools"), PathBuf::from);
     let path = std::env::var_os("PATH").unwrap_or_default();
     let found = std::iter::once(tools.join("bin")).chain(std::env::split_paths(&path)).map(|folder| folder.join(name));
     let message = || Failure::Problem(format!("{name} is missing; `make tools test-deps` installs it"));
-    // Absolute: it will run in another directory.
+    // Absolute: the program runs in another directory.
     let found = found.into_iter().find(|path| path.is_file()).ok_or_else(message)?;
     std::path::absolute(found).map_err(Failure::from)
 }
 
-/// Which program.
+/// The program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// File system exerciser.
@@ -49,7 +49,7 @@ pub enum Kind {
     Fio,
 }
 
-/// One of the programs at work.
+/// One of the running programs.
 pub struct Suite {
     kind: Kind,
     program: PathBuf,
@@ -62,13 +62,13 @@ pub struct Suite {
     process: Option<Process>,
     group: Group,
     said: Vec<String>,
-    /// Runs that ended, all content.
+    /// Runs that ended without a complaint.
     pub runs: u64,
 }
 
 impl Suite {
-    /// Prepares it. It works in `directory`; `scratch` is for what else it needs. `fio_job_iops`
-    /// bounds fio's load, so that what is measured beside it need not wait for the processor.
+    /// Prepares it. It works in `directory`; `scratch` is for its other files. `fio_job_iops`
+    /// limits fio's load, so that parallel measurements need not wait for the processor.
     pub fn new(kind: Kind, directory: &Path, scratch: &Path, seed: u64, fio_job_iops: u32) -> Result<Suite, Failure> {
         let (name, bytes) = match kind {
             Kind::Fsx => ("fsx", FSX_GROUP_BYTES),
@@ -95,10 +95,10 @@ impl Suite {
         Ok(suite)
     }
 
-    /// Looks after it: starts it again if there is to be `more`. Returns whether it runs.
+    /// Starts it again if it has ended and there is to be `more`. Returns whether it runs.
     ///
     /// # Errors
-    /// What it complained of.
+    /// Fails with its complaint.
     pub fn step(&mut self, more: bool) -> Result<bool, String> {
         let Some(process) = &mut self.process else {
             if more {
@@ -132,7 +132,7 @@ impl Suite {
         self.step(more)
     }
 
-    /// Ends fsx where it is: every one of its operations has been judged when it was done.
+    /// Ends fsx at once: each of its operations was judged when it was done.
     pub fn cut_short(&mut self) {
         if let (Kind::Fsx, Some(process)) = (self.kind, &mut self.process) {
             let _ended_by_itself = process.kill();
@@ -172,8 +172,7 @@ impl Suite {
                     .arg(format!("--directory={}", directory.display()));
             }
         }
-        // What it says of itself goes into one pipe, so that the message of a failure has all of
-        // it.
+        // All its output goes into one pipe, so that the message of a failure contains it.
         let mut shell = Command::new("sh");
         shell.args(["-c", "exec \"$@\" 2>&1", "sh"]).arg(command.get_program()).args(command.get_args());
         shell.current_dir(&self.scratch).stdin(Stdio::null());
@@ -182,7 +181,7 @@ impl Suite {
     }
 }
 
-/// Has the kernel evict a file, all the time.
+/// Makes the kernel evict a file, all the time.
 struct Evictor {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
@@ -195,7 +194,7 @@ impl Evictor {
             let stop = Arc::clone(&stop);
             std::thread::spawn(move || {
                 while !stop.load(Ordering::Relaxed) {
-                    // It may be gone for a moment; there is no harm in that.
+                    // The file may be missing for a moment, which does no harm.
                     if let Ok(file) = File::open(&path) {
                         let _only_advice = rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed);
                     }

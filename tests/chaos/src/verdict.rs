@@ -1,5 +1,5 @@
-//! What a round found, and whether that keeps the promise: zero wrong bytes, no error, no read
-//! slower than the controls by [`READ_MAX`].
+//! The result of a round, and whether it keeps the promise: no wrong byte, no error, no read slower
+//! than the controls by [`READ_MAX`].
 
 use crate::probe::Report;
 use crate::puma::count;
@@ -8,38 +8,38 @@ use serde::Serialize;
 use serde_json::Value;
 use std::time::Duration;
 
-/// No read may take longer by that than the slowest one of the controls, whatever is done to
-/// lenders. They tell how long the machine itself stood still.
+/// No read may take this much longer than the slowest one of the controls, whatever happens to
+/// lenders. The controls show how long the machine itself stood still.
 pub const READ_MAX: Duration = Duration::from_secs(2);
 
-/// Violations of one sort that are told in words.
+/// Violations of one sort that are described.
 pub const TOLD_MAX: usize = 3;
 
-/// What a round found.
+/// The result of a round.
 #[derive(Debug, Serialize)]
 pub struct Outcome {
-    /// What was done to the lender.
+    /// The trouble of the lender.
     pub scenario: &'static str,
-    /// How the mount worked.
+    /// The mode of the mount.
     pub mode: String,
-    /// How long the load went on.
+    /// The duration of the load.
     pub seconds: f64,
-    /// How often the lender was harmed.
+    /// The number of harms to the lender.
     pub harm_count: u64,
-    /// Runs of fsx that ended.
+    /// Runs of fsx.
     pub fsx_runs: u64,
-    /// Runs of fio that ended.
+    /// Runs of fio.
     pub fio_runs: u64,
-    /// Of the probes: with a lender, without one, in a plain directory.
+    /// Reports of the probes: with a lender, without one, in a plain directory.
     pub reports: Vec<Report>,
     /// The mount's status at the end.
     pub status: Value,
-    /// What must not have happened, one line each.
+    /// Violations of the promise, one line each.
     pub violations: Vec<String>,
 }
 
 impl Outcome {
-    /// Of a round that is about to begin.
+    /// For a round that begins.
     pub fn new(scenario: &'static str, mode: String) -> Outcome {
         Outcome {
             scenario,
@@ -54,12 +54,12 @@ impl Outcome {
         }
     }
 
-    /// Keeps what went wrong, if something did.
+    /// Records a failure, if there is one.
     pub fn note(&mut self, result: Result<(), String>) {
         self.violations.extend(result.err());
     }
 
-    /// One line for the eye.
+    /// A summary in one line.
     pub fn line(&self) -> String {
         let verdict = if self.violations.is_empty() { "good" } else { "BAD" };
         let probe = self.reports.first();
@@ -79,8 +79,8 @@ impl Outcome {
     }
 }
 
-/// Notes what the probes found that must not be: with a lender, and of the two controls. These must
-/// be right, too, but how slow they are is nobody's fault here.
+/// Records the probes' findings that violate the promise: with a lender, and of the two controls.
+/// The controls must be right, too, but their slow reads are no violation.
 pub fn judge_probes(reports: &[Report], trouble: &Trouble, outcome: &mut Outcome) {
     for (place, report) in ["with a lender", "without a lender", "in a plain directory"].into_iter().zip(reports) {
         judge_content(place, report, trouble, outcome);

@@ -1,6 +1,6 @@
-//! Chaos itself, briefly: every kind of trouble once, with nothing wrong; nothing is left behind,
-//! also when it is interrupted. (That a broken promise is noticed is tested where it is judged:
-//! `content.rs`, `churn.rs`.)
+//! A short run of chaos: every kind of trouble once, with nothing wrong. Nothing is left behind,
+//! also when it is interrupted. (Other tests check that a broken promise is noticed: `content.rs`,
+//! `churn.rs`.)
 
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs::{self, File};
@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 use testbed::{Scratch, left_behind, sibling_binary, skip, wait_until};
 
-/// Generous: the machine may be busy. A run that takes that long has failed.
+/// Generous, because the machine may be busy. A run that takes that long has failed.
 const LIMIT: Duration = Duration::from_secs(600);
 
 /// A run, killed when dropped.
@@ -19,7 +19,7 @@ struct Run {
 }
 
 impl Run {
-    /// None, with a word on it, where the machine does not have what it needs.
+    /// Returns `None`, with a message, if the machine lacks something that it needs.
     fn start(test: &str, arguments: &[&str]) -> Option<Run> {
         let missing = |program: &str| {
             let path = std::env::var_os("PATH").unwrap_or_default();
@@ -59,7 +59,7 @@ impl Run {
         (self.child.wait().unwrap().code(), self.said())
     }
 
-    /// Groups, namespaces, directories and mounts that it made and that are still there.
+    /// Groups, namespaces, directories and mounts that it made and that still exist.
     fn left_behind(&self) -> Vec<PathBuf> {
         left_behind(self.child.id())
     }
@@ -68,7 +68,7 @@ impl Run {
 impl Drop for Run {
     fn drop(&mut self) {
         if self.child.try_wait().is_ok_and(|status| status.is_none()) {
-            // In order, so that it cleans up.
+            // With a signal that permits cleanup.
             let _ended_meanwhile = kill_process(Pid::from_child(&self.child), Signal::TERM);
             let _ended = self.child.wait();
         }
@@ -80,8 +80,8 @@ fn every_trouble_once_and_nothing_is_wrong_or_left() {
     let Some(mut run) = Run::start("chaos-short-run", &["run", "--seconds", "8"]) else { return };
     let (mut code, mut said) = run.end();
     println!("{said}");
-    // A round this short may by chance be one in which nothing was lent, and says so: then once
-    // more, with another seed.
+    // In a round this short it can happen that nothing was lent, which the round reports: then it
+    // runs once more, with another seed.
     if said.contains("FAILED: 1 violations") && said.contains("this round proves nothing") {
         let Some(again) = Run::start("chaos-short-run", &["run", "--seconds", "8"]) else { return };
         run = again;
@@ -99,7 +99,7 @@ fn every_trouble_once_and_nothing_is_wrong_or_left() {
 fn an_interrupted_run_leaves_nothing() {
     let test = "chaos-interrupted";
     let Some(mut run) = Run::start(test, &["run", "--seconds", "60", "--only", "all"]) else { return };
-    // The round is under way when the mount has its log, and the load its files.
+    // The round has begun when the mount has its log, and the load its files.
     let log = run.out.path().join("out/all-mount.log");
     assert!(wait_until(LIMIT, || log.exists() || run.child.try_wait().unwrap().is_some()), "{}", run.said());
     kill_process(Pid::from_child(&run.child), Signal::INT).unwrap();

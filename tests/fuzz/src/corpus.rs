@@ -1,18 +1,18 @@
 //! Inputs as text: one a line, in hexadecimal, so that the kept ones can be read, compared and
 //! merged like any source.
 //!
-//! A run of equal bytes is written `(41*4096)`. Nothing here knows what an input means.
+//! A run of equal bytes is written `(41*4096)`. Nothing here depends on the meaning of an input.
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
-/// Bytes of a target's kept inputs as text, at the most: all of them together stay far below what a
-/// repository minds.
+/// The maximum length of a target's kept inputs as text, in bytes: all of them together stay small
+/// in the repository.
 pub const KEPT_TEXT_BYTES_MAX: usize = 12 << 10;
 
-/// Equal bytes from which on they are written as a run.
+/// The minimum number of equal bytes that are written as a run.
 const RUN_MIN: usize = 6;
-/// Bytes of a run at the most when it is read.
+/// The maximum length of a run when it is read.
 const RUN_MAX: usize = 1 << 20;
 
 /// The file of a target's kept inputs.
@@ -20,10 +20,10 @@ pub fn kept_path(target: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus").join(format!("{target}.hex"))
 }
 
-/// A target's kept inputs; none when there is no file of them.
+/// A target's kept inputs; none if there is no file of them.
 ///
 /// # Errors
-/// Those of reading the file, and a line that is no input.
+/// Fails if the file cannot be read, or a line is no input.
 pub fn kept(target: &str) -> anyhow::Result<Vec<Vec<u8>>> {
     let path = kept_path(target);
     if !path.exists() {
@@ -49,7 +49,7 @@ pub fn show(input: &[u8]) -> String {
     line
 }
 
-/// A line as an input; `None` if it is none.
+/// Parses a line as an input; `None` if it is none.
 pub fn parse(line: &str) -> Option<Vec<u8>> {
     let is_byte = |text: &str| text.len() == 2 && text.bytes().all(|digit| digit.is_ascii_hexdigit());
     let byte = |text: &str| u8::from_str_radix(text, 16).ok().filter(|_| is_byte(text));

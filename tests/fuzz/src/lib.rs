@@ -1,23 +1,22 @@
-//! Fuzzing: every place where Puma takes bytes apart that somebody else has written.
+//! Fuzzing of every place where Puma decodes bytes from other programs.
 //!
-//! A [`Target`] is one such place: a function that is handed any bytes at all and must neither
-//! panic nor hang, and that checks what comes out against a second, simpler reading of the same
-//! bytes where there is one. Its seeds are made by the encoders of the project, so that a change of
-//! the format changes them too.
+//! A [`Target`] is one such place: a function that takes any bytes and must neither panic nor hang.
+//! If there is a second, simpler decoder, the target compares the results. The project's encoders
+//! make its seeds, so that a change of the format changes them too.
 //!
-//! Three ways lead through the same targets:
-//! - `cargo test -p fuzz` runs seeds and kept inputs ([`corpus`]), with the ordinary compiler: what
-//!   was found once stays found;
-//! - `make fuzz-short`, part of `make test`, lets libFuzzer look for new inputs, some seconds each;
-//! - `make fuzz` does so for minutes or hours.
+//! The targets run in three ways:
+//! - `cargo test -p fuzz` runs seeds and kept inputs ([`corpus`]), with the ordinary compiler: an
+//!   earlier finding stays found;
+//! - `make fuzz-short`, part of `make test`, runs libFuzzer for some seconds each;
+//! - `make fuzz` runs it for minutes or hours.
 //!
-//! Must never happen here: a target that waits for a clock, or whose result depends on what ran
-//! before it in the process.
+//! What must never happen here: a target waits for a clock, or its result depends on earlier runs
+//! in the process.
 
 pub mod corpus;
 mod targets;
 
-// The command is a program, no library: what it parses is included here as it stands.
+// The command is a program, no library: its parser is included here unchanged.
 #[allow(dead_code)]
 #[path = "../../../crates/pumapool/src/control.rs"]
 mod control;

@@ -1,9 +1,9 @@
-//! `make fuzz`: lets libFuzzer look for inputs that make a target panic, hang or grow.
+//! `make fuzz`: runs libFuzzer to look for inputs that make a target panic, hang or grow.
 //!
 //! For each target the seeds and the kept inputs are written to a folder under `target/`, where
-//! what is found stays for the next run; then the instrumented program runs for a time. `--keep`
-//! ends with merging: the smallest set of inputs that reaches all that was reached, as far as there
-//! is room, becomes the target's file in `corpus/`.
+//! findings stay for the next run; then the instrumented program runs for a time. `--keep` ends
+//! with merging: the smallest set of inputs that reaches the same code, as far as there is room,
+//! becomes the target's file in `corpus/`.
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Parser;
@@ -14,7 +14,7 @@ use std::process::{Command, ExitCode, Output};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Time in which an input must be done with, in seconds. None of the targets waits for anything.
+/// Time limit for an input, in seconds. No target waits for anything.
 const INPUT_SECONDS: u32 = 10;
 /// Memory above which a target counts as growing without bound, in MiB.
 const MEMORY_MIB: u32 = 2048;
@@ -42,16 +42,16 @@ struct Options {
     /// The instrumented program.
     #[arg(long, default_value = "target/fuzz/x86_64-unknown-linux-gnu/fuzz/fuzz_target")]
     program: PathBuf,
-    /// Where found and failing inputs go.
+    /// The folder for found and failing inputs.
     #[arg(long, default_value = "target/fuzz/found")]
     folder: PathBuf,
 }
 
-/// What came of a target.
+/// The result of a target.
 struct Row {
     executions: u64,
     features: String,
-    /// The end of libFuzzer's output, when it found something.
+    /// The end of libFuzzer's output, if there was a finding.
     failure: Option<String>,
 }
 
@@ -153,7 +153,7 @@ fn explain(text: &str, failures: &Path) -> String {
     told
 }
 
-/// Writes the smallest inputs that reach all that `found` reaches, as far as there is room.
+/// Writes the smallest inputs that reach the same code as `found`, as far as there is room.
 fn keep(target: &Target, options: &Options, found: &Path) -> Result<()> {
     let merged = options.folder.join(format!("{}-merged", target.name));
     let _ = fs::remove_dir_all(&merged);
@@ -168,7 +168,7 @@ fn keep(target: &Target, options: &Options, found: &Path) -> Result<()> {
     for entry in fs::read_dir(&merged)? {
         lines.push(corpus::show(&fs::read(entry?.path())?));
     }
-    // What failed once is kept for ever.
+    // An input that failed once is kept for ever.
     let remembered = fs::read_to_string(corpus::kept_path(target.name)).unwrap_or_default();
     let remembered = remembered.lines().skip_while(|line| *line != REGRESSIONS).skip(1).map(str::to_owned);
     let remembered: Vec<String> = remembered.collect();
@@ -187,5 +187,5 @@ fn keep(target: &Target, options: &Options, found: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Before the lines that `--keep` leaves alone.
+/// The lines before it are those that `--keep` replaces.
 const REGRESSIONS: &str = "# found by fuzzing and mended";

@@ -1,4 +1,4 @@
-//! Every seed and every kept input through its target: what fuzzing has found once stays found.
+//! Runs every seed and every kept input through its target: an earlier finding stays found.
 
 #[test]
 fn seeds_and_kept_inputs_pass() {
@@ -16,7 +16,7 @@ fn seeds_and_kept_inputs_pass() {
     }
 }
 
-/// Every seed cut off anywhere and with a byte changed, without a fuzzer: the same on every
+/// Cuts every seed at any place and changes a byte of it, without a fuzzer: the same on every
 /// machine.
 #[test]
 fn damaged_seeds_pass() {

@@ -1,40 +1,40 @@
-//! What a process does next: drawn from its seed, and from the time, so that all processes meet at
-//! the same few files.
+//! Chooses a process's next operation: from its seed, and from the time, so that all processes meet
+//! at the same few files.
 //!
-//! Logic only: time and sizes come in, a plan goes out.
+//! Pure logic: time and sizes are the input, a plan is the output.
 
 use crate::ledger::{BLOCKS, PAGE_BLOCKS, SLOTS};
 use crate::operation::{Operation, WriteMode};
 
-/// The files at which processes meet change so often.
+/// The period after which the files change at which processes meet.
 const HOT_MS: u64 = 700;
-/// Of so many such times one is for everything; in the others processes meet at one page and its
-/// neighbour, with what is done quickly, so that they race.
+/// One such period in so many is for everything. In the others processes meet at one page and its
+/// neighbour, with quick operations, so that they race.
 const WIDE_ONE_IN: u64 = 4;
 /// In a duel, one operation in so many is done elsewhere.
 const ELSEWHERE_ONE_IN: u32 = 32;
-/// Of so many operations ten go to the hot files; the others keep the cache full.
+/// Of so many operations ten are on the hot files; the others keep the cache full.
 const OUT_OF: u32 = 16;
 const HOT_OF: u32 = 10;
 /// Files that are hot at a time.
 const HOT_SLOTS: u64 = 3;
 /// Blocks of the part of a hot file at which processes meet.
 const HOT_BLOCKS: u32 = 64;
-/// Draws for one that is quick, before something slow is done.
+/// Draws until a quick operation is found, before a slow one is done.
 const DRAWS_MAX: u32 = 8;
-/// Blocks of an operation at the most: 32 KiB.
+/// The maximum number of blocks of an operation: 32 KiB.
 pub const COUNT_MAX: u32 = 64;
 
 /// An operation on blocks of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Plan {
-    /// What.
+    /// The operation.
     pub operation: Operation,
-    /// Which file.
+    /// The file.
     pub slot: u32,
     /// The first block, within the file if its size has not changed since it was chosen.
     pub first: u32,
-    /// How many; at least one.
+    /// The number of blocks; at least one.
     pub count: u32,
 }
 
@@ -63,7 +63,7 @@ impl std::fmt::Display for Plan {
     }
 }
 
-/// Whether mappings may store into a file, with `--write through`. An append beside that would lose
+/// Whether mappings may store into a file, with `--write through`. An append in parallel would lose
 /// bytes there (docs/design/limits.md, L7).
 pub fn is_stored_into(slot: u32, mode: WriteMode) -> bool {
     mode == WriteMode::Back || slot.is_multiple_of(2)
@@ -99,7 +99,7 @@ impl Chooser {
         let slot = if is_hot { self.hot(epoch) } else { self.random.u32(..SLOTS as u32) };
         let slot = self.fit(operation, slot);
         let size = size(slot).clamp(1, BLOCKS as u32);
-        // Near the end of every other file processes meet at the end, which moves.
+        // Near the end of every second file processes meet at the end, which moves.
         let part = match (is_hot, (epoch ^ u64::from(slot)) & 1) {
             (true, 0) => (mix(self.seed ^ epoch ^ u64::from(slot)) % u64::from(size)) as u32,
             (true, _) => size.saturating_sub(HOT_BLOCKS / 2),
@@ -115,7 +115,7 @@ impl Chooser {
         Plan { operation, slot, first, count: count.min(size - first).max(1) }
     }
 
-    /// For what else is drawn.
+    /// The random numbers, for other choices.
     pub fn random(&mut self) -> &mut fastrand::Rng {
         &mut self.random
     }
@@ -133,7 +133,7 @@ impl Chooser {
         Some(Plan { operation, slot, first, count: count.min(size - first) })
     }
 
-    /// A file that this may be done to.
+    /// A file that is suitable for this operation.
     fn fit(&self, operation: Operation, slot: u32) -> u32 {
         use Operation::{AppendBesideStore, CopyBesideStore, Store};
         let stores = matches!(operation, Store | AppendBesideStore | CopyBesideStore);

@@ -1,5 +1,5 @@
-//! What blocks hold: bytes that say which block they are and of which generation, so that any block
-//! which is read back tells whether it is right and, if not, what it is instead.
+//! The contents of blocks: they show which block it is and of which generation. So any block that
+//! is read back shows whether it is right, and if not, its real origin.
 //!
 //! Pure arithmetic. Every word of a block depends on its name, so no part of a wrong block can be
 //! right by accident.
@@ -18,12 +18,12 @@ const GENERATION_BITS: u32 = 40;
 /// Bits of a block's index in a name.
 const BLOCK_BITS: u32 = 16;
 
-/// What a block holds. A copied block keeps the name of the block that it was copied from.
+/// The content of a block. A copied block keeps the name of the block that it was copied from.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Content(u64);
 
 impl Content {
-    /// A hole, or what lies between an old end of the file and a new one.
+    /// A hole, or the range between an old end of the file and a new one.
     pub const ZEROS: Content = Content(0);
     /// Behind the end of the file.
     pub const ABSENT: Content = Content(u64::MAX);
@@ -34,7 +34,7 @@ impl Content {
         Content(u64::from(slot) << (GENERATION_BITS + BLOCK_BITS) | u64::from(block) << GENERATION_BITS | generation)
     }
 
-    /// As it is kept in the ledger.
+    /// The form in the ledger.
     pub fn raw(self) -> u64 {
         self.0
     }
@@ -44,7 +44,8 @@ impl Content {
         Content(raw)
     }
 
-    /// The words of such a block in the run of that seed. A mapping shows zeros for what is absent.
+    /// The words of such a block in the run with that seed. A mapping shows zeros for absent
+    /// blocks.
     pub fn words(self, seed: u64) -> Words {
         let mut words = [0; WORDS];
         if self == Content::ZEROS || self == Content::ABSENT {
@@ -93,7 +94,7 @@ pub fn words_of(block: &[u8]) -> Words {
     words
 }
 
-/// What a block is, as far as that can be told.
+/// Describes the origin of a block, as far as possible.
 pub fn describe(read: &Words, seed: u64) -> String {
     if read.iter().all(|word| *word == 0) {
         return Content::ZEROS.to_string();

@@ -1,11 +1,11 @@
-//! Whether what a read has shown is what it may show.
+//! Judges whether the bytes of a read are permitted.
 //!
-//! Logic only: the ledger's answer and the bytes come in, a judgement goes out.
+//! Pure logic: the ledger's answer and the bytes are the input, a judgement is the output.
 
 use crate::content::{Content, WORDS, Words};
 use crate::ledger::Allowed;
 
-/// What a read has shown of a block.
+/// The visible part of a block.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Seen<'a> {
     /// All of it.
@@ -17,20 +17,20 @@ pub enum Seen<'a> {
     Nothing,
 }
 
-/// How it was read.
+/// The way of the read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
     /// By a system call, which ends at the end of the file.
     Call,
-    /// By a mapping, whose last page goes on behind the end with zeros.
+    /// By a mapping, whose last page continues with zeros behind the end.
     Mapping,
 }
 
-/// Judges one block. Words are judged alone: a read that meets a write may see a part of each.
+/// Judges one block. Words are judged separately: a read that overlaps a write may see a part of
+/// each.
 ///
 /// # Errors
-/// With the first byte of the block that cannot be (0 where it is there, or is not, and that is
-/// what is wrong).
+/// Fails with the first wrong byte of the block (0 if its presence or absence is wrong).
 pub fn judge(allowed: &Allowed, seen: &Seen, way: Way, seed: u64) -> Result<(), usize> {
     let contents = allowed.contents();
     let may_be_absent = contents.contains(&Content::ABSENT);
@@ -41,8 +41,8 @@ pub fn judge(allowed: &Allowed, seen: &Seen, way: Way, seed: u64) -> Result<(), 
         Seen::Nothing | Seen::Piece => return Err(0),
         Seen::Whole(words) => *words,
     };
-    // Where a file grows, its new end may be there before the bytes are, for those who read
-    // meanwhile.
+    // If a file grows, its new end may be visible before the bytes are, for readers at the same
+    // time.
     let may_be_zeros = may_be_absent && (way == Way::Mapping || changes);
     if !may_be_zeros && contents.iter().all(|content| *content == Content::ABSENT) {
         return Err(0);
@@ -51,7 +51,7 @@ pub fn judge(allowed: &Allowed, seen: &Seen, way: Way, seed: u64) -> Result<(), 
     let mut compare = |expected: Words| {
         right.iter_mut().zip(read).zip(expected).for_each(|((right, found), expected)| *right |= *found == expected);
     };
-    // The newest first: it is what is seen nearly always.
+    // The newest first: it nearly always matches.
     for content in contents.iter().rev().filter(|content| **content != Content::ABSENT) {
         compare(content.words(seed));
     }

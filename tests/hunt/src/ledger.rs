@@ -1,18 +1,18 @@
-//! The ledger, in memory that all processes share: which generations of each block a reader may see
-//! at that moment.
+//! The ledger, in memory that all processes share: the generations of each block that a reader may
+//! see at that moment.
 //!
-//! - **Writers.** A block has one writer at a time, which holds its lock. It notes the next
-//!   generation and what that holds ([`Block::begin`]) before it changes the file, and that it is
-//!   done ([`Block::finish`]) after. Blocks of the same page have different locks, so their writers
+//! - **Writers.** A block has one writer at a time, which holds its lock. It records the next
+//!   generation and its content ([`Block::begin`]) before it changes the file, and the completion
+//!   ([`Block::finish`]) after. Blocks of the same page have different locks, so their writers
 //!   race.
 //! - **Readers** hold nothing. They take the last finished generation before they read, and the
-//!   last begun one after it ([`Window`]): each generation from the one to the other may be seen,
-//!   and no other.
-//! - **Names.** [`Slot::names`] is held in common by all who change bytes through the mount, and
-//!   alone by those who exchange the file behind a name, or change it outside of the mount.
+//!   last begun one after it ([`Window`]). They may see each generation from the first to the
+//!   second, and no other.
+//! - **Names.** [`Slot::names`] is shared by all processes that change bytes through the mount, and
+//!   held exclusively by those that replace the file of a name, or change it externally.
 //!
-//! Never in here: a system call, or a wait. Nothing is ever freed or moved, so a process may die at
-//! any moment.
+//! What must never happen here: a system call, or a wait. Nothing is ever freed or moved, so a
+//! process may die at any moment.
 
 use crate::content::Content;
 use crate::operation::Operation;
@@ -22,31 +22,32 @@ use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
 /// Files under test.
 pub const SLOTS: usize = 48;
-/// Blocks of a file at the most: 1 MiB, so that all files are more than the memory of the group.
+/// The maximum number of blocks of a file: 1 MiB, so that all files exceed the memory of the group.
 pub const BLOCKS: usize = 2048;
-/// Processes that read and write, at the most.
+/// The maximum number of processes that read and write.
 pub const WORKERS_MAX: usize = 16;
 /// Blocks of a page.
 pub const PAGE_BLOCKS: u32 = 8;
-/// Generations remembered of each block. A reader that is overtaken by more cannot judge.
+/// Recorded generations of each block. A reader that is overtaken by more cannot judge.
 const HISTORY: usize = 8;
-/// A lock that is held alone.
+/// The value of an exclusive lock.
 const ALONE: u32 = u32::MAX;
 
-/// All of it. All zeros is a ledger in which nothing was written yet.
+/// The whole ledger. All zeros is a ledger in which nothing was written yet.
 #[repr(C)]
 pub struct Ledger {
-    /// Not 0: everybody is to end.
+    /// Not 0: all processes have to end.
     pub stop: AtomicU32,
-    /// A file that is changed slowly outside just now, plus 1: others open and read it meanwhile.
+    /// A file that is being changed slowly and externally, plus 1: other processes open and read it
+    /// meanwhile.
     pub watched: AtomicU32,
-    /// By [`Operation`]: how many were done.
+    /// By [`Operation`]: the number of completed operations.
     pub done: [AtomicU64; Operation::COUNT],
     /// Blocks that were read and judged.
     pub judged: AtomicU64,
-    /// Blocks that were read and could not be judged, as too much happened meanwhile.
+    /// Blocks that were read and could not be judged, because too much happened meanwhile.
     pub not_judged: AtomicU64,
-    /// What each process does.
+    /// The present operation of each process.
     pub workers: [Worker; WORKERS_MAX],
     /// The files.
     pub slots: [Slot; SLOTS],
@@ -54,7 +55,7 @@ pub struct Ledger {
     pub blocks: [[Block; BLOCKS]; SLOTS],
 }
 
-/// What a process does just now, for the one that looks whether it hangs.
+/// The present operation of a process, for the detection of hangs.
 #[repr(C)]
 pub struct Worker {
     /// Milliseconds of the monotonic clock; 0: nothing.
@@ -66,19 +67,19 @@ pub struct Worker {
 /// A file.
 #[repr(C)]
 pub struct Slot {
-    /// Held in common, or alone by those who exchange the file or change it outside.
+    /// Shared, or exclusive for processes that replace the file or change it externally.
     pub names: AtomicU32,
-    /// Held in common by readers, and alone by changes outside that no reader may see half done.
+    /// Shared by readers, and exclusive for external changes that no reader may see half done.
     pub readers: AtomicU32,
-    /// Held by those who move the end of the file.
+    /// Held by processes that move the end of the file.
     pub size_lock: AtomicU32,
     /// Odd while the end moves.
     pub size_version: AtomicU32,
     /// Blocks of the file.
     pub size_blocks: AtomicU32,
-    /// Files that this name has had: an older descriptor is of an older file.
+    /// Number of files that this name has had: an older descriptor is of an older file.
     pub incarnation: AtomicU32,
-    /// Changes outside that have ended: an older descriptor need not see them.
+    /// Completed external changes: an older descriptor need not see them.
     pub outside: AtomicU32,
     _space: AtomicU32,
 }
@@ -97,13 +98,13 @@ pub struct Block {
 #[repr(C)]
 #[derive(Default)]
 struct Entry {
-    /// 0 while the others change.
+    /// 0 while the other fields change.
     generation: AtomicU64,
     content: AtomicU64,
     note: AtomicU64,
 }
 
-/// Which operation of which process made a generation, and when.
+/// The operation and the process that made a generation, and the time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Note {
     /// The operation.
@@ -117,13 +118,13 @@ pub struct Note {
 /// The generations that a read may have seen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Window {
-    /// The last one that was finished when the read began.
+    /// The last generation that was finished when the read began.
     pub first: u64,
-    /// The last one that was begun when it had ended.
+    /// The last generation that was begun when the read had ended.
     pub last: u64,
 }
 
-/// What the generations of a window hold.
+/// The contents of a window's generations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Allowed {
     contents: [Content; HISTORY],
@@ -136,7 +137,7 @@ impl Allowed {
         &self.contents[..self.count]
     }
 
-    /// These, at most as many as a block remembers.
+    /// These contents, at most as many as a block records.
     #[cfg(test)]
     pub fn of(contents: &[Content]) -> Allowed {
         let mut allowed = Allowed { contents: [Content::ABSENT; HISTORY], count: 0 };
@@ -164,17 +165,18 @@ impl Block {
         self.lock.compare_exchange(0, 1, AcqRel, Relaxed).is_ok()
     }
 
-    /// Gives the lock back.
+    /// Releases the lock.
     pub fn unlock(&self) {
         self.lock.store(0, Release);
     }
 
-    /// The generation that comes next. For the one that holds the lock.
+    /// The next generation. Only for the holder of the lock.
     pub fn next(&self) -> u64 {
         self.begun.load(Relaxed) + 1
     }
 
-    /// From now on, readers may see this as the next generation. For the one that holds the lock.
+    /// From now on, readers may see the next generation with this content. Only for the holder of
+    /// the lock.
     pub fn begin(&self, content: Content, note: Note) {
         let generation = self.next();
         let entry = self.entry(generation);
@@ -185,13 +187,13 @@ impl Block {
         self.begun.store(generation, Release);
     }
 
-    /// From now on, readers must see the generation that was begun last. For the one that holds the
+    /// From now on, readers must see the generation that was begun last. Only for the holder of the
     /// lock.
     pub fn finish(&self) {
         self.done.store(self.begun.load(Relaxed), Release);
     }
 
-    /// What it holds. For the one that holds the lock, while it changes nothing.
+    /// The present content. Only for the holder of the lock, while it changes nothing.
     pub fn now(&self) -> Content {
         let generation = self.done.load(Acquire);
         Content::from_raw(self.entry(generation).content.load(Acquire))
@@ -207,7 +209,7 @@ impl Block {
         Window { first, last: self.begun.load(Acquire) }
     }
 
-    /// What a reader may see. None: older generations are forgotten.
+    /// The contents that a reader may see. `None`: older generations are forgotten.
     pub fn allowed(&self, window: Window) -> Option<Allowed> {
         let mut allowed = Allowed { contents: [Content::ABSENT; HISTORY], count: 0 };
         if window.last - window.first >= HISTORY as u64 {
@@ -220,8 +222,7 @@ impl Block {
         Some(allowed)
     }
 
-    /// A generation, what it holds, and where it came from; the newest first, as far as they are
-    /// remembered.
+    /// Each recorded generation with its content and its origin; the newest first.
     pub fn history(&self) -> Vec<(u64, Content, Note)> {
         let newest = self.begun.load(Acquire);
         let oldest = newest.saturating_sub(HISTORY as u64 - 1).max(1);
@@ -247,22 +248,22 @@ impl Block {
     }
 }
 
-/// Takes a lock in common with others, if nobody holds it alone.
+/// Takes a shared lock, if nobody holds it exclusively.
 pub fn try_share(lock: &AtomicU32) -> bool {
     lock.try_update(AcqRel, Acquire, |count| (count != ALONE).then(|| count + 1)).is_ok()
 }
 
-/// Gives back what was taken in common.
+/// Releases a shared lock.
 pub fn unshare(lock: &AtomicU32) {
     lock.fetch_sub(1, AcqRel);
 }
 
-/// Takes a lock alone, if it is free.
+/// Takes an exclusive lock, if it is free.
 pub fn try_alone(lock: &AtomicU32) -> bool {
     lock.compare_exchange(0, ALONE, AcqRel, Relaxed).is_ok()
 }
 
-/// Gives back what was held alone.
+/// Releases an exclusive lock.
 pub fn release_alone(lock: &AtomicU32) {
     lock.store(0, Release);
 }
@@ -286,7 +287,8 @@ mod tests {
         block.begin(content(2), note(2));
         assert_eq!(block.now(), content(1));
         assert_eq!(block.allowed(block.after(first)).unwrap().contents(), [content(1), content(2)]);
-        // A read that begins now may still see the old one, one that begins after the end may not.
+        // A read that begins now may still see the old generation, one that begins after the end
+        // may not.
         assert_eq!(block.before(), 1);
         block.finish();
         assert_eq!(block.before(), 2);

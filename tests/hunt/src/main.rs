@@ -1,11 +1,11 @@
-//! `make hunt`: looks for wrong bytes and lost stores. Processes write blocks that say what they
-//! are, through real mounts and in every way that there is, and compare each read with a ledger
-//! that they share; pages are evicted, come back from lenders, and daemons and lenders are killed
-//! meanwhile.
+//! `make hunt`: looks for wrong bytes and lost stores. Processes write blocks that identify
+//! themselves, through real mounts and in every possible way, and compare each read with a shared
+//! ledger. Meanwhile pages are evicted and come back from lenders, and daemons and lenders are
+//! killed.
 //!
-//! It ends with 0 if nothing was wrong. At the first wrong byte it tells what was expected, what
-//! was seen, by which operation, the last operations on that block, and the seed, and ends with 1.
-//! It leaves nothing behind, also when it is interrupted.
+//! It ends with 0 if nothing was wrong. At the first wrong byte it reports the expected bytes, the
+//! bytes that were read, the operation, the last operations on that block, and the seed, and ends
+//! with 1. It leaves nothing behind, also when it is interrupted.
 
 mod choice;
 mod content;
@@ -96,7 +96,7 @@ fn main() -> ExitCode {
         Some(Hidden::Worker { task }) => worker::run(task).map_err(Failure::Problem),
         None => Interrupt::listen().map_err(Failure::from).and_then(|interrupt| hunt(&options.run, &interrupt)),
     };
-    // Everything that was made is gone by now, on every path.
+    // Everything that was made is removed by now, on every path.
     exit_code(outcome)
 }
 

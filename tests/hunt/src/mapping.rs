@@ -1,8 +1,8 @@
 //! A mapping of a file under test, which may become shorter at any moment.
 //!
-//! The kernel copies to and from the mapping on our behalf, through a pipe: it takes the same page
-//! faults as an instruction would, and where a page cannot be had it answers EFAULT, while an
-//! instruction would end the process by SIGBUS.
+//! The kernel copies to and from the mapping, through a pipe: it takes the same page faults as an
+//! instruction would. If a page cannot be read, it returns EFAULT, while an instruction would end
+//! the process by SIGBUS.
 
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
@@ -11,7 +11,7 @@ use std::ffi::c_void;
 use std::fs::File;
 use std::io;
 
-/// Bytes that go through the pipe at a time: what a pipe takes in any case.
+/// Bytes that pass the pipe at a time: every pipe has room for them.
 const PIPE_BYTES: usize = 4096;
 
 /// A mapping, to load from and store into.
@@ -30,7 +30,7 @@ impl Pipe {
     /// A new one.
     ///
     /// # Errors
-    /// When there are no descriptors left.
+    /// Fails if there are no descriptors left.
     pub fn new() -> io::Result<Pipe> {
         let (read, write) = rustix::pipe::pipe()?;
         Ok(Pipe { read, write })
@@ -38,30 +38,30 @@ impl Pipe {
 }
 
 impl Mapping {
-    /// Maps the first `bytes` of a file, also where it is shorter.
+    /// Maps the first `bytes` of a file, also if it is shorter.
     ///
     /// # Errors
-    /// When the kernel refuses.
+    /// Fails if the kernel refuses.
     pub fn new(file: &File, bytes: usize) -> io::Result<Mapping> {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new mapping at an address of the kernel's choice, unmapped once, by the guard.
+        // SAFETY: a new mapping at an address that the kernel chooses, unmapped once, by the guard.
         let base = unsafe { rustix::mm::mmap(std::ptr::null_mut(), bytes, protection, MapFlags::SHARED, file, 0)? };
         Ok(Mapping { base, bytes })
     }
 
-    /// Loads bytes from `at` on. Returns how many there were before a page that cannot be had.
+    /// Loads bytes from `at` on. Returns the number of bytes before the first page that cannot be
+    /// read.
     ///
     /// # Errors
-    /// When the pipe does not work.
+    /// Fails if the pipe does not work.
     pub fn load(&self, pipe: &Pipe, at: usize, to: &mut [u8]) -> io::Result<usize> {
         assert!(at + to.len() <= self.bytes);
         let mut done = 0;
         while done < to.len() {
-            // Never across a page, so that a page that is missing takes no byte of the one before
-            // with it.
+            // Never across a page, so that a missing page does not affect bytes of the page before.
             let piece = (to.len() - done).min(PIPE_BYTES - (at + done) % PIPE_BYTES);
-            // SAFETY: inside the mapping, as asserted. The kernel only reads it, and answers EFAULT
-            // where there is no page.
+            // SAFETY: inside the mapping, as asserted. The kernel only reads it, and returns EFAULT
+            // if there is no page.
             let sent = unsafe {
                 let from = self.base.cast::<u8>().add(at + done);
                 libc::write(rustix::fd::AsRawFd::as_raw_fd(&pipe.write), from.cast(), piece)
@@ -87,7 +87,7 @@ impl Mapping {
     /// Stores bytes from `at` on.
     ///
     /// # Errors
-    /// EFAULT where a page cannot be had.
+    /// Returns EFAULT if a page cannot be written.
     pub fn store(&self, pipe: &Pipe, at: usize, from: &[u8]) -> io::Result<()> {
         assert!(at + from.len() <= self.bytes);
         let mut done = 0;
@@ -96,8 +96,8 @@ impl Mapping {
             let sent = rustix::io::write(&pipe.write, &from[done..done + piece])?;
             let mut got = 0;
             while got < sent {
-                // SAFETY: inside the mapping, as asserted. Nothing of Rust refers to these bytes:
-                // others change them, too.
+                // SAFETY: inside the mapping, as asserted. No reference to these bytes exists:
+                // other processes change them, too.
                 let stored = unsafe {
                     let to = self.base.cast::<u8>().add(at + done + got);
                     libc::read(rustix::fd::AsRawFd::as_raw_fd(&pipe.read), to.cast(), sent - got)
@@ -115,16 +115,16 @@ impl Mapping {
         Ok(())
     }
 
-    /// Lets go of the pages of this process, so that the kernel may evict them.
+    /// Unmaps the pages of this process, so that the kernel may evict them.
     pub fn let_go(&self) {
         // SAFETY: our own mapping of a file: its content is the file's, before and after.
         let _only_advice = unsafe { rustix::mm::madvise(self.base, self.bytes, Advice::LinuxDontNeed) };
     }
 
-    /// Has everything written that was stored.
+    /// Writes all stored data.
     ///
     /// # Errors
-    /// Of the file system.
+    /// Returns the errors of the file system.
     pub fn sync(&self) -> io::Result<()> {
         // SAFETY: our own mapping.
         let synced = unsafe { rustix::mm::msync(self.base, self.bytes, MsyncFlags::SYNC) };

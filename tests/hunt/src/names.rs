@@ -11,10 +11,10 @@ use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::atomic::Ordering::{AcqRel, Release};
 
-/// Bytes that a new file is written in at a time.
+/// Bytes of a new file that are written at a time.
 const PIECE_BYTES: usize = 64 << 10;
 
-/// How a new file is written.
+/// The way in which a new file is written.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum How {
     /// write(2).
@@ -56,7 +56,7 @@ impl Worker {
         Ok(true)
     }
 
-    /// A second name comes and goes.
+    /// A second name is made and removed.
     pub fn link(&mut self, plan: Plan) -> Done {
         let slot = plan.slot;
         let _names = self.share(&self.slot(slot).names)?;
@@ -75,19 +75,19 @@ impl Worker {
         }
     }
 
-    /// Opens the file if its name was changed outside: what the name stands for is promised from
-    /// the next open on.
+    /// Opens the file if its name was changed externally: the new file is promised from the next
+    /// open on.
     fn see_name(&mut self, slot: u32) -> Result<(), Halt> {
         self.handle(slot).map(drop)
     }
 
-    /// Mostly so large that all files together do not fit into the memory of the group.
+    /// Mostly so large that all files together exceed the memory of the group.
     pub fn new_size(&mut self) -> u32 {
         self.chooser.random().u32(BLOCKS as u32 / 2..=BLOCKS as u32)
     }
 
-    /// Notes that all blocks are those of a new file, or absent. For those who hold the names
-    /// alone.
+    /// Records that all blocks are those of a new file, or absent. Only with the names held
+    /// exclusively.
     pub fn begin_anew(&self, slot: u32, size: u32) {
         self.slot(slot).size_version.fetch_add(1, AcqRel);
         let note = self.note();
@@ -96,25 +96,25 @@ impl Worker {
         }
     }
 
-    /// Notes that there is no file for a moment.
+    /// Records that there is no file for a moment.
     pub fn begin_gone(&self, slot: u32) {
         let note = self.note();
         self.blocks(slot, 0, BLOCKS as u32).iter().for_each(|block| block.begin(Content::ABSENT, note));
     }
 
-    /// Notes that the name is another file's.
+    /// Records that the name is another file's.
     pub fn is_another(&self, slot: u32, size: u32) {
         let known = self.slot(slot);
-        // Before its blocks: readers look at them first, and then here.
+        // Before its blocks: readers read them first, and then this.
         known.incarnation.fetch_add(1, AcqRel);
         known.size_blocks.store(size, Release);
         known.size_version.fetch_add(1, AcqRel);
         self.blocks(slot, 0, BLOCKS as u32).iter().for_each(Block::finish);
     }
 
-    /// Creates a file that everybody may see at once.
+    /// Creates a file that all processes may see at once.
     pub fn make_noting(&mut self, path: &Path, slot: u32, size: u32) -> io::Result<()> {
-        // Its bytes are those of the generation that is noted now.
+        // Its bytes are those of the generation that is recorded now.
         let mut bytes = self.new_bytes(slot, size);
         self.begin_anew(slot, size);
         let made = self.write_new(path, aligned(&mut bytes, size as usize * BLOCK_BYTES), false);
@@ -122,7 +122,7 @@ impl Worker {
         made
     }
 
-    /// Creates a file that nobody knows yet; its blocks are of the generations that come next.
+    /// Creates a file that no other process uses yet; its blocks have the next generations.
     pub fn make(&mut self, path: &Path, slot: u32, size: u32, by_mapping: bool) -> io::Result<()> {
         let mut bytes = self.new_bytes(slot, size);
         let made = self.write_new(path, aligned(&mut bytes, size as usize * BLOCK_BYTES), by_mapping);
@@ -162,7 +162,7 @@ impl Worker {
     }
 }
 
-/// What a block of a new file holds.
+/// The content of a new file's block.
 fn content(slot: u32, index: u32, size: u32, block: &Block) -> Content {
     if index < size { Content::written(slot, index, block.next()) } else { Content::ABSENT }
 }

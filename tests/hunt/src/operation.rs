@@ -1,9 +1,9 @@
-//! The operations, and which of them are tried where.
+//! The operations, and the modes in which they are tried.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// How a mount writes.
+/// The write mode of a mount.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum WriteMode {
     /// `--write through`.
@@ -13,7 +13,7 @@ pub enum WriteMode {
 }
 
 impl WriteMode {
-    /// As the option takes it.
+    /// The option's value.
     pub fn name(self) -> &'static str {
         match self {
             WriteMode::Through => "through",
@@ -31,37 +31,37 @@ impl FromStr for WriteMode {
     }
 }
 
-/// Where an operation is tried unless it is asked for.
+/// The modes in which an operation is tried by default.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Tried {
     Always,
-    /// Not with `--write through`, where it finds what is a limit of the kernel, or is not mended
-    /// yet.
+    /// Not with `--write through`, where it finds a limit of the kernel, or a fault that is not
+    /// mended yet.
     Back,
-    /// Only when asked for.
+    /// Only on request.
     Never,
 }
 
 macro_rules! operations {
     ($($(#[$doc:meta])* $operation:ident, $name:literal, $weight:literal, $tried:ident;)*) => {
-        /// What a process does next.
+        /// The operation of a process.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub enum Operation {
             $($(#[$doc])* $operation,)*
         }
 
         impl Operation {
-            /// Each of them.
+            /// All operations.
             pub const ALL: &[Operation] = &[$(Operation::$operation,)*];
-            /// How many there are.
+            /// The number of operations.
             pub const COUNT: usize = Operation::ALL.len();
 
-            /// As options and reports call it.
+            /// Its name in options and reports.
             pub fn name(self) -> &'static str {
                 match self { $(Operation::$operation => $name,)* }
             }
 
-            /// How often it is chosen, against the others.
+            /// The relative frequency of the operation.
             pub fn weight(self) -> u32 {
                 match self { $(Operation::$operation => $weight,)* }
             }
@@ -82,7 +82,7 @@ operations! {
     ReadDirect, "read-direct", 40, Always;
     /// A whole file is read in order.
     Scan, "scan", 25, Always;
-    /// The size of a file is looked at.
+    /// The size of a file is checked.
     Stat, "stat", 30, Always;
     /// write(2) of some blocks.
     Write, "write", 140, Always;
@@ -92,19 +92,19 @@ operations! {
     Direct, "direct", 25, Always;
     /// A write with O_APPEND. Not beside stores of the same page with `--write through`.
     Append, "append", 50, Always;
-    /// An append at any end, to a file that is stored into by mappings. (With `--write through` the
-    /// kernel loses bytes of it, also in the backing file, and the ledger cannot know which:
+    /// An append at any end, to a file that mappings store into. (With `--write through` the kernel
+    /// loses bytes of it, also in the backing file, and the ledger cannot predict which:
     /// docs/design/limits.md, L7.)
     AppendBesideStore, "append-beside-store", 25, Back;
     /// The file is cut, or made longer by ftruncate.
     Truncate, "truncate", 25, Always;
     /// A write behind the end, which leaves a hole.
     Extend, "extend", 15, Always;
-    /// A hole is punched, while nobody stores into its pages.
+    /// A hole is punched, while no process stores into its pages.
     Punch, "punch", 15, Always;
-    /// A range is zeroed, while nobody stores into its pages.
+    /// A range is zeroed, while no process stores into its pages.
     Zero, "zero", 10, Always;
-    /// copy_file_range, while nobody stores into the pages that it copies to.
+    /// copy_file_range, while no process stores into the pages that it copies to.
     Copy, "copy", 20, Always;
     /// copy_file_range into parts of pages, while others store into the other parts.
     CopyBesideStore, "copy-beside-store", 20, Always;
@@ -112,7 +112,7 @@ operations! {
     RenameOver, "rename-over", 8, Always;
     /// The name is unlinked and created again.
     Recreate, "recreate", 6, Always;
-    /// A second name is made, looked at and unlinked.
+    /// A second name is made, checked and unlinked.
     Link, "link", 15, Always;
     /// fsync, fdatasync, msync or sync_file_range.
     Sync, "sync", 30, Always;
@@ -130,8 +130,8 @@ operations! {
     OutsideRename, "outside-rename", 4, Always;
     /// The backing file is unlinked and created again.
     OutsideRecreate, "outside-recreate", 4, Always;
-    /// The backing file is cut. Where others open it at the same moment, the kernel may not learn
-    /// of the new end until one more open.
+    /// The backing file is cut. If other processes open it at the same moment, the kernel may not
+    /// learn the new end until one more open.
     OutsideCut, "outside-cut", 4, Never;
     /// The backing file grows; then it is opened through the mount, and its new end is mapped, or
     /// read.
@@ -146,7 +146,7 @@ impl Operation {
         Operation::ALL[index % Operation::COUNT]
     }
 
-    /// Whether it is tried, unless options say otherwise.
+    /// Whether it is tried by default.
     pub fn by_default(self, mode: WriteMode) -> bool {
         match self.tried() {
             Tried::Always => true,
@@ -194,10 +194,10 @@ impl FromStr for Operation {
     }
 }
 
-/// What is tried, by the mode and the options.
+/// The operations of a run, by the mode and the options.
 ///
 /// # Errors
-/// When nothing is left.
+/// Fails if nothing is left.
 pub fn enabled(mode: WriteMode, with: &[Operation], without: &[Operation]) -> Result<Vec<Operation>, String> {
     let wanted = |operation: &Operation| {
         (operation.by_default(mode) || with.contains(operation)) && !without.contains(operation)

@@ -1,6 +1,6 @@
-//! Changes of the backing file that do not go through the mount. They are promised to those who
-//! open the file after them (close-to-open). Meanwhile nothing is written through the mount: that
-//! is not promised (docs/design/limits.md).
+//! External changes of the backing file. Programs that open the file after them must see them
+//! (close-to-open). Meanwhile nothing is written through the mount, because that is not promised
+//! (docs/design/limits.md).
 
 use crate::choice::{COUNT_MAX, Plan};
 use crate::content::{BLOCK_BYTES, Content};
@@ -17,11 +17,11 @@ use testbed::LateMemory;
 
 /// Parts of a slow change.
 const PARTS: usize = 4;
-/// Between two of them at the most.
+/// The maximum time between two of them.
 const PART_MS: u64 = 12;
-/// Blocks by which a file grows or shrinks at the most.
+/// The maximum number of blocks by which a file grows or shrinks.
 const MOVE_MAX: u32 = 96;
-/// Blocks of a file that is cut at the least.
+/// The minimum number of blocks of a file that is cut.
 const SIZE_MIN: u32 = 8;
 /// Pages of a slow change.
 const SLOW_PAGES: std::ops::RangeInclusive<u32> = 2..=128;
@@ -38,7 +38,7 @@ impl Worker {
                 readers => readers,
             },
         };
-        // Else the kernel might write it over the change, later.
+        // Otherwise the kernel might write its cached data over the change later.
         self.flush(slot)?;
         self.close(slot);
         let changed = match operation {
@@ -49,9 +49,9 @@ impl Worker {
             },
             _ => self.overwrite(plan)?,
         };
-        // Readers may come again.
+        // Readers are permitted again.
         drop((names, _readers));
-        // An open after it sees all of it: also one that does not ask for the size.
+        // An open after it sees all of it, also one that does not ask for the size.
         self.close(slot);
         let Some((first, last)) = changed else { return Ok(true) };
         let at_end = Plan { first: first.max(last.saturating_sub(COUNT_MAX)), count: 0, ..plan };
@@ -64,7 +64,7 @@ impl Worker {
         let Plan { slot, operation, .. } = plan;
         let (mut first, mut last) = (plan.first, plan.first + plan.count);
         if operation == Operation::OutsideDirect {
-            // Some file systems take nothing smaller.
+            // Some file systems permit nothing smaller.
             (first, last) = (first - first % PAGE_BLOCKS, last - last % PAGE_BLOCKS);
         }
         if operation == Operation::OutsideSlow {
@@ -105,7 +105,7 @@ impl Worker {
         }
     }
 
-    /// By one call whose bytes arrive late, or by several.
+    /// By one call whose bytes arrive late, or by several calls.
     fn write_slowly(&mut self, file: &File, at: u64, bytes: &[u8]) -> io::Result<()> {
         let random = self.chooser.random();
         let pauses = [0; PARTS].map(|_: u64| Duration::from_millis(random.u64(..=PART_MS)));
@@ -151,7 +151,7 @@ impl Worker {
         Ok(None)
     }
 
-    /// The end moves. Returns the blocks that are new, or gone.
+    /// Moves the end. Returns the new or removed blocks.
     fn resize(&mut self, plan: Plan) -> Result<Option<(u32, u32)>, Halt> {
         let (slot, size) = (plan.slot, self.size(plan.slot));
         let by = self.chooser.random().u32(1..=MOVE_MAX);
@@ -186,7 +186,8 @@ impl Worker {
         Ok(Some((size.min(to), size.max(to))))
     }
 
-    /// Notes that a change outside has ended: before its blocks, as readers look at them first.
+    /// Records that an external change has ended: before its blocks, because readers read them
+    /// first.
     fn has_changed(&self, slot: u32, blocks: &[Block]) {
         self.slot(slot).outside.fetch_add(1, AcqRel);
         blocks.iter().for_each(Block::finish);

@@ -1,4 +1,4 @@
-//! Reads of every kind, and what is said when one shows what cannot be.
+//! Reads of every kind, and the reports about wrong bytes.
 
 use crate::choice::{COUNT_MAX, Plan};
 use crate::content::{BLOCK_BYTES, describe, words_of};
@@ -13,9 +13,9 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
-/// Generations told of the block that is wrong.
+/// Reported generations of the wrong block.
 const HISTORY_TOLD: usize = 8;
-/// Generations told of its neighbours in the page.
+/// Reported generations of its neighbours in the page.
 const NEIGHBOUR_TOLD: usize = 2;
 
 impl Worker {
@@ -69,7 +69,7 @@ impl Worker {
         let (mapping, pipe) = self.mapping(slot)?;
         let got = mapping.load(pipe, first as usize * BLOCK_BYTES, bytes);
         let outcome = match got {
-            // Behind the first page that is missing nothing was tried.
+            // Nothing was tried behind the first missing page.
             Ok(got) => {
                 let tried = (got / BLOCK_BYTES + 1).min(count as usize);
                 let plan = Plan { count: tried as u32, ..plan };
@@ -85,7 +85,7 @@ impl Worker {
         Ok(true)
     }
 
-    /// The size, unless it moves just now.
+    /// The size, unless it is moving.
     pub fn stat(&mut self, plan: Plan) -> Done {
         let slot = self.slot(plan.slot);
         let version = slot.size_version.load(Acquire);
@@ -105,7 +105,7 @@ impl Worker {
         ))
     }
 
-    /// The backing file, after all that was written through the mount is there.
+    /// The backing file, after all data that was written through the mount has reached it.
     pub fn below(&mut self, plan: Plan) -> Done {
         let slot = plan.slot;
         let Some(_names) = self.alone(&self.slot(slot).names)? else { return Ok(false) };
@@ -123,7 +123,8 @@ impl Worker {
         outcome.map(|()| true)
     }
 
-    /// Has all that was written through the mount written below. For those who hold the names.
+    /// Writes all data that was written through the mount to the backing file. Only with the names
+    /// held.
     pub fn flush(&mut self, slot: u32) -> Result<(), Halt> {
         self.handle(slot)?.file.sync_all().map_err(|error| self.failed("fsync", &error))
     }
@@ -143,8 +144,8 @@ impl Worker {
         Ok(true)
     }
 
-    /// What readers must see at least, and that the file which is open is the one that this is
-    /// about.
+    /// The generations that readers must see at least, and whether the open file is the current
+    /// one.
     fn before(
         &mut self,
         slot: u32,
@@ -155,8 +156,8 @@ impl Worker {
         loop {
             open(self)?;
             let before = self.blocks(slot, first, first + count).iter().map(Block::before).collect();
-            // A change of names is noted before its blocks are: who has seen none of it has seen no
-            // block of it either.
+            // A change of names is recorded before its blocks are: a reader that has not seen it
+            // has seen none of its blocks either.
             if self.is_current(slot) {
                 return Ok(before);
             }
@@ -218,11 +219,10 @@ impl Worker {
         Ok(())
     }
 
-    /// What is to be told of something that cannot be, with what else can be seen of the block just
-    /// now.
+    /// The report about wrong bytes, with everything else that can be read of the block now.
     pub fn fault(&mut self, slot: u32, block: u32, what: &str) -> Halt {
-        // Some other process may have found another one first; then this one may be the consequence
-        // of what was broken off.
+        // Another process may have found a wrong byte first; then this one may be a consequence of
+        // the interruption.
         if self.ledger.stop.swap(1, Relaxed) != 0 {
             return Halt::Stopped;
         }
@@ -293,8 +293,8 @@ pub fn read_all(file: &File, bytes: &mut [u8], at: u64) -> io::Result<usize> {
             Ok(0) => break,
             Ok(more) => got += more,
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
-            // Direct I/O cannot go on from an end that is not aligned, as one that moves just now
-            // may be.
+            // Direct I/O cannot continue from an end that is not aligned, such as one that is
+            // moving.
             Err(error) if error.kind() == ErrorKind::InvalidInput && !got.is_multiple_of(BLOCK_BYTES) => break,
             Err(error) => return Err(error),
         }

@@ -1,6 +1,6 @@
 //! One round: a file system, a mount over it, a lender, and processes in a small memory cgroup that
 //! write and read; meanwhile daemons and lenders are killed. At the end all files are compared once
-//! more, through the mount and below.
+//! more, through the mount and in the backing directory.
 
 use crate::choice::Plan;
 use crate::content::{BLOCK_BYTES, Content};
@@ -16,65 +16,65 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::time::{Duration, Instant};
 use testbed::{Failure, FileSystem, Group, Interrupt, Line, Process, Puma, PumaMount, RamDisk, Scratch};
 
-/// Size of the image: what XFS needs at least, and room for files that are still open.
+/// Size of the image: the minimum of XFS, and room for files that are still open.
 const DISK_BYTES: u64 = 512 << 20;
-/// Memory of the group, in MiB: less than the files have.
+/// Memory of the group, in MiB: less than the files.
 const GROUP_MIB: std::ops::RangeInclusive<u64> = 24..=40;
-/// Between two looks at everything.
+/// Pause between two checks of everything.
 const TICK: Duration = Duration::from_millis(20);
-/// An operation that takes longer hangs.
+/// An operation that takes longer counts as hanging.
 const HANG_MS: u64 = 60_000;
-/// For processes to end when they are told to: the time that one of their operations may take.
+/// Time limit for processes to end after the stop: the time that one of their operations may take.
 const END_MAX: Duration = Duration::from_secs(70);
-/// For what a process has told before its end to arrive here. Where it has told nothing, this does
-/// not take long.
+/// Time limit for a process's last output to arrive here. Without output this does not take long.
 const LAST_WORD_MAX: Duration = Duration::from_secs(10);
-/// A mount would leave a lender for good that is killed in the middle of an answer again and again.
+/// By default a mount would abandon a lender that is killed in the middle of an answer again and
+/// again.
 const BAD_PAGES: &str = "1000000000000";
 
-/// What is tried.
+/// The parameters of a round.
 pub struct Round<'a> {
     /// The command under test.
     pub puma: &'a Puma,
-    /// Whether somebody wants us to stop.
+    /// Whether the run was interrupted.
     pub interrupt: &'a Interrupt,
-    /// What is below.
+    /// The backing file system.
     pub kind: FileSystem,
-    /// How the mount writes.
+    /// The write mode of the mount.
     pub mode: WriteMode,
-    /// Of everything that is drawn.
+    /// The seed of everything random.
     pub seed: u64,
-    /// How long.
+    /// The duration.
     pub length: Duration,
-    /// Processes.
+    /// The number of processes.
     pub workers: u32,
-    /// What they do.
+    /// Their operations.
     pub operations: Vec<Operation>,
-    /// Whether one of them is to write what is wrong, to try the hunter itself.
+    /// Whether one of them writes wrong blocks, to test the hunter itself.
     pub corrupt: bool,
     /// Whether daemons and lenders are killed.
     pub trouble: bool,
 }
 
-/// What came of it.
+/// The result.
 pub struct Outcome {
-    /// What cannot be, if it was seen.
+    /// The report about wrong bytes, if there is one.
     pub fault: Option<String>,
-    /// What happened meanwhile.
+    /// Counts of troubles.
     pub counts: Counts,
     /// By [`Operation`].
     pub operations: Vec<u64>,
     /// Blocks that were judged.
     pub judged: u64,
-    /// Blocks that could not be.
+    /// Blocks that could not be judged.
     pub not_judged: u64,
 }
 
 impl Round<'_> {
-    /// Runs it.
+    /// Runs the round.
     ///
     /// # Errors
-    /// When it cannot be run to its end.
+    /// Fails if it cannot be completed.
     pub fn run(&self) -> Result<Outcome, Failure> {
         let scratch = Scratch::new("hunt")?;
         let disk = RamDisk::create(&scratch, self.kind, DISK_BYTES)?;
@@ -113,7 +113,7 @@ impl Round<'_> {
         ledger.stop.store(1, Release);
         fault = fault.or(self.wait_for(ledger, &mut workers)?);
         if fault.is_none() {
-            // Nobody changes anything any more.
+            // No process changes anything any more.
             ledger.stop.store(0, Release);
             let last = Task { operations: Vec::new(), ..task };
             fault = self.wait_for(ledger, &mut [start(&last, &group)?].into())?;
@@ -128,12 +128,12 @@ impl Round<'_> {
             judged: ledger.judged.load(Relaxed),
             not_judged: ledger.not_judged.load(Relaxed),
         };
-        // With what cannot be in it, it may not end in order; then its guard ends it.
+        // With a fault in it, the mount may fail to end normally; then its guard ends it.
         mount.end().or_else(|problem| if outcome.fault.is_some() { Ok(()) } else { Err(Failure::Problem(problem)) })?;
         Ok(outcome)
     }
 
-    /// The first generation of all files, written below, before there is a mount.
+    /// Writes the first generation of all files to the backing directory, before there is a mount.
     fn fill(&self, directory: &Path, ledger: &Ledger) -> std::io::Result<()> {
         let mut bytes = vec![0; FILE_BYTES];
         let note = Note { operation: Operation::OutsideWrite, worker: u8::MAX, at_ms: now_ms() };
@@ -155,8 +155,8 @@ impl Round<'_> {
         let mut command = Command::new(&self.puma.pumapool);
         command.env_remove("PUMAPOOL_KEY_FILE").arg("mount").args([source, at]);
         command.args(["--foreground", "--trust-network", "--lender", lender, "--write", self.mode.name()]);
-        // The disk below is as fast as a lender here, and what a lender may be asked for is what
-        // this is about.
+        // The backing disk is as fast as a lender here, so the gate would bypass the lender under
+        // test.
         command.args(["--gate", "off", "--bad-pages", BAD_PAGES]);
         command.args(["--strategy", if random.bool() { "exclusive" } else { "non-inclusive" }]);
         for policy in ["--hedge", "--filter"] {
@@ -167,7 +167,7 @@ impl Round<'_> {
         self.puma.mount(command, at, &format!("mount-{}-{}", self.kind, self.mode.name()), &[])
     }
 
-    /// What can be seen of processes and daemons just now that cannot be.
+    /// Checks processes and daemons for impossible states.
     fn look(&self, ledger: &Ledger, mount: &mut PumaMount, workers: &mut [Process]) -> Result<Option<String>, Failure> {
         for worker in workers.iter_mut() {
             if let Some(text) = told(worker, Duration::ZERO) {
@@ -183,7 +183,7 @@ impl Round<'_> {
         Ok(hanging(ledger, workers))
     }
 
-    /// Waits until all processes have ended. Returns what one of them told.
+    /// Waits until all processes have ended. Returns the output of one of them.
     fn wait_for(&self, ledger: &Ledger, workers: &mut Vec<Process>) -> Result<Option<String>, Failure> {
         let begin = Instant::now();
         let mut fault = None;
@@ -218,17 +218,17 @@ fn start(task: &Task, group: &Group) -> Result<Process, Failure> {
     Ok(Process::spawn(command, &[group])?)
 }
 
-/// All that a process tells, if it begins within `limit`.
+/// All output of a process, if it begins within `limit`.
 fn told(worker: &Process, limit: Duration) -> Option<String> {
     let Line::Text(mut text) = worker.next_line(limit) else { return None };
-    // It tells one thing, and ends.
+    // It prints one report, and ends.
     while let Line::Text(line) = worker.next_line(END_MAX) {
         text = text + "\n" + &line;
     }
     Some(text)
 }
 
-/// An operation that takes too long, and where in the kernel its process is.
+/// An operation that takes too long, and the place in the kernel where its process is.
 fn hanging(ledger: &Ledger, workers: &[Process]) -> Option<String> {
     let now = now_ms();
     let mut found = ledger.workers.iter().take(WORKERS_MAX).zip(0..).filter_map(|(worker, number)| {

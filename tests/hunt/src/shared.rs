@@ -7,30 +7,30 @@ use std::io;
 use std::path::Path;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// Makes the file, all zeros, with its memory taken now: else it would be charged to the group of
-/// whoever touches it first.
+/// Makes the file, all zeros, and allocates its memory now: otherwise it would be charged to the
+/// group of the process that touches it first.
 ///
 /// # Errors
-/// When the file cannot be written.
+/// Fails if the file cannot be written.
 pub fn create(path: &Path) -> io::Result<&'static Ledger> {
     std::fs::write(path, vec![0; size_of::<Ledger>()])?;
     open(path)
 }
 
-/// Maps the file, for as long as this process lives.
+/// Maps the file, for the lifetime of this process.
 ///
 /// # Errors
-/// When it cannot be opened or mapped, or has not the size of a ledger.
+/// Fails if it cannot be opened or mapped, or does not have the size of a ledger.
 pub fn open(path: &Path) -> io::Result<&'static Ledger> {
     let file = File::options().read(true).write(true).open(path)?;
     let bytes = size_of::<Ledger>();
     if file.metadata()?.len() != bytes as u64 {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "this is no ledger"));
     }
-    // SAFETY: a new mapping at an address of the kernel's choice, never unmapped.
+    // SAFETY: a new mapping at an address that the kernel chooses, never unmapped.
     let memory =
         unsafe { mmap(std::ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, &file, 0)? };
-    // SAFETY: the mapping is of that size, page aligned, and nobody makes the file shorter.
+    // SAFETY: the mapping has that size, is page aligned, and no process makes the file shorter.
     // Everything in a ledger is atomic, for which any bytes are valid, and which processes may
     // share.
     Ok(unsafe { &*memory.cast::<Ledger>() })
@@ -43,7 +43,7 @@ pub fn now_ms() -> u64 {
 }
 
 impl Ledger {
-    /// Whether everybody is to end.
+    /// Whether all processes have to end.
     pub fn stops(&self) -> bool {
         self.stop.load(Relaxed) != 0
     }

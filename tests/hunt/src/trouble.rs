@@ -1,5 +1,5 @@
-//! What happens to daemons and lenders meanwhile: a schedule drawn from a seed. The daemon is
-//! killed, or replaced by `pumapool upgrade`; the lender is killed and started again.
+//! The troubles of daemons and lenders: a schedule from a seed. The daemon is killed, or replaced
+//! by `pumapool upgrade`; the lender is killed and started again.
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
@@ -11,14 +11,14 @@ use testbed::{Failure, Interrupt, Process, Puma, PumaMount};
 
 /// Between two troubles, in milliseconds.
 const REST_MS: std::ops::Range<u64> = 400..2500;
-/// For a successor to serve.
+/// Time limit for a successor to serve.
 const TAKEOVER_MAX: Duration = Duration::from_secs(60);
-/// Between two looks whether it does.
+/// Pause between two checks of that.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
-/// What a lender lends at the most.
+/// The maximum of lent memory.
 const CAPACITY_BYTES: u64 = 128 << 20;
 
-/// What happened, and what it brought.
+/// Counts of troubles and their results.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Counts {
     /// Daemons killed.
@@ -77,14 +77,14 @@ impl Lender {
     /// Starts one.
     ///
     /// # Errors
-    /// When it does not become ready.
+    /// Fails if it does not become ready.
     pub fn start(puma: &Puma, socket: PathBuf) -> Result<Lender, Failure> {
         let mut lender = Lender { puma: puma.clone(), socket, process: None };
         lender.run()?;
         Ok(lender)
     }
 
-    /// Where it listens, for `--lender`.
+    /// The address for `--lender`.
     pub fn address(&self) -> String {
         format!("unix:{}", self.socket.display())
     }
@@ -112,22 +112,22 @@ pub struct Trouble<'a> {
     interrupt: &'a Interrupt,
     random: fastrand::Rng,
     next: Instant,
-    /// What happened so far.
+    /// The counts so far.
     pub counts: Counts,
 }
 
 impl<'a> Trouble<'a> {
-    /// Nothing yet, for the mount at `at`.
+    /// Without any trouble yet, for the mount at `at`.
     pub fn new(puma: &'a Puma, at: &'a Path, interrupt: &'a Interrupt, seed: u64) -> Trouble<'a> {
         let mut random = fastrand::Rng::with_seed(seed);
         let next = Instant::now() + Duration::from_millis(random.u64(REST_MS));
         Trouble { puma, at, interrupt, random, next, counts: Counts::default() }
     }
 
-    /// Does the next thing if it is time.
+    /// Makes the next trouble if it is time.
     ///
     /// # Errors
-    /// When no successor serves, or no lender can be started.
+    /// Fails if no successor serves, or no lender can be started.
     pub fn step(&mut self, mount: &PumaMount, lender: &mut Lender) -> Result<(), Failure> {
         if Instant::now() < self.next {
             return Ok(());
@@ -162,11 +162,11 @@ impl<'a> Trouble<'a> {
         Ok(())
     }
 
-    /// Counts the pages that this daemon has had from lenders: its successor begins anew. Returns
-    /// the status.
+    /// Counts the pages that this daemon has got from lenders, because its successor starts at
+    /// zero. Returns the status.
     ///
     /// # Errors
-    /// When no daemon tells its status in time.
+    /// Fails if no daemon returns its status in time.
     pub fn count_pages(&mut self, mount: &PumaMount) -> Result<Value, Failure> {
         let status = self.status(mount, |_| true)?;
         self.counts.lender_pages += status["borrower"]["lender_pages"].as_u64().unwrap_or(0);
@@ -178,7 +178,7 @@ impl<'a> Trouble<'a> {
         self.status(mount, |status| takeovers(status) > takeovers(before)).map(drop)
     }
 
-    /// The status, once it is as wanted. While a successor takes over, nobody answers.
+    /// The status, once `wanted` accepts it. While a successor takes over, no daemon answers.
     fn status(&self, mount: &PumaMount, wanted: impl Fn(&Value) -> bool) -> Result<Value, Failure> {
         let begin = Instant::now();
         loop {

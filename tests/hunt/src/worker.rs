@@ -1,9 +1,9 @@
 //! A process that writes and reads the files under test, and judges each read by the ledger.
-//! Several of them run at once, in a small memory cgroup; the first that sees what cannot be tells
-//! it, and all end.
+//! Several of them run at once, in a small memory cgroup. The first one that finds a wrong byte
+//! reports it, and all end.
 //!
-//! Never in here: holding a descriptor over a change of names without looking whether it is still
-//! the file of that name.
+//! What must never happen here: a descriptor is used after a change of names without a check
+//! whether it is still the file of that name.
 
 use crate::choice::{COUNT_MAX, Chooser, Plan};
 use crate::content::BLOCK_BYTES;
@@ -20,20 +20,20 @@ use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::time::Duration;
 
-/// One use of a file in so many opens it anew.
+/// One use of a file in so many opens it again.
 const REOPEN_ONE_IN: u32 = 10;
-/// Between two tries to get what another process holds.
+/// Pause between two attempts to take a lock that another process holds.
 const WAIT: Duration = Duration::from_micros(50);
-/// Tries to hold something alone, before something else is done.
+/// Attempts to take an exclusive lock, before another operation is done.
 const ALONE_TRIES: u32 = 40;
 /// Bytes of a page.
 const PAGE_BYTES: usize = 4096;
-/// Bytes of a file at the most.
+/// The maximum length of a file in bytes.
 pub const FILE_BYTES: usize = BLOCKS * BLOCK_BYTES;
-/// One write in that many is wrong, where the hunter is tried itself.
+/// One write in so many is wrong, in a test of the hunter itself.
 const CORRUPT_ONE_IN: u32 = 20;
 
-/// What a process is to do; an argument of its command line, as JSON.
+/// The task of a process; an argument of its command line, as JSON.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Task {
     /// The ledger's file.
@@ -42,23 +42,23 @@ pub struct Task {
     pub mount: PathBuf,
     /// Its backing directory.
     pub backing: PathBuf,
-    /// Of the round.
+    /// The seed of the round.
     pub seed: u64,
     /// Number of the process.
     pub worker: u32,
-    /// How the mount writes.
+    /// The write mode of the mount.
     pub mode: WriteMode,
-    /// Names of what is tried. Empty: all files are compared once, while nobody changes them.
+    /// Names of the operations. Empty: all files are compared once, while nothing changes them.
     pub operations: Vec<String>,
     /// Whether it writes wrong generations on purpose.
     pub corrupt: bool,
 }
 
-/// Why an operation did not end well.
+/// The reason why an operation was not completed.
 pub enum Halt {
-    /// Somebody has asked all to stop.
+    /// All processes have to stop.
     Stopped,
-    /// Something that cannot be.
+    /// A wrong byte, or an error that must not occur.
     Fault(String),
 }
 
@@ -71,7 +71,7 @@ pub struct Handle {
     pub file: File,
     /// To read and write past the cache.
     pub direct: Option<File>,
-    /// Of the greatest size that the file may have.
+    /// With the maximum length of the file.
     pub mapping: Option<Mapping>,
     incarnation: u32,
     outside: u32,
@@ -81,13 +81,13 @@ pub struct Handle {
 pub struct Worker {
     /// The ledger.
     pub ledger: &'static Ledger,
-    /// What it is to do.
+    /// Its task.
     pub task: Task,
-    /// What comes next.
+    /// Chooses the next operation.
     pub chooser: Chooser,
-    /// What is done just now.
+    /// The present operation.
     pub plan: Plan,
-    /// Through which mappings are read and written.
+    /// The pipe for reads and writes of mappings.
     pub pipe: Pipe,
     handles: Vec<Option<Handle>>,
     buffer: Vec<u8>,
@@ -96,7 +96,7 @@ pub struct Worker {
 /// Runs a process to its end. Returns whether all was well.
 ///
 /// # Errors
-/// When it cannot work.
+/// Fails if it cannot work.
 pub fn run(task: &str) -> Result<bool, String> {
     let task: Task = serde_json::from_str(task).map_err(|error| format!("understanding its task: {error}"))?;
     let operations: Vec<Operation> = task.operations.iter().map(|name| name.parse()).collect::<Result<_, String>>()?;
@@ -136,7 +136,7 @@ impl Worker {
         Ok(())
     }
 
-    /// A file that is changed outside just now is opened and read.
+    /// Opens and reads a file that is being changed externally.
     fn watch(&mut self, slot: u32) -> Plan {
         self.close(slot);
         let operation = if self.chooser.random().u32(..4) == 0 { Operation::Load } else { Operation::Read };
@@ -145,8 +145,8 @@ impl Worker {
         Plan { operation, slot, first, count: COUNT_MAX.min(size - first) }
     }
 
-    /// Each file once: below, in the cache, past the cache, and from wherever it comes after it was
-    /// evicted.
+    /// Compares each file once: the backing file, in the cache, past the cache, and after an
+    /// eviction.
     fn compare_all(&mut self) -> Result<(), Halt> {
         use Operation::{Below, Evict, ReadDirect, Scan};
         for slot in 0..SLOTS as u32 {
@@ -207,7 +207,7 @@ impl Worker {
         &self.ledger.slots[slot as usize]
     }
 
-    /// Blocks of a file. `last` may be behind the greatest size.
+    /// Blocks of a file. `last` may be behind the maximum length.
     pub fn blocks(&self, slot: u32, first: u32, last: u32) -> &'static [Block] {
         let last = (last as usize).min(BLOCKS);
         &self.ledger.blocks[slot as usize][(first as usize).min(last)..last]
@@ -228,34 +228,32 @@ impl Worker {
         self.task.backing.join(file_name(slot))
     }
 
-    /// What the ledger notes of a change of the operation that is done just now.
+    /// The ledger's note for a change by the present operation.
     pub fn note(&self) -> Note {
         Note { operation: self.plan.operation, worker: self.task.worker as u8, at_ms: now_ms() }
     }
 
-    /// A buffer of that many bytes, aligned as direct I/O wants it. Give it back with
-    /// [`Worker::give_back`].
+    /// A buffer of that many bytes, aligned for direct I/O. Return it with [`Worker::give_back`].
     pub fn take_buffer(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.buffer)
     }
 
-    /// Gives the buffer back.
+    /// Returns the buffer.
     pub fn give_back(&mut self, buffer: Vec<u8>) {
         self.buffer = buffer;
     }
 
-    /// Whether the blocks that are written now are to be wrong, as the hunter is tried itself.
+    /// Whether the present blocks must be wrong, in a test of the hunter itself.
     pub fn is_to_corrupt(&mut self) -> bool {
         self.task.corrupt && self.chooser.random().u32(..CORRUPT_ONE_IN) == 0
     }
 
-    /// Forgets what is open of a file.
+    /// Closes the handles of a file.
     pub fn close(&mut self, slot: u32) {
         self.handles[slot as usize] = None;
     }
 
-    /// The open file that the name stands for now, as far as the ledger knows; opened anew if need
-    /// be.
+    /// The open file that the name stands for now, according to the ledger; opened again if needed.
     pub fn handle(&mut self, slot: u32) -> Result<&mut Handle, Halt> {
         if !self.is_current(slot) {
             self.handles[slot as usize] = None;
@@ -265,7 +263,7 @@ impl Worker {
         self.handles[slot as usize].as_mut().ok_or(Halt::Stopped)
     }
 
-    /// Whether what is open of a file is what its name stands for now.
+    /// Whether the handle of a file is of the file that its name stands for now.
     pub fn is_current(&self, slot: u32) -> bool {
         let known = self.slot(slot);
         self.handles[slot as usize].as_ref().is_some_and(|handle| {
@@ -273,7 +271,7 @@ impl Worker {
         })
     }
 
-    /// Opens a file through the mount. While another process exchanges it, there may be none for a
+    /// Opens a file through the mount. While another process replaces it, there may be none for a
     /// moment.
     pub fn open(&self, slot: u32, flags: i32) -> Result<Handle, Halt> {
         let (path, known) = (self.path(slot), self.slot(slot));
@@ -322,7 +320,7 @@ impl Worker {
         direct.ok_or(Halt::Stopped)
     }
 
-    /// Waits a moment, unless all are to stop.
+    /// Waits a moment, unless all processes have to stop.
     pub fn pause(&self) -> Result<(), Halt> {
         if self.ledger.stops() {
             return Err(Halt::Stopped);
@@ -331,7 +329,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Takes a lock in common with others.
+    /// Takes a shared lock.
     pub fn share(&self, lock: &'static AtomicU32) -> Result<Shared, Halt> {
         while !ledger::try_share(lock) {
             self.pause()?;
@@ -339,7 +337,7 @@ impl Worker {
         Ok(Shared(lock))
     }
 
-    /// Takes a lock alone, if it becomes free soon.
+    /// Takes an exclusive lock, if it becomes free soon.
     pub fn alone(&self, lock: &'static AtomicU32) -> Result<Option<Alone>, Halt> {
         for _ in 0..ALONE_TRIES {
             if ledger::try_alone(lock) {
@@ -360,9 +358,9 @@ impl Worker {
         Ok(Locked(blocks))
     }
 
-    /// A call that must not fail has failed.
+    /// Reports the failure of a call that must not fail.
     pub fn failed(&self, doing: &str, error: &io::Error) -> Halt {
-        // A signal that stops all may have ended the daemon, too.
+        // A signal that stops all processes may have ended the daemon, too.
         if self.ledger.stops() {
             return Halt::Stopped;
         }
@@ -373,7 +371,7 @@ impl Worker {
     }
 }
 
-/// Held in common, until it is dropped.
+/// A shared lock, until it is dropped.
 pub struct Shared(&'static AtomicU32);
 
 impl Drop for Shared {
@@ -382,7 +380,7 @@ impl Drop for Shared {
     }
 }
 
-/// Held alone, until it is dropped.
+/// An exclusive lock, until it is dropped.
 pub struct Alone(&'static AtomicU32);
 
 impl Drop for Alone {

@@ -1,6 +1,6 @@
-//! Changes of bytes and sizes through the mount. Each holds the names in common, and its blocks
-//! alone; those that drop whole pages from the cache, or are undefined beside stores of the same
-//! page on every file system, hold the whole pages.
+//! Changes of bytes and sizes through the mount. Each holds the names shared, and its blocks
+//! exclusively. Changes that drop whole pages from the cache, or are undefined beside stores of the
+//! same page on every file system, hold the whole pages.
 
 use crate::choice::{Plan, is_stored_into};
 use crate::content::{BLOCK_BYTES, Content};
@@ -13,11 +13,11 @@ use std::io::{self, ErrorKind, Write};
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
 
-/// Blocks by which the end of a file moves at the most.
+/// The maximum number of blocks by which the end of a file moves.
 const MOVE_MAX: u32 = 64;
-/// Blocks of a file at the least.
+/// The minimum number of blocks of a file.
 const SIZE_MIN: u32 = 8;
-/// One move of the end in that many is a far one.
+/// One move of the end in so many is a far one.
 const FAR_ONE_IN: u32 = 24;
 
 impl Worker {
@@ -117,7 +117,7 @@ impl Worker {
         let size = self.size(slot);
         let mut first = size + self.chooser.random().u32(1..=MOVE_MAX);
         if self.task.mode == WriteMode::Through && is_stored_into(slot, WriteMode::Through) {
-            // As for appends: not into a page that a mapping may store into.
+            // Not into a page that a mapping may store into, as with appends.
             first = first.next_multiple_of(PAGE_BLOCKS);
         }
         let last = (first + plan.count).min(BLOCKS as u32);
@@ -173,7 +173,7 @@ impl Worker {
         let _names = self.share(&self.slot(slot).names)?;
         let _names_to = self.share(&self.slot(to).names)?;
         let whole_pages = operation == Operation::Copy;
-        // In one order for all, so that nobody waits in a circle.
+        // All processes use one order, so that no cycle of waiting arises.
         let _locked = if (slot, first) < (to, to_first) {
             let from = self.lock_range(slot, first, count, false)?;
             [from, self.lock_range(to, to_first, count, whole_pages)?]
@@ -196,7 +196,7 @@ impl Worker {
         Ok(true)
     }
 
-    /// What was written is written out, in one of the ways that there are.
+    /// Writes dirty data to the file system, in one of the possible ways.
     pub fn sync(&mut self, plan: Plan) -> Done {
         let _names = self.share(&self.slot(plan.slot).names)?;
         let synced = match self.chooser.random().u32(..4) {
@@ -208,7 +208,7 @@ impl Worker {
         synced.map_err(|error| self.failed("syncing", &error)).map(|()| true)
     }
 
-    /// Notes the next generation of blocks of a file, and writes their bytes into the buffer.
+    /// Records the next generation of blocks of a file, and writes their bytes into the buffer.
     pub fn begin(&mut self, slot: u32, first: u32, blocks: &[Block], bytes: &mut [u8]) {
         let (note, corrupt) = (self.note(), self.is_to_corrupt());
         let places = bytes.as_chunks_mut::<BLOCK_BYTES>().0;
@@ -219,7 +219,7 @@ impl Worker {
         }
     }
 
-    /// Notes where a file ends from now on. For those who hold its end, or its names alone.
+    /// Records the new end of a file. Only with its end held, or its names held exclusively.
     pub fn end_at(&self, slot: u32, size: u32) {
         self.slot(slot).size_blocks.store(size, Release);
     }
@@ -258,7 +258,7 @@ impl Worker {
     }
 }
 
-/// The end of a file, held alone.
+/// The end of a file, held exclusively.
 struct End(&'static crate::ledger::Slot);
 
 impl Drop for End {
@@ -283,7 +283,7 @@ fn copy_all(from: &File, from_first: u64, to: &File, to_first: u64, bytes: usize
     Ok(())
 }
 
-/// Begins to write out what is dirty of a file, and waits for it.
+/// Begins to write a file's dirty data, and waits for it.
 fn sync_range(file: &File) -> io::Result<()> {
     let flags = libc::SYNC_FILE_RANGE_WAIT_BEFORE | libc::SYNC_FILE_RANGE_WRITE | libc::SYNC_FILE_RANGE_WAIT_AFTER;
     // SAFETY: a system call on a descriptor that is open, with numbers only.

@@ -1,5 +1,5 @@
-//! The hunter itself, briefly: nothing is wrong and nothing is left behind; and it finds what is
-//! wrong.
+//! Short runs of the hunter: nothing is wrong and nothing is left behind; and the hunter finds a
+//! deliberate fault.
 
 use std::fs::File;
 use std::process::{Child, Command, Stdio};
@@ -7,22 +7,22 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use testbed::{FileSystem, Scratch, left_behind, sibling_binary, skip, wait_until};
 
-/// Generous: the machine may be busy.
+/// Generous, because the machine may be busy.
 const LIMIT: Duration = Duration::from_secs(300);
 
-/// Held by a run: each keeps all processors busy.
+/// Held by a run, because each keeps all processors busy.
 static ALONE: Mutex<()> = Mutex::new(());
 
-/// A run, and what it said.
+/// A run, and its output.
 struct Run {
     child: Child,
     out: Scratch,
-    /// Let go last.
+    /// Dropped last.
     _alone: MutexGuard<'static, ()>,
 }
 
 impl Run {
-    /// None, with a word on it, where the machine does not have what it needs.
+    /// Returns `None`, with a message, if the machine lacks something that it needs.
     fn start(test: &str, arguments: &[&str]) -> Option<Run> {
         let maker = FileSystem::Ext4.maker();
         let path = std::env::var_os("PATH").unwrap_or_default();
@@ -52,7 +52,7 @@ impl Run {
         read("stdout") + &read("stderr")
     }
 
-    /// Its exit code and what it said. Nothing of it must be left.
+    /// Its exit code and its output. Nothing of it must be left.
     fn end(&mut self) -> (Option<i32>, String) {
         assert!(wait_until(LIMIT, || self.child.try_wait().unwrap().is_some()), "it does not end: {}", self.said());
         assert_eq!(left_behind(self.child.id()), Vec::<std::path::PathBuf>::new());
@@ -99,7 +99,7 @@ fn a_wrong_byte_is_found_and_told() {
 #[test]
 fn an_interrupted_run_leaves_nothing() {
     let Some(mut run) = Run::start("hunt-interrupted", &["--seconds", "60"]) else { return };
-    // The round is under way when the mount has its log.
+    // The round has begun when the mount has its log.
     let log = run.out.path().join("mount-ext4-through.log");
     assert!(wait_until(LIMIT, || log.exists() || run.child.try_wait().unwrap().is_some()), "{}", run.said());
     run.signal(rustix::process::Signal::INT);

@@ -1,22 +1,22 @@
-//! What the liar keeps: every version of every page that it was ever given, as long as there is
-//! room, across sessions. That is what makes its lies good ones.
+//! The byzantine lender's replay store: every version of every page that it ever received, as long
+//! as there is room, across sessions. This makes its lies convincing.
 
 use page::Page;
 use std::collections::{HashMap, VecDeque};
 use wire::{PutItem, WireKey};
 
-/// Contents kept: 48 MiB.
+/// Stored contents: 48 MiB.
 const CONTENTS_MAX: usize = 12_288;
 
-/// Contents of one page kept.
+/// Stored contents of one page.
 const VERSIONS_MAX: usize = 4;
 
 /// One content that a borrower has put.
 #[derive(Clone)]
 pub struct Content {
-    /// What it is called.
+    /// Its name.
     pub key: WireKey,
-    /// What the borrower said is its checksum.
+    /// The checksum that the borrower sent.
     pub checksum: u64,
     /// Its bytes.
     pub page: Box<Page>,
@@ -32,7 +32,7 @@ pub struct Hoard {
 }
 
 impl Hoard {
-    /// Keeps a content; throws away what there is no room for.
+    /// Stores a content; removes others if there is no room.
     pub fn keep(&mut self, item: &PutItem, page: &Page) {
         let place = (item.key.file.get(), item.key.index.get());
         let contents = self.pages.entry(place).or_default();
@@ -51,12 +51,12 @@ impl Hoard {
         }
     }
 
-    /// The content of that name.
+    /// The content with that name.
     pub fn exact(&self, key: &WireKey) -> Option<&Content> {
         self.versions(key).find(|content| content.key == *key)
     }
 
-    /// Every content of that page, of whichever version.
+    /// Every content of that page, of any version.
     pub fn versions(&self, key: &WireKey) -> impl Iterator<Item = &Content> {
         self.pages.get(&(key.file.get(), key.index.get())).into_iter().flatten()
     }

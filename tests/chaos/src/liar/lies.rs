@@ -1,12 +1,13 @@
-//! The lies: which answer a hostile lender gives to which question. Pure logic: randomness comes
-//! from a seed, nothing is sent here.
+//! The lies: the answers of a byzantine lender. Pure logic: randomness comes from a seed, and
+//! nothing is sent here.
 //!
-//! Two sorts, in moods, as a lie that breaks the protocol ends the session and would leave no time
-//! for subtler ones. *About pages*, in well-formed answers: an older version, another page, a
-//! flipped bit, another page's checksum, a forged one, "all zeros", "not here", "stored" for what
-//! was thrown away and the other way round, notices that pages are lost which are not, sessions
-//! resumed that it never had. *About frames*: cut short, too long, of the wrong kind or number, of
-//! absurd lengths, late, trickled, or none at all; absurd greetings.
+//! There are two sorts, and a lender has one of several moods, because a lie that breaks the
+//! protocol ends the session and leaves no time for subtler ones.
+//! - *About pages*, in well-formed answers: an older version, another page, a flipped bit, another
+//!   page's checksum, a forged one, "all zeros", "not here", "stored" for a page that was thrown
+//!   away and the reverse, false notices of lost pages, false resumptions of sessions.
+//! - *About frames*: cut short, too long, of the wrong kind or number, of absurd lengths, late,
+//!   trickled, or none at all; absurd handshakes.
 
 use super::hoard::{Content, Hoard};
 use page::{ChecksumKey, PAGE_SIZE};
@@ -15,32 +16,32 @@ use wire::{GetItem, Header, ITEMS_MAX, Kind, PutItem, WireKey};
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
-/// Moods of a liar: the seed's remainder. The first seven lie about pages, those from the sixth on
-/// about frames.
+/// The number of moods: the seed's remainder is the mood. The first seven lie about pages, those
+/// from the sixth on about frames.
 pub const MOODS: u64 = 10;
-/// A get item of that many is a lie, to a liar about pages.
+/// One get item in so many is a lie, in moods about pages.
 const PAGE_LIE_ONE_IN: usize = 4;
-/// An answer of that many is broken, to a liar about frames.
+/// One answer in so many is broken, in moods about frames.
 const FRAME_LIE_ONE_IN: usize = 30;
-/// A connection of that many is greeted absurdly.
+/// One connection in so many has an absurd handshake.
 const GREETING_LIE_ONE_IN: usize = 24;
-/// The longest that an answer is held back: longer than any borrower waits.
+/// The longest delay of an answer: longer than any borrower waits.
 const LATE_MAX_MS: u64 = 1500;
 
-/// What is sent, in this order.
+/// Actions, in this order.
 #[derive(Debug)]
 pub enum Answer {
-    /// These bytes.
+    /// Send these bytes.
     Bytes(Vec<u8>),
-    /// These bytes, one by one.
+    /// Send these bytes, one by one.
     Trickle(Vec<u8>),
-    /// Nothing for a while.
+    /// Wait.
     Wait(Duration),
-    /// The end of the connection.
+    /// Close the connection.
     Close,
 }
 
-/// A liar on one connection.
+/// A byzantine lender on one connection.
 pub struct Liar {
     random: fastrand::Rng,
     about_pages: bool,
@@ -48,8 +49,8 @@ pub struct Liar {
 }
 
 impl Liar {
-    /// Of a lender with that seed, on its connection of that number. What all its connections lie
-    /// about follows from the seed.
+    /// For a lender with that seed, on its connection with that number. The seed determines whether
+    /// all its connections lie about pages or frames.
     pub fn new(seed: u64, connection: u64) -> Liar {
         let mood = seed % MOODS;
         Liar {
@@ -74,7 +75,7 @@ impl Liar {
             }
             Kind::Get => (Kind::GetReply, header.items.get().into(), self.get(hoard, body)),
             Kind::Ping => (Kind::Pong, 0, self.random.u64(..).to_le_bytes().to_vec()),
-            // Drops need no answer, and the others are none of a borrower's.
+            // Drops need no answer, and a borrower sends no other kinds.
             _ => return Vec::new(),
         };
         let mut header = Header::new(kind, items, body.len(), request);
@@ -95,14 +96,14 @@ impl Liar {
         welcome.protocol = U32::new(wire::PROTOCOL);
         welcome.incarnation = U64::new(self.random.u64(..));
         welcome.capacity_pages = U64::new(1 << 14);
-        // "I still have what you put", of whatever session.
+        // A claim that it still has the session's pages, for any session.
         if self.about_pages && self.random.bool() {
             welcome.flags = U32::new(wire::WELCOME_RESUMED);
         }
         let mut header = Header::new(Kind::Welcome, 0, size_of_val(&welcome), 0);
         if self.one_in(GREETING_LIE_ONE_IN) {
             match self.random.u32(..6) {
-                // Numbers that no honest lender has, in every field behind the version.
+                // Numbers that no honest lender has, in every field after the version.
                 0 => welcome.as_mut_bytes()[4..].fill(0xff),
                 1 => welcome.capacity_pages = U64::ZERO,
                 2 => welcome.protocol = U32::new(u32::MAX),
@@ -118,7 +119,7 @@ impl Liar {
         vec![Answer::Bytes([header.as_bytes(), welcome.as_bytes()].concat())]
     }
 
-    /// Keeps pages, or not, and says so, or the contrary.
+    /// Stores pages, or not, and reports the truth, or the contrary.
     fn put(&mut self, hoard: &mut Hoard, body: &[u8], count: usize) -> Vec<u8> {
         let Ok((items, pages)) = <[PutItem]>::ref_from_prefix_with_elems(body, count) else { return vec![0; count] };
         let (pages, _) = pages.as_chunks::<PAGE_SIZE>();
@@ -126,10 +127,10 @@ impl Liar {
             let lies = self.about_pages && self.one_in(PAGE_LIE_ONE_IN);
             if !lies || self.random.bool() {
                 hoard.keep(item, page);
-                // "Not stored" for what it has, or the truth.
+                // "Not stored" for a stored page, or the truth.
                 return u8::from(!lies);
             }
-            // "Stored", or something that is no answer, for what it threw away.
+            // "Stored", or an invalid status, for a page that it threw away.
             if self.random.bool() { 1 } else { self.random.u8(..) }
         };
         items.iter().zip(pages).map(&mut one).collect()
@@ -155,11 +156,11 @@ impl Liar {
         items
     }
 
-    /// Makes something else of the right answer.
+    /// Replaces the right answer by another one.
     fn twist(&mut self, hoard: &Hoard, key: &WireKey, right: Option<Content>, item: &mut GetItem) -> Option<Content> {
         let right_checksum = right.as_ref().map_or(0, |content| content.checksum);
         match self.random.u32(..9) {
-            // An older version, as it was put, or under the checksum of the right one.
+            // An older version, with its own checksum or that of the right one.
             0 => hoard.versions(key).find(|content| content.key != *key).cloned(),
             1 => {
                 let older = hoard.versions(key).find(|content| content.key != *key).cloned();
@@ -168,21 +169,21 @@ impl Liar {
             // Another page.
             2 => hoard.any(&mut self.random).cloned(),
             3 => hoard.any(&mut self.random).cloned().map(|other| Content { checksum: right_checksum, ..other }),
-            // A bit that flipped.
+            // A flipped bit.
             4 => right.map(|mut content| {
                 content.page[self.random.usize(..PAGE_SIZE)] ^= 1 << self.random.u32(..8);
                 content
             }),
             // The right bytes with a wrong checksum.
             5 => right.map(|content| Content { checksum: self.random.u64(..), ..content }),
-            // Zeros, with a checksum that was good for other bytes; or a status that there is not.
+            // Zeros, with a checksum that was valid for other bytes; or an invalid status.
             6 => {
                 item.status = if self.random.bool() { wire::STATUS_ZERO } else { self.random.u8(3..) };
                 item.checksum = U64::new(right_checksum);
                 None
             }
-            // Other bytes, with a checksum made as a borrower would make it, but for the key, which
-            // no lender knows.
+            // Other bytes, with a checksum made as a borrower makes it, but without the key, which
+            // no lender has.
             7 => {
                 let mut page = [0; PAGE_SIZE];
                 self.random.fill(&mut page);
@@ -195,7 +196,7 @@ impl Liar {
         }
     }
 
-    /// A notice that pages are lost: pages that it has.
+    /// A false notice of lost pages, which it still has.
     fn lost(&mut self, hoard: &Hoard) -> Option<Answer> {
         let count = self.random.usize(1..8);
         let keys: Vec<WireKey> = (0..count).filter_map(|_| Some(hoard.any(&mut self.random)?.key)).collect();
@@ -203,7 +204,7 @@ impl Liar {
         (!keys.is_empty()).then(|| Answer::Bytes([header.as_bytes(), keys.as_bytes()].concat()))
     }
 
-    /// Something that is not what the answer should look like.
+    /// A malformed answer.
     fn broken(&mut self, header: &mut Header, mut body: Vec<u8>) -> Vec<Answer> {
         let whole = |header: &Header, body: &[u8]| [header.as_bytes(), body].concat();
         let late = Answer::Wait(Duration::from_millis(self.random.u64(50..LATE_MAX_MS)));
@@ -219,7 +220,7 @@ impl Liar {
                 vec![Answer::Bytes(bytes[..cut].to_vec()), late, Answer::Bytes(bytes[cut..].to_vec())]
             }
             2 => {
-                // More than the answer, and more than its length says.
+                // More than the answer, and more than the stated length.
                 let more = self.random.usize(1..2 * PAGE_SIZE);
                 body.resize(body.len() + more, 0x5a);
                 vec![Answer::Bytes(whole(header, &body))]
@@ -252,7 +253,7 @@ mod tests {
     use super::*;
     use page::{FileKey, PageId, Version};
 
-    /// Whatever it says about pages is well-formed, and each of its lies comes up.
+    /// All lies about pages are well-formed, and each kind occurs.
     #[test]
     fn lies_about_pages_are_well_formed() {
         let seed = (0..).find(|seed| fastrand::Rng::with_seed(*seed).u32(..10) < 5).unwrap();

@@ -1,11 +1,10 @@
-//! A hostile lender of our own. It speaks the real protocol, through the `wire` crate, so that it
-//! gets as far as a real one; then it lies: see [`lies`].
+//! Our own byzantine lender. It uses the real protocol, through the `wire` crate, so that it gets
+//! as far as a real lender; then it lies: see [`lies`].
 //!
-//! It forges as well as anybody can who does not know the key of a borrower's checksums
-//! ([`page::ChecksumKey`]).
+//! It forges as well as any peer without the key of a borrower's checksums ([`page::ChecksumKey`]).
 //!
-//! Never in here: harm to anybody but the borrower that connects. Threads, memory and time are
-//! bounded.
+//! What must never happen here: harm to any process except the borrower that connects. Threads,
+//! memory and time are bounded.
 
 mod hoard;
 mod lies;
@@ -24,13 +23,13 @@ use wire::Header;
 use wire::address::{Address, Stream};
 use zerocopy::{FromZeros, IntoBytes};
 
-/// Connections at once, each with its thread.
+/// Connections at once, each with a thread.
 const CONNECTIONS_MAX: usize = 64;
 
-/// Between two bytes of an answer that trickles.
+/// Pause between two bytes of an answer that is sent byte by byte.
 const TRICKLE: Duration = Duration::from_millis(20);
 
-/// Lies at `listen` until it is killed. Says READY and where.
+/// Serves lies at `listen` until it is killed. Prints READY and the address.
 pub fn run(listen: &Address, seed: u64) -> Result<(), String> {
     let hoard = Arc::new(Mutex::new(Hoard::default()));
     let connections = Arc::new(AtomicUsize::new(0));
@@ -43,7 +42,7 @@ pub fn run(listen: &Address, seed: u64) -> Result<(), String> {
         }
         let (hoard, connections, liar) = (Arc::clone(&hoard), Arc::clone(&connections), Liar::new(seed, number));
         std::thread::spawn(move || {
-            // However it ends, it ends.
+            // Any end of the connection is fine.
             let _ = serve(&stream, &hoard, liar);
             let _ = stream.shutdown(Shutdown::Both);
             connections.fetch_sub(1, Ordering::Relaxed);
@@ -71,11 +70,11 @@ pub fn run(listen: &Address, seed: u64) -> Result<(), String> {
 
 fn ready(address: &str) {
     let mut out = io::stdout().lock();
-    // Nobody there to hear it is no reason not to lie.
+    // It continues even if nobody reads its output.
     let _ = writeln!(out, "READY lying on {address}").and_then(|()| out.flush());
 }
 
-/// One connection, from its Hello to its bitter end.
+/// Serves one connection, from its Hello to its end.
 fn serve(stream: &Stream, hoard: &Mutex<Hoard>, mut liar: Liar) -> io::Result<()> {
     stream.tune()?;
     loop {

@@ -1,4 +1,4 @@
-//! The borrower's side: what a lender answers.
+//! The borrower's side: a lender's responses.
 
 use super::{Target, number};
 use borrower::fuzzing::{Connection, GetConnection, Got};
@@ -13,10 +13,10 @@ use wire::{GetItem, Header, Kind, PROTOCOL, Refused, STATUS_MISS, STATUS_PAGE, S
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, IntoBytes};
 
-/// What was in the reader's buffer before.
+/// The earlier content of the reader's buffer.
 const UNTOUCHED: u8 = 0xee;
 
-/// Frames read of an input at the most.
+/// The maximum number of frames that are read from an input.
 const FRAMES_MAX: usize = 64;
 
 pub const ANSWERS: Target = Target {
@@ -95,8 +95,7 @@ pub const GETS: Target = Target {
     },
 };
 
-/// The first 16 bits of an input say which pages of a window are asked for; the rest is the
-/// lender's.
+/// The first 16 bits of an input select the requested pages of a window; the rest is the lender's.
 fn gets(mut bytes: &[u8]) {
     let mask = number(&mut bytes, 2) as u16;
     let indexes: Vec<usize> = (0..16).filter(|at| mask >> at & 1 == 1).collect();
@@ -134,10 +133,10 @@ fn gets(mut bytes: &[u8]) {
     }
 }
 
-/// Of each page asked for, the checksum and the bytes that the lender sent.
+/// For each requested page, the checksum and the bytes that the lender sent.
 type Answer<'a> = Vec<Option<(u64, &'a [u8])>>;
 
-/// An answer as the protocol's text says, and what comes behind it.
+/// A response, decoded from the protocol's text, and the bytes after it.
 fn plain_answer(bytes: &[u8], count: usize, request: u64) -> Option<(Answer<'_>, &[u8])> {
     let (header, rest) = Header::read_from_prefix(bytes).ok()?;
     let good = header.validate() == Ok(Kind::GetReply) && header.request.get() == request;

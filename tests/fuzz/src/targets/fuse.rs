@@ -58,7 +58,7 @@ fn requests(mut bytes: &[u8]) {
     }
 }
 
-/// Every opcode, with a body in which most kinds find what they need.
+/// Every opcode, with a body that is valid for most kinds.
 fn request_seeds() -> Vec<Vec<u8>> {
     let mut extension = abi::ExtHeader { size: 16, typ: abi::EXT_GROUPS }.as_bytes().to_vec();
     extension.extend_from_slice([1u32, 4711].as_bytes());

@@ -1,5 +1,5 @@
-//! Texts of this machine: the kernel's files about memory, sizes that people write, the status of
-//! other daemons.
+//! Texts of this machine: the kernel's files about memory, sizes in options, the status of other
+//! daemons.
 
 use super::Target;
 use crate::{size, status};

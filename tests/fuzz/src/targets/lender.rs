@@ -15,10 +15,10 @@ use wire::{GetItem, Header, Hello, Kind, PutItem, STATUS_MISS, STATUS_PAGE, STAT
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, IntoBytes};
 
-/// The session whose connections an input plays.
+/// The session of an input's connections.
 const SESSION: [u8; 16] = *b"session of fuzz ";
 
-/// Pieces that a stream is cut into at the most.
+/// The maximum number of pieces of a stream.
 const PIECES_MAX: usize = 100;
 
 /// Pages of the lender: few, so that an input can fill it.
@@ -42,7 +42,7 @@ pub const FRAMES: Target = Target {
     },
 };
 
-/// Bytes that go into a socket at once, without anybody reading at the other end.
+/// Bytes that fit into a socket at once, without a reader at the other end.
 fn near_end(bytes: &[u8]) -> (Stream, UnixStream) {
     let (near, mut far) = UnixStream::pair().expect("a pair of sockets");
     far.write_all(bytes).expect("an input fits into the socket's buffer");
@@ -50,7 +50,7 @@ fn near_end(bytes: &[u8]) -> (Stream, UnixStream) {
     (Stream::Unix(near), far)
 }
 
-/// Reads the frames that a plain reading of the bytes finds; the rest must be why the reader stops.
+/// Reads the frames that a simple decoder finds; the rest must be the reason why the reader stops.
 fn frames(mut bytes: &[u8]) {
     let cut = number(&mut bytes, 2) as usize;
     // A socket holds only some hundreds of pieces, however short.
@@ -61,7 +61,8 @@ fn frames(mut bytes: &[u8]) {
     let mut reader = FrameReader::new();
     let (mut rest, mut sent, mut closed) = (bytes, 0, false);
     loop {
-        // The reader is called only when a frame is there, or the end: else it would wait.
+        // The reader is called only if a frame is complete, or the stream ends: otherwise it would
+        // wait.
         let expected = plain_frame(rest);
         while !closed && (bytes.len() - sent) > 0 && bytes.len() - rest.len() + wanted(expected, rest) > sent {
             let piece = &bytes[sent..(sent + piece_bytes).min(bytes.len())];
@@ -82,7 +83,7 @@ fn frames(mut bytes: &[u8]) {
             (Err(broken), _) => panic!("{broken} with {} bytes left", rest.len()),
             (Ok(_), _) => panic!("a frame that is none, with {} bytes left", rest.len()),
         }
-        // Between two frames its memory may be somebody else's.
+        // Between two frames another connection may use its memory.
         if cut.is_multiple_of(2)
             && let Some(buffer) = reader.take_buffer()
         {
@@ -91,7 +92,7 @@ fn frames(mut bytes: &[u8]) {
     }
 }
 
-/// What stands at the front of a stream, read as the protocol's text says.
+/// The beginning of a stream, decoded from the protocol's text.
 #[derive(Clone, Copy)]
 enum Plain {
     Frame(Kind, usize),
@@ -109,7 +110,7 @@ fn plain_frame(bytes: &[u8]) -> Plain {
     if body.len() < body_bytes { Plain::Part } else { Plain::Frame(kind, size_of::<Header>() + body_bytes) }
 }
 
-/// Bytes that have to be there for the reader not to wait.
+/// Bytes that must be available so that the reader does not wait.
 fn wanted(expected: Plain, rest: &[u8]) -> usize {
     match expected {
         Plain::Frame(_, size) => size,
@@ -126,7 +127,7 @@ pub const CONNECTIONS: Target = Target {
     seeds: connection_seeds,
 };
 
-/// What a lender may have of a page: the last put.
+/// The only page that a lender may return: the last put.
 type Kept = HashMap<PageId, (Version, u64, [u8; PAGE_SIZE])>;
 
 fn connections(mut bytes: &[u8]) {
@@ -135,8 +136,8 @@ fn connections(mut bytes: &[u8]) {
     let lender = Lender::new(CAPACITY_PAGES, Security::Trusting).expect("a small store");
     let mut kept = Kept::new();
     play(&lender, main, &mut kept);
-    // The session is kept. It takes a main connection for one for gets to join; another main one
-    // would take its place.
+    // The session is kept. A main connection lets get connections join it; another main one would
+    // take its place.
     let hello = Hello::read_from_prefix(bytes.get(size_of::<Header>()..).unwrap_or_default());
     let is_main = hello.is_ok_and(|(hello, _)| hello.session == SESSION && hello.role.get() == wire::ROLE_MAIN);
     let held = (!is_main).then(|| lender.hold(SESSION, near_end(&[]).0).expect("there is room for a session"));
@@ -170,8 +171,8 @@ pub const STRANGERS: Target = Target {
 /// The key of the lender that has one.
 const KEY: [u8; 32] = [7; 32];
 
-/// A refusal, or an answer to a handshake and perhaps a refusal behind it; and nothing is left of
-/// it. (Nobody finds the seal of a Hello.)
+/// A refusal, or an answer to a handshake and perhaps a refusal after it; nothing is left of it.
+/// (No input contains the seal of a Hello.)
 fn strangers(bytes: &[u8]) {
     let lender = Lender::new(CAPACITY_PAGES, Security::Keyed(PoolKey::new(KEY))).expect("a small store");
     let answered = serve(&lender, bytes);
@@ -189,14 +190,14 @@ fn strangers(bytes: &[u8]) {
     assert_eq!((pages, sessions, connections), (0, 0, 0), "a stranger left something");
 }
 
-/// Lets the lender serve the bytes, and returns what it says.
+/// Lets the lender serve the bytes, and returns its answers.
 fn serve(lender: &Lender, asked: &[u8]) -> Vec<u8> {
     let (near, mut far) = near_end(asked);
     let mut answered = Vec::new();
     std::thread::scope(|scope| {
         scope.spawn(|| lender.serve(near));
         far.read_to_end(&mut answered).map_or_else(
-            // Closed with bytes of ours unread, as after any frame that breaks the protocol.
+            // Closed with unread bytes of this side, as after any frame that breaks the protocol.
             |error| assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset),
             drop,
         );
@@ -204,7 +205,7 @@ fn serve(lender: &Lender, asked: &[u8]) -> Vec<u8> {
     answered
 }
 
-/// Lets the lender serve the bytes, and compares each of its answers with a plain reading of both
+/// Lets the lender serve the bytes, and compares each of its answers with a simple decoder of both
 /// sides.
 fn play(lender: &Lender, asked: &[u8], kept: &mut Kept) {
     let answered = serve(lender, asked);
@@ -226,7 +227,7 @@ fn play(lender: &Lender, asked: &[u8], kept: &mut Kept) {
     let role = hello.role.get();
     let good = hello.magic == wire::MAGIC && hello.protocol.get() == wire::PROTOCOL && (1..=2).contains(&role);
     let first = next_answer().map(|(kind, ..)| kind);
-    // Only to the session that is held here, at most, can a connection for gets be joined.
+    // At most the session that is held here permits a get connection to join.
     let good = good && (role == wire::ROLE_MAIN || first == Some(Kind::Welcome) && hello.session == SESSION);
     assert_eq!(first, Some(if good { Kind::Welcome } else { Kind::Refused }));
     // Pages of another session are not this one's, and end with its only connection.
@@ -268,8 +269,8 @@ fn play(lender: &Lender, asked: &[u8], kept: &mut Kept) {
     }
 }
 
-/// A lender may forget a page, but what it returns is the last put, whole; and what it gave away it
-/// has no more.
+/// A lender may forget a page, but a returned page is the last put, whole; and it no longer has a
+/// page that it gave away.
 fn compare(keys: &[WireKey], got: &[u8], exclusive: bool, kept: &mut Kept) {
     let (items, pages) = <[GetItem]>::ref_from_prefix_with_elems(got, keys.len()).expect("a valid GetReply");
     let mut pages = pages.as_chunks::<PAGE_SIZE>().0.iter();

@@ -9,17 +9,18 @@ mod pool;
 mod tap;
 mod wire;
 
-/// One place where bytes are taken apart.
+/// A place where bytes are decoded.
 pub struct Target {
-    /// What it is called on the command line, and its file in `corpus/`.
+    /// Its name on the command line, and its file in `corpus/`.
     pub name: &'static str,
-    /// Whose bytes these are, and what takes them apart.
+    /// The origin of the bytes, and their decoder.
     pub about: &'static str,
-    /// Bytes of an input at the most: enough for everything the format can do, not more.
+    /// The maximum length of an input in bytes: enough for everything that the format can express,
+    /// not more.
     pub input_bytes_max: usize,
-    /// Takes an input apart. A panic is a bug found.
+    /// Decodes an input. A panic is a finding.
     pub run: fn(&[u8]),
-    /// Inputs to begin with.
+    /// The first inputs.
     pub seeds: fn() -> Vec<Vec<u8>>,
 }
 
@@ -49,14 +50,14 @@ pub fn find(name: &str) -> Option<&'static Target> {
     TARGETS.iter().find(|target| target.name == name)
 }
 
-/// Takes `count` bytes from the front, or what there is.
+/// Takes `count` bytes from the front, or all that are left.
 fn take<'a>(bytes: &mut &'a [u8], count: usize) -> &'a [u8] {
     let (front, rest) = bytes.split_at(count.min(bytes.len()));
     *bytes = rest;
     front
 }
 
-/// The next number of an input, in little-endian; what is missing of it is zero.
+/// The next number of an input, in little-endian; missing bytes are zero.
 fn number(bytes: &mut &[u8], byte_count: usize) -> u64 {
     take(bytes, byte_count).iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte))
 }

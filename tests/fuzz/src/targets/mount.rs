@@ -1,11 +1,11 @@
-//! What a daemon leaves to its successor.
+//! The state that a daemon leaves to its successor.
 
 use super::{Target, take};
 use ::mount::handover::layout::{self, header, node, open};
 use std::cell::RefCell;
 
-/// The pieces of the memory that an input fills, in this order: where, and how many bytes. The
-/// slots lie far apart, with holes between.
+/// The pieces of the memory that an input fills, in this order: position and length. The slots lie
+/// far apart, with holes between.
 const PIECES: [(usize, usize); 6] = [
     (layout::HEADER_AT, 1024),
     (layout::INTENTS_AT, 2 * layout::INTENT_BYTES),
@@ -33,7 +33,7 @@ pub const HANDED_OVER: Target = Target {
                 memory[at + piece.len()..at + len].fill(0);
             }
             let _ = layout::about(&memory[..layout::INTENTS_AT]);
-            // So many slots are not there: that is found out without looking at each.
+            // So many slots do not exist: this is found without checking each.
             let Ok(state) = layout::decode(memory) else { return };
             assert!(state.nodes.len() <= 2 && state.devices.len() <= layout::DEVICES_MAX);
             for known in &state.nodes {

@@ -1,5 +1,5 @@
-//! What comes in by gossip: datagrams from anybody, messages from who has the key. A member of the
-//! pool may be broken, or worse.
+//! Input by gossip: datagrams from any peer, messages from peers with the key. A member of the pool
+//! may be broken or hostile.
 
 use super::{Target, number};
 use chitchat::{ChitchatId, ChitchatMessage, Deserializable};
@@ -19,7 +19,7 @@ pub const MESSAGES: Target = Target {
     run: |bytes| {
         let own = ChitchatId::new("own", 1, ([10, 0, 0, 9], 7070).into());
         if message::check(bytes, &own).is_ok() {
-            // It may not like the message; it must survive it.
+            // chitchat may reject the message; it must survive it.
             let _ = ChitchatMessage::deserialize(&mut &bytes[..]);
         }
     },
@@ -60,7 +60,7 @@ thread_local! {
     );
 }
 
-/// An input is where the damage is, and the message.
+/// An input is the place of the damage, and the message.
 fn datagrams(bytes: &[u8]) {
     CODECS.with_borrow_mut(|codecs| {
         for codec in codecs {

@@ -1,11 +1,11 @@
-//! The event ring's records and the calibration's maps. The kernel writes them, at the word of our
+//! The event ring's records and the calibration's maps. The kernel writes them, on behalf of our
 //! own BPF programs.
 
 use super::{Target, number};
 use std::sync::LazyLock;
 use tap::fuzzing::{RingMemory, calibration, step};
 
-/// Bytes of the ring that is read: its smallest.
+/// Length of the ring: the smallest possible one.
 const RING_BYTES: usize = 8 << 10;
 const HEAD_BYTES: usize = 24;
 const EVENT_BYTES: usize = HEAD_BYTES + page::PAGE_SIZE;
@@ -59,7 +59,7 @@ pub const RING: Target = Target {
 
 static MEMORY: LazyLock<RingMemory> = LazyLock::new(|| RingMemory::new(RING_BYTES).expect("memory for a ring"));
 
-/// An input is the consumer's position, how far the producer is ahead, and the ring's bytes.
+/// An input is the consumer's position, the producer's lead, and the ring's bytes.
 fn ring(mut bytes: &[u8]) {
     let (consumer, pending) = (number(&mut bytes, 8), number(&mut bytes, 8));
     let producer = consumer.wrapping_add(pending);

@@ -22,7 +22,7 @@ fn header(bytes: &[u8]) {
     let Ok(kind) = header.validate() else { return };
     assert!(items <= ITEMS_MAX && body_bytes <= BODY_BYTES_MAX, "{header:?}");
     let Some(body) = body.get(..body_bytes) else { return };
-    // What validate lets through, the readers can take apart.
+    // The readers can decode everything that `validate` accepts.
     match kind {
         Kind::Hello => drop(Hello::read(0, body, true).unwrap()),
         Kind::Welcome => drop(Welcome::read_from_bytes(body).unwrap()),
