@@ -13,9 +13,9 @@ import time
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
-# A device that can be opened does not say that it runs anything: so this is to be asked for.
+# A device that can be opened need not work: so the accelerator has to be requested.
 ACCELERATOR = os.environ.get("VM_ACCEL", "tcg")
-# An emulated machine takes its time where others want the processors.
+# An emulated machine is slow if other programs use the processors.
 START_SECONDS = 30
 BOOT_SECONDS = 240
 COMMAND_SECONDS = 300
@@ -37,7 +37,7 @@ class Guest:
             "-serial", f"file:{self.log}", "-serial", f"unix:{shell},server=on,wait=off",
             "-kernel", kernel, "-initrd", str(folder / "initramfs"), "-append", "console=ttyS0 quiet panic=-1", *devices,
         ]  # fmt: skip
-        # What QEMU says itself, such as that it was ended.
+        # QEMU's own output, for example that it was ended.
         self.complaints = folder / f"{name}.qemu"
         with self.complaints.open("w") as complaints:
             self.process = subprocess.Popen(arguments, stderr=complaints, preexec_fn=end_with_parent)
@@ -53,7 +53,7 @@ class Guest:
 
     def boot(self):
         """Waits until it has booted."""
-        # What is sent before its shell listens is lost.
+        # Input before its shell reads is lost.
         self.socket.settimeout(5)
         deadline = time.monotonic() + BOOT_SECONDS
         while True:
@@ -64,7 +64,7 @@ class Guest:
             except TimeoutError:
                 if time.monotonic() > deadline or self.process.poll() is not None:
                     raise Failed(f"{self.name} does not boot: {self.console()}") from None
-        # Answers to what was sent meanwhile.
+        # Answers to earlier input.
         with contextlib.suppress(TimeoutError):
             while True:
                 self.read_answer()
@@ -110,7 +110,7 @@ def end_with_parent():
     import ctypes
 
     ctypes.CDLL(None).prctl(1, signal.SIGTERM)
-    # A signal of the terminal is the parent's.
+    # Signals of the terminal are for the parent.
     os.setpgid(0, 0)
 
 

@@ -1,11 +1,11 @@
-//! Directories of control groups: where they may be made, and that they go away again.
+//! Directories of control groups: finds places for them, and removes them again.
 //!
 //! A controller is either on a version 1 hierarchy of its own or on the version 2 hierarchy, never
-//! on both; which, is looked up per controller, so that mixed machines work. Groups are made below
-//! the group of this process wherever the kernel allows it, so that limits somebody put on us keep
-//! holding.
+//! on both. This is looked up per controller, so that mixed machines work. Groups are made below
+//! the group of this process wherever the kernel permits it, so that existing limits of this
+//! process still hold.
 //!
-//! Never in here: signalling a process outside of a directory that was made here.
+//! What must never happen here: a signal to a process outside of a directory that was made here.
 
 use crate::{attempted, mounts, wait_until_ok};
 use std::fs;
@@ -14,11 +14,11 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-/// How long a group may need to become empty after its last process was killed: the kernel frees a
+/// Time limit for a group to become empty after its last process was killed: the kernel frees a
 /// large process late.
 const EMPTY_LIMIT: Duration = Duration::from_secs(60);
 
-/// All directories made here begin with it.
+/// Prefix of all directories that are made here.
 const PREFIX: &str = "puma-";
 
 /// Version of the control-group interface.
@@ -30,7 +30,7 @@ pub enum Version {
     V2,
 }
 
-/// A controller that we use.
+/// A controller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Controller {
     Memory,
@@ -47,14 +47,14 @@ impl Controller {
     }
 }
 
-/// Where new directories go.
+/// The parent of new directories.
 pub(crate) struct Place {
     pub(crate) version: Version,
     pub(crate) parent: PathBuf,
 }
 
-/// Where a group with the first of these controllers may be made, with the others on board if they
-/// are on the same hierarchy.
+/// The place for a group with the first of these controllers, and with the others if they are on
+/// the same hierarchy.
 pub(crate) fn place(controllers: &[Controller]) -> io::Result<Place> {
     let [first, others @ ..] = controllers else {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "no controller asked for"));
@@ -72,14 +72,14 @@ pub(crate) fn place(controllers: &[Controller]) -> io::Result<Place> {
         return Err(io::Error::new(io::ErrorKind::NotFound, message));
     };
     let own = inside(mount, own_group(&own, str::is_empty));
-    // The disk of a slow group is of no use without its memory on the same hierarchy; but where
-    // memory is on version 1, version 2 does not list it.
+    // A slow disk's group is useless without its memory on the same hierarchy; but if memory is on
+    // version 1, version 2 does not list it.
     let root_has = |controller: &&Controller| lists(&mount.at, "cgroup.controllers", controller.name(Version::V2));
     let wanted: Vec<&str> =
         std::iter::once(first).chain(others.iter().filter(root_has)).map(|c| c.name(Version::V2)).collect();
     let mut refusal = io::Error::new(io::ErrorKind::NotFound, format!("no group here has the controllers {wanted:?}"));
-    // A group that has processes itself cannot hand controllers to children, so the nearest
-    // ancestor that can is taken.
+    // A group that has processes itself cannot pass controllers to children, so the nearest
+    // ancestor that can is used.
     for parent in own.ancestors().take_while(|path| path.starts_with(&mount.at)) {
         match hand_down(parent, &wanted) {
             Ok(()) => return Ok(Place { version: Version::V2, parent: parent.to_owned() }),
@@ -90,7 +90,7 @@ pub(crate) fn place(controllers: &[Controller]) -> io::Result<Place> {
 }
 
 /// Gives the children of `parent` these controllers. They keep them afterwards: it costs nothing,
-/// and somebody else may have begun to rely on it.
+/// and other programs may have begun to rely on it.
 pub(crate) fn hand_down(parent: &Path, controllers: &[&str]) -> io::Result<()> {
     for controller in controllers {
         if !lists(parent, "cgroup.subtree_control", controller) {
@@ -102,7 +102,8 @@ pub(crate) fn hand_down(parent: &Path, controllers: &[&str]) -> io::Result<()> {
 
 /// Writes one value to a control file.
 pub(crate) fn write(file: &Path, value: &str) -> io::Result<()> {
-    // Never creates: a control file that does not exist is a controller that is missing.
+    // Never creates a file: a control file that does not exist means that the controller is
+    // missing.
     let open = fs::OpenOptions::new().write(true).open(file);
     open.and_then(|mut file| io::Write::write_all(&mut file, value.as_bytes()))
         .map_err(attempted(format!("writing {value:?} to {}", file.display())))
@@ -128,14 +129,14 @@ fn lists(directory: &Path, file: &str, word: &str) -> bool {
     fs::read_to_string(directory.join(file)).is_ok_and(|text| text.split_whitespace().any(|w| w == word))
 }
 
-/// The path of our own group on the hierarchy whose controller list is accepted.
+/// The path of this process's group on the hierarchy whose controller list is accepted.
 fn own_group(proc_file: &str, accept: impl Fn(&str) -> bool) -> &str {
     let mut lines = proc_file.lines().filter_map(|line| line.split_once(':')?.1.split_once(':'));
     lines.find(|(controllers, _)| accept(controllers)).map_or("/", |(_, path)| path)
 }
 
-/// Where a group is in the file tree. In a container the hierarchy may be mounted in part, or with
-/// a path of outside.
+/// The path of a group in the file tree. In a container the hierarchy may be mounted in part, or
+/// with a path from outside.
 fn inside(mount: &mounts::Mount, own: &str) -> PathBuf {
     let own = Path::new(own);
     let below = own.strip_prefix(&mount.root).or_else(|_| own.strip_prefix("/")).unwrap_or(own);
@@ -143,7 +144,8 @@ fn inside(mount: &mounts::Mount, own: &str) -> PathBuf {
     if path.is_dir() { path } else { mount.at.clone() }
 }
 
-/// A directory of a control group, removed when dropped, with the processes that are still in it.
+/// A directory of a control group. Dropping it kills the processes that are still in it, and
+/// removes it.
 pub(crate) struct Dir {
     path: PathBuf,
 }
@@ -195,8 +197,7 @@ impl Drop for Dir {
     }
 }
 
-/// Kills what is still in a group that is to be removed: nothing gets into it but what was put
-/// there from here.
+/// Kills the processes of a group that will be removed: only this crate has put processes there.
 fn kill_members(group: &Path) {
     let members = fs::read_to_string(group.join("cgroup.procs")).unwrap_or_default();
     let own = std::process::id();
@@ -213,8 +214,8 @@ fn sweep(parent: &Path, name: &str) {
     for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
         let made_by = entry.file_name().to_str().and_then(|entry| made_by(entry, name));
         if made_by.is_some_and(|pid| !Path::new("/proc").join(pid.to_string()).exists()) {
-            // A slow disk of version 2 has groups inside. Removal fails where there are processes:
-            // that one is left alone.
+            // A slow disk of version 2 contains groups. Removal fails if there are processes: such
+            // a group is left alone.
             for inner in fs::read_dir(entry.path()).into_iter().flatten().flatten() {
                 if inner.file_type().is_ok_and(|kind| kind.is_dir()) {
                     let _in_use = fs::remove_dir(inner.path());

@@ -1,5 +1,5 @@
-//! Slow disks: a limit on the reads, writes and bytes per second that a set of processes gets from
-//! one device.
+//! Slow disks: a limit on the reads, writes and bytes per second of a set of processes on one
+//! device.
 //!
 //! The kernel delays requests; nothing is emulated. Reads of all processes in the groups of one
 //! [`SlowDisk`] share its limit, as they would share a slow disk.
@@ -13,7 +13,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// A block device as the controllers accept it: never a partition.
+/// A block device in the controllers' form: never a partition.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BlockDevice {
     /// Major number.
@@ -31,15 +31,15 @@ impl fmt::Display for BlockDevice {
 }
 
 impl BlockDevice {
-    /// The device that holds a file or directory. Fails with [`io::ErrorKind::Unsupported`] where
-    /// the file system has no one device of its own (tmpfs, overlay, network): no disk can be
-    /// slowed down there.
+    /// The device of a file or directory. Fails with [`io::ErrorKind::Unsupported`] if the file
+    /// system has no single device of its own (tmpfs, overlay, network): no disk can be slowed down
+    /// there.
     pub fn holding(path: &Path) -> io::Result<BlockDevice> {
         let stat = fs::metadata(path).map_err(attempted(format!("looking at {}", path.display())))?;
         let (mut major, mut minor) = (rustix::fs::major(stat.dev()), rustix::fs::minor(stat.dev()));
         if major == 0 {
-            // An anonymous device. btrfs has one although it lives on a real one, which it names as
-            // the mount's source.
+            // An anonymous device. btrfs has one although it is on a real device, which is the
+            // mount's source.
             let mounts = mounts::list()?;
             let mount = mounts.iter().rev().find(|mount| (mount.major, mount.minor) == (major, minor));
             let source = mount.and_then(|mount| fs::metadata(&mount.source).ok());
@@ -81,8 +81,8 @@ fn whole_device(sys: &Path, major: u32, minor: u32) -> io::Result<BlockDevice> {
     }
 }
 
-/// A device slowed down for the groups that are made on it ([`crate::Group::create`]); others get
-/// it at full speed.
+/// A device that is slowed down for the groups on it ([`crate::Group::create`]); other processes
+/// use it at full speed.
 pub struct SlowDisk {
     device: BlockDevice,
     version: Version,
@@ -91,7 +91,7 @@ pub struct SlowDisk {
 }
 
 impl SlowDisk {
-    /// Prepares to slow down the device that holds `path`. It has its full speed until
+    /// Prepares to slow down the device of `path`. It has its full speed until
     /// [`SlowDisk::limit_reads`].
     pub fn create(name: &str, path: &Path) -> io::Result<SlowDisk> {
         let device = BlockDevice::holding(path)?;
@@ -109,18 +109,18 @@ impl SlowDisk {
         Ok(disk)
     }
 
-    /// Sets the limit, in reads per second, or takes it away.
+    /// Sets the limit in reads per second, or removes it.
     pub fn limit_reads(&self, reads_per_s: Option<u32>) -> io::Result<()> {
         self.limit("blkio.throttle.read_iops_device", "riops", reads_per_s.map(u64::from), u64::from(u32::MAX))
     }
 
-    /// Sets the limit on what is read, in bytes per second, or takes it away.
+    /// Sets the limit of reads in bytes per second, or removes it.
     pub fn limit_read_bytes(&self, bytes_per_s: Option<u64>) -> io::Result<()> {
         self.limit("blkio.throttle.read_bps_device", "rbps", bytes_per_s, u64::MAX)
     }
 
-    /// Sets the limit, in writes per second, or takes it away. What the kernel writes of its own
-    /// accord (a journal, pages that have been dirty for long) is not the groups' and not limited.
+    /// Sets the limit in writes per second, or removes it. The kernel's own writes (a journal,
+    /// pages that were dirty for long) belong to no group and are not limited.
     pub fn limit_writes(&self, writes_per_s: Option<u32>) -> io::Result<()> {
         self.limit("blkio.throttle.write_iops_device", "wiops", writes_per_s.map(u64::from), u64::from(u32::MAX))
     }
@@ -137,7 +137,7 @@ impl SlowDisk {
         cgroup::write(&self.directory.file(file), &value)
     }
 
-    /// Reads that the groups on this disk have asked the device for since it was made.
+    /// Reads of the device by the groups on this disk since it was made.
     pub fn read_count(&self) -> io::Result<u64> {
         self.reads("blkio.throttle.io_serviced", "rios=")
     }
@@ -156,8 +156,8 @@ impl SlowDisk {
         Ok(reads_in(&text, &self.device.number(), key))
     }
 
-    /// Has files that are opened from now on be read ahead by so much at the most, in KiB, until
-    /// the guard is dropped. For the whole machine: a device has one value.
+    /// Sets the maximum read-ahead in KiB for files that are opened from now on, until the guard is
+    /// dropped. For the whole machine: a device has one value.
     pub fn read_ahead(&self, kib: u32) -> io::Result<ReadAhead> {
         let file = Path::new("/sys/block").join(&self.device.name).join("queue/read_ahead_kb");
         let before = cgroup::read(&file)?.trim().to_owned();
@@ -165,8 +165,8 @@ impl SlowDisk {
         Ok(ReadAhead { file, before })
     }
 
-    /// Bytes that were written to the device since the machine started, by whomever: most of it the
-    /// kernel writes back of its own accord, in no group's name.
+    /// Bytes written to the device since the machine started, by any process: most of it is
+    /// writeback of the kernel, which belongs to no group.
     pub fn written_bytes(&self) -> io::Result<u64> {
         let file = Path::new("/sys/block").join(&self.device.name).join("stat");
         let text = fs::read_to_string(&file).map_err(attempted(format!("reading {}", file.display())))?;
@@ -182,7 +182,7 @@ impl SlowDisk {
         &self.device
     }
 
-    /// Of the controller that slows it down.
+    /// The version of the controller that slows it down.
     pub fn version(&self) -> Version {
         self.version
     }
@@ -216,7 +216,7 @@ impl Drop for ReadAhead {
 }
 
 /// `254:0 Read 17` on version 1, `254:0 rbytes=69632 wbytes=0 rios=17 wios=0 …` on version 2, of
-/// which one key is wanted. No line: no read yet.
+/// which one key is read. No line: no read yet.
 fn reads_in(text: &str, device: &str, key_v2: Option<&str>) -> u64 {
     let mut words = text.lines().filter_map(|line| line.split_once(' ')).filter(|(name, _)| *name == device);
     let count = match key_v2 {
@@ -259,7 +259,7 @@ mod tests {
 
     #[test]
     fn a_file_system_in_memory_has_no_disk() {
-        // /proc always is one.
+        // /proc always is a file system without a device.
         let error = BlockDevice::holding(Path::new("/proc")).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::Unsupported);
         assert!(error.to_string().contains("(proc)"), "{error}");

@@ -1,5 +1,5 @@
-//! How a program ends early that controls the machine: a problem that it can name, or a signal.
-//! Either way by unwinding through the guards that clean up, never by exiting on the spot.
+//! The early end of a program that controls the machine: a problem that it describes, or a signal.
+//! In both cases it unwinds through the guards that clean up, and never exits on the spot.
 
 use std::fmt;
 use std::io;
@@ -7,15 +7,15 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Exit code of a test program: what it looked at is broken.
+/// Exit code of a test program: the tested program is broken.
 pub const BROKEN: u8 = 1;
-/// Exit code of a test program: it could not be run.
+/// Exit code of a test program: the test could not run.
 pub const NOT_RUN: u8 = 2;
 /// Exit codes of programs ended by a signal begin here.
 pub const SIGNALLED: u8 = 128;
 
-/// The exit code of a program that has cleaned up, where true is good. Says what was in the way of
-/// its end.
+/// The exit code of a program that has cleaned up; true means success. Prints the problem that
+/// prevented its end.
 pub fn exit_code(outcome: Result<bool, Failure>) -> ExitCode {
     match outcome {
         Ok(true) => ExitCode::SUCCESS,
@@ -31,7 +31,7 @@ pub fn exit_code(outcome: Result<bool, Failure>) -> ExitCode {
     }
 }
 
-/// Why a program did not reach its end.
+/// The reason why a program did not reach its end.
 #[derive(Debug)]
 pub enum Failure {
     /// This signal arrived.
@@ -41,7 +41,7 @@ pub enum Failure {
 }
 
 impl Failure {
-    /// A problem with what was attempted before it.
+    /// Adds the attempted action to an error.
     pub fn attempted(what: impl fmt::Display) -> impl FnOnce(io::Error) -> Failure {
         move |error| Failure::Problem(format!("{what}: {error}"))
     }
@@ -62,12 +62,12 @@ impl From<io::Error> for Failure {
     }
 }
 
-/// Whether somebody wants us to stop. Everything that takes longer than a moment asks.
+/// Whether the program has to stop. Every long operation checks this.
 #[derive(Clone)]
 pub struct Interrupt(Arc<AtomicUsize>);
 
 impl Interrupt {
-    /// Listens for the signals that ask a program to end.
+    /// Handles the signals that ask a program to end.
     pub fn listen() -> io::Result<Interrupt> {
         let flag = Arc::new(AtomicUsize::new(0));
         for (signal, value) in

@@ -10,13 +10,13 @@ use std::time::Duration;
 /// The child's program: it waits for SIGTERM, or until its input ends, and thaws.
 const THAWER: &str = "trap : TERM; trap '' HUP INT; echo ready; read -r nothing; exec fsfreeze --unfreeze \"$1\"";
 
-/// How long the child may take to be ready.
+/// Time limit for the child to be ready.
 const READY_MAX: Duration = Duration::from_secs(30);
 
-/// A frozen file system. It is thawed when this is dropped, hence also when a test fails. If the
-/// thread that made it is killed, a child gets a signal and thaws. That does not help where the
-/// thread waits for a mount that its own process serves: it does not end, and `fsfreeze --unfreeze`
-/// must be called by hand.
+/// A frozen file system. Dropping this thaws it, also when a test fails. If the thread that made it
+/// is killed, a child gets a signal and thaws it. This does not help if the thread waits for a
+/// mount that its own process serves: it does not end, and `fsfreeze --unfreeze` must be called by
+/// hand.
 pub struct Frozen {
     _thawer: Process,
 }
@@ -25,10 +25,10 @@ impl Frozen {
     /// Freezes the file system that is mounted at `path`.
     ///
     /// # Errors
-    /// When fsfreeze is missing, or fails.
+    /// Fails if fsfreeze is missing, or fails.
     pub fn new(path: &Path) -> Result<Frozen, Failure> {
         let mut command = Command::new("sh");
-        // It would complain that the file system is thawed already.
+        // It would report that the file system is thawed already.
         command.args(["-c", THAWER, "thawer"]).arg(path).stdin(Stdio::piped()).stderr(Stdio::null());
         let mut thawer = Process::spawn(command, &[])?;
         thawer.wait_for_line("ready", READY_MAX)?;

@@ -1,8 +1,9 @@
 /// The settings of `fsx` (crate fsx, 0.3) for a file of at most `length_bytes`: every operation it
 /// knows, most often reads and writes, through calls and through mappings.
 ///
-/// It would also ask to allocate no bytes at all, which every kernel refuses (EINVAL) and it takes
-/// for a failure: so no operation is empty. (Seed 887585178 fails so in a plain directory.)
+/// Without this setting it would also try to allocate no bytes at all, which every kernel refuses
+/// (EINVAL) and fsx reports as a failure: so no operation is empty. (Seed 887585178 fails so in a
+/// plain directory.)
 #[must_use]
 pub fn fsx_settings(length_bytes: u64) -> String {
     format!(

@@ -1,5 +1,4 @@
-//! Control groups as tests see them: a set of processes with a memory limit, a slow disk, both, or
-//! neither.
+//! Control groups for tests: a set of processes with a memory limit, a slow disk, both, or neither.
 
 use crate::attempted;
 use crate::cgroup::{self, Controller, Dir, Version};
@@ -10,31 +9,30 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
 
-/// What the memory charged to a group is used for, in bytes.
+/// The use of the memory that is charged to a group, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemoryUse {
-    /// All that counts against the limit.
+    /// All memory that counts against the limit.
     pub total_bytes: u64,
     /// The page cache.
     pub page_cache_bytes: u64,
 }
 
-/// A control group. Dropping it kills what is still in it, and removes it.
+/// A control group. Dropping it kills the processes that are still in it, and removes it.
 pub struct Group {
-    /// Where the memory limit is, if there is one. On version 2 it may be in the tree of a slow
-    /// disk.
+    /// The directory with the memory limit, if there is one. On version 2 it may be in the tree of
+    /// a slow disk.
     memory: Option<(Version, Dir)>,
     /// On version 2, a group on a slow disk without a memory directory of its own.
     _leaf: Option<Dir>,
     joins: Vec<CString>,
-    /// Outlives the directories above, which may be in it.
+    /// Lives longer than the directories above, which may be in it.
     _disk: Option<Arc<Dir>>,
 }
 
 impl Group {
     /// Makes a group. `memory_limit_bytes` is a hard limit on memory and page cache together;
-    /// `disk` the slow disk that it reads from. A group with neither is fine, and nothing is made
-    /// for it.
+    /// `disk` is the slow disk that it reads from. For a group with neither, nothing is made.
     pub fn create(name: &str, memory_limit_bytes: Option<u64>, disk: Option<&SlowDisk>) -> io::Result<Group> {
         let (mut memory, mut leaf, mut joins) = (None, None, Vec::new());
         if let Some(disk) = disk {
@@ -72,8 +70,8 @@ impl Group {
         cgroup::write(&directory.file(file), &limit_bytes.to_string())
     }
 
-    /// What its memory is used for now. The kernel keeps the two figures apart, so they are of
-    /// nearly the same moment only.
+    /// The present use of its memory. The kernel counts the two figures separately, so they are
+    /// only nearly of the same moment.
     pub fn memory_use(&self) -> io::Result<MemoryUse> {
         let (version, directory) = self.limited()?;
         let (total, cache) = match version {

@@ -1,5 +1,5 @@
 //! Memory whose pages arrive one after the other (userfaultfd(2)): a write(2) from it takes as long
-//! as one likes, which shows what others see between its beginning and its end.
+//! as the test needs, which shows the states between its beginning and its end.
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsRawFd, OwnedFd};
@@ -16,11 +16,11 @@ const API: u64 = 0xc018_aa3f;
 const REGISTER: u64 = 0xc020_aa00;
 const COPY: u64 = 0xc028_aa03;
 const WORDS_MAX: usize = 5;
-/// Bytes of what tells of somebody who waits.
+/// Length in bytes of an event about a waiting thread.
 const EVENT_BYTES: usize = 32;
 /// Version of the interface.
 const VERSION: u64 = 0xaa;
-/// A thread that touches a page that is missing waits for it.
+/// A thread that touches a missing page waits for it.
 const MODE_MISSING: u64 = 1;
 
 /// The memory.
@@ -30,31 +30,31 @@ pub struct LateMemory {
     fd: OwnedFd,
 }
 
-// SAFETY: the memory is never referred to: the kernel alone reads and writes it, in system calls.
+// SAFETY: no reference to the memory exists: only the kernel reads and writes it, in system calls.
 unsafe impl Sync for LateMemory {}
 
 impl LateMemory {
-    /// So many bytes, in whole pages, none of which is there.
+    /// So many bytes, in whole pages, all of them missing.
     ///
     /// # Errors
-    /// Where the kernel does not offer that, or not to us.
+    /// Fails if the kernel does not offer userfaultfd, or not to this process.
     pub fn new(bytes: usize) -> io::Result<LateMemory> {
         assert!(bytes.is_multiple_of(PAGE_BYTES));
         // SAFETY: the descriptor is used for the mapping below only.
         let fd = unsafe { userfaultfd(UserfaultfdFlags::CLOEXEC)? };
         request(&fd, API, &mut [VERSION, 0, 0, 0, 0])?;
         let access = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new mapping at an address of the kernel's choice, unmapped once, by the guard.
+        // SAFETY: a new mapping at an address that the kernel chooses, unmapped once, by the guard.
         let start = unsafe { mmap_anonymous(std::ptr::null_mut(), bytes, access, MapFlags::PRIVATE)? };
         let memory = LateMemory { start, bytes, fd };
         request(&memory.fd, REGISTER, &mut [start as u64, bytes as u64, MODE_MISSING, 0, 0])?;
         Ok(memory)
     }
 
-    /// Whole pages arrive, with these bytes.
+    /// Makes whole pages arrive, with these bytes.
     ///
     /// # Errors
-    /// When they are there.
+    /// Fails if they are there already.
     pub fn arrive(&self, at: usize, pages: &[u8]) -> io::Result<()> {
         assert!(
             at.is_multiple_of(PAGE_BYTES) && pages.len().is_multiple_of(PAGE_BYTES) && at + pages.len() <= self.bytes
@@ -62,10 +62,10 @@ impl LateMemory {
         request(&self.fd, COPY, &mut [self.start as u64 + at as u64, pages.as_ptr() as u64, pages.len() as u64, 0, 0])
     }
 
-    /// Waits until somebody waits for a page.
+    /// Waits until a thread waits for a page.
     ///
     /// # Errors
-    /// When nobody does within `limit`.
+    /// Fails if none does within `limit`.
     pub fn wait(&self, limit: Duration) -> io::Result<()> {
         let limit = Timespec::try_from(limit).map_err(io::Error::other)?;
         if poll(&mut [PollFd::new(&self.fd, PollFlags::IN)], Some(&limit))? == 0 {
@@ -76,9 +76,9 @@ impl LateMemory {
         Ok(())
     }
 
-    /// When the guard is dropped, all pages arrive that are missing, as zeros. To be called first
-    /// in a scope in which a thread reads the memory: the thread would otherwise wait for ever if a
-    /// page fails to arrive.
+    /// When the guard is dropped, all missing pages arrive, as zeros. Call it first in a scope in
+    /// which a thread reads the memory: otherwise the thread would wait for ever if a page fails to
+    /// arrive.
     pub fn arrives_at_the_end(&self) -> impl Drop {
         struct AtTheEnd<'a>(&'a LateMemory);
         impl Drop for AtTheEnd<'_> {
@@ -94,7 +94,7 @@ impl LateMemory {
     /// Writes all of it into a file, by one call if the file system takes all at once.
     ///
     /// # Errors
-    /// Of the file system.
+    /// Returns the errors of the file system.
     pub fn write_to(&self, file: &File, at: u64) -> io::Result<()> {
         let mut done = 0;
         while done < self.bytes {
@@ -115,14 +115,14 @@ impl LateMemory {
 
 impl Drop for LateMemory {
     fn drop(&mut self) {
-        // SAFETY: the mapping that was made, once; nobody reads it any more.
+        // SAFETY: the mapping that was made, once; nothing reads it any more.
         let _cannot_fail = unsafe { munmap(self.start, self.bytes) };
     }
 }
 
 fn request(fd: &OwnedFd, request: u64, words: &mut [u64; WORDS_MAX]) -> io::Result<()> {
-    // SAFETY: each of the requests above reads and writes at most so many words, and memory only as
-    // its caller vouches: the mapping, and a slice that is borrowed meanwhile.
+    // SAFETY: each of the requests above reads and writes at most so many words, and memory for
+    // which its caller guarantees: the mapping, and a slice that is borrowed meanwhile.
     match unsafe { libc::ioctl(fd.as_raw_fd(), request, words.as_mut_ptr()) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),

@@ -1,4 +1,4 @@
-//! A lease on a file (fcntl(2), F_SETLEASE), whose holder does not react when somebody else opens
+//! A lease on a file (fcntl(2), F_SETLEASE), whose holder does not react when another process opens
 //! the file.
 
 use crate::wait::wait_until;
@@ -12,25 +12,25 @@ use std::time::Duration;
 /// (asm-generic/fcntl.h).
 const F_SETSIG: libc::c_int = 10;
 
-/// A process that has just been forked may have a copy of the descriptor that the file was written
-/// by, until it executes its program.
+/// A process that has just been forked may have a copy of the descriptor through which the file was
+/// written, until it executes its program.
 const FORKED_MAX: Duration = Duration::from_secs(60);
 
-/// The lease. It is given up when this is dropped.
+/// The lease. Dropping it gives the lease up.
 pub struct Lease {
     file: File,
     kind: libc::c_int,
 }
 
 impl Lease {
-    /// For reading, it holds up who opens the file for writing; else everybody.
+    /// A lease for reading delays processes that open the file for writing; another one delays all.
     ///
     /// # Errors
-    /// When somebody else has the file open, for longer than it takes to start a program.
+    /// Fails if another process has the file open, for longer than it takes to start a program.
     pub fn take(path: &Path, for_reading: bool) -> io::Result<Lease> {
         let file = File::options().read(true).write(!for_reading).open(path)?;
         let kind = if for_reading { libc::F_RDLCK } else { libc::F_WRLCK };
-        // The kernel's signal for who waits is one that is ignored.
+        // The kernel's signal about a waiting process is one that is ignored.
         let take = || {
             // SAFETY: no memory is passed.
             unsafe {
@@ -44,7 +44,7 @@ impl Lease {
         }
     }
 
-    /// Whether somebody waits.
+    /// Whether a process waits.
     pub fn holds_somebody_up(&self) -> bool {
         // SAFETY: no memory is passed.
         unsafe { libc::fcntl(self.file.as_raw_fd(), libc::F_GETLEASE) != self.kind }

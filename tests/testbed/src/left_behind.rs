@@ -1,11 +1,12 @@
-//! What a program that uses this crate has left on the machine, for the test that runs it.
+//! Finds the things that a program has left on the machine through this crate, for the test that
+//! runs it.
 
 use crate::mounts;
 use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Control groups, network namespaces, directories and mounts that process `pid` made through this
-/// crate, and that are still there.
+/// crate, and that still exist.
 pub fn left_behind(pid: u32) -> Vec<PathBuf> {
     let is_ours = |path: &Path| {
         let name = path.file_name().unwrap_or_default().to_string_lossy();

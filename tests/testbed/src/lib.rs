@@ -1,25 +1,26 @@
-//! What end-to-end tests and the demo need to control the machine they run on.
+//! Tools of end-to-end tests and the demo to control their machine.
 //!
 //! - [`Group`]: a control group, with a memory limit or none, on or off a slow disk ([`SlowDisk`]).
-//!   cgroup v1, v2, and a machine that mixes both.
-//! - [`Process`]: a child that is in its groups before its program starts, and that dies with its
+//!   It works with cgroup v1, v2, and a machine that mixes both.
+//! - [`Process`]: a child that is in its groups before its program starts, and that ends with its
 //!   guard.
-//! - [`Servant`]: the own program once more, which does what it is told and is measured.
+//! - [`Servant`]: the own program once more as a worker process, which takes orders and is
+//!   measured.
 //! - [`Squeeze`]: a child that allocates memory and holds it.
-//! - [`Puma`]: the real command, with daemons that are ready and mounts that go with their guard.
-//! - [`Relay`]: passes TCP connections on, late.
-//! - [`Scratch`]: a directory for what a test writes and mounts.
+//! - [`Puma`]: the real command, with daemons that are ready and mounts that end with their guard.
+//! - [`Relay`]: forwards TCP connections with a delay.
+//! - [`Scratch`]: a temporary directory for files and mounts of a test.
 //! - [`RamDisk`]: a file system of its own on an image in memory.
-//! - [`Frozen`]: a file system that is frozen, and thawed whatever happens.
-//! - [`LateMemory`]: memory whose pages arrive when they are told to.
-//! - [`Lease`]: a lease on a file, which holds up whoever opens it.
-//! - [`left_behind()`]: what a program that uses this crate did not take away.
-//! - [`fsx_settings`]: what `fsx` is to do to a file.
-//! - [`Failure`], [`Interrupt`]: how a program that uses all this ends early.
+//! - [`Frozen`]: a file system that is frozen, and thawed in any case.
+//! - [`LateMemory`]: memory whose pages arrive on request.
+//! - [`Lease`]: a lease on a file, which delays processes that open it.
+//! - [`left_behind()`]: the things that a program using this crate did not remove.
+//! - [`fsx_settings`]: the operations of `fsx` on a file.
+//! - [`Failure`], [`Interrupt`]: the early end of a program that uses this crate.
 //!
-//! It promises that everything made here is gone once its guard is dropped, also on panic. What a
-//! killed run left behind is swept by the next one that uses the same name. Only processes started
-//! here, or found inside a group made here, are ever signalled.
+//! This crate guarantees that everything made here is removed once its guard is dropped, also on
+//! panic. The next run with the same name removes the remains of a killed run. Only processes that
+//! were started here, or found inside a group made here, are ever signalled.
 //!
 //! The code is our own because it is small, and because no crate covers both versions of control
 //! groups.
@@ -66,22 +67,22 @@ pub use wait::{Done, answers, wait_until, wait_until_aged, wait_until_ok};
 use std::fmt::Display;
 use std::io::{self, Write};
 
-/// Set in the environment (to anything), it turns every skipped test into a failed one.
+/// If it is set in the environment (to anything), every skipped test fails instead.
 pub const NO_SKIP_VARIABLE: &str = "PUMA_NO_SKIP";
 
-/// Says that a test cannot run on this machine. The caller returns afterwards.
+/// Reports that a test cannot run on this machine. The caller returns afterwards.
 ///
 /// # Panics
-/// Where [`NO_SKIP_VARIABLE`] is set: there a test that cannot run has failed.
+/// Panics if [`NO_SKIP_VARIABLE`] is set: then a test that cannot run has failed.
 pub fn skip(test: &str, reason: impl Display) {
     if std::env::var_os(NO_SKIP_VARIABLE).is_some() {
         panic!("{test} must not be skipped here ({NO_SKIP_VARIABLE} is set), but: {reason}");
     }
-    // Past the test runner, which shows what a passing test prints to nobody.
+    // Directly to standard error, because the test runner hides the output of a passing test.
     let _ = writeln!(io::stderr(), "SKIPPED {test}: {reason}");
 }
 
-/// The same kind of error, with what was attempted before it.
+/// The same kind of error, with the attempted action in front.
 fn attempted(what: impl Display) -> impl FnOnce(io::Error) -> io::Error {
     move |error| io::Error::new(error.kind(), format!("{what}: {error}"))
 }

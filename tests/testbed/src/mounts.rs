@@ -1,4 +1,4 @@
-//! What is mounted where, as `/proc/self/mountinfo` tells it.
+//! Mounts, parsed from `/proc/self/mountinfo`.
 
 use crate::attempted;
 use std::io;
@@ -7,16 +7,16 @@ use std::path::{Path, PathBuf};
 
 /// One mount.
 pub(crate) struct Mount {
-    /// Device of its files, as `stat` reports it.
+    /// Device of its files, as in `stat`.
     pub(crate) major: u32,
     pub(crate) minor: u32,
-    /// The directory of its file system that is mounted.
+    /// The mounted directory of its file system.
     pub(crate) root: PathBuf,
-    /// Where.
+    /// The mount point.
     pub(crate) at: PathBuf,
     /// Type of the file system.
     pub(crate) kind: String,
-    /// What the file system calls its source: a device, for most that have one.
+    /// The file system's name for its source: a device, for most that have one.
     pub(crate) source: PathBuf,
     /// Options of the file system, as opposed to those of the mount.
     pub(crate) super_options: String,
@@ -28,8 +28,8 @@ pub(crate) fn list() -> io::Result<Vec<Mount>> {
     Ok(text.lines().filter_map(parse).collect())
 }
 
-/// Detaches whatever is mounted at or under `directory`, the latest first. Returns what could not
-/// be detached.
+/// Detaches all mounts at or under `directory`, the latest first. Returns those that could not be
+/// detached.
 pub(crate) fn detach_under(directory: &Path) -> Vec<PathBuf> {
     let Ok(mounts) = list() else { return Vec::new() };
     let inside = mounts.into_iter().rev().filter(|mount| mount.at.starts_with(directory));
@@ -66,7 +66,7 @@ fn parse(line: &str) -> Option<Mount> {
     })
 }
 
-/// Undoes the kernel's `\040` for a blank, and its like.
+/// Decodes the kernel's `\040` for a blank, and the like.
 fn unescape(field: &str) -> PathBuf {
     let mut bytes = Vec::with_capacity(field.len());
     let mut rest = field.as_bytes();

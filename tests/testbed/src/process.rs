@@ -1,4 +1,4 @@
-//! Child processes that are in their groups before their program starts, and that die with their
+//! Child processes that are in their groups before their program starts, and that end with their
 //! guard.
 
 use crate::attempted;
@@ -14,26 +14,25 @@ use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::{Duration, Instant};
 
-/// Lines of output kept for a caller that does not read them. The child then waits, as at a full
-/// pipe.
+/// Lines of output that are kept for a caller that does not read them. Then the child waits, as at
+/// a full pipe.
 const LINES_MAX: usize = 4096;
 
-/// How long a child that was asked to end may take when its guard is dropped: enough to unmount a
-/// file system.
+/// Time limit for a child to end when its guard is dropped: enough to unmount a file system.
 const DROP_GRACE: Duration = Duration::from_secs(30);
 
-/// What a child wrote, or did not.
+/// The next output of a child.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Line {
     /// A line, without its end.
     Text(String),
-    /// None came in time.
+    /// No line came in time.
     Timeout,
-    /// None will come: the child closed its output.
+    /// No line will come: the child closed its output.
     End,
 }
 
-/// A running child. Dropping it asks it to end (SIGTERM), and kills it when it does not.
+/// A running child. Dropping it asks it to end (SIGTERM), and kills it if it does not.
 pub struct Process {
     name: String,
     child: Child,
@@ -41,10 +40,10 @@ pub struct Process {
 }
 
 impl Process {
-    /// Starts `command` inside `groups`. Its standard output is read line by line here; its other
-    /// streams are as `command` says. It gets a process group of its own, so that Ctrl-C at the
-    /// terminal reaches only us, and we end it in order; and it gets a SIGTERM if the thread that
-    /// calls this ends before it.
+    /// Starts `command` inside `groups`. This value reads its standard output line by line;
+    /// `command` determines its other streams. The child gets a process group of its own. So Ctrl-C
+    /// at the terminal reaches only this process, which then ends the child in order. The child
+    /// gets a SIGTERM if the calling thread ends before it.
     pub fn spawn(mut command: Command, groups: &[&Group]) -> io::Result<Process> {
         let name = PathBuf::from(command.get_program());
         let name = name.file_name().unwrap_or(name.as_os_str()).to_string_lossy().into_owned();
@@ -64,7 +63,7 @@ impl Process {
         let mut child = command.spawn().map_err(attempted(format!("starting {name}")))?;
         let (sender, lines) = sync_channel(LINES_MAX);
         if let Some(output) = child.stdout.take() {
-            // Ends by itself when the child's output is closed, or when nobody can read the lines
+            // Ends by itself when the child's output is closed, or when the lines have no reader
             // any more.
             std::thread::spawn(move || {
                 let lines = BufReader::new(output).split(b'\n').map_while(Result::ok);
@@ -109,7 +108,7 @@ impl Process {
                     return Err(io::Error::new(io::ErrorKind::TimedOut, message));
                 }
                 Line::End => {
-                    // Its output is closed, so it is ending: a short wait tells how.
+                    // Its output is closed, so it is ending: a short wait returns its status.
                     let end = self.wait(Duration::from_secs(1))?;
                     let end = end.map_or("closed its output".to_owned(), |status| format!("ended ({status})"));
                     let message = format!("{} {end} before it printed {beginning:?}", self.name);
@@ -121,14 +120,14 @@ impl Process {
 
     /// Sends a signal, unless the process is known to have ended.
     pub fn signal(&mut self, signal: Signal) -> io::Result<()> {
-        // A child that nobody has waited for keeps its pid, so this cannot hit another process.
+        // A child keeps its pid until its parent waits for it, so this cannot hit another process.
         match (self.child.try_wait()?, self.raw_pid()) {
             (None, Some(pid)) => rustix::process::kill_process(pid, signal).map_err(io::Error::from),
             _ => Ok(()),
         }
     }
 
-    /// Waits at most `limit` for the end. None: it still runs.
+    /// Waits at most `limit` for the end. `None`: it still runs.
     pub fn wait(&mut self, limit: Duration) -> io::Result<Option<ExitStatus>> {
         let start = Instant::now();
         let Some(pid) = self.raw_pid() else { return self.child.try_wait() };
@@ -172,7 +171,7 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // One that has ended, or that its owner has killed on purpose, needs no word.
+        // No message if it has ended, or if its owner has killed it on purpose.
         if matches!(self.child.try_wait(), Ok(Some(_))) {
             return;
         }
@@ -193,7 +192,7 @@ pub(crate) fn join(processes_file: &CStr) -> io::Result<()> {
     Ok(())
 }
 
-/// Has the kernel send a signal when the parent is gone. Callable between fork and exec.
+/// Makes the kernel send a signal when the parent is gone. Callable between fork and exec.
 pub(crate) fn die_with_parent(parent: Pid, signal: Signal) -> io::Result<()> {
     rustix::process::set_parent_process_death_signal(Some(signal))?;
     // The parent may have died before the line above.
@@ -203,8 +202,7 @@ pub(crate) fn die_with_parent(parent: Pid, signal: Signal) -> io::Result<()> {
     Ok(())
 }
 
-/// A program that the same build made, next to the running one or, for a test, one directory above
-/// it.
+/// A program of the same build, next to the running one or, for a test, one directory above it.
 pub fn sibling_binary(name: &str) -> Option<PathBuf> {
     let own = std::env::current_exe().ok()?;
     let directory = own.parent()?;

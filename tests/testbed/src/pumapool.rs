@@ -1,5 +1,5 @@
-//! The real `pumapool` command: daemons that are ready when they are handed out, mounts that go
-//! with their guard, and what they say of themselves.
+//! The real `pumapool` command: daemons that are ready, mounts that end with their guard, and their
+//! status.
 
 use crate::failure::{Failure, Interrupt};
 use crate::group::Group;
@@ -13,35 +13,35 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Until a daemon is ready. Loading and calibrating the eviction tap is the longest part.
+/// Time limit for a daemon to become ready. Loading and calibrating the eviction tap takes longest.
 const READY_MAX: Duration = Duration::from_secs(60);
-/// For taking a mount away: `pumapool umount` itself waits for ten seconds.
+/// Time limit for unmounting: `pumapool umount` itself waits for ten seconds.
 const UNMOUNT_MAX: Duration = Duration::from_secs(60);
-/// For an answer of a daemon.
+/// Time limit for an answer of a daemon.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
-/// Bytes of a status at the most.
+/// The maximum length of a status in bytes.
 const STATUS_BYTES_MAX: u64 = 4 << 20;
-/// Between two looks at something that nothing announces.
+/// Pause between two checks of a state that no event announces.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// Lines of a daemon's log that are shown when it fails.
 const LOG_TAIL_LINES: usize = 5;
 
-/// The command, and where what it says is kept.
+/// The command, and the place of its output.
 #[derive(Clone)]
 pub struct Puma {
     /// The command.
     pub pumapool: PathBuf,
     /// Directory for logs.
     pub logs: PathBuf,
-    /// Whether somebody wants us to stop; asked while a daemon starts.
+    /// Whether the run was interrupted; checked while a daemon starts.
     pub interrupt: Option<Interrupt>,
 }
 
 impl Puma {
-    /// Starts a daemon and waits until it says READY; returns what it said behind that word.
+    /// Starts a daemon and waits until it prints READY; returns the text after that word.
     ///
     /// # Errors
-    /// With the end of its log, when it does not become ready.
+    /// Fails, with the end of its log, if it does not become ready.
     pub fn start(&self, mut command: Command, log: &str, groups: &[&Group]) -> Result<(Process, String), Failure> {
         let path = self.logs.join(format!("{log}.log"));
         let file = File::options().create(true).append(true).open(&path);
@@ -66,7 +66,7 @@ impl Puma {
     /// Starts `command`, which mounts something at `at`.
     ///
     /// # Errors
-    /// When it does not become ready, or does not tell its status.
+    /// Fails if it does not become ready, or does not return its status.
     pub fn mount(&self, command: Command, at: &Path, log: &str, groups: &[&Group]) -> Result<PumaMount, Failure> {
         let (process, _) = self.start(command, log, groups)?;
         let mut mount = PumaMount { puma: self.clone(), process, at: at.to_owned(), pid: 0, mounted: true };
@@ -79,7 +79,7 @@ impl Puma {
     /// Makes a pool key.
     ///
     /// # Errors
-    /// When the command fails.
+    /// Fails if the command fails.
     pub fn new_key(&self, path: &Path) -> Result<(), Failure> {
         let made = Command::new(&self.pumapool).args(["key", "new"]).arg(path).stdout(Stdio::null()).status();
         if made.map_err(Failure::attempted("making a pool key"))?.success() {
@@ -88,10 +88,10 @@ impl Puma {
         Err(Failure::Problem("`pumapool key new` failed".to_owned()))
     }
 
-    /// What `pumapool status --json` says.
+    /// The output of `pumapool status --json`.
     ///
     /// # Errors
-    /// When the command cannot be run, or says what is no JSON.
+    /// Fails if the command cannot be run, or prints no JSON.
     pub fn status(&self) -> Result<Value, Failure> {
         let output = Command::new(&self.pumapool).args(["status", "--json"]).stdin(Stdio::null()).output();
         let output = output.map_err(Failure::attempted("running pumapool status"))?;
@@ -99,7 +99,7 @@ impl Puma {
     }
 }
 
-/// A mount, taken away when dropped.
+/// A mount. Dropping it unmounts.
 pub struct PumaMount {
     puma: Puma,
     process: Process,
@@ -109,15 +109,15 @@ pub struct PumaMount {
 }
 
 impl PumaMount {
-    /// Of the daemon that serves it.
+    /// The process of the serving daemon.
     pub fn pid(&self) -> u32 {
         self.pid
     }
 
-    /// Its own part of what the command says of all daemons.
+    /// Its own part of the command's output about all daemons.
     ///
     /// # Errors
-    /// When it says nothing of this one.
+    /// Fails if the output does not contain this one.
     pub fn find(&self) -> Result<Value, Failure> {
         let status = self.puma.status()?;
         let found = status["mounts"].as_array().and_then(|mounts| {
@@ -126,11 +126,11 @@ impl PumaMount {
         found.cloned().ok_or_else(|| Failure::Problem(format!("no status of the mount at {}", self.at.display())))
     }
 
-    /// Its status, from its own socket: the command asks all daemons of the machine, and waits for
-    /// those that are stopped.
+    /// Its status, from its own socket. (The command asks all daemons of the machine, and waits for
+    /// those that are stopped.)
     ///
     /// # Errors
-    /// When it does not answer in time.
+    /// Fails if it does not answer in time.
     pub fn status(&self) -> Result<Value, Failure> {
         ask_daemon("mount", self.pid, ANSWER_MAX)
     }
@@ -138,7 +138,7 @@ impl PumaMount {
     /// Fails if its daemon has ended.
     ///
     /// # Errors
-    /// How it ended.
+    /// The error describes how it ended.
     pub fn check(&mut self) -> Result<(), String> {
         match self.process.wait(Duration::ZERO) {
             Ok(None) => Ok(()),
@@ -147,10 +147,10 @@ impl PumaMount {
         }
     }
 
-    /// Takes it away; its daemon must end well.
+    /// Unmounts; the daemon must end with success.
     ///
     /// # Errors
-    /// When it does not.
+    /// Fails if it does not.
     pub fn end(mut self) -> Result<(), String> {
         self.unmount()?;
         match self.process.wait(UNMOUNT_MAX).map_err(|error| error.to_string())? {
@@ -167,7 +167,7 @@ impl PumaMount {
         let mut umount = Process::spawn(command, &[]).map_err(|error| error.to_string())?;
         let begin = Instant::now();
         while begin.elapsed() < UNMOUNT_MAX {
-            // The daemon is our child: it is gone only when we have heard of its end, and umount
+            // The daemon is our child: it is gone only after we have waited for it, and umount
             // waits for that.
             self.process.wait(Duration::ZERO).map_err(|error| error.to_string())?;
             match umount.wait(LOOK_EVERY).map_err(|error| error.to_string())? {
@@ -183,8 +183,8 @@ impl PumaMount {
 impl Drop for PumaMount {
     fn drop(&mut self) {
         if self.mounted {
-            // If it fails, the mount is detached with the directory that it is in, and its daemon
-            // ended with its guard.
+            // If this fails, the mount is detached with its directory, and the daemon ends with its
+            // guard.
             let _detached_later = self.unmount();
         }
     }
@@ -194,13 +194,13 @@ impl Drop for PumaMount {
 /// `lend` or `join`.
 ///
 /// # Errors
-/// When it does not.
+/// Fails if it does not.
 pub fn ask_daemon(kind: &str, pid: u32, limit: Duration) -> Result<Value, Failure> {
     let path = sockets().join(format!("{kind}-{pid}.sock"));
     let answer = || {
         let stream = UnixStream::connect(&path)?;
         stream.set_read_timeout(Some(limit))?;
-        // Nothing but the status: the daemon need not wait whether more is wanted.
+        // Only the status: the daemon need not wait for further requests.
         stream.shutdown(Shutdown::Write)?;
         let mut text = String::new();
         stream.take(STATUS_BYTES_MAX).read_to_string(&mut text)?;
@@ -211,7 +211,7 @@ pub fn ask_daemon(kind: &str, pid: u32, limit: Duration) -> Result<Value, Failur
     serde_json::from_str(&text).map_err(|error| Failure::Problem(format!("reading the status: {error}")))
 }
 
-/// Where the daemons of this user have their sockets (`crates/pumapool/src/control.rs`).
+/// The directory of this user's control sockets (`crates/pumapool/src/control.rs`).
 fn sockets() -> PathBuf {
     let uid = rustix::process::geteuid();
     match std::env::var_os("XDG_RUNTIME_DIR").filter(|runtime| Path::new(runtime).is_absolute()) {
@@ -221,7 +221,7 @@ fn sockets() -> PathBuf {
     }
 }
 
-/// The end of a log, for the eye.
+/// The end of a log, for display.
 pub fn tail(log: &Path) -> String {
     let text = fs::read_to_string(log).unwrap_or_default();
     let lines: Vec<&str> = text.lines().collect();

@@ -1,8 +1,8 @@
-//! A disk of memory: a file system of its own on an image in a tmpfs, so that a test does not
-//! depend on who else uses the machine's disk at that moment.
+//! A disk in memory: a file system of its own on an image in a tmpfs, so that a test does not
+//! depend on other users of the machine's disk.
 //!
-//! A tmpfs alone would not do: its pages are memory that cannot be evicted, and would be charged to
-//! whoever writes them.
+//! A tmpfs alone is not enough: its pages are memory that cannot be evicted, and would be charged
+//! to the process that writes them.
 
 use crate::failure::Failure;
 use crate::scratch::Scratch;
@@ -12,14 +12,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::str::FromStr;
 
-/// Bytes of the disk's tmpfs beyond the image, for what a caller keeps beside it.
+/// Bytes of the disk's tmpfs in addition to the image, for other files of the caller.
 const SPARE_BYTES: u64 = 100 << 20;
 
 /// The file system on a disk of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FileSystem {
-    /// ext4, without a journal: nobody pulls the plug of this disk, and commits would only make
-    /// noise.
+    /// ext4, without a journal: this disk never loses power, and commits would only add noise.
     Ext4,
     /// XFS; its images have at least 300 MiB.
     Xfs,
@@ -28,7 +27,7 @@ pub enum FileSystem {
 }
 
 impl FileSystem {
-    /// Each of them.
+    /// All of them.
     pub const ALL: [FileSystem; 3] = [FileSystem::Ext4, FileSystem::Xfs, FileSystem::Btrfs];
 
     /// Its name, as mount(8) takes it.
@@ -69,19 +68,19 @@ impl FromStr for FileSystem {
     }
 }
 
-/// A disk of memory, mounted. The guard of the scratch directory that it was made in takes it away.
+/// A mounted disk in memory. The guard of its scratch directory removes it.
 pub struct RamDisk {
-    /// Where its file system is mounted.
+    /// The mount point of its file system.
     pub path: PathBuf,
     /// The tmpfs that holds the image. A file here is memory, too.
     pub memory: PathBuf,
 }
 
 impl RamDisk {
-    /// Makes a disk of `bytes` in `scratch`. Its memory is taken as it is written.
+    /// Makes a disk of `bytes` in `scratch`. Its memory is allocated when it is written.
     ///
     /// # Errors
-    /// When one of the programs mount and mkfs fails.
+    /// Fails if one of the programs mount and mkfs fails.
     pub fn create(scratch: &Scratch, kind: FileSystem, bytes: u64) -> Result<RamDisk, Failure> {
         let (memory, path) = (scratch.directory("memory")?, scratch.directory("disk")?);
         let options = format!("size={},mode=700", bytes + SPARE_BYTES);
@@ -98,7 +97,7 @@ impl RamDisk {
 /// Runs a program, with `paths` behind its arguments, to its end.
 ///
 /// # Errors
-/// When it cannot be started, or fails; with what it wrote to its standard error.
+/// Fails if it cannot be started, or fails; with its standard error.
 pub fn run_program(program: &str, arguments: &[&str], paths: &[&Path]) -> Result<(), Failure> {
     let mut command = Command::new(program);
     command.args(arguments).args(paths).stdin(Stdio::null());

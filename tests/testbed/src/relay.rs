@@ -1,8 +1,7 @@
-//! A relay before a server: it passes TCP connections on, late by as much as is wished at the
-//! moment.
+//! A relay before a server: it forwards TCP connections, with an adjustable delay.
 //!
-//! It delays bytes and limits nothing: what was sent together arrives together, later. It ends with
-//! its guard, and its connections with it.
+//! It delays bytes and limits nothing: bytes that were sent together arrive together, later. It
+//! ends with its guard, and its connections with it.
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -12,7 +11,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::{JoinHandle, sleep, spawn};
 use std::time::{Duration, Instant};
 
-/// Pieces of a connection that may be under way in each direction, of [`PIECE_BYTES`] at the most.
+/// Pieces of a connection that may be in transit in each direction, of at most [`PIECE_BYTES`].
 const PIECES_MAX: usize = 256;
 const PIECE_BYTES: usize = 64 << 10;
 
@@ -31,10 +30,10 @@ pub struct Relay {
 }
 
 impl Relay {
-    /// Listens on loopback, and passes on to `target`, without delay at first.
+    /// Listens on loopback, and forwards to `target`, without delay at first.
     ///
     /// # Errors
-    /// When it cannot listen.
+    /// Fails if it cannot listen.
     pub fn start(target: SocketAddr) -> io::Result<Relay> {
         let listener = TcpListener::bind(("127.0.0.1", 0))?;
         let (address, shared) = (listener.local_addr()?, Arc::<Shared>::default());
@@ -45,7 +44,7 @@ impl Relay {
                     if shared.stopping.load(Ordering::Acquire) {
                         break;
                     }
-                    // Nobody behind it: the connection ends.
+                    // The target does not listen: the connection ends.
                     let _ = TcpStream::connect(target).and_then(|far| join(&shared, near, far));
                 }
             })
@@ -53,12 +52,12 @@ impl Relay {
         Ok(Relay { address, shared, accepting: Some(accepting) })
     }
 
-    /// Where it listens.
+    /// Its address.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// From now on bytes are this late, in each direction.
+    /// Sets the delay of bytes in each direction.
     pub fn delay(&self, delay: Duration) {
         self.shared.delay_us.store(delay.as_micros() as u64, Ordering::Release);
     }

@@ -1,4 +1,4 @@
-//! What of a file is in the page cache.
+//! The pages of a file in the page cache.
 
 use rustix::mm::{MapFlags, ProtFlags};
 use std::fs::File;
@@ -8,16 +8,16 @@ use std::path::Path;
 /// Bytes of a page.
 const PAGE_SIZE: usize = 4096;
 
-/// How many pages of a file are in the page cache under that path: below a mount and through it are
-/// two. Nothing is read by looking.
+/// The number of a file's pages in the page cache under that path: the backing file and the file
+/// through the mount are two. This reads nothing.
 ///
 /// # Errors
-/// When the file cannot be opened or mapped; an empty one cannot.
+/// Fails if the file cannot be opened or mapped; an empty one cannot.
 pub fn cached_pages(path: &Path, len_bytes: u64) -> io::Result<u64> {
     let file = File::open(path)?;
     let len = usize::try_from(len_bytes).map_err(io::Error::other)?;
     let mut resident = vec![0u8; len.div_ceil(PAGE_SIZE)];
-    // SAFETY: a new mapping at an address of the kernel's choice; it is never read, so it does not
+    // SAFETY: a new mapping at an address that the kernel chooses; it is never read, so it does not
     // matter if the file shrinks. mincore writes one byte for each of its pages into `resident`,
     // which has that many. It is unmapped once.
     unsafe {
@@ -33,7 +33,7 @@ pub fn cached_pages(path: &Path, len_bytes: u64) -> io::Result<u64> {
 /// `map..map + len` must be mapped.
 unsafe fn mincore(map: *mut std::ffi::c_void, len: usize, resident: &mut [u8]) -> io::Result<()> {
     assert!(resident.len() >= len.div_ceil(PAGE_SIZE));
-    // SAFETY: the caller vouches for the mapping, the assertion for the vector.
+    // SAFETY: the caller guarantees for the mapping, the assertion for the vector.
     match unsafe { libc::mincore(map, len, resident.as_mut_ptr()) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),

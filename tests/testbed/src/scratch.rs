@@ -1,25 +1,24 @@
-//! A directory for what a test or the demo writes and mounts.
+//! A temporary directory for files and mounts of a test or the demo.
 
 use crate::{attempted, mounts};
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// A new directory, removed with all that is in it when dropped. What is still mounted in it is
-/// detached first, so that nothing is ever removed through a mount.
+/// A new directory. Dropping it removes it with its contents. Mounts in it are detached first, so
+/// that nothing is ever removed through a mount.
 pub struct Scratch {
     directory: Option<tempfile::TempDir>,
     path: PathBuf,
 }
 
 impl Scratch {
-    /// In the system's place for such.
+    /// In the system's directory for temporary files.
     pub fn new(name: &str) -> io::Result<Scratch> {
         Scratch::new_in(&std::env::temp_dir(), name)
     }
 
-    /// In `parent`, which must exist. What runs that were killed left there under the same name is
-    /// removed.
+    /// In `parent`, which must exist. Remains of killed runs under the same name are removed.
     pub fn new_in(parent: &Path, name: &str) -> io::Result<Scratch> {
         sweep(parent, name);
         let prefix = format!("puma-{name}-{}-", std::process::id());
@@ -78,7 +77,7 @@ mod tests {
     #[test]
     fn it_is_gone_afterwards_and_so_is_what_the_dead_left() {
         let parent = tempfile::tempdir().unwrap();
-        // Above the largest pid that Linux hands out.
+        // Above the largest pid of Linux.
         let left = parent.path().join("puma-x-4194999-abc");
         let kept = [parent.path().join("puma-x-1-abc"), parent.path().join("puma-y-4194999-abc")];
         for path in kept.iter().chain([&left]) {

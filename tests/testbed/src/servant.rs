@@ -1,9 +1,9 @@
-//! A process that is measured: the own program, started again with a hidden subcommand inside the
-//! groups under test. Orders go to its standard input, answers come from its standard output, one
-//! JSON value a line.
+//! A worker process that is measured: the own program, started again with a hidden subcommand
+//! inside the groups under test. Orders go to its standard input, answers come from its standard
+//! output, one JSON value a line.
 //!
-//! Both ends of that talk are here: [`Servant`] for the one who gives the orders, [`next_order`]
-//! and [`answer`] for the one who takes them.
+//! Both ends are here: [`Servant`] for the sender of orders, [`next_order`] and [`answer`] for the
+//! receiver.
 
 use crate::failure::{Failure, Interrupt};
 use crate::group::Group;
@@ -15,12 +15,12 @@ use std::io::{self, Write};
 use std::process::{ChildStdin, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Between two looks whether somebody wants us to stop.
+/// Pause between two checks for an interrupt.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
-/// For one that has closed its output to end.
+/// Time limit for a process to end after it has closed its output.
 const END_MAX: Duration = Duration::from_secs(1);
 
-/// The end that gives orders. Dropping it asks the process to end.
+/// The sender's end. Dropping it asks the process to end.
 pub struct Servant<'a> {
     name: &'static str,
     process: Process,
@@ -29,15 +29,15 @@ pub struct Servant<'a> {
 }
 
 impl<'a> Servant<'a> {
-    /// Starts this program with that subcommand, which is also what it is called in messages.
+    /// Starts this program with that subcommand, which is also its name in messages.
     ///
     /// # Errors
-    /// When it cannot be started.
+    /// Fails if it cannot be started.
     pub fn start(name: &'static str, groups: &[&Group], interrupt: &'a Interrupt) -> Result<Servant<'a>, Failure> {
         let own = std::env::current_exe().map_err(Failure::attempted("finding this program"))?;
-        // A page counts as the memory of the process that reads it first. What is read ahead of the
-        // program's own pages would count as what the process needs, and then make room for what it
-        // reads.
+        // A page is charged to the process that reads it first. Otherwise read-ahead of the
+        // program's own pages would be charged to the worker as memory that it needs, and later
+        // make room for its data.
         let read = File::open(&own).and_then(|mut program| io::copy(&mut program, &mut io::sink()));
         read.map_err(Failure::attempted(format!("reading {}", own.display())))?;
         let mut command = Command::new(own);
@@ -47,10 +47,10 @@ impl<'a> Servant<'a> {
         Ok(Servant { name, process, orders, interrupt })
     }
 
-    /// Gives it an order, or whatever else it reads.
+    /// Sends it an order, or any other input.
     ///
     /// # Errors
-    /// When it takes none any more.
+    /// Fails if it does not accept input any more.
     pub fn tell(&mut self, what: &impl Serialize) -> Result<(), Failure> {
         let line = serde_json::to_string(what).map_err(|error| Failure::Problem(error.to_string()))?;
         let orders = self.orders.as_mut();
@@ -58,10 +58,10 @@ impl<'a> Servant<'a> {
         writeln!(orders, "{line}").map_err(Failure::attempted(format!("telling the {} what to do", self.name)))
     }
 
-    /// What it says next, waited for at most `limit`.
+    /// Receives its next answer, waiting at most `limit`.
     ///
     /// # Errors
-    /// When it says nothing, or what is no answer, or ends; and when somebody wants us to stop.
+    /// Fails if it sends nothing, or no answer, or ends; and if the run was interrupted.
     pub fn hear<T: DeserializeOwned>(&mut self, limit: Duration) -> Result<T, Failure> {
         let (name, begin) = (self.name, Instant::now());
         loop {
@@ -85,37 +85,37 @@ impl<'a> Servant<'a> {
         }
     }
 
-    /// Has it end, as there are no more orders. One that hangs is ended when this is dropped.
+    /// Makes it end, because there are no more orders. Dropping this kills a process that hangs.
     ///
     /// # Errors
-    /// When it cannot be waited for.
+    /// Fails if it cannot be waited for.
     pub fn end(&mut self, limit: Duration) -> io::Result<()> {
         drop(self.orders.take());
         self.process.wait(limit).map(drop)
     }
 }
 
-/// In the process: the next order. None: there are no more.
+/// In the process: receives the next order. `None`: there are no more.
 ///
 /// # Errors
-/// When what comes is none.
+/// Fails if the input is no order.
 pub fn next_order<T: DeserializeOwned>() -> Result<Option<T>, String> {
     let Some(line) = io::stdin().lines().next() else { return Ok(None) };
     let line = line.map_err(|error| format!("reading orders: {error}"))?;
     serde_json::from_str(&line).map(Some).map_err(|error| format!("understanding an order: {error}"))
 }
 
-/// In the process: says something to the one who gives the orders.
+/// In the process: sends an answer.
 ///
 /// # Errors
-/// When nobody listens.
+/// Fails if nothing reads it.
 pub fn answer(what: &impl Serialize) -> Result<(), String> {
     let line = serde_json::to_string(what).map_err(|error| error.to_string())?;
     writeln!(io::stdout().lock(), "{line}").map_err(|error| format!("answering: {error}"))
 }
 
-/// In the process: keeps the pages of the program in memory, which must not be read from the disk
-/// in the middle of a measurement. Where that is not allowed, a few are.
+/// In the process: keeps the pages of the program in memory, so that none is read from the disk in
+/// the middle of a measurement. Without the right for that, it keeps a few.
 pub fn hold_program() {
     let _not_allowed = rustix::mm::mlockall(rustix::mm::MlockAllFlags::CURRENT);
 }

@@ -1,9 +1,9 @@
-//! Memory pressure: a child that allocates memory, touches every page of it, and holds it until it
-//! is dropped.
+//! A memory hog: a child that allocates memory, touches every page of it, and holds it until it is
+//! dropped.
 //!
-//! The child is a bare fork without a program of its own, so that any test can squeeze any group.
-//! It therefore does nothing but system calls and stores, as the rules after a fork of a threaded
-//! process demand.
+//! The child is a bare fork without a program of its own, so that any test can put pressure on any
+//! group. So it only makes system calls and stores, as the rules after a fork of a threaded process
+//! require.
 
 use crate::attempted;
 use crate::group::Group;
@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 /// Bytes between two touches: a page.
 const STEP_BYTES: usize = 4096;
 
-/// Descriptors of the child: where it reports, and what keeps it alive.
+/// Descriptors of the child: one for its report, and one that keeps it alive.
 const REPORT_FD: i32 = 3;
 const HOLD_FD: i32 = 4;
 
@@ -52,7 +52,7 @@ impl Squeeze {
         }
     }
 
-    /// Waits until the child holds all of it. Fails if it was killed over it, or does not get it
+    /// Waits until the child holds all of it. Fails if it was killed for that, or does not get it
     /// within `limit`.
     pub fn wait_until_held(&self, limit: Duration) -> io::Result<()> {
         let start = Instant::now();
@@ -82,13 +82,13 @@ impl Squeeze {
 
 impl Drop for Squeeze {
     fn drop(&mut self) {
-        // Not waited for before, so the pid is still its own.
+        // It was not waited for before, so the pid is still its own.
         let _ended_already = rustix::process::kill_process(self.pid, Signal::KILL);
         while matches!(rustix::process::waitpid(Some(self.pid), WaitOptions::empty()), Err(rustix::io::Errno::INTR)) {}
     }
 }
 
-/// What runs in the child.
+/// Runs in the child.
 fn child(parent: Pid, joins: &[CString], len: usize, report: &OwnedFd, hold: &OwnedFd) -> ! {
     let held = hold_memory(parent, joins, len, report.as_raw_fd(), hold.as_raw_fd());
     // SAFETY: ends the process without running anything that the parent registered.
@@ -100,20 +100,20 @@ fn hold_memory(parent: Pid, joins: &[CString], len: usize, report: i32, hold: i3
         join(file)?;
     }
     die_with_parent(parent, Signal::KILL)?;
-    // SAFETY: plain system calls on descriptors that this process owns; nothing of Rust uses the
-    // low numbers from here on. Both are moved out of the way before one can overwrite the other.
+    // SAFETY: plain system calls on descriptors that this process owns; no Rust value uses the low
+    // numbers from here on. Both are moved away before one can overwrite the other.
     let (report, hold) = unsafe {
         let report = libc::fcntl(report, libc::F_DUPFD, HOLD_FD + 1);
         let hold = libc::fcntl(hold, libc::F_DUPFD, HOLD_FD + 1);
         if libc::dup2(report, REPORT_FD) < 0 || libc::dup2(hold, HOLD_FD) < 0 {
             return Err(io::Error::from_raw_os_error(libc::EBADF));
         }
-        // Holding on to pipes of the parent's other children would keep them from seeing their end.
+        // Open pipes of the parent's other children would keep those from seeing their end.
         libc::syscall(libc::SYS_close_range, HOLD_FD + 1, u32::MAX, 0);
         (OwnedFd::from_raw_fd(REPORT_FD), OwnedFd::from_raw_fd(HOLD_FD))
     };
     use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
-    // SAFETY: a new mapping at an address of the kernel's choice.
+    // SAFETY: a new mapping at an address that the kernel chooses.
     let memory =
         unsafe { mmap_anonymous(std::ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE)? };
     for at in (0..len).step_by(STEP_BYTES) {
@@ -122,7 +122,8 @@ fn hold_memory(parent: Pid, joins: &[CString], len: usize, report: i32, hold: i3
         unsafe { memory.cast::<u8>().add(at).write_volatile(1) };
     }
     rustix::io::write(&report, &[1])?;
-    // Returns at the latest when the parent closes its end; usually the parent kills us first.
+    // Returns at the latest when the parent closes its end; normally the parent kills this process
+    // first.
     let mut never = [0u8; 1];
     while rustix::io::read(&hold, &mut never) == Err(rustix::io::Errno::INTR) {}
     Ok(())

@@ -1,4 +1,4 @@
-//! Waiting on state, never on time alone: the only place where this crate sleeps.
+//! Waiting for a state, never for a time alone: this crate sleeps only here.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
@@ -7,11 +7,11 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant, UNIX_EPOCH};
 use std::{fs, io};
 
-/// Pause between two looks at a state that nothing announces. Short against what is waited for,
-/// long against a look.
+/// Pause between two checks of a state that no event announces. Short compared with the wait, long
+/// compared with a check.
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
-/// Twice what a mount takes for the grain of a backing file system's times.
+/// Twice the value that a mount assumes for the grain of a backing file system's times.
 const TIME_GRAIN: Duration = Duration::from_millis(40);
 
 /// Waits until `state` holds, at most `limit`. Returns whether it holds.
@@ -41,8 +41,8 @@ pub fn wait_until_ok<T>(limit: Duration, mut attempt: impl FnMut() -> io::Result
 }
 
 /// Waits until the files' last changes are older than the grain of any file system's times, at most
-/// `limit`. A mount that opens them before that must think that somebody is still writing them, and
-/// lends nothing of them for half a minute. Returns whether they are.
+/// `limit`. If a mount opens them before that, it must assume that they are still being written,
+/// and lends none of their pages for half a minute. Returns whether they are old enough.
 pub fn wait_until_aged(files: &[PathBuf], limit: Duration) -> bool {
     let has_aged = |file: &PathBuf| {
         let of = fs::metadata(file).ok()?;
@@ -55,15 +55,15 @@ pub fn wait_until_aged(files: &[PathBuf], limit: Duration) -> bool {
 /// Runs `action` in a thread of its own, and returns what it returns.
 ///
 /// # Panics
-/// When it does not end within `limit`; the thread is left behind.
+/// Fails if it does not end within `limit`; the thread is left behind.
 pub fn answers<T: Send + 'static>(what: &str, limit: Duration, action: impl FnOnce() -> T + Send + 'static) -> T {
     let (sender, receiver) = mpsc::channel();
     std::thread::spawn(move || sender.send(action()));
     receiver.recv_timeout(limit).unwrap_or_else(|error| panic!("{what}: no answer: {error}"))
 }
 
-/// Sets a flag when it is dropped, also by a panic. Threads of a scope that run until the flag is
-/// set would otherwise go on for ever when a test fails.
+/// Sets a flag when it is dropped, also by a panic. Otherwise threads of a scope that run until the
+/// flag is set would run for ever when a test fails.
 pub struct Done<'a>(pub &'a AtomicBool);
 
 impl Drop for Done<'_> {

@@ -1,5 +1,5 @@
-//! The controls, tried on the machine itself. Needs root and control groups; where they are missing
-//! the tests say so.
+//! Tests of these controls on the machine itself. They need root and control groups; without these
+//! they are skipped.
 
 use rustix::process::Signal;
 use std::fs::{self, File};
@@ -14,15 +14,15 @@ use testbed::{Group, Line, Process, Scratch, SlowDisk, Squeeze, skip};
 const NONE: [PathBuf; 0] = [];
 
 const MIB: u64 = 1 << 20;
-/// Generous: the machine may be busy. A test that waits this long has failed.
+/// Generous, because the machine may be busy. A test that waits this long has failed.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// A group with that limit, or a word on why there is none.
+/// A group with that limit, or a message with the reason why there is none.
 fn limited(test: &str, limit_bytes: u64) -> Option<Group> {
     Group::create(test, Some(limit_bytes), None).map_err(|error| skip(test, error)).ok()
 }
 
-/// Groups of that name that this process made and that are still there, on any hierarchy.
+/// Groups of that name that this process made and that still exist, on any hierarchy.
 fn groups_left(name: &str) -> Vec<PathBuf> {
     let beginning = format!("puma-{name}-{}-", std::process::id());
     let (mut directories, mut found) = (vec![PathBuf::from("/sys/fs/cgroup")], Vec::new());
@@ -55,7 +55,7 @@ fn uncached_file(directory: &Path, len_bytes: u64) -> PathBuf {
     path
 }
 
-/// A shell that does what the script says. `$1` in it is `path`.
+/// A shell that runs the script. `$1` in it is `path`.
 fn shell(script: &str, path: &Path) -> Command {
     let mut command = Command::new("sh");
     command.arg("-c").arg(script).arg("sh").arg(path).stdin(Stdio::null());
@@ -103,7 +103,7 @@ fn a_slow_disk_is_slow_for_its_groups_until_told_otherwise() {
     let slow = read(200);
     assert!(slow >= Duration::from_millis(1500), "{slow:?}");
     disk.limit_reads(None).unwrap();
-    // Once is enough: the machine may be busy with something else for longer than that.
+    // Once is enough: the machine may be busy with other work for longer than that.
     let is_fast = testbed::wait_until(LIMIT, || read(200) < slow);
     assert!(is_fast, "as slow without a limit as with it: {slow:?}");
     drop(group);
@@ -128,7 +128,7 @@ fn a_squeeze_over_the_limit_is_an_error() {
     let Some(group) = limited("squeeze-over", 16 * MIB) else { return };
     let squeeze = Squeeze::start(64 * MIB, &[&group]).unwrap();
     let error = squeeze.wait_until_held(LIMIT);
-    // Where there is swap, the child may get its memory all the same.
+    // With swap, the child may get its memory nevertheless.
     let swap = fs::read_to_string("/proc/swaps").unwrap().lines().count() > 1;
     assert!(swap || error.is_err());
 }
@@ -163,7 +163,7 @@ fn groups_go_on_panic_with_all_their_processes() {
     let Some(group) = limited(test, 64 * MIB) else { return };
     let unwound = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
         let group = group;
-        // The second child is not known to any guard.
+        // No guard has the second child.
         let child = Process::spawn(shell("sleep 1000 & echo started; wait", Path::new("")), &[&group]).unwrap();
         assert_eq!(child.next_line(LIMIT), Line::Text("started".to_owned()));
         panic!("on purpose");
