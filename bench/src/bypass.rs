@@ -6,7 +6,7 @@
 
 use crate::figures::Series;
 use crate::worker::Order;
-use crate::world::{Side, World, count, drop_cached, grown};
+use crate::world::{Side, World, drop_cached, grown};
 use serde_json::{Map, Value, json};
 use testbed::Failure;
 
@@ -33,7 +33,7 @@ pub fn run(world: &World) -> Result<Map<String, Value>, Failure> {
     );
     let (mut mounted, mut below) = (Series::default(), Series::default());
     let mut is_passed = Vec::new();
-    let put_before = side.counter("put_pages")?;
+    let put_before = side.counter(|of| of.put_pages)?;
     for round in 0..rounds {
         let mut sides = [(&side.file, &mut mounted, true), (&side.below, &mut below, false)];
         sides.rotate_left(round % 2);
@@ -50,7 +50,7 @@ pub fn run(world: &World) -> Result<Map<String, Value>, Failure> {
             }
         }
     }
-    let put_pages = grown(put_before, side.counter("put_pages")?)?;
+    let put_pages = grown(put_before, side.counter(|of| of.put_pages)?)?;
     let ratio = mounted.over(&below);
     println!("through the mount {} MB/s, below {} MB/s", mounted.text(0), below.text(0));
     println!("ratio {} (at least {RATIO_WANTED} is wanted); {put_pages} pages were put", ratio.text(3));
@@ -78,5 +78,5 @@ pub fn run(world: &World) -> Result<Map<String, Value>, Failure> {
 }
 
 fn passed_opens(side: &Side) -> Result<u64, Failure> {
-    Ok(count(&side.status()?, "/mount/passed_opens"))
+    Ok(side.status()?.mount.passed_opens)
 }

@@ -36,7 +36,7 @@ pub fn run(world: &World) -> Result<Map<String, Value>, Failure> {
     for path in &paths {
         worker.obey(&Order::Pass { path: path.clone(), len_bytes })?;
     }
-    let reads = || side.counter("reads");
+    let reads = || side.counter(|of| of.reads);
     let reads_before = reads()?;
     let mut speeds: [[Series; 3]; 4] = Default::default();
     for round in 0..rounds {

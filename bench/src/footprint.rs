@@ -93,9 +93,7 @@ fn free(side: Side, lender: Lender) -> Result<(), Failure> {
 fn borrower(side: &Side) -> Result<Memory, Failure> {
     let status = side.status()?;
     let mut sum = Memory { all_bytes: 0, own_bytes: 0 };
-    for name in ["pid", "daemon_pid"] {
-        let pid = status[name].as_u64().and_then(|pid| u32::try_from(pid).ok());
-        let pid = pid.ok_or_else(|| Failure::Problem(format!("the status of the mount has no {name}")))?;
+    for pid in [status.pid, status.daemon_pid] {
         let memory = Memory::of(pid)?;
         sum.all_bytes += memory.all_bytes;
         sum.own_bytes += memory.own_bytes;

@@ -9,7 +9,7 @@
 use crate::figures::Series;
 use crate::tap::was_evicted;
 use crate::worker::Order;
-use crate::world::{Worker, World, count, filesystem_of};
+use crate::world::{Worker, World, filesystem_of};
 use page::PAGE_SIZE;
 use serde_json::{Map, Value, json};
 use std::io;
@@ -191,12 +191,12 @@ impl Guest {
         Ok(guest)
     }
 
-    fn status(&self) -> Result<Value, Failure> {
-        ask_daemon("guest", self.process.pid(), ANSWER_MAX)
+    fn status(&self) -> Result<report::Guest, Failure> {
+        ask_daemon(self.process.pid(), ANSWER_MAX)
     }
 
     fn wait_until_connected(&self, wanted: bool) -> Result<(), Failure> {
-        if wait_until(ANSWER_MAX, || self.status().is_ok_and(|status| status["connected"] == wanted)) {
+        if wait_until(ANSWER_MAX, || self.status().is_ok_and(|status| status.connected == wanted)) {
             return Ok(());
         }
         Err(Failure::Problem(format!("the guest's daemon says {:?}", self.status()?)))
@@ -204,16 +204,14 @@ impl Guest {
 
     /// All that was evicted, to its host, unless others were in the way.
     fn has_sent(&self, wanted_pages: u64) -> Result<bool, Failure> {
-        let sent_pages = |status: &Value| count(status, "/guest/sent_pages");
-        let is_sent = |status: &Value| was_evicted(sent_pages(status), wanted_pages);
+        let is_sent = |status: &report::Guest| was_evicted(status.guest.sent_pages, wanted_pages);
         wait_until(ANSWER_MAX, || self.status().is_ok_and(|status| is_sent(&status)));
         let status = self.status()?;
-        let [evicted, lost] = ["evicted", "ring_full"].map(|name| count(&status, &format!("/guest/{name}_pages")));
-        let had_room = had_room(evicted, lost, wanted_pages)?;
+        let had_room = had_room(status.guest.evicted_pages, status.guest.ring_full_pages, wanted_pages)?;
         if !had_room || is_sent(&status) {
             return Ok(had_room);
         }
-        Err(Failure::Problem(format!("only {} pages of {wanted_pages} were sent to the host", sent_pages(&status))))
+        Err(Failure::Problem(format!("only {} pages of {wanted_pages} were sent to the host", status.guest.sent_pages)))
     }
 }
 

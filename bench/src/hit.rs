@@ -9,7 +9,7 @@
 //! many pages came from elsewhere is no figure and ends the bench.
 
 use crate::worker::{Order, Report};
-use crate::world::{Extent, Lender, Security, Side, Worker, World, count, grown};
+use crate::world::{Extent, Lender, Security, Side, Worker, World, grown};
 use page::PAGE_SIZE;
 use std::cell::Cell;
 use std::time::Duration;
@@ -123,20 +123,25 @@ impl Lent {
         seed: u64,
     ) -> Result<Report, Failure> {
         self.side.drop_cached()?;
-        let names = ["lender_pages", "below_pages", "buffer_pages", "get_misses", "get_failures", "hedges_won"];
-        let counters = || names.iter().map(|name| self.side.counter(name)).collect::<Result<Vec<u64>, _>>();
-        let before = counters()?;
+        let before = self.side.status()?.borrower;
         let report = worker.obey(&self.pass(block_bytes, threads, seed))?;
-        let grown = before.into_iter().zip(counters()?).map(|(before, after)| grown(before, after));
-        let grown = grown.collect::<Result<Vec<u64>, _>>()?;
+        let status = self.side.status()?;
+        let has_grown = |number: fn(&report::Borrower) -> u64| grown(number(&before), number(&status.borrower));
+        let lender_pages = has_grown(|of| of.lender_pages)?;
         let pages = self.len_bytes / PAGE_SIZE as u64;
-        let share = grown[0] as f64 / pages as f64;
+        let share = lender_pages as f64 / pages as f64;
         self.hit_share.set(self.hit_share.get().min(share));
         if share < HIT_SHARE_MIN && !self.tiny {
-            let counts: Vec<String> = names.iter().zip(&grown).map(|(name, count)| format!("{name} {count}")).collect();
-            let state = self.side.status()?["lenders"][0]["state"].clone();
-            let message =
-                format!("of {pages} pages too few came from the lender, which is {state}: {}", counts.join(", "));
+            let state = status.lenders.first().map_or(report::LinkState::Unknown, |link| link.state);
+            let message = format!(
+                "of {pages} pages {lender_pages} came from the lender, which is {state}; {} from below, {} from put \
+                 buffers; {} misses, {} failures, {} hedges won",
+                has_grown(|of| of.below_pages)?,
+                has_grown(|of| of.buffer_pages)?,
+                has_grown(|of| of.get_misses)?,
+                has_grown(|of| of.get_failures)?,
+                has_grown(|of| of.hedges_won)?,
+            );
             return Err(Failure::Problem(message));
         }
         Ok(report)
@@ -145,7 +150,7 @@ impl Lent {
 
 /// Whether everything that the tap has captured was taken, and everything that was sent has
 /// arrived.
-fn is_settled(status: &serde_json::Value) -> bool {
-    count(status, "/tap/captured_pages") == count(status, "/borrower/evictions")
-        && count(status, "/puts_under_way") == 0
+fn is_settled(status: &report::Mount) -> bool {
+    let captured_pages = status.tap.as_ref().map_or(0, |tap| tap.captured_pages);
+    captured_pages == status.borrower.evictions && status.puts_under_way == 0
 }

@@ -72,7 +72,7 @@ pub fn run(world: &World) -> Result<Map<String, Value>, Failure> {
             return Err(Failure::Problem(message));
         };
         let seed = world.seed.wrapping_add(number);
-        let before = lent.side.counter("lender_pages")?;
+        let before = lent.side.counter(|of| of.lender_pages)?;
         let alone = lent.reads(&mut reader, seed)?;
         let cold = at.join(format!("cold.{number}"));
         drop_cached(&cold)?;
@@ -80,7 +80,7 @@ pub fn run(world: &World) -> Result<Map<String, Value>, Failure> {
         let busy_ms = SLOWER_MOST * (alone.seconds * 1e3) as u64 + 2 * MARGIN_MS;
         let beside =
             beside(&mut neighbours, &cold, COLD_BYTES, readers, busy_ms, seed, || lent.reads(&mut reader, seed))?;
-        let got = grown(before, lent.side.counter("lender_pages")?)?;
+        let got = grown(before, lent.side.counter(|of| of.lender_pages)?)?;
         if got == 2 * pages || extent == Extent::Tiny {
             hits.add(per_second(&alone));
             hits_beside.add(per_second(&beside));

@@ -8,7 +8,8 @@
 
 use crate::figures::Series;
 use crate::worker::{Order, Workload};
-use crate::world::{Side, World, count, drop_cached, grown};
+use crate::world::{Side, World, drop_cached, grown};
+use report::LinkState;
 use serde_json::{Map, Value, json};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -182,14 +183,19 @@ impl Place {
         self.side.as_ref().map_or_else(|| drop_cached(&self.path), Side::drop_cached)
     }
 
-    fn status(&self) -> Result<Value, Failure> {
-        self.side.as_ref().map_or(Ok(Value::Null), Side::status)
+    fn status(&self) -> Result<report::Mount, Failure> {
+        self.side.as_ref().map_or(Ok(report::Mount::default()), Side::status)
     }
 }
 
 /// Pages that lenders have answered.
-fn lent_pages(status: &Value) -> u64 {
-    count(status, "/borrower/lender_pages")
+fn lent_pages(status: &report::Mount) -> u64 {
+    status.borrower.lender_pages
+}
+
+/// How the one lender of a mount stands, if it has one.
+fn state(status: &report::Mount) -> Option<LinkState> {
+    status.lenders.first().map(|link| link.state)
 }
 
 /// One workload on data of one size: a cell for each latency, and the floor that they share.
@@ -203,12 +209,12 @@ struct Row {
     /// Pages that the lender answered to each.
     lent_pages: Vec<u64>,
     /// What its mount said of its lender at the end of the last phase.
-    states: Vec<Value>,
+    states: Vec<Option<LinkState>>,
 }
 
 impl Row {
     fn new(name: &'static str, workload: Workload, size: &'static str, len_bytes: u64, places: usize) -> Row {
-        let states = vec![Value::Null; places];
+        let states = vec![None; places];
         Row {
             name,
             workload,
@@ -237,7 +243,7 @@ impl Row {
                 self.speeds[index].add(report.operations as f64 / report.seconds);
                 self.lent_pages[index] += grown(lent_before, lent_pages(&status))?;
                 place.side.as_ref().map_or(Ok(()), Side::check_lender)?;
-                self.states[index] = status["lenders"][0]["state"].clone();
+                self.states[index] = state(&status);
             }
         }
         Ok(())
@@ -273,7 +279,7 @@ impl Row {
                 self.speeds[index].median(),
                 floor.median(),
                 ratio.text(3),
-                self.states[index].as_str().unwrap_or("?"),
+                self.states[index].unwrap_or_default(),
                 self.lent_pages[index]
             );
         }
@@ -314,7 +320,7 @@ fn resume(
     let mut worker = world.worker(plan.cache_bytes)?;
     let mut seed = world.seed;
     let workload = Workload::Random { threads: 1 };
-    let mut until = |limit: Duration, reached: &dyn Fn(&Value) -> bool| {
+    let mut until = |limit: Duration, reached: &dyn Fn(&report::Mount) -> bool| {
         let begin = Instant::now();
         loop {
             seed = seed.wrapping_add(1);
@@ -328,20 +334,20 @@ fn resume(
             }
         }
     };
-    let state_is = |status: &Value, state: &str| status["lenders"][0]["state"] == state;
     let outcome = 'outcome: {
-        let Ok(_) = until(USED_MAX, &|status| state_is(status, "used") && lent_pages(status) > 100)? else {
+        let Ok(_) = until(USED_MAX, &|status| state(status) == Some(LinkState::Used) && lent_pages(status) > 100)?
+        else {
             break 'outcome Err("the lender is not used even without latency");
         };
         relay.delay(each_way(latency_ms));
-        let Ok(_) = until(SHUNNED_MAX, &|status| state_is(status, "shunned"))? else {
+        let Ok(_) = until(SHUNNED_MAX, &|status| state(status) == Some(LinkState::Shunned))? else {
             break 'outcome Err("the lender is used in spite of the latency");
         };
         let _lasted = until(peak, &|_| false)?;
         let before = lent_pages(&side.status()?);
         relay.delay(Duration::ZERO);
         let begin = Instant::now();
-        match until(RESUMED_MAX, &|status| state_is(status, "used") && lent_pages(status) > before)? {
+        match until(RESUMED_MAX, &|status| state(status) == Some(LinkState::Used) && lent_pages(status) > before)? {
             Ok(_) => Ok(begin.elapsed()),
             Err(_) => Err("the lender is not used again"),
         }

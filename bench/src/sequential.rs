@@ -36,7 +36,7 @@ pub fn run(world: &World) -> Result<Map<String, Value>, Failure> {
     let with = world.mount("with", len_bytes, Some(lender.address), &[])?;
     let roomy = world.mount("with room for all", len_bytes, Some(roomy_lender.address), &[])?;
     let without = world.mount("without", len_bytes, None, &[])?;
-    let filled_on = with.status()?["fill"].clone();
+    let filled_on = with.status()?.fill;
     world.disk.limit_read_bytes(Some(DISK_BYTES_PER_S))?;
     println!(
         "{} MiB of page cache, a file of {} MiB, a disk of {} MB/s, {rounds} rounds of {ms} ms each",
@@ -58,7 +58,7 @@ pub fn run(world: &World) -> Result<Map<String, Value>, Failure> {
         for (side, series, sum, who) in sides {
             let (bytes_per_s, pages) = measure(world, side, cache_bytes, len_bytes, ms)?;
             let status = side.status()?;
-            let streams = status["streams"].as_str().unwrap_or("?");
+            let streams = status.streams;
             series.add(bytes_per_s / 1e6);
             sum.add(&pages);
             let Pages { put, read, lent } = pages;
@@ -124,13 +124,16 @@ fn measure(world: &World, side: &Side, cache_bytes: u64, len_bytes: u64, ms: u64
     side.drop_cached()?;
     let mut worker = world.worker(cache_bytes)?;
     worker.obey(&Order::Pass { path: side.file.clone(), len_bytes })?;
-    let counters = || Ok::<_, Failure>(["put_pages", "read_pages", "lender_pages"].map(|name| side.counter(name)));
+    let counters = || {
+        let counted = side.status()?.borrower;
+        Ok::<_, Failure>([counted.put_pages, counted.read_pages, counted.lender_pages])
+    };
     let before = counters()?;
     let order = Order::Use { path: side.file.clone(), len_bytes, workload: Workload::Sequential, ms, seed: world.seed };
     let report = worker.obey(&order)?;
     let mut more = [0; 3];
     for ((more, before), after) in more.iter_mut().zip(before).zip(counters()?) {
-        *more = grown(before?, after?)?;
+        *more = grown(before, after)?;
     }
     side.check_lender()?;
     side.drop_cached()?;

@@ -8,7 +8,7 @@
 
 use crate::figures::Series;
 use crate::worker::Order;
-use crate::world::{Extent, Lender, Side, Worker, World, count, grown};
+use crate::world::{Extent, Lender, Side, Worker, World, grown};
 use page::PAGE_SIZE;
 use serde_json::{Map, Value, json};
 use std::time::{Duration, Instant};
@@ -171,8 +171,6 @@ fn settled(side: &Side, wanted: u64) -> Result<Taken, Failure> {
 }
 
 fn taken(side: &Side) -> Result<Taken, Failure> {
-    let status = side.status()?;
-    let [captured, lost, omitted] =
-        ["captured", "ring_full", "omitted"].map(|name| count(&status, &format!("/tap/{name}_pages")));
-    Ok(Taken { captured, lost, omitted })
+    let tap = side.status()?.tap.unwrap_or_default();
+    Ok(Taken { captured: tap.captured_pages, lost: tap.ring_full_pages, omitted: tap.omitted_pages })
 }

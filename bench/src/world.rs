@@ -14,7 +14,6 @@ use rustix::fs::{Advice, IFlags, ioctl_getflags, ioctl_setflags};
 use rustix::io::Errno;
 use rustix::process::Pid;
 use rustix::thread::{CpuSet, sched_setaffinity};
-use serde_json::Value;
 use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -364,7 +363,7 @@ impl Lender {
 
     /// Pages that it keeps.
     pub fn stored_pages(&self) -> Result<u64, Failure> {
-        Ok(count(&ask_daemon("lend", self.process.pid(), ANSWER_MAX)?, "/lender/stored_pages"))
+        Ok(ask_daemon::<report::Lend>(self.process.pid(), ANSWER_MAX)?.lender.stored_pages)
     }
 }
 
@@ -387,14 +386,14 @@ pub struct Side {
 
 impl Side {
     /// What the mount says of itself.
-    pub fn status(&self) -> Result<Value, Failure> {
+    pub fn status(&self) -> Result<report::Mount, Failure> {
         self.mount.status()
     }
 
     /// The lender that it was given is there: before something is measured, and afterwards, or it
     /// was measured without one.
     pub fn check_lender(&self) -> Result<(), Failure> {
-        let is_up = || self.status().is_ok_and(|status| status["lender_is_up"] == true);
+        let is_up = || self.status().is_ok_and(|status| status.lender_is_up);
         if !self.has_lender || wait_until(ANSWER_MAX, is_up) {
             return Ok(());
         }
@@ -402,8 +401,8 @@ impl Side {
     }
 
     /// One of its borrower's counters.
-    pub fn counter(&self, name: &str) -> Result<u64, Failure> {
-        Ok(count(&self.status()?, &format!("/borrower/{name}")))
+    pub fn counter(&self, number: impl Fn(&report::Borrower) -> u64) -> Result<u64, Failure> {
+        Ok(number(&self.status()?.borrower))
     }
 
     /// Has the kernel forget the file's pages, through the mount and below. What the mount's lender
@@ -415,7 +414,7 @@ impl Side {
 
     /// Waits until the lender has taken everything that was sent.
     pub fn settle(&self) -> Result<(), Failure> {
-        let settled = || self.status().is_ok_and(|status| count(&status, "/puts_under_way") == 0);
+        let settled = || self.status().is_ok_and(|status| status.puts_under_way == 0);
         if wait_until(SETTLE_MAX, settled) {
             return Ok(());
         }
@@ -434,11 +433,6 @@ impl Side {
     pub fn end(self) -> Result<(), Failure> {
         self.mount.end().map_err(Failure::Problem)
     }
-}
-
-/// A number of a status.
-pub fn count(status: &Value, path: &str) -> u64 {
-    status.pointer(path).and_then(Value::as_u64).unwrap_or(0)
 }
 
 /// What a counter of a daemon has grown by. One that was started anew begins at 0, and what it did

@@ -98,18 +98,18 @@ impl Running {
     /// Pages that lent memory has answered so far, those on their way there included.
     pub fn pool_pages(&self) -> Option<u64> {
         let status = self.mount.find().ok()?;
-        let count = |name: &str| status["borrower"][name].as_u64();
-        ["lender_pages", "buffer_pages", "zero_pages"].into_iter().map(count).sum()
+        let of = status.borrower;
+        Some(of.lender_pages + of.buffer_pages + of.zero_pages)
     }
 
     /// Whether pages are lent only as they are read from the disk, because their eviction cannot be
     /// seen.
     pub fn fills_on_read(&self) -> bool {
-        self.mount.find().is_ok_and(|status| status["fill"] != "eviction")
+        self.mount.find().is_ok_and(|status| status.fill != report::Fill::Eviction)
     }
 
     /// What Puma says about itself, if it says anything.
-    pub fn status(&self) -> Option<serde_json::Value> {
+    pub fn status(&self) -> Option<report::All> {
         self.puma.status().ok()
     }
 

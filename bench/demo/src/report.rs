@@ -34,7 +34,7 @@ pub struct Summary {
     /// ended: memory used twice.
     pub pages_cached_twice: Option<u64>,
     /// What Puma said about itself at the end of its run.
-    pub puma_status: Option<serde_json::Value>,
+    pub puma_status: Option<::report::All>,
 }
 
 /// The three ways of reading.

@@ -196,6 +196,9 @@ struct Case<'a> {
     lender: Option<&'a Lender>,
 }
 
+/// One counter of a borrower.
+type Counter = fn(&::report::Borrower) -> u64;
+
 impl Case<'_> {
     /// One that is measured by another program, or not on this machine.
     fn elsewhere(variant: &str, x: f64) -> Case<'_> {
@@ -203,7 +206,7 @@ impl Case<'_> {
     }
 
     /// Counters of the borrower: values to keep, by which counter each is. None without Puma.
-    fn counters(&self, keys: &[(&'static str, &str)]) -> Result<BTreeMap<&'static str, u64>, Failure> {
+    fn counters(&self, keys: &[(&'static str, Counter)]) -> Result<BTreeMap<&'static str, u64>, Failure> {
         let Some(side) = self.side else { return Ok(BTreeMap::new()) };
         keys.iter().map(|(key, counter)| Ok((*key, side.counter(counter)?))).collect()
     }
@@ -211,7 +214,7 @@ impl Case<'_> {
     /// How much they have grown since, for each of so many operations.
     fn grown_for_each(
         &self,
-        keys: &[(&'static str, &str)],
+        keys: &[(&'static str, Counter)],
         before: &BTreeMap<&'static str, u64>,
         operations: f64,
     ) -> Result<BTreeMap<String, f64>, Failure> {

@@ -140,7 +140,7 @@ pub struct Reads {
 
 impl Reads {
     pub fn now(world: &World, case: &Case<'_>) -> Result<Reads, Failure> {
-        let gets = case.side.map_or(Ok(0), |side| side.counter("lender_pages"))?;
+        let gets = case.side.map_or(Ok(0), |side| side.counter(|of| of.lender_pages))?;
         Ok(Reads { gets, disk_reads: world.disk.read_count()? })
     }
 

@@ -31,10 +31,10 @@ const MOUNT_FILE_BYTES: u64 = 2048;
 /// Files grow while it runs: all of them, over what they begin with.
 const GROWTH: f64 = 1.2;
 /// Counters for each transaction, of making and removing the files, too.
-const COUNTERS: [(&str, &str); 3] = [
-    ("gets_per_transaction", "lender_pages"),
-    ("puts_per_transaction", "put_pages"),
-    ("below_per_transaction", "below_pages"),
+const COUNTERS: [(&str, super::Counter); 3] = [
+    ("gets_per_transaction", |of| of.lender_pages),
+    ("puts_per_transaction", |of| of.put_pages),
+    ("below_per_transaction", |of| of.below_pages),
 ];
 /// What it says as each part ends.
 const FILES_MADE: &str = "Creating files";

@@ -24,7 +24,8 @@ const PAPER_INCLUSIVE: f64 = 6310.0;
 const PAPER_IDEAL: f64 = 40400.0;
 
 /// Counters for each read.
-const COUNTERS: [(&str, &str); 2] = [("gets_per_read", "lender_pages"), ("puts_per_read", "put_pages")];
+const COUNTERS: [(&str, super::Counter); 2] =
+    [("gets_per_read", |of| of.lender_pages), ("puts_per_read", |of| of.put_pages)];
 
 pub fn run(run: &mut Run<'_>) -> Result<(), Failure> {
     compare(run, &run.file("random"), &measure)

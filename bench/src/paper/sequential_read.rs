@@ -13,7 +13,8 @@ use testbed::Failure;
 const FIRST_PASSES: usize = 2;
 
 /// Counters for each page.
-const COUNTERS: [(&str, &str); 2] = [("gets_per_page", "lender_pages"), ("puts_per_page", "put_pages")];
+const COUNTERS: [(&str, super::Counter); 2] =
+    [("gets_per_page", |of| of.lender_pages), ("puts_per_page", |of| of.put_pages)];
 
 pub fn run(run: &mut Run<'_>) -> Result<(), Failure> {
     run.variants_quick = ["exclusive", "exclusive, filter"];

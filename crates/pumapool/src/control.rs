@@ -4,11 +4,13 @@
 
 use anyhow::{Context, Result};
 use parking_lot::{Condvar, Mutex};
+use report::{Daemon, Silent, Status};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, BorrowedFd};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
-use serde_json::Value;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use std::fs;
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
@@ -112,9 +114,9 @@ impl Control {
     }
 
     /// Serves this socket with [`serve_on`].
-    pub fn serve(
+    pub fn serve<S: Serialize>(
         self,
-        status: impl Fn() -> Value + Send + Sync + 'static,
+        status: impl Fn() -> S + Send + Sync + 'static,
         command: impl Fn(&str, UnixStream) + Send + 'static,
     ) -> Result<Serving> {
         let Control { listener, path } = self;
@@ -131,9 +133,9 @@ impl Control {
 /// Answers connections with what `status` returns, from threads of its own, as long as the process
 /// runs. What is wanted beside the status goes to `command`, which answers on the stream; one such
 /// is done at a time.
-pub fn serve_on(
+pub fn serve_on<S: Serialize>(
     listener: UnixListener,
-    status: impl Fn() -> Value + Send + Sync + 'static,
+    status: impl Fn() -> S + Send + Sync + 'static,
     command: impl Fn(&str, UnixStream) + Send + 'static,
 ) -> Result<()> {
     let (status, command) = (Arc::new(status), Arc::new(Mutex::new(command)));
@@ -206,10 +208,10 @@ fn question(stream: &UnixStream) -> String {
 }
 
 /// Sends an answer, as far as it is taken in time. The client may have gone.
-pub fn answer(mut stream: UnixStream, answer: &Value) {
+pub fn answer(mut stream: UnixStream, answer: &impl Serialize) {
     let until = Instant::now() + ANSWER_TIMEOUT;
-    let answer = answer.to_string();
-    let mut bytes = answer.as_bytes();
+    let Ok(answer) = serde_json::to_vec(answer) else { return };
+    let mut bytes = &answer[..];
     while !bytes.is_empty() {
         let left = until.saturating_duration_since(Instant::now());
         if left.is_zero() || stream.set_write_timeout(Some(left)).is_err() {
@@ -225,60 +227,52 @@ pub fn answer(mut stream: UnixStream, answer: &Value) {
 
 /// The status of every daemon that can be reached. What daemons that are gone have left is removed:
 /// sockets nobody listens on, and logs that are untouched for [`OLD_LOG`].
-pub fn ask_all() -> Vec<Value> {
+pub fn ask_all() -> Vec<Status> {
     ask_those("", ANSWER_TIMEOUT)
 }
 
 /// The status of every daemon that can be reached, as [`ask_all`] returns it; and the daemons that
 /// do not answer, each with what is known of it.
-pub fn ask_all_and_silent() -> (Vec<Value>, Vec<Silent>) {
+pub fn ask_all_and_silent() -> (Vec<Status>, Vec<Silent>) {
     ask_daemons("", ANSWER_TIMEOUT)
 }
 
-/// A daemon that does not answer.
-pub struct Silent {
-    /// `mount`, `lend` and the like.
-    pub kind: String,
-    /// The process that the socket is named after.
-    pub pid: u32,
-    /// Its socket.
-    pub socket: String,
-    /// Why it does not answer, as far as that is known, and what to do.
-    pub reason: String,
+/// What is known of the daemon behind a socket that does not answer.
+fn silent_at(path: &Path) -> Option<Silent> {
+    let pid = named_after(path)?.1;
+    // Of a mount a child of that process serves.
+    let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
+    let mut all = [pid].into_iter().chain(children.split_whitespace().filter_map(|pid| pid.parse().ok()));
+    let reason = match all.rfind(|pid| ::mount::handover::is_stopped(*pid)) {
+        Some(stopped) => format!("process {stopped} is stopped: kill -CONT {stopped} lets it go on"),
+        None => "it is busy, or hangs: see its log".to_owned(),
+    };
+    silent_for(path, reason)
 }
 
-impl Silent {
-    /// What is known of it, for programs.
-    pub fn json(&self) -> Value {
-        serde_json::json!({"kind": self.kind, "pid": self.pid, "socket": self.socket, "reason": self.reason})
-    }
+fn silent_for(path: &Path, reason: String) -> Option<Silent> {
+    let (kind, pid) = named_after(path)?;
+    Some(Silent { kind: kind.to_owned(), pid, socket: path.to_string_lossy().into_owned(), reason })
+}
 
-    fn at(path: &Path) -> Option<Silent> {
-        let (kind, pid) = path.file_stem()?.to_str()?.rsplit_once('-')?;
-        let (kind, pid) = (kind.to_owned(), pid.parse().ok()?);
-        // Of a mount a child of that process serves.
-        let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
-        let mut all = [pid].into_iter().chain(children.split_whitespace().filter_map(|pid| pid.parse().ok()));
-        let reason = match all.rfind(|pid| ::mount::handover::is_stopped(*pid)) {
-            Some(stopped) => format!("process {stopped} is stopped: kill -CONT {stopped} lets it go on"),
-            None => "it is busy, or hangs: see its log".to_owned(),
-        };
-        Some(Silent { kind, pid, socket: path.to_string_lossy().into_owned(), reason })
-    }
+/// The kind and the process that a socket is named after.
+fn named_after(path: &Path) -> Option<(&str, u32)> {
+    let (kind, pid) = path.file_stem()?.to_str()?.rsplit_once('-')?;
+    Some((kind, pid.parse().ok()?))
 }
 
 /// The status of every daemon that answers within [`LOOK_TIMEOUT`].
-pub fn look_at_all() -> Vec<Value> {
+pub fn look_at_all() -> Vec<Status> {
     ask_those("", LOOK_TIMEOUT)
 }
 
 /// Of the daemons of one kind. Others, which may be about to begin and not answer yet, are not
 /// waited for.
-pub fn ask_kind(kind: &str) -> Vec<Value> {
+pub fn ask_kind(kind: &str) -> Vec<Status> {
     ask_those(&format!("{kind}-"), ANSWER_TIMEOUT)
 }
 
-fn ask_those(prefix: &str, limit: Duration) -> Vec<Value> {
+fn ask_those(prefix: &str, limit: Duration) -> Vec<Status> {
     let (answers, silent) = ask_daemons(prefix, limit);
     for Silent { socket, reason, .. } in silent {
         tracing::warn!("the daemon behind {socket} does not answer: {reason}");
@@ -286,7 +280,7 @@ fn ask_those(prefix: &str, limit: Duration) -> Vec<Value> {
     answers
 }
 
-fn ask_daemons(prefix: &str, limit: Duration) -> (Vec<Value>, Vec<Silent>) {
+fn ask_daemons(prefix: &str, limit: Duration) -> (Vec<Status>, Vec<Silent>) {
     let folder = folder();
     // Anybody may make a folder of that name in a shared place before us: what is not ours is not
     // looked into.
@@ -322,9 +316,18 @@ fn ask_daemons(prefix: &str, limit: Duration) -> (Vec<Value>, Vec<Silent>) {
         let has_come: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
         waiting.iter_mut().zip(has_come).filter(|(_, has_come)| *has_come).for_each(|(one, _)| one.read());
     }
-    let late = all.iter().filter(|one| !one.is_done).filter_map(|one| Silent::at(&one.path));
+    let late = all.iter().filter(|one| !one.is_done).filter_map(|one| silent_at(&one.path));
     silent.extend(late);
-    (all.into_iter().filter_map(Asked::status).collect(), silent)
+    let mut statuses = Vec::new();
+    for one in all.into_iter().filter(|one| one.is_done) {
+        match serde_json::from_slice::<Daemon>(&one.text) {
+            Ok(daemon) => statuses.push(Status { socket: one.path.to_string_lossy().into_owned(), daemon }),
+            // It has ended meanwhile.
+            Err(_) if one.text.is_empty() => {}
+            Err(error) => silent.extend(silent_for(&one.path, makes_no_sense(&error))),
+        }
+    }
+    (statuses, silent)
 }
 
 /// Removes those of daemons without a socket, by their names. One whose time is in the future
@@ -363,7 +366,7 @@ impl Asked {
                 return None;
             }
             Err(Errno::AGAIN) => {
-                silent.extend(Silent::at(&path));
+                silent.extend(silent_at(&path));
                 return None;
             }
             Err(_) => return None,
@@ -379,15 +382,6 @@ impl Asked {
             Err(error) if error.kind() == ErrorKind::WouldBlock => {}
             _ => self.is_done = true,
         }
-    }
-
-    fn status(self) -> Option<Value> {
-        if !self.is_done {
-            return None;
-        }
-        let mut status: Value = serde_json::from_slice(&self.text).ok()?;
-        status["socket"] = self.path.to_string_lossy().into();
-        Some(status)
     }
 }
 
@@ -405,8 +399,21 @@ pub fn is_served(path: &Path) -> bool {
     matches!(reach(path), Ok(_) | Err(Errno::AGAIN))
 }
 
+/// An answer that is no status, or not the answer to a command.
+fn makes_no_sense(error: &serde_json::Error) -> String {
+    format!("its answer makes no sense ({error}): is it of another version? Use the program that it runs")
+}
+
 /// Asks the daemon behind a socket for something else than its status, and waits for the answer.
-pub fn request(path: &Path, wanted: &str, limit: Duration) -> Result<Value> {
+///
+/// # Errors
+/// When the daemon cannot be asked, does not answer in time, or answers something else.
+pub fn request<T: DeserializeOwned>(path: &Path, wanted: &str, limit: Duration) -> Result<T> {
+    /// A status has a kind, and answers to commands have none.
+    #[derive(serde::Deserialize)]
+    struct Answer {
+        kind: Option<String>,
+    }
     let mut stream = reach(path).with_context(|| format!("cannot reach {}", path.display()))?;
     stream.set_nonblocking(false)?;
     stream.set_read_timeout(Some(limit))?;
@@ -416,7 +423,10 @@ pub fn request(path: &Path, wanted: &str, limit: Duration) -> Result<Value> {
     let mut text = String::new();
     stream.take(STATUS_BYTES_MAX).read_to_string(&mut text).context("the daemon does not answer")?;
     anyhow::ensure!(!text.is_empty(), "the daemon has ended without an answer; see `pumapool status`, and its log");
-    serde_json::from_str(&text).context("the daemon's answer makes no sense; is it of an older version?")
+    if serde_json::from_str::<Answer>(&text).is_ok_and(|answer| answer.kind.is_some()) {
+        anyhow::bail!("the daemon was asked too slowly and answered with its status; try again");
+    }
+    serde_json::from_str(&text).map_err(|error| anyhow::anyhow!("{}", makes_no_sense(&error)))
 }
 
 #[cfg(test)]
@@ -456,7 +466,7 @@ mod tests {
         let (told, commands) = std::sync::mpsc::channel();
         let command = move |wanted: &str, stream: UnixStream| {
             told.send(wanted.to_owned()).unwrap();
-            answer(stream, &Value::Null);
+            answer(stream, &());
         };
         serve_on(UnixListener::bind(&path).unwrap(), move || status.clone(), command).unwrap();
         let connect = || UnixStream::connect(&path).unwrap();

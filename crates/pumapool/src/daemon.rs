@@ -14,7 +14,6 @@ use crate::control::{self, Control, RemovedOnDrop};
 use crate::exit;
 use crate::metrics::server::Door;
 use anyhow::{Context, Result, bail};
-use serde_json::Value;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use signal_hook::iterator::Signals;
 use std::fs::{File, OpenOptions};
@@ -119,7 +118,7 @@ impl Daemon {
     pub fn serve(
         self,
         message: &str,
-        status: impl Fn() -> Value + Send + Sync + 'static,
+        status: impl Fn() -> report::Daemon + Send + Sync + 'static,
         stop: impl FnOnce() + Send + 'static,
     ) -> Result<Serving> {
         self.serve_commands(message, status, |_, stream| drop(stream), stop)
@@ -130,17 +129,12 @@ impl Daemon {
     pub fn serve_commands(
         self,
         message: &str,
-        status: impl Fn() -> Value + Send + Sync + 'static,
+        status: impl Fn() -> report::Daemon + Send + Sync + 'static,
         command: impl Fn(&str, UnixStream) + Send + 'static,
         stop: impl FnOnce() + Send + 'static,
     ) -> Result<Serving> {
         on_signals(self.signals, hangup_ends(self.log.is_some()), self.changeable, stop)?;
-        let metrics = self.metrics.as_ref().map(|door| door.address().to_string());
-        let status = Arc::new(move || {
-            let mut status = status();
-            status["metrics"] = metrics.clone().into();
-            status
-        });
+        let status = Arc::new(status);
         if let Some(door) = &self.metrics {
             let status = status.clone();
             door.serve(Arc::new(move || vec![status()]))?;

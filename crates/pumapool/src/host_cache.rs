@@ -2,13 +2,12 @@
 
 use crate::daemon::{self, Daemon};
 use crate::mount::{self, Policies};
-use crate::{addresses, security, size};
+use crate::{addresses, reported, security, size};
 use anyhow::{Context, Result, bail};
 use clap::{Parser, ValueEnum};
 use hostcache::guest::{self, Statistics, Stop};
 use hostcache::{Volume, host};
 use parking_lot::Mutex;
-use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -250,10 +249,10 @@ impl Guests {
     }
 
     /// Where they are listened to, and each of them: for the status.
-    pub fn status(&self) -> Value {
+    pub fn status(&self) -> report::Guests {
         let list = self.host.get().map(|host| host.status()).unwrap_or_default();
         let address = self.host.get().map_or(&self.listen, |host| host.address());
-        json!({"listen": address.to_string(), "list": list})
+        report::Guests { listen: address.to_string(), list: list.into_iter().map(reported::host_guest).collect() }
     }
 
     /// Why they are not listened to, if so.
@@ -288,17 +287,21 @@ fn run_guest(options: GuestOptions) -> Result<ExitCode> {
     let (statistics, stop) = (Arc::new(Statistics::default()), Arc::new(Stop::default()));
     let message = format!("what {} evicts is given to {host}", options.fs.display());
     let status = {
-        let (statistics, fs, host) = (statistics.clone(), options.fs.clone(), host.to_string());
+        let statistics = statistics.clone();
+        let description = report::Guest {
+            pid: std::process::id(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            metrics: daemon.metrics().map(Address::to_string),
+            fs: options.fs.to_string_lossy().into_owned(),
+            host: host.to_string(),
+            ..report::Guest::default()
+        };
         move || {
-            json!({
-                "kind": "guest",
-                "pid": std::process::id(),
-                "version": env!("CARGO_PKG_VERSION"),
-                "fs": fs.to_string_lossy(),
-                "host": host,
-                "connected": statistics.is_connected(),
-                "guest": statistics.counts(),
-            })
+            report::Daemon::Guest(Box::new(report::Guest {
+                connected: statistics.is_connected(),
+                guest: reported::guest(statistics.counts()),
+                ..description.clone()
+            }))
         }
     };
     let for_stop = stop.clone();

@@ -17,13 +17,13 @@ use crate::configuration::{self, Changeable};
 use crate::control::{self, answer};
 use crate::daemon::{self, Daemon};
 use crate::joined::{Mounts, Wanted};
-use crate::{confine, lend, mount, pool, role, security};
+use crate::{confine, lend, mount, pool, reported, role, security};
 use ::pool::Gossip;
 use ::pool::role::{Config, Role, Roles, Status};
 use anyhow::{Context, Result, ensure};
 use clap::ValueEnum;
 use parking_lot::Mutex;
-use serde_json::{Value, json};
+use report::{Reply, RoleSet};
 use std::ffi::OsString;
 use std::os::unix::net::UnixStream;
 use std::process::ExitCode;
@@ -132,22 +132,26 @@ pub fn run(options: Options, log: &str) -> Result<ExitCode> {
         );
     }
     let status = {
-        let (address, node) = (address.clone(), node.clone());
+        let node = node.clone();
+        let description = report::Join {
+            pid: std::process::id(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            listen: address.clone(),
+            confined,
+            security: Some(security_name.to_owned()),
+            metrics: daemon.metrics().map(Address::to_string),
+            ..report::Join::default()
+        };
         move || {
-            // Nobody changes its role while these are looked at one after the other.
+            // The role does not change while these are looked at one after the other.
             let mounts = node.mounts.lock();
-            json!({
-                "kind": "join",
-                "pid": std::process::id(),
-                "version": env!("CARGO_PKG_VERSION"),
-                "listen": address,
-                "confined": confined,
-                "security": security_name,
-                "role": node.status(),
-                "mounts": mounts.status(),
-                "lender": node.lender.status(),
-                "pool": pool::status(node.gossip.as_ref()),
-            })
+            report::Daemon::Join(Box::new(report::Join {
+                role: reported::role(node.status()),
+                mounts: mounts.status(),
+                lender: reported::lender(node.lender.status()),
+                pool: reported::pool(node.gossip.as_ref()),
+                ..description.clone()
+            }))
         }
     };
     let command = {
@@ -237,14 +241,14 @@ impl Node {
         self.roles.lock().status(Instant::now())
     }
 
-    fn command(&self, wanted: &str) -> Value {
+    fn command(&self, wanted: &str) -> Reply<RoleSet> {
         let name = wanted.strip_prefix(role::COMMAND).and_then(|name| role::Name::from_str(name, false).ok());
         match name {
             Some(name) => {
                 self.roles.lock().set_wanted(name.into());
-                json!({"wanted": name.to_possible_value().map(|value| value.get_name().to_owned())})
+                Reply::Done(RoleSet { wanted: reported::role_wanted(name.into()) })
             }
-            None => json!({"error": format!("{wanted:?} is nothing that can be asked of a node")}),
+            None => Reply::refused(format!("{wanted:?} is nothing that can be asked of a node")),
         }
     }
 }

@@ -9,10 +9,10 @@
 
 use crate::{control, umount};
 use anyhow::{Context, Result, bail};
+use report::{Borrowing, Listed, NodeMount, NodeMountState, Reply};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::OwnedFd;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
-use serde_json::{Value, json};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -93,7 +93,7 @@ impl Mounts {
                 ),
                 Ok((place, Some(status))) => {
                     let source = one.source.canonicalize().unwrap_or_else(|_| one.source.clone());
-                    let found = status["source"].as_str().unwrap_or_default();
+                    let found = &status.status.source;
                     if Path::new(found) != source {
                         bail!(
                             "{} is mounted already, and shows {found}, not {}: unmount it with `pumapool umount`",
@@ -141,18 +141,16 @@ impl Mounts {
     }
 
     /// For the status.
-    pub fn status(&self) -> Value {
-        let one = |one: &Joined| {
-            json!({
-                "mountpoint": one.mountpoint.to_string_lossy(),
-                "state": match one.borrowing {
-                    _ if one.gone => "gone",
-                    None => "does not answer",
-                    Some(true) => "borrows",
-                    Some(false) => "does not borrow",
-                },
-                "sees_evictions": one.evictions.is_some(),
-            })
+    pub fn status(&self) -> Vec<NodeMount> {
+        let one = |one: &Joined| NodeMount {
+            mountpoint: one.mountpoint.to_string_lossy().into_owned(),
+            state: match one.borrowing {
+                _ if one.gone => NodeMountState::Gone,
+                None => NodeMountState::DoesNotAnswer,
+                Some(true) => NodeMountState::Borrows,
+                Some(false) => NodeMountState::DoesNotBorrow,
+            },
+            sees_evictions: one.evictions.is_some(),
         };
         self.list.iter().map(one).collect()
     }
@@ -183,11 +181,10 @@ fn end(mut list: Vec<Joined>) {
 }
 
 impl Joined {
-    fn new((mountpoint, status, started): (PathBuf, Value, bool)) -> Result<Joined> {
-        let daemon_makes_no_sense = || format!("the answer of {}'s daemon makes no sense", mountpoint.display());
-        let socket = status["socket"].as_str().with_context(daemon_makes_no_sense)?.into();
-        let pid = status["pid"].as_i64().and_then(|pid| Pid::from_raw(i32::try_from(pid).ok()?));
-        let pid = pid.with_context(daemon_makes_no_sense)?;
+    fn new((mountpoint, status, started): (PathBuf, Listed<report::Mount>, bool)) -> Result<Joined> {
+        let socket = status.socket.into();
+        let pid = i32::try_from(status.status.pid).ok().and_then(Pid::from_raw);
+        let pid = pid.with_context(|| format!("the daemon of {} does not tell its process", mountpoint.display()))?;
         let keeper = pidfd_open(pid, PidfdFlags::empty())
             .with_context(|| format!("cannot watch the daemon of {}", mountpoint.display()))?;
         let (borrowing, evictions) = (None, None);
@@ -198,11 +195,10 @@ impl Joined {
     fn tell(&mut self, borrow: bool) -> u64 {
         let wanted = if borrow { BORROW } else { BORROW_NOT };
         self.puts_nothing &= !borrow && self.started;
-        let answer = control::request(&self.socket, wanted, ANSWER_LIMIT).unwrap_or_default();
-        // One that was asked too slowly gives its status.
-        let answer = if answer["kind"].is_null() { answer } else { Value::Null };
-        let was_borrowing = std::mem::replace(&mut self.borrowing, answer["borrowing"].as_bool());
-        if self.borrowing.is_none() {
+        let reply = control::request::<Reply<Borrowing>>(&self.socket, wanted, ANSWER_LIMIT).ok();
+        let answer = reply.and_then(|reply| reply.done().ok());
+        let was_borrowing = std::mem::replace(&mut self.borrowing, answer.map(|answer| answer.borrowing));
+        let Some(answer) = answer else {
             // A daemon whose keeper was killed serves on.
             self.gone = self.has_ended(0) && !control::is_served(&self.socket);
             if self.gone {
@@ -211,9 +207,9 @@ impl Joined {
                 tracing::warn!("the daemon of {} does not answer", self.mountpoint.display());
             }
             return 0;
-        }
-        self.puts_nothing |= self.borrowing == Some(false) && answer["puts_under_way"] == 0;
-        let before = std::mem::replace(&mut self.evictions, answer["evictions"].as_u64());
+        };
+        self.puts_nothing |= !answer.borrowing && answer.puts_under_way == 0;
+        let before = std::mem::replace(&mut self.evictions, answer.evictions);
         match (before, self.evictions) {
             (Some(before), Some(now)) if now >= before => now - before,
             // Another daemon, which counts anew.

@@ -536,15 +536,15 @@ impl Keeper {
 
     fn daemon_ready(&mut self, text: &str, pid: u32) {
         if let Some((since, how)) = self.gap.take() {
-            let pause_ms = since.elapsed().as_millis();
+            let pause_ms = since.elapsed().as_millis() as u64;
             tracing::warn!("{how}: process {pid} has taken the mount over after {pause_ms} ms");
             if let Some(Reply { to, failed }) = self.reply.take() {
                 let answer = match failed {
-                    None => serde_json::json!({"pid": pid, "pause_ms": pause_ms}),
-                    Some(why) => serde_json::json!({"error": why, "pause_ms": pause_ms}),
+                    None => report::Reply::Done(report::Upgraded { pid, pause_ms }),
+                    Some(why) => report::Reply::refused(why),
                 };
                 let mut to = UnixStream::from(to);
-                let _ = to.write_all(answer.to_string().as_bytes());
+                let _ = to.write_all(&serde_json::to_vec(&answer).unwrap_or_default());
                 let _ = to.shutdown(std::net::Shutdown::Both); // A duplicate of it may stay open.
             }
         }

@@ -11,7 +11,6 @@ use anyhow::{Context, Result};
 use mount::handover::channel::{Channel, Message};
 use parking_lot::Mutex;
 use rustix::fd::{FromRawFd, OwnedFd, RawFd};
-use serde_json::Value;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use signal_hook::iterator::Signals;
 use std::fs::File;
@@ -108,7 +107,7 @@ impl Kept {
     pub fn serve(
         self,
         message: &str,
-        status: impl Fn() -> Value + Send + Sync + 'static,
+        status: impl Fn() -> report::Daemon + Send + Sync + 'static,
         command: impl Fn(&str, UnixStream) + Send + 'static,
         changeable: Changeable,
         stop: impl FnOnce() + Send + 'static,

@@ -2,9 +2,8 @@
 
 use crate::configuration::{self, Changeable};
 use crate::daemon::{self, Daemon};
-use crate::{addresses, confine, control, pool, security, size};
+use crate::{addresses, confine, control, pool, reported, security, size};
 use anyhow::Result;
-use serde_json::json;
 use std::num::{NonZeroU32, NonZeroU64};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -119,18 +118,22 @@ pub fn run(options: Options) -> Result<ExitCode> {
     let handle = server.handle();
     let gossip = pool::lend(&options.pool, security, &handle, server.local_address())?;
     let status = {
-        let (address, handle, gossip) = (address.clone(), handle.clone(), gossip.clone());
+        let (handle, gossip) = (handle.clone(), gossip.clone());
+        let description = report::Lend {
+            pid: std::process::id(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            listen: address.clone(),
+            confined,
+            security: Some(security_name.to_owned()),
+            metrics: daemon.metrics().map(Address::to_string),
+            ..report::Lend::default()
+        };
         move || {
-            json!({
-                "kind": "lend",
-                "pid": std::process::id(),
-                "version": env!("CARGO_PKG_VERSION"),
-                "listen": address,
-                "confined": confined,
-                "security": security_name,
-                "lender": handle.status(),
-                "pool": pool::status(gossip.as_ref()),
-            })
+            report::Daemon::Lend(Box::new(report::Lend {
+                lender: reported::lender(handle.status()),
+                pool: reported::pool(gossip.as_ref()),
+                ..description.clone()
+            }))
         }
     };
     let changeable = {

@@ -29,6 +29,7 @@ mod mount_helper;
 mod numa;
 mod picture;
 mod pool;
+mod reported;
 mod role;
 mod security;
 mod size;

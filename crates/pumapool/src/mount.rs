@@ -15,15 +15,14 @@ use crate::exit;
 use crate::kept::Kept;
 use crate::membership::Membership;
 use crate::metrics::server::{self, Door};
-use crate::{confine, fdstore, joined, keeper, pool};
+use crate::{confine, fdstore, joined, keeper, reported};
 use anyhow::{Context, Result, bail};
 use borrower::cgroups::Cgroups;
 use borrower::{Borrower, Strategy};
-use clap::ValueEnum;
 use mount::handover::channel::{Channel, Message};
 use mount::handover::given::Given;
 use options::{FillName, StrategyName, Switch, WriteName, memory_bytes, written_bytes};
-use serde_json::{Map, Value, json};
+use report::{Borrowing, Fill, Reply, Strategy as Policy, Upgraded, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::ExitCode;
@@ -154,36 +153,42 @@ fn serve(mut options: Options, mut kept: Kept) -> Result<ExitCode> {
     let guests = options.guests.take();
     guests.iter().try_for_each(|guests| guests.listen(&mount.0, takes_over))?;
     membership.follow(&borrower);
-    let description = json!({
-        "kind": "mount",
-        "daemon_pid": std::process::id(),
-        "version": env!("CARGO_PKG_VERSION"),
-        "source": mount.0.source().to_string_lossy(),
-        "mountpoint": mount.0.mountpoint().to_string_lossy(),
-        "write": options.policies.write.to_possible_value().map(|value| value.get_name().to_owned()),
-        "strategy": options.policies.strategy.to_possible_value().map(|value| value.get_name().to_owned()),
-        "confined": confine::now(),
-        "security": membership.security_name(),
-        "metrics": kept.metrics.as_ref().and_then(server::address).map(|address| address.to_string()),
-    });
+    let description = report::Mount {
+        daemon_pid: std::process::id(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        source: mount.0.source().to_string_lossy().into_owned(),
+        mountpoint: mount.0.mountpoint().to_string_lossy().into_owned(),
+        write: match options.policies.write {
+            WriteName::Through => Write::Through,
+            WriteName::Back => Write::Back,
+        },
+        strategy: match options.policies.strategy {
+            StrategyName::Exclusive => Policy::Exclusive,
+            StrategyName::NonInclusive => Policy::NonInclusive,
+        },
+        confined: confine::now(),
+        security: membership.security_name().map(str::to_owned),
+        metrics: kept.metrics.as_ref().and_then(server::address).map(|address| address.to_string()),
+        ..report::Mount::default()
+    };
     let message = format!("{} is mounted at {}", mount.0.source().display(), mount.0.mountpoint().display());
     let sees = unseen.is_none();
     let status = {
         let (mount, borrower, guests) = (mount.0.clone(), borrower.clone(), guests.clone());
         let (keeper_pid, channel) = (kept.keeper_pid(), kept.channel.clone());
         move || {
-            let mut status = status(description.clone(), &mount, &borrower);
-            status["pid"] = Kept::pid(keeper_pid, &channel).into();
-            status["pool"] = pool::status(membership.gossip());
             let of_guests = guests.as_ref().and_then(|guests| guests.problem());
             let of_keeper = Kept::problem(keeper_pid, &channel);
             let of_tap = borrower.tap_failure().map(str::to_owned);
             let problems = [membership.problem(), unseen.clone(), of_tap, of_guests, of_keeper];
-            status["problems"] = problems.into_iter().flatten().collect();
-            if let Some(guests) = &guests {
-                status["guests"] = guests.status();
-            }
-            status
+            let status = report::Mount {
+                pid: Kept::pid(keeper_pid, &channel),
+                pool: reported::pool(membership.gossip()),
+                problems: problems.into_iter().flatten().collect(),
+                guests: guests.as_ref().map(|guests| guests.status()),
+                ..status(description.clone(), &mount, &borrower)
+            };
+            report::Daemon::Mount(Box::new(status))
         }
     };
     let (told, was_told) = sync_channel(1);
@@ -193,7 +198,10 @@ fn serve(mut options: Options, mut kept: Kept) -> Result<ExitCode> {
             (_, Some(program)) => hand_over(&mount, &channel, program, stream, &told),
             (joined::BORROW, _) => answer(stream, &borrow(&borrower, sees)),
             (joined::BORROW_NOT, _) => answer(stream, &borrow(&borrower, false)),
-            _ => answer(stream, &json!({"error": format!("{wanted:?} is nothing that can be asked of a mount")})),
+            _ => {
+                let error = format!("{wanted:?} is nothing that can be asked of a mount");
+                answer(stream, &Reply::<Borrowing>::refused(error));
+            }
         }
     };
     let stop = {
@@ -230,10 +238,7 @@ fn serve(mut options: Options, mut kept: Kept) -> Result<ExitCode> {
     mount.1 = true;
     match &guests {
         Some(guests) if guests.problem().is_some() => tracing::info!("{message}"),
-        Some(guests) => tracing::info!(
-            "{message}; guests are listened to at {}",
-            guests.status()["listen"].as_str().unwrap_or_default()
-        ),
+        Some(guests) => tracing::info!("{message}; guests are listened to at {}", guests.status().listen),
         None => tracing::info!("{message}, filled on {}", fill(&borrower)),
     }
     let served = mount.0.wait();
@@ -260,16 +265,16 @@ fn is_below(file: &Path, directory: &Path) -> bool {
 fn hand_over(mount: &mount::Mount, channel: &Channel, program: &str, stream: UnixStream, told: &SyncSender<()>) {
     if channel.is_lost() {
         let error = "the keeper of this mount is gone: unmount it, and mount it again with the new program";
-        return answer(stream, &json!({"error": error}));
+        return answer(stream, &Reply::<Upgraded>::refused(error));
     }
     if is_below(Path::new(program), mount.mountpoint()) {
         let error = format!("{program} lies in the mount, which nobody serves while it is started: put it elsewhere");
-        return answer(stream, &json!({"error": error}));
+        return answer(stream, &Reply::<Upgraded>::refused(error));
     }
     if !mount.is_kept(KEEP_LIMIT) {
         let error =
             "the supervisor of this mount does not read what it is to keep: is it stopped? See `pumapool status`";
-        return answer(stream, &json!({"error": error}));
+        return answer(stream, &Reply::<Upgraded>::refused(error));
     }
     let start = Instant::now();
     match mount.leave(LEAVE_LIMIT) {
@@ -282,14 +287,17 @@ fn hand_over(mount: &mount::Mount, channel: &Channel, program: &str, stream: Uni
         }
         Ok(false) => {
             let error = format!("requests do not end within {LEAVE_LIMIT:?}, or the mount is gone; try again");
-            answer(stream, &json!({"error": error}));
+            answer(stream, &Reply::<Upgraded>::refused(error));
         }
-        Err(error) => answer(stream, &json!({"error": format!("the workers cannot be interrupted: {error}")})),
+        Err(error) => {
+            let error = format!("the workers cannot be interrupted: {error}");
+            answer(stream, &Reply::<Upgraded>::refused(error));
+        }
     }
 }
 
 /// Whether to borrow is said about twice a second, and what has been evicted is told in return.
-fn borrow(borrower: &Borrower, borrowing: bool) -> Value {
+fn borrow(borrower: &Borrower, borrowing: bool) -> Reply<Borrowing> {
     if borrowing != borrower.is_borrowing() {
         borrower.set_borrowing(borrowing);
         tracing::info!(
@@ -297,10 +305,10 @@ fn borrow(borrower: &Borrower, borrowing: bool) -> Value {
             if borrowing { "borrowing" } else { "not borrowing: what is evicted is not put at lenders" }
         );
     }
-    json!({
-        "borrowing": borrower.is_borrowing(),
-        "puts_under_way": borrower.puts_under_way(),
-        "evictions": borrower.sees_evictions().then(|| borrower.metrics().evictions.get()),
+    Reply::Done(Borrowing {
+        borrowing: borrower.is_borrowing(),
+        puts_under_way: borrower.puts_under_way() as u64,
+        evictions: borrower.sees_evictions().then(|| borrower.metrics().evictions.get()),
     })
 }
 
@@ -346,41 +354,31 @@ fn eviction_source(options: &Options, device: u64) -> Result<Option<Box<dyn Evic
 }
 
 /// When pages are lent.
-fn fill(borrower: &Borrower) -> &'static str {
-    if borrower.sees_evictions() { "eviction" } else { "read" }
+fn fill(borrower: &Borrower) -> Fill {
+    if borrower.sees_evictions() { Fill::Eviction } else { Fill::Read }
 }
 
-fn status(mut description: Value, mount: &mount::Mount, borrower: &Borrower) -> Value {
-    description["fill"] = fill(borrower).into();
-    if !borrower.sees_evictions() {
-        // What is given away would not come back.
-        description["strategy"] = "non-inclusive".into();
+/// What there is to report of a mount, beside what does not change.
+fn status(description: report::Mount, mount: &mount::Mount, borrower: &Borrower) -> report::Mount {
+    let (read_us, get_is_late_us) = borrower.disk_us();
+    let groups = borrower.cgroups();
+    report::Mount {
+        fill: fill(borrower),
+        // Without a tap, a page that is given away would not come back.
+        strategy: if borrower.sees_evictions() { description.strategy } else { Policy::NonInclusive },
+        lender_is_up: borrower.lender_is_up(),
+        lenders: borrower.lenders().into_iter().map(reported::link).collect(),
+        disk: report::Disk { read_us, get_is_late_us },
+        streams: borrower.streams().to_owned(),
+        curve: reported::curve(borrower),
+        borrowing: borrower.is_borrowing(),
+        puts_under_way: borrower.puts_under_way() as u64,
+        borrower: reported::borrower(borrower.metrics()),
+        cgroups: groups.map(|groups| groups.into_iter().map(reported::cgroup).collect()),
+        latencies: reported::latencies(borrower),
+        catalog: reported::catalog(borrower),
+        tap: borrower.tap_counters().map(reported::tap),
+        mount: reported::files(mount.status()),
+        ..description
     }
-    let census = borrower.census();
-    let counters: Map<String, Value> =
-        borrower.metrics().all().into_iter().map(|(name, _, value)| (name.to_owned(), value.into())).collect();
-    description["lender_is_up"] = borrower.lender_is_up().into();
-    description["lenders"] = serde_json::to_value(borrower.lenders()).unwrap_or_default();
-    let (disk_us, late_us) = borrower.disk_us();
-    description["disk"] = json!({"read_us": disk_us, "get_is_late_us": late_us});
-    description["streams"] = borrower.streams().into();
-    description["curve"] = serde_json::to_value(borrower.curve()).unwrap_or_default();
-    description["borrowing"] = borrower.is_borrowing().into();
-    description["puts_under_way"] = borrower.puts_under_way().into();
-    description["borrower"] = counters.into();
-    description["cgroups"] = serde_json::to_value(borrower.cgroups()).unwrap_or_default();
-    description["latencies"] = json!({"get": borrower.get_times(), "below": borrower.below_times()});
-    description["catalog"] =
-        json!({"files": census.files, "live_pages": census.live_pages, "entry_bytes": census.entry_bytes});
-    description["tap"] = borrower.tap_counters().map_or(Value::Null, |counters| {
-        json!({
-            "captured_pages": counters.captured,
-            "omitted_pages": counters.omitted,
-            "ring_full_pages": counters.ring_full,
-            "invalidated_pages": counters.invalidated,
-            "unreadable_pages": counters.unreadable,
-        })
-    });
-    description["mount"] = serde_json::to_value(mount.status()).unwrap_or_default();
-    description
 }

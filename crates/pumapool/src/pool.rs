@@ -6,7 +6,6 @@ use crate::lenders::Lenders;
 use ::pool::{Config, Gossip, Lender, Member, Security, local_address_towards};
 use anyhow::{Context, Result};
 use borrower::LenderAddress;
-use serde_json::Value;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -166,9 +165,4 @@ fn of_pool(members: &[Member], except: Option<&Address>) -> Vec<LenderAddress> {
     let lender =
         |member: &Member| LenderAddress { address: member.lender.address.clone(), id: Some(member.node.clone()) };
     members.iter().filter(|member| Some(&member.lender.address) != except).map(lender).collect()
-}
-
-/// For the status.
-pub fn status(gossip: Option<&Arc<Gossip>>) -> Value {
-    gossip.map_or(Value::Null, |gossip| serde_json::to_value(gossip.status()).unwrap_or_default())
 }

@@ -1,9 +1,10 @@
 //! `pumapool role`: says what a node that has joined is to do.
 
-use crate::control;
-use anyhow::{Result, bail};
+use crate::{control, reported};
+use anyhow::{Result, anyhow, bail};
 use clap::ValueEnum;
 use pool::role::Wanted;
+use report::{Reply, RoleSet};
 use std::io::{self, Write};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -49,24 +50,21 @@ impl From<Name> for Wanted {
 
 /// Runs the command.
 pub fn run(options: &Options) -> Result<ExitCode> {
-    let mut nodes = control::ask_kind("join");
-    nodes.retain(|status| options.pid.is_none_or(|pid| status["pid"] == pid));
+    let mut nodes = report::All::new(control::ask_kind("join"), Vec::new()).nodes;
+    nodes.retain(|node| options.pid.is_none_or(|pid| node.status.pid == pid));
     let node = match &nodes[..] {
         [node] => node,
         [] => bail!("no such node of yours runs on this machine; `pumapool status` shows those that do"),
         _ => bail!("several nodes run on this machine: say which one with --pid, as `pumapool status` shows it"),
     };
-    let name = options.role.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned());
-    let socket = node["socket"].as_str().unwrap_or_default();
-    let answer = control::request(socket.as_ref(), &format!("{COMMAND}{name}"), LIMIT)?;
-    if let Some(error) = answer["error"].as_str() {
-        bail!("the node does not do it: {error}");
-    }
-    if answer["wanted"] != *name {
+    let wanted = reported::role_wanted(options.role.into());
+    let reply: Reply<RoleSet> = control::request(node.socket.as_ref(), &format!("{COMMAND}{wanted}"), LIMIT)?;
+    let set = reply.done().map_err(|error| anyhow!("the node does not do it: {error}"))?;
+    if set.wanted != wanted {
         bail!("the node has not heard it all; try again");
     }
-    let at = node["listen"].as_str().unwrap_or("?");
+    let at = &node.status.listen;
     // It is done, whether anybody hears of it or not.
-    let _ = writeln!(io::stdout(), "the role of the node {at} is {name} from now on");
+    let _ = writeln!(io::stdout(), "the role of the node {at} is {wanted} from now on");
     Ok(ExitCode::SUCCESS)
 }

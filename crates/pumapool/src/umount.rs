@@ -2,10 +2,10 @@
 
 use crate::control;
 use anyhow::{Context, Result, bail};
+use report::{Listed, Mount};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::OwnedFd;
 use rustix::process::{Pid, PidfdFlags};
-use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
@@ -50,17 +50,16 @@ pub fn run(options: &Options) -> Result<ExitCode> {
 /// replaced; the innermost first. Says of each why not, and goes on with the others.
 pub fn each(act: impl Fn(&Path) -> Result<()>) -> Result<ExitCode> {
     let own = std::env::current_exe().context("cannot find this program")?;
-    let is_own = |status: &Value| {
-        let program = std::fs::read_link(format!("/proc/{}/exe", status["pid"])).unwrap_or_default();
+    let is_own = |mount: &Listed<Mount>| {
+        let program = std::fs::read_link(format!("/proc/{}/exe", mount.status.pid)).unwrap_or_default();
         let program = program.to_string_lossy();
         Path::new(program.strip_suffix(" (deleted)").unwrap_or(&program)) == own
     };
-    let mut statuses: Vec<_> = control::ask_kind("mount").into_iter().filter(is_own).collect();
-    statuses.sort_by_key(|status| std::cmp::Reverse(status["mountpoint"].as_str().map(str::len)));
+    let mut mounts: Vec<_> = mounts().into_iter().filter(is_own).collect();
+    mounts.sort_by_key(|mount| std::cmp::Reverse(mount.status.mountpoint.len()));
     let mut code = ExitCode::SUCCESS;
-    for status in statuses {
-        let Some(mountpoint) = status["mountpoint"].as_str() else { continue };
-        if let Err(error) = act(Path::new(mountpoint)) {
+    for mount in mounts {
+        if let Err(error) = act(Path::new(&mount.status.mountpoint)) {
             crate::complain(&error);
             code = ExitCode::FAILURE;
         }
@@ -68,13 +67,18 @@ pub fn each(act: impl Fn(&Path) -> Result<()>) -> Result<ExitCode> {
     Ok(code)
 }
 
+/// The mounts that answer.
+fn mounts() -> Vec<Listed<Mount>> {
+    report::All::new(control::ask_kind("mount"), Vec::new()).mounts
+}
+
 fn take_away_and_wait(given: &Path, lazy: bool) -> Result<()> {
     let (wanted, daemon) = find(given)?;
-    let process = daemon.as_ref().and_then(|status| process(&status["pid"]));
+    let process = daemon.as_ref().and_then(|daemon| process(daemon.status.pid));
     // A host opens an image for the moment in which it deals with what a guest has said. And
     // whoever only looks at something below the mountpoint uses the mount for the moment of that
     // system call, which no list of open files shows.
-    let own = daemon.as_ref().and_then(|status| status["daemon_pid"].as_u64());
+    let own = daemon.as_ref().map(|daemon| u64::from(daemon.status.daemon_pid));
     let begun = Instant::now();
     while !take_away(&wanted, lazy)? {
         let users: Vec<User> = users(&wanted).into_iter().filter(|user| Some(user.pid) != own).collect();
@@ -128,8 +132,8 @@ fn named(users: &[User]) -> String {
 }
 
 /// Where the mount is, and its daemon's status.
-pub fn find(given: &Path) -> Result<(PathBuf, Option<Value>)> {
-    let daemons = control::ask_kind("mount");
+pub fn find(given: &Path) -> Result<(PathBuf, Option<Listed<Mount>>)> {
+    let daemons = mounts();
     let mut places = Vec::new();
     // The last component may be a dead mount, which cannot be looked at: first only what leads
     // there is resolved. It may also be a symbolic link to the mount.
@@ -139,9 +143,7 @@ pub fn find(given: &Path) -> Result<(PathBuf, Option<Value>)> {
     }
     places.extend(given.canonicalize());
     for place in places {
-        let daemon = daemons.iter().find(|status| {
-            status["kind"] == "mount" && status["mountpoint"].as_str().is_some_and(|at| Path::new(at) == place)
-        });
+        let daemon = daemons.iter().find(|daemon| Path::new(&daemon.status.mountpoint) == place);
         if daemon.is_some() || mount::is_mounted(&place).context("cannot read the list of mounts")? {
             return Ok((place, daemon.cloned()));
         }
@@ -171,8 +173,8 @@ fn take_away(mountpoint: &Path, lazy: bool) -> Result<bool> {
 }
 
 /// A descriptor of the process, so that its end can be waited for even if nobody reaps it.
-fn process(pid: &Value) -> Option<OwnedFd> {
-    let pid = Pid::from_raw(i32::try_from(pid.as_i64()?).ok()?)?;
+fn process(pid: u32) -> Option<OwnedFd> {
+    let pid = Pid::from_raw(i32::try_from(pid).ok()?)?;
     rustix::process::pidfd_open(pid, PidfdFlags::empty()).ok()
 }
 

@@ -1,7 +1,8 @@
 //! `pumapool upgrade`: another program takes a mount over, while it is in use.
 
 use crate::{control, umount};
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
+use report::{Reply, Upgraded};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -47,17 +48,13 @@ pub fn run(options: &Options) -> Result<ExitCode> {
 
 fn upgrade(mountpoint: &Path, program: &str) -> Result<()> {
     let (mountpoint, daemon) = umount::find(mountpoint)?;
-    let Some(socket) = daemon.as_ref().and_then(|status| status["socket"].as_str()) else {
+    let Some(daemon) = daemon else {
         bail!("the daemon of {} does not answer; `pumapool status` shows those that do", mountpoint.display());
     };
-    let answer = control::request(socket.as_ref(), &format!("upgrade {program}"), LIMIT)?;
-    if let Some(error) = answer["error"].as_str() {
-        bail!("not upgraded: {error}");
-    }
-    let Some(pause_ms) = answer["pause_ms"].as_u64() else {
-        bail!("the daemon's answer makes no sense; is it of an older version? Unmount and mount again");
-    };
-    let (at, pid) = (mountpoint.display(), &answer["pid"]);
+    let wanted = format!("upgrade {program}");
+    let reply: Reply<Upgraded> = control::request(daemon.socket.as_ref(), &wanted, LIMIT)?;
+    let Upgraded { pid, pause_ms } = reply.done().map_err(|error| anyhow!("not upgraded: {error}"))?;
+    let at = mountpoint.display();
     // It is done, whether anybody hears of it or not.
     let _ = writeln!(io::stdout(), "{at} is served by process {pid} now, after a pause of {pause_ms} ms");
     Ok(())

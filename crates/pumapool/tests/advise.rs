@@ -104,8 +104,8 @@ fn advise(folder: &Path, lender: &Lender, seconds: &str) -> (Value, f64) {
 fn measure(mount: &Mount) -> f64 {
     let counts = || {
         let status = mount.status();
-        let count = |name: &str| status["borrower"][name].as_u64().unwrap();
-        (count("lender_pages") + count("buffer_pages") + count("zero_pages"), count("below_pages"))
+        let of = status.borrower;
+        (of.lender_pages + of.buffer_pages + of.zero_pages, of.below_pages)
     };
     let wait_for = |misses: u64| {
         let passed = || {
@@ -165,13 +165,13 @@ fn what_is_predicted_is_what_comes() {
         let mount = Mount::start(&source, &at, &options);
         let reader = read(workload, seed + 2, &at, &[&group]);
         let measured = measure(&mount);
-        let curve = mount.status()["curve"].clone();
+        let curve = mount.status().curve;
         drop(reader);
         setup::umount(at.to_str().unwrap());
         // What is not in the page cache fits into 16 MiB, unless there is the stream.
-        let by_mount = curve["points"].as_array().unwrap().iter().find(|point| point["bytes"] == 16 << 20);
-        let by_mount = by_mount.unwrap_or_else(|| panic!("{curve}"))["hit_ratio"].as_f64().unwrap();
-        assert!((by_mount > 0.9) == (workload != Workload::Mixed), "{workload:?}: {curve}");
+        let by_mount = curve.points.iter().find(|point| point.bytes == 16 << 20);
+        let by_mount = by_mount.unwrap_or_else(|| panic!("{curve:?}")).hit_ratio;
+        assert!((by_mount > 0.9) == (workload != Workload::Mixed), "{workload:?}: {curve:?}");
         println!(
             "{workload:?}: predicted {predicted:.3}, measured {measured:.3}; page cache {:.3}, disk {:.0} µs, pool {:.0} µs, advised {} MiB; \
              the mount says of 16 MiB: {by_mount:.3}",

@@ -3,7 +3,7 @@
 
 mod setup;
 
-use serde_json::Value;
+use report::Cgroup;
 use setup::{Lender, Mount, PATIENCE, can_run, evict, pumapool, write_pages};
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -60,15 +60,15 @@ impl Both {
         assert!(process.wait(PATIENCE).unwrap().is_some_and(|status| status.success()));
     }
 
-    fn count(&self, mount: &Mount, nth: usize, name: &str) -> u64 {
-        group(&mount.status(), self.groups[nth].memory_directory().unwrap())[name].as_u64().unwrap()
+    fn count(&self, mount: &Mount, nth: usize, number: fn(&Cgroup) -> u64) -> u64 {
+        number(&group(&mount.status(), self.groups[nth].memory_directory().unwrap()))
     }
 }
 
 /// What a mount says of a control group, by the end of its path.
-fn group(status: &Value, path: &Path) -> Value {
-    let groups = status["cgroups"].as_array().unwrap();
-    let is_it = |group: &&Value| path.ends_with(group["cgroup"].as_str().unwrap());
+fn group(status: &report::Mount, path: &Path) -> Cgroup {
+    let groups = status.cgroups.as_deref().unwrap();
+    let is_it = |group: &&Cgroup| path.ends_with(&group.cgroup);
     groups.iter().find(is_it).cloned().unwrap_or_else(|| panic!("no {} in {groups:?}", path.display()))
 }
 
@@ -78,27 +78,31 @@ fn a_quota_holds_while_another_group_borrows_more() {
     let lender = Lender::start(both.scratch.path(), "256MiB", &[]);
     let mount = both.mount(&lender, &[], [",quota=8MiB", ""]);
     const QUOTA: u64 = (8 << 20) / 4096;
-    let count = |nth, name: &str| both.count(&mount, nth, name);
+    let count = |nth, number: fn(&Cgroup) -> u64| both.count(&mount, nth, number);
     let are_lent = || {
         for (nth, group) in both.groups.iter().enumerate() {
             both.read(nth, &[group]);
             mount.evict_seen(&both.files[nth]);
         }
         // One is put before another is given up.
-        assert!(count(0, "lent_pages") <= QUOTA + 1, "{}", mount.status()["cgroups"]);
-        mount.wait_for("the puts", |status| status["puts_under_way"] == 0);
-        (count(0, "lent_pages"), count(1, "lent_pages")) == (QUOTA, PAGES)
+        assert!(count(0, |of| of.lent_pages) <= QUOTA + 1, "{:?}", mount.status().cgroups);
+        mount.wait_for("the puts", |status| status.puts_under_way == 0);
+        (count(0, |of| of.lent_pages), count(1, |of| of.lent_pages)) == (QUOTA, PAGES)
     };
     // What finds no put buffer is lent the next time.
     assert!(wait_until(PATIENCE, are_lent), "{}", mount.status());
     // What was given up is told the lender.
-    assert!(wait_until(PATIENCE, || lender.count("stored_pages") == QUOTA + PAGES), "{}", lender.status());
-    assert!(count(0, "given_up_pages") > 0 && count(1, "given_up_pages") == 0);
+    assert!(wait_until(PATIENCE, || lender.count(|of| of.stored_pages) == QUOTA + PAGES), "{}", lender.status());
+    assert!(count(0, |of| of.given_up_pages) > 0 && count(1, |of| of.given_up_pages) == 0);
 
     for nth in 0..2 {
         assert!(fs::read(&both.files[nth]).unwrap() == both.bytes[nth], "a wrong byte");
     }
-    assert!(count(1, "got_pages") >= PAGES / 2 && count(0, "got_pages") > 0, "{}", mount.status()["cgroups"]);
+    assert!(
+        count(1, |of| of.got_pages) >= PAGES / 2 && count(0, |of| of.got_pages) > 0,
+        "{:?}",
+        mount.status().cgroups
+    );
 
     // This test is in neither: what it caches is not lent. What is cached by the groups already is
     // theirs.
@@ -108,10 +112,10 @@ fn a_quota_holds_while_another_group_borrows_more() {
     let are_left = || {
         evict(&both.files[0]);
         both.read(0, &[]);
-        others()["apart_pages"].as_u64() >= Some(PAGES)
+        others().apart_pages >= PAGES
     };
     assert!(wait_until(PATIENCE, are_left), "{}", mount.status());
-    assert_eq!(others()["lent_pages"], 0);
+    assert_eq!(others().lent_pages, 0);
 
     let said = String::from_utf8(pumapool(&["status", "--by-cgroup"]).stdout).unwrap();
     let name = both.groups[0].memory_directory().unwrap().file_name().unwrap().to_str().unwrap();
@@ -124,7 +128,7 @@ fn a_full_lender_is_shared_in_proportion() {
     let Some(both) = Both::new("a_full_lender_is_shared_in_proportion") else { return };
     let lender = Lender::start(both.scratch.path(), "16MiB", &[]);
     let mount = both.mount(&lender, &["--strategy", "non-inclusive"], [",share=1", ",share=3"]);
-    let lent = |nth| both.count(&mount, nth, "lent_pages");
+    let lent = |nth| both.count(&mount, nth, |of| of.lent_pages);
     let evict_of = |nth: usize| {
         both.read(nth, &[&both.groups[nth]]);
         evict(&both.files[nth]);
@@ -142,7 +146,7 @@ fn a_full_lender_is_shared_in_proportion() {
         let (one, other) = (lent(0) as f64, lent(1) as f64);
         let share = other / (one + other);
         println!("the second has {share:.3}");
-        (0.70..0.80).contains(&share) && both.count(&mount, 0, "over_share_pages") > 0
+        (0.70..0.80).contains(&share) && both.count(&mount, 0, |of| of.over_share_pages) > 0
     };
     assert!(wait_until(PATIENCE, is_shared), "{}", mount.status());
 }

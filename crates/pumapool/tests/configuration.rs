@@ -3,8 +3,8 @@
 
 mod setup;
 
+use report::{LinkState, Strategy};
 use rustix::process::Signal;
-use serde_json::Value;
 use setup::{Lender, PATIENCE, PUMAPOOL, can_run, key_file, pumapool, write_pages};
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -19,7 +19,6 @@ const ANSWER_MAX: Duration = Duration::from_secs(5);
 /// A daemon with a configuration, in the foreground and without a terminal, as under systemd.
 struct Configured {
     process: Process,
-    kind: &'static str,
     file: PathBuf,
     log: PathBuf,
 }
@@ -34,15 +33,21 @@ impl Configured {
         let mut process = Process::spawn(command, &[]).unwrap();
         let ready = process.wait_for_line("READY", PATIENCE);
         assert!(ready.is_ok(), "{ready:?}: {}", fs::read_to_string(&log).unwrap());
-        Configured { process, kind, file, log }
+        Configured { process, file, log }
     }
 
-    fn status(&self) -> Value {
-        let ask = || {
-            ask_daemon(self.kind, self.process.pid(), ANSWER_MAX)
-                .map_err(|error| std::io::Error::other(error.to_string()))
-        };
+    fn status<T: report::Reported>(&self) -> T {
+        let ask =
+            || ask_daemon(self.process.pid(), ANSWER_MAX).map_err(|error| std::io::Error::other(error.to_string()));
         wait_until_ok(PATIENCE, ask).unwrap()
+    }
+
+    fn lender(&self) -> report::Lender {
+        self.status::<report::Lend>().lender
+    }
+
+    fn mount(&self) -> report::Mount {
+        self.status()
     }
 
     /// Replaces the configuration, as editors do, and says so. Waits for the line in the log.
@@ -78,35 +83,28 @@ fn a_lender_takes_over_what_can_change() {
     let folder = scratch.directory("pumapool").unwrap();
     let mut lender =
         Configured::start("lend", &folder, &text("reserve = \"64MiB\"\nrate = \"8MiB\""), &["--reserve", "32MiB"]);
-    let status = lender.status();
+    let status = lender.lender();
     // The command line overrides the file.
-    assert_eq!(
-        (&status["lender"]["reserve_bytes"], &status["lender"]["rate_bytes"]),
-        (&(32 << 20).into(), &(8 << 20).into())
-    );
+    assert_eq!((status.reserve_bytes, status.rate_bytes), (32 << 20, Some(8 << 20)));
 
     lender.reload(&text("rate = \"9MiB\"\nlog = \"debug\"\ncpu = 50"), "log is debug now");
-    let status = lender.status();
-    assert_eq!(
-        (&status["lender"]["rate_bytes"], &status["lender"]["cpu_percent"]),
-        (&(9 << 20).into(), &50.into()),
-        "{status}"
-    );
+    let status = lender.lender();
+    assert_eq!((status.rate_bytes, status.cpu_percent), (Some(9 << 20), Some(50)));
     // And no limit is one that can be chosen, too.
     lender.reload(&text("log = \"info\""), "log is info now");
-    let status = lender.status();
-    assert!(status["lender"]["rate_bytes"].is_null() && status["lender"]["cpu_percent"].is_null(), "{status}");
-    assert_eq!(status["lender"]["reserve_bytes"], 32 << 20);
+    let status = lender.lender();
+    assert_eq!((status.rate_bytes, status.cpu_percent), (None, None));
+    assert_eq!(status.reserve_bytes, 32 << 20);
 
     // What cannot change says so by name, and what is broken changes nothing.
     lender.reload(&text("grace = 5"), "grace cannot change while this runs: it stays 30");
     lender.reload(&text("rate = \"10MiB\"\nrat = 1"), "lend.toml:7: rat: there is no such option");
-    assert!(lender.status()["lender"]["rate_bytes"].is_null());
+    assert_eq!(lender.lender().rate_bytes, None);
     fs::remove_file(&lender.file).unwrap();
     lender.process.signal(Signal::HUP).unwrap();
     lender.wait_for("cannot read the configuration");
     lender.reload(&text("rate = \"12MiB\""), "rate is 12MiB now");
-    assert_eq!(lender.status()["lender"]["rate_bytes"], 12 << 20);
+    assert_eq!(lender.lender().rate_bytes, Some(12 << 20));
 }
 
 #[test]
@@ -121,14 +119,14 @@ fn a_lender_opens_no_other_file_beside_its_configuration() {
         )
     };
     let mut lender = Configured::start("lend", scratch.path(), &text("8MiB"), &[]);
-    if lender.status()["confined"]["files"] == "all permitted" {
+    if lender.status::<report::Lend>().confined.files == "all permitted" {
         return testbed::skip(test, "this kernel has no Landlock");
     }
     fs::write(&lender.file, text("9MiB")).unwrap();
     lender.process.signal(Signal::HUP).unwrap();
     lender.wait_for("rate is 9MiB now");
     lender.reload(&text("10MiB"), "write into that one, or restart it");
-    assert_eq!(lender.status()["lender"]["rate_bytes"], 9 << 20);
+    assert_eq!(lender.lender().rate_bytes, Some(9 << 20));
 }
 
 #[test]
@@ -147,41 +145,41 @@ fn a_mount_and_those_that_take_it_over_have_the_configuration() {
     };
     let mut mount =
         Configured::start("mount", scratch.path(), &text("strategy = \"non-inclusive\"\n"), &["--foreground"]);
-    let takeovers = |mount: &Configured| mount.status()["mount"]["takeovers"].as_u64().unwrap();
+    let takeovers = |mount: &Configured| mount.mount().mount.takeovers;
     let kill_daemon = |mount: &Configured| {
         let before = takeovers(mount);
-        setup::kill(mount.status()["daemon_pid"].as_u64().unwrap() as u32);
+        setup::kill(mount.mount().daemon_pid);
         let is_taken_over = || {
-            let status = ask_daemon("mount", mount.process.pid(), ANSWER_MAX);
-            status.is_ok_and(|status| status["mount"]["takeovers"].as_u64() > Some(before))
+            let status = ask_daemon::<report::Mount>(mount.process.pid(), ANSWER_MAX);
+            status.is_ok_and(|status| status.mount.takeovers > before)
         };
         assert!(wait_until(PATIENCE, is_taken_over), "nobody takes over: {}", mount.log());
     };
     assert!(fs::read(at.join("file")).unwrap() == bytes);
     // A lender that no ping is fast enough for is left alone, until it is.
-    let state = |mount: &Configured, state: &str| {
-        let is = || mount.status()["lenders"][0]["state"] == state;
-        assert!(wait_until(PATIENCE, is), "the lender is not {state}: {}", mount.status());
+    let state = |mount: &Configured, state: LinkState| {
+        let is = || mount.mount().lenders[0].state == state;
+        assert!(wait_until(PATIENCE, is), "the lender is not {state}: {}", mount.mount());
     };
-    state(&mount, "used");
+    state(&mount, LinkState::Used);
     let thresholds = "strategy = \"non-inclusive\"\ngate-short = \"1,0\"\nfilter = \"off\"\n";
     mount.reload(&text(thresholds), "filter is off now, gate-short is 1,0 now");
-    state(&mount, "shunned");
+    state(&mount, LinkState::Shunned);
     // A successor begins with it, also when what is in the file by then is broken.
     mount.reload(&text("rat = 1\n"), "mount.toml:6: rat: there is no such option");
     kill_daemon(&mount);
-    state(&mount, "shunned");
+    state(&mount, LinkState::Shunned);
     mount.reload(&text("strategy = \"non-inclusive\"\n"), "gate-short is 40000,1500 now");
-    state(&mount, "used");
+    state(&mount, LinkState::Used);
     // A daemon that ends before it has read it leaves that to its successor.
-    let daemon = rustix::process::Pid::from_raw(mount.status()["daemon_pid"].as_i64().unwrap() as i32).unwrap();
+    let daemon = rustix::process::Pid::from_raw(mount.mount().daemon_pid as i32).unwrap();
     rustix::process::kill_process(daemon, Signal::STOP).unwrap();
     fs::write(&mount.file, text(thresholds)).unwrap();
     mount.process.signal(Signal::HUP).unwrap();
     setup::kill(daemon.as_raw_nonzero().get() as u32);
-    state(&mount, "shunned");
+    state(&mount, LinkState::Shunned);
     mount.reload(&text("strategy = \"non-inclusive\"\n"), "filter is on now, gate-short is 40000,1500 now");
-    state(&mount, "used");
+    state(&mount, LinkState::Used);
     // The log level of the daemon, and then of its successor.
     mount.reload(&text("strategy = \"non-inclusive\"\nlog = \"debug\"\n"), "log is debug now");
     // Broken from here on: it goes on, and so does the one that takes over.
@@ -191,7 +189,7 @@ fn a_mount_and_those_that_take_it_over_have_the_configuration() {
     );
     kill_daemon(&mount);
     assert!(fs::read(at.join("file")).unwrap() == bytes);
-    assert_eq!(mount.status()["strategy"], "non-inclusive");
+    assert_eq!(mount.mount().strategy, Strategy::NonInclusive);
     let output = pumapool(&["upgrade", at.to_str().unwrap()]);
     assert!(output.status.success(), "{output:?}");
     assert!(fs::read(at.join("file")).unwrap() == bytes);
@@ -211,10 +209,10 @@ fn in_the_background_and_without_a_configuration() {
     let started =
         Command::new(PUMAPOOL).args(["lend", "--config", "lend.toml"]).current_dir(scratch.path()).output().unwrap();
     assert!(started.status.success(), "{started:?}");
-    let all: Value = serde_json::from_slice(&pumapool(&["status", "--json"]).stdout).unwrap();
     let ours = format!("unix:{}", socket.display());
-    let lender = all["lenders"].as_array().unwrap().iter().find(|lender| lender["listen"] == ours.as_str()).unwrap();
-    let pid = rustix::process::Pid::from_raw(lender["pid"].as_i64().unwrap() as i32).unwrap();
+    let lenders = setup::all().lenders;
+    let lender = &lenders.iter().find(|lender| lender.status.listen == ours).unwrap().status;
+    let pid = rustix::process::Pid::from_raw(lender.pid as i32).unwrap();
     fs::write(&file, format!("{text}rate = \"8MiB\"\n")).unwrap();
     rustix::process::kill_process(pid, Signal::HUP).unwrap();
     let read = |text: &str| wait_until(PATIENCE, || fs::read_to_string(&log).unwrap_or_default().contains(text));
@@ -238,7 +236,7 @@ fn in_the_background_and_without_a_configuration() {
     lender.signal(Signal::HUP).unwrap();
     let said = || fs::read_to_string(scratch.path().join("second")).unwrap();
     assert!(wait_until(PATIENCE, || said().contains("there is no configuration to read again")), "{}", said());
-    assert!(ask_daemon("lend", lender.pid(), ANSWER_MAX).is_ok());
+    assert!(ask_daemon::<report::Lend>(lender.pid(), ANSWER_MAX).is_ok());
 }
 
 #[test]

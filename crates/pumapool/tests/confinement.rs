@@ -65,7 +65,7 @@ fn daemons_keep_only_what_they_need() {
         &["--capacity", "16MiB", "--metrics", "127.0.0.1:0", "--pool", "127.0.0.1:1", "--gossip", "127.0.0.1:0"],
         &[],
     );
-    let seed = lender.status()["pool"]["advertise"].as_str().unwrap().to_owned();
+    let seed = lender.status().pool.unwrap_or_default().advertise;
     let options = ["--lender", &lender.address, "--metrics", "127.0.0.1:0", "--pool", &seed, "--gossip", "127.0.0.1:0"];
     let mount = Mount::start(&source, &at, &options);
 
@@ -97,8 +97,8 @@ fn daemons_keep_only_what_they_need() {
     assert!(fs::read(at.join("file")).unwrap() == bytes);
     is_confined();
     let status = mount.status();
-    let has = |name: &str| status["confined"]["capabilities"].as_array().unwrap().iter().any(|one| one == name);
-    assert!(has("SYS_ADMIN") && !has("SYS_MODULE") && status["confined"]["no_new_privs"] == true, "{status}");
+    let has = |name: &str| status.confined.capabilities.iter().any(|one| one == name);
+    assert!(has("SYS_ADMIN") && !has("SYS_MODULE") && status.confined.no_new_privs, "{status}");
 
     mount.kill_daemon();
     assert!(fs::read(at.join("file")).unwrap() == bytes);

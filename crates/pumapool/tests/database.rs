@@ -212,11 +212,11 @@ fn a_database_does_not_notice_kills() {
         .filter(|line| !line.contains("the database system is starting up"))
         .collect();
     assert!(bad.is_empty(), "{bad:#?}");
-    assert_eq!(mount.count("bad_pages"), 0);
+    assert_eq!(mount.count(|of| of.bad_pages), 0);
     // A process that is killed in the middle of a frame leaves a part of one.
-    let cut_short = lender.count("malformed_frames");
+    let cut_short = lender.count(|of| of.malformed_frames);
     assert!(cut_short <= mount.takeovers(), "{cut_short}");
-    println!("from the lender {} pages, takeovers {}", mount.count("lender_pages"), mount.takeovers());
+    println!("from the lender {} pages, takeovers {}", mount.count(|of| of.lender_pages), mount.takeovers());
 
     // And below, where nothing of the mount is in the way.
     let at_mount = at.to_str().unwrap();

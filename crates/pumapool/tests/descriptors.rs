@@ -70,9 +70,9 @@ fn a_takeover_restores_all_that_is_open_and_whose_it_is() {
 
         mount.kill_daemon();
         let status = mount.status();
-        println!("{}", status["mount"]);
-        assert!(status["mount"]["open_handles"].as_u64() >= count.parse().ok());
-        assert!(status["mount"]["descriptors"].as_u64() < Some(LIMIT as u64), "{status}");
+        println!("{:?}", status.mount);
+        assert!(status.mount.open_handles >= count.parse().unwrap());
+        assert!(status.mount.descriptors < LIMIT as u64, "{status}");
         let mut orders = opener.stdin.take().unwrap();
         orders.write_all(b"read\n").unwrap();
         let shared: usize = said.next().unwrap().unwrap().parse().unwrap();
@@ -86,7 +86,7 @@ fn a_takeover_restores_all_that_is_open_and_whose_it_is() {
         }
         drop(orders);
         assert!(opener.wait().unwrap().success());
-        mount.wait_for("all is closed", |status| status["mount"]["open_handles"] == 0);
+        mount.wait_for("all is closed", |status| status.mount.open_handles == 0);
         fs::write(at.join("new"), "newer").unwrap();
     }
 }

@@ -2,7 +2,7 @@
 
 mod setup;
 
-use serde_json::Value;
+use report::LinkState;
 use setup::{Lender, Mount, PATIENCE, can_run, evict, is_balanced, kill, write_pages};
 use std::fs;
 use testbed::{Scratch, wait_until};
@@ -18,13 +18,13 @@ fn lender(key: &str, seed: Option<&str>) -> Lender {
 }
 
 fn gossips_at(lender: &Lender) -> String {
-    lender.status()["pool"]["advertise"].as_str().unwrap().to_owned()
+    lender.status().pool.unwrap_or_default().advertise
 }
 
 /// How many lenders the mount has, and how many of them are connected.
-fn lenders(status: &Value) -> (usize, usize) {
-    let lenders = status["lenders"].as_array().unwrap();
-    (lenders.len(), lenders.iter().filter(|lender| lender["state"] == "used").count())
+fn lenders(status: &report::Mount) -> (usize, usize) {
+    let lenders = &status.lenders;
+    (lenders.len(), lenders.iter().filter(|lender| lender.state == LinkState::Used).count())
 }
 
 #[test]
@@ -51,9 +51,9 @@ fn lenders_are_found_used_and_lost_without_harm() {
         let have_pages = wait_until(PATIENCE, || {
             evict(&path.join(format!("{file}")));
             is_right(file);
-            lenders.iter().all(|lender| lender.count("stored_pages") > 0)
+            lenders.iter().all(|lender| lender.count(|of| of.stored_pages) > 0)
         });
-        assert!(have_pages, "{}", mount.status()["lenders"]);
+        assert!(have_pages, "{:?}", mount.status().lenders);
     };
     get_pages(0, &[&first, &second]);
 
@@ -70,8 +70,9 @@ fn lenders_are_found_used_and_lost_without_harm() {
     is_right(2);
     mount.wait_for("the dead one to be gone", |status| lenders(status) == (2, 2));
     let status = mount.status();
-    assert_eq!(status["pool"]["members"].as_array().unwrap().len(), 2, "{status}");
-    assert!(status["pool"]["received_datagrams"].as_u64().unwrap() > 0, "{status}");
+    let pool = status.pool.as_ref().unwrap();
+    assert_eq!(pool.members.len(), 2, "{status}");
+    assert!(pool.received_datagrams > 0, "{status}");
 
     // One leaves in order.
     drop(third);

@@ -113,7 +113,7 @@ fn a_lender_that_speaks_nonsense_is_no_lender() {
     assert!(fs::read(at.join("file")).unwrap() == bytes);
     setup::evict(&at.join("file"));
     assert!(fs::read(at.join("file")).unwrap() == bytes);
-    assert_eq!((mount.count("lender_connects"), mount.count("get_messages")), (0, 0));
+    assert_eq!((mount.count(|of| of.lender_connects), mount.count(|of| of.get_messages)), (0, 0));
 }
 
 /// A lender that greets, takes what is put, and answers a get one byte at a time, for ever.
@@ -174,7 +174,7 @@ fn a_lender_that_trickles_holds_nobody_up() {
     assert!(fs::read(at.join("file")).unwrap() == bytes);
     // Not a claim about speed: a page alone would take a quarter of an hour.
     assert!(before.elapsed() < PATIENCE, "the read took {:?}", before.elapsed());
-    assert!(mount.count("get_failures") > 0);
+    assert!(mount.count(|of| of.get_failures) > 0);
 }
 
 #[test]
@@ -347,7 +347,7 @@ fn a_stranger_at_the_lenders_door_is_sent_away() {
         let _ = stream.read_to_end(&mut answer); // ends, because the lender hangs up
         answer
     };
-    let before = lender.count("malformed_frames") + lender.count("refused_connections");
+    let before = lender.count(|of| of.malformed_frames) + lender.count(|of| of.refused_connections);
     assert!(knock(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n").len() < 200);
     assert!(knock(&[0xff; 65536]).len() < 200);
     // A borrower of another version learns which one is spoken here.
@@ -357,9 +357,9 @@ fn a_stranger_at_the_lenders_door_is_sent_away() {
     let answer = knock(&[header.as_bytes(), hello.as_bytes()].concat());
     assert!(String::from_utf8_lossy(&answer).contains(&wire::PROTOCOL.to_string()), "{answer:?}");
     assert!(wait_until(PATIENCE, || {
-        lender.count("malformed_frames") + lender.count("refused_connections") >= before + 3
+        lender.count(|of| of.malformed_frames) + lender.count(|of| of.refused_connections) >= before + 3
     }));
-    assert!(wait_until(PATIENCE, || lender.count("connections") == 0));
+    assert!(wait_until(PATIENCE, || lender.count(|of| of.connections) == 0));
 }
 
 #[test]

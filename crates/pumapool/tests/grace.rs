@@ -104,13 +104,11 @@ fn mount(scratch: &Scratch, lender: &str) -> Mount {
 }
 
 fn wait_away(mount: &Mount) {
-    mount.wait_for("the loss", |status| status["lender_is_up"] == false);
+    mount.wait_for("the loss", |status| !status.lender_is_up);
 }
 
 fn wait_back(mount: &Mount, connects: u64) {
-    mount.wait_for("the lender", |status| {
-        status["lender_is_up"] == true && status["borrower"]["lender_connects"].as_u64() >= Some(connects)
-    });
+    mount.wait_for("the lender", |status| status.lender_is_up && status.borrower.lender_connects >= connects);
 }
 
 /// A lender behind a network, and a mount whose file it has, every page of it.
@@ -135,21 +133,22 @@ fn a_cut_connection_costs_no_page() {
         let scratch = Scratch::new(test).unwrap();
         let (bytes, lender, network, mount, file) = lent(&scratch, 1);
         for round in 1..=3 {
-            let (sent, below) = (mount.count("put_pages"), mount.count("below_pages"));
+            let (sent, below) = (mount.count(|of| of.put_pages), mount.count(|of| of.below_pages));
             network.cut();
             wait_away(&mount);
-            assert!(wait_until(PATIENCE, || lender.count("kept_sessions") == 1));
-            assert_eq!((lender.count("stored_pages"), lender.count("borrowers")), (PAGES, 0));
+            assert!(wait_until(PATIENCE, || lender.count(|of| of.kept_sessions) == 1));
+            assert_eq!((lender.count(|of| of.stored_pages), lender.count(|of| of.borrowers)), (PAGES, 0));
             network.mend();
             wait_back(&mount, round + 1);
             assert!(fs::read(&file).unwrap() == bytes);
             mount.in_time()?;
-            let after = (mount.count("put_pages"), mount.count("below_pages"), mount.count("get_misses"));
+            let after =
+                (mount.count(|of| of.put_pages), mount.count(|of| of.below_pages), mount.count(|of| of.get_misses));
             assert_eq!(after, (sent, below, 0), "all came from the lender, and nothing was put again");
-            assert_eq!((mount.count("lender_resumes"), mount.count("lender_losses")), (round, round));
+            assert_eq!((mount.count(|of| of.lender_resumes), mount.count(|of| of.lender_losses)), (round, round));
             mount.evict(&file, PAGES);
         }
-        assert_eq!((lender.count("resumed_sessions"), lender.count("expired_sessions")), (3, 0));
+        assert_eq!((lender.count(|of| of.resumed_sessions), lender.count(|of| of.expired_sessions)), (3, 0));
         Some(())
     });
 }
@@ -173,19 +172,17 @@ fn what_changes_while_the_lender_is_away_is_never_claimed() {
             assert!(fs::read(mount.path.join(name)).unwrap() == contents[name]);
             let file = mount.path.join(name);
             setup::evict(&file);
-            mount.wait_for("pages lent", |status| {
-                status["catalog"]["live_pages"] == lent && status["puts_under_way"] == 0
-            });
+            mount.wait_for("pages lent", |status| status.catalog.live_pages == lent && status.puts_under_way == 0);
         }
-        let (sent, below) = (mount.count("put_pages"), mount.count("below_pages"));
+        let (sent, below) = (mount.count(|of| of.put_pages), mount.count(|of| of.below_pages));
         network.cut();
         wait_away(&mount);
         // Read and evicted while the lender is away: from below, and what the lender has is as good
         // as before.
         assert!(fs::read(mount.path.join("same")).unwrap() == contents["same"]);
-        let known = mount.count("evictions_known");
+        let known = mount.count(|of| of.evictions_known);
         setup::evict(&mount.path.join("same"));
-        mount.wait_for("evictions", |status| status["borrower"]["evictions_known"].as_u64() == Some(known + 100));
+        mount.wait_for("evictions", |status| status.borrower.evictions_known == known + 100);
         // Changed through the mount, changed beside it, deleted.
         let new = vec![7; 10 * PAGE_SIZE];
         let written = fs::File::options().write(true).open(mount.path.join("written")).unwrap();
@@ -194,27 +191,31 @@ fn what_changes_while_the_lender_is_away_is_never_claimed() {
         contents.get_mut("written").unwrap()[20 * PAGE_SIZE..30 * PAGE_SIZE].copy_from_slice(&new);
         // Their evictions are dealt with before the lender is back, else the new pages would be
         // lent.
-        let seen = mount.count("evictions");
+        let seen = mount.count(|of| of.evictions);
         setup::evict(&mount.path.join("written"));
-        mount.wait_for("evictions", |status| status["borrower"]["evictions"].as_u64() == Some(seen + 10));
+        mount.wait_for("evictions", |status| status.borrower.evictions == seen + 10);
         contents.insert("beside", write_pages(&source.join("beside"), 100, 9));
         fs::remove_file(mount.path.join("deleted")).unwrap();
         network.mend();
         wait_back(&mount, 2);
-        assert_eq!(mount.count("lender_resumes"), 1);
+        assert_eq!(mount.count(|of| of.lender_resumes), 1);
         // The lender hears what of its pages was changed or deleted meanwhile.
-        assert!(wait_until(PATIENCE, || lender.count("drops") == 110), "{} drops", lender.count("drops"));
+        assert!(wait_until(PATIENCE, || lender.count(|of| of.drops) == 110), "{} drops", lender.count(|of| of.drops));
         for name in ["same", "written", "beside"] {
             assert!(fs::read(mount.path.join(name)).unwrap() == contents[name], "{name}");
         }
-        assert_eq!(mount.count("bad_pages"), 0);
+        assert_eq!(mount.count(|of| of.bad_pages), 0);
         mount.in_time()?;
-        assert!(wait_until(PATIENCE, || lender.count("drops") == 210), "{} drops", lender.count("drops"));
-        assert_eq!((lender.count("hits"), mount.count("lender_pages")), (190, 190), "the pages that did not change");
-        assert_eq!((mount.count("put_pages"), mount.count("get_misses")), (sent, 0));
+        assert!(wait_until(PATIENCE, || lender.count(|of| of.drops) == 210), "{} drops", lender.count(|of| of.drops));
+        assert_eq!(
+            (lender.count(|of| of.hits), mount.count(|of| of.lender_pages)),
+            (190, 190),
+            "the pages that did not change"
+        );
+        assert_eq!((mount.count(|of| of.put_pages), mount.count(|of| of.get_misses)), (sent, 0));
         // 100 while the lender was away, 10 written, 100 changed beside; these last perhaps twice,
         // as the kernel is told to drop what it had of them while they are read.
-        let from_below = mount.count("below_pages") - below;
+        let from_below = mount.count(|of| of.below_pages) - below;
         assert!((210..=310).contains(&from_below), "{from_below} pages from below");
         Some(())
     });
@@ -237,19 +238,19 @@ fn a_lender_that_starts_again_has_nothing_to_claim() {
         mount.evict(&file, PAGES);
         lender.process.kill().unwrap();
         wait_away(&mount);
-        assert_eq!(mount.status()["catalog"]["live_pages"], PAGES, "it may come back");
+        assert_eq!(mount.status().catalog.live_pages, PAGES, "it may come back");
         let lender = Lender::listen(&address, "64MiB", &[]);
         wait_back(&mount, 2);
-        mount.wait_for("the old pages to be forgotten", |status| status["catalog"]["live_pages"] == 0);
-        let below = mount.count("below_pages");
+        mount.wait_for("the old pages to be forgotten", |status| status.catalog.live_pages == 0);
+        let below = mount.count(|of| of.below_pages);
         assert!(fs::read(&file).unwrap() == bytes);
-        assert_eq!((mount.count("below_pages"), mount.count("get_messages")), (below + PAGES, 0));
-        assert_eq!((mount.count("lender_resumes"), lender.count("gets")), (0, 0));
+        assert_eq!((mount.count(|of| of.below_pages), mount.count(|of| of.get_messages)), (below + PAGES, 0));
+        assert_eq!((mount.count(|of| of.lender_resumes), lender.count(|of| of.gets)), (0, 0));
         // The new one is as good as the old one.
         mount.evict(&file, PAGES);
         assert!(fs::read(&file).unwrap() == bytes);
         mount.in_time()?;
-        assert_eq!(mount.count("below_pages"), below + PAGES);
+        assert_eq!(mount.count(|of| of.below_pages), below + PAGES);
         Some(())
     });
 }
@@ -263,16 +264,16 @@ fn a_connection_that_only_one_side_gave_up_is_taken_over() {
     undisturbed(|| {
         let scratch = Scratch::new(test).unwrap();
         let (bytes, lender, network, mount, file) = lent(&scratch, 11);
-        let (below, connections) = (mount.count("below_pages"), lender.count("connections"));
+        let (below, connections) = (mount.count(|of| of.below_pages), lender.count(|of| of.connections));
         network.freeze();
         // The borrower gives the silent lender up and comes back over new connections, while the
         // lender still has the old ones.
         wait_back(&mount, 2);
-        assert_eq!((mount.count("lender_resumes"), lender.count("resumed_sessions")), (1, 1));
-        assert!(wait_until(PATIENCE, || lender.count("connections") == connections), "the old ones are ended");
+        assert_eq!((mount.count(|of| of.lender_resumes), lender.count(|of| of.resumed_sessions)), (1, 1));
+        assert!(wait_until(PATIENCE, || lender.count(|of| of.connections) == connections), "the old ones are ended");
         assert!(fs::read(&file).unwrap() == bytes);
         mount.in_time()?;
-        assert_eq!((mount.count("below_pages"), mount.count("get_misses")), (below, 0));
+        assert_eq!((mount.count(|of| of.below_pages), mount.count(|of| of.get_misses)), (below, 0));
         Some(())
     });
 }
@@ -290,10 +291,12 @@ fn pages_of_a_borrower_that_died_are_freed_after_the_grace_time() {
     fs::read(mount.path.join("file")).unwrap();
     mount.evict(&mount.path.join("file"), PAGES);
     mount.kill_daemon();
-    assert!(wait_until(PATIENCE, || lender.count("kept_sessions") == 1));
-    assert_eq!(lender.count("stored_pages"), PAGES);
-    assert!(wait_until(PATIENCE, || lender.count("expired_sessions") == 1 && lender.count("stored_pages") == 0));
-    assert_eq!(lender.count("kept_sessions"), 0);
+    assert!(wait_until(PATIENCE, || lender.count(|of| of.kept_sessions) == 1));
+    assert_eq!(lender.count(|of| of.stored_pages), PAGES);
+    assert!(
+        wait_until(PATIENCE, || lender.count(|of| of.expired_sessions) == 1 && lender.count(|of| of.stored_pages) == 0)
+    );
+    assert_eq!(lender.count(|of| of.kept_sessions), 0);
 }
 
 #[test]
@@ -309,8 +312,8 @@ fn umount_frees_at_once() {
     fs::read(mount.path.join("file")).unwrap();
     mount.evict(&mount.path.join("file"), PAGES);
     setup::umount(mount.path.to_str().unwrap());
-    assert!(wait_until(PATIENCE, || lender.count("stored_pages") == 0), "nothing is kept of who said goodbye");
-    assert_eq!((lender.count("kept_sessions"), lender.count("expired_sessions")), (0, 0));
+    assert!(wait_until(PATIENCE, || lender.count(|of| of.stored_pages) == 0), "nothing is kept of who said goodbye");
+    assert_eq!((lender.count(|of| of.kept_sessions), lender.count(|of| of.expired_sessions)), (0, 0));
 }
 
 /// A page's checksum and bytes.
@@ -431,11 +434,11 @@ fn a_lender_that_lies_about_what_it_kept_does_no_harm() {
             let _ = stream.shutdown(Shutdown::Both);
         }
         wait_back(&mount, 2);
-        assert_eq!(mount.count("lender_resumes"), 1);
+        assert_eq!(mount.count(|of| of.lender_resumes), 1);
         assert!(fs::read(&file).unwrap() == bytes);
-        assert_eq!(mount.count("lender_pages"), 0);
+        assert_eq!(mount.count(|of| of.lender_pages), 0);
         mount.in_time()?;
-        assert_eq!(mount.count("bad_pages"), PAGES);
+        assert_eq!(mount.count(|of| of.bad_pages), PAGES);
         Some(())
     });
 }
@@ -498,15 +501,15 @@ fn a_successor_resumes_the_session() {
             let mut read = OneRead { asked, answer: Vec::new() };
             borrower.read_all(&mut read, &mut vec![0; len]);
             assert!(read.answer == bytes);
-            assert!(wait_until(PATIENCE, || borrower.puts_under_way() == 0 && lender.count("stored_pages") == 64));
+            assert!(wait_until(PATIENCE, || borrower.puts_under_way() == 0 && lender.count(|of| of.stored_pages) == 64));
         };
         let first = start(None);
         read(&first);
         let session = first.stop_for_successor();
         assert!(session.next_version.0 > 64);
-        assert!(wait_until(PATIENCE, || lender.count("kept_sessions") == 1));
+        assert!(wait_until(PATIENCE, || lender.count(|of| of.kept_sessions) == 1));
         let second = start(Some(session.clone()));
-        assert_eq!((second.metrics().lender_resumes.get(), lender.count("stored_pages")), (1, 64));
+        assert_eq!((second.metrics().lender_resumes.get(), lender.count(|of| of.stored_pages)), (1, 64));
         // It knows nothing of the pages, so it puts them again, under versions of its own.
         read(&second);
         assert_eq!(second.metrics().get_messages.get(), 0);
@@ -517,8 +520,8 @@ fn a_successor_resumes_the_session() {
         let next = second.stop_for_successor();
         assert!(next.next_version.0 >= session.next_version.0 + 64 && next.lenders == session.lenders);
         start(Some(next)).stop();
-        assert!(wait_until(PATIENCE, || lender.count("stored_pages") == 0), "who stops for good frees the pages");
-        assert_eq!((lender.count("kept_sessions"), lender.count("expired_sessions")), (0, 0));
+        assert!(wait_until(PATIENCE, || lender.count(|of| of.stored_pages) == 0), "who stops for good frees the pages");
+        assert_eq!((lender.count(|of| of.kept_sessions), lender.count(|of| of.expired_sessions)), (0, 0));
         Some(())
     });
 }

@@ -3,7 +3,6 @@
 
 mod setup;
 
-use serde_json::Value;
 use setup::{PATIENCE, PUMAPOOL, can_run, evict, key_file, kill, pumapool, write_pages};
 use std::fs;
 use std::io::Read;
@@ -26,13 +25,22 @@ fn start(arguments: &[&str]) -> Process {
     process
 }
 
-fn status_of(kind: &str, process: &Process) -> Value {
-    let ask = || ask_daemon(kind, process.pid(), PATIENCE).map_err(|error| std::io::Error::other(error.to_string()));
+fn status_of<T: report::Reported>(process: &Process) -> T {
+    let ask = || ask_daemon(process.pid(), PATIENCE).map_err(|error| std::io::Error::other(error.to_string()));
     wait_until_ok(PATIENCE, ask).unwrap()
 }
 
-fn wait_for(what: &str, kind: &str, process: &Process, state: impl Fn(&Value) -> bool) {
-    assert!(wait_until(PATIENCE, || state(&status_of(kind, process))), "no {what}: {}", status_of(kind, process));
+fn host_of(process: &Process) -> report::Mount {
+    status_of(process)
+}
+
+fn guest_of(process: &Process) -> report::Guest {
+    status_of(process)
+}
+
+fn wait_for<T: report::Reported + std::fmt::Display>(what: &str, process: &Process, state: impl Fn(&T) -> bool) {
+    let came = wait_until(PATIENCE, || state(&status_of(process)));
+    assert!(came, "no {what}: {}", status_of::<T>(process));
 }
 
 /// What `pumapool` says on standard error when it fails.
@@ -83,14 +91,14 @@ fn a_guests_key_that_is_gone_ends_no_mount_and_no_socket_is_left() {
     let mut host = start(&arguments);
     let socket = images.listen.strip_prefix("unix:").unwrap().to_owned();
     fs::remove_file(&key).unwrap();
-    kill(status_of("mount", &host)["daemon_pid"].as_u64().unwrap() as u32);
-    wait_for("takeover", "mount", &host, |status| status["mount"]["takeovers"] == 1);
+    kill(host_of(&host).daemon_pid);
+    wait_for("takeover", &host, |status: &report::Mount| status.mount.takeovers == 1);
     assert_eq!(fs::read(Path::new(&served).join("disk.img")).unwrap().len(), PAGES * 4096);
-    let problem = status_of("mount", &host)["problems"][0].to_string();
+    let problem = host_of(&host).problems[0].clone();
     assert!(problem.contains(&key), "{problem}");
     fs::copy(key_file(), &key).unwrap();
-    wait_for("guest", "mount", &host, |status| status["problems"].as_array().is_some_and(Vec::is_empty));
-    assert_eq!(status_of("mount", &host)["guests"]["list"].as_array().unwrap().len(), 1);
+    wait_for("guest", &host, |status: &report::Mount| status.problems.is_empty());
+    assert_eq!(host_of(&host).guests.unwrap().list.len(), 1);
     // Ended in order it leaves nothing; killed, it leaves a socket that the next one replaces.
     host.signal(rustix::process::Signal::TERM).unwrap();
     assert!(host.wait(PATIENCE).unwrap().unwrap().success());
@@ -120,13 +128,13 @@ fn what_a_guest_evicts_reaches_its_host_and_only_that() {
         return;
     }
     let guest = start(&guest);
-    wait_for("connection", "guest", &guest, |status| status["connected"] == true);
+    wait_for("connection", &guest, |status: &report::Guest| status.connected);
     let device = |path: &&Path| fs::metadata(path).is_ok_and(|found| found.dev() == fs::metadata("/").unwrap().dev());
     let folder = ["/var/tmp", "/tmp", "/"].map(Path::new).into_iter().find(device).unwrap();
     let own = Scratch::new_in(folder, test).unwrap();
     let file = own.path().join("file");
     write_pages(&file, PAGES, 4);
-    let sent = |process: &Process| status_of("guest", process)["guest"]["sent_pages"].as_u64().unwrap();
+    let sent = |process: &Process| guest_of(process).guest.sent_pages;
     let evict_until_sent = |pages: u64| {
         let before = sent(&guest);
         let is_sent = || {
@@ -135,18 +143,18 @@ fn what_a_guest_evicts_reaches_its_host_and_only_that() {
             evict(&file);
             sent(&guest) >= before + pages
         };
-        assert!(wait_until(PATIENCE, is_sent), "{}", status_of("guest", &guest));
+        assert!(wait_until(PATIENCE, is_sent), "{}", guest_of(&guest));
     };
     evict_until_sent(PAGES as u64);
     // Nobody has read these through the mount, if the image reaches as far at all.
-    wait_for("answers", "guest", &guest, |status| status["guest"]["unknown_pages"].as_u64() >= Some(PAGES as u64 / 2));
-    let count = |name: &str| status_of("guest", &guest)["guest"][name].as_u64().unwrap();
+    wait_for("answers", &guest, |status: &report::Guest| status.guest.unknown_pages >= PAGES as u64 / 2);
+    let count = |number: fn(&report::GuestCounts) -> u64| number(&guest_of(&guest).guest);
     // Read, and cached for a while.
     fs::read(&file).unwrap();
-    assert!(wait_until(PATIENCE, || count("held_pages") > 0), "{}", status_of("guest", &guest));
-    let of_host = status_of("mount", &host)["guests"]["list"][0].clone();
-    assert_eq!(of_host["connected"], true);
-    assert!(of_host["demoted_pages"].as_u64() >= Some(PAGES as u64), "{of_host}");
+    assert!(wait_until(PATIENCE, || count(|of| of.held_pages) > 0), "{}", guest_of(&guest));
+    let of_host = host_of(&host).guests.unwrap().list[0].clone();
+    assert!(of_host.connected);
+    assert!(of_host.demoted_pages >= PAGES as u64, "{of_host:?}");
     for (kind, process, expected) in
         [("guest /", &guest, "connected"), ("disk.img", &host, "guests      listened to at")]
     {
@@ -167,10 +175,10 @@ fn what_a_guest_evicts_reaches_its_host_and_only_that() {
         });
         for kills in 1..=KILLS {
             let sent_before = sent(&guest);
-            assert!(wait_until(PATIENCE, || sent(&guest) > sent_before), "{}", status_of("guest", &guest));
-            kill(status_of("mount", &host)["daemon_pid"].as_u64().unwrap() as u32);
-            wait_for("other connection", "guest", &guest, |status| {
-                status["guest"]["connects"].as_u64() > Some(kills) && status["connected"] == true
+            assert!(wait_until(PATIENCE, || sent(&guest) > sent_before), "{}", guest_of(&guest));
+            kill(host_of(&host).daemon_pid);
+            wait_for("other connection", &guest, |status: &report::Guest| {
+                status.guest.connects > kills && status.connected
             });
         }
     });
@@ -179,12 +187,12 @@ fn what_a_guest_evicts_reaches_its_host_and_only_that() {
 
     // Without a host a guest waits for one, and taps nothing.
     assert!(pumapool(&["umount", &images.path("served")]).status.success());
-    wait_for("loss", "guest", &guest, |status| status["connected"] == false);
-    let seen = count("evicted_pages");
+    wait_for("loss", &guest, |status: &report::Guest| !status.connected);
+    let seen = count(|of| of.evicted_pages);
     evict(&file);
-    assert_eq!(count("evicted_pages"), seen);
+    assert_eq!(count(|of| of.evicted_pages), seen);
     let _host = images.serve();
-    wait_for("return", "guest", &guest, |status| status["connected"] == true);
+    wait_for("return", &guest, |status: &report::Guest| status.connected);
 }
 
 #[test]
@@ -261,5 +269,5 @@ fn another_users_host_gets_nothing_without_a_key() {
     let said = || fs::read_to_string(&log).unwrap();
     let is_told = || said().contains(&format!("user {OTHER_USER} listens")) && said().contains("--key");
     assert!(wait_until(PATIENCE, is_told), "{}", said());
-    assert_eq!(status_of("guest", &guest)["connected"], false);
+    assert!(!guest_of(&guest).connected);
 }

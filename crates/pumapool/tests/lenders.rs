@@ -3,8 +3,8 @@
 
 mod setup;
 
+use report::{Link, LinkState};
 use rustix::process::{Pid, Signal, kill_process};
-use serde_json::Value;
 use setup::{Lender, Mount, PATIENCE, can_run, evict, is_balanced, kill, write_pages};
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -22,13 +22,12 @@ const UNDER_WAY_PAGES: u64 = 32 * 64 / 2;
 const READS_PER_S: u32 = 200;
 
 /// What the mount says of the lender at that address.
-fn lender_of(status: &Value, address: &str) -> Value {
-    let lenders = status["lenders"].as_array().unwrap();
-    lenders.iter().find(|lender| lender["address"] == address).cloned().unwrap_or_default()
+fn lender_of(status: &report::Mount, address: &str) -> Link {
+    status.lenders.iter().find(|lender| lender.address == address).cloned().unwrap_or_default()
 }
 
-fn state(mount: &Mount, address: &str) -> String {
-    lender_of(&mount.status(), address)["state"].as_str().unwrap_or_default().to_owned()
+fn state(mount: &Mount, address: &str) -> LinkState {
+    lender_of(&mount.status(), address).state
 }
 
 /// Reads every page once, in an order that is no stream. Returns what differs from `bytes`.
@@ -77,7 +76,7 @@ impl Pool {
         arguments.extend(options);
         let mount = Mount::start_in(&source, &at, &arguments, groups);
         mount.wait_for("all lenders", |status| {
-            addresses.iter().all(|address| lender_of(status, address)["state"] == "used")
+            addresses.iter().all(|address| lender_of(status, address).state == LinkState::Used)
         });
         Pool { file: at.join("file"), scratch, bytes, mount, lenders }
     }
@@ -88,9 +87,9 @@ impl Pool {
         let is_lent = || {
             evict(&self.file);
             assert!(fs::read(&self.file).unwrap() == self.bytes);
-            self.mount.wait_for("the puts", |status| status["puts_under_way"] == 0);
+            self.mount.wait_for("the puts", |status| status.puts_under_way == 0);
             // What found no put buffer is lent at the next read.
-            self.mount.status()["catalog"]["live_pages"] == PAGES
+            self.mount.status().catalog.live_pages == PAGES
         };
         assert!(wait_until(PATIENCE, is_lent), "{}", self.mount.status());
         evict(&self.file);
@@ -102,8 +101,8 @@ impl Pool {
         evict(&self.file);
         let missed = || {
             let status = self.mount.status();
-            let count = |name: &str| status["borrower"][name].as_u64().unwrap();
-            count("below_pages") - count("hedges_won")
+            let of = &status.borrower;
+            of.below_pages - of.hedges_won
         };
         let before = missed();
         assert_eq!(read_at_random(&File::open(&self.file).unwrap(), &self.bytes, seed), None, "a wrong byte");
@@ -126,7 +125,7 @@ fn pages_are_spread_and_a_lender_takes_only_its_own_with_it() {
     // Hedges on, as users have it: they are what keeps a lender that is stopped from being waited
     // for.
     let pool = Pool::start(test, lenders, &addresses, &["--hedge", "on"]);
-    let shares = || pool.lenders.iter().map(|lender| lender.count("stored_pages")).collect::<Vec<_>>();
+    let shares = || pool.lenders.iter().map(|lender| lender.count(|of| of.stored_pages)).collect::<Vec<_>>();
     let is_spread = || {
         pool.lend();
         // What was put again elsewhere goes from where it was a little later.
@@ -153,21 +152,21 @@ fn pages_are_spread_and_a_lender_takes_only_its_own_with_it() {
 
     // One dies, another is stopped: their pages are missed, and nothing else is.
     kill(pool.lenders[0].process.pid());
-    pool.mount.wait_for("the death", |status| lender_of(status, &addresses[0])["state"] != "used");
+    pool.mount.wait_for("the death", |status| lender_of(status, &addresses[0]).state != LinkState::Used);
     let missed = pool.misses(2);
     assert!(missed >= shares[0], "{missed}");
     let stopped = Pid::from_raw(pool.lenders[1].process.pid() as i32).unwrap();
     kill_process(stopped, Signal::STOP).unwrap();
-    let failures = pool.mount.count("get_failures");
+    let failures = pool.mount.count(|of| of.get_failures);
     let missed = pool.misses(3);
     println!("{missed} missed after one died and one was stopped");
     // Until the one that is stopped is given up, each reader waits for it once at the most.
-    assert!(pool.mount.count("get_failures") <= failures + 8);
-    let hits = [2, 3].map(|at| lender_of(&pool.mount.status(), &addresses[at])["get_pages"].as_u64().unwrap());
+    assert!(pool.mount.count(|of| of.get_failures) <= failures + 8);
+    let hits = [2, 3].map(|at| lender_of(&pool.mount.status(), &addresses[at]).get_pages);
     assert!(hits.iter().all(|hits| *hits >= PAGES / 64), "the others are asked: {hits:?}");
     // What was missed is lent anew, to those that are there.
-    pool.mount.wait_for("everything lent again", |status| status["puts_under_way"] == 0);
-    pool.mount.wait_for("the stop", |status| lender_of(status, &addresses[1])["state"] != "used");
+    pool.mount.wait_for("everything lent again", |status| status.puts_under_way == 0);
+    pool.mount.wait_for("the stop", |status| lender_of(status, &addresses[1]).state != LinkState::Used);
     // Not all at once: what finds no put buffer is not lent.
     let lent_again = wait_until(PATIENCE, || {
         seed += 1;
@@ -175,12 +174,12 @@ fn pages_are_spread_and_a_lender_takes_only_its_own_with_it() {
     });
     assert!(lent_again, "more is missed than what the one that is away has");
     kill_process(stopped, Signal::CONT).unwrap();
-    pool.mount.wait_for("its return", |status| lender_of(status, &addresses[1])["state"] == "used");
+    pool.mount.wait_for("its return", |status| lender_of(status, &addresses[1]).state == LinkState::Used);
     // But for what was on its way to it when it was given up, and for what is missed because one of
     // them is late again.
-    let failures = pool.mount.count("get_failures");
+    let failures = pool.mount.count(|of| of.get_failures);
     let missed = pool.misses(6);
-    let was_late = pool.mount.count("get_failures") > failures;
+    let was_late = pool.mount.count(|of| of.get_failures) > failures;
     assert!(missed <= UNDER_WAY_PAGES || was_late, "{missed} were lost by it");
     drop(pool.scratch);
 }
@@ -209,24 +208,22 @@ fn a_lender_behind_a_slow_network_is_left_alone_until_that_ends() {
     let thresholds = ["--gate", "on", "--gate-short", "40000,30000", "--gate-long", "500000,400000"];
     let pool = Pool::start_in(scratch, lenders, &addresses, &thresholds, &[&group]);
     // The averages begin with what is usual.
-    pool.mount.wait_for("some pings", |status| {
-        lender_of(status, &addresses[0])["ping_short_us"].as_u64().is_some_and(|us| us > 0 && us < 30_000)
-    });
+    pool.mount.wait_for("some pings", |status| (1..30_000).contains(&lender_of(status, &addresses[0]).ping_short_us));
     relay.delay(Duration::from_millis(100));
-    pool.mount.wait_for("the gate to close", |status| lender_of(status, &addresses[0])["state"] == "shunned");
-    let reason = lender_of(&pool.mount.status(), &addresses[0])["reason"].as_str().unwrap().to_owned();
+    pool.mount.wait_for("the gate to close", |status| lender_of(status, &addresses[0]).state == LinkState::Shunned);
+    let reason = lender_of(&pool.mount.status(), &addresses[0]).reason;
     assert!(reason.contains("latency") || reason.contains("faster"), "{reason}");
     assert!(fs::read(&pool.file).unwrap() == pool.bytes);
-    let got = |pool: &Pool| lender_of(&pool.mount.status(), &addresses[0])["get_pages"].as_u64().unwrap();
+    let got = |pool: &Pool| lender_of(&pool.mount.status(), &addresses[0]).get_pages;
     let before = got(&pool);
     pool.misses(1);
     assert_eq!(got(&pool), before, "it is not asked");
     relay.delay(Duration::ZERO);
-    let is_used = || state(&pool.mount, &addresses[0]) == "used";
+    let is_used = || state(&pool.mount, &addresses[0]) == LinkState::Used;
     assert!(
         wait_until(PATIENCE * 2, is_used),
-        "waited in vain for the gate to open: {}",
-        pool.mount.status()["lenders"]
+        "waited in vain for the gate to open: {:?}",
+        pool.mount.status().lenders
     );
 }
 
@@ -244,21 +241,17 @@ fn a_name_is_looked_up() {
     let name = format!("localhost:{port}");
     let options = ["--lender", &name, "--lender", &lender.address, "--fill", "read"];
     let mount = Mount::start(&source, &at, &options);
-    mount.wait_for("the lender", |status| lender_of(status, &lender.address)["state"] == "used");
+    mount.wait_for("the lender", |status| lender_of(status, &lender.address).state == LinkState::Used);
     // Named twice, it is there once; the other address of the name, if it has one, is nobody's.
-    let is_number = |lender: &Value| !lender["address"].as_str().unwrap().contains("localhost");
+    let is_number = |lender: &Link| !lender.address.contains("localhost");
     mount.wait_for("the name", |status| {
-        let lenders = status["lenders"].as_array().unwrap();
-        lenders.iter().all(is_number) && lenders.iter().filter(|lender| lender["state"] == "used").count() == 1
+        let lenders = &status.lenders;
+        lenders.iter().all(is_number) && lenders.iter().filter(|lender| lender.state == LinkState::Used).count() == 1
     });
     assert!(fs::read(at.join("file")).unwrap() == bytes);
-    mount
-        .wait_for("everything lent", |status| status["catalog"]["live_pages"] == 1000 && status["puts_under_way"] == 0);
+    mount.wait_for("everything lent", |status| status.catalog.live_pages == 1000 && status.puts_under_way == 0);
     let status = lender.status();
-    assert!(
-        status["lender"]["borrower_list"][0]["cpu_ms"].is_u64() && status["lender"]["paced_ms"].is_u64(),
-        "{status}"
-    );
+    assert!(status.lender.borrower_list[0].cpu_ms.is_some(), "{status}");
     let shown = setup::pumapool(&["status"]);
     let shown = String::from_utf8_lossy(&shown.stdout);
     assert!(shown.contains("1.0 GiB/s, 400 % of a processor: used "), "{shown}");

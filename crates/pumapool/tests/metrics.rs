@@ -4,11 +4,11 @@
 
 mod setup;
 
+use report::Daemon;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 use rustix::process::Signal;
-use serde_json::Value;
 use setup::{Lender, Mount, Node, PATIENCE, PUMAPOOL, can_run, evict, key_file, pumapool, write_pages};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -35,8 +35,8 @@ fn start(arguments: &[&str]) -> Process {
     process
 }
 
-fn status_of(kind: &str, process: &Process) -> Value {
-    let ask = || ask_daemon(kind, process.pid(), PATIENCE).map_err(|error| std::io::Error::other(error.to_string()));
+fn status_of<T: report::Reported>(process: &Process) -> T {
+    let ask = || ask_daemon(process.pid(), PATIENCE).map_err(|error| std::io::Error::other(error.to_string()));
     wait_until_ok(PATIENCE, ask).unwrap()
 }
 
@@ -72,8 +72,8 @@ fn fill_queue(path: &str) {
     while connect().is_ok() {}
 }
 
-fn metrics_of(status: &Value) -> String {
-    status["metrics"].as_str().unwrap_or_else(|| panic!("no address in {status}")).to_owned()
+fn metrics_of(status: &report::Mount) -> String {
+    status.metrics.clone().unwrap_or_else(|| panic!("no address in {status}"))
 }
 
 /// A line of a page.
@@ -114,34 +114,10 @@ fn run_python(python: &str, program: &str, arguments: &[&str], input: &str) -> S
     said
 }
 
-/// All places of a status, with a `*` for each element of a list, and whether a number is there.
-fn places(value: &Value, at: &str, found: &mut BTreeMap<String, bool>) {
-    match value {
-        Value::Array(list) => list.iter().for_each(|value| places(value, &format!("{at}/*"), found)),
-        Value::Object(map) => map.iter().for_each(|(key, value)| places(value, &format!("{at}/{key}"), found)),
-        _ => {}
-    }
-    *found.entry(at.to_owned()).or_default() |= value.is_number();
-}
-
-/// Whether a place is one that a pattern leads to, or is below it.
-fn leads_to(pattern: &str, place: &str, or_below: bool) -> bool {
-    let (mut pattern, mut place) = (pattern.split('/'), place.split('/'));
-    loop {
-        match (pattern.next(), place.next()) {
-            (None, None) => return true,
-            (None, Some(_)) => return or_below,
-            (Some(wanted), Some(step)) if wanted == "*" || wanted == step => {}
-            _ => return false,
-        }
-    }
-}
-
-/// Every number that a daemon tells is in the table, or in the list of those left out; and nothing
-/// else is in there.
+/// Every metric that is declared has a value on the page of daemons of all kinds.
 #[test]
-fn every_number_is_declared() {
-    let test = "every_number_is_declared";
+fn every_metric_has_a_value() {
+    let test = "every_metric_has_a_value";
     if !can_run(test) {
         return;
     }
@@ -153,16 +129,15 @@ fn every_number_is_declared() {
     let pool =
         ["--pool", "127.0.0.1:1", "--gossip", "127.0.0.1:0", "--cpu", "50", "--rate", "64MiB", "--capacity", "64MiB"];
     let lender = Lender::with("127.0.0.1:0", &pool, &[]);
-    let seed = lender.status()["pool"]["advertise"].as_str().unwrap().to_owned();
+    let seed = lender.status().pool.unwrap_or_default().advertise;
     let gossip = ["--lender", &lender.address, "--pool", &seed, "--gossip", "127.0.0.1:0"];
     let groups = ["--cgroup", "others,quota=64MiB,share=1"];
     let mount = Mount::start(&source, &at, &[&gossip[..], &groups].concat());
-    mount
-        .wait_for("the pool", |status| status["pool"]["members"].as_array().is_some_and(|members| !members.is_empty()));
+    mount.wait_for("the pool", |status| status.pool.as_ref().is_some_and(|pool| !pool.members.is_empty()));
     fs::read(at.join("file")).unwrap();
     let joined = format!("{}:{}", text(&folder("source2")), text(&folder("mount2")));
     let node = Node::start(&["--mount", &joined, "--pool", &seed, "--gossip", "127.0.0.1:0"]);
-    node.wait_for("the pool", |status| status["pool"]["members"].as_array().is_some_and(|members| !members.is_empty()));
+    node.wait_for("the pool", |status| status.pool.as_ref().is_some_and(|pool| !pool.members.is_empty()));
     let (images, served, listen) =
         (folder("images"), folder("served"), format!("unix:{}", text(&scratch.path().join("host.sock"))));
     write_pages(&images.join("disk.img"), PAGES, 2);
@@ -180,50 +155,28 @@ fn every_number_is_declared() {
     ]);
     let target = format!("pid:{}=none", std::process::id());
     let numa = start(&["numa", "daemon", "--target", &target]);
-    let mut statuses =
-        vec![mount.status(), lender.status(), node.status(), status_of("mount", &host), status_of("numa", &numa)];
+    let mut statuses = vec![
+        Daemon::Mount(Box::new(mount.status())),
+        Daemon::Lend(Box::new(lender.status())),
+        Daemon::Join(Box::new(node.status())),
+        Daemon::Mount(Box::new(status_of(&host))),
+        Daemon::Numa(Box::new(status_of(&numa))),
+    ];
     // Which disk this machine has is not the test's to choose.
     let has_disk = rustix::fs::major(fs::metadata("/").unwrap().dev()) != 0;
     let guest = has_disk.then(|| start(&["host-cache", "guest", "--fs", "/", "--to", &listen, "--key", key_file()]));
     match &guest {
-        Some(guest) => statuses.push(status_of("guest", guest)),
+        Some(guest) => statuses.push(Daemon::Guest(Box::new(status_of(guest)))),
         None => eprintln!("SKIPPED {test}, for guests: the root is on no disk of its own"),
     }
 
-    let declared: Value = serde_json::from_slice(&pumapool(&["generate", "metrics", "--json"]).stdout).unwrap();
-    let list = |name: &str| declared[name].as_array().unwrap().clone();
-    let is_of = |metric: &Value, kind: &Value| metric["daemons"].as_array().unwrap().contains(kind);
-    let at = |value: &Value| value["at"].as_str().unwrap().to_owned();
-    let mut unused: BTreeSet<String> = list("metrics").iter().map(at).chain(list("left_out").iter().map(at)).collect();
-    let mut problems = Vec::new();
-    for status in &statuses {
-        let mut found = BTreeMap::new();
-        places(status, "", &mut found);
-        for (place, is_number) in found {
-            let of_daemon = list("metrics").into_iter().filter(|metric| is_of(metric, &status["kind"]));
-            let declared: Vec<_> = of_daemon
-                // A histogram is all that is below it.
-                .filter(|metric| leads_to(&at(metric), &place, metric["type"] == "histogram"))
-                .map(|metric| at(&metric))
-                .collect();
-            let left_out: Vec<_> =
-                list("left_out").iter().map(at).filter(|pattern| leads_to(pattern, &place, true)).collect();
-            if is_number && declared.is_empty() && left_out.is_empty() {
-                problems.push(format!(
-                    "{place} of {} is not declared in crates/pumapool/src/metrics/table.rs",
-                    status["kind"]
-                ));
-            }
-            unused.retain(|at| !declared.contains(at) && !left_out.contains(at));
-        }
-    }
-    if guest.is_none() {
-        unused.retain(|at| !at.starts_with("/guest/"));
-    }
-    problems.extend(
-        unused.iter().map(|at| format!("no daemon has {at}, which crates/pumapool/src/metrics/table.rs names")),
-    );
-    assert!(problems.is_empty(), "{}", problems.join("\n"));
+    let found: BTreeSet<&str> = report::read(&statuses).iter().map(|family| family.metric.name).collect();
+    let sections = report::sections().iter().filter(|section| guest.is_some() || section.daemons != ["guest"]);
+    let names = sections.flat_map(|section| section.metrics()).map(|metric| metric.name);
+    // What there was too little of to measure has no value.
+    let unmeasured = ["pumapool_link_get_recent_seconds", "pumapool_mount_below_read_recent_seconds"];
+    let missing: Vec<&str> = names.filter(|name| !found.contains(name) && !unmeasured.contains(name)).collect();
+    assert!(missing.is_empty(), "no daemon has {missing:?}");
 
     // All of them on one page, as Prometheus' own library reads it in both formats.
     let Some(python) = python(test) else { return };
@@ -265,12 +218,12 @@ fn the_page_survives_the_daemon() {
     mount.evict(&at.join("file"), PAGES as u64);
     fs::read(at.join("file")).unwrap();
     let agree = || {
-        let (page, pages) = (get(&page), mount.count("lender_pages"));
+        let (page, pages) = (get(&page), mount.count(|of| of.lender_pages));
         pages > 0
             && value(&page, "pumapool_mount_lender_pages_total") == pages as f64
             && value(&page, "pumapool_mount_get_seconds_count") > 0.0
             && value(&page, "pumapool_mount_below_read_seconds_count") > 0.0
-            && value(&get(&lender_page), "pumapool_lender_put_pages_total") == lender.count("puts") as f64
+            && value(&get(&lender_page), "pumapool_lender_put_pages_total") == lender.count(|of| of.puts) as f64
     };
     assert!(wait_until(PATIENCE, agree), "{}", get(&page));
 
@@ -343,11 +296,10 @@ fn all_daemons_are_served_on_one_page() {
     // asked out of their queues any more.
     let stuck = |index| Lender::start(&scratch.directory(&format!("stuck{index}")).unwrap(), "1MiB", &[]);
     let mut stuck: Vec<_> = (0..6).map(stuck).collect();
-    let all: Value = serde_json::from_slice(&pumapool(&["status", "--json"]).stdout).unwrap();
-    let lenders = all["lenders"].as_array().unwrap();
-    let first = lenders.iter().find(|lender| lender["listen"] == stuck[0].address.as_str()).unwrap();
+    let lenders = setup::all().lenders;
+    let first = lenders.iter().find(|lender| lender.status.listen == stuck[0].address).unwrap();
     stuck.iter_mut().for_each(|lender| lender.process.signal(Signal::STOP).unwrap());
-    fill_queue(first["socket"].as_str().unwrap());
+    fill_queue(&first.socket);
     // A server that has no page yet.
     let (_server, address) = serve();
     let begun = Instant::now();

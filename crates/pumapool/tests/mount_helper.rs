@@ -29,7 +29,7 @@ fn mount_and_fstab_mount_and_umount_ends_the_daemon() {
     let (from, to, tab) = (source.to_str().unwrap(), at.to_str().unwrap(), fstab.to_str().unwrap());
     let line = |options: &str| format!("{} {to} fuse.pumapool {options} 0 0\n", from.replace(' ', "\\040"));
     let lender = format!("lender=unix:{},key={}", scratch.path().join("nobody").display(), key_file());
-    let is_gone = || wait_until(PATIENCE, || mounts().iter().all(|mount| mount["mountpoint"] != to));
+    let is_gone = || wait_until(PATIENCE, || mounts().iter().all(|mount| mount.mountpoint != to));
     let run = |script: &str, expected: &[&str]| {
         let output = privately(script);
         // Whatever it left is detached with its namespace, and ends.
@@ -132,7 +132,7 @@ fn a_remount_changes_what_is_forbidden() {
         assert!(lines.next().is_some_and(|line| line.contains(expected)), "{expected}: {said}");
     }
     assert_eq!(lines.next(), None, "{said}");
-    assert!(wait_until(PATIENCE, || mounts().iter().all(|mount| mount["mountpoint"] != to)), "a daemon is left");
+    assert!(wait_until(PATIENCE, || mounts().iter().all(|mount| mount.mountpoint != to)), "a daemon is left");
 }
 
 /// Does as systemd with `x-systemd.automount`: has the mount made when somebody looks there, by a
@@ -187,6 +187,6 @@ fn a_mount_is_made_when_somebody_looks() {
         }
         let said = String::from_utf8_lossy(&output.stdout).into_owned();
         assert!(output.status.success() && said.contains(expected), "{to}: {output:?}");
-        assert!(wait_until(PATIENCE, || mounts().iter().all(|mount| mount["mountpoint"] != to)), "a daemon is left");
+        assert!(wait_until(PATIENCE, || mounts().iter().all(|mount| mount.mountpoint != to)), "a daemon is left");
     }
 }

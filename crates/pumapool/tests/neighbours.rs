@@ -70,9 +70,9 @@ impl World {
     fn lend(&self, mount: &Mount) {
         let path = self.at.join("lent");
         mount.wait_for("the pages to be lent", |status| {
-            let is_quiet =
-                status["puts_under_way"] == 0 && status["tap"]["captured_pages"] == status["borrower"]["evictions"];
-            let are_lent = is_quiet && status["catalog"]["live_pages"] == LENT;
+            let is_quiet = status.puts_under_way == 0
+                && status.tap.clone().unwrap_or_default().captured_pages == status.borrower.evictions;
+            let are_lent = is_quiet && status.catalog.live_pages == LENT as u64;
             if is_quiet && !are_lent {
                 fs::read(&path).unwrap();
                 evict(&path);
@@ -135,7 +135,7 @@ fn lent_pages_are_read_while_the_disk_is_waited_for() {
     let bytes = world.write_cold("lent", LENT);
     let mount = world.mount(&[&group]);
     world.lend(&mount);
-    let (lent, before) = (world.open("lent"), mount.count("lender_pages"));
+    let (lent, before) = (world.open("lent"), mount.count(|of| of.lender_pages));
     slow.limit_reads(Some(READS_PER_S)).unwrap();
     let cold = ColdReaders::start(&world, &slow);
     assert!(testbed::wait_until(PATIENCE, || cold.done.load(Relaxed) > 0), "the disk is not read");
@@ -148,7 +148,7 @@ fn lent_pages_are_read_while_the_disk_is_waited_for() {
     drop(cold);
     println!("{read} reads of lent pages beside {disk_reads} of the disk");
     assert_eq!(read, LENT, "{disk_reads} reads of the disk");
-    assert!(mount.count("lender_pages") >= before + LENT as u64 / 2, "{}", mount.status());
+    assert!(mount.count(|of| of.lender_pages) >= before + LENT as u64 / 2, "{}", mount.status());
 }
 
 /// Runs `action` in a thread of its own, and fails unless it ends in time.
@@ -167,9 +167,9 @@ fn a_frozen_file_system_is_read_from_the_cache_and_the_lender() {
     assert_eq!(page(&cached, 0), [7; 4096]);
     let written = |number: usize| world.at.join(format!("written-{number}"));
     let files: Vec<_> = (0..12).map(|number| File::create(written(number)).unwrap()).collect();
-    let writes = |status: &serde_json::Value| status["mount"]["requests"]["write"].as_u64().unwrap_or(0);
+    let writes = |status: &report::Mount| status.mount.requests.get("write").copied().unwrap_or(0);
     let before = writes(&mount.status());
-    let lent_before = mount.count("lender_pages");
+    let lent_before = mount.count(|of| of.lender_pages);
 
     let frozen = Frozen::new(&world.disk.path).unwrap();
     let write = |mut file: File| spawn(move || file.write_all(b"when it is thawed").unwrap());
@@ -181,7 +181,7 @@ fn a_frozen_file_system_is_read_from_the_cache_and_the_lender() {
     let at = world.at.clone();
     answers("statfs", move || rustix::fs::statvfs(at).unwrap());
     assert!(writers.iter().all(|writer| !writer.is_finished()), "it was not frozen");
-    assert!(mount.count("lender_pages") >= lent_before + LENT as u64 / 2, "{}", mount.status());
+    assert!(mount.count(|of| of.lender_pages) >= lent_before + LENT as u64 / 2, "{}", mount.status());
 
     drop(frozen);
     for (number, writer) in writers.into_iter().enumerate() {
@@ -200,7 +200,7 @@ fn an_open_that_waits_for_a_lease_survives_the_daemon() {
     let (source, at) = (scratch.directory("source").unwrap(), scratch.directory("mount").unwrap());
     let bytes = write_pages(&source.join("file"), 4, 1);
     let mount = Mount::start(&source, &at, &[]);
-    let waits = |status: &serde_json::Value| status["mount"]["waiting_opens"] == 1;
+    let waits = |status: &report::Mount| status.mount.waiting_opens == 1;
     let lease = Lease::take(&source.join("file"), false).unwrap();
     let path = at.join("file");
     let opener = spawn(move || fs::read(path).unwrap());
@@ -213,5 +213,5 @@ fn an_open_that_waits_for_a_lease_survives_the_daemon() {
     assert!(!opener.is_finished());
     drop(lease);
     assert!(answers("the open", move || opener.join().unwrap()) == bytes);
-    mount.wait_for("none to wait", |status| status["mount"]["waiting_opens"] == 0);
+    mount.wait_for("none to wait", |status| status.mount.waiting_opens == 0);
 }

@@ -23,16 +23,16 @@ fn files_that_are_streamed_over_and_over_are_left_to_the_kernel() {
     if !fuse_passes(&mount) {
         return testbed::skip(test, "no FUSE passthrough (Linux 6.9)");
     }
-    let count = |name: &str| mount.status()["mount"][name].as_u64().unwrap();
+    let count = |number: fn(&report::Files) -> u64| number(&mount.status().mount);
     let path = at.join("a");
     for pass in 0..2 {
-        assert_eq!(count("passed_opens"), 0, "pass {pass}");
+        assert_eq!(count(|of| of.passed_opens), 0, "pass {pass}");
         assert!(fs::read(&path).unwrap() == bytes);
         mount.evict_seen(&path);
     }
-    let read = count("read_bytes");
+    let read = count(|of| of.read_bytes);
     assert!(fs::read(&path).unwrap() == bytes);
-    assert!(count("passed_opens") > 0 && count("read_bytes") == read);
+    assert!(count(|of| of.passed_opens) > 0 && count(|of| of.read_bytes) == read);
     // Changed beside the mount, and through it.
     let mut bytes = bytes;
     bytes[..5].copy_from_slice(b"other");
@@ -47,5 +47,5 @@ fn files_that_are_streamed_over_and_over_are_left_to_the_kernel() {
 fn fuse_passes(mount: &Mount) -> bool {
     let release = rustix::system::uname().release().to_string_lossy().into_owned();
     let mut numbers = release.split(['.', '-']).map_while(|part| part.parse::<u32>().ok());
-    (numbers.next(), numbers.next()) >= (Some(6), Some(9)) && mount.status()["write"] == "through"
+    (numbers.next(), numbers.next()) >= (Some(6), Some(9)) && mount.status().write == report::Write::Through
 }

@@ -4,7 +4,6 @@
 mod setup;
 
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
-use serde_json::Value;
 use setup::{Lender, Mount, PATIENCE, can_run, undisturbed, write_pages};
 use std::fs;
 use std::os::fd::AsRawFd;
@@ -28,24 +27,24 @@ fn there_and_back(test: &str, strategy: &str, remaining: u64) {
         let file = at.join("file");
 
         assert!(fs::read(&file).unwrap() == bytes);
-        assert_eq!(mount.count("get_messages"), 0, "what the catalog calls absent is not asked for");
-        assert_eq!(mount.count("below_pages"), PAGES);
+        assert_eq!(mount.count(|of| of.get_messages), 0, "what the catalog calls absent is not asked for");
+        assert_eq!(mount.count(|of| of.below_pages), PAGES);
 
         mount.evict(&file, PAGES);
-        assert_eq!(lender.count("stored_pages"), PAGES);
+        assert_eq!(lender.count(|of| of.stored_pages), PAGES);
 
         assert!(fs::read(&file).unwrap() == bytes);
         mount.in_time()?;
-        let from_pool = mount.count("lender_pages") + mount.count("buffer_pages");
-        assert_eq!((from_pool, mount.count("below_pages")), (PAGES, PAGES), "nothing more came from below");
-        assert_eq!(lender.count("stored_pages"), remaining);
-        assert_eq!(lender.count("hits"), mount.count("lender_pages"));
+        let from_pool = mount.count(|of| of.lender_pages) + mount.count(|of| of.buffer_pages);
+        assert_eq!((from_pool, mount.count(|of| of.below_pages)), (PAGES, PAGES), "nothing more came from below");
+        assert_eq!(lender.count(|of| of.stored_pages), remaining);
+        assert_eq!(lender.count(|of| of.hits), mount.count(|of| of.lender_pages));
 
         // Evicted again, what the lender still has is not sent again.
-        let sent = mount.count("put_pages");
+        let sent = mount.count(|of| of.put_pages);
         mount.evict(&file, PAGES);
-        assert_eq!(mount.count("put_pages") - sent, PAGES - remaining);
-        assert_eq!(mount.status()["tap"]["omitted_pages"], remaining, "nor is it copied");
+        assert_eq!(mount.count(|of| of.put_pages) - sent, PAGES - remaining);
+        assert_eq!(mount.status().tap.clone().unwrap_or_default().omitted_pages, remaining, "nor is it copied");
         assert!(fs::read(&file).unwrap() == bytes);
         Some(())
     });
@@ -80,19 +79,19 @@ fn what_was_written_is_copied_and_lent_again() {
         // From the lender, which has it still: it need not be copied.
         assert!(fs::read(&path).unwrap() == bytes);
         mount.in_time()?;
-        let (page, sent) = (0x2a * page::PAGE_SIZE, mount.count("put_pages"));
+        let (page, sent) = (0x2a * page::PAGE_SIZE, mount.count(|of| of.put_pages));
         bytes[page..page + page::PAGE_SIZE].fill(0x77);
         let file = fs::File::options().write(true).open(&path).unwrap();
         file.write_all_at(&bytes[page..page + page::PAGE_SIZE], page as u64).unwrap();
         drop(file);
         mount.evict(&path, PAGES);
-        assert_eq!(mount.count("put_pages") - sent, 1, "what was written is lent, and nothing else");
-        assert_eq!(mount.status()["tap"]["omitted_pages"], PAGES - 1);
-        assert_eq!(mount.count("evictions_not_copied"), 0);
-        let below = mount.count("below_pages");
+        assert_eq!(mount.count(|of| of.put_pages) - sent, 1, "what was written is lent, and nothing else");
+        assert_eq!(mount.status().tap.clone().unwrap_or_default().omitted_pages, PAGES - 1);
+        assert_eq!(mount.count(|of| of.evictions_not_copied), 0);
+        let below = mount.count(|of| of.below_pages);
         assert!(fs::read(&path).unwrap() == bytes);
         mount.in_time()?;
-        assert_eq!(mount.count("below_pages"), below, "all of it came back");
+        assert_eq!(mount.count(|of| of.below_pages), below, "all of it came back");
         Some(())
     });
 }
@@ -110,11 +109,11 @@ fn without_a_tap_pages_are_lent_when_they_are_read() {
         let lender = Lender::listen("127.0.0.1:0", "64MiB", &[]);
         let mount = Mount::start(&source, &at, &["--lender", &lender.address, "--fill", "read"]);
         assert!(fs::read(at.join("file")).unwrap() == bytes);
-        assert!(wait_until(PATIENCE, || lender.count("stored_pages") == PAGES), "{}", mount.status());
+        assert!(wait_until(PATIENCE, || lender.count(|of| of.stored_pages) == PAGES), "{}", mount.status());
         setup::evict(&at.join("file"));
         assert!(fs::read(at.join("file")).unwrap() == bytes);
         mount.in_time()?;
-        assert_eq!(mount.count("below_pages"), PAGES);
+        assert_eq!(mount.count(|of| of.below_pages), PAGES);
         Some(())
     });
 }
@@ -138,7 +137,7 @@ fn a_read_ahead_window_is_few_gets() {
     let is_lent = || {
         setup::evict(&at.join("file"));
         let is_settled =
-            |status: &Value| status["puts_under_way"] == 0 && status["catalog"]["live_pages"] == WINDOWS * 256;
+            |status: &report::Mount| status.puts_under_way == 0 && status.catalog.live_pages == WINDOWS * 256;
         // More pages than there are put buffers: what finds none while the lender is held up is
         // lent after the next read.
         let lent = wait_until(PATIENCE / 10, || is_settled(&mount.status()));
@@ -148,11 +147,11 @@ fn a_read_ahead_window_is_few_gets() {
         lent
     };
     assert!(wait_until(PATIENCE, is_lent), "{}", mount.status());
-    let before = mount.count("get_messages");
+    let before = mount.count(|of| of.get_messages);
     assert!(fs::read(at.join("file")).unwrap() == bytes);
     // Windows of 256 pages; the first ones are smaller, while the kernel learns that the file is
     // read in order.
-    let gets = mount.count("get_messages") - before;
+    let gets = mount.count(|of| of.get_messages) - before;
     println!("{gets} gets for {} pages", WINDOWS * 256);
     assert!(gets <= MESSAGES * (WINDOWS + 4), "{gets} gets");
 }
@@ -172,7 +171,7 @@ fn a_change_through_the_mount_is_never_hidden_by_the_pool() {
     let mut check = |what: &str, change: &dyn Fn(&fs::File, &mut Vec<u8>)| {
         fs::read(&path).unwrap();
         setup::evict(&path);
-        mount.wait_for("pages lent", |status| status["catalog"]["live_pages"].as_u64() > Some(PAGES / 2));
+        mount.wait_for("pages lent", |status| status.catalog.live_pages > PAGES / 2);
         let file = fs::File::options().read(true).write(true).open(&path).unwrap();
         change(&file, &mut bytes);
         assert!(fs::read(&path).unwrap() == bytes, "through the mount, after {what}");
@@ -206,8 +205,8 @@ fn a_change_through_the_mount_is_never_hidden_by_the_pool() {
         assert_eq!(rustix::fs::copy_file_range(file, Some(&mut from), file, Some(&mut to), 8192).unwrap(), 8192);
         bytes.copy_within(400_000..408_192, 100_000);
     });
-    assert_eq!(mount.count("bad_pages"), 0);
-    assert!(mount.count("lender_pages") + mount.count("buffer_pages") > PAGES, "{}", mount.status());
+    assert_eq!(mount.count(|of| of.bad_pages), 0);
+    assert!(mount.count(|of| of.lender_pages) + mount.count(|of| of.buffer_pages) > PAGES, "{}", mount.status());
 }
 
 /// The kernel writes back what a mapping stores into the page of the end, and zeroes what an append
@@ -264,14 +263,14 @@ fn what_writeback_zeroes_beside_an_append_is_not_lent() {
     // wrong.
     wait_until(PATIENCE, || {
         mount.evict_seen(&path);
-        mount.wait_for("the puts", |status| status["puts_under_way"] == 0);
+        mount.wait_for("the puts", |status| status.puts_under_way == 0);
         let shown = fs::read(&path).unwrap();
         assert_eq!(shown.len(), below.len());
         differ = shown.iter().zip(&below).filter(|(shown, below)| shown != below).count();
         differ == 0
     });
     let lost = below.iter().filter(|byte| **byte == 0).count();
-    println!("of {} bytes the kernel has lost {lost}; {differ} differ; {}", below.len(), mount.status()["borrower"]);
+    println!("of {} bytes the kernel has lost {lost}; {differ} differ; {}", below.len(), mount.status());
     assert_eq!(differ, 0, "bytes that are not the backing file's");
 }
 
@@ -295,7 +294,7 @@ fn a_change_beside_the_mount_shows_at_the_next_open() {
     let bytes = write_pages(&source.join("new"), PAGES as usize / 2, 6);
     fs::rename(source.join("new"), source.join("file")).unwrap();
     assert!(fs::read(at.join("file")).unwrap() == bytes);
-    assert_eq!(mount.count("bad_pages"), 0);
+    assert_eq!(mount.count(|of| of.bad_pages), 0);
 }
 
 /// Reads that are nothing for the lender are answered, too, however many come while it is waited
@@ -356,7 +355,7 @@ fn direct_reads_beside_those_of_a_lender() {
         is_over.store(true, Ordering::Relaxed);
         assert!(are_right.unwrap());
     });
-    let (gets, direct) = (mount.count("get_messages"), mount.status()["mount"]["direct_reads"].as_u64().unwrap());
+    let (gets, direct) = (mount.count(|of| of.get_messages), mount.status().mount.direct_reads);
     assert!(gets > PAGES && direct > PAGES, "{gets} gets, {direct} direct reads");
 }
 
@@ -381,21 +380,21 @@ fn borrowers_are_strangers_to_each_other() {
             mounts.push((mount, bytes));
         }
         // Both call their file and pages by the same names, and each gets its own.
-        assert_eq!((lender.count("stored_pages"), lender.count("borrowers")), (2 * PAGES, 2));
+        assert_eq!((lender.count(|of| of.stored_pages), lender.count(|of| of.borrowers)), (2 * PAGES, 2));
         for (mount, bytes) in &mounts {
             assert!(fs::read(mount.path.join("file")).unwrap() == *bytes);
-            assert_eq!(mount.count("bad_pages"), 0);
+            assert_eq!(mount.count(|of| of.bad_pages), 0);
             mount.in_time()?;
-            assert_eq!(mount.count("below_pages"), PAGES);
+            assert_eq!(mount.count(|of| of.below_pages), PAGES);
             mount.evict(&mount.path.join("file"), PAGES);
         }
         // A daemon that dies frees its pages, and only those; the one that takes over has none of
         // them.
         mounts[0].0.kill_daemon();
-        assert!(wait_until(PATIENCE, || lender.count("stored_pages") == PAGES), "the dead borrower's pages stay");
+        assert!(wait_until(PATIENCE, || lender.count(|of| of.stored_pages) == PAGES), "the dead borrower's pages stay");
         assert!(fs::read(mounts[1].0.path.join("file")).unwrap() == mounts[1].1);
         mounts[1].0.in_time()?;
-        assert_eq!(mounts[1].0.count("below_pages"), PAGES);
+        assert_eq!(mounts[1].0.count(|of| of.below_pages), PAGES);
         Some(())
     });
 }
@@ -413,20 +412,20 @@ fn a_lender_may_come_and_go() {
     let mut lender = Lender::listen(&address, "64MiB", &[]);
     let mount = Mount::start(&source, &at, &["--lender", &address, "--fill", "evict"]);
     for round in 1..=3 {
-        mount.wait_for("the lender", |status| status["lender_is_up"] == true);
+        mount.wait_for("the lender", |status| status.lender_is_up);
         assert!(fs::read(at.join("file")).unwrap() == bytes);
         mount.evict(&at.join("file"), PAGES);
         lender.process.kill().unwrap();
-        let below = mount.count("below_pages");
+        let below = mount.count(|of| of.below_pages);
         assert!(fs::read(at.join("file")).unwrap() == bytes, "round {round}");
-        assert_eq!(mount.count("below_pages"), below + PAGES, "the pages are gone with the lender");
-        mount.wait_for("the loss", |status| status["lender_is_up"] == false);
+        assert_eq!(mount.count(|of| of.below_pages), below + PAGES, "the pages are gone with the lender");
+        mount.wait_for("the loss", |status| !status.lender_is_up);
         setup::evict(&at.join("file"));
         assert!(fs::read(at.join("file")).unwrap() == bytes);
         setup::evict(&at.join("file"));
         lender = Lender::listen(&address, "64MiB", &[]);
     }
-    assert!(mount.count("lender_losses") >= 3);
+    assert!(mount.count(|of| of.lender_losses) >= 3);
 }
 
 #[test]
@@ -451,7 +450,7 @@ fn a_squeezed_lender_gives_its_memory_back() {
     let nearly_all_lent = || {
         setup::evict(&at.join("file"));
         assert!(fs::read(at.join("file")).unwrap() == bytes);
-        lender.count("stored_pages") > FILE_PAGES as u64 * 9 / 10
+        lender.count(|of| of.stored_pages) > FILE_PAGES as u64 * 9 / 10
     };
     assert!(wait_until(PATIENCE, nearly_all_lent), "{}", mount.status());
 
@@ -459,16 +458,16 @@ fn a_squeezed_lender_gives_its_memory_back() {
     // takes it, and kills nobody.
     let squeeze = Squeeze::start(LIMIT_BYTES - (24 << 20), &[&group]).unwrap();
     squeeze.wait_until_held(PATIENCE).unwrap();
-    let given_up = || lender.count("shrunk") + lender.count("reclaimed_by_kernel");
+    let given_up = || lender.count(|of| of.shrunk) + lender.count(|of| of.reclaimed_by_kernel);
     assert!(
-        wait_until(PATIENCE, || given_up() > 0 && mount.count("lost_pages") > 0),
+        wait_until(PATIENCE, || given_up() > 0 && mount.count(|of| of.lost_pages) > 0),
         "given up {}, reported lost {}",
         given_up(),
-        mount.count("lost_pages"),
+        mount.count(|of| of.lost_pages),
     );
     setup::evict(&at.join("file"));
     assert!(fs::read(at.join("file")).unwrap() == bytes);
-    assert_eq!(mount.count("bad_pages"), 0);
+    assert_eq!(mount.count(|of| of.bad_pages), 0);
     // It may be late while the kernel takes its memory, and lost for that, but it does not end.
-    mount.wait_for("the lender", |status| status["lender_is_up"] == true);
+    mount.wait_for("the lender", |status| status.lender_is_up);
 }

@@ -3,7 +3,7 @@
 
 mod setup;
 
-use serde_json::Value;
+use report::{Join, NodeMountState, RoleName, RoleWanted};
 use setup::{Lender, Mount, Node, PATIENCE, can_run, pumapool, write_pages};
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -31,7 +31,7 @@ impl Pool {
             &["--capacity", "128MiB", "--pool", "127.0.0.1:1", "--gossip", "127.0.0.1:0"],
             &[],
         );
-        let seed = other.status()["pool"]["advertise"].as_str().unwrap().to_owned();
+        let seed = other.status().pool.unwrap_or_default().advertise;
         let mount = format!("{}:{}", source.display(), at.display());
         let fixed =
             ["--mount", &mount, "--pool", &seed, "--gossip", "127.0.0.1:0", "--capacity", "64MiB", "--calm", "5"];
@@ -53,9 +53,9 @@ fn guest_lends(mount: &Mount, file: &Path, bytes: &[u8], node: &Node) -> bool {
     node.lent_pages() > GUEST_PAGES as u64 / 2
 }
 
-fn is_at_once_one_of_both(status: &Value) {
-    let borrows = status["mounts"].as_array().unwrap().iter().any(|mount| mount["state"] == "borrows");
-    assert!(!(borrows && status["lender"]["lending"] == true), "both at once: {status}");
+fn is_at_once_one_of_both(status: &Join) {
+    let borrows = status.mounts.iter().any(|mount| mount.state == NodeMountState::Borrows);
+    assert!(!(borrows && status.lender.lending), "both at once: {status}");
 }
 
 #[test]
@@ -74,8 +74,8 @@ fn a_node_that_evicts_borrows_and_lends_again() {
     let bytes = write_pages(&source.join("file"), LOAD_PAGES, 1);
     let guest_bytes = write_pages(&guests.join("file"), GUEST_PAGES, 2);
     let Pool { node, other } = Pool::start(&source, &at, &["--fill", "evict"]);
-    node.wait_for("lending", |status| status["role"]["role"] == "lend" && status["lender"]["lending"] == true);
-    assert_eq!(node.status()["mounts"][0]["state"], "does not borrow");
+    node.wait_for("lending", |status| status.role.role == RoleName::Lend && status.lender.lending);
+    assert_eq!(node.status().mounts[0].state, NodeMountState::DoesNotBorrow);
 
     // It lends, to somebody who knows only this lender.
     let guest = Mount::start(&guests, &guest_at, &["--lender", &node.address(), "--fill", "read"]);
@@ -83,17 +83,21 @@ fn a_node_that_evicts_borrows_and_lends_again() {
     assert!(wait_until(PATIENCE, || guest_lends(&guest, &guest_file, &guest_bytes, &node)), "{}", node.status());
 
     // Its own programs begin to need the memory.
-    let before = other.count("puts");
+    let before = other.count(|of| of.puts);
     let reader = load(&at.join("file"), &group);
     node.wait_for("borrowing", |status| {
         is_at_once_one_of_both(status);
-        status["role"]["role"] == "borrow" && status["mounts"][0]["state"] == "borrows"
+        status.role.role == RoleName::Borrow && status.mounts[0].state == NodeMountState::Borrows
     });
     let status = node.status();
-    assert_eq!((node.lent_pages(), &status["lender"]["lending"]), (0, &Value::Bool(false)), "{status}");
-    assert!(status["role"]["reason"].as_str().unwrap().contains("evicted"), "{status}");
-    assert!(wait_until(PATIENCE, || other.count("puts") > before && other.count("hits") > 0), "{}", other.status());
-    assert!(wait_until(PATIENCE, || guest.count("lost_pages") >= GUEST_PAGES as u64 / 2), "{}", guest.status());
+    assert_eq!((node.lent_pages(), status.lender.lending), (0, false), "{status}");
+    assert!(status.role.reason.contains("evicted"), "{status}");
+    assert!(
+        wait_until(PATIENCE, || other.count(|of| of.puts) > before && other.count(|of| of.hits) > 0),
+        "{}",
+        other.status()
+    );
+    assert!(wait_until(PATIENCE, || guest.count(|of| of.lost_pages) >= GUEST_PAGES as u64 / 2), "{}", guest.status());
     assert!(!guest_lends(&guest, &guest_file, &guest_bytes, &node), "it took pages while it borrowed");
     let shown = String::from_utf8(pumapool(&["status"]).stdout).unwrap();
     assert!(shown.contains("  role        borrow for "), "{shown}");
@@ -105,10 +109,10 @@ fn a_node_that_evicts_borrows_and_lends_again() {
     node.wait_for("lending again", |status| {
         setup::evict(&at.join("file"));
         is_at_once_one_of_both(status);
-        status["role"]["role"] == "lend" && status["lender"]["lending"] == true
+        status.role.role == RoleName::Lend && status.lender.lending
     });
     // More than once, if its reader was held up for so long that it seemed to be at rest.
-    let changes = node.status()["role"]["changes"].as_u64().unwrap();
+    let changes = node.status().role.changes;
     assert!(changes >= 2 && changes.is_multiple_of(2), "{changes} changes");
     assert!(wait_until(PATIENCE, || guest_lends(&guest, &guest_file, &guest_bytes, &node)), "{}", node.status());
 
@@ -133,13 +137,11 @@ fn a_role_can_be_asked_for_and_mounts_live_and_die_with_the_node() {
     let (source, at) = (scratch.directory("source").unwrap(), scratch.directory("mount").unwrap());
     let bytes = write_pages(&source.join("file"), 64, 1);
     let Pool { mut node, other } = Pool::start(&source, &at, &["--role", "borrow"]);
-    let is = |status: &Value, role: &str, lending: bool, mount: &str| {
+    let is = |status: &Join, role: RoleName, lending: bool, mount: NodeMountState| {
         is_at_once_one_of_both(status);
-        status["role"]["role"] == role
-            && status["lender"]["lending"] == lending
-            && status["mounts"][0]["state"] == mount
+        status.role.role == role && status.lender.lending == lending && status.mounts[0].state == mount
     };
-    node.wait_for("borrowing", |status| is(status, "borrow", false, "borrows"));
+    node.wait_for("borrowing", |status| is(status, RoleName::Borrow, false, NodeMountState::Borrows));
     assert!(fs::read(at.join("file")).unwrap() == bytes);
     let pid = node.process.pid().to_string();
     let role = |name: &str| {
@@ -147,12 +149,9 @@ fn a_role_can_be_asked_for_and_mounts_live_and_die_with_the_node() {
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     };
     role("lend");
-    node.wait_for("lending", |status| is(status, "lend", true, "does not borrow"));
-    let knows = |lenders: usize| {
-        wait_until(PATIENCE, || {
-            other.status()["pool"]["members"].as_array().is_some_and(|found| found.len() == lenders)
-        })
-    };
+    node.wait_for("lending", |status| is(status, RoleName::Lend, true, NodeMountState::DoesNotBorrow));
+    let knows =
+        |lenders: usize| wait_until(PATIENCE, || other.status().pool.unwrap_or_default().members.len() == lenders);
     assert!(knows(1), "{}", other.status());
 
     // Nobody takes it for a mount of something else.
@@ -165,32 +164,28 @@ fn a_role_can_be_asked_for_and_mounts_live_and_die_with_the_node() {
 
     // A daemon that takes over does not borrow, either; its mount does not use the node's own
     // lender.
-    let mount = |pid: u64| setup::mounts().into_iter().find(|mount| mount["pid"] == pid);
-    let ours = || setup::mounts().into_iter().find(|mount| mount["mountpoint"] == at.to_str().unwrap());
+    let mount = |pid: u32| setup::mounts().into_iter().find(|mount| mount.pid == pid);
+    let ours = || setup::mounts().into_iter().find(|mount| mount.mountpoint == at.to_str().unwrap());
     let mut found = None;
     assert!(wait_until(PATIENCE, || {
         found = ours();
         found.is_some()
     }));
     let found = found.unwrap();
-    let (keeper, daemon) = (found["pid"].as_u64().unwrap(), found["daemon_pid"].as_u64().unwrap());
-    setup::kill(daemon as u32);
-    let took_over =
-        || mount(keeper).is_some_and(|mount| mount["mount"]["takeovers"] == 1 && mount["borrowing"] == false);
+    let (keeper, daemon) = (found.pid, found.daemon_pid);
+    setup::kill(daemon);
+    let took_over = || mount(keeper).is_some_and(|mount| mount.mount.takeovers == 1 && !mount.borrowing);
     assert!(wait_until(PATIENCE, took_over), "{:?}", mount(keeper));
-    let has_the_other = |mount: &Value| {
-        let lenders = mount["lenders"].as_array().map(Vec::as_slice).unwrap_or_default();
-        lenders.len() == 1 && lenders[0]["address"] == other.address.as_str()
-    };
+    let has_the_other = |mount: &report::Mount| mount.lenders.len() == 1 && mount.lenders[0].address == other.address;
     assert!(wait_until(PATIENCE, || mount(keeper).is_some_and(|mount| has_the_other(&mount))), "{:?}", mount(keeper));
-    node.wait_for("lending still", |status| is(status, "lend", true, "does not borrow"));
+    node.wait_for("lending still", |status| is(status, RoleName::Lend, true, NodeMountState::DoesNotBorrow));
 
     role("borrow");
-    node.wait_for("borrowing again", |status| is(status, "borrow", false, "borrows"));
+    node.wait_for("borrowing again", |status| is(status, RoleName::Borrow, false, NodeMountState::Borrows));
     assert!(knows(0), "{}", other.status());
     role("auto");
     node.wait_for("lending by need", |status| {
-        status["role"]["wanted"] == "auto" && is(status, "lend", true, "does not borrow")
+        status.role.wanted == RoleWanted::Auto && is(status, RoleName::Lend, true, NodeMountState::DoesNotBorrow)
     });
     assert!(!pumapool(&["role", "lend", "--pid", "1"]).status.success());
 

@@ -3,6 +3,7 @@
 
 mod setup;
 
+use report::LinkState;
 use setup::{Lender, Mount, PATIENCE, can_run, pumapool, write_pages};
 use std::collections::HashSet;
 use std::fs::{self, File};
@@ -65,15 +66,12 @@ fn another_users_lender_gets_nothing_without_a_key() {
     command.args(["--lender", &our_address]).env_remove("PUMAPOOL_KEY_FILE");
     let mut mount = Process::spawn(command, &[]).unwrap();
     mount.wait_for_line("READY", PATIENCE).unwrap();
-    let lenders = || testbed::ask_daemon("mount", mount.pid(), PATIENCE).unwrap()["lenders"].take();
-    let of = |address: &str| {
-        let all = lenders();
-        all.as_array().unwrap().iter().find(|lender| lender["address"] == address).unwrap().clone()
-    };
-    assert!(wait_until(PATIENCE, || of(&our_address)["state"] == "used"), "{}", lenders());
-    let refused = || of(&their_address)["reason"].to_string();
+    let lenders = || testbed::ask_daemon::<report::Mount>(mount.pid(), PATIENCE).unwrap().lenders;
+    let of = |address: &str| lenders().into_iter().find(|lender| lender.address == address).unwrap();
+    assert!(wait_until(PATIENCE, || of(&our_address).state == LinkState::Used), "{:?}", lenders());
+    let refused = || of(&their_address).reason;
     let is_told = || refused().contains(&format!("user {OTHER_USER} listens")) && refused().contains("--key");
-    assert!(wait_until(PATIENCE, is_told), "{}", lenders());
+    assert!(wait_until(PATIENCE, is_told), "{:?}", lenders());
 }
 
 #[test]
@@ -124,15 +122,12 @@ fn a_relative_key_file_is_found_in_the_background() {
     };
     run(&["mount", source.to_str().unwrap(), at.to_str().unwrap(), "--lender", &lender.address, "--key", "pool.key"]);
     // A daemon that takes over reads it again.
-    let mount = || {
-        let all: serde_json::Value = serde_json::from_slice(&pumapool(&["status", "--json"]).stdout).unwrap();
-        all["mounts"].as_array().unwrap().iter().find(|mount| mount["mountpoint"] == at.to_str().unwrap()).cloned()
-    };
-    let is_up = || mount().is_some_and(|mount| mount["lender_is_up"] == true);
+    let mount = || setup::mounts().into_iter().find(|mount| mount.mountpoint == at.to_str().unwrap());
+    let is_up = || mount().is_some_and(|mount| mount.lender_is_up);
     assert!(wait_until(PATIENCE, is_up));
-    assert_eq!(mount().unwrap()["security"], "key");
-    setup::kill(mount().unwrap()["daemon_pid"].as_u64().unwrap() as u32);
-    let took_over = || mount().is_some_and(|mount| mount["mount"]["takeovers"] == 1 && mount["lender_is_up"] == true);
+    assert_eq!(mount().unwrap().security.as_deref(), Some("key"));
+    setup::kill(mount().unwrap().daemon_pid);
+    let took_over = || mount().is_some_and(|mount| mount.mount.takeovers == 1 && mount.lender_is_up);
     let came = wait_until(PATIENCE, took_over);
     run(&["umount", at.to_str().unwrap()]);
     assert!(came, "no daemon took over with the key");
@@ -151,16 +146,16 @@ fn a_mount_with_another_key_reads_from_below() {
     wire::key::PoolKey::create(&other).unwrap();
     let lender = Lender::listen("127.0.0.1:0", "16MiB", &[]);
     for options in [["--key", other.to_str().unwrap()].as_slice(), &["--trust-network"]] {
-        let before = lender.count("refused_keys");
+        let before = lender.count(|of| of.refused_keys);
         let mut command = Command::new(setup::PUMAPOOL);
         command.arg("mount").args([&source, &at]).args(["--foreground", "--lender", &lender.address]).args(options);
         let mut process = testbed::Process::spawn(command, &[]).unwrap();
         process.wait_for_line("READY", PATIENCE).unwrap();
         let mount = Mount { process, path: at.clone() };
         assert!(fs::read(at.join("file")).unwrap() == bytes);
-        assert!(wait_until(PATIENCE, || lender.count("refused_keys") > before));
+        assert!(wait_until(PATIENCE, || lender.count(|of| of.refused_keys) > before));
         assert!(fs::read(at.join("file")).unwrap() == bytes);
-        assert_eq!((mount.count("lender_connects"), lender.count("borrowers")), (0, 0));
+        assert_eq!((mount.count(|of| of.lender_connects), lender.count(|of| of.borrowers)), (0, 0));
     }
 }
 
@@ -217,14 +212,14 @@ fn put_and_get(scratch: &Scratch, bytes: &[u8], address: &str, option: &[&str]) 
     let mount = Mount::start(&source, &at, &[&["--lender", address, "--fill", "read"], option].concat());
     // What a lender was too late with is lent anew by the read that missed it.
     let all_come_back = || {
-        mount.wait_for("the puts", |status| status["puts_under_way"] == 0);
-        let before = mount.count("lender_pages");
+        mount.wait_for("the puts", |status| status.puts_under_way == 0);
+        let before = mount.count(|of| of.lender_pages);
         setup::evict(&at.join("file"));
         assert!(fs::read(at.join("file")).unwrap() == bytes);
-        mount.count("lender_pages") == before + PAGES as u64
+        mount.count(|of| of.lender_pages) == before + PAGES as u64
     };
     assert!(wait_until(PATIENCE, all_come_back), "{}", mount.status());
-    assert_eq!(mount.count("bad_pages"), 0);
+    assert_eq!(mount.count(|of| of.bad_pages), 0);
 }
 
 /// The names of pages in plain Put frames.

@@ -65,19 +65,19 @@ impl Bench {
     }
 
     fn nothing_was_wrong(&self) {
-        let (bad, failed) = (self.mount.count("bad_pages"), self.mount.count("get_failures"));
+        let (bad, failed) = (self.mount.count(|of| of.bad_pages), self.mount.count(|of| of.get_failures));
         println!(
             "from the lender {} pages, from put buffers {}, sent {}, READs repeated {}, not trusted {}",
-            self.mount.count("lender_pages"),
-            self.mount.count("buffer_pages"),
-            self.mount.count("put_pages"),
-            self.mount.count("reads_repeated"),
-            self.mount.count("evictions_not_trusted"),
+            self.mount.count(|of| of.lender_pages),
+            self.mount.count(|of| of.buffer_pages),
+            self.mount.count(|of| of.put_pages),
+            self.mount.count(|of| of.reads_repeated),
+            self.mount.count(|of| of.evictions_not_trusted),
         );
         assert_eq!(bad, 0);
         assert!(failed <= FAILED_MAX, "{failed} gets failed");
-        assert!(self.mount.count("lender_pages") > 0, "nothing came from the lender: this run proves nothing");
-        assert_eq!(self.lender.count("malformed_frames"), 0);
+        assert!(self.mount.count(|of| of.lender_pages) > 0, "nothing came from the lender: this run proves nothing");
+        assert_eq!(self.lender.count(|of| of.malformed_frames), 0);
     }
 }
 

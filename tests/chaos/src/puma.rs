@@ -1,6 +1,5 @@
 //! Puma under test: the modes of its mounts, and the output of its daemons.
 
-use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -57,9 +56,4 @@ pub fn panics(puma: &Puma) -> Vec<String> {
     let texts: Vec<String> = logs.filter_map(|path: PathBuf| fs::read_to_string(path).ok()).collect();
     let lines = texts.iter().flat_map(|text| text.lines()).filter(|line| line.contains("panicked"));
     lines.map(str::to_owned).collect()
-}
-
-/// Reads a number of a status.
-pub fn count(status: &Value, path: &str) -> u64 {
-    status.pointer(path).and_then(Value::as_u64).unwrap_or(0)
 }

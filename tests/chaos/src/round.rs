@@ -6,7 +6,7 @@ use crate::lender::{Lender, Place};
 use crate::network::Network;
 use crate::probe::Report;
 use crate::probing::Probing;
-use crate::puma::{self, Mode, count};
+use crate::puma::{self, Mode};
 use crate::scenario::{Scenario, Trouble};
 use crate::suite::{Kind, Suite};
 use crate::verdict::{Outcome, READ_MAX, judge_probes};
@@ -120,11 +120,11 @@ impl Setup<'_> {
         outcome.harm_count = trouble.harm_count;
         judge_probes(&reports, &trouble, &mut outcome);
         self.gauges_return(&mount, &mut outcome);
-        outcome.status = mount.status()?;
-        if count(&outcome.status, "/borrower/lender_pages") == 0 {
+        let status = outcome.status.insert(mount.status()?);
+        if status.borrower.lender_pages == 0 {
             outcome.violations.push("not a page came from a lender: this round proves nothing".to_owned());
         }
-        if scenario == Scenario::Hostile && count(&outcome.status, "/borrower/bad_pages") == 0 {
+        if scenario == Scenario::Hostile && status.borrower.bad_pages == 0 {
             outcome.violations.push("not one lie was found out: this round proves nothing".to_owned());
         }
         outcome.note(mount.end());
@@ -142,12 +142,13 @@ impl Setup<'_> {
 
     /// Every gauge of pending work must be zero again when nothing is pending.
     fn gauges_return(&self, mount: &PumaMount, outcome: &mut Outcome) {
-        const GAUGES: [&str; 3] = ["/mount/open_handles", "/puts_under_way", "/mount/written_bytes_pending"];
         let mut last = String::new();
         let returned = wait_until(GAUGES_MAX, || {
             let Ok(status) = mount.status() else { return false };
-            last = GAUGES.map(|gauge| format!("{gauge} {}", count(&status, gauge))).join(", ");
-            GAUGES.iter().all(|gauge| count(&status, gauge) == 0)
+            let gauges = [status.mount.open_handles, status.puts_under_way, status.mount.written_bytes_pending];
+            let [handles, puts, bytes] = gauges;
+            last = format!("{handles} open handles, {puts} puts under way, {bytes} written bytes pending");
+            gauges == [0; 3]
         });
         if !returned {
             outcome.violations.push(format!("gauges did not return to zero within {GAUGES_MAX:?}: {last}"));

@@ -17,14 +17,13 @@ use crate::lender::{Lender, Place};
 use crate::network::Network;
 use crate::probe::Report;
 use crate::probing::Probing;
-use crate::puma::{self, Mode, count};
+use crate::puma::{self, Mode};
 use crate::round::Setup;
 use crate::sampling::{Sample, fifth, look, median_own_bytes};
 use crate::scenario::{Scenario, Trouble};
 use crate::suite::{Kind, Suite};
 use crate::verdict::{READ_MAX, TOLD_MAX};
 use serde::Serialize;
-use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -69,7 +68,40 @@ struct Site {
     /// Descriptors and threads of the lender without any connection.
     lender_idle: [u64; 2],
     samples: [Vec<Sample>; 2],
-    gauges: Vec<Value>,
+    gauges: Vec<Gauges>,
+}
+
+/// What a mount and its lender had under way at a moment.
+#[derive(Debug, Serialize)]
+pub struct Gauges {
+    /// Since the beginning.
+    pub at_s: f64,
+    /// Files and directories that are open.
+    pub open_handles: u64,
+    /// Inodes that the kernel knows.
+    pub inodes: u64,
+    /// Bytes whose writeback has not begun.
+    pub written_bytes_pending: u64,
+    /// Put messages that are not answered.
+    pub puts_under_way: u64,
+    /// Memory of the catalog.
+    pub entry_bytes: u64,
+    /// Pages that are lent.
+    pub live_pages: u64,
+    /// The lender, if it answered.
+    #[serde(flatten)]
+    pub lender: Option<LenderGauges>,
+}
+
+/// What a lender had at a moment.
+#[derive(Debug, Serialize)]
+pub struct LenderGauges {
+    /// Its connections.
+    pub lender_connections: u64,
+    /// Its borrowers.
+    pub lender_borrowers: u64,
+    /// Its pages.
+    pub stored_pages: u64,
 }
 
 /// The result of a soak.
@@ -93,8 +125,8 @@ pub struct Soak {
     pub daemons: Vec<(String, Judged)>,
     /// Violations of the requirements.
     pub violations: Vec<String>,
-    /// Figures of each mount's status, each second.
-    pub gauges: Vec<(String, Vec<Value>)>,
+    /// Status figures of each mount, each second.
+    pub gauges: Vec<(String, Vec<Gauges>)>,
     /// Each daemon's samples.
     pub samples: Vec<(String, Vec<Sample>)>,
 }
@@ -133,15 +165,15 @@ impl Site {
         let options =
             ["--strategy", mode.strategy, "--write", mode.write, "--fill", mode.fill, "--lender", lender.address()];
         let mount = puma::mount(setup.puma, &source, &at, &options, &format!("{name}-mount"))?;
-        let found = wait_until(RETURN_MAX, || mount.status().is_ok_and(|status| status["lender_is_up"] == true));
+        let found = wait_until(RETURN_MAX, || mount.status().is_ok_and(|status| status.lender_is_up));
         if !found {
             return Err(Failure::Problem(format!("the mount {name} does not find its lender")));
         }
-        let inodes_before = count(&mount.status()?, "/mount/inodes");
+        let inodes_before = mount.status()?.mount.inodes;
         let before = [look(mount.pid(), 0.0).ok(), look(pid, 0.0).ok()];
-        // Each connection of a lender has a descriptor, and no thread after its handshake. (When
-        // the lender prints READY, not all its threads run yet.)
-        let connections = count(&ask_daemon("lend", pid, RETURN_MAX)?, "/lender/connections");
+        // Each connection of a lender has a descriptor, and once it was greeted no thread. (When it
+        // says READY, not all its threads run yet.)
+        let connections = ask_daemon::<report::Lend>(pid, RETURN_MAX)?.lender.connections;
         let idle = |figure: fn(&Sample) -> u64| before[1].map_or(0, |now| figure(&now));
         let lender_idle = [idle(|now| now.descriptor_count).saturating_sub(connections), idle(|now| now.thread_count)];
         let suites = [Kind::Fsx, Kind::Fio].map(|kind| Suite::new(kind, &at, &private, seed, FIO_JOB_IOPS));
@@ -170,21 +202,24 @@ impl Site {
             samples.extend(pid.and_then(|pid| look(pid, at_s).ok()));
         }
         let Ok(status) = self.mount.status() else { return };
-        let mut gauges = serde_json::json!({
-            "at_s": at_s,
-            "open_handles": status["mount"]["open_handles"],
-            "inodes": status["mount"]["inodes"],
-            "written_bytes_pending": status["mount"]["written_bytes_pending"],
-            "puts_under_way": status["puts_under_way"],
-            "entry_bytes": status["catalog"]["entry_bytes"],
-            "live_pages": status["catalog"]["live_pages"],
-        });
+        let mut gauges = Gauges {
+            at_s,
+            open_handles: status.mount.open_handles,
+            inodes: status.mount.inodes,
+            written_bytes_pending: status.mount.written_bytes_pending,
+            puts_under_way: status.puts_under_way,
+            entry_bytes: status.catalog.entry_bytes,
+            live_pages: status.catalog.live_pages,
+            lender: None,
+        };
         if let (false, Some(pid)) = (self.trouble.is_harming(), self.lender.pid())
-            && let Ok(status) = ask_daemon("lend", pid, LENDER_ANSWER_MAX)
+            && let Ok(report::Lend { lender, .. }) = ask_daemon(pid, LENDER_ANSWER_MAX)
         {
-            gauges["lender_connections"] = status["lender"]["connections"].clone();
-            gauges["lender_borrowers"] = status["lender"]["borrowers"].clone();
-            gauges["stored_pages"] = status["lender"]["stored_pages"].clone();
+            gauges.lender = Some(LenderGauges {
+                lender_connections: lender.connections,
+                lender_borrowers: lender.borrowers,
+                stored_pages: lender.stored_pages,
+            });
         }
         self.gauges.push(gauges);
     }
@@ -242,26 +277,24 @@ impl Site {
                 violations.push(format!("{}: {what} did not return within {RETURN_MAX:?}: {last}", self.name));
             }
         };
-        let limits = [
-            ("/mount/open_handles", 0),
-            ("/mount/inodes", self.inodes_before),
-            ("/mount/written_bytes_pending", 0),
-            ("/mount/written_files_pending", 0),
-            ("/puts_under_way", 0),
-            ("/catalog/live_pages", 0),
-            ("/catalog/entry_bytes", 0),
-        ];
-        let mount = &self.mount;
+        let (mount, inodes_before) = (&self.mount, self.inodes_before);
         returned("gauges of the mount", violations, &mut |last| {
             // The kernel forgets unused inodes; it is asked again as long as something still uses
             // them.
             let _as_root = fs::write("/proc/sys/vm/drop_caches", "2");
             let Ok(status) = mount.status() else { return false };
-            let above = limits.iter().filter(|(gauge, limit)| count(&status, gauge) > *limit);
-            *last = above
-                .map(|(gauge, limit)| format!("{gauge} {} > {limit}", count(&status, gauge)))
-                .collect::<Vec<_>>()
-                .join(", ");
+            let gauges = [
+                ("open_handles", status.mount.open_handles, 0),
+                ("inodes", status.mount.inodes, inodes_before),
+                ("written_bytes_pending", status.mount.written_bytes_pending, 0),
+                ("written_files_pending", status.mount.written_files_pending, 0),
+                ("puts_under_way", status.puts_under_way, 0),
+                ("live_pages", status.catalog.live_pages, 0),
+                ("entry_bytes", status.catalog.entry_bytes, 0),
+            ];
+            let above = gauges.iter().filter(|(_, value, limit)| value > limit);
+            let above = above.map(|(gauge, value, limit)| format!("{gauge} {value} > {limit}"));
+            *last = above.collect::<Vec<_>>().join(", ");
             last.is_empty()
         });
         let pids = [Some(self.mount.pid()), self.lender.pid()];
@@ -310,13 +343,18 @@ impl Site {
         let mut last = String::new();
         let returned = wait_until(RETURN_MAX, || {
             let Some(pid) = lender.pid() else { return false };
-            let (Ok(status), Ok(now)) = (ask_daemon("lend", pid, LENDER_ANSWER_MAX), look(pid, 0.0)) else {
+            let status = ask_daemon::<report::Lend>(pid, LENDER_ANSWER_MAX);
+            let (Ok(report::Lend { lender, .. }), Ok(now)) = (status, look(pid, 0.0)) else {
                 return false;
             };
-            let gauges = ["connections", "borrowers", "stored_pages", "zero_pages"];
+            let gauges = [
+                ("connections", lender.connections),
+                ("borrowers", lender.borrowers),
+                ("stored_pages", lender.stored_pages),
+                ("zero_pages", lender.zero_pages),
+            ];
             let left: Vec<String> = gauges
-                .iter()
-                .map(|gauge| (gauge, count(&status, &format!("/lender/{gauge}"))))
+                .into_iter()
                 .filter(|(_, count)| *count > 0)
                 .map(|(gauge, count)| format!("{gauge} {count}"))
                 .collect();

@@ -2,10 +2,8 @@
 //! than the controls by [`READ_MAX`].
 
 use crate::probe::Report;
-use crate::puma::count;
 use crate::scenario::Trouble;
 use serde::Serialize;
-use serde_json::Value;
 use std::time::Duration;
 
 /// No read may take this much longer than the slowest one of the controls, whatever happens to
@@ -33,8 +31,8 @@ pub struct Outcome {
     /// Reports of the probes: with a lender, without one, in a plain directory.
     pub reports: Vec<Report>,
     /// The mount's status at the end.
-    pub status: Value,
-    /// Violations of the promise, one line each.
+    pub status: Option<report::Mount>,
+    /// What must not have happened, one line each.
     pub violations: Vec<String>,
 }
 
@@ -49,7 +47,7 @@ impl Outcome {
             fsx_runs: 0,
             fio_runs: 0,
             reports: Vec::new(),
-            status: Value::Null,
+            status: None,
             violations: Vec::new(),
         }
     }
@@ -138,7 +136,9 @@ pub fn table(outcomes: &[Outcome]) -> String {
         let ms = |at: usize, figure: fn(&Report) -> u64| {
             outcome.reports.get(at).map_or("-".to_owned(), |report| format!("{:.1}", figure(report) as f64 / 1000.0))
         };
-        let borrower = |name: &str| count(&outcome.status, &format!("/borrower/{name}")).to_string();
+        let borrower = |number: fn(&report::Borrower) -> u64| {
+            outcome.status.as_ref().map_or(0, |status| number(&status.borrower)).to_string()
+        };
         rows.push([
             outcome.scenario.to_owned(),
             outcome.harm_count.to_string(),
@@ -149,10 +149,10 @@ pub fn table(outcomes: &[Outcome]) -> String {
             ms(0, |report| report.max_us),
             ms(1, |report| report.max_us),
             ms(2, |report| report.max_us),
-            borrower("lender_pages"),
-            borrower("bad_pages"),
-            borrower("get_failures"),
-            borrower("lender_losses"),
+            borrower(|of| of.lender_pages),
+            borrower(|of| of.bad_pages),
+            borrower(|of| of.get_failures),
+            borrower(|of| of.lender_losses),
             outcome.fsx_runs.to_string(),
             outcome.fio_runs.to_string(),
             outcome.mode.clone(),

@@ -1,8 +1,8 @@
 //! The troubles of daemons and lenders: a schedule from a seed. The daemon is killed, or replaced
 //! by `pumapool upgrade`; the lender is killed and started again.
 
+use report::Mount;
 use rustix::process::{Pid, Signal, kill_process};
-use serde_json::Value;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -135,7 +135,7 @@ impl<'a> Trouble<'a> {
         match choose(&mut self.random) {
             Kind::KillDaemon => {
                 let before = self.count_pages(mount)?;
-                let pid = before["daemon_pid"].as_i64().and_then(|pid| Pid::from_raw(i32::try_from(pid).ok()?));
+                let pid = i32::try_from(before.daemon_pid).ok().and_then(Pid::from_raw);
                 let pid = pid.ok_or_else(|| Failure::Problem(format!("no daemon_pid in the status {before}")))?;
                 let _ended_already = kill_process(pid, Signal::KILL);
                 self.wait_for_successor(mount, &before)?;
@@ -166,20 +166,19 @@ impl<'a> Trouble<'a> {
     /// zero. Returns the status.
     ///
     /// # Errors
-    /// Fails if no daemon returns its status in time.
-    pub fn count_pages(&mut self, mount: &PumaMount) -> Result<Value, Failure> {
+    /// When no daemon tells its status in time.
+    pub fn count_pages(&mut self, mount: &PumaMount) -> Result<Mount, Failure> {
         let status = self.status(mount, |_| true)?;
-        self.counts.lender_pages += status["borrower"]["lender_pages"].as_u64().unwrap_or(0);
+        self.counts.lender_pages += status.borrower.lender_pages;
         Ok(status)
     }
 
-    fn wait_for_successor(&self, mount: &PumaMount, before: &Value) -> Result<(), Failure> {
-        let takeovers = |status: &Value| status["mount"]["takeovers"].as_u64();
-        self.status(mount, |status| takeovers(status) > takeovers(before)).map(drop)
+    fn wait_for_successor(&self, mount: &PumaMount, before: &Mount) -> Result<(), Failure> {
+        self.status(mount, |status| status.mount.takeovers > before.mount.takeovers).map(drop)
     }
 
-    /// The status, once `wanted` accepts it. While a successor takes over, no daemon answers.
-    fn status(&self, mount: &PumaMount, wanted: impl Fn(&Value) -> bool) -> Result<Value, Failure> {
+    /// The status, once it is as wanted. While a successor takes over, nobody answers.
+    fn status(&self, mount: &PumaMount, wanted: impl Fn(&Mount) -> bool) -> Result<Mount, Failure> {
         let begin = Instant::now();
         loop {
             self.interrupt.check()?;

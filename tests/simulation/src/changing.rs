@@ -10,7 +10,7 @@ use borrower::Change;
 use borrower::logic::core::{Changing, Outcome};
 
 /// Steps of a write for which its answer waits until the kernel has dropped pages
-/// (crates/mount/src/data.rs, wait_for_drop).
+/// (crates/mount/src/ops/data.rs, wait_for_drop).
 const PATIENCE: u32 = 100;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -430,7 +430,7 @@ fn prepare(context: &mut Context, file: &mut FileModel, task: &Task, change: &mu
     Prepared::Filled
 }
 
-/// Whether the mount has it copied below (crates/mount/src/space.rs).
+/// Whether the mount has it copied below (crates/mount/src/ops/space.rs).
 fn may_be_copied(first: usize, end: usize, may_be_stored_to: bool, below: &Below) -> bool {
     let (offset, len) = (first as u64 * UNIT_BYTES, (end - first) as u64 * UNIT_BYTES);
     borrower::may_be_copied_below(offset, len, below.size <= end, may_be_stored_to)
@@ -451,8 +451,8 @@ fn data(inode: &Inode, change: &Altering) -> Vec<u64> {
     (first..end).map(|unit| in_page(unit).unwrap_or(change.value + unit as u64)).collect()
 }
 
-/// What the mount tells the borrower before the change (crates/mount/src/data.rs, attributes.rs,
-/// space.rs).
+/// What the mount tells the borrower before the change (crates/mount/src/ops/data.rs,
+/// attributes.rs, space.rs).
 fn announce(change: &Altering, size: usize) -> Change {
     let bytes = |unit: usize| unit as u64 * UNIT_BYTES;
     let buffered = |first: usize, end: usize| match change.resent {
@@ -530,7 +530,7 @@ fn apply(context: &mut Context, file: &mut FileModel, change: &Altering) -> Went
     if went == Went::Short && change.is_writeback() { Went::Wrong } else { went }
 }
 
-/// What the mount has the kernel drop after a change (crates/mount/src/data.rs, drop_stale).
+/// What the mount has the kernel drop after a change (crates/mount/src/ops/data.rs, drop_stale).
 fn has_to_drop(file: &mut FileModel, change: &Altering) {
     let (first, end) = match &change.kind {
         Kind::Write { first, end } | Kind::Direct { first, end, copied: false } => (*first, *end),

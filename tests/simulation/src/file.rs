@@ -241,7 +241,7 @@ impl FileModel {
         self.below.units.len() / UNITS
     }
 
-    /// The kernel must drop these pages (as crates/mount/src/invalidation.rs notes it).
+    /// The kernel must drop these pages (as crates/mount/src/kernel/invalidation.rs notes it).
     pub fn invalidate(&mut self, first: usize, end: usize, number: Option<u64>) {
         if let (Some(inode), None) = (&self.inode, self.invalidation) {
             inode.file.drop_begins();

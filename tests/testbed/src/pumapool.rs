@@ -4,7 +4,7 @@
 use crate::failure::{Failure, Interrupt};
 use crate::group::Group;
 use crate::process::{Line, Process};
-use serde_json::Value;
+use report::Reported;
 use std::fs::{self, File};
 use std::io::{ErrorKind, Read};
 use std::net::Shutdown;
@@ -70,9 +70,7 @@ impl Puma {
     pub fn mount(&self, command: Command, at: &Path, log: &str, groups: &[&Group]) -> Result<PumaMount, Failure> {
         let (process, _) = self.start(command, log, groups)?;
         let mut mount = PumaMount { puma: self.clone(), process, at: at.to_owned(), pid: 0, mounted: true };
-        let status = mount.find()?;
-        let pid = status["pid"].as_u64().and_then(|pid| u32::try_from(pid).ok());
-        mount.pid = pid.ok_or_else(|| Failure::Problem(format!("no pid in the status {status}")))?;
+        mount.pid = mount.find()?.pid;
         Ok(mount)
     }
 
@@ -91,8 +89,8 @@ impl Puma {
     /// The output of `pumapool status --json`.
     ///
     /// # Errors
-    /// Fails if the command cannot be run, or prints no JSON.
-    pub fn status(&self) -> Result<Value, Failure> {
+    /// When the command cannot be run, or says what is no JSON.
+    pub fn status(&self) -> Result<report::All, Failure> {
         let output = Command::new(&self.pumapool).args(["status", "--json"]).stdin(Stdio::null()).output();
         let output = output.map_err(Failure::attempted("running pumapool status"))?;
         serde_json::from_slice(&output.stdout).map_err(|error| Failure::Problem(format!("reading the status: {error}")))
@@ -117,22 +115,22 @@ impl PumaMount {
     /// Its own part of the command's output about all daemons.
     ///
     /// # Errors
-    /// Fails if the output does not contain this one.
-    pub fn find(&self) -> Result<Value, Failure> {
-        let status = self.puma.status()?;
-        let found = status["mounts"].as_array().and_then(|mounts| {
-            mounts.iter().find(|mount| mount["mountpoint"].as_str().is_some_and(|at| Path::new(at) == self.at))
-        });
-        found.cloned().ok_or_else(|| Failure::Problem(format!("no status of the mount at {}", self.at.display())))
+    /// When it says nothing of this one.
+    pub fn find(&self) -> Result<report::Mount, Failure> {
+        let mounts = self.puma.status()?.mounts;
+        let found = mounts.into_iter().find(|mount| Path::new(&mount.status.mountpoint) == self.at);
+        found
+            .map(|mount| mount.status)
+            .ok_or_else(|| Failure::Problem(format!("no status of the mount at {}", self.at.display())))
     }
 
     /// Its status, from its own socket. (The command asks all daemons of the machine, and waits for
     /// those that are stopped.)
     ///
     /// # Errors
-    /// Fails if it does not answer in time.
-    pub fn status(&self) -> Result<Value, Failure> {
-        ask_daemon("mount", self.pid, ANSWER_MAX)
+    /// When it does not answer in time.
+    pub fn status(&self) -> Result<report::Mount, Failure> {
+        ask_daemon(self.pid, ANSWER_MAX)
     }
 
     /// Fails if its daemon has ended.
@@ -190,13 +188,13 @@ impl Drop for PumaMount {
     }
 }
 
-/// The status of one daemon, over its own socket, if it answers within `limit`. `kind` is `mount`,
-/// `lend` or `join`.
+/// The status of one daemon, over its own socket, if it answers within `limit`. The type of the
+/// status chooses the kind of the daemon.
 ///
 /// # Errors
-/// Fails if it does not.
-pub fn ask_daemon(kind: &str, pid: u32, limit: Duration) -> Result<Value, Failure> {
-    let path = sockets().join(format!("{kind}-{pid}.sock"));
+/// When it does not.
+pub fn ask_daemon<T: Reported>(pid: u32, limit: Duration) -> Result<T, Failure> {
+    let path = sockets().join(format!("{}-{pid}.sock", T::KIND));
     let answer = || {
         let stream = UnixStream::connect(&path)?;
         stream.set_read_timeout(Some(limit))?;

@@ -31,11 +31,7 @@ enum What {
     /// Print docs/user/options.md.
     Options,
     /// Print docs/user/metrics.md.
-    Metrics {
-        /// Print the metrics for programs.
-        #[arg(long)]
-        json: bool,
-    },
+    Metrics,
     /// Print what makes a shell complete the command.
     Completions {
         /// Which shell.
@@ -52,8 +48,7 @@ pub fn run(options: &Options) -> Result<ExitCode> {
             pages(&root, folder)?;
         }
         What::Options => std::io::stdout().write_all(options::markdown(&Cli::built()).as_bytes())?,
-        What::Metrics { json: true } => writeln!(std::io::stdout(), "{}", reference::json())?,
-        What::Metrics { json: false } => std::io::stdout().write_all(reference::markdown().as_bytes())?,
+        What::Metrics => std::io::stdout().write_all(reference::markdown().as_bytes())?,
         What::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(*shell, &mut Cli::command(), "pumapool", &mut script);

@@ -1,18 +1,17 @@
 //! `pumapool metrics`: the numbers of all daemons of this machine as Prometheus reads them, printed
 //! once or served. A daemon serves its own with `--metrics` ([`server`]).
 //!
-//! [`table`] declares each metric once; [`reading`] finds their values in statuses; [`page`] writes
-//! them; [`reference`] describes them.
+//! The crate `report` declares each metric beside its field, and finds their values in statuses;
+//! [`page`] writes them; [`reference`] describes them.
 
 pub mod page;
-pub mod reading;
 pub mod reference;
 pub mod server;
-pub mod table;
 
 use crate::{addresses, control};
 use anyhow::{Context, Result};
 use page::Format;
+use report::{Daemon, Status};
 use server::Door;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -37,16 +36,20 @@ pub struct Options {
 /// Runs the command.
 pub fn run(options: &Options) -> Result<ExitCode> {
     let Some(listen) = &options.listen else {
-        let page = options.format.convert(&page::openmetrics(&control::ask_all())?);
+        let page = options.format.convert(&page::openmetrics(&daemons(control::ask_all()))?);
         let printed = std::io::stdout().write_all(page.as_bytes());
         crate::status::seen_enough(printed)?;
         return Ok(ExitCode::SUCCESS);
     };
     let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP]).context("cannot listen for signals")?;
     let door = Door::bind(listen)?;
-    door.serve(Arc::new(control::look_at_all))?;
+    door.serve(Arc::new(|| daemons(control::look_at_all())))?;
     writeln!(std::io::stdout(), "READY metrics of this machine are at {}", door.address())?;
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
     let _ = signals.forever().next();
     Ok(ExitCode::SUCCESS)
+}
+
+fn daemons(statuses: Vec<Status>) -> Vec<Daemon> {
+    statuses.into_iter().map(|status| status.daemon).collect()
 }

@@ -1,12 +1,11 @@
 //! The page that Prometheus reads, in either of the two formats that it knows.
 
-use crate::metrics::reading::{Family, Labels, Reading, read};
-use crate::metrics::table::Kind;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, text};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::{Registry, Unit};
-use serde_json::Value;
+use report::metric::Kind;
+use report::{Daemon, Family, Labels, Reading};
 use std::fmt;
 
 /// How the page is written.
@@ -45,9 +44,9 @@ impl Format {
 ///
 /// # Errors
 /// None that can happen: a String takes everything.
-pub fn openmetrics(statuses: &[Value]) -> Result<String, fmt::Error> {
+pub fn openmetrics(daemons: &[Daemon]) -> Result<String, fmt::Error> {
     let mut registry = Registry::default();
-    registry.register_collector(Box::new(Page(read(statuses))));
+    registry.register_collector(Box::new(Page(report::read(daemons))));
     let mut page = String::new();
     text::encode(&mut page, &registry)?;
     Ok(page)
@@ -60,8 +59,8 @@ impl Collector for Page {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         for Family { metric, readings } in &self.0 {
             // The library writes the ends of names.
-            let name = metric.name.strip_suffix("_total").unwrap_or(&metric.name);
-            let unit = metric.is_in.unit();
+            let name = metric.name.strip_suffix("_total").unwrap_or(metric.name);
+            let unit = metric.unit.base();
             let without_unit = unit.and_then(|unit| name.strip_suffix(unit)?.strip_suffix('_'));
             let kind = match metric.kind {
                 Kind::Counter => MetricType::Counter,
@@ -70,7 +69,7 @@ impl Collector for Page {
             };
             let unit = unit.map(|unit| Unit::Other(unit.to_owned()));
             let name = without_unit.unwrap_or(name);
-            let mut family = encoder.encode_descriptor(name, metric.meaning, unit.as_ref(), kind)?;
+            let mut family = encoder.encode_descriptor(name, metric.help(), unit.as_ref(), kind)?;
             for (labels, reading) in readings {
                 let mut one = family.encode_family(labels)?;
                 match (metric.kind, reading) {
@@ -117,17 +116,20 @@ fn text_format(openmetrics: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
+    use report::{Borrower, Disk, Files, Latencies, Mount, Times};
 
     #[test]
     fn both_formats() {
-        let mount = json!({
-            "kind": "mount", "mountpoint": "/a \"b\"\n\\c", "borrowing": false,
-            "borrower": {"reads": 7}, "mount": {"read_bytes": 4096},
-            "disk": {"read_us": 125.5},
-            "latencies": {"get": {"bounds_us": [10, 1000], "counts": [1, 2, 3], "sum_ns": 2_500_000_000u64}},
-        });
-        let page = openmetrics(&[mount]).unwrap();
+        let get = Times { bounds_us: vec![10, 1000], counts: vec![1, 2, 3], sum_ns: 2_500_000_000 };
+        let mount = Mount {
+            mountpoint: "/a \"b\"\n\\c".into(),
+            borrower: Borrower { reads: 7, ..Borrower::default() },
+            mount: Files { read_bytes: 4096, ..Files::default() },
+            disk: Disk { read_us: Some(125), ..Disk::default() },
+            latencies: Latencies { get, ..Latencies::default() },
+            ..Mount::default()
+        };
+        let page = openmetrics(&[Daemon::Mount(Box::new(mount))]).unwrap();
         let label = r#"{mount="/a \"b\"\n\\c"}"#;
         for line in [
             "# TYPE pumapool_mount_reads counter",
@@ -136,7 +138,7 @@ mod tests {
             "# UNIT pumapool_mount_read_bytes bytes",
             &format!("pumapool_mount_read_bytes_total{label} 4096"),
             &format!("pumapool_mount_borrowing{label} 0"),
-            &format!("pumapool_mount_below_read_recent_seconds{label} 0.0001255"),
+            &format!("pumapool_mount_below_read_recent_seconds{label} 0.000125"),
             "# TYPE pumapool_mount_get_seconds histogram",
             &format!("pumapool_mount_get_seconds_count{label} 6"),
             "# EOF",

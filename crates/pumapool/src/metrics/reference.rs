@@ -1,28 +1,28 @@
-//! docs/user/metrics.md, and the registry as JSON for tests: written from the registry.
+//! docs/user/metrics.md, written from the declarations of metrics.
 
-use crate::metrics::table::{Kind, LEFT_OUT, Metric, Section, registry};
-use serde_json::{Value, json};
+use report::metric::{Kind, Metric, Section};
+use report::sections;
 use std::fmt::Write;
 
 /// The page of the documentation.
 pub fn markdown() -> String {
     let mut text = String::from(HEAD);
     let mut title = "";
-    for section in registry() {
+    for section in sections() {
         if section.title != title {
             title = section.title;
             let _infallible =
                 write!(text, "\n## {title}\n| name | type | unit | labels | meaning |\n|---|---|---|---|---|\n");
         }
-        for metric in section.metrics.iter() {
+        for metric in section.metrics() {
             let _infallible = writeln!(
                 text,
                 "| `{}` | {} | {} | {} | {} |",
                 metric.name,
                 kind(metric.kind),
-                metric.is_in.unit().unwrap_or("–"),
+                metric.unit.base().unwrap_or("–"),
                 labels(section, metric).join(", "),
-                metric.meaning
+                metric.help()
             );
         }
     }
@@ -30,7 +30,7 @@ pub fn markdown() -> String {
 }
 
 const HEAD: &str = "# Metrics
-<!-- Written by `pumapool generate metrics`, from crates/pumapool/src/metrics/table.rs: change that. -->
+<!-- Written by `pumapool generate metrics`, from crates/report/src: change that. -->
 
 All that the daemons count, as the Prometheus page names it. [Monitoring](monitoring.md) says how to get at it. `pumapool status --json` has the same numbers, in
 the units that they are kept in. Counters begin at 0 with the daemon. What is true or false is 1 or 0. A page is 4096 bytes.
@@ -45,31 +45,13 @@ fn kind(kind: Kind) -> &'static str {
 }
 
 fn labels(section: &Section, metric: &Metric) -> Vec<String> {
-    let mut labels: Vec<String> = section.labels.iter().map(|(name, _)| (*name).to_owned()).collect();
+    let mut labels: Vec<String> = section.labels.iter().map(|name| (*name).to_owned()).collect();
     match metric.kind {
         Kind::State(states) => labels.push(format!("state ({})", states.join(", "))),
-        Kind::Info(further) => labels.extend(further.iter().map(|(name, _)| (*name).to_owned())),
+        Kind::Info(further) => labels.extend(further.iter().map(|name| (*name).to_owned())),
         Kind::Counter | Kind::Gauge | Kind::Histogram => {}
     }
     labels
-}
-
-/// {"metrics": [{"name", "type", "daemons", "at", "labels"}], "left_out": [{"at", "reason"}]}; `at`
-/// is where it stands in a status, with a `*` for each element.
-pub fn json() -> Value {
-    let metrics: Vec<Value> = registry()
-        .iter()
-        .flat_map(|section| section.metrics.iter().map(move |metric| (section, metric)))
-        .map(|(section, metric)| {
-            let at = match metric.at {
-                "" => section.at.to_owned(),
-                at => format!("{}/{at}", section.at),
-            };
-            json!({"name": metric.name, "type": kind(metric.kind), "daemons": section.daemons, "at": at, "labels": labels(section, metric)})
-        })
-        .collect();
-    let left_out: Vec<Value> = LEFT_OUT.iter().map(|(at, reason)| json!({"at": at, "reason": reason})).collect();
-    json!({"metrics": metrics, "left_out": left_out})
 }
 
 #[cfg(test)]
@@ -96,7 +78,7 @@ mod tests {
     #[test]
     fn dashboard_alerts_and_docs_name_metrics_that_there_are() {
         let mut known: HashSet<String> = HashSet::new();
-        for metric in registry().iter().flat_map(|section| section.metrics.iter()) {
+        for metric in sections().iter().flat_map(Section::metrics) {
             match metric.kind {
                 Kind::Histogram => {
                     known.extend(["_bucket", "_sum", "_count"].map(|part| format!("{}{part}", metric.name)))

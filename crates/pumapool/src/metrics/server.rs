@@ -15,8 +15,8 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
+use report::Daemon;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
-use serde_json::Value;
 use std::cell::Cell;
 use std::convert::Infallible;
 use std::ffi::OsStr;
@@ -50,7 +50,7 @@ const PAGE_LIFETIME: Duration = Duration::from_secs(1);
 const RETRY: Duration = Duration::from_millis(100);
 
 /// The statuses that the page is made of.
-pub type Statuses = Arc<dyn Fn() -> Vec<Value> + Send + Sync>;
+pub type Statuses = Arc<dyn Fn() -> Vec<Daemon> + Send + Sync>;
 
 /// Where the page is asked for: bound before the daemon drops its rights, and gone when dropped.
 pub struct Door(Listener);

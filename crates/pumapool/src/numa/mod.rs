@@ -566,16 +566,20 @@ fn run_daemon(options: DaemonOptions, nodes: Vec<Node>) -> Result<ExitCode> {
     let message = format!("the memory of {} targets is placed", placing.status().len());
     let status = {
         let shown = shown.clone();
+        let description = report::Numa {
+            pid: std::process::id(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            metrics: daemon.metrics().map(Address::to_string),
+            listen: address,
+            ..report::Numa::default()
+        };
         move || {
             let (targets, source) = &*shown.lock();
-            json!({
-                "kind": "numa",
-                "pid": std::process::id(),
-                "version": env!("CARGO_PKG_VERSION"),
-                "listen": address,
-                "source": source,
-                "targets": targets,
-            })
+            report::Daemon::Numa(Box::new(report::Numa {
+                source: source.clone(),
+                targets: targets.iter().cloned().map(crate::reported::target).collect(),
+                ..description.clone()
+            }))
         }
     };
     let for_stop = stop.clone();

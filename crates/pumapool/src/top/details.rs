@@ -1,11 +1,14 @@
 //! What there is to say of one daemon of each kind: which history lines, and which words below
 //! them.
 
-use crate::top::numbers::{bytes, count, percent, seconds, shortened};
-use crate::top::state::{Daemon, Point, Track};
+use crate::top::numbers::{bytes, count, micros, millis, number, pages, percent, seconds, shortened};
+use crate::top::state::{self, Daemon, Point, Track};
 use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Span};
-use serde_json::Value;
+use report::{
+    Daemon as Report, GuestCounts, HostGuest, Join, Lender, LentTo, Link, LinkState, Mount, NodeMountState, Numa, Pool,
+    Pressure, Target,
+};
 
 /// How things stand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,17 +39,17 @@ pub(super) struct Details {
 }
 
 pub(super) fn details(daemon: &Daemon) -> Details {
-    let (title, tracks, lines) = match daemon.kind() {
-        "mount" => {
-            let title = format!("{} at {}", daemon.text("/source"), daemon.text("/mountpoint"));
-            let tracks = match daemon.has_guests() {
-                true => vec![
+    let (title, tracks, lines) = match &daemon.status {
+        Report::Mount(mount) => {
+            let title = format!("{} at {}", mount.source, mount.mountpoint);
+            let tracks = match mount.guests {
+                Some(_) => vec![
                     ("from the pool", Track::Asked),
                     ("from the disk", Track::Below),
                     ("stored", Track::Put),
                     ("disk read", Track::ReadBelow),
                 ],
-                false => vec![
+                None => vec![
                     ("hit ratio", Track::HitRatio),
                     ("from the pool", Track::Asked),
                     ("from the disk", Track::Below),
@@ -55,18 +58,28 @@ pub(super) fn details(daemon: &Daemon) -> Details {
                     ("disk read", Track::ReadBelow),
                 ],
             };
-            (title, tracks, of_mount(daemon))
+            (title, tracks, of_mount(daemon, mount))
         }
-        "lend" => (format!("lender at {}", daemon.name()), LENDER_TRACKS.to_vec(), of_lender(daemon)),
-        "join" => {
+        Report::Lend(lend) => {
+            let lines = [of_lender(daemon, &lend.lender), pool_line(lend.pool.as_ref())].concat();
+            (format!("lender at {}", lend.listen), LENDER_TRACKS.to_vec(), lines)
+        }
+        Report::Join(join) => {
             let tracks = [&[("evicted", Track::Evicted)], &LENDER_TRACKS[..]].concat();
-            (format!("node at {}", daemon.name()), tracks, [of_node(daemon), of_lender(daemon)].concat())
+            let lines = [of_node(join), of_lender(daemon, &join.lender), pool_line(join.pool.as_ref())].concat();
+            (format!("node at {}", join.listen), tracks, lines)
         }
-        "guest" => {
-            let title = format!("{}, given to {}", daemon.text("/fs"), daemon.text("/host"));
+        Report::Guest(guest) => {
+            let title = format!("{}, given to {}", guest.fs, guest.host);
             (title, vec![("evicted", Track::Evicted), ("sent", Track::Put)], of_guest(daemon))
         }
-        _ => ("memory on NUMA nodes".to_owned(), vec![("moved", Track::Put)], of_targets(daemon)),
+        Report::Numa(numa) => {
+            ("memory on NUMA nodes".to_owned(), vec![("moved", Track::Put)], of_targets(daemon, numa))
+        }
+        Report::Unknown => {
+            let line = Line::raw("a daemon of a newer version: its own program shows it");
+            (daemon.name(), Vec::new(), vec![line])
+        }
     };
     let shown = |(name, track): (&'static str, Track)| (name, amount(daemon, track), track);
     Details { title, tracks: tracks.into_iter().map(shown).collect(), lines }
@@ -91,11 +104,11 @@ fn amount(daemon: &Daemon, track: Track) -> String {
     }
 }
 
-pub(super) fn lending(daemon: &Daemon) -> (String, Mood) {
-    match daemon.text("/lender/pressure") {
-        "shrink" => ("gives back".to_owned(), Mood::Warning),
-        "hold" => ("does not grow".to_owned(), Mood::Warning),
-        _ => ("lends".to_owned(), Mood::Well),
+pub(super) fn lending(lender: &Lender) -> (String, Mood) {
+    match lender.pressure {
+        Pressure::Shrink => ("gives back".to_owned(), Mood::Warning),
+        Pressure::Hold => ("does not grow".to_owned(), Mood::Warning),
+        Pressure::None | Pressure::Unknown => ("lends".to_owned(), Mood::Well),
     }
 }
 
@@ -123,236 +136,222 @@ fn none_wanted(point: Point, mood: Mood) -> Mood {
     if point.is_some_and(|point| point > 0.0) { mood } else { Mood::Well }
 }
 
-fn of_mount(daemon: &Daemon) -> Vec<Line<'static>> {
-    let now = |name: &str| daemon.now(name, None);
-    let rate = |name: &str| daemon.rate(name, None);
+/// The rate of a number, in words.
+fn each_second(daemon: &Daemon, number: impl Fn(&Report) -> Point) -> String {
+    format!("{}/s", count(daemon.rate(number)))
+}
+
+fn of_mount(daemon: &Daemon, mount: &Mount) -> Vec<Line<'static>> {
+    let rate = |number: fn(&Mount) -> u64| each_second(daemon, state::of_mount(number));
     let mut lines = Vec::new();
-    for guest in daemon.list("/guests/list") {
+    for guest in mount.guests.iter().flat_map(|guests| &guests.list) {
         lines.push(guest_line(daemon, guest));
     }
-    let lenders = daemon.list("/lenders");
-    if !lenders.is_empty() {
+    if !mount.lenders.is_empty() {
         let heading = format!(
             "{:<26}{:<9}{:>8}{:>9}{:>8}{:>8}{:>10}",
             "LENDER", "STATE", "PING", "GET", "GOT/s", "PUT/s", "FREE"
         );
         lines.push(Line::styled(heading, HEAD));
-        lines.extend(lenders.iter().map(|lender| lender_line(daemon, lender)));
+        lines.extend(mount.lenders.iter().map(|link| link_line(daemon, link)));
     }
-    let hedges = (rate("pumapool_mount_hedges_total"), rate("pumapool_mount_hedges_won_total"));
+    let hedges = rate(|mount| mount.borrower.hedges);
+    let hedges_won = rate(|mount| mount.borrower.hedges_won);
     lines.push(said(
         "policies",
         parts(vec![
-            (daemon.text("/strategy").to_owned(), Mood::Well),
-            (format!("filter {}/s", count(rate("pumapool_mount_evictions_sequential_total"))), Mood::Well),
-            (format!("hedges {}/s, {}/s won", count(hedges.0), count(hedges.1)), Mood::Well),
-            (format!("late after {}", seconds(now("pumapool_mount_get_late_seconds"))), Mood::Well),
+            (mount.strategy.to_string(), Mood::Well),
+            (format!("filter {}", rate(|mount| mount.borrower.evictions_sequential)), Mood::Well),
+            (format!("hedges {hedges}, {hedges_won} won"), Mood::Well),
+            (format!("late after {}", micros(mount.disk.get_is_late_us)), Mood::Well),
         ]),
     ));
-    let lent = now("pumapool_mount_lent_bytes");
+    let most_gets = daemon.quantile(|mount| &mount.latencies.get, 0.95);
     lines.push(said(
         "lent",
         parts(vec![
-            (format!("{} of {} files", bytes(lent), count(now("pumapool_mount_lent_files"))), Mood::Well),
-            (format!("catalog {}", bytes(now("pumapool_mount_catalog_bytes"))), Mood::Well),
-            (format!("gets 95 % below {}", seconds(daemon.quantile("pumapool_mount_get_seconds", 0.95))), Mood::Well),
+            (format!("{} of {} files", pages(mount.catalog.live_pages), number(mount.catalog.files)), Mood::Well),
+            (format!("catalog {}", bytes(Some(mount.catalog.entry_bytes as f64))), Mood::Well),
+            (format!("gets 95 % below {}", seconds(most_gets)), Mood::Well),
         ]),
     ));
-    let (ring, bad) = (now("pumapool_mount_tap_ring_full_pages_total"), now("pumapool_mount_bad_pages_total"));
-    let takeovers = now("pumapool_mount_takeovers_total");
+    let ring_full = |mount: &Mount| mount.tap.as_ref().map_or(0, |tap| tap.ring_full_pages);
+    let (bad, takeovers) = (mount.borrower.bad_pages, mount.mount.takeovers);
     lines.push(said(
         "trouble",
         parts(vec![
             (
-                format!("{} lost, ring full", count(ring)),
-                none_wanted(rate("pumapool_mount_tap_ring_full_pages_total"), Mood::Warning),
+                format!("{} lost, ring full", number(ring_full(mount))),
+                none_wanted(daemon.rate(state::of_mount(ring_full)), Mood::Warning),
             ),
-            (format!("{} bad pages", count(bad)), none_wanted(bad, Mood::Bad)),
-            (format!("{} takeovers", count(takeovers)), none_wanted(takeovers, Mood::Warning)),
+            (format!("{} bad pages", number(bad)), none_wanted(Some(bad as f64), Mood::Bad)),
+            (format!("{} takeovers", number(takeovers)), none_wanted(Some(takeovers as f64), Mood::Warning)),
         ]),
     ));
-    lines.extend(pool_line(daemon));
+    lines.extend(pool_line(mount.pool.as_ref()));
     lines
 }
 
-fn lender_line(daemon: &Daemon, lender: &Value) -> Line<'static> {
-    let text = |name: &str| lender[name].as_str().unwrap_or_default();
-    let address = text("address");
-    let of = Some(("lender", address));
-    let mood = match text("state") {
-        "used" => Mood::Well,
-        "down" => Mood::Bad,
-        _ => Mood::Warning,
+fn link_line(daemon: &Daemon, link: &Link) -> Line<'static> {
+    let mood = match link.state {
+        LinkState::Used => Mood::Well,
+        LinkState::Down => Mood::Bad,
+        LinkState::Shunned | LinkState::Away | LinkState::Unknown => Mood::Warning,
     };
+    let rate = |number: fn(&Link) -> u64| count(daemon.rate(state::of_link(&link.address, number)));
     let numbers = format!(
         "{:>8}{:>9}{:>8}{:>8}{:>10}",
-        seconds(daemon.now("pumapool_link_ping_seconds", of)),
-        seconds(daemon.now("pumapool_link_get_recent_seconds", of)),
-        count(daemon.rate("pumapool_link_get_pages_total", of)),
-        count(daemon.rate("pumapool_link_put_pages_total", of)),
-        bytes(daemon.now("pumapool_link_free_bytes", of)),
+        micros(link.ping_us),
+        link.get_us.map_or("–".to_owned(), micros),
+        rate(|link| link.get_pages),
+        rate(|link| link.put_pages),
+        pages(link.free_pages),
     );
     let mut spans = vec![
-        Span::raw(format!("{:<26}", shortened(address, 25))),
-        Span::styled(format!("{:<9}", text("state")), mood.style()),
+        Span::raw(format!("{:<26}", shortened(&link.address, 25))),
+        Span::styled(format!("{:<9}", link.state), mood.style()),
     ];
-    match text("reason") {
+    match link.reason.as_str() {
         "" => spans.push(Span::raw(numbers)),
         reason => spans.push(Span::styled(format!("  {reason}"), mood.style())),
     }
     Line::from(spans)
 }
 
-fn guest_line(daemon: &Daemon, guest: &Value) -> Line<'static> {
-    let image = guest["image"].as_str().unwrap_or_default();
-    let of = Some(("image", image));
-    let (state, mood) = match (guest["problem"].as_str(), guest["connected"] == true) {
-        (Some(problem), _) => (problem.to_owned(), Mood::Bad),
+fn guest_line(daemon: &Daemon, guest: &HostGuest) -> Line<'static> {
+    let (state, mood) = match (&guest.problem, guest.connected) {
+        (Some(problem), _) => (problem.clone(), Mood::Bad),
         (None, true) => ("connected".to_owned(), Mood::Well),
         (None, false) => ("away".to_owned(), Mood::Warning),
     };
+    let rate = |number: fn(&HostGuest) -> u64| each_second(daemon, state::of_image(&guest.image, number));
     said(
         "guest",
         parts(vec![
-            (image.to_owned(), Mood::Well),
+            (guest.image.clone(), Mood::Well),
             (state, mood),
-            (format!("{} placed", bytes(daemon.now("pumapool_host_placed_bytes", of))), Mood::Well),
-            (format!("{}/s stored", count(daemon.rate("pumapool_host_stored_pages_total", of))), Mood::Well),
-            (format!("{}/s read again", count(daemon.rate("pumapool_host_hit_pages_total", of))), Mood::Well),
+            (format!("{} placed", pages(guest.placed_pages)), Mood::Well),
+            (format!("{} stored", rate(|guest| guest.stored_pages)), Mood::Well),
+            (format!("{} read again", rate(|guest| guest.hit_pages)), Mood::Well),
         ]),
     )
 }
 
-fn of_lender(daemon: &Daemon) -> Vec<Line<'static>> {
-    let now = |name: &str| daemon.now(name, None);
-    let rate = |name: &str| count(daemon.rate(name, None));
-    let (pressure, mood) = lending(daemon);
+fn of_lender(daemon: &Daemon, lender: &Lender) -> Vec<Line<'static>> {
+    let rate = |number: fn(&Lender) -> u64| each_second(daemon, state::of_lender(number));
+    let (pressure, mood) = lending(lender);
+    let in_bytes = |of: u64| bytes(Some(of as f64));
+    let refused = lender.refused_keys;
     let mut lines = vec![
         said(
             "memory",
             parts(vec![
-                (
-                    format!(
-                        "{} of {} lent",
-                        bytes(now("pumapool_lender_stored_bytes")),
-                        bytes(now("pumapool_lender_capacity_bytes"))
-                    ),
-                    Mood::Well,
-                ),
-                (format!("may take {} more", bytes(now("pumapool_lender_headroom_bytes"))), Mood::Well),
-                (format!("reserve {}", bytes(now("pumapool_lender_reserve_bytes"))), Mood::Well),
+                (format!("{} of {} lent", pages(lender.stored_pages), pages(lender.capacity_pages)), Mood::Well),
+                (format!("may take {} more", in_bytes(lender.headroom_bytes)), Mood::Well),
+                (format!("reserve {}", in_bytes(lender.reserve_bytes)), Mood::Well),
             ]),
         ),
         said(
             "reclaim",
             parts(vec![
                 (pressure, mood),
-                (format!("replaced {}/s", rate("pumapool_lender_replaced_pages_total")), Mood::Well),
-                (format!("given back {}/s", rate("pumapool_lender_shrunk_pages_total")), Mood::Well),
-                (format!("by the kernel {}/s", rate("pumapool_lender_reclaimed_pages_total")), Mood::Well),
+                (format!("replaced {}", rate(|lender| lender.replaced)), Mood::Well),
+                (format!("given back {}", rate(|lender| lender.shrunk)), Mood::Well),
+                (format!("by the kernel {}", rate(|lender| lender.reclaimed_by_kernel)), Mood::Well),
             ]),
         ),
         said(
             "borrowers",
             parts(vec![
-                (format!("{} connected", count(now("pumapool_lender_borrowers"))), Mood::Well),
-                (format!("{} may come back", count(now("pumapool_lender_kept_sessions"))), Mood::Well),
-                (
-                    format!("{} keys refused", count(now("pumapool_lender_refused_keys_total"))),
-                    none_wanted(now("pumapool_lender_refused_keys_total"), Mood::Warning),
-                ),
+                (format!("{} connected", number(lender.borrowers)), Mood::Well),
+                (format!("{} may come back", number(lender.kept_sessions)), Mood::Well),
+                (format!("{} keys refused", number(refused)), none_wanted(Some(refused as f64), Mood::Warning)),
             ]),
         ),
     ];
-    for borrower in daemon.list("/lender/borrower_list") {
-        let number = |name: &str| borrower[name].as_f64();
-        let stored = number("stored_pages").map(|pages| pages * page::PAGE_SIZE as f64);
-        let hits = number("hits").zip(number("gets")).filter(|(_, gets)| *gets > 0.0).map(|(hits, gets)| hits / gets);
+    for LentTo { name, stored_pages, gets, hits, .. } in &lender.borrower_list {
+        let ratio = (*gets > 0).then(|| *hits as f64 / *gets as f64);
         lines.push(said(
             "",
             parts(vec![
-                (borrower["name"].as_str().unwrap_or_default().to_owned(), Mood::Well),
-                (bytes(stored), Mood::Well),
-                (format!("{} of {} gets hit", percent(hits), count(number("gets"))), Mood::Well),
+                (name.clone(), Mood::Well),
+                (pages(*stored_pages), Mood::Well),
+                (format!("{} of {} gets hit", percent(ratio), number(*gets)), Mood::Well),
             ]),
         ));
     }
-    lines.extend(pool_line(daemon));
     lines
 }
 
-fn of_node(daemon: &Daemon) -> Vec<Line<'static>> {
-    let (age, calm) =
-        (daemon.now("pumapool_node_role_age_seconds", None), daemon.now("pumapool_node_calm_seconds", None));
-    let changes = count(daemon.now("pumapool_node_role_changes_total", None));
+fn of_node(node: &Join) -> Vec<Line<'static>> {
+    let role = &node.role;
     let mut lines = vec![
         said(
             "role",
             parts(vec![
-                (format!("{} for {}", daemon.text("/role/role"), seconds(age)), Mood::Well),
-                (daemon.text("/role/reason").to_owned(), Mood::Well),
+                (format!("{} for {}", role.role, millis(role.since_ms)), Mood::Well),
+                (role.reason.clone(), Mood::Well),
             ]),
         ),
         said(
             "",
             parts(vec![
-                (format!("wanted: {}", daemon.text("/role/wanted")), Mood::Well),
-                (format!("{changes} changes"), Mood::Well),
-                (format!("lends after {} of calm", seconds(calm)), Mood::Well),
+                (format!("wanted: {}", role.wanted), Mood::Well),
+                (format!("{} changes", number(role.changes)), Mood::Well),
+                (format!("lends after {} of calm", millis(role.calm_ms)), Mood::Well),
             ]),
         ),
     ];
-    for mount in daemon.list("/mounts") {
-        let state = mount["state"].as_str().unwrap_or_default();
-        let mood = if state.contains("borrow") { Mood::Well } else { Mood::Bad };
-        let mountpoint = mount["mountpoint"].as_str().unwrap_or_default().to_owned();
-        lines.push(said("mount", parts(vec![(mountpoint, Mood::Well), (state.to_owned(), mood)])));
+    for mount in &node.mounts {
+        let mood = match mount.state {
+            NodeMountState::Borrows | NodeMountState::DoesNotBorrow => Mood::Well,
+            NodeMountState::DoesNotAnswer | NodeMountState::Gone | NodeMountState::Unknown => Mood::Bad,
+        };
+        let parts = parts(vec![(mount.mountpoint.clone(), Mood::Well), (mount.state.to_string(), mood)]);
+        lines.push(said("mount", parts));
     }
     lines
 }
 
 fn of_guest(daemon: &Daemon) -> Vec<Line<'static>> {
-    let rate = |name: &str| count(daemon.rate(name, None));
+    let rate = |number: fn(&GuestCounts) -> u64| each_second(daemon, state::of_guest(number));
+    let lost = daemon.rate(state::of_guest(|guest| guest.ring_full_pages));
     vec![said(
         "of those",
         parts(vec![
-            (format!("stored {}/s", rate("pumapool_guest_stored_pages_total")), Mood::Well),
-            (format!("no settled place {}/s", rate("pumapool_guest_unsettled_pages_total")), Mood::Well),
-            (
-                format!("lost, ring full {}/s", rate("pumapool_guest_ring_full_pages_total")),
-                none_wanted(daemon.rate("pumapool_guest_ring_full_pages_total", None), Mood::Warning),
-            ),
+            (format!("stored {}", rate(|guest| guest.stored_pages)), Mood::Well),
+            (format!("no settled place {}", rate(|guest| guest.unsettled_pages)), Mood::Well),
+            (format!("lost, ring full {}/s", count(lost)), none_wanted(lost, Mood::Warning)),
         ]),
     )]
 }
 
-fn of_targets(daemon: &Daemon) -> Vec<Line<'static>> {
-    let line = |target: &Value| {
-        let text = |name: &str| target[name].as_str().unwrap_or_default().to_owned();
-        let who = text("who");
-        let moved = count(daemon.rate("pumapool_numa_moved_pages_total", Some(("target", &who))));
+fn of_targets(daemon: &Daemon, numa: &Numa) -> Vec<Line<'static>> {
+    let line = |target: &Target| {
+        let moved = each_second(daemon, state::of_target(&target.who, |target| target.moved_pages));
         said(
             "target",
             parts(vec![
-                (who, Mood::Well),
-                (text("policy"), Mood::Well),
-                (format!("{moved}/s moved"), Mood::Well),
-                (text("state"), Mood::Well),
+                (target.who.clone(), Mood::Well),
+                (target.policy.clone(), Mood::Well),
+                (format!("{moved} moved"), Mood::Well),
+                (target.state.clone(), Mood::Well),
             ]),
         )
     };
-    daemon.list("/targets").iter().map(line).collect()
+    numa.targets.iter().map(line).collect()
 }
 
-fn pool_line(daemon: &Daemon) -> Option<Line<'static>> {
-    let (live, dead) = (daemon.now("pumapool_pool_live_nodes", None)?, daemon.now("pumapool_pool_dead_nodes", None));
-    let lenders = daemon.list("/pool/members").len();
-    Some(said(
+/// The line of the pool, if the daemon takes part in one.
+fn pool_line(pool: Option<&Pool>) -> Vec<Line<'static>> {
+    let Some(pool) = pool else { return Vec::new() };
+    let gone = Some(pool.dead_nodes as f64);
+    vec![said(
         "pool",
         parts(vec![
-            (format!("{} nodes beside this one", count(Some(live))), Mood::Well),
-            (format!("{} gone", count(dead)), none_wanted(dead, Mood::Warning)),
-            (format!("{lenders} lenders"), Mood::Well),
+            (format!("{} nodes beside this one", number(pool.live_nodes)), Mood::Well),
+            (format!("{} gone", count(gone)), none_wanted(gone, Mood::Warning)),
+            (format!("{} lenders", pool.members.len()), Mood::Well),
         ]),
-    ))
+    )]
 }

@@ -17,8 +17,8 @@ use ratatui::crossterm::cursor::Show;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 use ratatui::crossterm::execute;
 use ratatui::{DefaultTerminal, Terminal};
+use report::Status;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use serde_json::Value;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use signal_hook::iterator::Signals;
 use state::State;
@@ -42,7 +42,7 @@ const INTERVALS: [f64; 7] = [0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 60.0];
 const SIZE: (u16, u16) = (80, 24);
 
 /// When daemons were asked, and what they said.
-type Look = (Instant, Vec<Value>);
+type Look = (Instant, Vec<Status>);
 
 /// Options of `top`.
 #[derive(clap::Args)]

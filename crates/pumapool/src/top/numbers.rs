@@ -1,7 +1,7 @@
 //! Numbers and names in few letters.
 
 use crate::size;
-use crate::top::state::Point;
+use crate::top::state::{Point, page_bytes};
 
 /// The end of a name says most.
 pub(super) fn shortened(name: &str, width: usize) -> String {
@@ -21,6 +21,26 @@ pub(super) fn percent(point: Point) -> String {
 
 pub(super) fn bytes(point: Point) -> String {
     point.map_or("–".into(), |bytes| size::display(bytes.max(0.0) as u64))
+}
+
+/// Memory of so many pages.
+pub(super) fn pages(count: u64) -> String {
+    bytes(Some(page_bytes(count)))
+}
+
+/// A time that is known in microseconds.
+pub(super) fn micros(us: u64) -> String {
+    seconds(Some(us as f64 / 1e6))
+}
+
+/// A time that is known in milliseconds.
+pub(super) fn millis(ms: u64) -> String {
+    seconds(Some(ms as f64 / 1e3))
+}
+
+/// How many there are.
+pub(super) fn number(of: u64) -> String {
+    count(Some(of as f64))
 }
 
 pub(super) fn seconds(point: Point) -> String {

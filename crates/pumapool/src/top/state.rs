@@ -1,10 +1,10 @@
 //! What `top` knows: statuses, taken one after the other, and from them rates and their history.
 //! Nothing but logic: the time is told.
 //!
-//! Numbers are those of the registry, by their names there.
+//! A number is a function from a status to it, so that what it is now and how fast it grows are
+//! found in the same way.
 
-use crate::metrics::reading::{Labels, Reading, read};
-use serde_json::Value;
+use report::{Daemon as Report, GuestCounts, HostGuest, Lender, Link, Mount, Status, Target, Times};
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 
@@ -15,9 +15,6 @@ const DAEMONS_MAX: usize = 256;
 /// A daemon that does not answer, as while another one takes its mount over, is shown for so many
 /// looks.
 const MISSED_MAX: u32 = 5;
-
-/// A number of a daemon: its name in the registry, and its labels.
-type Key = (&'static str, Labels);
 
 /// What a history line shows, or a rate: None, if nothing is known.
 pub type Point = Option<f64>;
@@ -48,12 +45,12 @@ pub enum Track {
 /// A daemon.
 pub struct Daemon {
     /// Its status, as it was last told.
-    pub status: Value,
+    pub status: Report,
     /// For how many looks it has not answered.
     pub missed: u32,
     socket: String,
-    readings: HashMap<Key, Reading>,
-    before: HashMap<Key, Reading>,
+    /// Its status at the look before.
+    before: Report,
     elapsed: Duration,
     history: HashMap<Track, VecDeque<Point>>,
 }
@@ -69,11 +66,10 @@ pub struct State {
 
 impl State {
     /// Takes statuses, of which the last ones were taken so long ago.
-    pub fn take(&mut self, statuses: Vec<Value>, elapsed: Duration) {
+    pub fn take(&mut self, statuses: Vec<Status>, elapsed: Duration) {
         self.has_looked = true;
         self.daemons.iter_mut().for_each(|daemon| daemon.missed += 1);
-        for status in statuses {
-            let socket = status["socket"].as_str().unwrap_or_default().to_owned();
+        for Status { socket, daemon: status } in statuses {
             match self.daemons.iter().position(|daemon| daemon.socket == socket) {
                 Some(at) => self.daemons[at].take(status, elapsed),
                 None if self.daemons.len() < DAEMONS_MAX => self.daemons.push(Daemon::new(socket, status)),
@@ -81,20 +77,25 @@ impl State {
             }
         }
         self.daemons.retain(|daemon| daemon.missed <= MISSED_MAX);
-        let order = ["join", "mount", "lend", "guest", "numa"];
-        let place = |daemon: &Daemon| order.iter().position(|kind| daemon.kind() == *kind);
+        let place = |daemon: &Daemon| match daemon.status {
+            Report::Unknown => 0,
+            Report::Join(_) => 1,
+            Report::Mount(_) => 2,
+            Report::Lend(_) => 3,
+            Report::Guest(_) => 4,
+            Report::Numa(_) => 5,
+        };
         self.daemons.sort_by_cached_key(|daemon| (place(daemon), daemon.name(), daemon.socket.clone()));
     }
 }
 
 impl Daemon {
-    fn new(socket: String, status: Value) -> Daemon {
+    fn new(socket: String, status: Report) -> Daemon {
         let mut daemon = Daemon {
-            status: Value::Null,
+            status: Report::Unknown,
             missed: 0,
             socket,
-            readings: HashMap::new(),
-            before: HashMap::new(),
+            before: Report::Unknown,
             elapsed: Duration::ZERO,
             history: HashMap::new(),
         };
@@ -102,17 +103,13 @@ impl Daemon {
         daemon
     }
 
-    fn take(&mut self, status: Value, elapsed: Duration) {
-        let families = read(std::slice::from_ref(&status));
-        let readings = families.into_iter().flat_map(|family| {
-            family.readings.into_iter().map(move |(labels, reading)| ((&*family.metric.name, labels), reading))
-        });
-        self.before = std::mem::replace(&mut self.readings, readings.collect());
+    fn take(&mut self, status: Report, elapsed: Duration) {
+        self.before = std::mem::replace(&mut self.status, status);
         // While it did not answer, as many looks went by.
         self.elapsed = elapsed * (self.missed.max(1));
-        (self.status, self.missed) = (status, 0);
-        let tracks: &[Track] = match self.kind() {
-            "mount" => &[
+        self.missed = 0;
+        let tracks: &[Track] = match self.status {
+            Report::Mount(_) => &[
                 Track::HitRatio,
                 Track::Asked,
                 Track::Below,
@@ -122,10 +119,13 @@ impl Daemon {
                 Track::Get,
                 Track::ReadBelow,
             ],
-            "lend" => &[Track::HitRatio, Track::Asked, Track::Put, Track::Lent, Track::GivenUp],
-            "join" => &[Track::Evicted, Track::HitRatio, Track::Asked, Track::Put, Track::Lent, Track::GivenUp],
-            "guest" => &[Track::Evicted, Track::Put],
-            _ => &[Track::Put],
+            Report::Lend(_) => &[Track::HitRatio, Track::Asked, Track::Put, Track::Lent, Track::GivenUp],
+            Report::Join(_) => {
+                &[Track::Evicted, Track::HitRatio, Track::Asked, Track::Put, Track::Lent, Track::GivenUp]
+            }
+            Report::Guest(_) => &[Track::Evicted, Track::Put],
+            Report::Numa(_) => &[Track::Put],
+            Report::Unknown => &[],
         };
         for track in tracks {
             let point = self.measure(*track);
@@ -137,107 +137,95 @@ impl Daemon {
         }
     }
 
-    /// `mount`, `lend`, `join`, `guest` or `numa`.
-    pub fn kind(&self) -> &str {
-        self.text("/kind")
-    }
-
     /// What it is called.
     pub fn name(&self) -> String {
-        match self.kind() {
-            "mount" => self.text("/mountpoint").to_owned(),
-            "guest" => self.text("/fs").to_owned(),
-            "numa" => format!("process {}", self.status["pid"]),
-            _ => self.text("/listen").to_owned(),
+        match &self.status {
+            Report::Mount(mount) => mount.mountpoint.clone(),
+            Report::Guest(guest) => guest.fs.clone(),
+            Report::Numa(numa) => format!("process {}", numa.pid),
+            Report::Lend(lend) => lend.listen.clone(),
+            Report::Join(join) => join.listen.clone(),
+            Report::Unknown => self.socket.clone(),
         }
-    }
-
-    /// A text of its status.
-    pub fn text(&self, at: &str) -> &str {
-        self.status.pointer(at).and_then(Value::as_str).unwrap_or_default()
-    }
-
-    /// A list of its status.
-    pub fn list(&self, at: &str) -> &[Value] {
-        self.status.pointer(at).and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default()
-    }
-
-    /// Whether it serves images of guests.
-    pub fn has_guests(&self) -> bool {
-        self.status.pointer("/guests").is_some_and(|guests| !guests.is_null())
-    }
-
-    /// A number as it is now, all that have this label together.
-    pub fn now(&self, name: &str, label: Option<(&str, &str)>) -> Point {
-        sum(&self.readings, name, label)
     }
 
     /// How much a number has grown each second lately.
-    pub fn rate(&self, name: &str, label: Option<(&str, &str)>) -> Point {
+    pub fn rate(&self, number: impl Fn(&Report) -> Point) -> Point {
         let seconds = self.elapsed.as_secs_f64();
-        (seconds > 0.0).then_some(self.growth(name, label)? / seconds)
-    }
-
-    fn growth(&self, name: &str, label: Option<(&str, &str)>) -> Point {
-        let (now, before) = (self.now(name, label)?, sum(&self.before, name, label)?);
+        let (now, before) = (number(&self.status)?, number(&self.before)?);
         // Another daemon counts anew.
-        Some(if now < before { now } else { now - before })
+        let growth = if now < before { now } else { now - before };
+        (seconds > 0.0).then_some(growth / seconds)
     }
 
     /// What something took lately, on average, in seconds.
-    fn mean(&self, name: &str) -> Point {
-        let (now, now_sum) = times(&self.readings, name)?;
-        let (mut before, mut before_sum) = times(&self.before, name)?;
+    fn mean(&self, times: impl Fn(&Mount) -> &Times) -> Point {
+        let sum = |status: &Report| {
+            let times = times(as_mount(status)?);
+            Some((sum_of(&times.counts), times.sum_ns))
+        };
+        let ((now, now_ns), (mut before, mut before_ns)) = (sum(&self.status)?, sum(&self.before)?);
         if now < before {
-            (before, before_sum) = (0, 0.0);
+            (before, before_ns) = (0, 0);
         }
-        (now > before).then(|| (now_sum - before_sum) / (now - before) as f64)
+        (now > before).then(|| now_ns.saturating_sub(before_ns) as f64 / 1e9 / (now - before) as f64)
     }
 
-    /// What `part` of the gets, or whatever it is, did not exceed lately, in seconds: the bound of
-    /// the bucket.
-    pub fn quantile(&self, name: &str, part: f64) -> Point {
-        let (now, before) = (buckets(&self.readings, name)?, buckets(&self.before, name)?);
-        let grown = now.iter().zip(before).map(|((bound, now), (_, before))| (*bound, now.saturating_sub(*before)));
-        let grown: Vec<_> = grown.collect();
-        let all: u64 = grown.iter().map(|(_, count)| count).sum();
-        let (wanted, mut so_far) = ((all as f64 * part).ceil() as u64, 0);
-        grown.into_iter().find_map(|(bound, count)| {
-            so_far += count;
+    /// A time, in seconds, that this part of the gets, or whatever it is, did not exceed lately:
+    /// the bound of the bucket.
+    pub fn quantile(&self, times: impl Fn(&Mount) -> &Times, part: f64) -> Point {
+        let (now, before) = (times(as_mount(&self.status)?), times(as_mount(&self.before)?));
+        let grown: Vec<u64> =
+            now.counts.iter().zip(&before.counts).map(|(now, before)| now.saturating_sub(*before)).collect();
+        let all = sum_of(&grown);
+        let (wanted, mut so_far) = ((all as f64 * part).ceil() as u64, 0_u64);
+        let bounds = now.bounds_us.iter().map(|us| *us as f64 / 1e6).chain([f64::INFINITY]);
+        bounds.zip(grown).find_map(|(bound, count)| {
+            so_far = so_far.saturating_add(count);
             (all > 0 && so_far >= wanted).then_some(bound)
         })
     }
 
     fn measure(&self, track: Track) -> Point {
-        let rate = |names: &[&str]| total(names.iter().map(|name| self.rate(name, None)));
         let ratio = |part: Point, whole: Point| {
             part.zip(whole).filter(|(_, whole)| *whole > 0.0).map(|(part, whole)| part / whole)
         };
-        let is_mount = self.kind() == "mount";
-        match track {
-            Track::Asked if is_mount => rate(&FROM_POOL),
-            Track::HitRatio if is_mount => {
-                let from_pool = rate(&FROM_POOL);
-                ratio(from_pool, total([from_pool, self.measure(Track::Below)].into_iter()))
+        match (track, &self.status) {
+            (Track::Asked, Report::Mount(_)) => self.rate(of_mount(from_pool)),
+            (Track::HitRatio, Report::Mount(_)) => {
+                let asked = self.rate(of_mount(|mount| from_pool(mount).saturating_add(mount.borrower.below_pages)));
+                ratio(self.rate(of_mount(from_pool)), asked)
             }
-            Track::Put if self.has_guests() => rate(&["pumapool_host_stored_pages_total"]),
-            Track::Put if is_mount => rate(&["pumapool_mount_put_pages_total"]),
-            Track::Lent if is_mount => self.now("pumapool_mount_lent_bytes", None),
-            Track::Evicted if is_mount => rate(&["pumapool_mount_evictions_total"]),
-            Track::Evicted if self.kind() == "join" => self.now("pumapool_node_evicted_pages_per_second", None),
-            Track::Evicted => rate(&["pumapool_guest_evicted_pages_total"]),
-            Track::Below => rate(&["pumapool_mount_below_pages_total"]),
-            Track::Asked => rate(&["pumapool_lender_asked_pages_total"]),
-            Track::HitRatio => ratio(rate(&["pumapool_lender_hit_pages_total"]), self.measure(Track::Asked)),
-            Track::Put => match self.kind() {
-                "guest" => rate(&["pumapool_guest_sent_pages_total"]),
-                "numa" => rate(&["pumapool_numa_moved_pages_total"]),
-                _ => rate(&["pumapool_lender_put_pages_total"]),
+            (Track::Put, Report::Mount(mount)) => match &mount.guests {
+                Some(_) => self.rate(of_mount(|mount| {
+                    let guests = mount.guests.iter().flat_map(|guests| &guests.list);
+                    guests.map(|guest| guest.stored_pages).fold(0, u64::saturating_add)
+                })),
+                None => self.rate(of_mount(|mount| mount.borrower.put_pages)),
             },
-            Track::Lent => self.now("pumapool_lender_stored_bytes", None),
-            Track::GivenUp => rate(&GIVEN_UP),
-            Track::Get => self.mean("pumapool_mount_get_seconds"),
-            Track::ReadBelow => self.mean("pumapool_mount_below_read_seconds"),
+            (Track::Lent, Report::Mount(mount)) => Some(page_bytes(mount.catalog.live_pages)),
+            (Track::Evicted, Report::Mount(_)) => self.rate(of_mount(|mount| mount.borrower.evictions)),
+            (Track::Below, _) => self.rate(of_mount(|mount| mount.borrower.below_pages)),
+            (Track::Get, _) => self.mean(|mount| &mount.latencies.get),
+            (Track::ReadBelow, _) => self.mean(|mount| &mount.latencies.below),
+            (Track::Evicted, Report::Join(join)) => Some(join.role.evicted_pages_per_second as f64),
+            (Track::Evicted, _) => self.rate(of_guest(|guest| guest.evicted_pages)),
+            (Track::Put, Report::Guest(_)) => self.rate(of_guest(|guest| guest.sent_pages)),
+            (Track::Put, Report::Numa(_)) => self.rate(|status| match status {
+                Report::Numa(numa) => {
+                    Some(numa.targets.iter().map(|target| target.moved_pages).fold(0, u64::saturating_add) as f64)
+                }
+                _ => None,
+            }),
+            (Track::Put, _) => self.rate(of_lender(|lender| lender.puts)),
+            (Track::Asked, _) => self.rate(of_lender(|lender| lender.gets)),
+            (Track::HitRatio, _) => ratio(self.rate(of_lender(|lender| lender.hits)), self.measure(Track::Asked)),
+            (Track::Lent, status) => as_lender(status).map(|lender| page_bytes(lender.stored_pages)),
+            (Track::GivenUp, _) => self.rate(of_lender(|lender| {
+                let Lender { replaced, shrunk, reclaimed_by_kernel, demanded_pages, .. } = lender;
+                let pages = [replaced, shrunk, reclaimed_by_kernel, demanded_pages];
+                pages.into_iter().fold(0, |sum, one| sum.saturating_add(*one))
+            })),
         }
     }
 
@@ -252,106 +240,170 @@ impl Daemon {
     }
 }
 
-/// Pages that a mount has from lenders, or need not have because it knows them.
-const FROM_POOL: [&str; 4] = [
-    "pumapool_mount_lender_pages_total",
-    "pumapool_mount_buffer_pages_total",
-    "pumapool_mount_zero_pages_total",
-    "pumapool_mount_demoted_pages_total",
-];
-
-/// Why a lender gives pages up.
-const GIVEN_UP: [&str; 4] = [
-    "pumapool_lender_replaced_pages_total",
-    "pumapool_lender_shrunk_pages_total",
-    "pumapool_lender_reclaimed_pages_total",
-    "pumapool_lender_demanded_pages_total",
-];
-
-/// The sum of those that are known; None: none is.
-fn total(points: impl Iterator<Item = Point>) -> Point {
-    points.flatten().reduce(|one, other| one + other)
+fn sum_of(counts: &[u64]) -> u64 {
+    counts.iter().fold(0, |sum, count| sum.saturating_add(*count))
 }
 
-fn of<'a>(readings: &'a HashMap<Key, Reading>, name: &str) -> impl Iterator<Item = (&'a Labels, &'a Reading)> {
-    debug_assert!(is_known(name), "{name} is no metric");
-    readings.iter().filter(move |((found, _), _)| *found == name).map(|((_, labels), reading)| (labels, reading))
+/// The bytes of these pages.
+pub fn page_bytes(pages: u64) -> f64 {
+    pages as f64 * page::PAGE_SIZE as f64
 }
 
-fn is_known(name: &str) -> bool {
-    crate::metrics::table::registry().iter().any(|section| section.metrics.iter().any(|metric| metric.name == name))
+/// Pages that a mount had from lenders, or need not have because it knows them.
+fn from_pool(mount: &Mount) -> u64 {
+    let from = &mount.borrower;
+    let pages = [from.lender_pages, from.buffer_pages, from.zero_pages, from.demoted_pages];
+    pages.into_iter().fold(0, u64::saturating_add)
 }
 
-fn sum(readings: &HashMap<Key, Reading>, name: &str, label: Option<(&str, &str)>) -> Point {
-    let has_label =
-        |labels: &Labels| label.is_none_or(|label| labels.iter().any(|(name, value)| (*name, &value[..]) == label));
-    let numbers = of(readings, name).filter(|(labels, _)| has_label(labels)).map(|(_, reading)| match reading {
-        Reading::Number(number) => Some(*number),
-        Reading::Times { .. } => None,
-    });
-    total(numbers)
+fn as_mount(status: &Report) -> Option<&Mount> {
+    match status {
+        Report::Mount(mount) => Some(mount),
+        _ => None,
+    }
 }
 
-fn buckets<'a>(readings: &'a HashMap<Key, Reading>, name: &str) -> Option<&'a [(f64, u64)]> {
-    of(readings, name).find_map(|(_, reading)| match reading {
-        Reading::Times { buckets, .. } => Some(&buckets[..]),
-        Reading::Number(_) => None,
-    })
+fn as_lender(status: &Report) -> Option<&Lender> {
+    match status {
+        Report::Lend(lend) => Some(&lend.lender),
+        Report::Join(join) => Some(&join.lender),
+        _ => None,
+    }
 }
 
-fn times(readings: &HashMap<Key, Reading>, name: &str) -> Option<(u64, f64)> {
-    of(readings, name).find_map(|(_, reading)| match reading {
-        Reading::Times { buckets, sum } => Some((buckets.iter().map(|(_, count)| count).sum(), *sum)),
-        Reading::Number(_) => None,
-    })
+/// A number of a mount.
+pub fn of_mount(number: impl Fn(&Mount) -> u64) -> impl Fn(&Report) -> Point {
+    move |status| as_mount(status).map(|mount| number(mount) as f64)
+}
+
+/// A number of a lender, also that of a node.
+pub fn of_lender(number: impl Fn(&Lender) -> u64) -> impl Fn(&Report) -> Point {
+    move |status| as_lender(status).map(|lender| number(lender) as f64)
+}
+
+/// A number of the lender with this address, as a mount sees it.
+pub fn of_link<'a>(address: &'a str, number: impl Fn(&Link) -> u64 + 'a) -> impl Fn(&Report) -> Point + 'a {
+    move |status| {
+        let link = as_mount(status)?.lenders.iter().find(|link| link.address == address);
+        link.map(|link| number(link) as f64)
+    }
+}
+
+/// A number of the guest with this image.
+pub fn of_image<'a>(image: &'a str, number: impl Fn(&HostGuest) -> u64 + 'a) -> impl Fn(&Report) -> Point + 'a {
+    move |status| {
+        let guest = as_mount(status)?.guests.as_ref()?.list.iter().find(|guest| guest.image == image);
+        guest.map(|guest| number(guest) as f64)
+    }
+}
+
+/// A number of a guest that gives its evictions to the host.
+pub fn of_guest(number: impl Fn(&GuestCounts) -> u64) -> impl Fn(&Report) -> Point {
+    move |status| match status {
+        Report::Guest(guest) => Some(number(&guest.guest) as f64),
+        _ => None,
+    }
+}
+
+/// A number of a target whose memory is placed.
+pub fn of_target<'a>(who: &'a str, number: impl Fn(&Target) -> u64 + 'a) -> impl Fn(&Report) -> Point + 'a {
+    move |status| match status {
+        Report::Numa(numa) => numa.targets.iter().find(|target| target.who == who).map(|target| number(target) as f64),
+        _ => None,
+    }
 }
 
 #[cfg(test)]
 pub mod tests {
     use super::*;
-    use serde_json::json;
+    use report::{Borrower, Catalog, Disk, Files, Fill, Latencies, LinkState, Mount, Strategy, Tap, Times, Write};
 
-    pub fn mount(reads: u64) -> Value {
-        json!({
-            "kind": "mount", "pid": 7, "socket": "mount-7.sock", "mountpoint": "/mnt/data", "source": "/srv/data",
-            "strategy": "exclusive", "fill": "eviction", "write": "through", "lender_is_up": true, "borrowing": true,
-            "lenders": [
-                {"address": "10.0.0.2:7070", "state": "used", "reason": "", "ping_us": 120, "get_us": 180, "weight": 30,
-                 "free_pages": 1000, "put_pages": reads, "get_pages": reads * 3, "bad_pages": 0},
-                {"address": "10.0.0.3:7070", "state": "shunned", "reason": "slower than the disk", "ping_us": 90_000, "get_us": null,
-                 "weight": 1, "free_pages": 10, "put_pages": 0, "get_pages": 0, "bad_pages": 0},
+    /// Puts a status behind a socket.
+    pub fn at(socket: &str, daemon: Report) -> Status {
+        Status { socket: socket.to_owned(), daemon }
+    }
+
+    pub fn mount(reads: u64) -> Mount {
+        let link = |address: &str, state, reason: &str| Link {
+            address: address.to_owned(),
+            state,
+            reason: reason.to_owned(),
+            ..Link::default()
+        };
+        let times =
+            |counts: [u64; 3], sum_ns: u64| Times { bounds_us: vec![100, 1000], counts: counts.to_vec(), sum_ns };
+        Mount {
+            pid: 7,
+            mountpoint: "/mnt/data".into(),
+            source: "/srv/data".into(),
+            strategy: Strategy::Exclusive,
+            fill: Fill::Eviction,
+            write: Write::Through,
+            lender_is_up: true,
+            borrowing: true,
+            lenders: vec![
+                Link {
+                    ping_us: 120,
+                    get_us: Some(180),
+                    weight: 30,
+                    free_pages: 1000,
+                    put_pages: reads,
+                    get_pages: reads * 3,
+                    ..link("10.0.0.2:7070", LinkState::Used, "")
+                },
+                Link {
+                    ping_us: 90_000,
+                    weight: 1,
+                    free_pages: 10,
+                    ..link("10.0.0.3:7070", LinkState::Shunned, "slower than the disk")
+                },
             ],
-            "borrower": {"lender_pages": reads * 3, "buffer_pages": 0, "zero_pages": 0, "demoted_pages": 0, "below_pages": reads,
-                "evictions": reads * 4, "put_pages": reads, "evictions_sequential": 5, "hedges": 2, "hedges_won": 1, "bad_pages": 0},
-            "catalog": {"live_pages": 1 << 18, "files": 3, "entry_bytes": 1 << 20},
-            "tap": {"ring_full_pages": 0}, "mount": {"takeovers": 1}, "pool": null,
-            "disk": {"read_us": 4000.0, "get_is_late_us": 9000},
-            "latencies": {
-                "get": {"bounds_us": [100, 1000], "counts": [reads, reads, 0], "sum_ns": reads * 400_000},
-                "below": {"bounds_us": [100, 1000], "counts": [0, 0, reads], "sum_ns": reads * 4_000_000},
+            borrower: Borrower {
+                lender_pages: reads * 3,
+                below_pages: reads,
+                evictions: reads * 4,
+                put_pages: reads,
+                evictions_sequential: 5,
+                hedges: 2,
+                hedges_won: 1,
+                ..Borrower::default()
             },
-        })
+            catalog: Catalog { live_pages: 1 << 18, files: 3, entry_bytes: 1 << 20 },
+            tap: Some(Tap::default()),
+            mount: Files { takeovers: 1, ..Files::default() },
+            disk: Disk { read_us: Some(4000), get_is_late_us: 9000 },
+            latencies: Latencies {
+                get: times([reads, reads, 0], reads * 400_000),
+                below: times([0, 0, reads], reads * 4_000_000),
+            },
+            ..Mount::default()
+        }
+    }
+
+    /// A look at that mount alone.
+    pub fn look(reads: u64) -> Vec<Status> {
+        vec![at("mount-7.sock", Report::Mount(Box::new(mount(reads))))]
     }
 
     #[test]
     fn rates_and_their_history() {
         let mut state = State::default();
-        state.take(vec![mount(100)], Duration::ZERO);
+        state.take(look(100), Duration::ZERO);
         assert_eq!(state.daemons[0].last(Track::Asked), None, "nothing is known of rates yet");
-        state.take(vec![mount(300)], Duration::from_secs(2));
+        state.take(look(300), Duration::from_secs(2));
         let daemon = &state.daemons[0];
         assert_eq!(daemon.last(Track::Asked), Some(300.0));
         assert_eq!(daemon.last(Track::HitRatio), Some(0.75));
         assert_eq!(daemon.last(Track::Evicted), Some(400.0));
         assert_eq!(daemon.last(Track::Lent), Some((1u64 << 30) as f64));
         assert!((daemon.last(Track::Get).unwrap() - 200e-6).abs() < 1e-9, "two gets took 400 µs in all");
-        assert_eq!(daemon.quantile("pumapool_mount_get_seconds", 0.5), Some(100e-6));
-        assert_eq!(daemon.quantile("pumapool_mount_get_seconds", 0.95), Some(1e-3));
-        assert_eq!(daemon.rate("pumapool_link_get_pages_total", Some(("lender", "10.0.0.2:7070"))), Some(300.0));
+        assert_eq!(daemon.quantile(|mount| &mount.latencies.get, 0.5), Some(100e-6));
+        assert_eq!(daemon.quantile(|mount| &mount.latencies.get, 0.95), Some(1e-3));
+        assert_eq!(daemon.rate(of_link("10.0.0.2:7070", |link| link.get_pages)), Some(300.0));
         // It does not answer for a look, and another daemon, which counts anew, does then.
         state.take(vec![], Duration::from_secs(1));
         assert_eq!(state.daemons[0].missed, 1);
-        state.take(vec![mount(100)], Duration::from_secs(1));
+        state.take(look(100), Duration::from_secs(1));
         assert_eq!(state.daemons[0].last(Track::Below), Some(50.0), "two looks went by");
         assert_eq!(state.daemons[0].history(Track::Below).count(), 3);
         for _ in 0..=MISSED_MAX {
@@ -365,7 +417,7 @@ pub mod tests {
     fn histories_end() {
         let mut state = State::default();
         for reads in 0..HISTORY_MAX as u64 + 9 {
-            state.take(vec![mount(reads)], Duration::from_secs(1));
+            state.take(look(reads), Duration::from_secs(1));
         }
         assert_eq!(state.daemons[0].history(Track::Asked).count(), HISTORY_MAX);
     }

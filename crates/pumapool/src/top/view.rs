@@ -9,6 +9,7 @@ use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{Block, Borders, Clear, Paragraph, Sparkline};
+use report::{Daemon as Report, LinkState, Mount};
 use std::time::Duration;
 
 /// What is chosen on the screen.
@@ -63,7 +64,7 @@ pub fn draw(frame: &mut Frame<'_>, state: &State, screen: &Screen) {
 
 fn title(state: &State, screen: &Screen) -> Line<'static> {
     let count = |kind: &str, one: &str, many: &str| {
-        let count = state.daemons.iter().filter(|daemon| daemon.kind() == kind).count();
+        let count = state.daemons.iter().filter(|daemon| daemon.status.kind() == kind).count();
         (count > 0).then(|| format!("{count} {}", if count == 1 { one } else { many }))
     };
     let counts: Vec<_> = [
@@ -151,11 +152,11 @@ fn draw_list(frame: &mut Frame<'_>, area: Rect, state: &State, screen: &Screen) 
 }
 
 /// What it is called in the list.
-fn word(daemon: &Daemon) -> &str {
-    match daemon.kind() {
-        "join" => "node",
-        "mount" if daemon.has_guests() => "host",
-        kind => kind,
+fn word(daemon: &Daemon) -> &'static str {
+    match &daemon.status {
+        Report::Join(_) => "node",
+        Report::Mount(mount) if mount.guests.is_some() => "host",
+        status => status.kind(),
     }
 }
 
@@ -164,33 +165,33 @@ fn standing(daemon: &Daemon) -> (String, Mood) {
     if daemon.missed > 0 {
         return ("no answer".to_owned(), Mood::Bad);
     }
-    match daemon.kind() {
-        "mount" if daemon.has_guests() => {
-            let guests = daemon.list("/guests/list");
-            let connected = guests.iter().filter(|guest| guest["connected"] == true).count();
-            let mood = if connected < guests.len() { Mood::Warning } else { Mood::Well };
-            (format!("{connected} of {} guests", guests.len()), mood)
+    match &daemon.status {
+        Report::Mount(mount) => mount_standing(mount),
+        Report::Lend(lend) => lending(&lend.lender),
+        Report::Join(join) => (format!("{}s", join.role.role), Mood::Well),
+        Report::Guest(guest) if guest.connected => ("connected".to_owned(), Mood::Well),
+        Report::Guest(_) => ("no host".to_owned(), Mood::Bad),
+        Report::Numa(numa) => (format!("{} targets", numa.targets.len()), Mood::Well),
+        Report::Unknown => ("of a newer version".to_owned(), Mood::Warning),
+    }
+}
+
+fn mount_standing(mount: &Mount) -> (String, Mood) {
+    if let Some(guests) = &mount.guests {
+        let connected = guests.list.iter().filter(|guest| guest.connected).count();
+        let mood = if connected < guests.list.len() { Mood::Warning } else { Mood::Well };
+        return (format!("{connected} of {} guests", guests.list.len()), mood);
+    }
+    let lenders = &mount.lenders;
+    let used = lenders.iter().filter(|link| link.state == LinkState::Used).count();
+    match (used, lenders.len()) {
+        _ if !mount.borrowing => ("node lends".to_owned(), Mood::Well),
+        (_, 0) => ("no lender".to_owned(), Mood::Warning),
+        (0, _) if lenders.iter().any(|link| link.state == LinkState::Shunned) => {
+            ("lenders too slow".to_owned(), Mood::Warning)
         }
-        "mount" => {
-            let lenders = daemon.list("/lenders");
-            let used = lenders.iter().filter(|lender| lender["state"] == "used").count();
-            match (used, lenders.len()) {
-                _ if daemon.status["borrowing"] == false => ("node lends".to_owned(), Mood::Well),
-                (_, 0) => ("no lender".to_owned(), Mood::Warning),
-                (0, _) if lenders.iter().any(|lender| lender["state"] == "shunned") => {
-                    ("lenders too slow".to_owned(), Mood::Warning)
-                }
-                (0, all) => (format!("0 of {all} lenders"), Mood::Bad),
-                (used, all) => {
-                    (format!("{used} of {all} lenders"), if used < all { Mood::Warning } else { Mood::Well })
-                }
-            }
-        }
-        "lend" => lending(daemon),
-        "join" => (format!("{}s", daemon.text("/role/role")), Mood::Well),
-        "guest" if daemon.status["connected"] == true => ("connected".to_owned(), Mood::Well),
-        "guest" => ("no host".to_owned(), Mood::Bad),
-        _ => (format!("{} targets", daemon.list("/targets").len()), Mood::Well),
+        (0, all) => (format!("0 of {all} lenders"), Mood::Bad),
+        (used, all) => (format!("{used} of {all} lenders"), if used < all { Mood::Warning } else { Mood::Well }),
     }
 }
 
@@ -257,10 +258,13 @@ fn draw_help(frame: &mut Frame<'_>, area: Rect) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::top::state::tests::mount;
+    use crate::top::state::tests::{at, look, mount};
     use ratatui::Terminal;
     use ratatui::backend::TestBackend;
-    use serde_json::json;
+    use report::{
+        Guest, GuestCounts, Guests, HostGuest, Join, Lend, Lender, LentTo, Member, NodeMount, NodeMountState, Numa,
+        Pool, Pressure, Role, RoleName, RoleWanted, Target,
+    };
 
     fn shown(width: u16, height: u16, state: &State, screen: &Screen) -> String {
         let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
@@ -271,27 +275,87 @@ mod tests {
     fn all_kinds() -> State {
         let mut state = State::default();
         for reads in 1..30 {
-            let mut joined = mount(reads);
-            joined["mountpoint"] = "/a/rather/long/path/that/does/not/fit/into/any/column/of/any/table".into();
-            joined["socket"] = "other".into();
-            joined["lenders"] = json!([]);
-            joined["guests"] = json!({"listen": "unix:/x", "list": [{"image": "a.img", "connected": true, "problem": null, "stored_pages": reads, "hit_pages": 1, "placed_pages": 9}]});
-            let lender = json!({"capacity_pages": 1 << 20, "stored_pages": 1 << 18, "headroom_bytes": 1u64 << 32, "reserve_bytes": 1 << 28, "pressure": "hold",
-                "gets": reads * 100, "hits": reads * 90, "puts": reads * 20, "replaced": 0, "shrunk": reads, "reclaimed_by_kernel": reads, "demanded_pages": 0,
-                "borrowers": 1, "kept_sessions": 0, "refused_keys": 1,
-                "borrower_list": [{"name": "0a1b2c3d", "stored_pages": 1000, "gets": 10, "hits": 9}]});
-            let pool = json!({"advertise": "x", "live_nodes": 3, "dead_nodes": 1, "members": [{}, {}]});
-            let join = json!({"kind": "join", "socket": "j", "pid": 1, "listen": "10.0.0.9:7000", "lender": lender, "pool": pool,
-                "role": {"role": "borrow", "wanted": "auto", "reason": "its mounts evict", "since_ms": 5000, "changes": 2, "calm_ms": 30000, "evicted_pages_per_second": 900},
-                "mounts": [{"mountpoint": "/srv", "state": "borrows", "sees_evictions": true}]});
-            state.take(vec![
-                mount(reads * 10), joined, join,
-                json!({"kind": "lend", "socket": "l", "pid": 2, "listen": "10.0.0.2:7070", "lender": lender, "pool": null}),
-                json!({"kind": "guest", "socket": "g", "pid": 3, "fs": "/mnt", "host": "vsock:2:7", "connected": false,
-                    "guest": {"evicted_pages": reads * 5, "sent_pages": reads * 4, "stored_pages": reads, "unsettled_pages": 0, "ring_full_pages": reads}}),
-                json!({"kind": "numa", "socket": "n", "pid": 4, "targets": [{"who": "vm:x", "policy": "carrefour", "state": "followed", "samples": 5, "moved_pages": reads}]}),
-                json!({"kind": "something newer", "socket": "s"}),
-            ], Duration::from_secs(1));
+            let image = HostGuest {
+                image: "a.img".into(),
+                connected: true,
+                stored_pages: reads,
+                hit_pages: 1,
+                placed_pages: 9,
+                ..HostGuest::default()
+            };
+            let host = Mount {
+                mountpoint: "/a/rather/long/path/that/does/not/fit/into/any/column/of/any/table".into(),
+                lenders: Vec::new(),
+                guests: Some(Guests { listen: "unix:/x".into(), list: vec![image] }),
+                ..mount(reads)
+            };
+            let lent_to =
+                LentTo { name: "0a1b2c3d".into(), stored_pages: 1000, gets: 10, hits: 9, ..LentTo::default() };
+            let lender = Lender {
+                capacity_pages: 1 << 20,
+                stored_pages: 1 << 18,
+                headroom_bytes: 1 << 32,
+                reserve_bytes: 1 << 28,
+                pressure: Pressure::Hold,
+                gets: reads * 100,
+                hits: reads * 90,
+                puts: reads * 20,
+                shrunk: reads,
+                reclaimed_by_kernel: reads,
+                borrowers: 1,
+                refused_keys: 1,
+                borrower_list: vec![lent_to],
+                ..Lender::default()
+            };
+            let members = vec![Member::default(), Member::default()];
+            let pool = Pool { advertise: "x".into(), live_nodes: 3, dead_nodes: 1, members, ..Pool::default() };
+            let role = Role {
+                role: RoleName::Borrow,
+                wanted: RoleWanted::Auto,
+                reason: "its mounts evict".into(),
+                since_ms: 5000,
+                changes: 2,
+                calm_ms: 30000,
+                evicted_pages_per_second: 900,
+            };
+            let node_mount =
+                NodeMount { mountpoint: "/srv".into(), state: NodeMountState::Borrows, sees_evictions: true };
+            let join = Join {
+                listen: "10.0.0.9:7000".into(),
+                lender: lender.clone(),
+                pool: Some(pool),
+                role,
+                mounts: vec![node_mount],
+                ..Join::default()
+            };
+            let lend = Lend { listen: "10.0.0.2:7070".into(), lender, ..Lend::default() };
+            let counts = GuestCounts {
+                evicted_pages: reads * 5,
+                sent_pages: reads * 4,
+                stored_pages: reads,
+                ring_full_pages: reads,
+                ..GuestCounts::default()
+            };
+            let guest = Guest { fs: "/mnt".into(), host: "vsock:2:7".into(), guest: counts, ..Guest::default() };
+            let target = Target {
+                who: "vm:x".into(),
+                policy: "carrefour".into(),
+                state: "followed".into(),
+                samples: 5,
+                moved_pages: reads,
+                pid: None,
+            };
+            let numa = Numa { pid: 4, targets: vec![target], ..Numa::default() };
+            let statuses = vec![
+                at("m", Report::Mount(Box::new(mount(reads * 10)))),
+                at("h", Report::Mount(Box::new(host))),
+                at("j", Report::Join(Box::new(join))),
+                at("l", Report::Lend(Box::new(lend))),
+                at("g", Report::Guest(Box::new(guest))),
+                at("n", Report::Numa(Box::new(numa))),
+                at("s", Report::Unknown),
+            ];
+            state.take(statuses, Duration::from_secs(1));
         }
         state
     }
@@ -300,7 +364,7 @@ mod tests {
     fn everything_is_on_a_small_screen() {
         let mut state = State::default();
         for reads in 1..40 {
-            state.take(vec![mount(reads * 100)], Duration::from_secs(1));
+            state.take(look(reads * 100), Duration::from_secs(1));
         }
         let screen = Screen { interval: Duration::from_secs(1), ..Screen::default() };
         let text = shown(80, 24, &state, &screen);
@@ -350,14 +414,12 @@ mod tests {
             let selected = state
                 .daemons
                 .iter()
-                .position(|daemon| match selected {
-                    0 => daemon.kind() == "join",
-                    1 => daemon.has_guests(),
-                    2 => daemon.kind() == "mount" && !daemon.has_guests(),
-                    3 => daemon.kind() == "lend",
-                    4 => daemon.kind() == "guest",
-                    5 => daemon.kind() == "numa",
-                    _ => daemon.kind() == "something newer",
+                .position(|daemon| match (selected, &daemon.status) {
+                    (0, Report::Join(_)) | (3, Report::Lend(_)) | (4, Report::Guest(_)) => true,
+                    (1, Report::Mount(mount)) => mount.guests.is_some(),
+                    (2, Report::Mount(mount)) => mount.guests.is_none(),
+                    (5, Report::Numa(_)) | (6, Report::Unknown) => true,
+                    _ => false,
                 })
                 .unwrap();
             let mut screen = Screen { selected, interval: Duration::from_secs(1), ..Screen::default() };
@@ -393,7 +455,7 @@ mod tests {
         let text = shown(80, 24, &state, &screen);
         assert!(text.contains("No daemon runs") && text.contains("PAUSED") && text.contains("root's"), "{text}");
         screen.shows_help = true;
-        state.take(vec![mount(1)], Duration::ZERO);
+        state.take(look(1), Duration::ZERO);
         assert!(shown(80, 24, &state, &screen).contains("look more often"));
     }
 }

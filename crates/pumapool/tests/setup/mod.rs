@@ -1,7 +1,6 @@
 //! Real daemons for end-to-end tests: a lender and mounts, taken away again when dropped.
 #![allow(dead_code)] // each test binary uses its own part
 
-use serde_json::Value;
 use std::fs::{self, File};
 use std::io::Write;
 use std::num::NonZeroU64;
@@ -101,8 +100,8 @@ fn daemon(arguments: &[&str], groups: &[&Group]) -> Process {
 
 /// What a daemon says of itself. It alone is asked: `pumapool status` asks all daemons of the
 /// machine, and waits for those that are stopped.
-fn status_of(kind: &str, pid: u32) -> Value {
-    let ask = || testbed::ask_daemon(kind, pid, ANSWER_MAX).map_err(|error| std::io::Error::other(error.to_string()));
+fn status_of<T: report::Reported>(pid: u32) -> T {
+    let ask = || testbed::ask_daemon(pid, ANSWER_MAX).map_err(|error| std::io::Error::other(error.to_string()));
     testbed::wait_until_ok(PATIENCE, ask).unwrap_or_else(|error| panic!("no status of process {pid}: {error}"))
 }
 
@@ -131,17 +130,16 @@ impl Lender {
         let arguments = [&["lend", "--listen", address, "--reserve", "16MiB"], options].concat();
         let process = daemon(&with_key(arguments), groups);
         let mut lender = Lender { process, address: String::new() };
-        lender.address = lender.status()["listen"].as_str().unwrap().to_owned();
+        lender.address = lender.status().listen.to_owned();
         lender
     }
 
-    pub fn status(&self) -> Value {
-        status_of("lend", self.process.pid())
+    pub fn status(&self) -> report::Lend {
+        status_of(self.process.pid())
     }
 
-    pub fn count(&self, name: &str) -> u64 {
-        let status = self.status();
-        status["lender"][name].as_u64().unwrap_or_else(|| panic!("no {name} in {status}"))
+    pub fn count(&self, number: impl Fn(&report::Lender) -> u64) -> u64 {
+        number(&self.status().lender)
     }
 }
 
@@ -159,29 +157,33 @@ impl Node {
         Node { process: daemon(&with_key(arguments), &[]) }
     }
 
-    pub fn status(&self) -> Value {
-        status_of("join", self.process.pid())
+    pub fn status(&self) -> report::Join {
+        status_of(self.process.pid())
     }
 
     pub fn address(&self) -> String {
-        self.status()["listen"].as_str().unwrap().to_owned()
+        self.status().listen.to_owned()
     }
 
     /// Pages of others that it keeps.
     pub fn lent_pages(&self) -> u64 {
-        self.status()["lender"]["stored_pages"].as_u64().unwrap()
+        self.status().lender.stored_pages
     }
 
-    pub fn wait_for(&self, what: &str, state: impl Fn(&Value) -> bool) {
+    pub fn wait_for(&self, what: &str, state: impl Fn(&report::Join) -> bool) {
         let came = testbed::wait_until(PATIENCE, || state(&self.status()));
         assert!(came, "waited in vain for {what}: {}", self.status());
     }
 }
 
 /// What all mounts of this machine say.
-pub fn mounts() -> Vec<Value> {
-    let mut all: Value = serde_json::from_slice(&pumapool(&["status", "--json"]).stdout).unwrap();
-    serde_json::from_value(all["mounts"].take()).unwrap()
+pub fn mounts() -> Vec<report::Mount> {
+    all().mounts.into_iter().map(|mount| mount.status).collect()
+}
+
+/// What all daemons of this machine say.
+pub fn all() -> report::All {
+    serde_json::from_slice(&pumapool(&["status", "--json"]).stdout).unwrap()
 }
 
 pub struct Mount {
@@ -212,45 +214,44 @@ impl Mount {
         }
         let mount = Mount { process: daemon(&with_key(arguments), groups), path: path.to_owned() };
         if options.contains(&"--lender") {
-            mount.wait_for("the lender", |status| status["lender_is_up"] == true);
+            mount.wait_for("the lender", |status| status.lender_is_up);
         }
         mount
     }
 
-    pub fn status(&self) -> Value {
-        status_of("mount", self.process.pid())
+    pub fn status(&self) -> report::Mount {
+        status_of(self.process.pid())
     }
 
-    pub fn count(&self, name: &str) -> u64 {
-        let status = self.status();
-        status["borrower"][name].as_u64().unwrap_or_else(|| panic!("no {name} in {status}"))
+    pub fn count(&self, number: impl Fn(&report::Borrower) -> u64) -> u64 {
+        number(&self.status().borrower)
     }
 
     /// The process that serves, which is not the one that was started.
     pub fn daemon_pid(&self) -> u32 {
-        self.status()["daemon_pid"].as_u64().unwrap() as u32
+        self.status().daemon_pid
     }
 
     /// How often a new daemon took over.
     pub fn takeovers(&self) -> u64 {
-        self.status()["mount"]["takeovers"].as_u64().unwrap()
+        self.status().mount.takeovers
     }
 
     /// Kills the daemon, and waits until another one has taken over.
     pub fn kill_daemon(&self) {
         let before = self.takeovers();
         kill(self.daemon_pid());
-        self.wait_for("a takeover", |status| status["mount"]["takeovers"].as_u64() > Some(before));
+        self.wait_for("a takeover", |status| status.mount.takeovers > before);
     }
 
-    pub fn wait_for(&self, what: &str, state: impl Fn(&Value) -> bool) {
+    pub fn wait_for(&self, what: &str, state: impl Fn(&report::Mount) -> bool) {
         let came = testbed::wait_until(PATIENCE, || state(&self.status()));
         assert!(came, "waited in vain for {what}: {}", self.status());
     }
 
     /// Whether every get was answered in time. None if not, for [`undisturbed`].
     pub fn in_time(&self) -> Option<()> {
-        let failures = self.count("get_failures");
+        let failures = self.count(|of| of.get_failures);
         (failures == 0).then_some(()).or_else(|| {
             println!("{failures} gets were not answered in time");
             None
@@ -260,13 +261,13 @@ impl Mount {
     /// Has the kernel evict what it caches of the file, and waits until the lender has `pages`
     /// pages in all.
     pub fn evict(&self, file: &Path, pages: u64) {
-        let seen = self.count("evictions");
+        let seen = self.count(|of| of.evictions);
         self.wait_for(&format!("{pages} pages evicted and lent"), |status| {
             // Again and again: a page that is in use at the moment stays.
             evict(file);
-            status["borrower"]["evictions"].as_u64() >= Some(seen + pages)
-                && status["catalog"]["live_pages"] == pages
-                && status["puts_under_way"] == 0
+            status.borrower.evictions >= seen + pages
+                && status.catalog.live_pages == pages
+                && status.puts_under_way == 0
         });
     }
 
@@ -277,7 +278,7 @@ impl Mount {
         for at in (0..file.metadata().unwrap().len()).step_by(PIECE_BYTES as usize) {
             rustix::fs::fadvise(&file, at, NonZeroU64::new(PIECE_BYTES), rustix::fs::Advice::DontNeed).unwrap();
             self.wait_for("the tap's ring", |status| {
-                status["tap"]["captured_pages"] == status["borrower"]["evictions"]
+                status.tap.clone().unwrap_or_default().captured_pages == status.borrower.evictions
             });
         }
     }
@@ -285,8 +286,8 @@ impl Mount {
 
 /// None of the lenders weighs much less than another: what a new one weighs is known a little after
 /// it is found, and until then it weighs 1.
-pub fn is_balanced(status: &Value) -> bool {
-    let weights = status["lenders"].as_array().unwrap().iter().map(|lender| lender["weight"].as_u64().unwrap());
+pub fn is_balanced(status: &report::Mount) -> bool {
+    let weights = status.lenders.iter().map(|lender| lender.weight);
     let weights: Vec<_> = weights.collect();
     let least = *weights.iter().min().unwrap();
     least > 1 && least * 4 > *weights.iter().max().unwrap()

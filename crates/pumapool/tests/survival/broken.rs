@@ -2,15 +2,14 @@
 //! same, says so, and is mended by itself.
 
 use crate::setup::{self, Lender, Mount, PATIENCE, can_run, kill};
-use serde_json::Value;
+use report::{Fill, Mount as Status};
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 use testbed::{Process, Scratch, ask_daemon, wait_until};
 
-fn has_problem(status: &Value, about: &str) -> bool {
-    let problems = status["problems"].as_array().unwrap();
-    problems.iter().any(|problem| problem.as_str().unwrap().contains(about))
+fn has_problem(status: &Status, about: &str) -> bool {
+    status.problems.iter().any(|problem| problem.contains(about))
 }
 
 #[test]
@@ -38,9 +37,9 @@ fn a_key_that_cannot_be_read_ends_no_mount() {
         mount.kill_daemon();
         assert_eq!(fs::read(at.join("file")).unwrap(), b"below");
         assert!(has_problem(&mount.status(), key.to_str().unwrap()), "{}", mount.status());
-        assert!(mount.status()["lenders"].as_array().unwrap().is_empty());
+        assert!(mount.status().lenders.is_empty());
         write(&good, 0o600);
-        mount.wait_for("the lender", |status| status["lender_is_up"] == true && !has_problem(status, ""));
+        mount.wait_for("the lender", |status| status.lender_is_up && !has_problem(status, ""));
     }
     // At a first start it is an error, in one line.
     fs::remove_file(&key).unwrap();
@@ -76,19 +75,19 @@ fn a_tap_that_cannot_be_loaded_ends_no_mount() {
     let mut mount = Process::spawn(command, &[]).unwrap();
     mount.wait_for_line("READY", PATIENCE).unwrap();
     let pid = mount.pid();
-    let status = || ask_daemon("mount", pid, PATIENCE).unwrap_or_default();
+    let status = || ask_daemon::<Status>(pid, PATIENCE).unwrap_or_default();
     let types = "/sys/kernel/btf";
     within(pid, &["mount", "-t", "tmpfs", "none", types]);
-    kill(status()["daemon_pid"].as_u64().unwrap() as u32);
-    let taken_over = || status()["mount"]["takeovers"] == 1;
+    kill(status().daemon_pid);
+    let taken_over = || status().mount.takeovers == 1;
     assert!(wait_until(PATIENCE, || taken_over() || mount.wait(std::time::Duration::ZERO).unwrap().is_some()));
     assert!(taken_over(), "the mount has ended");
     assert_eq!(within(pid, &["cat", at.join("file").to_str().unwrap()]), b"below");
     let now = status();
-    assert!(has_problem(&now, types) && now["borrowing"] == false, "{now}");
+    assert!(has_problem(&now, types) && !now.borrowing, "{now}");
     // An upgrade tries it again.
     within(pid, &["umount", types]);
     within(pid, &[setup::PUMAPOOL, "upgrade", at.to_str().unwrap()]);
     let now = status();
-    assert!(!has_problem(&now, "") && now["borrowing"] == true && now["fill"] == "eviction", "{now}");
+    assert!(!has_problem(&now, "") && now.borrowing && now.fill == Fill::Eviction, "{now}");
 }

@@ -22,9 +22,9 @@ fn killed_under_load(test: &str, options: &[&str], kills: u32) {
     let mount = Mount::start(&source, &at, &options);
     under_load(&mount, &source, kills, |_| mount.kill_daemon());
     assert_eq!(mount.takeovers(), u64::from(kills));
-    assert_eq!(mount.count("bad_pages"), 0);
+    assert_eq!(mount.count(|of| of.bad_pages), 0);
     // A process that is killed in the middle of a frame leaves a part of one.
-    let cut_short = lender.count("malformed_frames");
+    let cut_short = lender.count(|of| of.malformed_frames);
     assert!(cut_short <= u64::from(kills), "{cut_short}");
 }
 
@@ -56,8 +56,8 @@ fn nothing_is_lost_of_what_is_passed_through() {
     });
     assert_eq!(mount.takeovers(), 8);
     let status = mount.status();
-    println!("{}", status["mount"]);
-    assert!(status["mount"]["passed_opens"].as_u64() > Some(0), "of the last daemon");
+    println!("{:?}", status.mount);
+    assert!(status.mount.passed_opens > 0, "of the last daemon");
 }
 
 /// What the daemon before it was told of is not known to a successor, nor what was changed when
@@ -77,7 +77,7 @@ fn attributes_that_changed_without_a_daemon_are_seen() {
         assert!(wait_until(PATIENCE, || size(&at) == size(&source)));
         kill(mount.daemon_pid());
         File::options().append(true).open(source.join("a")).unwrap().write_all(b"more").unwrap();
-        mount.wait_for("a takeover", |status| status["mount"]["takeovers"] == kills);
+        mount.wait_for("a takeover", |status| status.mount.takeovers == kills);
         assert!(wait_until(PATIENCE, || size(&at) == size(&source)), "after {kills} kills");
     }
 }
@@ -102,7 +102,7 @@ fn what_the_kernel_caches_outlives_an_upgrade() {
         bytes.truncate((PAGES - 1) * 4096 + 100);
         File::options().write(true).open(&file).unwrap().set_len(bytes.len() as u64).unwrap();
         let mount = Mount::start(&source, &at, &["--lender", &lender.address, "--write", write_mode]);
-        let reads = || mount.status()["mount"]["requests"]["read"].as_u64().unwrap_or(0);
+        let reads = || mount.status().mount.requests.get("read").copied().unwrap_or(0);
         for is_changed in [false, true] {
             if is_changed {
                 // With the writeback cache the kernel keeps the size by itself.
@@ -125,7 +125,7 @@ fn what_the_kernel_caches_outlives_an_upgrade() {
             assert!(fs::read(at.join("file")).unwrap() == bytes, "{case}");
             let status = mount.status();
             // The new daemon's count: the kernel may have evicted some by itself meanwhile.
-            let read_pages = status["borrower"]["read_pages"].as_u64().unwrap();
+            let read_pages = status.borrower.read_pages;
             assert!(read_pages <= PAGES as u64 / 10, "{case}: {read_pages} pages were read again: {status}");
         }
         setup::umount(at.to_str().unwrap());
@@ -151,8 +151,8 @@ fn a_successor_sends_back_whoever_may_come_by_a_stale_name() {
     fs::rename(source.join("other"), source.join("replaced")).unwrap();
     assert_eq!(fs::read(at.join("replaced")).unwrap(), b"new");
     kill(mount.daemon_pid());
-    mount.wait_for("a takeover", |status| status["mount"]["takeovers"] == 1);
-    let opens = || mount.status()["mount"]["requests"]["open"].as_u64().unwrap_or(0);
+    mount.wait_for("a takeover", |status| status.mount.takeovers == 1);
+    let opens = || mount.status().mount.requests.get("open").copied().unwrap_or(0);
     for (file, expected) in held.iter().zip([2, 1]) {
         let before = opens();
         let path = format!("/proc/self/fd/{}", file.as_raw_fd());
@@ -245,5 +245,5 @@ fn fsx_does_not_notice_ten_kills() {
         seed += 1;
     }
     assert_eq!(mount.takeovers(), KILLS);
-    assert_eq!(mount.count("bad_pages"), 0);
+    assert_eq!(mount.count(|of| of.bad_pages), 0);
 }

@@ -20,13 +20,13 @@ fn without_its_keeper_the_daemon_serves_on() {
     let at_text = at.to_str().unwrap();
     let output = pumapool(&["mount", source.to_str().unwrap(), at_text, "--log-file", log.to_str().unwrap()]);
     assert!(output.status.success(), "{output:?}");
-    let status = || setup::mounts().into_iter().find(|status| status["mountpoint"] == at_text);
+    let status = || setup::mounts().into_iter().find(|status| status.mountpoint == at_text);
     let before = status().unwrap();
-    let (keeper, daemon) = (before["pid"].as_u64().unwrap(), before["daemon_pid"].as_u64().unwrap());
+    let (keeper, daemon) = (before.pid, before.daemon_pid);
     assert_ne!(keeper, daemon);
-    kill(keeper as u32);
+    kill(keeper);
     // It is a child of nobody here: its end is seen by what the daemon says of itself.
-    assert!(wait_until(PATIENCE, || status().is_some_and(|status| status["pid"] == daemon)), "{:?}", status());
+    assert!(wait_until(PATIENCE, || status().is_some_and(|status| status.pid == daemon)), "{:?}", status());
     fs::write(at.join("file"), "content").unwrap();
     assert_eq!(fs::read(source.join("file")).unwrap(), b"content");
     let said = fs::read_to_string(&log).unwrap();
@@ -63,15 +63,15 @@ fn nothing_that_starts_a_daemon_waits_for_the_mount() {
     assert!(String::from_utf8_lossy(&refused.stderr).contains("put it elsewhere"), "{refused:?}");
     let made = make(&[]);
     assert!(made.status.success(), "{made:?}");
-    let status = || setup::mounts().into_iter().find(|status| status["mountpoint"] == source_text);
+    let status = || setup::mounts().into_iter().find(|status| status.mountpoint == source_text);
     let refused = pumapool(&["upgrade", source_text, "--binary", program_text]);
     assert!(String::from_utf8_lossy(&refused.stderr).contains("put it elsewhere"), "{refused:?}");
-    kill(status().unwrap()["daemon_pid"].as_u64().unwrap() as u32);
-    let is_served = || status().is_some_and(|status| status["mount"]["takeovers"] == 1);
+    kill(status().unwrap().daemon_pid);
+    let is_served = || status().is_some_and(|status| status.mount.takeovers == 1);
     let came = wait_until(PATIENCE, is_served);
     if !came {
         // A process that waits for it waits for ever: it goes with its keeper.
-        status().and_then(|status| status["pid"].as_u64()).into_iter().for_each(|pid| kill(pid as u32));
+        status().into_iter().for_each(|status| kill(status.pid));
     }
     assert!(came, "{}", fs::read_to_string(&log).unwrap());
     assert_eq!(fs::read(&program).unwrap().len() as u64, fs::metadata(setup::PUMAPOOL).unwrap().len());
@@ -141,10 +141,10 @@ fn a_stopped_supervisor_is_told_later_what_is_open() {
     let (source, at) = (scratch.directory("source").unwrap(), scratch.directory("mount").unwrap());
     fs::write(source.join("file"), "below").unwrap();
     let mut mount = Mount::start(&source, &at, &[]);
-    let undelivered = |status: &serde_json::Value| status["mount"]["undelivered_descriptors"].as_u64().unwrap();
+    let undelivered = |status: &report::Mount| status.mount.undelivered_descriptors;
     let open = || File::open(at.join("file")).unwrap();
     mount.process.signal(Signal::STOP).unwrap();
-    let stopped = wait_until(PATIENCE, || mount.status()["problems"].to_string().contains("kill -CONT"));
+    let stopped = wait_until(PATIENCE, || mount.status().problems.concat().contains("kill -CONT"));
     assert!(stopped, "{}", mount.status());
     // Until its socket has no more room.
     let mut files = vec![open()];
@@ -162,7 +162,7 @@ fn a_stopped_supervisor_is_told_later_what_is_open() {
     for mut file in &files {
         assert_eq!(std::io::read_to_string(&mut file).unwrap(), "below");
     }
-    assert!(mount.status()["problems"].as_array().unwrap().is_empty(), "{}", mount.status());
+    assert!(mount.status().problems.is_empty(), "{}", mount.status());
 }
 
 /// A daemon that does not answer is told of, and left alone: whoever stopped it may look at it.
@@ -182,9 +182,9 @@ fn a_stopped_daemon_is_told_of() {
     let made = pumapool(&["mount", source_text, at_text, "--log", "debug", "--log-file", log_path]);
     // What is no warning is in the log alone.
     assert!(made.status.success() && made.stderr.is_empty(), "{made:?}");
-    let status = || setup::mounts().into_iter().find(|status| status["mountpoint"] == at_text);
+    let status = || setup::mounts().into_iter().find(|status| status.mountpoint == at_text);
     let before = status().unwrap();
-    let number = before["daemon_pid"].as_u64().unwrap();
+    let number = before.daemon_pid;
     let daemon = rustix::process::Pid::from_raw(number as i32).unwrap();
     let signal = |signal| rustix::process::kill_process(daemon, signal).unwrap();
     signal(Signal::STOP);
@@ -195,9 +195,9 @@ fn a_stopped_daemon_is_told_of() {
     assert!(is_told, "{}", log_text());
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let told = text.lines().find(|line| line.contains(&said)).unwrap_or_else(|| panic!("{text}"));
-    assert!(told.starts_with(&format!("mount (pid {}) does not answer", before["pid"])), "{told}");
+    assert!(told.starts_with(&format!("mount (pid {}) does not answer", before.pid)), "{told}");
     assert!(wait_until(PATIENCE, || log_text().contains("the daemon answers again")), "{}", log_text());
-    assert_eq!(status().unwrap()["daemon_pid"], number);
+    assert_eq!(status().unwrap().daemon_pid, number);
     // Processes that use a mount are named.
     let file = File::open(at.join("file")).unwrap();
     let refused = pumapool(&["umount", at_text]);

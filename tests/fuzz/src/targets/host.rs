@@ -3,6 +3,7 @@
 
 use super::Target;
 use crate::{size, status};
+use report::Daemon;
 
 pub const MEMORY_FILES: Target = Target {
     name: "memory_files",
@@ -55,10 +56,12 @@ pub const STATUS: Target = Target {
     input_bytes_max: 4096,
     run: |bytes| {
         let Ok(text) = str::from_utf8(bytes) else { return };
-        let Ok(told) = serde_json::from_str(text) else { return };
         let mut shown = Vec::new();
-        status::print_lender(&mut shown, &told).expect("memory takes everything");
-        status::print_mount(&mut shown, &told).expect("memory takes everything");
+        match serde_json::from_str(text) {
+            Ok(Daemon::Lend(told)) => status::print_lender(&mut shown, &told).expect("memory takes everything"),
+            Ok(Daemon::Mount(told)) => status::print_mount(&mut shown, &told).expect("memory takes everything"),
+            _ => return,
+        }
         assert!(str::from_utf8(&shown).is_ok());
     },
     seeds: || {
