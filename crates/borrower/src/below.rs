@@ -46,19 +46,4 @@ pub trait Below {
     fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize>;
     /// What the file looks like now.
     fn stamp(&self) -> io::Result<Stamp>;
-    /// The READ is about to wait for something else than this file: whoever serves may have
-    /// somebody else serve on.
-    fn about_to_wait(&self) {}
-    /// The READ is about to wait for this file, or for a change of it.
-    ///
-    /// # Errors
-    /// When it may not now: it is to be given up, and comes again.
-    fn may_wait(&self) -> io::Result<()> {
-        Ok(())
-    }
-    /// Whether whoever serves has nothing else to do for a moment; if not, the READ counts as about
-    /// to wait.
-    fn has_time(&self) -> bool {
-        true
-    }
 }

@@ -14,7 +14,7 @@ use crate::logic::latencies::Size;
 use crate::logic::read_batch::Response;
 use crate::logic::reading::{Got, Raced};
 use crate::under_way::OneUnderWay;
-use crate::{Below, Borrower, ReadRequest};
+use crate::{Below, Borrower, ReadRequest, Reads};
 use page::PAGE_SIZE;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io;
@@ -126,6 +126,7 @@ impl<'a> Exchange<'a> {
     /// says what became of the pages that were answered.
     pub(crate) fn receive<'g, B: Below + Send + Sync + 'static>(
         &mut self,
+        worker: &mut impl Reads<B>,
         read: &ReadRequest<B>,
         own: Range<usize>,
         places: &[usize],
@@ -140,7 +141,7 @@ impl<'a> Exchange<'a> {
         };
         let span = own_span(places, &own);
         let places = &places[..taken.connection.next_pages().unwrap_or(0)];
-        let waited = wait(borrower, link, &taken.connection, read, span, self.since, self.late);
+        let waited = wait(worker, borrower, link, &taken.connection, read, span, self.since, self.late);
         let received = waited.and_then(|raced| match raced {
             None => taken.connection.receive(places, buf, got).map(|()| None),
             raced => Ok(raced),
@@ -212,7 +213,9 @@ fn own_span(places: &[usize], own: &Range<usize>) -> Range<usize> {
 
 /// Waits until an answer begins; or for that of the directory below, which is returned if it is
 /// first.
+#[allow(clippy::too_many_arguments)] // who waits for what, how long, and what else may come
 fn wait<B: Below + Send + Sync + 'static>(
+    worker: &mut impl Reads<B>,
     borrower: &Borrower,
     link: &Link,
     connection: &GetConnection,
@@ -224,8 +227,7 @@ fn wait<B: Below + Send + Sync + 'static>(
     if connection.wait(Duration::ZERO)? {
         return Ok(None);
     }
-    let below = &read.below;
-    if below.has_time() {
+    if worker.has_time() {
         let (begun, limit) = (Instant::now(), POLL_MAX.min(late));
         let found = borrower.polling.poll(&link.patience, limit, || connection.look()).transpose()?;
         // Where polling is in vain, it comes perhaps as soon.
@@ -233,12 +235,12 @@ fn wait<B: Below + Send + Sync + 'static>(
             return Ok(None);
         }
     }
-    below.about_to_wait();
+    worker.about_to_wait();
     let left = late.saturating_sub(since.elapsed());
     if !borrower.config.hedge || connection.wait(left)? || !borrower.hedges.spend() {
         return Ok(None);
     }
-    let Some(race) = borrower.racers.race(below.clone(), read.offset + span.start as u64, span.len()) else {
+    let Some(race) = borrower.racers.race(read.below.clone(), read.offset + span.start as u64, span.len()) else {
         borrower.hedges.give_back(); // All who race do so already.
         return Ok(None);
     };

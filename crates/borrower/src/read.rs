@@ -3,7 +3,7 @@
 use crate::exchange::Exchange;
 use crate::logic::latencies::Size;
 use crate::logic::reading::{Event, Got, Reading, Step};
-use crate::{Below, Borrower, File};
+use crate::{Below, Borrower, File, Reads};
 use page::PAGE_SIZE;
 use std::io;
 use std::sync::Arc;
@@ -41,7 +41,13 @@ impl<B: Below + Send + Sync + 'static> Asking<'_, B> {
     ///
     /// # Errors
     /// Those of the backing file.
-    pub(crate) fn finish(&self, reading: &mut Reading, got: &mut Vec<Got>, buf: &mut [u8]) -> io::Result<usize> {
+    pub(crate) fn finish(
+        &self,
+        reading: &mut Reading,
+        worker: &mut impl Reads<B>,
+        got: &mut Vec<Got>,
+        buf: &mut [u8],
+    ) -> io::Result<usize> {
         let (core, ReadRequest { file, below, offset, .. }) = (&self.borrower.core, self.read);
         let begun = Instant::now();
         let mut exchange: Option<Exchange> = None;
@@ -63,7 +69,7 @@ impl<B: Below + Send + Sync + 'static> Asking<'_, B> {
                     Event::Begin { state, positions: self.borrower.positions(), waits: true }
                 }
                 Step::Wait(mut state) => {
-                    below.may_wait()?;
+                    worker.may_wait()?;
                     let range = reading.range();
                     file.settled.wait_while_for(&mut state, |state| state.must_wait(range), CHANGE_WAIT);
                     Event::Begin { state, positions: self.borrower.positions(), waits: false }
@@ -77,16 +83,18 @@ impl<B: Below + Send + Sync + 'static> Asking<'_, B> {
                 }
                 Step::Receive => {
                     let Some(asking) = &mut exchange else { unreachable!("a request was sent") };
-                    asking.receive(self.read, 0..buf.len(), reading.unanswered(), got, buf).into()
+                    asking.receive(worker, self.read, 0..buf.len(), reading.unanswered(), got, buf).into()
                 }
                 Step::ReadBacking(part) => {
                     let at = offset + part.start as u64;
-                    match self.read_below(reading.is_sequential(), &mut buf[part], at) {
+                    let read =
+                        worker.may_wait().and_then(|()| self.read_below(reading.is_sequential(), &mut buf[part], at));
+                    match read {
                         Ok(read) => Event::Read(read),
                         Err(error) => break error,
                     }
                 }
-                Step::ReadBackingLocked(state) => match below.read_at(buf, *offset) {
+                Step::ReadBackingLocked(state) => match worker.may_wait().and_then(|()| below.read_at(buf, *offset)) {
                     Ok(read) => Event::ReadLocked(state, read),
                     Err(error) => break error,
                 },

@@ -29,7 +29,7 @@ pub const REQUEST_READS_MAX: usize = 8;
 /// Messages under way while further READs are asked for.
 const UNDER_WAY_MAX: usize = 2;
 
-/// Where READs come from, and where their answers go.
+/// The worker that serves READs: where they come from, and where their answers go.
 pub trait Reads<B> {
     /// The next READ that is there already, if there is one. Called up to [`BATCH_READS_MAX`]
     /// times.
@@ -44,6 +44,20 @@ pub trait Reads<B> {
     /// the end of the file only. Or the error of the file below. Each is answered once, in any
     /// order.
     fn answer(&mut self, nth: usize, read: io::Result<&[u8]>);
+    /// The worker is about to wait for a lender: another one may serve requests meanwhile.
+    fn about_to_wait(&mut self) {}
+    /// The worker is about to wait for the backing file of a READ, or for a change of the file.
+    ///
+    /// # Errors
+    /// When it may not now. The READ is given up with this error, and comes again.
+    fn may_wait(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+    /// Whether the worker has nothing else to do for a moment. If it has, it counts as about to
+    /// wait.
+    fn has_time(&mut self) -> bool {
+        true
+    }
 }
 
 /// Kept by each thread, so that nothing is allocated while READs are answered.
@@ -119,7 +133,7 @@ impl<'a, B: Below + Send + Sync + 'static> Group<'a, B> {
         if let Some(read) = self.alone {
             let buf = &mut buf[..read.len];
             let asking = Asking { borrower: self.borrower, read: &read };
-            let done = asking.finish(self.batch.reading(count), self.got, buf);
+            let done = asking.finish(self.batch.reading(count), reads, self.got, buf);
             reads.answer(count, done.map(|len| &buf[..len]));
             // READs that were asked for together hold none.
             if let Some(demoted) = self.borrower.core.demoted() {
@@ -178,7 +192,7 @@ impl<'a, B: Below + Send + Sync + 'static> Group<'a, B> {
     fn receive(&mut self, reads: &mut impl Reads<B>, buf: &mut [u8]) {
         let first = self.batch.first_unanswered();
         let (Some(exchange), Some((read, _))) = (&mut self.exchange, &self.reads[first]) else { return };
-        let response = exchange.receive(read, self.batch.place(first), self.batch.unanswered(), self.got, buf);
+        let response = exchange.receive(reads, read, self.batch.place(first), self.batch.unanswered(), self.got, buf);
         let bad_pages = self.batch.answered(&self.borrower.core, file_of(&self.reads), response, buf);
         exchange.returned_bad(bad_pages);
         // One look at a file is enough for all that was filled before.
@@ -207,7 +221,7 @@ impl<'a, B: Below + Send + Sync + 'static> Group<'a, B> {
         *is_answered = true;
         let buf = &mut buf[self.batch.place(nth)];
         let asking = Asking { borrower: self.borrower, read };
-        let done = asking.finish(self.batch.reading(nth), self.got, buf);
+        let done = asking.finish(self.batch.reading(nth), reads, self.got, buf);
         reads.answer(nth, done.map(|len| &buf[..len]));
     }
 }

@@ -241,28 +241,24 @@ impl Admission {
 }
 
 thread_local! {
-    /// Of a worker's thread: the tokens, whose request it handles, the class of the token that it
-    /// holds, and whether it was refused one.
+    /// Of a worker's thread: the tokens, whose request it handles, and the class of the token that
+    /// it holds.
     static OWN: RefCell<Option<Arc<Admission>>> = const { RefCell::new(None) };
     static WHO: Cell<Who> = const { Cell::new(Who { one: None, file_system: 0 }) };
     static HELD: Cell<Option<(Class, Who)>> = const { Cell::new(None) };
-    static REFUSED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// To be called by a handler of READs that is about to wait for the backing file: another worker
-/// reads meanwhile. False: this user's READs hold enough workers; the handler gives up, and defers
-/// the READ ([`crate::More::defer`]). Always true elsewhere.
-pub fn admit_read() -> bool {
+/// This thread's worker is about to wait for the backing file of a READ ([`crate::More`]). Always
+/// true where no worker is.
+pub(crate) fn admit_read() -> bool {
     about_to_wait();
     if HELD.get().is_some() {
         return true;
     }
     let who = WHO.get();
     let admitted = OWN.with_borrow(|own| own.as_ref().is_none_or(|own| own.enter(Class::Read, who)));
-    match admitted {
-        true if OWN.with_borrow(Option::is_some) => HELD.set(Some((Class::Read, who))),
-        true => {}
-        false => REFUSED.set(true),
+    if admitted && OWN.with_borrow(Option::is_some) {
+        HELD.set(Some((Class::Read, who)));
     }
     admitted
 }
@@ -273,11 +269,6 @@ pub(crate) fn reserve_later() -> bool {
     OWN.with_borrow(|own| own.as_ref().is_some_and(|own| own.later.reserve(WHO.get())))
 }
 
-/// Whether [`admit_read`] has refused since the last call.
-pub fn take_refusal() -> bool {
-    REFUSED.take()
-}
-
 /// This thread's worker is about to handle requests of that session.
 pub(crate) fn begin(admission: &Arc<Admission>) {
     OWN.set(Some(admission.clone()));
@@ -286,7 +277,6 @@ pub(crate) fn begin(admission: &Arc<Admission>) {
 /// This thread's worker handles such a request, and holds a token for it, if it does.
 pub(crate) fn handles(who: Who, held: Option<Class>) {
     WHO.set(who);
-    REFUSED.set(false);
     later::begin(false);
     if let Some(class) = held {
         HELD.set(Some((class, who)));

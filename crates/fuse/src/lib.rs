@@ -10,7 +10,7 @@
 //! - [`reply`]: answers, written in one system call each.
 //! - [`session`]: the connection: negotiation, [`Worker`]s that read requests and hand them to a
 //!   [`Filesystem`].
-//! - `turns`: which of them reads; [`about_to_wait`], [`has_time`].
+//! - `turns`: which of them reads; [`about_to_wait`].
 //! - `admission`: how many workers the requests of one user may hold.
 //! - `demand`: how many workers are needed.
 //! - [`notify`]: messages to the kernel that are not answers.
@@ -37,7 +37,7 @@ pub mod request;
 pub mod session;
 mod turns;
 
-pub use admission::{Class, DEFERRED_BYTES_MAX, DEFERRED_MAX, RESERVED_WORKERS, admit_read, take_refusal};
+pub use admission::{Class, DEFERRED_BYTES_MAX, DEFERRED_MAX, RESERVED_WORKERS};
 pub use demand::Demand;
 pub use later::{PAUSE_FIRST, PAUSE_MAX, PUT_OFF_MAX, put_off};
 pub use more::More;
@@ -45,6 +45,6 @@ pub use notify::Notifier;
 pub use reply::Reply;
 pub use request::{DecodeError, Operation, Request};
 pub use session::{Filesystem, Negotiated, Served, Session, Wish, Worker};
-pub use turns::{about_to_wait, has_time};
+pub use turns::about_to_wait;
 
 pub use rustix::io::Errno;

@@ -47,7 +47,26 @@ impl<'a> More<'a> {
         More { device, admission, filesystem, capabilities: 0, leave, buffer: &mut [], kept: Some(0) }
     }
 
-    /// Puts a READ off that [`crate::admit_read`] has refused: it is handled when its user's READs
+    /// The worker is about to wait for a disk, a network or another request: another worker reads
+    /// requests meanwhile.
+    pub fn about_to_wait(&self) {
+        turns::about_to_wait();
+    }
+
+    /// Whether the worker has nothing else to do for a moment, so that it may keep its processor
+    /// busy. If requests wait, it counts as [`More::about_to_wait`].
+    pub fn has_time(&self) -> bool {
+        turns::has_time()
+    }
+
+    /// The worker is about to wait for the backing file of a READ: another worker reads requests
+    /// meanwhile. False: this user's READs hold enough workers. The caller gives the READ up, and
+    /// defers it ([`More::defer`]).
+    pub fn admit_read(&self) -> bool {
+        admission::admit_read()
+    }
+
+    /// Puts a READ off that [`More::admit_read`] has refused: it is handled when its user's READs
     /// hold fewer workers.
     pub fn defer(&self, request: &Request<'static>, reply: Reply<'a>) {
         let Operation::Read(args) = request.operation else { return };

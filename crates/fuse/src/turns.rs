@@ -127,7 +127,7 @@ pub(crate) fn wait_beside(other: BorrowedFd<'_>, limit: Duration) -> bool {
 
 /// To be called by a handler that would rather keep its processor busy than sleep for a moment:
 /// whether nothing else is to be done. If requests wait, this one counts as [`about_to_wait`].
-pub fn has_time() -> bool {
+pub(crate) fn has_time() -> bool {
     let is_idle = || OWN.with_borrow(|own| own.as_ref().is_some_and(|(_, device)| is_quiet(device)));
     let has_time = TURN.get().is_some_and(|turn| turn & GATHERING != 0 || is_idle());
     if !has_time {

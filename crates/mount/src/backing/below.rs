@@ -36,24 +36,11 @@ thread_local! {
 
 impl Below for OpenFile {
     fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
-        self.may_wait()?;
         Ok(self.read_uncached(buf, offset)?)
     }
 
     fn stamp(&self) -> io::Result<Stamp> {
         Ok(stamp_of(&stat(&self.fd)?))
-    }
-
-    fn about_to_wait(&self) {
-        fuse::about_to_wait();
-    }
-
-    fn may_wait(&self) -> io::Result<()> {
-        if fuse::admit_read() { Ok(()) } else { Err(Errno::AGAIN.into()) }
-    }
-
-    fn has_time(&self) -> bool {
-        fuse::has_time()
     }
 }
 

@@ -5,7 +5,7 @@ use crate::filesystem::Passthrough;
 use crate::inode::handle::OpenFile;
 use crate::system::errno;
 use borrower::{BATCH_READS_MAX, ReadRequest};
-use fuse::{More, Operation, Reply, Request, abi};
+use fuse::{Errno, More, Operation, Reply, Request, abi};
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -28,6 +28,8 @@ struct Reads<'a, 'm> {
     /// Of those that the borrower has taken.
     replies: [Option<Taken<'m>>; BATCH_READS_MAX],
     taken: usize,
+    /// The READ that is being answered may not wait for the backing file now.
+    is_refused: bool,
     /// One that is nothing for the borrower.
     other: Option<(Request<'static>, Reply<'m>)>,
 }
@@ -43,10 +45,10 @@ impl Passthrough {
     ) {
         let first = Some((request, reply));
         let replies = [const { None }; BATCH_READS_MAX];
-        let mut reads = Reads { mount: self, more, first, replies, taken: 0, other: None };
+        let mut reads = Reads { mount: self, more, first, replies, taken: 0, is_refused: false, other: None };
         self.borrower.read_all(&mut reads, scratch);
         if let Some((request, reply)) = reads.other {
-            if !fuse::admit_read() {
+            if !reads.more.admit_read() {
                 return reads.more.defer(&request, reply);
             }
             fuse::Filesystem::handle(self, &request, reply, scratch);
@@ -96,7 +98,7 @@ impl borrower::Reads<OpenFile> for Reads<'_, '_> {
 
     fn answer(&mut self, nth: usize, read: io::Result<&[u8]>) {
         let Some(Taken { request, reply, file, overtaken }) = self.replies[nth].take() else { return };
-        if fuse::take_refusal() && read.is_err() {
+        if std::mem::take(&mut self.is_refused) && read.is_err() {
             return self.more.defer(&request, reply);
         }
         let sent = match read {
@@ -110,5 +112,18 @@ impl borrower::Reads<OpenFile> for Reads<'_, '_> {
             Err(error) => reply.error(errno(&error)),
         };
         self.mount.answered(abi::opcode::READ, sent);
+    }
+
+    fn about_to_wait(&mut self) {
+        self.more.about_to_wait();
+    }
+
+    fn may_wait(&mut self) -> io::Result<()> {
+        self.is_refused = !self.more.admit_read();
+        if self.is_refused { Err(Errno::AGAIN.into()) } else { Ok(()) }
+    }
+
+    fn has_time(&mut self) -> bool {
+        self.more.has_time()
     }
 }
