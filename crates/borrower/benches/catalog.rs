@@ -2,9 +2,9 @@
 //! window has to know, and the life of an entry from its eviction on.
 
 use borrower::FileIdentity;
-use borrower::logic::catalog::Catalog;
-use borrower::logic::file::{Filter, Verdict};
-use borrower::logic::stream_room::Lending;
+use borrower::catalog::Catalog;
+use borrower::catalog::file::{Filter, Verdict};
+use borrower::policy::stream_room::Lending;
 use criterion::{Criterion, criterion_group, criterion_main};
 use page::{FileKey, PageRange, Version};
 use std::hint::black_box;

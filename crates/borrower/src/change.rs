@@ -2,9 +2,9 @@
 
 use crate::Borrower;
 use crate::below::Stamp;
-use crate::logic::catalog::File;
-use crate::logic::core::{Changing, Outcome};
-use crate::logic::overtaking::Overtaken;
+use crate::catalog::File;
+use crate::catalog::overtaking::Overtaken;
+use crate::core::{Changing, Outcome};
 
 /// A change under way. Must end before the kernel gets its answer: by [`ChangeGuard::applied`], by
 /// [`ChangeGuard::failed`], or by being dropped, which says that something else has happened than

@@ -1,10 +1,10 @@
 //! These types hold what a borrower is told, says of lenders, and leaves to a successor.
 
 use crate::BAD_PAGES_MAX;
-use crate::edge::cgroups::Cgroups;
-use crate::logic::catalog::ENTRY_BYTES_MAX;
-use crate::logic::core::Strategy;
-use crate::logic::gate;
+use crate::catalog::ENTRY_BYTES_MAX;
+use crate::core::Strategy;
+use crate::policy::gate;
+use crate::put::cgroups::Cgroups;
 use page::Version;
 use serde::Serialize;
 use wire::address::Address;

@@ -1,6 +1,6 @@
 //! These methods of [`File`] answer the mount, and take what it says of one file.
 
-use crate::logic::catalog::File;
+use crate::catalog::File;
 use crate::{Left, Stamp};
 use std::ops::Range;
 

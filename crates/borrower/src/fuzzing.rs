@@ -1,5 +1,5 @@
 //! Doors for the crate `fuzz`: what takes apart the bytes that a lender sends. No part of the
 //! interface, and nothing of it decides anything.
 
-pub use crate::edge::connection::{Connection, GetConnection};
-pub use crate::logic::reading::Got;
+pub use crate::net::connection::{Connection, GetConnection};
+pub use crate::read::state::Got;

@@ -17,10 +17,10 @@
 //! counting off the last user and removing the file by `files_come_and_go` ("a file in use is
 //! known").
 
-use crate::logic::core::{Change, Core, Outcome, Setup, Strategy};
-use crate::logic::puts::Batch;
-use crate::logic::read_batch::{ReadBatch, Response};
-use crate::logic::reading::{Event, Got, Reading, Step};
+use crate::core::{Change, Core, Outcome, Setup, Strategy};
+use crate::put::buffers::Batch;
+use crate::read::batch::{ReadBatch, Response};
+use crate::read::state::{Event, Got, Reading, Step};
 use crate::{File, FileIdentity, Stamp};
 use page::{ChecksumKey, FileKey, PAGE_SIZE, Page, Version};
 use std::collections::{HashMap, HashSet, VecDeque};

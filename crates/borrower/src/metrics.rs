@@ -31,7 +31,7 @@ pub const BOUNDS_US: [u64; 16] =
     [10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 25_000, 50_000, 100_000, 250_000, 500_000, 1_000_000];
 
 /// How long something took, each time since the beginning. (What it takes lately is in
-/// `logic/latencies.rs`.)
+/// `policy/latencies.rs`.)
 #[derive(Default)]
 pub struct Histogram {
     /// For each bound, and for what was above the last.

@@ -1,7 +1,7 @@
 //! These types count what is under way, and measure reads of the directory below.
 
-use crate::logic::hedging::{LATE_PERCENT, late_us};
-use crate::logic::latencies::{LatenciesBySize, Size};
+use crate::policy::hedging::{LATE_PERCENT, late_us};
+use crate::policy::latencies::{LatenciesBySize, Size};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use sync::Mutex;

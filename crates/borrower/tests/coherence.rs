@@ -9,11 +9,11 @@
 //!
 //! `PUMA_SEED=n` repeats one run.
 
-use borrower::logic::entry::{Place, Standing};
-use borrower::logic::file::{ChangeTicket, Ended, FileState, Filter, ReadTicket, Source, Verdict};
-use borrower::logic::lender::LenderWord;
-use borrower::logic::rules::{Rule, break_rule};
-use borrower::logic::stream_room::Lending;
+use borrower::catalog::entry::{Place, Standing};
+use borrower::catalog::file::{ChangeTicket, Ended, FileState, Filter, ReadTicket, Source, Verdict};
+use borrower::catalog::lender::LenderWord;
+use borrower::catalog::rules::{Rule, break_rule};
+use borrower::policy::stream_room::Lending;
 use borrower::{Stamp, Writers};
 use page::{PAGE_SIZE, PageRange, Version};
 use std::collections::{HashMap, VecDeque};

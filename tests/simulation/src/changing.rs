@@ -7,7 +7,7 @@ use crate::kind::Kind;
 use crate::machine::{Doing, Machine, Task, Wrong};
 use crate::truth::{EOF, Time};
 use borrower::Change;
-use borrower::logic::core::{Changing, Outcome};
+use borrower::core::{Changing, Outcome};
 
 /// Steps of a write for which its answer waits until the kernel has dropped pages
 /// (crates/mount/src/ops/data.rs, wait_for_drop).

@@ -3,8 +3,8 @@
 //! in the middle, and lies.
 
 use crate::weather::Weather;
-use borrower::logic::puts::Batch;
-use borrower::logic::reading::Got;
+use borrower::put::buffers::Batch;
+use borrower::read::state::Got;
 use fastrand::Rng;
 use lender::store::{self, Key, Owner, Store};
 use page::{PAGE_SIZE, Page, PageId};

@@ -4,8 +4,8 @@
 //! Each machine reads and changes its files while pages are evicted at any moment, lenders die and
 //! come back, forget, lie, connections break in mid-message, the event ring overflows, files are
 //! changed beside the mount, and daemons are killed and replaced. A model of the directory decides
-//! what each read may return. The logic is the real one ([`borrower::logic`], [`lender::store`]);
-//! the kernel, the network and the order of the mount's steps are models, which
+//! what each read may return. The logic is the real one ([`mod@borrower::core`],
+//! [`lender::store`]); the kernel, the network and the order of the mount's steps are models, which
 //! docs/design/consistency.md lists as assumptions.
 //!
 //! The same seed and number of steps give the same run.

@@ -1,7 +1,7 @@
 //! `make simulate`: runs of the simulation, with seeds nobody has tried or with a given one.
 
 use anyhow::{Context as _, Result, bail};
-use borrower::logic::rules::{Rule, break_rule};
+use borrower::catalog::rules::{Rule, break_rule};
 use clap::Parser;
 use simulation::Tally;
 use std::process::{Child, Command, Stdio};

@@ -1,5 +1,5 @@
 //! An application reads: pages that the kernel caches as they are, others by a READ, which the real
-//! [`Reading`] answers, alone or in a real [`ReadBatch`](borrower::logic::read_batch::ReadBatch)
+//! [`Reading`] answers, alone or in a real [`ReadBatch`](borrower::read::batch::ReadBatch)
 //! with others.
 
 use crate::context::Context;
@@ -7,7 +7,7 @@ use crate::file::{Cached, UNIT_BYTES, UNITS, decode};
 use crate::machine::{Machine, Task, Wrong};
 use crate::together::{Asking, Heard};
 use crate::truth::EOF;
-use borrower::logic::reading::{Event, Raced, Reading, Step};
+use borrower::read::state::{Event, Raced, Reading, Step};
 use page::{PAGE_SIZE, PageRange};
 
 /// A read of an application.

@@ -4,7 +4,7 @@
 //! false alarm once in some thousand million steps: looking for those is `make simulate`'s
 //! business.
 
-use borrower::logic::rules::Rule;
+use borrower::catalog::rules::Rule;
 use std::process::{Command, Output};
 use std::time::Instant;
 

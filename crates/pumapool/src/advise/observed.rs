@@ -1,7 +1,7 @@
 //! What the watch has seen, as it adds up: the curves, and what the mount would make of the same
 //! reads. Without clocks and I/O.
 
-use borrower::logic::streams::Streams;
+use borrower::policy::streams::Streams;
 use mrc::{Key, Lru, Victims};
 use page::{PAGE_SIZE, PageRange};
 use std::collections::{BTreeSet, HashMap, HashSet};

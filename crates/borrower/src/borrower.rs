@@ -1,0 +1,506 @@
+//! [`Borrower`] joins logic and edge: the mount asks it for every READ out of the page cache, and
+//! tells it of every change.
+
+use crate::below::{FileIdentity, Stamp, Writers};
+use crate::catalog::entry::{Place, VERSION_MAX};
+use crate::catalog::file::{Filter, Left};
+use crate::catalog::{Census, File};
+use crate::change::ChangeGuard;
+use crate::config::{Config, LeftLender, LenderAddress, LenderStatus, Session};
+use crate::core::{Change, Confused, Core, Setup};
+use crate::metrics::{Histogram, Metrics, Times};
+use crate::net::link::Link;
+use crate::net::links::Links;
+use crate::policy::curve::CurveStatus;
+use crate::policy::gate;
+use crate::policy::hedging::Hedges;
+use crate::policy::latencies::Size;
+use crate::put::cgroups::{CgroupStatus, Resolver};
+use crate::put::demoted::Demotion;
+use crate::read::race::Racers;
+use crate::under_way::{Disk, UnderWay};
+use page::seal::Sealing;
+use page::{ChecksumKey, FileKey, Page, PageId};
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Once, OnceLock};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+use sync::{Mutex, polling};
+use tap::{Eviction, EvictionSource, Positions};
+use wire::secure::Security;
+
+/// How long an evicted page may wait for a put buffer. Meanwhile the event ring takes what the
+/// kernel evicts.
+const ROOM_WAIT: Duration = Duration::from_millis(50);
+
+/// How long the tap's thread waits for events.
+const EVENT_WAIT: Duration = Duration::from_millis(100);
+
+/// How long the tap's thread rests after it has found events, so that it is woken for many at once.
+/// At the highest speed of reclaim, some 500 pages in this time, the ring has room for ten times as
+/// many.
+const EVENT_REST: Duration = Duration::from_millis(1);
+
+/// [`Config::bad_pages_max`] if nobody says anything else: more than a bit that flips now and then
+/// will ever bring about, and far too few to guess a seal.
+pub const BAD_PAGES_MAX: u64 = 1024;
+
+/// How long no lender must have been used until files are opened as if there were none: what is
+/// lent may be of use again after less.
+const UNUSED_MAX: Duration = Duration::from_secs(60);
+
+/// What a pool can be to a file that is being opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Usefulness {
+    /// What is evicted may come back from a lender.
+    Useful,
+    /// There is no lender, or none was used for a while: away, or slower than the directory below.
+    NoLender,
+    /// The file is read in long streams only, which are left to the disk.
+    Streamed,
+}
+
+/// The borrower.
+pub struct Borrower {
+    pub(crate) core: Core,
+    pub(crate) links: Links,
+    pub(crate) racers: Arc<Racers>,
+    pub(crate) hedges: Hedges,
+    pub(crate) polling: polling::One,
+    /// Whether READs are asked for together.
+    pub(crate) gathers: AtomicBool,
+    pub(crate) disk: Disk,
+    pub(crate) reads_below: UnderWay,
+    pub(crate) exchanges: UnderWay,
+    pub(crate) get_times: Histogram,
+    pub(crate) below_times: Histogram,
+    pub(crate) checksum_key: [u8; 32],
+    /// With what connections begin from now on.
+    pub(crate) security: Mutex<Security>,
+    pub(crate) config: Config,
+    /// Of the gates of all lenders, also of those to come.
+    pub(crate) thresholds: Mutex<gate::Config>,
+    pub(crate) positions: Option<Arc<dyn Positions>>,
+    pub(crate) tap_counters: Mutex<tap::Counters>,
+    /// Why evictions are not seen any more.
+    pub(crate) tap_failure: OnceLock<String>,
+    /// Since when no lender can be used.
+    pub(crate) unused_since: Mutex<Option<Instant>>,
+    /// When it was started.
+    pub(crate) began: Instant,
+    pub(crate) stop: AtomicBool,
+    pub(crate) tap_thread: OnceLock<Mutex<Option<JoinHandle<()>>>>,
+    pub(crate) resolver: Option<Mutex<Resolver>>,
+}
+
+impl Borrower {
+    /// Starts a borrower. Without `source` the pool is filled with what READs bring from the disk
+    /// (then every strategy is non-inclusive, as evictions are not seen).
+    ///
+    /// # Errors
+    /// When its threads cannot be started, or the kernel has no random bytes.
+    pub fn start(config: Config, source: Option<Box<dyn EvictionSource>>) -> io::Result<Arc<Borrower>> {
+        let mut checksum_key = [0; 32];
+        match &config.session {
+            Some(session) => checksum_key = session.checksum_key,
+            None => {
+                rustix::rand::getrandom(&mut checksum_key, rustix::rand::GetRandomFlags::empty())?;
+            }
+        }
+        let sealing = match &config.security {
+            Security::Keyed(_) => Sealing::aead(&checksum_key).ok_or(io::ErrorKind::Unsupported)?,
+            Security::Trusting | Security::Local => Sealing::Checksum(ChecksumKey::new(checksum_key)),
+        };
+        let lenders = Place::LENDERS;
+        let core = Core::new(Setup {
+            filter: config.filter,
+            entry_bytes_max: config.catalog_bytes_max,
+            copy_hints: source.as_ref().and_then(|source| source.copy_hints()),
+            demoted: config.has_guests.then(|| ChecksumKey::new(checksum_key)),
+            ..Setup::new(lenders, sealing, config.strategy, source.is_some())
+        });
+        let resolver = config.cgroups.clone().map(|cgroups| Mutex::new(Resolver::new(cgroups, &core.catalog.groups)));
+        let borrower = Arc::new(Borrower {
+            core,
+            resolver,
+            links: Links::default(),
+            racers: Arc::default(),
+            hedges: Hedges::default(),
+            polling: polling::One::default(),
+            gathers: true.into(),
+            disk: Disk::default(),
+            reads_below: UnderWay::default(),
+            exchanges: UnderWay::default(),
+            get_times: Histogram::default(),
+            below_times: Histogram::default(),
+            checksum_key,
+            positions: source.as_ref().map(|source| source.positions()),
+            tap_counters: Mutex::default(),
+            tap_failure: OnceLock::new(),
+            unused_since: Mutex::new(Some(Instant::now())),
+            began: Instant::now(),
+            stop: AtomicBool::new(false),
+            tap_thread: OnceLock::new(),
+            thresholds: Mutex::new(config.gate.unwrap_or_default()),
+            security: Mutex::new(config.security.clone()),
+            config,
+        });
+        if let Some(session) = &borrower.config.session {
+            borrower.core.catalog.continue_versions(session.next_version);
+            for left in &session.lenders {
+                borrower.core.catalog.lender_expect(left.number, left.epoch);
+                borrower.links.add(&borrower, Some(left.number), |number| {
+                    Link::new(number, left.lender.clone(), Some(left.name), *borrower.thresholds.lock())
+                })?;
+            }
+        }
+        if borrower.config.hedge {
+            borrower.racers.start()?;
+        }
+        let lenders = borrower.config.lenders.clone();
+        borrower.set_lenders(&lenders);
+        if let Some(source) = source {
+            let for_thread = borrower.clone();
+            let thread =
+                std::thread::Builder::new().name("puma-tap".into()).spawn(move || for_thread.run_tap(source))?;
+            let _ = borrower.tap_thread.set(Mutex::new(Some(thread)));
+        }
+        Ok(borrower)
+    }
+
+    /// From now on these are the lenders: others are left, with all that they have, and new ones
+    /// are used as soon as they are reached. Waits until those that are left have been told, or
+    /// cannot be. At most [`catalog::entry::Place::LENDERS`]; of more, some are not used.
+    pub fn set_lenders(self: &Arc<Self>, lenders: &[LenderAddress]) {
+        if self.stopping() {
+            return;
+        }
+        let too_many = self.links.set(self, lenders);
+        if too_many > 0 {
+            tracing::warn!("{too_many} lenders are not used: there are too many, or no threads for them");
+        }
+    }
+
+    /// From now on connections begin with this. Pages are sealed as [`Config::security`] has it.
+    pub fn set_security(&self, security: Security) {
+        *self.security.lock() = security;
+    }
+
+    /// With what a connection begins.
+    pub(crate) fn security(&self) -> Security {
+        self.security.lock().clone()
+    }
+
+    /// From now on gates close and open at these, where there are any ([`Config::gate`]).
+    pub fn set_thresholds(&self, thresholds: gate::Config) {
+        *self.thresholds.lock() = thresholds;
+        self.links.all().iter().for_each(|link| link.set_thresholds(thresholds));
+    }
+
+    /// Whether what is read in a sequential stream is not lent from now on.
+    pub fn set_filter(&self, filter: bool) {
+        self.core.set_filter(filter);
+    }
+
+    /// What there is to say of each lender.
+    pub fn lenders(&self) -> Vec<LenderStatus> {
+        self.links.all().iter().map(|link| link.status(self)).collect()
+    }
+
+    /// Ends its threads and connections, and has the lenders free its pages. Reads go on, from
+    /// below.
+    pub fn stop(&self) {
+        self.stop.store(true, Ordering::Release);
+        self.links.stop(self);
+        self.racers.stop();
+        if let Some(thread) = self.tap_thread.get().and_then(|thread| thread.lock().take()) {
+            let _ = thread.join();
+        }
+    }
+
+    /// Stops as [`Borrower::stop`] does, but the lenders keep the pages for their grace time, in
+    /// which a successor may resume the sessions.
+    pub fn stop_for_successor(&self) -> Session {
+        let links = self.links.all();
+        links.iter().for_each(|link| link.leave());
+        self.stop();
+        let catalog = &self.core.catalog;
+        let left = |link: &Arc<Link>| LeftLender {
+            lender: link.lender.clone(),
+            number: link.number,
+            epoch: catalog.epoch(link.number),
+            name: link.name(),
+        };
+        Session {
+            checksum_key: self.checksum_key,
+            next_version: catalog.version(),
+            lenders: links.iter().map(left).collect(),
+        }
+    }
+
+    /// The file of that identity, known from now on until [`Borrower::retire`]. Its pages may be
+    /// known from before.
+    pub fn adopt(&self, identity: FileIdentity) -> Arc<File> {
+        self.core.catalog.adopt(identity)
+    }
+
+    /// A file that the kernel knows from a daemon before this one, under the key that it was given
+    /// then, and as that daemon left it ([`File::kernel_stale`] if it is not known how). Before
+    /// anything else is asked.
+    pub fn restore(&self, identity: FileIdentity, key: FileKey, left: Left) -> Arc<File> {
+        self.core.catalog.restore(identity, key, left)
+    }
+
+    /// The key that the next file is given, if no file has it: a successor goes on from there
+    /// ([`Borrower::keys_from`]).
+    pub fn next_key(&self) -> FileKey {
+        self.core.catalog.next_key()
+    }
+
+    /// Gives out no key below this one: a daemon before this one may have given those out, and the
+    /// kernel may still know files by them.
+    pub fn keys_from(&self, key: FileKey) {
+        self.core.catalog.keys_from(key);
+    }
+
+    /// The kernel has forgotten the inode. If it was `deleted` below, its pages are dropped; else
+    /// they stay known as long as there is room.
+    pub fn retire(&self, file: &Arc<File>, deleted: bool) {
+        self.core.catalog.retire(file, deleted);
+    }
+
+    /// A guest has evicted the page. If it is what the file below holds, it waits for the kernel to
+    /// read it.
+    pub fn demote(&self, file: &File, index: u32, page: &Page) -> Demotion {
+        self.core.demote(file, index, page)
+    }
+
+    /// Whether the file below is known to hold these bytes.
+    pub fn is_known(&self, file: &File, index: u32, page: &Page) -> bool {
+        self.core.is_known(file, index, page)
+    }
+
+    /// Waits until the kernel has read these pages, and has them in its cache, at most for so long.
+    /// Whether it has.
+    pub fn wait_for_demoted(&self, file: &File, indexes: &[u32], limit: Duration) -> bool {
+        let ids: Vec<_> = indexes.iter().map(|index| PageId { file: file.key(), index: *index }).collect();
+        self.core.demoted().is_none_or(|demoted| demoted.wait_until_answered(&ids, limit))
+    }
+
+    /// The page waits no more. Whether the kernel had not asked for it.
+    pub fn withdraw_demoted(&self, file: &File, index: u32) -> bool {
+        let id = PageId { file: file.key(), index };
+        self.core.demoted().is_some_and(|demoted| demoted.withdraw(id))
+    }
+
+    /// What the pool can be to the file, which is being opened.
+    pub fn usefulness(&self, file: &File) -> Usefulness {
+        let is_unused = |since: &Option<Instant>| since.is_some_and(|since| since.elapsed() >= UNUSED_MAX);
+        if self.config.has_guests {
+            Usefulness::Useful
+        } else if !self.config.expects_lenders && self.links.all().is_empty() || is_unused(&self.unused_since.lock()) {
+            Usefulness::NoLender
+        } else {
+            let state = file.state.lock();
+            let is_lent = state.streams_fit() && self.core.stream_room.lending().is_any();
+            if state.is_streamed() && !is_lent { Usefulness::Streamed } else { Usefulness::Useful }
+        }
+    }
+
+    /// The file below may hold something else than is known of it, whatever its stamp says: until
+    /// now the kernel has read and written it by itself, or writing it back has failed. What is
+    /// known of it is forgotten, and [`File::kernel_stale`] says so.
+    pub fn doubt(&self, file: &File) {
+        self.core.doubt(file);
+    }
+
+    /// Lenders were found, lost, or found too slow.
+    pub(crate) fn lenders_changed(&self) {
+        self.core.lenders_changed();
+        self.core.stream_room.forget_lenders();
+        let mut since = self.unused_since.lock();
+        if self.core.catalog.usable() != 0 {
+            *since = None;
+        } else {
+            since.get_or_insert_with(Instant::now);
+        }
+    }
+
+    /// Announces a change, before it is applied below; `before` is what the file looks like now.
+    pub fn change<'a>(&'a self, file: &'a File, change: Change, before: Stamp) -> ChangeGuard<'a> {
+        let changing = self.core.begin_change(file, change, before);
+        ChangeGuard { borrower: self, file, changing: Some(changing) }
+    }
+
+    /// Compares the file with what we left; `moment` was taken before `now` was, and `writers`
+    /// found out after it. If somebody changed it beside us, or may have been doing so when it was
+    /// read, its remote pages are forgotten, and [`File::kernel_stale`] says so.
+    pub fn observe(&self, file: &File, moment: u64, now: Stamp, writers: Writers) {
+        self.core.observe(file, moment, now, writers);
+    }
+
+    /// The counters.
+    pub fn metrics(&self) -> &Metrics {
+        &self.core.metrics
+    }
+
+    /// What gets took until they were answered, or until the directory below was faster.
+    pub fn get_times(&self) -> Times {
+        self.get_times.read()
+    }
+
+    /// What reads of the directory below took, but for those that raced a get.
+    pub fn below_times(&self) -> Times {
+        self.below_times.read()
+    }
+
+    /// What the catalog holds.
+    pub fn census(&self) -> Census {
+        self.core.catalog.census()
+    }
+
+    /// What becomes of what is read in streams that fit, in words.
+    pub fn streams(&self) -> &'static str {
+        if self.core.filter() == Filter::Off { "lent" } else { self.core.stream_room.lending().text() }
+    }
+
+    /// What pools of other sizes would have done.
+    pub fn curve(&self) -> CurveStatus {
+        self.core.curve.status()
+    }
+
+    /// What the tap has seen, when there is one.
+    pub fn tap_counters(&self) -> Option<tap::Counters> {
+        self.positions.as_ref().map(|_| *self.tap_counters.lock())
+    }
+
+    /// What there is to say of control groups, if they are told apart.
+    pub fn cgroups(&self) -> Option<Vec<CgroupStatus>> {
+        self.resolver.as_ref().map(|resolver| resolver.lock().status(&self.core.catalog.groups))
+    }
+
+    /// Put messages that are being filled, wait to be sent, or wait for their answer.
+    pub fn puts_under_way(&self) -> usize {
+        self.links.all().iter().map(|link| self.core.queue(link.number).lock().under_way()).sum()
+    }
+
+    /// Whether a lender is there, used or not.
+    pub fn lender_is_up(&self) -> bool {
+        self.links.all().iter().any(|link| self.core.catalog.is_up(link.number))
+    }
+
+    /// Whether pages are put at lenders from now on; at first they are. What lenders have is got
+    /// from them all the same. They are not if nothing more is lent ([`Config::may_fill_on_read`]).
+    pub fn set_borrowing(&self, borrowing: bool) {
+        let may_lend = self.config.may_fill_on_read || self.tap_failure.get().is_none();
+        self.core.set_borrowing(borrowing && may_lend);
+    }
+
+    /// Why evictions are not seen any more, and what becomes of pages instead, if so.
+    pub fn tap_failure(&self) -> Option<&str> {
+        self.tap_failure.get().map(String::as_str)
+    }
+
+    /// Whether pages are put at lenders.
+    pub fn is_borrowing(&self) -> bool {
+        self.core.is_borrowing()
+    }
+
+    /// Whether the kernel's evictions are seen.
+    pub fn sees_evictions(&self) -> bool {
+        self.core.sees_evictions()
+    }
+
+    /// What small reads of the directory below take on average lately, in microseconds, and after
+    /// what time a get counts as late.
+    pub fn disk_us(&self) -> (Option<u64>, u64) {
+        (self.disk.mean_us(Size::Small).map(|us| us as u64), self.disk.late().as_micros() as u64)
+    }
+
+    /// How far the stream of evictions has been filled, and how far it has been dealt with. Where
+    /// no eviction is dealt with any more, none has to be waited for.
+    pub(crate) fn positions(&self) -> (u64, u64) {
+        match &self.positions {
+            Some(positions) if self.core.sees_evictions() => (positions.produced(), positions.consumed()),
+            _ => (0, 0),
+        }
+    }
+
+    pub(crate) fn stopping(&self) -> bool {
+        self.stop.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn run_tap(&self, mut source: Box<dyn EvictionSource>) {
+        while !self.stopping() {
+            let events = match source.poll(EVENT_WAIT, &mut |event| self.evicted(event)) {
+                Ok(events) => events,
+                Err(error) => {
+                    drop(source);
+                    self.tap_failed(&error);
+                    break;
+                }
+            };
+            self.reclaim_catalog();
+            self.look_at_versions();
+            if events > 0 {
+                std::thread::sleep(EVENT_REST);
+            }
+            *self.tap_counters.lock() = source.counters();
+        }
+        // READs leave that to this thread, for better or worse.
+        while !self.stopping() {
+            std::thread::sleep(EVENT_WAIT);
+            self.reclaim_catalog();
+        }
+    }
+
+    /// Evictions are not seen from now on. So lenders must not give away any more what they are
+    /// asked for.
+    pub(crate) fn tap_failed(&self, error: &io::Error) {
+        self.core.evictions_end();
+        let instead = match self.config.may_fill_on_read {
+            true => "pages are lent when they are read instead",
+            false => "nothing more is lent",
+        };
+        let text =
+            format!("evictions are not seen any more ({error}): {instead}, until `pumapool upgrade` tries it again");
+        tracing::error!("{text}");
+        let _ = self.tap_failure.set(text);
+        self.set_borrowing(self.is_borrowing());
+    }
+
+    pub(crate) fn evicted(&self, event: Eviction<'_>) {
+        let buffers = self.core.buffers();
+        let returns = buffers.returns();
+        if !self.core.has_room() {
+            buffers.wait(returns, ROOM_WAIT);
+        }
+        let groups = &self.core.catalog.groups;
+        let group =
+            self.resolver.as_ref().map_or(0, |resolver| resolver.lock().group_of(event.cgroup, Instant::now, groups));
+        self.core.evicted(FileKey(event.generation), event.index, event.position, event.page, group);
+    }
+
+    pub(crate) fn reclaim_catalog(&self) {
+        let pages = self.core.catalog.reclaim();
+        if pages > 0 {
+            tracing::info!(pages, "the catalog is full: forgetting the files that were not used for longest");
+            self.core.metrics.catalog_reclaimed_pages.add(pages);
+        }
+    }
+
+    pub(crate) fn look_at_versions(&self) {
+        static TOLD: Once = Once::new();
+        if self.core.catalog.version() > VERSION_MAX {
+            TOLD.call_once(|| {
+                tracing::error!("all versions of pages were used up: nothing is lent any more; unmount, and mount anew")
+            });
+        }
+    }
+
+    pub(crate) fn puts_answered(&self, lender: u8, request: u64, statuses: &[u8]) -> io::Result<()> {
+        let answered = self.core.puts_answered(lender, request, statuses);
+        answered.map_err(|Confused| io::Error::new(io::ErrorKind::InvalidData, "an answer to a put that was not made"))
+    }
+}

@@ -1,0 +1,196 @@
+//! The catalog's 8-byte entry: all that the borrower knows of one page.
+//!
+//! ```text
+//! bit 63..62  state: 0 absent, 1 busy, 2 present, 3 zero or known
+//! absent      61      read from below in a sequential stream: not to be lent when it is evicted
+//!             60..0   the file's quarantine number that a READ of the page has lifted (0: none)
+//! known       61      1 (zero: 0)
+//!             60      placed
+//!             59..0   hash
+//! others      61..56  lender
+//!             55..50  that lender's epoch
+//!             49..44  the control group that it was evicted in the name of (0: none)
+//!             43..0   version
+//! ```
+//!
+//! An all-zero word is "absent, nothing known", so that a fresh table needs no initialization.
+
+use crate::put::groups::NUMBERS;
+use page::Version;
+
+/// Which lender has a page, and since which of its losses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// The lender's number.
+    pub lender: u8,
+    /// The lender's epoch when the page was sent. Losing a lender for good moves its epoch on,
+    /// which makes all its entries void at once. The epoch wraps after [`Place::EPOCHS`] losses; an
+    /// entry that seems valid again then costs one miss, because no lender knows its version any
+    /// more.
+    pub epoch: u8,
+}
+
+impl Place {
+    /// Lenders a borrower can have.
+    pub const LENDERS: u8 = 1 << 6;
+    /// Epochs before they repeat.
+    pub const EPOCHS: u8 = 1 << 6;
+}
+
+/// Whether what was sent to a [`Place`] can be asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Standing {
+    /// It can.
+    Valid,
+    /// Not now. The lender is away, and may still have it when it is back: the entry stays, is
+    /// voided by changes like all others, and is of no use meanwhile.
+    Suspended,
+    /// Never again.
+    Lost,
+}
+
+/// The meaning of an entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Entry {
+    /// No lender has the page. A READ of it arrived when the file's newest quarantine was `lifted`.
+    Absent {
+        /// Quarantines up to this number no longer hold for the page.
+        lifted: u64,
+        /// It was read from below in a sequential stream.
+        sequential: bool,
+    },
+    /// Its bytes are on their way to a lender, and still in a put buffer here.
+    Busy {
+        /// Where it goes.
+        place: Place,
+        /// What it is called there.
+        version: Version,
+        /// Whose it is ([`crate::put::groups`]).
+        group: u8,
+    },
+    /// A lender has it.
+    Present {
+        /// Where.
+        place: Place,
+        /// What it is called there.
+        version: Version,
+        /// Whose it is.
+        group: u8,
+    },
+    /// All its bytes are zero: no lender is needed.
+    Zero,
+    /// No lender has the page; but what the file below holds has this hash.
+    Known {
+        /// The hash that [`crate::put::demoted::Demoted::hash`] makes.
+        hash: u64,
+        /// The kernel cached it last because a guest had evicted it.
+        placed: bool,
+    },
+}
+
+/// Nothing known of the page.
+pub const UNKNOWN: Entry = absent(0);
+
+/// No lender has the page; it was last read at random, or not at all.
+pub const fn absent(lifted: u64) -> Entry {
+    Entry::Absent { lifted, sequential: false }
+}
+
+const STATE_SHIFT: u32 = 62;
+const LENDER_SHIFT: u32 = 56;
+const EPOCH_SHIFT: u32 = 50;
+const GROUP_SHIFT: u32 = VERSION_BITS;
+const VERSION_BITS: u32 = 44;
+/// The largest version that an entry can name, after 64 PiB: two years of a gigabyte a second. Then
+/// nothing is put any more, which is counted and said.
+pub const VERSION_MAX: Version = Version((1 << VERSION_BITS) - 1);
+const _: () = assert!(VERSION_MAX.0 <= Version::MAX.0);
+const SEQUENTIAL: u64 = 1 << 61;
+const LIFTED_MAX: u64 = SEQUENTIAL - 1;
+const KNOWN: u64 = 3 << STATE_SHIFT | 1 << 61;
+const PLACED: u64 = 1 << 60;
+/// The bits of a hash.
+pub const HASH_MAX: u64 = PLACED - 1;
+
+impl Entry {
+    /// The entry as a word.
+    pub fn pack(self) -> u64 {
+        let named = |state: u64, place: Place, version: Version, group: u8| {
+            debug_assert!(version <= VERSION_MAX && place.lender < Place::LENDERS && place.epoch < Place::EPOCHS);
+            debug_assert!(group < NUMBERS);
+            state << STATE_SHIFT
+                | u64::from(place.lender) << LENDER_SHIFT
+                | u64::from(place.epoch) << EPOCH_SHIFT
+                | u64::from(group) << GROUP_SHIFT
+                | version.0
+        };
+        match self {
+            Entry::Absent { lifted, sequential } => lifted.min(LIFTED_MAX) | if sequential { SEQUENTIAL } else { 0 },
+            Entry::Busy { place, version, group } => named(1, place, version, group),
+            Entry::Present { place, version, group } => named(2, place, version, group),
+            Entry::Zero => 3 << STATE_SHIFT,
+            Entry::Known { hash, placed } => KNOWN | if placed { PLACED } else { 0 } | hash & HASH_MAX,
+        }
+    }
+
+    /// The word's meaning. Every word has one.
+    pub fn unpack(word: u64) -> Entry {
+        let place = Place {
+            lender: (word >> LENDER_SHIFT) as u8 & (Place::LENDERS - 1),
+            epoch: (word >> EPOCH_SHIFT) as u8 & (Place::EPOCHS - 1),
+        };
+        let version = Version(word & VERSION_MAX.0);
+        let group = (word >> GROUP_SHIFT) as u8 & (NUMBERS - 1);
+        match word >> STATE_SHIFT {
+            0 => Entry::Absent { lifted: word & LIFTED_MAX, sequential: word & SEQUENTIAL != 0 },
+            1 => Entry::Busy { place, version, group },
+            2 => Entry::Present { place, version, group },
+            _ if word & KNOWN == KNOWN => Entry::Known { hash: word & HASH_MAX, placed: word & PLACED != 0 },
+            _ => Entry::Zero,
+        }
+    }
+
+    /// Whose page a lender has, or is sent.
+    pub fn group(self) -> Option<u8> {
+        match self {
+            Entry::Busy { group, .. } | Entry::Present { group, .. } => Some(group),
+            _ => None,
+        }
+    }
+
+    /// Whether the kernel cached the page last because a guest had evicted it.
+    pub fn is_placed(self) -> bool {
+        matches!(self, Entry::Known { placed: true, .. })
+    }
+
+    /// Whether it stands for bytes that can be had without the disk.
+    pub fn is_live(self) -> bool {
+        !matches!(self, Entry::Absent { .. } | Entry::Known { .. })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_and_meanings_agree() {
+        let place = Place { lender: 63, epoch: 21 };
+        let all = [
+            UNKNOWN,
+            absent(LIFTED_MAX),
+            Entry::Absent { lifted: 0, sequential: true },
+            Entry::Absent { lifted: LIFTED_MAX, sequential: true },
+            Entry::Busy { place, version: Version(1), group: 0 },
+            Entry::Present { place, version: VERSION_MAX, group: 63 },
+            Entry::Present { place: Place { lender: 0, epoch: 63 }, version: Version(77), group: 5 },
+            Entry::Zero,
+            Entry::Known { hash: 0, placed: false },
+            Entry::Known { hash: HASH_MAX, placed: true },
+        ];
+        for entry in all {
+            assert_eq!(Entry::unpack(entry.pack()), entry);
+        }
+        assert_eq!(UNKNOWN.pack(), 0);
+    }
+}

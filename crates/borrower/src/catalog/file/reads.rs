@@ -1,0 +1,150 @@
+//! These methods of a [`FileState`] say where a READ gets its pages, and when it is done again.
+
+use super::{FileState, Filter, ReadTicket, Source, next_run};
+use crate::catalog::entry::{Entry, Place, Standing, UNKNOWN, absent};
+use crate::catalog::rules::{Rule, keeps};
+use crate::policy::stream_room::Lending;
+use page::{PageRange, Version};
+
+impl FileState {
+    /// A READ of the pages of `range`, out of the page cache, has arrived at `position` of the
+    /// event stream. Says for each page where it comes from; `standing` tells whether a place can
+    /// be asked. `filter` says what becomes of what is read in a sequential stream.
+    #[allow(clippy::too_many_arguments)] // what the READ is, and how things stand
+    pub fn begin_read(
+        &mut self,
+        range: PageRange,
+        position: u64,
+        consumed: u64,
+        standing: impl Fn(Place) -> Standing,
+        has_room: bool,
+        filter: Filter,
+        sources: &mut Vec<Source>,
+    ) -> ReadTicket {
+        sources.clear();
+        let (sequential, lending) = match filter {
+            Filter::Off => (false, Lending::Lent),
+            Filter::Read(lending) | Filter::Evicted(lending) => {
+                let streams = self.streams.get_or_insert_default();
+                (streams.note(range), if streams.fit() { lending } else { Lending::Left })
+            }
+        };
+        self.reads = self.reads.saturating_add(1);
+        self.read_provisional |= self.is_provisional;
+        let raced = self.is_changing(range);
+        let held = self.quarantines.iter().any(|held| held.range.overlaps(range));
+        let (mut lifted, mut in_groups) = (false, false);
+        for wide_index in range.first..range.end {
+            let Ok(index) = u32::try_from(wide_index) else {
+                sources.push(Source::Below);
+                continue;
+            };
+            let mut entry = self.table.get(index);
+            if let Entry::Busy { place, .. } | Entry::Present { place, .. } = entry {
+                match standing(place) {
+                    Standing::Valid if !(sequential && lending == Lending::Slower) => {}
+                    Standing::Valid | Standing::Suspended => {
+                        sources.push(Source::Below); // what the lender has stays current
+                        continue;
+                    }
+                    Standing::Lost => {
+                        entry = UNKNOWN;
+                        self.table.set(index, entry);
+                    }
+                }
+            }
+            sources.push(match entry {
+                Entry::Absent { .. } => Source::Below,
+                Entry::Zero => Source::Zero,
+                Entry::Known { hash, .. } => Source::Demoted(hash),
+                Entry::Busy { place, version, .. } => Source::Busy(place, version),
+                Entry::Present { place, version, group } => {
+                    in_groups |= group != 0;
+                    Source::Lender(place, version)
+                }
+            });
+            let sequential = sequential && !lending.lends(wide_index);
+            // Without room for it the page stays quarantined: it will not be lent.
+            if held && !raced && has_room && self.is_quarantined(index) {
+                lifted = true;
+                self.table.set(index, Entry::Absent { lifted: self.quarantine, sequential });
+            } else if let Entry::Absent { lifted, sequential: tagged } = entry
+                && matches!(filter, Filter::Evicted(_))
+                && tagged != sequential
+                && (has_room || tagged)
+            {
+                self.table.set(index, Entry::Absent { lifted, sequential });
+            }
+        }
+        if lifted && keeps(Rule::Lift) {
+            self.taint(range, position, consumed);
+        }
+        let mut at = 0;
+        while let Some(run) = next_run(sources, at) {
+            at = run.end;
+            // What is read along is not asked for. What the lender has stays current.
+            let along = sources[run].iter_mut().filter(|source| matches!(source, Source::Lender(..)));
+            along.for_each(|source| *source = Source::Below);
+        }
+        // Only now is it known which are asked for.
+        for (source, index) in sources.iter().zip(range.first..).take_while(|_| in_groups) {
+            if matches!(source, Source::Lender(..))
+                && let Entry::Present { group, .. } = self.table.get(index as u32)
+            {
+                self.table.moved(group, 0, 1);
+            }
+        }
+        if let Some(streams) = &mut self.streams {
+            let count = |is_it: fn(&Source) -> bool| sources.iter().filter(|source| is_it(source)).count() as u64;
+            let below = count(|source| matches!(source, Source::Below));
+            let lent = count(|source| matches!(source, Source::Lender(..) | Source::Busy(..)));
+            streams.read_below(below, lent, sequential);
+        }
+        let stamp = self.stamp.filter(|_| self.is_settled());
+        let (changes, moment) = (self.changes, self.moment());
+        ReadTicket { range, changes, quarantine: self.quarantine, raced, moment, sequential, lending, stamp }
+    }
+
+    /// The lender no longer has the page: it gave it away (exclusive), or answered that it is not
+    /// there. `ticket` is the READ that found out, if one did.
+    pub fn gone(&mut self, index: u32, version: Version, ticket: Option<&ReadTicket>) {
+        if self.names(index, |known| known == version) {
+            let lifted = ticket.filter(|ticket| !ticket.raced).map_or(0, |ticket| ticket.quarantine);
+            self.table.set(index, absent(lifted));
+        }
+    }
+
+    /// That lender says that it no longer has the page. It knows nothing of what others have.
+    /// Whether it had it.
+    pub fn lost(&mut self, index: u32, version: Version, lender: u8) -> bool {
+        let entry = self.table.get(index);
+        let is_its = matches!(entry, Entry::Busy { place, version: known, .. } | Entry::Present { place, version: known, .. }
+            if place.lender == lender && known == version);
+        if is_its {
+            self.gone(index, version, None);
+        }
+        is_its
+    }
+
+    /// The READ, the kernel's `request`, is about to be answered. False: a change came in between,
+    /// so that all of it must be read again below; what is cached of the answer will not be
+    /// believed.
+    pub fn end_read(&mut self, ticket: &ReadTicket, request: u64, voided: impl FnMut(u32, Entry)) -> bool {
+        self.reads = self.reads.saturating_sub(1);
+        let moves = (self.changes - ticket.changes) as usize;
+        let raced = ticket.raced
+            || moves > self.recent.len()
+            || keeps(Rule::Repeat) && self.recent.iter().rev().take(moves).any(|moved| moved.overlaps(ticket.range));
+        if raced {
+            self.quarantine(ticket.range, voided);
+        } else if let Some(watch) = &mut self.watch {
+            watch.read_answered(request, ticket.range);
+        }
+        !raced
+    }
+
+    /// A READ that has begun will not be answered.
+    pub fn fail_read(&mut self) {
+        self.reads = self.reads.saturating_sub(1);
+    }
+}

@@ -1,0 +1,128 @@
+//! What pools of other sizes would have done for this mount: [`mrc::Victims`], kept up with what
+//! the mount sees anyway, its READs and what is evicted.
+//!
+//! Few pages are sampled, once there are many: all others cost a hash, and no lock.
+
+use mrc::{Key, Victims};
+use page::{FileKey, PAGE_SIZE, PageRange};
+use serde::Serialize;
+use sync::Mutex;
+use sync::atomic::{AtomicU64, Ordering};
+
+/// The smallest pool that is spoken of: 16 MiB.
+const BYTES_MIN: u64 = 16 << 20;
+/// The largest: 256 GiB, as far as is looked back.
+const BYTES_MAX: u64 = 256 << 30;
+
+/// [`Victims`] that are kept up by many threads.
+pub(crate) struct Watched {
+    victims: Mutex<Victims>,
+    /// What is sampled, so that of all other pages it is known without the lock.
+    threshold: AtomicU64,
+}
+
+impl Watched {
+    pub(crate) fn new(victims: Victims) -> Watched {
+        Watched { threshold: AtomicU64::new(victims.threshold()), victims: Mutex::new(victims) }
+    }
+
+    /// These pages were missed. Shows for each that is sampled what [`Victims::missed`] says.
+    pub(crate) fn missed(&self, file: FileKey, range: PageRange, mut each: impl FnMut(Option<f64>)) {
+        let threshold = self.threshold.load(Ordering::Relaxed);
+        let keys = (range.first..range.end).map(|index| Key::new(file.0.into(), index));
+        let mut sampled = keys.filter(|key| key.is_below(threshold)).peekable();
+        if sampled.peek().is_some() {
+            let mut victims = self.victims.lock();
+            sampled.for_each(|key| each(victims.missed(key)));
+        }
+    }
+
+    /// This one was evicted.
+    pub(crate) fn evicted(&self, file: FileKey, index: u32) {
+        let key = Key::new(file.0.into(), index.into());
+        if key.is_below(self.threshold.load(Ordering::Relaxed)) {
+            let mut victims = self.victims.lock();
+            victims.evicted(key);
+            self.threshold.store(victims.threshold(), Ordering::Relaxed);
+        }
+    }
+}
+
+/// The curve of a mount.
+pub struct Curve(Watched);
+
+/// What a pool of one size would have done.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct CurvePoint {
+    /// Its size.
+    pub bytes: u64,
+    /// Share of the misses that it would have answered.
+    pub hit_ratio: f64,
+    /// Share of the misses that this rests on; 0: it was never filled, and the last misses were
+    /// taken.
+    pub seen: f64,
+}
+
+/// The whole curve.
+#[derive(Clone, Debug, Serialize)]
+pub struct CurveStatus {
+    /// Misses that were looked at; older ones count less.
+    pub sampled_misses: u64,
+    /// Pages that were evicted and have not come back: what a pool could hold at the most.
+    pub evicted_bytes: u64,
+    /// Sizes, each twice the one before, until all would fit.
+    pub points: Vec<CurvePoint>,
+}
+
+impl Curve {
+    /// Of a pool that gives away what it is asked for, or keeps it.
+    pub fn new(keeps: bool) -> Curve {
+        Curve(Watched::new(Victims::new(keeps)))
+    }
+
+    /// These pages were missed by the kernel's page cache.
+    pub fn missed(&self, file: FileKey, range: PageRange) {
+        self.0.missed(file, range, |_| ());
+    }
+
+    /// It has evicted this one, and the page is worth keeping.
+    pub fn evicted(&self, file: FileKey, index: u32) {
+        self.0.evicted(file, index);
+    }
+
+    /// What there is to say.
+    pub fn status(&self) -> CurveStatus {
+        let victims = self.0.victims.lock();
+        let evicted_bytes = (victims.pages() * PAGE_SIZE as f64) as u64;
+        let sizes = std::iter::successors(Some(BYTES_MIN), |bytes| (*bytes < BYTES_MAX).then_some(bytes * 2));
+        let sizes = sizes.take_while(|bytes| *bytes < evicted_bytes.saturating_mul(2));
+        let point = |bytes: u64| {
+            let point = victims.point(bytes as f64 / PAGE_SIZE as f64);
+            CurvePoint { bytes, hit_ratio: point.hit_ratio, seen: point.seen }
+        };
+        CurveStatus { sampled_misses: victims.sampled_misses(), evicted_bytes, points: sizes.map(point).collect() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_round_through_a_file_needs_all_of_it() {
+        let (curve, file) = (Curve::new(false), FileKey(7));
+        assert!(curve.status().points.is_empty());
+        // 64 MiB, round and round, of which nothing is found in the page cache.
+        for _ in 0..4 {
+            for index in 0..16_384 {
+                curve.missed(file, PageRange { first: index.into(), end: u64::from(index) + 1 });
+                curve.evicted(file, index);
+            }
+        }
+        let status = curve.status();
+        let ratio = |bytes: u64| status.points.iter().find(|point| point.bytes == bytes).unwrap().hit_ratio;
+        assert!(ratio(16 << 20) < 0.01 && ratio(32 << 20) < 0.01, "{status:?}");
+        assert!(status.points.last().unwrap().hit_ratio > 0.9, "{status:?}");
+        assert!((60 << 20..68 << 20).contains(&status.evicted_bytes), "{status:?}");
+    }
+}

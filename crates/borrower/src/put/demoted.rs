@@ -1,0 +1,108 @@
+//! Pages that guests have evicted, on their way into this machine's page cache.
+//!
+//! A guest's word is not taken for anything: a page counts only if it has the hash of what the file
+//! below holds of it, which is known of pages that were read from there or written, and forgotten
+//! when they change ([`crate::catalog::file::FileState::know`]). It waits here until the kernel
+//! reads it, as it does when it is told that the page will be needed, and is then the READ's
+//! answer. So it comes into the page cache the way every page does: behind any change that the
+//! kernel has begun before, and never over bytes that are there already.
+
+use crate::catalog::entry::HASH_MAX;
+use hashbrown::HashMap;
+use page::{ChecksumKey, FileKey, Page, PageId, PageRange, Version};
+use std::time::Duration;
+use sync::{Condvar, Mutex};
+
+/// Pages that wait at the most, of all guests: 16 MiB.
+pub const WAITING_PAGES_MAX: usize = 4096;
+
+/// What became of a page that a guest has evicted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Demotion {
+    /// It waits for the kernel to read it.
+    Waits,
+    /// What the file below holds of it is not known.
+    Unknown,
+    /// The file below holds something else.
+    Differs,
+    /// Too many wait.
+    NoRoom,
+}
+
+/// By file and index: hash and bytes; no bytes, while a READ that has taken them is being answered.
+type Waiting = HashMap<(FileKey, u32), (u64, Option<Box<Page>>)>;
+
+/// The pages that wait.
+pub struct Demoted {
+    key: ChecksumKey,
+    waiting: Mutex<Waiting>,
+    /// A READ that has taken some was answered.
+    answered: Condvar,
+}
+
+impl Demoted {
+    /// Hashes with a key that no guest knows.
+    pub fn new(key: ChecksumKey) -> Demoted {
+        Demoted { key, waiting: Mutex::default(), answered: Condvar::new() }
+    }
+
+    /// The hash of a page's bytes, 60 bits.
+    pub fn hash(&self, id: PageId, page: &Page) -> u64 {
+        // Versions of lent pages begin with 1.
+        self.key.checksum(id, Version(0), page) & HASH_MAX
+    }
+
+    /// The page waits from now on.
+    pub(crate) fn add(&self, id: PageId, hash: u64, page: &Page) -> Demotion {
+        let mut waiting = self.waiting.lock();
+        if waiting.len() >= WAITING_PAGES_MAX {
+            return Demotion::NoRoom;
+        }
+        waiting.insert((id.file, id.index), (hash, Some(Box::new(*page))));
+        Demotion::Waits
+    }
+
+    /// Whether the page waits, with this hash.
+    pub(crate) fn has(&self, id: PageId, hash: u64) -> bool {
+        self.waiting.lock().get(&(id.file, id.index)).is_some_and(|(of, page)| *of == hash && page.is_some())
+    }
+
+    /// Takes the page, if it has this hash, for a READ; [`Demoted::answered`] follows.
+    pub(crate) fn take(&self, id: PageId, hash: u64) -> Option<Box<Page>> {
+        let mut waiting = self.waiting.lock();
+        let (_, page) = waiting.get_mut(&(id.file, id.index)).filter(|(of, _)| *of == hash)?;
+        page.take()
+    }
+
+    /// The kernel has the answer to a READ of these pages: what was taken for it is in the page
+    /// cache.
+    pub fn answered(&self, file: FileKey, pages: PageRange) {
+        let mut waiting = self.waiting.lock();
+        let before = waiting.len();
+        if before == 0 {
+            return;
+        }
+        for index in (pages.first..pages.end).map_while(|index| u32::try_from(index).ok()) {
+            if waiting.get(&(file, index)).is_some_and(|(_, page)| page.is_none()) {
+                waiting.remove(&(file, index));
+            }
+        }
+        if waiting.len() < before {
+            self.answered.notify_all();
+        }
+    }
+
+    /// The page is not waited for any more. Whether no READ had taken it.
+    pub fn withdraw(&self, id: PageId) -> bool {
+        self.waiting.lock().remove(&(id.file, id.index)).is_some_and(|(_, page)| page.is_some())
+    }
+
+    /// Waits until the READs of all of these pages are answered, at most for so long. Whether they
+    /// are.
+    pub fn wait_until_answered(&self, ids: &[PageId], limit: Duration) -> bool {
+        let mut waiting = self.waiting.lock();
+        let is_there = |waiting: &mut Waiting| ids.iter().any(|id| waiting.contains_key(&(id.file, id.index)));
+        self.answered.wait_while_for(&mut waiting, is_there, limit);
+        !is_there(&mut waiting)
+    }
+}

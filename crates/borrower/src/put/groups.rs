@@ -1,0 +1,458 @@
+//! Borrowing for control groups: whose pages are lent, how many of them, and who gets what of a
+//! pool that is full.
+//!
+//! A page is its group's whose memory it was charged to when the kernel evicted it; its entry
+//! remembers which. A group may have
+//!
+//! * no part in it: its pages are not lent;
+//! * a **quota**: as many pages at the most. For each page more it gives up the one that it has put
+//!   longest ago;
+//! * a **share**: while all lenders are full, a group that has more than its share of what the
+//!   groups have that evict just then puts nothing. Lenders replace what is oldest by what the
+//!   others put, until each has its own. While there is room, shares mean nothing.
+//!
+//! Pure logic: no I/O, no clock; time is counted in evictions. What must never happen here: a page
+//! lost that is not given up at its lender, too. Whatever is counted wrong costs hits, never a
+//! byte.
+
+use page::{PageId, Version};
+use std::collections::VecDeque;
+use sync::Mutex;
+use sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+/// Numbers of groups: 0 is none, and the others are told apart. An entry has six bits for them.
+pub const NUMBERS: u8 = 1 << 6;
+
+/// A group evicts as long as its last eviction is no farther back than so many of all: 512 MiB.
+const ACTIVE_EVICTIONS: u64 = 1 << 17;
+
+/// Pages of a quota group that are looked at with each eviction within the quota, and forgotten if
+/// they are gone. With four, a pass through n of them takes n / 3 evictions (n / 4, and what comes
+/// meanwhile), so that no more than 1.5 times the quota are ever remembered.
+const CLEANED_PER_EVICTION: usize = 4;
+
+/// What a group may have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Whether its pages are lent.
+    pub takes_part: bool,
+    /// How many, at the most.
+    pub quota_pages: Option<u64>,
+    /// Its part of a full pool, in proportion to those of others. None: nobody's share counts for
+    /// it.
+    pub share: Option<u32>,
+}
+
+impl Limits {
+    /// None at all.
+    pub const NONE: Limits = Limits { takes_part: true, quota_pages: None, share: None };
+}
+
+/// Whether a page of a group is put.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Admission {
+    /// It is.
+    Yes,
+    /// The group has no part in it.
+    Apart,
+    /// All lenders are full, and the group has more than its share.
+    OverShare,
+}
+
+/// What there is to say of a group, in pages; all but the first grow.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Of it at lenders.
+    pub lent: u64,
+    /// Evicted.
+    pub evicted: u64,
+    /// Put at lenders.
+    pub put: u64,
+    /// Of it asked back from lenders.
+    pub got: u64,
+    /// Given up at lenders, as it had more than its quota.
+    pub given_up: u64,
+    /// Not put, as it had more than its share.
+    pub over_share: u64,
+    /// Not put, as it has no part in it.
+    pub apart: u64,
+}
+
+/// A page that was put.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Put {
+    /// Which.
+    pub id: PageId,
+    /// The lowest bits of its version: enough to tell it from a later put of the same page.
+    version: u32,
+}
+
+impl Put {
+    /// The page was put under that version.
+    pub fn new(id: PageId, version: Version) -> Put {
+        Put { id, version: version.0 as u32 }
+    }
+
+    /// Whether that is its version.
+    pub fn is(&self, version: Version) -> bool {
+        self.version == version.0 as u32
+    }
+}
+
+/// No quota.
+const UNLIMITED: u64 = u64::MAX;
+
+struct Group {
+    takes_part: AtomicU32,
+    quota_pages: AtomicU64,
+    /// 0: none.
+    share: AtomicU32,
+    /// The count of all evictions at its last one.
+    last: AtomicU64,
+    lent: AtomicU64,
+    evicted: AtomicU64,
+    put: AtomicU64,
+    got: AtomicU64,
+    given_up: AtomicU64,
+    over_share: AtomicU64,
+    apart: AtomicU64,
+    /// If it has a quota.
+    order: Mutex<Order>,
+}
+
+/// Pages in the order of their puts, some of which are gone. All in `cleaned` are older than those
+/// in `rest`.
+#[derive(Default)]
+struct Order {
+    /// They were there when this pass came by.
+    cleaned: VecDeque<Put>,
+    /// The pass has not come there.
+    rest: VecDeque<Put>,
+}
+
+impl Order {
+    fn len(&self) -> usize {
+        self.cleaned.len() + self.rest.len()
+    }
+
+    fn take_oldest(&mut self) -> Option<Put> {
+        self.cleaned.pop_front().or_else(|| self.rest.pop_front())
+    }
+
+    /// The next one of the pass; at the end, a new pass begins.
+    fn take_next(&mut self) -> Option<Put> {
+        if self.rest.is_empty() {
+            std::mem::swap(&mut self.cleaned, &mut self.rest);
+        }
+        self.rest.pop_front()
+    }
+}
+
+/// All groups.
+pub struct Groups {
+    groups: Vec<Group>,
+    evictions: AtomicU64,
+}
+
+impl Default for Groups {
+    fn default() -> Groups {
+        let group = || Group {
+            takes_part: AtomicU32::new(1),
+            quota_pages: AtomicU64::new(UNLIMITED),
+            share: AtomicU32::new(0),
+            last: AtomicU64::new(0),
+            lent: AtomicU64::new(0),
+            evicted: AtomicU64::new(0),
+            put: AtomicU64::new(0),
+            got: AtomicU64::new(0),
+            given_up: AtomicU64::new(0),
+            over_share: AtomicU64::new(0),
+            apart: AtomicU64::new(0),
+            order: Mutex::default(),
+        };
+        Groups { groups: (0..NUMBERS).map(|_| group()).collect(), evictions: AtomicU64::new(0) }
+    }
+}
+
+impl Groups {
+    fn of(&self, number: u8) -> &Group {
+        &self.groups[usize::from(number % NUMBERS)]
+    }
+
+    /// What a group may have from now on.
+    pub fn limit(&self, number: u8, limits: Limits) {
+        let group = self.of(number);
+        group.takes_part.store(limits.takes_part.into(), Ordering::Relaxed);
+        group.quota_pages.store(limits.quota_pages.unwrap_or(UNLIMITED), Ordering::Relaxed);
+        group.share.store(limits.share.unwrap_or(0), Ordering::Relaxed);
+    }
+
+    /// A page of the group was evicted that would be put. `is_full`: no lender has room for more.
+    pub fn admit(&self, number: u8, is_full: bool) -> Admission {
+        let group = self.of(number);
+        let admission = if number == 0 {
+            Admission::Yes
+        } else if !self.takes_part(number) {
+            Admission::Apart
+        } else if is_full && self.is_over_share(group) {
+            Admission::OverShare
+        } else {
+            Admission::Yes
+        };
+        match admission {
+            Admission::Yes => {}
+            Admission::Apart => drop(group.apart.fetch_add(1, Ordering::Relaxed)),
+            Admission::OverShare => drop(group.over_share.fetch_add(1, Ordering::Relaxed)),
+        }
+        admission
+    }
+
+    /// A page of the group was evicted.
+    pub fn evicted(&self, number: u8) {
+        let group = self.of(number);
+        let now = self.evictions.fetch_add(1, Ordering::Relaxed) + 1;
+        group.last.store(now, Ordering::Relaxed);
+        group.evicted.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn is_over_share(&self, group: &Group) -> bool {
+        let share = |group: &Group| u64::from(group.share.load(Ordering::Relaxed));
+        if share(group) == 0 {
+            return false;
+        }
+        let now = self.evictions.load(Ordering::Relaxed);
+        let is_active = |group: &&Group| {
+            let last = group.last.load(Ordering::Relaxed);
+            last > 0 && now - last.min(now) < ACTIVE_EVICTIONS
+        };
+        let (mut shares, mut lent) = (0u64, 0u64);
+        for other in self.groups.iter().skip(1).filter(is_active).filter(|other| share(other) > 0) {
+            shares += share(other);
+            lent += other.lent.load(Ordering::Relaxed);
+        }
+        let own = group.lent.load(Ordering::Relaxed);
+        u128::from(own) * u128::from(shares) > u128::from(lent) * u128::from(share(group))
+    }
+
+    /// A page of the group is on its way to a lender.
+    pub fn put(&self, number: u8, put: Put) {
+        let group = self.of(number);
+        group.put.fetch_add(1, Ordering::Relaxed);
+        if group.quota_pages.load(Ordering::Relaxed) < UNLIMITED {
+            group.order.lock().rest.push_back(put);
+        }
+    }
+
+    /// The group has so many pages more, or less, at lenders, and has asked some back.
+    pub fn moved(&self, number: u8, lent: i64, got: u64) {
+        let group = self.of(number);
+        group.lent.fetch_add(lent as u64, Ordering::Relaxed); // wraps to a subtraction
+        group.got.fetch_add(got, Ordering::Relaxed);
+    }
+
+    /// The page that the group is to give up next, as it has more than its quota: the one put
+    /// longest ago that `is_there`, which is called without a lock held. None: it has no more than
+    /// its quota.
+    pub fn over_quota(&self, number: u8, is_there: impl Fn(&Put) -> bool) -> Option<Put> {
+        let group = self.of(number);
+        let quota = group.quota_pages.load(Ordering::Relaxed);
+        if number == 0 || quota == UNLIMITED {
+            return None;
+        }
+        while self.lent(number) > quota {
+            let put = group.order.lock().take_oldest()?;
+            if is_there(&put) {
+                group.given_up.fetch_add(1, Ordering::Relaxed);
+                return Some(put);
+            }
+        }
+        for _ in 0..CLEANED_PER_EVICTION {
+            let mut order = group.order.lock();
+            if order.len() as u64 <= quota {
+                break;
+            }
+            let Some(put) = order.take_next() else { break };
+            drop(order);
+            if is_there(&put) {
+                group.order.lock().cleaned.push_back(put);
+            }
+        }
+        None
+    }
+
+    /// Whether pages of the group are lent.
+    pub fn takes_part(&self, number: u8) -> bool {
+        self.of(number).takes_part.load(Ordering::Relaxed) != 0
+    }
+
+    /// The number is another group's from now on, of which nothing has been counted. Only for one
+    /// that has nothing at lenders.
+    pub fn reset(&self, number: u8, limits: Limits) {
+        let group = self.of(number);
+        for count in
+            [&group.last, &group.evicted, &group.put, &group.got, &group.given_up, &group.over_share, &group.apart]
+        {
+            count.store(0, Ordering::Relaxed);
+        }
+        *group.order.lock() = Order::default();
+        self.limit(number, limits);
+    }
+
+    fn lent(&self, number: u8) -> u64 {
+        // Counts come from several threads, one after the other: it may be seen below 0 for a
+        // moment.
+        (self.of(number).lent.load(Ordering::Relaxed) as i64).max(0) as u64
+    }
+
+    /// What there is to say of a group.
+    pub fn counts(&self, number: u8) -> Counts {
+        let group = self.of(number);
+        let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        Counts {
+            lent: self.lent(number),
+            evicted: load(&group.evicted),
+            put: load(&group.put),
+            got: load(&group.got),
+            given_up: load(&group.given_up),
+            over_share: load(&group.over_share),
+            apart: load(&group.apart),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::below::{FileIdentity, Stamp};
+    use crate::catalog::entry::{Entry, Standing};
+    use crate::catalog::file::Filter;
+    use crate::core::{Change, Core, Outcome, Setup, Strategy};
+    use page::{ChecksumKey, FileKey, PAGE_SIZE, PageRange};
+
+    const PAGES: u32 = 200;
+    /// Few enough that it counts, although most that is lent is changed or read back soon.
+    const QUOTA: u64 = 4;
+
+    /// Pages are evicted, stored, refused, asked back, lost, changed: what is counted is what there
+    /// is, and no group has more than its quota.
+    #[test]
+    fn what_is_counted_is_there() {
+        let seed = fastrand::u64(..);
+        println!("seed {seed}");
+        let mut random = fastrand::Rng::with_seed(seed);
+        let core =
+            Core::new(Setup { batch_pages: 1, ..Setup::new(1, ChecksumKey::new([7; 32]), Strategy::Exclusive, true) });
+        let groups = &core.catalog.groups;
+        groups.limit(1, Limits { quota_pages: Some(QUOTA), ..Limits::NONE });
+        groups.limit(3, Limits { takes_part: false, ..Limits::NONE });
+        assert!(core.catalog.lender_up(0));
+        let identity = FileIdentity { device: 1, inode: 1, generation: 0 };
+        let file = core.catalog.adopt(identity);
+        let stamp = Stamp { size_bytes: u64::from(PAGES) * PAGE_SIZE as u64, mtime_ns: 1, ctime_ns: 1 };
+        let mut most = [0; 3];
+        for _ in 0..20_000 {
+            let index = random.u32(0..PAGES);
+            match random.u32(0..20) {
+                0 => {
+                    let start = u64::from(index) * PAGE_SIZE as u64;
+                    let change = Change::Other { start, end: start + 3 };
+                    let changing = core.begin_change(&file, change, stamp);
+                    core.end_change(&file, changing, Outcome::Applied(stamp), (0, 0), None);
+                    // Until it is read, its evictions are not believed.
+                    let mut state = file.lock();
+                    let (range, has_room) = (PageRange { first: 0, end: PAGES.into() }, true);
+                    state.begin_read(range, 0, 0, |_| Standing::Valid, has_room, Filter::Off, &mut Vec::new());
+                    core.catalog.account(&mut state);
+                }
+                1..4 => {
+                    let mut state = file.lock();
+                    let Entry::Present { version, .. } = state.entry(index) else { continue };
+                    state.gone(index, version, None);
+                    core.catalog.account(&mut state);
+                }
+                4 if random.u32(0..50) == 0 => {
+                    core.abandon_puts(0);
+                    assert!(core.catalog.lender_lost(0));
+                    core.catalog.sweep();
+                    assert!(core.catalog.lender_up(0));
+                }
+                _ => {
+                    let page = [random.u8(1..); PAGE_SIZE];
+                    core.evicted(file.key(), index.into(), 0, Some(&page), random.u8(0..4));
+                    while let Some((request, batch)) = core.next_put(0, true) {
+                        let stored = u8::from(random.u32(0..10) > 0);
+                        let statuses = vec![stored; batch.items().len()];
+                        drop(batch);
+                        core.puts_answered(0, request, &statuses).unwrap();
+                    }
+                }
+            }
+            let state = file.lock();
+            let there =
+                |group: u8| (0..PAGES).filter(|index| state.entry(*index).group() == Some(group)).count() as u64;
+            for group in 1..4 {
+                assert_eq!(groups.counts(group).lent, there(group), "group {group}");
+            }
+            for group in [1, 2] {
+                most[group] = most[group].max(there(group as u8));
+            }
+            assert!(there(1) <= QUOTA && there(3) == 0);
+            assert!(groups.of(1).order.lock().len() as u64 <= 2 * QUOTA);
+        }
+        let (with_quota, without) = (groups.counts(1), groups.counts(2));
+        assert!(most[1] == QUOTA && with_quota.given_up > 100, "{with_quota:?}");
+        assert!(most[2] > QUOTA && without.given_up == 0, "{without:?}");
+        assert!(groups.counts(3).apart > 100);
+    }
+
+    #[test]
+    fn the_oldest_is_given_up() {
+        let groups = Groups::default();
+        groups.limit(1, Limits { quota_pages: Some(2), ..Limits::NONE });
+        let put = |index: u32, version: u64| Put::new(PageId { file: FileKey(1), index }, Version(version));
+        let gone = put(1, 10);
+        for (nth, put) in [put(0, 9), gone, put(1, 11), put(2, 12)].into_iter().enumerate() {
+            groups.put(1, put);
+            groups.moved(1, i64::from(nth != 1), 0);
+        }
+        let is_there = |put: &Put| *put != gone;
+        assert_eq!(groups.over_quota(1, is_there), Some(put(0, 9)));
+        groups.moved(1, -1, 0);
+        assert_eq!(groups.over_quota(1, is_there), None);
+        assert_eq!((groups.counts(1).lent, groups.counts(1).given_up), (2, 1));
+    }
+
+    #[test]
+    fn a_full_pool_is_shared_by_those_that_evict() {
+        let groups = Groups::default();
+        for (group, share) in [(1, 1), (2, 3)] {
+            groups.limit(group, Limits { share: Some(share), ..Limits::NONE });
+        }
+        // A pool of 1000 pages, in which what is put replaces what is there, of either in
+        // proportion.
+        let mut random = fastrand::Rng::with_seed(1);
+        let mut evict = |group: u8, lent: &mut [u64; 3]| {
+            groups.evicted(group);
+            let is_full = lent.iter().sum::<u64>() >= 1000;
+            if groups.admit(group, is_full) == Admission::Yes {
+                if is_full {
+                    let other = if random.u64(0..1000) < lent[1] { 1 } else { 2 };
+                    lent[other] -= 1;
+                    groups.moved(other as u8, -1, 0);
+                }
+                lent[usize::from(group)] += 1;
+                groups.moved(group, 1, 0);
+            }
+        };
+        let mut lent = [0; 3];
+        (0..2000).for_each(|_| evict(1, &mut lent));
+        assert_eq!(lent, [0, 1000, 0], "alone it has all");
+        for _ in 0..5000 {
+            evict(1, &mut lent);
+            evict(2, &mut lent);
+        }
+        assert!(lent[1].abs_diff(250) < 25, "{lent:?}");
+        (0..ACTIVE_EVICTIONS + 5000).for_each(|_| evict(2, &mut lent));
+        assert!(lent[2] > 990, "one that evicts no more has no claim: {lent:?}");
+    }
+}

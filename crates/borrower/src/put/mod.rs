@@ -1,0 +1,12 @@
+//! An evicted page, from the tap to the lender that keeps it.
+//!
+//! Logic, without sockets, clocks and threads: [`buffers`] collects pages for each lender,
+//! [`placement`] chooses the lender, [`groups`] limits what a control group may have lent, and
+//! [`demoted`] holds pages that a guest has evicted. The edge: [`cgroups`] finds the control group
+//! of an eviction.
+
+pub mod buffers;
+pub mod cgroups;
+pub mod demoted;
+pub mod groups;
+pub mod placement;

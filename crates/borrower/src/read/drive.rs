@@ -1,0 +1,139 @@
+//! Answering a READ: drives a [`Reading`] with the lenders' connections and the file below.
+
+use crate::policy::latencies::Size;
+use crate::read::pipeline::Exchange;
+use crate::read::state::{Event, Got, Reading, Step};
+use crate::{Below, Borrower, File, Reads};
+use page::PAGE_SIZE;
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How long a READ waits for a change of its pages that is being applied below. It depends on
+/// nothing but the file system below, never on the kernel's FUSE pages, so it ends; the limit is
+/// for a disk that hangs, on which the READ would hang too.
+const CHANGE_WAIT: Duration = Duration::from_secs(30);
+
+/// A READ out of the kernel's page cache (never a direct one).
+pub struct ReadRequest<B> {
+    /// What is read.
+    pub file: Arc<File>,
+    /// The backing file.
+    pub below: Arc<B>,
+    /// The kernel's number of the READ.
+    pub request: u64,
+    /// Where it begins, in bytes.
+    pub offset: u64,
+    /// How much is asked for, in bytes.
+    pub len: usize,
+}
+
+/// One READ.
+pub(crate) struct Asking<'a, B> {
+    pub(crate) borrower: &'a Borrower,
+    pub(crate) read: &'a ReadRequest<B>,
+}
+
+impl<B: Below + Send + Sync + 'static> Asking<'_, B> {
+    /// Does what the state machine asks for, from where it is, until the READ is answered. `buf` is
+    /// as long as the READ. Returns the bytes read, which are fewer than asked for only at the end
+    /// of the file.
+    ///
+    /// # Errors
+    /// Those of the backing file.
+    pub(crate) fn finish(
+        &self,
+        reading: &mut Reading,
+        worker: &mut impl Reads<B>,
+        got: &mut Vec<Got>,
+        buf: &mut [u8],
+    ) -> io::Result<usize> {
+        let (core, ReadRequest { file, below, offset, .. }) = (&self.borrower.core, self.read);
+        let begun = Instant::now();
+        let mut exchange: Option<Exchange> = None;
+        let mut asked = (0, false);
+        let mut event = Event::Go;
+        let error = loop {
+            let step = reading.step(core, file, event, buf);
+            if let Some(asking) = &exchange {
+                asking.returned_bad(reading.take_bad_pages());
+            }
+            if !matches!(step, Step::Receive)
+                && let Some(asking) = exchange.take()
+            {
+                asking.end(Some(asked));
+            }
+            event = match step {
+                Step::Begin => {
+                    let state = file.state.lock();
+                    Event::Begin { state, positions: self.borrower.positions(), waits: true }
+                }
+                Step::Wait(mut state) => {
+                    worker.may_wait()?;
+                    let range = reading.range();
+                    file.settled.wait_while_for(&mut state, |state| state.must_wait(range), CHANGE_WAIT);
+                    Event::Begin { state, positions: self.borrower.positions(), waits: false }
+                }
+                Step::Fill => Event::Fill,
+                Step::Ask(lender) => {
+                    asked = (reading.request().len(), reading.is_sequential());
+                    let asking = exchange.insert(Exchange::with(self.borrower, lender));
+                    asking.ask(reading.request());
+                    Event::Asked
+                }
+                Step::Receive => {
+                    let Some(asking) = &mut exchange else { unreachable!("a request was sent") };
+                    asking.receive(worker, self.read, 0..buf.len(), reading.unanswered(), got, buf).into()
+                }
+                Step::ReadBacking(part) => {
+                    let at = offset + part.start as u64;
+                    let read =
+                        worker.may_wait().and_then(|()| self.read_below(reading.is_sequential(), &mut buf[part], at));
+                    match read {
+                        Ok(read) => Event::Read(read),
+                        Err(error) => break error,
+                    }
+                }
+                Step::ReadBackingLocked(state) => match worker.may_wait().and_then(|()| below.read_at(buf, *offset)) {
+                    Ok(read) => Event::ReadLocked(state, read),
+                    Err(error) => break error,
+                },
+                Step::Look => match below.stamp() {
+                    Ok(stamp) => Event::Looked(stamp),
+                    Err(error) => break error,
+                },
+                Step::End => Event::End,
+                Step::Done(read) => {
+                    if !core.sees_evictions() {
+                        self.borrower.reclaim_catalog();
+                    }
+                    if reading.is_sequential() {
+                        let now = Instant::now();
+                        reading.note_answered(core, now - self.borrower.began, now - begun);
+                    }
+                    return Ok(read);
+                }
+                Step::Failed => unreachable!("the READ ends with the error"),
+            };
+        };
+        reading.step(core, file, Event::BackingFailed, buf);
+        Err(error)
+    }
+
+    /// Reads below, and notes how long that takes.
+    fn read_below(&self, is_sequential: bool, buf: &mut [u8], offset: u64) -> io::Result<usize> {
+        let pages = buf.len() / PAGE_SIZE;
+        let (begun, under_way) = (Instant::now(), self.borrower.reads_below.begin());
+        let read = self.read.below.read_at(buf, offset)?;
+        let took = begun.elapsed();
+        self.borrower.below_times.note(took);
+        if read > 0 {
+            self.borrower.disk.note(took, begun + took, Size::of(pages, is_sequential));
+            // Pieces may have been read ahead, which takes the disk's time elsewhere.
+            if is_sequential && Size::of(pages, false) == Size::Large {
+                self.borrower.core.stream_room.disk_took(pages, under_way.part(took));
+            }
+        }
+        Ok(read)
+    }
+}
