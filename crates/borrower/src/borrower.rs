@@ -1,7 +1,7 @@
 //! [`Borrower`] joins logic and edge: the mount asks it for every READ out of the page cache, and
 //! tells it of every change.
 
-use crate::below::{FileIdentity, Stamp, Writers};
+use crate::backing::{FileIdentity, Stamp, Writers};
 use crate::catalog::entry::{Place, VERSION_MAX};
 use crate::catalog::file::{Filter, Left};
 use crate::catalog::{Census, File};

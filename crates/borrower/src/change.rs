@@ -1,7 +1,7 @@
 //! A [`ChangeGuard`] stands for a change under way, from its announcement to its end.
 
 use crate::Borrower;
-use crate::below::Stamp;
+use crate::backing::Stamp;
 use crate::catalog::File;
 use crate::catalog::overtaking::Overtaken;
 use crate::core::{Changing, Outcome};

@@ -5,7 +5,7 @@
 //! Where an event stream's position is asked for, `produced` is how far the stream has been filled
 //! and `consumed` how far it has been dealt with, both read when the call is made.
 
-use crate::below::{Stamp, Writers};
+use crate::backing::{Stamp, Writers};
 use crate::catalog::entry::Entry;
 use crate::catalog::file::{ChangeTicket, Ended, FileState, Filter, Verdict};
 use crate::catalog::overtaking::Overtaken;

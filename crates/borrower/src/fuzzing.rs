@@ -2,4 +2,4 @@
 //! interface, and nothing of it decides anything.
 
 pub use crate::net::connection::{Connection, GetConnection};
-pub use crate::read::state::Got;
+pub use crate::read::state::PageResult;

@@ -1,7 +1,7 @@
 //! The borrower's threads in every order that shuttle tries: READs, changes, evictions, answers to
 //! puts, a lender that is lost and found, files that come and go.
 //!
-//! The code under test is [`Core`], the catalog and [`Reading`], driven as the edge drives them.
+//! The code under test is [`Core`], the catalog and [`ReadState`], driven as the edge drives them.
 //! The kernel's page cache, the file below and the lender are models. Run with
 //! `make interleavings`.
 //!
@@ -11,7 +11,7 @@
 //! ever (shuttle reports a deadlock; a time limit never runs out).
 //!
 //! What the tests can catch was tried by breaking the code, one place at a time: `Core::end_change`
-//! without its notice was found by `no_read_is_stale` (deadlock); `Reading::end` without taking
+//! without its notice was found by `no_read_is_stale` (deadlock); `ReadState::end` without taking
 //! account of what was taken back by the same test; `Core::evicted` without asking whether the file
 //! was removed by `files_come_and_go`, and `Catalog::retire` letting go of the names between
 //! counting off the last user and removing the file by `files_come_and_go` ("a file in use is
@@ -20,7 +20,7 @@
 use crate::core::{Change, Core, Outcome, Setup, Strategy};
 use crate::put::buffers::Batch;
 use crate::read::batch::{ReadBatch, Response};
-use crate::read::state::{Event, Got, Reading, Step};
+use crate::read::state::{Event, PageResult, ReadState, Step};
 use crate::{File, FileIdentity, Stamp};
 use page::{ChecksumKey, FileKey, PAGE_SIZE, Page, Version};
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -155,7 +155,7 @@ impl World {
 
     /// Answers a READ.
     fn answer(&self, at: usize, request: u64) -> u64 {
-        let (mut reading, mut buf) = (Reading::default(), vec![0xee; PAGE_SIZE]);
+        let (mut reading, mut buf) = (ReadState::default(), vec![0xee; PAGE_SIZE]);
         reading.start(request, (at * PAGE_SIZE) as u64, buf.len());
         let earliest = self.below.lock().0[at];
         self.drive(&mut reading, at, earliest, &mut buf)
@@ -163,7 +163,7 @@ impl World {
 
     /// Does what the READ of a page asks for, until it is answered. `earliest` is what the page
     /// held when it arrived.
-    fn drive(&self, reading: &mut Reading, at: usize, earliest: u64, buf: &mut [u8]) -> u64 {
+    fn drive(&self, reading: &mut ReadState, at: usize, earliest: u64, buf: &mut [u8]) -> u64 {
         let mut got;
         let mut event = Event::Go;
         loop {
@@ -203,15 +203,15 @@ impl World {
     }
 
     /// What the lender answers. The bytes go to these places of `buf`.
-    fn get(&self, keys: &[WireKey], places: &[usize], buf: &mut [u8]) -> Vec<Got> {
+    fn get(&self, keys: &[WireKey], places: &[usize], buf: &mut [u8]) -> Vec<PageResult> {
         let mut lent = self.lent.lock();
         let mut get = |(key, place): (&WireKey, &usize)| {
             let version = key.version();
             let known = if self.core.is_exclusive() { lent.remove(&version.0) } else { lent.get(&version.0).copied() };
-            known.map_or(Got::Miss, |page| {
+            known.map_or(PageResult::Miss, |page| {
                 buf[*place..place + PAGE_SIZE].copy_from_slice(&page);
                 let checksum = self.core.sealing().seal(key.id(), version, &page, &mut [0; PAGE_SIZE]);
-                Got::Page { checksum }
+                PageResult::Page { checksum }
             })
         };
         keys.iter().zip(places).map(&mut get).collect()

@@ -16,7 +16,7 @@
 //! What it promises: [`Borrower::read_all`] returns what a read of the backing file would return. A
 //! failure of a lender, of the network or of the eviction tap is a miss, never an error.
 
-mod below;
+mod backing;
 mod borrower;
 pub mod catalog;
 mod change;
@@ -34,7 +34,7 @@ pub mod put;
 pub mod read;
 mod under_way;
 
-pub use below::{Below, FileIdentity, Stamp, Writers};
+pub use backing::{BackingFile, FileIdentity, Stamp, Writers};
 pub use borrower::{BAD_PAGES_MAX, Borrower, Usefulness};
 pub use catalog::copying::may_be_copied_below;
 pub use catalog::file::Left;

@@ -3,7 +3,9 @@
 
 mod odd_lender;
 
-use borrower::{BATCH_READS_MAX, Below, Borrower, Change, Config, File, FileIdentity, REQUEST_READS_MAX, Strategy};
+use borrower::{
+    BATCH_READS_MAX, BackingFile, Borrower, Change, Config, File, FileIdentity, REQUEST_READS_MAX, Strategy,
+};
 use odd_lender::{InMemory, Manner, OddLender, read, read_as};
 use page::PAGE_SIZE;
 use std::sync::Arc;

@@ -446,7 +446,7 @@ fn a_lender_that_lies_about_what_it_kept_does_no_harm() {
 /// A file as the borrower sees it.
 struct Below(fs::File);
 
-impl borrower::Below for Below {
+impl borrower::BackingFile for Below {
     fn read_at(&self, buf: &mut [u8], offset: u64) -> std::io::Result<usize> {
         self.0.read_at(buf, offset)
     }

@@ -4,7 +4,7 @@
 
 use crate::weather::Weather;
 use borrower::put::buffers::Batch;
-use borrower::read::state::Got;
+use borrower::read::state::PageResult;
 use fastrand::Rng;
 use lender::store::{self, Key, Owner, Store};
 use page::{PAGE_SIZE, Page, PageId};
@@ -49,7 +49,7 @@ pub struct Asked {
 /// The answer to a question.
 pub struct Answer {
     /// Of each page.
-    pub got: Vec<Got>,
+    pub got: Vec<PageResult>,
     /// Its bytes, also where there are none.
     pub pages: Vec<Page>,
     /// The connection broke in the middle of it.
@@ -171,8 +171,8 @@ impl Lender {
         for wire_key in &asked.keys {
             let mut bytes = Vec::new();
             let mut got = match owner.map(|owner| self.store.get(owner, key(wire_key), asked.exclusive, &mut bytes)) {
-                None | Some(store::Got::Miss) => Got::Miss,
-                Some(store::Got::Page { checksum } | store::Got::Zero { checksum }) => Got::Page { checksum },
+                None | Some(store::Got::Miss) => PageResult::Miss,
+                Some(store::Got::Page { checksum } | store::Got::Zero { checksum }) => PageResult::Page { checksum },
             };
             // Nothing for a miss or zeros.
             let mut page = bytes.first_chunk().copied().unwrap_or([0; PAGE_SIZE]);
@@ -190,10 +190,10 @@ impl Lender {
 
     /// Something else than what was asked for: an older page of the same name, another page, or
     /// damaged bytes.
-    fn lie(&self, asked: &WireKey, got: Got, page: &mut Page, random: &mut Rng) -> Got {
+    fn lie(&self, asked: &WireKey, got: PageResult, page: &mut Page, random: &mut Rng) -> PageResult {
         let same = |other: &&(WireKey, u64, Page)| PageId::eq(&other.0.id(), &asked.id());
         let other = match random.u32(0..4) {
-            0 => return Got::Miss,
+            0 => return PageResult::Miss,
             1 => {
                 page[random.usize(0..PAGE_SIZE / 512) * 512] ^= 1 << random.u32(0..8);
                 return got;
@@ -204,7 +204,7 @@ impl Lender {
         match other {
             Some((_, checksum, bytes)) => {
                 *page = *bytes;
-                Got::Page { checksum: *checksum }
+                PageResult::Page { checksum: *checksum }
             }
             None => got,
         }

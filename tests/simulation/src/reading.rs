@@ -1,5 +1,5 @@
 //! An application reads: pages that the kernel caches as they are, others by a READ, which the real
-//! [`Reading`] answers, alone or in a real [`ReadBatch`](borrower::read::batch::ReadBatch)
+//! [`ReadState`] answers, alone or in a real [`ReadBatch`](borrower::read::batch::ReadBatch)
 //! with others.
 
 use crate::context::Context;
@@ -7,7 +7,7 @@ use crate::file::{Cached, UNIT_BYTES, UNITS, decode};
 use crate::machine::{Machine, Task, Wrong};
 use crate::together::{Asking, Heard};
 use crate::truth::EOF;
-use borrower::read::state::{Event, Raced, Reading, Step};
+use borrower::read::state::{Event, RacedRead, ReadState, Step};
 use page::{PAGE_SIZE, PageRange};
 
 /// A read of an application.
@@ -22,7 +22,7 @@ pub(crate) struct Request {
     pub(crate) unique: u64,
     first: usize,
     end: usize,
-    pub(crate) reading: Reading,
+    pub(crate) reading: ReadState,
     pub(crate) buf: Vec<u8>,
     /// Nothing was done for it yet.
     pub(crate) is_queued: bool,
@@ -39,7 +39,7 @@ impl Request {
     fn queue(&mut self) {
         self.is_queued = true;
         (self.asking, self.batch) = (None, None);
-        self.reading = Reading::default();
+        self.reading = ReadState::default();
         self.reading.start(self.unique, self.offset(), self.buf.len());
     }
 
@@ -141,7 +141,7 @@ impl Machine {
                         unique,
                         first: page,
                         end,
-                        reading: Reading::default(),
+                        reading: ReadState::default(),
                         buf: vec![0xee; (end - page) * PAGE_SIZE],
                         is_queued: true,
                         asking: None,
@@ -228,7 +228,7 @@ impl Machine {
 
     /// What the file below holds of a READ, or of some of its pages, as it was read while a lender
     /// was late; or nothing, if nobody had time for that.
-    pub(crate) fn race(&mut self, context: &mut Context, at: usize, offset: u64, len: usize) -> Option<Raced> {
+    pub(crate) fn race(&mut self, context: &mut Context, at: usize, offset: u64, len: usize) -> Option<RacedRead> {
         if context.random.bool() {
             return None;
         }
@@ -238,7 +238,7 @@ impl Machine {
         let mut read = vec![0; span.len()];
         let len = self.files[at].below.read_at(&mut read, offset + span.start as u64);
         read.truncate(len);
-        Some(Raced { span, read })
+        Some(RacedRead { span, read })
     }
 
     /// The kernel gets its answer: the pages are cached, with zeros behind what was answered; a

@@ -6,7 +6,7 @@ use crate::machine::{Doing, Machine};
 use crate::reading::Request;
 use borrower::File;
 use borrower::read::batch::{ReadBatch, Response};
-use borrower::read::state::{Event, Got, Step};
+use borrower::read::state::{Event, PageResult, Step};
 use page::PAGE_SIZE;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -29,7 +29,7 @@ pub(crate) struct Asking {
 /// What came of it.
 pub(crate) enum Heard {
     /// These pages, whose bytes are in the buffer.
-    Pages(Vec<Got>),
+    Pages(Vec<PageResult>),
     /// It is late, and not waited for. The answer comes all the same, to nobody.
     Late,
     /// The connection broke.

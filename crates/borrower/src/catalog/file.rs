@@ -25,7 +25,7 @@
 mod changes;
 mod reads;
 
-use crate::below::Stamp;
+use crate::backing::Stamp;
 use crate::catalog::entry::{Entry, Place, Standing, UNKNOWN, absent};
 use crate::catalog::overtaking::Watch;
 use crate::catalog::rules::{Rule, keeps};
@@ -76,7 +76,7 @@ pub const GAP_PAGES_MAX: usize = 8;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
     /// The file below.
-    Below,
+    Backing,
     /// The put buffer that is on its way to a lender, else that lender.
     Busy(Place, Version),
     /// A lender.
@@ -91,7 +91,7 @@ pub enum Source {
 /// The next pages from `at` on that are read from below at once: those that are nowhere else, and
 /// few others between them.
 pub fn next_run(sources: &[Source], at: usize) -> Option<Range<usize>> {
-    let below = |source: &Source| *source == Source::Below;
+    let below = |source: &Source| *source == Source::Backing;
     let first = at + sources[at..].iter().position(below)?;
     let mut end = first + 1;
     for (at, source) in sources.iter().enumerate().skip(end) {

@@ -12,7 +12,7 @@ pub mod overtaking;
 pub mod rules;
 pub mod table;
 
-use crate::below::FileIdentity;
+use crate::backing::FileIdentity;
 use crate::catalog::entry::{Entry, Place, Standing, VERSION_MAX};
 use crate::catalog::file::{FileState, Left};
 use crate::catalog::lender::LenderWord;
@@ -69,7 +69,7 @@ impl File {
         self.key
     }
 
-    /// What is known of its pages, for who drives a [`crate::read::state::Reading`].
+    /// What is known of its pages, for who drives a [`crate::read::state::ReadState`].
     pub fn lock(&self) -> sync::MutexGuard<'_, FileState> {
         self.state.lock()
     }

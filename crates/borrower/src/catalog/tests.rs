@@ -115,7 +115,7 @@ fn a_suspended_lenders_pages_wait_and_come_back() {
     with_page(&catalog, &file);
     with_page(&catalog, &changed);
     assert!(catalog.lender_suspend(0));
-    assert_eq!((catalog.place(0), asked(&catalog, &file)), (None, (Source::Below, Verdict::Known)));
+    assert_eq!((catalog.place(0), asked(&catalog, &file)), (None, (Source::Backing, Verdict::Known)));
     catalog.sweep();
     assert_eq!(catalog.census().live_pages, 2, "nothing is forgotten");
     // What changes meanwhile is off the record, and the lender hears of it when it is back.

@@ -9,7 +9,7 @@
 //! sealed from the put buffers. What a frame says is used only once its seal was verified; until
 //! then its header says how much to read, within bounds.
 
-use crate::read::state::Got;
+use crate::read::state::PageResult;
 use page::{PAGE_SIZE, Version};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -288,7 +288,7 @@ impl GetConnection {
     /// Receives the next answer. The n-th page that it was asked for goes to `buf` at `places[n]`
     /// (in bytes, rising); `got[n]` says what became of it. On an error the connection is of no
     /// more use, and `buf` holds rubbish at `places`.
-    pub fn receive(&mut self, places: &[usize], buf: &mut [u8], got: &mut Vec<Got>) -> io::Result<()> {
+    pub fn receive(&mut self, places: &[usize], buf: &mut [u8], got: &mut Vec<PageResult>) -> io::Result<()> {
         assert_eq!(self.next_pages(), Some(places.len()));
         let request = self.request + 1 - self.asked_pages.len() as u64;
         got.clear();
@@ -325,12 +325,12 @@ impl GetConnection {
         }
         for (item, place) in items.iter().zip(places) {
             got.push(match item.status {
-                STATUS_PAGE => Got::Page { checksum: item.checksum.get() },
+                STATUS_PAGE => PageResult::Page { checksum: item.checksum.get() },
                 wire::STATUS_ZERO => {
                     buf[*place..*place + PAGE_SIZE].fill(0);
-                    Got::Page { checksum: item.checksum.get() }
+                    PageResult::Page { checksum: item.checksum.get() }
                 }
-                _ => Got::Miss,
+                _ => PageResult::Miss,
             });
         }
         Ok(())
@@ -588,7 +588,7 @@ mod tests {
         far.write_all(&answer(3, 1, 3)).unwrap();
         let (mut page, mut got) = (vec![0; PAGE_SIZE], Vec::new());
         connection.receive(&[0], &mut page, &mut got).unwrap();
-        assert!(got == [Got::Page { checksum: 7 }] && page == [3; PAGE_SIZE]);
+        assert!(got == [PageResult::Page { checksum: 7 }] && page == [3; PAGE_SIZE]);
     }
 
     #[test]

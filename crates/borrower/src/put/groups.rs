@@ -323,7 +323,7 @@ impl Groups {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::below::{FileIdentity, Stamp};
+    use crate::backing::{FileIdentity, Stamp};
     use crate::catalog::entry::{Entry, Standing};
     use crate::catalog::file::Filter;
     use crate::core::{Change, Core, Outcome, Setup, Strategy};

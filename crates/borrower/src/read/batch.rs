@@ -11,7 +11,7 @@
 use crate::catalog::File;
 use crate::catalog::file::FileState;
 use crate::core::Core;
-use crate::read::state::{Event, Got, Raced, Reading, Step};
+use crate::read::state::{Event, PageResult, RacedRead, ReadState, Step};
 use page::PAGE_SIZE;
 use std::ops::Range;
 use sync::MutexGuard;
@@ -28,14 +28,14 @@ const _: () = assert!(BATCH_PAGES_MAX <= ITEMS_MAX);
 #[derive(Debug)]
 pub enum Response<'a> {
     /// What became of each page. Their bytes are in the buffer.
-    Answered(&'a [Got]),
+    Answered(&'a [PageResult]),
     /// The request could not be sent.
     NotAsked,
     /// No response comes to the rest.
     Failed,
     /// The response to the rest is late. The backing file may have been read for the first READ
     /// that was not answered, in the place of the lender.
-    Late(Option<Raced>),
+    Late(Option<RacedRead>),
 }
 
 impl<'a> From<Response<'a>> for Event<'a, '_> {
@@ -54,7 +54,7 @@ impl<'a> From<Response<'a>> for Event<'a, '_> {
 #[derive(Default)]
 pub struct ReadBatch {
     /// Those of the batch; behind them, the one that joined last and is not of it.
-    readings: Vec<Reading>,
+    readings: Vec<ReadState>,
     /// Where the bytes of each begin in the buffer, and the end of the last one.
     places: Vec<Range<usize>>,
     lender: Option<u8>,
@@ -112,7 +112,7 @@ impl ReadBatch {
     ) -> bool {
         let nth = self.len();
         if self.readings.len() == nth {
-            self.readings.push(Reading::default());
+            self.readings.push(ReadState::default());
         }
         let reading = &mut self.readings[nth];
         reading.start(request, offset, len);
@@ -200,7 +200,7 @@ impl ReadBatch {
     }
 
     /// A READ of the batch, or the one behind it ([`ReadBatch::join`]).
-    pub fn reading(&mut self, nth: usize) -> &mut Reading {
+    pub fn reading(&mut self, nth: usize) -> &mut ReadState {
         &mut self.readings[nth]
     }
 

@@ -1,9 +1,9 @@
-//! Answering a READ: drives a [`Reading`] with the lenders' connections and the file below.
+//! Answering a READ: drives a [`ReadState`] with the lenders' connections and the file below.
 
 use crate::policy::latencies::Size;
-use crate::read::pipeline::Exchange;
-use crate::read::state::{Event, Got, Reading, Step};
-use crate::{Below, Borrower, File, Reads};
+use crate::read::pipeline::Pipeline;
+use crate::read::state::{Event, PageResult, ReadState, Step};
+use crate::{BackingFile, Borrower, File, Reads};
 use page::PAGE_SIZE;
 use std::io;
 use std::sync::Arc;
@@ -29,12 +29,12 @@ pub struct ReadRequest<B> {
 }
 
 /// One READ.
-pub(crate) struct Asking<'a, B> {
+pub(crate) struct ReadDriver<'a, B> {
     pub(crate) borrower: &'a Borrower,
     pub(crate) read: &'a ReadRequest<B>,
 }
 
-impl<B: Below + Send + Sync + 'static> Asking<'_, B> {
+impl<B: BackingFile> ReadDriver<'_, B> {
     /// Does what the state machine asks for, from where it is, until the READ is answered. `buf` is
     /// as long as the READ. Returns the bytes read, which are fewer than asked for only at the end
     /// of the file.
@@ -43,23 +43,23 @@ impl<B: Below + Send + Sync + 'static> Asking<'_, B> {
     /// Those of the backing file.
     pub(crate) fn finish(
         &self,
-        reading: &mut Reading,
+        reading: &mut ReadState,
         worker: &mut impl Reads<B>,
-        got: &mut Vec<Got>,
+        got: &mut Vec<PageResult>,
         buf: &mut [u8],
     ) -> io::Result<usize> {
         let (core, ReadRequest { file, below, offset, .. }) = (&self.borrower.core, self.read);
         let begun = Instant::now();
-        let mut exchange: Option<Exchange> = None;
+        let mut pipeline: Option<Pipeline> = None;
         let mut asked = (0, false);
         let mut event = Event::Go;
         let error = loop {
             let step = reading.step(core, file, event, buf);
-            if let Some(asking) = &exchange {
+            if let Some(asking) = &pipeline {
                 asking.returned_bad(reading.take_bad_pages());
             }
             if !matches!(step, Step::Receive)
-                && let Some(asking) = exchange.take()
+                && let Some(asking) = pipeline.take()
             {
                 asking.end(Some(asked));
             }
@@ -77,12 +77,12 @@ impl<B: Below + Send + Sync + 'static> Asking<'_, B> {
                 Step::Fill => Event::Fill,
                 Step::Ask(lender) => {
                     asked = (reading.request().len(), reading.is_sequential());
-                    let asking = exchange.insert(Exchange::with(self.borrower, lender));
+                    let asking = pipeline.insert(Pipeline::with(self.borrower, lender));
                     asking.ask(reading.request());
                     Event::Asked
                 }
                 Step::Receive => {
-                    let Some(asking) = &mut exchange else { unreachable!("a request was sent") };
+                    let Some(asking) = &mut pipeline else { unreachable!("a request was sent") };
                     asking.receive(worker, self.read, 0..buf.len(), reading.unanswered(), got, buf).into()
                 }
                 Step::ReadBacking(part) => {

@@ -4,7 +4,7 @@
 //! lender copies and sends what was asked for last while the pages before are verified and handed
 //! on; and a long question is asked in messages, for the same reason.
 //!
-//! Whatever goes wrong ends the exchange for all that was not answered yet: [`Exchange::receive`]
+//! Whatever goes wrong ends the pipeline for all that was not answered yet: [`Pipeline::receive`]
 //! says so from then on.
 
 use crate::net::connection::{ANSWER_TIMEOUT, GetConnection};
@@ -12,9 +12,9 @@ use crate::net::link::{Link, Taken};
 use crate::policy::latencies::Size;
 use crate::read::batch::Response;
 use crate::read::race::Race;
-use crate::read::state::{Got, Raced};
+use crate::read::state::{PageResult, RacedRead};
 use crate::under_way::OneUnderWay;
-use crate::{Below, Borrower, ReadRequest, Reads};
+use crate::{BackingFile, Borrower, ReadRequest, Reads};
 use page::PAGE_SIZE;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io;
@@ -33,7 +33,7 @@ pub(crate) const MESSAGE_PAGES: usize = 16;
 /// them wait.
 const MESSAGES_MAX: usize = 4;
 
-/// Why an exchange is over.
+/// Why an pipeline is over.
 #[derive(Clone, Copy)]
 enum Over {
     /// It could not be asked.
@@ -55,7 +55,7 @@ impl From<Over> for Response<'_> {
 }
 
 /// Questions to one lender.
-pub(crate) struct Exchange<'a> {
+pub(crate) struct Pipeline<'a> {
     borrower: &'a Borrower,
     state: State,
     /// After which time an answer is late.
@@ -72,9 +72,9 @@ enum State {
     Over(Over),
 }
 
-impl<'a> Exchange<'a> {
+impl<'a> Pipeline<'a> {
     /// With that lender, if it is there and has a connection free.
-    pub(crate) fn with(borrower: &'a Borrower, lender: u8) -> Exchange<'a> {
+    pub(crate) fn with(borrower: &'a Borrower, lender: u8) -> Pipeline<'a> {
         // Without hedges a get is waited for as long as one may take.
         let late = if borrower.config.hedge { borrower.disk.late() } else { ANSWER_TIMEOUT };
         let open = borrower.links.get(lender).and_then(|link| {
@@ -85,10 +85,10 @@ impl<'a> Exchange<'a> {
         // is known of the pages.
         let state = open.unwrap_or(State::Over(Over::NotAsked));
         let now = Instant::now();
-        Exchange { borrower, state, late, begun: now, since: now, under_way: borrower.exchanges.begin() }
+        Pipeline { borrower, state, late, begun: now, since: now, under_way: borrower.exchanges.begin() }
     }
 
-    /// Asks for these pages. They are answered in messages ([`Exchange::receive`]), behind what was
+    /// Asks for these pages. They are answered in messages ([`Pipeline::receive`]), behind what was
     /// asked for before.
     pub(crate) fn ask(&mut self, keys: &[WireKey]) {
         let State::Open(_, Taken { connection, .. }) = &mut self.state else { return };
@@ -124,13 +124,13 @@ impl<'a> Exchange<'a> {
     /// was not answered yet. If it is late, and not too many were, the directory below is asked for
     /// all that is not answered of this READ, `own` of `buf`, and whoever is first counts. `got`
     /// says what became of the pages that were answered.
-    pub(crate) fn receive<'g, B: Below + Send + Sync + 'static>(
+    pub(crate) fn receive<'g, B: BackingFile>(
         &mut self,
         worker: &mut impl Reads<B>,
         read: &ReadRequest<B>,
         own: Range<usize>,
         places: &[usize],
-        got: &'g mut Vec<Got>,
+        got: &'g mut Vec<PageResult>,
         buf: &mut [u8],
     ) -> Response<'g> {
         let borrower = self.borrower;
@@ -151,7 +151,7 @@ impl<'a> Exchange<'a> {
                 let now = Instant::now();
                 borrower.get_times.note(now - self.since);
                 self.since = now;
-                let pages = got.iter().filter(|got| matches!(got, Got::Page { .. })).count() as u64;
+                let pages = got.iter().filter(|got| matches!(got, PageResult::Page { .. })).count() as u64;
                 link.counters.get_pages.add(pages);
                 link.counters.get_misses.add(got.len() as u64 - pages);
                 Response::Answered(got)
@@ -214,7 +214,7 @@ fn own_span(places: &[usize], own: &Range<usize>) -> Range<usize> {
 /// Waits until an answer begins; or for that of the directory below, which is returned if it is
 /// first.
 #[allow(clippy::too_many_arguments)] // who waits for what, how long, and what else may come
-fn wait<B: Below + Send + Sync + 'static>(
+fn wait<B: BackingFile>(
     worker: &mut impl Reads<B>,
     borrower: &Borrower,
     link: &Link,
@@ -223,7 +223,7 @@ fn wait<B: Below + Send + Sync + 'static>(
     span: Range<usize>,
     since: Instant,
     late: Duration,
-) -> io::Result<Option<Raced>> {
+) -> io::Result<Option<RacedRead>> {
     if connection.wait(Duration::ZERO)? {
         return Ok(None);
     }
@@ -247,7 +247,7 @@ fn wait<B: Below + Send + Sync + 'static>(
     borrower.core.metrics.hedges.one();
     link.counters.hedges.one();
     let raced = below_wins(connection, &race, ANSWER_TIMEOUT.saturating_sub(since.elapsed()))?;
-    Ok(raced.map(|read| Raced { span, read }))
+    Ok(raced.map(|read| RacedRead { span, read }))
 }
 
 /// Waits for the lender's answer and the race. Returns what was read below, if that was first.

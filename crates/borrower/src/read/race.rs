@@ -1,7 +1,7 @@
 //! Reads of the directory below that race a get which is late, in threads of their own: the thread
 //! that waits for the get must go on waiting.
 
-use crate::Below;
+use crate::BackingFile;
 use rustix::event::{EventfdFlags, eventfd};
 use std::collections::VecDeque;
 use std::io;
@@ -35,7 +35,7 @@ impl AsFd for Race {
 }
 
 struct Job {
-    below: Arc<dyn Below + Send + Sync>,
+    below: Arc<dyn BackingFile>,
     offset: u64,
     len: usize,
     race: Arc<Race>,
@@ -76,7 +76,7 @@ impl Racers {
     }
 
     /// Reads `len` bytes at `offset`. None: all threads are busy.
-    pub(crate) fn race(&self, below: Arc<dyn Below + Send + Sync>, offset: u64, len: usize) -> Option<Arc<Race>> {
+    pub(crate) fn race(&self, below: Arc<dyn BackingFile>, offset: u64, len: usize) -> Option<Arc<Race>> {
         let done = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).ok()?;
         let mut jobs = self.jobs.lock();
         if jobs.waiting.len() >= jobs.idle {

@@ -12,10 +12,10 @@
 //! lenders: the next READ is mostly another one's.
 
 use crate::read::batch::{BATCH_READS_MAX, ReadBatch};
-use crate::read::drive::{Asking, ReadRequest};
-use crate::read::pipeline::Exchange;
-use crate::read::state::{Event, Got};
-use crate::{Below, Borrower, File, Stamp};
+use crate::read::drive::{ReadDriver, ReadRequest};
+use crate::read::pipeline::Pipeline;
+use crate::read::state::{Event, PageResult};
+use crate::{BackingFile, Borrower, File, Stamp};
 use std::cell::RefCell;
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -64,7 +64,7 @@ pub trait Reads<B> {
 #[derive(Default)]
 struct Scratch {
     batch: ReadBatch,
-    got: Vec<Got>,
+    got: Vec<PageResult>,
 }
 
 thread_local! {
@@ -74,7 +74,7 @@ thread_local! {
 impl Borrower {
     /// Answers the READs that are there, or some of them, the first one at least: from lenders
     /// where they have the pages, else from below. `buf` holds any one of them, and is on a page.
-    pub fn read_all<B: Below + Send + Sync + 'static>(&self, reads: &mut impl Reads<B>, buf: &mut [u8]) {
+    pub fn read_all<B: BackingFile>(&self, reads: &mut impl Reads<B>, buf: &mut [u8]) {
         SCRATCH.with_borrow_mut(|scratch| Group::new(self, scratch).serve(reads, buf));
     }
 }
@@ -83,17 +83,17 @@ impl Borrower {
 struct Group<'a, B> {
     borrower: &'a Borrower,
     batch: &'a mut ReadBatch,
-    got: &'a mut Vec<Got>,
+    got: &'a mut Vec<PageResult>,
     /// Those of the batch, and whether they were answered.
     reads: [Option<(ReadRequest<B>, bool)>; BATCH_READS_MAX],
     /// With the lender that has them all.
-    exchange: Option<Exchange<'a>>,
+    pipeline: Option<Pipeline<'a>>,
     may_gather: bool,
     /// The last one, if it cannot be asked for with those before.
     alone: Option<ReadRequest<B>>,
 }
 
-impl<'a, B: Below + Send + Sync + 'static> Group<'a, B> {
+impl<'a, B: BackingFile> Group<'a, B> {
     fn new(borrower: &'a Borrower, Scratch { batch, got }: &'a mut Scratch) -> Group<'a, B> {
         batch.clear();
         Group {
@@ -101,7 +101,7 @@ impl<'a, B: Below + Send + Sync + 'static> Group<'a, B> {
             batch,
             got,
             reads: [const { None }; BATCH_READS_MAX],
-            exchange: None,
+            pipeline: None,
             may_gather: borrower.gathers.load(Ordering::Relaxed) && borrower.core.catalog.usable().count_ones() < 2,
             alone: None,
         }
@@ -119,9 +119,9 @@ impl<'a, B: Below + Send + Sync + 'static> Group<'a, B> {
             }
         }
         let count = self.batch.len();
-        if let Some(exchange) = self.exchange.take() {
+        if let Some(pipeline) = self.pipeline.take() {
             // What many READs take together says nothing of one.
-            exchange.end((count == 1).then_some((self.batch.answered_pages(), false)));
+            pipeline.end((count == 1).then_some((self.batch.answered_pages(), false)));
             let is_filled = (0..count).all(|nth| self.batch.is_filled(nth));
             if gathers.load(Ordering::Relaxed) != is_filled {
                 gathers.store(is_filled, Ordering::Relaxed);
@@ -132,7 +132,7 @@ impl<'a, B: Below + Send + Sync + 'static> Group<'a, B> {
         }
         if let Some(read) = self.alone {
             let buf = &mut buf[..read.len];
-            let asking = Asking { borrower: self.borrower, read: &read };
+            let asking = ReadDriver { borrower: self.borrower, read: &read };
             let done = asking.finish(self.batch.reading(count), reads, self.got, buf);
             reads.answer(count, done.map(|len| &buf[..len]));
             // READs that were asked for together hold none.
@@ -144,14 +144,14 @@ impl<'a, B: Below + Send + Sync + 'static> Group<'a, B> {
 
     /// Whether further READs are asked for while it is waited for an answer.
     fn takes_more(&self) -> bool {
-        let under_way = self.exchange.as_ref().map_or(0, Exchange::under_way);
+        let under_way = self.pipeline.as_ref().map_or(0, Pipeline::under_way);
         self.may_gather && self.alone.is_none() && self.batch.len() < BATCH_READS_MAX && under_way < UNDER_WAY_MAX
     }
 
     /// Waits until there are READs to be asked for before the next answer comes. False: there are
     /// none, or it has come, or is late.
     fn wait_for_more(&self, reads: &mut impl Reads<B>) -> bool {
-        let next = self.exchange.as_ref().and_then(Exchange::next_answer);
+        let next = self.pipeline.as_ref().and_then(Pipeline::next_answer);
         let Some((answer, limit)) = next.filter(|(_, limit)| self.takes_more() && !limit.is_zero()) else {
             return false;
         };
@@ -182,8 +182,8 @@ impl<'a, B: Below + Send + Sync + 'static> Group<'a, B> {
         if let Some(lender) = self.batch.lender()
             && !self.batch.request().is_empty()
         {
-            let exchange = self.exchange.get_or_insert_with(|| Exchange::with(borrower, lender));
-            exchange.ask(self.batch.request());
+            let pipeline = self.pipeline.get_or_insert_with(|| Pipeline::with(borrower, lender));
+            pipeline.ask(self.batch.request());
             self.batch.asked(&borrower.core, file_of(&self.reads));
         }
     }
@@ -191,10 +191,10 @@ impl<'a, B: Below + Send + Sync + 'static> Group<'a, B> {
     /// Receives the next answer, and answers the READs that have all they need.
     fn receive(&mut self, reads: &mut impl Reads<B>, buf: &mut [u8]) {
         let first = self.batch.first_unanswered();
-        let (Some(exchange), Some((read, _))) = (&mut self.exchange, &self.reads[first]) else { return };
-        let response = exchange.receive(reads, read, self.batch.place(first), self.batch.unanswered(), self.got, buf);
+        let (Some(pipeline), Some((read, _))) = (&mut self.pipeline, &self.reads[first]) else { return };
+        let response = pipeline.receive(reads, read, self.batch.place(first), self.batch.unanswered(), self.got, buf);
         let bad_pages = self.batch.answered(&self.borrower.core, file_of(&self.reads), response, buf);
-        exchange.returned_bad(bad_pages);
+        pipeline.returned_bad(bad_pages);
         // One look at a file is enough for all that was filled before.
         let mut seen: Option<(Arc<B>, Stamp)> = None;
         for nth in first..self.batch.first_unanswered() {
@@ -220,7 +220,7 @@ impl<'a, B: Below + Send + Sync + 'static> Group<'a, B> {
         let Some((read, is_answered @ false)) = &mut self.reads[nth] else { return };
         *is_answered = true;
         let buf = &mut buf[self.batch.place(nth)];
-        let asking = Asking { borrower: self.borrower, read };
+        let asking = ReadDriver { borrower: self.borrower, read };
         let done = asking.finish(self.batch.reading(nth), reads, self.got, buf);
         reads.answer(nth, done.map(|len| &buf[..len]));
     }

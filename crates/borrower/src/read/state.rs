@@ -1,6 +1,6 @@
 //! The state machine of one READ out of the kernel's page cache, from its arrival to its answer.
 //!
-//! [`Reading::step`] takes an [`Event`] and returns the next [`Step`]: what the driver has to do.
+//! [`ReadState::step`] takes an [`Event`] and returns the next [`Step`]: what the driver has to do.
 //! The state machine does no input and output, and between two steps anything may happen.
 //! Production drives it with sockets and files (`drive.rs`, `serve.rs`), the simulation with its
 //! models, and the tests of interleavings with threads under shuttle. All of them drive this code.
@@ -16,7 +16,7 @@
 //!
 //! What must never happen: bytes of the answer that nobody has filled or verified.
 
-use crate::below::{Stamp, Writers};
+use crate::backing::{Stamp, Writers};
 use crate::catalog::File;
 use crate::catalog::entry::Entry;
 use crate::catalog::file::{FileState, ReadTicket, Source, next_run};
@@ -36,7 +36,7 @@ pub const ATTEMPTS_MAX: u32 = 4;
 
 /// What became of one page of a question.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Got {
+pub enum PageResult {
     /// The lender does not have it.
     Miss,
     /// Its bytes are in place, as the lender returned them, and not yet opened; neither is what
@@ -49,14 +49,14 @@ pub enum Got {
 
 /// What the backing file was faster with than a lender, as bytes of a READ's buffer.
 #[derive(Debug)]
-pub struct Raced {
+pub struct RacedRead {
     /// Which bytes of the READ were asked for.
     pub span: Range<usize>,
     /// The bytes that were read; fewer than asked for only at the end of the file.
     pub read: Vec<u8>,
 }
 
-impl Raced {
+impl RacedRead {
     /// The part of `bytes` that was read; if none was, an empty range at one of its ends.
     fn within(&self, bytes: &Range<usize>) -> Range<usize> {
         let start = self.span.start.clamp(bytes.start, bytes.end);
@@ -94,13 +94,13 @@ pub enum Event<'a, 'f> {
     /// The request could not be sent: nothing is known of its pages.
     NotAsked,
     /// A response to the next pages of the request has come. Their bytes are in the buffer.
-    Answered(&'a [Got]),
+    Answered(&'a [PageResult]),
     /// No response comes to the rest of the request. What the lender has is not known.
     Failed,
     /// The response to the rest of the request is late, and is not waited for. The lender has the
     /// pages still, unless it gives away what it answers. The backing file may have been read
     /// meanwhile, in the place of the lender.
-    Late(Option<Raced>),
+    Late(Option<RacedRead>),
     /// So many bytes were read from the backing file.
     Read(usize),
     /// So many bytes were read from the backing file with this lock held.
@@ -122,9 +122,9 @@ pub enum Step<'f> {
     Wait(MutexGuard<'f, FileState>),
     /// The READ has begun. It needs its buffer: [`Event::Fill`].
     Fill,
-    /// Send [`Reading::request`] to this lender: [`Event::Asked`], [`Event::NotAsked`].
+    /// Send [`ReadState::request`] to this lender: [`Event::Asked`], [`Event::NotAsked`].
     Ask(u8),
-    /// Receive the bytes for [`Reading::unanswered`]: [`Event::Answered`], [`Event::NotAsked`],
+    /// Receive the bytes for [`ReadState::unanswered`]: [`Event::Answered`], [`Event::NotAsked`],
     /// [`Event::Failed`], [`Event::Late`].
     Receive,
     /// Read these bytes of the buffer from the backing file: [`Event::Read`],
@@ -167,7 +167,7 @@ enum Stage {
 
 /// A READ under way. To be used again, so that nothing is allocated while a READ is answered.
 #[derive(Default)]
-pub struct Reading {
+pub struct ReadState {
     stage: Stage,
     attempt: u32,
     request: u64,
@@ -187,14 +187,14 @@ pub struct Reading {
     /// Of the run that is being read from the backing file, the bytes that are left.
     run: Range<usize>,
     filled: usize,
-    raced: Option<Raced>,
+    raced: Option<RacedRead>,
     /// Pages that the lender no longer has.
     gone: Vec<(u32, Version)>,
     /// Whether the miss of its pages is to be noted yet.
     is_new: bool,
 }
 
-impl Reading {
+impl ReadState {
     /// Another READ begins: `len` bytes at `offset`, the kernel's `request`. What was under way in
     /// this structure must have ended.
     pub fn start(&mut self, request: u64, offset: u64, len: usize) {
@@ -343,7 +343,7 @@ impl Reading {
             if let Source::Demoted(hash) = *source
                 && !core.demoted().is_some_and(|demoted| demoted.has(id_of(file, index), hash))
             {
-                *source = Source::Below;
+                *source = Source::Backing;
             }
             if let Source::Lender(place, _) | Source::Busy(place, _) = source {
                 self.asking |= 1 << place.lender;
@@ -381,7 +381,7 @@ impl Reading {
     /// Whether all of it is to be read from the backing file, in one piece.
     fn is_plain(&self) -> bool {
         let whole_pages = self.offset.is_multiple_of(PAGE_SIZE as u64) && self.len.is_multiple_of(PAGE_SIZE);
-        !whole_pages || self.sources.iter().all(|source| *source == Source::Below)
+        !whole_pages || self.sources.iter().all(|source| *source == Source::Backing)
     }
 
     /// The lender that has all of it, if one has, and nobody reads a stream: it can be asked for
@@ -395,7 +395,7 @@ impl Reading {
 
     /// Whether all questions were answered with what was asked for.
     pub fn is_filled(&self) -> bool {
-        !self.sources.contains(&Source::Below)
+        !self.sources.contains(&Source::Backing)
     }
 
     /// Fills in what is known to be zeros, and what is still in a put buffer.
@@ -421,7 +421,7 @@ impl Reading {
                     // with the lender lost.
                     let is_there =
                         !is_lost && file.state.lock().names(id_of(file, index).index, |known| known == version);
-                    *source = if is_there { Source::Lender(place, version) } else { Source::Below };
+                    *source = if is_there { Source::Lender(place, version) } else { Source::Backing };
                 }
                 Source::Demoted(hash) => {
                     match core.demoted().and_then(|demoted| demoted.take(id_of(file, index), hash)) {
@@ -429,10 +429,10 @@ impl Reading {
                             page.copy_from_slice(&*bytes);
                             core.metrics.demoted_pages.one();
                         }
-                        None => *source = Source::Below, // it was waited for long enough
+                        None => *source = Source::Backing, // it was waited for long enough
                     }
                 }
-                Source::Below | Source::Lender(..) => {}
+                Source::Backing | Source::Lender(..) => {}
             }
         }
     }
@@ -486,7 +486,7 @@ impl Reading {
     /// there is none to all that are left of it. It is opened there. What is no good will be read
     /// from the backing file; where the lender had no chance to answer (`asked` is false), nothing
     /// is known of its pages.
-    fn answered(&mut self, core: &Core, file: &File, got: Option<&[Got]>, asked: bool, buf: &mut [u8]) {
+    fn answered(&mut self, core: &Core, file: &File, got: Option<&[PageResult]>, asked: bool, buf: &mut [u8]) {
         let exclusive = core.is_exclusive();
         let mut bad_pages = 0;
         let first = self.answered;
@@ -496,11 +496,11 @@ impl Reading {
             let (id, version) = (key.id(), key.version());
             let good = match got.and_then(|got| got.get(at)) {
                 None => false,
-                Some(Got::Miss) => {
+                Some(PageResult::Miss) => {
                     core.metrics.get_misses.one();
                     false
                 }
-                Some(Got::Page { checksum }) => {
+                Some(PageResult::Page { checksum }) => {
                     let bytes = buf[*place..].first_chunk_mut::<PAGE_SIZE>();
                     let verifies = bytes.is_some_and(|page| core.sealing().open(id, version, *checksum, page));
                     let good = verifies || !keeps(Rule::Checksum);
@@ -513,7 +513,7 @@ impl Reading {
             if good {
                 core.metrics.lender_pages.one();
             } else {
-                self.sources[place / PAGE_SIZE] = Source::Below;
+                self.sources[place / PAGE_SIZE] = Source::Backing;
             }
             if asked && (exclusive || !good) {
                 self.gone.push((id.index, version));
@@ -531,7 +531,7 @@ impl Reading {
     fn late(&mut self, core: &Core) {
         let first = std::mem::replace(&mut self.answered, self.keys.len());
         for (key, place) in self.keys[first..].iter().zip(&self.places[first..]) {
-            self.sources[place / PAGE_SIZE] = Source::Below;
+            self.sources[place / PAGE_SIZE] = Source::Backing;
             if core.is_exclusive() {
                 self.gone.push((key.id().index, key.version()));
             }
@@ -549,7 +549,7 @@ impl Reading {
     fn next_below(&mut self) -> Option<Range<usize>> {
         let run = next_run(&self.sources, self.filled)?;
         self.filled = run.end;
-        self.sources[run.clone()].fill(Source::Below);
+        self.sources[run.clone()].fill(Source::Backing);
         Some(run.start * PAGE_SIZE..run.end * PAGE_SIZE)
     }
 
@@ -611,7 +611,7 @@ impl Reading {
     pub fn note_answered(&self, core: &Core, now: Duration, took: Duration) {
         let indexes = self.offset / PAGE_SIZE as u64..;
         let is_lent = |source: &Source| matches!(source, Source::Lender(..));
-        let is_left = |(source, index): (&Source, u64)| *source == Source::Below && self.ticket().is_left(index);
+        let is_left = |(source, index): (&Source, u64)| *source == Source::Backing && self.ticket().is_left(index);
         let from = if self.sources.iter().all(is_lent) {
             Some(Origin::Lenders)
         } else {
@@ -644,7 +644,7 @@ impl Reading {
         for ((index, source), page) in (first..).zip(&self.sources).zip(pages) {
             let Ok(narrow) = u32::try_from(index) else { break };
             match *source {
-                Source::Below => state.know(narrow, demoted.hash(id_of(file, index), page), false),
+                Source::Backing => state.know(narrow, demoted.hash(id_of(file, index), page), false),
                 Source::Demoted(hash) => state.know(narrow, hash, true),
                 Source::Zero | Source::Busy(..) | Source::Lender(..) => {}
             }
@@ -662,7 +662,7 @@ impl Reading {
         last[..tail.len()].copy_from_slice(tail);
         let pages = whole.iter().chain((!tail.is_empty()).then_some(&last));
         for ((index, source), page) in (range.first..range.end).zip(&self.sources).zip(pages) {
-            if *source == Source::Below
+            if *source == Source::Backing
                 && let Ok(narrow) = u32::try_from(index)
             {
                 if self.ticket().is_left(index) {

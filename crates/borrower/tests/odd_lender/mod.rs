@@ -1,7 +1,7 @@
 //! A lender that may be told to misbehave, a file in memory, and READs of it.
 #![allow(dead_code)] // each test takes what it needs
 
-use borrower::{Below, Borrower, File, LenderAddress, ReadRequest, Reads, Stamp};
+use borrower::{BackingFile, Borrower, File, LenderAddress, ReadRequest, Reads, Stamp};
 use page::{PAGE_SIZE, Page};
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
@@ -47,7 +47,7 @@ impl InMemory {
     }
 }
 
-impl Below for InMemory {
+impl BackingFile for InMemory {
     fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
         self.reads.fetch_add(1, Ordering::SeqCst);
         (&self.content.read().unwrap()[offset as usize..]).read(buf)

@@ -17,7 +17,7 @@
 //! [`FILES_MAX`] files or [`BYTES_MAX`] a writer starts the writeback of what it wrote itself;
 //! beyond [`RANGES_MAX`] ranges those of a file merge. Nothing here keeps a deleted file alive.
 
-use crate::backing::below::drop_clean;
+use crate::backing::read::drop_clean;
 use crate::inode::{Inode, Inodes};
 use crate::lifecycle::config::Config;
 use crate::system::{ProcPath, cached};

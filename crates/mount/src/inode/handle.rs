@@ -5,7 +5,7 @@
 //! READDIR where it has got to.
 
 use crate::backing::ahead::Ahead;
-use crate::backing::below::drop_clean;
+use crate::backing::read::drop_clean;
 use crate::inode::Inode;
 use crate::inode::descriptors::Taken;
 use crate::inode::opened::{Opened, Told, no_readahead};

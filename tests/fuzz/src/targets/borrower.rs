@@ -1,7 +1,7 @@
 //! The borrower's side: a lender's responses.
 
 use super::{Target, number};
-use borrower::fuzzing::{Connection, GetConnection, Got};
+use borrower::fuzzing::{Connection, GetConnection, PageResult};
 use page::{FileKey, PAGE_SIZE, PageId, Version};
 use std::io::Write;
 use std::net::Shutdown;
@@ -123,10 +123,10 @@ fn gets(mut bytes: &[u8]) {
                 continue;
             };
             match (got[nth], &expected[nth]) {
-                (Got::Page { checksum }, Some((told, bytes))) => {
+                (PageResult::Page { checksum }, Some((told, bytes))) => {
                     assert!(checksum == *told && page[..] == bytes[..], "page {at} is not what the lender sent");
                 }
-                (Got::Miss, None) => {}
+                (PageResult::Miss, None) => {}
                 other => panic!("page {at}: {other:?}"),
             }
         }

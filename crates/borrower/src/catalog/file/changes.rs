@@ -1,7 +1,7 @@
 //! These methods of a [`FileState`] follow changes: ours, and those made beside us.
 
 use super::{Active, ChangeTicket, EDGES_MAX, Ended, FileState, nearest};
-use crate::below::{Stamp, Writers};
+use crate::backing::{Stamp, Writers};
 use crate::catalog::entry::Entry;
 use crate::catalog::overtaking::Overtaken;
 use crate::catalog::rules::{Rule, keeps};

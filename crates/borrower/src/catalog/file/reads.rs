@@ -36,7 +36,7 @@ impl FileState {
         let (mut lifted, mut in_groups) = (false, false);
         for wide_index in range.first..range.end {
             let Ok(index) = u32::try_from(wide_index) else {
-                sources.push(Source::Below);
+                sources.push(Source::Backing);
                 continue;
             };
             let mut entry = self.table.get(index);
@@ -44,7 +44,7 @@ impl FileState {
                 match standing(place) {
                     Standing::Valid if !(sequential && lending == Lending::Slower) => {}
                     Standing::Valid | Standing::Suspended => {
-                        sources.push(Source::Below); // what the lender has stays current
+                        sources.push(Source::Backing); // what the lender has stays current
                         continue;
                     }
                     Standing::Lost => {
@@ -54,7 +54,7 @@ impl FileState {
                 }
             }
             sources.push(match entry {
-                Entry::Absent { .. } => Source::Below,
+                Entry::Absent { .. } => Source::Backing,
                 Entry::Zero => Source::Zero,
                 Entry::Known { hash, .. } => Source::Demoted(hash),
                 Entry::Busy { place, version, .. } => Source::Busy(place, version),
@@ -84,7 +84,7 @@ impl FileState {
             at = run.end;
             // What is read along is not asked for. What the lender has stays current.
             let along = sources[run].iter_mut().filter(|source| matches!(source, Source::Lender(..)));
-            along.for_each(|source| *source = Source::Below);
+            along.for_each(|source| *source = Source::Backing);
         }
         // Only now is it known which are asked for.
         for (source, index) in sources.iter().zip(range.first..).take_while(|_| in_groups) {
@@ -96,7 +96,7 @@ impl FileState {
         }
         if let Some(streams) = &mut self.streams {
             let count = |is_it: fn(&Source) -> bool| sources.iter().filter(|source| is_it(source)).count() as u64;
-            let below = count(|source| matches!(source, Source::Below));
+            let below = count(|source| matches!(source, Source::Backing));
             let lent = count(|source| matches!(source, Source::Lender(..) | Source::Busy(..)));
             streams.read_below(below, lent, sequential);
         }

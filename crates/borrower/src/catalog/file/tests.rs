@@ -1,5 +1,5 @@
 use super::*;
-use crate::below::Writers;
+use crate::backing::Writers;
 
 fn evict(state: &mut FileState, index: u32) -> Verdict {
     state.evict(index, 1, false, |_| Standing::Valid, true, true)
@@ -206,8 +206,8 @@ fn streams_that_the_disk_is_faster_with_are_read_there_and_stay_known() {
     let at_lender = Source::Lender(place, Version(1));
     assert_eq!(read(&mut state, 0, 1024, Lending::Slower), at_lender, "not known to fit");
     state.looked_at(1024, Looked { sampled_pages: 64, fitting_pages: 64, far_pages: 0 });
-    assert_eq!(read(&mut state, 0, 1024, Lending::Slower), Source::Below);
+    assert_eq!(read(&mut state, 0, 1024, Lending::Slower), Source::Backing);
     assert_eq!(state.evict(0, 1, false, |_| Standing::Valid, true, true), Verdict::Known);
-    (0..100).for_each(|at| assert_eq!(read(&mut state, 1 << 20 | at << 12, 1, Lending::Slower), Source::Below));
+    (0..100).for_each(|at| assert_eq!(read(&mut state, 1 << 20 | at << 12, 1, Lending::Slower), Source::Backing));
     assert_eq!(read(&mut state, 0, 1, Lending::Slower), at_lender, "at random");
 }

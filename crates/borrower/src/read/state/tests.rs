@@ -1,5 +1,5 @@
 use super::*;
-use crate::below::FileIdentity;
+use crate::backing::FileIdentity;
 use crate::catalog::file::GAP_PAGES_MAX;
 use crate::core::{Change, Outcome, Setup, Strategy};
 use crate::put::buffers::Batch;
@@ -54,7 +54,7 @@ impl World {
     /// `lie` makes of the right ones, and with what that makes of the bytes. What the READ puts
     /// is given to the lender.
     fn read(&mut self, lie: impl Fn((u32, u64), &mut Page) -> (u32, u64)) -> Vec<u8> {
-        let (mut reading, mut buf) = (Reading::default(), vec![0xee; PAGES * PAGE_SIZE]);
+        let (mut reading, mut buf) = (ReadState::default(), vec![0xee; PAGES * PAGE_SIZE]);
         reading.start(1, 0, buf.len());
         let mut got = Vec::new();
         let mut event = Event::Go;
@@ -69,7 +69,7 @@ impl World {
                         let (mut page, checksum) = self.lent[&lie(right, &mut [0; PAGE_SIZE])];
                         lie(right, &mut page);
                         buf[place..place + PAGE_SIZE].copy_from_slice(&page);
-                        Got::Page { checksum }
+                        PageResult::Page { checksum }
                     };
                     let pages = reading.request().iter().zip(reading.unanswered());
                     got.clear();
@@ -100,9 +100,9 @@ impl World {
 
     /// All pages are sent to the lender, and a READ finds them on their way. It has begun, and
     /// nothing is filled in.
-    fn send_and_read(&self) -> (Arc<Batch>, Reading) {
-        let mut reading = Reading::default();
-        let begin = |reading: &mut Reading| {
+    fn send_and_read(&self) -> (Arc<Batch>, ReadState) {
+        let mut reading = ReadState::default();
+        let begin = |reading: &mut ReadState| {
             reading.start(1, 0, self.below.len());
             let event = Event::Begin { state: self.file.state.lock(), positions: (0, 0), waits: true };
             assert!(matches!(reading.step(&self.core, &self.file, event, &mut []), Step::Fill));
@@ -116,7 +116,7 @@ impl World {
     }
 
     /// The step after the buffer is there.
-    fn fill<'w>(&'w self, reading: &mut Reading) -> Step<'w> {
+    fn fill<'w>(&'w self, reading: &mut ReadState) -> Step<'w> {
         reading.step(&self.core, &self.file, Event::Fill, &mut vec![0; self.below.len()])
     }
 
@@ -160,9 +160,9 @@ fn what_was_abandoned_is_voided_and_dropped() {
 fn few_pages_between_others_are_read_along() {
     // How many pages are below alone and elsewhere, too, by turns, and the runs that are read.
     let runs = |counts: &[usize]| {
-        let kinds = [Source::Below, Source::Zero].into_iter().cycle();
+        let kinds = [Source::Backing, Source::Zero].into_iter().cycle();
         let sources = counts.iter().zip(kinds).flat_map(|(count, kind)| std::iter::repeat_n(kind, *count)).collect();
-        let mut reading = Reading { sources, ..Reading::default() };
+        let mut reading = ReadState { sources, ..ReadState::default() };
         let runs: Vec<_> = std::iter::from_fn(|| reading.next_below()).collect();
         let left = reading.sources.iter().filter(|source| **source == Source::Zero).count();
         (left, runs.iter().map(|run| run.start / PAGE_SIZE..run.end / PAGE_SIZE).collect::<Vec<_>>())
@@ -257,7 +257,7 @@ fn who_does_not_borrow_puts_nothing_and_gets_what_is_there() {
 #[test]
 fn what_was_raced_may_end_anywhere() {
     // Of a READ's bytes 4 to 12, of which the file had five.
-    let raced = Raced { span: 4..12, read: vec![1, 2, 3, 4, 5] };
+    let raced = RacedRead { span: 4..12, read: vec![1, 2, 3, 4, 5] };
     let copy = |bytes: Range<usize>| {
         let mut piece = vec![0; bytes.len()];
         (raced.copy(&bytes, &mut piece), piece)

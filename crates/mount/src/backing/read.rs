@@ -8,7 +8,7 @@
 use crate::backing::device::ReadWay;
 use crate::inode::handle::OpenFile;
 use crate::inode::{stamp_of, stat};
-use borrower::{Below, Stamp};
+use borrower::{BackingFile, Stamp};
 use fuse::Errno;
 use rustix::fd::{AsFd, BorrowedFd};
 use rustix::fs::Advice;
@@ -34,7 +34,7 @@ thread_local! {
     static BOUNCE: RefCell<Vec<AlignedPage>> = const { RefCell::new(Vec::new()) };
 }
 
-impl Below for OpenFile {
+impl BackingFile for OpenFile {
     fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
         Ok(self.read_uncached(buf, offset)?)
     }

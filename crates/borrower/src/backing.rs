@@ -40,7 +40,7 @@ pub struct FileIdentity {
 }
 
 /// An open file below.
-pub trait Below {
+pub trait BackingFile: Send + Sync + 'static {
     /// Reads at `offset` until `buf` is full or the file ends; returns the bytes read. Must leave
     /// nothing behind in the page cache below.
     fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize>;
