@@ -1,8 +1,8 @@
-//! `bypass`: a stream larger than the memory, through the mount against the directory below, from a
-//! disk at its own speed. No cache helps, and a lender is there that the filter leaves alone; so
-//! there is nothing to gain, and what the mount costs shows. The first two passes go through the
-//! daemon, which does not know yet that there will be others: they are in the ratio, and shown by
-//! themselves.
+//! `bypass`: a stream larger than the memory, through the mount against the backing directory, from
+//! a disk at its own speed. No cache helps, and there is a lender that the filter does not use; so
+//! there is nothing to gain, and the cost of the mount shows. The first two passes go through the
+//! daemon, which cannot know yet that more will follow: they are part of the ratio, and shown
+//! separately.
 
 use crate::figures::Series;
 use crate::worker::Order;
@@ -10,15 +10,15 @@ use crate::world::{Side, World, drop_cached, grown};
 use serde_json::{Map, Value, json};
 use testbed::Failure;
 
-/// The file, in memories of the reader.
+/// The file's size, in memories of the reader.
 const FILE_CACHES: u64 = 4;
-/// What the lender and its group have beyond the file.
+/// Memory of the lender and its group beyond the file.
 const LENDER_ROOM_BYTES: u64 = 128 << 20;
 const LENDER_RESERVE_BYTES: u64 = 32 << 20;
-/// Wanted at least: through the mount over below.
+/// The minimum ratio: through the mount over the backing directory.
 const RATIO_WANTED: f64 = 0.95;
 
-/// Runs it.
+/// Runs the bench.
 pub fn run(world: &World) -> Result<Map<String, Value>, Failure> {
     let extent = world.extent;
     let cache_bytes: u64 = extent.choose(256 << 20, 128 << 20, 8 << 20);

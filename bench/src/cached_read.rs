@@ -1,9 +1,9 @@
-//! `cached-read`: a file that is wholly in the page cache, through the mount against the directory
-//! below. The mount must cost nothing there: the kernel answers, and Puma is not asked.
+//! `cached-read`: a file that is wholly in the page cache, through the mount against the backing
+//! directory. The mount must cost nothing there: the kernel answers, without Puma.
 //!
-//! There is no lender, so the file is passed through, and its pages are those below. Beside it a
-//! mount that passes nothing through, as it is for a file that a lender is of use to: its pages are
-//! the mount's own. (`held_...`)
+//! There is no lender, so the file is passed through, and its pages are those of the backing file.
+//! For comparison there is a mount that passes nothing through, as for a file that a lender is of
+//! use to: its pages are the mount's own. (`held_...`)
 
 use crate::figures::Series;
 use crate::reading::Method;
@@ -13,9 +13,9 @@ use page::PAGE_SIZE;
 use serde_json::{Map, Value, json};
 use testbed::Failure;
 
-/// Wanted at least: through the mount over below.
+/// The minimum ratio: through the mount over the backing directory.
 const RATIO_WANTED: f64 = 0.97;
-/// Ways to read, and bytes at once.
+/// Ways to read, and bytes of a read.
 const LOADS: [(&str, Method, usize); 4] = [
     ("read 4 KiB", Method::Read, PAGE_SIZE),
     ("read 1 MiB", Method::Read, 1 << 20),
@@ -23,7 +23,7 @@ const LOADS: [(&str, Method, usize); 4] = [
     ("mmap 1 MiB", Method::Map, 1 << 20),
 ];
 
-/// Runs it.
+/// Runs the bench.
 pub fn run(world: &World) -> Result<Map<String, Value>, Failure> {
     let extent = world.extent;
     let len_bytes: u64 = extent.choose(256 << 20, 64 << 20, 4 << 20);
@@ -50,7 +50,7 @@ pub fn run(world: &World) -> Result<Map<String, Value>, Failure> {
         }
     }
     let mut figures = Map::new();
-    // Of each mount: read, mmap.
+    // For each mount: read, mmap.
     let mut worst = [[f64::INFINITY; 2]; 2];
     for ((name, method, _), [mounted, held, below]) in LOADS.into_iter().zip(&speeds) {
         println!("{name}: below {} GB/s", below.text(2));
@@ -67,7 +67,7 @@ pub fn run(world: &World) -> Result<Map<String, Value>, Failure> {
     let [[read, mmap], [held_read, held_mmap]] = worst;
     println!("the least of read {read:.3}, of mmap {mmap:.3} (at least {RATIO_WANTED} is wanted)");
     println!("where lenders may be of use: {held_read:.3}, {held_mmap:.3}");
-    // None, if what is cached stays so; the kernel may have had a better use for it.
+    // Zero if the pages stay cached; the kernel may have needed the memory.
     let asked = grown(reads_before, reads()?)?;
     println!("the mount was asked {asked} times");
     figures.extend(crate::members(json!({

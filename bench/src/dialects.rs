@@ -1,11 +1,11 @@
-//! One client of page servers in two dialects: the pool's protocol and memcached's. What is sent is
-//! made before it is timed, and the length of each answer is known, so that all the client does is
-//! the same for both: write a request, read its answer, look at one page.
+//! One client of page servers in two dialects: the pool's protocol and memcached's. Requests are
+//! made before they are timed, and the length of each response is known. So the client's work is
+//! the same for both: write a request, read its response, check one page.
 //!
 //! Each session has a connection for puts and one for gets, as a borrower has. One thread serves
-//! all sessions: it sends a request on each connection, then takes the answers in the same order.
-//! So a server always has as many requests before it as there are sessions, and the server's core
-//! is what is measured.
+//! all sessions: it sends a request on each connection, then receives the responses in the same
+//! order. So a server always has as many pending requests as there are sessions, and the server's
+//! core is measured.
 
 use crate::worker::Report;
 use page::{FileKey, PAGE_SIZE, PageId, Version};
@@ -16,10 +16,10 @@ use std::time::{Duration, Instant};
 use wire::{GetItem, Header, Hello, Kind, PutItem, WireKey};
 use zerocopy::{FromBytes, IntoBytes};
 
-/// A server that takes longer for an answer does not answer.
+/// A server that takes longer for a response counts as failed.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
 
-/// Whose language is spoken.
+/// The protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Dialect {
     /// The pool's, without a key.
@@ -28,12 +28,12 @@ pub enum Dialect {
     Memcached,
 }
 
-/// What is asked of a server.
+/// The parameters of a measurement.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Asking {
-    /// Where it listens.
+    /// The address of the server.
     pub address: String,
-    /// In which language.
+    /// Its protocol.
     pub dialect: Dialect,
     /// Sessions, with pages of their own each.
     pub sessions: u32,
@@ -41,22 +41,22 @@ pub struct Asking {
     pub pages: u32,
     /// Pages of a request.
     pub batch: u32,
-    /// For how long gets are measured, and then puts.
+    /// The duration of the gets, and then of the puts.
     pub ms: u64,
-    /// Of the pages chosen.
+    /// The seed of the chosen pages.
     pub seed: u64,
 }
 
-/// A request and what is known of its answer.
+/// A request and the known parts of its response.
 struct Exchange {
     request: Vec<u8>,
     answer_bytes: usize,
-    /// Where the first page is in the answer of a get.
+    /// The place of the first page in the response to a get.
     page_at: usize,
 }
 
-/// Puts all pages, then measures gets of pages that are there, then puts of pages that replace
-/// them. The report's `phase_seconds` are those of one page: of a get, and of a put.
+/// Puts all pages, then measures gets of stored pages, then puts of pages that replace them. The
+/// report's `phase_seconds` are those of one page: of a get, and of a put.
 pub fn ask(asking: &Asking) -> Result<Report, String> {
     let problem = |error: io::Error| format!("asking {} in {:?}: {error}", asking.address, asking.dialect);
     let mut sessions = Vec::new();
@@ -88,7 +88,7 @@ pub fn ask(asking: &Asking) -> Result<Report, String> {
     Ok(report)
 }
 
-/// One exchange with each session. Returns how long all took together.
+/// Makes one exchange with each session. Returns the time of all together.
 fn run(sessions: &mut [Session], exchanges: &[Exchange], puts: bool) -> io::Result<Duration> {
     let begin = Instant::now();
     for (session, exchange) in sessions.iter_mut().zip(exchanges) {
@@ -130,7 +130,7 @@ impl Session {
         if puts { &mut self.puts } else { &mut self.gets }
     }
 
-    /// A key of memcached: of the length that the pool's keys have.
+    /// A key of memcached: as long as the pool's keys.
     fn name(&self, index: u32) -> String {
         format!("{:04}-{index:011}", self.number)
     }
@@ -168,8 +168,7 @@ impl Session {
                 let items = count as usize;
                 let header = Header::new(Kind::Put, items, items * (size_of::<PutItem>() + PAGE_SIZE), 1);
                 let mut request = header.as_bytes().to_vec();
-                // The seal is made and looked at by borrowers: a lender returns what came with the
-                // page.
+                // Borrowers make and check the seal: a lender only returns it with the page.
                 indices
                     .clone()
                     .map(|index| PutItem { key: self.key(index), checksum: u64::from(index).into() })
@@ -197,7 +196,7 @@ impl Session {
         format!("VALUE {} 0 {PAGE_SIZE}\r\n", self.name(index))
     }
 
-    /// Reads an answer, and looks whether it is the one that was expected.
+    /// Reads a response, and checks whether it is the expected one.
     fn take(&mut self, exchange: &Exchange, puts: bool) -> io::Result<()> {
         let mut answer = std::mem::take(&mut self.answer);
         answer.resize(exchange.answer_bytes, 0);
@@ -212,20 +211,20 @@ impl Session {
     }
 }
 
-/// What all pages of a session hold.
+/// The content of all pages of a session.
 pub fn page_of(session: u32) -> [u8; PAGE_SIZE] {
     let mut page = [0; PAGE_SIZE];
     fastrand::Rng::with_seed(u64::from(session)).fill(&mut page);
     page
 }
 
-/// The number of a session of that name in the pool's greeting.
+/// The number of a session with that name in the pool's handshake.
 pub fn number_of(name: [u8; 16]) -> u32 {
     let [first, second, third, fourth, ..] = name;
     u32::from_le_bytes([first, second, third, fourth])
 }
 
-/// The pool's greeting.
+/// The pool's handshake.
 fn greet(stream: &mut TcpStream, role: u32, session: u32) -> io::Result<()> {
     let mut name = [7; 16];
     name[..4].copy_from_slice(&session.to_le_bytes());

@@ -1,9 +1,9 @@
-//! Figures of repeated measurements: median and spread, and how they are shown.
+//! Figures of repeated measurements: median and spread, and their output.
 
 use serde::Serialize;
 use serde_json::{Value, json};
 
-/// What repeated measurements of one thing gave.
+/// The results of repeated measurements.
 #[derive(Clone, Debug, Default)]
 pub struct Series(Vec<f64>);
 
@@ -18,8 +18,7 @@ impl Series {
         self.0.len()
     }
 
-    /// The middle one; of an even number, the mean of the two in the middle. NaN, where there is
-    /// none.
+    /// The middle value; of an even number, the mean of the two in the middle. NaN without values.
     pub fn median(&self) -> f64 {
         let mut sorted = self.0.clone();
         sorted.sort_by(f64::total_cmp);
@@ -56,7 +55,7 @@ impl Series {
         Series(self.0.iter().map(|value| value * factor).collect())
     }
 
-    /// Those of the rounds of which that is true.
+    /// The values of the rounds for which this is true.
     pub fn where_each(&self, is_wanted: impl Iterator<Item = bool>) -> Series {
         Series(self.0.iter().zip(is_wanted).filter_map(|(value, wanted)| wanted.then_some(*value)).collect())
     }
@@ -74,7 +73,7 @@ impl Series {
     }
 }
 
-/// The value that one in a hundred exceeds. Zero, where there is none.
+/// The value that one in a hundred exceeds. Zero without values.
 pub fn p99(values: &[u64]) -> u64 {
     let mut sorted = values.to_vec();
     sorted.sort_unstable();
@@ -82,31 +81,31 @@ pub fn p99(values: &[u64]) -> u64 {
     rank.checked_sub(1).and_then(|index| sorted.get(index)).copied().unwrap_or(0)
 }
 
-/// The arithmetic mean. Zero, where there is none.
+/// The arithmetic mean. Zero without values.
 pub fn mean(values: &[u64]) -> f64 {
     if values.is_empty() { 0.0 } else { values.iter().map(|value| *value as f64).sum::<f64>() / values.len() as f64 }
 }
 
-/// The mean that ratios have. NaN, where there is none.
+/// The mean of ratios. NaN without values.
 pub fn geometric_mean(ratios: impl Iterator<Item = f64>) -> f64 {
     let logs: Vec<f64> = ratios.map(f64::ln).collect();
     (logs.iter().sum::<f64>() / logs.len() as f64).exp()
 }
 
-/// What the figures were measured on.
+/// The conditions of the figures.
 #[derive(Debug, Serialize)]
 pub struct Conditions {
-    /// Revision of the sources, where the script told it.
+    /// Revision of the sources, if the script passed it.
     pub revision: String,
-    /// Whether the programs were built without optimization: then the figures say nothing.
+    /// Whether the programs were built without optimization: then the figures are meaningless.
     pub debug_build: bool,
     /// Release of the kernel.
     pub kernel: String,
-    /// When: UTC, as the script told it.
+    /// The time: UTC, if the script passed it.
     pub date: String,
     /// Processors of the machine.
     pub processors: usize,
-    /// What they are.
+    /// Their model.
     pub processor: String,
     /// Memory of the machine.
     pub memory_bytes: u64,
@@ -115,7 +114,7 @@ pub struct Conditions {
 }
 
 impl Conditions {
-    /// Of this machine.
+    /// The conditions of this machine.
     pub fn now(device: String) -> Conditions {
         let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
         let total = meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:")?.trim().strip_suffix(" kB"));

@@ -1,10 +1,10 @@
-//! `footprint`: the memory that borrower and lender take themselves, beside the data.
+//! `footprint`: the memory that borrower and lender need themselves, without the data.
 //!
-//! The borrower's is what its two processes, keeper and daemon, have grown by since a first part
-//! was lent, by which time all buffers are in use; the lender's what it has grown by, less the
-//! pages that it keeps. What they have after that first part is their start-up memory. Counted is
-//! the proportional share of what is resident (Pss) and not backed by a file. The tap's ring
-//! belongs to the kernel and is of a fixed size, and is not in it.
+//! The borrower's memory is the growth of its two processes, supervisor and daemon, since a first
+//! part was lent, when all buffers are in use. The lender's is its growth, less the stored pages.
+//! Their memory after that first part is their start-up memory. The figure is the proportional
+//! share of resident memory (Pss) that is not backed by a file. The tap's ring belongs to the
+//! kernel, has a fixed size, and is left out.
 
 use crate::worker::Order;
 use crate::world::{Lender, Side, Worker, World};
@@ -13,28 +13,28 @@ use serde_json::{Map, Value, json};
 use std::fs;
 use testbed::Failure;
 
-/// Wanted at the most, for each page that is lent.
+/// The maximum for each lent page.
 const BORROWER_WANTED: f64 = 10.0;
 const LENDER_WANTED: f64 = 32.0;
-/// Page cache of the one who reads: what is lent is not to be in memory a second time.
+/// Page cache of the reader: lent pages must not be in memory a second time.
 const CACHE_BYTES: u64 = 64 << 20;
-/// What the lender and its group have beyond the data.
+/// Memory of the lender and its group beyond the data.
 const LENDER_ROOM_BYTES: u64 = 192 << 20;
 const LENDER_RESERVE_BYTES: u64 = 32 << 20;
-/// Of the data, what is lent first: one part in that many.
+/// The part of the data that is lent first: one in so many.
 const FIRST_ONE_IN: u64 = 32;
 /// Readings, until all is lent.
 const FILLINGS_MAX: u32 = 3;
 /// Pages that may be missing at the end: one in that many.
 const MISSING_ONE_IN: u64 = 50;
 
-/// Runs it.
+/// Runs the bench.
 pub fn run(world: &World) -> Result<Map<String, Value>, Failure> {
     let lent_bytes: u64 = world.extent.choose(4 << 30, 4 << 30, 32 << 20);
-    // A sixteenth for what the lender needs itself.
+    // A sixteenth for the lender's own needs.
     let group_bytes = lent_bytes + lent_bytes / 16 + LENDER_ROOM_BYTES;
     let lender = world.lend(group_bytes, lent_bytes, LENDER_RESERVE_BYTES)?;
-    // The quickest way to lend all of a file: it is read once.
+    // The quickest way to lend a whole file: it is read once.
     let options = ["--fill", "read", "--filter", "off", "--gate", "off"];
     let side = world.mount("lent", lent_bytes, Some(lender.address), &options)?;
     println!("{} MiB to be lent", lent_bytes >> 20);
@@ -66,8 +66,8 @@ pub fn run(world: &World) -> Result<Map<String, Value>, Failure> {
     Ok(figures)
 }
 
-/// Has the beginning of the file read through the mount until all of it is lent. Returns the pages
-/// that are.
+/// Reads the beginning of the file through the mount until all of it is lent. Returns the number of
+/// lent pages.
 fn lend(side: &Side, lender: &Lender, worker: &mut Worker<'_>, len_bytes: u64) -> Result<u64, Failure> {
     let pages = len_bytes / PAGE_SIZE as u64;
     for _ in 0..FILLINGS_MAX {
@@ -89,7 +89,7 @@ fn free(side: Side, lender: Lender) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Keeper and daemon.
+/// Supervisor and daemon.
 fn borrower(side: &Side) -> Result<Memory, Failure> {
     let status = side.status()?;
     let mut sum = Memory { all_bytes: 0, own_bytes: 0 };

@@ -1,10 +1,10 @@
-//! `guest`: what giving evictions to the host costs a machine that evicts
+//! `guest`: the cost of giving evictions to the host for the evicting machine
 //! (`pumapool host-cache guest`).
 //!
-//! Pages of a file on the disk are evicted at once: with no tap, with a tap whose pages nobody
-//! wants, with a guest's daemon that has found its host, and with the same daemon when its host has
-//! gone. The host runs on this machine, too; it knows nothing of this disk, so that it refuses
-//! every page when it has received it, as one does whose image was changed.
+//! Pages of a file on the disk are evicted at once in four states: with no tap, with a tap whose
+//! pages nobody uses, with a guest's daemon that is connected to its host, and with the same daemon
+//! without its host. The host runs on this machine, too. It has no hashes of this disk, so it
+//! refuses every page after it has received it, like one whose image was changed.
 
 use crate::figures::Series;
 use crate::tap::was_evicted;
@@ -22,20 +22,21 @@ use std::time::Duration;
 use tap::{BpfTap, EvictionSource, Target};
 use testbed::{Failure, Process, ask_daemon, wait_until};
 
-/// Wanted at the most: the time of an eviction over that with the tap alone, and, with no host,
-/// over that with no tap.
+/// The maximum: the time of an eviction over that with the tap alone, and, with no host, over that
+/// with no tap.
 const OVER_TAP_WANTED: f64 = 1.2;
 /// Evicted at once: half the ring.
 const EVICT_BYTES: u64 = 16 << 20;
 const RING_BYTES: usize = 32 << 20;
 const RING: &str = "32MiB";
-/// Of the image that the host serves.
+/// Size of the host's image.
 const IMAGE_BYTES: u64 = 1 << 20;
 const POLL: Duration = Duration::from_millis(50);
-/// For a daemon's answer; until guest and host have found or lost each other; until all is sent.
+/// Time limits for a daemon's answer; until guest and host are connected or disconnected; until all
+/// is sent.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
 
-/// How often one figure is tried to be measured.
+/// Attempts to measure one figure.
 const TRIES_MAX: u32 = 4;
 
 #[derive(Clone, Copy)]
@@ -46,7 +47,7 @@ enum With {
     NoHost,
 }
 
-/// Runs it.
+/// Runs the bench.
 pub fn run(world: &World) -> Result<Map<String, Value>, Failure> {
     let extent = world.extent;
     let (rounds, times) = (extent.choose(9, 5, 1), extent.choose(15, 7, 2));
@@ -122,7 +123,7 @@ pub fn run(world: &World) -> Result<Map<String, Value>, Failure> {
     })))
 }
 
-/// A tap whose pages nobody wants.
+/// A tap whose pages nobody uses.
 struct Alone {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<io::Result<tap::Counters>>>,
@@ -141,7 +142,7 @@ impl Alone {
             let _ = told.send(());
             let (mut tap, mut added) = loaded?;
             loop {
-                // Seen before the ring is looked at: what was evicted by then is taken.
+                // Read before the ring is read: all evictions until then are taken.
                 let is_last = is_over.load(Ordering::Acquire);
                 added.take(&mut |_| {})?;
                 tap.poll(POLL, &mut |eviction| {
@@ -158,7 +159,7 @@ impl Alone {
         Ok(Alone { stop, thread: Some(thread) })
     }
 
-    /// It has seen all, unless others were in the way.
+    /// Whether it has seen all, and nothing else.
     fn has_seen(mut self, wanted_pages: u64) -> Result<bool, Failure> {
         let ended = self.join().ok_or_else(|| Failure::Problem("the tap's thread has panicked".to_owned()))?;
         let counters = ended.map_err(Failure::attempted("tapping"))?;
@@ -172,7 +173,7 @@ impl Alone {
 }
 
 impl Drop for Alone {
-    /// Also when something has failed meanwhile: what is measured next is not to be tapped.
+    /// Also after a failure: the next measurement must not be tapped.
     fn drop(&mut self) {
         let _ = self.join();
     }
@@ -184,7 +185,7 @@ struct Guest {
 }
 
 impl Guest {
-    /// Has found its host.
+    /// Waits until it is connected to its host.
     fn start(world: &World, disk: &Path) -> Result<Guest, Failure> {
         let guest = Guest { process: world.start_guest(disk, RING)? };
         guest.wait_until_connected(true)?;
@@ -202,7 +203,7 @@ impl Guest {
         Err(Failure::Problem(format!("the guest's daemon says {:?}", self.status()?)))
     }
 
-    /// All that was evicted, to its host, unless others were in the way.
+    /// Whether all evictions were sent to its host, and nothing else.
     fn has_sent(&self, wanted_pages: u64) -> Result<bool, Failure> {
         let is_sent = |status: &report::Guest| was_evicted(status.guest.sent_pages, wanted_pages);
         wait_until(ANSWER_MAX, || self.status().is_ok_and(|status| is_sent(&status)));
@@ -215,9 +216,9 @@ impl Guest {
     }
 }
 
-/// Whether the ring has had room for all. It has for what is evicted here; but the tap sees all of
-/// the disk's file system, of which the kernel may evict anything meanwhile. And what it has no
-/// room for costs little: of that nothing is to be said here.
+/// Whether the ring has had room for all. It has for the evictions of this bench. But the tap sees
+/// all of the disk's file system, and the kernel may evict other pages meanwhile. A page without
+/// room costs little, which is not the subject here.
 fn had_room(captured: u64, lost: u64, wanted_pages: u64) -> Result<bool, Failure> {
     if lost > 0 {
         println!(
@@ -229,7 +230,7 @@ fn had_room(captured: u64, lost: u64, wanted_pages: u64) -> Result<bool, Failure
     Ok(lost == 0)
 }
 
-/// Measures until nobody was in the way.
+/// Measures until no other evictions interfere.
 fn undisturbed(mut measure: impl FnMut() -> Result<Option<f64>, Failure>) -> Result<f64, Failure> {
     for _ in 0..TRIES_MAX {
         if let Some(ns) = measure()? {

@@ -1,8 +1,7 @@
-//! What was measured, revision by revision: a line of JSON for each run of all benches, and a chart
-//! of them.
+//! The history of measurements: a line of JSON for each run of all benches, and a chart of them.
 //!
-//! A line says when, what revision, on which machine, and every figure that is a number. Lines are
-//! only ever added.
+//! A line contains the time, the revision, the machine, and every figure that is a number. Lines
+//! are only ever added.
 
 use crate::figures::Conditions;
 use drawing::{GRID, INK, PALE_INK, text};
@@ -13,13 +12,13 @@ use std::io::Write as _;
 use std::path::Path;
 use testbed::Failure;
 
-/// The lines.
+/// The file of the lines.
 const LINES_FILE: &str = "history.jsonl";
-/// The chart.
+/// The file of the chart.
 const SVG_FILE: &str = "history.svg";
 const PNG_FILE: &str = "history.png";
 
-/// What a figure must hold.
+/// The bound of a figure.
 #[derive(Clone, Copy)]
 enum Wanted {
     Least(f64),
@@ -43,7 +42,7 @@ impl Wanted {
     }
 }
 
-/// The figures of the chart: bench, key, what must hold, and where we want to end.
+/// The figures of the chart: bench, key, bound, and aim.
 const AIMS: [(&str, &str, Wanted, f64); 22] = [
     ("hit-latency", "ratio_p50", Most(1.35), 1.1),
     ("hit-latency", "sealed_ratio_p50", Most(1.5), 1.2),
@@ -69,7 +68,7 @@ const AIMS: [(&str, &str, Wanted, f64); 22] = [
     ("neighbours", "look_ratio", Least(0.8), 1.0),
 ];
 
-/// Runs of the chart: the newest.
+/// The maximum number of runs in the chart: the newest.
 const RUNS_MAX: usize = 24;
 const COLUMNS: usize = 5;
 const PANEL_WIDTH: f64 = 250.0;
@@ -94,7 +93,7 @@ pub fn line(
 ) -> Value {
     let numbers = |figures: &Value| {
         let figures = figures.as_object().into_iter().flatten();
-        // What is wanted stands in the sources.
+        // Bounds are in the sources.
         let kept = figures.filter(|(key, value)| value.is_number() && !key.ends_with("_wanted"));
         kept.map(|(key, value)| (key.clone(), value.clone())).collect::<Map<_, _>>()
     };
@@ -122,7 +121,7 @@ pub fn add(directory: &Path, line: &Value) -> Result<(), Failure> {
     Ok(())
 }
 
-/// A panel for each figure: its values, run by run, and what is wanted.
+/// A panel for each figure: its values, run by run, and the bound.
 fn draw(runs: &[Value]) -> String {
     let runs = &runs[runs.len().saturating_sub(RUNS_MAX)..];
     let rows = AIMS.len().div_ceil(COLUMNS);

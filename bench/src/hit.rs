@@ -1,12 +1,12 @@
-//! What the benches of lender hits stand on: a mount whose lender has all pages of its file, and
+//! The basis of the benches of lender hits: a mount whose lender has all pages of its file, and
 //! passes over that file in which every read misses locally and hits the lender.
 //!
-//! Two policies are not as by default. The strategy is non-inclusive, so that the lender keeps what
-//! it returns and one pass is as the other. And the gate is off, as in the demo: it compares with
-//! what the disk takes now, and a disk that the kernel slows down is fast between two delays, so on
-//! a fast disk it would leave the lender alone. It takes no part in a read. The disk is slow from
-//! the beginning, so that the borrower knows it as slow, and races few gets. A pass in which too
-//! many pages came from elsewhere is no figure and ends the bench.
+//! Two policies differ from the default. The strategy is non-inclusive, so that the lender keeps
+//! returned pages and all passes are alike. And the gate is off, as in the demo: it compares with
+//! the disk's present speed. A disk that the kernel slows down is fast between two delays, so the
+//! gate would bypass the lender on a fast disk. It takes no part in a read. The disk is slow from
+//! the beginning, so that the borrower's record of the disk is slow, and it races few gets. A pass
+//! with too many pages from elsewhere gives no figure and ends the bench.
 
 use crate::worker::{Order, Report};
 use crate::world::{Extent, Lender, Security, Side, Worker, World, grown};
@@ -15,43 +15,43 @@ use std::cell::Cell;
 use std::time::Duration;
 use testbed::{Failure, wait_until};
 
-/// What the disk reads in a second.
+/// Reads of the disk in a second.
 pub const DISK_READS_PER_S: u32 = 2000;
-/// Threads that read the disk while a lender is filled, so that it has always something to do.
+/// Threads that read the disk while a lender is filled, so that it is always busy.
 const FILL_THREADS: usize = 8;
 /// Passes, until the lender has everything.
 const FILLINGS_MAX: u32 = 4;
-/// Share of the pages that must come from the lender. Where processors are few and readers many,
-/// gets are late; then some are raced by a read of the disk, and others that find no connection
-/// free are read there at once.
+/// The minimum share of pages from the lender. With few processors and many readers, gets are late;
+/// then some are raced by a read of the disk, and others that find no free connection are read
+/// there at once.
 const HIT_SHARE_MIN: f64 = 0.8;
 /// Pages that may be missing from the lender after it was filled: one in that many.
 const MISSING_ONE_IN: u64 = 200;
 /// Evicted at once while the lender is filled: a quarter of the tap's ring.
 const EVICT_BYTES: u64 = 8 << 20;
-/// Until what was evicted is with the lender.
+/// Time limit until evicted pages are at the lender.
 const SETTLE_MAX: Duration = Duration::from_secs(20);
-/// What the lender and its group have beyond the file.
+/// Memory of the lender and its group beyond the file.
 const LENDER_ROOM_BYTES: u64 = 128 << 20;
 const LENDER_RESERVE_BYTES: u64 = 32 << 20;
 
 /// A mount and its lender.
 pub struct Lent {
-    // In this order: the mount before its lender.
+    // Drop order: the mount before its lender.
     /// The mount.
     pub side: Side,
     /// The lender.
     pub lender: Lender,
     len_bytes: u64,
-    /// Whether the figures say nothing anyway.
+    /// Whether the figures are meaningless anyway.
     tiny: bool,
-    /// The least share of pages of a pass that came from the lender.
+    /// The minimum share of a pass's pages that came from the lender.
     hit_share: Cell<f64>,
 }
 
 impl Lent {
-    /// Makes both, and has the lender get every page of the file: read at random by the worker,
-    /// then evicted.
+    /// Makes both, and fills the lender with every page of the file: the worker reads at random,
+    /// then the pages are evicted.
     pub fn fill(
         world: &World,
         worker: &mut Worker<'_>,
@@ -103,18 +103,18 @@ impl Lent {
         Order::Once { path: self.side.file.clone(), len_bytes: self.len_bytes, block_bytes, threads, seed }
     }
 
-    /// The least share of pages that came from the lender, of all passes so far.
+    /// The minimum share of pages that came from the lender, of all passes so far.
     pub fn hit_share(&self) -> f64 {
         self.hit_share.get()
     }
 
-    /// A pass of single pages by one thread, wherever they come from.
+    /// A pass of single pages by one thread, from any source.
     pub fn reads(&self, worker: &mut Worker<'_>, seed: u64) -> Result<Report, Failure> {
         self.side.drop_cached()?;
         worker.obey(&self.pass(PAGE_SIZE, 1, seed))
     }
 
-    /// A pass in which every read is to be a hit.
+    /// A pass in which every read should be a hit.
     pub fn hits(
         &self,
         worker: &mut Worker<'_>,

@@ -1,9 +1,10 @@
-//! `hit-latency`: what a read costs that misses locally and hits the lender, one at a time.
+//! `hit-latency`: the cost of a read that misses locally and hits the lender, one at a time.
 //!
-//! Its floors: the same read answered by a FUSE server that does nothing ([`crate::null_server`]),
-//! and the same bytes over TCP, 32 there and a page back. A hit needs both, one after the other, so
-//! their sum is the least that it could take, but for one thing: a hit is polled for, and over TCP
-//! both sides sleep until something comes. So there is a third floor, TCP with both sides polling.
+//! Its floors are the same read answered by a FUSE server that does nothing
+//! ([`crate::null_server`]), and the same bytes over TCP: 32 for the request, and a page for the
+//! response. A hit needs both, one after the other, so their sum is the minimum, with one
+//! exception: a hit is polled for, while both sides of TCP sleep until something arrives. So there
+//! is a third floor, TCP with both sides polling.
 
 use crate::figures::Series;
 use crate::hit::{DISK_READS_PER_S, Lent};
@@ -13,21 +14,21 @@ use page::PAGE_SIZE;
 use serde_json::{Map, Value, json};
 use testbed::Failure;
 
-/// Wanted at the most: a hit over the sum of its floors.
+/// The maximum: a hit over the sum of its floors.
 const RATIO_WANTED: f64 = 1.35;
-/// Wanted at the most with security on.
+/// The maximum with security on.
 const SEALED_RATIO_WANTED: f64 = 1.5;
-/// Bytes of the question over TCP: as the protocol has for a page, header and key.
+/// Bytes of the request over TCP: the protocol's header and key for a page.
 const ASKED_BYTES: usize = 32;
 
 /// Hits without and with security, and the three floors.
 const KINDS: usize = 5;
 
-/// Runs it.
+/// Runs the bench.
 pub fn run(world: &World) -> Result<Map<String, Value>, Failure> {
     let extent = world.extent;
     let len_bytes: u64 = extent.choose(64 << 20, 16 << 20, 4 << 20);
-    // Many and short: where the scheduler puts who talks to each other decides, and it decides anew
+    // Many and short: the scheduler's placement of communicating threads decides, and it differs
     // each time.
     let (rounds, ms) = (extent.choose(41, 25, 1), extent.choose(500, 200, 50));
     world.disk.limit_reads(Some(DISK_READS_PER_S))?;
@@ -41,7 +42,7 @@ pub fn run(world: &World) -> Result<Map<String, Value>, Failure> {
     let mut kinds: [Kind; KINDS] = Default::default();
     for round in 0..rounds {
         let seed = world.seed.wrapping_add(round as u64);
-        // In turns, and each as often first.
+        // By turns, and each equally often first.
         for index in (0..KINDS).map(|index| (index + round) % KINDS) {
             let report = match index {
                 0 => trusting.hits(&mut worker, PAGE_SIZE, 1, seed)?,
@@ -62,8 +63,8 @@ pub fn run(world: &World) -> Result<Map<String, Value>, Failure> {
     let [plain, sealed, fuse, tcp, polled] = kinds;
     let floor_us = fuse.p50_us.plus(&tcp.p50_us);
     let (ratio, sealed_ratio) = (plain.p50_us.over(&floor_us), sealed.p50_us.over(&floor_us));
-    // Of the medians, not the median of the rounds' ratios: what a round measures is not paired
-    // with what the next one does.
+    // The ratio of the medians, not the median of the rounds' ratios: measurements of a round are
+    // not paired with each other.
     let of_medians = |kind: &Kind, tcp: &Kind| kind.p50_us.median() / (fuse.p50_us.median() + tcp.p50_us.median());
     let (ratio_p50, sealed_ratio_p50) = (of_medians(&plain, &tcp), of_medians(&sealed, &tcp));
     let (polled_ratio_p50, sealed_polled_ratio_p50) = (of_medians(&plain, &polled), of_medians(&sealed, &polled));

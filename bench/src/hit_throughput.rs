@@ -1,8 +1,8 @@
-//! `hit-throughput`: how many reads a second hit the lender, when many are asked for, and how many
-//! bytes when they are large.
+//! `hit-throughput`: the number of reads in a second that hit the lender, with many readers, and
+//! the number of bytes with large reads.
 //!
-//! Pages by 16 threads, against the same from a FUSE server that does nothing; 256 KiB by one
-//! thread and by 16, beside what a single TCP connection transports on this machine.
+//! Single pages by 16 threads, against the same from a FUSE server that does nothing; 256 KiB by
+//! one thread and by 16, next to the speed of a single TCP connection on this machine.
 
 use crate::figures::Series;
 use crate::hit::{DISK_READS_PER_S, Lent};
@@ -12,7 +12,7 @@ use page::PAGE_SIZE;
 use serde_json::{Map, Value, json};
 use testbed::Failure;
 
-/// Wanted at least: pages a second over those of the null server, and GiB a second by one thread.
+/// The minimum: pages a second over those of the null server, and GiB a second by one thread.
 const RATIO_WANTED: f64 = 0.6;
 const GIBPS_WANTED: f64 = 1.0;
 /// A large read.
@@ -24,7 +24,7 @@ const GIB: f64 = (1u64 << 30) as f64;
 /// Bytes of a read, and threads that read.
 const LOADS: [(usize, usize); 3] = [(PAGE_SIZE, THREADS), (LARGE_BYTES, 1), (LARGE_BYTES, THREADS)];
 
-/// Runs it.
+/// Runs the bench.
 pub fn run(world: &World) -> Result<Map<String, Value>, Failure> {
     let extent = world.extent;
     let len_bytes: u64 = extent.choose(256 << 20, 64 << 20, 8 << 20);
@@ -37,7 +37,7 @@ pub fn run(world: &World) -> Result<Map<String, Value>, Failure> {
     let null = world.null_server(&null_at, len_bytes)?;
     println!("{} MiB, each block once and at random; {rounds} rounds", len_bytes >> 20);
 
-    // Of each load: sealed, not sealed, and the null server.
+    // For each load: sealed, not sealed, and the null server.
     let mut speeds: [[Series; 3]; 3] = Default::default();
     let mut tcp = Series::default();
     for round in 0..rounds {

@@ -1,9 +1,9 @@
-//! The benches: each prints its figure beside its floor or its peer, which it measures in the same
-//! run, in turns with it.
+//! The benches: each prints its figure next to its floor or its peer, which it measures in the same
+//! run, by turns.
 //!
-//! `bench/run NAME` builds and runs one. A bench that cannot be run on a machine says why and ends
-//! with 2. Everything that is made is removed, also when it fails or is interrupted.
-//! docs/user/benches.md says what each measures.
+//! `bench/run NAME` builds and runs one. A bench that cannot run on a machine prints the reason and
+//! ends with 2. Everything that is made is removed, also when it fails or is interrupted.
+//! docs/user/benches.md explains the figures.
 
 mod bypass;
 mod cached_read;
@@ -43,10 +43,10 @@ use std::process::ExitCode;
 use testbed::{Failure, Interrupt, NOT_RUN, exit_code};
 use world::{Extent, World};
 
-/// In the place of a bench: all of them.
+/// Instead of a bench's name: all of them.
 const ALL: &str = "all";
 
-/// A bench: its name, what it says, and how it is run. It returns its figures.
+/// A bench: its name, its description, and its function, which returns its figures.
 struct Bench {
     name: &'static str,
     about: &'static str,
@@ -178,7 +178,7 @@ fn main() -> ExitCode {
     if options.list {
         let width = BENCHES.iter().map(|bench| bench.name.len()).max().unwrap_or(0);
         let mut out = io::stdout().lock();
-        // The reader may have seen enough.
+        // The reader of the output may have closed it.
         let _closed = BENCHES.iter().try_for_each(|bench| writeln!(out, "{:width$}  {}", bench.name, bench.about));
         let _closed = paper::list().try_for_each(|(name, about)| writeln!(out, "{} {name}: {about}", paper::NAME));
         return ExitCode::SUCCESS;
@@ -234,7 +234,7 @@ fn main() -> ExitCode {
             return ExitCode::from(NOT_RUN);
         }
     };
-    // Everything that was made is gone when this returns, on every path.
+    // Everything that was made is removed when this returns, on every path.
     let ran = Interrupt::listen().map_err(Failure::from).and_then(|interrupt| match benches {
         [bench] => run_one(bench, &options, &interrupt),
         all => run_all(all, &options, &interrupt),
@@ -242,7 +242,7 @@ fn main() -> ExitCode {
     exit_code(ran.map(|()| true))
 }
 
-/// One bench. Returns its figures, and what they were measured on.
+/// Runs one bench. Returns its figures, and their conditions.
 fn measure(
     bench: &Bench,
     options: &Options,
@@ -273,8 +273,8 @@ fn run_one(bench: &Bench, options: &Options, interrupt: &Interrupt) -> Result<()
     Ok(())
 }
 
-/// All benches, one after the other. One that cannot be run is noted, and the others are run all
-/// the same.
+/// Runs all benches, one after the other. A bench that cannot run is recorded, and the others run
+/// nevertheless.
 fn run_all(benches: &[Bench], options: &Options, interrupt: &Interrupt) -> Result<(), Failure> {
     let seed = options.seed();
     let (mut all, mut not_run) = (Map::new(), Map::new());
@@ -294,7 +294,7 @@ fn run_all(benches: &[Bench], options: &Options, interrupt: &Interrupt) -> Resul
         println!();
     }
     let line = history::line(&conditions, options.extent().name(), seed, &all, &not_run);
-    // Figures that say nothing are not kept.
+    // Meaningless figures are not stored.
     if options.extent() != Extent::Tiny && !cfg!(debug_assertions) {
         history::add(&options.history, &line)?;
     }
@@ -308,7 +308,7 @@ fn run_all(benches: &[Bench], options: &Options, interrupt: &Interrupt) -> Resul
     Err(Failure::Problem(format!("{} could not be run", names.join(", "))))
 }
 
-/// The members of a JSON object that was written as one.
+/// The members of a JSON object.
 fn members(value: Value) -> Map<String, Value> {
     match value {
         Value::Object(members) => members,

@@ -1,9 +1,9 @@
-//! `metadata`: names and small files, through the mount against the directory below, and against
-//! two other FUSE file systems that pass everything through, bindfs and mergerfs, as Debian has
-//! them and as they are by default.
+//! `metadata`: names and small files, through the mount against the backing directory, and against
+//! two other pass-through FUSE file systems, bindfs and mergerfs, as packaged by Debian and with
+//! their defaults.
 //!
-//! [`crate::tree`] says what is done. Ratios are geometric means over its phases, so that none
-//! counts more than another. Each round has a directory of its own, far from all others on the disk
+//! [`crate::tree`] describes the load. Ratios are geometric means over its phases, so that all
+//! count equally. Each round has a directory of its own, far from all others on the disk
 //! ([`spread_directories`]).
 
 use crate::figures::{Series, geometric_mean};
@@ -17,15 +17,15 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 use testbed::{Failure, Process, wait_until};
 
-/// Wanted at least: our speed over that of the better peer, and over that of the directory below.
+/// The minimum: our speed over that of the better peer, and over that of the backing directory.
 const PEER_WANTED: f64 = 1.5;
 const NATIVE_WANTED: f64 = 0.4;
 /// The peers. Both are called with source and mountpoint, and stay in the foreground.
 const PEERS: [(&str, &[&str]); 2] = [("bindfs", &["-f"]), ("mergerfs", &["-f"])];
-/// Until a peer has mounted.
+/// Time limit for a peer to mount.
 const MOUNT_MAX: Duration = Duration::from_secs(10);
 
-/// Runs it.
+/// Runs the bench.
 pub fn run(world: &World) -> Result<Map<String, Value>, Failure> {
     let extent = world.extent;
     let (files, rounds) = (extent.choose(50_000, 5000, 200), extent.choose(3, 3, 1));
@@ -46,7 +46,7 @@ pub fn run(world: &World) -> Result<Map<String, Value>, Failure> {
     let mut speeds: Vec<[Series; PHASES.len()]> = places.iter().map(|_| Default::default()).collect();
     for round in 0..rounds {
         for index in (0..places.len()).map(|index| (index + round) % places.len()) {
-            // What others have written must not be written back at our expense.
+            // The measurement must not include writeback of other programs' data.
             rustix::fs::sync();
             let (name, at) = &places[index];
             let directory = at.join(format!("{name}-{round}-{}", world.seed));
@@ -89,7 +89,7 @@ pub fn run(world: &World) -> Result<Map<String, Value>, Failure> {
     Ok(figures)
 }
 
-/// Another file system, taken away when dropped.
+/// Another file system. Dropping it unmounts.
 struct Peer {
     name: &'static str,
     at: PathBuf,
@@ -106,7 +106,7 @@ impl Peer {
             Failure::Problem(format!("starting {name}: {error}; `make bench-deps` installs Debian's"))
         })?;
         let device = |path: &Path| std::fs::metadata(path).map(|metadata| metadata.dev()).ok();
-        // From here on it is taken away, also when it does not mount.
+        // From here on it is unmounted, also if it does not mount.
         let peer = Peer { name, at, _process: process };
         if wait_until(MOUNT_MAX, || device(&peer.at).is_some_and(|found| Some(found) != device(&source))) {
             return Ok(peer);

@@ -1,12 +1,12 @@
-//! `neighbours`: what requests that wait for the disk cost those beside them that do not.
+//! `neighbours`: the cost of requests that wait for the disk for other requests that do not.
 //!
-//! A read of the disk waits for those of its neighbours there, through the mount as without it. So
-//! a round counts only if the lender had every page that was to be a hit.
+//! A read of the disk waits for other reads of the disk, with and without the mount. So a round
+//! counts only if the lender had every page of the intended hits.
 //!
-//! Two cases, each alone and beside its neighbours by turns: reads that hit the lender beside
-//! readers of pages that only the disk has; and a file that is looked at, opened and read out of
-//! the page cache, beside writers that sync. The latter is also measured in the backing directory,
-//! with the same neighbours there. The neighbours keep a slow disk busy all the time.
+//! There are two cases, each alone and with neighbours by turns: reads that hit the lender, with
+//! readers of pages that only the disk has; and stat, open and read of a file in the page cache,
+//! with writers that sync. The second case is also measured in the backing directory, with the same
+//! neighbours there. The neighbours keep a slow disk busy all the time.
 
 use crate::figures::Series;
 use crate::hit::{DISK_READS_PER_S, Lent};
@@ -18,28 +18,28 @@ use std::path::Path;
 use std::time::Duration;
 use testbed::Failure;
 
-/// Wanted at the least: what is done beside neighbours over what is done alone.
+/// The minimum: the speed with neighbours over the speed alone.
 const RATIO_WANTED: f64 = 0.8;
-/// What the disk reads, and writes, in a second.
+/// Reads, and writes, of the disk in a second.
 const DISK_PER_S: u32 = 160;
 /// Neighbours that read, and that write and sync.
 const READERS: usize = 24;
 const WRITERS: usize = 16;
-/// The file of the readers, of which they come to a small part. Each round has a new one, as the
-/// lender gets what was read.
+/// The readers' file, of which they read a small part. Each round has a new one, because the lender
+/// gets the pages that were read.
 const COLD_BYTES: u64 = 16 << 20;
-/// Rounds that may be tried for one that counts.
+/// Attempts for one round that counts.
 const TRIES: u64 = 3;
 /// The file of each writer.
 const WRITTEN_BYTES: u64 = 256 << 10;
 /// Page cache of the neighbours.
 const NEIGHBOURS_BYTES: u64 = 128 << 20;
-/// The neighbours go on for as long as their victim takes, even if it is slower by that factor.
+/// The neighbours run as long as their victim needs, even if it is slower by that factor.
 const SLOWER_MOST: u64 = 3;
-/// How long the neighbours go on before and after.
+/// How long the neighbours run before and after.
 const MARGIN_MS: u64 = 300;
 
-/// Runs it.
+/// Runs the bench.
 pub fn run(world: &World) -> Result<Map<String, Value>, Failure> {
     let extent = world.extent;
     let len_bytes: u64 = extent.choose(32 << 20, 16 << 20, 4 << 20);
@@ -138,7 +138,7 @@ fn per_second(report: &Report) -> f64 {
     report.operations as f64 / report.seconds
 }
 
-/// What `own` does while the neighbours use their files.
+/// Runs `own` while the neighbours use their files.
 fn beside(
     neighbours: &mut Worker<'_>,
     path: &Path,

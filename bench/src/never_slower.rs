@@ -1,10 +1,10 @@
-//! `never-slower`: whether Puma is ever in the way.
+//! `never-slower`: whether Puma ever makes a load slower.
 //!
-//! Workloads × sizes of the data × latencies of the network, each against no Puma: a file like it
-//! on the same disk, not mounted. There is a mount for every latency, as it is by default, whose
-//! relay delays from the beginning to the end, so that its gate sees a network that is as it is.
-//! The rounds of one workload and size go through all of them in turns. Then latency comes and
-//! goes: how long until the lender is used again?
+//! Workloads × sizes of the data × latencies of the network, each against no Puma: a similar file
+//! on the same disk, not mounted. There is a mount for every latency, with the defaults, whose
+//! relay delays from the beginning to the end, so that its gate sees a constant network. The rounds
+//! of one workload and size visit all of them by turns. Then latency appears and disappears, to
+//! measure the time until the lender is used again.
 
 use crate::figures::Series;
 use crate::worker::{Order, Workload};
@@ -15,23 +15,23 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use testbed::{Failure, Relay};
 
-/// Wanted at least: with Puma over without.
+/// The minimum: with Puma over without.
 const RATIO_WANTED: f64 = 0.97;
-/// The disk: that many reads and writes per second, and not more bytes.
+/// The disk: so many reads and writes per second, and a limit on bytes.
 const DISK_READS_PER_S: u32 = 2000;
 const DISK_WRITES_PER_S: u32 = 500;
 const DISK_BYTES_PER_S: u64 = 200_000_000;
-/// What the lender's group has beyond what it lends.
+/// Memory of the lender's group beyond the lent memory.
 const LENDER_ROOM_BYTES: u64 = 160 << 20;
 const LENDER_RESERVE_BYTES: u64 = 32 << 20;
-/// Longest steps of the part where latency comes and goes.
+/// Time limits of the steps of the last part.
 const USED_MAX: Duration = Duration::from_secs(60);
 const SHUNNED_MAX: Duration = Duration::from_secs(60);
 const RESUMED_MAX: Duration = Duration::from_secs(300);
-/// Of the reads between two looks there.
+/// Time of reads between two checks there.
 const LOOK_MS: u64 = 100;
 
-/// The workloads, as they are called.
+/// The workloads, with their names.
 const WORKLOADS: [(&str, Workload); 5] = [
     ("random", Workload::Random { threads: 1 }),
     ("random-16-threads", Workload::Random { threads: 16 }),
@@ -40,19 +40,19 @@ const WORKLOADS: [(&str, Workload); 5] = [
     ("writes-fsync", Workload::Writes),
 ];
 
-/// The sizes of the data, as they are called, in halves of the reader's memory.
+/// The sizes of the data, with their names, in halves of the reader's memory.
 const SIZES: [(&str, u64); 3] = [("fits", 1), ("twice", 4), ("four-times", 8)];
 
-/// How much is measured.
+/// The amount of measurements.
 struct Plan {
     cache_bytes: u64,
     latencies_ms: &'static [u64],
     rounds: usize,
-    /// Further rounds for weak cells are begun until then.
+    /// Until then, further rounds for weak cells are begun.
     more_until: Duration,
     warm_up_ms: u64,
     phase_ms: u64,
-    /// How long latency lasts before it goes.
+    /// How long latency lasts before it disappears.
     peaks: &'static [(&'static str, Duration)],
 }
 
@@ -84,7 +84,7 @@ const TINY: Plan = Plan {
     peaks: &[],
 };
 
-/// Runs it.
+/// Runs the bench.
 pub fn run(world: &World) -> Result<Map<String, Value>, Failure> {
     let plan = world.extent.choose(&WHOLE, &QUICK, &TINY);
     let begin = Instant::now();
@@ -96,7 +96,7 @@ pub fn run(world: &World) -> Result<Map<String, Value>, Failure> {
         relay.delay(each_way(latency_ms));
         Ok::<_, Failure>(relay)
     };
-    // Dropped in reverse: the mounts before what they are connected through.
+    // Drop order is reversed: the mounts end before their relays.
     let relays = plan.latencies_ms.iter().map(|ms| relay(*ms)).collect::<Result<Vec<_>, _>>()?;
     let mut places = vec![Place { path: world.file("without", largest_bytes)?, side: None }];
     for (ms, relay) in plan.latencies_ms.iter().zip(&relays) {
@@ -125,7 +125,7 @@ pub fn run(world: &World) -> Result<Map<String, Value>, Failure> {
             }
         }
     }
-    // A ratio below what is wanted may be chance. All rounds count, these and those before.
+    // A ratio below the bound may be chance. All rounds count, these and those before.
     while begin.elapsed() < plan.more_until {
         let fewest = groups.iter_mut().filter(|group| group.worst() < RATIO_WANTED).min_by_key(|group| group.rounds());
         let Some(group) = fewest.filter(|group| group.rounds() < 3 * plan.rounds) else { break };
@@ -160,7 +160,7 @@ pub fn run(world: &World) -> Result<Map<String, Value>, Failure> {
     Ok(figures)
 }
 
-/// A relay delays in each direction; what is said here is what a round trip takes longer.
+/// A relay delays in each direction; the figures here are those of a round trip.
 fn each_way(latency_ms: u64) -> Duration {
     Duration::from_millis(latency_ms) / 2
 }
@@ -198,7 +198,7 @@ fn state(status: &report::Mount) -> Option<LinkState> {
     status.lenders.first().map(|link| link.state)
 }
 
-/// One workload on data of one size: a cell for each latency, and the floor that they share.
+/// One workload on data of one size: a cell for each latency, and their common floor.
 struct Row {
     name: &'static str,
     workload: Workload,
@@ -206,7 +206,7 @@ struct Row {
     len_bytes: u64,
     /// Operations per second of each place, the one without a mount first.
     speeds: Vec<Series>,
-    /// Pages that the lender answered to each.
+    /// Pages that the lender answered, for each place.
     lent_pages: Vec<u64>,
     /// What its mount said of its lender at the end of the last phase.
     states: Vec<Option<LinkState>>,
@@ -226,11 +226,11 @@ impl Row {
         }
     }
 
-    /// Measures all places in turns, that many times.
+    /// Measures all places by turns, that many times.
     fn measure(&mut self, world: &World, plan: &Plan, places: &[Place], rounds: usize) -> Result<(), Failure> {
         let mut worker = world.worker(plan.cache_bytes)?;
         for _ in 0..rounds {
-            // Each is first, and follows each other one, as often as the others.
+            // Each is first, and follows each other one, equally often.
             let first = self.rounds();
             for index in (0..places.len()).map(|index| (index + first) % places.len()) {
                 let place = &places[index];
@@ -303,9 +303,9 @@ impl Row {
     }
 }
 
-/// Latency comes, lasts for some time after the lender was left alone, and goes. Returns the
-/// milliseconds until the lender answers again, or null where it was never left alone or never used
-/// again; it is said which.
+/// Latency appears, lasts for some time after the lender was bypassed, and disappears. Returns the
+/// milliseconds until the lender answers again, or null if it was never bypassed or never used
+/// again; the output says which.
 fn resume(
     world: &World,
     plan: &Plan,

@@ -1,6 +1,6 @@
-//! The floor of a page server, in a process of its own: one thread that takes as many bytes as the
-//! pool's protocol says, answers with as many, and keeps nothing. All it touches stays in the
-//! processor's caches, so what it reaches is what the kernel, one client and one server core allow.
+//! The floor of a page server, in a process of its own: one thread that receives as many bytes as
+//! the pool's protocol has, answers with as many, and stores nothing. Its memory stays in the
+//! processor's caches, so its speed is that of the kernel, one client and one server core.
 
 use crate::dialects;
 use page::PAGE_SIZE;
@@ -19,14 +19,14 @@ use zerocopy::{FromBytes, IntoBytes};
 pub const NAME: &str = "null-pages";
 /// Received at once.
 const RECEIVED_BYTES: usize = 256 << 10;
-/// Connections that have something to say.
+/// The maximum number of connections with events.
 const EVENTS_MAX: usize = 64;
-/// Waiting by looking again and again, as the lender does while questions come.
+/// Polls, as the lender does while requests arrive.
 const NOW: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
-/// The listener's; connections have their numbers.
+/// The listener's key; connections have their numbers.
 const LISTENER: u64 = u64::MAX;
 
-/// The whole life of the process: says READY and where it listens, and serves until it is killed.
+/// Runs the process: prints READY and its address, and serves until it is killed.
 pub fn run() -> Result<(), Failure> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let epoll = epoll::create(CreateFlags::CLOEXEC).map_err(io::Error::from)?;
@@ -52,7 +52,7 @@ pub fn run() -> Result<(), Failure> {
             } else if let Some(client) = &mut clients[number as usize]
                 && !client.serve(&mut buffer)?
             {
-                // Closed, it leaves the epoll.
+                // A closed connection leaves the epoll.
                 clients[number as usize] = None;
                 open_clients -= 1;
             }
@@ -63,13 +63,13 @@ pub fn run() -> Result<(), Failure> {
 /// A connection.
 struct Client {
     stream: TcpStream,
-    /// The header of the frame that is coming, and but for a Put its body.
+    /// The header of the arriving frame and, except for a Put, its body.
     head: Vec<u8>,
-    /// Bytes of a Put that are still to come, and its pages.
+    /// Bytes of a Put that are still to arrive, and its header.
     put: Option<(usize, Header)>,
-    /// Of the pages that it is given.
+    /// The content of the received pages.
     page: [u8; PAGE_SIZE],
-    /// The last answer to a get, whole.
+    /// The last response to a get, whole.
     answer: Vec<u8>,
 }
 
@@ -78,7 +78,7 @@ impl Client {
         Client { stream, head: Vec::new(), put: None, page: [0; PAGE_SIZE], answer: Vec::new() }
     }
 
-    /// Takes what has come. False: it has gone.
+    /// Receives available bytes. Returns false if the client has closed.
     fn serve(&mut self, buffer: &mut [u8]) -> io::Result<bool> {
         match recv(&self.stream, &mut *buffer, RecvFlags::DONTWAIT) {
             Ok((_, 0)) | Err(Errno::CONNRESET) => Ok(false),

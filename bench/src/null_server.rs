@@ -1,10 +1,10 @@
-//! The floors of a hit, in a process of their own, as the mount's daemon and the lender are: a FUSE
-//! server that does nothing but answer, and a TCP server likewise.
+//! The floors of a hit, in a process of their own, like the mount's daemon and the lender: a FUSE
+//! server that only answers, and a TCP server likewise.
 //!
-//! The mount is made with the crate `fuse`, with as many workers, buffers as large, and the same
-//! read-ahead window as ours. It has one file whose READs are answered with a constant page; only
-//! the number that each page of a bench's file begins with is filled in, so that the worker checks
-//! what it reads as everywhere.
+//! The mount is made with the crate `fuse`, with as many workers, as large buffers, and the same
+//! read-ahead window as a real mount. It has one file whose READs are answered with a constant
+//! page. Only the number at the beginning of each page is filled in, so that the worker can check
+//! its reads as usual.
 
 use crate::world::{FILE, STAMP_BYTES};
 use fuse::abi::{self, fopen, init};
@@ -22,28 +22,28 @@ use std::path::Path;
 use std::thread::{scope, spawn};
 use testbed::{Failure, Process};
 
-/// The subcommand; behind it the mountpoint and the bytes of the file.
+/// The subcommand; its arguments are the mountpoint and the length of the file in bytes.
 pub const NAME: &str = "null-server";
 /// Workers, as many as `pumapool mount` has by default.
 const WORKERS: usize = 8;
 /// As in the crate `mount`.
 const READAHEAD_BYTES_MAX: u32 = 1 << 20;
 const BACKGROUND_MAX: u16 = 64;
-/// The kernel may keep everything it is told for so long.
+/// Time for which the kernel may cache all answers.
 const VALID_SECONDS: u64 = 3600;
 /// The file; 1 is the root.
 const FILE_NODE: u64 = 2;
-/// What the constant page is made of.
+/// The filling byte of the constant page.
 const FILLING: u8 = 0x5a;
-/// Sent at once where the client asks for a stream.
+/// Bytes that are sent at once if the client requests a stream.
 const STREAM_BYTES: usize = 256 << 10;
 
-/// The process, seen from the bench; with it go its mount and its connections.
+/// The process, for the bench; its mount and its connections end with it.
 pub struct NullServer<'a> {
-    // In this order: without the mount the process ends by itself.
+    // Drop order: without the mount the process ends by itself.
     mounted: Mounted<'a>,
     _process: Process,
-    /// Where its TCP server listens.
+    /// The address of its TCP server.
     pub address: String,
 }
 
@@ -56,7 +56,7 @@ impl Drop for Mounted<'_> {
 }
 
 impl<'a> NullServer<'a> {
-    /// Of a process that has said it is ready.
+    /// For a process that has printed READY.
     pub fn new(process: Process, at: &'a Path, address: String) -> NullServer<'a> {
         NullServer { mounted: Mounted(at), _process: process, address }
     }
@@ -67,8 +67,8 @@ impl<'a> NullServer<'a> {
     }
 }
 
-/// The whole life of the process: says READY and where its TCP server listens, and serves until the
-/// mount is gone.
+/// Runs the process: prints READY and the address of its TCP server, and serves until the mount is
+/// gone.
 pub fn run(at: &Path, len_bytes: u64) -> Result<(), Failure> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let options = Options {
@@ -96,7 +96,7 @@ pub fn run(at: &Path, len_bytes: u64) -> Result<(), Failure> {
         println!("READY {}", listener.local_addr()?);
         spawn(move || {
             for stream in listener.incoming().flatten() {
-                // A client that goes away ends its thread.
+                // A client that disconnects ends its thread.
                 spawn(move || drop(answer(stream)));
             }
         });
@@ -105,7 +105,7 @@ pub fn run(at: &Path, len_bytes: u64) -> Result<(), Failure> {
     .inspect_err(|_: &Failure| drop(mounted))
 }
 
-/// As the crate `mount` does: else a large read at random would come in pieces of 128 KiB.
+/// As the crate `mount` does: otherwise a large random read would come in pieces of 128 KiB.
 fn widen_readahead(at: &Path) -> Result<(), Failure> {
     let device = std::fs::metadata(at)?.dev();
     let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
@@ -136,7 +136,7 @@ impl Null {
         let len = self.len_bytes.saturating_sub(args.offset).min(args.size.into()) as usize;
         let Some(answer) = scratch.get_mut(..len) else { return reply.error(Errno::INVAL) };
         for (page, content) in (args.offset / PAGE_SIZE as u64..).zip(answer.chunks_mut(PAGE_SIZE)) {
-            // What the worker's buffer holds is constant once it was filled.
+            // The content of the worker's buffer is constant once it was filled.
             if content[content.len() - 1] != FILLING {
                 content.fill(FILLING);
             }
@@ -149,7 +149,7 @@ impl Null {
 impl Filesystem for Null {
     fn handle(&self, request: &Request<'_>, reply: Reply<'_>, scratch: &mut [u8]) {
         let node = request.header.nodeid;
-        // What the kernel does not take any more nobody waits for.
+        // If the kernel no longer takes an answer, nobody waits for it.
         let _taken = match &request.operation {
             Operation::Read(args) if node == FILE_NODE => self.read(args, reply, scratch),
             Operation::Lookup { name } if OsStr::from_bytes(name.to_bytes()) == FILE => reply.value(&abi::EntryOut {
@@ -178,9 +178,8 @@ impl Filesystem for Null {
     }
 }
 
-/// Serves one client: it says how long its requests are, how long the answers are to be, and
-/// whether requests are to be polled for (1), 4 bytes each. Requests of no length are not waited
-/// for.
+/// Serves one client. It sends the length of its requests, the length of the responses, and whether
+/// to poll for requests (1), 4 bytes each. Requests without length are not waited for.
 fn answer(mut stream: TcpStream) -> io::Result<()> {
     stream.set_nodelay(true)?;
     let mut words = [[0; 4]; 3];
@@ -196,8 +195,8 @@ fn answer(mut stream: TcpStream) -> io::Result<()> {
     }
 }
 
-/// Receives as many bytes as there is room for. A thread that polls offers the processor at each
-/// look, as the crate `sync` does.
+/// Receives as many bytes as there is room for. A thread that polls yields the processor at each
+/// check, as the crate `sync` does.
 pub fn receive(stream: &mut TcpStream, bytes: &mut [u8], polls: bool) -> io::Result<()> {
     if !polls {
         return stream.read_exact(bytes);
@@ -214,8 +213,8 @@ pub fn receive(stream: &mut TcpStream, bytes: &mut [u8], polls: bool) -> io::Res
     Ok(())
 }
 
-/// A client of that TCP server, with what that wants to know. A stream is one whose requests have
-/// no length.
+/// Connects a client to that TCP server, with its parameters. If requests have no length, it is a
+/// stream.
 pub fn connect(address: &str, request_bytes: usize, answer_bytes: usize, polls: bool) -> io::Result<TcpStream> {
     let mut stream = TcpStream::connect(address)?;
     stream.set_nodelay(true)?;

@@ -1,11 +1,11 @@
 //! `page-server`: the lender alone against memcached, as servers of pages.
 //!
 //! Values of 4 KiB, one server core: all threads of either server stay on one processor, the client
-//! on another, where there are two. memcached is Debian's, with one worker thread, and speaks its
-//! text protocol; `set` in batches with `noreply` on all but the last, `get` with many keys. The
-//! lender is the one of `pumapool lend --trust-network`, as memcached seals nothing either. Client
-//! code, connections and what is under way at once are the same ([`crate::dialects`]). The floor is
-//! a server that keeps nothing ([`crate::null_pages`]).
+//! on another, if there are two. memcached is Debian's, with one worker thread, and its text
+//! protocol; `set` in batches with `noreply` on all but the last, `get` with many keys. The lender
+//! is that of `pumapool lend --trust-network`, because memcached seals nothing either. Client code,
+//! connections and the number of pending requests are the same ([`crate::dialects`]). The floor is
+//! a server that stores nothing ([`crate::null_pages`]).
 
 use crate::dialects::{Asking, Dialect};
 use crate::figures::Series;
@@ -19,24 +19,24 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 use testbed::{Failure, Process, wait_until_ok};
 
-/// Wanted at least: ours over memcached.
+/// The minimum: ours over memcached.
 const WANTED: [(&str, f64); 4] =
     [("get_ratio", 1.1), ("put_ratio", 1.0), ("batch_get_ratio", 2.0), ("batch_put_ratio", 2.0)];
 /// Pages of a request.
 const BATCHES: [u32; 2] = [1, 32];
-/// Sessions, hence requests under way at once.
+/// Sessions, and so pending requests.
 const SESSIONS: u32 = 8;
-/// Ours, memcached, and one that keeps nothing.
+/// Ours, memcached, and one that stores nothing.
 const SERVERS: usize = 3;
-/// What the servers have beyond the values.
+/// Memory of the servers beyond the values.
 const ROOM_BYTES: u64 = 128 << 20;
 const RESERVE_BYTES: u64 = 32 << 20;
-/// In which the kernel tells times of processors, whatever it counts in itself.
+/// The unit of the kernel's processor times, independent of its internal one.
 const TICKS_PER_S: f64 = 100.0;
-/// Until memcached listens.
+/// Time limit for memcached to listen.
 const LISTEN_MAX: Duration = Duration::from_secs(10);
 
-/// Runs it.
+/// Runs the bench.
 pub fn run(world: &World) -> Result<Map<String, Value>, Failure> {
     let extent = world.extent;
     let pages: u32 = extent.choose(16_384, 4096, 256);
@@ -44,7 +44,7 @@ pub fn run(world: &World) -> Result<Map<String, Value>, Failure> {
     let store_bytes = u64::from(SESSIONS * pages) * PAGE_SIZE as u64;
     let folder = world.directory("memcached")?;
     let (memcached, memcached_at) = memcached(&folder, store_bytes + ROOM_BYTES)?;
-    // Kept pages have room beside those that replace them.
+    // Stored pages have room in addition to those that replace them.
     let lender = world.lend_with(Security::Trusting, 2 * store_bytes + ROOM_BYTES, 2 * store_bytes, RESERVE_BYTES)?;
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     let (null, null_at) = world.null_pages()?;
@@ -62,7 +62,7 @@ pub fn run(world: &World) -> Result<Map<String, Value>, Failure> {
         (Dialect::Memcached, memcached_at, memcached.pid()),
         (Dialect::Pool, null_at, null.pid()),
     ];
-    // Of each size of a request: gets and puts a second, ours, memcached's, and the floor's.
+    // For each size of a request: gets and puts a second, ours, memcached's, and the floor's.
     let mut speeds: [[[Series; SERVERS]; 2]; 2] = Default::default();
     let mut per_core: [Series; SERVERS] = Default::default();
     for round in 0..rounds {
@@ -78,7 +78,7 @@ pub fn run(world: &World) -> Result<Map<String, Value>, Failure> {
                     series[index].add(1.0 / seconds);
                 }
                 if batch == 1 {
-                    // The first filling counts too: it is work of the same kind.
+                    // The first filling counts too: it is the same kind of work.
                     per_core[index].add((report.operations + u64::from(SESSIONS * pages)) as f64 / used);
                 }
             }
@@ -121,12 +121,12 @@ pub fn run(world: &World) -> Result<Map<String, Value>, Failure> {
     Ok(figures)
 }
 
-/// Starts memcached. It tells its port in a file, as the kernel chooses it.
+/// Starts memcached. It writes its port, which the kernel chooses, to a file.
 fn memcached(folder: &Path, bytes: u64) -> Result<(Process, String), Failure> {
     let port_file = folder.join("port");
     let mut command = Command::new("memcached");
     command.args(["-u", "root", "-l", "127.0.0.1", "-p", "-1", "-t", "1"]);
-    // Twice the values, as its slabs hold them with room to spare.
+    // Twice the values, because its slabs need additional room.
     command.args(["-m", &((2 * bytes) >> 20).to_string()]).env("MEMCACHED_PORT_FILENAME", &port_file);
     command.stdin(Stdio::null()).stderr(Stdio::null());
     let process = Process::spawn(command, &[]).map_err(|error| {
@@ -140,11 +140,11 @@ fn memcached(folder: &Path, bytes: u64) -> Result<(Process, String), Failure> {
     Ok((process, format!("127.0.0.1:{port}")))
 }
 
-/// Time that a process has used of processors.
+/// Processor time that a process has used.
 fn processor_seconds(pid: u32) -> Result<f64, Failure> {
     let path = format!("/proc/{pid}/stat");
     let text = fs::read_to_string(&path).map_err(Failure::attempted(format!("reading {path}")))?;
-    // Behind the name, which may hold anything; the times are the 12th and the 13th field there.
+    // After the name, which may contain anything; the times are the 12th and the 13th field there.
     let ticks: u64 = text
         .rsplit(')')
         .next()

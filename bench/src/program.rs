@@ -1,5 +1,4 @@
-//! Programs of others that are measured: in groups of their own, and what they say is read line by
-//! line.
+//! Measured programs of others: in groups of their own, with their output read line by line.
 
 use crate::world::World;
 use std::fs::{self, File};
@@ -9,27 +8,27 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 use testbed::{Failure, Group, Line, Process};
 
-/// Between two looks whether somebody wants us to stop.
+/// Pause between two checks for an interrupt.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
-/// A program that says nothing for so long hangs.
+/// A program without output for so long counts as hanging.
 const SILENT_MAX: Duration = Duration::from_secs(3600);
-/// Lines of its complaints that are shown.
+/// Lines of its standard error that are shown.
 const LOG_LINES: usize = 6;
-/// For one that has closed its output to end.
+/// Time limit for a program to end after it has closed its output.
 const END_MAX: Duration = Duration::from_secs(60);
 
-/// One that runs. It is asked to end when dropped.
+/// A running program. Dropping it asks it to end.
 pub struct Program<'a> {
     world: &'a World,
     name: String,
     log: PathBuf,
-    /// What was in it before.
+    /// Length of the log before.
     log_bytes: usize,
     process: Process,
 }
 
 impl<'a> Program<'a> {
-    /// Starts it. What it complains of goes to a log of that name.
+    /// Starts it. Its standard error goes to a log of that name.
     pub fn start(
         world: &'a World,
         name: &str,
@@ -44,12 +43,12 @@ impl<'a> Program<'a> {
         Ok(Program { world, name: name.to_owned(), log, log_bytes, process })
     }
 
-    /// The process, for what only some programs need.
+    /// The process, for needs of some programs.
     pub fn process(&mut self) -> &mut Process {
         &mut self.process
     }
 
-    /// What it says next. None: it has ended, and well.
+    /// The next line of its output. `None`: it has ended, with success.
     pub fn next_line(&mut self) -> Result<Option<String>, Failure> {
         let begin = Instant::now();
         loop {
@@ -68,7 +67,7 @@ impl<'a> Program<'a> {
         }
     }
 
-    /// Reads what it says to the end, which must be a good one. Returns all of it.
+    /// Reads its output to the end, which must be a success. Returns all of it.
     pub fn finish(mut self) -> Result<String, Failure> {
         let mut said = String::new();
         while let Some(line) = self.next_line()? {
@@ -78,7 +77,7 @@ impl<'a> Program<'a> {
         Ok(said)
     }
 
-    /// With the beginning of what it complained of: the end is often no more than where that was.
+    /// With the beginning of its standard error: the end often only repeats the place of the error.
     fn problem(&self, what: &str) -> Failure {
         let log = fs::read(&self.log).unwrap_or_default();
         let own = String::from_utf8_lossy(log.get(self.log_bytes..).unwrap_or_default()).into_owned();
@@ -87,18 +86,18 @@ impl<'a> Program<'a> {
     }
 }
 
-/// Runs one to its end, which must be a good one. Returns what it said.
+/// Runs a program to its end, which must be a success. Returns its output.
 pub fn run(world: &World, name: &str, mut command: Command, groups: &[&Group]) -> Result<String, Failure> {
     command.stdin(Stdio::null());
     Program::start(world, name, command, groups)?.finish()
 }
 
-/// Fails where one of these programs is missing. They and their libraries are then in memory, and
-/// in no group's that is measured: they are as large however small the data are.
+/// Fails if one of these programs is missing. After this they and their libraries are in memory,
+/// and charged to no measured group: their size does not depend on the data.
 pub fn check(names: &[&str]) -> Result<(), Failure> {
     for name in names {
         let program = find(name)?;
-        // Of a script or a static program it says nothing.
+        // It prints nothing about a script or a static program.
         let libraries = Command::new("ldd").arg(&program).stdin(Stdio::null()).stderr(Stdio::null()).output();
         let libraries = libraries.map(|said| String::from_utf8_lossy(&said.stdout).into_owned()).unwrap_or_default();
         let libraries = libraries.split_whitespace().filter(|word| word.starts_with('/')).map(PathBuf::from);
@@ -110,7 +109,7 @@ pub fn check(names: &[&str]) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Where a program is that this machine may not have.
+/// Finds a program that may be missing on this machine.
 pub fn find(name: &str) -> Result<PathBuf, Failure> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let found = std::env::split_paths(&path).chain(postgres()).map(|directory| directory.join(name));
@@ -118,7 +117,7 @@ pub fn find(name: &str) -> Result<PathBuf, Failure> {
     found.next().ok_or_else(|| Failure::Problem(format!("{name} is missing: `make paper-deps` installs it")))
 }
 
-/// Debian keeps the programs of PostgreSQL in a directory for each version. The newest.
+/// Debian keeps the programs of PostgreSQL in a directory for each version. The newest is used.
 fn postgres() -> Option<PathBuf> {
     let versions = Path::new("/usr/lib/postgresql").read_dir().ok()?;
     versions.flatten().map(|entry| entry.path().join("bin")).filter(|path| path.join("postgres").exists()).max()

@@ -1,5 +1,5 @@
-//! What the worker does to see how fast reads are: each block of a file once and at random, a file
-//! that is cached, a TCP peer.
+//! The worker's measurements of reads: each block of a file once and at random, a cached file, a
+//! TCP peer.
 
 use crate::null_server::{connect, receive};
 use crate::worker::{Report, check, join};
@@ -14,17 +14,17 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// How a cached file is read.
+/// The way in which a cached file is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Method {
     /// By read(2).
     Read,
-    /// Through a mapping, which is made anew each time: its page faults are part of it.
+    /// Through a mapping, which is made anew each time: its page faults are part of the time.
     Map,
 }
 
-/// Reads every block of the beginning of a file once, in random order; the blocks are dealt out to
-/// the threads. Fails on a wrong page.
+/// Reads every block of the beginning of a file once, in random order, distributed over the
+/// threads. Fails on a wrong page.
 pub fn once(path: &Path, len_bytes: u64, block_bytes: usize, threads: usize, seed: u64) -> Result<Report, String> {
     let mut blocks: Vec<u64> = (0..len_bytes / block_bytes as u64).collect();
     fastrand::Rng::with_seed(seed).shuffle(&mut blocks);
@@ -58,8 +58,8 @@ fn read_blocks(path: &Path, block_bytes: usize, blocks: &[u64]) -> Result<Vec<u6
     Ok(times_ns)
 }
 
-/// Reads every block of every file under a directory once, in random order. Their contents are
-/// somebody else's business.
+/// Reads every block of every file under a directory once, in random order. Their contents are not
+/// checked.
 pub fn files(directory: &Path, block_bytes: usize, seed: u64) -> Result<Report, String> {
     let problem = |path: &Path| {
         let path = path.to_owned();
@@ -91,7 +91,7 @@ pub fn place(random: &mut fastrand::Rng, places: u64, mean: f64) -> u64 {
         return random.u64(..places);
     }
     loop {
-        // Those behind the end are drawn again.
+        // Places behind the end are drawn again.
         let place = -mean * (1.0 - random.f64()).ln();
         if place < places as f64 {
             return place as u64;
@@ -99,8 +99,8 @@ pub fn place(random: &mut fastrand::Rng, places: u64, mean: f64) -> u64 {
     }
 }
 
-/// Reads fragments at random places of the beginning of a file, which are multiples of their size;
-/// one at the least. Looks at those pages that begin in a fragment.
+/// Reads at least one fragment at random places of the beginning of a file, which are multiples of
+/// their size. Checks those pages that begin in a fragment.
 pub fn fragments(
     path: &Path,
     len_bytes: u64,
@@ -133,7 +133,7 @@ pub fn fragments(
     Ok(report)
 }
 
-/// Reads blocks of a file at random for some time, by one thread. Looks at the beginning of each
+/// Reads blocks of a file at random for some time, by one thread. Checks the beginning of each
 /// block.
 pub fn cached(
     path: &Path,
@@ -163,7 +163,7 @@ pub fn cached(
             None => file.read_exact_at(&mut buffer, at).map_err(problem)?,
             Some(mapping) => buffer.copy_from_slice(&mapping.bytes()[at as usize..][..block_bytes]),
         }
-        // The optimizer must not find out that nobody reads the rest.
+        // The optimizer must not find out that the rest is unused.
         check(block * pages, std::hint::black_box(&buffer))?;
         report.operations += 1;
         report.bytes += block_bytes as u64;
@@ -180,7 +180,7 @@ struct Mapping {
 
 impl Mapping {
     fn of(file: &File, len: usize) -> io::Result<Mapping> {
-        // SAFETY: a new mapping at an address of the kernel's choice.
+        // SAFETY: a new mapping at an address that the kernel chooses.
         let start = unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, ProtFlags::READ, MapFlags::SHARED, file, 0)? };
         Ok(Mapping { start, len })
     }
@@ -199,7 +199,7 @@ impl Drop for Mapping {
     }
 }
 
-/// Asks a TCP peer and waits for each answer; both sides poll, or sleep.
+/// Sends requests to a TCP peer and waits for each response; both sides poll, or sleep.
 pub fn ping_pong(
     address: &str,
     request_bytes: usize,
@@ -223,7 +223,7 @@ pub fn ping_pong(
     Ok(report)
 }
 
-/// Takes what a TCP peer sends without being asked.
+/// Receives what a TCP peer sends without requests.
 pub fn stream(address: &str, block_bytes: usize, ms: u64) -> Result<Report, String> {
     let problem = |error: io::Error| format!("listening to {address}: {error}");
     let mut stream = connect(address, 0, block_bytes, false).map_err(problem)?;
@@ -239,8 +239,8 @@ pub fn stream(address: &str, block_bytes: usize, ms: u64) -> Result<Report, Stri
     Ok(report)
 }
 
-/// Reads the pages of the beginning of a file one by one, and has the kernel evict them all at
-/// once, again and again. Returns the nanoseconds that a page took.
+/// Reads the pages of the beginning of a file one by one, and makes the kernel evict them all at
+/// once, again and again. Returns the nanoseconds of a page.
 pub fn evict(path: &Path, len_bytes: u64, times: usize) -> Result<Report, String> {
     let problem = |error: io::Error| format!("evicting {}: {error}", path.display());
     let pages: Vec<u64> = (0..len_bytes / PAGE_SIZE as u64).collect();

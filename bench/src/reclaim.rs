@@ -1,9 +1,9 @@
-//! `reclaim`: what lent pages cost somebody who wants the memory back.
+//! `reclaim`: the cost of lent pages for a program that needs the memory back.
 //!
-//! A lender has filled its memory group with lent pages when another process in that group
-//! allocates nearly all of it at full speed. The floor is the same with a lender that is empty:
-//! then the memory is simply free. A small file that is in use all the time shows whether the
-//! kernel takes the lent pages before anybody's cache.
+//! A lender has filled its memory group with lent pages. Then another process in that group
+//! allocates nearly all of it at full speed. The floor is the same with an empty lender: then the
+//! memory is simply free. A small file that is in use all the time shows whether the kernel takes
+//! the lent pages before any other cache.
 
 use crate::figures::{Series, mean, p99};
 use crate::worker::Order;
@@ -13,18 +13,18 @@ use serde_json::{Map, Value, json};
 use std::path::Path;
 use testbed::Failure;
 
-/// Wanted at the most: with lent pages over without.
+/// The maximum: with lent pages over without.
 const RATIO_WANTED: f64 = 1.1;
-/// What the lender leaves free of its group: next to nothing, so that whoever allocates meets lent
+/// The lender's reserve in its group: nearly nothing, so that the allocating process meets lent
 /// pages from the beginning.
 const RESERVE_BYTES: u64 = 16 << 20;
-/// Readings of the lent file, until the lender does not get any fuller.
+/// Readings of the lent file, until the lender's content no longer grows.
 const FILLINGS_MAX: u32 = 4;
 /// A reading that adds less than one page in that many is the last.
 const FULL_WHEN_ONE_IN: u64 = 100;
 
-/// What lent pages are to take of the group of a full lender: else it is not known what giving them
-/// back costs.
+/// The minimum share of a full lender's group that lent pages take: otherwise the cost of giving
+/// them back is unknown.
 const FULL_SHARE_MIN: f64 = 0.6;
 
 /// Sizes of a run.
@@ -34,7 +34,7 @@ struct Sizes {
     hot_bytes: u64,
 }
 
-/// What one allocation showed.
+/// The result of one allocation.
 struct Round {
     lent_pages: u64,
     lent_pages_after: u64,
@@ -43,7 +43,7 @@ struct Round {
     hot_share: f64,
 }
 
-/// Runs it.
+/// Runs the bench.
 pub fn run(world: &World) -> Result<Map<String, Value>, Failure> {
     let extent = world.extent;
     let sizes = Sizes {
@@ -136,11 +136,11 @@ impl Figures {
     }
 }
 
-/// A lender and a mount of their own, filled or not, and an allocation beside them.
+/// A lender and a mount of their own, filled or not, and an allocation next to them.
 fn measure(world: &World, sizes: &Sizes, hot: &Path, full: bool) -> Result<Round, Failure> {
     drop_cached(hot)?;
     let lender = world.lend(sizes.group_bytes, sizes.group_bytes, RESERVE_BYTES)?;
-    // What is lent is what is read, all of it: the quickest way to fill a lender.
+    // All pages that are read are lent: the quickest way to fill a lender.
     let options = ["--fill", "read", "--strategy", "non-inclusive", "--filter", "off", "--gate", "off"];
     let side = world.mount("lent", sizes.group_bytes, Some(lender.address), &options)?;
     if full {

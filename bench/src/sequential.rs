@@ -1,10 +1,10 @@
 //! `sequential`: a file that is longer than the memory, and read from end to end.
 //!
-//! Its pages are evicted before they are read again. Where a lender has room for a part of it only,
-//! none would be there still: lending them would cost the reader, and would drive out of the
-//! lender's memory what is worth keeping. So the filter leaves them to the disk: with such a lender
-//! and without any must be as fast, and next to nothing be sent. Beside it a lender with room for
-//! all of it.
+//! Its pages are evicted before they are read again. If a lender has room for a part of it only,
+//! none of them would still be there. Lending them would cost the reader, and would displace useful
+//! pages of the lender. So the filter leaves them to the disk: the speed with such a lender and
+//! without any must be the same, and nearly nothing may be sent. For comparison there is a lender
+//! with room for all of it.
 
 use crate::figures::Series;
 use crate::worker::{Order, Workload};
@@ -12,20 +12,20 @@ use crate::world::{Side, World, grown};
 use serde_json::{Map, Value, json};
 use testbed::Failure;
 
-/// What the disk reads in a second: as a good network disk does.
+/// Bytes of the disk in a second, like those of a good network disk.
 const DISK_BYTES_PER_S: u64 = 300_000_000;
-/// The file, in memories of the reader.
+/// The file's size, in memories of the reader.
 const FILE_CACHES: u64 = 2;
-/// The lender with little room has it for a quarter of the file, the one with room for all has as
+/// The lender with little room has room for a quarter of the file. The one with room for all has as
 /// much beyond it: also when the page cache is dropped, and holds none of it.
 const LENDER_PART: u64 = 4;
-/// What the group of a lender has beyond what it lends.
+/// Memory of a lender's group beyond the lent memory.
 const LENDER_ROOM_BYTES: u64 = 128 << 20;
 const LENDER_RESERVE_BYTES: u64 = 32 << 20;
-/// Wanted at least: with a lender over without.
+/// The minimum: with a lender over without.
 const RATIO_WANTED: f64 = 0.98;
 
-/// Runs it.
+/// Runs the bench.
 pub fn run(world: &World) -> Result<Map<String, Value>, Failure> {
     let extent = world.extent;
     let cache_bytes: u64 = extent.choose(128 << 20, 128 << 20, 8 << 20);
@@ -48,7 +48,7 @@ pub fn run(world: &World) -> Result<Map<String, Value>, Failure> {
     let [mut speed, mut roomy_speed, mut floor] = <[Series; 3]>::default();
     let [mut pages, mut roomy_pages, mut no_pages] = <[Pages; 3]>::default();
     for round in 0..rounds {
-        // In turns, and each as often first.
+        // By turns, and each equally often first.
         let mut sides = [
             (&with, &mut speed, &mut pages, "a lender with little room  "),
             (&roomy, &mut roomy_speed, &mut roomy_pages, "a lender with room for all "),

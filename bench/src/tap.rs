@@ -1,10 +1,10 @@
-//! `tap`: what the eviction tap costs whoever evicts, and whether its ring is large enough.
+//! `tap`: the cost of the eviction tap for evictions, and whether its ring is large enough.
 //!
 //! The cost: pages of a file on a mount are evicted at once, so many that the ring has room for
-//! all, on a mount with a tap and on one without; the difference, per page, is what the tap added.
-//! The drops: a process fills its memory with pages of a mount, at random, and then allocates all
-//! of that memory at full speed, so that the kernel reclaims as fast as it can; what the ring had
-//! no room for is lost.
+//! all, on a mount with a tap and on one without. The difference, per page, is the cost of the tap.
+//! The losses: a process fills its memory with pages of a mount, at random, and then allocates all
+//! of that memory at full speed, so that the kernel reclaims as fast as it can. Pages without room
+//! in the ring are lost.
 
 use crate::figures::Series;
 use crate::worker::Order;
@@ -14,28 +14,28 @@ use serde_json::{Map, Value, json};
 use std::time::{Duration, Instant};
 use testbed::Failure;
 
-/// Wanted at the most: nanoseconds that a page takes longer, and the share of pages that are lost.
+/// The maximum: additional nanoseconds of a page, and the share of lost pages.
 const NS_WANTED: f64 = 1500.0;
 const DROPS_WANTED: f64 = 0.01;
-/// Evicted at once where the cost is measured: half the ring.
+/// Bytes evicted at once for the cost: half the ring.
 const EVICT_BYTES: u64 = 16 << 20;
-/// Of the group's page cache, what is left for the file that is read while memory is allocated.
+/// The part of the group's page cache that stays for the file that is read during the allocation.
 const HOT_BYTES: u64 = 4 << 20;
-/// What the lender and its group have beyond the file.
+/// Memory of the lender and its group beyond the file.
 const LENDER_ROOM_BYTES: u64 = 128 << 20;
 const LENDER_RESERVE_BYTES: u64 = 32 << 20;
-/// The share of what is captured that may be left uncopied all the same: where the disk was quicker
-/// than the lender, which has the page still.
+/// The maximum share of captured pages that are not copied nevertheless: if the disk was quicker
+/// than the lender, which still has the page.
 const OMITTED_SHARE_MAX: f64 = 0.05;
-/// The share of what is to be evicted that must be: some pages stay, as the kernel looks at them
-/// just then (DAMON, or another reclaim).
+/// The minimum share of evicted pages: some pages stay, because the kernel uses them just then
+/// (DAMON, or another reclaim).
 const EVICTED_SHARE_MIN: f64 = 0.95;
-/// When nothing more was counted for so long, all is: several times what the daemon waits for an
-/// event. And between two looks.
+/// If nothing more was counted for so long, everything is: several times the daemon's wait for an
+/// event. And the pause between two checks.
 const SETTLED_AFTER: Duration = Duration::from_secs(2);
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
-/// Runs it.
+/// Runs the bench.
 pub fn run(world: &World) -> Result<Map<String, Value>, Failure> {
     let extent = world.extent;
     let (rounds, times) = (extent.choose(5, 3, 1), extent.choose(15, 7, 2));
@@ -48,14 +48,14 @@ pub fn run(world: &World) -> Result<Map<String, Value>, Failure> {
         let mut kinds = [("evict", &mut with), ("read", &mut without)];
         kinds.rotate_left(round % 2);
         for (fill, series) in kinds {
-            // A tap sees the evictions of the whole machine, and passes over those of others; so
-            // there is none where there is to be none.
+            // A tap sees the evictions of the whole machine, and skips those of others; so there is
+            // no tap if none is to be measured.
             let side = mount(world, "evicted", evict_bytes, &lender, fill)?;
             let order = Order::Evict { path: side.file.clone(), len_bytes: evict_bytes, times };
             series.add(worker.obey(&order)?.p50_ns as f64);
             let wanted = if fill == "evict" { times as u64 * evict_bytes / PAGE_SIZE as u64 } else { 0 };
             let Taken { captured, lost, omitted } = settled(&side, wanted)?;
-            // What the ring has no room for costs little: of that nothing is to be said here.
+            // A page without room in the ring costs little, which is not the subject here.
             if !was_evicted(captured, wanted) || captured > wanted || lost > 0 {
                 let message = format!("the tap captured {captured} pages of {wanted} and had no room for {lost}");
                 return Err(Failure::Problem(message));
@@ -86,8 +86,8 @@ pub fn run(world: &World) -> Result<Map<String, Value>, Failure> {
     })))
 }
 
-/// Whatever is evicted is to be copied, also in a stream, and though the disk is quick: what a
-/// lender has is asked for, and given away by it.
+/// Every evicted page must be copied, also in a stream, and although the disk is quick: the
+/// borrower asks for a lender's pages, and the lender gives them away.
 fn mount(world: &World, name: &str, len_bytes: u64, lender: &Lender, fill: &str) -> Result<Side, Failure> {
     let options = ["--fill", fill, "--filter", "off", "--gate", "off", "--strategy", "exclusive"];
     world.mount(name, len_bytes, Some(lender.address), &options)
@@ -131,18 +131,18 @@ fn drops(world: &World) -> Result<Drops, Failure> {
     Ok(drops)
 }
 
-/// Pages, so far.
+/// Pages so far.
 #[derive(Clone, Copy, PartialEq)]
 struct Taken {
-    /// Which the tap has captured.
+    /// Pages that the tap has captured.
     captured: u64,
-    /// Which the ring had no room for.
+    /// Pages without room in the ring.
     lost: u64,
-    /// Of those captured, not copied, as nothing was to be sent.
+    /// Captured pages that were not copied, because they would not be sent.
     omitted: u64,
 }
 
-/// The figures are of pages that are copied, unless they say nothing anyway.
+/// The figures are those of copied pages, unless they are meaningless anyway.
 fn check_omitted(extent: Extent, omitted: u64, captured: u64) -> Result<(), Failure> {
     if extent == Extent::Tiny || omitted as f64 <= OMITTED_SHARE_MAX * captured as f64 {
         return Ok(());
@@ -150,13 +150,13 @@ fn check_omitted(extent: Extent, omitted: u64, captured: u64) -> Result<(), Fail
     Err(Failure::Problem(format!("of {captured} pages that the tap captured {omitted} were not copied")))
 }
 
-/// Whether the pages that were to be evicted have been.
+/// Whether the pages were evicted.
 pub fn was_evicted(captured: u64, wanted: u64) -> bool {
     captured as f64 >= EVICTED_SHARE_MIN * wanted as f64
 }
 
-/// What was taken when the daemon has counted so many, or no more for a while: it counts what it
-/// has taken out of the ring now and then.
+/// The counts when the daemon has counted so many, or no more for a while: it updates its counters
+/// from time to time.
 fn settled(side: &Side, wanted: u64) -> Result<Taken, Failure> {
     let mut last = taken(side)?;
     let mut since = Instant::now();

@@ -1,5 +1,5 @@
-//! What the worker does to see how fast names and small files are: it makes a tree, uses it as
-//! programs do that have many files, and removes it.
+//! The worker's measurements of names and small files: it makes a tree, uses it like programs with
+//! many files, and removes it.
 //!
 //! | phase | one operation |
 //! |---|---|
@@ -19,17 +19,17 @@ use std::time::Instant;
 
 /// Files of a directory.
 const DIRECTORY_FILES: usize = 50;
-/// Bytes of a file: as sources have, less than a page.
+/// Bytes of a file: like a source file, less than a page.
 const FILE_BYTES: usize = 3000;
-/// Headers that a source looks for, in as many places where they are not.
+/// Headers that a build of a source looks up, in as many directories that do not have them.
 const HEADERS: usize = 3;
-/// Of that many files one is built.
+/// One file in so many is built.
 const BUILT_ONE_IN: usize = 4;
 
 /// Names of the phases, in their order.
 pub const PHASES: [&str; 7] = ["create", "stat", "list", "status", "build", "rename", "unlink"];
 
-/// All phases in a new directory below `at`. Returns the seconds of each.
+/// Runs all phases in a new directory below `at`. Returns the seconds of each.
 pub fn run(at: &Path, files: usize) -> Result<Report, String> {
     let root = at.join("tree");
     let work = Work { root: root.clone(), files };
@@ -56,7 +56,7 @@ impl Work {
         self.files.div_ceil(DIRECTORY_FILES)
     }
 
-    /// Two levels, as large trees have.
+    /// Two levels, as in large trees.
     fn directory(&self, number: usize) -> PathBuf {
         self.root.join(format!("part-{}", number / DIRECTORY_FILES)).join(format!("directory-{number}"))
     }
@@ -92,7 +92,7 @@ impl Work {
         if bytes == whole { Ok(()) } else { Err(io::Error::other(format!("{bytes} bytes were found"))) }
     }
 
-    /// Sums up what is said of the files.
+    /// Sums up a value of all files.
     fn walk(&self, look: impl Fn(&fs::DirEntry) -> io::Result<u64>) -> io::Result<u64> {
         let mut sum = 0;
         for number in 0..self.directories() {

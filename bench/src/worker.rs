@@ -1,7 +1,7 @@
-//! The process that is measured: this program once more ([`testbed::Servant`]).
+//! The measured process: this program once more ([`testbed::Servant`]).
 //!
-//! Every page of the files begins with its own number, and stays so when it is written: each page
-//! that is read is looked at, and a wrong one ends the bench.
+//! Every page of the files begins with its own number, also after it is written. Each page that is
+//! read is checked, and a wrong one ends the bench.
 
 use crate::dialects::{self, Asking};
 use crate::figures::p99;
@@ -23,27 +23,27 @@ use std::time::{Duration, Instant};
 
 /// The subcommand.
 pub const NAME: &str = "worker";
-/// Read at once in a sequential stream: as `cp` does.
+/// Bytes of a read in a sequential stream, as in `cp`.
 const BLOCK_BYTES: usize = 128 << 10;
-/// Stack of a reading thread: they are many, and their memory is the measured group's.
+/// Stack of a reading thread: there are many, and their memory is charged to the measured group.
 const STACK_BYTES: usize = 128 << 10;
 /// Threads of one order at the most.
 const THREADS_MAX: usize = 64;
-/// Between two reads of the file that is kept hot.
+/// Pause between two reads of the hot file.
 const HOT_EVERY: Duration = Duration::from_millis(20);
-/// Reads of it before: a page that was read twice is one that is in use.
+/// Reads of it before: a page that was read twice counts as in use.
 const HOT_READS: u32 = 3;
-/// In which an allocation is timed.
+/// The step of an allocation that is timed.
 pub const ALLOCATION_STEP_BYTES: usize = 1 << 20;
 
-/// A way to use a file.
+/// A use of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Workload {
     /// From end to end, again and again.
     Sequential,
     /// Pages at random, by that many threads.
     Random {
-        /// How many.
+        /// The number.
         threads: usize,
     },
     /// A page at random, then the next block of a stream, and so on.
@@ -53,39 +53,39 @@ pub enum Workload {
     /// That many threads write and sync pages at random, each in a file of its own: the path with
     /// the thread's number as the extension.
     Syncs {
-        /// How many.
+        /// The number.
         threads: usize,
     },
-    /// The file is looked at, opened, and its first page read.
+    /// stat and open of the file, and a read of its first page.
     Look,
 }
 
-/// What the worker is told to do.
+/// An order to the worker.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Order {
     /// Read the beginning of a file once, from end to end.
     Pass {
-        /// Of the file.
+        /// The file.
         path: PathBuf,
         /// Bytes of it.
         len_bytes: u64,
     },
     /// Use the beginning of a file for some time.
     Use {
-        /// Of the file.
+        /// The file.
         path: PathBuf,
         /// Bytes of it.
         len_bytes: u64,
-        /// How.
+        /// The use.
         workload: Workload,
-        /// For how long.
+        /// The duration.
         ms: u64,
-        /// Of the pages chosen.
+        /// The seed of the chosen pages.
         seed: u64,
     },
     /// Read each block of the beginning of a file once, at random ([`reading::once`]).
     Once {
-        /// Of the file.
+        /// The file.
         path: PathBuf,
         /// Bytes of it.
         len_bytes: u64,
@@ -93,23 +93,23 @@ pub enum Order {
         block_bytes: usize,
         /// Threads that share the blocks.
         threads: usize,
-        /// Of the order.
+        /// The seed of the order.
         seed: u64,
     },
     /// Read each block of all files under a directory once, at random ([`reading::files`]).
     Files {
-        /// Of the files.
+        /// The directory of the files.
         directory: PathBuf,
         /// Bytes of all of them.
         len_bytes: u64,
         /// Bytes of a block.
         block_bytes: usize,
-        /// Of the order.
+        /// The seed of the order.
         seed: u64,
     },
     /// Read fragments of the beginning of a file at random ([`reading::fragments`]).
     Fragments {
-        /// Of the file.
+        /// The file.
         path: PathBuf,
         /// Bytes of it.
         len_bytes: u64,
@@ -117,69 +117,69 @@ pub enum Order {
         fragment_bytes: usize,
         /// Bytes of all of them.
         total_bytes: u64,
-        /// 0: any place is as likely as any other. Else they are the less likely the farther
-        /// behind, exponentially, and this is the mean.
+        /// 0: all places are equally likely. Otherwise the probability falls exponentially towards
+        /// the end, with this mean.
         #[serde(default)]
         mean_bytes: u64,
-        /// Of the places chosen.
+        /// The seed of the chosen places.
         seed: u64,
     },
     /// Read a file that is cached ([`reading::cached`]).
     Cached {
-        /// Of the file.
+        /// The file.
         path: PathBuf,
         /// Bytes of it.
         len_bytes: u64,
         /// Bytes of a block.
         block_bytes: usize,
-        /// How.
+        /// The way.
         method: Method,
-        /// For how long.
+        /// The duration.
         ms: u64,
-        /// Of the blocks chosen.
+        /// The seed of the chosen blocks.
         seed: u64,
     },
-    /// Have a file's pages evicted ([`reading::evict`]).
+    /// Make the kernel evict a file's pages ([`reading::evict`]).
     Evict {
-        /// Of the file.
+        /// The file.
         path: PathBuf,
         /// Bytes of it.
         len_bytes: u64,
-        /// How often.
+        /// The number of times.
         times: usize,
     },
-    /// Ask a TCP peer again and again ([`reading::ping_pong`]), or, with no request, take what it
-    /// sends ([`reading::stream`]).
+    /// Send requests to a TCP peer again and again ([`reading::ping_pong`]), or, without a request
+    /// length, receive its stream ([`reading::stream`]).
     Talk {
-        /// Of the peer.
+        /// The address of the peer.
         address: String,
         /// Bytes that are sent at once.
         request_bytes: usize,
-        /// Bytes that come at once.
+        /// Bytes of a response.
         answer_bytes: usize,
-        /// Whether both sides poll for what comes, instead of sleeping until it does.
+        /// Whether both sides poll, instead of sleeping.
         polls: bool,
-        /// For how long.
+        /// The duration.
         ms: u64,
     },
     /// Make, use and remove a tree of small files ([`tree::run`]).
     Tree {
-        /// In it.
+        /// The directory.
         directory: PathBuf,
-        /// How many.
+        /// The number of files.
         files: usize,
     },
     /// Overwrite blocks of a file ([`writing::write`]).
     Write {
-        /// Of the file.
+        /// The file.
         path: PathBuf,
         /// Bytes of it.
         len_bytes: u64,
-        /// How.
+        /// The pattern.
         pattern: Pattern,
-        /// How many blocks.
+        /// The number of blocks.
         count: u64,
-        /// Of the blocks chosen.
+        /// The seed of the chosen blocks.
         seed: u64,
     },
     /// Stay on that processor from now on.
@@ -191,34 +191,34 @@ pub enum Order {
     Ask(Asking),
     /// Allocate memory at full speed, while a file is read again and again, and give it back.
     Allocate {
-        /// How much.
+        /// The number of bytes.
         bytes: u64,
         /// The file.
         hot: PathBuf,
     },
     /// Allocate memory bit by bit, hold it, and give it back.
     Grow {
-        /// How much.
+        /// The number of bytes.
         bytes: u64,
-        /// In which time.
+        /// The duration of the growth.
         over_ms: u64,
-        /// For how long it is held then.
+        /// The duration for which it is held then.
         hold_ms: u64,
     },
 }
 
-/// What it answers.
+/// An answer of the worker.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Answer {
-    /// It takes orders.
+    /// It is ready for orders.
     Ready,
-    /// The order has been carried out.
+    /// The order was executed.
     Done(Report),
-    /// It could not be.
+    /// The order failed.
     Failed(String),
 }
 
-/// What an order brought.
+/// The result of an order.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Report {
     /// Reads, or writes.
@@ -227,22 +227,22 @@ pub struct Report {
     pub bytes: u64,
     /// Time it took.
     pub seconds: f64,
-    /// Time of the middle operation, where each was timed.
+    /// Time of the median operation, if each was timed.
     pub p50_ns: u64,
     /// Time that one operation in a hundred exceeds.
     pub p99_ns: u64,
-    /// Times of the parts that an order has.
+    /// Times of the order's parts.
     pub phase_seconds: Vec<f64>,
     /// Time of each MiB that was allocated.
     pub allocation_ns: Vec<u64>,
     /// Pages of the hot file.
     pub hot_pages: u64,
-    /// Of those, how many were cached after the allocation.
+    /// The number of those that were cached after the allocation.
     pub hot_cached_pages: u64,
 }
 
 impl Report {
-    /// Notes operations, by how long each took.
+    /// Sets the figures from the time of each operation.
     pub fn set_times(&mut self, mut times_ns: Vec<u64>) {
         times_ns.sort_unstable();
         self.operations = times_ns.len() as u64;
@@ -343,8 +343,8 @@ pub fn join<T: Send>(works: impl Iterator<Item = impl FnOnce() -> Result<T, Stri
     })
 }
 
-/// Returns how many operations there were until `end`, and their bytes. One at the least: threads
-/// may have taken all the time to start.
+/// Returns the number of operations until `end`, and their bytes. At least one: starting threads
+/// may have taken all the time.
 fn work(path: &Path, len_bytes: u64, workload: Workload, end: Instant, seed: u64) -> Result<(u64, u64), String> {
     let mut pages = Pages::open(path, len_bytes, seed, matches!(workload, Workload::Writes | Workload::Syncs { .. }))?;
     let mut stream = Stream::open(path, len_bytes)?;
@@ -365,7 +365,7 @@ fn work(path: &Path, len_bytes: u64, workload: Workload, end: Instant, seed: u64
     }
 }
 
-/// Looks at a file, opens it, and reads its first page.
+/// Does stat and open of a file, and reads its first page.
 fn look(path: &Path) -> Result<u64, String> {
     let mut page = [0; PAGE_SIZE];
     let looked = std::fs::metadata(path).and_then(|_| File::open(path)?.read_exact_at(&mut page, 0));
@@ -390,7 +390,7 @@ impl Stream {
 
     fn next(&mut self) -> Result<u64, String> {
         let len = (self.len_bytes - self.at).min(BLOCK_BYTES as u64) as usize;
-        // Made when it is first used: the memory is the measured group's.
+        // Allocated at the first use: the memory is charged to the measured group.
         self.buffer.resize(BLOCK_BYTES, 0);
         let buffer = &mut self.buffer[..len];
         self.file.read_exact_at(buffer, self.at).map_err(|error| format!("reading at {}: {error}", self.at))?;
@@ -449,7 +449,7 @@ pub fn check(page: u64, content: &[u8]) -> Result<(), String> {
     Err(format!("WRONG BYTES: page {page} begins with {:?}", &content[..STAMP_BYTES]))
 }
 
-/// Allocates, and times each MiB. In pages of the usual size: a huge one now and then would make
+/// Allocates, and times each MiB. In pages of the usual size: occasional huge pages would make
 /// steps of two MiB.
 fn allocate(bytes: u64, hot: &Path) -> Result<Report, String> {
     let problem = |what: &'static str| move |error: io::Error| format!("{what}: {error}");
@@ -459,7 +459,7 @@ fn allocate(bytes: u64, hot: &Path) -> Result<Report, String> {
         carry_out(&Order::Pass { path: hot.to_owned(), len_bytes: hot_bytes })?;
     }
     let mut report = Report { hot_pages: hot_bytes.div_ceil(PAGE_SIZE as u64), ..Report::default() };
-    // Touched before it is measured.
+    // Touched before the measurement.
     let mut times = vec![1u64; len / ALLOCATION_STEP_BYTES];
     let stop = AtomicBool::new(false);
     let (kept_hot, allocated) = std::thread::scope(|scope| {
@@ -496,7 +496,7 @@ fn touch(len: usize, times: &mut [u64], report: &mut Report, hot: &Path, hot_byt
 /// Allocates a MiB after the other, evenly over that time, and times each.
 fn grow(bytes: u64, over: Duration, hold: Duration) -> io::Result<Report> {
     let len = usize::try_from(bytes).map_err(io::Error::other)?;
-    // Touched before it is measured.
+    // Touched before the measurement.
     let mut times = vec![1u64; len / ALLOCATION_STEP_BYTES];
     let mut memory = Memory::reserve(len)?;
     let steps = times.len().max(1) as u32;
@@ -510,7 +510,7 @@ fn grow(bytes: u64, over: Duration, hold: Duration) -> io::Result<Report> {
     Ok(Report { operations: times.len() as u64, bytes, seconds, allocation_ns: times, ..Report::default() })
 }
 
-/// Address space, which becomes memory when it is touched. Given back when dropped.
+/// Address space, which becomes memory when it is touched. Dropping it frees the memory.
 struct Memory {
     start: *mut std::ffi::c_void,
     len: usize,
@@ -518,7 +518,7 @@ struct Memory {
 
 impl Memory {
     fn reserve(len: usize) -> io::Result<Memory> {
-        // SAFETY: a new mapping at an address of the kernel's choice, which is unmapped once, when
+        // SAFETY: a new mapping at an address that the kernel chooses, which is unmapped once, when
         // this is dropped.
         unsafe {
             let flags = ProtFlags::READ | ProtFlags::WRITE;
@@ -535,8 +535,8 @@ impl Memory {
         let first = step * ALLOCATION_STEP_BYTES;
         assert!(first + ALLOCATION_STEP_BYTES <= self.len, "step {step} of {} bytes", self.len);
         for at in (0..ALLOCATION_STEP_BYTES).step_by(PAGE_SIZE) {
-            // SAFETY: inside the mapping, as was looked at above. Volatile, so that the touch
-            // really happens.
+            // SAFETY: inside the mapping, as checked above. Volatile, so that the touch really
+            // happens.
             unsafe { self.start.cast::<u8>().add(first + at).write_volatile(1) };
         }
         u64::try_from(begin.elapsed().as_nanos()).unwrap_or(u64::MAX)
@@ -546,7 +546,7 @@ impl Memory {
 impl Drop for Memory {
     fn drop(&mut self) {
         // SAFETY: the mapping made above, of that length, and nothing refers to it any more. It
-        // fails for no other reason than a wrong one.
+        // fails only with wrong arguments.
         let _unmapped = unsafe { rustix::mm::munmap(self.start, self.len) };
     }
 }

@@ -1,9 +1,9 @@
-//! What the benches measure in: a lender, mounts with and without it, a disk of known speed below,
-//! and workers in groups.
+//! The environment of the benches: a lender, mounts with and without it, a disk of known speed, and
+//! workers in groups.
 //!
-//! The mounts that are compared are alike in all but the lender: the same program and options, each
-//! over a directory of its own with a file of the same size on the same disk. All processes are
-//! started by the thread that calls, and end with their guards.
+//! The compared mounts differ only in the lender: the same program and options, each over a
+//! directory of its own with a file of the same size on the same disk. All processes are started by
+//! the calling thread, and end with their guards.
 
 use crate::figures::Conditions;
 use crate::null_pages;
@@ -28,40 +28,40 @@ use testbed::{
     sibling_binary, wait_until,
 };
 
-/// Each page of a file begins with its number, of so many bytes.
+/// Length in bytes of the number at the beginning of each page of a file.
 pub const STAMP_BYTES: usize = 8;
-/// Room while a worker starts, when it is not known yet what it needs itself.
+/// Room while a worker starts, before its own needs are known.
 const START_ROOM_BYTES: u64 = 64 << 20;
 /// Room while a mount starts.
 const MOUNT_ROOM_BYTES: u64 = 256 << 20;
-/// A worker may be late by so much with an answer; one that is later is stuck.
+/// The maximum delay of a worker's answer; later it counts as stuck.
 const LATE_MAX: Duration = Duration::from_secs(120);
-/// For a block of a file: so long it takes on a fast disk at the most.
+/// The maximum time of a block of a file on a fast disk.
 const BLOCK_MS: u64 = 1;
-/// For a MiB of a stream, a power of two: 15 MB/s; and for a fragment beside that, of which a slow
-/// disk reads 100 in a second.
+/// The maximum time for a MiB of a stream, a power of two: 15 MB/s; and for a fragment in addition,
+/// of which a slow disk reads 100 in a second.
 const MIB_MS_BITS: u32 = 6;
 const FRAGMENT_MS: u64 = 10;
-/// For a small file of a tree, all that is done with it: tens of trips to a file system that
-/// answers in some 100 µs.
+/// The maximum time for a small file of a tree, with everything that is done with it: tens of round
+/// trips to a file system that answers in some 100 µs.
 const TREE_FILE_MS: u64 = 20;
-/// For a daemon's answer, and until a mount has found its lender.
+/// Time limit for a daemon's answer, and until a mount has connected to its lender.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
-/// Until the lender has taken what was sent.
+/// Time limit until the lender has received everything.
 pub const SETTLE_MAX: Duration = Duration::from_secs(20);
 /// Free space that is left on the disk.
 const DISK_RESERVE_BYTES: u64 = 1 << 30;
 /// Pages written at once.
 const WRITE_PAGES: u64 = 256;
 
-/// How much is measured.
+/// The amount of measurements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Extent {
-    /// All of it.
+    /// All.
     Whole,
     /// Some minutes.
     Quick,
-    /// Some seconds, for a test: the figures say nothing.
+    /// Some seconds, for a test: the figures are meaningless.
     Tiny,
 }
 
@@ -90,15 +90,15 @@ pub enum Security {
     Trusting,
 }
 
-/// What every bench is given.
+/// The environment of a bench.
 pub struct World {
-    /// How much is to be measured.
+    /// The amount of measurements.
     pub extent: Extent,
-    /// Of all that is random.
+    /// The seed of everything random.
     pub seed: u64,
-    /// Whether somebody wants us to stop.
+    /// Whether the run was interrupted.
     pub interrupt: Interrupt,
-    /// The disk, as slow as the bench sets it.
+    /// The disk, with the speed that the bench sets.
     pub disk: SlowDisk,
     puma: Puma,
     key: PathBuf,
@@ -106,7 +106,7 @@ pub struct World {
 }
 
 impl World {
-    /// Prepares everything, or says why this machine cannot.
+    /// Prepares everything, or returns the reason why this machine cannot.
     pub fn create(extent: Extent, seed: u64, dir: Option<&Path>, interrupt: Interrupt) -> Result<World, Failure> {
         if !rustix::process::geteuid().is_root() {
             return Err(Failure::Problem("control groups need root: run it as root".to_owned()));
@@ -124,18 +124,18 @@ impl World {
         let disk = SlowDisk::create("bench", scratch.path())?;
         let (logs, key) = (scratch.directory("logs")?, scratch.path().join("pool.key"));
         let puma = Puma { pumapool, logs, interrupt: Some(interrupt.clone()) };
-        // As between machines: the figures have the cost of sealing in them.
+        // As between machines: the figures include the cost of sealing.
         puma.new_key(&key)?;
         Ok(World { extent, seed, interrupt, disk, puma, key, scratch })
     }
 
-    /// What it is.
+    /// The conditions.
     pub fn conditions(&self) -> Conditions {
         Conditions::now(self.disk.device().to_string())
     }
 
-    /// Starts a lender in a memory group of `group_bytes`, which lends `capacity_bytes` at the most
-    /// and leaves `reserve_bytes` free.
+    /// Starts a lender in a memory group of `group_bytes`, which lends at most `capacity_bytes` and
+    /// keeps `reserve_bytes` free.
     pub fn lend(&self, group_bytes: u64, capacity_bytes: u64, reserve_bytes: u64) -> Result<Lender, Failure> {
         self.lend_with(Security::Keyed, group_bytes, capacity_bytes, reserve_bytes)
     }
@@ -171,7 +171,7 @@ impl World {
         self.mount_with(Security::Keyed, name, len_bytes, lender, options)
     }
 
-    /// Mounts, sealed or not; without a file where `len_bytes` is 0.
+    /// Mounts, sealed or not; without a file if `len_bytes` is 0.
     pub fn mount_with(
         &self,
         security: Security,
@@ -180,13 +180,13 @@ impl World {
         lender: Option<SocketAddr>,
         options: &[&str],
     ) -> Result<Side, Failure> {
-        // On the same slow disk as the workers: it reads it on their behalf.
+        // On the same slow disk as the workers, because it reads this disk for them.
         let group = Group::create("bench-mount", None, Some(&self.disk))?;
         self.mount_in(group, security, name, len_bytes, lender, options)
     }
 
-    /// Mounts a directory for a program that writes, too: what the daemon writes below is page
-    /// cache of its own, which it has only so much of.
+    /// Mounts a directory for a program that also writes: the daemon's writes to the backing
+    /// directory use page cache of its own, which is limited.
     pub fn mount_limited(
         &self,
         name: &str,
@@ -244,8 +244,8 @@ impl World {
         self.puma.mount(command, at, "images", &[])
     }
 
-    /// Starts the guest of [`World::serve_images`], which gives it what is evicted from the file
-    /// system there.
+    /// Starts the guest of [`World::serve_images`], which sends it the pages that are evicted from
+    /// the file system there.
     pub fn start_guest(&self, fs: &Path, ring: &str) -> Result<Process, Failure> {
         let mut command = Command::new(&self.puma.pumapool);
         command.args(["host-cache", "guest", "--foreground", "--ring", ring, "--fs"]).arg(fs);
@@ -265,19 +265,19 @@ impl World {
         };
     }
 
-    /// The floors of a hit; its file has so many bytes. `at` is a directory that is empty.
+    /// Starts the floors of a hit; the file has so many bytes. `at` is an empty directory.
     pub fn null_server<'a>(&self, at: &'a Path, len_bytes: u64) -> Result<NullServer<'a>, Failure> {
         let arguments = [at.into(), len_bytes.to_string().into()];
         let (process, address) = self.start_floor(null_server::NAME, &arguments)?;
         Ok(NullServer::new(process, at, address))
     }
 
-    /// Starts the floor of a page server. Returns where it listens.
+    /// Starts the floor of a page server. Returns its address.
     pub fn null_pages(&self) -> Result<(Process, String), Failure> {
         self.start_floor(null_pages::NAME, &[])
     }
 
-    /// Starts this program as a server that does nothing. Returns where it listens.
+    /// Starts this program as a server that does nothing. Returns its address.
     fn start_floor(&self, name: &str, arguments: &[OsString]) -> Result<(Process, String), Failure> {
         let own = std::env::current_exe().map_err(Failure::attempted("finding this program"))?;
         let mut command = Command::new(own);
@@ -285,17 +285,17 @@ impl World {
         self.puma.start(command, name, &[])
     }
 
-    /// Where a program's complaints are kept.
+    /// The log of a program's standard error.
     pub fn log(&self, name: &str) -> PathBuf {
         self.puma.logs.join(format!("{name}.log"))
     }
 
-    /// Where a directory of that name is, or is to be.
+    /// The path of a directory with that name.
     pub fn path(&self, name: &str) -> PathBuf {
         self.scratch.path().join(name)
     }
 
-    /// Memory on the slow disk, for programs: what they need themselves, and page cache.
+    /// Memory on the slow disk, for programs: their own needs, and page cache.
     pub fn group(&self, memory_bytes: u64) -> Result<Group, Failure> {
         Ok(Group::create("bench-program", Some(memory_bytes), Some(&self.disk))?)
     }
@@ -315,8 +315,8 @@ impl World {
         Ok(path)
     }
 
-    /// Starts a worker on the slow disk with that much page cache: what it needs itself is
-    /// measured, and added to its limit.
+    /// Starts a worker on the slow disk with that much page cache: its own needs are measured, and
+    /// added to its limit.
     pub fn worker(&self, page_cache_bytes: u64) -> Result<Worker<'_>, Failure> {
         let group = Group::create("bench-worker", Some(page_cache_bytes + START_ROOM_BYTES), Some(&self.disk))?;
         let mut worker = Worker::start(&self.interrupt, &[&group])?;
@@ -342,15 +342,15 @@ impl World {
     }
 }
 
-/// A lender, ended when dropped.
+/// A lender. Dropping it ends it.
 pub struct Lender {
-    // In this order: the process before its group.
+    // Drop order: the process before its group.
     process: Process,
     /// The memory group that it is in.
     pub group: Group,
-    /// Where it listens.
+    /// The address.
     pub address: SocketAddr,
-    /// The memory of its group, and what it lends of it at the most.
+    /// The memory of its group, and the maximum of lent memory.
     pub group_bytes: u64,
     pub capacity_bytes: u64,
 }
@@ -361,7 +361,7 @@ impl Lender {
         self.process.pid()
     }
 
-    /// Pages that it keeps.
+    /// Stored pages.
     pub fn stored_pages(&self) -> Result<u64, Failure> {
         Ok(ask_daemon::<report::Lend>(self.process.pid(), ANSWER_MAX)?.lender.stored_pages)
     }
@@ -370,15 +370,15 @@ impl Lender {
 /// The one file of each mount.
 pub const FILE: &str = "data";
 
-/// A mount over a file of its own, taken away when dropped.
+/// A mount over a file of its own. Dropping it unmounts.
 pub struct Side {
-    // In this order: the mount before its group.
+    // Drop order: the mount before its group.
     mount: PumaMount,
     group: Group,
-    /// The directory below, and where it is mounted.
+    /// The backing directory, and the mountpoint.
     pub source: PathBuf,
     pub at: PathBuf,
-    /// The file in it, as it is below and through the mount.
+    /// The backing file, and the file through the mount.
     pub below: PathBuf,
     pub file: PathBuf,
     has_lender: bool,
@@ -390,8 +390,8 @@ impl Side {
         self.mount.status()
     }
 
-    /// The lender that it was given is there: before something is measured, and afterwards, or it
-    /// was measured without one.
+    /// Checks that its lender is connected, before and after a measurement; otherwise it would be
+    /// one without a lender.
     pub fn check_lender(&self) -> Result<(), Failure> {
         let is_up = || self.status().is_ok_and(|status| status.lender_is_up);
         if !self.has_lender || wait_until(ANSWER_MAX, is_up) {
@@ -405,14 +405,14 @@ impl Side {
         Ok(number(&self.status()?.borrower))
     }
 
-    /// Has the kernel forget the file's pages, through the mount and below. What the mount's lender
-    /// has, it keeps; what is evicted by this, it gets.
+    /// Makes the kernel forget the file's pages, through the mount and in the backing directory.
+    /// The mount's lender keeps its pages, and gets those that this evicts.
     pub fn drop_cached(&self) -> Result<(), Failure> {
         drop_cached(&self.file)?;
         drop_cached(&self.below)
     }
 
-    /// Waits until the lender has taken everything that was sent.
+    /// Waits until the lender has received everything that was sent.
     pub fn settle(&self) -> Result<(), Failure> {
         let settled = || self.status().is_ok_and(|status| status.puts_under_way == 0);
         if wait_until(SETTLE_MAX, settled) {
@@ -421,7 +421,7 @@ impl Side {
         Err(Failure::Problem(format!("the lender did not take all puts within {SETTLE_MAX:?}")))
     }
 
-    /// Has the kernel evict a part of the file, through the mount.
+    /// Makes the kernel evict a part of the file, through the mount.
     pub fn evict(&self, at_bytes: u64, len_bytes: u64) -> Result<(), Failure> {
         let len_bytes = NonZeroU64::new(len_bytes);
         let evicted = File::open(&self.file)
@@ -429,7 +429,7 @@ impl Side {
         evicted.map_err(Failure::attempted(format!("evicting {}", self.file.display())))
     }
 
-    /// Takes it away.
+    /// Unmounts.
     pub fn end(self) -> Result<(), Failure> {
         self.mount.end().map_err(Failure::Problem)
     }
@@ -441,7 +441,7 @@ pub fn grown(before: u64, after: u64) -> Result<u64, Failure> {
     after.checked_sub(before).ok_or_else(|| Failure::Problem("a daemon has ended, and was started anew".to_owned()))
 }
 
-/// Has a process and what it starts stay on one processor; None is the thread that calls.
+/// Binds a process and its later children to one processor; `None` is the calling thread.
 pub fn pin(pid: Option<u32>, processor: usize) -> io::Result<()> {
     let mut set = CpuSet::new();
     set.set(processor);
@@ -454,7 +454,7 @@ pub fn pin(pid: Option<u32>, processor: usize) -> io::Result<()> {
     Ok(())
 }
 
-/// Writes a file back and has the kernel forget its pages.
+/// Writes a file back and makes the kernel forget its pages.
 pub fn drop_cached(path: &Path) -> Result<(), Failure> {
     let dropped = File::open(path).and_then(|file| {
         file.sync_all()?;
@@ -463,7 +463,7 @@ pub fn drop_cached(path: &Path) -> Result<(), Failure> {
     dropped.map_err(Failure::attempted(format!("dropping {} from the page cache", path.display())))
 }
 
-/// Writes back everything under a directory, and has the kernel forget its pages.
+/// Writes back everything under a directory, and makes the kernel forget its pages.
 pub fn drop_cached_under(directory: &Path) -> Result<(), Failure> {
     let problem = || Failure::attempted(format!("dropping {} from the page cache", directory.display()));
     let root = File::open(directory).map_err(problem())?;
@@ -475,17 +475,17 @@ pub fn drop_cached_under(directory: &Path) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Asks the file system to have the directories that are made in this one far from each other.
+/// Asks the file system to place the directories that are made in this one far from each other.
 ///
 /// An ext4 without a journal does not give the number of an inode that was removed a short while
-/// ago to another file (fs/ext4/ialloc.c, recently_deleted), and looks for one that it can give
-/// from the first of its group on. Beside the files that a round before has removed, making one
-/// took 0.4 ms instead of 15 µs, most of it no matter of who asked for it.
+/// ago to another file (fs/ext4/ialloc.c, recently_deleted), and searches for a usable one from the
+/// first of its group on. Next to the files that an earlier round has removed, making one took 0.4
+/// ms instead of 15 µs, most of it independent of the caller.
 pub fn spread_directories(directory: &Path) -> Result<(), Failure> {
     let opened = File::open(directory).map_err(Failure::attempted(format!("opening {}", directory.display())))?;
     let flags = ioctl_getflags(&opened).map(|flags| flags | IFlags::TOPDIR);
     match flags.and_then(|flags| ioctl_setflags(&opened, flags)) {
-        // One that has no such wish has no use for it either.
+        // A file system without this attribute does not need it either.
         Ok(()) | Err(Errno::NOTTY | Errno::OPNOTSUPP | Errno::INVAL) => Ok(()),
         Err(error) => Err(Failure::attempted(format!("setting the flags of {}", directory.display()))(error.into())),
     }
@@ -529,16 +529,16 @@ pub fn write_stamped(path: &Path, len_bytes: u64, seed: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// A worker, ended when dropped.
+/// A worker. Dropping it ends it.
 pub struct Worker<'a> {
-    // In this order: the process before its group.
+    // Drop order: the process before its group.
     servant: Servant<'a>,
-    /// Its own, where it has one.
+    /// Its own group, if it has one.
     group: Option<Group>,
 }
 
 impl<'a> Worker<'a> {
-    /// Starts one in groups of others, which must outlive it.
+    /// Starts a worker in groups of others, which must outlive it.
     pub fn start(interrupt: &'a Interrupt, groups: &[&Group]) -> Result<Worker<'a>, Failure> {
         let mut servant = Servant::start(worker::NAME, groups, interrupt)?;
         match servant.hear(LATE_MAX)? {
@@ -547,7 +547,7 @@ impl<'a> Worker<'a> {
         }
     }
 
-    /// Has an order carried out.
+    /// Executes an order.
     pub fn obey(&mut self, order: &Order) -> Result<Report, Failure> {
         self.begin(order)?;
         let own_ms = match order {
@@ -564,12 +564,12 @@ impl<'a> Worker<'a> {
         self.end(Duration::from_millis(own_ms))
     }
 
-    /// Gives it an order, and does not wait.
+    /// Sends an order, and does not wait.
     pub fn begin(&mut self, order: &Order) -> Result<(), Failure> {
         self.servant.tell(order)
     }
 
-    /// Waits until what was begun has been carried out, which takes so long by itself.
+    /// Waits until the begun order was executed, which by itself takes so long.
     pub fn end(&mut self, own: Duration) -> Result<Report, Failure> {
         match self.servant.hear(own + LATE_MAX)? {
             Answer::Done(report) => Ok(report),
@@ -581,12 +581,12 @@ impl<'a> Worker<'a> {
 
 impl Drop for Worker<'_> {
     fn drop(&mut self) {
-        // It ends when there are no more orders; one that hangs is ended by its guard.
+        // It ends when there are no more orders; its guard ends one that hangs.
         let _its_guard_waits_too = self.servant.end(ANSWER_MAX);
     }
 }
 
-/// The mountpoint of the file system that a file is on.
+/// The mountpoint of a file's file system.
 pub fn filesystem_of(path: &Path) -> io::Result<PathBuf> {
     let device = |path: &Path| fs::metadata(path).map(|found| found.dev());
     let mut at = fs::canonicalize(path)?;

@@ -1,9 +1,9 @@
-//! `write`: what writes cost through the mount, against the directory below: written through, and
-//! written back.
+//! `write`: the cost of writes through the mount, against the backing directory: written through,
+//! and written back.
 //!
 //! Each pattern ends with an fsync, which is part of it. Ratios are geometric means over the
-//! patterns. All three files begin alike and get the same writes; so they are to be alike at the
-//! end, on the disk.
+//! patterns. All three files begin alike and get the same writes; so they must be equal at the end,
+//! on the disk.
 
 use crate::figures::{Series, geometric_mean};
 use crate::worker::Order;
@@ -16,14 +16,14 @@ use std::io::{self, Read};
 use std::path::Path;
 use testbed::Failure;
 
-/// No sync but the one at the end.
+/// No sync except the one at the end.
 const NEVER: u64 = u64::MAX;
 
 const fn pattern(block_bytes: usize, random: bool, sync_every: u64) -> Pattern {
     Pattern { block_bytes, random, sync_every }
 }
 
-/// Patterns, and of that many writes one is made: those that are synced take long.
+/// Patterns, and the divisor of the number of writes: writes that are synced take long.
 const PATTERNS: [(&str, Pattern, u64); 5] = [
     ("sequential_1m", pattern(1 << 20, false, NEVER), 1),
     ("sequential_4k", pattern(PAGE_SIZE, false, NEVER), 1),
@@ -32,7 +32,7 @@ const PATTERNS: [(&str, Pattern, u64); 5] = [
     ("random_4k_sync", pattern(PAGE_SIZE, true, 1), 32),
 ];
 
-/// Runs it.
+/// Runs the bench.
 pub fn run(world: &World) -> Result<Map<String, Value>, Failure> {
     let extent = world.extent;
     let len_bytes: u64 = extent.choose(256 << 20, 32 << 20, 2 << 20);
@@ -83,7 +83,7 @@ pub fn run(world: &World) -> Result<Map<String, Value>, Failure> {
     Ok(figures)
 }
 
-/// Whether two files are, as they are on the disk.
+/// Whether two files are equal on the disk.
 fn are_alike(one: &Path, other: &Path) -> Result<bool, Failure> {
     let open = |path: &Path| -> Result<File, Failure> {
         drop_cached(path)?;

@@ -1,4 +1,4 @@
-//! What the worker does to see how fast writes are.
+//! The worker's measurements of writes.
 
 use crate::worker::Report;
 use crate::world::STAMP_BYTES;
@@ -10,18 +10,18 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::Instant;
 
-/// Where the writes go, and how often they are synced.
+/// The places of the writes, and how often they are synced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pattern {
     /// Bytes of a write.
     pub block_bytes: usize,
-    /// At random, or one behind the other.
+    /// At random, or one after the other.
     pub random: bool,
     /// Writes between two fsyncs; there is always one at the end.
     pub sync_every: u64,
 }
 
-/// Overwrites blocks of a file, that many.
+/// Overwrites that many blocks of a file.
 pub fn write(path: &Path, len_bytes: u64, pattern: Pattern, count: u64, seed: u64) -> Result<Report, String> {
     let problem = |error: io::Error| format!("writing {}: {error}", path.display());
     let file = File::options().write(true).open(path).map_err(problem)?;

@@ -1,4 +1,4 @@
-//! The benches themselves, on next to nothing: they are listed, bad names are told, each has its
+//! Tests of the benches, with minimal data: they are listed, wrong names are reported, each has its
 //! figures in the right place, and nothing is left behind.
 
 use serde_json::Value;
@@ -75,11 +75,10 @@ fn a_bad_name_is_told_in_one_line() {
     assert!(said.lines().count() == 1 && said.contains("no-such-bench") && said.contains("never-slower"), "{said}");
 }
 
-/// They want the machine for themselves: one at a time.
+/// They need the machine for themselves: one at a time.
 static TURN: Mutex<()> = Mutex::new(());
 
-/// A directory on a disk. None, with a word on it, where the machine does not have what benches
-/// need.
+/// A directory on a disk. `None`, with a message, if the machine lacks something that benches need.
 fn place(name: &str) -> Option<Scratch> {
     let scratch = Scratch::new_in(Path::new(env!("CARGO_TARGET_TMPDIR")), &format!("bench-{name}")).unwrap();
     let test = format!("a tiny {name}");
@@ -98,8 +97,8 @@ fn place(name: &str) -> Option<Scratch> {
     Some(scratch)
 }
 
-/// Runs one on little data and returns its JSON. None, with a word on it, where the machine does
-/// not have what it needs.
+/// Runs a bench on little data and returns its JSON. `None`, with a message, if the machine lacks
+/// something that it needs.
 fn tiny(name: &str) -> Option<Value> {
     let scratch = place(name)?;
     let test = format!("a tiny {name}");
@@ -121,14 +120,14 @@ fn tiny(name: &str) -> Option<Value> {
     Some(json)
 }
 
-/// Runs one and looks for its figures.
+/// Runs a bench and checks its figures.
 fn has_figures(name: &str, positive: &[&str], any: &[&str]) {
     let Some(json) = tiny(name) else { return };
     let figure = |key: &str| json[key].as_f64().unwrap_or_else(|| panic!("{key} is {}", json[key]));
     for key in positive {
         assert!(figure(key) > 0.0, "{key}");
     }
-    // A difference of two measurements may be anything, but is there.
+    // A difference of two measurements may have any sign, but must exist.
     any.iter().for_each(|key| assert!(figure(key).is_finite()));
 }
 
@@ -177,7 +176,7 @@ fn tap_has_its_figures() {
 
 #[test]
 fn guest_has_its_figures() {
-    // Of a file system without a disk of its own there are no guests.
+    // There are no guests on a file system without a disk of its own.
     if rustix::fs::major(std::fs::metadata(env!("CARGO_TARGET_TMPDIR")).unwrap().dev()) == 0 {
         skip("a tiny guest", "the files are on no disk");
         return;
@@ -199,7 +198,7 @@ fn footprint_has_its_figures() {
 fn sequential_has_its_figures() {
     let Some(json) = tiny("sequential") else { return };
     assert!(json["ratio"].as_f64().unwrap() > 0.0);
-    // No share of a phase this short: puts of the warm-up may be sent in it.
+    // No share in a phase this short: puts of the warm-up may be sent in it.
     assert!(json["put_share"].as_f64().is_some_and(|share| share.is_finite() && share >= 0.0));
     assert_eq!(json["with_mb_per_s"]["values"].as_array().unwrap().len(), 1);
 }
@@ -232,8 +231,8 @@ fn never_slower_has_its_figures() {
     assert_eq!(json["cells"].as_array().unwrap().len(), 1);
 }
 
-/// The papers' experiments on next to nothing: results are written, and what is kept is not
-/// measured again. Those that need go-tpc take minutes to fill a database, and are left to
+/// The papers' experiments with minimal data: results are written, and stored points are not
+/// measured again. Experiments with go-tpc take minutes to fill a database, and are left to
 /// `make paper`.
 #[test]
 fn the_papers_experiments_have_their_results() {
@@ -241,7 +240,7 @@ fn the_papers_experiments_have_their_results() {
     let results = Scratch::new("paper-results").unwrap();
     let (directory, kept) = (scratch.path().to_str().unwrap(), results.path().to_str().unwrap());
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-    // Its name, a row of its table, and how many there are; None: some.
+    // Its name, a row of its table, and the number of rows; `None`: some.
     let experiments = [
         ("random-read", "| exclusive | 5 |", Some(6)),
         ("sequential-read", "| non-inclusive, filter | 5 |", Some(6)),

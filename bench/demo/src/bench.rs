@@ -1,9 +1,9 @@
 //! One way of reading, measured: a reader in its groups, a warm-up until the caches are full, then
 //! a measured phase.
 //!
-//! The memory limit leaves exactly the promised page cache: what the reader itself needs (its own
-//! memory, its program's pages, and the kernel's memory for its open files and page tables) is
-//! measured when it is ready, and added to the limit.
+//! The memory limit leaves exactly the promised page cache. The reader's own needs (its memory, its
+//! program's pages, and the kernel's memory for its open files and page tables) are measured when
+//! it is ready, and added to the limit.
 
 use crate::data::DataSet;
 use crate::progress::Bar;
@@ -15,22 +15,22 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 use testbed::{Failure, Group, Interrupt, Servant, SlowDisk};
 
-/// Room while the reader starts, when it is not known yet what it needs itself.
+/// Room while the reader starts, before its own needs are known.
 const START_ROOM_BYTES: u64 = 64 << 20;
-/// A warm-up is cut short after that: on a disk that is slow by itself, reading all pages at random
+/// A warm-up ends after this time: on a disk that is slow by itself, reading all pages at random
 /// takes too long.
 const WARM_UP_MAX: Duration = Duration::from_secs(60);
 /// Reads in one further round of the warm-up with Puma. Without a limit, a round is another pass.
 const WARM_UP_ROUND_READS: u64 = 8192;
-/// Rounds until it is believed that the caches do not get any fuller.
+/// The maximum number of rounds until the caches count as full.
 const WARM_UP_ROUNDS_MAX: u32 = 8;
-/// The caches are full when less than one read in that many still goes to the disk.
+/// The caches are full when less than one read in so many still goes to the disk.
 const WARM_WHEN_ONE_IN: u64 = 100;
-/// The reader answers several times a second; one that says nothing for that long is stuck. Longer
-/// than the longest read from a slow disk with a queue before it.
+/// The reader answers several times a second; without an answer for this time it is stuck. This is
+/// longer than the longest read from a slow disk with a queue.
 const SILENCE_MAX: Duration = Duration::from_secs(30);
 
-/// What all ways have in common.
+/// The common parts of all ways.
 pub struct Bench<'a> {
     pub data: &'a DataSet,
     pub seed: u64,
@@ -40,19 +40,20 @@ pub struct Bench<'a> {
 
 /// One way of reading.
 pub struct Way<'a> {
-    /// As it is called on the screen.
+    /// Its title on the screen.
     pub title: &'a str,
-    /// Where the files are.
+    /// The directory of the files.
     pub directory: &'a Path,
-    /// Page cache that the reader may have. None: all that there is.
+    /// The maximum of the reader's page cache. `None`: all free memory.
     pub page_cache_bytes: Option<u64>,
-    /// The slow disk that it reads from, and its reads per second. None: it has its full speed.
+    /// The slow disk that it reads from, and its reads per second. `None`: the disk has its full
+    /// speed.
     pub slow_disk: Option<(&'a SlowDisk, u32)>,
     /// The daemons that keep pages for it and read the disk on its behalf, if there are any.
     pub puma: Option<&'a Running>,
 }
 
-/// What came of it.
+/// The result.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Measured {
     /// Reads per second.
@@ -63,7 +64,7 @@ pub struct Measured {
     pub seconds: f64,
     /// Reads that the disk served meanwhile.
     pub disk_reads: Option<u64>,
-    /// Share of the reads that did without the disk.
+    /// Share of the reads that needed no disk.
     pub hit_ratio: Option<f64>,
     /// Share of the reads that lent memory answered.
     pub lent_ratio: Option<f64>,
@@ -71,13 +72,13 @@ pub struct Measured {
     pub mean_us: f64,
     /// Median latency.
     pub p50_us: f64,
-    /// Latency that one in a hundred exceeds.
+    /// The latency that one read in a hundred exceeds.
     pub p99_us: f64,
     /// The longest.
     pub max_us: f64,
-    /// Page cache that the reader had at the end, where it was limited.
+    /// The reader's page cache at the end, if it was limited.
     pub page_cache_bytes: Option<u64>,
-    /// What the reader needed itself, on top of that.
+    /// The reader's own needs, in addition to that.
     pub reader_own_bytes: Option<u64>,
     /// Time the warm-up took.
     pub warm_up_seconds: f64,
@@ -87,7 +88,7 @@ pub struct Measured {
     pub compared_bytes: u64,
     /// Bytes that were wrong, warm-up included.
     pub wrong_bytes: u64,
-    /// Where the first of them was.
+    /// The place of the first of them.
     pub first_wrong: Option<String>,
     /// Whether the warm-up was cut short.
     pub warm_up_cut_short: bool,
@@ -101,8 +102,8 @@ impl Bench<'_> {
         let mut reader = Reader::start(self, way.directory, &group)?;
         let own = match way.page_cache_bytes {
             Some(page_cache_bytes) => {
-                // Nothing of the files is in it yet: all of this is the reader's own, its program's
-                // pages included.
+                // Nothing of the files is in it yet: all of this is the reader's own, including its
+                // program's pages.
                 let own = group.memory_use()?;
                 group.limit_memory(page_cache_bytes + own.total_bytes)?;
                 Some(own)
@@ -141,8 +142,8 @@ impl Bench<'_> {
         }
         reader.end()?;
 
-        // The controller counts what it delays; without one, the kernel's account of each process
-        // must do.
+        // The controller counts the delayed reads; without one, the kernel's account of each
+        // process is used.
         let disk_reads = match (disk_before, disk_after) {
             (Some(before), Some(after)) => Some(after - before),
             _ => {
@@ -176,8 +177,7 @@ impl Bench<'_> {
     }
 
     /// Fills the caches, from a disk that is not slowed down: all pages once in random order and,
-    /// where they ought to be in memory somewhere, further reads until hardly any still goes to the
-    /// disk.
+    /// if all should be in memory somewhere, further reads until hardly any still goes to the disk.
     fn warm_up(&self, way: &Way<'_>, reader: &mut Reader<'_>, all: &mut Report) -> Result<(), Failure> {
         let bar = Bar::new(format!("{}: warming up", way.title), self.data.page_count());
         let done = |bar: Bar, all: &Report| {
@@ -187,8 +187,8 @@ impl Bench<'_> {
         let begin = Instant::now();
         let order = Order::Pass { max_ms: WARM_UP_MAX.as_millis() as u64 };
         add(all, &reader.obey(&order, |reads, _| bar.set(reads))?);
-        // A limited cache is full by now. Where there is room for everything, or memory is lent, it
-        // takes until the disk is quiet.
+        // A limited cache is full by now. If everything fits, or memory is lent, the warm-up lasts
+        // until the disk is quiet.
         let (again, quiet_reads) = match (way.puma, way.page_cache_bytes) {
             (Some(_), _) => (Order::Count { reads: WARM_UP_ROUND_READS }, WARM_UP_ROUND_READS / WARM_WHEN_ONE_IN),
             (None, None) => (order, 1),
@@ -210,7 +210,7 @@ impl Bench<'_> {
     }
 }
 
-/// Bytes that the mount daemon had read from the disk for the reader. Nothing, where there is none.
+/// Bytes that the mount daemon had read from the disk for the reader; nothing without one.
 fn daemon_disk_bytes(way: &Way<'_>) -> Option<u64> {
     way.puma.map_or(Some(0), |puma| disk_bytes_of(&puma.mount_pid().to_string()))
 }
@@ -222,7 +222,7 @@ fn add(all: &mut Report, one: &Report) {
     all.first_wrong = all.first_wrong.take().or_else(|| one.first_wrong.clone());
 }
 
-/// A reader at work.
+/// A running reader.
 struct Reader<'a>(Servant<'a>);
 
 impl<'a> Reader<'a> {
@@ -242,7 +242,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Has an order carried out.
+    /// Executes an order.
     fn obey(&mut self, order: &Order, progress: impl Fn(u64, u64)) -> Result<Report, Failure> {
         self.0.tell(order)?;
         loop {

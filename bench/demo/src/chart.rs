@@ -6,7 +6,7 @@ use std::fmt::Write;
 
 const WIDTH: f64 = 1280.0;
 const HEIGHT: f64 = 720.0;
-/// One for each way, in their order. Told apart without seeing colours by their brightness.
+/// One for each way, in their order. They also differ in brightness.
 const COLOURS: [&str; 3] = ["#9aa5b1", "#0b7a75", "#e0a526"];
 
 /// Draws the chart of a run, as SVG.
@@ -119,8 +119,8 @@ fn latencies(svg: &mut String, summary: &Summary) {
     }
 }
 
-/// Moves labels apart that would lie on each other, around the middle one. They come in the order
-/// from the lowest one up, which is that of falling coordinates.
+/// Moves overlapping labels apart, around the middle one. They come in order from the lowest one
+/// up, with falling coordinates.
 fn spread(wanted: [f64; 3], gap: f64) -> [f64; 3] {
     let [mut low, middle, mut high] = wanted;
     low = low.max(middle + gap);
@@ -188,7 +188,7 @@ fn significant(number: f64) -> String {
     if number < 10.0 { format!("{number:.1}") } else { grouped(number) }
 }
 
-/// A percentage that says 100 only if it is.
+/// A percentage that is shown as 100 only if it is.
 fn trimmed(percent: f64) -> String {
     if percent >= 100.0 { "100".to_owned() } else { format!("{:.1}", (percent * 10.0).floor() / 10.0) }
 }

@@ -1,9 +1,8 @@
-//! The data set: real files of this machine, copied to the disk under test, and the bytes they must
-//! have.
+//! The data set: real files of this machine, copied to the disk under test, and the expected bytes.
 //!
 //! The reference is a second copy in memory, made while the files are copied and before anything is
-//! cached or lent. It is a memfd filled by this process, so it is charged to this process's memory
-//! group and not to the reader's, which only maps it. Comparing with the bytes themselves trusts no
+//! cached or lent. It is a memfd that this process fills, so it is charged to this process's memory
+//! group and not to the reader's, which only maps it. Comparing the bytes themselves needs no
 //! checksum, and counts wrong bytes exactly.
 
 use crate::progress::Bar;
@@ -16,7 +15,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use testbed::{Failure, Interrupt, cached_pages};
 
-/// Smaller files would make the number of open files the subject, and not the number of pages.
+/// With smaller files the number of open files would dominate, and not the number of pages.
 const FILE_MIN_BYTES: u64 = 128 << 10;
 /// Larger ones would make it a demo of one file.
 const FILE_MAX_BYTES: u64 = 8 << 20;
@@ -39,13 +38,13 @@ impl DataFile {
     }
 }
 
-/// The files, and what is in them.
+/// The files, and their contents.
 pub struct DataSet {
-    /// Where they are.
+    /// Their directory.
     pub directory: PathBuf,
-    /// In the order in which they are in the reference.
+    /// In the order of the reference.
     pub files: Vec<DataFile>,
-    /// All files one behind the other, each beginning on a page.
+    /// All files one after the other, each beginning on a page.
     pub reference: OwnedFd,
 }
 
@@ -60,7 +59,7 @@ impl DataSet {
         self.files.iter().map(DataFile::page_count).sum()
     }
 
-    /// Copies files found below `from` until they hold `budget_bytes`, in an order that depends on
+    /// Copies files from below `from` until they hold `budget_bytes`, in an order that depends on
     /// the seed alone.
     pub fn copy(
         from: &Path,
@@ -79,7 +78,7 @@ impl DataSet {
         for path in chosen {
             interrupt.check()?;
             let mut content = Vec::new();
-            // A file may have gone, or grown, since it was chosen.
+            // A file may have been removed, or have grown, since it was chosen.
             let read = File::open(&path).and_then(|file| file.take(FILE_MAX_BYTES).read_to_end(&mut content));
             if read.is_err() || content.is_empty() {
                 continue;
@@ -106,7 +105,7 @@ impl DataSet {
     }
 
     /// Writes the copies to the disk and drops them from the page cache. Returns how many of their
-    /// pages are cached all the same.
+    /// pages are still cached.
     pub fn drop_from_page_cache(&self) -> Result<u64, Failure> {
         for file in &self.files {
             let path = self.directory.join(&file.name);
@@ -132,7 +131,7 @@ fn choose(from: &Path, budget_bytes: u64, seed: u64, interrupt: &Interrupt) -> R
     let (mut directories, mut files) = (vec![from.to_owned()], Vec::new());
     while let Some(directory) = directories.pop() {
         interrupt.check()?;
-        // What cannot be read is not chosen.
+        // Unreadable entries are not chosen.
         for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
             // Of the entry itself: symbolic links are not followed.
             let Ok(metadata) = entry.metadata() else { continue };
@@ -143,7 +142,7 @@ fn choose(from: &Path, budget_bytes: u64, seed: u64, interrupt: &Interrupt) -> R
             }
         }
     }
-    // Directories list in an order of their own.
+    // Directories list entries in an order of their own.
     files.sort();
     fastrand::Rng::with_seed(seed).shuffle(&mut files);
     let mut left_bytes = budget_bytes;

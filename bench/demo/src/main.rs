@@ -1,10 +1,10 @@
-//! The demo: what lent memory does for random reads, shown on real files of this machine in about a
+//! The demo: the effect of lent memory on random reads, with real files of this machine, in about a
 //! minute.
 //!
 //! It reads the same files at random in three ways: without Puma, with Puma, and with everything in
-//! memory, and compares every byte with the original. It promises to leave nothing behind, also
-//! when it is interrupted; to emulate nothing in silence; and to say what it could not do on this
-//! machine. It ends with 0 only if no byte was wrong and Puma was at least ten times as fast.
+//! memory, and compares every byte with the original. It leaves nothing behind, also when it is
+//! interrupted. It reports every emulation, and everything that it could not do on this machine. It
+//! ends with 0 only if no byte was wrong and Puma was at least ten times as fast.
 
 mod bench;
 mod chart;
@@ -26,13 +26,13 @@ use std::process::ExitCode;
 use std::time::Duration;
 use testbed::{BROKEN, BlockDevice, Failure, Group, Interrupt, NOT_RUN, SIGNALLED, Scratch, SlowDisk};
 
-/// Exit code: it ran, and no byte was wrong, but this machine does not let the gain be shown.
+/// Exit code: it ran, and no byte was wrong, but this machine cannot show the gain.
 const NOT_SHOWN: u8 = 3;
 
-/// Disk space that is left alone, beyond what the files take.
+/// Disk space that stays free, in addition to the files.
 const DISK_RESERVE_BYTES: u64 = 256 << 20;
-/// Memory that the demo uses, in copies of its data: the reference, the lender's, and the page
-/// cache of the ideal.
+/// The demo's use of memory, in copies of its data: the reference, the lender's, and the page cache
+/// of the ideal.
 const MEMORY_COPIES: u64 = 3;
 
 /// Shows what lent memory does for random reads, on real files of this machine.
@@ -95,7 +95,7 @@ fn main() -> ExitCode {
             }
         };
     }
-    // Everything that the demo made is gone when `measure` returns, on every path.
+    // Everything that the demo made is removed when `measure` returns, on every path.
     let outcome = Interrupt::listen().map_err(Failure::from).and_then(|interrupt| measure(&options, &interrupt));
     match outcome.and_then(|summary| Ok((publish(&options.out, &summary)?, summary))) {
         Ok((left_out, summary)) => judge(&summary, left_out),
@@ -163,8 +163,8 @@ fn measure(options: &Options, interrupt: &Interrupt) -> Result<Summary, Failure>
                 slow_disk: slow_disk.as_ref(),
                 logs: &options.out,
             };
-            // It may be forbidden to mount, also for root (a container): the rest can be measured
-            // all the same.
+            // Mounting may be forbidden, also for root (a container): the rest can still be
+            // measured.
             match Running::start(&setup, interrupt) {
                 Err(Failure::Problem(problem)) => {
                     left_out.push(format!("Puma was not measured: {problem}"));
@@ -186,7 +186,8 @@ fn measure(options: &Options, interrupt: &Interrupt) -> Result<Summary, Failure>
         }
     }
 
-    // What reads below the mount left behind would make the last way look better.
+    // Pages that reads of the backing directory left in the cache would make the last way look
+    // better.
     forget_cached(&data, &mut left_out)?;
     let ideal = Way { title: "all in memory", page_cache_bytes: None, slow_disk: None, ..plain };
     let ideal = bench.run(&ideal)?;
@@ -211,7 +212,7 @@ fn measure(options: &Options, interrupt: &Interrupt) -> Result<Summary, Failure>
     Ok(summary)
 }
 
-/// Has the page cache hold nothing of the files.
+/// Removes all pages of the files from the page cache.
 fn forget_cached(data: &DataSet, left_out: &mut Vec<String>) -> Result<(), Failure> {
     let pages = data.drop_from_page_cache()?;
     let remark = format!("{pages} pages could not be dropped from the page cache before a measurement");
@@ -221,7 +222,7 @@ fn forget_cached(data: &DataSet, left_out: &mut Vec<String>) -> Result<(), Failu
     Ok(())
 }
 
-/// The directory that was asked for, or the first usual one whose disk can be slowed down.
+/// The requested directory, or the first usual one whose disk can be slowed down.
 fn choose_directory(options: &Options) -> PathBuf {
     let usual = [options.out.as_path(), Path::new("/var/tmp")];
     let on_a_disk = || usual.into_iter().find(|directory| BlockDevice::holding(directory).is_ok());
@@ -257,7 +258,8 @@ fn memory_figure(name: &str) -> Option<u64> {
     Some(kib << 10)
 }
 
-/// Prints the table and writes the files. Returns what was left out, the chart included.
+/// Prints the table and writes the files. Returns everything that was left out, including the
+/// chart.
 fn publish(out: &Path, summary: &Summary) -> Result<Vec<String>, Failure> {
     let mut left_out = summary.left_out.clone();
     println!("\n{}", summary.table());
@@ -281,7 +283,7 @@ fn publish(out: &Path, summary: &Summary) -> Result<Vec<String>, Failure> {
     Ok(left_out)
 }
 
-/// Says whether the demo kept its promise.
+/// Reports whether the demo kept its promise.
 fn judge(summary: &Summary, left_out: Vec<String>) -> ExitCode {
     for what in &left_out {
         println!("Left out: {what}.");

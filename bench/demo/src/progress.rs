@@ -1,15 +1,15 @@
-//! Progress: bars on a terminal, a line now and then elsewhere. Never on standard output, which is
-//! for the results.
+//! Progress: bars on a terminal, a line from time to time elsewhere. Never on standard output,
+//! which is for the results.
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressFinish, ProgressStyle};
 use std::cell::Cell;
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
-/// Between two lines about the same thing where there is no terminal.
+/// Time between two lines about the same task without a terminal.
 const LINE_EVERY: Duration = Duration::from_secs(5);
 
-/// One thing that takes a while.
+/// A task that takes a while.
 pub struct Bar {
     title: String,
     total: u64,
@@ -18,13 +18,13 @@ pub struct Bar {
 }
 
 impl Bar {
-    /// Shows it from now on.
+    /// Shows the task from now on.
     pub fn new(title: impl Into<String>, total: u64) -> Bar {
         let title = title.into();
         let bar = std::io::stderr().is_terminal().then(|| {
             let template = "{prefix:<28} {wide_bar} {percent:>3} %  {msg:<20}";
             let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr());
-            // A template that indicatif does not take costs the looks, nothing else.
+            // If indicatif rejects the template, only the looks suffer.
             let bar = match ProgressStyle::with_template(template) {
                 Ok(style) => bar.with_style(style.progress_chars("━╸ ")),
                 Err(_) => bar,
@@ -37,7 +37,7 @@ impl Bar {
         Bar { title, total, bar, said: Cell::new(Instant::now()) }
     }
 
-    /// That much is done.
+    /// So much is done.
     pub fn set(&self, done: u64) {
         match &self.bar {
             Some(bar) => bar.set_position(done.min(self.total)),
@@ -50,14 +50,14 @@ impl Bar {
         }
     }
 
-    /// A word on it, shown behind the bar.
+    /// A remark, shown after the bar.
     pub fn remark(&self, remark: String) {
         if let Some(bar) = &self.bar {
             bar.set_message(remark);
         }
     }
 
-    /// It is done, with that result.
+    /// The task is done, with that result.
     pub fn done(self, result: &str) {
         match &self.bar {
             Some(bar) => {

@@ -1,9 +1,9 @@
-//! Puma for the demo: a lender, and the mount over the data set, through the same command that a
-//! user has.
+//! Puma for the demo: a lender, and the mount over the data set, through the command that users
+//! have.
 //!
 //! The lender is in a memory group of its own, as if it were another machine. The mount daemon is
-//! outside of the reader's memory group, whose pages are not its own, but on the same slow disk: it
-//! reads it on the reader's behalf.
+//! outside of the reader's memory group, because its pages are not the reader's. But it is on the
+//! same slow disk, because it reads this disk for the reader.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,39 +11,39 @@ use std::process::Command;
 use std::time::Duration;
 use testbed::{Failure, Group, Interrupt, Process, Puma, PumaMount, Scratch, SlowDisk};
 
-/// For the lender to end.
+/// Time limit for the lender to end.
 const ANSWER_MAX: Duration = Duration::from_secs(30);
 /// Names of the daemons' logs.
 const LENDER_LOG: &str = "demo-lend";
 const MOUNT_LOG: &str = "demo-mount";
-/// Free memory that the lender leaves alone.
+/// Free memory that the lender keeps.
 const RESERVE_BYTES: u64 = 64 << 20;
-/// What the lender itself needs, next to what it lends.
+/// The lender's own needs, in addition to lent memory.
 const LENDER_OWN_BYTES: u64 = 64 << 20;
-/// How Puma is to run.
+/// The configuration of Puma.
 pub struct Setup<'a> {
     /// The command.
     pub pumapool: &'a Path,
-    /// What the lender may lend.
+    /// The maximum of lent memory.
     pub capacity_bytes: u64,
     /// Whether the lender gets a memory group.
     pub limit_lender: bool,
-    /// Given to the mount as it is.
+    /// Passed to the mount unchanged.
     pub strategy: Option<&'a str>,
     /// The directory that is mounted.
     pub source: &'a Path,
-    /// Where.
+    /// The mountpoint.
     pub mount_point: PathBuf,
-    /// The slow disk below the source.
+    /// The slow disk of the source.
     pub slow_disk: Option<&'a SlowDisk>,
-    /// Where the daemons' logs go.
+    /// The directory of the daemons' logs.
     pub logs: &'a Path,
 }
 
-/// A lender and a mount, both ended when dropped.
+/// A lender and a mount. Dropping this ends both.
 pub struct Running {
     puma: Puma,
-    // Dropped in this order: the mount before what it depends on, processes before their groups.
+    // Drop order: the mount before the things that it depends on, processes before their groups.
     mount: PumaMount,
     lender: Process,
     _mount_group: Group,
@@ -59,10 +59,10 @@ impl Running {
             logs: setup.logs.to_owned(),
             interrupt: Some(interrupt.clone()),
         };
-        // In the system's place for temporary files, because paths of sockets must be short.
+        // In the system's directory for temporary files, because paths of sockets must be short.
         let socket = Scratch::new("demo-socket")?;
         let address = format!("unix:{}", socket.path().join("lender").display());
-        // As between machines: what is shown has the cost of sealing in it.
+        // As between machines: the figures include the cost of sealing.
         let key = socket.path().join("pool.key");
         puma.new_key(&key)?;
         for log in [LENDER_LOG, MOUNT_LOG] {
@@ -79,8 +79,8 @@ impl Running {
         let mut mount = Command::new(setup.pumapool);
         mount.arg("mount").args([setup.source, &setup.mount_point]);
         mount.args(["--lender", &address, "--foreground"]).arg("--key").arg(&key);
-        // The disk is as fast as it is while the pool is filled, and slowed down only then: the
-        // gate would leave the lender alone until then.
+        // While the pool is filled the disk has its full speed, and the gate would bypass the
+        // lender.
         mount.args(["--gate", "off"]);
         if let Some(strategy) = setup.strategy {
             mount.args(["--strategy", strategy]);
@@ -90,20 +90,20 @@ impl Running {
         Ok(Running { puma, mount, lender, _mount_group, _lender_group, _socket: socket })
     }
 
-    /// The process that reads the disk for everybody who reads through the mount.
+    /// The process that reads the disk for all reads through the mount.
     pub fn mount_pid(&self) -> u32 {
         self.mount.pid()
     }
 
-    /// Pages that lent memory has answered so far, those on their way there included.
+    /// Pages that lent memory has answered so far, including pending ones.
     pub fn pool_pages(&self) -> Option<u64> {
         let status = self.mount.find().ok()?;
         let of = status.borrower;
         Some(of.lender_pages + of.buffer_pages + of.zero_pages)
     }
 
-    /// Whether pages are lent only as they are read from the disk, because their eviction cannot be
-    /// seen.
+    /// Whether pages are lent only when they are read from the disk, because their eviction cannot
+    /// be seen.
     pub fn fills_on_read(&self) -> bool {
         self.mount.find().is_ok_and(|status| status.fill != report::Fill::Eviction)
     }
@@ -113,7 +113,7 @@ impl Running {
         self.puma.status().ok()
     }
 
-    /// Unmounts, and ends both.
+    /// Unmounts, and ends both daemons.
     pub fn end(mut self) -> Result<(), Failure> {
         self.mount.end().map_err(|problem| Failure::Problem(format!("unmounting: {problem}")))?;
         self.lender.stop(ANSWER_MAX)?;

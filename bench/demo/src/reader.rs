@@ -1,8 +1,8 @@
-//! The process whose reads are measured: the demo's own program once more ([`testbed::Servant`]).
+//! The measured process: the demo's own program once more ([`testbed::Servant`]).
 //!
 //! It reads pages of the files at random and compares every byte of each with the reference.
-//! Comparing is not part of a read's latency, but is part of the time in which reads are counted:
-//! that costs the fast ways more than the slow one.
+//! Comparing is not part of a read's latency, but it is part of the time in which reads are
+//! counted: this costs the fast ways more than the slow one.
 
 use crate::data::DataFile;
 use hdrhistogram::Histogram;
@@ -18,27 +18,27 @@ use std::time::{Duration, Instant};
 
 /// The subcommand.
 pub const NAME: &str = "reader";
-/// Time between two reports of progress. Seldom enough to cost nothing, often enough for a bar.
+/// Time between two reports of progress: long enough to cost nothing, short enough for a bar.
 const PROGRESS_EVERY: Duration = Duration::from_millis(250);
-/// Reads between two looks at the clock for progress.
+/// Reads between two checks of the clock for progress.
 const PROGRESS_LOOK: u64 = 16;
-/// Longest latency that is told from longer ones.
+/// The longest latency that is measured.
 const LATENCY_MAX_NS: u64 = 60_000_000_000;
 
-/// What the reader reads: its first line of input.
+/// The reader's data: its first line of input.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Task {
-    /// Where the files are: on the disk, or at the mount point.
+    /// The directory of the files: on the disk, or at the mount point.
     pub directory: PathBuf,
     /// The files.
     pub files: Vec<DataFile>,
     /// Their bytes, each file beginning on a page.
     pub reference: PathBuf,
-    /// Of all that is random here.
+    /// The seed of everything random here.
     pub seed: u64,
 }
 
-/// What the reader is told to do: its other lines of input.
+/// An order to the reader: its other lines of input.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Order {
     /// Read every page once, in random order.
@@ -48,35 +48,35 @@ pub enum Order {
     },
     /// Read that many pages, each chosen at random from all.
     Count {
-        /// How many.
+        /// The number.
         reads: u64,
     },
-    /// Read pages chosen at random from all for that long.
+    /// Read random pages for that long.
     Time {
-        /// How long.
+        /// The duration.
         ms: u64,
     },
 }
 
-/// What the reader says.
+/// An answer of the reader.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Answer {
-    /// Everything is open and mapped: it can be measured what the reader itself needs.
+    /// Everything is open and mapped: the reader's own needs can be measured.
     Ready,
-    /// So far, of the order under way.
+    /// Progress of the present order.
     Progress {
         /// Pages read.
         reads: u64,
-        /// Since its begin.
+        /// Time since its beginning.
         elapsed_ms: u64,
     },
     /// The order has been carried out.
     Done(Report),
-    /// It could not be.
+    /// The order failed.
     Failed(String),
 }
 
-/// What an order brought.
+/// The result of an order.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Report {
     /// Pages read.
@@ -87,15 +87,15 @@ pub struct Report {
     pub compared_bytes: u64,
     /// Bytes that were wrong or missing.
     pub wrong_bytes: u64,
-    /// Where the first of them was.
+    /// The place of the first of them.
     pub first_wrong: Option<String>,
-    /// Bytes that the kernel read from disks for this process, if it says.
+    /// Bytes that the kernel read from disks for this process, if it reports them.
     pub disk_bytes: Option<u64>,
     /// Mean latency of a read.
     pub mean_us: f64,
     /// Median latency of a read.
     pub p50_us: f64,
-    /// Latency that one read in a hundred exceeds.
+    /// The latency that one read in a hundred exceeds.
     pub p99_us: f64,
     /// The longest.
     pub max_us: f64,
@@ -120,11 +120,11 @@ struct OpenFile {
     file: File,
     name: String,
     len_bytes: u64,
-    /// Of its first page among all pages.
+    /// The index of its first page among all pages.
     first_page: u32,
 }
 
-/// What there is to read, and to compare with.
+/// The pages to read, and to compare with.
 struct Pages {
     files: Vec<OpenFile>,
     count: u32,
@@ -210,7 +210,7 @@ impl Reader {
 }
 
 impl Pages {
-    /// Reads a page, and returns where it is and how much of it there was.
+    /// Reads a page, and returns its place and its length.
     fn read(&self, page: u32, buffer: &mut [u8; PAGE_SIZE]) -> Result<ReadAt<'_>, String> {
         let index = self.files.partition_point(|file| file.first_page <= page) - 1;
         let file = &self.files[index];
@@ -248,11 +248,11 @@ struct ReadAt<'a> {
     read_bytes: usize,
 }
 
-/// Maps the reference for good, with all page tables in place: they are part of what the reader
-/// itself needs.
+/// Maps the reference for good, with all page tables in place: they are part of the reader's own
+/// needs.
 fn map(file: &File, len: usize) -> io::Result<&'static [u8]> {
     let flags = MapFlags::SHARED | MapFlags::POPULATE;
-    // SAFETY: a new mapping at an address of the kernel's choice, never unmapped. The memfd behind
+    // SAFETY: a new mapping at an address that the kernel chooses, never unmapped. The memfd behind
     // it has that length, and nobody writes to it or shortens it once the reader runs.
     unsafe {
         let map = rustix::mm::mmap(std::ptr::null_mut(), len, ProtFlags::READ, flags, file, 0)?;
@@ -265,7 +265,7 @@ fn disk_bytes() -> Option<u64> {
     disk_bytes_of("self")
 }
 
-/// Bytes that a process had read from disks so far, if the kernel says.
+/// Bytes that a process had read from disks so far, if the kernel reports them.
 pub fn disk_bytes_of(process: &str) -> Option<u64> {
     let text = fs::read_to_string(format!("/proc/{process}/io")).ok()?;
     text.lines().find_map(|line| line.strip_prefix("read_bytes: "))?.parse().ok()
@@ -310,7 +310,7 @@ mod tests {
         assert_eq!(report.wrong_bytes, 2);
         assert!(report.first_wrong.unwrap().starts_with("file-1 at 4096: 2 of 100 bytes differ"));
 
-        // Missing bytes are wrong bytes, and so are those that should not be there.
+        // Missing bytes are wrong bytes, and so are superfluous ones.
         file.set_len(PAGE_SIZE as u64 + 90).unwrap();
         assert_eq!(pass(&mut reader).wrong_bytes, 10);
         file.set_len(PAGE_SIZE as u64).unwrap();

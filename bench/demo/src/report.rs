@@ -1,4 +1,4 @@
-//! What the demo found: the table on the screen, and `demo.json`.
+//! The results of the demo: the table on the screen, and `demo.json`.
 
 use crate::bench::Measured;
 use serde::Serialize;
@@ -7,7 +7,7 @@ use std::fmt::Write;
 /// The gain that the demo promises: reads per second with Puma over those without.
 pub const GAIN_MIN: f64 = 10.0;
 
-/// Everything that is kept of a run.
+/// The stored results of a run.
 #[derive(Debug, Serialize)]
 pub struct Summary {
     /// Reads per second without Puma.
@@ -22,16 +22,16 @@ pub struct Summary {
     pub wrong_bytes: u64,
     /// Bytes that were compared with the original.
     pub compared_bytes: u64,
-    /// Where the first wrong byte was.
+    /// The place of the first wrong byte.
     pub first_wrong: Option<String>,
-    /// What could not be done here, and why; one sentence each.
+    /// Everything that could not be done here, with the reason; one sentence each.
     pub left_out: Vec<String>,
-    /// In detail.
+    /// Details.
     pub ways: Ways,
-    /// What everything was measured with.
+    /// The conditions of all measurements.
     pub conditions: Conditions,
-    /// Pages of the files below the mount that were cached as well, when the run with Puma had
-    /// ended: memory used twice.
+    /// Pages of the backing files that were cached as well, when the run with Puma had ended:
+    /// memory used twice.
     pub pages_cached_twice: Option<u64>,
     /// What Puma said about itself at the end of its run.
     pub puma_status: Option<::report::All>,
@@ -42,14 +42,14 @@ pub struct Summary {
 pub struct Ways {
     /// Without Puma.
     pub baseline: Measured,
-    /// With Puma, where there is one.
+    /// With Puma, if it could run.
     pub puma: Option<Measured>,
     /// With everything in memory.
     pub ideal: Measured,
 }
 
 impl Ways {
-    /// Those that were measured, with their names.
+    /// The measured ways, with their names.
     pub fn named(&self) -> impl Iterator<Item = (&'static str, &Measured)> {
         let all = [("without Puma", Some(&self.baseline)), ("with Puma", self.puma.as_ref())];
         let all = all.into_iter().chain([("all in memory", Some(&self.ideal))]);
@@ -57,28 +57,28 @@ impl Ways {
     }
 }
 
-/// What everything was measured with.
+/// The conditions of all measurements.
 #[derive(Debug, Default, Serialize)]
 pub struct Conditions {
-    /// Of the files.
+    /// Bytes of the files.
     pub data_bytes: u64,
-    /// How many.
+    /// The number of files.
     pub file_count: usize,
-    /// Of the files.
+    /// Pages of the files.
     pub page_count: u64,
-    /// That the reader was given.
+    /// The reader's page cache.
     pub page_cache_bytes: u64,
-    /// That the lender was given.
+    /// The lender's memory.
     pub lent_bytes: u64,
-    /// That the disk was slowed down to. None: it was not.
+    /// The disk's reads per second. `None`: it was not slowed down.
     pub disk_reads_per_s: Option<u32>,
     /// The disk.
     pub device: Option<String>,
-    /// Version of the control groups that limited memory. None: it was not limited.
+    /// Version of the control groups that limited memory. `None`: it was not limited.
     pub memory_groups: Option<String>,
     /// Version of the control groups that slowed down the disk.
     pub disk_groups: Option<String>,
-    /// Of the order of files and reads.
+    /// Seed of the order of files and reads.
     pub seed: u64,
     /// Release of the kernel.
     pub kernel: String,
@@ -89,7 +89,7 @@ pub struct Conditions {
 }
 
 impl Summary {
-    /// Draws the conclusions from what was measured.
+    /// Draws the conclusions from the measurements.
     pub fn new(ways: Ways, conditions: Conditions, mut left_out: Vec<String>) -> Summary {
         if ways.named().any(|(_, way)| way.warm_up_cut_short) {
             left_out.push("a warm-up was cut short, because the disk is slow by itself".to_owned());
@@ -111,7 +111,7 @@ impl Summary {
         }
     }
 
-    /// The table, and what there is to say about it.
+    /// The table, and remarks about it.
     pub fn table(&self) -> String {
         let mut text = String::new();
         let head = [
@@ -166,7 +166,7 @@ pub fn grouped(number: f64) -> String {
     text
 }
 
-/// Microseconds with as many digits as mean something.
+/// Microseconds with a sensible number of digits.
 pub fn latency(us: f64) -> String {
     if us < 10.0 { format!("{us:.1}") } else { grouped(us) }
 }

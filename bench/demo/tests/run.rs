@@ -8,23 +8,23 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 use testbed::{Scratch, SlowDisk, skip, wait_until};
 
-/// Generous: the machine may be busy. A demo that takes that long has failed.
+/// Generous, because the machine may be busy. A demo that takes that long has failed.
 const LIMIT: Duration = Duration::from_secs(600);
-/// What the disk is slowed down to.
+/// Reads per second of the slow disk.
 const DISK_READS_PER_S: f64 = 500.0;
 /// Nothing left behind.
 const NOTHING: [PathBuf; 0] = [];
 /// Share of the data that fits the page cache.
 const CACHED: f64 = 0.25;
 
-/// A demo under way, killed when dropped.
+/// A running demo. Dropping it kills it.
 struct Demo {
     child: Child,
     out: Scratch,
 }
 
 impl Demo {
-    /// None, with a word on it, where the machine does not have what the demo needs.
+    /// Returns `None`, with a message, if the machine lacks something that the demo needs.
     fn start(test: &str) -> Option<Demo> {
         // On a disk.
         let out = Scratch::new_in(Path::new(env!("CARGO_TARGET_TMPDIR")), test).unwrap();
@@ -52,7 +52,7 @@ impl Demo {
         (code, read("stdout") + &read("stderr"))
     }
 
-    /// Groups, directories and mounts that it made and that are still there.
+    /// Groups, directories and mounts that it made and that still exist.
     fn left_behind(&self) -> Vec<PathBuf> {
         let own = format!("-{}-", self.child.id());
         let is_left = |path: &PathBuf| {
@@ -95,8 +95,8 @@ fn a_short_run_measures_and_leaves_nothing() {
     let json: serde_json::Value = serde_json::from_str(&json).unwrap();
     assert_eq!(json["wrong_bytes"], 0);
     let figure = |name: &str| json[name].as_f64().unwrap();
-    // Three seconds on a busy machine: the figure is near the one expected, not at it, and below it
-    // by what the machine stood still.
+    // Three seconds on a busy machine: the figure is near the expected one, and lower by the time
+    // that the machine stood still.
     let expected = DISK_READS_PER_S / (1.0 - CACHED);
     assert!((expected * 0.4..expected * 1.3).contains(&figure("baseline_iops")), "{expected} reads/s were expected");
     assert!(figure("ideal_iops") > 3.0 * expected);
@@ -110,8 +110,8 @@ fn a_short_run_measures_and_leaves_nothing() {
             "pumapool was not built; `make build` builds it",
         );
     }
-    // Not optimized, and beside other tests, Puma may miss its ten times; what is no faster than
-    // the disk is broken.
+    // Without optimization, and with other tests in parallel, Puma may miss its factor of ten; a
+    // result that is no faster than the disk is a fault.
     assert!(code == Some(0) || code == Some(1), "{code:?}");
     assert!(figure("gain") > 1.5);
 }

@@ -1,5 +1,5 @@
-//! What all charts have in common: how they look, and how they become a PNG. A chart is drawn once,
-//! as SVG; the PNG is that same drawing, rendered with the fonts of the machine.
+//! The common parts of all charts: their style, and their conversion to PNG. A chart is drawn once,
+//! as SVG; the PNG is the same drawing, rendered with the fonts of the machine.
 
 use resvg::{tiny_skia, usvg};
 use std::fmt::Write;
@@ -11,11 +11,11 @@ use std::sync::Arc;
 const SCALE: f32 = 2.0;
 /// First choice of font, which `make deps` installs; any other without serifs will do.
 const FONT: &str = "DejaVu Sans";
-/// Colour of what is to be read first.
+/// Colour of the most important texts.
 pub const INK: &str = "#1f2933";
-/// Colour of what explains it.
+/// Colour of explanations.
 pub const PALE_INK: &str = "#52606d";
-/// Colour of the lines behind.
+/// Colour of the lines in the background.
 pub const GRID: &str = "#e4e7eb";
 
 /// The beginning of a drawing of that size, on white. It ends with `</svg>`.
@@ -37,15 +37,16 @@ pub fn text(svg: &mut String, x: f64, y: f64, size: f64, fill: &str, anchor: &st
     );
 }
 
-/// Renders a drawing into a PNG file. False: there is no font on the machine to render its text
-/// with, and no file is made.
+/// Renders a drawing into a PNG file. Returns false, without a file, if the machine has no font for
+/// its text.
 ///
 /// # Errors
-/// In one line, when the drawing is not understood, or the file cannot be written.
+/// Fails, with one line, if the drawing is invalid, or the file cannot be written.
 pub fn render(svg: &str, file: &Path) -> Result<bool, String> {
     let mut fonts = usvg::fontdb::Database::new();
     fonts.load_system_fonts();
-    // `make deps` installs the font there; a system without a font configuration would not look.
+    // `make deps` installs the font there; a system without a font configuration would not search
+    // there.
     fonts.load_fonts_dir("/usr/share/fonts");
     let first = fonts.faces().next().and_then(|face| Some(face.families.first()?.0.clone()));
     let Some(any) = first else { return Ok(false) };

@@ -1,5 +1,5 @@
-//! `blast`: BLAST looks for five sequences in a database of nucleotides, made up with lengths and
-//! repeats as in real ones.
+//! `blast`: BLAST searches for five sequences in a database of nucleotides, which is made up with
+//! lengths and repeats like those of real ones.
 
 use super::plot::{Chart, Line, Mark};
 use super::record::Records;
@@ -14,11 +14,12 @@ use std::process::{Command, Stdio};
 use std::time::Instant;
 use testbed::Failure;
 
-/// The paper's (2015, fig. 5c): bytes of the database, and the sequences that are looked for.
+/// The paper's values (2015, fig. 5c): bytes of the database, and the number of sequences to search
+/// for.
 const DATABASE_BYTES: u64 = 3 << 30;
 const DATABASE_TINY_BYTES: u64 = 2 << 20;
 const QUERIES: usize = 5;
-/// Those that a rough look looks for.
+/// The number of sequences in a quick run.
 const QUERIES_QUICK: usize = 2;
 const QUERY_LETTERS: usize = 600;
 /// Letters in a byte of a database.
@@ -27,7 +28,7 @@ const LETTERS_PER_BYTE: u64 = 4;
 /// short: powers of two between these.
 const LENGTH_BITS: [f64; 2] = [8.0, 15.0];
 const LINE_LETTERS: usize = 80;
-/// Of the letters, how many are G or C; as in people.
+/// The share of letters that are G or C, as in people.
 const GC_SHARE: f64 = 0.41;
 /// Repeats: families of them, letters of each, how many of a hundred letters are in one, and how
 /// many of a hundred of those differ.
@@ -37,10 +38,10 @@ const REPEATED_PERCENT: u32 = 45;
 const DIFFERENT_PERCENT: u32 = 12;
 /// Without the filter, and with it.
 const WANTED: [f64; 2] = [1.3, 1.45];
-/// Written when the database is whole.
+/// Written when the database is complete.
 const QUERIES_FILE: &str = "queries.fasta";
 
-/// BLAST itself has some ten MiB, however small the database is.
+/// BLAST itself needs some ten MiB, however small the database is.
 pub fn scale(asked: f64, _: Extent) -> f64 {
     asked.min(16.0)
 }
@@ -79,7 +80,7 @@ pub fn study(run: &mut Run<'_>, study: &Study<'_>) -> Result<(), Failure> {
     study(run, &subject, &measure)
 }
 
-/// Looks for each of the sequences in turn: one pass over the database for each.
+/// Searches for each of the sequences in turn: one pass over the database for each.
 fn measure(run: &mut Run<'_>, case: &Case<'_>) -> Result<(), Failure> {
     let world = run.world;
     let group = world.group(case.cache_bytes)?;
@@ -106,7 +107,7 @@ fn measure(run: &mut Run<'_>, case: &Case<'_>) -> Result<(), Failure> {
     run.disk_for_filling()?;
     look()?;
     run.disk_as_streamed()?;
-    // The filter has seen nothing of this disk yet.
+    // The filter has no record of this disk yet.
     look()?;
     let searches = queries.len() as f64;
     for round in 0..run.rounds {
@@ -122,7 +123,7 @@ fn measure(run: &mut Run<'_>, case: &Case<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Sequences that are made up.
+/// A maker of sequences.
 struct Sequences {
     random: fastrand::Rng,
     families: Vec<Vec<u8>>,
@@ -135,7 +136,7 @@ impl Sequences {
         Sequences { random, families }
     }
 
-    /// Writes so many letters, and returns the sequences to look for: parts of what was written,
+    /// Writes so many letters, and returns the sequences to search for: parts of the written ones,
     /// with some letters changed.
     fn write(&mut self, mut to: impl Write, letters: u64) -> io::Result<String> {
         let (mut written, mut number, mut sequence) = (0, 0, Vec::new());
@@ -148,7 +149,7 @@ impl Sequences {
                 to.write_all(line)?;
                 to.write_all(b"\n")?;
             }
-            // Spread over all of it.
+            // Distributed over all of it.
             let due = found < QUERIES && written * QUERIES as u64 >= found as u64 * letters;
             if due && sequence.len() >= QUERY_LETTERS {
                 let at = self.random.usize(..=sequence.len() - QUERY_LETTERS);
@@ -197,7 +198,7 @@ pub fn results(records: &Records) -> Results {
     const KEY: &str = "searches_per_h";
     let baseline = records.baseline(BASELINE, KEY);
     let all_fits = |variant: &str| records.over(KEY, (variant, ALL_FITS_GIB), (BASELINE, 0.0));
-    // While not all fits.
+    // While not everything fits.
     let some = |variant: &str| {
         let some = records.xs(variant).into_iter().rev().find(|x| x + 1.0 < 3.0);
         some.and_then(|x| records.over(KEY, (variant, x), (BASELINE, 0.0)))

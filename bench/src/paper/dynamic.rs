@@ -1,7 +1,7 @@
 //! `dynamic`: the lender takes its memory back while it is used, and lends it again.
 //!
-//! Four parts of ten minutes in the paper, as long as the scale makes them here: all is lent; the
-//! lender allocates all of its memory, bit by bit; holds it; has freed it.
+//! Four parts of ten minutes in the paper, here divided by the scale: all is lent; the lender
+//! allocates all of its memory, bit by bit; holds it; has freed it.
 
 use super::plot::{Chart, Line, Mark};
 use super::record::Records;
@@ -17,27 +17,27 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use testbed::Failure;
 
-/// The paper's: bytes of a read, memory of the lender, and minutes of a part.
+/// The paper's values: bytes of a read, memory of the lender, and minutes of a part.
 const READ_BYTES: usize = 64 << 10;
 const LENT_GIB: f64 = 4.5;
 const PART_MIN: u64 = 10;
 const PARTS: u64 = 4;
 const WITH_A_LENDER: Range<u64> = 0..PARTS * PART_MIN;
 const ALLOCATING: Range<u64> = PART_MIN..2 * PART_MIN;
-/// What the lender may still have for each page that it had.
+/// Memory that the lender may still use for each earlier page.
 const TABLE_BYTES: u64 = 40;
-/// Read between two looks at the clock.
+/// Bytes read between two checks of the clock.
 const STEP_BYTES: u64 = 32 * READ_BYTES as u64;
-/// The papers' minutes are as much shorter again where a rough look is enough.
+/// In a quick run the papers' minutes are shorter by this factor.
 const QUICK_TIMES_AS_FAST: u64 = 2;
-/// No part is shorter: what is lent has to go and to come back in it.
+/// The minimum length of a part: lent pages have to disappear and to come back in it.
 const PART_MS_MIN: u64 = 1000;
 
 const LENT: &str = "with a lender";
-/// Beside whom memory is allocated.
+/// The variants of the allocation.
 const BESIDE_FULL: &str = "allocation beside a lender";
 const BESIDE_EMPTY: &str = "allocation beside an empty lender";
-/// Of the allocation beside an empty lender, at the most (issue).
+/// The maximum over the allocation next to an empty lender (issue).
 const WANTED: f64 = 1.1;
 
 pub fn run(run: &mut Run<'_>) -> Result<(), Failure> {
@@ -63,8 +63,7 @@ pub fn run(run: &mut Run<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Has the lender's machine allocate its memory while somebody reads, with that lender or without
-/// one.
+/// Makes the lender's machine allocate its memory during reads, with that lender or without one.
 fn beside(
     run: &mut Run<'_>,
     round: usize,
@@ -75,8 +74,8 @@ fn beside(
     let (cache_bytes, data_bytes) = (run.bytes(LOCAL_BYTES), run.bytes(DATA_BYTES));
     let lender = run.lend(LENT_GIB)?;
     let mut other = Worker::start(&run.world.interrupt, &[&lender.group])?;
-    // All that it can have: the lender keeps its reserve free, and remembers for a while where
-    // pages were.
+    // All memory that it can get: the lender keeps its reserve free, and stores the places of
+    // earlier pages for a while.
     let tables_bytes = lender.capacity_bytes / PAGE_SIZE as u64 * TABLE_BYTES;
     let bytes = lender.group_bytes - lender.group.memory_use()?.total_bytes - LENDER_RESERVE_BYTES - tables_bytes;
     let address = timeline.map(|_| lender.address);
@@ -99,7 +98,7 @@ fn beside(
     side.end()
 }
 
-/// What was read in each minute of the paper, and how the allocation went.
+/// Bytes read in each minute of the paper, and the result of the allocation.
 type Timeline = (BTreeMap<u64, BTreeMap<String, f64>>, Report);
 
 fn pass_minutes(
@@ -142,7 +141,7 @@ fn pass_minutes(
     Ok((values, other.end(part * PARTS as u32)?))
 }
 
-/// Of the steps for which the lender has to give way; beside an empty one, as many.
+/// The steps for which the lender has to give memory back; next to an empty lender, as many.
 fn keep_allocation(run: &mut Run<'_>, case: &Case<'_>, round: usize, report: &Report) -> Result<(), Failure> {
     let steps = ((case.data_bytes - case.cache_bytes) as usize / ALLOCATION_STEP_BYTES).min(report.allocation_ns.len());
     let mut times = report.allocation_ns[report.allocation_ns.len() - steps..].to_vec();
@@ -155,7 +154,8 @@ fn keep_allocation(run: &mut Run<'_>, case: &Case<'_>, round: usize, report: &Re
 fn fill(run: &Run<'_>, case: &Case<'_>, worker: &mut Worker<'_>) -> Result<(), Failure> {
     run.fill_caches_from_file(case, worker, READ_BYTES)?;
     run.disk_as_measured()?;
-    // What the kernel lets pass at once after a change of the limit is not the disk's speed.
+    // Requests that the kernel passes at once after a change of the limit do not show the disk's
+    // speed.
     read(run, case, worker, STEP_BYTES, 0).map(drop)
 }
 

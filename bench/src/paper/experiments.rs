@@ -1,4 +1,4 @@
-//! The table says of each experiment what it is about, where the papers have it, and what runs it.
+//! The table of experiments: the subject of each, its place in the papers, and its function.
 
 use super::{
     APPLICATION, CLONES, Experiment, FRAGMENT, GUEST, LATENCY, LENT, ONE, TIME, as_asked, blast, dynamic, host_cache,

@@ -1,5 +1,5 @@
-//! `host-cache`: how often a host's page cache has what its guest asks for, without and with what
-//! the guest evicts, in a virtual machine (`tests/vm/host-cache-ratio`); and the same of two
+//! `host-cache`: the hit ratio of a host's page cache for its guest's reads, without and with the
+//! guest's evictions, in a virtual machine (`tests/vm/host-cache-ratio`); and the same for two
 //! least-recently-used caches at the paper's size.
 
 use super::plot::{Chart, Line};
@@ -12,16 +12,16 @@ use crate::world::Extent;
 use std::process::Command;
 use testbed::Failure;
 
-/// The program, from the root of the sources.
+/// The program, relative to the root of the sources.
 const PROGRAM: &str = "tests/vm/host-cache-ratio";
-/// The paper's: what is read, in reads of so much, how much in all, and the memory of the host and
-/// of the guests.
+/// The paper's values: the data, bytes of a read, bytes in total, and the memory of the host and of
+/// the guests.
 const DATA_GB: u64 = 16;
 const READ_MB: u64 = 16;
 const TOTAL_GB: u64 = 64;
 const HOST_GB: u64 = 16;
 const GUESTS_GB: [u64; 2] = [8, 10];
-/// Of the data, the mean of the exponential distribution: the paper does not say.
+/// The mean of the exponential distribution, as a share of the data: the paper does not state it.
 const MEAN_SHARE: f64 = 0.25;
 const PAGES_PER_MB: u64 = 256;
 
@@ -31,14 +31,14 @@ const WITH: &str = "with what the guest evicts";
 const WRITTEN: &str = "the same, written into the image";
 const SIMULATED: [(&str, Filling); 2] =
     [("simulated, as it is", Filling::Reads), ("simulated, with what the guest evicts", Filling::Evictions)];
-/// What the host's memory is limited to before the machine has booted.
+/// The limit of the host's memory before the machine has booted.
 const BOOT_BYTES: u64 = 4 << 30;
 
 fn variant(distribution: &str, how: &str) -> String {
     format!("{distribution}, {how}")
 }
 
-/// A rough look's machines have half of the sizes that other experiments have.
+/// A quick run's machines have half of the other experiments' sizes.
 pub fn scale(asked: f64, extent: Extent) -> f64 {
     asked * extent.choose(1.0, 2.0, 1.0)
 }
@@ -46,7 +46,7 @@ pub fn scale(asked: f64, extent: Extent) -> f64 {
 pub fn run(run: &mut Run<'_>) -> Result<(), Failure> {
     run.rounds = run.world.extent.choose(5, 3, 1);
     simulate(run)?;
-    // Of a rough look's machines there is one size: each boots, and reads for minutes.
+    // A quick run has one size of machines: each boots, and reads for minutes.
     let guests_gb = run.world.extent.choose(&GUESTS_GB[..], &GUESTS_GB[..1], &GUESTS_GB[..1]);
     let has_all = |how: &str| {
         DISTRIBUTIONS.iter().all(|name| guests_gb.iter().all(|gb| run.has(&variant(name, how), *gb as f64)))
@@ -55,7 +55,7 @@ pub fn run(run: &mut Run<'_>) -> Result<(), Failure> {
     if [AS_IT_IS, WITH].into_iter().chain(written.then_some(WRITTEN)).all(has_all) {
         return Ok(());
     }
-    // It finds its group by itself, and limits it when it knows what the machine takes.
+    // It finds its group by itself, and limits it when the machine's needs are known.
     let group = run.world.group(BOOT_BYTES)?;
     run.disk_as_streamed()?;
     let mut command = Command::new(PROGRAM);
@@ -67,7 +67,7 @@ pub fn run(run: &mut Run<'_>) -> Result<(), Failure> {
     run.keep_what_it_says(PROGRAM, command, &[&group])
 }
 
-/// The paper's whole size, but in a tiny run: it takes some seconds.
+/// The paper's full size, except in a tiny run: it takes some seconds.
 fn simulate(run: &mut Run<'_>) -> Result<(), Failure> {
     let scale = run.world.extent.choose(1, 1, 64);
     let pages = |gb: u64| (gb * 1024 * PAGES_PER_MB / scale) as u32;

@@ -1,5 +1,5 @@
-//! `latency`: other experiments, when all fits, over a network that is up to 2 ms slower, with the
-//! gate and without.
+//! `latency`: other experiments, when everything fits, over a network that is up to 2 ms slower,
+//! with the gate and without.
 
 use super::plot::{Chart, Line};
 use super::record::{Mean, Records};
@@ -12,23 +12,22 @@ use crate::worker::Order;
 use std::time::Duration;
 use testbed::{Failure, Relay};
 
-/// What is added to each round trip, in ms.
+/// The additional time of each round trip, in ms.
 const LATENCIES_MS: [f64; 5] = [0.0, 0.5, 1.0, 1.5, 2.0];
 const LATENCIES_QUICK_MS: [f64; 2] = [0.0, 2.0];
 /// The filter is off: it would leave the stream to the disk, whatever the latency.
 const OPTIONS: [&str; 5] = ["--strategy", "non-inclusive", "--filter", "off", "--gate"];
-/// Passes before it is measured, whatever the gate makes of them.
+/// Passes before the measurement, whatever the gate does with them.
 const FIRST_PASSES: u64 = 2;
 const FIRST_PASSES_QUICK: u64 = 1;
 const GATES: [&str; 2] = ["on", "off"];
-/// Postmark's sizes are an eighth of the paper's at the least: with less than that, the memory that
-/// a mount needs is more than the program has itself, and the baseline, which has as much, is
-/// another one than the paper's.
+/// Postmark's sizes are at least an eighth of the paper's. With less, the memory that a mount needs
+/// exceeds the program's own; the baseline, which has as much, would then differ from the paper's.
 const POSTMARK_SCALE_MAX: f64 = 8.0;
-/// No Puma, at the least (issue: with filter and gate).
+/// The minimum over no Puma (issue: with filter and gate).
 const WANTED: f64 = 0.97;
 
-/// Something that is measured: its name, its figure, and how it is done.
+/// A measured load: its name, its figure, and its function.
 type Use = (&'static str, &'static str, fn(&mut Run<'_>, &Study<'_>) -> Result<(), Failure>);
 const USES: [Use; 4] = [
     ("random", "iops", |run, study| study(run, &run.file("random"), &measure_random)),
@@ -36,7 +35,7 @@ const USES: [Use; 4] = [
     ("blast", "searches_per_h", blast::study),
     ("postmark", "transactions_per_s", study_postmark),
 ];
-/// Those that a rough look does without; a tiny one has the first.
+/// Loads that a quick run leaves out; a tiny one has the first.
 const LONG: [&str; 3] = ["sequential", "blast", "postmark"];
 
 pub fn run(run: &mut Run<'_>) -> Result<(), Failure> {
@@ -74,8 +73,7 @@ fn study_postmark(run: &mut Run<'_>, study: &Study<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The caches are filled from the disk as it is: what the gate lets through, and whom it asks,
-/// depends on how fast that is.
+/// The caches are filled from the disk at its own speed: the gate's decisions depend on this speed.
 fn measure_random(run: &mut Run<'_>, case: &Case<'_>) -> Result<(), Failure> {
     let mut worker = run.world.worker(case.cache_bytes)?;
     run.disk_as_measured()?;
@@ -85,7 +83,7 @@ fn measure_random(run: &mut Run<'_>, case: &Case<'_>) -> Result<(), Failure> {
         let (path, len_bytes, seed) = (case.path.clone(), case.data_bytes, run.world.seed.wrapping_sub(pass));
         worker.obey(&Order::Once { path, len_bytes, block_bytes, threads, seed })?;
     }
-    // The averages that the gate looks at are of a minute.
+    // The averages of the gate are those of a minute.
     let ms = run.world.extent.choose(60_000, 7_000, 100);
     worker.obey(&random_read::order(case, 1, ms, run.world.seed.wrapping_sub(passes)))?;
     random_read::rounds(run, case, &mut worker)

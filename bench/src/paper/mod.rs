@@ -1,12 +1,12 @@
-//! The papers' experiments, again: each by its name, at a fraction of the papers' sizes.
+//! The papers' experiments, repeated: each by its name, at a fraction of the papers' sizes.
 //!
 //! An experiment measures points: a variant (no Puma, all memory local, Puma in its strategies), a
-//! size, a round. Each point is kept as a line in `raw/NAME.jsonl` as soon as it is there, so that
-//! a long run that was interrupted goes on where it was. From these lines alone `RESULTS.md`, the
-//! CSV files and the charts are made.
+//! size, a round. Each point is stored as a line in `raw/NAME.jsonl` as soon as it is measured, so
+//! that an interrupted run continues from there. `RESULTS.md`, the CSV files and the charts are
+//! made from these lines alone.
 //!
 //! The disk is the same for all: the machine's own, which the kernel's I/O controller slows down to
-//! what a disk of 7200 rpm does.
+//! the speed of a disk with 7200 rpm.
 
 mod blast;
 mod dynamic;
@@ -42,62 +42,62 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use testbed::{Failure, Group, Interrupt};
 
-/// The command; behind it the name of an experiment, or `all`.
+/// The command; its argument is the name of an experiment, or `all`.
 pub const NAME: &str = "paper";
-/// In the place of an experiment.
+/// Instead of an experiment's name.
 const ALL: &str = "all";
 
-/// What a disk of 7200 rpm does in a second: reads at random (2015, baseline of fig. 5a: 166), and
-/// bytes in a stream.
+/// The speed of a disk with 7200 rpm: random reads in a second (2015, baseline of fig. 5a: 166),
+/// and bytes in a stream.
 const DISK_READS_PER_S: u32 = 166;
 const DISK_BYTES_PER_S: u64 = 100_000_000;
-/// Reads of that disk in a second while caches are filled, which nobody measures.
+/// Reads of that disk in a second while caches are filled, which is not measured.
 const FILLING_READS_PER_S: u32 = 8000;
-/// Caches are full after so many passes over the data, and when the lender has so much of what it
-/// can have.
+/// The number of passes over the data after which caches count as full, and the minimum share of
+/// its content that the lender must have then.
 const FILLINGS: RangeInclusive<u64> = 2..=12;
 const FULL_SHARE: f64 = 0.99;
-/// The threads of such a pass, and what is read at once of a program's files.
+/// The threads of such a pass, and bytes of a read of a program's files.
 const FILLING_THREADS: usize = 16;
 const FILLING_BLOCK_BYTES: usize = 64 << 10;
 
-/// The papers' sizes: memory of the borrower, of which the page cache is most, and the data.
+/// The papers' sizes: memory of the borrower, most of it page cache, and the data.
 const LOCAL_BYTES: u64 = 1 << 30;
 const DATA_BYTES: u64 = 4 << 30;
-/// Memory of a lender with which all fits, in GiB of the papers, and the least that they had
-/// programs use.
+/// Memory of a lender with which everything fits, in GiB of the papers, and the minimum in their
+/// experiments with programs.
 const ALL_FITS_GIB: f64 = 5.0;
 const LITTLE_GIB: f64 = 0.5;
-/// Of all that is drawn, unless another one is asked for: an interrupted run goes on with the same.
+/// The default seed: an interrupted run continues with the same one.
 pub const SEED: u64 = 1;
 
-/// Memory that any program can start in.
+/// The minimum memory in which any program can start.
 const PROGRAM_BYTES_MIN: u64 = 16 << 20;
-/// A mount that a program writes through has memory of its own beside what it starts with, one part
-/// of the borrower's in so many: page cache of what it has written below, and what it needs for
-/// each file. With less than so much it is killed for want of memory.
+/// The mount of a program that writes has additional memory, one part of the borrower's in so many:
+/// for the page cache of its writes to the backing directory, and for its files. With less the
+/// kernel kills it.
 const MOUNT_SHARE: u64 = 8;
 const MOUNT_BYTES_MIN: u64 = 64 << 20;
 
 /// A program writes as to any file system: into the page cache.
 const PROGRAM_OPTIONS: [&str; 2] = ["--write", "back"];
-/// Read ahead on the slow disk: enough for a stream to be as fast as its bytes allow, not so much
-/// that it fills a small memory.
+/// Read-ahead on the slow disk: enough for a stream to reach the limit on bytes, not so much that
+/// it fills a small memory.
 const READ_AHEAD_KIB: u32 = 1024;
 
-/// What the lender and its group have beyond what it lends.
+/// Memory of the lender and its group beyond the lent memory.
 const LENDER_ROOM_BYTES: u64 = 64 << 20;
 const LENDER_RESERVE_BYTES: u64 = 16 << 20;
 
 /// Variants without Puma: the borrower alone, and one machine with all the memory.
 const BASELINE: &str = "baseline";
 const IDEAL: &str = "ideal";
-/// Behind the baseline's name, where mounts have memory beside the local: without that, as the
-/// papers' baselines were.
+/// Suffix of the baseline's name without the additional memory of mounts, as the papers' baselines
+/// were.
 const LOCAL_ALONE: &str = "local memory alone";
-/// Those with Puma, and the options of its mounts. The gate has an experiment of its own
-/// (`latency`): while caches are filled the disk is fast, and it would rightly leave the lender
-/// alone then.
+/// Variants with Puma, and the options of its mounts. The gate has an experiment of its own
+/// (`latency`): while caches are filled the disk is fast, and the gate would rightly bypass the
+/// lender.
 const VARIANTS: [(&str, [&str; 6]); 4] = [
     ("exclusive", ["--strategy", "exclusive", "--filter", "off", "--gate", "off"]),
     ("exclusive, filter", ["--strategy", "exclusive", "--filter", "on", "--gate", "off"]),
@@ -105,27 +105,27 @@ const VARIANTS: [(&str, [&str; 6]); 4] = [
     ("non-inclusive, filter", ["--strategy", "non-inclusive", "--filter", "on", "--gate", "off"]),
 ];
 
-/// Unless an experiment is about others.
+/// Unless an experiment has others.
 const VARIANTS_QUICK: [&str; 2] = ["exclusive", "non-inclusive"];
 
 /// One experiment.
 struct Experiment {
     name: &'static str,
     about: &'static str,
-    /// Where the papers have it.
+    /// Its place in the papers.
     source: &'static str,
     x: Axis,
-    /// What the papers' sizes are divided by, instead of what was asked for: not every program
-    /// makes its data as small.
+    /// The divisor of the papers' sizes for the requested one: not every program can make its data
+    /// as small.
     scale: fn(f64, Extent) -> f64,
     run: fn(&mut Run<'_>) -> Result<(), Failure>,
-    /// What its points say.
+    /// The results of its points.
     results: fn(&Records) -> report::Results,
 }
 
-/// What an experiment varies.
+/// The varied parameter of an experiment.
 struct Axis {
-    /// In a CSV file.
+    /// Its name in a CSV file.
     key: &'static str,
     name: &'static str,
     is_log: bool,
@@ -140,32 +140,32 @@ const GUEST: Axis = Axis { key: "guest_gb_of_the_paper", name: "memory of the gu
 const APPLICATION: Axis = Axis { key: "application_gib", name: "memory of the application, GiB", is_log: false };
 const FRAGMENT: Axis = Axis { key: "fragment_kib", name: "size of a fragment, KiB", is_log: true };
 
-/// What is asked for.
+/// The options of a run.
 pub struct Options<'a> {
     pub experiment: &'a str,
     pub extent: Extent,
-    /// The papers' sizes are divided by it.
+    /// The divisor of the papers' sizes.
     pub scale: f64,
     pub seed: u64,
     pub dir: Option<&'a Path>,
-    /// Where results are kept.
+    /// The folder of the results.
     pub results: &'a Path,
-    /// Forget what is kept.
+    /// Ignore stored results.
     pub again: bool,
     /// The label ([`label`]) of the one point to measure.
     pub only: Option<&'a str>,
 }
 
-/// What is read or used, and how much memory there is for it without a lender.
+/// The data that is read or used, and the memory for it without a lender.
 #[derive(Clone, Copy)]
 struct Subject<'a> {
-    /// Of its directory.
+    /// The name of its directory.
     name: &'a str,
     kind: Kind<'a>,
-    /// The memory of the borrower: page cache; with a program, also what that needs itself.
+    /// The memory of the borrower: page cache; with a program, also the program's own needs.
     local_bytes: u64,
-    /// Memory that a mount of it needs beside. A program that reads and writes it without a mount
-    /// has as much more itself.
+    /// Additional memory of its mount. A program that uses the data without a mount has as much
+    /// more itself.
     beside_bytes: u64,
     data_bytes: u64,
     /// Memory of the lender, in GiB of the papers.
@@ -175,23 +175,23 @@ struct Subject<'a> {
 /// The maker of the data.
 #[derive(Clone, Copy)]
 enum Kind<'a> {
-    /// A file of ours.
+    /// A file of this program.
     File,
-    /// A directory, which this fills, or fills anew, before each case.
+    /// A directory, which this function fills, or fills again, before each case.
     Directory(&'a dyn Fn(&Path) -> Result<(), Failure>),
 }
 
-/// What is measured: a variant with a size.
+/// A measured case: a variant with a size.
 struct Case<'a> {
     variant: &'a str,
-    /// What the experiment varies.
+    /// The value of the varied parameter.
     x: f64,
-    /// The page cache of who reads, or the memory of a program.
+    /// The page cache of the reader, or the memory of a program.
     cache_bytes: u64,
-    /// The file and how much of it is used, or the directory.
+    /// The file and its used length, or the directory.
     path: PathBuf,
     data_bytes: u64,
-    /// The mount that it is read through, and its lender.
+    /// The mount through which it is read, and its lender.
     side: Option<&'a Side>,
     lender: Option<&'a Lender>,
 }
@@ -200,7 +200,7 @@ struct Case<'a> {
 type Counter = fn(&::report::Borrower) -> u64;
 
 impl Case<'_> {
-    /// One that is measured by another program, or not on this machine.
+    /// A case that another program measures, or another machine.
     fn elsewhere(variant: &str, x: f64) -> Case<'_> {
         Case { variant, x, cache_bytes: 0, data_bytes: 0, path: PathBuf::new(), side: None, lender: None }
     }
@@ -211,7 +211,7 @@ impl Case<'_> {
         keys.iter().map(|(key, counter)| Ok((*key, side.counter(counter)?))).collect()
     }
 
-    /// How much they have grown since, for each of so many operations.
+    /// Their growth since then, for each of so many operations.
     fn grown_for_each(
         &self,
         keys: &[(&'static str, Counter)],
@@ -226,41 +226,41 @@ impl Case<'_> {
     }
 }
 
-/// Measures a case, all rounds of it.
+/// Measures all rounds of a case.
 type Measure<'m> = dyn Fn(&mut Run<'_>, &Case<'_>) -> Result<(), Failure> + 'm;
-/// What is done with a subject and how it is measured.
+/// Prepares a subject and measures it.
 type Study<'s> = dyn Fn(&mut Run<'_>, &Subject<'_>, &Measure<'_>) -> Result<(), Failure> + 's;
 
-/// What a program says of a round ([`Run::keep_what_it_says`]).
+/// A program's result for a round ([`Run::keep_what_it_says`]).
 #[derive(Deserialize)]
 struct Round {
     variant: String,
-    /// What the experiment varies, if it varies anything.
+    /// The value of the varied parameter, if there is one.
     #[serde(default)]
     x: f64,
     round: usize,
-    /// Its kernel, and what it ran on.
+    /// Its kernel, and its machine.
     machine: String,
     #[serde(flatten)]
     values: BTreeMap<String, f64>,
 }
 
-/// An experiment under way.
+/// A running experiment.
 struct Run<'a> {
     world: &'a World,
     scale: f64,
-    /// Of each point.
+    /// The number of rounds of each point.
     rounds: usize,
-    /// Variants that are enough for a rough look.
+    /// The variants of a quick run.
     variants_quick: [&'static str; 2],
-    /// The label of the one point to measure, if not all are to be.
+    /// The label of the one point to measure, if not all are requested.
     only: Option<String>,
     revision: String,
     records: Records,
 }
 
 impl Run<'_> {
-    /// Bytes of ours for bytes of the papers: whole pages.
+    /// Our bytes for bytes of the papers: whole pages.
     fn bytes(&self, of_the_papers: u64) -> u64 {
         (of_the_papers as f64 / self.scale) as u64 / 4096 * 4096
     }
@@ -276,26 +276,26 @@ impl Run<'_> {
         self.world.lend(bytes + LENDER_ROOM_BYTES, bytes, LENDER_RESERVE_BYTES)
     }
 
-    /// The disk as fast as while caches are filled.
+    /// Sets the disk's speed for filling caches.
     fn disk_for_filling(&self) -> Result<(), Failure> {
         self.world.disk.limit_reads(Some(FILLING_READS_PER_S))?;
         Ok(self.world.disk.limit_read_bytes(None)?)
     }
 
-    /// The disk as slow as it is to be.
+    /// Sets the disk's speed for measurements.
     fn disk_as_measured(&self) -> Result<(), Failure> {
         self.world.disk.limit_reads(Some(DISK_READS_PER_S))?;
         Ok(self.world.disk.limit_read_bytes(Some(DISK_BYTES_PER_S))?)
     }
 
-    /// The disk as slow as it is when all that it reads is one stream, for which it does not seek.
+    /// Sets the disk's speed for a single stream, for which a disk does not seek.
     fn disk_as_streamed(&self) -> Result<(), Failure> {
         self.world.disk.limit_reads(None)?;
         Ok(self.world.disk.limit_read_bytes(Some(DISK_BYTES_PER_S))?)
     }
 
-    /// Reads until the lender has what does not fit into local memory. `read` is told how often it
-    /// was called.
+    /// Reads until the lender has the data that does not fit into local memory. `read` gets the
+    /// number of calls.
     fn until_full(&self, case: &Case<'_>, mut read: impl FnMut(u64) -> Result<(), Failure>) -> Result<(), Failure> {
         for pass in 1..=*FILLINGS.end() {
             read(pass)?;
@@ -323,14 +323,14 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Has a file in the caches.
+    /// Fills the caches with a file.
     fn fill_caches_from_file(
         &self,
         case: &Case<'_>,
         worker: &mut Worker<'_>,
         block_bytes: usize,
     ) -> Result<(), Failure> {
-        // A thread has a block of its own in the little memory that there is.
+        // Each thread has a block of its own in the little memory of the group.
         let threads = (FILLING_THREADS * PAGE_SIZE / block_bytes).max(1);
         self.disk_for_filling()?;
         self.until_full(case, |pass| {
@@ -339,7 +339,7 @@ impl Run<'_> {
         })
     }
 
-    /// Has the files of a program in the caches, before it is started.
+    /// Fills the caches with the files of a program, before it is started.
     fn fill_caches(&self, case: &Case<'_>, group: &Group) -> Result<(), Failure> {
         let mut worker = Worker::start(&self.world.interrupt, &[group])?;
         let (directory, len_bytes, seed) = (case.path.clone(), case.data_bytes, self.world.seed);
@@ -351,19 +351,20 @@ impl Run<'_> {
         })
     }
 
-    /// Whether a point is not to be measured: all its rounds are kept, or another one is asked for.
+    /// Whether a point need not be measured: all its rounds are stored, or another one is
+    /// requested.
     fn has(&self, variant: &str, x: f64) -> bool {
         self.only.as_ref().is_some_and(|only| *only != label(variant, x))
             || (0..self.rounds).all(|round| self.records.has(variant, x, round))
     }
 
-    /// The borrower's file, read by ourselves.
+    /// The borrower's file, which this program reads.
     fn file<'n>(&self, name: &'n str) -> Subject<'n> {
         let (local_bytes, data_bytes) = (self.bytes(LOCAL_BYTES), self.bytes(DATA_BYTES));
         Subject { name, kind: Kind::File, local_bytes, beside_bytes: 0, data_bytes, lent_gib: self.lent_gib() }
     }
 
-    /// The directory of a program that writes, too. It has memory enough to start in, however small
+    /// The directory of a program that also writes. It has enough memory to start, however small
     /// the scale is.
     fn directory<'n>(
         &self,
@@ -379,7 +380,7 @@ impl Run<'_> {
         Subject { name, kind: Kind::Directory(fill), local_bytes, beside_bytes, data_bytes, lent_gib }
     }
 
-    /// Has a variant measured through a mount.
+    /// Measures a variant through a mount.
     fn with_puma(
         &mut self,
         subject: &Subject<'_>,
@@ -400,7 +401,7 @@ impl Run<'_> {
         side.end()
     }
 
-    /// Mounts it. What an earlier case has left in the page cache is no memory of this one.
+    /// Mounts it. Page cache of an earlier case is not part of this one's memory.
     fn mount(&self, subject: &Subject<'_>, lender: SocketAddr, options: &[&str]) -> Result<Side, Failure> {
         let name = subject.name;
         match subject.kind {
@@ -411,7 +412,7 @@ impl Run<'_> {
             }
             Kind::Directory(fill) => {
                 self.fill(name, fill)?;
-                // One that only reads has no page cache below.
+                // A subject that is only read has no page cache of the backing file.
                 if subject.beside_bytes == 0 {
                     return self.world.mount(name, 0, Some(lender), options);
                 }
@@ -425,7 +426,7 @@ impl Run<'_> {
         }
     }
 
-    /// The data that are there, when it has been filled.
+    /// The length of the data after it was filled.
     fn data_bytes(&self, subject: &Subject<'_>) -> Result<u64, Failure> {
         match subject.kind {
             Kind::File => Ok(subject.data_bytes),
@@ -445,8 +446,8 @@ impl Run<'_> {
         Ok(directory)
     }
 
-    /// Has the baseline measured, by its name; also with the local memory alone, where a mount
-    /// would have some beside it, but for a rough look.
+    /// Measures the baseline, by its name; also with the local memory alone, if a mount would have
+    /// additional memory, except in a quick run.
     fn baselines(
         &mut self,
         (variant, x): (&str, f64),
@@ -461,7 +462,7 @@ impl Run<'_> {
         self.without_puma((&local_alone(variant), x), &alone, alone.local_bytes, measure)
     }
 
-    /// Has a variant measured in the directory below, if it is not kept yet.
+    /// Measures a variant in the backing directory, if it is not stored yet.
     fn without_puma(
         &mut self,
         (variant, x): (&str, f64),
@@ -486,8 +487,8 @@ impl Run<'_> {
         measure(self, &Case { variant, x, cache_bytes, data_bytes, path, side: None, lender: None })
     }
 
-    /// Runs a program that measures in virtual machines, from the root of the sources, and keeps
-    /// the rounds that it says, each a line. Lines that begin with # are for whoever waits.
+    /// Runs a program that measures in virtual machines, from the root of the sources, and stores
+    /// the rounds of its output, each a line. Lines that begin with # are for the user.
     fn keep_what_it_says(&mut self, path: &str, mut command: Command, groups: &[&Group]) -> Result<(), Failure> {
         if !Path::new(path).exists() {
             return Err(Failure::Problem(format!("there is no {path} here: run it from the root of the sources")));
@@ -506,12 +507,12 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Keeps a round of a case.
+    /// Stores a round of a case.
     fn keep(&mut self, case: &Case<'_>, round: usize, values: BTreeMap<String, f64>) -> Result<(), Failure> {
         self.keep_from(case, round, values, None)
     }
 
-    /// Keeps a round of a case of another machine than this one.
+    /// Stores a round of a case from another machine.
     fn keep_from(
         &mut self,
         case: &Case<'_>,
@@ -527,9 +528,10 @@ impl Run<'_> {
     }
 }
 
-/// Has each variant measured, at each size, that is not kept yet: without Puma in the directory
-/// below, with it through a mount. What says the most comes first, should it take too long: when
-/// all fits; and last the baseline that is of interest where little does.
+/// Measures each variant, at each size, that is not stored yet: without Puma in the backing
+/// directory, with it through a mount. The most important cases come first, in case the run takes
+/// too long: those in which everything fits. The last one is the baseline that matters if little
+/// fits.
 fn compare(run: &mut Run<'_>, subject: &Subject<'_>, measure: &Measure<'_>) -> Result<(), Failure> {
     let baseline = (BASELINE, 0.0);
     run.without_puma(baseline, subject, subject.local_bytes, measure)?;
@@ -547,7 +549,7 @@ fn compare(run: &mut Run<'_>, subject: &Subject<'_>, measure: &Measure<'_>) -> R
     run.baselines(baseline, subject, measure)
 }
 
-/// A point, as one is asked for.
+/// The label of a point.
 fn label(variant: &str, x: f64) -> String {
     format!("{variant} at {x}")
 }
@@ -557,22 +559,22 @@ fn local_alone(baseline: &str) -> String {
     format!("{baseline}, {LOCAL_ALONE}")
 }
 
-/// Any scale will do.
+/// Any scale is possible.
 fn as_asked(scale: f64, _: Extent) -> f64 {
     scale
 }
 
-/// What the papers' sizes are divided by, unless something else is asked for.
+/// The default divisor of the papers' sizes.
 pub fn scale(extent: Extent) -> f64 {
     extent.choose(8.0, 32.0, 512.0)
 }
 
-/// The names, and what they are, for `--list`.
+/// The names and subjects, for `--list`.
 pub fn list() -> impl Iterator<Item = (&'static str, &'static str)> {
     EXPERIMENTS.iter().map(|experiment| (experiment.name, experiment.about))
 }
 
-/// Runs one experiment or all, and writes the results anew.
+/// Runs one experiment or all, and writes the results again.
 pub fn run(options: &Options<'_>, interrupt: &Interrupt) -> Result<(), Failure> {
     let chosen = match EXPERIMENTS.iter().position(|experiment| experiment.name == options.experiment) {
         Some(index) => &EXPERIMENTS[index..=index],
@@ -599,7 +601,7 @@ pub fn run(options: &Options<'_>, interrupt: &Interrupt) -> Result<(), Failure> 
             scale
         );
         match one(experiment, scale, options, interrupt) {
-            // The others are run all the same.
+            // The others run nevertheless.
             Err(Failure::Problem(problem)) => {
                 println!("{} could not be run to its end: {problem}", experiment.name);
                 not_run.push(format!("{}: {problem}", experiment.name));

@@ -1,6 +1,6 @@
 //! `numa`: applications on the simulated machine of the thesis (crate `numa`), under each policy:
 //! alone, and in two virtual machines on nodes of their own or on the same ones. No real time is
-//! measured; what is drawn comes from the seed.
+//! measured; random numbers come from the seed.
 
 use super::plot::{Chart, Line};
 use super::record::{Mean, Records};
@@ -10,22 +10,22 @@ use ::numa::simulator::{self, Application, CLASSES, Class, Handing, Machine, Tar
 use ::numa::{POLICIES, Policy};
 use testbed::Failure;
 
-/// Memory of an application, GiB; and of those that are not looked at closely.
+/// Memory of an application in GiB; and of those that are only sampled roughly.
 const GIB: [f64; 4] = [0.5, 1.0, 2.0, 4.0];
 const GIB_FEW: [f64; 2] = [0.5, 2.0];
-/// Rounds of what is sampled, and of the others, whose rounds are all the same.
+/// Rounds with sampling, and without, whose rounds are all the same.
 const ROUNDS: usize = 3;
 const ROUNDS_SAME: usize = 2;
-/// Accesses of each thread, of those that compute one part in so many, and phases of those that
-/// have some.
+/// Accesses of each thread; for applications that compute one part in so many; and phases of those
+/// that have some.
 const ACCESSES: f64 = 5e9;
 const COMPUTING_PART: f64 = 8.0;
 const PHASES: usize = 4;
-/// Cycles between two accesses, and accesses under way at once: of applications that do little but
-/// use memory, and of those that compute.
+/// Cycles between two accesses, and accesses in flight: of applications that mainly use memory, and
+/// of those that compute.
 const KINDS: [(&str, f64, f64); 2] = [("", 20.0, 4.0), (", computing", 400.0, 1.0)];
 
-/// How machines share the host.
+/// The ways in which machines share the host.
 #[derive(Clone, Copy, PartialEq)]
 enum Hosts {
     Alone,
@@ -44,7 +44,7 @@ impl Hosts {
         }
     }
 
-    /// Nodes of the threads of each machine, and where its memory may be.
+    /// Nodes of the threads of each machine, and the possible nodes of its memory.
     fn machines(self) -> Vec<(Vec<usize>, Vec<usize>)> {
         let nodes = |range: std::ops::Range<usize>| range.collect::<Vec<usize>>();
         let threads = |nodes: &[usize], each: usize| nodes.iter().flat_map(|node| vec![*node; each]).collect();
@@ -67,7 +67,7 @@ fn variant(hosts: Hosts, class: &Class, kind: &str, policy: Policy) -> String {
     format!("{}, {}{kind}, {policy}", hosts.name(), class.name)
 }
 
-/// Everything that is simulated: applications that compute are looked at alone.
+/// All simulated cases: applications that compute only run alone.
 fn cases() -> impl Iterator<Item = (Hosts, Class, (&'static str, f64, f64))> {
     let kinds = |hosts: Hosts| if hosts == Hosts::Alone { &KINDS[..] } else { &KINDS[..1] };
     HOSTS.into_iter().flat_map(move |hosts| {
@@ -140,7 +140,7 @@ pub fn results(records: &Records) -> Results {
             marks: Vec::new(),
         }
     };
-    // The largest ratio of all that was simulated.
+    // The largest ratio of all simulated cases.
     let worst = |ratio: &dyn Fn(Hosts, &Class, &str, f64) -> Option<Mean>| -> Option<Mean> {
         let all = cases().flat_map(|(hosts, class, (kind, ..))| {
             GIB.into_iter().filter_map(move |gib| ratio(hosts, &class, kind, gib))

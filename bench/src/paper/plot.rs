@@ -1,5 +1,5 @@
-//! The charts: lines over what an experiment varies, each mean with its confidence interval, and
-//! what the papers found drawn beside them.
+//! The charts: lines over the varied parameter, each mean with its confidence interval, and the
+//! papers' results as marks.
 
 use super::record::{Mean, Records};
 use super::{Axis, IDEAL, VARIANTS};
@@ -15,15 +15,15 @@ const TOP: f64 = 90.0;
 const BOTTOM: f64 = 64.0;
 /// Room above the highest value, as a share of it, or of a decade.
 const AIR: f64 = 0.12;
-/// Ticks of an axis, more or less.
+/// Approximate number of ticks of an axis.
 const TICKS: f64 = 6.0;
 const ROW: f64 = 24.0;
 /// Labels of marks that are nearer to each other are drawn one above the other.
 const LABEL_WIDTH: f64 = 120.0;
 const LABEL_HEIGHT: f64 = 13.0;
-/// Width of a letter, as a share of its height: of a wide font.
+/// Width of a letter, as a share of its height, in a wide font.
 const LETTER: f64 = 0.58;
-/// Lines in the order in which they are given, and whether they are dashed.
+/// Styles of lines in their order, and whether they are dashed.
 const STYLES: [(&str, &str); 6] = [
     ("#0b7a75", "none"),
     ("#0b7a75", "7 4"),
@@ -36,21 +36,21 @@ const PAPER: &str = "#c81e5b";
 
 /// A chart.
 pub struct Chart {
-    /// Of its files, behind the experiment's.
+    /// The suffix of its file names, after the experiment's name.
     pub name: &'static str,
     pub title: String,
     pub y_label: &'static str,
-    /// Whether a decade is as high as the next.
+    /// Whether the axis is logarithmic.
     pub is_log: bool,
     pub lines: Vec<Line>,
-    /// What the papers found.
+    /// The papers' results.
     pub marks: Vec<Mark>,
 }
 
-/// What was measured.
+/// A measured line.
 pub struct Line {
     pub name: String,
-    /// By what the experiment varies.
+    /// By the varied parameter.
     pub points: Vec<(f64, Mean)>,
 }
 
@@ -86,7 +86,7 @@ pub struct Mark {
     pub label: &'static str,
 }
 
-/// Where values are.
+/// Maps values to places.
 struct Scale {
     low: f64,
     high: f64,
@@ -120,18 +120,18 @@ impl Scale {
     }
 }
 
-/// How high letters are, if that many have that much room, and `most` is enough.
+/// The height of letters for so many in that room, at most `most`.
 fn height(most: f64, room: f64, words: &str) -> f64 {
     most.min((room / (LETTER * words.chars().count() as f64) * 10.0).floor() / 10.0)
 }
 
-/// A tick in words, without what adding up has left behind.
+/// A tick as text, without rounding errors of additions.
 fn label(value: f64) -> String {
     format!("{}", (value * 1e6).round() / 1e6)
 }
 
 impl Chart {
-    /// Draws it as SVG. `below_title` says what it is of.
+    /// Draws it as SVG. `below_title` describes the conditions.
     pub fn draw(&self, below_title: &str, axis: &Axis) -> String {
         let means = || self.lines.iter().flat_map(|line| &line.points);
         let finite = |mean: &Mean| if mean.off.is_finite() { mean.off } else { 0.0 };
@@ -143,7 +143,7 @@ impl Chart {
         let (low, high) = if self.is_log { (low * 0.8, high * 10f64.powf(AIR)) } else { (0.0, high * (1.0 + AIR)) };
         let y = Scale { low, high: high.max(low * 2.0 + 0.1), is_log: self.is_log, from: HEIGHT - BOTTOM, to: TOP };
         let least = means().map(|(x, _)| *x).filter(|x| *x > 0.0).fold(widest, f64::min);
-        // Of one point each, lines stand side by side.
+        // Lines of one point each are drawn side by side.
         let are_points = self.marks.is_empty() && self.lines.iter().all(|line| line.points.len() == 1);
         let (first, last) = match (are_points, axis.is_log) {
             (true, _) => (0.5, self.lines.len() as f64 + 0.5),
@@ -220,8 +220,7 @@ impl Chart {
     }
 }
 
-/// How high the labels of marks are: as high as the marks, or higher where one would be over
-/// another.
+/// Heights of the labels of marks: those of the marks, or higher if two would overlap.
 fn apart(marks: &[(f64, f64)]) -> Vec<f64> {
     let mut labels: Vec<f64> = marks.iter().map(|(_, y)| *y).collect();
     let mut from_below: Vec<usize> = (0..marks.len()).collect();

@@ -1,5 +1,5 @@
-//! PostgreSQL in a group of its own, and go-tpc (github.com/pingcap/go-tpc), which fills and asks
-//! it.
+//! PostgreSQL in a group of its own, and go-tpc (github.com/pingcap/go-tpc), which fills and
+//! queries it.
 
 use super::{Case, Run};
 use crate::program::{self, Program};
@@ -18,25 +18,25 @@ use testbed::{Failure, Group, wait_until};
 pub const DATABASE: &str = "papers";
 const USER: &str = "puma";
 const HOST: &str = "127.0.0.1";
-/// PostgreSQL does not run as root. In a user namespace with only this user, who outside is who
-/// runs the bench, it does not.
+/// PostgreSQL does not run as root. It runs in a user namespace with only this user, who is the
+/// bench's user outside.
 const USER_INSIDE: u32 = 65_534;
-/// Of the memory that a server has, what its own cache gets: one part in so many, as much of the
-/// papers' GiB as is usual.
+/// The share of a server's memory for its own cache: one part in so many, the usual value for the
+/// papers' GiB.
 const SHARED_BUFFERS_SHARE: u64 = 8;
-/// In what go-tpc says when something was refused.
+/// Part of go-tpc's output if a statement was refused.
 const GO_TPC_FAILED: &str = "failed, err";
-/// Until a server takes connections. It may have to read its log first.
+/// Time limit for a server to accept connections. It may have to read its log first.
 const READY_MAX: Duration = Duration::from_secs(300);
-/// Until it has ended: a checkpoint writes everything back.
+/// Time limit for its end: a checkpoint writes everything back.
 const END_MAX: Duration = Duration::from_secs(300);
 
-/// Fails where one of the programs is missing.
+/// Fails if one of the programs is missing.
 pub fn check() -> Result<(), Failure> {
     program::check(&["initdb", "postgres", "psql", "pg_isready", "go-tpc", "unshare"])
 }
 
-/// A server that runs.
+/// A running server.
 pub struct Server<'a> {
     world: &'a World,
     program: Program<'a>,
@@ -44,8 +44,8 @@ pub struct Server<'a> {
 }
 
 impl<'a> Server<'a> {
-    /// Starts one with its data there. `is_safe`: what is committed is on the disk; else nothing is
-    /// waited for.
+    /// Starts a server with its data there. `is_safe`: committed data is on the disk; otherwise
+    /// nothing is waited for.
     pub fn start(
         world: &'a World,
         data: &Path,
@@ -53,7 +53,7 @@ impl<'a> Server<'a> {
         is_safe: bool,
         groups: &[&Group],
     ) -> Result<Server<'a>, Failure> {
-        // Nobody else is told this one between here and the server's start.
+        // No other program gets this port between here and the server's start.
         let port = TcpListener::bind((HOST, 0)).and_then(|listener| listener.local_addr());
         let port = port.map_err(Failure::attempted("finding a free port"))?.port();
         let mut command = inside("postgres")?;
@@ -62,9 +62,9 @@ impl<'a> Server<'a> {
             format!("shared_buffers={}kB", (memory_bytes / SHARED_BUFFERS_SHARE) >> 10),
             format!("effective_cache_size={}kB", memory_bytes >> 10),
             format!("fsync={}", if is_safe { "on" } else { "off" }),
-            // What is compiled costs more memory than a small group has to spare.
+            // Compiled queries need more memory than a small group has.
             "jit=off".to_owned(),
-            // As usual at the time. What lies there of an old log is no data.
+            // The usual value at the time. Remains of an old log in the directory are no data.
             "max_wal_size=128MB".to_owned(),
             "min_wal_size=32MB".to_owned(),
             "max_connections=20".to_owned(),
@@ -97,7 +97,7 @@ impl<'a> Server<'a> {
         )))
     }
 
-    /// Has statements carried out, one after the other.
+    /// Executes statements, one after the other.
     pub fn tell(&self, database: &str, statements: &[&str]) -> Result<(), Failure> {
         for statement in statements {
             let mut command = Command::new(program::find("psql")?);
@@ -108,20 +108,20 @@ impl<'a> Server<'a> {
         Ok(())
     }
 
-    /// Runs go-tpc. Returns what it said.
+    /// Runs go-tpc. Returns its output.
     pub fn go_tpc(&self, arguments: &[&str]) -> Result<String, Failure> {
         let mut command = Command::new(program::find("go-tpc")?);
         command.args(arguments).args(["-d", "postgres", "-H", HOST, "-P", &self.port.to_string()]);
         command.args(["-U", USER, "-D", DATABASE, "--conn-params", "sslmode=disable"]);
         let said = program::run(self.world, "go-tpc", command, &[])?;
-        // It ends well all the same.
+        // Its exit code is 0 nevertheless.
         match said.lines().find(|line| line.contains(GO_TPC_FAILED)) {
             Some(line) => Err(Failure::Problem(format!("go-tpc {}: {line}", arguments.join(" ")))),
             None => Ok(said),
         }
     }
 
-    /// Ends it in order.
+    /// Ends it normally.
     pub fn stop(mut self) -> Result<(), Failure> {
         // Without waiting for clients, but with a last checkpoint.
         self.program.process().signal(Signal::INT)?;
@@ -132,7 +132,7 @@ impl<'a> Server<'a> {
     }
 }
 
-/// Where pages came from, up to a moment.
+/// The sources of pages, up to a moment.
 pub struct Reads {
     gets: u64,
     disk_reads: u64,
@@ -144,7 +144,7 @@ impl Reads {
         Ok(Reads { gets, disk_reads: world.disk.read_count()? })
     }
 
-    /// What has come since.
+    /// The pages since then.
     pub fn until_now(&self, world: &World, case: &Case<'_>) -> Result<BTreeMap<String, f64>, Failure> {
         let now = Reads::now(world, case)?;
         let values = [("gets", now.gets - self.gets), ("disk_reads", now.disk_reads - self.disk_reads)];
@@ -152,8 +152,8 @@ impl Reads {
     }
 }
 
-/// Makes a database in a directory, has it filled, and ends the server. Nothing is done if it is
-/// there already.
+/// Makes a database in a directory, fills it, and ends the server. Does nothing if it exists
+/// already.
 pub fn prepare(
     world: &World,
     directory: &Path,
@@ -172,12 +172,12 @@ pub fn prepare(
     let server = Server::start(world, directory, memory_bytes, false, &[])?;
     server.tell("postgres", &[&format!("create database {DATABASE}")])?;
     fill(&server)?;
-    // Twice: the second one removes what the first one left of the log.
+    // Twice: the second one removes the log that the first one left.
     server.tell(DATABASE, &["vacuum (analyze)", "checkpoint", "checkpoint"])?;
     server.stop()
 }
 
-/// Puts a copy of a database that was made in the place of what was used before.
+/// Replaces the used database by a copy of the original one.
 pub fn copy(world: &World, from: &Path, to: &Path) -> Result<(), Failure> {
     if to.exists() {
         fs::remove_dir_all(to).map_err(Failure::attempted(format!("removing {}", to.display())))?;
@@ -187,14 +187,14 @@ pub fn copy(world: &World, from: &Path, to: &Path) -> Result<(), Failure> {
     program::run(world, "cp", command, &[]).map(drop)
 }
 
-/// The server for a case, in memory of its own, its files in the caches. Its settings are those of
-/// a machine with so much memory.
+/// Starts the server for a case, in memory of its own, its files in the caches. Its settings are
+/// those of a machine with that memory.
 pub fn serve<'a>(run: &Run<'a>, case: &Case<'_>, group: &Group, memory_bytes: u64) -> Result<Server<'a>, Failure> {
     run.fill_caches(case, group)?;
     Server::start(run.world, &case.path, memory_bytes, true, &[group])
 }
 
-/// A program of PostgreSQL, as somebody who is not root.
+/// A program of PostgreSQL, as a user other than root.
 fn inside(name: &str) -> Result<Command, Failure> {
     let mut command = Command::new("unshare");
     let user = USER_INSIDE.to_string();

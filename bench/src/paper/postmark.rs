@@ -1,5 +1,5 @@
-//! `postmark`: small files are made, read, appended to and removed. The one experiment of the
-//! papers that writes to many files.
+//! `postmark`: small files are made, read, appended to and removed. It is the only experiment of
+//! the papers that writes many files.
 
 use super::plot::{Chart, Line, Mark};
 use super::record::Records;
@@ -14,9 +14,9 @@ use std::process::{Command, Stdio};
 use std::time::Instant;
 use testbed::Failure;
 
-/// The paper's numbers (2015, section 4.3): bytes of all files, transactions, directories, sizes of
-/// the files, and bytes of a read or write. It says that the files are 25,000, which would be 0.8
-/// GiB of such sizes, less than its memory: so here they are as many as those bytes take.
+/// The paper's values (2015, section 4.3): bytes of all files, transactions, directories, sizes of
+/// the files, and bytes of a read or write. It states 25,000 files, which would be 0.8 GiB with
+/// these sizes, less than its memory. So here the number of files follows from the bytes.
 const DATA_BYTES: u64 = 7 << 29;
 const TRANSACTIONS: f64 = 20_000.0;
 const DIRECTORIES: u32 = 10;
@@ -26,9 +26,9 @@ const BLOCK_BYTES: u64 = 4096;
 /// one).
 const READ_BIAS: u32 = 5;
 const CREATE_BIAS: u32 = 5;
-/// What the kernel and the mount keep of a file in the mount's memory.
+/// Memory that the kernel and the mount need for a file in the mount's group.
 const MOUNT_FILE_BYTES: u64 = 2048;
-/// Files grow while it runs: all of them, over what they begin with.
+/// Files grow while it runs: the bytes of all of them over those at the beginning.
 const GROWTH: f64 = 1.2;
 /// Counters for each transaction, of making and removing the files, too.
 const COUNTERS: [(&str, super::Counter); 3] = [
@@ -36,11 +36,11 @@ const COUNTERS: [(&str, super::Counter); 3] = [
     ("puts_per_transaction", |of| of.put_pages),
     ("below_per_transaction", |of| of.below_pages),
 ];
-/// What it says as each part ends.
+/// Its output at the end of each part.
 const FILES_MADE: &str = "Creating files";
 const TRANSACTIONS_DONE: &str = "Performing transactions";
 const WANTED: f64 = 1.5;
-/// Wanted with little cache, which is what the paper says.
+/// The minimum with little cache, from the paper.
 const WANTED_LITTLE: f64 = 1.1;
 const PAPER: f64 = 3.0;
 
@@ -58,12 +58,12 @@ pub fn study(run: &mut Run<'_>, study: &Study<'_>) -> Result<(), Failure> {
     study(run, &subject, &measure)
 }
 
-/// How many there are at the beginning.
+/// The number of files at the beginning.
 fn files(run: &Run<'_>) -> u64 {
     run.bytes(DATA_BYTES) / ((FILE_BYTES[0] + FILE_BYTES[1]) / 2)
 }
 
-/// A directory with nothing in it. Those of the rounds will be far from each other on the disk.
+/// An empty directory. The rounds' directories will be far from each other on the disk.
 fn empty(directory: &Path) -> Result<(), Failure> {
     let emptied = match fs::remove_dir_all(directory) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error),
@@ -93,15 +93,14 @@ fn measure(run: &mut Run<'_>, case: &Case<'_>) -> Result<(), Failure> {
         // Far from that of any other round: the file system places it by its name.
         let directory = case.path.join(format!("{} {} {round}", case.variant, case.x));
         fs::create_dir(&directory).map_err(Failure::attempted(format!("making {}", directory.display())))?;
-        // In its directory: names of more than 80 letters are more than it has room for.
-        // Line by line: it says when it is done with a part.
+        // In its directory: it has no room for names of more than 80 letters. Line by line: it
+        // prints a line when a part is done.
         let mut command = Command::new("stdbuf");
         command.args(["-oL", "postmark"]).arg(&orders).current_dir(&directory).stdin(Stdio::null());
         let mut postmark = Program::start(world, "postmark", command, &[&group])?;
         let (mut begun, mut kept) = (None, None);
         while let Some(line) = postmark.next_line()? {
-            // While it is made to wait, all that it has written is written back: only the
-            // transactions count.
+            // While it is stopped, all its data is written back: only the transactions count.
             if line.starts_with(FILES_MADE) {
                 postmark.process().signal(Signal::STOP)?;
                 write_back(case)?;
@@ -132,7 +131,7 @@ fn measure(run: &mut Run<'_>, case: &Case<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Writes back everything of the file system that it is on: the mount, and what lies below.
+/// Writes back everything of its file system: the mount, and the backing file system.
 fn write_back(case: &Case<'_>) -> Result<(), Failure> {
     let below = case.side.map(|side| side.source.as_path());
     [Some(case.path.as_path()), below].into_iter().flatten().try_for_each(|directory| {

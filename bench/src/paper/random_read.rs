@@ -10,13 +10,13 @@ use crate::world::Worker;
 use page::PAGE_SIZE;
 use testbed::Failure;
 
-/// The papers' sizes again.
+/// The papers' sizes.
 const LOCAL_GIB: f64 = 1.0;
 const DATA_GIB: f64 = 4.0;
-/// Before it is measured, when the caches are full.
+/// Reads before the measurement, when the caches are full.
 const MIXING_READS_PER_PAGE: u64 = 2;
 const MIXING_READS_PER_PAGE_QUICK: u64 = 1;
-/// What the papers measured when all fits: reads a second of the baseline, the exclusive and the
+/// The papers' results when everything fits: reads a second of the baseline, the exclusive and the
 /// inclusive strategy, and with all memory local.
 const PAPER_BASELINE: f64 = 166.0;
 const PAPER_EXCLUSIVE: f64 = 5885.0;
@@ -36,8 +36,8 @@ fn measure(run: &mut Run<'_>, case: &Case<'_>) -> Result<(), Failure> {
     let world = run.world;
     let mut worker = world.worker(case.cache_bytes)?;
     run.fill_caches_from_file(case, &mut worker, PAGE_SIZE)?;
-    // Each page was read once, and again. What is measured reads some twice before others: until
-    // that is how the caches look.
+    // Each page was read once, and again. The measured load reads some pages twice before others:
+    // these reads bring the caches into that state.
     let pages = case.data_bytes / PAGE_SIZE as u64;
     let reads_per_page = world.extent.choose(MIXING_READS_PER_PAGE, MIXING_READS_PER_PAGE_QUICK, MIXING_READS_PER_PAGE);
     let ms = (reads_per_page * pages * 1000 / u64::from(FILLING_READS_PER_S)).max(200);
@@ -55,7 +55,8 @@ pub fn order(case: &Case<'_>, threads: usize, ms: u64, seed: u64) -> Order {
 pub fn rounds(run: &mut Run<'_>, case: &Case<'_>, worker: &mut Worker<'_>) -> Result<(), Failure> {
     let (extent, seed) = (run.world.extent, run.world.seed);
     run.disk_as_measured()?;
-    // What the kernel lets pass at once after a change of the limit is not the disk's speed.
+    // Requests that the kernel passes at once after a change of the limit do not show the disk's
+    // speed.
     worker.obey(&order(case, 1, extent.choose(2000, 1000, 100), seed))?;
     for round in 0..run.rounds {
         let before = case.counters(&COUNTERS)?;

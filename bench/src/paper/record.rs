@@ -1,4 +1,4 @@
-//! What was measured, kept point by point.
+//! The stored measurements, point by point.
 
 use crate::figures::Conditions;
 use serde::{Deserialize, Serialize};
@@ -9,24 +9,24 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use testbed::Failure;
 
-/// Student's t for 95 % on both sides, by degrees of freedom, from 1; beyond the table that of the
-/// normal distribution is near enough.
+/// Student's t for 95 % on both sides, by degrees of freedom, from 1; beyond the table the normal
+/// distribution is near enough.
 const T95: [f64; 30] = [
     12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120,
     2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
 ];
 const T95_BEYOND: f64 = 1.96;
 
-/// What all points of an experiment have in common: the first line of its file.
+/// The common conditions of an experiment's points: the first line of its file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Header {
-    /// Kernel and machine; and the revision that it was begun with.
+    /// Kernel and machine; and the revision at its beginning.
     pub conditions: Value,
-    /// How much was measured.
+    /// The extent of the measurements.
     pub extent: String,
-    /// The papers' sizes were divided by it.
+    /// The divisor of the papers' sizes.
     pub scale: f64,
-    /// Of all that was drawn.
+    /// The seed.
     pub seed: u64,
 }
 
@@ -35,18 +35,18 @@ impl Header {
         Header { conditions: serde_json::json!(conditions), extent: extent.to_owned(), scale, seed }
     }
 
-    /// Whether points of both may stand side by side: as much of it on the same kind of machine. A
-    /// run that takes days outlives revisions: each point names its own.
+    /// Whether points of both may be combined: the same extent on the same kind of machine. A run
+    /// of days contains several revisions: each point has its own.
     fn fits(&self, other: &Header) -> bool {
         let same = |key: &str| self.conditions[key] == other.conditions[key];
         (&self.extent, self.scale, self.seed) == (&other.extent, other.scale, other.seed)
             && ["kernel", "processors", "processor"].into_iter().all(same)
     }
 
-    /// What was measured, when these are the conditions.
+    /// The revision of a measurement under these conditions.
     pub fn revision(&self) -> String {
         let told = |key: &str| self.conditions[key].as_str().unwrap_or("?").to_owned();
-        // Results that were written meanwhile make the sources no others.
+        // Results that were written meanwhile do not change the sources.
         told("revision").replace("-dirty", "")
     }
 }
@@ -55,7 +55,7 @@ impl Header {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Point {
     pub variant: String,
-    /// What the experiment varies; 0 without Puma.
+    /// The varied parameter; 0 without Puma.
     pub x: f64,
     pub round: usize,
     pub values: BTreeMap<String, f64>,
@@ -63,7 +63,7 @@ pub struct Point {
     /// Where it was measured, if not on this machine itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub place: Option<String>,
-    /// Whether it was asked for by its label: other runs may have measured others at the same time.
+    /// Whether it was requested by its label: other runs may have measured others at the same time.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub on_its_own: bool,
 }
@@ -72,12 +72,11 @@ pub struct Point {
 pub struct Records {
     path: PathBuf,
     pub header: Header,
-    /// In the order in which they were measured.
+    /// In the order of their measurement.
     pub points: Vec<Point>,
 }
 
-/// A mean, and how far it may be off, with 95 % confidence (Student's t); infinitely far with one
-/// measurement.
+/// A mean and its error, with 95 % confidence (Student's t); infinite with one measurement.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Mean {
     pub mean: f64,
@@ -85,7 +84,7 @@ pub struct Mean {
 }
 
 impl Mean {
-    /// Of these. None: there are none.
+    /// The mean of these values. `None`: there are none.
     pub fn of(values: &[f64]) -> Option<Mean> {
         let count = values.len();
         let mean = values.iter().sum::<f64>() / count as f64;
@@ -100,14 +99,14 @@ impl Mean {
         Some(Mean { mean, off })
     }
 
-    /// How many times as large as another it is. What both may be off by adds up as for independent
-    /// errors, which are small beside the means.
+    /// The ratio of two means. Their errors are combined as for independent errors that are small
+    /// compared with the means.
     pub fn over(self, floor: Mean) -> Mean {
         let mean = self.mean / floor.mean;
         Mean { mean, off: mean.abs() * (self.off / self.mean).hypot(floor.off / floor.mean) }
     }
 
-    /// Whether it is so much or more; None: it may be either.
+    /// Whether it is at least this; `None`: the interval contains both.
     pub fn is_at_least(self, wanted: f64) -> Option<bool> {
         match (self.mean - self.off >= wanted, self.mean + self.off < wanted) {
             (true, _) => Some(true),
@@ -116,7 +115,7 @@ impl Mean {
         }
     }
 
-    /// Whether it is so much or less; None: it may be either.
+    /// Whether it is at most this; `None`: the interval contains both.
     pub fn is_at_most(self, wanted: f64) -> Option<bool> {
         Mean { mean: -self.mean, ..self }.is_at_least(-wanted)
     }
@@ -128,15 +127,16 @@ impl Mean {
 }
 
 impl Records {
-    /// Those that are kept, if they fit; else none, and with the first one the file is begun anew.
+    /// The stored records, if they fit; otherwise none, and the file is begun again with the first
+    /// new one.
     pub fn open(results: &Path, name: &str, header: Header, again: bool) -> Result<Records, Failure> {
         let path = file(results, name);
         if let Some(kept) = Records::read(results, name)?
             && !again
             && kept.header.fits(&header)
         {
-            // What was being written when the machine stopped goes, or what is added next would be
-            // part of it.
+            // A line that was incomplete when the machine stopped is removed; otherwise the next
+            // one would become a part of it.
             let text = fs::read(&path).map_err(Failure::attempted(format!("reading {}", path.display())))?;
             let end = text.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
             let cut = File::options().write(true).open(&path).and_then(|file| file.set_len(end as u64));
@@ -146,11 +146,11 @@ impl Records {
             }
             return Ok(kept);
         }
-        // What was kept before stays until there is something in its place.
+        // Older results stay until there are new ones.
         Ok(Records { path, header, points: Vec::new() })
     }
 
-    /// A file with nothing but the header, in the place of what was kept before.
+    /// A file with only the header, in place of the older one.
     fn begin(&self) -> Result<(), Failure> {
         let folder = self.path.parent().unwrap_or(&self.path);
         fs::create_dir_all(folder).map_err(Failure::attempted(format!("making {}", folder.display())))?;
@@ -159,7 +159,7 @@ impl Records {
             .map_err(Failure::attempted(format!("writing {}", self.path.display())))
     }
 
-    /// What is kept of an experiment.
+    /// The stored records of an experiment.
     pub fn read(results: &Path, name: &str) -> Result<Option<Records>, Failure> {
         let path = file(results, name);
         let text = match fs::read_to_string(&path) {
@@ -169,7 +169,7 @@ impl Records {
         let wrong = |error: serde_json::Error| {
             Failure::Problem(format!("reading {}: {error}; remove it, or run with --again", path.display()))
         };
-        // What was being written when the machine stopped is no line.
+        // A line that was incomplete when the machine stopped does not count.
         let end = text.rfind('\n').map_or(0, |at| at + 1);
         let mut lines = text[..end].lines();
         let Some(first) = lines.next() else { return Ok(None) };
@@ -185,7 +185,7 @@ impl Records {
         self.points.iter().any(|point| point.is(variant, x) && point.round == round)
     }
 
-    /// Adds one, in the place of what was measured before of the same round.
+    /// Adds a point, in place of an older one of the same round.
     pub fn add(&mut self, point: Point) -> Result<(), Failure> {
         if self.points.is_empty() {
             self.begin()?;
@@ -205,8 +205,7 @@ impl Records {
         Mean::of(&values)
     }
 
-    /// The mean of what others are set against, which is without Puma; not a number where it was
-    /// not measured.
+    /// The mean of a value without Puma, for comparisons; NaN if it was not measured.
     pub fn baseline(&self, variant: &str, key: &str) -> f64 {
         self.mean(variant, 0.0, key, 1.0).map_or(f64::NAN, |mean| mean.mean)
     }
@@ -216,7 +215,7 @@ impl Records {
         Some(self.mean(variant, x, key, 1.0)?.over(self.mean(floor, floor_x, key, 1.0)?))
     }
 
-    /// Where a variant was measured, rising.
+    /// The sizes at which a variant was measured, in ascending order.
     pub fn xs(&self, variant: &str) -> Vec<f64> {
         let of_it = self.points.iter().filter(|point| point.variant == variant);
         let mut xs: Vec<f64> = of_it.map(|point| point.x).collect();

@@ -1,4 +1,5 @@
-//! RESULTS.md, the CSV files and the charts: all of them from what is kept, nothing by hand.
+//! RESULTS.md, the CSV files and the charts: all of them are made from the stored records, nothing
+//! by hand.
 
 use super::plot::Chart;
 use super::record::{Mean, Records};
@@ -8,33 +9,33 @@ use std::fs;
 use std::path::Path;
 use testbed::Failure;
 
-/// What an experiment says.
+/// The results of an experiment.
 pub struct Results {
     pub charts: Vec<Chart>,
-    /// Figures for the table.
+    /// The columns of the table.
     pub columns: Vec<Column>,
-    /// What the papers found, and whether we find it.
+    /// The papers' statements, and whether our results confirm them.
     pub findings: Vec<Finding>,
-    /// Why it is so, as far as is known.
+    /// The reasons, as far as they are known.
     pub why: &'static str,
 }
 
-/// A figure of the table.
+/// A column of the table.
 pub struct Column {
     pub key: &'static str,
     pub name: &'static str,
     pub decimals: usize,
 }
 
-/// A statement of the papers beside ours.
+/// A statement of the papers next to our result.
 pub struct Finding {
     pub text: String,
-    /// None: it was not measured, or the confidence interval has both in it.
+    /// `None`: it was not measured, or the confidence interval contains both.
     pub holds: Option<bool>,
 }
 
 impl Finding {
-    /// A ratio that should be so much at least.
+    /// A ratio with a minimum.
     pub fn at_least(what: &str, ratio: Option<Mean>, wanted: f64, paper: &str) -> Finding {
         let text = match ratio {
             Some(ratio) => format!("{what}: {} × (at least {wanted:.2} is wanted; the paper: {paper})", ratio.text(2)),
@@ -43,7 +44,7 @@ impl Finding {
         Finding { text, holds: ratio.and_then(|ratio| ratio.is_at_least(wanted)) }
     }
 
-    /// A ratio that should be no more.
+    /// A ratio with a maximum.
     pub fn at_most(what: &str, ratio: Option<Mean>, wanted: f64, paper: &str) -> Finding {
         let text = match ratio {
             Some(ratio) => format!("{what}: {} × (at most {wanted:.2} is wanted; the paper: {paper})", ratio.text(2)),
@@ -53,7 +54,7 @@ impl Finding {
     }
 }
 
-/// Writes everything anew.
+/// Writes everything again.
 pub fn write(results: &Path, experiments: &[Experiment]) -> Result<(), Failure> {
     let mut page = String::from(
         "# The papers' experiments, again\n\nMade by `bench/paper/run` from what is kept in `raw/`: do not edit. Figures are means of rounds with their 95 % \
@@ -81,7 +82,7 @@ pub fn write(results: &Path, experiments: &[Experiment]) -> Result<(), Failure> 
     Ok(())
 }
 
-/// Adds an experiment. False: its charts are not there as PNG.
+/// Adds an experiment. Returns false if its charts are missing as PNG.
 fn one(page: &mut String, results: &Path, experiment: &Experiment, records: &Records) -> Result<bool, Failure> {
     let header = &records.header;
     let told = |key: &str| header.conditions[key].as_str().unwrap_or("?").to_owned();
@@ -141,7 +142,7 @@ pub fn capital(text: &str) -> String {
     letters.next().map_or_else(String::new, |first| first.to_uppercase().chain(letters).collect())
 }
 
-/// Variants in the order in which they were measured, and where.
+/// Variants in the order of their measurement, with their sizes.
 fn rows(records: &Records) -> Vec<(&str, f64)> {
     let mut variants: Vec<&str> = Vec::new();
     for point in &records.points {

@@ -1,7 +1,7 @@
-//! `scenario-1` and `scenario-2`: a database borrows the memory of a machine on which, now and
-//! then, a large repository is cloned.
+//! `scenario-1` and `scenario-2`: a database borrows the memory of a machine on which sometimes a
+//! large repository is cloned.
 //!
-//! In the first both are virtual machines of one host, in the second the lender is on another one:
+//! In the first both are virtual machines of one host, in the second the lender is on another host:
 //! here, behind a network of a tenth of a millisecond.
 
 use super::plot::{Chart, Line, Mark};
@@ -23,12 +23,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use testbed::{Failure, Group, Relay, wait_until};
 
-/// The paper's (2015, table 1): warehouses, memory of the database's machine, and of the one that
-/// lends.
+/// The paper's values (2015, table 1): warehouses, memory of the database's machine, and of the
+/// lending one.
 const WAREHOUSES: f64 = 150.0;
 const DATABASE_BYTES: u64 = 10 << 30;
 const LENDER_GIB: f64 = 4.0;
-/// The paper cloned Linux, which had then some so many files; and commits with changes to look for,
+/// The paper cloned Linux, which had about so many files then; and commits with changes to compute,
 /// of which we make fewer.
 const FILES: f64 = 48_000.0;
 const COMMITS: f64 = 40_000.0;
@@ -40,11 +40,11 @@ const DIRECTORY_FILES: usize = 64;
 /// Clones at once.
 const CLONES: [usize; 3] = [0, 1, 3];
 const CLONES_QUICK: [usize; 1] = [1];
-/// Of scenario-2: of each round trip between two machines on one switch, half.
+/// For scenario-2: half of each round trip between two machines on one switch.
 const ONE_WAY: Duration = Duration::from_micros(50);
-/// Before each case is measured.
+/// Transactions before each case is measured.
 const WARM_UP_TRANSACTIONS: u32 = 12_000;
-/// Until the server of the repository takes connections.
+/// Time limit for the repository's server to accept connections.
 const SERVE_MAX: Duration = Duration::from_secs(30);
 
 /// Its directory.
@@ -54,12 +54,12 @@ const OPTIONS: [&str; 4] = ["--strategy", "non-inclusive", "--gate", "off"];
 const ALONE: &str = "no Puma";
 const WITH: &str = "Puma";
 const FAR: &str = "Puma, lender on another host";
-/// The paper's seconds of a transaction, without and with.
+/// The paper's seconds of a transaction, without and with Puma.
 const PAPER_DATABASE: [f64; 2] = [3.354, 1.186];
-/// A clone may take longer by so much (issue), and a New-Order with the lender on another host.
+/// The maximum for a clone (issue), and for a New-Order with the lender on another host.
 const WANTED: f64 = 1.1;
 
-/// As many warehouses as there are at the least.
+/// At least as many warehouses as are needed.
 pub fn scale(asked: f64, _: Extent) -> f64 {
     WAREHOUSES / (WAREHOUSES / asked).round().max(tpcc::WAREHOUSES_MIN)
 }
@@ -124,8 +124,8 @@ fn measure(
     let group = world.group(case.cache_bytes)?;
     let server = postgres::serve(run, case, &group, run.bytes(DATABASE_BYTES))?;
     let repository = if clones > 0 { Some(Repository::serve(world, &lender.group)?) } else { None };
-    // As many of them each time: in as many seconds a slower one would evict less, and its lender
-    // would have less of what is asked for.
+    // The same number each time: in the same time a slower variant would evict less, and its lender
+    // would have fewer pages.
     tpcc::warm_up(&server, warehouses, world.extent.choose(WARM_UP_TRANSACTIONS, WARM_UP_TRANSACTIONS / 4, 100))?;
     run.disk_as_measured()?;
     tpcc::ask(&server, warehouses, world.extent.choose(5, 2, 1))?;
@@ -156,7 +156,7 @@ fn measure(
     server.stop()
 }
 
-/// The server of a repository, on the lender's machine, as who clones is.
+/// The server of a repository, on the lender's machine, as the cloning program is.
 struct Repository<'a> {
     _server: Program<'a>,
     address: SocketAddr,
@@ -182,7 +182,7 @@ impl<'a> Repository<'a> {
     }
 }
 
-/// Clones it, again and again, once at the least. Returns the seconds that each took.
+/// Clones it, again and again, at least once. Returns the seconds of each clone.
 fn clone_until(
     stop: &AtomicBool,
     world: &World,
@@ -197,7 +197,7 @@ fn clone_until(
         command.args(["clone", "--quiet", &format!("git://{address}/{REPOSITORY}")]).arg(&clone);
         let begin = Instant::now();
         program::run(world, &format!("git-clone-{nth}"), command, &[group])?;
-        // One that ends beside nothing is counted only where there is no other.
+        // A clone that ends after the database's load counts only if there is no other.
         if seconds.is_empty() || !stop.load(Ordering::Acquire) {
             seconds.push(begin.elapsed().as_secs_f64());
         }
@@ -206,7 +206,7 @@ fn clone_until(
     Ok(seconds)
 }
 
-/// git, whoever runs it.
+/// git, for any user.
 fn git() -> Command {
     let mut command = Command::new("git");
     command.env("GIT_CONFIG_GLOBAL", "/dev/null").env("GIT_CONFIG_NOSYSTEM", "1");
@@ -231,7 +231,7 @@ fn make(world: &World, directory: &Path, files: usize, commits: usize) -> Result
     import.finish().map(drop)
 }
 
-/// A history that is made up.
+/// A made-up history.
 struct History {
     random: fastrand::Rng,
     words: Vec<String>,
@@ -253,10 +253,10 @@ impl History {
         words.join(" ")
     }
 
-    /// Writes the history as `git fast-import` reads it.
+    /// Writes the history in the format of `git fast-import`.
     fn write(&mut self, mut to: impl Write, commits: usize) -> io::Result<()> {
         for commit in 0..=commits {
-            // The first has all files.
+            // The first commit has all files.
             let changed: Vec<usize> = match commit {
                 0 => (0..self.files.len()).collect(),
                 _ => (0..CHANGED_FILES).map(|_| self.random.usize(..self.files.len())).collect(),

@@ -9,7 +9,7 @@ use crate::worker::Order;
 use page::PAGE_SIZE;
 use testbed::Failure;
 
-/// Passes before it is measured: the filter learns, and the caches are filled.
+/// Passes before the measurement: the filter learns, and the caches are filled.
 const FIRST_PASSES: usize = 2;
 
 /// Counters for each page.
@@ -46,7 +46,7 @@ fn measure(run: &mut Run<'_>, case: &Case<'_>) -> Result<(), Failure> {
 pub fn results(records: &Records) -> Results {
     let baseline = records.baseline(BASELINE, "mb_per_s");
     let speed_up = |variant: &str, size: f64| records.over("mb_per_s", (variant, size), (BASELINE, 0.0));
-    // The least speed-up of a variant at any size.
+    // The minimum speed-up of a variant at any size.
     let least = |variant: &str| {
         let sizes = records.xs(variant).into_iter().filter_map(|size| speed_up(variant, size));
         sizes.min_by(|one, other| one.mean.total_cmp(&other.mean))

@@ -15,22 +15,22 @@ use testbed::{Failure, wait_until};
 /// Fragments, in bytes.
 const FRAGMENTS_BYTES: [usize; 9] = [512, 1 << 10, 2 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 8 << 20];
 const FRAGMENTS_QUICK_BYTES: [usize; 3] = [1 << 10, 64 << 10, 8 << 20];
-/// Read in a round: 32 MB of fragments in the slides, 64 at the least, so that it is no matter of
-/// what the disk lets pass at once; and no more than take some seconds.
+/// Bytes of a round: 32 MB of fragments in the slides; at least 64 fragments, so that the disk's
+/// burst after a change does not matter; and no more than some seconds' worth.
 const TOTAL_BYTES: u64 = 32 << 20;
 const FRAGMENTS: RangeInclusive<u64> = 64..=512;
-/// A lender that has as good as nothing: what is read could be lent, and would be there for the
-/// next round.
+/// A lender with nearly no memory: otherwise the pages that are read could be lent, and would be
+/// there for the next round.
 const EMPTY_GIB: f64 = 0.01;
-/// The papers' sizes: memory of the client; of the lender, in GiB; and the file, of which the
-/// slides say nothing.
+/// The papers' sizes: memory of the client; of the lender, in GiB; and the file, which the slides
+/// do not state.
 const CLIENT_BYTES: u64 = LOCAL_BYTES / 2;
 const LENT_GIB: f64 = 4.0;
 const FILE_BYTES: u64 = 1 << 30;
 /// Evicted at once: a quarter of the tap's ring.
 const EVICT_BYTES: u64 = 8 << 20;
 
-/// What the lender has.
+/// The content of the lender.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Lent {
     /// There is no Puma.
@@ -39,7 +39,7 @@ enum Lent {
     All,
 }
 
-/// The variants, and whether local memory is full of something else.
+/// The variants, and whether local memory is full of other data.
 const VARIANTS: [(&str, Lent, bool); 5] = [
     ("no Puma", Lent::NoPuma, false),
     ("lender empty", Lent::Nothing, false),
@@ -52,7 +52,7 @@ pub fn run(run: &mut Run<'_>) -> Result<(), Failure> {
     let (cache_bytes, data_bytes) = (run.bytes(CLIENT_BYTES), run.bytes(FILE_BYTES));
     let other = run.world.file("other", cache_bytes)?;
     let tiny = &FRAGMENTS_BYTES[3..4];
-    // A rough look does without full memory, which makes no difference.
+    // A quick run leaves out full memory, which makes no difference.
     let is_quick = run.world.extent == Extent::Quick;
     for (variant, lent, is_full) in VARIANTS.into_iter().filter(|(.., is_full)| !(is_quick && *is_full)) {
         for fragment_bytes in run.world.extent.choose(&FRAGMENTS_BYTES[..], &FRAGMENTS_QUICK_BYTES, tiny) {
@@ -60,7 +60,7 @@ pub fn run(run: &mut Run<'_>) -> Result<(), Failure> {
             if run.has(variant, x) {
                 continue;
             }
-            // Anew for each: what is read fills the lender.
+            // A new one for each, because reads fill the lender.
             let lender = match lent {
                 Lent::NoPuma => None,
                 Lent::Nothing => Some(run.lend(EMPTY_GIB)?),
@@ -87,7 +87,7 @@ pub fn run(run: &mut Run<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Has the lender get every page: read once, at random, then evicted.
+/// Fills the lender with every page: read once, at random, then evicted.
 fn preload(run: &Run<'_>, case: &Case<'_>) -> Result<(), Failure> {
     let Some(side) = case.side else { return Ok(()) };
     run.disk_for_filling()?;
@@ -99,7 +99,7 @@ fn preload(run: &Run<'_>, case: &Case<'_>) -> Result<(), Failure> {
         side.evict(at, EVICT_BYTES)?;
         side.settle()?;
     }
-    // What the tap has not taken out of its ring yet does not count as under way.
+    // Pages in the tap's ring do not count as pending yet.
     let pages = case.data_bytes / PAGE_SIZE as u64;
     let lent_pages = || case.lender.map_or(Ok(0), Lender::stored_pages);
     if !wait_until(SETTLE_MAX, || lent_pages().is_ok_and(|lent| lent as f64 >= FULL_SHARE * pages as f64)) {
@@ -117,7 +117,8 @@ fn measure(run: &mut Run<'_>, case: &Case<'_>, worker: &mut Worker<'_>, fragment
     };
     let count = (run.bytes(TOTAL_BYTES) / fragment_bytes as u64).clamp(*FRAGMENTS.start(), *FRAGMENTS.end());
     let (total_bytes, seed) = (count * fragment_bytes as u64, run.world.seed);
-    // What the kernel lets pass at once after a change of the limit is not the disk's speed.
+    // Requests that the kernel passes at once after a change of the limit do not show the disk's
+    // speed.
     read(seed, total_bytes)?;
     for round in 0..run.rounds {
         let report = read(seed.wrapping_add(round as u64 + 1), total_bytes)?;

@@ -8,7 +8,7 @@ use super::{BASELINE, Run};
 use std::process::Command;
 use testbed::Failure;
 
-/// The program, from the root of the sources.
+/// The program, relative to the root of the sources.
 const PROGRAM: &str = "tests/vm/ssd-cache";
 const PUMA: &str = "Puma";
 const DM_CACHE: &str = "dm-cache";

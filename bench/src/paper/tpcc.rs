@@ -1,4 +1,4 @@
-//! `tpcc`: TPC-C on PostgreSQL, and the time of a New-Order that nine in ten do not exceed.
+//! `tpcc`: TPC-C on PostgreSQL, and the time that nine in ten New-Orders do not exceed.
 
 use super::plot::{Chart, Line, Mark};
 use super::postgres::{self, Reads};
@@ -10,11 +10,11 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use testbed::Failure;
 
-/// The paper's (2015, fig. 5f), and the fewest whose data do not fit into the memory that
-/// PostgreSQL starts in.
+/// The paper's value (2015, fig. 5f), and the minimum whose data exceeds the memory in which
+/// PostgreSQL starts.
 const WAREHOUSES: f64 = 40.0;
 pub const WAREHOUSES_MIN: f64 = 5.0;
-/// Bytes of a warehouse, indexes and what is added while it runs included.
+/// Bytes of a warehouse, including indexes and rows that are added while it runs.
 pub const WAREHOUSE_BYTES: u64 = 130 << 20;
 /// Clients at once.
 const THREADS: &str = "4";
@@ -47,7 +47,8 @@ fn measure(run: &mut Run<'_>, case: &Case<'_>, warehouses: &str) -> Result<(), F
     let server = postgres::serve(run, case, &group, run.bytes(LOCAL_BYTES))?;
     ask(&server, warehouses, world.extent.choose(20, 6, 2))?;
     run.disk_as_measured()?;
-    // What the kernel lets pass at once after a change of the limit is not the disk's speed.
+    // Requests that the kernel passes at once after a change of the limit do not show the disk's
+    // speed.
     ask(&server, warehouses, world.extent.choose(5, 2, 1))?;
     for round in 0..run.rounds {
         let before = Reads::now(world, case)?;
@@ -63,7 +64,7 @@ pub fn make(server: &postgres::Server<'_>, warehouses: &str) -> Result<(), Failu
     server.go_tpc(&["tpcc", "prepare", "--warehouses", warehouses, "-T", THREADS, "--no-check"]).map(drop)
 }
 
-/// Runs it for so long, and returns what it says of New-Orders.
+/// Runs it for so long, and returns its output about New-Orders.
 pub fn ask(server: &postgres::Server<'_>, warehouses: &str, seconds: u32) -> Result<BTreeMap<String, f64>, Failure> {
     let time = format!("{seconds}s");
     let said = server.go_tpc(&["tpcc", "run", "--warehouses", warehouses, "-T", THREADS, "--time", &time])?;
@@ -83,7 +84,7 @@ fn figures(said: &str) -> Option<BTreeMap<String, f64>> {
     let p90_ms = figure("90th(ms): ")?;
     let values = [
         ("p90_ms", p90_ms),
-        // Of which the mean over rounds is a speed.
+        // A speed, so that the mean over rounds is meaningful.
         ("p90_per_s", 1000.0 / p90_ms),
         ("mean_ms", figure("Avg(ms): ")?),
         ("new_orders_per_min", figure("TPM: ")?),

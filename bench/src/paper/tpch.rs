@@ -15,12 +15,12 @@ use std::path::Path;
 use std::time::Instant;
 use testbed::Failure;
 
-/// The paper's (2015, fig. 5e), and the least that go-tpc makes.
+/// The paper's value (2015, fig. 5e), and the minimum of go-tpc.
 const SCALE_FACTOR: f64 = 3.0;
 const SCALE_FACTOR_MIN: f64 = 1.0;
-/// Bytes for each unit of it, indexes included.
+/// Bytes for each unit of it, including indexes.
 const UNIT_BYTES: u64 = 1_900 << 20;
-/// Queries; for a rough look one that takes little of the processor, one table, and no index.
+/// Queries; in a quick run one that needs little processor time, one table, and no index.
 const QUERIES: &str = "q1,q2,q3,q4,q5,q6,q7,q8,q9,q10,q11,q12,q13,q14,q15,q16,q17,q18,q19,q20,q21,q22";
 const QUERIES_QUICK: &str = "q6";
 const TABLES: [&str; 8] = ["nation", "region", "part", "supplier", "partsupp", "customer", "orders", "lineitem"];
@@ -35,14 +35,15 @@ const INDEXES: [&str; 6] = [
     "create index on partsupp (ps_suppkey)",
     "create index on customer (c_nationkey)",
 ];
-/// What a page read at random costs the disk, in pages of a stream: the planner's own 4 is for what
-/// is mostly cached, and has it look up millions of rows one by one, hours of such a disk.
+/// The cost of a random page for the disk, in pages of a stream. The planner's own 4 assumes mostly
+/// cached data: with it the planner looks up millions of rows one by one, which takes hours on such
+/// a disk.
 const RANDOM_PAGE_COST: u64 = DISK_BYTES_PER_S / 8192 / DISK_READS_PER_S as u64;
-/// go-tpc asks every database in the words of MySQL.
+/// go-tpc uses MySQL's syntax for every database.
 const DATE_ADD: &str =
     "create function date_add(date, interval) returns date language sql immutable as 'select ($1 + $2)::date'";
 const WANTED: f64 = 3.0;
-/// Queries an hour (2015), and the best of 2014.
+/// Queries an hour (2015), and the best result of 2014.
 const PAPER_BASELINE: f64 = 248.0;
 const PAPER: f64 = 791.0;
 const PAPER_2014: f64 = 9.0;
@@ -54,7 +55,7 @@ pub fn scale(asked: f64, _: Extent) -> f64 {
 
 pub fn run(run: &mut Run<'_>) -> Result<(), Failure> {
     postgres::check()?;
-    // Each takes minutes where the disk is read.
+    // Each takes minutes if the disk is read.
     run.rounds = run.world.extent.choose(3, 2, 1);
     let world = run.world;
     let factor = SCALE_FACTOR / run.scale;
@@ -62,7 +63,7 @@ pub fn run(run: &mut Run<'_>) -> Result<(), Failure> {
     world.check_room(2 * data_bytes)?;
     let factor = factor.to_string();
     let make = |server: &postgres::Server<'_>| {
-        // Rows that go-tpc inserts itself take twice as long as all that is done here.
+        // Inserting rows by go-tpc itself takes twice as long as everything that is done here.
         let rows = world.path("tpch-rows");
         let output = ["--output-type", "csv", "--output-dir", &rows.to_string_lossy()];
         server.go_tpc(&[&["tpch", "prepare", "--sf", &factor][..], &output].concat())?;
@@ -76,7 +77,7 @@ pub fn run(run: &mut Run<'_>) -> Result<(), Failure> {
         server.tell(postgres::DATABASE, &[DATE_ADD, &cost])?;
         server.tell(postgres::DATABASE, world.extent.choose(&INDEXES[..], &[], &[]))
     };
-    // Its tables are only read: what a case leaves is what the next one finds.
+    // Its tables are only read: each case finds them unchanged.
     let fill = |directory: &Path| postgres::prepare(world, directory, data_bytes, make);
     let mut subject = run.directory("tpch", LOCAL_BYTES, data_bytes, &fill);
     subject.lent_gib = world.extent.choose(&[LITTLE_GIB, ALL_FITS_GIB], &[ALL_FITS_GIB], &[ALL_FITS_GIB]);

@@ -1,21 +1,21 @@
-//! Two page caches one above the other, each least-recently-used, as a guest's and its host's:
-//! which of them has what is read. No I/O.
+//! Two page caches, one under the other, both least-recently-used, like a guest's and its host's:
+//! computes which of them has a page. No I/O.
 
-/// What the lower cache is filled with.
+/// The source of the lower cache's pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Filling {
-    /// With what was read from the disk.
+    /// Pages that were read from the disk.
     Reads,
-    /// With what the upper one evicts; what is read goes up and leaves.
+    /// Pages that the upper cache evicts; a page that is read moves up and leaves the lower cache.
     Evictions,
 }
 
-/// What a trace has found where, in pages.
+/// The places where a trace has found pages, in pages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Found {
     /// In the upper cache.
     pub upper: u64,
-    /// In the lower one.
+    /// In the lower cache.
     pub lower: u64,
     /// On the disk.
     pub disk: u64,
@@ -36,7 +36,7 @@ impl std::ops::Sub for Found {
     }
 }
 
-/// The two.
+/// The two caches.
 pub struct TwoCaches {
     upper: Lru,
     lower: Lru,
@@ -45,7 +45,7 @@ pub struct TwoCaches {
 }
 
 impl TwoCaches {
-    /// Empty ones, for pages with numbers below `pages`.
+    /// Empty caches, for pages with numbers below `pages`.
     pub fn new(pages: u32, upper_pages: u32, lower_pages: u32, filling: Filling) -> TwoCaches {
         let (upper, lower) = (Lru::new(pages, upper_pages), Lru::new(pages, lower_pages));
         TwoCaches { upper, lower, filling, found: Found::default() }
@@ -73,7 +73,7 @@ impl TwoCaches {
         }
     }
 
-    /// What was found so far.
+    /// The results so far.
     pub fn found(&self) -> Found {
         self.found
     }
@@ -82,9 +82,9 @@ impl TwoCaches {
 /// No page.
 const NONE: u32 = u32::MAX;
 
-/// The pages of a cache, from the one used last to the one used longest ago.
+/// The pages of a cache, from the most to the least recently used.
 struct Lru {
-    /// Of each page the ones before and behind it; of the last number, which is no page, the last
+    /// For each page the ones before and after it; for the last number, which is no page, the last
     /// and the first.
     links: Vec<(u32, u32)>,
     len: u32,
@@ -123,7 +123,7 @@ impl Lru {
         true
     }
 
-    /// Whether the page is there; then it is the one used last.
+    /// Returns whether the page is there; then it becomes the most recently used.
     fn touch(&mut self, page: u32) -> bool {
         let is_there = self.remove(page);
         if is_there {
@@ -132,7 +132,7 @@ impl Lru {
         is_there
     }
 
-    /// The page is there from now on; another one may have to go.
+    /// Adds the page. Returns the page that it replaces, if any.
     fn insert(&mut self, page: u32) -> Option<u32> {
         if self.touch(page) {
             return None;
@@ -179,8 +179,8 @@ mod tests {
         }
     }
 
-    /// Over and over through more pages than either cache has: each finds nothing but what it was
-    /// not given already.
+    /// Over and over through more pages than either cache has: each cache finds only pages that it
+    /// had not passed to the other.
     #[test]
     fn both_together_hold_as_much_as_both() {
         let pages = 90;
