@@ -52,7 +52,7 @@ pub fn run(world: &World) -> Result<Map<String, Value>, Failure> {
     }
     let put_pages = grown(put_before, side.counter(|of| of.put_pages)?)?;
     let ratio = mounted.over(&below);
-    println!("through the mount {} MB/s, below {} MB/s", mounted.text(0), below.text(0));
+    println!("through the mount {} MB/s, backing directory {} MB/s", mounted.text(0), below.text(0));
     println!("ratio {} (at least {RATIO_WANTED} is wanted); {put_pages} pages were put", ratio.text(3));
     let of_passes = |wanted| ratio.where_each(is_passed.iter().map(|passed| *passed == wanted));
     let (through_daemon, passed) = (of_passes(false), of_passes(true));

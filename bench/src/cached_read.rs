@@ -53,7 +53,7 @@ pub fn run(world: &World) -> Result<Map<String, Value>, Failure> {
     // For each mount: read, mmap.
     let mut worst = [[f64::INFINITY; 2]; 2];
     for ((name, method, _), [mounted, held, below]) in LOADS.into_iter().zip(&speeds) {
-        println!("{name}: below {} GB/s", below.text(2));
+        println!("{name}: backing directory {} GB/s", below.text(2));
         let key = name.to_lowercase().replace(' ', "_");
         let mounts = [("mounted", "", mounted), ("not passed through", "held_", held)];
         for ((what, prefix, speed), worst) in mounts.into_iter().zip(&mut worst) {

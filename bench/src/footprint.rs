@@ -119,7 +119,7 @@ impl Memory {
         };
         let found = bytes("Pss:").zip(bytes("Pss_Anon:")).zip(bytes("Pss_Shmem:"));
         let ((all_bytes, anonymous_bytes), shared_bytes) =
-            found.ok_or_else(|| Failure::Problem(format!("{path} does not say what is wanted")))?;
+            found.ok_or_else(|| Failure::Problem(format!("{path} lacks a figure")))?;
         Ok(Memory { all_bytes, own_bytes: anonymous_bytes + shared_bytes })
     }
 }

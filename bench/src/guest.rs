@@ -200,7 +200,7 @@ impl Guest {
         if wait_until(ANSWER_MAX, || self.status().is_ok_and(|status| status.connected == wanted)) {
             return Ok(());
         }
-        Err(Failure::Problem(format!("the guest's daemon says {:?}", self.status()?)))
+        Err(Failure::Problem(format!("the guest's daemon has the status {:?}", self.status()?)))
     }
 
     /// Whether all evictions were sent to its host, and nothing else.

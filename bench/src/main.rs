@@ -112,46 +112,46 @@ const BENCHES: [Bench; 15] = [
     },
 ];
 
-/// Measurements of Puma, each beside its floor or its peer.
+/// Measurements of Puma, each next to its floor or its peer.
 #[derive(Parser)]
 #[command(name = "bench", version, max_term_width = 100)]
 struct Options {
-    /// The bench to run, or `all`: all of them, and what they say is added to the history; or
-    /// `paper`, and behind it one of the papers' experiments, or `all`
+    /// The bench to run; or `all`: all benches, and adds their figures to the history; or `paper`,
+    /// followed by one of the papers' experiments, or by `all`
     #[arg(required_unless_present = "list")]
     name: Option<String>,
-    /// The experiment; and for the processes that a bench starts
+    /// The experiment; and arguments for the processes that a bench starts
     #[arg(hide = true)]
     rest: Vec<String>,
-    /// Name the benches
+    /// List the benches
     #[arg(long)]
     list: bool,
     /// Measure less, in some minutes
     #[arg(long)]
     quick: bool,
-    /// For a test of the bench itself: some seconds, and figures that say nothing
+    /// For a test of the bench itself: some seconds, and meaningless figures
     #[arg(long, hide = true)]
     tiny: bool,
-    /// Where `all` keeps its history
+    /// Directory of the history that `all` writes
     #[arg(long, default_value = "bench/history")]
     history: PathBuf,
-    /// Of `paper`: what the papers' sizes are divided by [default: 8; 32 with --quick]
+    /// For `paper`: divisor of the papers' sizes [default: 8; 32 with --quick]
     #[arg(long)]
     scale: Option<f64>,
-    /// Of `paper`: where results are kept
+    /// For `paper`: directory of the results
     #[arg(long, default_value = "bench/paper")]
     results: PathBuf,
-    /// Of `paper`: measure again what is kept already
+    /// For `paper`: measure stored points again
     #[arg(long)]
     again: bool,
-    /// Of `paper`: measure one point, VARIANT at X, for example "exclusive at 0.5"; several runs
+    /// For `paper`: measure one point, VARIANT at X, for example "exclusive at 0.5"; several runs
     /// may do so at once
     #[arg(long, value_name = "POINT")]
     only: Option<String>,
     /// Print the figures as one JSON object, too, as the last line
     #[arg(long)]
     json: bool,
-    /// Of everything that is drawn [default: another one each time, printed]
+    /// Seed of everything random [default: another one each time, printed]
     #[arg(long)]
     seed: Option<u64>,
     /// Directory on a disk, for the files [default: next to this program, or /var/tmp]
@@ -251,7 +251,7 @@ fn measure(
 ) -> Result<(Map<String, Value>, Conditions), Failure> {
     println!("{}: {} (seed {seed})", bench.name, bench.about);
     if cfg!(debug_assertions) {
-        println!("These programs are not optimized: the figures say nothing.");
+        println!("These programs are not optimized: the figures are meaningless.");
     }
     let world = World::create(options.extent(), seed, options.dir.as_deref(), interrupt.clone())?;
     let figures = (bench.run)(&world)?;

@@ -66,7 +66,7 @@ pub fn run(world: &World) -> Result<Map<String, Value>, Failure> {
     let native_ratio = over(1);
     let ratios: Vec<(&str, f64)> = (2..places.len()).map(|index| (places[index].0, over(index))).collect();
     let best_peer_ratio = ratios.iter().map(|(_, ratio)| *ratio).fold(f64::INFINITY, f64::min);
-    println!("over the directory below: {native_ratio:.2} (at least {NATIVE_WANTED} is wanted)");
+    println!("over the backing directory: {native_ratio:.2} (at least {NATIVE_WANTED} is wanted)");
     for (name, ratio) in &ratios {
         println!("over {name}: {ratio:.2} (at least {PEER_WANTED} is wanted)");
     }

@@ -82,7 +82,7 @@ impl<'a> Program<'a> {
         let log = fs::read(&self.log).unwrap_or_default();
         let own = String::from_utf8_lossy(log.get(self.log_bytes..).unwrap_or_default()).into_owned();
         let said: Vec<&str> = own.lines().filter(|line| !line.is_empty()).take(LOG_LINES).collect();
-        Failure::Problem(format!("{} {what}; it complained: {}", self.name, said.join(" / ")))
+        Failure::Problem(format!("{} {what}; its errors: {}", self.name, said.join(" / ")))
     }
 }
 

@@ -155,7 +155,7 @@ impl World {
         command.args(["--capacity", &capacity_bytes.to_string(), "--reserve", &reserve_bytes.to_string()]);
         let (process, said) = self.puma.start(command, "lender", &[&group])?;
         let address = said.rsplit(' ').next().and_then(|address| address.parse().ok());
-        let address = address.ok_or_else(|| Failure::Problem(format!("the lender said no address: {said:?}")))?;
+        let address = address.ok_or_else(|| Failure::Problem(format!("the lender printed no address: {said:?}")))?;
         Ok(Lender { process, group, address, group_bytes, capacity_bytes })
     }
 

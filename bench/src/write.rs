@@ -59,14 +59,14 @@ pub fn run(world: &World) -> Result<Map<String, Value>, Failure> {
     let mut ratios = [Vec::new(), Vec::new()];
     for ((name, _, _), speeds) in PATTERNS.into_iter().zip(&speeds) {
         let [through, back] = [0, 1].map(|index| speeds[index].over(&speeds[2]));
-        println!("{name:18} {} /s below; through {}, back {}", speeds[2].text(0), through.text(2), back.text(2));
+        println!("{name:18} {} /s directly; through {}, back {}", speeds[2].text(0), through.text(2), back.text(2));
         for (ratio, kind, all) in [(through, "through", 0), (back, "back", 1)] {
             ratios[all].push(ratio.median());
             figures.insert(format!("{name}_{kind}_ratio"), ratio.json());
         }
     }
     let [through_ratio, back_ratio] = ratios.map(|ratios| geometric_mean(ratios.into_iter()));
-    println!("through over below: {through_ratio:.2}; back over below: {back_ratio:.2}");
+    println!("over the backing directory: through {through_ratio:.2}, back {back_ratio:.2}");
     figures.extend(crate::members(json!({
         "through_ratio": through_ratio,
         "back_ratio": back_ratio,

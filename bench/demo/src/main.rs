@@ -35,20 +35,20 @@ const DISK_RESERVE_BYTES: u64 = 256 << 20;
 /// of the ideal.
 const MEMORY_COPIES: u64 = 3;
 
-/// Shows what lent memory does for random reads, on real files of this machine.
+/// Shows the effect of lent memory on random reads, on real files of this machine.
 #[derive(Parser)]
 #[command(name = "demo", version)]
 struct Options {
     #[command(subcommand)]
     hidden: Option<Hidden>,
-    /// Directory on a disk where the files are copied to, and removed from at the end [default:
-    /// that of the results, or /var/tmp if that is not on a disk that can be slowed down]
+    /// Directory on a disk for copies of the files, which are removed at the end [default: that of
+    /// the results, or /var/tmp if that is not on a disk that can be slowed down]
     #[arg(long)]
     dir: Option<PathBuf>,
     /// Directory for the results: demo.json, demo.svg, demo.png
     #[arg(long, default_value = "target")]
     out: PathBuf,
-    /// Where the real files are taken from
+    /// Source directory of the real files
     #[arg(long, default_value = "/usr")]
     from: PathBuf,
     /// Bytes of files, in MiB
@@ -60,13 +60,13 @@ struct Options {
     /// Memory lent, in MiB
     #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u64).range(4..=4096))]
     lent_mib: u64,
-    /// What the disk is slowed down to, in reads per second
+    /// Speed of the slow disk, in reads per second
     #[arg(long, default_value_t = 500, value_parser = clap::value_parser!(u32).range(10..))]
     disk_reads: u32,
     /// Length of each measurement, in seconds
     #[arg(long, default_value_t = 15, value_parser = clap::value_parser!(u64).range(1..=600))]
     seconds: u64,
-    /// Of the choice of files and the order of reads
+    /// Seed of the choice of files and the order of reads
     #[arg(long, default_value_t = 2015)]
     seed: u64,
     /// Strategy of the mount: exclusive or non-inclusive [default: that of pumapool]
@@ -309,7 +309,7 @@ fn judge(summary: &Summary, left_out: Vec<String>) -> ExitCode {
             ExitCode::from(BROKEN)
         }
         Some(gain) => {
-            println!("Puma made random reads {gain:.1} times as fast, which says little with so much left out.");
+            println!("Puma made random reads {gain:.1} times as fast. Too much was left out to rely on it.");
             ExitCode::from(NOT_SHOWN)
         }
         None => {

@@ -501,7 +501,7 @@ impl Run<'_> {
                 continue;
             }
             let said: Round = serde_json::from_str(&line)
-                .map_err(|error| Failure::Problem(format!("{path} said {line:?}: {error}")))?;
+                .map_err(|error| Failure::Problem(format!("{path} printed {line:?}: {error}")))?;
             self.keep_from(&Case::elsewhere(&said.variant, said.x), said.round, said.values, Some(said.machine))?;
         }
         Ok(())

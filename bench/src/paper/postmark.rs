@@ -125,7 +125,7 @@ fn measure(run: &mut Run<'_>, case: &Case<'_>) -> Result<(), Failure> {
                 postmark.process().signal(Signal::CONT)?;
             }
         }
-        let kept = kept.ok_or_else(|| Failure::Problem("postmark did not say when it was done".to_owned()))?;
+        let kept = kept.ok_or_else(|| Failure::Problem("postmark did not print its end".to_owned()))?;
         run.keep(case, round, kept)?;
     }
     Ok(())

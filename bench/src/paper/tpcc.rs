@@ -69,7 +69,7 @@ pub fn ask(server: &postgres::Server<'_>, warehouses: &str, seconds: u32) -> Res
     let time = format!("{seconds}s");
     let said = server.go_tpc(&["tpcc", "run", "--warehouses", warehouses, "-T", THREADS, "--time", &time])?;
     figures(&said)
-        .ok_or_else(|| Failure::Problem(format!("go-tpc did not say how long a New-Order took, but {said:?}")))
+        .ok_or_else(|| Failure::Problem(format!("go-tpc did not print the time of a New-Order, but {said:?}")))
 }
 
 /// Runs it until so many transactions are done, however long that takes.

@@ -11,7 +11,7 @@
 //! host:   page cache of the image ◀─ READ ◀─ "will need" ◀─ is it what the image holds? ◀─┘
 //! ```
 //!
-//! What must never happen: the host uses a guest's page that differs from the image's present
+//! Must never happen: the host uses a guest's page that differs from the image's present
 //! content (`mount::images`). So no message of a guest, however wrong or late, can change a byte of
 //! any read. An outdated mapping causes a page that is useless.
 

@@ -287,7 +287,7 @@ fn disk_offset(device: u64) -> Result<u64, String> {
     }
     let start = fs::read_to_string(folder.join("start")).ok().and_then(|text| text.trim().parse::<u64>().ok());
     // Always in units of 512 bytes.
-    start.map(|sectors| sectors * 512).ok_or_else(|| format!("{name}, a partition that does not say where it begins"))
+    start.map(|sectors| sectors * 512).ok_or_else(|| format!("{name}, a partition whose start is unknown"))
 }
 
 /// `struct fiemap` with room for extents behind it (include/uapi/linux/fiemap.h).

@@ -11,7 +11,7 @@
 //! Gets and puts have separate event loops, so that a get never waits behind a megabyte of another
 //! borrower's pages.
 //!
-//! What must never happen here: waiting for anything except the epoll and, for some microseconds, a
+//! Must never happen here: waiting for anything except the epoll and, for some microseconds, a
 //! lock; a panic over one connection that ends the others (except while the store is locked, see
 //! `whole.rs`).
 

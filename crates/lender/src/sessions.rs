@@ -5,7 +5,7 @@
 //! and nothing waits. Its only operation on a socket is to shut it down; the thread that serves
 //! this connection then detects that and ends the connection. [`crate::entry`] is the edge.
 //!
-//! What must never happen here: an owner's number is freed while a connection with this number
+//! Must never happen here: an owner's number is freed while a connection with this number
 //! still runs, because the store may assign the number again. So a session's owner is removed only
 //! when its last connection has ended.
 
@@ -94,7 +94,7 @@ pub struct Session {
     /// The session ends with its last connection.
     ended: bool,
     heard: Arc<Heard>,
-    /// What it has used.
+    /// Its use of the lender's share.
     pub usage: Arc<Usage>,
 }
 

@@ -1,6 +1,6 @@
 //! A lock around data that a panic could leave half changed.
 //!
-//! What must never happen: that a thread continues with such data, because a page could then be
+//! Must never happen: that a thread continues with such data, because a page could then be
 //! found under another name. So a panic while it is locked ends the process. This costs nothing:
 //! borrowers read the lost pages from the disk instead.
 

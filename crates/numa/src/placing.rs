@@ -89,7 +89,7 @@ pub struct Status {
     pub policy: &'static str,
     /// Its process, if it exists.
     pub pid: Option<u32>,
-    /// What happens to it, or the reason why nothing does.
+    /// Its present state, or the reason why it is not placed.
     pub state: String,
     /// Its sampled accesses.
     pub samples: u64,

@@ -472,7 +472,7 @@ impl Folios<'_> {
 pub fn told(pid: u32, error: &io::Error) -> String {
     match error.raw_os_error() {
         Some(libc::ESRCH | libc::ENOENT) => {
-            format!("there is no process {pid}, or it has ended: `pumapool numa list` shows those that are there")
+            format!("there is no process {pid}, or it has ended: `pumapool numa list` shows the processes")
         }
         Some(libc::EPERM | libc::EACCES) => {
             format!(

@@ -85,7 +85,7 @@ impl Sampling {
         let hints = std::fs::read_to_string(BALANCING).is_ok_and(|balancing| balancing.trim() == "1");
         if !hints && !tells_writes() {
             return Err(format!(
-                "neither the processors nor this kernel say who uses which page: have the kernel find out, sysctl kernel.numa_balancing=1 ({BALANCING})"
+                "neither the processors nor this kernel report accesses to pages: let the kernel sample them, sysctl kernel.numa_balancing=1 ({BALANCING})"
             ));
         }
         open(if hints { Source::Hints } else { Source::Writes }, nodes).map_err(|error| match error.kind() {

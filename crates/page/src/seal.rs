@@ -17,7 +17,7 @@
 //! - A session that has lent 2⁴⁰ pages (4 PiB) is still far below the number of blocks under one
 //!   key from which an attacker begins to learn anything.
 //!
-//! What must never happen here: one version is sealed twice with different bytes; bytes that did
+//! Must never happen here: one version is sealed twice with different bytes; bytes that did
 //! not verify are used as the page's.
 
 use crate::{ChecksumKey, PAGE_SIZE, Page, PageId, Version};

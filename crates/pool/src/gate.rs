@@ -120,14 +120,14 @@ impl Gate {
             Ok(entries) => entries,
             Err(problem) => {
                 if counters.refused_malformed.fetch_add(1, Relaxed) == 0 {
-                    tracing::warn!("gossip from {from} is refused: {problem}; is it of another version? (said once)");
+                    tracing::warn!("gossip from {from} is refused: {problem}; has it another version? (logged once)");
                 }
                 return None;
             }
         };
         if !self.room_for(&entries) {
             if counters.refused_nodes.fetch_add(1, Relaxed) == 0 {
-                tracing::warn!("the pool has more nodes than gossip can list; some will not be seen (said once)");
+                tracing::warn!("the pool has more nodes than gossip can list; some are left out (logged once)");
             }
             return None;
         }
@@ -149,7 +149,7 @@ impl Gate {
             Refusal::Unopened => {
                 if counters.refused_unopened.fetch_add(1, Relaxed) == 0 {
                     tracing::warn!(
-                        "gossip from {from} does not open with our pool key; has it another one? (said once)"
+                        "gossip from {from} does not open with our pool key; does the node have another one? (logged once)"
                     );
                 }
             }
@@ -157,7 +157,7 @@ impl Gate {
                 if counters.refused_untimely.fetch_add(1, Relaxed) == 0 {
                     let seconds = off_ms / 1000;
                     tracing::warn!(
-                        "gossip from {from} is refused: the clocks differ by {seconds} s; set them (said once)"
+                        "gossip from {from} is refused: the clocks differ by {seconds} s; set them (logged once)"
                     );
                 }
             }

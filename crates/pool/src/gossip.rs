@@ -127,7 +127,7 @@ pub struct Gossip {
 /// Called with the list of lenders.
 pub type Listener = Box<dyn Fn(&[Member]) + Send>;
 
-/// What the thread and the callers share.
+/// The state that the thread and the callers share.
 struct Shared {
     name: String,
     listen: SocketAddr,
@@ -296,7 +296,7 @@ impl Shared {
         state.view = view;
         let Some(members) = members else { return };
         if members.len() != state.members.len() {
-            tracing::info!("the pool has {} lenders beside this node", members.len());
+            tracing::info!("the pool has {} lenders, without this node", members.len());
         }
         state.members = members;
         for listener in &state.listeners {
@@ -365,7 +365,7 @@ async fn gossip(shared: &Arc<Shared>, socket: &UdpSocket) -> anyhow::Result<()> 
             () = sleep_until(hold_until), if hold => {}
             () = sleep_until(alone_at), if alone => {
                 alone = false;
-                tracing::info!("nobody of the pool answers yet at {}; trying on", shared.seeds.join(", "));
+                tracing::info!("no node of the pool answers yet at {}; trying again", shared.seeds.join(", "));
             }
         }
     }

@@ -15,7 +15,7 @@
 //! - [`node`] is one node on any network; the simulation (`tests/convergence.rs`) has a thousand of
 //!   them on a network of its own.
 //!
-//! What must never happen here:
+//! Must never happen here:
 //! - A message from the network ends this node, makes it grow without bound, or makes it answer a
 //!   peer without the pool's key.
 //! - The list of lenders becomes empty because this node itself is cut off ([`members::next`]): the

@@ -12,7 +12,7 @@
 //! unchanged. The role follows a load with pauses longer than the longest calm time, as intended.
 //! Each long time of lending halves the calm time again.
 //!
-//! What must never happen here: a change of role with each wave of a load; two roles at once.
+//! Must never happen here: a change of role with each wave of a load; two roles at once.
 
 use serde::Serialize;
 use std::collections::VecDeque;

@@ -48,7 +48,7 @@ impl std::fmt::Display for Broken {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Broken::Closed => write!(f, "closed"),
-            Broken::Goodbye => write!(f, "said goodbye"),
+            Broken::Goodbye => write!(f, "sent Bye"),
             Broken::Malformed(malformed) => write!(f, "{malformed}"),
             Broken::Unexpected(kind) => write!(f, "{kind:?} where none may come"),
             Broken::Truncated => write!(f, "closed in the middle of a frame"),

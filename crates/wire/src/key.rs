@@ -4,7 +4,7 @@
 //! use has a key of its own, derived from it ([`PoolKey::derive`]). So knowledge about one use
 //! reveals nothing about another.
 //!
-//! What must never happen here: a byte of the key in a message, a log or an error's text; a key
+//! Must never happen here: a byte of the key in a message, a log or an error's text; a key
 //! from a file that others could have read or written.
 
 use ring::hmac;
@@ -77,7 +77,7 @@ impl fmt::Display for KeyError {
             }
             KeyError::Exists { path } => {
                 let path = path.display();
-                write!(f, "{path} is there already, and is never overwritten: remove it first, or choose another name")
+                write!(f, "{path} exists already, and is never overwritten: remove it first, or choose another name")
             }
             KeyError::Create { path, source } => {
                 write!(f, "cannot make the key file {}: {source}; make its folder, or choose another", path.display())

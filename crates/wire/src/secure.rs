@@ -24,7 +24,7 @@
 //! `body_bytes` counts items and pages only. Frames are numbered in each direction, and the number
 //! is part of the seal. So a frame that was changed, repeated, left out or moved does not open.
 //!
-//! What must never happen here: a number is used twice in one direction; an item is used before its
+//! Must never happen here: a number is used twice in one direction; an item is used before its
 //! frame's seal was verified.
 
 use crate::address::{Address, Stream};

@@ -54,7 +54,7 @@ enum Command {
     /// A probe. Started by the others.
     #[command(hide = true)]
     Probe { task: String },
-    /// A hostile lender. Started by the others.
+    /// A byzantine lender. Started by the others.
     #[command(hide = true)]
     Liar {
         #[arg(long)]
@@ -68,7 +68,7 @@ enum Command {
 struct RunOptions {
     #[command(flatten)]
     common: Common,
-    /// How long the load of each round goes on, in seconds
+    /// Duration of the load of each round, in seconds
     #[arg(long, default_value_t = 40, value_parser = clap::value_parser!(u64).range(1..=3600))]
     seconds: u64,
     /// Only this kind of trouble: killed, stopped, squeezed, cut-off, hostile, all [default: each]
@@ -80,20 +80,20 @@ struct RunOptions {
 struct SoakOptions {
     #[command(flatten)]
     common: Common,
-    /// How long the load goes on, in seconds
+    /// Duration of the load, in seconds
     #[arg(long, default_value_t = 600, value_parser = clap::value_parser!(u64).range(20..=86_400))]
     seconds: u64,
 }
 
 #[derive(clap::Args, Clone)]
 struct Common {
-    /// Of everything that is drawn [default: another one each time, printed]
+    /// Seed of everything random [default: another one each time, printed]
     #[arg(long)]
     seed: Option<u64>,
     /// Directory for logs and results
     #[arg(long, default_value = "target/chaos")]
     out: PathBuf,
-    /// Directory on a disk, for the files [default: a disk of memory, made for it]
+    /// Directory on a disk, for the files [default: a disk in memory, made for the run]
     #[arg(long)]
     dir: Option<PathBuf>,
     /// The command under test [default: the one built next to this program]

@@ -8,7 +8,7 @@
 //! ahead), and pages of a mapping. One thread writes, so a page's content is known except while it
 //! is being written: a read that overlaps a write of the same page is counted and not judged.
 //!
-//! What must never happen here: catching up after a slow read. The load stays bounded, or one slow
+//! Must never happen here: catching up after a slow read. The load stays bounded, or one slow
 //! read would make the next one slow.
 
 use crate::content::Name;

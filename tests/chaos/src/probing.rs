@@ -67,7 +67,7 @@ impl Probing {
     /// Waits for its report, and calls `meanwhile` in between.
     pub fn report(&mut self, meanwhile: impl FnMut() -> Result<(), Failure>) -> Result<Report, Failure> {
         let line = self.hear(meanwhile)?;
-        serde_json::from_str(&line).map_err(|error| Failure::Problem(format!("the probe said {line:?}: {error}")))
+        serde_json::from_str(&line).map_err(|error| Failure::Problem(format!("the probe printed {line:?}: {error}")))
     }
 
     fn hear(&mut self, mut meanwhile: impl FnMut() -> Result<(), Failure>) -> Result<String, Failure> {

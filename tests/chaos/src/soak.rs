@@ -441,7 +441,7 @@ pub fn run(setup: &Setup<'_>, seed: u64) -> Result<Soak, Failure> {
 fn nothing_left(source: &Path, violations: &mut Vec<String>) {
     let left = fs::read_dir(source).map_or(0, |entries| entries.count());
     if left > 0 {
-        violations.push(format!("{left} files are left below, which were removed through the mount"));
+        violations.push(format!("{left} files are left in the backing directory that were removed through the mount"));
     }
 }
 

@@ -10,7 +10,7 @@
 //! - `make fuzz-short`, part of `make test`, runs libFuzzer for some seconds each;
 //! - `make fuzz` runs it for minutes or hours.
 //!
-//! What must never happen here: a target waits for a clock, or its result depends on earlier runs
+//! Must never happen here: a target waits for a clock, or its result depends on earlier runs
 //! in the process.
 
 pub mod corpus;

@@ -36,7 +36,7 @@ struct Options {
     /// Seed of the random choices; another one each time by default. It is printed.
     #[arg(long)]
     seed: Option<u32>,
-    /// Keeps the inputs that matter in `tests/fuzz/corpus/`.
+    /// Store the useful inputs in `tests/fuzz/corpus/`.
     #[arg(long)]
     keep: bool,
     /// The instrumented program.

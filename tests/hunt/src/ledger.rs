@@ -11,7 +11,7 @@
 //! - **Names.** [`Slot::names`] is shared by all processes that change bytes through the mount, and
 //!   held exclusively by those that replace the file of a name, or change it externally.
 //!
-//! What must never happen here: a system call, or a wait. Nothing is ever freed or moved, so a
+//! Must never happen here: a system call, or a wait. Nothing is ever freed or moved, so a
 //! process may die at any moment.
 
 use crate::content::Content;

@@ -52,19 +52,19 @@ enum Hidden {
 
 #[derive(clap::Args)]
 struct RunOptions {
-    /// How long all rounds take together, in seconds
+    /// Duration of all rounds together, in seconds
     #[arg(long, default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     seconds: u64,
-    /// Of everything that is drawn [default: another one each time, printed]
+    /// Seed of everything random [default: another one each time, printed]
     #[arg(long)]
     seed: Option<u64>,
-    /// File systems below: one round each
+    /// Backing file systems: one round each
     #[arg(long, value_delimiter = ',', default_value = "ext4,xfs,btrfs")]
     fs: Vec<FileSystem>,
-    /// How the mounts write: one round each
+    /// Write modes of the mounts: one round each
     #[arg(long, value_delimiter = ',', default_value = "through,back")]
     write: Vec<WriteMode>,
-    /// Operations to try besides those that are tried anyway, such as outside-slow
+    /// Operations to try in addition to the default ones, such as outside-slow
     #[arg(long, value_delimiter = ',', value_name = "OPERATION")]
     with: Vec<Operation>,
     /// Operations to leave out
@@ -76,7 +76,7 @@ struct RunOptions {
     /// Processes that write and read at once
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=WORKERS_MAX as i64))]
     workers: u32,
-    /// Leave daemons and lenders alive
+    /// Do not kill daemons and lenders
     #[arg(long)]
     no_kills: bool,
     /// Directory for logs

@@ -2,7 +2,7 @@
 //! Several of them run at once, in a small memory cgroup. The first one that finds a wrong byte
 //! reports it, and all end.
 //!
-//! What must never happen here: a descriptor is used after a change of names without a check
+//! Must never happen here: a descriptor is used after a change of names without a check
 //! whether it is still the file of that name.
 
 use crate::choice::{COUNT_MAX, Chooser, Plan};

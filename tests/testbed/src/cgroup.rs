@@ -5,7 +5,7 @@
 //! the group of this process wherever the kernel permits it, so that existing limits of this
 //! process still hold.
 //!
-//! What must never happen here: a signal to a process outside of a directory that was made here.
+//! Must never happen here: a signal to a process outside of a directory that was made here.
 
 use crate::{attempted, mounts, wait_until_ok};
 use std::fs;

@@ -69,11 +69,11 @@ impl<'a> Servant<'a> {
             match self.process.next_line(LOOK_EVERY) {
                 Line::Text(line) => {
                     let understood = serde_json::from_str(&line);
-                    return understood.map_err(|error| Failure::Problem(format!("the {name} said {line:?}: {error}")));
+                    return understood.map_err(|error| Failure::Problem(format!("the {name} sent {line:?}: {error}")));
                 }
                 Line::Timeout if begin.elapsed() < limit => {}
                 Line::Timeout => {
-                    let message = format!("the {name} said nothing for {limit:?}; one of its reads hangs");
+                    let message = format!("the {name} printed nothing for {limit:?}; one of its reads hangs");
                     return Err(Failure::Problem(message));
                 }
                 Line::End => {

@@ -28,7 +28,7 @@ const TIME_MAX_S: f64 = 100_000.0;
 /// An application in a virtual machine, on some processors, under a policy.
 #[derive(Clone, Debug)]
 pub struct Target {
-    /// What runs.
+    /// The application.
     pub application: Application,
     /// The node of each of its threads.
     pub threads: Vec<usize>,

@@ -3,7 +3,7 @@
 //!
 //! It forges as well as any peer without the key of a borrower's checksums ([`page::ChecksumKey`]).
 //!
-//! What must never happen here: harm to any process except the borrower that connects. Threads,
+//! Must never happen here: harm to any process except the borrower that connects. Threads,
 //! memory and time are bounded.
 
 mod hoard;
