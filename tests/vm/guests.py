@@ -1,4 +1,4 @@
-"""Virtual machines (QEMU) and their shells, for the programs beside this file. They are emulated, so that they run anywhere; with VM_ACCEL=kvm
+"""Virtual machines (QEMU) and their shells, for the programs in this folder. They are emulated, so that they run anywhere; with VM_ACCEL=kvm
 they run on the processor."""
 
 import contextlib
@@ -132,7 +132,7 @@ def network(folder, number, is_first):
 
 
 def make_image(folder, modules, programs):
-    """What the machines boot. Returns the path of the kernel."""
+    """Makes the boot files of the machines. Returns the path of the kernel."""
     image = [HERE / "image", folder, HERE / "pair-guest", *modules, "--", *programs]
     made = subprocess.run(image, stdout=subprocess.PIPE, text=True)
     if made.returncode != 0:

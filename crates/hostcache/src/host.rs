@@ -363,7 +363,7 @@ fn check_format(mount: &Mount, guest: &Guest) -> Result<(), Problem> {
 impl Shared {
     fn start_connection<'scope>(&'scope self, stream: Stream, connections: &'scope Scope<'scope, '_>) {
         let stream = Arc::new(stream);
-        let Some(stranger) = self.strangers.enter(&stream) else { return }; // Closed without a word: words cost more.
+        let Some(stranger) = self.strangers.enter(&stream) else { return }; // Closed without a message, which would cost more.
         let connection = move || {
             // The images that this thread opens may be another user's.
             confine(Work::Placing, confined::FILES);

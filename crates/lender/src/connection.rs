@@ -154,7 +154,7 @@ impl Connection {
         let mut store = self.shared.store.lock();
         for (at, (items, pages)) in items.chunks(LOCKED_PAGES).zip(pages.chunks(LOCKED_PAGES)).enumerate() {
             if at > 0 {
-                store.bump(); // to whoever waits, who would else come too late time after time
+                store.bump(); // to a waiting thread, which would otherwise be too late again and again
             }
             store.read_ahead(self.joined.owner, items.iter().map(|item| item.key.id()));
             for (item, page) in items.iter().zip(pages) {

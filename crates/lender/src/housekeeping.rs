@@ -129,7 +129,7 @@ impl Housekeeper {
         let spare_bytes = if may_grow { spare_bytes } else { 0 };
         {
             let mut store = shared.store.lock();
-            store.settle(); // what no hub had the time to
+            store.settle(); // pages that no event loop had the time for
             let grown_pages = store.grown_pages() - grown_before;
             store.set_headroom_pages((spare_bytes / PAGE_COST_BYTES).saturating_sub(grown_pages));
         }

@@ -14,7 +14,7 @@
 //! | `Entry::join` lets go of it between looking for the session and adding it | both of the others: a page lost, pages that stay for ever |
 //! | `leave` takes the store's lock before the table's | all three: deadlock |
 //! | `Entry`'s drop does not notify | `closing_waits_for_all`: deadlock |
-//! | `close_all` does not set `closed` | `closing_waits_for_all`: somebody came in behind the end |
+//! | `close_all` does not set `closed` | `closing_waits_for_all`: a connection was accepted after the end |
 
 use crate::connection::tests::Peer;
 use crate::housekeeping::{forget_left_behind, scan, shrink};

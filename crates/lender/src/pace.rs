@@ -13,7 +13,7 @@
 //! help, its gets are answered as misses ([`Pace::is_behind`]): it reads from its disk meanwhile.
 //!
 //! Pure logic: times and costs are arguments. The unit is a nanosecond of the limit: the amount
-//! that may be spent in a nanosecond costs one. What must never happen here: a session that waits
+//! that may be spent in a nanosecond costs one. Must never happen here: a session that waits
 //! for the debt of another.
 
 use std::num::{NonZeroU32, NonZeroU64};

@@ -28,7 +28,7 @@ impl Receipt {
         let mut incoming = store.incoming(items.len());
         for (at, items) in items.chunks(LOCKED_PAGES).enumerate() {
             if at > 0 {
-                store.bump(); // to whoever waits, who would else come too late time after time
+                store.bump(); // to a waiting thread, which would otherwise be too late again and again
             }
             store.read_ahead(owner, items.iter().map(|item| item.key.id()));
             items.iter().for_each(|item| store.reserve(owner, key(&item.key), &mut incoming));

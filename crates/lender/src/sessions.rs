@@ -37,7 +37,7 @@ pub const SESSIONS_MAX: usize = 64;
 /// borrower sends Pings ([`wire::PING_SECONDS_MAX`]), even one that has nothing to put.
 pub const SILENCE_MAX: Duration = Duration::from_secs(6 * wire::PING_SECONDS_MAX);
 
-const _: () = assert!(SESSIONS_MAX * 2 <= crate::store::OWNERS_MAX); // those that leave still have their number
+const _: () = assert!(SESSIONS_MAX * 2 <= crate::store::OWNERS_MAX); // ending sessions still have their number
 
 /// A session's name.
 pub type Name = [u8; 16];

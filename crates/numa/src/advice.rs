@@ -62,7 +62,7 @@ pub fn listen(listener: &Listener, keys: &[Option<PoolKey>], asked: &SyncSender<
             match listener.accept() {
                 Ok(stream) => {
                     let stream = Arc::new(stream);
-                    let Some(stranger) = strangers.enter(&stream) else { continue }; // Closed without a word.
+                    let Some(stranger) = strangers.enter(&stream) else { continue }; // Closed without a message.
                     let (asked, connections) = (asked.clone(), &connections);
                     let serve = move || {
                         confine(Work::Serving, confined::NOTHING);

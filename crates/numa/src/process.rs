@@ -236,7 +236,7 @@ impl Process {
             let len = (area.end - first).min(WINDOW_PAGES) as usize * ENTRY_BYTES;
             let read = pagemap.read_at(&mut bytes[..len], first * ENTRY_BYTES as u64)?;
             if read < ENTRY_BYTES {
-                break; // The area has gone since.
+                break; // The area was unmapped meanwhile.
             }
             let (entries, _) = bytes[..read].as_chunks::<ENTRY_BYTES>();
             let present: Vec<(u64, u64)> = (first..)

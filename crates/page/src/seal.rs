@@ -99,7 +99,7 @@ fn crypt(key: &LessSafeKey, id: PageId, version: Version, page: &mut Page) -> u6
     name[..4].copy_from_slice(&id.file.0.to_le_bytes());
     name[4..8].copy_from_slice(&id.index.to_le_bytes());
     name[8..].copy_from_slice(&version.0.to_le_bytes());
-    const { assert!(PAGE_SIZE < 1 << 36) }; // the most that one nonce is good for
+    const { assert!(PAGE_SIZE < 1 << 36) }; // the maximum for one nonce
     let nonce = Nonce::assume_unique_for_key(nonce);
     match key.seal_in_place_separate_tag(nonce, Aad::from(name), page) {
         Ok(tag) => tag.as_ref().first_chunk().map_or(0, |half| u64::from_le_bytes(*half)),

@@ -14,7 +14,7 @@ pub fn local_address_towards(hosts: &[String], listen: IpAddr) -> Option<IpAddr>
 fn towards(host: SocketAddr) -> std::io::Result<IpAddr> {
     let any: IpAddr = if host.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
     let socket = UdpSocket::bind((any, 0))?;
-    socket.connect(host)?; // chooses the way, and with it the address
+    socket.connect(host)?; // selects the route, and so the address
     Ok(socket.local_addr()?.ip())
 }
 

@@ -183,7 +183,7 @@ impl Roles {
     /// The node has to borrow: adapts the calm time, depending on whether it was right to lend.
     fn learn(&mut self, now: Instant) {
         if self.changes == 0 {
-            return; // That it began so was nobody's judgement.
+            return; // The first role was no decision of this logic.
         }
         let settled = self.config.calm * SETTLED_CALMS;
         let lent = now.saturating_duration_since(self.since);

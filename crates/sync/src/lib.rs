@@ -5,7 +5,7 @@
 //! and calls. So a test can run the project's own code under every choice of the next thread
 //! (`make interleavings`).
 //!
-//! Only the calls that the project uses exist. What must never happen: the feature is on in a build
+//! Only the calls that the project uses exist. Must never happen: the feature is on in a build
 //! that is not a test. Code that uses it works inside `shuttle::check…` only.
 
 #[cfg(feature = "shuttle")]
