@@ -19,8 +19,8 @@ const TICK: Duration = Duration::from_millis(250);
 /// The label for [`PoolKey::derive`] that distinguishes keys.
 const KEY_NAME: &str = "guest";
 
-/// Two peers have the same key, or some have none: then the host cannot identify them. Contains the
-/// index of the peer, and the number of peers.
+/// Checks that the keys identify the peers: no two peers have the same key, and at most one has
+/// none.
 ///
 /// # Errors
 /// Returns the index of a peer that cannot be distinguished from others.
