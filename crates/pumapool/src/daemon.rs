@@ -13,7 +13,9 @@ use crate::configuration::{self, Changeable};
 use crate::control::{self, Control, RemovedOnDrop};
 use crate::exit;
 use crate::metrics::server::Door;
+use crate::written;
 use anyhow::{Context, Result, bail};
+use serde::{Deserialize, Serialize};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use signal_hook::iterator::Signals;
 use std::fs::{File, OpenOptions};
@@ -29,7 +31,7 @@ use wire::address::Address;
 pub const STARTED_BY: &str = "PUMAPOOL_STARTED_BY";
 
 /// Options of every daemon.
-#[derive(clap::Args, Clone)]
+#[derive(clap::Args, Clone, Default, Serialize, Deserialize)]
 #[group(id = "daemon")]
 pub struct Options {
     /// Stay in the foreground and log to standard error.
@@ -39,11 +41,13 @@ pub struct Options {
     /// Log to this file while in the background [default: a file next to the daemon's socket, which
     /// is removed when the daemon ends well].
     #[arg(long, value_name = "FILE")]
+    #[serde(with = "written::maybe_path")]
     pub log_file: Option<PathBuf>,
 
     /// Serve this daemon's metrics for Prometheus at http://ADDR/metrics: HOST:PORT or unix:PATH.
     /// Everybody who can connect can read them, so that 127.0.0.1:PORT is a good choice.
     #[arg(long, value_name = "ADDR", value_parser = addresses::http)]
+    #[serde(with = "written::maybe_text")]
     pub metrics: Option<Address>,
 }
 
@@ -202,7 +206,9 @@ fn open_log(kind: &str, options: &Options) -> Result<Log> {
 fn start_in_background() -> Result<ExitCode> {
     keep_descriptors_to_ourselves();
     let program = std::env::current_exe().context("cannot find this program to start it in the background")?;
-    let mut child = Command::new(program)
+    let mut command = Command::new(program);
+    let _settings = configuration::pass_on(&mut command)?;
+    let mut child = command
         .args(configuration::given().iter().skip(1))
         .env(STARTED_BY, std::process::id().to_string())
         .stdin(Stdio::null())

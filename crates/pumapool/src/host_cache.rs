@@ -2,12 +2,13 @@
 
 use crate::daemon::{self, Daemon};
 use crate::mount::{self, Policies};
-use crate::{addresses, reported, security, size};
+use crate::{addresses, reported, security, size, written};
 use anyhow::{Context, Result, bail};
 use clap::{Parser, ValueEnum};
 use hostcache::guest::{self, Statistics, Stop};
 use hostcache::{Volume, host};
 use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -26,13 +27,14 @@ const TAKE_OVER_LOOK: Duration = Duration::from_millis(20);
 const RETRY_INTERVAL: Duration = Duration::from_secs(2);
 
 /// Options of `host-cache`.
-#[derive(clap::Args)]
+#[derive(clap::Args, Serialize, Deserialize)]
 pub struct Options {
     #[command(subcommand)]
     side: Side,
 }
 
-#[derive(clap::Subcommand)]
+#[derive(clap::Subcommand, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 enum Side {
     /// In a virtual machine: give the host what this machine evicts.
     Guest(GuestOptions),
@@ -41,14 +43,16 @@ enum Side {
 }
 
 /// Options of `host-cache guest`.
-#[derive(clap::Args)]
+#[derive(clap::Args, Serialize, Deserialize)]
 pub struct GuestOptions {
     /// The mountpoint of an ext4 or XFS file system on a disk that the host serves.
     #[arg(long, value_name = "MOUNTPOINT")]
+    #[serde(with = "written::path")]
     fs: PathBuf,
 
     /// Where the host listens: vsock:2:PORT, HOST:PORT or unix:PATH.
     #[arg(long, value_name = "ADDR", value_parser = addresses::peer)]
+    #[serde(with = "written::text")]
     to: Address,
 
     /// Whether the host is told what was read, so that it lets its copies go.
@@ -60,25 +64,30 @@ pub struct GuestOptions {
     ring: usize,
 
     #[command(flatten)]
+    #[serde(flatten)]
     security: security::Options,
 
     #[command(flatten)]
+    #[serde(flatten)]
     daemon: daemon::Options,
 }
 
 /// Options of `host-cache host`.
-#[derive(clap::Args)]
+#[derive(clap::Args, Serialize, Deserialize)]
 pub struct HostOptions {
     /// The directory with the images.
     #[arg(long, value_name = "DIR")]
+    #[serde(with = "written::path")]
     images: PathBuf,
 
     /// Where to mount it, for the virtual machines' disks to be opened there; without this, in
     /// place, over the directory itself.
+    #[serde(with = "written::maybe_path")]
     mountpoint: Option<PathBuf>,
 
     /// Where guests are listened to: vsock:PORT, HOST:PORT or unix:PATH.
     #[arg(long, value_name = "ADDR", value_parser = addresses::place)]
+    #[serde(with = "written::text")]
     listen: Address,
 
     /// An image below DIR (raw), and the file with the key of the guest whose disk it is, which
@@ -103,10 +112,12 @@ pub struct HostOptions {
     /// How much of one guest's pages may be in the page cache because it has evicted them; without
     /// it, as much as the kernel finds room for.
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    #[serde(with = "written::maybe_size")]
     limit: Option<u64>,
 
     /// Memory for what is known of the images: 2 MiB for each GiB.
     #[arg(long, value_name = "SIZE", default_value = "256MiB", value_parser = size::parse_catalog)]
+    #[serde(with = "written::size")]
     catalog: u64,
 
     /// Threads that always serve the images. While all of them wait for the disk, more are started,
@@ -115,16 +126,19 @@ pub struct HostOptions {
     threads: u16,
 
     #[command(flatten)]
+    #[serde(flatten)]
     daemon: daemon::Options,
 }
 
-#[derive(Clone, Copy, ValueEnum, PartialEq)]
+#[derive(Clone, Copy, ValueEnum, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 enum Switch {
     On,
     Off,
 }
 
-#[derive(Clone, Copy, ValueEnum)]
+#[derive(Clone, Copy, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 enum Mode {
     /// As clean pages: nothing is written.
     Clean,
@@ -132,9 +146,11 @@ enum Mode {
     Write,
 }
 
-#[derive(Clone)]
+#[derive(Clone, Serialize, Deserialize)]
 struct GuestName {
+    #[serde(with = "written::path")]
     image: PathBuf,
+    #[serde(with = "written::maybe_path")]
     key: Option<PathBuf>,
 }
 

@@ -24,7 +24,7 @@ use anyhow::{Context, Result, ensure};
 use clap::ValueEnum;
 use parking_lot::Mutex;
 use report::{Reply, RoleSet};
-use std::ffi::OsString;
+use serde::{Deserialize, Serialize};
 use std::os::unix::net::UnixStream;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -39,7 +39,7 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(500);
 const MOUNTS_MAX: usize = 64;
 
 /// Options of `join`.
-#[derive(clap::Args)]
+#[derive(clap::Args, Serialize, Deserialize)]
 #[command(mut_args(|argument| if argument.get_id() == "seeds" { argument.required(true) } else { argument }))]
 pub struct Options {
     /// A directory to mount, over itself or at MOUNTPOINT. May be given several times.
@@ -57,30 +57,37 @@ pub struct Options {
     calm: u64,
 
     #[command(flatten)]
+    #[serde(flatten)]
     lending: lend::Lending,
 
     #[command(flatten)]
+    #[serde(flatten)]
     pool: pool::Options,
 
     #[command(flatten)]
+    #[serde(flatten)]
     policies: mount::Policies,
 
     #[command(flatten)]
+    #[serde(flatten)]
     security: security::Options,
 
     #[command(flatten)]
+    #[serde(flatten)]
     daemon: daemon::Options,
 }
 
 impl Options {
-    /// What each mount is started with. Its own lender is not for it.
-    fn mount_arguments(&self, log: &str, own: &Address) -> Vec<OsString> {
-        let mut arguments = self.security.arguments();
-        let texts = self.pool.mount_arguments().into_iter().chain(self.policies.arguments());
-        arguments.extend(texts.map(OsString::from));
-        let own = own.to_string();
-        arguments.extend(["--borrow", "off", "--except", own.as_str(), "--log", log].map(OsString::from));
-        arguments
+    /// The options of a mount. Its own lender is not for it.
+    fn mount(&self, wanted: &Wanted, own: &Address) -> mount::Options {
+        mount::Options::of_node(
+            wanted.source.clone(),
+            wanted.mountpoint.clone(),
+            self.pool.of_mount(),
+            self.policies.clone(),
+            self.security.clone(),
+            own.clone(),
+        )
     }
 }
 
@@ -108,7 +115,7 @@ pub fn run(options: Options, log: &str) -> Result<ExitCode> {
     let own = pool::lender_address(&options.pool, server.local_address())?;
     // While programs can still be started, with all rights. They open their own descriptors, and
     // none of ours.
-    let mounts = Mounts::start(&options.mounts, &options.mount_arguments(log, &own))?;
+    let mounts = Mounts::start(&options.mounts, log, &|wanted| options.mount(wanted, &own))?;
     // Before the first thread is started: threads inherit it. Mounts are ended by signals, which
     // need no rights beyond the user's.
     let confined = confine::lender(server.local_address(), daemon.metrics(), &control::folder(), configuration::path());

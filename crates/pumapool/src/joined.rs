@@ -7,12 +7,13 @@
 //!
 //! What must never happen here: that a mount is believed not to borrow which has not said so.
 
-use crate::{control, umount};
+use crate::{configuration, control, mount, umount, written};
 use anyhow::{Context, Result, bail};
 use report::{Borrowing, Listed, NodeMount, NodeMountState, Reply};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::OwnedFd;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use serde::{Deserialize, Serialize};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -31,10 +32,14 @@ const ANSWER_LIMIT: Duration = Duration::from_secs(1);
 const END_LIMIT_SECONDS: i64 = 10;
 
 /// A mount that is wanted: `SRC` or `SRC:MOUNTPOINT`.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Wanted {
-    source: PathBuf,
-    mountpoint: Option<PathBuf>,
+    /// The backing directory.
+    #[serde(with = "written::path")]
+    pub source: PathBuf,
+    /// Where it is mounted, if not over the directory itself.
+    #[serde(with = "written::maybe_path")]
+    pub mountpoint: Option<PathBuf>,
 }
 
 impl FromStr for Wanted {
@@ -82,7 +87,7 @@ impl Mounts {
     ///
     /// # Errors
     /// When one of them cannot be; then those that were started end.
-    pub fn start(wanted: &[Wanted], arguments: &[OsString]) -> Result<Mounts> {
+    pub fn start(wanted: &[Wanted], log: &str, options: &dyn Fn(&Wanted) -> mount::Options) -> Result<Mounts> {
         let mut mounts = Mounts { list: Vec::new(), evicted_pages: 0 };
         for one in wanted {
             let place = one.mountpoint.as_ref().unwrap_or(&one.source);
@@ -105,7 +110,7 @@ impl Mounts {
                     (place, status, false)
                 }
                 Err(_) => {
-                    mount(one, arguments)?;
+                    start_mount(one, log, options(one))?;
                     match umount::find(place)? {
                         (place, Some(status)) => (place, status, true),
                         (place, None) => bail!("the daemon of {} does not answer", place.display()),
@@ -225,10 +230,15 @@ impl Joined {
 }
 
 /// Mounts, and waits until it is served. What goes wrong is said by the command itself.
-fn mount(wanted: &Wanted, arguments: &[OsString]) -> Result<()> {
+fn start_mount(wanted: &Wanted, log: &str, options: mount::Options) -> Result<()> {
     let program = std::env::current_exe().context("cannot find this program to mount with")?;
     let mut command = Command::new(program);
-    command.arg("mount").arg(&wanted.source).args(&wanted.mountpoint).args(arguments);
+    // For those who look at the processes; the options themselves are passed beside it.
+    let source = [OsString::from("mount"), wanted.source.clone().into()];
+    let shown: Vec<OsString> = source.into_iter().chain(wanted.mountpoint.clone().map(OsString::from)).collect();
+    let given = [OsString::from("pumapool")].into_iter().chain(shown.iter().cloned()).collect();
+    let _settings = configuration::pass(log, crate::Command::Mount(options), given, &mut command)?;
+    command.args(shown);
     for variable in [crate::daemon::STARTED_BY, "NOTIFY_SOCKET", "LISTEN_FDS", "LISTEN_FDNAMES", "LISTEN_PID"] {
         command.env_remove(variable);
     }

@@ -499,8 +499,10 @@ impl Keeper {
         let name = arguments.next().map_or("pumapool".as_ref(), |name| name.as_os_str());
         let mut command = Command::new(format!("/proc/self/fd/{}", program.as_raw_fd()));
         command.arg0(name).args(arguments).env(INHERITED, numbers.join(",")).stdin(Stdio::inherit());
-        // What this one began with, or was found good since: what is in the file now may be broken.
+        // What this one began with, or a daemon has found good since: what is in the file now may
+        // be broken. A program of an older revision reads the command line and this text instead.
         command.envs(configuration::text().map(|text| (configuration::TEXT, text)));
+        let _settings = configuration::pass_on(&mut command)?;
         for variable in [crate::daemon::STARTED_BY, "NOTIFY_SOCKET", "LISTEN_FDS", "LISTEN_FDNAMES", "LISTEN_PID"] {
             command.env_remove(variable);
         }

@@ -154,9 +154,10 @@ impl Kept {
 /// was before: a successor begins with it. This is also the answer that the keeper waits for.
 fn reload(channel: &Channel, changeable: &Changeable) {
     configuration::reload(changeable);
-    // The text itself: what is in the file may be another one by the time that the keeper looks.
-    match configuration::text_in_memory() {
-        Ok(text) => drop(channel.send(&Message::Configured(text))),
+    // The settings themselves: what is in the file may be another one by the time that the keeper
+    // looks.
+    match configuration::in_memory() {
+        Ok(settings) => drop(channel.send(&Message::Configured(settings))),
         Err(error) => tracing::warn!("{error:#}: a daemon that takes over begins with the configuration of before"),
     }
 }

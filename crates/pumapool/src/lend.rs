@@ -2,8 +2,9 @@
 
 use crate::configuration::{self, Changeable};
 use crate::daemon::{self, Daemon};
-use crate::{addresses, confine, control, pool, reported, security, size};
+use crate::{addresses, confine, control, pool, reported, security, size, written};
 use anyhow::Result;
+use serde::{Deserialize, Serialize};
 use std::num::{NonZeroU32, NonZeroU64};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -11,36 +12,43 @@ use wire::address::Address;
 use wire::secure::Security;
 
 /// Options of `lend`.
-#[derive(clap::Args)]
+#[derive(clap::Args, Serialize, Deserialize)]
 pub struct Options {
     #[command(flatten)]
+    #[serde(flatten)]
     lending: Lending,
 
     #[command(flatten)]
+    #[serde(flatten)]
     pool: pool::Options,
 
     #[command(flatten)]
+    #[serde(flatten)]
     security: security::Options,
 
     #[command(flatten)]
+    #[serde(flatten)]
     daemon: daemon::Options,
 }
 
 /// What is lent, and where; the same for `lend` and `join`.
-#[derive(clap::Args)]
+#[derive(clap::Args, Serialize, Deserialize)]
 #[group(id = "lending", multiple = true)]
 pub struct Lending {
     /// Where to listen: HOST:PORT, [IPV6]:PORT, unix:PATH or vsock:PORT. Port 0 lets the kernel
     /// choose one.
     #[arg(long, value_name = "ADDR", value_parser = addresses::place)]
+    #[serde(with = "written::text")]
     pub listen: Address,
 
     /// Lend at most so much memory. `auto`: all that the machine (or its cgroup) can spare.
     #[arg(long, value_name = "SIZE|auto", default_value = "auto", value_parser = capacity)]
+    #[serde(with = "written_capacity")]
     capacity: lender::Capacity,
 
     /// Always keep so much memory free, beside what the kernel keeps free by itself.
     #[arg(long, value_name = "SIZE", default_value = "256MiB", value_parser = size::parse)]
+    #[serde(with = "written::size")]
     reserve: u64,
 
     /// Keep the pages of a borrower that lost its connection for so long, in seconds. 0: not at
@@ -57,6 +65,7 @@ pub struct Lending {
     /// Let all borrowers together send and get at most so many bytes a second; at least 4MiB.
     /// Default: no limit.
     #[arg(long, value_name = "SIZE", value_parser = rate)]
+    #[serde(with = "written::maybe_size")]
     rate: Option<NonZeroU64>,
 }
 
@@ -95,6 +104,23 @@ fn capacity(text: &str) -> Result<lender::Capacity, String> {
         return Ok(lender::Capacity::Auto);
     }
     size::parse(text).map(lender::Capacity::Bytes)
+}
+
+/// A capacity as `--capacity` takes it.
+mod written_capacity {
+    use crate::size;
+    use serde::{Deserialize, Deserializer, Serializer, de::Error};
+
+    pub fn serialize<S: Serializer>(capacity: &lender::Capacity, serializer: S) -> Result<S::Ok, S::Error> {
+        match capacity {
+            lender::Capacity::Auto => serializer.serialize_str("auto"),
+            lender::Capacity::Bytes(bytes) => serializer.serialize_str(&size::exact(*bytes)),
+        }
+    }
+
+    pub fn deserialize<'a, D: Deserializer<'a>>(deserializer: D) -> Result<lender::Capacity, D::Error> {
+        super::capacity(&String::deserialize(deserializer)?).map_err(D::Error::custom)
+    }
 }
 
 fn rate(text: &str) -> Result<NonZeroU64, String> {

@@ -37,9 +37,11 @@ mod status;
 mod top;
 mod umount;
 mod upgrade;
+mod written;
 
 use anyhow::{Context, Result};
 use clap::{CommandFactory, Parser, Subcommand};
+use serde::{Deserialize, Serialize};
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::Write;
@@ -72,7 +74,8 @@ impl Cli {
     }
 }
 
-#[derive(Subcommand)]
+#[derive(Subcommand, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 enum Command {
     /// Lend this machine's idle memory.
     Lend(lend::Options),
@@ -81,37 +84,53 @@ enum Command {
     /// Lend while this machine's memory is idle, and borrow while its mounts evict.
     Join(join::Options),
     /// Make a node that has joined lend, borrow, or choose by itself.
+    #[serde(skip)]
     Role(role::Options),
     /// Fill a host's page cache with what its virtual machines evict.
     HostCache(host_cache::Options),
     /// Watch a directory under its normal load, and estimate whether Puma would help; or with
     /// --lend, how much this machine could lend.
+    #[serde(skip)]
     Advise(advise::Options),
     /// Show on which NUMA nodes memory is, and place it.
     Numa(numa::Options),
     /// Unmount a directory that `mount` has mounted.
+    #[serde(skip)]
     Umount(umount::Options),
     /// Let another program, such as a newer version, serve a mount that is in use.
+    #[serde(skip)]
     Upgrade(upgrade::Options),
     /// Make the key that all machines of a pool share.
+    #[serde(skip)]
     Key(key::Options),
     /// Check configuration files.
+    #[serde(skip)]
     Config(configuration::Options),
     /// Show the state of the lenders and mounts of this machine.
+    #[serde(skip)]
     Status(status::Options),
     /// Show it live: hit ratio, latencies, lenders, reclaim, roles.
+    #[serde(skip)]
     Top(top::Options),
     /// Print or serve the metrics of all daemons of this machine, for Prometheus.
+    #[serde(skip)]
     Metrics(metrics::Options),
     /// Check what this kernel and your rights allow, and say how to get the rest.
+    #[serde(skip)]
     Doctor(doctor::Options),
     /// Make man pages, shell completions and references from the code.
     #[command(hide = true)]
+    #[serde(skip)]
     Generate(generate::Options),
 }
 
 fn main() -> ExitCode {
     c_library::set_up();
+    match configuration::passed() {
+        Ok(None) => {}
+        Ok(Some(cli)) => return run(cli, exit::FAILURE),
+        Err(error) => return fail(&error, exit::FAILURE),
+    }
     let arguments: Vec<OsString> = std::env::args_os().collect();
     if mount_helper::is_called(&arguments) {
         return match help_mount(&arguments) {

@@ -1,11 +1,12 @@
 //! `--pool`: taking part in a pool, for `lend` and `mount`. What there is to it is in the crate of
 //! that name.
 
-use crate::addresses;
 use crate::lenders::Lenders;
+use crate::{addresses, written};
 use ::pool::{Config, Gossip, Lender, Member, Security, local_address_towards};
 use anyhow::{Context, Result};
 use borrower::LenderAddress;
+use serde::{Deserialize, Serialize};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -19,7 +20,7 @@ const PORT: u16 = 7070;
 const LOOK_INTERVAL: Duration = Duration::from_secs(2);
 
 /// Options of everything that takes part in a pool.
-#[derive(clap::Args, Clone, Default)]
+#[derive(clap::Args, Clone, Default, Serialize, Deserialize)]
 #[group(id = "pool-options", multiple = true)]
 pub struct Options {
     /// Address of any node in the pool: HOST:PORT where it gossips. May be given several times, and
@@ -37,6 +38,7 @@ pub struct Options {
     /// which a mount gossips [default: the one that it listens at, or with --listen 0.0.0.0:PORT
     /// the one that this machine has on the way to the first SEED_ADDR].
     #[arg(long, value_name = "ADDR", requires = "seeds", value_parser = addresses::network)]
+    #[serde(with = "written::maybe_text")]
     advertise: Option<Address>,
 }
 
@@ -51,17 +53,14 @@ impl Options {
         self.seeds.iter().find_map(|seed| seed.parse().ok())
     }
 
-    /// As options of a mount of this node: of the same pool, at any port.
-    pub fn mount_arguments(&self) -> Vec<String> {
-        let mut arguments: Vec<_> = self.seeds.iter().flat_map(|seed| ["--pool".to_owned(), seed.clone()]).collect();
-        if let Some(gossip) = self.gossip {
-            arguments.extend(["--gossip".to_owned(), SocketAddr::new(gossip.ip(), 0).to_string()]);
-        }
-        if let Some(Address::Tcp { host, .. }) = &self.advertise {
-            let any_port = Address::Tcp { host: host.clone(), port: 0 };
-            arguments.extend(["--advertise".to_owned(), any_port.to_string()]);
-        }
-        arguments
+    /// The options of a mount of this node: of the same pool, at any port.
+    pub fn of_mount(&self) -> Options {
+        let advertise = match &self.advertise {
+            Some(Address::Tcp { host, .. }) => Some(Address::Tcp { host: host.clone(), port: 0 }),
+            _ => None,
+        };
+        let gossip = self.gossip.map(|gossip| SocketAddr::new(gossip.ip(), 0));
+        Options { seeds: self.seeds.clone(), gossip, advertise }
     }
 
     fn start(

@@ -28,7 +28,8 @@ pub struct Options {
 }
 
 /// A role on the command line.
-#[derive(Clone, Copy, Debug, ValueEnum, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, ValueEnum, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Name {
     /// What it needs.
     Auto,

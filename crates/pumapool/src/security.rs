@@ -3,21 +3,23 @@
 //! Over a network one of the two has to be said, so that nobody is without a key who did not want
 //! to be.
 
+use crate::written;
 use anyhow::{Context, Result, bail};
-use std::ffi::OsString;
+use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use wire::address::Address;
 use wire::key::PoolKey;
 use wire::secure::Security;
 
 /// Options of everything that connects.
-#[derive(clap::Args, Clone, Default)]
+#[derive(clap::Args, Clone, Default, Serialize, Deserialize)]
 #[group(id = "security", multiple = true)]
 pub struct Options {
     /// Key file of the pool, as `pumapool key new FILE` makes it. Connections without the key are
     /// refused, and all data is encrypted. The file must be yours or root's, and closed to others
     /// (mode 600).
     #[arg(long, value_name = "FILE", env = "PUMAPOOL_KEY_FILE")]
+    #[serde(with = "written::maybe_path")]
     key: Option<PathBuf>,
 
     /// Use no key: trust everybody who can connect, and send pages in clear, with checksums. A
@@ -27,16 +29,6 @@ pub struct Options {
 }
 
 impl Options {
-    /// As options of another command.
-    pub fn arguments(&self) -> Vec<OsString> {
-        let mut arguments = Vec::new();
-        if let Some(key) = &self.key {
-            arguments.extend(["--key".into(), key.into()]);
-        }
-        arguments.extend(self.trust_network.then(|| "--trust-network".into()));
-        arguments
-    }
-
     /// The file with the key, if there is one.
     pub fn key_file(&self) -> Option<&Path> {
         self.key.as_deref()

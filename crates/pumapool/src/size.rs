@@ -37,6 +37,13 @@ pub fn parse_rate(text: &str, least_bytes: u64) -> Result<u64, String> {
     }
 }
 
+/// A size that [`parse`] reads as the same one.
+pub fn exact(bytes: u64) -> String {
+    let units = [(40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")];
+    let fits = |(shift, _): &&(u32, &str)| bytes > 0 && bytes.is_multiple_of(1 << shift);
+    units.iter().find(fits).map_or_else(|| bytes.to_string(), |(shift, unit)| format!("{}{unit}", bytes >> shift))
+}
+
 /// A size for people to read.
 pub fn display(bytes: u64) -> String {
     for (shift, unit) in [(40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")] {

@@ -1,21 +1,31 @@
-//! `--config FILE`: the options of a daemon in a file (TOML), and `pumapool config check`.
+//! The options of a process, from its command line, its environment and a file (`--config FILE`);
+//! and `pumapool config check`.
 //!
-//! The file is turned into arguments ([`file`]), which stand beside those of the command line. On
-//! SIGHUP it is read again, and what can change while the daemon runs does.
+//! The three are merged once ([`begin`]): the file is turned into arguments ([`file`]), which stand
+//! beside those of the command line, and clap reads all of them. Processes that this one starts to
+//! carry on its work (the one in the background, the daemons of a keeper, the mounts of a node) get
+//! the merged options as they are, as [`Settings`] in a file in memory ([`pass_on`], [`passed`]).
+//! They read neither a command line nor a file.
 //!
-//! A daemon that takes a mount over goes on with the text that its keeper has ([`TEXT`]): a file
-//! that was broken meanwhile must not end a mount.
+//! On SIGHUP the file is read again and merged with the command line that was given, and what can
+//! change while the daemon runs does. The daemon tells its keeper its settings of then. The keeper
+//! passes them to a successor unread, so that they may be those of a newer program.
+//!
+//! A keeper of an older revision passes the command line and the text of the file ([`TEXT`])
+//! instead. A file that was broken meanwhile must not end a mount.
 
 pub mod file;
 
-use crate::{Cli, exit, keeper, log};
+use crate::{Cli, exit, keeper, log, written};
 use anyhow::{Context, Result, anyhow, bail};
 use clap::error::ErrorKind as Kind;
-use clap::{ArgMatches, CommandFactory, FromArgMatches};
+use clap::{CommandFactory, FromArgMatches};
 use file::{ConfigFile, Said};
 use parking_lot::Mutex;
-use rustix::fd::OwnedFd;
+use rustix::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use rustix::fs::{MemfdFlags, memfd_create};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::{ErrorKind, Read, Write};
@@ -24,7 +34,19 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::OnceLock;
 
-/// What a keeper has its daemon go on with, instead of what is in the file now.
+/// The descriptor of the [`Settings`] that another process of ours has passed to this one.
+pub const SETTINGS: &str = "PUMAPOOL_SETTINGS";
+
+/// The name of the file in memory that they are in. A program further down that has inherited the
+/// variable has no such descriptor.
+const SETTINGS_NAME: &str = "puma-settings";
+
+/// Bytes of settings at the most: the text of a configuration file, each byte of it escaped, and
+/// the options.
+const SETTINGS_BYTES_MAX: usize = 1 << 20;
+
+/// What a keeper of an older revision has its daemon go on with, instead of what is in the file
+/// now.
 pub const TEXT: &str = "PUMAPOOL_CONFIG_TEXT";
 
 /// Bytes of a configuration file at the most: it has to fit into a variable of the environment, of
@@ -56,20 +78,54 @@ pub struct CheckOptions {
     command: Option<String>,
 }
 
+/// The options of a process, merged, and what they were merged from.
+///
+/// Programs of different revisions pass them to each other. A field that is added later, here or in
+/// the options of a command, needs a default for serde.
+#[derive(Serialize, Deserialize)]
+pub struct Settings {
+    /// What to log.
+    log: String,
+    /// The command, with its options.
+    command: crate::Command,
+    /// The command line, as one of `pumapool`: on SIGHUP it is merged with the file again.
+    given: Vec<OsString>,
+    /// The configuration file.
+    #[serde(with = "written::maybe_path")]
+    file: Option<PathBuf>,
+    /// The text of it that was merged.
+    text: Option<String>,
+}
+
 /// What this process was started with.
 struct Began {
     /// The command line, as one of `pumapool`.
     given: Vec<OsString>,
     file: Option<PathBuf>,
     /// The options that it began with.
-    first: ArgMatches,
+    first: Map<String, Value>,
+    /// It got them as [`Settings`].
+    was_passed: bool,
     now: Mutex<Now>,
 }
 
 /// What may change.
 struct Now {
-    matches: ArgMatches,
+    log: String,
+    options: Map<String, Value>,
     text: Option<String>,
+    /// All of it, as it is passed on. None: the command starts nothing that carries on its work, or
+    /// the text is that of a daemon of another revision, which this program does not understand.
+    settings: Option<Vec<u8>>,
+}
+
+impl Now {
+    /// Also returns the command.
+    fn new(settings: Settings) -> (Now, crate::Command) {
+        let bytes = serde_json::to_vec(&settings).ok();
+        let Settings { log, command, text, .. } = settings;
+        (Now { log, options: options(&command), text, settings: bytes }, command)
+    }
 }
 
 static BEGAN: OnceLock<Began> = OnceLock::new();
@@ -121,13 +177,79 @@ pub fn begin(given: Vec<OsString>, for_mount: bool) -> Result<Cli> {
         }
     };
     let matches = Cli::command().try_get_matches_from(arguments).map_err(wrong)?;
-    let cli = Cli::from_arg_matches(&matches).map_err(wrong)?;
-    let now = Mutex::new(Now { matches: matches.clone(), text });
-    let _ = BEGAN.set(Began { given, file: path, first: matches, now });
-    Ok(cli)
+    let Cli { log, command, .. } = Cli::from_arg_matches(&matches).map_err(wrong)?;
+    Ok(begin_with(Settings { log, command, given, file: path, text }, false))
 }
 
-/// The command line of this process, with which it starts itself again.
+fn begin_with(settings: Settings, was_passed: bool) -> Cli {
+    let (given, file) = (settings.given.clone(), settings.file.clone());
+    let (now, command) = Now::new(settings);
+    let cli = Cli { log: now.log.clone(), config: file.clone(), command };
+    let _ = BEGAN.set(Began { given, file, first: now.options.clone(), was_passed, now: Mutex::new(now) });
+    cli
+}
+
+/// The options that another process of ours has passed to this one. To be called first, and once.
+///
+/// # Errors
+/// When they cannot be read: a program of another revision may have passed them.
+pub fn passed() -> Result<Option<Cli>> {
+    let Some(number) = std::env::var(SETTINGS).ok().and_then(|number| number.parse::<RawFd>().ok()) else {
+        return Ok(None);
+    };
+    let link = std::fs::read_link(format!("/proc/self/fd/{number}")).unwrap_or_default();
+    if !link.to_string_lossy().starts_with(&format!("/memfd:{SETTINGS_NAME}")) {
+        return Ok(None);
+    }
+    // SAFETY: the process that has started this one has left this descriptor open for it, and
+    // nothing else here knows it, as this is called once.
+    let file = File::from(unsafe { OwnedFd::from_raw_fd(number) });
+    let settings = serde_json::from_slice(&read_memory(&file)?)
+        .context("the options that were passed on make no sense; are they of another revision? Start it again")?;
+    Ok(Some(begin_with(settings, true)))
+}
+
+/// A file in memory with these settings, which a command that is started inherits.
+fn in_inherited_memory(settings: &[u8], command: &mut std::process::Command) -> Result<OwnedFd> {
+    let fd = memfd_create(SETTINGS_NAME, MemfdFlags::empty()).context("cannot pass the options on")?;
+    let file = File::from(fd);
+    file.write_all_at(settings, 0).context("cannot pass the options on")?;
+    command.env(SETTINGS, file.as_raw_fd().to_string());
+    Ok(file.into())
+}
+
+/// Has a command of this program go on with the options of this process. It must be started before
+/// what is returned is dropped. None: it reads its command line.
+pub fn pass_on(command: &mut std::process::Command) -> Result<Option<OwnedFd>> {
+    command.env_remove(SETTINGS);
+    let Some(began) = BEGAN.get() else { return Ok(None) };
+    let now = began.now.lock();
+    now.settings.as_deref().map(|settings| in_inherited_memory(settings, command)).transpose()
+}
+
+/// Has a command of this program do this, as [`pass_on`] does; `given` is how its command line
+/// would read.
+pub fn pass(
+    log: &str,
+    what: crate::Command,
+    given: Vec<OsString>,
+    command: &mut std::process::Command,
+) -> Result<OwnedFd> {
+    let settings = Settings { log: log.to_owned(), command: what, given, file: None, text: None };
+    in_inherited_memory(&serde_json::to_vec(&settings).context("cannot pass the options on")?, command)
+}
+
+/// The bytes of a file in memory.
+fn read_memory(file: &File) -> Result<Vec<u8>> {
+    let length = file.metadata().context("cannot read the options that were passed on")?.len();
+    let length = usize::try_from(length).unwrap_or(usize::MAX);
+    anyhow::ensure!(length <= SETTINGS_BYTES_MAX, "the options that were passed on take {length} bytes");
+    let mut bytes = vec![0; length];
+    file.read_exact_at(&mut bytes, 0).context("cannot read the options that were passed on")?;
+    Ok(bytes)
+}
+
+/// The command line of this process.
 pub fn given() -> &'static [OsString] {
     BEGAN.get().map_or(&[], |began| &began.given)
 }
@@ -162,61 +284,80 @@ pub fn reload(changeable: &Changeable) {
     }
 }
 
-/// The text of the configuration that is in use, as a file in memory.
-pub fn text_in_memory() -> Result<OwnedFd> {
+/// The settings that are in use, as a file in memory for the keeper. One of an older revision,
+/// which has passed none, gets the text of the configuration.
+pub fn in_memory() -> Result<OwnedFd> {
     let made = memfd_create("puma-config", MemfdFlags::CLOEXEC).context("cannot pass the configuration on")?;
     let file = File::from(made);
-    file.write_all_at(text().unwrap_or_default().as_bytes(), 0).context("cannot pass the configuration on")?;
+    if let Some(began) = BEGAN.get() {
+        let now = began.now.lock();
+        let settings = now.settings.as_deref().filter(|_| began.was_passed);
+        let bytes = settings.unwrap_or_else(|| now.text.as_deref().unwrap_or_default().as_bytes());
+        file.write_all_at(bytes, 0).context("cannot pass the configuration on")?;
+    }
     Ok(file.into())
 }
 
-/// For a keeper, whose daemon has found this configuration good: successors begin with it.
+/// For a keeper: successors begin with the settings that its daemon has found good. One of an older
+/// revision sends the text of its configuration.
 pub fn accept(file: &File) {
-    let Some((began, path)) = BEGAN.get().and_then(|began| Some((began, began.file.as_ref()?))) else { return };
-    let mut bytes = vec![0; CONFIG_BYTES_MAX as usize];
-    let Ok(length) = file.read_at(&mut bytes, 0) else { return };
-    let text = String::from_utf8_lossy(&bytes[..length]).into_owned();
-    // One that this keeper does not understand is for a newer daemon.
-    if let Ok((_, cli)) = began.parse(path, &text) {
-        let _ = log::set(&cli.log);
+    /// What a keeper reads of settings, which may be those of a newer program.
+    #[derive(Deserialize)]
+    struct Known {
+        log: String,
+        text: Option<String>,
     }
-    began.now.lock().text = Some(text);
+    let (Some(began), Ok(bytes)) = (BEGAN.get(), read_memory(file)) else { return };
+    let mut now = began.now.lock();
+    if let Ok(Known { log, text }) = serde_json::from_slice(&bytes) {
+        let _ = log::set(&log);
+        (now.log, now.text, now.settings) = (log, text, Some(bytes));
+        return;
+    }
+    let Some(path) = &began.file else { return };
+    let text = String::from_utf8_lossy(&bytes).into_owned();
+    match began.parse(path, text.clone()) {
+        Ok(settings) => {
+            let _ = log::set(&settings.log);
+            *now = Now::new(settings).0;
+        }
+        // The daemon understands it: its successors read the command line and this text.
+        Err(_) => (now.text, now.settings) = (Some(text), None),
+    }
 }
 
 impl Began {
     /// What the command line and that text say together.
-    fn parse(&self, path: &Path, text: &str) -> Result<(ArgMatches, Cli)> {
+    fn parse(&self, path: &Path, text: String) -> Result<Settings> {
         let root = Cli::built();
-        let matches = parse(&file::expand(&root, &self.given, &ConfigFile { path, text })?)?;
-        let cli = Cli::from_arg_matches(&matches).map_err(|error| one_line(&error))?;
-        Ok((matches, cli))
+        let matches = parse(&file::expand(&root, &self.given, &ConfigFile { path, text: &text })?)?;
+        let Cli { log, command, .. } = Cli::from_arg_matches(&matches).map_err(|error| one_line(&error))?;
+        let (given, file) = (self.given.clone(), self.file.clone());
+        Ok(Settings { log, command, given, file, text: Some(text) })
     }
 
     fn reload(&self, path: &Path, text: String, changeable: &Changeable) -> Result<()> {
         let root = Cli::built();
         let said = Said::of(&root, &self.given);
-        let (matches, cli) = self.parse(path, &text)?;
+        let (after, command) = Now::new(self.parse(path, text)?);
         let mut now = self.now.lock();
-        let (first, before, after) = (leaf(&self.first), leaf(&now.matches), leaf(&matches));
-        let (mut changed, mut has_new_log) = (Vec::new(), false);
+        let mut changed = Vec::new();
         for argument in file::options(said.command) {
             let (id, name) = (argument.get_id().as_str(), file::key(argument));
-            if name == "log" {
-                has_new_log = values(before, id) != values(after, id);
-            } else if !changeable.names.contains(&name) {
-                if values(first, id) != values(after, id) {
-                    tracing::warn!("{name} cannot change while this runs: it stays {}", described(first, id));
+            if !changeable.names.contains(&name) {
+                if self.first.get(id) != after.options.get(id) {
+                    tracing::warn!("{name} cannot change while this runs: it stays {}", described(&self.first, id));
                 }
-            } else if values(before, id) != values(after, id) {
-                changed.push(format!("{name} is {} now", described(after, id)));
+            } else if now.options.get(id) != after.options.get(id) {
+                changed.push(format!("{name} is {} now", described(&after.options, id)));
             }
         }
-        if has_new_log {
-            log::set(&cli.log)?;
-            changed.push(format!("log is {} now", cli.log));
+        if now.log != after.log {
+            log::set(&after.log)?;
+            changed.push(format!("log is {} now", after.log));
         }
-        (changeable.apply)(&cli.command);
-        (now.matches, now.text) = (matches, Some(text));
+        (changeable.apply)(&command);
+        *now = after;
         let changed = if changed.is_empty() { "nothing has changed".to_owned() } else { changed.join(", ") };
         tracing::info!("{} was read again: {changed}", path.display());
         Ok(())
@@ -224,7 +365,7 @@ impl Began {
 }
 
 /// Options that clap has something to say of, in one line.
-fn parse(arguments: &[OsString]) -> Result<ArgMatches> {
+fn parse(arguments: &[OsString]) -> Result<clap::ArgMatches> {
     Cli::command().try_get_matches_from(arguments).map_err(|error| one_line(&error))
 }
 
@@ -244,19 +385,29 @@ fn one_line(error: &clap::Error) -> anyhow::Error {
     anyhow::anyhow!("{}", said.split_whitespace().collect::<Vec<_>>().join(" "))
 }
 
-/// Of the innermost subcommand.
-fn leaf(matches: &ArgMatches) -> &ArgMatches {
-    matches.subcommand().map_or(matches, |(_, matches)| leaf(matches))
+/// The options of the innermost subcommand, by the names of their fields, which are clap's.
+fn options(command: &crate::Command) -> Map<String, Value> {
+    let mut value = serde_json::to_value(command).unwrap_or_default();
+    loop {
+        let Value::Object(mut map) = value else { return Map::new() };
+        // The name of a subcommand, and what is in it.
+        let inner = if map.len() == 1 { map.values_mut().next().filter(|inner| inner.is_object()) } else { None };
+        match inner.map(Value::take) {
+            Some(inner) => value = inner,
+            None => return map,
+        }
+    }
 }
 
-/// An option's values as they were written.
-fn values(matches: &ArgMatches, id: &str) -> Vec<OsString> {
-    matches.get_raw(id).into_iter().flatten().map(OsString::from).collect()
-}
-
-fn described(matches: &ArgMatches, id: &str) -> String {
-    let values: Vec<_> = values(matches, id).iter().map(|value| value.to_string_lossy().into_owned()).collect();
-    if values.is_empty() { "as it is without it".to_owned() } else { values.join(" ") }
+/// An option's value, as a user writes it.
+fn described(options: &Map<String, Value>, id: &str) -> String {
+    let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+    match options.get(id) {
+        None | Some(Value::Null) => "as it is without it".to_owned(),
+        Some(Value::Array(list)) if list.is_empty() => "as it is without it".to_owned(),
+        Some(Value::Array(list)) => list.iter().map(text).collect::<Vec<_>>().join(" "),
+        Some(value) => text(value),
+    }
 }
 
 fn read(path: &Path) -> Result<String> {
@@ -286,4 +437,48 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     parse(&arguments).with_context(|| format!("{}", path.display()))?;
     writeln!(std::io::stdout(), "{} is good for `pumapool {command}`", path.display())?;
     Ok(ExitCode::SUCCESS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    /// Each daemon with some of its options.
+    const LINES: [&str; 6] = [
+        "lend --listen 127.0.0.1:0 --capacity 64MiB --rate 8MiB --cpu 50 --pool a:1 --gossip 127.0.0.1:7",
+        "mount /srv /mnt --lender unix:/a --cgroup db,quota=1MiB --forbid ro --gate-short 7,5 --ring 4MiB",
+        "join --listen 127.0.0.1:0 --mount /a:/b --pool a:1 --role borrow --strategy non-inclusive",
+        "host-cache guest --fs / --to vsock:2:7 --tell-reads off --metrics unix:/m",
+        "host-cache host --images /i --listen unix:/l --guest a.img=/k --limit 3MiB --mode write",
+        "numa daemon --target vm:x=round-4k --allow none --listen unix:/l --guest vm:y=/k",
+    ];
+
+    #[test]
+    fn all_options_of_all_daemons_are_passed_on() {
+        let root = Cli::built();
+        for line in LINES {
+            let given: Vec<OsString> = ["pumapool"].into_iter().chain(line.split(' ')).map(OsString::from).collect();
+            let cli = Cli::try_parse_from(&given).unwrap();
+            let before = options(&cli.command);
+            let command = Said::of(&root, &given).command;
+            for argument in file::options(command).filter(|argument| file::key(argument) != "log") {
+                assert!(before.contains_key(argument.get_id().as_str()), "{line}: {argument} is not passed on");
+            }
+            let (log, file, text) = (cli.log, Some("/c".into()), Some("x = 1".to_owned()));
+            let settings = Settings { log, command: cli.command, given: given.clone(), file, text };
+            let bytes = serde_json::to_vec(&settings).unwrap();
+            let after: Settings = serde_json::from_slice(&bytes).unwrap();
+            assert_eq!((options(&after.command), after.given, after.text), (before, given, settings.text), "{line}");
+        }
+    }
+
+    #[test]
+    fn options_are_described_as_they_are_written() {
+        let cli = Cli::try_parse_from(format!("pumapool {}", LINES[0]).split(' ')).unwrap();
+        let options = options(&cli.command);
+        let all =
+            ["rate", "reserve", "capacity", "cpu", "seeds", "key", "foreground"].map(|id| described(&options, id));
+        assert_eq!(all, ["8MiB", "256MiB", "64MiB", "50", "a:1", "as it is without it", "false"]);
+    }
 }

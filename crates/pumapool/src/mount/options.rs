@@ -3,32 +3,38 @@
 use crate::addresses;
 use crate::cgroups::CgroupName;
 use crate::host_cache::Guests;
-use crate::{daemon, pool, security, size};
+use crate::{daemon, pool, security, size, written};
 use anyhow::Result;
 use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use std::sync::Arc;
 use wire::address::Address;
 
 /// Options of `mount`.
-#[derive(clap::Args)]
+#[derive(clap::Args, Serialize, Deserialize)]
 pub struct Options {
     /// The directory whose files are read through the pool.
+    #[serde(with = "written::path")]
     pub(super) source: PathBuf,
 
     /// Where to mount it. Default: in place, over the directory itself.
+    #[serde(with = "written::maybe_path")]
     pub(super) mountpoint: Option<PathBuf>,
 
     /// A lender: HOST:PORT, [IPV6]:PORT, unix:PATH or vsock:CID:PORT. May be given several times;
     /// each address of a name is a lender. Without a lender, or while it cannot be reached, files
     /// are read from SOURCE.
     #[arg(long, value_name = "ADDR", value_parser = addresses::peer)]
+    #[serde(with = "written::texts")]
     pub(super) lender: Vec<Address>,
 
     #[command(flatten)]
+    #[serde(flatten)]
     pub(super) pool: pool::Options,
 
     #[command(flatten)]
+    #[serde(flatten)]
     pub(super) policies: Policies,
 
     /// Forbid writes, set-uid programs, devices or programs at the mountpoint. May be given several
@@ -50,20 +56,50 @@ pub struct Options {
 
     /// A lender of the pool that is not used: the one of this node.
     #[arg(long, value_name = "ADDR", hide = true)]
+    #[serde(with = "written::maybe_text")]
     pub(super) except: Option<Address>,
 
     #[command(flatten)]
+    #[serde(flatten)]
     pub(super) security: security::Options,
 
     #[command(flatten)]
+    #[serde(flatten)]
     pub(super) daemon: daemon::Options,
 
     /// Guests that give what they evict (`pumapool host-cache host`).
     #[arg(skip)]
+    #[serde(skip)]
     pub(super) guests: Option<Arc<Guests>>,
 }
 
 impl Options {
+    /// A mount of a node that has joined, which does not use the lender of its own node, and does
+    /// not borrow before it is told to.
+    pub fn of_node(
+        source: PathBuf,
+        mountpoint: Option<PathBuf>,
+        pool: pool::Options,
+        policies: Policies,
+        security: security::Options,
+        own: Address,
+    ) -> Options {
+        Options {
+            source,
+            mountpoint,
+            lender: Vec::new(),
+            pool,
+            policies,
+            forbid: Vec::new(),
+            cross_mounts: false,
+            borrow: Switch::Off,
+            except: Some(own),
+            security,
+            daemon: daemon::Options::default(),
+            guests: None,
+        }
+    }
+
     /// A mount of images, of which it is guests that evict, and no lender.
     pub fn of_images(
         source: PathBuf,
@@ -90,7 +126,7 @@ impl Options {
 }
 
 /// How it is served; the same for `mount` and `join`.
-#[derive(clap::Args)]
+#[derive(clap::Args, Clone, Serialize, Deserialize)]
 #[group(id = "policies", multiple = true)]
 pub struct Policies {
     /// What a lender does with a page that it returns.
@@ -116,9 +152,11 @@ pub struct Policies {
     /// The gate's limits for the average latency of 15 seconds, in microseconds: it closes above
     /// the first and opens below the second.
     #[arg(long, value_name = "UPPER,LOWER", default_value_t = Thresholds(borrower::gate::Config::default().short))]
+    #[serde(with = "written::text")]
     gate_short: Thresholds,
     /// The gate's limits for the average latency of a minute, in microseconds.
     #[arg(long, value_name = "UPPER,LOWER", default_value_t = Thresholds(borrower::gate::Config::default().long))]
+    #[serde(with = "written::text")]
     gate_long: Thresholds,
     /// If a lender is slow to answer, also read from the disk and use the first answer.
     #[arg(long, value_enum, default_value_t = Switch::On)]
@@ -142,6 +180,7 @@ pub struct Policies {
     /// Memory for the catalog of lent pages: 2 MiB for each GiB lent. When the catalog is full,
     /// Puma forgets the least recently used files.
     #[arg(long, value_name = "SIZE", default_value = "256MiB", value_parser = size::parse_catalog)]
+    #[serde(with = "written::size")]
     pub catalog: u64,
     /// Threads that always serve the mount. While all of them wait for SOURCE, the daemon starts
     /// more, up to 128.
@@ -161,11 +200,13 @@ pub struct Policies {
     /// together, `each` names each of them on its own; without either, nothing is lent for them.
     /// May be given several times. `pumapool status --by-cgroup` shows the use of each group.
     #[arg(long, value_name = "GROUP")]
+    #[serde(with = "written::texts")]
     pub(super) cgroup: Vec<CgroupName>,
 
     /// Memory for evicted pages that wait to be sent (a power of two). `auto`: 32 MiB, or a
     /// sixteenth of the memory of the machine (or of the mount's cgroup), if that is less.
     #[arg(long, value_name = "SIZE|auto", default_value_t = Ring::Auto)]
+    #[serde(with = "written::text")]
     pub(super) ring: Ring,
 }
 
@@ -176,59 +217,10 @@ impl Policies {
     pub(super) fn thresholds(&self) -> borrower::gate::Config {
         borrower::gate::Config { short: self.gate_short.0, long: self.gate_long.0 }
     }
-
-    /// As options of `mount`.
-    pub fn arguments(&self) -> Vec<String> {
-        // Named one by one, so that none is forgotten.
-        let Policies {
-            strategy,
-            write,
-            fill,
-            filter,
-            gate,
-            gate_short,
-            gate_long,
-            hedge,
-            passthrough,
-            idmapped,
-            bad_pages,
-            catalog,
-            threads,
-            attribute_timeout,
-            cgroup,
-            ring,
-        } = self;
-        let mut arguments = Vec::new();
-        for (option, value) in [
-            ("--strategy", name(*strategy)),
-            ("--write", name(*write)),
-            ("--fill", name(*fill)),
-            ("--filter", name(*filter)),
-            ("--gate", name(*gate)),
-            ("--gate-short", gate_short.to_string()),
-            ("--gate-long", gate_long.to_string()),
-            ("--hedge", name(*hedge)),
-            ("--passthrough", name(*passthrough)),
-            ("--bad-pages", bad_pages.to_string()),
-            ("--catalog", catalog.to_string()),
-            ("--threads", threads.to_string()),
-            ("--attribute-timeout", attribute_timeout.to_string()),
-            ("--ring", ring.to_string()),
-        ] {
-            arguments.extend([option.to_owned(), value]);
-        }
-        arguments.extend(idmapped.then(|| "--idmapped".to_owned()));
-        arguments.extend(cgroup.iter().flat_map(|name| ["--cgroup".to_owned(), name.to_string()]));
-        arguments
-    }
 }
 
-/// What a choice is called on the command line.
-fn name(choice: impl ValueEnum) -> String {
-    choice.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
-}
-
-#[derive(Clone, Copy, ValueEnum, PartialEq)]
+#[derive(Clone, Copy, ValueEnum, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub(super) enum StrategyName {
     /// The lender gives it away: local and remote memory add up.
     Exclusive,
@@ -236,13 +228,15 @@ pub(super) enum StrategyName {
     NonInclusive,
 }
 
-#[derive(Clone, Copy, ValueEnum)]
+#[derive(Clone, Copy, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub(super) enum WriteName {
     Through,
     Back,
 }
 
-#[derive(Clone, Copy, ValueEnum, PartialEq)]
+#[derive(Clone, Copy, ValueEnum, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub(super) enum FillName {
     /// Evict where it can be had, else read.
     Auto,
@@ -252,14 +246,16 @@ pub(super) enum FillName {
     Read,
 }
 
-#[derive(Clone, Copy, ValueEnum, PartialEq)]
+#[derive(Clone, Copy, ValueEnum, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub(super) enum Switch {
     On,
     Off,
 }
 
 /// By the names of mount(8).
-#[derive(Clone, Copy, ValueEnum)]
+#[derive(Clone, Copy, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub(super) enum Forbidden {
     Ro,
     Nosuid,

@@ -3,7 +3,7 @@
 mod picture;
 
 use crate::daemon::{self, Daemon};
-use crate::{addresses, security, size};
+use crate::{addresses, security, size, written};
 use ::numa::advice;
 use ::numa::apply::{self, Applied};
 use ::numa::machines::{self, Found};
@@ -14,6 +14,7 @@ use ::numa::{NodeId, PAGE_BYTES, Policy};
 use anyhow::{Context, Result, bail};
 use clap::{Parser, ValueEnum};
 use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
 use serde_json::json;
 use std::ffi::OsString;
 use std::fmt::Write as _;
@@ -48,23 +49,28 @@ const TAKE: Duration = Duration::from_millis(100);
 const PACE_BYTES: u64 = 16 << 20;
 
 /// Options of `numa`.
-#[derive(clap::Args)]
+#[derive(clap::Args, Serialize, Deserialize)]
 pub struct Options {
     #[command(subcommand)]
     what: What,
 }
 
-#[derive(clap::Subcommand)]
+#[derive(clap::Subcommand, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 enum What {
     /// Show the nodes, and on which of them the memory of machines and processes is.
+    #[serde(skip)]
     List(ListOptions),
     /// Place the memory that a process or a virtual machine has.
+    #[serde(skip)]
     Apply(ApplyOptions),
     /// Run a command whose memory is placed.
+    #[serde(skip)]
     Run(RunOptions),
     /// Place what several machines and processes have, and keep it so as it changes.
     Daemon(DaemonOptions),
     /// In a virtual machine: tell its host how the memory of what runs here is best placed.
+    #[serde(skip)]
     Advise(AdviseOptions),
 }
 
@@ -138,21 +144,24 @@ pub struct RunOptions {
 }
 
 /// Options of `numa daemon`.
-#[derive(clap::Args)]
+#[derive(clap::Args, Serialize, Deserialize)]
 pub struct DaemonOptions {
     /// Whose memory, and how it is to be placed: vm:NAME=POLICY, command:NAME=POLICY or
     /// pid:NUMBER=POLICY. May be given several times; those that are not there are waited for.
     #[arg(long, value_name = "TARGET", required_unless_present = "guest")]
+    #[serde(with = "written_targets")]
     target: Vec<Wanted>,
 
     /// Where guests are listened to (`numa advise`): vsock:PORT, HOST:PORT or unix:PATH.
     #[arg(long, value_name = "ADDR", requires = "guest", value_parser = addresses::place)]
+    #[serde(with = "written::maybe_text")]
     listen: Option<Address>,
 
     /// A guest that may say how its memory is to be placed, and the file with its key, which it has
     /// a copy of: vm:NAME=KEYFILE, for a machine. May be given several times. Until it says
     /// something it is as --target says, or nothing is done.
     #[arg(long, value_name = "GUEST", requires = "listen")]
+    #[serde(with = "written::texts")]
     guest: Vec<GuestName>,
 
     /// What guests are granted. May be given several times.
@@ -165,9 +174,11 @@ pub struct DaemonOptions {
 
     /// How much is moved in a second at the most, of all together; at least 1MiB.
     #[arg(long, value_name = "SIZE", default_value = RATE, value_parser = rate)]
+    #[serde(with = "written::size")]
     rate: u64,
 
     #[command(flatten)]
+    #[serde(flatten)]
     daemon: daemon::Options,
 }
 
@@ -192,6 +203,27 @@ struct GuestName {
     key: PathBuf,
 }
 
+impl std::fmt::Display for GuestName {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}={}", self.who, self.key.display())
+    }
+}
+
+/// Targets as `--target` takes them.
+mod written_targets {
+    use super::Wanted;
+    use crate::written;
+    use serde::{Deserializer, Serializer};
+
+    pub fn serialize<S: Serializer>(targets: &[Wanted], serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(targets.iter().map(|target| format!("{}={}", target.who, target.policy)))
+    }
+
+    pub fn deserialize<'a, D: Deserializer<'a>>(deserializer: D) -> Result<Vec<Wanted>, D::Error> {
+        written::texts::deserialize(deserializer)
+    }
+}
+
 impl FromStr for GuestName {
     type Err = String;
 
@@ -205,13 +237,16 @@ impl FromStr for GuestName {
     }
 }
 
-#[derive(Clone, Copy, ValueEnum)]
+#[derive(Clone, Copy, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 enum PolicyName {
     /// Page by page on the nodes in turn.
     #[value(name = "round-4k")]
+    #[serde(rename = "round-4k")]
     Round4k,
     /// GiB by GiB on the nodes in turn: for comparison.
     #[value(name = "round-1g")]
+    #[serde(rename = "round-1g")]
     Round1g,
     /// Where it is touched first.
     #[value(name = "first-touch")]
