@@ -175,11 +175,7 @@ pub fn run(options: Options, log: &str) -> Result<ExitCode> {
     };
     let changeable = {
         let handle = handle.clone();
-        Changeable::new(&lend::CHANGEABLE, move |command| {
-            if let crate::Command::Join(options) = command {
-                options.lending.change(&handle);
-            }
-        })
+        Changeable::new(&lend::CHANGEABLE, move |lending: lend::Lending| lending.change(&handle))
     };
     let (stop_looking, stopped) = sync_channel(0);
     let looking = {

@@ -237,7 +237,7 @@ fn start_mount(wanted: &Wanted, log: &str, options: mount::Options) -> Result<()
     let source = [OsString::from("mount"), wanted.source.clone().into()];
     let shown: Vec<OsString> = source.into_iter().chain(wanted.mountpoint.clone().map(OsString::from)).collect();
     let given = [OsString::from("pumapool")].into_iter().chain(shown.iter().cloned()).collect();
-    let _settings = configuration::pass(log, crate::Command::Mount(options), given, &mut command)?;
+    let _settings = configuration::pass(log, ("mount", options), given, &mut command)?;
     command.args(shown);
     for variable in [crate::daemon::STARTED_BY, "NOTIFY_SOCKET", "LISTEN_FDS", "LISTEN_FDNAMES", "LISTEN_PID"] {
         command.env_remove(variable);

@@ -164,11 +164,7 @@ pub fn run(options: Options) -> Result<ExitCode> {
     };
     let changeable = {
         let handle = handle.clone();
-        Changeable::new(&CHANGEABLE, move |command| {
-            if let crate::Command::Lend(options) = command {
-                options.lending.change(&handle);
-            }
-        })
+        Changeable::new(&CHANGEABLE, move |lending: Lending| lending.change(&handle))
     };
     let stop = move || {
         // First of all nobody should come any more.

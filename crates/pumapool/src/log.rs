@@ -72,6 +72,17 @@ pub fn begin(level: &str) -> Result<()> {
     Ok(())
 }
 
+/// Writes an error to standard error: one line, with what led to what, each once.
+pub fn complain(error: &anyhow::Error) {
+    let mut text = String::new();
+    for cause in error.chain().map(ToString::to_string) {
+        if !text.contains(&cause) {
+            text.extend([if text.is_empty() { "" } else { ": " }, &cause]);
+        }
+    }
+    let _ = writeln!(std::io::stderr(), "pumapool: {}", text.replace('\n', " "));
+}
+
 /// Logs from now on what `--log` says now.
 pub fn set(level: &str) -> Result<()> {
     let filter = filter(level)?;

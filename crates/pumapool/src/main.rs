@@ -41,10 +41,10 @@ mod written;
 
 use anyhow::{Context, Result};
 use clap::{CommandFactory, Parser, Subcommand};
+use configuration::{CommandLine, Merged};
 use serde::{Deserialize, Serialize};
 use std::ffi::OsString;
 use std::fs::File;
-use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -65,12 +65,14 @@ struct Cli {
     command: Command,
 }
 
-impl Cli {
-    /// What clap knows of all commands, with what they inherit.
-    fn built() -> clap::Command {
-        let mut root = Cli::command();
-        root.build();
-        root
+impl CommandLine for Cli {
+    fn merged(&self) -> Merged {
+        // Commands that are no daemons cannot be passed on.
+        Merged { log: self.log.clone(), command: serde_json::to_value(&self.command).unwrap_or_default() }
+    }
+
+    fn from_merged(Merged { log, command }: Merged, config: Option<PathBuf>) -> Result<Cli> {
+        Ok(Cli { log, config, command: serde_json::from_value(command)? })
     }
 }
 
@@ -126,7 +128,7 @@ enum Command {
 
 fn main() -> ExitCode {
     c_library::set_up();
-    match configuration::passed() {
+    match configuration::passed::<Cli>() {
         Ok(None) => {}
         Ok(Some(cli)) => return run(cli, exit::FAILURE),
         Err(error) => return fail(&error, exit::FAILURE),
@@ -139,7 +141,7 @@ fn main() -> ExitCode {
             Err(error) => fail(&error, exit::MOUNT),
         };
     }
-    match configuration::begin(arguments, false) {
+    match configuration::begin::<Cli>(arguments, false) {
         Ok(cli) => run(cli, exit::FAILURE),
         Err(error) => fail(&error, exit::FAILURE),
     }
@@ -157,7 +159,7 @@ fn help_mount(arguments: &[OsString]) -> Result<Option<Cli>> {
         }
         return Ok(None);
     }
-    let cli = configuration::begin(wanted.arguments, true)?;
+    let cli: Cli = configuration::begin(wanted.arguments, true)?;
     if matches!(&cli.command, Command::Mount(options) if options.is_in_foreground()) {
         // From a configuration file.
         return Err(mount_helper::refused("foreground"));
@@ -192,12 +194,12 @@ fn run(cli: Cli, failure: u8) -> ExitCode {
         Command::Umount(options) => umount::run(&options),
         Command::Upgrade(options) => upgrade::run(&options),
         Command::Key(options) => key::run(&options),
-        Command::Config(options) => configuration::run(&options),
+        Command::Config(options) => configuration::run(&options, &Cli::built()),
         Command::Status(options) => status::run(&options),
         Command::Top(options) => top::run(&options),
         Command::Metrics(options) => metrics::run(&options),
         Command::Doctor(options) => doctor::run(&options),
-        Command::Generate(options) => generate::run(&options),
+        Command::Generate(options) => generate::run(&options, &Cli::command()),
     };
     match result {
         Ok(code) if code == ExitCode::FAILURE => ExitCode::from(failure), // it has said why
@@ -207,17 +209,6 @@ fn run(cli: Cli, failure: u8) -> ExitCode {
 }
 
 fn fail(error: &anyhow::Error, code: u8) -> ExitCode {
-    complain(error);
+    log::complain(error);
     ExitCode::from(code)
-}
-
-/// One line, with what led to what, each once.
-fn complain(error: &anyhow::Error) {
-    let mut text = String::new();
-    for cause in error.chain().map(ToString::to_string) {
-        if !text.contains(&cause) {
-            text.extend([if text.is_empty() { "" } else { ": " }, &cause]);
-        }
-    }
-    let _ = writeln!(std::io::stderr(), "pumapool: {}", text.replace('\n', " "));
 }

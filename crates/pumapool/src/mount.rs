@@ -227,11 +227,9 @@ fn serve(mut options: Options, mut kept: Kept) -> Result<ExitCode> {
     }
     let changeable = {
         let borrower = borrower.clone();
-        Changeable::new(&CHANGEABLE, move |command| {
-            if let crate::Command::Mount(Options { policies, .. }) = command {
-                borrower.set_filter(policies.filter == Switch::On);
-                borrower.set_thresholds(policies.thresholds());
-            }
+        Changeable::new(&CHANGEABLE, move |policies: Policies| {
+            borrower.set_filter(policies.filter == Switch::On);
+            borrower.set_thresholds(policies.thresholds());
         })
     };
     kept.serve(&message, move || status(), command, changeable, stop)?;

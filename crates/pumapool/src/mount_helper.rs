@@ -197,7 +197,7 @@ mod tests {
     use super::*;
 
     fn asked(line: &str) -> Result<Wanted> {
-        let root = crate::Cli::built();
+        let root = <crate::Cli as crate::configuration::CommandLine>::built();
         let arguments: Vec<OsString> = line.split(' ').map(OsString::from).collect();
         assert!(is_called(&arguments), "{line}");
         wanted(root.find_subcommand("mount").unwrap(), &arguments)

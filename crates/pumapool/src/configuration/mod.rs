@@ -16,16 +16,16 @@
 
 pub mod file;
 
-use crate::{Cli, exit, keeper, log, written};
+use crate::{exit, keeper, log, written};
 use anyhow::{Context, Result, anyhow, bail};
 use clap::error::ErrorKind as Kind;
-use clap::{CommandFactory, FromArgMatches};
 use file::{ConfigFile, Said};
 use parking_lot::Mutex;
 use rustix::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use rustix::fs::{MemfdFlags, memfd_create};
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::{ErrorKind, Read, Write};
@@ -78,16 +78,55 @@ pub struct CheckOptions {
     command: Option<String>,
 }
 
+/// What is merged: the log and a command, without a word about which commands there are.
+#[derive(Clone, Serialize, Deserialize)]
+pub struct Merged {
+    /// What to log.
+    pub log: String,
+    /// The command with its options, each by the name of its field. Null: the command starts no
+    /// process that carries on its work.
+    pub command: Value,
+}
+
+/// The command line of the program. Its entry point knows the commands, and nothing here does.
+pub trait CommandLine: clap::Parser {
+    /// What can be passed on to another process.
+    fn merged(&self) -> Merged;
+
+    /// What another process has passed on.
+    ///
+    /// # Errors
+    /// When it is of another revision, and makes no sense.
+    fn from_merged(merged: Merged, file: Option<PathBuf>) -> Result<Self>;
+
+    /// What clap knows of all commands, with what they inherit.
+    fn built() -> clap::Command {
+        let mut root = Self::command();
+        root.build();
+        root
+    }
+}
+
+/// What is asked of a [`CommandLine`] when a configuration is read again.
+struct Language {
+    built: fn() -> clap::Command,
+    merge: fn(&[OsString]) -> Result<Merged, clap::Error>,
+}
+
+impl Language {
+    fn of<C: CommandLine>() -> Language {
+        Language { built: C::built, merge: |arguments| C::try_parse_from(arguments).map(|line| line.merged()) }
+    }
+}
+
 /// The options of a process, merged, and what they were merged from.
 ///
 /// Programs of different revisions pass them to each other. A field that is added later, here or in
 /// the options of a command, needs a default for serde.
 #[derive(Serialize, Deserialize)]
 pub struct Settings {
-    /// What to log.
-    log: String,
-    /// The command, with its options.
-    command: crate::Command,
+    #[serde(flatten)]
+    merged: Merged,
     /// The command line, as one of `pumapool`: on SIGHUP it is merged with the file again.
     given: Vec<OsString>,
     /// The configuration file.
@@ -99,6 +138,7 @@ pub struct Settings {
 
 /// What this process was started with.
 struct Began {
+    language: Language,
     /// The command line, as one of `pumapool`.
     given: Vec<OsString>,
     file: Option<PathBuf>,
@@ -120,41 +160,51 @@ struct Now {
 }
 
 impl Now {
-    /// Also returns the command.
-    fn new(settings: Settings) -> (Now, crate::Command) {
-        let bytes = serde_json::to_vec(&settings).ok();
-        let Settings { log, command, text, .. } = settings;
-        (Now { log, options: options(&command), text, settings: bytes }, command)
+    fn new(settings: Settings) -> Now {
+        let bytes = if settings.merged.command.is_null() { None } else { serde_json::to_vec(&settings).ok() };
+        let Settings { merged: Merged { log, command }, text, .. } = settings;
+        Now { log, options: options(command), text, settings: bytes }
     }
 }
 
 static BEGAN: OnceLock<Began> = OnceLock::new();
 
+/// Takes over options.
+type Apply = Box<dyn Fn(&Map<String, Value>) -> Result<()> + Send + Sync>;
+
 /// What of a daemon's options can change while it runs.
 pub struct Changeable {
     /// The options' names.
     names: &'static [&'static str],
-    /// Takes them over.
-    apply: Box<dyn Fn(&crate::Command) + Send + Sync>,
+    /// Takes them over, from all options of the command.
+    apply: Apply,
 }
 
 impl Changeable {
-    /// Those of that name, which `apply` takes over.
-    pub fn new(names: &'static [&'static str], apply: impl Fn(&crate::Command) + Send + Sync + 'static) -> Changeable {
+    /// Those of that name, which `apply` takes over. `T` is the options of the command, or a part
+    /// of them.
+    pub fn new<T: DeserializeOwned>(
+        names: &'static [&'static str],
+        apply: impl Fn(T) + Send + Sync + 'static,
+    ) -> Changeable {
+        let apply = move |options: &Map<String, Value>| {
+            apply(serde_json::from_value(options.clone().into()).context("its options cannot be taken over")?);
+            Ok(())
+        };
         Changeable { names, apply: Box::new(apply) }
     }
 
     /// Nothing but the log level.
     pub fn nothing() -> Changeable {
-        Changeable::new(&[], |_| {})
+        Changeable { names: &[], apply: Box::new(|_| Ok(())) }
     }
 }
 
 /// The options of this process: those that were given, and those of the file that these name. What
 /// is wrong is one line if there is a file, or for mount(8); else the process ends here, with that
 /// line.
-pub fn begin(given: Vec<OsString>, for_mount: bool) -> Result<Cli> {
-    let root = Cli::built();
+pub fn begin<C: CommandLine>(given: Vec<OsString>, for_mount: bool) -> Result<C> {
+    let root = C::built();
     let path = file::named(&given).map(std::path::absolute).transpose().context("--config")?;
     let kept = std::env::var(TEXT).ok().filter(|_| std::env::var_os(keeper::INHERITED).is_some());
     let text = match (&path, kept) {
@@ -172,28 +222,27 @@ pub fn begin(given: Vec<OsString>, for_mount: bool) -> Result<Cli> {
         (None, _) if for_mount => one_line(&error),
         (None, _) => {
             let help = format!("{} --help", commands(&root, &given).join(" "));
-            crate::complain(&anyhow!("{}; `{help}` says more", one_line(&error)));
+            log::complain(&anyhow!("{}; `{help}` says more", one_line(&error)));
             std::process::exit(exit::USAGE.into())
         }
     };
-    let matches = Cli::command().try_get_matches_from(arguments).map_err(wrong)?;
-    let Cli { log, command, .. } = Cli::from_arg_matches(&matches).map_err(wrong)?;
-    Ok(begin_with(Settings { log, command, given, file: path, text }, false))
+    let line = C::try_parse_from(arguments).map_err(wrong)?;
+    begin_with::<C>(Settings { merged: line.merged(), given, file: path, text }, false);
+    Ok(line)
 }
 
-fn begin_with(settings: Settings, was_passed: bool) -> Cli {
-    let (given, file) = (settings.given.clone(), settings.file.clone());
-    let (now, command) = Now::new(settings);
-    let cli = Cli { log: now.log.clone(), config: file.clone(), command };
-    let _ = BEGAN.set(Began { given, file, first: now.options.clone(), was_passed, now: Mutex::new(now) });
-    cli
+fn begin_with<C: CommandLine>(settings: Settings, was_passed: bool) {
+    let (given, file, language) = (settings.given.clone(), settings.file.clone(), Language::of::<C>());
+    let now = Now::new(settings);
+    let first = now.options.clone();
+    let _ = BEGAN.set(Began { language, given, file, first, was_passed, now: Mutex::new(now) });
 }
 
 /// The options that another process of ours has passed to this one. To be called first, and once.
 ///
 /// # Errors
 /// When they cannot be read: a program of another revision may have passed them.
-pub fn passed() -> Result<Option<Cli>> {
+pub fn passed<C: CommandLine>() -> Result<Option<C>> {
     let Some(number) = std::env::var(SETTINGS).ok().and_then(|number| number.parse::<RawFd>().ok()) else {
         return Ok(None);
     };
@@ -204,9 +253,11 @@ pub fn passed() -> Result<Option<Cli>> {
     // SAFETY: the process that has started this one has left this descriptor open for it, and
     // nothing else here knows it, as this is called once.
     let file = File::from(unsafe { OwnedFd::from_raw_fd(number) });
-    let settings = serde_json::from_slice(&read_memory(&file)?)
-        .context("the options that were passed on make no sense; are they of another revision? Start it again")?;
-    Ok(Some(begin_with(settings, true)))
+    let no_sense = "the options that were passed on make no sense; are they of another revision? Start it again";
+    let settings: Settings = serde_json::from_slice(&read_memory(&file)?).context(no_sense)?;
+    let line = C::from_merged(settings.merged.clone(), settings.file.clone()).context(no_sense)?;
+    begin_with::<C>(settings, true);
+    Ok(Some(line))
 }
 
 /// A file in memory with these settings, which a command that is started inherits.
@@ -227,15 +278,17 @@ pub fn pass_on(command: &mut std::process::Command) -> Result<Option<OwnedFd>> {
     now.settings.as_deref().map(|settings| in_inherited_memory(settings, command)).transpose()
 }
 
-/// Has a command of this program do this, as [`pass_on`] does; `given` is how its command line
-/// would read.
+/// Has a command of this program run the subcommand `name` with these options, as [`pass_on`] does;
+/// `given` is how its command line would read.
 pub fn pass(
     log: &str,
-    what: crate::Command,
+    (name, options): (&str, impl Serialize),
     given: Vec<OsString>,
     command: &mut std::process::Command,
 ) -> Result<OwnedFd> {
-    let settings = Settings { log: log.to_owned(), command: what, given, file: None, text: None };
+    let options = serde_json::to_value(options).context("cannot pass the options on")?;
+    let merged = Merged { log: log.to_owned(), command: json!({ name: options }) };
+    let settings = Settings { merged, given, file: None, text: None };
     in_inherited_memory(&serde_json::to_vec(&settings).context("cannot pass the options on")?, command)
 }
 
@@ -318,8 +371,8 @@ pub fn accept(file: &File) {
     let text = String::from_utf8_lossy(&bytes).into_owned();
     match began.parse(path, text.clone()) {
         Ok(settings) => {
-            let _ = log::set(&settings.log);
-            *now = Now::new(settings).0;
+            let _ = log::set(&settings.merged.log);
+            *now = Now::new(settings);
         }
         // The daemon understands it: its successors read the command line and this text.
         Err(_) => (now.text, now.settings) = (Some(text), None),
@@ -329,17 +382,16 @@ pub fn accept(file: &File) {
 impl Began {
     /// What the command line and that text say together.
     fn parse(&self, path: &Path, text: String) -> Result<Settings> {
-        let root = Cli::built();
-        let matches = parse(&file::expand(&root, &self.given, &ConfigFile { path, text: &text })?)?;
-        let Cli { log, command, .. } = Cli::from_arg_matches(&matches).map_err(|error| one_line(&error))?;
-        let (given, file) = (self.given.clone(), self.file.clone());
-        Ok(Settings { log, command, given, file, text: Some(text) })
+        let root = (self.language.built)();
+        let arguments = file::expand(&root, &self.given, &ConfigFile { path, text: &text })?;
+        let merged = (self.language.merge)(&arguments).map_err(|error| one_line(&error))?;
+        Ok(Settings { merged, given: self.given.clone(), file: self.file.clone(), text: Some(text) })
     }
 
     fn reload(&self, path: &Path, text: String, changeable: &Changeable) -> Result<()> {
-        let root = Cli::built();
+        let root = (self.language.built)();
         let said = Said::of(&root, &self.given);
-        let (after, command) = Now::new(self.parse(path, text)?);
+        let after = Now::new(self.parse(path, text)?);
         let mut now = self.now.lock();
         let mut changed = Vec::new();
         for argument in file::options(said.command) {
@@ -356,17 +408,12 @@ impl Began {
             log::set(&after.log)?;
             changed.push(format!("log is {} now", after.log));
         }
-        (changeable.apply)(&command);
+        (changeable.apply)(&after.options)?;
         *now = after;
         let changed = if changed.is_empty() { "nothing has changed".to_owned() } else { changed.join(", ") };
         tracing::info!("{} was read again: {changed}", path.display());
         Ok(())
     }
-}
-
-/// Options that clap has something to say of, in one line.
-fn parse(arguments: &[OsString]) -> Result<clap::ArgMatches> {
-    Cli::command().try_get_matches_from(arguments).map_err(|error| one_line(&error))
 }
 
 /// The subcommands that a command line names, as far as there are such.
@@ -386,8 +433,8 @@ fn one_line(error: &clap::Error) -> anyhow::Error {
 }
 
 /// The options of the innermost subcommand, by the names of their fields, which are clap's.
-fn options(command: &crate::Command) -> Map<String, Value> {
-    let mut value = serde_json::to_value(command).unwrap_or_default();
+fn options(command: Value) -> Map<String, Value> {
+    let mut value = command;
     loop {
         let Value::Object(mut map) = value else { return Map::new() };
         // The name of a subcommand, and what is in it.
@@ -422,19 +469,19 @@ fn read(path: &Path) -> Result<String> {
     Ok(text)
 }
 
-/// Runs `config`.
-pub fn run(options: &Options) -> Result<ExitCode> {
+/// Runs `config`; `root` is what clap knows of all commands, built.
+pub fn run(options: &Options, root: &clap::Command) -> Result<ExitCode> {
     let What::Check(CheckOptions { file: path, command }) = &options.what;
     let text = read(path)?;
     let config = ConfigFile { path, text: &text };
     let Some(command) = command.clone().map(Ok).or_else(|| config.command().transpose()).transpose()? else {
         bail!("{}: say what it is for, by a line command = \"lend\", or by --command", path.display());
     };
-    let root = Cli::built();
-    config.require_daemon(&root, &command)?;
+    config.require_daemon(root, &command)?;
     let given: Vec<OsString> = ["pumapool"].into_iter().chain(command.split_whitespace()).map(OsString::from).collect();
-    let arguments = file::expand(&root, &given, &config)?;
-    parse(&arguments).with_context(|| format!("{}", path.display()))?;
+    let arguments = file::expand(root, &given, &config)?;
+    let checked = root.clone().try_get_matches_from(arguments).map_err(|error| one_line(&error));
+    checked.with_context(|| format!("{}", path.display()))?;
     writeln!(std::io::stdout(), "{} is good for `pumapool {command}`", path.display())?;
     Ok(ExitCode::SUCCESS)
 }
@@ -442,6 +489,7 @@ pub fn run(options: &Options) -> Result<ExitCode> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Cli;
     use clap::Parser;
 
     /// Each daemon with some of its options.
@@ -460,23 +508,25 @@ mod tests {
         for line in LINES {
             let given: Vec<OsString> = ["pumapool"].into_iter().chain(line.split(' ')).map(OsString::from).collect();
             let cli = Cli::try_parse_from(&given).unwrap();
-            let before = options(&cli.command);
+            let before = options(cli.merged().command);
             let command = Said::of(&root, &given).command;
             for argument in file::options(command).filter(|argument| file::key(argument) != "log") {
                 assert!(before.contains_key(argument.get_id().as_str()), "{line}: {argument} is not passed on");
             }
-            let (log, file, text) = (cli.log, Some("/c".into()), Some("x = 1".to_owned()));
-            let settings = Settings { log, command: cli.command, given: given.clone(), file, text };
+            let (file, text) = (Some("/c".into()), Some("x = 1".to_owned()));
+            let settings = Settings { merged: cli.merged(), given: given.clone(), file, text };
             let bytes = serde_json::to_vec(&settings).unwrap();
             let after: Settings = serde_json::from_slice(&bytes).unwrap();
-            assert_eq!((options(&after.command), after.given, after.text), (before, given, settings.text), "{line}");
+            assert_eq!((after.given, after.text), (given, settings.text), "{line}");
+            let cli = Cli::from_merged(after.merged, after.file).unwrap();
+            assert_eq!(options(cli.merged().command), before, "{line}");
         }
     }
 
     #[test]
     fn options_are_described_as_they_are_written() {
         let cli = Cli::try_parse_from(format!("pumapool {}", LINES[0]).split(' ')).unwrap();
-        let options = options(&cli.command);
+        let options = options(cli.merged().command);
         let all =
             ["rate", "reserve", "capacity", "cpu", "seeds", "key", "foreground"].map(|id| described(&options, id));
         assert_eq!(all, ["8MiB", "256MiB", "64MiB", "50", "a:1", "as it is without it", "false"]);

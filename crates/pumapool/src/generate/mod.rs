@@ -3,10 +3,9 @@
 
 mod options;
 
+use crate::exit;
 use crate::metrics::reference;
-use crate::{Cli, exit};
 use anyhow::{Context, Result};
-use clap::CommandFactory;
 use clap_complete::Shell;
 use clap_mangen::Man;
 use clap_mangen::roff::{Roff, bold, roman};
@@ -39,19 +38,23 @@ enum What {
     },
 }
 
-/// Runs the command.
-pub fn run(options: &Options) -> Result<ExitCode> {
+/// Runs the command; `root` is what clap knows of all commands, not built.
+pub fn run(options: &Options, root: &clap::Command) -> Result<ExitCode> {
+    let mut root = root.clone();
     match &options.what {
         What::Man { folder } => {
-            let mut root = Cli::command().disable_help_subcommand(true);
+            root = root.disable_help_subcommand(true);
             root.build();
             pages(&root, folder)?;
         }
-        What::Options => std::io::stdout().write_all(options::markdown(&Cli::built()).as_bytes())?,
+        What::Options => {
+            root.build();
+            std::io::stdout().write_all(options::markdown(&root).as_bytes())?;
+        }
         What::Metrics => std::io::stdout().write_all(reference::markdown().as_bytes())?,
         What::Completions { shell } => {
             let mut script = Vec::new();
-            clap_complete::generate(*shell, &mut Cli::command(), "pumapool", &mut script);
+            clap_complete::generate(*shell, &mut root, "pumapool", &mut script);
             std::io::stdout().write_all(&script)?;
         }
     }
@@ -84,7 +87,8 @@ mod tests {
     #[test]
     fn every_command_has_a_page_with_its_exit_codes() {
         let scratch = testbed::Scratch::new("generate").unwrap();
-        run(&Options { what: What::Man { folder: scratch.path().to_owned() } }).unwrap();
+        let root = <crate::Cli as clap::CommandFactory>::command();
+        run(&Options { what: What::Man { folder: scratch.path().to_owned() } }, &root).unwrap();
         for name in
             ["pumapool", "pumapool-mount", "pumapool-host-cache-guest", "pumapool-numa-list", "pumapool-config-check"]
         {

@@ -110,6 +110,7 @@ fn sentence(help: &str) -> String {
 mod tests {
     use super::*;
     use crate::Cli;
+    use crate::configuration::CommandLine;
 
     #[test]
     fn the_committed_page_is_what_the_code_says() {
