@@ -1,47 +1,22 @@
 //! `pumapool`: one file per subcommand, each a thin layer over the crate that does the work.
 #![allow(rustdoc::broken_intra_doc_links)] // the options' comments are help texts, in which brackets are brackets
 
-mod addresses;
-mod advise;
 mod c_library;
-mod cgroups;
-mod configuration;
-mod confine;
-mod control;
+mod cli;
+mod commands;
+mod config;
 mod daemon;
-mod doctor;
-mod exit;
-mod fdstore;
-mod generate;
-mod host_cache;
-mod join;
-mod joined;
-mod keeper;
-mod kept;
-mod key;
-mod lend;
-mod lenders;
-mod log;
-mod membership;
 mod metrics;
-mod mount;
-mod mount_helper;
-mod numa;
-mod picture;
-mod pool;
-mod reported;
-mod role;
-mod security;
-mod size;
-mod status;
-mod top;
-mod umount;
-mod upgrade;
-mod written;
+mod supervisor;
 
 use anyhow::{Context, Result};
 use clap::{CommandFactory, Parser, Subcommand};
-use configuration::{CommandLine, Merged};
+use cli::{exit, mount_helper};
+use commands::{
+    advise, doctor, generate, host_cache, join, key, lend, mount, numa, role, status, top, umount, upgrade,
+};
+use config::{CommandLine, Merged};
+use daemon::log;
 use serde::{Deserialize, Serialize};
 use std::ffi::OsString;
 use std::fs::File;
@@ -107,7 +82,7 @@ enum Command {
     Key(key::Options),
     /// Check configuration files.
     #[serde(skip)]
-    Config(configuration::Options),
+    Config(config::Options),
     /// Show the state of the lenders and mounts of this machine.
     #[serde(skip)]
     Status(status::Options),
@@ -128,7 +103,7 @@ enum Command {
 
 fn main() -> ExitCode {
     c_library::set_up();
-    match configuration::passed::<Cli>() {
+    match config::passed::<Cli>() {
         Ok(None) => {}
         Ok(Some(cli)) => return run(cli, exit::FAILURE),
         Err(error) => return fail(&error, exit::FAILURE),
@@ -141,7 +116,7 @@ fn main() -> ExitCode {
             Err(error) => fail(&error, exit::MOUNT),
         };
     }
-    match configuration::begin::<Cli>(arguments, false) {
+    match config::begin::<Cli>(arguments, false) {
         Ok(cli) => run(cli, exit::FAILURE),
         Err(error) => fail(&error, exit::FAILURE),
     }
@@ -159,7 +134,7 @@ fn help_mount(arguments: &[OsString]) -> Result<Option<Cli>> {
         }
         return Ok(None);
     }
-    let cli: Cli = configuration::begin(wanted.arguments, true)?;
+    let cli: Cli = config::begin(wanted.arguments, true)?;
     if matches!(&cli.command, Command::Mount(options) if options.is_in_foreground()) {
         // From a configuration file.
         return Err(mount_helper::refused("foreground"));
@@ -194,7 +169,7 @@ fn run(cli: Cli, failure: u8) -> ExitCode {
         Command::Umount(options) => umount::run(&options),
         Command::Upgrade(options) => upgrade::run(&options),
         Command::Key(options) => key::run(&options),
-        Command::Config(options) => configuration::run(&options, &Cli::built()),
+        Command::Config(options) => config::run(&options, &Cli::built()),
         Command::Status(options) => status::run(&options),
         Command::Top(options) => top::run(&options),
         Command::Metrics(options) => metrics::run(&options),

@@ -18,13 +18,21 @@ mod targets;
 
 // The command is a program, no library: its parser is included here unchanged.
 #[allow(dead_code)]
-#[path = "../../../crates/pumapool/src/control.rs"]
+#[path = "../../../crates/pumapool/src/daemon/control.rs"]
 mod control;
 #[allow(dead_code)]
-#[path = "../../../crates/pumapool/src/size.rs"]
+#[path = "../../../crates/pumapool/src/cli/size.rs"]
 mod size;
 #[allow(dead_code)]
-#[path = "../../../crates/pumapool/src/status.rs"]
+#[path = "../../../crates/pumapool/src/commands/status.rs"]
 mod status;
+
+// Where they look for each other.
+mod cli {
+    pub(crate) use crate::size;
+}
+mod daemon {
+    pub(crate) use crate::control;
+}
 
 pub use targets::{TARGETS, Target, find};

@@ -209,7 +209,7 @@ pub fn ask_daemon<T: Reported>(pid: u32, limit: Duration) -> Result<T, Failure> 
     serde_json::from_str(&text).map_err(|error| Failure::Problem(format!("reading the status: {error}")))
 }
 
-/// The directory of this user's control sockets (`crates/pumapool/src/control.rs`).
+/// The directory of this user's control sockets (`crates/pumapool/src/daemon/control.rs`).
 fn sockets() -> PathBuf {
     let uid = rustix::process::geteuid();
     match std::env::var_os("XDG_RUNTIME_DIR").filter(|runtime| Path::new(runtime).is_absolute()) {

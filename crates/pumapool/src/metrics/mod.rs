@@ -8,7 +8,8 @@ pub mod page;
 pub mod reference;
 pub mod server;
 
-use crate::{addresses, control};
+use crate::cli::addresses;
+use crate::daemon::control;
 use anyhow::{Context, Result};
 use page::Format;
 use report::{Daemon, Status};
@@ -38,7 +39,7 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     let Some(listen) = &options.listen else {
         let page = options.format.convert(&page::openmetrics(&daemons(control::ask_all()))?);
         let printed = std::io::stdout().write_all(page.as_bytes());
-        crate::status::seen_enough(printed)?;
+        crate::commands::status::seen_enough(printed)?;
         return Ok(ExitCode::SUCCESS);
     };
     let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP]).context("cannot listen for signals")?;

@@ -1,0 +1,185 @@
+//! `advise --lend`: how much this machine could lend, from how its memory was used.
+//!
+//! A lender grows into free memory only, and gives back what is wanted. So what counts is the least
+//! that was free while it was watched, together with what the page cache held that nobody used:
+//! that makes room in time. A page cache whose pages are read back from the disk after they were
+//! evicted is used, and left alone.
+
+use super::Span;
+use crate::cli::size;
+use anyhow::{Context, Result};
+use lender::headroom::{Headroom, Usage};
+use serde::Serialize;
+use std::io::Write;
+use std::process::ExitCode;
+use std::time::Duration;
+
+/// Between two looks.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+/// The reserve is at least `lend`'s own default, and at least that part of the memory.
+const RESERVE_MIN_BYTES: u64 = 256 << 20;
+const RESERVE_PART: u64 = 32;
+/// And this times the most that was taken between two looks.
+const BURSTS: u64 = 2;
+/// Page cache of which no more than so much is read again in a second is idle.
+const REFAULTS_MAX_PER_S: f64 = 50.0;
+/// Waiting for memory from which on the machine lacks some: a thousandth of the time.
+const STALLED_MAX: f64 = 0.001;
+/// Less than this is not worth lending.
+const WORTHWHILE_BYTES: u64 = 64 << 20;
+
+/// What was seen of the memory.
+#[derive(Clone, Copy, Debug, Default)]
+struct Seen {
+    total_bytes: u64,
+    free_min_bytes: u64,
+    /// Least that was free, or page cache that was not used lately.
+    spare_min_bytes: u64,
+    /// Most that was taken of what was free between two looks.
+    burst_bytes: u64,
+    refaults_per_s: f64,
+    /// Share of the time that somebody waited for memory; `None`: not told.
+    stalled: Option<f64>,
+    seconds: f64,
+}
+
+/// What follows.
+#[derive(Debug, PartialEq, Serialize)]
+struct Lending {
+    seconds: f64,
+    total_bytes: u64,
+    free_min_bytes: u64,
+    spare_min_bytes: u64,
+    refaults_per_s: f64,
+    stalled: Option<f64>,
+    /// 0: lend nothing.
+    capacity_bytes: u64,
+    reserve_bytes: u64,
+    why: String,
+}
+
+/// Runs the command.
+pub(super) fn run(span: &Span<'_>, json: bool) -> Result<ExitCode> {
+    let lending = advise(watch(span)?);
+    let mut out = std::io::stdout().lock();
+    if json {
+        writeln!(out, "{}", serde_json::to_string(&lending)?)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let Lending { seconds, total_bytes, free_min_bytes, spare_min_bytes, .. } = lending;
+    writeln!(out, "memory, watched for {seconds:.0} s")?;
+    writeln!(out, "  in all        {}", size::display(total_bytes))?;
+    writeln!(out, "  free          {} at the least", size::display(free_min_bytes))?;
+    writeln!(out, "  spare         {} at the least, with idle page cache", size::display(spare_min_bytes))?;
+    writeln!(out, "  read again    {:.0} pages a second that had been evicted", lending.refaults_per_s)?;
+    let stalled =
+        lending.stalled.map_or_else(|| "not told".to_owned(), |share| format!("{:.2} % of the time", 100.0 * share));
+    writeln!(out, "  waited for    {stalled}")?;
+    writeln!(out, "\n{}", lending.why)?;
+    if lending.capacity_bytes > 0 {
+        let mib = |bytes: u64| bytes >> 20;
+        let (capacity, reserve) = (mib(lending.capacity_bytes), mib(lending.reserve_bytes));
+        writeln!(out, "  pumapool lend --listen HOST:PORT --capacity {capacity}MiB --reserve {reserve}MiB --key FILE")?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn watch(span: &Span<'_>) -> Result<Seen> {
+    let mut headroom = Headroom::default();
+    let attempt = "cannot read how memory is used";
+    let mut seen = Seen { free_min_bytes: u64::MAX, spare_min_bytes: u64::MAX, ..Seen::default() };
+    let stalls = headroom.stalls();
+    let (mut first, mut last) = (None, None);
+    let mut failed = None;
+    seen.seconds = span.pass(LOOK_EVERY, || {
+        let usage = match headroom.usage() {
+            Ok(usage) => usage,
+            Err(error) => {
+                failed = Some(error);
+                return (false, String::new());
+            }
+        };
+        let Usage { memory, spare_bytes, refaulted_pages } = usage;
+        seen.total_bytes = memory.total_bytes;
+        seen.free_min_bytes = seen.free_min_bytes.min(memory.free_bytes);
+        seen.spare_min_bytes = seen.spare_min_bytes.min(spare_bytes);
+        let free_before = last.replace(usage).map_or(0, |last: Usage| last.memory.free_bytes);
+        seen.burst_bytes = seen.burst_bytes.max(free_before.saturating_sub(memory.free_bytes));
+        first.get_or_insert(refaulted_pages);
+        (true, format!("{} free", size::display(memory.free_bytes)))
+    });
+    if let Some(error) = failed {
+        return Err(error).context(attempt);
+    }
+    let refaulted = last.zip(first).map_or(0, |(last, first)| last.refaulted_pages.saturating_sub(first));
+    seen.refaults_per_s = refaulted as f64 / seen.seconds.max(0.001);
+    let waited = headroom.stalls().since(stalls).most_us();
+    seen.stalled = waited.map(|us| us as f64 / 1e6 / seen.seconds.max(0.001));
+    Ok(seen)
+}
+
+fn advise(seen: Seen) -> Lending {
+    const MIB: u64 = 1 << 20;
+    let burst = seen.burst_bytes.saturating_mul(BURSTS);
+    let reserve_bytes = RESERVE_MIN_BYTES.max(seen.total_bytes / RESERVE_PART).max(burst).next_multiple_of(64 * MIB);
+    let lacks = seen.stalled.is_some_and(|share| share > STALLED_MAX);
+    let cache_is_used = seen.refaults_per_s > REFAULTS_MAX_PER_S;
+    let could = if cache_is_used { seen.free_min_bytes } else { seen.spare_min_bytes };
+    let capacity = could.saturating_sub(reserve_bytes) / (64 * MIB) * (64 * MIB);
+    let (capacity_bytes, why) = if lacks {
+        (0, "Lend nothing: programs here waited for memory.".to_owned())
+    } else if capacity < WORTHWHILE_BYTES {
+        (
+            0,
+            format!(
+                "Lend nothing: less than {} is left beside a reserve of {}.",
+                size::display(WORTHWHILE_BYTES),
+                size::display(reserve_bytes)
+            ),
+        )
+    } else if cache_is_used {
+        (capacity, "Lend what stays free; the page cache is used, and should keep what it has.".to_owned())
+    } else {
+        let now = size::display(seen.free_min_bytes.saturating_sub(reserve_bytes).min(capacity));
+        (capacity, format!("Lend what is spare: {now} of it at once, the rest as idle page cache makes room."))
+    };
+    let Seen { seconds, total_bytes, free_min_bytes, spare_min_bytes, refaults_per_s, stalled, .. } = seen;
+    Lending {
+        seconds,
+        total_bytes,
+        free_min_bytes,
+        spare_min_bytes,
+        refaults_per_s,
+        stalled,
+        capacity_bytes,
+        reserve_bytes,
+        why,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GIB: u64 = 1 << 30;
+
+    #[test]
+    fn what_is_spare_is_lent_and_nothing_else() {
+        let idle = Seen {
+            total_bytes: 16 * GIB,
+            free_min_bytes: 4 * GIB,
+            spare_min_bytes: 10 * GIB,
+            seconds: 60.0,
+            stalled: Some(0.0),
+            ..Seen::default()
+        };
+        let lending = advise(idle);
+        assert_eq!((lending.capacity_bytes, lending.reserve_bytes), (19 * GIB / 2, GIB / 2));
+        let used = advise(Seen { refaults_per_s: 1000.0, ..idle });
+        assert_eq!(used.capacity_bytes, 7 * GIB / 2);
+        let bursts = advise(Seen { burst_bytes: GIB, ..idle });
+        assert_eq!((bursts.capacity_bytes, bursts.reserve_bytes), (8 * GIB, 2 * GIB));
+        assert_eq!(advise(Seen { stalled: Some(0.01), ..idle }).capacity_bytes, 0);
+        assert_eq!(advise(Seen { spare_min_bytes: GIB / 2, ..idle }).capacity_bytes, 0);
+    }
+}

@@ -1,0 +1,392 @@
+//! `pumapool host-cache`: a host's page cache filled by what its guests evict.
+
+use crate::cli::{addresses, size};
+use crate::commands::mount::{self, Policies};
+use crate::config::written;
+use crate::daemon::{self, Daemon, reported, security};
+use anyhow::{Context, Result, bail};
+use clap::{Parser, ValueEnum};
+use hostcache::guest::{self, Statistics, Stop};
+use hostcache::{Volume, host};
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::sync_channel;
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::{Duration, Instant};
+use wire::address::Address;
+use wire::key::PoolKey;
+use wire::listener::{Error, Listener};
+
+/// How long the daemon before may go on to listen, and how often it is looked whether it does.
+const TAKE_OVER_LIMIT: Duration = Duration::from_secs(5);
+const TAKE_OVER_LOOK: Duration = Duration::from_millis(20);
+/// How often a successor tries again to listen: seldom enough to cost nothing, soon enough for
+/// whoever has just put a key back.
+const RETRY_INTERVAL: Duration = Duration::from_secs(2);
+
+/// Options of `host-cache`.
+#[derive(clap::Args, Serialize, Deserialize)]
+pub struct Options {
+    #[command(subcommand)]
+    side: Side,
+}
+
+#[derive(clap::Subcommand, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum Side {
+    /// In a virtual machine: give the host what this machine evicts.
+    Guest(GuestOptions),
+    /// On the host: serve the images of virtual machines, with what they evict in the page cache.
+    Host(HostOptions),
+}
+
+/// Options of `host-cache guest`.
+#[derive(clap::Args, Serialize, Deserialize)]
+pub struct GuestOptions {
+    /// The mountpoint of an ext4 or XFS file system on a disk that the host serves.
+    #[arg(long, value_name = "MOUNTPOINT")]
+    #[serde(with = "written::path")]
+    fs: PathBuf,
+
+    /// Where the host listens: vsock:2:PORT, HOST:PORT or unix:PATH.
+    #[arg(long, value_name = "ADDR", value_parser = addresses::peer)]
+    #[serde(with = "written::text")]
+    to: Address,
+
+    /// Whether the host is told what was read, so that it lets its copies go.
+    #[arg(long, value_enum, default_value_t = Switch::On)]
+    tell_reads: Switch,
+
+    /// Memory for evicted pages that wait to be sent (a power of two).
+    #[arg(long, value_name = "SIZE", default_value = "8MiB", value_parser = mount::ring_bytes)]
+    ring: usize,
+
+    #[command(flatten)]
+    #[serde(flatten)]
+    security: security::Options,
+
+    #[command(flatten)]
+    #[serde(flatten)]
+    daemon: daemon::Options,
+}
+
+/// Options of `host-cache host`.
+#[derive(clap::Args, Serialize, Deserialize)]
+pub struct HostOptions {
+    /// The directory with the images.
+    #[arg(long, value_name = "DIR")]
+    #[serde(with = "written::path")]
+    images: PathBuf,
+
+    /// Where to mount it, for the virtual machines' disks to be opened there; without this, in
+    /// place, over the directory itself.
+    #[serde(with = "written::maybe_path")]
+    mountpoint: Option<PathBuf>,
+
+    /// Where guests are listened to: vsock:PORT, HOST:PORT or unix:PATH.
+    #[arg(long, value_name = "ADDR", value_parser = addresses::place)]
+    #[serde(with = "written::text")]
+    listen: Address,
+
+    /// An image below DIR (raw), and the file with the key of the guest whose disk it is, which
+    /// that guest has a copy of. May be given several times. A single guest needs no key where the
+    /// address is unix:PATH, or with --trust-network.
+    #[arg(long, value_name = "IMAGE[=KEYFILE]", required = true)]
+    guest: Vec<GuestName>,
+
+    /// Do without a key: whoever can connect is the guest.
+    #[arg(long)]
+    trust_network: bool,
+
+    /// How pages get into the page cache.
+    #[arg(long, value_enum, default_value_t = Mode::Clean)]
+    mode: Mode,
+
+    /// Leave the copies of pages that the guest has read where they are, instead of letting them
+    /// go.
+    #[arg(long)]
+    keep: bool,
+
+    /// How much of one guest's pages may be in the page cache because it has evicted them; without
+    /// it, as much as the kernel finds room for.
+    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    #[serde(with = "written::maybe_size")]
+    limit: Option<u64>,
+
+    /// Memory for what is known of the images: 2 MiB for each GiB.
+    #[arg(long, value_name = "SIZE", default_value = "256MiB", value_parser = size::parse_catalog)]
+    #[serde(with = "written::size")]
+    catalog: u64,
+
+    /// Threads that always serve the images. While all of them wait for the disk, more are started,
+    /// up to 128.
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=256))]
+    threads: u16,
+
+    #[command(flatten)]
+    #[serde(flatten)]
+    daemon: daemon::Options,
+}
+
+#[derive(Clone, Copy, ValueEnum, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum Switch {
+    On,
+    Off,
+}
+
+#[derive(Clone, Copy, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum Mode {
+    /// As clean pages: nothing is written.
+    Clean,
+    /// Written into the image again, as the paper has it: for comparison.
+    Write,
+}
+
+#[derive(Clone, Serialize, Deserialize)]
+struct GuestName {
+    #[serde(with = "written::path")]
+    image: PathBuf,
+    #[serde(with = "written::maybe_path")]
+    key: Option<PathBuf>,
+}
+
+impl std::str::FromStr for GuestName {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<GuestName, String> {
+        let (image, key) = text.split_once('=').map_or((text, None), |(image, key)| (image, Some(key)));
+        if image.is_empty() || key.is_some_and(str::is_empty) {
+            return Err(
+                "write the image's name, and the key's file behind a =, such as disk.img=/etc/pumapool-keys/disk.key"
+                    .into(),
+            );
+        }
+        if Path::new(image).components().any(|part| !matches!(part, std::path::Component::Normal(_))) {
+            return Err(format!("{image:?} is no name below the directory of images"));
+        }
+        Ok(GuestName { image: image.into(), key: key.map(PathBuf::from) })
+    }
+}
+
+/// Guests of a mount, and whether they are listened to.
+pub struct Guests {
+    /// Reads the guests' keys.
+    config: Box<dyn Fn() -> Result<host::Config> + Send + Sync>,
+    listen: Address,
+    host: OnceLock<Arc<host::Host>>,
+    /// Why they are not listened to.
+    problem: Mutex<Option<String>>,
+    stopping: AtomicBool,
+}
+
+impl Guests {
+    /// Listens. A successor serves a mount that is in use, whatever becomes of the guests: it says
+    /// why they are not listened to, and tries again.
+    ///
+    /// # Errors
+    /// When they cannot be listened to at a first start.
+    pub fn listen(self: &Arc<Self>, mount: &Arc<::mount::Mount>, takes_over: bool) -> Result<()> {
+        let begun = Instant::now();
+        loop {
+            let Err(error) = self.try_to_listen(mount) else { return Ok(()) };
+            let is_taken = error.downcast_ref().is_some_and(|error| matches!(error, Error::AddressInUse { .. }));
+            if !takes_over {
+                return Err(error);
+            }
+            // The daemon before may still listen.
+            if !is_taken || begun.elapsed() > TAKE_OVER_LIMIT {
+                self.note(&error);
+                break;
+            }
+            std::thread::sleep(TAKE_OVER_LOOK);
+        }
+        let (guests, mount) = (self.clone(), Arc::downgrade(mount));
+        let thread = std::thread::Builder::new().name("puma-guests".into());
+        if let Err(error) = thread.spawn(move || guests.keep_trying(&mount)) {
+            tracing::error!("cannot start a thread to try again: {error}; `pumapool upgrade` does");
+        }
+        Ok(())
+    }
+
+    fn keep_trying(&self, mount: &Weak<::mount::Mount>) {
+        loop {
+            std::thread::sleep(RETRY_INTERVAL);
+            let Some(mount) = mount.upgrade().filter(|_| !self.stopping.load(Ordering::Relaxed)) else { return };
+            match self.try_to_listen(&mount) {
+                Ok(()) => {
+                    *self.problem.lock() = None;
+                    return tracing::info!("guests are listened to at {}", self.listen);
+                }
+                Err(error) => self.note(&error),
+            }
+        }
+    }
+
+    fn note(&self, error: &anyhow::Error) {
+        let text = format!("guests are not listened to: {error:#}");
+        let mut problem = self.problem.lock();
+        if problem.as_ref() != Some(&text) {
+            tracing::error!("{text}; the images are served without them, and it is tried again");
+            *problem = Some(text);
+        }
+    }
+
+    fn try_to_listen(&self, mount: &Arc<::mount::Mount>) -> Result<()> {
+        let config = (self.config)()?;
+        let listener = Listener::bind(&self.listen)?;
+        let (told, tell) = sync_channel(1);
+        let mount = mount.clone();
+        // Images are opened through the mount itself: never by the first thread, whose death is how
+        // the keeper knows that a daemon dies.
+        let serve = move || {
+            let host = host::Host::new(mount, config, listener).map(Arc::new);
+            let serving = host.as_ref().ok().cloned();
+            let _ = told.send(host);
+            serving.iter().for_each(|host| host.run());
+        };
+        std::thread::Builder::new().name("puma-guests".into()).spawn(serve).context("cannot start a thread")?;
+        let host = tell.recv().context("the images could not be looked at")??;
+        let _ = self.host.set(host);
+        // Told to stop meanwhile, it was not there to be stopped.
+        if self.stopping.load(Ordering::SeqCst) {
+            self.stop();
+        }
+        Ok(())
+    }
+
+    /// From now on nobody listens, and no image is in use.
+    pub fn stop(&self) {
+        self.stopping.store(true, Ordering::SeqCst);
+        self.host.get().into_iter().for_each(|host| host.stop());
+    }
+
+    /// Where they are listened to, and each of them: for the status.
+    pub fn status(&self) -> report::Guests {
+        let list = self.host.get().map(|host| host.status()).unwrap_or_default();
+        let address = self.host.get().map_or(&self.listen, |host| host.address());
+        report::Guests { listen: address.to_string(), list: list.into_iter().map(reported::host_guest).collect() }
+    }
+
+    /// Why they are not listened to, if so.
+    pub fn problem(&self) -> Option<String> {
+        self.problem.lock().clone()
+    }
+}
+
+/// Runs the command.
+pub fn run(options: Options) -> Result<ExitCode> {
+    match options.side {
+        Side::Guest(options) => run_guest(options),
+        Side::Host(options) => run_host(options),
+    }
+}
+
+fn run_guest(options: GuestOptions) -> Result<ExitCode> {
+    // Looked at before anything is started.
+    let host = options.to.clone().absolute()?;
+    let security = options.security.security(std::slice::from_ref(&host))?;
+    let mut volume = Volume::open(&options.fs)?;
+    let config = guest::Config {
+        host: host.clone(),
+        security,
+        tells_held: options.tell_reads == Switch::On,
+        ring_bytes: options.ring,
+    };
+    let daemon = match Daemon::prepare("guest", &options.daemon)? {
+        Ok(daemon) => daemon,
+        Err(code) => return Ok(code),
+    };
+    let (statistics, stop) = (Arc::new(Statistics::default()), Arc::new(Stop::default()));
+    let message = format!("what {} evicts is given to {host}", options.fs.display());
+    let status = {
+        let statistics = statistics.clone();
+        let description = report::Guest {
+            pid: std::process::id(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            metrics: daemon.metrics().map(Address::to_string),
+            fs: options.fs.to_string_lossy().into_owned(),
+            host: host.to_string(),
+            ..report::Guest::default()
+        };
+        move || {
+            report::Daemon::Guest(Box::new(report::Guest {
+                connected: statistics.is_connected(),
+                guest: reported::guest(statistics.counts()),
+                ..description.clone()
+            }))
+        }
+    };
+    let for_stop = stop.clone();
+    let serving = daemon.serve(&message, status, move || for_stop.request())?;
+    tracing::info!("{message}");
+    guest::run(&mut volume, &config, &statistics, &stop);
+    serving.ended_well();
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The options of a mount that nobody has said anything about.
+#[derive(Parser)]
+struct Defaults {
+    #[command(flatten)]
+    policies: Policies,
+}
+
+fn run_host(options: HostOptions) -> Result<ExitCode> {
+    if let Address::Tcp { port: 0, .. } | Address::Vsock { port: 0, .. } = options.listen {
+        bail!("{}: choose a port; the kernel would choose another one whenever a daemon takes over", options.listen);
+    }
+    let needs_key = !matches!(options.listen, Address::Unix(_)) && !options.trust_network;
+    for GuestName { image, key } in &options.guest {
+        if key.is_none() && needs_key {
+            bail!(
+                "{} is on a network, and {} has no key: make one with `pumapool key new FILE`, copy it to the guest, and name it here, \
+                 --guest {}=FILE; or --trust-network",
+                options.listen,
+                image.display(),
+                image.display()
+            );
+        }
+    }
+    let mut guests = options.guest.clone();
+    for key in guests.iter_mut().filter_map(|guest| guest.key.as_mut()) {
+        // The daemon leaves its folder. Should that be gone, reading the key says so.
+        *key = std::path::absolute(&*key).unwrap_or_else(|_| key.clone());
+    }
+    let (mode, keeps, limit) = (options.mode, options.keep, options.limit);
+    let config = move || {
+        let guest = |GuestName { image, key }: &GuestName| -> Result<host::Guest> {
+            let key = key.as_deref().map(PoolKey::read).transpose()?;
+            Ok(host::Guest { image: image.clone(), key })
+        };
+        Ok(host::Config {
+            guests: guests.iter().map(guest).collect::<Result<_>>()?,
+            placing: match mode {
+                Mode::Clean => ::mount::images::Placing::Clean,
+                Mode::Write => ::mount::images::Placing::Written,
+            },
+            keeps,
+            pages_max: limit.map(|bytes| bytes / page::PAGE_SIZE as u64),
+        })
+    };
+    let guests = Guests {
+        config: Box::new(config),
+        listen: options.listen.absolute()?,
+        host: OnceLock::new(),
+        problem: Mutex::default(),
+        stopping: AtomicBool::new(false),
+    };
+    let mut policies = Defaults::parse_from(["mount"]).policies;
+    (policies.catalog, policies.threads) = (options.catalog, options.threads);
+    mount::run(mount::Options::of_images(
+        options.images,
+        options.mountpoint,
+        Arc::new(guests),
+        policies,
+        options.daemon,
+    ))
+}

@@ -1,0 +1,270 @@
+//! `pumapool join`: a node that lends while its memory is idle, and borrows while its mounts evict.
+//!
+//! The lender and gossip are in this process; each mount is a `pumapool mount` of its own
+//! (`joined.rs`), which survives as any other. Twice a second the mounts are asked what they have
+//! evicted, [`pool::role`] says what follows, and everybody is told:
+//!
+//! - to *borrow*: first the lender takes no more pages, gives back what it has, and gossip says
+//!   that it does not lend; only when nothing is left there do the mounts begin to put.
+//! - to *lend*: first each mount says that it puts no more; only then the lender takes pages. What
+//!   lenders elsewhere still have is got from there until it is gone: that takes nobody's memory
+//!   but theirs.
+//!
+//! What must never happen here: lending and borrowing at once. Lending does not begin before each
+//! mount has said that it puts nothing.
+
+use crate::commands::{
+    joined::{Mounts, Wanted},
+    lend, mount, role,
+};
+use crate::config::{self, Changeable};
+use crate::daemon::{
+    self, Daemon, confine,
+    control::{self, answer},
+    pool, reported, security,
+};
+use ::pool::Gossip;
+use ::pool::role::{Config, Role, Roles, Status};
+use anyhow::{Context, Result, ensure};
+use clap::ValueEnum;
+use parking_lot::Mutex;
+use report::{Reply, RoleSet};
+use serde::{Deserialize, Serialize};
+use std::os::unix::net::UnixStream;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
+use std::time::{Duration, Instant};
+use wire::address::Address;
+
+/// Time between two looks.
+const LOOK_INTERVAL: Duration = Duration::from_millis(500);
+
+/// Mounts of a node. Each look asks them one after the other.
+const MOUNTS_MAX: usize = 64;
+
+/// Options of `join`.
+#[derive(clap::Args, Serialize, Deserialize)]
+#[command(mut_args(|argument| if argument.get_id() == "seeds" { argument.required(true) } else { argument }))]
+pub struct Options {
+    /// A directory to mount, over itself or at MOUNTPOINT. May be given several times.
+    #[arg(long = "mount", value_name = "SRC[:MOUNTPOINT]", required = true)]
+    mounts: Vec<Wanted>,
+
+    /// What to do at first: what is needed, or only one of the two. `pumapool role` changes it.
+    #[arg(long, value_enum, default_value_t = role::Name::Auto)]
+    role: role::Name,
+
+    /// How long hardly anything must be evicted before the node lends again, in seconds. It
+    /// doubles, up to 32 times as long, when the node has to borrow soon after.
+    #[arg(long, value_name = "SECONDS", default_value_t = ::pool::role::CALM_DEFAULT.as_secs(),
+        value_parser = clap::value_parser!(u64).range(1..=3600))]
+    calm: u64,
+
+    #[command(flatten)]
+    #[serde(flatten)]
+    lending: lend::Lending,
+
+    #[command(flatten)]
+    #[serde(flatten)]
+    pool: pool::Options,
+
+    #[command(flatten)]
+    #[serde(flatten)]
+    policies: mount::Policies,
+
+    #[command(flatten)]
+    #[serde(flatten)]
+    security: security::Options,
+
+    #[command(flatten)]
+    #[serde(flatten)]
+    daemon: daemon::Options,
+}
+
+impl Options {
+    /// The options of a mount. Its own lender is not for it.
+    fn mount(&self, wanted: &Wanted, own: &Address) -> mount::Options {
+        mount::Options::of_node(
+            wanted.source.clone(),
+            wanted.mountpoint.clone(),
+            self.pool.of_mount(),
+            self.policies.clone(),
+            self.security.clone(),
+            own.clone(),
+        )
+    }
+}
+
+/// What the threads share.
+struct Node {
+    roles: Mutex<Roles>,
+    mounts: Mutex<Mounts>,
+    lender: lender::Handle,
+    gossip: Option<Arc<Gossip>>,
+    /// By which address others reach the lender.
+    address: Address,
+}
+
+/// Runs the command.
+pub fn run(options: Options, log: &str) -> Result<ExitCode> {
+    ensure!(options.mounts.len() <= MOUNTS_MAX, "a node has at most {MOUNTS_MAX} mounts; start another one for more");
+    let networks: Vec<_> = options.pool.network().into_iter().chain([options.lending.listen.clone()]).collect();
+    let security = options.security.security(&networks)?;
+    let security_name = security::name(&security);
+    let daemon = match Daemon::prepare("join", &options.daemon)? {
+        Ok(daemon) => daemon,
+        Err(code) => return Ok(code),
+    };
+    let server = lender::Server::bind(options.lending.config(security.clone())?)?;
+    let own = pool::lender_address(&options.pool, server.local_address())?;
+    // While programs can still be started, with all rights. They open their own descriptors, and
+    // none of ours.
+    let mounts = Mounts::start(&options.mounts, log, &|wanted| options.mount(wanted, &own))?;
+    // Before the first thread is started: threads inherit it. Mounts are ended by signals, which
+    // need no rights beyond the user's.
+    let confined = confine::lender(server.local_address(), daemon.metrics(), &control::folder(), config::path());
+    let address = server.local_address().to_string();
+    let handle = server.handle();
+    // Until the mounts have been heard.
+    handle.set_lending(false);
+    let gossip = pool::lend(&options.pool, security, &handle, server.local_address())?;
+    let config = Config { calm: Duration::from_secs(options.calm), wanted: options.role.into() };
+    let node = Arc::new(Node {
+        roles: Mutex::new(Roles::new(config, Instant::now())),
+        mounts: Mutex::new(mounts),
+        lender: handle.clone(),
+        gossip: gossip.clone(),
+        address: own,
+    });
+    node.look();
+    if !node.mounts.lock().see_evictions() {
+        tracing::warn!(
+            "no mount sees evictions (`pumapool doctor` says why): the role does not change by itself, only by `pumapool role`"
+        );
+    }
+    let status = {
+        let node = node.clone();
+        let description = report::Join {
+            pid: std::process::id(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            listen: address.clone(),
+            confined,
+            security: Some(security_name.to_owned()),
+            metrics: daemon.metrics().map(Address::to_string),
+            ..report::Join::default()
+        };
+        move || {
+            // The role does not change while these are looked at one after the other.
+            let mounts = node.mounts.lock();
+            report::Daemon::Join(Box::new(report::Join {
+                role: reported::role(node.status()),
+                mounts: mounts.status(),
+                lender: reported::lender(node.lender.status()),
+                pool: reported::pool(node.gossip.as_ref()),
+                ..description.clone()
+            }))
+        }
+    };
+    let command = {
+        let node = node.clone();
+        move |wanted: &str, stream: UnixStream| answer(stream, &node.command(wanted))
+    };
+    let stop = {
+        let handle = handle.clone();
+        move || {
+            // First of all nobody should come any more.
+            gossip.iter().for_each(|gossip| gossip.stop());
+            handle.shutdown();
+        }
+    };
+    let changeable = {
+        let handle = handle.clone();
+        Changeable::new(&lend::CHANGEABLE, move |lending: lend::Lending| lending.change(&handle))
+    };
+    let (stop_looking, stopped) = sync_channel(0);
+    let looking = {
+        let node = node.clone();
+        let thread = std::thread::Builder::new().name("puma-role".into());
+        thread.spawn(move || node.keep_looking(&stopped)).context("cannot start a thread")?
+    };
+    let message = format!("joined as {address}, with {} mounts", options.mounts.len());
+    let serving = daemon.can_change(changeable).serve_commands(&message, status, command, stop)?;
+    tracing::info!("{message}");
+    let ran = server.run();
+    drop(stop_looking);
+    let _ = looking.join();
+    node.mounts.lock().stop();
+    ran?;
+    serving.ended_well();
+    Ok(ExitCode::SUCCESS)
+}
+
+impl Node {
+    fn keep_looking(&self, stopped: &Receiver<()>) {
+        while stopped.recv_timeout(LOOK_INTERVAL) == Err(RecvTimeoutError::Timeout) {
+            self.look();
+        }
+    }
+
+    /// Asks, decides, and tells everybody.
+    fn look(&self) {
+        let mut mounts = self.mounts.lock();
+        let before = self.lender.status();
+        let role = {
+            let mut roles = self.roles.lock();
+            let was = roles.status(Instant::now());
+            let role = roles.step(Instant::now(), mounts.evicted_pages(), before.headroom_bytes);
+            if role != was.role {
+                tracing::info!("{}", describe(&roles.status(Instant::now())));
+            }
+            role
+        };
+        match role {
+            Role::Borrow => {
+                if before.lending {
+                    self.lend(false);
+                }
+                let lent = self.lender.status();
+                mounts.tell(lent.stored_pages == 0 && lent.zero_pages == 0);
+            }
+            Role::Lend => {
+                mounts.tell(false);
+                let may_lend = mounts.none_borrows();
+                if may_lend != before.lending {
+                    self.lend(may_lend);
+                }
+            }
+        }
+    }
+
+    fn lend(&self, lending: bool) {
+        self.lender.set_lending(lending);
+        if let Some(gossip) = &self.gossip {
+            pool::tell(gossip, &self.lender, &self.address);
+        }
+    }
+
+    fn status(&self) -> Status {
+        self.roles.lock().status(Instant::now())
+    }
+
+    fn command(&self, wanted: &str) -> Reply<RoleSet> {
+        let name = wanted.strip_prefix(role::COMMAND).and_then(|name| role::Name::from_str(name, false).ok());
+        match name {
+            Some(name) => {
+                self.roles.lock().set_wanted(name.into());
+                Reply::Done(RoleSet { wanted: reported::role_wanted(name.into()) })
+            }
+            None => Reply::refused(format!("{wanted:?} is nothing that can be asked of a node")),
+        }
+    }
+}
+
+fn describe(status: &Status) -> String {
+    let role = match status.role {
+        Role::Lend => "lending",
+        Role::Borrow => "borrowing",
+    };
+    format!("{role}: {}", status.reason)
+}

@@ -1,0 +1,270 @@
+//! The mounts of a node that has joined a pool: started before anything else, told whether to
+//! borrow, asked what they have evicted.
+//!
+//! Each is a mount as `pumapool mount` makes it, with a keeper and a daemon, in the background; it
+//! survives its own daemon, and this process, too. One that a node before this one has left is
+//! taken on as it is.
+//!
+//! What must never happen here: that a mount is believed not to borrow which has not said so.
+
+use crate::commands::{mount, umount};
+use crate::config;
+use crate::config::written;
+use crate::daemon::control;
+use anyhow::{Context, Result, bail};
+use report::{Borrowing, Listed, NodeMount, NodeMountState, Reply};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fd::OwnedFd;
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use serde::{Deserialize, Serialize};
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::str::FromStr;
+use std::time::Duration;
+
+/// Tells a mount to put at lenders what is evicted.
+pub const BORROW: &str = "borrow on";
+/// Tells a mount not to.
+pub const BORROW_NOT: &str = "borrow off";
+
+/// How long a mount may take to answer. While another daemon takes it over, it takes longer; then
+/// it is asked again.
+const ANSWER_LIMIT: Duration = Duration::from_secs(1);
+/// How long a mount may take to end, before the node ends without it.
+const END_LIMIT_SECONDS: i64 = 10;
+
+/// A mount that is wanted: `SRC` or `SRC:MOUNTPOINT`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Wanted {
+    /// The backing directory.
+    #[serde(with = "written::path")]
+    pub source: PathBuf,
+    /// Where it is mounted, if not over the directory itself.
+    #[serde(with = "written::maybe_path")]
+    pub mountpoint: Option<PathBuf>,
+}
+
+impl FromStr for Wanted {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Wanted, String> {
+        let (source, mountpoint) = match text.split_once(':') {
+            Some((source, mountpoint)) => (source, Some(mountpoint)),
+            None => (text, None),
+        };
+        if source.is_empty() || mountpoint.is_some_and(|path| path.is_empty() || path.contains(':')) {
+            return Err("write SRC or SRC:MOUNTPOINT, where neither has a colon in it".to_owned());
+        }
+        Ok(Wanted { source: source.into(), mountpoint: mountpoint.map(PathBuf::from) })
+    }
+}
+
+/// One of them.
+struct Joined {
+    mountpoint: PathBuf,
+    socket: PathBuf,
+    keeper: OwnedFd,
+    /// Started by this process, rather than found.
+    started: bool,
+    /// What it said last; None: it does not answer.
+    borrowing: Option<bool>,
+    /// It has said that it puts nothing, and nothing else since. Of a mount that this process has
+    /// started a daemon that takes over puts nothing, either, until it is told to; of another one
+    /// that is not known, so it must have said so at the last look.
+    puts_nothing: bool,
+    /// What its daemon has evicted; None: it cannot see that.
+    evictions: Option<u64>,
+    gone: bool,
+}
+
+/// All of them. Those that this process has started end when this is dropped.
+pub struct Mounts {
+    list: Vec<Joined>,
+    evicted_pages: u64,
+}
+
+impl Mounts {
+    /// Has them mounted, none of them borrowing, and waits until they are served. To be called
+    /// while this process may start programs.
+    ///
+    /// # Errors
+    /// When one of them cannot be; then those that were started end.
+    pub fn start(wanted: &[Wanted], log: &str, options: &dyn Fn(&Wanted) -> mount::Options) -> Result<Mounts> {
+        let mut mounts = Mounts { list: Vec::new(), evicted_pages: 0 };
+        for one in wanted {
+            let place = one.mountpoint.as_ref().unwrap_or(&one.source);
+            let found = match umount::find(place) {
+                Ok((place, None)) => bail!(
+                    "{} is mounted already, and its daemon does not answer: unmount it with `pumapool umount`",
+                    place.display()
+                ),
+                Ok((place, Some(status))) => {
+                    let source = one.source.canonicalize().unwrap_or_else(|_| one.source.clone());
+                    let found = &status.status.source;
+                    if Path::new(found) != source {
+                        bail!(
+                            "{} is mounted already, and shows {found}, not {}: unmount it with `pumapool umount`",
+                            place.display(),
+                            source.display()
+                        );
+                    }
+                    tracing::info!("{} is mounted already: it is taken on as it is", place.display());
+                    (place, status, false)
+                }
+                Err(_) => {
+                    start_mount(one, log, options(one))?;
+                    match umount::find(place)? {
+                        (place, Some(status)) => (place, status, true),
+                        (place, None) => bail!("the daemon of {} does not answer", place.display()),
+                    }
+                }
+            };
+            mounts.list.push(Joined::new(found)?);
+        }
+        Ok(mounts)
+    }
+
+    /// Tells all of them whether to borrow, and learns what they have evicted.
+    pub fn tell(&mut self, borrow: bool) {
+        for one in self.list.iter_mut().filter(|one| !one.gone) {
+            self.evicted_pages += one.tell(borrow);
+        }
+    }
+
+    /// Pages that they have evicted since this process began.
+    pub fn evicted_pages(&self) -> u64 {
+        self.evicted_pages
+    }
+
+    /// Whether each of them has said that it does not borrow, with nothing on its way to a lender,
+    /// or is gone.
+    pub fn none_borrows(&self) -> bool {
+        self.list.iter().all(|one| one.gone || one.puts_nothing)
+    }
+
+    /// Whether some mount's evictions are seen.
+    pub fn see_evictions(&self) -> bool {
+        self.list.iter().any(|one| !one.gone && one.evictions.is_some())
+    }
+
+    /// For the status.
+    pub fn status(&self) -> Vec<NodeMount> {
+        let one = |one: &Joined| NodeMount {
+            mountpoint: one.mountpoint.to_string_lossy().into_owned(),
+            state: match one.borrowing {
+                _ if one.gone => NodeMountState::Gone,
+                None => NodeMountState::DoesNotAnswer,
+                Some(true) => NodeMountState::Borrows,
+                Some(false) => NodeMountState::DoesNotBorrow,
+            },
+            sees_evictions: one.evictions.is_some(),
+        };
+        self.list.iter().map(one).collect()
+    }
+
+    /// Ends them, also those that were found.
+    pub fn stop(&mut self) {
+        end(std::mem::take(&mut self.list));
+    }
+}
+
+impl Drop for Mounts {
+    fn drop(&mut self) {
+        let mut list = std::mem::take(&mut self.list);
+        list.retain(|one| one.started);
+        end(list);
+    }
+}
+
+fn end(mut list: Vec<Joined>) {
+    list.retain(|one| !one.gone);
+    for one in &list {
+        // One that has ended needs no word.
+        let _ = pidfd_send_signal(&one.keeper, Signal::TERM);
+    }
+    for one in list.iter().filter(|one| !one.has_ended(END_LIMIT_SECONDS)) {
+        tracing::warn!("{} is in use: it ends when the last file is closed", one.mountpoint.display());
+    }
+}
+
+impl Joined {
+    fn new((mountpoint, status, started): (PathBuf, Listed<report::Mount>, bool)) -> Result<Joined> {
+        let socket = status.socket.into();
+        let pid = i32::try_from(status.status.pid).ok().and_then(Pid::from_raw);
+        let pid = pid.with_context(|| format!("the daemon of {} does not tell its process", mountpoint.display()))?;
+        let keeper = pidfd_open(pid, PidfdFlags::empty())
+            .with_context(|| format!("cannot watch the daemon of {}", mountpoint.display()))?;
+        let (borrowing, evictions) = (None, None);
+        Ok(Joined { mountpoint, socket, keeper, started, borrowing, puts_nothing: false, evictions, gone: false })
+    }
+
+    /// Returns the pages that were evicted since it was last asked.
+    fn tell(&mut self, borrow: bool) -> u64 {
+        let wanted = if borrow { BORROW } else { BORROW_NOT };
+        self.puts_nothing &= !borrow && self.started;
+        let reply = control::request::<Reply<Borrowing>>(&self.socket, wanted, ANSWER_LIMIT).ok();
+        let answer = reply.and_then(|reply| reply.done().ok());
+        let was_borrowing = std::mem::replace(&mut self.borrowing, answer.map(|answer| answer.borrowing));
+        let Some(answer) = answer else {
+            // A daemon whose keeper was killed serves on.
+            self.gone = self.has_ended(0) && !control::is_served(&self.socket);
+            if self.gone {
+                tracing::warn!("{} is no longer mounted; the node goes on without it", self.mountpoint.display());
+            } else if was_borrowing.is_some() {
+                tracing::warn!("the daemon of {} does not answer", self.mountpoint.display());
+            }
+            return 0;
+        };
+        self.puts_nothing |= !answer.borrowing && answer.puts_under_way == 0;
+        let before = std::mem::replace(&mut self.evictions, answer.evictions);
+        match (before, self.evictions) {
+            (Some(before), Some(now)) if now >= before => now - before,
+            // Another daemon, which counts anew.
+            (Some(_), Some(now)) => now,
+            _ => 0,
+        }
+    }
+
+    fn has_ended(&self, limit_seconds: i64) -> bool {
+        let limit = Timespec { tv_sec: limit_seconds, tv_nsec: 0 };
+        matches!(poll(&mut [PollFd::new(&self.keeper, PollFlags::IN)], Some(&limit)), Ok(1))
+    }
+}
+
+/// Mounts, and waits until it is served. What goes wrong is said by the command itself.
+fn start_mount(wanted: &Wanted, log: &str, options: mount::Options) -> Result<()> {
+    let program = std::env::current_exe().context("cannot find this program to mount with")?;
+    let mut command = Command::new(program);
+    // For those who look at the processes; the options themselves are passed beside it.
+    let source = [OsString::from("mount"), wanted.source.clone().into()];
+    let shown: Vec<OsString> = source.into_iter().chain(wanted.mountpoint.clone().map(OsString::from)).collect();
+    let given = [OsString::from("pumapool")].into_iter().chain(shown.iter().cloned()).collect();
+    let _settings = config::pass(log, ("mount", options), given, &mut command)?;
+    command.args(shown);
+    for variable in [crate::daemon::STARTED_BY, "NOTIFY_SOCKET", "LISTEN_FDS", "LISTEN_FDNAMES", "LISTEN_PID"] {
+        command.env_remove(variable);
+    }
+    let ended = command.stdin(Stdio::null()).stdout(Stdio::null()).status();
+    let ended = ended.with_context(|| format!("cannot start the mount of {}", wanted.source.display()))?;
+    anyhow::ensure!(ended.success(), "cannot mount {}: see the line above", wanted.source.display());
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mounts_are_read() {
+        let wanted = |source: &str, mountpoint: Option<&str>| Wanted {
+            source: source.into(),
+            mountpoint: mountpoint.map(PathBuf::from),
+        };
+        assert_eq!("/srv".parse(), Ok(wanted("/srv", None)));
+        assert_eq!("/srv:/mnt/x".parse(), Ok(wanted("/srv", Some("/mnt/x"))));
+        for text in ["", ":", ":/mnt", "/srv:", "/a:/b:/c"] {
+            assert!(text.parse::<Wanted>().is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,379 @@
+//! `pumapool mount`: the borrower.
+//!
+//! The process that is started becomes the keeper (`keeper.rs`), and starts this program again as
+//! the daemon that serves.
+
+mod options;
+
+pub use options::{CHANGEABLE, Options, Policies, ring_bytes};
+
+use crate::cli::exit;
+use crate::commands::joined;
+use crate::config::Changeable;
+use crate::daemon::{Daemon, cgroups::cgroups, confine, control::answer, membership::Membership, reported};
+use crate::metrics::server::{self, Door};
+use crate::supervisor::{fdstore, keeper, kept::Kept};
+use anyhow::{Context, Result, bail};
+use borrower::cgroups::Cgroups;
+use borrower::{Borrower, Strategy};
+use mount::handover::channel::{Channel, Message};
+use mount::handover::given::Given;
+use options::{FillName, StrategyName, Switch, WriteName, memory_bytes, written_bytes};
+use report::{Borrowing, Fill, Reply, Strategy as Policy, Upgraded, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::mpsc::{SyncSender, sync_channel};
+use std::time::{Duration, Instant};
+use tap::EvictionSource;
+
+/// How long the requests in hand may take when the mount is left to another program. Beyond it
+/// there is no upgrade.
+const LEAVE_LIMIT: Duration = Duration::from_secs(10);
+
+/// How long the keeper may take for what it is to keep. Beyond it there is no upgrade.
+const KEEP_LIMIT: Duration = Duration::from_secs(2);
+
+/// How long the keeper may take to be told who takes over.
+const TELL_LIMIT: Duration = Duration::from_secs(10);
+
+/// Runs the command.
+pub fn run(options: Options) -> Result<ExitCode> {
+    if let Some(kept) = Kept::inherited()? {
+        return serve(options, kept);
+    }
+    // The key is looked at before anything is started; the daemon reads it for itself.
+    let held = fdstore::inherited();
+    if held.is_empty() {
+        let networks: Vec<_> = options.lender.iter().cloned().chain(options.pool.network()).collect();
+        options.security.security(&networks)?;
+    }
+    let mountpoint = options.mountpoint.as_ref().unwrap_or(&options.source);
+    if let Some(key) = options.security.key_file()
+        && held.is_empty()
+        && is_below(key, mountpoint)
+    {
+        bail!(
+            "the key {} lies in what is mounted at {}: a daemon that takes the mount over could not read it; put it elsewhere",
+            key.display(),
+            mountpoint.display()
+        );
+    }
+    // A mount that is in use is taken on, whatever becomes of its metrics.
+    let mut daemon_options = options.daemon.clone();
+    let tried = if held.is_empty() { None } else { daemon_options.metrics.take() };
+    match Daemon::prepare("mount", &daemon_options)? {
+        Ok(daemon) => {
+            let (log, control, metrics) = daemon.into_parts();
+            let bind = |address| {
+                Door::bind(&address).inspect_err(|error| tracing::error!("metrics are not served: {error:#}")).ok()
+            };
+            keeper::run(log, control, metrics.or_else(|| tried.and_then(bind)), held)
+        }
+        Err(code) => Ok(code),
+    }
+}
+
+/// The daemon: mounts, or takes over what the keeper gives, and serves.
+fn serve(mut options: Options, mut kept: Kept) -> Result<ExitCode> {
+    let given = Given::receive(&kept.channel).context("cannot hear from the keeper")?;
+    let takes_over = !given.is_empty();
+    let (pool, security) = (&options.pool, options.security.clone());
+    let membership = Membership::begin(&options.lender, pool, security, options.except.clone(), takes_over)?;
+    let membership = Arc::new(membership);
+    let mountpoint = options.mountpoint.clone().unwrap_or_else(|| options.source.clone());
+    let config = mount::Config {
+        write: match options.policies.write {
+            WriteName::Through => mount::WriteMode::Through,
+            WriteName::Back => mount::WriteMode::Back,
+        },
+        wide_readahead: options.guests.is_none(),
+        pass: options.policies.passthrough == Switch::On && options.guests.is_none(),
+        idmapped: options.policies.idmapped,
+        cross_mounts: options.cross_mounts,
+        flags: options.forbid.iter().map(|forbidden| forbidden.flag()).collect(),
+        threads: options.policies.threads.into(),
+        attr_timeout: Duration::from_secs_f64(options.policies.attribute_timeout),
+        written_bytes: written_bytes(memory_bytes()),
+        ..mount::Config::new(options.source.clone(), mountpoint)
+    };
+    let mut unseen = None;
+    let make_borrower = |info: mount::MountInfo| {
+        // A mount that is in use is served on, whatever becomes of the tap; but what is not seen to
+        // be evicted is not lent, as it was not to be.
+        let (source, groups) = evictions(&options, info.device).or_else(|error| {
+            if !takes_over {
+                return Err(error);
+            }
+            let text = format!("{error:#}; nothing more is lent, until `pumapool upgrade` tries it again");
+            tracing::error!("{text}");
+            unseen = Some(text);
+            Ok((None, None))
+        })?;
+        let borrower = Borrower::start(
+            borrower::Config {
+                lenders: membership.lenders(),
+                expects_lenders: membership.expects_lenders(),
+                strategy: match options.policies.strategy {
+                    StrategyName::Exclusive => Strategy::Exclusive,
+                    StrategyName::NonInclusive => Strategy::NonInclusive,
+                },
+                get_connections: options.policies.threads.into(),
+                filter: options.policies.filter == Switch::On,
+                gate: (options.policies.gate == Switch::On).then(|| options.policies.thresholds()),
+                hedge: options.policies.hedge == Switch::On,
+                bad_pages_max: options.policies.bad_pages,
+                catalog_bytes_max: options.policies.catalog,
+                session: None,
+                security: membership.security(),
+                has_guests: options.guests.is_some(),
+                cgroups: groups,
+                may_fill_on_read: options.policies.fill == FillName::Auto && options.policies.cgroup.is_empty(),
+            },
+            source,
+        )?;
+        borrower.set_borrowing(options.borrow == Switch::On && unseen.is_none());
+        anyhow::Ok(borrower)
+    };
+    // The catalog of a daemon before this one, and its session with the lender, would be claimed
+    // here: as of now the new borrower begins with an empty catalog, which is right and only
+    // slower.
+    let mount = match takes_over {
+        false => mount::Mount::start_kept(config, Some(kept.channel.clone()), make_borrower)?,
+        true => mount::Mount::take_over(&config, given, Some(kept.channel.clone()), make_borrower)?,
+    };
+    // Whatever happens from here on: no mount without its daemon. But one that is in use is left to
+    // the next one, until it is served.
+    let mut mount = DetachedOnDrop(Arc::new(mount), !takes_over);
+    let borrower = mount.0.borrower().clone();
+    let guests = options.guests.take();
+    guests.iter().try_for_each(|guests| guests.listen(&mount.0, takes_over))?;
+    membership.follow(&borrower);
+    let description = report::Mount {
+        daemon_pid: std::process::id(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        source: mount.0.source().to_string_lossy().into_owned(),
+        mountpoint: mount.0.mountpoint().to_string_lossy().into_owned(),
+        write: match options.policies.write {
+            WriteName::Through => Write::Through,
+            WriteName::Back => Write::Back,
+        },
+        strategy: match options.policies.strategy {
+            StrategyName::Exclusive => Policy::Exclusive,
+            StrategyName::NonInclusive => Policy::NonInclusive,
+        },
+        confined: confine::now(),
+        security: membership.security_name().map(str::to_owned),
+        metrics: kept.metrics.as_ref().and_then(server::address).map(|address| address.to_string()),
+        ..report::Mount::default()
+    };
+    let message = format!("{} is mounted at {}", mount.0.source().display(), mount.0.mountpoint().display());
+    let sees = unseen.is_none();
+    let status = {
+        let (mount, borrower, guests) = (mount.0.clone(), borrower.clone(), guests.clone());
+        let (keeper_pid, channel) = (kept.keeper_pid(), kept.channel.clone());
+        move || {
+            let of_guests = guests.as_ref().and_then(|guests| guests.problem());
+            let of_keeper = Kept::problem(keeper_pid, &channel);
+            let of_tap = borrower.tap_failure().map(str::to_owned);
+            let problems = [membership.problem(), unseen.clone(), of_tap, of_guests, of_keeper];
+            let status = report::Mount {
+                pid: Kept::pid(keeper_pid, &channel),
+                pool: reported::pool(membership.gossip()),
+                problems: problems.into_iter().flatten().collect(),
+                guests: guests.as_ref().map(|guests| guests.status()),
+                ..status(description.clone(), &mount, &borrower)
+            };
+            report::Daemon::Mount(Box::new(status))
+        }
+    };
+    let (told, was_told) = sync_channel(1);
+    let command = {
+        let (mount, borrower, channel) = (mount.0.clone(), borrower.clone(), kept.channel.clone());
+        move |wanted: &str, stream: UnixStream| match (wanted, wanted.strip_prefix("upgrade ")) {
+            (_, Some(program)) => hand_over(&mount, &channel, program, stream, &told),
+            (joined::BORROW, _) => answer(stream, &borrow(&borrower, sees)),
+            (joined::BORROW_NOT, _) => answer(stream, &borrow(&borrower, false)),
+            _ => {
+                let error = format!("{wanted:?} is nothing that can be asked of a mount");
+                answer(stream, &Reply::<Borrowing>::refused(error));
+            }
+        }
+    };
+    let stop = {
+        let (mount, guests) = (mount.0.clone(), guests.clone());
+        move || {
+            // A guest that is being dealt with uses the mount.
+            guests.iter().for_each(|guests| guests.stop());
+            if let Err(error) = mount.unmount(false) {
+                tracing::warn!("{error}; detaching it: the daemon ends when the last file is closed");
+                let _ = mount.unmount(true);
+            }
+        }
+    };
+    let status = Arc::new(status);
+    if let Some(socket) = kept.metrics.take() {
+        let status = status.clone();
+        let served = server::serve(socket, Arc::new(move || vec![status()]));
+        // A mount that is in use is served on, whatever becomes of its metrics.
+        served.or_else(|error| {
+            tracing::error!("metrics are not served: {error:#}");
+            if takes_over { Ok(()) } else { Err(error) }
+        })?;
+    }
+    let changeable = {
+        let borrower = borrower.clone();
+        Changeable::new(&CHANGEABLE, move |policies: Policies| {
+            borrower.set_filter(policies.filter == Switch::On);
+            borrower.set_thresholds(policies.thresholds());
+        })
+    };
+    kept.serve(&message, move || status(), command, changeable, stop)?;
+    mount.1 = true;
+    match &guests {
+        Some(guests) if guests.problem().is_some() => tracing::info!("{message}"),
+        Some(guests) => tracing::info!("{message}; guests are listened to at {}", guests.status().listen),
+        None => tracing::info!("{message}, filled on {}", fill(&borrower)),
+    }
+    let served = mount.0.wait();
+    guests.iter().for_each(|guests| guests.stop());
+    if served == mount::Served::Left {
+        // The lender takes the end of our connections for the end of the session. What it keeps for
+        // a successor is to be arranged here.
+        let _ = was_told.recv_timeout(TELL_LIMIT);
+        return Ok(ExitCode::from(exit::HANDED_OVER));
+    }
+    borrower.stop();
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Whether the way to a file leads through a directory. Both are looked at, so that the directory
+/// must be served.
+fn is_below(file: &Path, directory: &Path) -> bool {
+    let [file, directory] = [file, directory].map(Path::canonicalize);
+    matches!((file, directory), (Ok(file), Ok(directory)) if file.starts_with(&directory))
+}
+
+/// Leaves the mount to another program: the keeper starts it, and answers on the stream when it
+/// serves.
+fn hand_over(mount: &mount::Mount, channel: &Channel, program: &str, stream: UnixStream, told: &SyncSender<()>) {
+    if channel.is_lost() {
+        let error = "the keeper of this mount is gone: unmount it, and mount it again with the new program";
+        return answer(stream, &Reply::<Upgraded>::refused(error));
+    }
+    if is_below(Path::new(program), mount.mountpoint()) {
+        let error = format!("{program} lies in the mount, which nobody serves while it is started: put it elsewhere");
+        return answer(stream, &Reply::<Upgraded>::refused(error));
+    }
+    if !mount.is_kept(KEEP_LIMIT) {
+        let error =
+            "the supervisor of this mount does not read what it is to keep: is it stopped? See `pumapool status`";
+        return answer(stream, &Reply::<Upgraded>::refused(error));
+    }
+    let start = Instant::now();
+    match mount.leave(LEAVE_LIMIT) {
+        Ok(true) => {
+            // What was opened meanwhile.
+            mount.is_kept(KEEP_LIMIT);
+            let message = format!("{} {program}", start.elapsed().as_millis());
+            let _ = channel.send(&Message::Upgrade(message, Some(stream.into())));
+            let _ = told.send(());
+        }
+        Ok(false) => {
+            let error = format!("requests do not end within {LEAVE_LIMIT:?}, or the mount is gone; try again");
+            answer(stream, &Reply::<Upgraded>::refused(error));
+        }
+        Err(error) => {
+            let error = format!("the workers cannot be interrupted: {error}");
+            answer(stream, &Reply::<Upgraded>::refused(error));
+        }
+    }
+}
+
+/// Whether to borrow is said about twice a second, and what has been evicted is told in return.
+fn borrow(borrower: &Borrower, borrowing: bool) -> Reply<Borrowing> {
+    if borrowing != borrower.is_borrowing() {
+        borrower.set_borrowing(borrowing);
+        tracing::info!(
+            "{}",
+            if borrowing { "borrowing" } else { "not borrowing: what is evicted is not put at lenders" }
+        );
+    }
+    Reply::Done(Borrowing {
+        borrowing: borrower.is_borrowing(),
+        puts_under_way: borrower.puts_under_way() as u64,
+        evictions: borrower.sees_evictions().then(|| borrower.metrics().evictions.get()),
+    })
+}
+
+/// The mount, and whether it is taken out of the tree when dropped, if it still is there.
+struct DetachedOnDrop(Arc<mount::Mount>, bool);
+
+impl Drop for DetachedOnDrop {
+    fn drop(&mut self) {
+        if self.1 {
+            let _ = self.0.unmount(true);
+        }
+    }
+}
+
+/// Where evictions come from, if anywhere, and the control groups that pages are lent for.
+type Evictions = (Option<Box<dyn EvictionSource>>, Option<Cgroups>);
+
+/// What a borrower is to know of evictions: the tap, and the control groups that it tells apart.
+fn evictions(options: &Options, device: u64) -> Result<Evictions> {
+    Ok((eviction_source(options, device)?, cgroups(&options.policies.cgroup)?))
+}
+
+/// The eviction tap, if it is wanted and can be had; one clear line if not.
+fn eviction_source(options: &Options, device: u64) -> Result<Option<Box<dyn EvictionSource>>> {
+    if options.policies.fill == FillName::Read && !options.policies.cgroup.is_empty() {
+        bail!("--fill read does not see whose pages are evicted: leave out --cgroup, or use --fill evict");
+    }
+    if options.policies.fill == FillName::Read || (options.lender.is_empty() && !options.pool.is_wanted()) {
+        return Ok(None);
+    }
+    let tells_cgroup = !options.policies.cgroup.is_empty();
+    match tap::BpfTap::load(tap::Target { device, tells_cgroup, takes_hints: true }, options.policies.ring.bytes()) {
+        Ok(tap) => Ok(Some(Box::new(tap))),
+        Err(error) if tells_cgroup => Err(error).context("cannot tap evictions, which say whose they are (--cgroup)"),
+        Err(error) if options.policies.fill == FillName::Evict => {
+            Err(error).context("cannot tap evictions (--fill evict)")
+        }
+        Err(error) => {
+            tracing::warn!("evictions cannot be tapped: {error}. Pages are lent when they are read instead");
+            Ok(None)
+        }
+    }
+}
+
+/// When pages are lent.
+fn fill(borrower: &Borrower) -> Fill {
+    if borrower.sees_evictions() { Fill::Eviction } else { Fill::Read }
+}
+
+/// What there is to report of a mount, beside what does not change.
+fn status(description: report::Mount, mount: &mount::Mount, borrower: &Borrower) -> report::Mount {
+    let (read_us, get_is_late_us) = borrower.disk_us();
+    let groups = borrower.cgroups();
+    report::Mount {
+        fill: fill(borrower),
+        // Without a tap, a page that is given away would not come back.
+        strategy: if borrower.sees_evictions() { description.strategy } else { Policy::NonInclusive },
+        lender_is_up: borrower.lender_is_up(),
+        lenders: borrower.lenders().into_iter().map(reported::link).collect(),
+        disk: report::Disk { read_us, get_is_late_us },
+        streams: borrower.streams().to_owned(),
+        curve: reported::curve(borrower),
+        borrowing: borrower.is_borrowing(),
+        puts_under_way: borrower.puts_under_way() as u64,
+        borrower: reported::borrower(borrower.metrics()),
+        cgroups: groups.map(|groups| groups.into_iter().map(reported::cgroup).collect()),
+        latencies: reported::latencies(borrower),
+        catalog: reported::catalog(borrower),
+        tap: borrower.tap_counters().map(reported::tap),
+        mount: reported::files(mount.status()),
+        ..description
+    }
+}

@@ -1,0 +1,406 @@
+//! These types hold the options of `pumapool mount`, and say what they stand for.
+
+use crate::cli::{addresses, size};
+use crate::commands::host_cache::Guests;
+use crate::config::written;
+use crate::daemon;
+use crate::daemon::{cgroups::CgroupName, pool, security};
+use anyhow::Result;
+use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+use std::sync::Arc;
+use wire::address::Address;
+
+/// Options of `mount`.
+#[derive(clap::Args, Serialize, Deserialize)]
+pub struct Options {
+    /// The directory whose files are read through the pool.
+    #[serde(with = "written::path")]
+    pub(super) source: PathBuf,
+
+    /// Where to mount it. Default: in place, over the directory itself.
+    #[serde(with = "written::maybe_path")]
+    pub(super) mountpoint: Option<PathBuf>,
+
+    /// A lender: HOST:PORT, [IPV6]:PORT, unix:PATH or vsock:CID:PORT. May be given several times;
+    /// each address of a name is a lender. Without a lender, or while it cannot be reached, files
+    /// are read from SOURCE.
+    #[arg(long, value_name = "ADDR", value_parser = addresses::peer)]
+    #[serde(with = "written::texts")]
+    pub(super) lender: Vec<Address>,
+
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub(super) pool: pool::Options,
+
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub(super) policies: Policies,
+
+    /// Forbid writes, set-uid programs, devices or programs at the mountpoint. May be given several
+    /// times.
+    #[arg(long, value_enum, value_name = "WHAT")]
+    pub(super) forbid: Vec<Forbidden>,
+
+    /// Show file systems that are mounted below SOURCE. Without this option their mount points
+    /// appear as empty, closed directories. The restrictions of each file system (ro, nosuid,
+    /// nodev, noexec) stay in force. Interfaces of the kernel (proc, sysfs, cgroup, ...), FUSE
+    /// mounts of other users, and mounts of pumapool are never shown.
+    #[arg(long)]
+    pub(super) cross_mounts: bool,
+
+    /// Whether pages are put at lenders from the beginning. `pumapool join` begins with `off`, and
+    /// turns it on and off.
+    #[arg(long, value_enum, default_value_t = Switch::On, hide = true)]
+    pub(super) borrow: Switch,
+
+    /// A lender of the pool that is not used: the one of this node.
+    #[arg(long, value_name = "ADDR", hide = true)]
+    #[serde(with = "written::maybe_text")]
+    pub(super) except: Option<Address>,
+
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub(super) security: security::Options,
+
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub(super) daemon: daemon::Options,
+
+    /// Guests that give what they evict (`pumapool host-cache host`).
+    #[arg(skip)]
+    #[serde(skip)]
+    pub(super) guests: Option<Arc<Guests>>,
+}
+
+impl Options {
+    /// A mount of a node that has joined, which does not use the lender of its own node, and does
+    /// not borrow before it is told to.
+    pub fn of_node(
+        source: PathBuf,
+        mountpoint: Option<PathBuf>,
+        pool: pool::Options,
+        policies: Policies,
+        security: security::Options,
+        own: Address,
+    ) -> Options {
+        Options {
+            source,
+            mountpoint,
+            lender: Vec::new(),
+            pool,
+            policies,
+            forbid: Vec::new(),
+            cross_mounts: false,
+            borrow: Switch::Off,
+            except: Some(own),
+            security,
+            daemon: daemon::Options::default(),
+            guests: None,
+        }
+    }
+
+    /// A mount of images, of which it is guests that evict, and no lender.
+    pub fn of_images(
+        source: PathBuf,
+        mountpoint: Option<PathBuf>,
+        guests: Arc<Guests>,
+        policies: Policies,
+        daemon: daemon::Options,
+    ) -> Options {
+        Options {
+            source,
+            mountpoint,
+            lender: Vec::new(),
+            pool: pool::Options::default(),
+            policies,
+            forbid: Vec::new(),
+            cross_mounts: false,
+            borrow: Switch::On,
+            except: None,
+            security: security::Options::default(),
+            daemon,
+            guests: Some(guests),
+        }
+    }
+}
+
+/// How it is served; the same for `mount` and `join`.
+#[derive(clap::Args, Clone, Serialize, Deserialize)]
+#[group(id = "policies", multiple = true)]
+pub struct Policies {
+    /// What a lender does with a page that it returns.
+    #[arg(long, value_enum, default_value_t = StrategyName::Exclusive)]
+    pub(super) strategy: StrategyName,
+
+    /// Write to SOURCE before a write returns, or let the page cache gather writes first. `back`
+    /// makes small writes faster; do not change SOURCE beside the mount then.
+    #[arg(long, value_enum, default_value_t = WriteName::Through)]
+    pub(super) write: WriteName,
+
+    /// When to send pages to the lender: when the kernel evicts them (needs BPF), or when they are
+    /// read from the disk.
+    #[arg(long, value_enum, default_value_t = FillName::Auto)]
+    pub(super) fill: FillName,
+
+    /// Skip long sequential reads, unless they repeat, fit at the lenders and are faster there.
+    #[arg(long, value_enum, default_value_t = Switch::On)]
+    pub(super) filter: Switch,
+    /// Stop using a lender while it is slower than the disk or than the limits.
+    #[arg(long, value_enum, default_value_t = Switch::On)]
+    pub(super) gate: Switch,
+    /// The gate's limits for the average latency of 15 seconds, in microseconds: it closes above
+    /// the first and opens below the second.
+    #[arg(long, value_name = "UPPER,LOWER", default_value_t = Thresholds(borrower::gate::Config::default().short))]
+    #[serde(with = "written::text")]
+    gate_short: Thresholds,
+    /// The gate's limits for the average latency of a minute, in microseconds.
+    #[arg(long, value_name = "UPPER,LOWER", default_value_t = Thresholds(borrower::gate::Config::default().long))]
+    #[serde(with = "written::text")]
+    gate_long: Thresholds,
+    /// If a lender is slow to answer, also read from the disk and use the first answer.
+    #[arg(long, value_enum, default_value_t = Switch::On)]
+    pub(super) hedge: Switch,
+    /// Let the kernel read files in SOURCE by itself, at full speed, if the pool is of no use to
+    /// them: files opened for reading while no lender is used, and files that are only read in long
+    /// streams. It lasts until the file is closed. Needs Linux 6.9, root and `--write through`.
+    #[arg(long, value_enum, default_value_t = Switch::On)]
+    pub(super) passthrough: Switch,
+    /// Allow idmapped mounts of MOUNTPOINT (Linux 6.12), which pods with `hostUsers: false` need.
+    /// The kernel then tells the user of a request only where it creates a file: `trusted.`
+    /// attributes are not listed, and all other requests count as those of one user, who is not
+    /// root.
+    #[arg(long)]
+    pub(super) idmapped: bool,
+    /// Stop using a lender for good after it has returned so many pages that do not verify.
+    /// Mounting again forgives it.
+    #[arg(long, value_name = "COUNT", default_value_t = borrower::BAD_PAGES_MAX,
+        value_parser = clap::value_parser!(u64).range(1..))]
+    pub(super) bad_pages: u64,
+    /// Memory for the catalog of lent pages: 2 MiB for each GiB lent. When the catalog is full,
+    /// Puma forgets the least recently used files.
+    #[arg(long, value_name = "SIZE", default_value = "256MiB", value_parser = size::parse_catalog)]
+    #[serde(with = "written::size")]
+    pub catalog: u64,
+    /// Threads that always serve the mount. While all of them wait for SOURCE, the daemon starts
+    /// more, up to 128.
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub threads: u16,
+
+    /// How long the kernel may keep attributes without asking, in seconds. Changes made beside the
+    /// mount are seen that much later. If the kernel reports such changes (root, a local backing
+    /// file system), they are seen at once, and unchanged attributes are kept for a minute from the
+    /// second look on. 0: the kernel asks each time.
+    #[arg(long, value_name = "SECONDS", default_value_t = 1.0, value_parser = seconds)]
+    pub(super) attribute_timeout: f64,
+
+    /// Lend only for this control group and all below it: PATH[,quota=SIZE][,share=NUMBER]. The
+    /// quota limits how much of the group is lent. While all lenders are full, groups share the
+    /// room in proportion to their shares. `others` instead of PATH names all other groups
+    /// together, `each` names each of them on its own; without either, nothing is lent for them.
+    /// May be given several times. `pumapool status --by-cgroup` shows the use of each group.
+    #[arg(long, value_name = "GROUP")]
+    #[serde(with = "written::texts")]
+    pub(super) cgroup: Vec<CgroupName>,
+
+    /// Memory for evicted pages that wait to be sent (a power of two). `auto`: 32 MiB, or a
+    /// sixteenth of the memory of the machine (or of the mount's cgroup), if that is less.
+    #[arg(long, value_name = "SIZE|auto", default_value_t = Ring::Auto)]
+    #[serde(with = "written::text")]
+    pub(super) ring: Ring,
+}
+
+/// Of [`Policies`], what can change while it runs.
+pub const CHANGEABLE: [&str; 3] = ["filter", "gate-short", "gate-long"];
+
+impl Policies {
+    pub(super) fn thresholds(&self) -> borrower::gate::Config {
+        borrower::gate::Config { short: self.gate_short.0, long: self.gate_long.0 }
+    }
+}
+
+#[derive(Clone, Copy, ValueEnum, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum StrategyName {
+    /// The lender gives it away: local and remote memory add up.
+    Exclusive,
+    /// The lender keeps it: it need not be sent again.
+    NonInclusive,
+}
+
+#[derive(Clone, Copy, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum WriteName {
+    Through,
+    Back,
+}
+
+#[derive(Clone, Copy, ValueEnum, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum FillName {
+    /// Evict where it can be had, else read.
+    Auto,
+    /// As the kernel evicts them; an error where that cannot be had.
+    Evict,
+    /// As they are read from the disk.
+    Read,
+}
+
+#[derive(Clone, Copy, ValueEnum, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum Switch {
+    On,
+    Off,
+}
+
+/// By the names of mount(8).
+#[derive(Clone, Copy, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum Forbidden {
+    Ro,
+    Nosuid,
+    Nodev,
+    Noexec,
+}
+
+impl Forbidden {
+    pub(super) fn flag(self) -> ::mount::MountFlags {
+        match self {
+            Forbidden::Ro => ::mount::MountFlags::RDONLY,
+            Forbidden::Nosuid => ::mount::MountFlags::NOSUID,
+            Forbidden::Nodev => ::mount::MountFlags::NODEV,
+            Forbidden::Noexec => ::mount::MountFlags::NOEXEC,
+        }
+    }
+}
+
+/// `UPPER,LOWER` in microseconds.
+#[derive(Clone, Copy)]
+struct Thresholds(borrower::gate::Thresholds);
+
+impl std::fmt::Display for Thresholds {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{},{}", self.0.upper_us, self.0.lower_us)
+    }
+}
+
+impl std::str::FromStr for Thresholds {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Thresholds, String> {
+        let parsed = text.split_once(',').and_then(|(upper, lower)| {
+            Some(borrower::gate::Thresholds { upper_us: upper.parse().ok()?, lower_us: lower.parse().ok()? })
+        });
+        parsed
+            .filter(|thresholds| thresholds.lower_us <= thresholds.upper_us)
+            .map(Thresholds)
+            .ok_or_else(|| "write two numbers of microseconds, the upper one first, such as 40000,1500".to_owned())
+    }
+}
+
+/// How large the ring of evicted pages is.
+#[derive(Clone, Copy)]
+pub(super) enum Ring {
+    Auto,
+    Bytes(usize),
+}
+
+impl Ring {
+    /// Of so much memory it takes one part at the most, but [`Ring::AUTO_BYTES_MIN`]: it counts as
+    /// memory of the cgroup.
+    const MEMORY_SHARE: u64 = 16;
+    /// 256 pages, however little memory there is: with less next to nothing would be lent.
+    const AUTO_BYTES_MIN: u64 = 1 << 20;
+
+    pub(super) fn bytes(self) -> usize {
+        match self {
+            Ring::Auto => Ring::auto_bytes(memory_bytes()),
+            Ring::Bytes(bytes) => bytes,
+        }
+    }
+
+    fn auto_bytes(memory_bytes: u64) -> usize {
+        let share_bytes = (memory_bytes / Ring::MEMORY_SHARE).max(Ring::AUTO_BYTES_MIN);
+        tap::BpfTap::RING_BYTES.min(1 << share_bytes.ilog2())
+    }
+}
+
+impl std::fmt::Display for Ring {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Ring::Auto => write!(f, "auto"),
+            Ring::Bytes(bytes) => write!(f, "{bytes}"),
+        }
+    }
+}
+
+impl std::str::FromStr for Ring {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Ring, String> {
+        if text == "auto" { Ok(Ring::Auto) } else { ring_bytes(text).map(Ring::Bytes) }
+    }
+}
+
+/// The memory of the daemon's cgroup, or of the machine. As much as there can be, if the kernel
+/// does not tell.
+pub(super) fn memory_bytes() -> u64 {
+    lender::headroom::Headroom::default().read().map_or(u64::MAX, |memory| memory.total_bytes)
+}
+
+/// Of so much memory, what may be in the page cache below, written and not yet dropped. A group
+/// that is full of it has the kernel write it back page by page, and whoever reads or writes wait
+/// for that.
+pub(super) fn written_bytes(memory_bytes: u64) -> u64 {
+    const MEMORY_SHARE: u64 = 16;
+    (memory_bytes / MEMORY_SHARE).min(mount::Config::WRITTEN_BYTES)
+}
+
+impl Options {
+    /// Whether it stays in the foreground.
+    pub fn is_in_foreground(&self) -> bool {
+        self.daemon.foreground
+    }
+}
+
+pub fn ring_bytes(text: &str) -> Result<usize, String> {
+    let bytes = usize::try_from(size::parse(text)?).map_err(|error| error.to_string())?;
+    let bounds = tap::BpfTap::RING_BYTES_MIN..=tap::BpfTap::RING_BYTES_MAX;
+    if bytes.is_power_of_two() && bounds.contains(&bytes) {
+        return Ok(bytes);
+    }
+    Err(format!(
+        "write a power of two from {} to {}",
+        size::display(*bounds.start() as u64),
+        size::display(*bounds.end() as u64)
+    ))
+}
+
+fn seconds(text: &str) -> Result<f64, String> {
+    let value: f64 = text.parse().map_err(|_| format!("{text:?} is no number of seconds"))?;
+    if (0.0..=86_400.0).contains(&value) { Ok(value) } else { Err("write a number from 0 to 86400".into()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_does_not_fill_a_small_memory() {
+        assert_eq!(
+            [0, 92, 512, 1 << 20].map(|memory_mib| written_bytes(memory_mib << 20)),
+            [0, 92 << 16, 32 << 20, 64 << 20]
+        );
+    }
+
+    #[test]
+    fn a_small_memory_has_a_small_ring() {
+        let auto_mib = |memory_mib: u64| Ring::auto_bytes(memory_mib << 20) >> 20;
+        assert_eq!([4, 92, 128, 500, 512, 1 << 20].map(auto_mib), [1, 4, 8, 16, 32, 32]);
+        let reread = |text: &str| text.parse::<Ring>().map(|ring| ring.to_string());
+        assert_eq!(reread("auto").unwrap(), "auto");
+        assert_eq!(reread("4MiB").unwrap(), (4 << 20).to_string());
+        assert!(reread("3MiB").unwrap_err().contains("power of two"));
+    }
+}

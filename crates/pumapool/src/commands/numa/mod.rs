@@ -1,0 +1,700 @@
+//! `pumapool numa`: where the memory of virtual machines and other processes is, and placing it.
+
+mod picture;
+
+use crate::cli::{addresses, size};
+use crate::config::written;
+use crate::daemon::{self, Daemon, security};
+use ::numa::advice;
+use ::numa::apply::{self, Applied};
+use ::numa::machines::{self, Found};
+use ::numa::placing::{Limits, Placing, Status, Wanted, Who};
+use ::numa::process::{self, Process};
+use ::numa::topology::{self, Node};
+use ::numa::{NodeId, PAGE_BYTES, Policy};
+use anyhow::{Context, Result, bail};
+use clap::{Parser, ValueEnum};
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use std::ffi::OsString;
+use std::fmt::Write as _;
+use std::io::{self, Write};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+use std::str::FromStr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::mpsc::sync_channel;
+use std::time::{Duration, Instant};
+use wire::address::Address;
+use wire::key::PoolKey;
+use wire::listener::Listener;
+use wire::named;
+
+/// Processes that are listed beside the machines, the largest first, without --all.
+const LISTED: usize = 20;
+/// Of the picture of where a process's memory is.
+const PICTURE_WIDTH: u64 = 32;
+/// Moved in a second at the most, unless something else is said.
+const RATE: &str = "512MiB";
+/// The least that is of use: a GiB takes a quarter of an hour. At less than a page, nothing would
+/// ever be moved.
+const RATE_MIN_BYTES: u64 = 1 << 20;
+/// A period of placing, as Carrefour's.
+const PERIOD: Duration = Duration::from_secs(1);
+/// Between two looks for samples.
+const TAKE: Duration = Duration::from_millis(100);
+/// What moving is checked against the clock for.
+const PACE_BYTES: u64 = 16 << 20;
+
+/// Options of `numa`.
+#[derive(clap::Args, Serialize, Deserialize)]
+pub struct Options {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(clap::Subcommand, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum What {
+    /// Show the nodes, and on which of them the memory of machines and processes is.
+    #[serde(skip)]
+    List(ListOptions),
+    /// Place the memory that a process or a virtual machine has.
+    #[serde(skip)]
+    Apply(ApplyOptions),
+    /// Run a command whose memory is placed.
+    #[serde(skip)]
+    Run(RunOptions),
+    /// Place what several machines and processes have, and keep it so as it changes.
+    Daemon(DaemonOptions),
+    /// In a virtual machine: tell its host how the memory of what runs here is best placed.
+    #[serde(skip)]
+    Advise(AdviseOptions),
+}
+
+/// Options of `numa list`.
+#[derive(clap::Args)]
+pub struct ListOptions {
+    /// All processes, not only virtual machines and the largest others.
+    #[arg(long)]
+    all: bool,
+
+    /// As JSON: {"nodes", "processes"}.
+    #[arg(long)]
+    json: bool,
+
+    /// Draw it into a file, too: an .svg, or a .png.
+    #[arg(long, value_name = "FILE")]
+    picture: Option<PathBuf>,
+}
+
+/// Whose memory.
+#[derive(clap::Args)]
+#[group(id = "target", required = true, multiple = false)]
+struct TargetOptions {
+    /// The process.
+    #[arg(long)]
+    pid: Option<u32>,
+
+    /// The virtual machine of that name (QEMU's -name).
+    #[arg(long, value_name = "NAME")]
+    vm: Option<String>,
+}
+
+/// Options of `numa apply`.
+#[derive(clap::Args)]
+pub struct ApplyOptions {
+    #[command(flatten)]
+    target: TargetOptions,
+
+    /// How its memory is to be placed.
+    #[arg(long, value_enum)]
+    policy: PolicyName,
+
+    /// How much is moved in a second at the most; at least 1MiB.
+    #[arg(long, value_name = "SIZE", default_value = RATE, value_parser = rate)]
+    rate: u64,
+
+    /// Of `carrefour`: end after so many seconds; without it, when the process ends, or on a
+    /// signal.
+    #[arg(long = "for", value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    seconds: Option<u64>,
+
+    /// Say what was done as JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Options of `numa run`.
+#[derive(Parser)]
+pub struct RunOptions {
+    /// How its memory is to be placed.
+    #[arg(long, value_enum)]
+    policy: PolicyName,
+
+    /// Of `carrefour`: how much is moved in a second at the most; at least 1MiB.
+    #[arg(long, value_name = "SIZE", default_value = RATE, value_parser = rate)]
+    rate: u64,
+
+    /// The command.
+    #[arg(last = true, required = true, value_name = "COMMAND")]
+    command: Vec<OsString>,
+}
+
+/// Options of `numa daemon`.
+#[derive(clap::Args, Serialize, Deserialize)]
+pub struct DaemonOptions {
+    /// Whose memory, and how it is to be placed: vm:NAME=POLICY, command:NAME=POLICY or
+    /// pid:NUMBER=POLICY. May be given several times; those that are not there are waited for.
+    #[arg(long, value_name = "TARGET", required_unless_present = "guest")]
+    #[serde(with = "written_targets")]
+    target: Vec<Wanted>,
+
+    /// Where guests are listened to (`numa advise`): vsock:PORT, HOST:PORT or unix:PATH.
+    #[arg(long, value_name = "ADDR", requires = "guest", value_parser = addresses::place)]
+    #[serde(with = "written::maybe_text")]
+    listen: Option<Address>,
+
+    /// A guest that may say how its memory is to be placed, and the file with its key, which it has
+    /// a copy of: vm:NAME=KEYFILE, for a machine. May be given several times. Until it says
+    /// something it is as --target says, or nothing is done.
+    #[arg(long, value_name = "GUEST", requires = "listen")]
+    #[serde(with = "written::texts")]
+    guest: Vec<GuestName>,
+
+    /// What guests are granted. May be given several times.
+    #[arg(long, value_enum, default_values = ["round-4k", "first-touch", "carrefour", "none"])]
+    allow: Vec<PolicyName>,
+
+    /// How many may be under carrefour at once.
+    #[arg(long, value_name = "NUMBER", default_value_t = 8)]
+    carrefour_max: usize,
+
+    /// How much is moved in a second at the most, of all together; at least 1MiB.
+    #[arg(long, value_name = "SIZE", default_value = RATE, value_parser = rate)]
+    #[serde(with = "written::size")]
+    rate: u64,
+
+    #[command(flatten)]
+    #[serde(flatten)]
+    daemon: daemon::Options,
+}
+
+/// Options of `numa advise`.
+#[derive(clap::Args)]
+pub struct AdviseOptions {
+    /// Where the host listens: vsock:2:PORT, HOST:PORT or unix:PATH.
+    #[arg(long, value_name = "ADDR", value_parser = addresses::peer)]
+    to: Address,
+
+    /// How this machine's memory is to be placed.
+    #[arg(long, value_enum)]
+    policy: PolicyName,
+
+    #[command(flatten)]
+    security: security::Options,
+}
+
+#[derive(Clone)]
+struct GuestName {
+    who: Who,
+    key: PathBuf,
+}
+
+impl std::fmt::Display for GuestName {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}={}", self.who, self.key.display())
+    }
+}
+
+/// Targets as `--target` takes them.
+mod written_targets {
+    use super::Wanted;
+    use crate::config::written;
+    use serde::{Deserializer, Serializer};
+
+    pub fn serialize<S: Serializer>(targets: &[Wanted], serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(targets.iter().map(|target| format!("{}={}", target.who, target.policy)))
+    }
+
+    pub fn deserialize<'a, D: Deserializer<'a>>(deserializer: D) -> Result<Vec<Wanted>, D::Error> {
+        written::texts::deserialize(deserializer)
+    }
+}
+
+impl FromStr for GuestName {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<GuestName, String> {
+        let (name, key) = text
+            .strip_prefix("vm:")
+            .and_then(|text| text.rsplit_once('='))
+            .filter(|(name, key)| !name.is_empty() && !key.is_empty())
+            .ok_or_else(|| format!("{text:?} is no guest: write vm:NAME=KEYFILE"))?;
+        Ok(GuestName { who: Who::Machine(name.to_owned()), key: key.into() })
+    }
+}
+
+#[derive(Clone, Copy, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum PolicyName {
+    /// Page by page on the nodes in turn.
+    #[value(name = "round-4k")]
+    #[serde(rename = "round-4k")]
+    Round4k,
+    /// GiB by GiB on the nodes in turn: for comparison.
+    #[value(name = "round-1g")]
+    #[serde(rename = "round-1g")]
+    Round1g,
+    /// Where it is touched first.
+    #[value(name = "first-touch")]
+    FirstTouch,
+    /// Moved to who uses it, or spread where too much is asked of one node.
+    Carrefour,
+    /// As the kernel does by itself.
+    None,
+}
+
+impl PolicyName {
+    fn policy(self) -> Policy {
+        match self {
+            PolicyName::Round4k => Policy::Round4k,
+            PolicyName::Round1g => Policy::Round1g,
+            PolicyName::FirstTouch => Policy::FirstTouch,
+            PolicyName::Carrefour => Policy::Carrefour,
+            PolicyName::None => Policy::None,
+        }
+    }
+}
+
+fn rate(text: &str) -> Result<u64, String> {
+    size::parse_rate(text, RATE_MIN_BYTES)
+}
+
+/// Runs the command.
+pub fn run(options: Options) -> Result<ExitCode> {
+    let nodes = topology::read(Path::new(topology::SYS)).context("cannot read the machine's nodes")?;
+    match options.what {
+        What::List(options) => list(&options, &nodes),
+        What::Apply(options) => apply(&options, &nodes),
+        What::Run(options) => run_command(options, &nodes),
+        What::Daemon(options) => run_daemon(options, nodes),
+        What::Advise(options) => run_advise(&options),
+    }
+}
+
+fn list(options: &ListOptions, nodes: &[Node]) -> Result<ExitCode> {
+    let mut found = machines::all().context("cannot list processes")?;
+    let pages = |found: &Found| found.pages_by_node.values().sum::<u64>();
+    found.sort_by_key(|found| (found.machine.is_none(), std::cmp::Reverse(pages(found)), found.pid));
+    if !options.all {
+        let machines = found.iter().filter(|found| found.machine.is_some()).count();
+        found.truncate(machines + LISTED);
+    }
+    if let Some(file) = &options.picture {
+        crate::commands::picture::save(&picture::draw(nodes, &found), file)?;
+    }
+    let mut out = io::stdout().lock();
+    if options.json {
+        writeln!(out, "{}", json!({ "nodes": nodes, "processes": found }))?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    writeln!(out, "NODE  {:<12} {:>9} {:>9}  DISTANCES", "PROCESSORS", "MEMORY", "FREE")?;
+    for node in nodes {
+        let distances: Vec<String> = node.distances.iter().map(u32::to_string).collect();
+        writeln!(
+            out,
+            "{:>4}  {:<12} {:>9} {:>9}  {}",
+            node.id,
+            ranges(&node.cpus),
+            size::display(node.memory_bytes),
+            size::display(node.free_bytes),
+            distances.join(" ")
+        )?;
+    }
+    if nodes.len() == 1 {
+        writeln!(out, "\n{}", apply::ONE_NODE)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    writeln!(
+        out,
+        "\n{:>7}  {:<24} {:>9}  {:<width$}  SHARES",
+        "PID",
+        "WHAT",
+        "MEMORY",
+        "ON NODES",
+        width = PICTURE_WIDTH as usize
+    )?;
+    for found in &found {
+        let pages = pages(found);
+        let mut shares = String::new();
+        for (node, count) in &found.pages_by_node {
+            let _ = write!(shares, "{node}: {:.0} %  ", *count as f64 / pages.max(1) as f64 * 100.0);
+        }
+        writeln!(
+            out,
+            "{:>7}  {:<24} {:>9}  {}  {}",
+            found.pid,
+            what(found),
+            size::display(pages * PAGE_BYTES),
+            bar(found),
+            shares.trim_end()
+        )?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// What a process is to a reader.
+fn what(found: &Found) -> String {
+    match &found.machine {
+        Some(machine) if machine.name.is_empty() => format!("{} (machine)", found.name),
+        Some(machine) => format!("{} (machine)", machine.name),
+        None => found.name.clone(),
+    }
+}
+
+/// Processors as the kernel writes them: 0-3,8
+fn ranges(cpus: &[u32]) -> String {
+    let runs = cpus.chunk_by(|one, next| *one + 1 == *next);
+    let runs: Vec<String> = runs
+        .map(|run| match run {
+            [only] => only.to_string(),
+            _ => format!("{}-{}", run[0], run[run.len() - 1]),
+        })
+        .collect();
+    if runs.is_empty() { "none".to_owned() } else { runs.join(",") }
+}
+
+/// A bar in which each node has as many of its digits as its share: 0000000011112222
+fn bar(found: &Found) -> String {
+    let pages: u64 = found.pages_by_node.values().sum();
+    let (mut bar, mut so_far) = (String::new(), 0);
+    for (node, count) in &found.pages_by_node {
+        so_far += count;
+        let end = (so_far * PICTURE_WIDTH + pages / 2) / pages.max(1);
+        let digit = char::from_digit(u32::from(*node) % 36, 36).unwrap_or('?');
+        while (bar.len() as u64) < end {
+            bar.push(digit);
+        }
+    }
+    bar
+}
+
+fn apply(options: &ApplyOptions, nodes: &[Node]) -> Result<ExitCode> {
+    let pid = match (&options.target.vm, options.target.pid) {
+        (Some(name), _) => machines::named(name).map_err(anyhow::Error::msg)?,
+        (None, Some(pid)) => pid,
+        (None, None) => bail!("say which process: --pid or --vm"),
+    };
+    let process = open(pid)?;
+    let policy = options.policy.policy();
+    let usable = usable(&process, nodes)?;
+    let advice = match policy {
+        Policy::Round4k | Policy::Round1g => None,
+        Policy::FirstTouch => Some(first_touch(&process)),
+        Policy::Carrefour => None,
+        Policy::None => Some("its memory stays where it is".to_owned()),
+    };
+    let problem = apply::obstacle(&process, policy, nodes, &usable);
+    let stop = stop_wanted()?;
+    if policy == Policy::Carrefour && problem.is_none() {
+        let until = options.seconds.map(|seconds| Instant::now() + Duration::from_secs(seconds));
+        let mut goes_on = || !stop.load(Relaxed) && until.is_none_or(|until| Instant::now() < until);
+        let wanted = Wanted { who: Who::Pid(pid), policy };
+        let mut placing = Placing::new(nodes.to_vec(), vec![wanted], options.rate).map_err(anyhow::Error::msg)?;
+        place(&mut placing, &mut goes_on, &mut |_| {});
+        let source = placing.source().map(|source| source.to_string()).unwrap_or_default();
+        let status = placing.status().remove(0);
+        let mut out = io::stdout().lock();
+        if options.json {
+            writeln!(out, "{}", json!({ "pid": pid, "nodes": usable, "source": source, "status": status }))?;
+        } else {
+            let moved = size::display(status.moved_pages * PAGE_BYTES);
+            writeln!(out, "{moved} moved, from {} samples ({source})", status.samples)?;
+        }
+        return Ok(ExitCode::SUCCESS);
+    }
+    let mut pace = Pace::new(options.rate, stop.clone());
+    let applied = match (&problem, &advice) {
+        (None, None) => apply::spread(&process, policy, &usable, &mut |bytes| pace.moved(bytes))
+            .map_err(|error| told(pid, &error))?,
+        _ => Applied::default(),
+    };
+    let said = problem.or(advice);
+    let mut out = io::stdout().lock();
+    if options.json {
+        writeln!(
+            out,
+            "{}",
+            json!({ "pid": pid, "policy": policy.name(), "nodes": usable, "applied": applied, "note": said })
+        )?;
+    } else {
+        writeln!(out, "{}", said.unwrap_or_else(|| summary(&applied)))?;
+    }
+    if stop.load(Relaxed) {
+        bail!("interrupted: what was moved stays there; the rest is where it was");
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn open(pid: u32) -> Result<Process> {
+    Process::open(pid).map_err(|error| told(pid, &error))
+}
+
+fn told(pid: u32, error: &io::Error) -> anyhow::Error {
+    anyhow::Error::msg(process::told(pid, error))
+}
+
+fn usable(process: &Process, nodes: &[Node]) -> Result<Vec<NodeId>> {
+    apply::usable_nodes(process, nodes).map_err(|error| told(process.pid(), &error))
+}
+
+fn first_touch(process: &Process) -> String {
+    let machine = process.arguments().ok().and_then(|arguments| machines::machine(&arguments));
+    match machine {
+        Some(machine) if !machine.reports_free_pages => {
+            format!(
+                "what it touches from now on is placed where it is touched; but this machine does not say what it frees, so that what it has stays where it is: {}",
+                machines::REPORT_FREE_PAGES
+            )
+        }
+        Some(_) => {
+            "what it touches is placed where it is touched, and again after it was freed, which the machine reports"
+                .to_owned()
+        }
+        None => "what it touches from now on is placed where it is touched; what it has stays where it is".to_owned(),
+    }
+}
+
+fn summary(applied: &Applied) -> String {
+    let bytes = |pages: u64| size::display(pages * PAGE_BYTES);
+    let mut text = format!("of {}, {} moved; now on nodes", bytes(applied.pages), bytes(applied.moved_pages));
+    let total: u64 = applied.pages_by_node.values().sum();
+    for (node, pages) in &applied.pages_by_node {
+        let _ = write!(text, "  {node}: {:.1} %", *pages as f64 / total.max(1) as f64 * 100.0);
+    }
+    let full: Vec<String> = applied.full_nodes.iter().map(NodeId::to_string).collect();
+    for (pages, why) in [
+        (applied.full_pages, format!("could not be moved: no memory is free on node {}", full.join(", "))),
+        (applied.busy_pages, "were in use just then: try again".to_owned()),
+        (applied.shared_pages, "stay, as other processes have them, too".to_owned()),
+        (applied.refused_pages, "the kernel would not move".to_owned()),
+    ] {
+        if pages > 0 {
+            let _ = write!(text, "\n{} {why}", bytes(pages));
+        }
+    }
+    text
+}
+
+/// Says when somebody wants it to stop.
+fn stop_wanted() -> Result<Arc<AtomicBool>> {
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
+        signal_hook::flag::register(signal, stop.clone()).context("cannot listen for signals")?;
+    }
+    Ok(stop)
+}
+
+/// No more than so many bytes in a second.
+struct Pace {
+    bytes_per_s: u64,
+    stop: Arc<AtomicBool>,
+    begun: Instant,
+    bytes: u64,
+}
+
+impl Pace {
+    fn new(bytes_per_s: u64, stop: Arc<AtomicBool>) -> Pace {
+        Pace { bytes_per_s: bytes_per_s.max(1), stop, begun: Instant::now(), bytes: 0 }
+    }
+
+    fn moved(&mut self, bytes: u64) -> bool {
+        self.bytes += bytes;
+        if self.bytes >= PACE_BYTES {
+            let due = Duration::from_secs_f64(self.bytes as f64 / self.bytes_per_s as f64);
+            while self.begun.elapsed() < due && !self.stop.load(Relaxed) {
+                std::thread::sleep((due.saturating_sub(self.begun.elapsed())).min(Duration::from_millis(100)));
+            }
+            (self.begun, self.bytes) = (Instant::now(), 0);
+        }
+        !self.stop.load(Relaxed)
+    }
+}
+
+/// Has targets placed, a period after the other, until it is not to go on, or all have ended.
+/// `each` is called several times in a period.
+fn place(placing: &mut Placing, goes_on: &mut dyn FnMut() -> bool, each: &mut dyn FnMut(&mut Placing)) {
+    let mut states: Vec<String> = Vec::new();
+    while goes_on() {
+        let begun = Instant::now();
+        placing.begin_period();
+        while begun.elapsed() < PERIOD && goes_on() {
+            std::thread::sleep(TAKE);
+            placing.take();
+            each(placing);
+        }
+        placing.end_period(goes_on);
+        let status = placing.status();
+        // What is in brackets changes each time.
+        let state = |status: &Status| status.state.split(" (").next().unwrap_or_default().to_owned();
+        states.resize(status.len(), String::new());
+        for (status, before) in status.iter().zip(&mut states) {
+            if state(status) != *before {
+                tracing::info!(who = status.who, policy = status.policy, "{}", status.state);
+                *before = state(status);
+            }
+        }
+        if placing.is_over() {
+            break;
+        }
+    }
+}
+
+fn run_advise(options: &AdviseOptions) -> Result<ExitCode> {
+    let host = options.to.clone().absolute()?;
+    let security = options.security.security(std::slice::from_ref(&host))?;
+    let policy = options.policy.policy();
+    advice::advise(&host, &security, policy).with_context(|| format!("{host} does not grant {policy}"))?;
+    writeln!(io::stdout(), "granted: {policy}")?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn run_daemon(options: DaemonOptions, nodes: Vec<Node>) -> Result<ExitCode> {
+    // Looked at before anything is started.
+    let mut wanted = options.target.clone();
+    for GuestName { who, .. } in &options.guest {
+        if !wanted.iter().any(|wanted| wanted.who == *who) {
+            wanted.push(Wanted { who: who.clone(), policy: Policy::None });
+        }
+    }
+    if let Some(nth) = (1..wanted.len()).find(|nth| wanted[..*nth].iter().any(|other| other.who == wanted[*nth].who)) {
+        bail!("{} is named twice", wanted[nth].who);
+    }
+    let of_guests: Vec<Option<usize>> =
+        options.guest.iter().map(|guest| wanted.iter().position(|wanted| wanted.who == guest.who)).collect();
+    let read =
+        |guest: &GuestName| -> Result<Option<PoolKey>> { Ok(Some(PoolKey::read(&std::path::absolute(&guest.key)?)?)) };
+    let keys: Vec<Option<PoolKey>> = options.guest.iter().map(read).collect::<Result<_>>()?;
+    if let Err(nth) = named::check_keys(&keys.iter().map(Option::as_ref).collect::<Vec<_>>()) {
+        bail!("{}: another guest has the same key; each has its own", options.guest[nth].who);
+    }
+    let limits = Limits {
+        allowed: options.allow.iter().map(|name| name.policy()).collect(),
+        carrefour_max: options.carrefour_max,
+    };
+    let mut placing = Placing::new(nodes.clone(), wanted, options.rate).map_err(anyhow::Error::msg)?;
+    if nodes.len() == 1 {
+        writeln!(io::stderr(), "pumapool: {}", apply::ONE_NODE)?;
+    }
+    let listen = options.listen.map(Address::absolute).transpose()?;
+    let daemon = match Daemon::prepare("numa", &options.daemon)? {
+        Ok(daemon) => daemon,
+        Err(code) => return Ok(code),
+    };
+    let listener = listen.map(|address| Listener::bind(&address)).transpose()?;
+    let address = listener.as_ref().map(|listener| listener.address().to_string());
+    let (ask, asked) = sync_channel(advice::ASKED_MAX);
+    let (stop, shown) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new((placing.status(), None::<String>))));
+    let message = format!("the memory of {} targets is placed", placing.status().len());
+    let status = {
+        let shown = shown.clone();
+        let description = report::Numa {
+            pid: std::process::id(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            metrics: daemon.metrics().map(Address::to_string),
+            listen: address,
+            ..report::Numa::default()
+        };
+        move || {
+            let (targets, source) = &*shown.lock();
+            report::Daemon::Numa(Box::new(report::Numa {
+                source: source.clone(),
+                targets: targets.iter().cloned().map(crate::daemon::reported::target).collect(),
+                ..description.clone()
+            }))
+        }
+    };
+    let for_stop = stop.clone();
+    let serving = daemon.serve(&message, status, move || for_stop.store(true, Relaxed))?;
+    tracing::info!("{message}");
+    if let Some(listener) = listener {
+        let listen = move || advice::listen(&listener, &keys, &ask);
+        std::thread::Builder::new().name("puma-advisers".into()).spawn(listen).context("cannot start a thread")?;
+    }
+    let mut goes_on = || !stop.load(Relaxed);
+    let mut each = |placing: &mut Placing| {
+        for advice::Asked { guest, policy, answer, .. } in asked.try_iter().filter(|asked| !asked.is_late()) {
+            let Some(target) = of_guests[guest] else { continue };
+            let granted = placing.advise(target, policy, &limits);
+            tracing::info!(who = %options.guest[guest].who, %policy, "advice: {}", granted.as_ref().err().map_or("granted", String::as_str));
+            let _it_may_have_gone = answer.try_send(granted);
+        }
+        *shown.lock() = (placing.status(), placing.source().map(|source| source.to_string()));
+    };
+    place(&mut placing, &mut goes_on, &mut each);
+    serving.ended_well();
+    Ok(ExitCode::SUCCESS)
+}
+
+fn run_command(options: RunOptions, nodes: &[Node]) -> Result<ExitCode> {
+    let mut words = options.command.iter();
+    let Some(program) = words.next() else { bail!("say what to run, behind --") };
+    let mut command = Command::new(program);
+    command.args(words);
+    let policy = options.policy.policy();
+    let own = open(std::process::id())?;
+    let usable = usable(&own, nodes)?;
+    if let Some(problem) = apply::obstacle(&own, policy, nodes, &usable) {
+        writeln!(io::stderr(), "pumapool: {problem}; the command runs as ever")?;
+    } else {
+        // What the kernel can do by itself it does, from the first page on.
+        match policy {
+            Policy::Round4k => ::numa::mempolicy::interleave(&usable),
+            Policy::FirstTouch => ::numa::mempolicy::local(),
+            Policy::Round1g | Policy::Carrefour | Policy::None => Ok(()),
+        }
+        .context("the kernel does not take the policy")?;
+        if matches!(policy, Policy::Round1g | Policy::Carrefour) {
+            return keep_up(command, program, &options, nodes);
+        }
+    }
+    let error = command.exec();
+    Err(error).with_context(|| format!("cannot run {}, is it installed, and in PATH", Path::new(program).display()))
+}
+
+/// Runs it, and places what it takes.
+fn keep_up(mut command: Command, program: &OsString, options: &RunOptions, nodes: &[Node]) -> Result<ExitCode> {
+    // A signal of the terminal is the command's, too; and ours is passed on.
+    let stop = stop_wanted()?;
+    let mut child = command.spawn().with_context(|| format!("cannot run {}", Path::new(program).display()))?;
+    let pid = child.id();
+    let (mut ended, mut is_told) = (None, false);
+    let mut goes_on = || {
+        if stop.load(Relaxed)
+            && !std::mem::replace(&mut is_told, true)
+            && let Some(pid) = rustix::process::Pid::from_raw(pid as i32)
+        {
+            let _it_may_have_ended = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
+        }
+        ended = ended.or(child.try_wait().ok().flatten());
+        ended.is_none()
+    };
+    let wanted = Wanted { who: Who::Pid(pid), policy: options.policy.policy() };
+    // Whatever becomes of placing it, it is the command that was asked for.
+    match Placing::new(nodes.to_vec(), vec![wanted], options.rate) {
+        Ok(mut placing) => place(&mut placing, &mut goes_on, &mut |_| {}),
+        Err(problem) => tracing::warn!("{problem}; the command runs as ever"),
+    }
+    while goes_on() {
+        std::thread::sleep(TAKE);
+    }
+    let code = ended.and_then(|status| status.code().or(status.signal().map(|signal| 128 + signal)));
+    Ok(ExitCode::from(code.and_then(|code| u8::try_from(code).ok()).unwrap_or(1)))
+}
+
+#[cfg(test)]
+mod tests;

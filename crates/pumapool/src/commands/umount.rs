@@ -1,0 +1,187 @@
+//! `pumapool umount`: takes a mount away and waits until its daemon has ended.
+
+use crate::daemon::control;
+use anyhow::{Context, Result, bail};
+use report::{Listed, Mount};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fd::OwnedFd;
+use rustix::process::{Pid, PidfdFlags};
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+use std::time::{Duration, Instant};
+
+/// How long the daemon may take to end after its mount is gone.
+const END_TIMEOUT_SECONDS: i64 = 10;
+
+/// Options of `umount`.
+#[derive(clap::Args)]
+pub struct Options {
+    /// Where it is mounted.
+    #[arg(required_unless_present = "all")]
+    mountpoint: Option<PathBuf>,
+
+    /// All mounts that this program has made. One that is in use stays, and the others go.
+    #[arg(long, conflicts_with = "mountpoint")]
+    all: bool,
+
+    /// Take the mount away now, even if it is in use: programs that have files open keep them, and
+    /// the daemon ends with the last.
+    #[arg(long)]
+    lazy: bool,
+}
+
+/// How long a mount may be in use by nobody who is seen to have anything open there, and how often
+/// it is looked.
+const SHORT_USE_MAX: Duration = Duration::from_secs(2);
+const SHORT_USE_LOOK: Duration = Duration::from_millis(5);
+/// Processes that are named as users of a mount.
+const USERS_NAMED_MAX: usize = 5;
+
+/// Runs the command.
+pub fn run(options: &Options) -> Result<ExitCode> {
+    if let Some(mountpoint) = &options.mountpoint {
+        take_away_and_wait(mountpoint, options.lazy)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    each(|mountpoint| take_away_and_wait(mountpoint, options.lazy))
+}
+
+/// Does something with all mounts that the program at this path has made, also before it was
+/// replaced; the innermost first. Says of each why not, and goes on with the others.
+pub fn each(act: impl Fn(&Path) -> Result<()>) -> Result<ExitCode> {
+    let own = std::env::current_exe().context("cannot find this program")?;
+    let is_own = |mount: &Listed<Mount>| {
+        let program = std::fs::read_link(format!("/proc/{}/exe", mount.status.pid)).unwrap_or_default();
+        let program = program.to_string_lossy();
+        Path::new(program.strip_suffix(" (deleted)").unwrap_or(&program)) == own
+    };
+    let mut mounts: Vec<_> = mounts().into_iter().filter(is_own).collect();
+    mounts.sort_by_key(|mount| std::cmp::Reverse(mount.status.mountpoint.len()));
+    let mut code = ExitCode::SUCCESS;
+    for mount in mounts {
+        if let Err(error) = act(Path::new(&mount.status.mountpoint)) {
+            crate::daemon::log::complain(&error);
+            code = ExitCode::FAILURE;
+        }
+    }
+    Ok(code)
+}
+
+/// The mounts that answer.
+fn mounts() -> Vec<Listed<Mount>> {
+    report::All::new(control::ask_kind("mount"), Vec::new()).mounts
+}
+
+fn take_away_and_wait(given: &Path, lazy: bool) -> Result<()> {
+    let (wanted, daemon) = find(given)?;
+    let process = daemon.as_ref().and_then(|daemon| process(daemon.status.pid));
+    // A host opens an image for the moment in which it deals with what a guest has said. And
+    // whoever only looks at something below the mountpoint uses the mount for the moment of that
+    // system call, which no list of open files shows.
+    let own = daemon.as_ref().map(|daemon| u64::from(daemon.status.daemon_pid));
+    let begun = Instant::now();
+    while !take_away(&wanted, lazy)? {
+        let users: Vec<User> = users(&wanted).into_iter().filter(|user| Some(user.pid) != own).collect();
+        if !users.is_empty() || begun.elapsed() > SHORT_USE_MAX {
+            bail!("{} is in use{}: end what uses it, or add --lazy", wanted.display(), named(&users));
+        }
+        std::thread::sleep(SHORT_USE_LOOK);
+    }
+    if let Some(process) = process.filter(|_| !lazy) {
+        wait_for_end(&process);
+    }
+    Ok(())
+}
+
+/// A process that uses a mount.
+struct User {
+    pid: u64,
+    name: String,
+}
+
+/// The processes that have something open below a mountpoint, or are there, as far as they may be
+/// looked at. The file system itself is not asked.
+fn users(mountpoint: &Path) -> Vec<User> {
+    let Ok(entries) = std::fs::read_dir("/proc") else { return Vec::new() };
+    let leads_there = |link: &Path| std::fs::read_link(link).is_ok_and(|to| to.starts_with(mountpoint));
+    let user = |entry: std::fs::DirEntry| {
+        let pid: u64 = entry.file_name().to_str()?.parse().ok()?;
+        let folder = entry.path();
+        let uses = ["cwd", "root", "exe"].iter().any(|name| leads_there(&folder.join(name)))
+            || ["fd", "map_files"].iter().any(|name| {
+                let links = std::fs::read_dir(folder.join(name)).into_iter().flatten().flatten();
+                links.into_iter().any(|link| leads_there(&link.path()))
+            });
+        let name = std::fs::read_to_string(folder.join("comm")).unwrap_or_default().trim().to_owned();
+        uses.then_some(User { pid, name })
+    };
+    entries.flatten().filter_map(user).collect()
+}
+
+/// By whom a mount is used, if that is known.
+fn named(users: &[User]) -> String {
+    if users.is_empty() {
+        return String::new();
+    }
+    let mut named: Vec<_> =
+        users.iter().take(USERS_NAMED_MAX).map(|User { pid, name }| format!("{name} ({pid})")).collect();
+    if users.len() > USERS_NAMED_MAX {
+        named.push(format!("{} more", users.len() - USERS_NAMED_MAX));
+    }
+    format!(" by {}", named.join(", "))
+}
+
+/// Where the mount is, and its daemon's status.
+pub fn find(given: &Path) -> Result<(PathBuf, Option<Listed<Mount>>)> {
+    let daemons = mounts();
+    let mut places = Vec::new();
+    // The last component may be a dead mount, which cannot be looked at: first only what leads
+    // there is resolved. It may also be a symbolic link to the mount.
+    if let (Some(parent), Some(name)) = (given.parent(), given.file_name()) {
+        let parent = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
+        places.extend(parent.canonicalize().map(|parent| parent.join(name)));
+    }
+    places.extend(given.canonicalize());
+    for place in places {
+        let daemon = daemons.iter().find(|daemon| Path::new(&daemon.status.mountpoint) == place);
+        if daemon.is_some() || mount::is_mounted(&place).context("cannot read the list of mounts")? {
+            return Ok((place, daemon.cloned()));
+        }
+    }
+    bail!("nothing of ours is mounted at {}; `pumapool status` lists the mounts", given.display())
+}
+
+/// Takes it away. False: it is in use.
+fn take_away(mountpoint: &Path, lazy: bool) -> Result<bool> {
+    if rustix::process::geteuid().is_root() {
+        use rustix::mount::{UnmountFlags, unmount};
+        let flags = if lazy { UnmountFlags::DETACH } else { UnmountFlags::empty() };
+        return match unmount(mountpoint, flags | UnmountFlags::NOFOLLOW) {
+            Ok(()) => Ok(true),
+            Err(rustix::io::Errno::BUSY) => Ok(false),
+            Err(error) => Err(error).with_context(|| format!("cannot unmount {}", mountpoint.display())),
+        };
+    }
+    let mut command = Command::new("fusermount3");
+    command.arg("-u").args(lazy.then_some("-z")).arg("--").arg(mountpoint).env("LC_ALL", "C");
+    let output = command.output().context("cannot run fusermount3; install fuse3, or unmount as root")?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    if !output.status.success() && !said.to_lowercase().contains("busy") {
+        bail!("cannot unmount {}: {}", mountpoint.display(), said.trim());
+    }
+    Ok(output.status.success())
+}
+
+/// A descriptor of the process, so that its end can be waited for even if nobody reaps it.
+fn process(pid: u32) -> Option<OwnedFd> {
+    let pid = Pid::from_raw(i32::try_from(pid).ok()?)?;
+    rustix::process::pidfd_open(pid, PidfdFlags::empty()).ok()
+}
+
+/// Waits until the process has ended, so that what follows finds its resources free.
+fn wait_for_end(process: &OwnedFd) {
+    let limit = Timespec { tv_sec: END_TIMEOUT_SECONDS, tv_nsec: 0 };
+    if !matches!(poll(&mut [PollFd::new(process, PollFlags::IN)], Some(&limit)), Ok(1)) {
+        tracing::warn!("the mount is gone, but its daemon has not ended yet");
+    }
+}

@@ -1,0 +1,152 @@
+//! `--cgroup`: for which control groups a mount borrows, and how much.
+
+use crate::cli::size;
+use anyhow::{Context, Result, bail};
+use borrower::cgroups::{Cgroups, NAMED_MAX, Others};
+use borrower::groups::Limits;
+use lender::headroom::memory_hierarchy;
+use page::PAGE_SIZE;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+/// PATH, `others` or `each`, and what it may have.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CgroupName {
+    /// As it was written.
+    text: String,
+    who: Who,
+    limits: Limits,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Who {
+    Path(PathBuf),
+    Others,
+    Each,
+}
+
+impl fmt::Display for CgroupName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+impl FromStr for CgroupName {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<CgroupName, String> {
+        let mut words = text.split(',');
+        let who = match words.next().unwrap_or_default() {
+            "" => return Err(format!("{text:?} names no control group: write PATH, others or each first")),
+            "others" => Who::Others,
+            "each" => Who::Each,
+            path => Who::Path(path.into()),
+        };
+        let mut limits = Limits::NONE;
+        for word in words {
+            match word.split_once('=') {
+                Some(("quota", value)) => {
+                    let quota_pages = size::parse(value)? / PAGE_SIZE as u64;
+                    (limits.takes_part, limits.quota_pages) = (quota_pages > 0, Some(quota_pages));
+                }
+                Some(("share", value)) => {
+                    let share = value.parse().ok().filter(|share| (1..=10_000).contains(share));
+                    limits.share = Some(share.ok_or_else(|| format!("{value:?} is no share: write 1 to 10000"))?);
+                }
+                _ => {
+                    return Err(format!(
+                        "{word:?} is nothing that a control group may have: write quota=SIZE or share=NUMBER"
+                    ));
+                }
+            }
+        }
+        Ok(CgroupName { text: text.to_owned(), who, limits })
+    }
+}
+
+/// What they say together. None: there is none.
+pub fn cgroups(names: &[CgroupName]) -> Result<Option<Cgroups>> {
+    if names.is_empty() {
+        return Ok(None);
+    }
+    let hierarchy = memory_hierarchy().context("--cgroup cannot be kept")?;
+    let (mut named, mut others) = (Vec::new(), None);
+    for CgroupName { text, who, limits } in names {
+        let rest = match who {
+            Who::Path(path) => {
+                let path = below(path, &hierarchy);
+                if named.iter().any(|(other, _)| *other == path) {
+                    bail!("--cgroup {text}: it is named twice");
+                }
+                if !hierarchy.join(&path).is_dir() {
+                    tracing::warn!("there is no control group {} in {} yet", path.display(), hierarchy.display());
+                }
+                named.push((path, *limits));
+                continue;
+            }
+            Who::Others => Others::Together(*limits),
+            Who::Each => Others::Each(*limits),
+        };
+        if others.replace(rest).is_some() {
+            bail!("--cgroup {text}: what all others may have is said twice");
+        }
+    }
+    if named.len() > NAMED_MAX {
+        bail!(
+            "--cgroup: {} are named, and {NAMED_MAX} can be told apart; name a control group above them",
+            named.len()
+        );
+    }
+    // An administrator who names some wants those alone.
+    let others = others.unwrap_or(Others::Together(Limits { takes_part: false, ..Limits::NONE }));
+    Ok(Some(Cgroups { hierarchy, named, others }))
+}
+
+/// A path as /proc/PID/cgroup shows it, or as it is mounted.
+fn below(path: &Path, hierarchy: &Path) -> PathBuf {
+    let path = path.strip_prefix(hierarchy).unwrap_or(path);
+    path.components().filter(|part| matches!(part, std::path::Component::Normal(_))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn groups_are_read_as_they_are_written() {
+        let limits = |text: &str| text.parse::<CgroupName>().unwrap().limits;
+        assert_eq!(limits("/db"), Limits::NONE);
+        let some = Limits { takes_part: true, quota_pages: Some(256), share: Some(3) };
+        assert_eq!(limits("db,quota=1MiB,share=3"), some);
+        assert_eq!(limits("others,quota=0"), Limits { takes_part: false, quota_pages: Some(0), share: None });
+        for wrong in ["", ",share=1", "db,quota", "db,quota=much", "db,share=0", "db,weight=1", "each,share=-1"] {
+            let problem = wrong.parse::<CgroupName>().unwrap_err();
+            assert!(!problem.is_empty() && problem.lines().count() == 1, "{wrong}: {problem}");
+        }
+        let at = Path::new("/sys/fs/cgroup/memory");
+        for path in ["/sys/fs/cgroup/memory/db/one", "/db/one", "db/one/"] {
+            assert_eq!(below(Path::new(path), at), Path::new("db/one"));
+        }
+    }
+
+    #[test]
+    fn who_names_some_wants_those_alone() {
+        let read = |names: &[&str]| cgroups(&names.iter().map(|name| name.parse().unwrap()).collect::<Vec<_>>());
+        assert!(read(&[]).unwrap().is_none());
+        if memory_hierarchy().is_err() {
+            return testbed::skip("who_names_some_wants_those_alone", "no control groups are mounted here");
+        }
+        let apart = Limits { takes_part: false, ..Limits::NONE };
+        assert_eq!(read(&["db"]).unwrap().unwrap().others, Others::Together(apart));
+        assert_eq!(read(&["db", "others"]).unwrap().unwrap().others, Others::Together(Limits::NONE));
+        assert_eq!(read(&["each"]).unwrap().unwrap().others, Others::Each(Limits::NONE));
+        let many: Vec<String> = (0..=NAMED_MAX).map(|nth| format!("no/{nth}")).collect();
+        let many: Vec<&str> = many.iter().map(String::as_str).collect();
+        assert!(read(&many[1..]).is_ok());
+        assert!(read(&many).unwrap_err().to_string().contains("can be told apart"));
+        for twice in [["db", "/db"], ["others", "each"]] {
+            assert!(read(&twice).unwrap_err().to_string().contains("twice"));
+        }
+    }
+}

@@ -1,0 +1,285 @@
+//! What the daemons have in common: the way into the background, readiness, the log, and the
+//! signals that end them.
+//!
+//! Without `--foreground` the command starts itself again as a session of its own and waits until
+//! that one says READY on its standard output, or fails; so the caller gets the error, and goes on
+//! only when the daemon serves.
+//!
+//! All that can fail (log, control socket, signals) is done by [`Daemon::prepare`], before the
+//! daemon's own work begins: a mount that exists must never be left behind by an error.
+
+pub mod cgroups;
+pub mod confine;
+pub mod control;
+pub mod lenders;
+pub mod log;
+pub mod membership;
+pub mod pool;
+pub mod reported;
+pub mod security;
+
+use crate::cli::{addresses, exit};
+use crate::config::{self, Changeable, written};
+use crate::metrics::server::Door;
+use anyhow::{Context, Result, bail};
+use control::{Control, RemovedOnDrop};
+use serde::{Deserialize, Serialize};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
+use signal_hook::iterator::Signals;
+use std::fs::{File, OpenOptions};
+use std::io::{BufRead, BufReader, IsTerminal, Write};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::process::{Command, ExitCode, Stdio};
+use std::sync::Arc;
+use wire::address::Address;
+
+/// Tells the process that it is the one in the background: the value is the process id of the one
+/// that started it.
+pub const STARTED_BY: &str = "PUMAPOOL_STARTED_BY";
+
+/// Options of every daemon.
+#[derive(clap::Args, Clone, Default, Serialize, Deserialize)]
+#[group(id = "daemon")]
+pub struct Options {
+    /// Stay in the foreground and log to standard error.
+    #[arg(long)]
+    pub foreground: bool,
+
+    /// Log to this file while in the background [default: a file next to the daemon's socket, which
+    /// is removed when the daemon ends well].
+    #[arg(long, value_name = "FILE")]
+    #[serde(with = "written::maybe_path")]
+    pub log_file: Option<PathBuf>,
+
+    /// Serve this daemon's metrics for Prometheus at http://ADDR/metrics: HOST:PORT or unix:PATH.
+    /// Everybody who can connect can read them, so that 127.0.0.1:PORT is a good choice.
+    #[arg(long, value_name = "ADDR", value_parser = addresses::http)]
+    #[serde(with = "written::maybe_text")]
+    pub metrics: Option<Address>,
+}
+
+/// A daemon about to begin its work.
+pub struct Daemon {
+    log: Option<Log>,
+    signals: Signals,
+    control: Control,
+    changeable: Changeable,
+    metrics: Option<Door>,
+}
+
+/// Where a daemon in the background logs.
+pub struct Log {
+    file: File,
+    /// Ours to remove: if the daemon does not come to serve, the caller has been told why.
+    default: Option<RemovedOnDrop>,
+}
+
+impl Log {
+    /// The open file.
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// What is in it is of no more interest: if its place was ours to choose, it goes.
+    pub fn remove(self) {
+        drop(self.default);
+    }
+
+    /// It stays.
+    pub fn keep(self) {
+        self.default.into_iter().for_each(RemovedOnDrop::keep);
+    }
+}
+
+impl Daemon {
+    /// Goes into the background, if that is wanted, and prepares what every daemon needs. None:
+    /// this process has started the one in the background, and is to end with this code.
+    pub fn prepare(kind: &str, options: &Options) -> Result<Result<Daemon, ExitCode>> {
+        let parent = rustix::process::getppid().map(|parent| parent.as_raw_nonzero().to_string());
+        let detached = std::env::var(STARTED_BY).is_ok_and(|started_by| Some(started_by) == parent);
+        if !options.foreground && !detached {
+            return start_in_background().map(Err);
+        }
+        let log = if detached { Some(open_log(kind, options)?) } else { None };
+        log.iter().for_each(|log| crate::daemon::log::to(&log.file));
+        let signals = Signals::new([SIGINT, SIGTERM, SIGQUIT, SIGHUP]).context("cannot listen for signals")?;
+        let metrics = options.metrics.as_ref().map(Door::bind).transpose()?;
+        Ok(Ok(Daemon { log, signals, control: Control::bind(kind)?, metrics, changeable: Changeable::nothing() }))
+    }
+
+    /// What of its options can change while it runs.
+    pub fn can_change(self, changeable: Changeable) -> Daemon {
+        Daemon { changeable, ..self }
+    }
+
+    /// For a process that leaves the serving to another one: the log, the control socket, and where
+    /// metrics are served.
+    pub fn into_parts(self) -> (Option<Log>, Control, Option<Door>) {
+        (self.log, self.control, self.metrics)
+    }
+
+    /// Where metrics are served.
+    pub fn metrics(&self) -> Option<&Address> {
+        self.metrics.as_ref().map(Door::address)
+    }
+
+    /// The daemon serves. Has `stop` run on the first signal, answers who asks for the status, and
+    /// tells everybody who waits: the caller by a line, systemd by its socket. The guard cleans up
+    /// when dropped.
+    pub fn serve(
+        self,
+        message: &str,
+        status: impl Fn() -> report::Daemon + Send + Sync + 'static,
+        stop: impl FnOnce() + Send + 'static,
+    ) -> Result<Serving> {
+        self.serve_commands(message, status, |_, stream| drop(stream), stop)
+    }
+
+    /// Serves as [`Daemon::serve`] does, and has `command` answer clients that want something else
+    /// than the status.
+    pub fn serve_commands(
+        self,
+        message: &str,
+        status: impl Fn() -> report::Daemon + Send + Sync + 'static,
+        command: impl Fn(&str, UnixStream) + Send + 'static,
+        stop: impl FnOnce() + Send + 'static,
+    ) -> Result<Serving> {
+        on_signals(self.signals, hangup_ends(self.log.is_some()), self.changeable, stop)?;
+        let status = Arc::new(status);
+        if let Some(door) = &self.metrics {
+            let status = status.clone();
+            door.serve(Arc::new(move || vec![status()]))?;
+        }
+        let control = self.control.serve(move || status(), command)?;
+        let mut default_log = None;
+        let mut stdout = std::io::stdout();
+        if let Some(log) = self.log {
+            leave_session();
+            rustix::stdio::dup2_stderr(&log.file).context("cannot turn to the log")?;
+            crate::daemon::log::turned();
+            let _ = std::env::set_current_dir("/");
+            default_log = log.default;
+            if default_log.is_some() {
+                crate::daemon::log::bound();
+            }
+            // The caller may have gone away; that is no reason to stop serving.
+            let _ = writeln!(stdout, "READY {message}").and_then(|()| stdout.flush());
+            let _ = rustix::stdio::dup2_stdout(&log.file);
+        } else {
+            let _ = writeln!(stdout, "READY {message}").and_then(|()| stdout.flush());
+        }
+        let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
+        Ok(Serving { _control: control, _metrics: self.metrics, default_log })
+    }
+}
+
+/// A daemon that serves.
+pub struct Serving {
+    _control: control::Serving,
+    _metrics: Option<Door>,
+    default_log: Option<RemovedOnDrop>,
+}
+
+impl Serving {
+    /// It has ended well: what it logged is of no more interest.
+    pub fn ended_well(mut self) {
+        drop(self.default_log.take());
+    }
+}
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        if let Some(log) = self.default_log.take() {
+            log.keep();
+        }
+    }
+}
+
+fn open_log(kind: &str, options: &Options) -> Result<Log> {
+    let (path, default) = match &options.log_file {
+        Some(path) => (path.clone(), None),
+        None => {
+            let path = control::make_folder()?.join(format!("{kind}-{}.log", std::process::id()));
+            (path.clone(), Some(RemovedOnDrop(path)))
+        }
+    };
+    let file = OpenOptions::new().create(true).append(true).open(&path).with_context(|| {
+        format!("cannot write the log {}, make its folder or choose another --log-file", path.display())
+    })?;
+    Ok(Log { file, default })
+}
+
+/// Starts this command again in the background, and waits until it serves or fails.
+fn start_in_background() -> Result<ExitCode> {
+    keep_descriptors_to_ourselves();
+    let program = std::env::current_exe().context("cannot find this program to start it in the background")?;
+    let mut command = Command::new(program);
+    let _settings = config::pass_on(&mut command)?;
+    let mut child = command
+        .args(config::given().iter().skip(1))
+        .env(STARTED_BY, std::process::id().to_string())
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .context("cannot start in the background; try --foreground")?;
+    let Some(stdout) = child.stdout.take() else { bail!("cannot hear from the background; try --foreground") };
+    let mut line = String::new();
+    BufReader::new(stdout).read_line(&mut line).context("cannot hear from the background")?;
+    if line.starts_with("READY") {
+        let _ = std::io::stdout().write_all(line.as_bytes());
+        return Ok(ExitCode::SUCCESS);
+    }
+    child.wait().context("cannot wait for the background")?;
+    Ok(ExitCode::FAILURE) // it has said why on standard error, which it shares
+}
+
+/// A daemon in the background has a session of its own from when it serves, and not before: to the
+/// place of a mount that is made on demand (autofs), the kernel lets those only who are in the
+/// process group of the service manager; all others wait until it is mounted.
+pub fn leave_session() {
+    let _ = rustix::process::setsid();
+}
+
+/// Whatever else the caller has open (a lock, a pipe) must not stay open for as long as the daemon
+/// runs.
+fn keep_descriptors_to_ourselves() {
+    // SAFETY: the call marks descriptors to be closed at exec; it closes none and touches no
+    // memory.
+    let _ = unsafe { libc::close_range(3, libc::c_uint::MAX, libc::CLOSE_RANGE_CLOEXEC as libc::c_int) };
+}
+
+/// Whether SIGHUP ends the daemon, as the terminal that it was started from has gone. Elsewhere
+/// nobody hangs up: it has the configuration read again.
+pub fn hangup_ends(in_background: bool) -> bool {
+    !in_background
+        && (std::io::stdin().is_terminal() || std::io::stdout().is_terminal() || std::io::stderr().is_terminal())
+}
+
+/// Runs `stop` on the first signal; on a second one, ends at once. Of SIGHUP see [`hangup_ends`].
+fn on_signals(
+    mut signals: Signals,
+    hangup_ends: bool,
+    changeable: Changeable,
+    stop: impl FnOnce() + Send + 'static,
+) -> Result<()> {
+    let watch = move || {
+        let mut stop = Some(stop);
+        for signal in signals.forever() {
+            if signal == SIGHUP && !hangup_ends {
+                config::reload(&changeable);
+                continue;
+            }
+            let name = signal_hook::low_level::signal_name(signal).unwrap_or("?");
+            let Some(stop) = stop.take() else {
+                tracing::warn!("{name} again: ending at once, whatever is in use");
+                std::process::exit(exit::SIGNALLED + signal);
+            };
+            let _ = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);
+            tracing::info!("stopping on {name}");
+            stop();
+        }
+    };
+    std::thread::Builder::new().name("puma-signals".into()).spawn(watch).context("cannot start a thread")?;
+    Ok(())
+}

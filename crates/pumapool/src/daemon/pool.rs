@@ -1,0 +1,168 @@
+//! `--pool`: taking part in a pool, for `lend` and `mount`. What there is to it is in the crate of
+//! that name.
+
+use crate::cli::addresses;
+use crate::config::written;
+use crate::daemon::lenders::Lenders;
+use ::pool::{Config, Gossip, Lender, Member, Security, local_address_towards};
+use anyhow::{Context, Result};
+use borrower::LenderAddress;
+use serde::{Deserialize, Serialize};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+use wire::address::Address;
+
+/// Where a lender gossips: the same everywhere, so that it can be somebody's seed.
+const PORT: u16 = 7070;
+
+/// How often a lender looks what it has left. Others are told of it only when it has changed by
+/// much.
+const LOOK_INTERVAL: Duration = Duration::from_secs(2);
+
+/// Options of everything that takes part in a pool.
+#[derive(clap::Args, Clone, Default, Serialize, Deserialize)]
+#[group(id = "pool-options", multiple = true)]
+pub struct Options {
+    /// Address of any node in the pool: HOST:PORT where it gossips. May be given several times, and
+    /// a name may have several addresses. The node need not run yet. The first node may give its
+    /// own address.
+    #[arg(long = "pool", value_name = "SEED_ADDR")]
+    seeds: Vec<String>,
+
+    /// Gossip with the pool at this address (UDP) [default: 0.0.0.0:7070 to lend, any port to
+    /// mount].
+    #[arg(long, value_name = "IP:PORT", requires = "seeds", value_parser = addresses::socket)]
+    gossip: Option<SocketAddr>,
+
+    /// Address by which other machines reach this one: a lender's HOST:PORT, or the address at
+    /// which a mount gossips [default: the one that it listens at, or with --listen 0.0.0.0:PORT
+    /// the one that this machine has on the way to the first SEED_ADDR].
+    #[arg(long, value_name = "ADDR", requires = "seeds", value_parser = addresses::network)]
+    #[serde(with = "written::maybe_text")]
+    advertise: Option<Address>,
+}
+
+impl Options {
+    /// Whether there is a pool to take part in.
+    pub fn is_wanted(&self) -> bool {
+        !self.seeds.is_empty()
+    }
+
+    /// An address on the network that the pool is on, if there is one to take part in.
+    pub fn network(&self) -> Option<Address> {
+        self.seeds.iter().find_map(|seed| seed.parse().ok())
+    }
+
+    /// The options of a mount of this node: of the same pool, at any port.
+    pub fn of_mount(&self) -> Options {
+        let advertise = match &self.advertise {
+            Some(Address::Tcp { host, .. }) => Some(Address::Tcp { host: host.clone(), port: 0 }),
+            _ => None,
+        };
+        let gossip = self.gossip.map(|gossip| SocketAddr::new(gossip.ip(), 0));
+        Options { seeds: self.seeds.clone(), gossip, advertise }
+    }
+
+    fn start(
+        &self,
+        security: Security,
+        advertise: Option<SocketAddr>,
+        port: u16,
+        lender: Option<Lender>,
+    ) -> Result<Gossip> {
+        let listen = self.gossip.unwrap_or((Ipv4Addr::UNSPECIFIED, port).into());
+        Ok(Gossip::start(Config { listen, advertise, seeds: self.seeds.clone(), security, lender })?)
+    }
+
+    /// The number of `--advertise`, if that is given.
+    fn advertised(&self) -> Result<Option<SocketAddr>> {
+        let Some(address) = &self.advertise else { return Ok(None) };
+        let found = address.to_string().to_socket_addrs().ok().and_then(|mut found| found.next());
+        found.with_context(|| format!("--advertise {address}: no address of a network")).map(Some)
+    }
+}
+
+/// A lender's part in the pool, if one is wanted.
+pub fn lend(
+    options: &Options,
+    security: Security,
+    handle: &lender::Handle,
+    listen: &Address,
+) -> Result<Option<Arc<Gossip>>> {
+    if !options.is_wanted() {
+        return Ok(None);
+    }
+    let address = lender_address(options, listen)?;
+    let advertise = options.advertised()?.map(|address| SocketAddr::new(address.ip(), 0));
+    // It has the name of its lender, whether that lends now or not.
+    let gossip = Arc::new(options.start(security, advertise, PORT, Some(what_is_left(&handle.status(), &address)))?);
+    tell(&gossip, handle, &address);
+    let (weak, handle) = (Arc::downgrade(&gossip), handle.clone());
+    let thread = std::thread::Builder::new().name("puma-left".into());
+    thread.spawn(move || keep_telling(&weak, &handle, &address)).context("cannot start a thread")?;
+    Ok(Some(gossip))
+}
+
+fn keep_telling(gossip: &Weak<Gossip>, handle: &lender::Handle, address: &Address) {
+    loop {
+        std::thread::sleep(LOOK_INTERVAL);
+        let Some(gossip) = gossip.upgrade() else { return };
+        tell(&gossip, handle, address);
+    }
+}
+
+/// Tells others what a lender has left, or that it does not lend.
+pub fn tell(gossip: &Gossip, handle: &lender::Handle, address: &Address) {
+    let status = handle.status();
+    // The address was good when gossip began.
+    let _ = gossip.set_lender(status.lending.then(|| what_is_left(&status, address)));
+}
+
+fn what_is_left(status: &lender::Status, address: &Address) -> Lender {
+    let unused_pages = status.capacity_pages.saturating_sub(status.stored_pages);
+    let to_have_bytes = status.headroom_bytes.saturating_add(status.free_resident_pages.saturating_mul(4096));
+    Lender {
+        address: address.clone(),
+        free_bytes: to_have_bytes.min(unused_pages.saturating_mul(4096)),
+        capacity_bytes: status.capacity_pages.saturating_mul(4096),
+    }
+}
+
+/// By which address others reach a lender that listens there.
+pub fn lender_address(options: &Options, listen: &Address) -> Result<Address> {
+    if let Some(address) = &options.advertise {
+        return Ok(address.clone());
+    }
+    let Address::Tcp { host, port } = listen else { return Ok(listen.clone()) };
+    let Some(any) = host.parse::<IpAddr>().ok().filter(IpAddr::is_unspecified) else { return Ok(listen.clone()) };
+    let ip = local_address_towards(&options.seeds, any).context(
+        "cannot tell by which address others reach this lender, as no seed is known here (none of IPv4, if that is listened for): \
+         give --advertise HOST:PORT",
+    )?;
+    Ok(SocketAddr::new(ip, *port).into())
+}
+
+/// A mount's part in the pool, if one is wanted.
+pub fn join(options: &Options, security: Security) -> Result<Option<Arc<Gossip>>> {
+    if !options.is_wanted() {
+        return Ok(None);
+    }
+    let gossip = options.advertised().and_then(|advertise| options.start(security, advertise, 0, None))?;
+    Ok(Some(Arc::new(gossip)))
+}
+
+/// From now on the pool's lenders, without `except`, are lenders of the mount.
+pub fn follow(gossip: &Gossip, lenders: &Arc<Lenders>, except: Option<Address>) {
+    let lenders = lenders.clone();
+    let following = gossip.on_change(Box::new(move |members| lenders.set_of_pool(of_pool(members, except.as_ref()))));
+    if let Err(error) = following {
+        tracing::error!("{error}; no lenders will be found in the pool");
+    }
+}
+
+fn of_pool(members: &[Member], except: Option<&Address>) -> Vec<LenderAddress> {
+    let lender =
+        |member: &Member| LenderAddress { address: member.lender.address.clone(), id: Some(member.node.clone()) };
+    members.iter().filter(|member| Some(&member.lender.address) != except).map(lender).collect()
+}
