@@ -32,6 +32,7 @@ pub use context::Tally;
 use fastrand::Rng;
 use lending::Lender;
 use machine::Machine;
+pub use weather::Weather;
 
 /// Lines of the trace that are shown of a run that went wrong.
 const TRACE_LINES: usize = 1000;
@@ -45,6 +46,8 @@ pub struct Failure {
     pub step: u64,
     /// What was read that must not be.
     pub what: String,
+    /// How often what happens in it.
+    pub weather: Weather,
     /// The last things that happened before.
     pub trace: Vec<String>,
 }
@@ -59,6 +62,7 @@ pub fn run(seed: u64, steps: u64) -> Result<Tally, Box<Failure>> {
         Ok(_) => Box::new(Failure {
             seed,
             step: 0,
+            weather: Context::new(Rng::with_seed(seed), false).weather,
             what: "the run went wrong, but well when it was repeated: something does not depend on the seed alone"
                 .to_owned(),
             trace: Vec::new(),
@@ -80,7 +84,8 @@ fn attempt(seed: u64, steps: u64, trace: bool) -> Result<Tally, Box<Failure>> {
         if let Err(wrong) = stepped {
             let trace = context.trace.take().unwrap_or_default();
             let from = trace.len().saturating_sub(TRACE_LINES);
-            return Err(Box::new(Failure { seed, step, what: wrong.0, trace: trace[from..].to_vec() }));
+            let (what, trace, weather) = (wrong.0, trace[from..].to_vec(), context.weather);
+            return Err(Box::new(Failure { seed, step, what, weather, trace }));
         }
         trouble(&mut context, &mut machines, &mut lenders);
     }

@@ -64,6 +64,7 @@ fn run(options: &Options) -> Result<()> {
             Ok(of_run) => tally += of_run,
             Err(failure) => {
                 failure.trace.iter().for_each(|line| println!("{line}"));
+                println!("{:?}", failure.weather);
                 bail!(
                     "{} at step {}, after {} steps of other runs; to see it again: make simulate SEED={} STEPS={}",
                     failure.what,
