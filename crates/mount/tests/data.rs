@@ -8,11 +8,53 @@ use std::io::{Read, Seek, Write};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
+use support::own::{Own, answer_orders};
 use support::*;
 use testbed::Done;
 
 fn open(path: std::path::PathBuf) -> File {
     File::options().read(true).write(true).create(true).truncate(false).open(path).unwrap()
+}
+
+/// The other process: stores through a mapping of a file, and ends the mapping, which waits until
+/// the kernel has written what was stored. An order is where to store, how many bytes are mapped,
+/// and the path.
+#[test]
+#[ignore = "a process of another test"]
+fn stores() {
+    use rustix::mm::{MapFlags, MsyncFlags, ProtFlags, mmap, msync, munmap};
+    answer_orders(|order| {
+        let mut words = order.splitn(3, ' ');
+        let (at, len, path) = (words.next().unwrap(), words.next().unwrap(), words.next().unwrap());
+        let len: usize = len.parse().unwrap();
+        let appends = at == "append";
+        let file = File::options().read(true).write(!appends).append(appends).open(path).unwrap();
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a fresh mapping at an address of the kernel's choice, which is stored to within
+        // its length, and ended.
+        let result = unsafe {
+            let memory = mmap(std::ptr::null_mut(), len, access, MapFlags::SHARED, &file, 0).unwrap();
+            drop(file);
+            let bytes = std::slice::from_raw_parts_mut(memory.cast::<u8>(), len);
+            let synced = match at {
+                "ends" => {
+                    (bytes[0], bytes[len - 1]) = (b'a', b'z');
+                    msync(memory, len, MsyncFlags::SYNC)
+                }
+                "append" => {
+                    bytes[0] = b'O';
+                    msync(memory, len, MsyncFlags::SYNC)
+                }
+                at => {
+                    bytes[at.parse::<usize>().unwrap()] = 1;
+                    Ok(())
+                }
+            };
+            munmap(memory, len).unwrap();
+            synced
+        };
+        result.map_or_else(|error| error.to_string(), |()| "stored".to_owned())
+    });
 }
 
 #[test]
@@ -122,18 +164,7 @@ fn mapped_writes() {
         let appending = File::options().append(true).read(true).create(true).open(m.path("a")).unwrap();
         let file = open(m.path("a"));
         file.set_len(10_000).unwrap();
-        // SAFETY: a fresh shared mapping of a file of that length, unmapped below, and not used
-        // beyond its length.
-        unsafe {
-            let (protection, flags) =
-                (rustix::mm::ProtFlags::READ | rustix::mm::ProtFlags::WRITE, rustix::mm::MapFlags::SHARED);
-            let memory = rustix::mm::mmap(std::ptr::null_mut(), 10_000, protection, flags, &file, 0).unwrap();
-            let bytes = std::slice::from_raw_parts_mut(memory.cast::<u8>(), 10_000);
-            bytes[0] = b'a';
-            bytes[9_999] = b'z';
-            rustix::mm::msync(memory, 10_000, rustix::mm::MsyncFlags::SYNC).unwrap();
-            rustix::mm::munmap(memory, 10_000).unwrap();
-        }
+        assert_eq!(Own::start("stores").ask(&format!("ends 10000 {}", m.path("a").display())).unwrap(), "stored");
         drop((appending, file));
         let below = fs::read(m.below("a")).unwrap();
         assert_eq!((below.len(), below[0], below[1], below[9_999]), (10_000, b'a', 0, b'z'));
@@ -189,15 +220,8 @@ fn what_is_not_written_yet_is_no_hole() {
     both_modes(|m| {
         let file = File::options().create_new(true).read(true).write(true).open(m.path("a")).unwrap();
         file.set_len(LEN).unwrap();
-        let flags = (rustix::mm::ProtFlags::READ | rustix::mm::ProtFlags::WRITE, rustix::mm::MapFlags::SHARED);
-        // SAFETY: a fresh mapping at an address of the kernel's choice, which is stored to within
-        // its length, and ended.
-        unsafe {
-            let memory = rustix::mm::mmap(std::ptr::null_mut(), LEN as usize, flags.0, flags.1, &file, 0).unwrap();
-            drop(file);
-            memory.cast::<u8>().add(AT as usize).write_volatile(1);
-            rustix::mm::munmap(memory, LEN as usize).unwrap();
-        }
+        drop(file);
+        assert_eq!(Own::start("stores").ask(&format!("{AT} {LEN} {}", m.path("a").display())).unwrap(), "stored");
         let file = File::open(m.path("a")).unwrap();
         let data = seek(&file, SeekFrom::Data(0));
         assert!(data.is_ok_and(|data| data <= AT), "{data:?}");
@@ -333,7 +357,9 @@ fn append_only_files() {
         let written = file.write_all(b" two").and_then(|()| file.sync_all());
         let found = fs::read(m.below("a"));
         // What is there already is not changed by a mapping, either.
-        let stored = store_through_mapping(&file, b"O");
+        let stored = Own::start("stores").ask(&format!("append 3 {path}")).unwrap();
+        // Of the failure each descriptor is told once.
+        let _ = file.sync_all();
         let found_then = fs::read(m.below("a"));
         // The kernel's page holds it until it is told to drop that.
         let is_as_below = || fs::read(m.path("a")).is_ok_and(|found| found == b"one two");
@@ -343,7 +369,7 @@ fn append_only_files() {
         assert_eq!(refused, libc::EPERM);
         written.unwrap();
         assert_eq!(found.unwrap(), b"one two");
-        assert!(stored.is_err(), "said to be written");
+        assert_ne!(stored, "stored", "said to be written");
         assert_eq!(found_then.unwrap(), b"one two");
         assert!(is_dropped, "what was refused is still read");
         written_again.unwrap();
@@ -424,37 +450,43 @@ fn a_failed_change_hides_no_change_beside() {
 }
 
 /// A program that opens a file after it was changed beside the mount reads the change, also when
-/// others open it at the same time.
+/// others open it at the same time, and whether the file is passed through or not.
 #[test]
 fn no_open_after_a_change_beside_reads_older_bytes() {
     if !can_mount("no_open_after_a_change_beside_reads_older_bytes") {
         return;
     }
     const CHANGES: u64 = 150;
-    let m = Mounted::through();
-    let below = File::create(m.below("a")).unwrap();
-    below.write_all_at(&[0; 4096], 0).unwrap();
-    let (current, is_over) = (AtomicU64::new(0), AtomicBool::new(false));
-    std::thread::scope(|scope| {
-        let _over = Done(&is_over);
-        for _ in 0..4 {
-            scope.spawn(|| {
-                while !is_over.load(Ordering::SeqCst) {
-                    let at_least = current.load(Ordering::SeqCst);
-                    let mut bytes = [0; 8];
-                    File::open(m.path("a")).unwrap().read_exact_at(&mut bytes, 0).unwrap();
-                    assert!(u64::from_ne_bytes(bytes) >= at_least, "{} < {at_least}", u64::from_ne_bytes(bytes));
-                }
-            });
-        }
-        for change in 1..=CHANGES {
-            // The kernel's clock moves every 4 ms on old kernels: two changes within its grain look
-            // alike.
-            std::thread::sleep(std::time::Duration::from_millis(8));
-            below.write_all_at(&change.to_ne_bytes(), 0).unwrap();
-            current.store(change, Ordering::SeqCst);
-        }
-    });
+    for pass in [false, true] {
+        let m = Mounted::with(|config| config.pass = pass);
+        let below = File::create(m.below("a")).unwrap();
+        below.write_all_at(&[0; 4096], 0).unwrap();
+        let probe = File::create(m.below("probe")).unwrap();
+        let (current, is_over) = (AtomicU64::new(0), AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            let _over = Done(&is_over);
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    while !is_over.load(Ordering::SeqCst) {
+                        let at_least = current.load(Ordering::SeqCst);
+                        let mut bytes = [0; 8];
+                        File::open(m.path("a")).unwrap().read_exact_at(&mut bytes, 0).unwrap();
+                        assert!(u64::from_ne_bytes(bytes) >= at_least, "{} < {at_least}", u64::from_ne_bytes(bytes));
+                    }
+                });
+            }
+            for change in 1..=CHANGES {
+                // The kernel's clock moves every 4 ms on old kernels: two changes within its grain
+                // look alike.
+                wait_until("the clock of the file system has moved", || {
+                    probe.write_all_at(&[0], 0).unwrap();
+                    probe.metadata().unwrap().modified().unwrap() > below.metadata().unwrap().modified().unwrap()
+                });
+                below.write_all_at(&change.to_ne_bytes(), 0).unwrap();
+                current.store(change, Ordering::SeqCst);
+            }
+        });
+    }
 }
 
 /// A program that writes reads back what it wrote, also when the file was once changed beside the

@@ -242,6 +242,8 @@ impl Client {
 pub struct Lender {
     pub address: Address,
     pub handle: Handle,
+    /// The thread that accepts connections, as the kernel numbers it.
+    pub acceptor: rustix::thread::Pid,
     thread: Option<std::thread::JoinHandle<()>>,
 }
 
@@ -260,8 +262,12 @@ impl Lender {
     pub fn start(config: Config) -> Lender {
         let server = Server::bind(config).unwrap();
         let (address, handle) = (server.local_address().clone(), server.handle());
-        let thread = std::thread::spawn(move || server.run().unwrap());
-        Lender { address, handle, thread: Some(thread) }
+        let (tell, told) = std::sync::mpsc::channel();
+        let thread = std::thread::spawn(move || {
+            tell.send(rustix::thread::gettid()).unwrap();
+            server.run().unwrap();
+        });
+        Lender { address, handle, acceptor: told.recv().unwrap(), thread: Some(thread) }
     }
 
     pub fn tcp(capacity_pages: u64) -> Lender {
