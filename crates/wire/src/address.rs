@@ -58,7 +58,8 @@ pub enum Address {
 }
 
 /// The reason why a text is no [`Address`].
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{text:?} is no address: {problem}; write HOST:PORT, [IPV6]:PORT, unix:PATH or vsock:CID:PORT")]
 pub struct AddressError {
     text: String,
     problem: &'static str,
@@ -71,15 +72,6 @@ impl AddressError {
         self.problem
     }
 }
-
-impl fmt::Display for AddressError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let AddressError { text, problem } = self;
-        write!(f, "{text:?} is no address: {problem}; write HOST:PORT, [IPV6]:PORT, unix:PATH or vsock:CID:PORT")
-    }
-}
-
-impl std::error::Error for AddressError {}
 
 impl FromStr for Address {
     type Err = AddressError;

@@ -33,66 +33,28 @@ impl fmt::Debug for PoolKey {
 }
 
 /// The reason why there is no key, in one line with a remedy.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)] // the text that Display makes of each says what it is
 pub enum KeyError {
+    #[error("there is no key file {path}: copy the pool's, or make one with `pumapool key new {path}`")]
     Missing { path: PathBuf },
+    #[error("cannot read the key file {path}: {source}; check its owner and its folder")]
     Read { path: PathBuf, source: io::Error },
+    #[error("the key file {path} is no regular file; name the file itself")]
     NotAFile { path: PathBuf },
+    #[error("the key file {path} belongs to user {owner}, who may change it: `chown {ours} {path}`")]
     Owner { path: PathBuf, owner: u32, ours: u32 },
+    #[error("the key file {path} is open to others (mode {mode:04o}): `chmod 600 {path}`")]
     Mode { path: PathBuf, mode: u32 },
+    #[error(
+        "the key file {path} does not hold a key (64 hexadecimal digits): copy the pool's again, or make one with \
+         `pumapool key new FILE`"
+    )]
     Content { path: PathBuf },
+    #[error("{path} exists already, and is never overwritten: remove it first, or choose another name")]
     Exists { path: PathBuf },
+    #[error("cannot make the key file {path}: {source}; make its folder, or choose another")]
     Create { path: PathBuf, source: io::Error },
-}
-
-impl fmt::Display for KeyError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            KeyError::Missing { path } => {
-                let path = path.display();
-                write!(f, "there is no key file {path}: copy the pool's, or make one with `pumapool key new {path}`")
-            }
-            KeyError::Read { path, source } => {
-                write!(f, "cannot read the key file {}: {source}; check its owner and its folder", path.display())
-            }
-            KeyError::NotAFile { path } => {
-                write!(f, "the key file {} is no regular file; name the file itself", path.display())
-            }
-            KeyError::Owner { path, owner, ours } => {
-                let path = path.display();
-                write!(f, "the key file {path} belongs to user {owner}, who may change it: `chown {ours} {path}`")
-            }
-            KeyError::Mode { path, mode } => {
-                let path = path.display();
-                write!(f, "the key file {path} is open to others (mode {mode:04o}): `chmod 600 {path}`")
-            }
-            KeyError::Content { path } => {
-                let path = path.display();
-                write!(
-                    f,
-                    "the key file {path} does not hold a key (64 hexadecimal digits): copy the pool's again, \
-                     or make one with `pumapool key new FILE`"
-                )
-            }
-            KeyError::Exists { path } => {
-                let path = path.display();
-                write!(f, "{path} exists already, and is never overwritten: remove it first, or choose another name")
-            }
-            KeyError::Create { path, source } => {
-                write!(f, "cannot make the key file {}: {source}; make its folder, or choose another", path.display())
-            }
-        }
-    }
-}
-
-impl std::error::Error for KeyError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            KeyError::Read { source, .. } | KeyError::Create { source, .. } => Some(source),
-            _ => None,
-        }
-    }
 }
 
 impl PoolKey {

@@ -233,30 +233,21 @@ pub struct Header {
 }
 
 /// The reason why a frame is malformed. Its receiver closes the connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Malformed {
     /// There is no such kind of frame.
+    #[error("frame of unknown kind {0}")]
     Kind(u8),
     /// More items than [`ITEMS_MAX`], or none although some are required.
+    #[error("frame with {0} items")]
     Items(u16),
     /// The body's length does not match kind and items.
+    #[error("frame whose length of {0} bytes does not fit its kind")]
     Length(u32),
     /// The other side of this connection has not sealed it, or not as the next frame.
+    #[error("frame whose seal does not open")]
     Seal,
 }
-
-impl std::fmt::Display for Malformed {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Malformed::Kind(kind) => write!(f, "frame of unknown kind {kind}"),
-            Malformed::Items(items) => write!(f, "frame with {items} items"),
-            Malformed::Seal => write!(f, "frame whose seal does not open"),
-            Malformed::Length(bytes) => write!(f, "frame whose length of {bytes} bytes does not fit its kind"),
-        }
-    }
-}
-
-impl std::error::Error for Malformed {}
 
 impl Header {
     /// A header for `items` items and `body_bytes` of body.

@@ -8,7 +8,6 @@ use crate::address::vsock::VsockListener;
 use crate::address::{Address, Stream};
 use rustix::fs::Mode;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
-use std::fmt;
 use std::io;
 use std::net::TcpListener;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -25,46 +24,15 @@ const BACKLOG: i32 = 128;
 const ALIVE_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// The reason why nothing listens.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)] // they say themselves what they are
 pub enum Error {
+    #[error("cannot listen on {address}: another program listens there; stop it or choose another address")]
     AddressInUse { address: Address },
+    #[error("cannot listen on {address}: there is a file which is no socket; remove it or choose another path")]
     NotASocket { address: Address },
+    #[error("cannot listen on {address}: {source}; check that the address is one of this machine and allowed")]
     Listen { address: Address, source: io::Error },
-}
-
-impl fmt::Display for Error {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Error::AddressInUse { address } => {
-                write!(
-                    f,
-                    "cannot listen on {address}: another program listens there; stop it or choose another address"
-                )
-            }
-            Error::NotASocket { address } => {
-                write!(
-                    f,
-                    "cannot listen on {address}: there is a file which is no socket; remove it or choose another path"
-                )
-            }
-            Error::Listen { address, source } => {
-                write!(
-                    f,
-                    "cannot listen on {address}: {source}; check that the address is one of this machine and allowed"
-                )
-            }
-        }
-    }
-}
-
-impl std::error::Error for Error {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            Error::Listen { source, .. } => Some(source),
-            Error::AddressInUse { .. } | Error::NotASocket { .. } => None,
-        }
-    }
 }
 
 enum Socket {

@@ -94,16 +94,9 @@ impl Security {
 }
 
 /// The other side has another key, or another protocol.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the pool key is another one there")]
 pub struct OtherKey;
-
-impl fmt::Display for OtherKey {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("the pool key is another one there")
-    }
-}
-
-impl std::error::Error for OtherKey {}
 
 /// A borrower's handshake that waits for the lender's answer.
 pub struct Handshake(HandshakeState);

@@ -67,8 +67,9 @@ pub struct Weather {
     pub twins: bool,
     /// The machines have guests, and no lenders.
     pub guests: bool,
-    /// Machines, and lenders of each.
+    /// Machines.
     pub machines: usize,
+    /// Lenders, which all machines share.
     pub lenders: usize,
     /// Files of a machine.
     pub files: usize,
