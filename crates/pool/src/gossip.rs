@@ -8,7 +8,6 @@ use crate::udp::Udp;
 use crate::{Security, local_address_towards, pace};
 use parking_lot::Mutex;
 use serde::Serialize;
-use std::fmt;
 use std::io;
 use std::net::{SocketAddr, UdpSocket};
 use std::pin::pin;
@@ -38,60 +37,32 @@ pub struct Config {
     pub lender: Option<Lender>,
 }
 
-/// The reason why gossip cannot begin.
-#[derive(Debug)]
+/// Why gossip cannot begin.
+#[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// A seed is no `HOST:PORT`.
+    #[error("{0:?} is no node of a pool: write HOST:PORT or [IPV6]:PORT, as others gossip at")]
     Seed(String),
-    /// The socket cannot be bound.
+    /// The socket cannot be had.
+    #[error("cannot gossip at {address} (UDP): {source}; choose another address with --gossip")]
     Listen {
         /// The address.
         address: SocketAddr,
         /// The error.
         source: io::Error,
     },
-    /// The address at which others reach this machine is unknown.
+    /// No address is known by which others reach this machine.
+    #[error(
+        "cannot tell by which address others reach this machine, as no seed is known here (none of IPv4, if that is \
+         listened for): give --advertise, or --gossip [::]:PORT for IPv6"
+    )]
     Address,
-    /// Others could not reach this lender at its address.
+    /// Others could not reach this lender by its address.
+    #[error("other machines cannot reach a lender at {0}: give them another address with --advertise")]
     Lender(Address),
     /// The system refused a thread, or random bytes.
-    Start(io::Error),
-}
-
-impl fmt::Display for Error {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Error::Seed(seed) => {
-                write!(f, "{seed:?} is no node of a pool: write HOST:PORT or [IPV6]:PORT, as others gossip at")
-            }
-            Error::Listen { address, source } => {
-                write!(f, "cannot gossip at {address} (UDP): {source}; choose another address with --gossip")
-            }
-            Error::Address => {
-                write!(
-                    f,
-                    "cannot tell by which address others reach this machine, as no seed is known here (none of IPv4, if that is \
-                     listened for): give --advertise, or --gossip [::]:PORT for IPv6"
-                )
-            }
-            Error::Lender(address) => {
-                write!(
-                    f,
-                    "other machines cannot reach a lender at {address}: give them another address with --advertise"
-                )
-            }
-            Error::Start(source) => write!(f, "cannot start gossip: {source}"),
-        }
-    }
-}
-
-impl std::error::Error for Error {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            Error::Listen { source, .. } | Error::Start(source) => Some(source),
-            _ => None,
-        }
-    }
+    #[error("cannot start gossip: {0}")]
+    Start(#[source] io::Error),
 }
 
 /// State and counters of gossip.

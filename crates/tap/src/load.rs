@@ -5,7 +5,6 @@
 
 use libbpf_rs::{MapCore, Object, ObjectBuilder, OpenMapMut, OpenObject, PrintLevel, ProgramMut, set_print};
 use std::ffi::OsStr;
-use std::fmt;
 use std::io;
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -18,25 +17,50 @@ const KERNEL_TYPES: &str = "/sys/kernel/btf/vmlinux";
 const MESSAGES_BYTES_MAX: usize = 64 * 1024;
 
 /// Why there is no tap.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub enum LoadError {
     /// The ring's size is not a power of two within the bounds.
+    #[error(
+        "the eviction ring cannot have {bytes} bytes: choose a power of two from {} to {}",
+        crate::BpfTap::RING_BYTES_MIN,
+        crate::BpfTap::RING_BYTES_MAX
+    )]
     RingBytes {
         /// The size asked for.
         bytes: usize,
     },
     /// The kernel does not describe its types (BTF), so the programs cannot be fitted to it.
+    #[error(
+        "fitting the eviction tap to this kernel failed: {KERNEL_TYPES} is missing; use a kernel built with \
+         CONFIG_DEBUG_INFO_BTF=y and mount sysfs"
+    )]
     NoKernelTypes,
     /// The rights to load BPF programs are missing.
+    #[error(
+        "{attempt} was not permitted; run as root, or with CAP_BPF, CAP_PERFMON and CAP_SYS_ADMIN, and not under \
+         kernel lockdown \"confidentiality\" or a seccomp filter without bpf(2)"
+    )]
     NotPermitted {
         /// What was refused.
         attempt: &'static str,
     },
     /// The kernel hides from us which page frames our own pages are in.
+    #[error(
+        "looking up page frames in /proc/self/pagemap failed: they are hidden from us; run as root or with \
+         CAP_SYS_ADMIN"
+    )]
     FramesHidden,
     /// The kernel has no such tracepoint.
+    #[error(
+        "attaching the eviction tap failed: the kernel has no tracepoint mm_filemap_delete_from_page_cache; use \
+         Linux 6.1 or newer, built with CONFIG_TRACEPOINTS and CONFIG_BPF_EVENTS"
+    )]
     NoTracepoint,
     /// The program does not fit this kernel: a structure has changed, or its verifier wants more.
+    #[error(
+        "{attempt} failed: the kernel refused the program ({detail}); the tap is made for Linux 6.1 to 6.18 on \
+         x86-64: report this kernel's version"
+    )]
     Refused {
         /// What was refused.
         attempt: &'static str,
@@ -44,70 +68,22 @@ pub enum LoadError {
         detail: String,
     },
     /// The kernel's memory map was not found, or not beyond doubt.
+    #[error(
+        "finding the kernel's memory map failed: {detail}; the tap needs an x86-64 kernel with \
+         CONFIG_SPARSEMEM_VMEMMAP: report this kernel's version and configuration"
+    )]
     MemoryMap {
         /// What did not match.
         detail: String,
     },
     /// A system call failed.
+    #[error("{attempt} failed: {source}; see the system's limits")]
     System {
         /// What was attempted.
         attempt: &'static str,
         /// What happened.
         source: io::Error,
     },
-}
-
-impl fmt::Display for LoadError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            LoadError::RingBytes { bytes } => write!(
-                f,
-                "the eviction ring cannot have {bytes} bytes: choose a power of two from {} to {}",
-                crate::BpfTap::RING_BYTES_MIN,
-                crate::BpfTap::RING_BYTES_MAX
-            ),
-            LoadError::NoKernelTypes => write!(
-                f,
-                "fitting the eviction tap to this kernel failed: {KERNEL_TYPES} is missing; use a kernel built with \
-                 CONFIG_DEBUG_INFO_BTF=y and mount sysfs"
-            ),
-            LoadError::NotPermitted { attempt } => write!(
-                f,
-                "{attempt} was not permitted; run as root, or with CAP_BPF, CAP_PERFMON and CAP_SYS_ADMIN, and not under \
-                 kernel lockdown \"confidentiality\" or a seccomp filter without bpf(2)"
-            ),
-            LoadError::FramesHidden => write!(
-                f,
-                "looking up page frames in /proc/self/pagemap failed: they are hidden from us; run as root or with \
-                 CAP_SYS_ADMIN"
-            ),
-            LoadError::NoTracepoint => write!(
-                f,
-                "attaching the eviction tap failed: the kernel has no tracepoint mm_filemap_delete_from_page_cache; use \
-                 Linux 6.1 or newer, built with CONFIG_TRACEPOINTS and CONFIG_BPF_EVENTS"
-            ),
-            LoadError::Refused { attempt, detail } => write!(
-                f,
-                "{attempt} failed: the kernel refused the program ({detail}); the tap is made for Linux 6.1 to 6.18 on \
-                 x86-64: report this kernel's version"
-            ),
-            LoadError::MemoryMap { detail } => write!(
-                f,
-                "finding the kernel's memory map failed: {detail}; the tap needs an x86-64 kernel with \
-                 CONFIG_SPARSEMEM_VMEMMAP: report this kernel's version and configuration"
-            ),
-            LoadError::System { attempt, source } => write!(f, "{attempt} failed: {source}; see the system's limits"),
-        }
-    }
-}
-
-impl std::error::Error for LoadError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            LoadError::System { source, .. } => Some(source),
-            _ => None,
-        }
-    }
 }
 
 /// One loading at a time: libbpf's messages go through one place of the process.
