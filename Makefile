@@ -51,7 +51,7 @@ BENCH ?=
 # Which of the papers' experiments, and their options.
 PAPER ?= all
 
-.PHONY: help rust book book-deps deps bench-deps vm-deps vm build test test-programs bench microbench simulate rules test-long xfstests database test-deps tools interleavings fuzz fuzz-short fuzz-program sanitize miri deny demo \
+.PHONY: help rust book book-deps deps bench-deps vm-deps vm build test test-programs bench microbench simulate rules test-long xfstests database test-deps tools interleavings fuzz fuzz-program sanitize miri deny demo \
 	gossip chaos hunt races soak deb deb-check static static-check check check-fast lint clean paper paper-deps paper-packages
 
 deps: WANTED := $(PACKAGES)
@@ -114,35 +114,33 @@ deps book-deps bench-deps vm-deps test-deps paper-packages:
 build: deps
 	$(CARGO) build --release
 
-test: test-deps tools interleavings fuzz-short
-	TOOLS=$(TOOLS) $(WORKSPACE_TESTS)
-	$(SIMULATION_TESTS) -- --nocapture --test-threads 1
+# Those that take longest begin first, so that nothing waits for one of them at the end.
+LONGEST := pumapool/suites,simulation/rules,hunt/run,bench/run,pumapool/survival,pumapool/advise
+test: test-programs
+	TOOLS=$(TOOLS) tests/run --first $(LONGEST) '$(INTERLEAVINGS) -- interleavings' \
+		'$${CARGO_TARGET_DIR:-target}/debug/fuzz --seconds 2 --jobs 2' '$(CARGO) test --workspace --doc'
 
 # All that `make test` runs, built and not run. What a build reads and writes fills the page cache,
 # and lenders take only memory that nobody uses: so CI builds first, gives that memory back, and
 # then tests.
-WORKSPACE_TESTS := $(CARGO) test --workspace --exclude simulation
-SIMULATION_TESTS := $(CARGO) test --profile simulation -p simulation
 INTERLEAVINGS := $(CARGO) test -p lender -p borrower --features lender/shuttle,borrower/shuttle --lib
 test-programs: test-deps tools fuzz-program
-	$(WORKSPACE_TESTS) --no-run
-	$(SIMULATION_TESTS) --no-run
+	$(CARGO) test --workspace --no-run
 	$(INTERLEAVINGS) --no-run
-	$(CARGO) build -p fuzz --bin fuzz
 
 book: book-deps
 	mkdocs build --strict --quiet
 	packaging/book/check-links target/book
 
 simulate: deps
-	$(CARGO) run --quiet --profile simulation -p simulation -- --steps $(STEPS) --jobs $(JOBS) $(if $(SEED),--seed $(SEED))
+	$(CARGO) run --quiet -p simulation -- --steps $(STEPS) --jobs $(JOBS) $(if $(SEED),--seed $(SEED))
 
 rules: deps
-	$(CARGO) test --profile simulation -p simulation --test rules -- --nocapture every_broken_rule
+	$(CARGO) test -p simulation --test rules -- --nocapture every_broken_rule
 
 # The figures of docs/user/discovery.md.
 gossip: deps
-	$(CARGO) test --profile simulation -p pool --test convergence -- --ignored --nocapture
+	$(CARGO) test --release -p pool --test convergence -- --ignored --nocapture
 
 # Locked parts under every order of threads that shuttle tries. (The ring's reader is tried with
 # loom, by the ordinary tests.) PUMA_SCHEDULES=100000 tries so many of each.
@@ -161,9 +159,6 @@ fuzz-program: test-deps
 
 fuzz: fuzz-program
 	$(CARGO) run -q -p fuzz --bin fuzz -- $(FUZZ)
-
-fuzz-short: fuzz-program
-	$(CARGO) run -q -p fuzz --bin fuzz -- --seconds 2 --jobs 2
 
 # The sanitizers are unstable options of the stable compiler. What they cannot see through (BPF,
 # other processes) is in the ordinary tests, as are loom's models, which are not of memory. The
@@ -297,13 +292,15 @@ check-fast: deps
 	$(CARGO) clippy $(FAST) --all-targets -- -D warnings
 	$(CARGO) test $(FAST) --lib
 
+# These compile other code without debug assertions.
+RELEASED_OTHERWISE := -p borrower -p lender
 lint: deps
 	$(CARGO) fmt --all --check
 	packaging/book/check-bounds
 	python3 -m doctest packaging/prose/check.py
 	packaging/prose/check.py
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
-	$(CARGO) check --release
+	$(CARGO) check --release $(RELEASED_OTHERWISE)
 	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --workspace --no-deps --document-private-items
 
 clean:

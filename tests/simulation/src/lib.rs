@@ -11,7 +11,7 @@
 //! The same seed and number of steps give the same run.
 
 #[cfg(not(debug_assertions))]
-compile_error!("the simulation wants debug assertions: build it with `--profile simulation`, or run `make simulate`");
+compile_error!("the simulation wants debug assertions: build it without `--release`, or run `make simulate`");
 
 mod beside;
 mod changing;
