@@ -1,5 +1,5 @@
-//! What the borrower's catalog costs: finding a file, what a READ of one page and of a read-ahead
-//! window has to know, and the life of an entry from its eviction on.
+//! The costs of the borrower's catalog: finding a file, the decisions for a READ of one page and of
+//! a read-ahead window, and the life of an entry from its eviction on.
 
 use borrower::FileIdentity;
 use borrower::catalog::Catalog;
@@ -10,9 +10,9 @@ use page::{FileKey, PageRange, Version};
 use std::hint::black_box;
 
 const FILES: u64 = 10_000;
-/// Pages of the file that is read: 256 MiB.
+/// The size in pages of the file that is read: 256 MiB.
 const PAGES: u32 = 65_536;
-/// Pages of a read-ahead window.
+/// The size in pages of a read-ahead window.
 const WINDOW_PAGES: u64 = 256;
 const ENTRY_BYTES_MAX: u64 = 256 << 20;
 
@@ -36,7 +36,8 @@ fn catalog(criterion: &mut Criterion) {
         assert!(state.end_read(&ticket, 0, |_, _| ()));
     };
     for index in 0..PAGES {
-        // A file is in quarantine until it was read; in a row, but to be lent.
+        // A file is in quarantine until it was read. The pages are read in a row, but are to be
+        // lent.
         read(index.into(), 1, Filter::Off, &mut sources);
         let mut state = file.lock();
         assert_eq!(state.evict(index, u64::MAX, false, standing, true, true), Verdict::Put);
@@ -60,7 +61,7 @@ fn catalog(criterion: &mut Criterion) {
             assert_eq!(verdict, Verdict::Known);
         });
     });
-    // An exclusive get takes the page, it is evicted again, and put.
+    // An exclusive get takes the page; then the page is evicted again, and put.
     let ticket = file.lock().begin_read(
         PageRange { first: 0, end: 1 },
         0,

@@ -1,4 +1,4 @@
-//! The catalog's 8-byte entry: all that the borrower knows of one page.
+//! The catalog's 8-byte entry: the whole record of one page.
 //!
 //! ```text
 //! bit 63..62  state: 0 absent, 1 busy, 2 present, 3 zero or known
@@ -13,73 +13,74 @@
 //!             43..0   version
 //! ```
 //!
-//! An all-zero word is "absent, nothing known", so that a fresh table needs no initialization.
+//! An all-zero word means "absent, nothing known", so a fresh table needs no initialization.
 
 use crate::put::groups::NUMBERS;
 use page::Version;
 
-/// Which lender has a page, and since which of its losses.
+/// The lender that has a page, and that lender's epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
     /// The lender's number.
     pub lender: u8,
-    /// The lender's epoch when the page was sent. Losing a lender for good moves its epoch on,
-    /// which makes all its entries void at once. The epoch wraps after [`Place::EPOCHS`] losses; an
-    /// entry that seems valid again then costs one miss, because no lender knows its version any
-    /// more.
+    /// The lender's epoch when the page was sent. When a lender is lost for good its epoch is
+    /// incremented, which voids all its entries at once. The epoch wraps after [`Place::EPOCHS`]
+    /// losses. An entry that seems valid again then costs one miss, because no lender has its
+    /// version any more.
     pub epoch: u8,
 }
 
 impl Place {
-    /// Lenders a borrower can have.
+    /// The number of lenders that a borrower can have.
     pub const LENDERS: u8 = 1 << 6;
-    /// Epochs before they repeat.
+    /// The number of epochs before they repeat.
     pub const EPOCHS: u8 = 1 << 6;
 }
 
-/// Whether what was sent to a [`Place`] can be asked for.
+/// Whether a page that was sent to a [`Place`] can be requested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Standing {
-    /// It can.
+    /// The page can be requested.
     Valid,
-    /// Not now. The lender is away, and may still have it when it is back: the entry stays, is
-    /// voided by changes like all others, and is of no use meanwhile.
+    /// The page cannot be requested now. The lender is disconnected, and may still have the page
+    /// when it is back. Until then the entry stays without use, and changes void it as any other
+    /// entry.
     Suspended,
-    /// Never again.
+    /// The page can never be requested again.
     Lost,
 }
 
-/// The meaning of an entry.
+/// The decoded form of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Entry {
     /// No lender has the page. A READ of it arrived when the file's newest quarantine was `lifted`.
     Absent {
         /// Quarantines up to this number no longer hold for the page.
         lifted: u64,
-        /// It was read from below in a sequential stream.
+        /// The page was read from the backing file in a sequential stream.
         sequential: bool,
     },
-    /// Its bytes are on their way to a lender, and still in a put buffer here.
+    /// The page's bytes are on their way to a lender, and still in a put buffer of the borrower.
     Busy {
-        /// Where it goes.
+        /// The destination.
         place: Place,
-        /// What it is called there.
+        /// The page's version there.
         version: Version,
-        /// Whose it is ([`crate::put::groups`]).
+        /// The number of its control group ([`crate::put::groups`]).
         group: u8,
     },
-    /// A lender has it.
+    /// A lender has the page.
     Present {
-        /// Where.
+        /// The lender.
         place: Place,
-        /// What it is called there.
+        /// The page's version there.
         version: Version,
-        /// Whose it is.
+        /// The number of its control group.
         group: u8,
     },
-    /// All its bytes are zero: no lender is needed.
+    /// All bytes of the page are zero: no lender is needed.
     Zero,
-    /// No lender has the page; but what the file below holds has this hash.
+    /// No lender has the page; but the page of the backing file has this hash.
     Known {
         /// The hash that [`crate::put::demoted::Demoted::hash`] makes.
         hash: u64,
@@ -88,7 +89,7 @@ pub enum Entry {
     },
 }
 
-/// Nothing known of the page.
+/// Nothing is known of the page.
 pub const UNKNOWN: Entry = absent(0);
 
 /// No lender has the page; it was last read at random, or not at all.
@@ -101,19 +102,19 @@ const LENDER_SHIFT: u32 = 56;
 const EPOCH_SHIFT: u32 = 50;
 const GROUP_SHIFT: u32 = VERSION_BITS;
 const VERSION_BITS: u32 = 44;
-/// The largest version that an entry can name, after 64 PiB: two years of a gigabyte a second. Then
-/// nothing is put any more, which is counted and said.
+/// The largest version that an entry can hold. It is reached after 64 PiB of puts: two years of a
+/// gigabyte a second. From then on nothing is put, which is counted and logged.
 pub const VERSION_MAX: Version = Version((1 << VERSION_BITS) - 1);
 const _: () = assert!(VERSION_MAX.0 <= Version::MAX.0);
 const SEQUENTIAL: u64 = 1 << 61;
 const LIFTED_MAX: u64 = SEQUENTIAL - 1;
 const KNOWN: u64 = 3 << STATE_SHIFT | 1 << 61;
 const PLACED: u64 = 1 << 60;
-/// The bits of a hash.
+/// The largest hash: all bits of a hash set.
 pub const HASH_MAX: u64 = PLACED - 1;
 
 impl Entry {
-    /// The entry as a word.
+    /// Encodes the entry as a word.
     pub fn pack(self) -> u64 {
         let named = |state: u64, place: Place, version: Version, group: u8| {
             debug_assert!(version <= VERSION_MAX && place.lender < Place::LENDERS && place.epoch < Place::EPOCHS);
@@ -133,7 +134,7 @@ impl Entry {
         }
     }
 
-    /// The word's meaning. Every word has one.
+    /// Decodes a word. Every word is a valid entry.
     pub fn unpack(word: u64) -> Entry {
         let place = Place {
             lender: (word >> LENDER_SHIFT) as u8 & (Place::LENDERS - 1),
@@ -150,7 +151,7 @@ impl Entry {
         }
     }
 
-    /// Whose page a lender has, or is sent.
+    /// Returns the control group of a page that a lender has, or that is on its way to one.
     pub fn group(self) -> Option<u8> {
         match self {
             Entry::Busy { group, .. } | Entry::Present { group, .. } => Some(group),
@@ -158,12 +159,12 @@ impl Entry {
         }
     }
 
-    /// Whether the kernel cached the page last because a guest had evicted it.
+    /// Returns whether the kernel last cached the page because a guest had evicted it.
     pub fn is_placed(self) -> bool {
         matches!(self, Entry::Known { placed: true, .. })
     }
 
-    /// Whether it stands for bytes that can be had without the disk.
+    /// Returns whether the page's bytes are available without the disk.
     pub fn is_live(self) -> bool {
         !matches!(self, Entry::Absent { .. } | Entry::Known { .. })
     }

@@ -1,26 +1,26 @@
-//! One file in the catalog: which pages lenders have, and which evictions may be believed.
+//! One file in the catalog: the pages that lenders have, and the evictions that may be trusted.
 //!
-//! This is where the promise is kept: *what a lender has of a page is what the file below holds
-//! now.* It rests on one rule: an eviction is believed only if nothing changed the page since the
-//! birth of the cached copy it was taken from. What is known of that birth is kept in three forms:
+//! This module keeps the promise: *a lender's copy of a page equals the page of the backing file.*
+//! It rests on one rule. An eviction is trusted only if nothing changed the page since the evicted
+//! copy entered the page cache. Three records decide this:
 //!
-//! * **active** changes: while one is under way, no event of its range is believed, and none of its
-//!   pages is live.
-//! * **taints**, from buffered writes: the page cache held the new bytes before we were asked, so
-//!   events from the stream's position at our answer on are of the new content, those before are of
-//!   older content. A taint is void once the consumer has passed its position.
+//! * **active** changes: while a change is in progress, no event of its range is trusted, and none
+//!   of its pages is live.
+//! * **taints**, from buffered writes: the page cache held the new bytes before the daemon got the
+//!   write. Events from the stream's position at our answer on have the new content; earlier events
+//!   have older content. A taint ends once the consumer has passed its position.
 //! * **quarantines**, from every other change: the kernel drops its old pages only after our
-//!   answer, at a time we do not learn. No event of the page is believed until a READ of it
-//!   arrives, which proves that the old copy is gone. A quarantine has a number, and a page's entry
-//!   remembers the number that its last READ has lifted; so ranges need never be split, and merging
-//!   two (into their hull, under the newer number) is always safe.
+//!   answer, at a time that the daemon does not learn. No event of the page is trusted until a READ
+//!   of it arrives, which proves that the old copy is gone. A quarantine has a number, and a page's
+//!   entry stores the number that its last READ has lifted. So ranges need never be split. Merging
+//!   two quarantines (into their hull, under the newer number) is always safe.
 //!
-//! A READ that overlaps a change of its pages in time must be done again: else the kernel could
-//! cache older bytes behind a newer write. Should it be answered all the same, its pages are
+//! A READ that overlaps a change of its pages in time must be repeated. Otherwise the kernel could
+//! cache older bytes after a newer write. If such a READ is answered all the same, its pages are
 //! quarantined.
 //!
-//! Pure logic: no I/O, no clock. What must never happen here: a page live in the table whose bytes
-//! differ from the file's.
+//! Pure logic: no I/O, no clock. The invariant: no page is live in the table with other bytes than
+//! the file's.
 
 mod changes;
 mod reads;
@@ -36,60 +36,63 @@ use page::{PAGE_SHIFT, PAGE_SIZE, PageRange, Version};
 use std::collections::VecDeque;
 use std::ops::Range;
 
-/// Quarantined ranges a file remembers. Beyond it the two nearest are merged: some pages more need
-/// a READ before they are lent again. (Few in test builds, so that merging is common there.)
+/// The number of quarantined ranges that a file remembers. Beyond it the two nearest are merged: a
+/// few more pages need a READ before they are lent again. (Few in test builds, so that merging is
+/// common there.)
 const QUARANTINES_MAX: usize = if cfg!(debug_assertions) { 4 } else { 128 };
 
-/// Tainted ranges a file remembers. Beyond it the two nearest are merged: some events more are not
-/// believed, for as long as it takes the consumer to reach the position. (Few in test builds, too.)
+/// The number of tainted ranges that a file remembers. Beyond it the two nearest are merged: a few
+/// more events are not trusted until the consumer reaches the position. (Few in test builds, too.)
 const TAINTS_MAX: usize = if cfg!(debug_assertions) { 4 } else { 128 };
 
-/// How a daemon leaves a file to the one that takes over.
+/// The state of a file that a daemon leaves to its successor.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Left {
-    /// What the file looked like. None while anything is under way, or while the kernel may cache
-    /// older bytes.
+    /// The file's stamp. None while any change is in progress, or while the kernel may cache older
+    /// bytes.
     pub stamp: Option<Stamp>,
     /// Whether the kernel may still zero a part of its page at the edge of a hole.
     pub has_edges: bool,
 }
 
-/// Pages at the edges of holes that a file remembers. Beyond it the two nearest ranges are merged:
-/// what lies between is not lent either.
+/// The number of ranges at the edges of holes that a file remembers. Beyond it the two nearest
+/// ranges are merged: the pages between them are not lent either.
 const EDGES_MAX: usize = 8;
 
-/// Beginnings and ends of changes that a file remembers while READs are under way, to tell each
-/// whether one of its own pages changed meanwhile. A READ that is older than the memory counts as
-/// overtaken. (A READ from a slow disk takes as long as many writes.)
+/// The number of beginnings and ends of changes that a file remembers while READs are in progress.
+/// Each READ learns from them whether one of its own pages changed meanwhile. A READ that began
+/// before the oldest of them counts as overtaken. (A READ from a slow disk takes as long as many
+/// writes.)
 const RECENT_MAX: usize = 512;
 
-/// Pages that a taint is extended over by writes that go on where the last one ended: each has it
-/// last longer, all of it.
+/// The limit in pages for extending a taint by writes that continue where the last one ended. Each
+/// such write makes the whole taint last longer.
 const TAINT_PAGES_MAX: u64 = 256;
 
-/// Pages that are elsewhere, too, and are read from below along with those around them: 32 KiB more
-/// take a disk less time than another request. A stream over a table of which a lender has pages
-/// here and there would else be a request for each piece between them.
+/// The longest gap, in pages, that is read from the backing file along with the pages around it,
+/// although these pages are available elsewhere. 32 KiB more take a disk less time than another
+/// request. Without this, a stream over a file of which a lender has scattered pages would cause
+/// one request for each piece.
 pub const GAP_PAGES_MAX: usize = 8;
 
-/// What a READ of one page is answered from.
+/// The source of one page of a READ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// The file below.
+    /// The backing file.
     Backing,
-    /// The put buffer that is on its way to a lender, else that lender.
+    /// The put buffer on its way to a lender, or else that lender.
     Busy(Place, Version),
     /// A lender.
     Lender(Place, Version),
-    /// Nowhere: it is all zeros.
+    /// No source is needed: the page is all zeros.
     Zero,
-    /// A guest that has evicted it, if its bytes have just come and have this hash; else the file
-    /// below.
+    /// A guest that has evicted the page, if its bytes have just arrived and have this hash; else
+    /// the backing file.
     Demoted(u64),
 }
 
-/// The next pages from `at` on that are read from below at once: those that are nowhere else, and
-/// few others between them.
+/// Returns the next range of pages, from `at` on, that one request reads from the backing file:
+/// pages without another source, and short gaps between them.
 pub fn next_run(sources: &[Source], at: usize) -> Option<Range<usize>> {
     let below = |source: &Source| *source == Source::Backing;
     let first = at + sources[at..].iter().position(below)?;
@@ -104,7 +107,7 @@ pub fn next_run(sources: &[Source], at: usize) -> Option<Range<usize>> {
     Some(first..end)
 }
 
-/// A READ under way.
+/// A READ in progress.
 #[derive(Clone, Copy, Debug)]
 pub struct ReadTicket {
     range: PageRange,
@@ -112,27 +115,27 @@ pub struct ReadTicket {
     quarantine: u64,
     raced: bool,
     moment: u64,
-    /// The READ goes on where others ended.
+    /// The READ continues a sequential stream.
     pub sequential: bool,
-    /// What becomes then of what it gets from below.
+    /// Which of its pages from the backing file are lent in that case.
     lending: Lending,
-    /// What the file looked like when we last left it, if nothing is under way.
+    /// The recorded stamp of the file, if no change is in progress.
     pub stamp: Option<Stamp>,
 }
 
 impl ReadTicket {
-    /// Where the file's changes stood when the READ began.
+    /// The number that [`FileState::moment`] returned when the READ began.
     pub fn moment(&self) -> u64 {
         self.moment
     }
 
-    /// Whether that page is left to the disk if it comes from there.
+    /// Returns whether the filter leaves that page to the disk, if it comes from there.
     pub fn is_left(&self, index: u64) -> bool {
         self.sequential && !self.lending.lends(index)
     }
 }
 
-/// A change under way.
+/// A change in progress.
 #[derive(Debug, PartialEq, Eq)]
 pub struct ChangeTicket(u64);
 
@@ -144,47 +147,47 @@ pub enum Ended {
     Buffered {
         /// First byte.
         offset: u64,
-        /// Byte behind the last one.
+        /// The byte behind the last one.
         end_offset: u64,
-        /// Where the file ended before.
+        /// The file's size in bytes before the write.
         old_size_bytes: u64,
         /// The stream's position after the change was applied and before it is answered.
         position: u64,
     },
-    /// Anything else, or a failure of unknown extent.
+    /// Any other change, or a failure of unknown extent.
     Other,
 }
 
-/// What becomes of pages that are read in a sequential stream. Of files whose streams fit what
-/// [`Lending`] says.
+/// The treatment of pages that are read in a sequential stream. [`Lending`] decides for files whose
+/// streams fit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Filter {
-    /// They are lent as any other.
+    /// They are lent as any other page.
     Off,
-    /// They are not lent when they are read, which is when pages are lent.
+    /// They are not lent when they are read. For use where pages are lent on reads.
     Read(Lending),
-    /// They are tagged, and not lent when they are evicted.
+    /// They are tagged when they are read, and not lent when they are evicted.
     Evicted(Lending),
 }
 
-/// What becomes of an eviction.
+/// The decision about an eviction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// Send it.
+    /// Send the page.
     Put,
-    /// It was recorded as a page of zeros: nothing to send.
+    /// The page was recorded as zeros: nothing to send.
     Zero,
-    /// It was read in a sequential stream: not worth sending.
+    /// The page was read in a sequential stream: not worth sending.
     Sequential,
-    /// A lender has it already.
+    /// A lender has the page already.
     Known,
-    /// The catalog has no room for its entry.
+    /// The catalog has no room for the page's entry.
     NoRoom,
-    /// It may be of older content: a change is under way.
+    /// The event may have older content: a change is in progress.
     Changing,
-    /// It may be of older content: tainted.
+    /// The event may have older content: the page is tainted.
     Tainted,
-    /// It may be of older content: quarantined.
+    /// The event may have older content: the page is quarantined.
     Quarantined,
 }
 
@@ -201,7 +204,7 @@ struct Quarantine {
 struct Active {
     id: u64,
     range: PageRange,
-    /// The newest quarantine when it began.
+    /// The newest quarantine when the change began.
     quarantine: u64,
 }
 
@@ -209,59 +212,56 @@ struct Active {
 #[derive(Default)]
 pub struct FileState {
     table: PageTable,
-    /// Moves at the beginning and at the end of every change.
+    /// Incremented at the beginning and at the end of every change.
     changes: u64,
-    /// READs under way.
+    /// The number of READs in progress.
     reads: u32,
-    /// What the last of those moves were about, as far back as READs under way may have begun.
+    /// The ranges of the last of those increments, as far back as READs in progress may have begun.
     recent: VecDeque<PageRange>,
     active: Vec<Active>,
-    /// Operations on attributes under way.
+    /// The number of operations on attributes in progress.
     attribute_changes: u64,
-    /// Moves at the beginning and at the end of each of those.
+    /// Incremented at the beginning and at the end of each of those.
     attribute_moves: u64,
     taints: Vec<Taint>,
     quarantines: Vec<Quarantine>,
-    /// Number of the newest quarantine.
+    /// The number of the newest quarantine.
     quarantine: u64,
-    /// What the file looked like when the last change of ours, or the last look at it, ended.
+    /// The file's stamp when the last change through the mount, or the last observation, ended.
     stamp: Option<Stamp>,
-    /// Somebody else may have been writing the file when that was taken: the bytes may come after
-    /// it.
+    /// An external writer may have been active when the stamp was taken: its bytes may arrive after
+    /// the stamp.
     is_provisional: bool,
-    /// Since then pages were read.
+    /// Pages were read since that stamp was taken.
     read_provisional: bool,
-    /// The file's ctime when somebody else was last seen to have changed it, in nanoseconds since
-    /// the epoch.
+    /// The file's ctime when an external change was last detected, in nanoseconds since the epoch.
     beside_ctime_ns: i128,
-    /// The kernel may believe in another end than that of the backing file, because somebody else
-    /// may have moved it.
+    /// The kernel may have another size than the backing file, because of an external change.
     end_is_unsure: bool,
-    /// How often somebody changed the file beside us.
+    /// The number of external changes that were detected.
     changes_beside: u64,
-    /// Of those, how many the kernel's cache has been rid of.
+    /// The number of those changes whose old pages the kernel has dropped.
     changes_dropped: u64,
-    /// Since the first READ.
+    /// Present since the first READ.
     streams: Option<Box<Streams>>,
-    /// Since the first write, or the first time that pages were dropped.
+    /// Present since the first write, or the first drop of pages.
     watch: Option<Box<Watch>>,
-    /// The size that the kernel was last told, or learned from its own buffered writes.
+    /// The size in bytes that the kernel was last told, or learned from its own buffered writes.
     told_size_bytes: Option<u64>,
-    /// Pages at the edges of holes: the kernel zeroes a part of its copy after our answer, and
-    /// leaves it clean, whatever was stored in between (mm/truncate.c,
+    /// Pages at the edges of holes. The kernel zeroes a part of its copy after our answer, and
+    /// leaves the copy clean, whatever was stored in between (mm/truncate.c,
     /// truncate_inode_partial_folio).
     edges: Vec<PageRange>,
-    /// Bytes of memory, and live pages, that the catalog has on its account for this file.
+    /// Bytes of memory, and live pages, that the catalog's totals include for this file.
     pub(crate) accounted: (u64, u64),
-    /// The catalog has removed the file: nothing may be put in its name any more.
+    /// The catalog has removed the file: nothing may be put for it any more.
     pub(crate) is_removed: bool,
 }
 
 impl FileState {
-    /// A file that the kernel caches already, by answers that another daemon gave. Nothing is known
-    /// of the births of its cached copies, so all is quarantined. `left` is what it looked like
-    /// when that daemon left it; without it, what the kernel caches may be older than what the file
-    /// holds.
+    /// Returns a file that the kernel caches already, from answers of another daemon. The age of
+    /// its cached copies is not known, so all pages are quarantined. `left` is the state that the
+    /// other daemon left. Without a stamp in it, the kernel's copies may be older than the file.
     pub fn restored(left: Left) -> FileState {
         let mut state = FileState {
             stamp: left.stamp,
@@ -278,85 +278,85 @@ impl FileState {
         state
     }
 
-    /// Pages that need not come from the disk.
+    /// Returns the number of pages that are available without the disk.
     pub fn live_pages(&self) -> u64 {
         self.table.live_pages()
     }
 
-    /// Whether all that is read of it is long streams, which come from the disk each time.
+    /// Returns whether all reads of the file are long streams, which come from the disk each time.
     pub fn is_streamed(&self) -> bool {
         self.streams.as_ref().is_some_and(|streams| streams.are_all(self.file_pages()))
     }
 
-    /// As far as it is known; else 0.
+    /// Returns the file's size in pages, or 0 if it is not known.
     fn file_pages(&self) -> u64 {
         self.stamp.map_or(0, |stamp| stamp.size_bytes.div_ceil(PAGE_SIZE as u64))
     }
 
-    /// Whether what is read of it in streams comes back before lenders must forget it.
+    /// Returns whether pages of the file's streams are read again before lenders must forget them.
     pub fn streams_fit(&self) -> bool {
         self.streams.as_ref().is_some_and(|streams| streams.fit())
     }
 
-    /// Of a READ of so many pages, in a stream, some were looked at.
+    /// Some pages of a READ of `pages` pages, in a stream, were looked up at lenders.
     pub fn looked_at(&mut self, pages: u64, looked: Looked) {
         let file_pages = self.file_pages();
         self.streams.iter_mut().for_each(|streams| streams.looked_at(pages, looked, file_pages));
     }
 
-    /// How it was read says no more how it will be.
+    /// Forgets the history of streams: past reads predict future reads no longer.
     pub fn forget_passes(&mut self) {
         self.streams.iter_mut().for_each(|streams| streams.forget_passes());
     }
 
-    /// The file below may hold something else: what is known of it, and what the kernel may cache
-    /// of it here, is not believed.
+    /// The backing file may have changed. Its entries, and the kernel's cached copies, are not
+    /// trusted.
     pub fn doubt(&mut self, voided: impl FnMut(u32, Entry)) {
         self.end_is_unsure = true;
         self.changed_beside(voided);
     }
 
-    /// Bytes of memory taken by the entries.
+    /// Returns the bytes of memory that the entries take.
     pub fn memory_bytes(&self) -> u64 {
         self.table.memory_bytes()
     }
 
-    /// How often somebody was seen to change the file beside us.
+    /// Returns the number of external changes that were detected.
     pub fn changes_beside(&self) -> u64 {
         self.changes_beside
     }
 
-    /// Whether a change of any of these pages is under way.
+    /// Returns whether a change of any of these pages is in progress.
     pub fn is_changing(&self, range: PageRange) -> bool {
         self.active.iter().any(|active| active.range.overlaps(range))
     }
 
-    /// Whether a READ of these pages has to wait.
+    /// Returns whether a READ of these pages has to wait.
     pub fn must_wait(&self, range: PageRange) -> bool {
         keeps(Rule::Wait) && self.is_changing(range)
     }
 
-    /// A number that moves with every change, also of attributes.
+    /// A number that grows with every change, also of attributes.
     pub fn moment(&self) -> u64 {
         self.changes + self.attribute_moves
     }
 
-    /// The kernel is about to be told to drop pages.
+    /// The daemon is about to make the kernel drop pages.
     pub fn drop_begins(&mut self) {
         self.watch.get_or_insert_default().drop_begins();
     }
 
-    /// It has dropped them.
+    /// The kernel has dropped the pages.
     pub fn drop_ended(&mut self) {
         self.watch.get_or_insert_default().drop_ended();
     }
 
-    /// A write(2) that is not answered yet has waited until it had.
+    /// A write(2) that is not answered yet has waited until the pages were dropped.
     pub fn drop_waited(&mut self) {
         self.watch.get_or_insert_default().drop_waited();
     }
 
-    /// The kernel is about to be told the file's size: if it is another than it knows, it drops
+    /// The kernel is about to be told the file's size. If the kernel has another size, it drops
     /// pages.
     pub fn tell_size(&mut self, size_bytes: u64) {
         if self.told_size_bytes.replace(size_bytes).is_some_and(|told| told != size_bytes) {
@@ -364,8 +364,8 @@ impl FileState {
         }
     }
 
-    /// The kernel has forgotten the file: nothing of it is cached or under way. Events of what was
-    /// cached may still come.
+    /// The kernel has forgotten the file: none of its pages is cached, and no request is in
+    /// progress. Events of formerly cached pages may still come.
     pub fn forgotten(&mut self) {
         self.watch = self.watch.take().and_then(|watch| watch.forgotten()).map(Box::new);
         self.streams = None;
@@ -374,7 +374,7 @@ impl FileState {
         self.end_is_unsure = false;
     }
 
-    /// What a daemon that takes over has to know.
+    /// Returns the state that a successor needs.
     pub fn left(&self) -> Left {
         let is_sure = self.is_settled()
             && !self.is_provisional
@@ -383,16 +383,16 @@ impl FileState {
         Left { stamp: self.stamp.filter(|_| is_sure), has_edges: !self.edges.is_empty() }
     }
 
-    /// Forgets the entries of lenders that are lost.
+    /// Forgets the entries of lenders that are lost: those whose place `kept` rejects.
     pub fn sweep(&mut self, kept: impl Fn(Place) -> bool) {
         self.table
             .sweep(|entry| matches!(entry, Entry::Busy { place, .. } | Entry::Present { place, .. } if !kept(place)));
     }
 
-    /// The page was evicted, with an event at `position`; `is_zero` tells whether all its bytes are
-    /// zero, `has_room` whether the catalog may grow, `elsewhere` whether some lender can be used.
-    /// After [`Verdict::Put`] the caller must call [`FileState::put`] before anything else is asked
-    /// of this file.
+    /// The page was evicted, with an event at `position`. `is_zero`: all its bytes are zero.
+    /// `has_room`: the catalog may grow. `elsewhere`: some lender can be used. After
+    /// [`Verdict::Put`] the caller must call [`FileState::put`] before any other method of this
+    /// file.
     pub fn evict(
         &mut self,
         index: u32,
@@ -417,7 +417,7 @@ impl FileState {
         {
             return Verdict::Quarantined;
         }
-        // A READ that finds it cached no more decides anew.
+        // The next READ of the page decides again.
         if let Entry::Absent { lifted, sequential: true } = self.table.get(index) {
             self.table.set(index, absent(lifted));
             return Verdict::Sequential;
@@ -436,38 +436,37 @@ impl FileState {
         match self.table.get(index) {
             Entry::Busy { place, .. } | Entry::Present { place, .. } => match standing(place) {
                 Standing::Valid => true,
-                // It may come back; but whoever can be used now is worth more.
+                // That lender may come back; but a lender that can be used now is worth more.
                 Standing::Suspended => !elsewhere,
                 Standing::Lost => false,
             },
-            // What is known of the file below says nothing of the copy that was evicted.
+            // The hash of the backing file's page does not describe the evicted copy.
             Entry::Zero | Entry::Known { .. } => true,
             Entry::Absent { .. } => false,
         }
     }
 
-    /// Whether nothing is sent of the page, which was just read, when it is evicted, as things
-    /// stand.
+    /// Returns whether nothing would be sent if the page, which was just read, were evicted now.
     pub(crate) fn stays(&self, index: u32, standing: impl Fn(Place) -> Standing, elsewhere: bool) -> bool {
         matches!(self.table.get(index), Entry::Absent { sequential: true, .. })
             || self.is_known(index, standing, elsewhere)
     }
 
-    /// What is known of the page.
+    /// Returns the entry of the page.
     pub(crate) fn entry(&self, index: u32) -> Entry {
         self.table.get(index)
     }
 
-    /// What the file below holds of the page has this hash: it was read from there just now, or
-    /// written. `placed` if it was read as a guest had evicted it.
+    /// The page of the backing file has this hash: it was just read from there, or written.
+    /// `placed`: it was read because a guest had evicted it.
     pub fn know(&mut self, index: u32, hash: u64, placed: bool) {
         if !self.table.get(index).is_live() && !self.is_provisional {
             self.table.set(index, Entry::Known { hash, placed });
         }
     }
 
-    /// A guest has read these pages. How many of them the kernel cached last because it had evicted
-    /// them, and that nobody has said this of.
+    /// A guest has read these pages. Returns how many of them the kernel last cached because the
+    /// guest had evicted them. Each page counts once.
     pub fn read_by_guest(&mut self, indexes: Range<u32>) -> u64 {
         let mut count = 0;
         for index in indexes {
@@ -479,19 +478,19 @@ impl FileState {
         count
     }
 
-    /// Pages that the kernel cached last because a guest had evicted them. It may have evicted them
-    /// since.
+    /// Returns the number of pages that the kernel last cached because a guest had evicted them.
+    /// The kernel may have evicted them since.
     pub fn placed_pages(&self) -> u64 {
         self.table.placed_pages()
     }
 
-    /// The page is on its way to a lender, in the name of that control group.
+    /// The page is on its way to a lender, on the account of that control group.
     pub fn put(&mut self, index: u32, place: Place, version: Version, group: u8) {
         self.table.set(index, Entry::Busy { place, version, group });
     }
 
-    /// The page is not to be at a lender any more. Returns its entry, if it still is what `is_it`
-    /// says.
+    /// The page is to be removed from its lender. Returns its entry, if `is_it` accepts the entry's
+    /// version.
     pub fn give_up(&mut self, index: u32, is_it: impl Fn(Version) -> bool) -> Option<Entry> {
         let entry = self.table.get(index);
         match entry {
@@ -503,18 +502,19 @@ impl FileState {
         }
     }
 
-    /// Whether a lender has the page, or is sent it, under a version that `is_it` says.
+    /// Returns whether a lender has the page, or is being sent it, under a version that `is_it`
+    /// accepts.
     pub fn names(&self, index: u32, is_it: impl Fn(Version) -> bool) -> bool {
         matches!(self.table.get(index), Entry::Busy { version, .. } | Entry::Present { version, .. } if is_it(version))
     }
 
-    /// What has become of control groups' pages since this was asked last.
+    /// Returns the changes in the counts of control groups' pages since the last call.
     pub(crate) fn take_moves(&mut self) -> impl Iterator<Item = Moved> {
         self.table.take_moves()
     }
 
-    /// The lender answered the put. False: the page has changed in the meantime; what the lender
-    /// has is of no use.
+    /// The lender answered the put. Returns false if the page has changed in the meantime. Then the
+    /// lender's copy is of no use.
     pub fn put_done(&mut self, index: u32, version: Version, stored: bool) -> bool {
         match self.table.get(index) {
             Entry::Busy { place, version: known, group } if known == version || !keeps(Rule::Busy) => {
@@ -525,8 +525,8 @@ impl FileState {
         }
     }
 
-    /// Forgets all pages, because the file is deleted or the catalog needs the room. Nothing
-    /// becomes more trusted by it.
+    /// Forgets all pages, because the file is deleted or the catalog needs the room. No page
+    /// becomes more trusted by this.
     pub fn forget_pages(&mut self, voided: impl FnMut(u32, Entry)) {
         self.table.forget(PageRange::ALL, voided);
     }
@@ -539,7 +539,7 @@ impl FileState {
             (Some(_), Entry::Absent { lifted, .. }) if !keeps(Rule::Lifted) => lifted == 0,
             (Some(number), Entry::Absent { lifted, .. }) => lifted < number,
             // A live page was put while no quarantine held it, and a change of its own would have
-            // voided it: it is held only by a merged range.
+            // voided it. So only a merged range holds it.
             (Some(_), _) => false,
         }
     }
@@ -557,23 +557,23 @@ impl FileState {
         self.recent.push_back(range);
     }
 
-    /// Whether nothing of ours is under way.
+    /// Returns whether no change through the mount is in progress.
     fn is_settled(&self) -> bool {
         self.active.is_empty() && self.attribute_changes == 0
     }
 
-    /// Whether what the file looks like tells something: a file never looked at before has nothing
-    /// known or cached. One whose stamp a failed change took away may have, so there anything is a
-    /// difference.
+    /// Returns whether the file's stamp can be compared. A file without any observation has no
+    /// entries and no cached pages. A file that lost its stamp to a failed change may have some, so
+    /// there any stamp counts as a difference.
     fn is_comparable(&self) -> bool {
         self.stamp.is_some() || self.moment() > 0
     }
 
-    /// Whether somebody who has changed the file beside us may have moved its end since the kernel
-    /// learned of it.
+    /// Returns whether an external change may have moved the file's end since the kernel learned of
+    /// it.
     fn may_end_elsewhere(&self, now: Stamp) -> bool {
         let is_told_another = self.told_size_bytes.is_some_and(|told| told != now.size_bytes);
-        // One that was never looked at may have been told of all the same.
+        // The kernel may also have been told a size of a file that was never observed.
         is_told_another || self.stamp.map_or(self.moment() > 0, |stamp| stamp.size_bytes != now.size_bytes)
     }
 
@@ -619,7 +619,7 @@ impl FileState {
         if range.is_empty() || position <= consumed {
             return;
         }
-        // Writes mostly continue where the last one ended.
+        // Most writes continue where the last one ended.
         let goes_on = |taint: &Taint| {
             taint.range.end == range.first && range.end - taint.range.first <= TAINT_PAGES_MAX || taint.range == range
         };
@@ -641,13 +641,14 @@ impl FileState {
     }
 }
 
-/// Of ranges sorted by their beginning, the place of the one whose successor is nearest.
+/// Returns, among ranges sorted by their beginning, the index of the range whose successor is
+/// nearest.
 fn nearest<T>(sorted: &[T], range: impl Fn(&T) -> PageRange) -> usize {
     let gap = |pair: &[T]| range(&pair[1]).first.saturating_sub(range(&pair[0]).end);
     (0..sorted.len() - 1).min_by_key(|at| gap(&sorted[*at..*at + 2])).unwrap_or(0)
 }
 
-/// The pages of `range` that can be lent.
+/// Returns the indices of the pages of `range` that can be lent.
 fn indices(range: PageRange) -> impl Iterator<Item = u32> {
     (range.first..range.end.min(1 << (64 - PAGE_SHIFT))).map_while(|index| u32::try_from(index).ok())
 }

@@ -1,5 +1,5 @@
-//! Where the borrower stands with one lender: its epoch, whether it is up, suspended or down, and
-//! whether it is shunned, in one word.
+//! The borrower's state of one lender, in one word: its epoch; whether it is up, suspended or down;
+//! and whether it is bypassed (shunned).
 //!
 //! ```text
 //!          up                 suspend
@@ -10,17 +10,16 @@
 //!     └─────────────────── lost ─────────────────┘
 //! ```
 //!
-//! Only *lost* moves the epoch on, which voids all entries of the lender at once. A suspended
-//! lender keeps its epoch: should its session be resumed, what is on record is as current as if the
-//! lender had merely been slow to answer, because nothing that voids an entry asks whether its
-//! lender is there.
+//! Only *lost* increments the epoch, which voids all entries of the lender at once. A suspended
+//! lender keeps its epoch. If its session is resumed, its entries are current, as if the lender had
+//! merely been slow to answer: changes void entries whether the lender is connected or not.
 //!
-//! A lender that is *shunned* is there, but too slow to be asked ([`crate::policy::gate`]), and
-//! mostly too slow to put anything there. What is on record stays valid, as with one that is
-//! suspended; it is told of changes.
+//! A lender that is *shunned* is connected, but too slow for gets ([`crate::policy::gate`]), and
+//! mostly too slow for puts. Its entries stay valid, as those of a suspended lender do, and it
+//! still gets drops.
 //!
-//! Pure: a transition takes the word and gives the next one, or nothing where it does not apply.
-//! What must never happen here: an epoch valid again after it was lost, other than by wrapping (see
+//! Pure logic: a transition takes the word and returns the next one, or None where it does not
+//! apply. The invariant: a lost epoch never becomes valid again, except by wrapping (see
 //! [`Place::epoch`]).
 
 use crate::catalog::entry::{Place, Standing};
@@ -55,12 +54,12 @@ impl LenderWord {
         self.is_suspended().then_some(LenderWord(self.0 ^ (UP | SUSPENDED)))
     }
 
-    /// The lender has not kept the session, or nobody waits for it any longer.
+    /// The lender has not kept the session, or its grace time has ended.
     pub fn lost(self) -> Option<LenderWord> {
         (!self.is_down()).then_some(LenderWord((self.0 + 1) & EPOCH | self.0 & GATE))
     }
 
-    /// What its gate lets through from now on. Whatever else it is stays as it is.
+    /// Sets what the lender's gate lets through from now on. The other bits stay unchanged.
     pub fn gate(self, passes: Passes) -> Option<LenderWord> {
         let bits = match passes {
             Passes::All => 0,
@@ -71,27 +70,27 @@ impl LenderWord {
         (word != self.0).then_some(LenderWord(word))
     }
 
-    /// A predecessor left a session there in that epoch, which may be resumed.
+    /// A predecessor left a session at the lender in that epoch, which may be resumed.
     pub fn expect(self, epoch: u8) -> Option<LenderWord> {
         self.is_down().then_some(LenderWord(u32::from(epoch) & EPOCH | SUSPENDED | self.0 & GATE))
     }
 
-    /// Whether it is there.
+    /// Returns whether the lender is connected.
     pub fn is_up(self) -> bool {
         self.0 & UP != 0
     }
 
-    /// Whether pages can be put there.
+    /// Returns whether pages can be put at the lender.
     pub fn is_usable(self) -> bool {
         self.0 & (UP | SHUT) == UP
     }
 
-    /// Whether it is too slow to be asked.
+    /// Returns whether the lender is too slow for gets.
     pub fn is_shunned(self) -> bool {
         self.0 & SHUNNED != 0
     }
 
-    /// Whether it is away and may come back with its pages.
+    /// Returns whether the lender is disconnected and may come back with its pages.
     pub fn is_suspended(self) -> bool {
         self.0 & SUSPENDED != 0
     }
@@ -100,12 +99,12 @@ impl LenderWord {
         !self.is_up() && !self.is_suspended()
     }
 
-    /// The epoch.
+    /// Returns the epoch.
     pub fn epoch(self) -> u8 {
         (self.0 & EPOCH) as u8
     }
 
-    /// Where an entry of that epoch stands.
+    /// Returns the standing of an entry of that epoch.
     pub fn standing(self, epoch: u8) -> Standing {
         match self.epoch() == epoch {
             true if self.is_up() && !self.is_shunned() => Standing::Valid,

@@ -1,8 +1,8 @@
-//! The catalog: every file that the borrower knows, and what lenders have of it.
+//! The catalog: every file that the borrower knows, and the places of its pages at lenders.
 //!
-//! It hands out file keys and versions, neither of them twice, and remembers files whose inode the
-//! kernel has forgotten, so that their pages are found again when it comes back. What lenders keep
-//! in vain is noted for a Drop message.
+//! The catalog gives out file keys and versions, none of them twice. It also remembers files whose
+//! inode the kernel has forgotten, so their pages are found again when the file comes back. Pages
+//! that a lender keeps in vain are recorded for a Drop message.
 
 pub mod copying;
 pub mod entry;
@@ -28,25 +28,25 @@ use sync::{Condvar, Mutex, RwLock};
 use tap::CopyHints;
 use wire::WireKey;
 
-/// Files remembered that the kernel has forgotten. At some 400 bytes each beside their entries, 100
-/// MiB at the most.
+/// The number of remembered files that the kernel has forgotten. At some 400 bytes each, in
+/// addition to their entries, they take at most 100 MiB.
 const RETIRED_FILES_MAX: usize = if cfg!(test) { 4 } else { 1 << 18 };
 
-/// Bytes of memory that all entries may take, unless something else is said: those of 128 GiB lent.
-/// Beyond it the files that were not used for longest are forgotten; until that is done, no page
-/// more is lent or lifted out of quarantine.
+/// The default limit of memory for all entries, in bytes: enough for 128 GiB of lent pages. Beyond
+/// it the least recently used files are forgotten. Until that is done, no further page is lent or
+/// lifted out of quarantine.
 pub const ENTRY_BYTES_MAX: u64 = 256 << 20;
 
-/// Drops waiting to be told to each lender. Beyond it they are not told: the lender finds out when
-/// the pages grow old.
+/// The number of drops that wait for each lender. Further drops are not sent: the lender forgets
+/// these pages when they grow old.
 const DROPS_MAX: usize = 1 << 14;
 
-/// Versions left out after others were given out that this catalog knows nothing of: 32 TiB of
-/// pages since then. There are 2^44.
+/// The number of versions to skip after another party gave out versions that this catalog does not
+/// know: enough for 32 TiB of pages since then. There are 2^44 versions.
 const SKIPPED_VERSIONS: u64 = 1 << 33;
 
-/// Whole files are forgotten until the entries take no more than this part of what they may, when
-/// they have reached it: 7 in 8.
+/// When the entries have reached their limit, whole files are forgotten until the entries take no
+/// more than this part of it: 7 in 8.
 const RECLAIM_SHARE: (u64, u64) = (7, 8);
 
 /// A file in the catalog.
@@ -54,51 +54,51 @@ pub struct File {
     key: FileKey,
     identity: FileIdentity,
     users: AtomicU32,
-    /// How often it is in [`Names::retired`].
+    /// The number of times that the file is in [`Names::retired`].
     retired: AtomicU32,
-    /// The catalog's count of reclaims when it was last read or a page of it evicted.
+    /// The catalog's count of reclaims when the file was last read, or a page of it was evicted.
     used: AtomicU64,
     pub(crate) state: Mutex<FileState>,
-    /// A change has ended.
+    /// Signalled when a change has ended.
     pub(crate) settled: Condvar,
 }
 
 impl File {
-    /// The name that the kernel (as the inode's generation) and the lenders know it by.
+    /// The key by which the kernel (as the inode's generation) and the lenders identify the file.
     pub fn key(&self) -> FileKey {
         self.key
     }
 
-    /// What is known of its pages, for who drives a [`crate::read::state::ReadState`].
+    /// Locks the state of the file's pages, for the driver of a [`crate::read::state::ReadState`].
     pub fn lock(&self) -> sync::MutexGuard<'_, FileState> {
         self.state.lock()
     }
 }
 
-/// The catalog.
+/// The catalog. See the module's description.
 pub struct Catalog {
     names: Mutex<Names>,
-    /// The same files by key, apart because every event asks here.
+    /// The same files by key, in a map of their own because every event needs a lookup here.
     by_key: RwLock<HashMap<FileKey, Arc<File>>>,
     next_version: AtomicU64,
     lenders: Vec<Lender>,
     entry_bytes: AtomicU64,
     live_pages: AtomicU64,
     entry_bytes_max: u64,
-    /// Reclaims so far.
+    /// The number of reclaims so far.
     reclaims: AtomicU64,
-    /// In whose names pages are lent.
+    /// The control groups on whose account pages are lent.
     pub groups: Groups,
-    /// Where it is said which pages' bytes are not wanted at their next eviction.
+    /// The receiver of hints which pages' bytes are not needed at their next eviction.
     copy_hints: Option<Arc<dyn CopyHints>>,
 }
 
-/// What is known of one lender.
+/// The catalog's state of one lender.
 #[derive(Default)]
 struct Lender {
     /// A [`LenderWord`].
     word: AtomicU32,
-    /// What it keeps in vain.
+    /// The pages that the lender keeps in vain.
     drops: Mutex<Vec<WireKey>>,
 }
 
@@ -109,8 +109,8 @@ struct Names {
 }
 
 impl Catalog {
-    /// A catalog for that many lenders, none of them up, whose entries take no more memory than
-    /// `entry_bytes_max`.
+    /// Returns a catalog for `lenders` lenders, none of them up. Its entries take at most
+    /// `entry_bytes_max` bytes of memory.
     pub fn new(lenders: u8, entry_bytes_max: u64) -> Catalog {
         assert!(lenders <= Place::LENDERS);
         Catalog {
@@ -127,39 +127,39 @@ impl Catalog {
         }
     }
 
-    /// A catalog with hints for the program that sees the evictions.
+    /// Returns the catalog with hints for the BPF program that sees the evictions.
     pub fn with_hints(self, copy_hints: Option<Arc<dyn CopyHints>>) -> Catalog {
         Catalog { copy_hints, ..self }
     }
 
-    /// Whether somebody takes hints.
+    /// Returns whether hints have a receiver.
     pub fn takes_hints(&self) -> bool {
         self.copy_hints.is_some()
     }
 
-    /// Nothing is to be sent of this page, which the kernel caches now: at its next eviction its
-    /// bytes are not wanted.
+    /// Nothing will be sent of this page, which the kernel caches now: its next eviction needs no
+    /// copy of the bytes.
     pub fn wants_no_bytes(&self, id: PageId) {
         if let Some(hints) = &self.copy_hints {
             hints.omit(id.file.0, id.index);
         }
     }
 
-    /// They are wanted, should they have been not.
+    /// The next eviction of this page needs a copy of its bytes. Takes back an earlier hint.
     pub fn wants_bytes(&self, id: PageId) {
         if let Some(hints) = &self.copy_hints {
             hints.copy(id.file.0, id.index);
         }
     }
 
-    /// The bytes of all pages are wanted.
+    /// The next eviction of every page needs a copy of its bytes.
     pub fn wants_all_bytes(&self) {
         if let Some(hints) = &self.copy_hints {
             hints.copy_all();
         }
     }
 
-    /// The file of that identity.
+    /// Returns the file of that identity. Adds the file if it is not known.
     pub fn adopt(&self, identity: FileIdentity) -> Arc<File> {
         let mut names = self.names.lock();
         if let Some(file) = names.by_identity.get(&identity) {
@@ -167,7 +167,7 @@ impl Catalog {
             return file.clone();
         }
         let mut by_key = self.by_key.write();
-        // Keys repeat after 4 billion files; those still known are stepped over.
+        // Keys repeat after 4 billion files; keys of files that are still known are skipped.
         while by_key.contains_key(&FileKey(names.next_key)) || names.next_key == 0 {
             names.next_key = names.next_key.wrapping_add(1);
         }
@@ -189,8 +189,8 @@ impl Catalog {
         file
     }
 
-    /// A file that a daemon before this one had given that key to, and that the kernel still knows
-    /// by it. `left` is how that daemon left it. To be called before anything else is asked of the
+    /// Adds a file with the key that an earlier daemon gave it and that the kernel still uses.
+    /// `left` is the state that the earlier daemon left. Must be called before any other use of the
     /// catalog.
     pub fn restore(&self, identity: FileIdentity, key: FileKey, left: Left) -> Arc<File> {
         let mut names = self.names.lock();
@@ -209,19 +209,20 @@ impl Catalog {
         file
     }
 
-    /// The key that the next file is given, if no file has it. 0: the one behind it.
+    /// Returns the key that the next file gets, unless a file has it already. 0 stands for the key
+    /// behind it.
     pub fn next_key(&self) -> FileKey {
         FileKey(self.names.lock().next_key)
     }
 
-    /// Gives out no key below this one. To be called before any file is adopted.
+    /// Gives out no key below this one. Must be called before any file is adopted.
     pub fn keys_from(&self, key: FileKey) {
         let mut names = self.names.lock();
         names.next_key = names.next_key.max(key.0);
     }
 
-    /// One user less. The last one leaves a file that is remembered if it has pages and is not
-    /// `deleted`.
+    /// The file has one user less. When the last user leaves, the file is remembered if it has
+    /// pages and is not `deleted`.
     pub fn retire(&self, file: &Arc<File>, deleted: bool) {
         let mut names = self.names.lock();
         if file.users.fetch_sub(1, Ordering::Relaxed) != 1 {
@@ -241,7 +242,7 @@ impl Catalog {
         while names.retired.len() > RETIRED_FILES_MAX {
             let Some(oldest) = names.retired.pop_front() else { break };
             let Some(file) = self.file(oldest) else { continue };
-            // One that has come back and gone again is in the list once more, further behind.
+            // A file that came back and left again is in the list once more, further behind.
             let is_last = file.retired.fetch_sub(1, Ordering::Relaxed) == 1;
             if is_last && file.users.load(Ordering::Relaxed) == 0 {
                 self.remove(&mut names, &file);
@@ -258,53 +259,53 @@ impl Catalog {
         self.account(&mut state);
     }
 
-    /// The file of that key, if it is still known.
+    /// Returns the file of that key, if it is still known.
     pub fn file(&self, key: FileKey) -> Option<Arc<File>> {
         self.by_key.read().get(&key).cloned()
     }
 
-    /// A version that was never given out before; None when there are no more.
+    /// Returns a version that was never given out before; None when all have been given out.
     pub fn next_version(&self) -> Option<Version> {
         let step = u64::from(keeps(Rule::Version));
         let version = Version(self.next_version.fetch_add(step, Ordering::Relaxed));
         (version <= VERSION_MAX).then_some(version)
     }
 
-    /// Gives out no version below `next` from now on: a predecessor has, in the session that is
-    /// being resumed.
+    /// Gives out no version below `next` from now on: a predecessor gave them out in the session
+    /// that is being resumed.
     pub fn continue_versions(&self, next: Version) {
         self.next_version.fetch_max(next.0, Ordering::Relaxed);
     }
 
-    /// Somebody has given out versions that this catalog knows nothing of: leaves out so many that
-    /// those are among them.
+    /// Another party has given out versions that this catalog does not know. Skips enough versions
+    /// that those are among them.
     pub fn skip_versions(&self) {
         self.next_version.fetch_add(SKIPPED_VERSIONS, Ordering::AcqRel);
     }
 
-    /// The version that will be given out next.
+    /// Returns the version that will be given out next.
     pub fn version(&self) -> Version {
         Version(self.next_version.load(Ordering::Acquire))
     }
 
-    /// How many lenders there can be.
+    /// Returns the number of lenders that there can be.
     pub fn lenders(&self) -> u8 {
         self.lenders.len() as u8
     }
 
-    /// Where new pages go, if they can be put at that lender.
+    /// Returns the place for new pages at that lender, if pages can be put there.
     pub fn place(&self, lender: u8) -> Option<Place> {
         let word = self.word(lender);
         word.is_usable().then_some(Place { lender, epoch: word.epoch() })
     }
 
-    /// Of all lenders that pages can be put at the bit of their number.
+    /// Returns a bit mask of the lenders at which pages can be put: bit N stands for lender N.
     pub fn usable(&self) -> u64 {
         let bit = |lender: u8| u64::from(self.word(lender).is_usable()) << lender;
         (0..self.lenders()).map(bit).sum()
     }
 
-    /// Whether what was sent there can be asked for, now or perhaps later.
+    /// Returns whether pages that were sent to that place can be requested, now or perhaps later.
     pub fn standing(&self, place: Place) -> Standing {
         self.word(place.lender).standing(place.epoch)
     }
@@ -320,33 +321,33 @@ impl Catalog {
         word.fetch_update(Ordering::AcqRel, Ordering::Acquire, |word| turn(LenderWord(word)).map(|word| word.0)).is_ok()
     }
 
-    /// The lender can be used from now on, and has nothing yet. False: it is up or suspended
-    /// already.
+    /// The lender can be used from now on, and has no pages yet. Returns false if it is up or
+    /// suspended already.
     pub fn lender_up(&self, lender: u8) -> bool {
         self.turn(lender, LenderWord::up)
     }
 
-    /// The connection is lost. What the lender has is of no use until [`Catalog::lender_resume`],
-    /// and is remembered until [`Catalog::lender_lost`].
+    /// The connection is lost. The lender's pages are of no use until [`Catalog::lender_resume`],
+    /// and are remembered until [`Catalog::lender_lost`].
     pub fn lender_suspend(&self, lender: u8) -> bool {
         self.turn(lender, LenderWord::suspend)
     }
 
-    /// The lender is back and has kept the session. What is on record as present is current:
-    /// whatever changed a page meanwhile has taken its entry off. False: it was not suspended, and
-    /// nothing of before may be asked for.
+    /// The lender is back and has kept the session. Entries that are still present are current,
+    /// because every change meanwhile has voided the entries of its pages. Returns false if the
+    /// lender was not suspended: then no earlier page may be requested.
     pub fn lender_resume(&self, lender: u8) -> bool {
         self.turn(lender, LenderWord::resume)
     }
 
-    /// The lender is lost, and all pages it had: no scan, its epoch moves on. False: it was down
-    /// already.
+    /// The lender is lost, with all its pages. Its epoch is incremented; no scan is needed. Returns
+    /// false if the lender was down already.
     pub fn lender_lost(&self, lender: u8) -> bool {
         self.lose(lender, LenderWord::lost)
     }
 
-    /// A lender that is away is lost, with all pages it had. False: it is there, or was down
-    /// already.
+    /// A suspended lender is lost, with all its pages. Returns false if the lender is up, or was
+    /// down already.
     pub fn lender_lost_if_away(&self, lender: u8) -> bool {
         self.lose(lender, |word| word.is_suspended().then(|| word.lost()).flatten())
     }
@@ -359,39 +360,39 @@ impl Catalog {
         lost
     }
 
-    /// What the lender's gate lets through from now on. False: that was known.
+    /// Records what the lender's gate lets through from now on. Returns false if nothing changed.
     pub fn lender_gate(&self, lender: u8, passes: Passes) -> bool {
         self.turn(lender, |word| word.gate(passes))
     }
 
-    /// Whether the lender is there, used or not.
+    /// Returns whether the lender is connected, used or not.
     pub fn is_up(&self, lender: u8) -> bool {
         self.word(lender).is_up()
     }
 
-    /// Whether the lender is too slow to be asked.
+    /// Returns whether the lender is bypassed for gets because it is too slow.
     pub fn is_shunned(&self, lender: u8) -> bool {
         self.word(lender).is_shunned()
     }
 
-    /// A predecessor left a session with pages at the lender; what is restored under that epoch is
-    /// valid once the session is resumed.
+    /// A predecessor left a session with pages at the lender. Entries that are restored under that
+    /// epoch become valid once the session is resumed.
     pub fn lender_expect(&self, lender: u8, epoch: u8) -> bool {
         self.turn(lender, |word| word.expect(epoch))
     }
 
-    /// The lender's epoch, whatever it is doing.
+    /// Returns the lender's epoch, in any state.
     pub fn epoch(&self, lender: u8) -> u8 {
         self.word(lender).epoch()
     }
 
-    /// Whether the lender is away and may come back with its pages.
+    /// Returns whether the lender is disconnected and may come back with its pages.
     pub fn is_suspended(&self, lender: u8) -> bool {
         self.word(lender).is_suspended()
     }
 
-    /// Gives back the memory of entries whose lender is lost. They are void already; this may take
-    /// its time.
+    /// Frees the memory of entries whose lender is lost. These entries are void already, so this
+    /// may take a while.
     pub fn sweep(&self) {
         for file in self.files() {
             let mut state = file.state.lock();
@@ -400,20 +401,20 @@ impl Catalog {
         }
     }
 
-    /// Whether entries may be added.
+    /// Returns whether entries may be added.
     pub fn has_room(&self) -> bool {
         self.entry_bytes.load(Ordering::Relaxed) < self.entry_bytes_max
     }
 
-    /// The file is being used.
+    /// Records a use of the file.
     pub fn touch(&self, file: &File) {
-        // Not counted up by uses: files that are used between two reclaims are all alike.
+        // Uses are not counted: all files that are used between two reclaims are equal.
         file.used.store(self.reclaims.load(Ordering::Relaxed), Ordering::Relaxed);
     }
 
-    /// If entries take all the memory that they may, forgets those of whole files, the ones not
-    /// used for longest first, until there is room again; their lenders are told. Returns how many
-    /// pages were forgotten. Puma 2015, §3.4.1, bounds the catalog likewise.
+    /// If entries take all the memory that they may, forgets the entries of whole files until there
+    /// is room again. The least recently used files go first, and their lenders get drops. Returns
+    /// the number of forgotten pages. Puma 2015, §3.4.1, bounds the catalog in the same way.
     pub fn reclaim(&self) -> u64 {
         if self.has_room() {
             return 0;
@@ -435,12 +436,12 @@ impl Catalog {
         forgotten
     }
 
-    /// Takes note of what a file's entries take, and of whose they are, after they may have become
-    /// more or fewer.
+    /// Updates the totals for a file's entries, and for their control groups. Must be called after
+    /// the entries may have grown or shrunk.
     pub fn account(&self, state: &mut FileState) {
         let now = (state.memory_bytes(), state.live_pages());
         let before = std::mem::replace(&mut state.accounted, now);
-        // Both ways: it wraps.
+        // Correct for growth and shrinkage, because the addition wraps.
         if now.0 != before.0 {
             self.entry_bytes.fetch_add(now.0.wrapping_sub(before.0), Ordering::Relaxed);
         }
@@ -450,12 +451,12 @@ impl Catalog {
         state.take_moves().for_each(|moved| self.groups.moved(moved.group, moved.lent, moved.got));
     }
 
-    /// Pages that need not come from the disk, in all files.
+    /// Returns the number of pages, in all files, that are available without the disk.
     pub fn live_pages(&self) -> u64 {
         self.live_pages.load(Ordering::Relaxed)
     }
 
-    /// What [`Catalog::account`] has summed up.
+    /// Returns the total bytes of memory that [`Catalog::account`] has summed up.
     #[cfg(all(test, feature = "shuttle"))]
     pub fn accounted_bytes(&self) -> u64 {
         self.entry_bytes.load(Ordering::Relaxed)
@@ -463,14 +464,14 @@ impl Catalog {
 
     fn files(&self) -> Vec<Arc<File>> {
         let mut files: Vec<_> = self.by_key.read().values().cloned().collect();
-        // In the same order in every run, so that a simulation repeats itself.
+        // Sorted, so that every run of a simulation is the same.
         files.sort_unstable_by_key(|file| file.key.0);
         files
     }
 
-    /// The entry of a page was voided: notes what its lender keeps in vain, also of a lender that
-    /// is away. What is busy is noted too, as its put may never be answered; if it is, and comes
-    /// behind the Drop, that answer has it dropped once more.
+    /// The entry of a page was voided. Records a drop for its lender, also for a suspended one. A
+    /// busy page is recorded too, because its put may never be answered. If the put is answered
+    /// after the Drop, that answer causes one more drop.
     pub fn void(&self, file: FileKey, index: u32, entry: Entry) {
         self.wants_bytes(PageId { file, index });
         if let Entry::Busy { place, version, .. } | Entry::Present { place, version, .. } = entry
@@ -480,7 +481,7 @@ impl Catalog {
         }
     }
 
-    /// Notes a page that its lender keeps in vain.
+    /// Records a page that its lender keeps in vain.
     pub fn drop_at_lender(&self, lender: u8, id: PageId, version: Version) {
         let mut drops = self.lenders[usize::from(lender)].drops.lock();
         if drops.len() < DROPS_MAX {
@@ -488,8 +489,8 @@ impl Catalog {
         }
     }
 
-    /// Moves up to `room` noted drops for that lender into `into`. None while it is not there to be
-    /// told: they are kept until it is.
+    /// Moves up to `room` recorded drops for that lender to the end of `into`. Moves none while the
+    /// lender is not up: they are kept until it is.
     pub fn take_drops(&self, lender: u8, room: usize, into: &mut Vec<WireKey>) {
         if !self.is_up(lender) {
             return;
@@ -499,7 +500,8 @@ impl Catalog {
         into.extend(drops.drain(keep..));
     }
 
-    /// Pages live in all files, bytes that their entries take, and files known.
+    /// Returns the live pages in all files, the bytes that their entries take, and the number of
+    /// files.
     pub fn census(&self) -> Census {
         let files = self.files();
         let mut census = Census { files: files.len() as u64, ..Census::default() };
@@ -512,14 +514,14 @@ impl Catalog {
     }
 }
 
-/// What the catalog holds.
+/// The catalog's totals.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Census {
-    /// Files known.
+    /// The number of files.
     pub files: u64,
-    /// Pages that need not come from the disk.
+    /// The number of pages that are available without the disk.
     pub live_pages: u64,
-    /// Bytes of memory of their entries.
+    /// The bytes of memory that their entries take.
     pub entry_bytes: u64,
 }
 

@@ -1,32 +1,32 @@
-//! Whether the kernel may cache something else behind a buffered write than the write's bytes.
+//! Detects buffered writes after which the kernel may cache other bytes than those of the write.
 //!
-//! The kernel lets go of a write's pages before it sends the write (fs/fuse/file.c,
-//! fuse_fill_write_pages), and dropping cached pages does not wait for it. So a READ can be
-//! answered with older bytes before the write is applied, and these then stay in the kernel's
-//! cache; and a write(2) and a later one out of the cache, which the kernel's pages hold, can be
-//! applied the other way round. Nothing overtakes what the kernel writes back by itself: until the
-//! answer the page is under writeback, or who wants it waits (docs/design/consistency.md, K6 and
-//! K7). Three ways to tell:
+//! The kernel unlocks a write's pages before it sends the write (fs/fuse/file.c,
+//! fuse_fill_write_pages), and dropping cached pages does not wait for the write. So a READ can be
+//! answered with older bytes before the write is applied, and these bytes stay in the kernel's
+//! cache. A write(2) and a later writeback of the same cached pages can also be applied in the
+//! opposite order. Nothing overtakes a writeback of the kernel: until the answer the page is under
+//! writeback, or its users wait (docs/design/consistency.md, K6 and K7). There are three ways to
+//! detect this:
 //!
 //! * The kernel numbers its requests in the order in which it queues them (fs/fuse/dev.c,
-//!   fuse_get_unique): a READ or a write with a higher number that was dealt with first has
-//!   overtaken a write(2).
+//!   fuse_get_unique). A READ or a write with a higher number that was handled first has overtaken
+//!   a write(2).
 //! * A write(2) gets its number after its pages were filled. So a READ with a lower number may have
-//!   come in between, but only if the page was dropped in between: of the writes that begin while
-//!   pages are being dropped, and of the first one after that (the kernel holds the inode's lock
-//!   from filling to answer, so that there is only one), none is trusted if a READ of its pages was
-//!   answered since the drop began. A write whose answer waits until the drop has ended takes the
-//!   place of that first one: nobody else could fill pages meanwhile.
-//! * What a daemon before this one has answered is not known: the first write after it is not
+//!   come in between, but only if the page was dropped in between. Two kinds of writes are not
+//!   trusted if a READ of their pages was answered since the drop began: writes that begin during a
+//!   drop, and the first write after it. (The kernel holds the inode's lock from filling to answer,
+//!   so there is only one such write.) A write whose answer waits until the drop has ended takes
+//!   the place of that first one, because no other write could fill pages meanwhile.
+//! * The answers of an earlier daemon are not known. So the first write after a takeover is not
 //!   trusted.
 //!
-//! And whether the kernel has zeroed a part of what a write(2) has put into its cache. A write(2)
-//! beyond the end fills the kernel's pages first; the end that the kernel believes in moves only
-//! after the answer (fs/fuse/file.c, `fuse_perform_write`). Meanwhile a mapping may store into the
-//! page of the old end. When the kernel writes that page back, it zeroes the page behind the old
-//! end (since Linux 6.17; fs/iomap/buffered-io.c, `iomap_writeback_handle_eof`), and leaves it
-//! clean. Such a writeback ends at the old end, inside a page. It is applied before the write(2) or
-//! after it:
+//! This module also detects whether the kernel has zeroed a part of the bytes that a write(2) has
+//! put into its cache. A write(2) beyond the end fills the kernel's pages first; the kernel's end
+//! of file moves only after the answer (fs/fuse/file.c, `fuse_perform_write`). Meanwhile a mapping
+//! may store into the page of the old end. When the kernel writes that page back, it zeroes the
+//! page behind the old end (since Linux 6.17; fs/iomap/buffered-io.c,
+//! `iomap_writeback_handle_eof`), and leaves it clean. Such a writeback ends at the old end, inside
+//! a page. It is applied before the write(2) or after it:
 //!
 //! * After it: the writeback ends before the end of the backing file.
 //! * Before it: the write(2) covers the place at which the writeback has ended. (A write(2) that
@@ -35,7 +35,8 @@
 use crate::catalog::rules::{Rule, keeps};
 use page::{PAGE_SIZE, PageRange};
 
-/// Requests remembered of each kind. A write that waited for longer counts as overtaken.
+/// The number of requests of each kind that are remembered. A write that waited for longer counts
+/// as overtaken.
 const REQUESTS_MAX: usize = 16;
 
 const NO_PAGE: PageRange = PageRange { first: 0, end: 0 };
@@ -44,7 +45,7 @@ const NO_PAGE: PageRange = PageRange { first: 0, end: 0 };
 struct Recent {
     requests: [(u64, PageRange); REQUESTS_MAX],
     count: usize,
-    /// Highest number of those that are no longer remembered.
+    /// The highest number of the requests that are no longer remembered.
     forgotten: u64,
 }
 
@@ -62,7 +63,7 @@ impl Recent {
         self.count += 1;
     }
 
-    /// The pages of `range` that requests with higher numbers than `request` were about.
+    /// Returns the pages of `range` that requests with higher numbers than `request` touched.
     fn higher(&self, request: u64, range: PageRange) -> PageRange {
         match self.forgotten > request {
             true => range,
@@ -70,7 +71,7 @@ impl Recent {
         }
     }
 
-    /// The pages of `range` that the requests after the first `count` were about.
+    /// Returns the pages of `range` that the requests after the first `count` touched.
     fn since(&self, count: usize, range: PageRange) -> PageRange {
         let news = self.count - count;
         match news > REQUESTS_MAX {
@@ -80,7 +81,7 @@ impl Recent {
     }
 }
 
-/// The pages of `range` that any of these requests is about, and those between them.
+/// Returns the pages of `range` that any of these requests touches, and the pages between them.
 fn touched<'a>(range: PageRange, requests: impl Iterator<Item = &'a (u64, PageRange)>) -> PageRange {
     let parts = requests.map(|(_, of)| range.intersection(*of)).filter(|part| !part.is_empty());
     parts.reduce(PageRange::hull).unwrap_or(NO_PAGE)
@@ -89,29 +90,29 @@ fn touched<'a>(range: PageRange, requests: impl Iterator<Item = &'a (u64, PageRa
 /// The part of a write(2) that is overtaken, or may be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Overtaken {
-    /// The pages that may be cached with something else than the bytes of the write.
+    /// The pages that the kernel may cache with other bytes than those of the write.
     pub pages: PageRange,
-    /// Whether the last page of the write is known not to be locked until its answer: a READ of
-    /// this page was queued after the write, which needs the lock.
+    /// Whether the last page of the write is known to be unlocked before the answer. This is so if
+    /// a READ of this page, which needs the lock, was queued after the write.
     pub last_is_free: bool,
 }
 
-/// What is known of one file. Reads are noted from its first write or drop on; before, no page can
-/// have been dropped under a write.
+/// The record of one file. READs are recorded from the file's first write or drop on; before that,
+/// no page can have been dropped during a write.
 #[derive(Default)]
 pub struct Watch {
     reads: Recent,
     writes: Recent,
-    /// Times that the kernel is being told to drop pages.
+    /// The number of drops of pages in progress, which the daemon has requested from the kernel.
     drops: u32,
     /// The next write(2) may have been filled before the last drop.
     first_after_drop: bool,
-    /// One of those drops is the kernel's own, after an answer that has told it another size:
-    /// nobody learns when it ends.
+    /// One of those drops is the kernel's own, after an answer with another size. The daemon does
+    /// not learn when such a drop ends.
     unseen: bool,
-    /// READs answered when that drop began.
+    /// The number of READs answered when that drop began.
     reads_before_drop: usize,
-    /// What was answered before is not known.
+    /// An earlier daemon answered requests that are not known here.
     taken_over: bool,
     /// The end, in bytes, of the last writeback that has ended inside a page, since the last
     /// write(2).
@@ -119,13 +120,13 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// Of a file that a daemon before this one has answered for.
+    /// The record of a file for which an earlier daemon has answered requests.
     pub fn taken_over() -> Watch {
         Watch { first_after_drop: true, taken_over: true, ..Watch::default() }
     }
 
-    /// The kernel has forgotten the file. What it is still being told to drop will have ended some
-    /// time: that is all there is to know.
+    /// The kernel has forgotten the file. Drops that are still in progress will end at an unknown
+    /// time. Nothing else needs to be remembered.
     pub fn forgotten(self) -> Option<Watch> {
         (self.drops > 0).then(|| Watch { drops: self.drops, first_after_drop: true, ..Watch::default() })
     }
@@ -144,12 +145,12 @@ impl Watch {
         self.drops += 1;
     }
 
-    /// They are.
+    /// The pages have been dropped.
     pub fn drop_ended(&mut self) {
         self.drops = self.drops.saturating_sub(1);
     }
 
-    /// The kernel is about to be told another size, and drops pages then.
+    /// The kernel is about to be told another size, and then drops pages.
     pub fn drop_follows(&mut self) {
         self.drop_begins();
         self.drop_ended();
@@ -157,16 +158,16 @@ impl Watch {
     }
 
     /// A write(2) that is not answered yet has waited for the drops. The kernel holds the inode's
-    /// lock from the filling of its pages until its answer: so what the next write(2) fills, it
-    /// fills after the drops that have ended by now.
+    /// lock from the filling of the write's pages until its answer. So the next write(2) fills its
+    /// pages after the drops that have ended by now.
     pub fn drop_waited(&mut self) {
         if self.drops == 0 && !self.unseen && !self.taken_over {
             self.first_after_drop = false;
         }
     }
 
-    /// A buffered write of these pages begins. `writeback`: the kernel does it by itself, without
-    /// the inode's lock. Returns what of it counts as overtaken, if anything does.
+    /// A buffered write of these pages begins. `writeback`: it is a writeback of the kernel,
+    /// without the inode's lock. Returns the part of it that counts as overtaken, if there is one.
     pub fn write_begins(&mut self, request: u64, range: PageRange, writeback: bool) -> Option<Overtaken> {
         let by_write = self.writes.higher(request, range);
         self.writes.note(request, range);
@@ -190,14 +191,14 @@ impl Watch {
             Some(by_drop).filter(|_| keeps(Rule::Overtaken)),
         ];
         let pages = parts.into_iter().flatten().filter(|part| !part.is_empty()).reduce(PageRange::hull)?;
-        // Forgotten READs may have been of other pages.
+        // Forgotten READs may have touched other pages.
         let is_known = self.reads.forgotten <= request;
         Some(Overtaken { pages, last_is_free: is_known && by_read.end == range.end })
     }
 
-    /// A buffered write of the bytes `offset..end` has ended, and the backing file ends at
-    /// `size_bytes` now. Returns the index of the page of which the kernel may have zeroed what the
-    /// backing file holds.
+    /// A buffered write of the bytes `offset..end` has ended; the backing file now has `size_bytes`
+    /// bytes. Returns the index of a page that the kernel may have zeroed in part, although the
+    /// backing file holds data there.
     pub fn write_ended(&mut self, offset: u64, end: u64, writeback: bool, size_bytes: u64) -> Option<u64> {
         let zeroed_from = match writeback {
             true if end.is_multiple_of(PAGE_SIZE as u64) => None,
@@ -243,7 +244,7 @@ mod tests {
         watch.read_answered(12, pages(5, 12));
         assert_eq!(watch.write_begins(10, pages(0, 9), false), of(2, 9, true));
         assert_eq!(watch.write_begins(10, pages(0, 5), false), of(2, 3, false));
-        // Before the drop ended these pages were read: nothing is known of the last one.
+        // These pages were read before the drop ended: nothing is known of the last one.
         watch.drop_begins();
         watch.read_answered(13, pages(3, 5));
         assert_eq!(watch.write_begins(20, pages(1, 5), false), of(3, 5, false));
@@ -285,7 +286,8 @@ mod tests {
         watch.drop_ended();
         watch.drop_waited();
         assert_eq!(watch.write_begins(10, pages(0, 4), false), None);
-        // Another drop is under way, or the kernel's own may be: it has waited for nothing.
+        // Another drop is in progress, or the kernel's own may be: the write has waited for
+        // nothing.
         watch.drop_begins();
         watch.read_answered(11, pages(0, 4));
         watch.drop_waited();
@@ -307,7 +309,7 @@ mod tests {
             watch.read_answered(1000 + request, pages(0, 9));
             assert_eq!(watch.write_begins(request, pages(request, request + 2), true), None);
         }
-        // What is said of a write(2) is not changed by that.
+        // The verdict on a write(2) is the same.
         assert!(watch.write_begins(2000, pages(3, 4), false).is_some());
     }
 
@@ -315,14 +317,14 @@ mod tests {
     fn a_page_that_is_written_back_while_its_end_moves_may_be_zeroed() {
         const PAGE: u64 = PAGE_SIZE as u64;
         let mut watch = Watch::default();
-        // An append from byte 100 of page 3 on, which is applied before the writeback, or after it.
+        // An append from byte 100 of page 3 on. It is applied before the writeback, or after it.
         let (old, new) = (3 * PAGE + 100, 3 * PAGE + 700);
         assert_eq!(watch.write_ended(old, new, false, new), None);
         assert_eq!(watch.write_ended(2 * PAGE, old, true, new), Some(3));
         assert_eq!(watch.write_ended(2 * PAGE, new, true, new), None, "with the new end");
         assert_eq!(watch.write_ended(new, new + 10, false, new + 10), Some(3));
         assert_eq!(watch.write_ended(new + 10, new + 20, false, new + 20), None, "the append before has been answered");
-        // A writeback of whole pages says nothing, nor does a write(2) elsewhere.
+        // A writeback of whole pages is no evidence, nor is a write(2) elsewhere.
         assert_eq!(watch.write_ended(PAGE, 2 * PAGE, true, new), None);
         assert_eq!(watch.write_ended(3 * PAGE, new, true, new), None);
         assert_eq!(watch.write_ended(0, new, false, new), None, "up to the old end");

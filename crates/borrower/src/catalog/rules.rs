@@ -1,9 +1,10 @@
 //! The rules of docs/design/consistency.md that this crate keeps, each with a switch that breaks
 //! it.
 //!
-//! A rule whose removal no test notices is not tested. So builds with debug assertions, and only
-//! those, can break one rule in the current thread; the simulation shows that it catches each. In
-//! every other build [`keeps`] is a constant, and nothing is left of it.
+//! A rule whose removal no test detects is not tested. So builds with debug assertions, and only
+//! those, can break one rule in the current thread. The simulation shows that it detects each
+//! broken rule. In every other build [`keeps`] is a constant, and the compiler removes the
+//! switches.
 
 macro_rules! rules {
     ($($name:ident = $number:literal: $meaning:literal,)*) => {
@@ -12,10 +13,10 @@ macro_rules! rules {
         pub enum Rule { $(#[doc = $meaning] $name = $number,)* }
 
         impl Rule {
-            /// All of them.
+            /// All rules.
             pub const ALL: &[Rule] = &[$(Rule::$name,)*];
 
-            /// What it says.
+            /// The text of the rule.
             pub fn meaning(self) -> &'static str {
                 match self { $(Rule::$name => $meaning,)* }
             }
@@ -61,19 +62,19 @@ std::thread_local! {
     static BROKEN: std::cell::Cell<Option<Rule>> = const { std::cell::Cell::new(None) };
 }
 
-/// Breaks a rule in this thread from now on, or none.
+/// Breaks this rule in the current thread from now on; None breaks no rule.
 #[cfg(debug_assertions)]
 pub fn break_rule(rule: Option<Rule>) {
     BROKEN.set(rule);
 }
 
-/// Whether the rule is kept: always, but for a test that breaks it.
+/// Returns whether the rule is kept. Only a test that breaks the rule gets false.
 #[cfg(debug_assertions)]
 pub fn keeps(rule: Rule) -> bool {
     BROKEN.get() != Some(rule)
 }
 
-/// Whether the rule is kept: always, but for a test that breaks it.
+/// Returns whether the rule is kept: always, in a build without debug assertions.
 #[cfg(not(debug_assertions))]
 #[inline(always)]
 pub const fn keeps(_rule: Rule) -> bool {

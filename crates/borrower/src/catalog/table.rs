@@ -1,20 +1,20 @@
 //! The entries of one file: a sparse array of words, 8 bytes a page (2 MB for each GB lent, as in
 //! Puma 2015, §3.4.1).
 //!
-//! Pages of a file tend to be lent in neighbourhoods, so entries come in chunks; a chunk in which
-//! nothing is known takes no memory.
+//! Neighbouring pages of a file tend to be lent together, so entries are stored in chunks. A chunk
+//! without any known entry takes no memory.
 
 use crate::catalog::entry::{Entry, UNKNOWN};
 use hashbrown::HashMap;
 use page::PageRange;
 
-/// Pages in a chunk: 512 bytes of entries, so that a small file costs little and the map's own
-/// overhead stays near 3 %.
+/// The number of pages in a chunk: 512 bytes of entries. So a small file costs little, and the
+/// map's own overhead stays near 3 %.
 const CHUNK_PAGES: u32 = 64;
 
 struct Chunk {
     words: [u64; CHUNK_PAGES as usize],
-    /// How many words are not 0.
+    /// The number of words that are not 0.
     known: u32,
 }
 
@@ -27,26 +27,26 @@ pub struct PageTable {
     moves: Vec<Moved>,
 }
 
-/// What has become of a control group's pages of a file.
+/// Changes in the counts of one control group's pages of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Moved {
-    /// Which group.
+    /// The number of the group.
     pub group: u8,
-    /// Pages more at lenders, or less.
+    /// The increase of the number of pages at lenders; negative for a decrease.
     pub lent: i64,
-    /// Pages asked back.
+    /// The number of pages that were got back.
     pub got: u64,
 }
 
 impl PageTable {
-    /// What is known of the page.
+    /// Returns the entry of the page.
     pub fn get(&self, index: u32) -> Entry {
         self.chunks
             .get(&(index / CHUNK_PAGES))
             .map_or(UNKNOWN, |chunk| Entry::unpack(chunk.words[(index % CHUNK_PAGES) as usize]))
     }
 
-    /// Replaces what is known of the page; returns what it was.
+    /// Replaces the entry of the page; returns the old entry.
     pub fn set(&mut self, index: u32, entry: Entry) -> Entry {
         let (number, at) = (index / CHUNK_PAGES, (index % CHUNK_PAGES) as usize);
         let word = entry.pack();
@@ -70,8 +70,8 @@ impl PageTable {
         old
     }
 
-    /// Counts what becomes of a group's pages, until [`PageTable::take_moves`]. What is in the name
-    /// of no group is not counted.
+    /// Counts changes of a group's pages, until [`PageTable::take_moves`]. Pages of no group are
+    /// not counted.
     pub fn moved(&mut self, group: u8, lent: i64, got: u64) {
         if group == 0 {
             return;
@@ -82,12 +82,12 @@ impl PageTable {
         }
     }
 
-    /// What was counted since it was taken last.
+    /// Returns the counts since the last call, and resets them.
     pub fn take_moves(&mut self) -> impl Iterator<Item = Moved> {
         self.moves.drain(..)
     }
 
-    /// Forgets everything about the pages of `range`, and shows each live entry that it forgets.
+    /// Forgets all entries of the pages of `range`, and calls `forgotten` with each live entry.
     pub fn forget(&mut self, range: PageRange, mut forgotten: impl FnMut(u32, Entry)) {
         if range.is_empty() || self.chunks.is_empty() {
             return;
@@ -98,13 +98,13 @@ impl PageTable {
             return;
         }
         let numbers = first / CHUNK_PAGES..=last / CHUNK_PAGES;
-        // A range can be far larger than what is known of the file: walk whichever is shorter.
+        // A range can be far larger than the table. So the shorter of the two is scanned.
         let mut touched: Vec<u32> = if numbers.clone().count() <= self.chunks.len() {
             numbers.filter(|number| self.chunks.contains_key(number)).collect()
         } else {
             self.chunks.keys().copied().filter(|number| numbers.contains(number)).collect()
         };
-        // In the same order in every run, so that a simulation repeats itself.
+        // Sorted, so that every run of a simulation is the same.
         touched.sort_unstable();
         for number in touched {
             let start = number * CHUNK_PAGES;
@@ -117,7 +117,7 @@ impl PageTable {
         }
     }
 
-    /// Forgets the live entries that `gone` says are void.
+    /// Forgets the live entries that `gone` accepts.
     pub fn sweep(&mut self, gone: impl Fn(Entry) -> bool) {
         let numbers: Vec<u32> = self.chunks.keys().copied().collect();
         for number in numbers {
@@ -130,17 +130,17 @@ impl PageTable {
         }
     }
 
-    /// Pages whose entries are not absent.
+    /// Returns the number of pages whose entries are not absent.
     pub fn live_pages(&self) -> u64 {
         self.live_pages
     }
 
-    /// Pages that the kernel cached last because a guest had evicted them.
+    /// Returns the number of pages that the kernel last cached because a guest had evicted them.
     pub fn placed_pages(&self) -> u64 {
         self.placed_pages
     }
 
-    /// Bytes of memory that the entries take, roughly.
+    /// Returns the approximate bytes of memory that the entries take.
     pub fn memory_bytes(&self) -> u64 {
         (self.chunks.len() * (size_of::<Chunk>() + size_of::<(u32, Box<Chunk>)>() + 1)) as u64
     }

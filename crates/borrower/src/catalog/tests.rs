@@ -98,7 +98,7 @@ fn losing_a_lender_voids_its_pages_at_once() {
     assert_eq!((catalog.place(1), catalog.place(9)), (None, None));
 }
 
-/// What becomes of the page at index 3 when it is read, and when it is evicted.
+/// Returns the source of a READ of the page at index 3, and the verdict on its eviction.
 fn asked(catalog: &Catalog, file: &File) -> (Source, Verdict) {
     let mut sources = Vec::new();
     let mut state = file.state.lock();
@@ -118,7 +118,7 @@ fn a_suspended_lenders_pages_wait_and_come_back() {
     assert_eq!((catalog.place(0), asked(&catalog, &file)), (None, (Source::Backing, Verdict::Known)));
     catalog.sweep();
     assert_eq!(catalog.census().live_pages, 2, "nothing is forgotten");
-    // What changes meanwhile is off the record, and the lender hears of it when it is back.
+    // A change during the suspension voids the entry. The lender gets the drop when it is back.
     catalog.remove(&mut catalog.names.lock(), &changed);
     let mut drops = Vec::new();
     catalog.take_drops(0, 8, &mut drops);
@@ -127,7 +127,7 @@ fn a_suspended_lenders_pages_wait_and_come_back() {
     assert!(matches!(asked(&catalog, &file), (Source::Lender(..), Verdict::Known)));
     catalog.take_drops(0, 8, &mut drops);
     assert_eq!((drops.len(), drops[0].id().file), (1, changed.key()));
-    // Suspended again, it does not come back.
+    // Suspended again, the lender does not come back.
     assert!(catalog.lender_suspend(0));
     catalog.retire(&file, true);
     assert!(catalog.lender_lost(0) && !catalog.lender_resume(0));
@@ -174,7 +174,7 @@ fn a_full_catalog_forgets_whole_files_the_oldest_first() {
         catalog.account(&mut file.state.lock());
     }
     assert!(!catalog.has_room());
-    // What was used since the last time goes last.
+    // Files that were used since the last reclaim are forgotten last.
     catalog.reclaim();
     assert!(catalog.has_room() && catalog.reclaim() == 0);
     let live: Vec<_> = files.iter().filter(|file| file.state.lock().live_pages() > 0).collect();

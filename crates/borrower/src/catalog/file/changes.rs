@@ -1,4 +1,4 @@
-//! These methods of a [`FileState`] follow changes: ours, and those made beside us.
+//! Methods of [`FileState`] that follow changes: those made through the mount, and external ones.
 
 use super::{Active, ChangeTicket, EDGES_MAX, Ended, FileState, nearest};
 use crate::backing::{Stamp, Writers};
@@ -8,23 +8,23 @@ use crate::catalog::rules::{Rule, keeps};
 use page::{PAGE_SIZE, PageRange};
 
 impl FileState {
-    /// A buffered write of these pages begins. Returns the pages, if any, that the kernel may cache
-    /// with something else than the bytes of the write.
+    /// A buffered write of these pages begins. Returns the pages that the kernel may cache with
+    /// other bytes than those of the write, if there are any.
     pub fn write_begins(&mut self, request: u64, range: PageRange, writeback: bool) -> Option<Overtaken> {
         self.watch.get_or_insert_default().write_begins(request, range, writeback)
     }
 
-    /// A buffered write of the bytes `offset..end` has ended, and the backing file ends at
-    /// `size_bytes` now. Quarantines the page of which the kernel may have zeroed a part, and
-    /// returns its index: the kernel must drop that page.
+    /// A buffered write of the bytes `offset..end` has ended; the backing file now has `size_bytes`
+    /// bytes. Quarantines the page of which the kernel may have zeroed a part, and returns its
+    /// index. The kernel must drop that page.
     pub fn write_ended(&mut self, offset: u64, end: u64, writeback: bool, size_bytes: u64) -> Option<u64> {
         let page = self.watch.get_or_insert_default().write_ended(offset, end, writeback, size_bytes)?;
         self.quarantine(PageRange { first: page, end: page + 1 }, |_, _| {});
         Some(page)
     }
 
-    /// A hole is punched from `start` to `end`, in bytes: the pages that it covers in part are not
-    /// lent.
+    /// A hole is punched from `start` to `end`, in bytes. The pages that it covers only in part
+    /// will not be lent.
     pub fn hole_begins(&mut self, start: u64, end: u64) {
         if !keeps(Rule::Edge) {
             return;
@@ -42,24 +42,25 @@ impl FileState {
         }
     }
 
-    /// A request has arrived that the kernel sends with the inode locked: it has done with the
-    /// holes before. What it caches of their edges is gone once they are read again.
+    /// A request has arrived that the kernel sends while it holds the inode's lock. So the kernel
+    /// has finished all earlier holes. Its cached copies of the edges of holes are gone once a READ
+    /// of these pages arrives.
     pub fn locked_request(&mut self) {
         for edge in std::mem::take(&mut self.edges) {
             self.quarantine(edge, |_, _| {});
         }
     }
 
-    /// A change of the bytes of `range` begins; `before` is what the file looks like now. Shows the
-    /// entries that it voids.
+    /// A change of the pages of `range` begins; `before` is the backing file's stamp. Calls
+    /// `voided` with each entry that the change voids.
     pub fn begin_change(
         &mut self,
         range: PageRange,
         before: Stamp,
         mut voided: impl FnMut(u32, Entry),
     ) -> ChangeTicket {
-        // While another change is under way, what the file looked like before it is gone: only the
-        // first can compare.
+        // While another change is in progress, the stamp from before it is gone. So only the first
+        // of overlapping changes can compare.
         if self.is_settled() && self.is_comparable() && self.stamp != Some(before) && keeps(Rule::Stamp) {
             self.end_is_unsure |= self.may_end_elsewhere(before);
             self.changed_beside(&mut voided);
@@ -75,9 +76,9 @@ impl FileState {
         ChangeTicket(self.changes)
     }
 
-    /// The change has ended. `after` is what the file looks like, if known; `consumed` is how far
-    /// the event stream has been dealt with; `has_room` whether the catalog may grow. Whether
-    /// nothing else has changed the file since it began.
+    /// The change has ended. `after` is the backing file's stamp, if known. `consumed` is the
+    /// position up to which the event stream has been processed. `has_room`: the catalog may grow.
+    /// Returns whether nothing else has changed the file since the change began.
     pub fn end_change(
         &mut self,
         ticket: ChangeTicket,
@@ -95,10 +96,10 @@ impl FileState {
         self.moved(range);
         match ended {
             Ended::Buffered { offset, end_offset, old_size_bytes, position } => {
-                // The kernel learns the size that it has made itself from our answer, and lets in
-                // no other one until then (FUSE_I_SIZE_UNSTABLE). After other changes, a direct
-                // write's above all, it may be told before. If somebody has moved the end beside
-                // us, it goes on with the one that it knows.
+                // The kernel learns the size that its own write has made from our answer. Until
+                // then it accepts no other size (FUSE_I_SIZE_UNSTABLE). After other changes, above
+                // all a direct write, it may be told the size earlier. If the end was moved
+                // externally, the kernel continues with the size that it has.
                 let known = self.told_size_bytes.or(after.map(|after| after.size_bytes));
                 self.told_size_bytes = known.map(|known| known.max(end_offset));
                 let (touched, whole) =
@@ -106,16 +107,16 @@ impl FileState {
                 if keeps(Rule::Taint) {
                     self.taint(touched, position, consumed);
                 }
-                // A quarantine that came while the write was under way may be of a change that was
-                // applied after it.
+                // A quarantine that began during the write may belong to a change that was applied
+                // after the write.
                 let older = if keeps(Rule::Older) { quarantine } else { self.quarantine };
-                // Without room for it the pages stay quarantined: they will not be lent.
+                // Without room for an entry the pages stay quarantined: they will not be lent.
                 if has_room {
                     self.lift(if keeps(Rule::Whole) { whole } else { touched }, older);
                 }
-                // The write began behind the end of the file: what lies between are zeros now, but
-                // the kernel's page may hold there what somebody stored through a mapping, behind
-                // the old end.
+                // The write began behind the end of the file, so the gap now holds zeros. But the
+                // kernel's page may hold bytes in the gap that were stored through a mapping,
+                // behind the old end.
                 if old_size_bytes < offset && keeps(Rule::Gap) {
                     self.quarantine(PageRange::touched_by(old_size_bytes, offset), |_, _| {});
                 }
@@ -126,7 +127,7 @@ impl FileState {
                 }
             }
         }
-        // Of changes that overlap in time, the one that looked last knows best.
+        // If changes overlap in time, the latest stamp is the right one.
         self.stamp = match (self.stamp, after) {
             (Some(stamp), Some(after)) if !was_alone && stamp.ctime_ns > after.ctime_ns => Some(stamp),
             (_, after) => after,
@@ -134,13 +135,15 @@ impl FileState {
         was_alone
     }
 
-    /// An operation of ours on attributes begins: no byte changes, but the change time does.
+    /// An operation of the mount on attributes begins. It changes no byte of the file, but the
+    /// change time.
     pub fn begin_attributes(&mut self) {
         self.attribute_changes += 1;
         self.attribute_moves += 1;
     }
 
-    /// It has ended, and moved the file from `before` to `after`, if that is known.
+    /// The operation on attributes has ended. It changed the stamp from `before` to `after`, if
+    /// that is known.
     pub fn end_attributes(&mut self, before: Stamp, after: Option<Stamp>) {
         self.attribute_changes -= 1;
         self.attribute_moves += 1;
@@ -149,9 +152,10 @@ impl FileState {
         }
     }
 
-    /// Compares the file with what we left, if nothing of ours has changed it since `moment`. If
-    /// somebody else has, beside us, everything known of it is void. So is all that was read while
-    /// somebody may have been doing so, as is found out now by whoever looks at the writers.
+    /// Compares the stamp `now` with the recorded one, if no change through the mount began or
+    /// ended since `moment`. If the stamp differs, the file was changed externally: all entries are
+    /// voided. All that was read while an external writer may have been active is voided, too, once
+    /// `writers` shows it.
     pub fn observe(&mut self, moment: u64, now: Stamp, writers: Writers, voided: impl FnMut(u32, Entry)) {
         if !self.is_settled() || moment != self.moment() {
             return;
@@ -173,40 +177,43 @@ impl FileState {
         }
     }
 
-    /// Whether the file was left so, and nobody was writing it then.
+    /// Returns whether this is the recorded stamp, and no external writer was active when it was
+    /// taken.
     pub fn is_sure_of(&self, stamp: Stamp) -> bool {
         self.stamp == Some(stamp) && !self.is_provisional
     }
 
-    /// The file looks like this now. Returns its ctime, in nanoseconds since the epoch, at the last
-    /// change that the mount has not made itself.
+    /// `stamp` is the file's stamp now. Returns the ctime of the last external change, in
+    /// nanoseconds since the epoch.
     pub fn beside_ctime_ns(&self, stamp: Stamp) -> i128 {
         if self.stamp == Some(stamp) { self.beside_ctime_ns } else { stamp.ctime_ns }
     }
 
-    /// Whether the kernel may believe in another end than that of the backing file, because
-    /// somebody may have moved it beside us.
+    /// Returns whether the kernel may have another size than the backing file, because of an
+    /// external change.
     pub fn end_is_unsure(&self) -> bool {
         self.end_is_unsure
     }
 
-    /// The kernel has been made to believe in this end, if it believed in an earlier one. It has
-    /// dropped nothing by itself for that. If it believes in a later one, it caches nothing that it
-    /// read before: so it learns of this end when it next reads across it.
+    /// The kernel was given this size, if it had a smaller one. It has dropped nothing because of
+    /// that. If the kernel has a larger size, its cache is empty, so it learns the right size at
+    /// its next read across the end.
     pub fn end_moved(&mut self, size_bytes: u64) {
-        // Somebody may have moved it once more, and not we: then the kernel caches stale bytes.
+        // The end may have been moved externally once more. Then the kernel caches stale bytes.
         let is_later = |stamp: Stamp| stamp.size_bytes > size_bytes && self.kernel_stale().is_some();
         self.end_is_unsure = self.stamp.is_none_or(is_later);
         self.told_size_bytes = self.told_size_bytes.max(Some(size_bytes));
     }
 
-    /// Whether the kernel caches bytes that somebody has changed beside us. If so, the number to
-    /// say to [`FileState::kernel_dropped`] when it has dropped all it caches.
+    /// Returns whether the kernel may cache bytes that an external change has replaced. If so,
+    /// returns the number to pass to [`FileState::kernel_dropped`] when the kernel has dropped all
+    /// cached pages.
     pub fn kernel_stale(&self) -> Option<u64> {
         (keeps(Rule::Drop) && self.changes_dropped < self.changes_beside).then_some(self.changes_beside)
     }
 
-    /// The kernel has dropped all that it cached when [`FileState::kernel_stale`] said this number.
+    /// The kernel has dropped all pages that it had cached when [`FileState::kernel_stale`]
+    /// returned this number.
     pub fn kernel_dropped(&mut self, number: u64) {
         self.changes_dropped = self.changes_dropped.max(number);
     }

@@ -1,4 +1,4 @@
-//! These methods of a [`FileState`] say where a READ gets its pages, and when it is done again.
+//! Methods of [`FileState`] that decide where a READ gets its pages, and when it must be repeated.
 
 use super::{FileState, Filter, ReadTicket, Source, next_run};
 use crate::catalog::entry::{Entry, Place, Standing, UNKNOWN, absent};
@@ -8,8 +8,8 @@ use page::{PageRange, Version};
 
 impl FileState {
     /// A READ of the pages of `range`, out of the page cache, has arrived at `position` of the
-    /// event stream. Says for each page where it comes from; `standing` tells whether a place can
-    /// be asked. `filter` says what becomes of what is read in a sequential stream.
+    /// event stream. Fills `sources` with the source of each page. `standing` returns whether a
+    /// place can be used. `filter` decides about pages that are read in a sequential stream.
     #[allow(clippy::too_many_arguments)] // what the READ is, and how things stand
     pub fn begin_read(
         &mut self,
@@ -64,7 +64,7 @@ impl FileState {
                 }
             });
             let sequential = sequential && !lending.lends(wide_index);
-            // Without room for it the page stays quarantined: it will not be lent.
+            // Without room for an entry the page stays quarantined: it will not be lent.
             if held && !raced && has_room && self.is_quarantined(index) {
                 lifted = true;
                 self.table.set(index, Entry::Absent { lifted: self.quarantine, sequential });
@@ -82,11 +82,12 @@ impl FileState {
         let mut at = 0;
         while let Some(run) = next_run(sources, at) {
             at = run.end;
-            // What is read along is not asked for. What the lender has stays current.
+            // Pages in the gaps are read from the disk along with their neighbours, and are not
+            // requested. The lender's copies stay current.
             let along = sources[run].iter_mut().filter(|source| matches!(source, Source::Lender(..)));
             along.for_each(|source| *source = Source::Backing);
         }
-        // Only now is it known which are asked for.
+        // Only now the pages that will be requested from lenders are known.
         for (source, index) in sources.iter().zip(range.first..).take_while(|_| in_groups) {
             if matches!(source, Source::Lender(..))
                 && let Entry::Present { group, .. } = self.table.get(index as u32)
@@ -105,8 +106,8 @@ impl FileState {
         ReadTicket { range, changes, quarantine: self.quarantine, raced, moment, sequential, lending, stamp }
     }
 
-    /// The lender no longer has the page: it gave it away (exclusive), or answered that it is not
-    /// there. `ticket` is the READ that found out, if one did.
+    /// The lender no longer has the page: it gave the page away (exclusive), or answered that it
+    /// does not have it. `ticket` is the READ that found this out, if one did.
     pub fn gone(&mut self, index: u32, version: Version, ticket: Option<&ReadTicket>) {
         if self.names(index, |known| known == version) {
             let lifted = ticket.filter(|ticket| !ticket.raced).map_or(0, |ticket| ticket.quarantine);
@@ -114,8 +115,8 @@ impl FileState {
         }
     }
 
-    /// That lender says that it no longer has the page. It knows nothing of what others have.
-    /// Whether it had it.
+    /// The lender reports that it no longer has the page. The report does not concern other
+    /// lenders. Returns whether the page's entry named this lender.
     pub fn lost(&mut self, index: u32, version: Version, lender: u8) -> bool {
         let entry = self.table.get(index);
         let is_its = matches!(entry, Entry::Busy { place, version: known, .. } | Entry::Present { place, version: known, .. }
@@ -126,9 +127,9 @@ impl FileState {
         is_its
     }
 
-    /// The READ, the kernel's `request`, is about to be answered. False: a change came in between,
-    /// so that all of it must be read again below; what is cached of the answer will not be
-    /// believed.
+    /// The READ, the kernel's `request`, is about to be answered. Returns false if a change came in
+    /// between. Then the whole range must be read again from the backing file, and cached copies of
+    /// the first answer are not trusted.
     pub fn end_read(&mut self, ticket: &ReadTicket, request: u64, voided: impl FnMut(u32, Entry)) -> bool {
         self.reads = self.reads.saturating_sub(1);
         let moves = (self.changes - ticket.changes) as usize;

@@ -10,7 +10,8 @@ fn what_lay_at_the_edge_of_a_hole_is_not_believed_when_the_file_was_forgotten() 
     let mut state = FileState::default();
     state.hole_begins(100, 3 * PAGE_SIZE as u64);
     assert_eq!((evict(&mut state, 0), evict(&mut state, 1)), (Verdict::Quarantined, Verdict::Put));
-    // The file comes back; the event of what was evicted before that is still to come.
+    // The kernel looks the file up again; the event of the page that was evicted before may still
+    // come.
     state.forgotten();
     assert_eq!((evict(&mut state, 0), evict(&mut state, 1)), (Verdict::Quarantined, Verdict::Put));
 }
@@ -23,19 +24,19 @@ fn the_end_that_the_kernel_believes_in_is_unsure_where_it_may_have_been_moved_be
         state.end_is_unsure()
     };
     let mut state = FileState::default();
-    // Never looked at, but the kernel was told of it.
+    // The file's stamp was never observed, but the kernel was told its size.
     state.tell_size(100);
     assert!(observe(&mut state, at(1, 200)));
     state.end_moved(200);
     assert!(!observe(&mut state, at(1, 200)));
     assert!(!observe(&mut state, at(2, 200)) && observe(&mut state, at(3, 150)));
     assert!(observe(&mut state, at(4, 180)) && observe(&mut state, at(5, 170)), "it was never moved");
-    // It has grown once more, and not by us, since the kernel has dropped what it cached.
+    // The file has grown externally once more, since the kernel has dropped its cached pages.
     state.kernel_dropped(state.kernel_stale().unwrap());
     assert!(observe(&mut state, at(6, 300)));
     state.end_moved(170);
     assert!(state.end_is_unsure());
-    // It has grown by us.
+    // The mount itself has made the file grow.
     state.kernel_dropped(state.kernel_stale().unwrap());
     state.end_moved(170);
     assert!(!state.end_is_unsure() && state.left().stamp.is_some());
@@ -126,7 +127,7 @@ fn what_was_written_long_before_is_not_doubted_for_what_is_written_now() {
     let mut state = FileState::default();
     let pages = TAINT_PAGES_MAX * 2;
     (0..pages).for_each(|page| write(&mut state, page, [stamp; 2], 10 + page));
-    // An event of the first page, from after its write.
+    // An event of the first page, taken after its write.
     let verdict =
         |state: &mut FileState, index, position| state.evict(index, position, false, |_| Standing::Valid, true, true);
     let last = pages as u32 - 1;
@@ -149,8 +150,8 @@ fn a_write_lifts_a_quarantine_only_where_there_is_room() {
     }
 }
 
-/// Reads all of a file of 4 MiB in one go, evicts it, and reads it again. Pages that were put,
-/// and those that are asked for at the lender.
+/// Reads a whole file of 4 MiB in one READ, evicts it, and reads it again. Returns the pages that
+/// were put, and the pages that the second READ requests from the lender.
 fn lent(lending: Lending, fits: bool) -> (usize, usize) {
     const PAGES: u32 = 1024;
     let place = Place { lender: 0, epoch: 0 };
