@@ -1,13 +1,13 @@
-//! One connection to a lender: greeting, and whole frames in and out.
+//! One connection to a lender: the handshake, and whole frames in both directions.
 //!
-//! Whatever the lender sends that does not fit the protocol ends the connection. Nothing here waits
-//! much longer than the time limits below, whatever the lender does: the stream's own limit holds
-//! for one system call, a deadline for all calls of one answer, so that bytes that trickle in do
-//! not count as an answer. Together: twice the limit.
+//! Anything from the lender that violates the protocol ends the connection. No function here waits
+//! much longer than the time limits below, whatever the lender does. The stream's own limit applies
+//! to one system call, and a deadline applies to all calls of one answer. So bytes that trickle in
+//! do not count as an answer. The longest wait is twice the limit.
 //!
-//! With the pool's key every frame is sealed ([`wire::secure`]), but for its pages, which come
-//! sealed from the put buffers. What a frame says is used only once its seal was verified; until
-//! then its header says how much to read, within bounds.
+//! With the pool's key every frame is sealed ([`wire::secure`]), except for its pages, which the
+//! put buffers have sealed already. The contents of a frame are used only after its seal was
+//! verified. Until then its header only determines how many bytes to read, within bounds.
 
 use crate::read::state::PageResult;
 use page::{PAGE_SIZE, Version};
@@ -24,20 +24,21 @@ use wire::{GetItem, Header, Hello, Kind, MAGIC, PROTOCOL, PutItem, Refused, STAT
 use zerocopy::little_endian::U32;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
-/// How long connecting and greeting may take.
+/// The time limit for connecting and the handshake.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How long a lender may take for any one answer, or for taking what we send. A lender that is
-/// slower is given up: the directory below is there.
+/// The time limit for one answer of a lender, and for a lender that receives our data. Beyond it
+/// the lender is given up: the backing directory has the data.
 pub(crate) const ANSWER_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// The kind of the error of a greeting that was refused because the session has gone on.
+/// The kind of the error of a handshake that was refused because the session has gone on.
 const BEHIND: io::ErrorKind = io::ErrorKind::StaleNetworkFileHandle;
 
-/// Bytes of a late answer's pages that are received at once, to be thrown away.
+/// The number of bytes of a late answer's pages that are received at once, to be discarded.
 const RUBBISH_BYTES: usize = 16 << 10;
 
-/// How long an answer of at most so many pages is, whose head has `head_bytes`.
+/// Returns the length in bytes of an answer of at most `pages` pages, whose head has `head_bytes`.
+/// Returns an error if the header has a length that is not possible.
 fn answer_bytes(header: &Header, head_bytes: usize, extra_bytes: usize, pages: usize) -> io::Result<usize> {
     let bytes = size_of::<Header>() + header.body_bytes.get() as usize + extra_bytes;
     let fits = (head_bytes..=head_bytes + pages * PAGE_SIZE).contains(&bytes);
@@ -48,19 +49,20 @@ fn protocol_error(what: impl Into<String>) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what.into())
 }
 
-/// A greeted connection.
+/// A connection after the handshake.
 pub struct Connection {
     stream: Stream,
     channel: Channel,
-    /// What a frame is opened into.
+    /// The buffer for decrypted frames.
     opened: Vec<u8>,
-    /// What the lender said of itself.
+    /// The lender's Welcome message.
     pub welcome: Welcome,
 }
 
 impl Connection {
-    /// Connects and greets, with the version that will be given out next. None: that was given out
-    /// before, as this process was set back to an earlier state ([`wire::REFUSED_BEHIND`]).
+    /// Connects as a main connection, and does the handshake with the version that will be given
+    /// out next. Returns None if the lender has a higher version of this session already: this
+    /// process was set back to an earlier state ([`wire::REFUSED_BEHIND`]).
     pub fn open_main(
         address: &Address,
         session: [u8; 16],
@@ -74,12 +76,12 @@ impl Connection {
         }
     }
 
-    /// Connects beside a main connection, and greets.
+    /// Opens a further connection of a session, and does the handshake.
     pub fn open(address: &Address, session: [u8; 16], security: &Security) -> io::Result<Connection> {
         Connection::greet(security.connect(address, CONNECT_TIMEOUT)?, wire::ROLE_GET, session, security)
     }
 
-    /// Greets whoever is at the other end.
+    /// Does the handshake on a connected stream.
     pub fn greet(stream: Stream, role: u32, session: [u8; 16], security: &Security) -> io::Result<Connection> {
         Connection::greet_with(stream, role, session, 0, security)
     }
@@ -115,7 +117,8 @@ impl Connection {
         }
     }
 
-    /// Proves to have the key, and has the lender do so. From then on the channel seals.
+    /// Proves possession of the pool's key, and verifies that the lender has it, too. From then on
+    /// the channel seals.
     fn shake_hands(&mut self, key: &wire::key::PoolKey, deadline: Instant) -> io::Result<()> {
         let failed = || {
             protocol_error(
@@ -128,18 +131,18 @@ impl Connection {
         let mut body = Vec::new();
         match self.receive(deadline, &mut body)? {
             (Kind::Handshake2, _) => self.channel = handshake.finish(&body).map_err(|_| failed())?,
-            // Anybody on the network can send that.
+            // This message is not authenticated: any machine on the network could have sent it.
             (kind, _) => return Err(not_welcome(kind, &body, io::ErrorKind::ConnectionRefused)),
         }
         Ok(())
     }
 
-    /// A handle to send with, on the same connection.
+    /// Returns a handle that sends on the same connection.
     pub fn outgoing(&self) -> io::Result<Outgoing> {
         Ok(Outgoing { stream: self.stream.try_clone()?, channel: self.channel.clone(), head: Vec::new() })
     }
 
-    /// Receives a frame, whose body replaces what was in `body`.
+    /// Receives a frame. Its body replaces the contents of `body`.
     fn receive(&mut self, deadline: Instant, body: &mut Vec<u8>) -> io::Result<(Kind, Header)> {
         let mut header = Header::new_zeroed();
         read_all(&mut self.stream, header.as_mut_bytes(), deadline)?;
@@ -154,22 +157,22 @@ impl Connection {
         Ok((kind, header))
     }
 
-    /// Waits until something comes on either connection, at most `timeout`. Says on which.
+    /// Waits until either connection is readable, for at most `timeout`. Returns which of them are.
     pub fn wait(connections: [&Connection; 2], timeout: Duration) -> io::Result<[bool; 2]> {
         let mut fds = connections.map(|connection| PollFd::new(&connection.stream, PollFlags::IN));
         wait(&mut fds, timeout)?;
         Ok(fds.map(|fd| !fd.revents().is_empty()))
     }
 
-    /// Waits until the lender has closed, for as long as an answer may take. What still comes is of
-    /// no interest.
+    /// Waits until the lender has closed the connection, as long as an answer may take. Discards
+    /// everything that still arrives.
     pub fn wait_for_end(&mut self) {
         let deadline = Instant::now() + ANSWER_TIMEOUT;
         let mut rest = [0; 4096];
         while in_time(deadline).is_ok() && self.stream.read(&mut rest).is_ok_and(|bytes| bytes > 0) {}
     }
 
-    /// Waits for a frame, at most `timeout`. None: there is none yet.
+    /// Waits for a frame, for at most `timeout`. Returns None if there is none yet.
     pub fn next_frame(&mut self, timeout: Duration, body: &mut Vec<u8>) -> io::Result<Option<(Kind, Header)>> {
         if !wait(&mut [PollFd::new(&self.stream, PollFlags::IN)], timeout)? {
             return Ok(None);
@@ -178,34 +181,35 @@ impl Connection {
     }
 }
 
-/// A connection for gets, with room for its largest answer's head.
+/// A connection for gets, with room for the head of its largest answer.
 pub struct GetConnection {
     connection: Connection,
-    /// What goes out, and then the head of what comes in.
+    /// The outgoing request, and then the head of the answer.
     head: Vec<u8>,
-    /// Number of the last question.
+    /// The number of the last request.
     request: u64,
-    /// Pages of each question that waits for its answer, the oldest first.
+    /// The number of pages of each request that waits for its answer, the oldest first.
     asked_pages: VecDeque<usize>,
-    /// Of the next answer, if it is to be thrown away and has begun: bytes that have come, and of
-    /// all of it, as far as is known.
+    /// The state of an answer that is being discarded: the bytes received, and the bytes of the
+    /// whole answer as far as known. None if discarding the next answer has not begun.
     discarded: Option<(usize, usize)>,
 }
 
 impl GetConnection {
-    /// Connects and greets.
+    /// Connects, and does the handshake.
     pub fn open(address: &Address, session: [u8; 16], security: &Security) -> io::Result<GetConnection> {
         Connection::open(address, session, security).map(GetConnection::over)
     }
 
-    /// With a connection that was greeted in that role.
+    /// Wraps a connection whose handshake had the role for gets.
     pub fn over(connection: Connection) -> GetConnection {
         GetConnection { connection, head: Vec::new(), request: 0, asked_pages: VecDeque::new(), discarded: None }
     }
 
-    /// Asks for `keys` in questions of so many pages, which leave at once; others may still wait
-    /// for their answers. [`GetConnection::receive`] or [`GetConnection::discard`] must follow for
-    /// each. On an error the connection is of no more use.
+    /// Requests `keys`, in requests of `question_pages` pages, which are sent at once. Earlier
+    /// requests may still wait for their answers. The caller must call [`GetConnection::receive`]
+    /// or [`GetConnection::discard`] for each. After an error the connection must not be used any
+    /// more.
     pub fn ask(&mut self, keys: &[WireKey], question_pages: usize, exclusive: bool) -> io::Result<()> {
         self.head.clear();
         for keys in keys.chunks(question_pages) {
@@ -220,30 +224,29 @@ impl GetConnection {
         write_all(&mut self.connection.stream, &mut [IoSlice::new(&self.head)])
     }
 
-    /// Pages of the question whose answer is next. None: all are answered.
+    /// Returns the number of pages of the request whose answer is next. None if all are answered.
     pub fn next_pages(&self) -> Option<usize> {
         self.asked_pages.front().copied()
     }
 
-    /// Questions that wait for their answers.
+    /// Returns the number of requests that wait for their answers.
     pub fn under_way(&self) -> usize {
         self.asked_pages.len()
     }
 
-    /// Waits for the next answer to begin, at most `limit`. False: it has not.
+    /// Waits for the next answer to begin, for at most `limit`. Returns whether it has begun.
     pub fn wait(&self, limit: Duration) -> io::Result<bool> {
         wait(&mut [PollFd::new(&self.connection.stream, PollFlags::IN)], limit)
     }
 
-    /// Whether the answer has begun, for who looks until it has.
+    /// Checks without waiting whether the answer has begun, for callers that poll.
     pub fn look(&self) -> Option<io::Result<()>> {
         self.wait(Duration::ZERO).map(|has_begun| has_begun.then_some(())).transpose()
     }
 
-    /// Receives what has come of the answers to all questions, and throws it away. Waits for
-    /// nothing. Returns how many are complete now. Until none is owed any more
-    /// ([`GetConnection::next_pages`]) nothing else may be done with the connection; nor after an
-    /// error.
+    /// Receives and discards the available parts of all answers, without waiting. Returns how many
+    /// answers are complete now. Until no answer is missing ([`GetConnection::next_pages`]), and
+    /// after an error, the connection must not be used for anything else.
     pub fn discard(&mut self) -> io::Result<usize> {
         let mut complete = 0;
         while let Some(pages) = self.next_pages() {
@@ -252,7 +255,7 @@ impl GetConnection {
             self.head.resize(head_bytes.max(RUBBISH_BYTES), 0);
             let (mut received, mut expected) = self.discarded.take().unwrap_or((0, head_bytes));
             while received < expected {
-                // Its head is needed for what comes behind it.
+                // The head is kept, because it gives the length of the rest.
                 let is_head = received < head_bytes;
                 let start = if is_head { received } else { 0 };
                 let end = if is_head { head_bytes } else { RUBBISH_BYTES.min(expected - received) };
@@ -285,15 +288,15 @@ impl GetConnection {
         Ok(complete)
     }
 
-    /// Receives the next answer. The n-th page that it was asked for goes to `buf` at `places[n]`
-    /// (in bytes, rising); `got[n]` says what became of it. On an error the connection is of no
-    /// more use, and `buf` holds rubbish at `places`.
+    /// Receives the next answer. The n-th requested page goes to `buf` at `places[n]` (in bytes,
+    /// ascending); `got[n]` is its result. After an error the connection must not be used any more,
+    /// and the contents of `buf` at `places` are undefined.
     pub fn receive(&mut self, places: &[usize], buf: &mut [u8], got: &mut Vec<PageResult>) -> io::Result<()> {
         assert_eq!(self.next_pages(), Some(places.len()));
         let request = self.request + 1 - self.asked_pages.len() as u64;
         got.clear();
-        // Mostly every page is there, so the answer is received straight into place. Where some are
-        // missing, those behind them have landed too far to the front, and are moved.
+        // Usually every page is there, so the answer is received straight into place. If some pages
+        // are missing, those behind them arrive too far to the front, and are moved.
         let items_bytes = places.len() * size_of::<GetItem>();
         self.head.resize(size_of::<Header>() + items_bytes + self.connection.channel.extra_bytes(), 0);
         let received = self.receive_pages(places, buf)?;
@@ -337,7 +340,7 @@ impl GetConnection {
     }
 
     /// Receives one frame: its head into `self.head`, its pages into `places` in turn. Returns the
-    /// bytes of pages.
+    /// number of bytes of pages.
     fn receive_pages(&mut self, places: &[usize], buf: &mut [u8]) -> io::Result<usize> {
         let Connection { stream, channel, .. } = &mut self.connection;
         let deadline = Instant::now() + ANSWER_TIMEOUT;
@@ -348,8 +351,7 @@ impl GetConnection {
         let mut header = Header::new_zeroed();
         let mut header_known = self.asked_pages.len() > 1;
         if header_known {
-            // The next answer may be right behind this one, so that no more may be taken than this
-            // one has.
+            // The next answer may follow at once, so exactly the bytes of this one must be read.
             read_all(stream, &mut self.head, deadline)?;
             header.as_mut_bytes().copy_from_slice(&self.head[..size_of::<Header>()]);
             (received, expected) = (head_bytes, frame_bytes(&header)?);
@@ -360,7 +362,7 @@ impl GetConnection {
         let (mut rest, mut at) = (buf, 0);
         let mut run = 0;
         while run < pages {
-            // Pages that lie side by side are one piece.
+            // Adjacent pages are received as one piece.
             let mut end = run + 1;
             while end < pages && places[end] == places[end - 1] + PAGE_SIZE {
                 end += 1;
@@ -380,7 +382,7 @@ impl GetConnection {
                 Err(error) => return Err(error),
             };
             if !header_known {
-                // The first piece is the head until it is complete, hence still in front.
+                // Until the head is complete, it is the first piece.
                 let first = &slices[0];
                 let known = (received + bytes).min(head_bytes) - received;
                 let start = received.min(size_of::<Header>());
@@ -403,8 +405,8 @@ impl GetConnection {
     }
 }
 
-/// The sending end of a connection. There is one in use at a time: frames leave in the order in
-/// which they are sealed.
+/// The sending side of a connection. Only one sender is active at a time, because frames are sent
+/// in the order in which they are sealed.
 pub struct Outgoing {
     stream: Stream,
     channel: Channel,
@@ -450,8 +452,8 @@ fn malformed(malformed: wire::Malformed) -> io::Error {
     protocol_error(malformed.to_string())
 }
 
-/// The lender answered a greeting with something else than what was hoped for. `behind` is the kind
-/// of the error where it says that the session has gone on.
+/// Returns the error for a handshake that the lender did not answer with a Welcome. `behind` is the
+/// kind of the error if the lender reports that the session has gone on.
 fn not_welcome(kind: Kind, body: &[u8], behind: io::ErrorKind) -> io::Error {
     match Refused::read_from_bytes(body) {
         Ok(refused) if kind == Kind::Refused => {
@@ -464,13 +466,13 @@ fn not_welcome(kind: Kind, body: &[u8], behind: io::ErrorKind) -> io::Error {
 }
 
 impl AsFd for GetConnection {
-    /// Readable when the answer begins.
+    /// The descriptor is readable when the answer begins.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.connection.stream.as_fd()
     }
 }
 
-/// Waits until one of them is readable, at most `timeout`. False: none is.
+/// Waits until one of the descriptors is readable, for at most `timeout`. Returns whether one is.
 fn wait(fds: &mut [PollFd<'_>], timeout: Duration) -> io::Result<bool> {
     let limit = Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: timeout.subsec_nanos().into() };
     match poll(fds, Some(&limit)) {
@@ -525,7 +527,7 @@ mod tests {
         [Header::new(kind, items, body.len(), request).as_bytes(), body].concat()
     }
 
-    /// To a question for so many pages, which are full of `byte`.
+    /// Returns the answer to a request for `pages` pages, all of which are full of `byte`.
     fn answer(request: u64, pages: usize, byte: u8) -> Vec<u8> {
         let item = GetItem { status: STATUS_PAGE, reserved: [0; 7], checksum: 7.into() };
         let items: Vec<u8> = (0..pages).flat_map(|_| item.as_bytes().to_vec()).collect();
@@ -560,7 +562,7 @@ mod tests {
             let body = channel.open_head(&header, &sealed, &mut opened).unwrap();
             (header.request.get(), Hello::read(header.request.get(), body, true).unwrap().1)
         });
-        // The lender goes away without a Welcome.
+        // The lender closes the connection without a Welcome.
         let main = Connection::greet_with(Stream::Unix(near), wire::ROLE_MAIN, [7; 16], 77, &Security::Keyed(key));
         assert!(main.is_err());
         assert_eq!(lender.join().unwrap(), (0, Some(Version(77))));
@@ -583,7 +585,7 @@ mod tests {
             complete += connection.discard().unwrap();
         }
         assert_eq!((complete, connection.next_pages()), (2, None));
-        // What is asked for then is answered as ever.
+        // Later requests are answered as usual.
         ask(&mut connection, 1, 1);
         far.write_all(&answer(3, 1, 3)).unwrap();
         let (mut page, mut got) = (vec![0; PAGE_SIZE], Vec::new());

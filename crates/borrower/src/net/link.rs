@@ -1,20 +1,21 @@
-//! The link to a lender: finds it, keeps it, loses it, finds it again.
+//! The link to one lender. It finds the lender, keeps the connections, and finds the lender again
+//! after a loss.
 //!
-//! While it stands there are one main connection, a fixed number of get connections and one for
-//! pings, all under one session name. Whatever goes wrong on any of them ends all of them, and the
-//! lender is *suspended*: nothing is put there or asked for. The session is tried again under the
-//! same name, less and less often while that fails. If the lender has kept it, what the catalog has
-//! on record counts again; if not, or if it takes too long, the lender's epoch moves on. Losing a
-//! lender costs its pages and nothing else.
+//! While the lender is connected there are one main connection, a fixed number of get connections
+//! and one for pings, all under one session name. An error on any of them ends all of them, and the
+//! lender is *suspended*: no page is put there or requested. The link tries to resume the session
+//! under the same name, less and less often while that fails. If the lender has kept the session,
+//! the catalog's entries are valid again. If not, or if it takes too long, the lender's epoch is
+//! incremented. Losing a lender costs its pages and nothing else.
 //!
-//! Two addresses may be of one lender: of their links only the first that is up is used, as the
-//! same memory would else count twice. A lender that has returned many pages that do not verify has
-//! broken memory, or is hostile, and is *abandoned*: it costs a network's round trip to be told
-//! nonsense.
+//! Two addresses may lead to the same lender. Of their links only the first that is up is used,
+//! because the same memory would count twice. A lender that has returned many pages that do not
+//! verify has broken memory, or is hostile, and is *abandoned*: each bad page costs a round trip
+//! for nothing.
 //!
-//! A link has two threads: one sends what is put and dropped, and waits for nobody but this lender;
-//! the other opens the connections, receives what comes on the main one, and pings. Gets are made
-//! by whoever reads, on a connection of their own.
+//! A link has two threads. One sends puts and drops, and waits for no other lender. The other one
+//! opens the connections, receives the messages of the main connection, and sends pings. Threads
+//! that serve READs make the gets, on connections for gets.
 
 pub(crate) mod session;
 
@@ -32,41 +33,42 @@ use sync::polling::Patience;
 use sync::{Condvar, Mutex};
 use wire::ITEMS_MAX;
 
-/// How long a link waits while another one leads to the same lender, and how often it looks whether
-/// that one is down.
+/// How long a link waits while another link leads to the same lender, and how often it checks
+/// whether that link is down.
 const SAME_WAIT: Duration = Duration::from_secs(60);
 const SAME_LOOK: Duration = Duration::from_secs(1);
 
 /// How long a put buffer may wait to become full. Its pages can be read meanwhile.
 const FILL_WAIT: Duration = Duration::from_millis(5);
 
-/// How long the sender waits for work, hence the delay of noted drops.
+/// How long the sender waits for work, hence the delay of recorded drops.
 const WORK_WAIT: Duration = Duration::from_millis(100);
 
-/// How long an answer that is late may take from then on, or from the one before it: as those that
-/// are waited for, with all that they consist of.
+/// The time limit for a late answer, from the moment it counts as late or from the end of the one
+/// before it. It is the longest time that an answer with a waiting reader may take.
 const LATE_MAX: Duration = ANSWER_TIMEOUT.saturating_mul(2);
 
-/// One lender, as the borrower knows it.
+/// The borrower's state of one lender.
 pub(crate) struct Link {
     /// The lender's number in the catalog.
     pub(crate) number: u8,
     pub(crate) lender: LenderAddress,
     /// The session's name.
     name: Mutex<[u8; 16]>,
-    /// The session is left to a successor: no Bye.
+    /// The session stays for a successor: no Bye is sent.
     is_left: AtomicBool,
     stop: AtomicBool,
-    /// It is not used any more, whatever happens.
+    /// The lender is not used any more, for the lifetime of this mount.
     is_abandoned: AtomicBool,
-    /// Which start of a lender it leads to; 0: none.
+    /// The incarnation of the lender that the link leads to; 0: none.
     incarnation: AtomicU64,
     stopped: (Mutex<()>, Condvar),
     main: Mutex<Option<Outgoing>>,
-    /// The same connection, to end it while somebody waits in a write of it.
+    /// A second handle of the main connection. It can end the connection while a thread is blocked
+    /// in a write to it.
     door: Mutex<Option<Outgoing>>,
     gets: Mutex<Gets>,
-    /// A get connection became idle.
+    /// Signalled when a get connection became idle.
     idle: Condvar,
     seen: Mutex<Seen>,
     get_latencies: Mutex<LatenciesBySize>,
@@ -74,7 +76,7 @@ pub(crate) struct Link {
     pub(crate) counters: Counters,
 }
 
-/// What a link counts, for the status.
+/// The counters of a link, for the status.
 #[derive(Default)]
 pub(crate) struct Counters {
     put_pages: Counter,
@@ -87,24 +89,25 @@ pub(crate) struct Counters {
     shuns: Counter,
 }
 
-/// What was last seen of the lender.
+/// The latest measurements and state of the lender.
 struct Seen {
     gate: Gate,
     capacity_pages: u64,
     free_pages: u64,
-    /// Since when it stands as it does, and the last thing that went wrong.
+    /// The time of the last change of its state, and the last problem.
     since: Instant,
     problem: String,
 }
 
 #[derive(Default)]
 struct Gets {
-    /// Counts the sessions, so that a connection of an earlier one is not taken for one of this.
+    /// The number of the session. It distinguishes its connections from those of earlier sessions.
     session: u64,
-    /// How many there are, in use or not; 0 while there is no session.
+    /// The number of get connections, in use or not; 0 while there is no session.
     open: usize,
     idle: Vec<GetConnection>,
-    /// Those whose answers nobody waits for any longer, and since when they owe the next one.
+    /// Connections whose answers no thread waits for any longer, each with the time since when the
+    /// next answer is due.
     late: Vec<(Instant, GetConnection)>,
 }
 
@@ -115,7 +118,7 @@ pub(crate) struct Taken {
 }
 
 impl Link {
-    /// Not connected yet; the session has that name, or one that nobody else knows.
+    /// Returns a link that is not connected yet. The session has the given name, or a random one.
     pub(crate) fn new(
         number: u8,
         lender: LenderAddress,
@@ -149,12 +152,12 @@ impl Link {
         })
     }
 
-    /// The session's name.
+    /// Returns the session's name.
     pub(crate) fn name(&self) -> [u8; 16] {
         *self.name.lock()
     }
 
-    /// The next session is another one, as far as lenders can tell.
+    /// Gives the session a new random name, so lenders treat it as a new session.
     fn rename(&self) {
         let _ = random_name().map(|name| *self.name.lock() = name);
     }
@@ -164,8 +167,7 @@ impl Link {
         self.is_left.store(true, Ordering::Release);
     }
 
-    /// Has both threads end, after telling the lender that the session is over, unless it is left
-    /// to a successor.
+    /// Makes both threads end. The lender gets a Bye, unless the session is left to a successor.
     pub(crate) fn stop(&self, borrower: &Borrower) {
         self.stop.store(true, Ordering::Release);
         self.end();
@@ -182,12 +184,12 @@ impl Link {
         self.is_abandoned.load(Ordering::Acquire)
     }
 
-    /// There will be no more sessions.
+    /// Returns whether there will be no more sessions.
     fn is_over(&self) -> bool {
         self.stopping() || self.is_abandoned()
     }
 
-    /// Some pages of an answer do not verify. A lender that returns too many is left for good.
+    /// Some pages of an answer do not verify. A lender that returns too many is abandoned for good.
     pub(crate) fn returned_bad(&self, borrower: &Borrower, pages: u64) {
         self.counters.bad_pages.add(pages);
         let is_too_much = self.counters.bad_pages.get() >= borrower.config.bad_pages_max;
@@ -196,22 +198,23 @@ impl Link {
         }
     }
 
-    /// Whether it leads to that start of a lender. A lender that sends 0 does not say it.
+    /// Returns whether the link leads to that incarnation of a lender. A lender that sends 0 does
+    /// not reveal its incarnation.
     pub(crate) fn leads_to(&self, incarnation: u64) -> bool {
         incarnation != 0 && self.incarnation.load(Ordering::Acquire) == incarnation
     }
 
-    /// It leads there from now on, as far as its fellows are concerned.
+    /// Records for other links that this link leads to that incarnation.
     pub(crate) fn leads_to_now(&self, incarnation: u64) {
         self.incarnation.store(incarnation, Ordering::Release);
     }
 
-    /// It leads nowhere.
+    /// Records that the link leads to no lender.
     fn let_go(&self) {
         self.leads_to_now(0);
     }
 
-    /// Waits while the other one leads to the same lender, or may soon do so again.
+    /// Waits while the other link leads to the same lender, or may soon do so again.
     fn wait_for_same(&self, borrower: &Borrower, other: &Link) {
         let (catalog, number) = (&borrower.core.catalog, other.number);
         let is_down = || !other.leads_anywhere() && !catalog.is_up(number) && !catalog.is_suspended(number);
@@ -239,13 +242,14 @@ impl Link {
         }
     }
 
-    /// Takes a get connection for one question; [`Link::give_back`], [`Link::give_late`] or
-    /// [`Link::give_up`] it then. Waits for one while all are in use, for `limit` at the most.
+    /// Takes a get connection for one request. Waits for one while all are in use, for at most
+    /// `limit`. The caller must pass it to [`Link::give_back`], [`Link::give_late`] or
+    /// [`Link::give_up`].
     pub(crate) fn take(&self, limit: Duration) -> Option<Taken> {
         let mut gets = self.gets.lock();
         if gets.idle.is_empty() && !gets.late.is_empty() {
             drop(gets);
-            // An error is the receiver's to see, who tries again.
+            // The receiver detects an error, too, and connects again.
             let _ = self.clear_late();
             gets = self.gets.lock();
         }
@@ -254,12 +258,12 @@ impl Link {
         Some(Taken { session: gets.session, connection })
     }
 
-    /// How long an answer took that came at that time.
+    /// Records that an answer which arrived at `at` took this long.
     pub(crate) fn note(&self, took: Duration, at: Instant, size: Size) {
         self.get_latencies.lock().note(took.as_micros() as u64, at, size);
     }
 
-    /// Returns a connection that is still good.
+    /// Returns a connection that can be used again.
     pub(crate) fn give_back(&self, taken: Taken) {
         let mut gets = self.gets.lock();
         if gets.session == taken.session {
@@ -268,7 +272,7 @@ impl Link {
         }
     }
 
-    /// Returns a connection whose answer has not come yet and is not waited for.
+    /// Returns a connection whose answer has not arrived and has no waiting reader any more.
     pub(crate) fn give_late(&self, taken: Taken, asked: Instant) {
         let mut gets = self.gets.lock();
         if gets.session == taken.session {
@@ -276,8 +280,8 @@ impl Link {
         }
     }
 
-    /// The connection failed: ends it and its fellows, if they are still on. The receiver sees it
-    /// and tries again.
+    /// The connection failed. Ends it and the other connections of its session, if that session is
+    /// still current. The receiver detects this and connects again.
     pub(crate) fn give_up(&self, taken: Taken) {
         if self.gets.lock().session == taken.session {
             self.shut_down();
@@ -290,12 +294,12 @@ impl Link {
         self.idle.notify_all();
     }
 
-    /// Receives what has come of answers that are late, to throw it away, and waits for nothing.
-    /// When they came is not known: the gate hears of a slow lender by pings, and by the gets that
-    /// are waited for. Returns whether some are still owed.
+    /// Receives and discards the available parts of late answers, without waiting. The arrival
+    /// times of late answers are not known, so the gate does not use them: it measures pings, and
+    /// the gets with a waiting reader. Returns whether some answers are still missing.
     ///
     /// # Errors
-    /// When one does not come at all: the connections are ended.
+    /// If an answer does not arrive in time. Then the connections are ended.
     fn clear_late(&self) -> io::Result<bool> {
         let (session, late) = {
             let mut gets = self.gets.lock();
@@ -312,11 +316,11 @@ impl Link {
             }
         }
         let mut gets = self.gets.lock();
-        // Of a session that is over nothing is owed any more.
+        // Late answers of an earlier session do not matter any more.
         if gets.session == session {
             gets.late.append(&mut waiting);
             if let Some(error) = failed {
-                // Before there is another session, for which this lock is needed.
+                // While this lock is held no new session can begin.
                 self.shut_down();
                 return Err(error);
             }
@@ -324,14 +328,14 @@ impl Link {
         Ok(!gets.late.is_empty())
     }
 
-    /// Ends the connections.
+    /// Shuts the connections down.
     fn shut_down(&self) {
         if let Some(stream) = &*self.door.lock() {
             let _ = stream.shutdown(Shutdown::Both);
         }
     }
 
-    /// Lets go of all connections.
+    /// Drops all connections.
     fn close(&self) {
         *self.main.lock() = None;
         *self.door.lock() = None;
@@ -347,7 +351,7 @@ impl Link {
         })
     }
 
-    /// What there is to say of it.
+    /// Returns the status of the lender.
     pub(crate) fn status(&self, borrower: &Borrower) -> LenderStatus {
         let catalog = &borrower.core.catalog;
         let seen = self.seen.lock();
@@ -356,7 +360,7 @@ impl Link {
             (true, None) => ("used", String::new()),
             (true, Some(reason)) if seen.gate.passes() == Passes::Puts => (
                 "shunned",
-                format!("{}; it is not asked until something is known of the directory below", reason.text()),
+                format!("{}; no gets until reads of the backing directory have been measured", reason.text()),
             ),
             (true, Some(reason)) => ("shunned", reason.text().to_owned()),
             (false, _) if catalog.is_suspended(self.number) => ("away", seen.problem.clone()),
@@ -390,12 +394,12 @@ impl Link {
         }
     }
 
-    /// Its gate closes and opens at these from the next ping on.
+    /// Sets the thresholds of the lender's gate, from the next ping on.
     pub(crate) fn set_thresholds(&self, thresholds: crate::policy::gate::Config) {
         self.seen.lock().gate.set_config(thresholds);
     }
 
-    /// A ping was answered: weighs the lender anew, and opens or closes its gate.
+    /// A ping was answered: updates the lender's weight, and opens or closes its gate.
     fn measured(&self, borrower: &Borrower, rtt: Duration, elapsed: Duration) {
         let number = self.number;
         let took =
@@ -406,7 +410,7 @@ impl Link {
         let (was, passed) = (seen.gate.closed(), seen.gate.passes());
         seen.gate.measured(measured, elapsed);
         let (is, passes) = (seen.gate.closed(), seen.gate.passes());
-        // By the average of 15 seconds: each change of weight moves pages.
+        // The weight uses the average of 15 seconds, because each change of weight moves pages.
         let [ping_us, short_us, _] = seen.gate.averages_us();
         borrower.core.weights.set(number, placement::weight(seen.free_pages, seen.capacity_pages, short_us));
         let is_full = placement::is_full(seen.free_pages, seen.capacity_pages);
@@ -418,11 +422,11 @@ impl Link {
         drop(seen);
         let lender = &self.lender.address;
         match is {
-            // Only that now nothing is put either.
+            // The only change is that nothing is put any more.
             _ if was == is => {}
             Some(reason) => {
                 self.counters.shuns.one();
-                // What gets took before says nothing of what they will take.
+                // Earlier latencies of gets do not predict later ones.
                 self.get_latencies.lock().clear();
                 let text = reason.text();
                 match reason {
@@ -443,7 +447,7 @@ impl Link {
         (seen.since, seen.problem) = (Instant::now(), String::new());
     }
 
-    /// Returns whether it is another problem than before.
+    /// Records the problem. Returns whether it differs from the last one.
     fn has_problem(&self, problem: &str) -> bool {
         let mut seen = self.seen.lock();
         if seen.problem == problem {
@@ -454,7 +458,7 @@ impl Link {
     }
 }
 
-/// Sends what is put and dropped, until the link stops.
+/// Sends puts and drops, until the link stops.
 pub(crate) fn send_work(borrower: &Borrower, link: &Link) {
     let core = &borrower.core;
     while !link.stopping() {
@@ -475,12 +479,12 @@ pub(crate) fn send_work(borrower: &Borrower, link: &Link) {
 
 fn send_puts(borrower: &Borrower, link: &Link, partial: bool) {
     while let Some((request, batch)) = borrower.core.next_put(link.number, partial) {
-        // Counted first: the answer may be dealt with before this thread goes on.
+        // Counted before sending, because the answer may be handled before this thread continues.
         borrower.core.put_sent(batch.items().len());
         link.counters.put_pages.add(batch.items().len() as u64);
         let sent = link.send(|stream| match borrower.core.is_put_under_way(link.number, request) {
             true => send_put(stream, request, batch.items(), batch.pages()),
-            // The connection that it was for is lost: this is another one.
+            // The connection that the batch was taken for is lost: this is another connection.
             false => Ok(()),
         });
         if sent.is_err() {
@@ -500,7 +504,7 @@ fn send_drops(borrower: &Borrower, link: &Link) {
             return;
         }
         if link.send(|stream| send_drop(stream, &keys)).is_err() {
-            // For when it is back with the pages.
+            // They will be sent when the lender is back with its pages.
             return keys.iter().for_each(|key| catalog.drop_at_lender(link.number, key.id(), key.version()));
         }
         borrower.core.metrics.drop_pages.add(keys.len() as u64);

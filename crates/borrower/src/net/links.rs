@@ -1,5 +1,5 @@
-//! The links to all lenders: who is in the list gets a number in the catalog and two threads; who
-//! leaves it loses both.
+//! The links to all lenders. A lender in the list has a number in the catalog and two threads; a
+//! lender that leaves the list loses both.
 
 use crate::catalog::entry::Place;
 use crate::net::link::session;
@@ -16,20 +16,20 @@ use wire::confined::{self, Work, confine};
 
 /// The links.
 pub(crate) struct Links {
-    /// By their number in the catalog.
+    /// The links, by their number in the catalog.
     seats: RwLock<Vec<Option<Arc<Link>>>>,
-    /// One change of the list at a time. Their threads.
+    /// The threads of each link. The lock also admits only one change of the list at a time.
     threads: Mutex<Vec<(u8, Vec<JoinHandle<()>>)>>,
-    /// No more are added. Changed under the lock of `threads`.
+    /// No more links are added. Changed under the lock of `threads`.
     closed: AtomicBool,
-    /// One claim of a lender at a time.
+    /// Admits one claim of a lender at a time.
     claims: Mutex<()>,
-    /// How often a lender's word was taken that all sessions have gone on without us. One at a
-    /// time.
+    /// The number of accepted reports that all sessions have gone on without this process. The lock
+    /// admits one report at a time.
     pub(crate) set_backs: Mutex<u32>,
 }
 
-/// How often it is taken. Each time costs what all lenders have, and versions.
+/// The limit of accepted reports. Each one costs the pages at all lenders, and versions.
 pub(crate) const SET_BACKS_MAX: u32 = 16;
 
 impl Default for Links {
@@ -45,18 +45,18 @@ impl Default for Links {
 }
 
 impl Links {
-    /// The link to the lender of that number.
+    /// Returns the link to the lender of that number.
     pub(crate) fn get(&self, number: u8) -> Option<Arc<Link>> {
         self.seats.read().get(usize::from(number))?.clone()
     }
 
-    /// All of them.
+    /// Returns all links.
     pub(crate) fn all(&self) -> Vec<Arc<Link>> {
         self.seats.read().iter().flatten().cloned().collect()
     }
 
-    /// Notes that the link leads to that start of a lender, until [`Link::let_go`]; unless another
-    /// one does, which is returned then.
+    /// Records that the link leads to that incarnation of a lender, until [`Link::let_go`]. If
+    /// another link leads to it already, records nothing and returns that link.
     pub(crate) fn claim(&self, link: &Link, incarnation: u64) -> Option<Arc<Link>> {
         let _claiming = self.claims.lock();
         let is_same = |other: &Arc<Link>| other.number != link.number && other.leads_to(incarnation);
@@ -67,8 +67,8 @@ impl Links {
         same
     }
 
-    /// Adds a link that `make` makes for its number, the wanted one or one that is free, and starts
-    /// its threads. After an error there is nothing of it.
+    /// Adds the link that `make` returns for its number (the wanted one, or a free one), and starts
+    /// its threads. After an error there is no link.
     pub(crate) fn add(
         &self,
         borrower: &Arc<Borrower>,
@@ -87,7 +87,7 @@ impl Links {
         self.seats.write()[usize::from(number)] = Some(link.clone());
         let spawn = |name: &str, run: fn(&Borrower, &Link)| {
             let (borrower, link) = (borrower.clone(), link.clone());
-            // A socket in the file system may be another user's.
+            // A socket in the file system may belong to another user.
             let needed = match link.lender.address {
                 Address::Unix(_) => confined::FILES,
                 _ => confined::NOTHING,
@@ -112,7 +112,7 @@ impl Links {
         Ok(())
     }
 
-    /// Ends a link, and waits until its threads have. What the lender had is lost.
+    /// Ends a link, and waits until its threads have ended. The lender's pages are lost.
     pub(crate) fn remove(&self, borrower: &Borrower, link: &Link) {
         let mut threads = self.threads.lock();
         link.stop(borrower);
@@ -120,8 +120,7 @@ impl Links {
         self.clear(borrower, link, of_link.collect());
     }
 
-    /// Waits for the threads of a link that was stopped, and makes its number one that no lender
-    /// ever had.
+    /// Waits for the threads of a stopped link, and resets its number for another lender.
     fn clear(&self, borrower: &Borrower, link: &Link, threads: Vec<JoinHandle<()>>) {
         threads.into_iter().for_each(|thread| drop(thread.join()));
         session::forget_session(borrower, link);
@@ -129,7 +128,7 @@ impl Links {
         self.seats.write()[usize::from(link.number)] = None;
     }
 
-    /// Ends all links, at the same time. They stay in the list, to which none is added any more.
+    /// Ends all links, at the same time. They stay in the list, and no more links are added.
     pub(crate) fn stop(&self, borrower: &Borrower) {
         let mut threads = self.threads.lock();
         self.closed.store(true, Ordering::Relaxed);
@@ -139,14 +138,14 @@ impl Links {
         }
     }
 
-    /// Makes the list these lenders: those that are not in it any more are ended, new ones added.
-    /// Returns how many there was no room for.
+    /// Makes the list equal to `lenders`: ends the links to all others, and adds links to new ones.
+    /// Returns the number of lenders without room.
     pub(crate) fn set(&self, borrower: &Arc<Borrower>, lenders: &[LenderAddress]) -> usize {
         let same =
             |link: &Link, lender: &LenderAddress| link.lender.address == lender.address && link.lender.id == lender.id;
         let mut leaving = self.all();
         leaving.retain(|link| !lenders.iter().any(|lender| same(link, lender)));
-        // All at once, and only then one after the other.
+        // All links are told to stop first; then each is waited for.
         leaving.iter().for_each(|link| link.stop(borrower));
         for link in leaving {
             tracing::info!(lender = %link.lender.address, "lender has left the pool");

@@ -1,7 +1,7 @@
-//! What pools of other sizes would have done for this mount: [`mrc::Victims`], kept up with what
-//! the mount sees anyway, its READs and what is evicted.
+//! Estimates the hit ratio of pools of other sizes for this mount: [`mrc::Victims`], updated with
+//! the READs and evictions that the mount handles anyway.
 //!
-//! Few pages are sampled, once there are many: all others cost a hash, and no lock.
+//! Once there are many pages, only few of them are sampled. All others cost a hash, and no lock.
 
 use mrc::{Key, Victims};
 use page::{FileKey, PAGE_SIZE, PageRange};
@@ -9,15 +9,16 @@ use serde::Serialize;
 use sync::Mutex;
 use sync::atomic::{AtomicU64, Ordering};
 
-/// The smallest pool that is spoken of: 16 MiB.
+/// The smallest pool size in the curve: 16 MiB.
 const BYTES_MIN: u64 = 16 << 20;
-/// The largest: 256 GiB, as far as is looked back.
+/// The largest pool size in the curve: 256 GiB. Older evictions are forgotten.
 const BYTES_MAX: u64 = 256 << 30;
 
-/// [`Victims`] that are kept up by many threads.
+/// [`Victims`] that many threads update.
 pub(crate) struct Watched {
     victims: Mutex<Victims>,
-    /// What is sampled, so that of all other pages it is known without the lock.
+    /// The threshold of the sample. Threads use it to skip pages outside the sample without the
+    /// lock.
     threshold: AtomicU64,
 }
 
@@ -26,7 +27,8 @@ impl Watched {
         Watched { threshold: AtomicU64::new(victims.threshold()), victims: Mutex::new(victims) }
     }
 
-    /// These pages were missed. Shows for each that is sampled what [`Victims::missed`] says.
+    /// The page cache missed these pages. Calls `each` for each sampled page, with the result of
+    /// [`Victims::missed`].
     pub(crate) fn missed(&self, file: FileKey, range: PageRange, mut each: impl FnMut(Option<f64>)) {
         let threshold = self.threshold.load(Ordering::Relaxed);
         let keys = (range.first..range.end).map(|index| Key::new(file.0.into(), index));
@@ -37,7 +39,7 @@ impl Watched {
         }
     }
 
-    /// This one was evicted.
+    /// The page was evicted.
     pub(crate) fn evicted(&self, file: FileKey, index: u32) {
         let key = Key::new(file.0.into(), index.into());
         if key.is_below(self.threshold.load(Ordering::Relaxed)) {
@@ -48,49 +50,49 @@ impl Watched {
     }
 }
 
-/// The curve of a mount.
+/// The miss-ratio curve of a mount.
 pub struct Curve(Watched);
 
-/// What a pool of one size would have done.
+/// The estimate for a pool of one size.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct CurvePoint {
-    /// Its size.
+    /// The size of the pool in bytes.
     pub bytes: u64,
-    /// Share of the misses that it would have answered.
+    /// The share of the misses that it would have answered.
     pub hit_ratio: f64,
-    /// Share of the misses that this rests on; 0: it was never filled, and the last misses were
-    /// taken.
+    /// The share of the misses that the estimate rests on. 0: the pool would never have been full,
+    /// and the latest misses were used.
     pub seen: f64,
 }
 
 /// The whole curve.
 #[derive(Clone, Debug, Serialize)]
 pub struct CurveStatus {
-    /// Misses that were looked at; older ones count less.
+    /// The number of sampled misses; older ones count less.
     pub sampled_misses: u64,
-    /// Pages that were evicted and have not come back: what a pool could hold at the most.
+    /// Bytes of pages that were evicted and have not come back: the most that a pool could hold.
     pub evicted_bytes: u64,
-    /// Sizes, each twice the one before, until all would fit.
+    /// Sizes, each twice the one before, until all pages would fit.
     pub points: Vec<CurvePoint>,
 }
 
 impl Curve {
-    /// Of a pool that gives away what it is asked for, or keeps it.
+    /// Returns an empty curve. `keeps`: lenders keep the pages that they answer (non-inclusive).
     pub fn new(keeps: bool) -> Curve {
         Curve(Watched::new(Victims::new(keeps)))
     }
 
-    /// These pages were missed by the kernel's page cache.
+    /// The kernel's page cache missed these pages.
     pub fn missed(&self, file: FileKey, range: PageRange) {
         self.0.missed(file, range, |_| ());
     }
 
-    /// It has evicted this one, and the page is worth keeping.
+    /// The kernel has evicted this page, and the page is worth keeping.
     pub fn evicted(&self, file: FileKey, index: u32) {
         self.0.evicted(file, index);
     }
 
-    /// What there is to say.
+    /// Returns the whole curve.
     pub fn status(&self) -> CurveStatus {
         let victims = self.0.victims.lock();
         let evicted_bytes = (victims.pages() * PAGE_SIZE as f64) as u64;
@@ -112,7 +114,7 @@ mod tests {
     fn a_round_through_a_file_needs_all_of_it() {
         let (curve, file) = (Curve::new(false), FileKey(7));
         assert!(curve.status().points.is_empty());
-        // 64 MiB, round and round, of which nothing is found in the page cache.
+        // 64 MiB, read again and again; no page is found in the page cache.
         for _ in 0..4 {
             for index in 0..16_384 {
                 curve.missed(file, PageRange { first: index.into(), end: u64::from(index) + 1 });

@@ -1,35 +1,40 @@
-//! The latency gate: whether a lender is worth using at all (Puma 2015, §3.3.2 and §4.5).
+//! The latency gate: decides whether a lender is worth using at all (Puma 2015, §3.3.2 and §4.5).
 //!
-//! Lenders are pinged at a fixed pace. Two moving averages of the round-trip time each close the
-//! gate above an upper threshold: a short one, which sees a peak, and a long one, which sees a
-//! network that is always somewhat too slow. It opens again when both are below their lower
-//! thresholds. Beyond the paper, what a lender takes *now* is compared with what the directory
-//! below takes *now*. A lender slower than the disk is of no use however fast the network is; and
-//! with a disk that is slower by far, the thresholds do not count. But a disk that has little to
-//! do, because the lender answers, is faster than one that has to answer all: so closing the gate
-//! is a trial. If the disk then turns out to be slower, what it took under that load is what
-//! lenders are compared with for a while, longer each time. And as long as nothing is known of the
-//! disk, because what is lent was written and never read, a network that is always somewhat too
-//! slow does not keep pages from being put: they are not asked for until the first reads have shown
-//! what the disk takes.
+//! The borrower pings lenders at a fixed pace. Two moving averages of the round-trip time each
+//! close the gate above an upper threshold. The short one detects a peak. The long one detects a
+//! network that is always somewhat too slow. The gate opens again when both are below their lower
+//! thresholds.
 //!
-//! Pure: times are arguments. While the gate is closed only pings tell what the lender would take,
-//! so what a get takes beyond a ping is remembered from when it was open; for a while, since gets
-//! may have been slow for a moment only, and nobody gets that could show it.
+//! Beyond the paper, the current latency of a lender is compared with the current latency of the
+//! backing directory. A lender slower than the disk is of no use, however fast the network is. If
+//! the disk is far slower, the thresholds do not count.
+//!
+//! But a disk that has little to do because the lender answers is faster than a disk that has to
+//! answer all. So closing the gate is a trial. If the disk then turns out to be slower, lenders are
+//! compared with its latency under that load for a while, longer each time.
+//!
+//! Pages that were written and never read give no measurement of the disk. In that case a network
+//! that is always somewhat too slow does not keep pages from being put. They are not requested
+//! until the first reads have shown the disk's latency.
+//!
+//! Pure logic: times are arguments. While the gate is closed only pings measure the lender. So the
+//! extra time of a get over a ping is remembered from the time when the gate was open. It is
+//! remembered only for a while, because gets may have been slow for a moment only, and without gets
+//! nothing would show that.
 
 use crate::policy::latencies::Size;
 use std::time::Duration;
 
-/// Time between two pings of a lender.
+/// The time between two pings of a lender.
 pub const PING_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Time constant of the short average, in seconds (Puma 2015, §3.3.2).
 const SHORT_SECONDS: f64 = 15.0;
-/// Time constant of the long average, in seconds. The paper does not say it: four times the short
-/// one, so that a minute of peaks is not held against a lender for longer than some minutes.
+/// Time constant of the long average, in seconds. The paper does not give it. Four times the short
+/// one: a minute of peaks counts against a lender for some minutes only.
 const LONG_SECONDS: f64 = 60.0;
-/// Time constant of what "now" means where lender and disk are compared, in seconds: two or three
-/// pings.
+/// Time constant of the "current" latencies by which lender and disk are compared, in seconds: two
+/// or three pings.
 const NOW_SECONDS: f64 = 1.0;
 
 /// The lender must be slower than the disk by this factor for the gate to close, and faster by
@@ -37,45 +42,45 @@ const NOW_SECONDS: f64 = 1.0;
 const CLOSE_RATIO: f64 = 1.1;
 const OPEN_RATIO: f64 = 0.8;
 
-/// The disk is slower by far: the thresholds do not count while the lender takes less than this
-/// part of what the disk does; and if they did, not from [`FAR_OPEN_RATIO`] on. A network that is
-/// slow may be slow by turns, and puts take their part of it, so a little faster is not enough;
-/// with a disk that takes twice as long random reads are 2.9 times as fast as without the lender
+/// The disk is far slower if the lender takes less than this part of the disk's time: then the
+/// thresholds do not close the gate. A gate that they have closed opens below [`FAR_OPEN_RATIO`]. A
+/// slow network may be slow by turns, and puts take a part of it, so a little faster is not enough.
+/// With a disk that takes twice as long, random reads are 2.9 times as fast as without the lender
 /// (`latency`, at 2 ms).
 const FAR_CLOSE_RATIO: f64 = 0.7;
 const FAR_OPEN_RATIO: f64 = 0.55;
 
-/// How long what a disk took under load is believed, at first and at the most. It doubles with each
-/// trial that shows it again.
+/// How long the disk's latency under load is used: the first time, and at most. It doubles with
+/// each trial that confirms it.
 const LOADED_FIRST: Duration = Duration::from_secs(10);
 const LOADED_MAX: Duration = Duration::from_secs(320);
 
-/// How long what gets took is believed while the gate is closed, at first and at the most. Then the
-/// lender is asked again. It doubles each time the gate closes again before it was open for as
-/// long.
+/// How long the latency of gets is used while the gate is closed: the first time, and at most. Then
+/// the lender is tried again. The time doubles each time the gate closes again before it was open
+/// for as long.
 const OVER_FIRST: Duration = Duration::from_secs(60);
 const OVER_MAX: Duration = Duration::from_secs(960);
 
-/// Above the upper the gate closes, below the lower it may open, in microseconds.
+/// The thresholds of one average, in microseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Thresholds {
-    /// It closes above.
+    /// The gate closes above this.
     pub upper_us: u64,
-    /// It may open below.
+    /// The gate may open below this.
     pub lower_us: u64,
 }
 
 /// The thresholds of both averages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// Of the short average.
+    /// Those of the short average.
     pub short: Thresholds,
-    /// Of the long average.
+    /// Those of the long average.
     pub long: Thresholds,
 }
 
 impl Default for Config {
-    /// Those that the paper found (Puma 2015, §4.5).
+    /// The thresholds that the paper found (Puma 2015, §4.5).
     fn default() -> Config {
         Config {
             short: Thresholds { upper_us: 40_000, lower_us: 1_500 },
@@ -84,19 +89,19 @@ impl Default for Config {
     }
 }
 
-/// Why the gate is closed.
+/// The reason why the gate is closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reason {
     /// The short average is too high.
     Peak,
     /// The long average is too high.
     SlowNetwork,
-    /// The directory below answers faster.
+    /// The backing directory answers faster.
     FasterDisk,
 }
 
 impl Reason {
-    /// In words, for the status.
+    /// Returns a text for the status.
     pub fn text(self) -> &'static str {
         match self {
             Reason::Peak => "its short average latency is above the threshold",
@@ -106,26 +111,26 @@ impl Reason {
     }
 }
 
-/// What a gate lets through to its lender.
+/// The operations that a gate lets through to its lender.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Passes {
     /// Puts and gets.
     #[default]
     All,
-    /// Puts, while nothing is known that gets could be compared with.
+    /// Puts only, while there is no measurement to compare gets with.
     Puts,
-    /// Neither.
+    /// Neither puts nor gets.
     Nothing,
 }
 
-/// A moving average whose weights fall off exponentially with age. Before there is enough to fill
-/// its time, all that there is counts as in a plain average: the first ping, which comes while
-/// everything is still cold, is not held against a lender for long.
+/// A moving average whose weights decrease exponentially with age. Until there are enough samples
+/// to fill its time, all of them count as in a plain average. So the first ping, which is slow
+/// because nothing is warmed up, does not count against a lender for long.
 #[derive(Clone, Copy, Debug)]
 struct Average {
     seconds: f64,
     sum: f64,
-    /// Of the samples in the sum: 1 when there are enough.
+    /// The total weight of the samples in the sum: 1 when there are enough.
     weight: f64,
 }
 
@@ -145,23 +150,23 @@ impl Average {
     }
 }
 
-/// What reads of one size took lately.
+/// The recent latencies of reads of one size.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Took {
-    /// What gets took on average, in microseconds, if there were any.
+    /// The average latency of gets in microseconds, if there were any.
     pub get_us: Option<f64>,
-    /// What reads of the directory below take on average, in microseconds, if any were made.
+    /// The average latency of reads of the backing directory in microseconds, if there were any.
     pub disk_us: Option<f64>,
 }
 
-/// What was measured of a lender since the last ping.
+/// The measurements of a lender since the last ping.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Measured {
-    /// Round-trip time of the ping, in microseconds.
+    /// The round-trip time of the ping, in microseconds.
     pub ping_us: f64,
-    /// What small reads took.
+    /// The latencies of small reads.
     pub small: Took,
-    /// What large ones took.
+    /// The latencies of large reads.
     pub large: Took,
 }
 
@@ -172,31 +177,31 @@ pub struct Gate {
     now: Average,
     short: Average,
     long: Average,
-    /// What a get takes beyond a ping, a small one and a large one. Nothing, until there were any:
-    /// whoever is never asked would never be known.
+    /// The extra time of a get over a ping, for a small and a large one. 0 until there were any
+    /// gets: otherwise a lender that is never used would never be measured.
     small_over_ping_us: f64,
     large_over_ping_us: f64,
-    /// How long that is still believed while the gate is closed, and for how long it was the last
+    /// How much longer that is used while the gate is closed, and how long it was used the last
     /// time.
     over_for: Duration,
     over_time: Duration,
-    /// What the directory below took for a small read and a large one when it had to answer all, in
-    /// microseconds, and how long that is still believed.
+    /// The latency of the backing directory under full load for a small read and a large one, in
+    /// microseconds, and how much longer it is used.
     loaded_small_us: f64,
     loaded_large_us: f64,
     loaded_for: Duration,
-    /// For how long it was believed the last time, and how long the gate has been closed.
+    /// How long it was used the last time, and how long the gate has been closed.
     loaded_time: Duration,
     closed_time: Duration,
-    /// How long it has been open.
+    /// How long the gate has been open.
     open_time: Duration,
     closed: Option<Reason>,
-    /// Whether anything is known of the directory below.
+    /// Whether the backing directory was ever measured.
     knows_disk: bool,
 }
 
 impl Gate {
-    /// With those thresholds.
+    /// Returns an open gate with these thresholds.
     pub fn new(config: Config) -> Gate {
         Gate {
             config,
@@ -218,12 +223,12 @@ impl Gate {
         }
     }
 
-    /// Other thresholds, from what is measured next on.
+    /// Sets other thresholds, from the next measurement on.
     pub fn set_config(&mut self, config: Config) {
         self.config = config;
     }
 
-    /// A ping was answered, `elapsed` after the one before.
+    /// A ping was answered, `elapsed` after the previous one.
     pub fn measured(&mut self, measured: Measured, elapsed: Duration) {
         for average in [&mut self.now, &mut self.short, &mut self.long] {
             average.add(measured.ping_us, elapsed);
@@ -247,7 +252,7 @@ impl Gate {
                 .slow_network(false)
                 .filter(|_| !self.disk_is_far(&measured, FAR_CLOSE_RATIO))
                 .or(slower(CLOSE_RATIO).then_some(Reason::FasterDisk)),
-            // The disk's speed alone has nothing to do with how long the averages remember.
+            // The disk's speed alone does not depend on how long the averages remember.
             Some(Reason::FasterDisk) => slower(OPEN_RATIO).then_some(Reason::FasterDisk),
             Some(reason) if self.slow_network(true).is_some() && !self.disk_is_far(&measured, FAR_OPEN_RATIO) => {
                 Some(reason)
@@ -270,7 +275,7 @@ impl Gate {
         }
     }
 
-    /// Which of the averages is too high.
+    /// Returns the average that is too high, if one is.
     fn slow_network(&self, is_closed: bool) -> Option<Reason> {
         let threshold_us = |of: Thresholds| if is_closed { of.lower_us } else { of.upper_us } as f64;
         if self.short.us() > threshold_us(self.config.short) {
@@ -282,7 +287,7 @@ impl Gate {
         }
     }
 
-    /// What the lender takes for a read of that size, as a part of what the disk takes. None: too
+    /// Returns the lender's latency for a read of that size as a part of the disk's. None if too
     /// little is known.
     fn compare(&self, measured: &Measured, size: Size) -> Option<f64> {
         let (disk_us, loaded_us, over_ping_us) = match size {
@@ -293,17 +298,17 @@ impl Gate {
         Some((self.now.us() + over_ping_us) / disk_us.max(1.0))
     }
 
-    /// Whether the disk is slower than the lender by far, for reads of each size of which something
-    /// is known.
+    /// Returns whether the disk is far slower than the lender, for reads of each size that was
+    /// measured.
     fn disk_is_far(&self, measured: &Measured, ratio: f64) -> bool {
         let mut parts =
             [Size::Small, Size::Large].into_iter().filter_map(|size| self.compare(measured, size)).peekable();
         parts.peek().is_some() && parts.all(|part| part < ratio)
     }
 
-    /// The disk has turned out to be slower than the lender when it has to answer all.
+    /// The disk under full load has turned out to be slower than the lender.
     fn believe_loaded(&mut self, measured: &Measured) {
-        // A disk that was faster for long has become slower: that is no trial.
+        // A disk that was faster for long has become slower: that was no trial.
         let was_trial = self.closed_time < LOADED_FIRST;
         self.loaded_time =
             if was_trial { (self.loaded_time * 2).clamp(LOADED_FIRST, LOADED_MAX) } else { Duration::ZERO };
@@ -312,12 +317,12 @@ impl Gate {
         self.loaded_large_us = measured.large.disk_us.unwrap_or(0.0);
     }
 
-    /// Why it is closed, if it is.
+    /// Returns the reason why the gate is closed, if it is.
     pub fn closed(&self) -> Option<Reason> {
         self.closed
     }
 
-    /// What it lets through.
+    /// Returns the operations that the gate lets through.
     pub fn passes(&self) -> Passes {
         let is_peak = self.slow_network(false) == Some(Reason::Peak);
         match self.closed {
@@ -327,7 +332,8 @@ impl Gate {
         }
     }
 
-    /// The averages of the last second, the last 15 seconds and the last minute, in microseconds.
+    /// Returns the averages of the last second, the last 15 seconds and the last minute, in
+    /// microseconds.
     pub fn averages_us(&self) -> [u64; 3] {
         [self.now, self.short, self.long].map(|average| average.us() as u64)
     }
@@ -354,7 +360,7 @@ mod tests {
         assert_eq!(gate.closed(), None);
         run(&mut gate, 30, 200_000.0, None, None);
         assert!(gate.closed().is_some());
-        // Between the thresholds it stays as it is.
+        // Between the thresholds the gate stays as it is.
         run(&mut gate, 600, 1_200.0, None, None);
         assert!(gate.closed().is_some(), "the long average is above its lower threshold");
         run(&mut gate, 600, 900.0, None, None);
@@ -386,7 +392,7 @@ mod tests {
         assert_eq!(gate.closed(), None);
         run(&mut gate, 20, 2_000.0, Some(2_100.0), Some(3_500.0));
         assert_eq!(gate.closed(), None, "open, it stays open a little longer");
-        // A peak that the disk is still behind, and one that it is not.
+        // A peak that is still below the disk's latency, and one that is not.
         run(&mut gate, 60, 60_000.0, Some(60_100.0), Some(200_000.0));
         assert_eq!(gate.closed(), None);
         run(&mut gate, 60, 60_000.0, Some(60_100.0), Some(70_000.0));
@@ -407,13 +413,13 @@ mod tests {
         let mut gate = slow();
         run(&mut gate, 1, 2_000.0, None, Some(10_000.0));
         assert_eq!((gate.closed(), gate.passes()), (None, Passes::All));
-        // Slower than anybody would wait for.
+        // Slower than a reader would wait for.
         let mut gate = slow();
         run(&mut gate, 60, 60_000.0, None, None);
         assert_eq!((gate.closed(), gate.passes()), (Some(Reason::SlowNetwork), Passes::Nothing));
     }
 
-    /// Streams over a slow network: the disk must be slower by far for them, too.
+    /// Streams over a slow network: the disk must be far slower for them, too.
     #[test]
     fn small_reads_and_large_ones_have_to_agree() {
         let slow = |small_disk_us: Option<f64>, large: Took| Measured {
@@ -431,7 +437,7 @@ mod tests {
         assert_eq!(closed(slow(Some(6_000.0), large(Some(3_000.0), 10_000.0))), None);
         assert_eq!(closed(slow(Some(6_000.0), large(Some(3_000.0), 4_000.0))), Some(Reason::SlowNetwork));
         assert_eq!(closed(slow(Some(2_500.0), large(Some(3_000.0), 10_000.0))), Some(Reason::SlowNetwork));
-        // A lender that was never asked for any is tried.
+        // A lender without any large gets is tried.
         assert_eq!(closed(slow(None, large(None, 10_000.0))), None);
     }
 
@@ -443,13 +449,13 @@ mod tests {
         // The disk has become fast.
         run(&mut gate, 1, 60.0, Some(90.0), Some(40.0));
         assert_eq!(gate.closed(), Some(Reason::FasterDisk));
-        // Closed, nobody gets: what a get takes beyond a ping is remembered, else it would open by
-        // mistake.
+        // While the gate is closed there are no gets. The extra time of a get is remembered;
+        // otherwise the gate would open by mistake.
         run(&mut gate, 20, 30.0, None, Some(70.0));
         assert_eq!(gate.closed(), Some(Reason::FasterDisk));
         run(&mut gate, 1, 60.0, None, Some(10_000.0));
         assert_eq!(gate.closed(), None);
-        // 5 ms of delay between here and the lender, and a disk of 2 ms.
+        // 5 ms of delay between borrower and lender, and a disk of 2 ms.
         run(&mut gate, 1, 60.0, Some(90.0), Some(2_000.0));
         run(&mut gate, 3, 5_060.0, Some(5_090.0), Some(2_000.0));
         assert_eq!(gate.closed(), Some(Reason::FasterDisk));
@@ -457,8 +463,8 @@ mod tests {
         assert_eq!(gate.closed(), None, "the delay has ended");
     }
 
-    /// One stall of the lender is not held against it for good; and one whose gets are always slow
-    /// is asked ever less.
+    /// One stall of the lender does not count for good. A lender whose gets are always slow is
+    /// tried less and less often.
     #[test]
     fn what_gets_took_is_forgotten_while_nobody_gets() {
         let mut gate = Gate::new(Config::default());
@@ -476,7 +482,7 @@ mod tests {
             gate.measured(small(100.0, Some(30_000.0), Some(5_000.0)), PING_INTERVAL);
         }
         assert_eq!(closed_for, [60, 120, 240, 480]);
-        // Open for long enough in between, it begins anew.
+        // After it was open for long enough, the time starts again at its first value.
         while gate.closed().is_some() {
             gate.measured(small(100.0, None, Some(5_000.0)), PING_INTERVAL);
         }
@@ -486,7 +492,7 @@ mod tests {
         assert_eq!(gate.closed(), None);
     }
 
-    /// A slow network: the disk is slower by far while it has to answer all, and not while it has
+    /// A slow network: the disk is far slower while it has to answer all, and not while it has
     /// little to do.
     #[test]
     fn a_slow_network_is_left_ever_less_for_a_disk_that_is_slower_when_it_is_used() {
@@ -502,8 +508,8 @@ mod tests {
         assert!(closed.len() < 40, "closed {} times in an hour", closed.len());
     }
 
-    /// A disk that is fast while it has little to do and slow while it has to answer all, as one
-    /// with bursts is.
+    /// A disk that is fast while it has little to do and slow while it has to answer all, such as a
+    /// disk with bursts.
     #[test]
     fn a_disk_that_is_fast_only_while_it_is_idle_is_tried_ever_less() {
         let mut gate = Gate::new(Config::default());
@@ -516,7 +522,7 @@ mod tests {
             }
         }
         assert!(closed.len() < 20, "closed {} times in an hour", closed.len());
-        // But a lender that becomes slower than the loaded disk is left at once.
+        // But a lender that becomes slower than the loaded disk is bypassed at once.
         run(&mut gate, 2, 60.0, Some(90.0), Some(40.0));
         run(&mut gate, 3, 60.0, Some(90.0), Some(20_000.0));
         assert_eq!(gate.closed(), None);

@@ -1,28 +1,28 @@
-//! When a get is raced by a read of the directory below (Dean, Barroso, "The Tail at Scale", CACM
-//! 2013: hedged requests).
+//! Decides when a read of the backing directory races a get (Dean, Barroso, "The Tail at Scale",
+//! CACM 2013: hedged requests).
 //!
-//! A get that is later than nearly all reads below would be is not worth waiting for alone. Hedges
-//! are bounded to a few per cent of all gets, so that a lender that becomes slow does not double
-//! the disk's load: the gate deals with that.
+//! If a get takes longer than nearly all reads of the backing directory, waiting for the lender
+//! alone does not pay. Hedges are limited to a few per cent of all gets, so a lender that becomes
+//! slow does not double the disk's load. The gate handles that case.
 
 use sync::atomic::{AtomicU32, Ordering};
 
-/// A get is late when it takes longer than so many per cent of the reads below.
+/// A get is late when it takes longer than this percentage of the reads of the backing directory.
 pub const LATE_PERCENT: u32 = 95;
 
-/// What counts as late at the least and at the most, in microseconds: below it waking a second
-/// thread costs more than waiting; above it a lender is given up soon anyway. The latter also while
-/// nothing is known of the disk.
+/// The lower limit, in microseconds, of the time after which a get is late. Below it, waking a
+/// second thread costs more than waiting.
 pub const LATE_US_MIN: u64 = 500;
-/// See [`LATE_US_MIN`].
+/// The upper limit, in microseconds, of the time after which a get is late. Above it a lender is
+/// given up soon anyway. It is also used while nothing is known of the disk.
 pub const LATE_US_MAX: u64 = 100_000;
 
-/// Gets that allow for one hedge: 3 %.
+/// The number of gets that allow for one hedge: 3 %.
 const GETS_TO_HEDGE: u32 = 32;
-/// Hedges that may come in a row, after enough gets.
+/// The number of hedges that may come in a row, after enough gets.
 const BURST: u32 = 8;
 
-/// The budget.
+/// The budget of hedges.
 #[derive(Default)]
 pub struct Hedges(AtomicU32);
 
@@ -34,20 +34,20 @@ impl Hedges {
         });
     }
 
-    /// Whether one may be raced; if so, it is paid for.
+    /// Takes one hedge from the budget. Returns whether there was one.
     pub fn spend(&self) -> bool {
         let pay = |credit: u32| credit.checked_sub(GETS_TO_HEDGE);
         self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, pay).is_ok()
     }
 
-    /// What was paid for has not come about.
+    /// Gives one hedge back that was not made.
     pub fn give_back(&self) {
         self.0.fetch_add(GETS_TO_HEDGE, Ordering::Relaxed);
     }
 }
 
-/// After how many microseconds a get is late, when `quantile_us` is what [`LATE_PERCENT`] of the
-/// reads below do not exceed.
+/// Returns the number of microseconds after which a get is late. `quantile_us` is the latency that
+/// [`LATE_PERCENT`] of the reads of the backing directory do not exceed.
 pub fn late_us(quantile_us: Option<u64>) -> u64 {
     quantile_us.map_or(LATE_US_MAX, |us| us.clamp(LATE_US_MIN, LATE_US_MAX))
 }

@@ -1,47 +1,48 @@
-//! How long something takes lately: its average and its quantiles, of the last dozens or hundreds
-//! of times.
+//! Latencies of recent operations: their average and their quantiles, over the last dozens or
+//! hundreds of operations.
 //!
-//! Kept of reads of the directory below, to know what a lender is compared with and when a get is
-//! late; and of gets. Small reads and large ones each on their own: they are compared with their
-//! like.
+//! Recorded for reads of the backing directory, which lenders are compared with and which define
+//! when a get is late; and for gets. Small and large reads are recorded separately, because they
+//! are compared only with reads of their own size.
 //!
-//! The average is over time, not over so many: a disk that is allowed so many reads a second
+//! The average is over time, not over a number of reads. A disk with a limit of reads a second
 //! answers some hundreds of them at once, and then none for a tenth of a second (blk-throttle,
-//! Linux 6.18, grants slices of 100 ms; limits of cloud disks do likewise). Of whatever moment, the
-//! last dozens were quick ones.
+//! Linux 6.18, grants slices of 100 ms; limits of cloud disks do likewise). At any moment the last
+//! dozens of reads were quick ones.
 
 use std::time::{Duration, Instant};
 
-/// Buckets to each doubling.
+/// The number of buckets to each doubling.
 const STEPS: u32 = 4;
-/// Doublings: from 1 µs to 16 s.
+/// The number of doublings: from 1 µs to 16 s.
 const DOUBLINGS: u32 = 24;
-/// When so many were noted, all count half as much in the quantiles: the last of them decide.
+/// When this number was recorded, all counts are halved. So the latest latencies decide the
+/// quantiles.
 const NOTED_MAX: u32 = 256;
-/// The average is of one to two of these: some of the slices in which a limited disk gives out its
-/// reads, and yet a disk that is fast as long as it has little to do shows soon what it takes when
-/// it has more.
+/// The average covers one to two of these periods. That is several of the slices in which a limited
+/// disk grants its reads. It is still short enough to show soon how a disk that is fast while idle
+/// performs under load.
 const AVERAGED_TIME: Duration = Duration::from_secs(1);
-/// But of about so many at the least.
+/// The average covers at least about this number of operations.
 const AVERAGED_MIN: u32 = 64;
-/// Fewer than these say nothing.
+/// With fewer operations than this nothing is known.
 const NOTED_MIN: u32 = 8;
 
-/// Durations in microseconds.
+/// Recorded latencies in microseconds.
 #[derive(Clone, Debug)]
 pub struct Latencies {
     buckets: [u32; (STEPS * DOUBLINGS) as usize],
     noted: u32,
-    /// Of the last [`AVERAGED_MIN`].
+    /// The average of the last [`AVERAGED_MIN`] operations.
     mean_us: f64,
     averaged: u32,
-    /// Those of this part of the time and of the part before it; when this one began.
+    /// The sums of the current period and of the one before it; the begin of the current one.
     now: Sum,
     before: Sum,
     begun: Option<Instant>,
 }
 
-/// So many, and what they took together.
+/// A number of operations, and their total time.
 #[derive(Clone, Copy, Debug, Default)]
 struct Sum {
     us: f64,
@@ -63,7 +64,7 @@ impl Default for Latencies {
 }
 
 impl Latencies {
-    /// It took so long, and ended at that time.
+    /// Records an operation that took `us` microseconds and ended at `at`.
     pub fn note(&mut self, us: u64, at: Instant) {
         if self.noted >= NOTED_MAX {
             self.buckets.iter_mut().for_each(|bucket| *bucket /= 2);
@@ -84,7 +85,7 @@ impl Latencies {
         self.now.count = self.now.count.saturating_add(1);
     }
 
-    /// The average, in microseconds. None: too little is known.
+    /// Returns the average in microseconds. None if too little is known.
     pub fn mean_us(&self) -> Option<f64> {
         let count = self.now.count.saturating_add(self.before.count);
         let mean_us =
@@ -92,8 +93,8 @@ impl Latencies {
         (self.averaged >= NOTED_MIN).then_some(mean_us)
     }
 
-    /// What `percent` of them did not exceed, in microseconds, up to a fifth too much. None: too
-    /// little is known.
+    /// Returns the latency in microseconds that `percent` per cent of the operations did not
+    /// exceed, up to a fifth too high. None if too little is known.
     pub fn quantile_us(&self, percent: u32) -> Option<u64> {
         if self.noted < NOTED_MIN {
             return None;
@@ -109,26 +110,26 @@ impl Latencies {
     }
 }
 
-/// Pages of a read up to which it is small: beyond, it is bandwidth that counts.
+/// The largest number of pages of a small read. In longer reads the bandwidth dominates.
 const SMALL_PAGES_MAX: usize = 32;
 
-/// How much is read at once.
+/// The size class of a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Size {
-    /// So little that it is getting there that takes the time.
+    /// The time for the access dominates.
     Small,
-    /// More, or a part of a stream.
+    /// The read is longer, or a part of a stream.
     Large,
 }
 
 impl Size {
-    /// Of a read of so many pages.
+    /// Returns the size class of a read of `pages` pages.
     pub fn of(pages: usize, is_sequential: bool) -> Size {
         if pages <= SMALL_PAGES_MAX && !is_sequential { Size::Small } else { Size::Large }
     }
 }
 
-/// Those of reads of each size.
+/// The latencies of reads by size class.
 #[derive(Clone, Debug, Default)]
 pub struct LatenciesBySize {
     small: Latencies,
@@ -136,7 +137,7 @@ pub struct LatenciesBySize {
 }
 
 impl LatenciesBySize {
-    /// One of that size took so long, and ended at that time.
+    /// Records a read of that size that took `us` microseconds and ended at `at`.
     pub fn note(&mut self, us: u64, at: Instant, size: Size) {
         match size {
             Size::Small => self.small.note(us, at),
@@ -144,7 +145,7 @@ impl LatenciesBySize {
         }
     }
 
-    /// Those of that size.
+    /// Returns the latencies of that size.
     pub fn of(&self, size: Size) -> &Latencies {
         match size {
             Size::Small => &self.small,
@@ -152,7 +153,7 @@ impl LatenciesBySize {
         }
     }
 
-    /// Forgets all.
+    /// Forgets all latencies.
     pub fn clear(&mut self) {
         *self = LatenciesBySize::default();
     }
@@ -192,7 +193,7 @@ mod tests {
         assert!(latencies.mean_us().unwrap() > 19_000.0, "{latencies:?}");
         pass(&mut latencies, 2 * 1_000_000 / 20, 20);
         assert!(latencies.mean_us().unwrap() < 21.0 && latencies.quantile_us(95).unwrap() <= 24);
-        // What was long ago does not count; and few are not enough.
+        // Old latencies do not count; and a few new ones are not enough.
         now += 3 * AVERAGED_TIME;
         let mut later = |us| latencies.note(us, now);
         (0..AVERAGED_MIN).for_each(|_| later(500));
@@ -200,7 +201,7 @@ mod tests {
         [0, u64::MAX].into_iter().for_each(|us| latencies.note(us, now));
     }
 
-    /// A disk that may make 2000 reads a second, and makes 200 at once.
+    /// A disk with a limit of 2000 reads a second, which makes 200 at once.
     #[test]
     fn what_comes_in_bursts_is_averaged_over_them() {
         let mut latencies = Latencies::default();

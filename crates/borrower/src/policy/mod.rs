@@ -1,4 +1,5 @@
-//! Decisions that cost or save time, and never a byte. Logic, without sockets, clocks and threads.
+//! Decisions that cost or save time, and never affect the bytes. Logic, without sockets, clocks and
+//! threads.
 //!
 //! [`gate`] bypasses a lender that is slower than the backing file, by the [`latencies`] of both.
 //! [`hedging`] limits how many late requests race the backing file. [`streams`] recognizes

@@ -1,25 +1,25 @@
-//! Where the sequential filter steps back: what is read in streams is lent all the same if it fits,
-//! and lenders are faster.
+//! Decides when pages of sequential streams are lent in spite of the filter: if they fit, and
+//! lenders are faster than the disk.
 //!
 //! Streams are left to the disk (Puma 2015, §3.3.3) because a disk is good at them, and because at
-//! a lender they push out what is read at random. Neither holds of a file that is read over and
-//! over, comes back before lenders have to forget it, and faster from them than from the disk:
-//! there the filter gives away all that there is to gain (`blast`). So:
+//! a lender they displace pages that are read at random. Neither reason applies to a file that is
+//! read again and again, comes back before lenders must forget it, and arrives faster from them
+//! than from the disk. For such a file the filter would forgo the whole gain (`blast`). So:
 //!
-//! - A page fits if fewer pages were evicted since it was than lenders have room for:
-//!   [`mrc::Victims`], of all that is evicted, whether it is lent or not. Each file has its own
-//!   record of that ([`crate::policy::streams::Streams::fit`]): one that is read over and over
-//!   fits, a backup beside it does not.
-//! - Lending streams does harm if what is read at random would then be farther back than there is
-//!   room. We assume that streams displaced every random page whose reuse distance exceeds the
-//!   capacity, and count such a page as `RANDOM_PAGES` pages of a stream.
-//! - Lenders and disk are compared by what a page takes in long READs. As long as nothing is known
-//!   of the lenders, one in `TRIED` neighbourhoods is lent.
-//! - That leaves out what lenders cost otherwise: each page that they are to have is sealed and
-//!   sent by the same processors. So when streams are lent, how fast they go on, all of the mount
-//!   together, is compared with how fast they did when they were left to the disk.
+//! - A page fits if fewer pages were evicted since its own eviction than lenders have room for:
+//!   [`mrc::Victims`], of all evictions, whether lent or not. Each file has its own record of that
+//!   ([`crate::policy::streams::Streams::fit`]). A file that is read again and again fits; a backup
+//!   that runs at the same time does not.
+//! - Lending streams does harm if it displaces pages that are read at random. We assume that
+//!   streams displace every random page whose reuse distance exceeds the capacity, and count such a
+//!   page as `RANDOM_PAGES` pages of a stream.
+//! - Lenders and disk are compared by the time that a page takes in long READs. While nothing is
+//!   known of the lenders, one in `TRIED` placement extents is lent.
+//! - That leaves out the other costs of lenders: the same processors seal and send each page that
+//!   lenders are to get. So when streams are lent, the speed of all streams of the mount together
+//!   is compared with their speed when they were left to the disk.
 //!
-//! Pure: times are arguments.
+//! Pure logic: times are arguments.
 
 use crate::policy::curve::Watched;
 use crate::policy::streams::Looked;
@@ -30,62 +30,65 @@ use std::time::Duration;
 use sync::Mutex;
 use sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
-/// Pages in the sample: fewer than for a curve, as it is only asked whether most of a file fits. It
-/// takes 0.3 MiB.
+/// The number of pages in the sample. It is smaller than for a curve, because the only question is
+/// whether most of a file fits. It takes 0.3 MiB.
 const SAMPLES_MAX: usize = 2048;
 
-/// One neighbourhood in so many is lent to see how fast lenders are.
+/// One placement extent in this number is lent to measure how fast lenders are.
 const TRIED: u64 = 8;
 
-/// A READ at random takes a disk as long as so many pages of a stream, at the least.
+/// The minimum cost of a random READ for a disk, in pages of a stream.
 const RANDOM_PAGES: f64 = 64.0;
 
-/// Gain and harm together, in pages of the sample, from which on all count half as much.
+/// When gain and harm together reach this number of sampled pages, both are halved.
 const WEIGHED_MAX: f64 = 8192.0;
 
-/// Pages of a stream from which on it is known how long they take, from lenders and from the disk,
-/// and when older ones count half as much.
+/// The number of stream pages after which the speed of lenders, or of the disk, is known; and the
+/// number after which older pages count half.
 const TIMED_PAGES_MIN: f64 = 128.0;
 const TIMED_PAGES_MAX: f64 = 8192.0;
 
-/// What lenders must take of what the disk does, at the most, for streams to be lent: what little
-/// they are asked for before that is measured without the puts that there will be. And for streams
-/// to be left to the disk again.
+/// Streams are lent if lenders take at most [`LENT_RATIO`] of the disk's time for a page: the few
+/// gets before that are measured without the puts that lending will cause. Above [`SLOWER_RATIO`]
+/// streams are left to the disk again.
 const LENT_RATIO: f64 = 0.5;
 const SLOWER_RATIO: f64 = 1.0;
 
-/// Pages that show how fast streams go on: more of them, as a disk with a limit stops for tens of
-/// milliseconds.
+/// The number of pages that show the speed of streams. It is larger than for single READs, because
+/// a disk with a limit stops for tens of milliseconds.
 const PACED_PAGES_MIN: f64 = 8192.0;
 const PACED_PAGES_MAX: f64 = 65_536.0;
-/// Between two READs of streams so many times as long as the second takes count at the most: what
-/// is longer is their readers' doing.
+/// The time between two READs of streams counts up to this multiple of the second one's duration.
+/// Longer pauses come from the readers.
 const REST_TIMES: u32 = 4;
-/// Lent streams lag from so many times the time on, until they need less than those that are left.
+/// Lent streams lag if they take more than this multiple of the time of streams that are left to
+/// the disk. They lag until they take less time than those.
 const LAGGING_RATIO: f64 = 1.25;
-/// Pages of streams that the disk reads, 8 GiB, before it is tried again whether they lag.
+/// The number of stream pages that the disk reads, 8 GiB, before lending is tried again after
+/// streams lagged.
 const LAGGED_PAGES: u64 = 2 << 20;
 
-/// Pages of streams that the disk reads, 64 GiB, before lenders that were slower are tried again.
+/// The number of stream pages that the disk reads, 64 GiB, before lenders that were slower are
+/// tried again.
 const RETRIED_PAGES: u64 = 16 << 20;
 
-/// What becomes of what is read in streams that fit.
+/// The treatment of pages that are read in streams that fit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Lending {
-    /// It is left to the disk: it is not known to be worth its room.
+    /// They are left to the disk: lending is not known to be worth the room.
     #[default]
     Left,
-    /// A part of it is lent, to see how fast lenders are.
+    /// A part of them is lent, to measure how fast lenders are.
     Tried,
-    /// It is lent.
+    /// They are lent.
     Lent,
-    /// It is read from the disk, which is faster, even what lenders have.
+    /// They are read from the disk, which is faster. So are pages that lenders have.
     Slower,
 }
 
 impl Lending {
-    /// Whether that page is lent.
+    /// Returns whether that page is lent.
     pub fn lends(self, index: u64) -> bool {
         match self {
             Lending::Left | Lending::Slower => false,
@@ -94,12 +97,12 @@ impl Lending {
         }
     }
 
-    /// Whether any is.
+    /// Returns whether any page is lent.
     pub fn is_any(self) -> bool {
         matches!(self, Lending::Tried | Lending::Lent)
     }
 
-    /// In a word, for the status.
+    /// Returns a short text for the status.
     pub fn text(self) -> &'static str {
         match self {
             Lending::Left => "left to the disk",
@@ -110,7 +113,7 @@ impl Lending {
     }
 }
 
-/// Pages, and the time that they took.
+/// A number of pages, and the time that they took.
 #[derive(Default)]
 struct Rate {
     pages: f64,
@@ -126,14 +129,14 @@ impl Rate {
         }
     }
 
-    /// If it is known of so many pages.
+    /// Returns the time in microseconds for a page, if at least `pages_min` pages were measured.
     fn us_per_page(&self, pages_min: f64) -> Option<f64> {
         (self.pages >= pages_min).then(|| self.us / self.pages)
     }
 }
 
-/// What lending streams would bring: pages of streams that would fit, and pages of streams that
-/// those are worth that would be farther back than there is room.
+/// The effect of lending streams. The gain: stream pages that would fit. The harm: random pages
+/// that would no longer fit, in equivalent stream pages.
 #[derive(Default)]
 struct Weighed {
     gain: f64,
@@ -144,12 +147,12 @@ struct Weighed {
 struct Speeds {
     lenders: Rate,
     disk: Rate,
-    /// How fast streams go on that come from lenders, and those that are left to the disk.
+    /// The speeds of streams that come from lenders, and of streams that are left to the disk.
     lent_pace: Rate,
     left_pace: Rate,
     lags: bool,
     is_slower: Option<bool>,
-    /// Pages that the disk has read since lenders were found to be slower.
+    /// The number of pages that the disk has read since lenders were found to be slower.
     left_pages: u64,
 }
 
@@ -176,31 +179,31 @@ impl Speeds {
     }
 }
 
-/// Whether streams are lent, of one mount.
+/// Decides for one mount whether streams are lent.
 pub struct StreamRoom {
-    /// What would be, were all lent.
+    /// A model in which all evicted pages are lent.
     supposed: Watched,
     weighed: Mutex<Weighed>,
     speeds: Mutex<Speeds>,
-    /// Whether gain exceeds harm.
+    /// Whether the gain exceeds the harm.
     is_worth: AtomicBool,
-    /// How the speeds compare: a [`Lending`].
+    /// The result of comparing the speeds: a [`Lending`].
     speed: AtomicU32,
-    /// When a READ of a stream was answered last, in microseconds.
+    /// The time of the last answer to a READ of a stream, in microseconds.
     answered_us: AtomicU64,
 }
 
-/// Where all of a READ came from.
+/// The source of all pages of a READ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// From lenders.
+    /// The pages came from lenders.
     Lenders,
-    /// From the disk, to which it is left.
+    /// The pages came from the disk, to which the stream is left.
     Disk,
 }
 
 impl StreamRoom {
-    /// Before lenders that give away what they are asked for, or keep it.
+    /// `keeps`: lenders keep the pages that they answer (non-inclusive).
     pub fn new(keeps: bool) -> StreamRoom {
         StreamRoom {
             supposed: Watched::new(Victims::with_samples(keeps, SAMPLES_MAX)),
@@ -212,7 +215,7 @@ impl StreamRoom {
         }
     }
 
-    /// What becomes of streams that fit.
+    /// Returns the treatment of streams that fit.
     pub fn lending(&self) -> Lending {
         match self.speed.load(Ordering::Relaxed) {
             _ if !self.is_worth.load(Ordering::Relaxed) => Lending::Left,
@@ -222,8 +225,8 @@ impl StreamRoom {
         }
     }
 
-    /// A READ of these pages has come; lenders have room for `room_pages`. What is known of those
-    /// that are sampled.
+    /// A READ of these pages has arrived; lenders have room for `room_pages`. Returns the counts of
+    /// its sampled pages.
     pub fn missed(&self, file: FileKey, range: PageRange, is_sequential: bool, room_pages: impl Fn() -> u64) -> Looked {
         let (mut looked, mut room) = (Looked::default(), None);
         self.supposed.missed(file, range, |needed_pages| {
@@ -260,12 +263,13 @@ impl StreamRoom {
         self.supposed.evicted(file, index);
     }
 
-    /// Lenders took so long for so many pages, of a large READ; divided by how many were under way.
+    /// Lenders took this long for `pages` pages of a large READ, divided by the number of requests
+    /// in progress.
     pub fn lender_took(&self, pages: usize, took: Duration) {
         self.took(|speeds| speeds.lenders.note(pages, took, TIMED_PAGES_MAX));
     }
 
-    /// The disk did, for a large READ in a stream.
+    /// The disk took this long for `pages` pages of a large READ in a stream.
     pub fn disk_took(&self, pages: usize, took: Duration) {
         self.took(|speeds| {
             speeds.disk.note(pages, took, TIMED_PAGES_MAX);
@@ -278,13 +282,13 @@ impl StreamRoom {
         });
     }
 
-    /// They are others now, or have become slower or faster.
+    /// The lenders were replaced, or have become slower or faster.
     pub fn forget_lenders(&self) {
         self.took(Speeds::forget_lenders);
     }
 
-    /// A READ of a stream, of so many pages, was answered at the time `now`, and has taken so long.
-    /// None: it came from here and there.
+    /// A READ of a stream, of `pages` pages, was answered at the time `now`, and has taken `took`.
+    /// `from` is None if its pages had several sources.
     pub fn went_on(&self, pages: usize, from: Option<Origin>, now: Duration, took: Duration) {
         let now_us = now.as_micros() as u64;
         let before_us = self.answered_us.swap(now_us, Ordering::Relaxed);
@@ -316,7 +320,7 @@ mod tests {
 
     const ROOM_PAGES: u64 = 16_384;
     const WINDOW_PAGES: u64 = 64;
-    /// About what the files have.
+    /// About the usual size of the files in these tests.
     const FILE_PAGES: u64 = 8192;
 
     /// A mount whose page cache keeps nothing.
@@ -361,18 +365,18 @@ mod tests {
         assert!(!world.lends(0), "it may never come back");
         world.pass(0, 8192);
         assert!(world.lends(0));
-        // A backup, once a day: it does not fit, and the other one still does.
+        // A backup, once a day: it does not fit, and the other file still does.
         (0..3).for_each(|_| world.pass(0, 8192));
         world.pass(1, 4 * ROOM_PAGES);
         (0..3).for_each(|_| world.pass(0, 8192));
         assert!(world.lends(0) && !world.lends(1));
-        // It grows.
+        // The file grows.
         (0..4).for_each(|_| world.pass(0, 2 * ROOM_PAGES));
         assert!(!world.lends(0));
     }
 
-    /// What is read at random needs three quarters of the room, and has it to itself unless streams
-    /// are lent.
+    /// Pages that are read at random need three quarters of the room, and have it to themselves
+    /// unless streams are lent.
     #[test]
     fn what_is_read_at_random_goes_before() {
         let seed = fastrand::u64(..);
@@ -405,7 +409,7 @@ mod tests {
         (0..10).for_each(|_| room.disk_took(64, slow));
         (0..10).for_each(|_| room.lender_took(64, fast));
         assert_eq!(room.lending(), Lending::Lent);
-        // The disk has not become faster only because it is not asked.
+        // A disk that is not used has not become faster.
         (0..200).for_each(|_| room.lender_took(64, slow - fast));
         assert_eq!(room.lending(), Lending::Lent);
         (0..200).for_each(|_| room.lender_took(64, slow + fast));
@@ -440,14 +444,15 @@ mod tests {
         };
         assert_eq!(read(200, Origin::Disk, slow, slow), Lending::Lent);
         assert_eq!(read(200, Origin::Lenders, fast, fast), Lending::Lent);
-        // A reader that rests is no matter of lenders, nor is one that is as slow with either.
+        // A reader that pauses does not count against lenders, nor does one that is equally slow
+        // with either.
         assert_eq!(read(500, Origin::Lenders, 100 * slow, fast), Lending::Lent);
         assert_eq!(read(2000, Origin::Lenders, slow + slow / 10, fast), Lending::Lent);
-        // Each get is quick, but nothing else gets on.
+        // Each get is quick, but all other work becomes slower.
         assert_eq!(read(2000, Origin::Lenders, 2 * slow, slow), Lending::Slower);
         (0..10).for_each(|_| room.lender_took(64, fast));
         assert_eq!(room.lending(), Lending::Slower);
-        // The disk has become slower still, or lenders are others, or it was long ago.
+        // The disk has become slower still; or lenders were replaced; or the measurement is old.
         assert_eq!(read(2000, Origin::Disk, 4 * slow, 4 * slow), Lending::Lent);
         let lag = || read(2000, Origin::Lenders, 6 * slow, 6 * slow);
         assert_eq!(lag(), Lending::Slower);

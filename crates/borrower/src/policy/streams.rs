@@ -1,44 +1,45 @@
 //! The sequential filter: finds sequential streams among the READs of a file (Puma 2015, §3.3.3).
 //!
 //! A disk reads ahead in a stream faster than most networks, and pages that are read once in a row
-//! only push out others at a lender. So what is read from the disk in a stream is tagged in its
-//! entry, and not sent when it is evicted. Streams are found by where READs go on, several at once
-//! for each file: concurrent readers, and the kernel's read-ahead windows, which arrive in any
-//! order.
+//! only displace others at a lender. So pages that are read from the disk in a stream are tagged in
+//! their entries, and not sent when they are evicted. A READ belongs to a stream if it continues
+//! where the stream has ended. Several streams are followed for each file, because there may be
+//! concurrent readers, and the kernel's read-ahead windows arrive in any order.
 
 use page::PageRange;
 
-/// Streams of a file that are followed at once. The one that went on least lately is forgotten for
-/// a new one; but one that is sequential only when it has not gone on for [`RECENT_READS`]: each
-/// READ at random might be the beginning of another one.
+/// The number of streams of a file that are followed at once. A new stream replaces the one that
+/// has not continued for longest. A sequential one is replaced only when it has not continued for
+/// [`RECENT_READS`], because each random READ might begin another stream.
 const STREAMS_MAX: usize = 8;
 
-/// Pages in a row from which on it is a stream: 4 MiB. A disk needs some milliseconds to get to a
-/// place, the time in which it then reads about a megabyte: what is shorter is worth lending, as
-/// whole small files are. What came before is lent, too.
+/// The number of pages in a row after which a stream counts as sequential: 4 MiB. A disk needs some
+/// milliseconds to reach a place, and reads about a megabyte in that time. So shorter runs are
+/// worth lending, such as whole small files. The pages before this limit are lent, too.
 pub const SEQUENTIAL_PAGES: u64 = 1024;
 
-/// How far a READ may lie ahead of, or behind, where its stream goes on, in pages, at the least:
-/// what is cached already is stepped over.
+/// The minimum distance, in pages, that a READ may lie ahead of or behind the end of its stream:
+/// pages that are cached already are skipped.
 const SLACK_PAGES: u64 = 64;
-/// And in windows, of its own size or of the stream's: several are under way at once, and overtake
-/// each other; and of a window some pages may be cached already, so that only small pieces of it
-/// are read.
+/// The same distance in windows, of the READ's own size or of the stream's. Several windows are in
+/// progress at once, and overtake each other. Some pages of a window may be cached already, so only
+/// small pieces of it are read.
 const SLACK_WINDOWS: u64 = 4;
 
-/// READs of the file since a stream went on last, up to which it goes on for sure, and its windows
-/// count: a page that is read at random long after a stream went by is none of its pieces.
+/// The number of READs of the file, since the stream last continued, for which the stream counts as
+/// recent and its window size is used. A random READ long after the stream has passed is not a part
+/// of it.
 const RECENT_READS: u64 = 64;
 
 #[derive(Clone, Copy, Default)]
 struct Stream {
-    /// Where it goes on.
+    /// The page at which the stream continues.
     next: u64,
-    /// How far it has got, in pages; 0: there is none.
+    /// The length of the stream in pages; 0: there is no stream.
     pages: u64,
-    /// Its largest READ, in pages.
+    /// The size of its largest READ, in pages.
     window_pages: u64,
-    /// When it went on last.
+    /// The clock when the stream last continued.
     used: u64,
 }
 
@@ -51,7 +52,7 @@ impl Stream {
         clock - self.used <= RECENT_READS
     }
 
-    /// Whether a READ of these pages, at this time, belongs to it.
+    /// Returns whether a READ of these pages, at this clock, belongs to the stream.
     fn takes(&self, range: PageRange, pages: u64, clock: u64) -> bool {
         let window_pages = if self.is_recent(clock) { pages.max(self.window_pages) } else { pages };
         self.pages > 0 && self.is_near(range, window_pages)
@@ -62,30 +63,30 @@ impl Stream {
     }
 }
 
-/// How often a file must have been read from the disk, from end to end, before it is known that it
-/// is nothing but read so: what is read twice was kept neither by the page cache nor by a lender.
+/// How often a file must have been read from the disk, from end to end, before it counts as only
+/// streamed. If data is read twice from the disk, neither the page cache nor a lender has kept it.
 const PASSES_MIN: u64 = 2;
-/// So small a part of what is read of such a file may be read otherwise, or not come from the disk:
-/// the beginnings, before it is known that a stream goes on.
+/// One part in this number of such a file's reads may be other reads, or not come from the disk:
+/// the beginnings, before the stream is recognized.
 const OTHERWISE_PART: u64 = 8;
-/// What a READ elsewhere counts for at the least, in pages: getting there takes the disk as long as
-/// reading some of a stream.
+/// The minimum cost of another READ, in pages: the disk takes as long to get there as for this part
+/// of a stream.
 const OTHERWISE_PAGES_MIN: u64 = 64;
 
-/// Pages that must have been looked at to say whether a file's streams fit.
+/// The number of sampled pages that are needed to decide whether a file's streams fit.
 const SAMPLED_MIN: u32 = 8;
-/// When that part of the file was read, and twice as many pages were looked at, all count half as
-/// much: a quarter of a pass decides.
+/// When this part of the file was read, and twice the minimum of sampled pages is reached, all
+/// counts are halved: a quarter of a pass decides.
 const LOOKED_PART: u64 = 4;
 
-/// Pages of a READ that were looked at.
+/// Counts of the sampled pages of a READ.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Looked {
-    /// All of them.
+    /// All sampled pages.
     pub sampled_pages: u32,
-    /// Of these, those that would have been at a lender still, had all been lent that was evicted.
+    /// Those that would still be at a lender if all evicted pages had been lent.
     pub fitting_pages: u32,
-    /// And those that were evicted too long ago for that.
+    /// Those that were evicted too long ago for that.
     pub far_pages: u32,
 }
 
@@ -94,35 +95,35 @@ pub struct Looked {
 pub struct Streams {
     streams: [Stream; STREAMS_MAX],
     clock: u64,
-    /// Pages that came from the disk: in streams, and otherwise.
+    /// The numbers of pages that came from the disk: in streams, and otherwise.
     streamed_pages: u64,
     other_pages: u64,
-    /// Pages of READs in streams of which some were looked at, those, and those that would have
-    /// been at a lender still, for all of the READ.
+    /// For READs in streams with sampled pages: the number of all their pages, of their sampled
+    /// pages, and an estimate of their pages that would still be at a lender.
     looked_pages: u64,
     sampled_pages: u32,
     fitting_pages: u64,
-    /// And those that come back too late.
+    /// The estimate of their pages that come back too late.
     far_pages: u64,
     fit: bool,
 }
 
 impl Streams {
-    /// A READ of these pages. Whether it is part of a sequential stream.
+    /// Records a READ of these pages. Returns whether it is part of a sequential stream.
     pub fn note(&mut self, range: PageRange) -> bool {
         self.clock += 1;
         let (clock, pages) = (self.clock, range.end.saturating_sub(range.first));
-        // Of several that fit, one that is sequential rather than a piece that was read beside it;
-        // of those the nearest: two readers may follow each other closely.
+        // If several streams fit, a sequential one is preferred to a piece that was read next to
+        // it. Among those the nearest wins, because two readers may follow each other closely.
         let near = self
             .streams
             .iter_mut()
             .filter(|stream| stream.takes(range, pages, clock))
             .min_by_key(|stream| (!stream.is_sequential(), stream.next.abs_diff(range.first)));
         if let Some(stream) = near {
-            // What counts is how far it gets: a few pages read over and over are no stream.
+            // The progress counts: a few pages read again and again are no stream.
             let next = stream.next.max(range.end);
-            // A page somewhere before it may be one that is read at random.
+            // A page before the end of the stream may be a random READ.
             if next > stream.next && stream.is_near(range, pages) {
                 stream.used = clock;
             }
@@ -138,25 +139,25 @@ impl Streams {
         pages >= SEQUENTIAL_PAGES
     }
 
-    /// So many pages of a READ come from the disk, and so many from lenders, which
-    /// [`Streams::note`] was told of.
+    /// Records the sources of a READ that was passed to [`Streams::note`]: `pages` pages came from
+    /// the disk, and `lent_pages` from lenders.
     pub fn read_below(&mut self, pages: u64, lent_pages: u64, is_sequential: bool) {
         if is_sequential {
-            // What lenders answer is not read from the disk each time: all but a few strays begin
-            // the passes anew.
+            // Pages from lenders are not read from the disk each time. So all but a few of them
+            // reset the count of passes.
             self.streamed_pages = (self.streamed_pages + pages).saturating_sub(lent_pages * OTHERWISE_PART);
         } else if pages > 0 {
             self.other_pages += pages.max(OTHERWISE_PAGES_MIN);
         }
     }
 
-    /// Whether a file of so many pages is read from end to end, over and over, each time from the
-    /// disk, and hardly otherwise.
+    /// Returns whether a file of `file_pages` pages is read from end to end, again and again, each
+    /// time from the disk, and hardly otherwise.
     pub fn are_all(&self, file_pages: u64) -> bool {
         let read_pages = self.streamed_pages + self.other_pages;
         let passes_pages = PASSES_MIN.saturating_mul(file_pages);
-        // Of a file that is read twice in one go it is not known yet whether it comes back; of
-        // pages that were never seen to be evicted it will not be.
+        // For a file that is read twice in one go it is not yet known whether its pages come back
+        // after an eviction. For pages without a recorded eviction it will never be known.
         let is_known = self.fit || self.far_pages >= self.looked_pages / 2 || read_pages >= 2 * passes_pages;
         file_pages > 0
             && is_known
@@ -164,7 +165,8 @@ impl Streams {
             && self.other_pages <= read_pages / OTHERWISE_PART
     }
 
-    /// A READ of so many pages in a stream, of a file of so many: some were looked at.
+    /// Some pages of a READ of `pages` pages in a stream were sampled. The file has `file_pages`
+    /// pages.
     pub fn looked_at(&mut self, pages: u64, looked: Looked, file_pages: u64) {
         let Looked { sampled_pages, fitting_pages, far_pages } = looked;
         if sampled_pages == 0 {
@@ -175,7 +177,7 @@ impl Streams {
         self.fitting_pages += pages * u64::from(fitting_pages) / u64::from(sampled_pages);
         self.far_pages += pages * u64::from(far_pages) / u64::from(sampled_pages);
         if self.sampled_pages >= SAMPLED_MIN {
-            // From three quarters on, until less than half.
+            // Streams fit from three quarters on, until less than half.
             let (part, of) = if self.fit { (1, 2) } else { (3, 4) };
             self.fit = self.fitting_pages * of >= self.looked_pages * part;
         }
@@ -187,12 +189,12 @@ impl Streams {
         }
     }
 
-    /// Whether what is read in streams comes back before lenders must forget it.
+    /// Returns whether pages of streams are read again before lenders must forget them.
     pub fn fit(&self) -> bool {
         self.fit
     }
 
-    /// How it was read says no more how it will be.
+    /// Forgets the passes: past reads predict future reads no longer.
     pub fn forget_passes(&mut self) {
         (self.streamed_pages, self.other_pages) = (0, 0);
     }
@@ -219,7 +221,7 @@ mod tests {
         let mut found = [0; 4];
         for turn in 0..200u64 {
             for reader in 0..4u64 {
-                // Two windows, now and then the other way round; some of it is cached already.
+                // Two windows, sometimes in the opposite order; some pages are cached already.
                 let start = reader * 1_000_000 + turn * 64;
                 let mut windows = [window(start, 32), window(start + 32, 32)];
                 if random.bool() {
@@ -241,7 +243,7 @@ mod tests {
         let mut streams = Streams::default();
         let found = (0..100_000).filter(|_| streams.note(window(random.u64(0..262_144), 1))).count();
         assert_eq!(found, 0);
-        // Nor is a few pages read over and over.
+        // A few pages read again and again are no stream either.
         let mut streams = Streams::default();
         assert_eq!((0..10_000).filter(|at| streams.note(window(at % 4, 1))).count(), 0);
     }
@@ -254,21 +256,21 @@ mod tests {
         let mut streams = Streams::default();
         let mut found = 0;
         for turn in 0..200 {
-            // Few at first, or its beginning is lost.
+            // Few random READs at first; with more, the stream's beginning is lost.
             for _ in 0..if turn < 32 { 4 } else { 50 } {
                 assert!(!streams.note(window(1_000_000 + random.u64(0..1 << 24), 1)));
             }
             found += usize::from(streams.note(window(turn * 32, 32)));
         }
         assert_eq!(found, 200 - 31);
-        // Those that have ended make room for others.
+        // Streams that have ended make room for others.
         for stream in 0..2 * STREAMS_MAX as u64 {
             let begin = stream << 32;
             assert!((0..40).filter(|at| streams.note(window(begin + at * 32, 32))).count() >= 8, "{stream}");
         }
     }
 
-    /// Of a file of 64 MiB, one READ at random in eight falls where windows of the stream might be.
+    /// In a file of 64 MiB, one random READ in eight falls where windows of the stream might be.
     #[test]
     fn reads_at_random_do_not_keep_a_stream_alive() {
         let seed = fastrand::u64(..);
@@ -284,15 +286,15 @@ mod tests {
     fn large_windows_overtake_each_other() {
         let mut streams = Streams::default();
         let found = (0..100).filter(|turn| {
-            // Three windows of 1 MiB under way, the last one first.
+            // Three windows of 1 MiB in progress, the last one first.
             [2, 1, 0].into_iter().filter(|at| streams.note(window((turn * 3 + at) * 256, 256))).count() == 3
         });
         assert!(found.count() >= 97);
     }
 
-    /// Of a stream over a file that is longer than the memory now and then a page is cached still,
-    /// or is no more when its turn comes. What is left of its window is a piece of the stream, and
-    /// no beginning of another one that the next passes would take for theirs.
+    /// In a stream over a file that is larger than the memory, a page may still be cached, or may
+    /// be evicted just before its turn. The rest of its window is a piece of the stream. It must
+    /// not become the beginning of another stream that the next passes would continue.
     #[test]
     fn pieces_of_windows_are_no_streams_of_their_own() {
         let mut streams = Streams::default();
@@ -305,18 +307,18 @@ mod tests {
                     assert!(streams.note(window(turn * 256 + 356, 3)));
                 }
             }
-            // Far from the stream: one of its own, which stays.
+            // Far from the stream: a stream of its own, which stays.
             assert!(!streams.note(window(6242, 1)));
         }
-        // A stream that went by long ago leaves no wake.
+        // A stream that has passed long ago has no effect.
         for at in 0..RECENT_READS {
             streams.note(window(1_000_000 + at * 10_000, 1));
         }
         assert!(!streams.note(window(255 * 256 + 100, 1)));
     }
 
-    /// Two passes from the disk tell it; a single one, one that was cached, and reads at random do
-    /// not.
+    /// Two passes from the disk are enough evidence. A single pass, a cached one, and random READs
+    /// are not.
     #[test]
     fn files_that_are_nothing_but_streams_are_known() {
         const FILE_PAGES: u64 = 1 << 15;
@@ -335,8 +337,8 @@ mod tests {
         assert!(!streams.are_all(FILE_PAGES), "a fifth was read otherwise");
         streams.forget_passes();
         assert!(!streams.are_all(FILE_PAGES) && !streams.are_all(0));
-        // Single pages at random beside the stream: few of its pages, and half of what the disk
-        // does.
+        // Single random pages next to the stream: few of the file's pages, but half of the disk's
+        // work.
         for _ in 0..2 {
             pass(&mut streams);
             (0..FILE_PAGES / 256 * 4).for_each(|_| streams.read_below(1, 0, false));
@@ -345,20 +347,20 @@ mod tests {
         streams.forget_passes();
         (0..3).for_each(|_| pass(&mut streams));
         assert!(streams.are_all(FILE_PAGES));
-        // Some strays are at a lender, then a good part.
+        // A few pages are at a lender, then a large part.
         streams.read_below(0, FILE_PAGES / 100, true);
         assert!(streams.are_all(FILE_PAGES));
         streams.read_below(0, FILE_PAGES / 4, true);
         assert!(!streams.are_all(FILE_PAGES));
         (0..2).for_each(|_| pass(&mut streams));
         assert!(streams.are_all(FILE_PAGES));
-        // Twice in one go: what was looked at had not been evicted before, or just before. Then it
-        // comes back, and too late.
+        // Twice in one go: the sampled pages had no earlier eviction, or one just before. Then they
+        // come back, and too late.
         streams.looked_at(FILE_PAGES, looked(64, 32), FILE_PAGES);
         assert!(!streams.are_all(FILE_PAGES) && !streams.fit());
         streams.looked_at(FILE_PAGES, Looked { far_pages: 64, ..looked(64, 0) }, FILE_PAGES);
         assert!(streams.are_all(FILE_PAGES) && !streams.fit());
-        // Nothing is known of it for long.
+        // For long nothing is known of the file.
         let mut streams = Streams::default();
         streams.looked_at(FILE_PAGES, looked(64, 0), FILE_PAGES);
         (0..3).for_each(|_| pass(&mut streams));
@@ -378,9 +380,9 @@ mod tests {
         assert!(!look(64, SAMPLED_MIN - 1, SAMPLED_MIN - 1));
         assert!(look(64, 1, 1));
         let mut pass = |fitting, part: u64| (0..FILE_PAGES / 64 / part).fold(false, |_, _| look(64, 10, fitting));
-        // Between the half and three quarters it stays as it is.
+        // Between half and three quarters the result stays as it is.
         assert_eq!((pass(6, 1), pass(4, 1), pass(6, 1)), (true, false, false));
-        // A tenth of a pass changes nothing, half of one does.
+        // A tenth of a pass changes nothing; half a pass does.
         assert_eq!((pass(10, 1), pass(0, 10), pass(0, 2)), (true, true, false));
         assert_eq!((pass(10, 10), pass(10, 2)), (false, true));
     }

@@ -1,11 +1,11 @@
-//! Put aggregation: evicted pages gather in preallocated buffers, one message each, and stay
-//! readable until the lender has answered (Puma 2015, §3.3.1: preallocation of request buffers,
-//! aggregation of put requests).
+//! Put aggregation: evicted pages are collected in preallocated buffers, one message each. They
+//! stay readable until the lender has answered (Puma 2015, §3.3.1: preallocation of request
+//! buffers, aggregation of put requests).
 //!
-//! No memory is allocated on the way of an evicted page, and there is never more than their worth
-//! of pages between the kernel and the lenders. When all buffers are taken, the page is not lent:
-//! it is only a cache. The lenders share the buffers, each up to its share, so that one that is
-//! stuck leaves the others theirs.
+//! The path of an evicted page allocates no memory, and never more pages than fit the buffers are
+//! between the kernel and the lenders. If all buffers are in use, the page is not lent: Puma is
+//! only a cache. The lenders share the buffers, each up to its share. So a lender that is stuck
+//! does not take the buffers of the others.
 
 use page::{PAGE_SIZE, Page, PageId, Version};
 use std::collections::VecDeque;
@@ -16,15 +16,15 @@ use sync::{Condvar, Mutex};
 use wire::{PutItem, WireKey};
 use zerocopy::little_endian::U64;
 
-/// Pages in a message: 256 KiB, some 40 µs of a 50 Gb/s network, so that a get on the same machine
-/// waits for no more.
+/// The number of pages in a message: 256 KiB, some 40 µs of a 50 Gb/s network. So a get on the same
+/// machine waits no longer than that for a put.
 pub const BATCH_PAGES: usize = 64;
 
-/// Buffers of all lenders, hence puts under way: 8 MiB.
+/// The number of buffers of all lenders, hence of puts in progress: 8 MiB.
 pub const BATCHES_MAX: usize = 32;
 
-/// Buffers that each lender may have, however many there are: one that is being filled, and one on
-/// its way.
+/// The number of buffers that each lender may have, even with many lenders: one that is being
+/// filled, and one on its way.
 const SHARE_MIN: usize = 2;
 
 /// The pages of one Put message.
@@ -38,12 +38,12 @@ impl Batch {
         Batch { items: Vec::with_capacity(pages), pages: vec![[0; PAGE_SIZE]; pages].into_boxed_slice() }
     }
 
-    /// What they are called.
+    /// Returns the keys and seals of the pages.
     pub fn items(&self) -> &[PutItem] {
         &self.items
     }
 
-    /// Their bytes as the lender is to get them, in the same order.
+    /// Returns the bytes of the pages as the lender receives them, in the same order.
     pub fn pages(&self) -> &[Page] {
         &self.pages[..self.items.len()]
     }
@@ -54,7 +54,7 @@ impl Batch {
     }
 }
 
-/// The buffers that are free, of all lenders.
+/// The free buffers, which all lenders share.
 pub struct Buffers {
     free: Mutex<Free>,
     returned: Condvar,
@@ -64,12 +64,12 @@ pub struct Buffers {
 
 struct Free {
     batches: Vec<Batch>,
-    /// How often one was put back.
+    /// The number of times that a buffer was put back.
     returns: u64,
 }
 
 impl Buffers {
-    /// That many, of so many pages each.
+    /// Returns `batches` buffers, of `batch_pages` pages each.
     pub fn new(batches: usize, batch_pages: usize) -> Buffers {
         Buffers {
             free: Mutex::new(Free { batches: (0..batches).map(|_| Batch::new(batch_pages)).collect(), returns: 0 }),
@@ -79,17 +79,17 @@ impl Buffers {
         }
     }
 
-    /// So many lenders share them from now on.
+    /// From now on this number of lenders shares the buffers.
     pub fn share_among(&self, lenders: usize) {
         self.share.store((self.total / lenders.max(1)).max(SHARE_MIN), Ordering::Relaxed);
     }
 
-    /// How often one was put back so far, for [`Buffers::wait`].
+    /// Returns the number of times that a buffer was put back so far, for [`Buffers::wait`].
     pub fn returns(&self) -> u64 {
         self.free.lock().returns
     }
 
-    /// Waits until one more is put back than so many, for `limit` at the most.
+    /// Waits until [`Buffers::returns`] differs from `returns`, for at most `limit`.
     pub fn wait(&self, returns: u64, limit: Duration) {
         self.returned.wait_while_for(&mut self.free.lock(), |free| free.returns == returns, limit);
     }
@@ -109,20 +109,20 @@ impl Buffers {
 /// Pages on their way to one lender.
 pub struct PutQueue {
     buffers: Arc<Buffers>,
-    /// Buffers taken.
+    /// The number of buffers in use by this queue.
     held: usize,
     filling: Option<Batch>,
     ready: VecDeque<Arc<Batch>>,
     sent: VecDeque<(u64, Arc<Batch>)>,
-    /// Answered or abandoned, but the sender has not let go of them yet.
+    /// Batches that were answered or abandoned, but that the sender still uses.
     leaving: Vec<Arc<Batch>>,
-    /// The lender that has abandoned it and has not yet voided what was in it.
+    /// The number of calls of [`PutQueue::abandon`] whose pages' entries are not yet voided.
     abandoning: u32,
     next_request: u64,
 }
 
 impl PutQueue {
-    /// Empty; it takes from those buffers.
+    /// Returns an empty queue that takes its buffers from `buffers`.
     pub fn new(buffers: Arc<Buffers>) -> PutQueue {
         PutQueue {
             buffers,
@@ -136,13 +136,13 @@ impl PutQueue {
         }
     }
 
-    /// Whether [`PutQueue::push`] would find room.
+    /// Returns whether [`PutQueue::push`] would find room.
     pub fn has_room(&mut self) -> bool {
         self.collect_leaving();
         self.filling.is_some() || self.held < self.buffers.share.load(Ordering::Relaxed) && self.buffers.has_free()
     }
 
-    /// A buffer to be filled, if this lender may have one more.
+    /// Takes a free buffer, if this lender may have one more.
     fn take(&mut self) -> Option<Batch> {
         if self.held >= self.buffers.share.load(Ordering::Relaxed) {
             return None;
@@ -152,8 +152,9 @@ impl PutQueue {
         Some(batch)
     }
 
-    /// Has a page put into the buffer that is being filled, as the lender is to get it; `seal`
-    /// returns what goes with it. False: there is no room, and it was not called.
+    /// Adds a page to the buffer that is being filled. `seal` writes the page's bytes as the lender
+    /// receives them, and returns their checksum. Returns false if there is no room; then `seal`
+    /// was not called.
     pub fn push(&mut self, id: PageId, version: Version, seal: impl FnOnce(&mut Page) -> u64) -> bool {
         self.collect_leaving();
         let Some(mut batch) = self.filling.take().or_else(|| self.take()) else { return false };
@@ -167,18 +168,18 @@ impl PutQueue {
         true
     }
 
-    /// Whether a full buffer waits to be sent.
+    /// Returns whether a full buffer waits to be sent.
     pub fn has_full(&self) -> bool {
         !self.ready.is_empty()
     }
 
-    /// Whether anything waits to be sent.
+    /// Returns whether any buffer waits to be sent.
     pub fn has_any(&self) -> bool {
         self.filling.is_some() || self.has_full()
     }
 
-    /// The next buffer to send, with the number of its request: a full one, or with `partial` the
-    /// one being filled.
+    /// Returns the next buffer to send, with the number of its request: a full one, or, with
+    /// `partial`, the one that is being filled.
     pub fn next(&mut self, partial: bool) -> Option<(u64, Arc<Batch>)> {
         self.collect_leaving();
         if self.ready.is_empty() && partial {
@@ -191,8 +192,8 @@ impl PutQueue {
         Some((request, batch))
     }
 
-    /// The lender answered the oldest request, for so many pages. None: that is not its number, or
-    /// not how many there are; the lender is confused.
+    /// The lender answered the oldest request, for this number of pages. Returns None if the
+    /// request's number or its pages do not match: a protocol error of the lender.
     pub fn answered(&mut self, request: u64, pages: usize) -> Option<Arc<Batch>> {
         self.sent.front().filter(|(sent, batch)| *sent == request && batch.items.len() == pages)?;
         let (_, batch) = self.sent.pop_front()?;
@@ -200,8 +201,8 @@ impl PutQueue {
         Some(batch)
     }
 
-    /// The lender is lost: nothing of what was on its way will be answered. Returns that, whose
-    /// entries are to be voided; then [`PutQueue::abandoned`].
+    /// The lender is lost: no put in progress will be answered. Returns their batches. The caller
+    /// voids the entries of their pages, and then calls [`PutQueue::abandoned`].
     pub fn abandon(&mut self) -> Vec<Arc<Batch>> {
         self.abandoning += 1;
         let sent = std::mem::take(&mut self.sent).into_iter().map(|(_, batch)| batch);
@@ -210,34 +211,36 @@ impl PutQueue {
         all
     }
 
-    /// Whether that request was sent, or is being sent, and is neither answered nor abandoned.
+    /// Returns whether that request was sent, or is being sent, and is neither answered nor
+    /// abandoned.
     pub fn is_under_way(&self, request: u64) -> bool {
         self.sent.iter().any(|(sent, _)| *sent == request)
     }
 
-    /// What was abandoned is on no record any more, and let go of.
+    /// The entries of the abandoned pages are voided, so their buffers can be released.
     pub fn abandoned(&mut self) {
         self.abandoning -= 1;
         self.collect_leaving();
     }
 
-    /// Whether entries may still name what was abandoned.
+    /// Returns whether entries may still name abandoned pages.
     pub fn is_being_abandoned(&self) -> bool {
         self.abandoning > 0
     }
 
-    /// The bytes of a page that is on its way, as the lender is to get them.
+    /// Returns the bytes of a page that is on its way, as the lender receives them.
     pub fn find(&self, version: Version) -> Option<&Page> {
         let waiting = self.filling.iter().chain(self.ready.iter().map(Arc::as_ref));
         waiting.chain(self.sent.iter().map(|(_, batch)| batch.as_ref())).find_map(|batch| batch.find(version))
     }
 
-    /// Messages that are being filled, wait to be sent, or wait for their answer.
+    /// Returns the number of messages that are being filled, wait to be sent, or wait for their
+    /// answer.
     pub fn under_way(&self) -> usize {
         usize::from(self.filling.is_some()) + self.ready.len() + self.sent.len()
     }
 
-    /// Gives back the buffers that were answered and that nobody looks at any more.
+    /// Puts back the buffers that were answered and that no thread uses any more.
     pub fn collect_leaving(&mut self) {
         for batch in std::mem::take(&mut self.leaving) {
             match Arc::try_unwrap(batch) {
@@ -322,7 +325,7 @@ mod tests {
             assert_eq!(fill(queue), 4);
         }
         assert!(!buffers.has_free());
-        // However many there are, each may have two, if there are any.
+        // Even with many lenders each may have two buffers, if any are free.
         buffers.share_among(100);
         queues[0].abandon();
         assert_eq!((fill(&mut queues[1]), fill(&mut queues[0])), (0, 4));

@@ -1,12 +1,12 @@
-//! Which control group a number in an eviction is, and which of the borrower's groups that makes
+//! Finds the control group of an eviction by the number in its event, and the borrower's group for
 //! it.
 //!
-//! An eviction says the lower half of its group's number, which is the number of the group's
-//! directory. Directories are looked at when a number is seen that nobody knows, no more than once
-//! a second, and by a thread of its own: who deals with evictions must not wait for that. Until it
-//! is known, a page counts as one of the others; so does a page of a group that has gone, or whose
-//! directory cannot be seen from here. The kernel does not give a number to another group before
-//! four billion were made.
+//! An event has the lower half of its group's number, which is the inode number of the group's
+//! directory. If a number is unknown, a separate thread scans the directories, at most once a
+//! second, because the thread that handles evictions must not wait for a scan. Until the number is
+//! known, a page counts as one of the others. So does a page of a group that was removed, or whose
+//! directory is not visible here. The kernel reuses a number only after it has made four billion
+//! groups.
 
 use crate::put::groups::{Counts, Groups, Limits, NUMBERS};
 use hashbrown::HashMap;
@@ -17,87 +17,90 @@ use std::path::{Path, PathBuf};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-/// Between two looks at the directories.
+/// The minimum time between two scans of the directories.
 const LOOK_PERIOD: Duration = Duration::from_secs(1);
-/// Numbers that are remembered, and directories that are looked at: some 10 MiB of paths.
+/// The number of group numbers that are remembered, and of directories that are scanned: some 10
+/// MiB of paths.
 const KNOWN_MAX: usize = 1 << 16;
-/// Groups that can be named: 0 is none, and one is for all others.
+/// The number of groups that can be named: 0 is none, and one number is for all others.
 pub const NAMED_MAX: usize = NUMBERS as usize - 2;
 
 /// Control groups for which pages are lent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cgroups {
-    /// Where the hierarchy that governs memory is mounted.
+    /// The mount point of the hierarchy that controls memory.
     pub hierarchy: PathBuf,
-    /// Those that are named, each with all below it; of two of which one is in the other, the inner
-    /// one counts.
+    /// The named groups, each with all groups in it. Where one is inside another, the inner one
+    /// counts.
     pub named: Vec<(PathBuf, Limits)>,
-    /// All others.
+    /// The limits of all other groups.
     pub others: Others,
 }
 
-/// What control groups may have that are not named.
+/// The limits of control groups that are not named.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Others {
-    /// This, all of them together.
+    /// These limits for all of them together.
     Together(Limits),
-    /// This each, as long as there are numbers; the rest together.
+    /// These limits for each of them, as long as there are numbers; the rest share the limits of
+    /// the others.
     Each(Limits),
 }
 
-/// What there is to say of one of them.
+/// The status of one control group.
 #[derive(Clone, Debug, Serialize)]
 pub struct CgroupStatus {
-    /// Its directory, below the hierarchy's; or `others`.
+    /// The group's directory, relative to the hierarchy's; or `others`.
     pub cgroup: String,
     /// Whether its pages are lent.
     pub takes_part: bool,
-    /// Pages lent at the most.
+    /// The maximum number of lent pages; None: unlimited.
     pub quota_pages: Option<u64>,
-    /// Its part of a full pool, in proportion to those of others.
+    /// Its share of a full pool, in proportion to the shares of other groups.
     pub share: Option<u32>,
-    /// Pages of it at lenders.
+    /// The number of its pages at lenders.
     pub lent_pages: u64,
-    /// Pages evicted.
+    /// The number of evicted pages.
     pub evicted_pages: u64,
-    /// Pages put at lenders.
+    /// The number of pages put at lenders.
     pub put_pages: u64,
-    /// Pages of it asked back from lenders.
+    /// The number of pages got back from lenders.
     pub got_pages: u64,
-    /// Pages given up at lenders, as it had more than its quota.
+    /// The number of pages given up at lenders because it had more than its quota.
     pub given_up_pages: u64,
-    /// Pages not put, as all lenders were full and it had more than its share.
+    /// The number of pages not put because all lenders were full and it had more than its share.
     pub over_share_pages: u64,
-    /// Pages not put, as it has no part in it.
+    /// The number of pages not put because it does not take part.
     pub apart_pages: u64,
 }
 
 /// Directories by their numbers.
 type Paths = HashMap<u32, PathBuf>;
 
-/// Tells groups from their numbers.
+/// Maps numbers in events to the borrower's groups.
 pub(crate) struct Resolver {
     cgroups: Cgroups,
-    /// Of the borrower's groups from number 1 on: others, those that are named, and with
-    /// [`Others::Each`] those that have evicted.
+    /// The names of the borrower's groups from number 1 on: others, the named groups, and with
+    /// [`Others::Each`] the groups that have evicted pages.
     names: Vec<String>,
     limits: Vec<Limits>,
-    /// Where directories are, as far as nobody has asked for them yet.
+    /// The directories of numbers that have not been used yet.
     paths: Paths,
-    /// What numbers in evictions are.
+    /// The borrower's group of each known number in events.
     known: HashMap<u32, u8>,
     looked: Option<Instant>,
-    /// The thread that looks at the directories now, and the number that this is for.
+    /// The running thread that scans the directories, and the number that it was started for.
     looking: Option<(JoinHandle<Paths>, u32)>,
-    /// Looks at all directories below that one.
+    /// Returns all directories in the given one.
     look: fn(&Path) -> Paths,
 }
 
-/// The borrower's group of all that are not told apart.
+/// The borrower's group for all groups without a number of their own.
 const OTHERS: u8 = 1;
 
 impl Resolver {
-    /// Has the groups limited. Of more than [`NAMED_MAX`] names the last ones count as others.
+    /// Sets the limits of the groups. Of more than [`NAMED_MAX`] names the last ones count as
+    /// others.
     pub(crate) fn new(cgroups: Cgroups, groups: &Groups) -> Resolver {
         let mut resolver = Resolver {
             names: Vec::new(),
@@ -126,7 +129,7 @@ impl Resolver {
         number
     }
 
-    /// The borrower's group for a number in an eviction.
+    /// Returns the borrower's group for a number in an event.
     pub(crate) fn group_of(&mut self, id: u32, now: impl FnOnce() -> Instant, groups: &Groups) -> u8 {
         if let Some(group) = self.known.get(&id) {
             return *group;
@@ -160,28 +163,28 @@ impl Resolver {
         group
     }
 
-    /// Has a thread look where the directories are now, for that number.
+    /// Starts a thread that scans the directories, for that number.
     fn begin_to_look(&mut self, id: u32, now: Instant) {
         self.looked = Some(now);
         let (root, look) = (self.cgroups.hierarchy.clone(), self.look);
-        // Without a thread it is tried again.
+        // If no thread can be started, the next eviction tries again.
         let thread = thread::Builder::new().name("puma-cgroups".into()).spawn(move || look(&root));
         self.looking = thread.ok().map(|thread| (thread, id));
     }
 
-    /// Takes what the thread has found. Waits for it.
+    /// Waits for the thread, and takes the directories that it has found.
     fn have_looked(&mut self) {
         let Some((thread, id)) = self.looking.take() else { return };
         let Ok(paths) = thread.join() else { return };
         self.paths = paths;
         if !self.paths.contains_key(&id) {
-            // It has gone, and stays so.
+            // The group was removed, and its number stays unused.
             self.known.insert(id, OTHERS);
         }
     }
 
-    /// The group for a directory below the hierarchy's. None: there is no number for it as yet.
-    /// With `look` it may be looked for one.
+    /// Returns the group for a directory, relative to the hierarchy's. Returns None if it has no
+    /// number yet. With `look`, a number is searched for it.
     fn group(&mut self, path: &Path, look: Option<Instant>, groups: &Groups) -> Option<u8> {
         let named = self.cgroups.named.iter().enumerate().filter(|(_, (named, _))| path.starts_with(named));
         if let Some((at, _)) = named.max_by_key(|(_, (named, _))| named.components().count()) {
@@ -203,7 +206,8 @@ impl Resolver {
         Some(number)
     }
 
-    /// The number of a group that has gone, and of which lenders have nothing any more.
+    /// Frees the number of a group that was removed and has no pages at lenders. Returns that
+    /// number.
     fn vacate(&mut self, groups: &Groups) -> Option<u8> {
         let first = 1 + self.cgroups.named.len();
         let is_vacant = |at: &usize| {
@@ -211,12 +215,12 @@ impl Resolver {
             groups.counts(*at as u8 + 1).lent == 0 && !path.is_dir()
         };
         let number = (first..self.names.len()).find(is_vacant)? as u8 + 1;
-        // Late evictions of the one that has gone are others'.
+        // Late evictions of the removed group count as others'.
         self.known.values_mut().filter(|group| **group == number).for_each(|group| *group = OTHERS);
         Some(number)
     }
 
-    /// What there is to say of those that have evicted anything.
+    /// Returns the status of the groups that have evicted any page.
     pub(crate) fn status(&self, groups: &Groups) -> Vec<CgroupStatus> {
         let status = |(at, (name, limits)): (usize, (&String, &Limits))| {
             let Counts { lent, evicted, put, got, given_up, over_share, apart } = groups.counts(at as u8 + 1);
@@ -240,7 +244,7 @@ impl Resolver {
     }
 }
 
-/// All directories below that one, and itself.
+/// Returns this directory and all directories in it.
 fn directories(root: &Path) -> Paths {
     let mut paths = Paths::new();
     let Ok(root_inode) = fs::metadata(root).map(|metadata| metadata.ino()) else { return paths };
@@ -266,7 +270,7 @@ mod tests {
 
     const PART: Limits = Limits { takes_part: true, quota_pages: Some(7), share: None };
 
-    /// A hierarchy of plain directories: theirs are numbers as well.
+    /// A hierarchy of plain directories, which have inode numbers, too.
     fn tree(paths: &[&str]) -> (tempfile::TempDir, impl Fn(&str) -> u32 + use<>) {
         let root = tempfile::tempdir().unwrap();
         paths.iter().for_each(|path| fs::create_dir_all(root.path().join(path)).unwrap());
@@ -274,7 +278,7 @@ mod tests {
         (root, move |path: &str| fs::metadata(at.join(path)).unwrap().ino() as u32)
     }
 
-    /// What a number is once the directories were looked at for it, if need be.
+    /// Returns the group of a number, after a scan of the directories if one is needed.
     fn settled(resolver: &mut Resolver, id: u32, now: Instant, groups: &Groups) -> u8 {
         let group = resolver.group_of(id, || now, groups);
         if resolver.looking.is_none() {
@@ -337,13 +341,13 @@ mod tests {
         let begun = Instant::now();
         let mut of =
             |id: u32, periods: u32, groups: &Groups| settled(&mut resolver, id, begun + periods * LOOK_PERIOD, groups);
-        // Those that are only there take none.
+        // Groups that exist and have evicted nothing take no number.
         for (nth, path) in many.iter().rev().take(NAMED_MAX).enumerate() {
             assert_eq!(of(number(path), 0, &groups), 2 + nth as u8);
         }
         let next = number(&many[0]);
         assert_eq!(of(next, 1, &groups), OTHERS, "all numbers are taken");
-        // One goes: its number is another's as soon as lenders have nothing of it.
+        // One group is removed: its number is free as soon as lenders have none of its pages.
         let gone = number(&many[99]);
         fs::remove_dir(root.path().join(&many[99])).unwrap();
         groups.evicted(2);

@@ -1,11 +1,11 @@
 //! Pages that guests have evicted, on their way into this machine's page cache.
 //!
-//! A guest's word is not taken for anything: a page counts only if it has the hash of what the file
-//! below holds of it, which is known of pages that were read from there or written, and forgotten
-//! when they change ([`crate::catalog::file::FileState::know`]). It waits here until the kernel
-//! reads it, as it does when it is told that the page will be needed, and is then the READ's
-//! answer. So it comes into the page cache the way every page does: behind any change that the
-//! kernel has begun before, and never over bytes that are there already.
+//! A guest is not trusted. A page counts only if it has the hash of the backing file's page. That
+//! hash is known for pages that were read from the backing file or written, and is forgotten when
+//! they change ([`crate::catalog::file::FileState::know`]). The page waits here until the kernel
+//! reads it, which the kernel does when it is told that the page will be needed. Then the page is
+//! the answer of the READ. So it enters the page cache as every page does: after any change that
+//! the kernel has begun before, and never over bytes that are already cached.
 
 use crate::catalog::entry::HASH_MAX;
 use hashbrown::HashMap;
@@ -13,46 +13,47 @@ use page::{ChecksumKey, FileKey, Page, PageId, PageRange, Version};
 use std::time::Duration;
 use sync::{Condvar, Mutex};
 
-/// Pages that wait at the most, of all guests: 16 MiB.
+/// The maximum number of pages that wait, of all guests: 16 MiB.
 pub const WAITING_PAGES_MAX: usize = 4096;
 
-/// What became of a page that a guest has evicted.
+/// The result for a page that a guest has evicted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Demotion {
-    /// It waits for the kernel to read it.
+    /// The page waits for the kernel to read it.
     Waits,
-    /// What the file below holds of it is not known.
+    /// The hash of the backing file's page is not known.
     Unknown,
-    /// The file below holds something else.
+    /// The backing file has other bytes.
     Differs,
-    /// Too many wait.
+    /// Too many pages wait.
     NoRoom,
 }
 
-/// By file and index: hash and bytes; no bytes, while a READ that has taken them is being answered.
+/// By file and index: hash and bytes. The bytes are None while a READ that has taken them is being
+/// answered.
 type Waiting = HashMap<(FileKey, u32), (u64, Option<Box<Page>>)>;
 
 /// The pages that wait.
 pub struct Demoted {
     key: ChecksumKey,
     waiting: Mutex<Waiting>,
-    /// A READ that has taken some was answered.
+    /// Signalled when a READ that has taken some pages was answered.
     answered: Condvar,
 }
 
 impl Demoted {
-    /// Hashes with a key that no guest knows.
+    /// `key` is the key of the hashes; no guest may have it.
     pub fn new(key: ChecksumKey) -> Demoted {
         Demoted { key, waiting: Mutex::default(), answered: Condvar::new() }
     }
 
-    /// The hash of a page's bytes, 60 bits.
+    /// Returns the hash of a page's bytes, 60 bits.
     pub fn hash(&self, id: PageId, page: &Page) -> u64 {
         // Versions of lent pages begin with 1.
         self.key.checksum(id, Version(0), page) & HASH_MAX
     }
 
-    /// The page waits from now on.
+    /// Adds a page that waits from now on.
     pub(crate) fn add(&self, id: PageId, hash: u64, page: &Page) -> Demotion {
         let mut waiting = self.waiting.lock();
         if waiting.len() >= WAITING_PAGES_MAX {
@@ -62,20 +63,21 @@ impl Demoted {
         Demotion::Waits
     }
 
-    /// Whether the page waits, with this hash.
+    /// Returns whether the page waits, with this hash.
     pub(crate) fn has(&self, id: PageId, hash: u64) -> bool {
         self.waiting.lock().get(&(id.file, id.index)).is_some_and(|(of, page)| *of == hash && page.is_some())
     }
 
-    /// Takes the page, if it has this hash, for a READ; [`Demoted::answered`] follows.
+    /// Takes the page for a READ, if it has this hash. The caller must call [`Demoted::answered`]
+    /// later.
     pub(crate) fn take(&self, id: PageId, hash: u64) -> Option<Box<Page>> {
         let mut waiting = self.waiting.lock();
         let (_, page) = waiting.get_mut(&(id.file, id.index)).filter(|(of, _)| *of == hash)?;
         page.take()
     }
 
-    /// The kernel has the answer to a READ of these pages: what was taken for it is in the page
-    /// cache.
+    /// The kernel has the answer to a READ of these pages: the pages that the READ took are in the
+    /// page cache.
     pub fn answered(&self, file: FileKey, pages: PageRange) {
         let mut waiting = self.waiting.lock();
         let before = waiting.len();
@@ -92,13 +94,13 @@ impl Demoted {
         }
     }
 
-    /// The page is not waited for any more. Whether no READ had taken it.
+    /// Removes the page. Returns whether no READ had taken it.
     pub fn withdraw(&self, id: PageId) -> bool {
         self.waiting.lock().remove(&(id.file, id.index)).is_some_and(|(_, page)| page.is_some())
     }
 
-    /// Waits until the READs of all of these pages are answered, at most for so long. Whether they
-    /// are.
+    /// Waits until the READs of all of these pages are answered, for at most `limit`. Returns
+    /// whether they are.
     pub fn wait_until_answered(&self, ids: &[PageId], limit: Duration) -> bool {
         let mut waiting = self.waiting.lock();
         let is_there = |waiting: &mut Waiting| ids.iter().any(|id| waiting.contains_key(&(id.file, id.index)));

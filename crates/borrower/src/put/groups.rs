@@ -1,99 +1,101 @@
-//! Borrowing for control groups: whose pages are lent, how many of them, and who gets what of a
-//! pool that is full.
+//! Limits for control groups: whose pages are lent, how many of them, and each group's share of a
+//! full pool.
 //!
-//! A page is its group's whose memory it was charged to when the kernel evicted it; its entry
-//! remembers which. A group may have
+//! A page belongs to the control group that its memory was charged to when the kernel evicted it;
+//! its entry stores the group's number. A group may have
 //!
-//! * no part in it: its pages are not lent;
-//! * a **quota**: as many pages at the most. For each page more it gives up the one that it has put
-//!   longest ago;
-//! * a **share**: while all lenders are full, a group that has more than its share of what the
-//!   groups have that evict just then puts nothing. Lenders replace what is oldest by what the
-//!   others put, until each has its own. While there is room, shares mean nothing.
+//! * no part: its pages are not lent;
+//! * a **quota**: a maximum number of pages. For each page more it gives up its oldest put;
+//! * a **share**: while all lenders are full, a group that has more than its share puts nothing.
+//!   Its share is relative to the groups that have evicted pages lately. Lenders replace their
+//!   oldest pages by those that the other groups put, until each group has its share. While there
+//!   is room, shares have no effect.
 //!
-//! Pure logic: no I/O, no clock; time is counted in evictions. What must never happen here: a page
-//! lost that is not given up at its lender, too. Whatever is counted wrong costs hits, never a
-//! byte.
+//! Pure logic: no I/O, no clock; time is counted in evictions. The invariant: a page that is given
+//! up here is given up at its lender, too. Wrong counts cost hits, never correctness.
 
 use page::{PageId, Version};
 use std::collections::VecDeque;
 use sync::Mutex;
 use sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// Numbers of groups: 0 is none, and the others are told apart. An entry has six bits for them.
+/// The number of group numbers: 0 is none, and the others identify groups. An entry has six bits
+/// for them.
 pub const NUMBERS: u8 = 1 << 6;
 
-/// A group evicts as long as its last eviction is no farther back than so many of all: 512 MiB.
+/// A group counts as active if its last eviction is among this number of last evictions of all
+/// groups: 512 MiB.
 const ACTIVE_EVICTIONS: u64 = 1 << 17;
 
-/// Pages of a quota group that are looked at with each eviction within the quota, and forgotten if
-/// they are gone. With four, a pass through n of them takes n / 3 evictions (n / 4, and what comes
-/// meanwhile), so that no more than 1.5 times the quota are ever remembered.
+/// The number of put records of a group with a quota that each eviction within the quota checks.
+/// Records whose pages are gone are removed. With four, a pass through n records takes n / 3
+/// evictions (n / 4, and the records that come meanwhile). So a group never has more records than
+/// 1.5 times its quota.
 const CLEANED_PER_EVICTION: usize = 4;
 
-/// What a group may have.
+/// The limits of a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Whether its pages are lent.
     pub takes_part: bool,
-    /// How many, at the most.
+    /// The maximum number of lent pages; None: unlimited.
     pub quota_pages: Option<u64>,
-    /// Its part of a full pool, in proportion to those of others. None: nobody's share counts for
-    /// it.
+    /// Its share of a full pool, in proportion to the shares of other groups. None: no share
+    /// applies to it.
     pub share: Option<u32>,
 }
 
 impl Limits {
-    /// None at all.
+    /// No limits at all.
     pub const NONE: Limits = Limits { takes_part: true, quota_pages: None, share: None };
 }
 
-/// Whether a page of a group is put.
+/// The decision whether a page of a group is put.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Admission {
-    /// It is.
+    /// The page is put.
     Yes,
-    /// The group has no part in it.
+    /// The group does not take part.
     Apart,
     /// All lenders are full, and the group has more than its share.
     OverShare,
 }
 
-/// What there is to say of a group, in pages; all but the first grow.
+/// The counts of a group, in pages. All but the first only grow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Of it at lenders.
+    /// Its pages at lenders.
     pub lent: u64,
-    /// Evicted.
+    /// Evicted pages.
     pub evicted: u64,
-    /// Put at lenders.
+    /// Pages put at lenders.
     pub put: u64,
-    /// Of it asked back from lenders.
+    /// Pages got back from lenders.
     pub got: u64,
-    /// Given up at lenders, as it had more than its quota.
+    /// Pages given up at lenders because the group had more than its quota.
     pub given_up: u64,
-    /// Not put, as it had more than its share.
+    /// Pages not put because the group had more than its share.
     pub over_share: u64,
-    /// Not put, as it has no part in it.
+    /// Pages not put because the group does not take part.
     pub apart: u64,
 }
 
-/// A page that was put.
+/// The record of a page that was put.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Put {
-    /// Which.
+    /// The page.
     pub id: PageId,
-    /// The lowest bits of its version: enough to tell it from a later put of the same page.
+    /// The lowest bits of its version: enough to distinguish it from a later put of the same page.
     version: u32,
 }
 
 impl Put {
-    /// The page was put under that version.
+    /// Returns the record of a put of that page under that version.
     pub fn new(id: PageId, version: Version) -> Put {
         Put { id, version: version.0 as u32 }
     }
 
-    /// Whether that is its version.
+    /// Returns whether the record has that version.
     pub fn is(&self, version: Version) -> bool {
         self.version == version.0 as u32
     }
@@ -105,9 +107,9 @@ const UNLIMITED: u64 = u64::MAX;
 struct Group {
     takes_part: AtomicU32,
     quota_pages: AtomicU64,
-    /// 0: none.
+    /// The group's share; 0: none.
     share: AtomicU32,
-    /// The count of all evictions at its last one.
+    /// The count of all evictions at the group's last one.
     last: AtomicU64,
     lent: AtomicU64,
     evicted: AtomicU64,
@@ -116,17 +118,17 @@ struct Group {
     given_up: AtomicU64,
     over_share: AtomicU64,
     apart: AtomicU64,
-    /// If it has a quota.
+    /// Used only if the group has a quota.
     order: Mutex<Order>,
 }
 
-/// Pages in the order of their puts, some of which are gone. All in `cleaned` are older than those
-/// in `rest`.
+/// Records of puts in order; some of the pages may be gone. All records in `cleaned` are older than
+/// those in `rest`.
 #[derive(Default)]
 struct Order {
-    /// They were there when this pass came by.
+    /// Records that the current pass has checked: their pages were there.
     cleaned: VecDeque<Put>,
-    /// The pass has not come there.
+    /// Records that the current pass has not reached.
     rest: VecDeque<Put>,
 }
 
@@ -139,7 +141,7 @@ impl Order {
         self.cleaned.pop_front().or_else(|| self.rest.pop_front())
     }
 
-    /// The next one of the pass; at the end, a new pass begins.
+    /// Returns the next record of the pass. At the end a new pass begins.
     fn take_next(&mut self) -> Option<Put> {
         if self.rest.is_empty() {
             std::mem::swap(&mut self.cleaned, &mut self.rest);
@@ -179,7 +181,7 @@ impl Groups {
         &self.groups[usize::from(number % NUMBERS)]
     }
 
-    /// What a group may have from now on.
+    /// Sets the limits of a group.
     pub fn limit(&self, number: u8, limits: Limits) {
         let group = self.of(number);
         group.takes_part.store(limits.takes_part.into(), Ordering::Relaxed);
@@ -187,7 +189,8 @@ impl Groups {
         group.share.store(limits.share.unwrap_or(0), Ordering::Relaxed);
     }
 
-    /// A page of the group was evicted that would be put. `is_full`: no lender has room for more.
+    /// Decides whether an evicted page of the group may be put. `is_full`: no lender has room for
+    /// more pages.
     pub fn admit(&self, number: u8, is_full: bool) -> Admission {
         let group = self.of(number);
         let admission = if number == 0 {
@@ -243,16 +246,16 @@ impl Groups {
         }
     }
 
-    /// The group has so many pages more, or less, at lenders, and has asked some back.
+    /// The group's number of pages at lenders changed by `lent`, and it got back `got` pages.
     pub fn moved(&self, number: u8, lent: i64, got: u64) {
         let group = self.of(number);
         group.lent.fetch_add(lent as u64, Ordering::Relaxed); // wraps to a subtraction
         group.got.fetch_add(got, Ordering::Relaxed);
     }
 
-    /// The page that the group is to give up next, as it has more than its quota: the one put
-    /// longest ago that `is_there`, which is called without a lock held. None: it has no more than
-    /// its quota.
+    /// Returns the page that the group must give up next because it has more than its quota: the
+    /// oldest put for which `is_there` returns true. No lock is held during that call. Returns None
+    /// if the group is within its quota.
     pub fn over_quota(&self, number: u8, is_there: impl Fn(&Put) -> bool) -> Option<Put> {
         let group = self.of(number);
         let quota = group.quota_pages.load(Ordering::Relaxed);
@@ -280,13 +283,13 @@ impl Groups {
         None
     }
 
-    /// Whether pages of the group are lent.
+    /// Returns whether pages of the group are lent.
     pub fn takes_part(&self, number: u8) -> bool {
         self.of(number).takes_part.load(Ordering::Relaxed) != 0
     }
 
-    /// The number is another group's from now on, of which nothing has been counted. Only for one
-    /// that has nothing at lenders.
+    /// Gives the number to another group, with all counts at 0. Only for a group without pages at
+    /// lenders.
     pub fn reset(&self, number: u8, limits: Limits) {
         let group = self.of(number);
         for count in
@@ -299,12 +302,11 @@ impl Groups {
     }
 
     fn lent(&self, number: u8) -> u64 {
-        // Counts come from several threads, one after the other: it may be seen below 0 for a
-        // moment.
+        // Several threads update the count one after the other. So for a moment it may be below 0.
         (self.of(number).lent.load(Ordering::Relaxed) as i64).max(0) as u64
     }
 
-    /// What there is to say of a group.
+    /// Returns the counts of a group.
     pub fn counts(&self, number: u8) -> Counts {
         let group = self.of(number);
         let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
@@ -330,11 +332,11 @@ mod tests {
     use page::{ChecksumKey, FileKey, PAGE_SIZE, PageRange};
 
     const PAGES: u32 = 200;
-    /// Few enough that it counts, although most that is lent is changed or read back soon.
+    /// Small enough to have an effect, although most lent pages are changed or read back soon.
     const QUOTA: u64 = 4;
 
-    /// Pages are evicted, stored, refused, asked back, lost, changed: what is counted is what there
-    /// is, and no group has more than its quota.
+    /// Pages are evicted, stored, refused, got back, lost and changed at random. The counts must
+    /// match the pages, and no group may exceed its quota.
     #[test]
     fn what_is_counted_is_there() {
         let seed = fastrand::u64(..);
@@ -358,7 +360,7 @@ mod tests {
                     let change = Change::Other { start, end: start + 3 };
                     let changing = core.begin_change(&file, change, stamp);
                     core.end_change(&file, changing, Outcome::Applied(stamp), (0, 0), None);
-                    // Until it is read, its evictions are not believed.
+                    // Until a page is read, its evictions are not trusted.
                     let mut state = file.lock();
                     let (range, has_room) = (PageRange { first: 0, end: PAGES.into() }, true);
                     state.begin_read(range, 0, 0, |_| Standing::Valid, has_room, Filter::Off, &mut Vec::new());
@@ -428,8 +430,8 @@ mod tests {
         for (group, share) in [(1, 1), (2, 3)] {
             groups.limit(group, Limits { share: Some(share), ..Limits::NONE });
         }
-        // A pool of 1000 pages, in which what is put replaces what is there, of either in
-        // proportion.
+        // A pool of 1000 pages in which each put replaces a page of a group, chosen in proportion
+        // to their numbers.
         let mut random = fastrand::Rng::with_seed(1);
         let mut evict = |group: u8, lent: &mut [u64; 3]| {
             groups.evicted(group);

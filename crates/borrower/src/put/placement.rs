@@ -1,42 +1,44 @@
-//! Which lender a page goes to: weighted rendezvous hashing of the page's neighbourhood.
+//! Chooses the lender for a page by weighted rendezvous hashing of the page's placement extent
+//! (neighbourhood).
 //!
-//! Each lender has a score for each neighbourhood, made of its weight and of a hash of both; the
-//! highest wins. So a lender gets pages in proportion to its weight, and when one comes or goes,
-//! only what it wins or had moves (Thaler, Ravishankar 1998; the weights as in Schindelhauer,
-//! Schomaker 2005). Where a page *is* stands in its entry, not here: placement decides only where
-//! it goes when it is evicted anew. It is worth being stable all the same: a newer version then
-//! replaces the older one in place.
+//! Each lender has a score for each placement extent, made of the lender's weight and a hash of
+//! both; the highest score wins. So a lender gets pages in proportion to its weight. When a lender
+//! comes or goes, only the extents that it wins or had move (Thaler, Ravishankar 1998; the weights
+//! as in Schindelhauer, Schomaker 2005). The place where a page *is* stands in its entry, not here:
+//! placement decides only where the page goes at its next eviction. A stable choice still pays,
+//! because a newer version then replaces the older one in place.
 //!
-//! Pages of a neighbourhood go together, so that a read-ahead window asks one lender, not all.
+//! Pages of a placement extent go to the same lender, so a read-ahead window needs one lender, not
+//! all.
 //!
-//! Pure: the caller says what the lenders weigh and which of them can be used.
+//! Pure logic: the caller provides the weights of the lenders, and which of them can be used.
 
 use page::FileKey;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Pages of a neighbourhood: a put buffer, and two of the kernel's usual read-ahead windows.
+/// The number of pages of a placement extent: one put buffer, and two of the kernel's usual
+/// read-ahead windows.
 pub const NEIGHBOURHOOD_PAGES: u32 = 64;
 
-/// Lenders that are tried for a page: if the buffers of the first are full, it goes to another
-/// rather than nowhere.
+/// The number of lenders that are tried for a page. If the buffers of the first are full, the page
+/// goes to the next one.
 pub const CHOICES: usize = 3;
 
-/// Round-trip time at which a lender weighs half of what it would without any.
+/// The round-trip time, in microseconds, that halves the weight of a lender.
 const HALF_RTT_US: u64 = 500;
 
-/// A lender that is full still counts with this part of its capacity, because it replaces what is
-/// old: one in 16.
+/// A full lender still counts with this part of its capacity, because it replaces old pages: one in 16.
 const FULL_SHARE: u64 = 16;
 
-/// A lender is full when one page in so many is free.
+/// A lender is full when no more than one page in this number is free.
 const FULL_PART: u64 = 32;
 
-/// Steps of a weight to each doubling. Coarser than what free memory does from second to second, as
-/// each step moves pages.
+/// The number of weight steps to each doubling. The steps are coarser than the usual changes of
+/// free memory from second to second, because each step moves pages.
 const STEPS: f64 = 2.0;
 
-/// The weight of a lender: of its free memory, less the farther it is. From 1 on; a step is a
-/// factor of √2.
+/// Returns the weight of a lender, from its free memory and its distance. The minimum is 1; each
+/// step is a factor of √2.
 pub fn weight(free_pages: u64, capacity_pages: u64, rtt_us: u64) -> u32 {
     let pages = free_pages.min(capacity_pages).saturating_add(capacity_pages / FULL_SHARE);
     let near = HALF_RTT_US as f64 / (HALF_RTT_US as f64 + rtt_us as f64);
@@ -44,7 +46,8 @@ pub fn weight(free_pages: u64, capacity_pages: u64, rtt_us: u64) -> u32 {
     (steps / STEPS).exp2().min(f64::from(u32::MAX)) as u32
 }
 
-/// Whether a lender replaces what it has by what is put: gets leave some room now and then.
+/// Returns whether puts at a lender replace pages that it has. Some pages may be free nevertheless,
+/// because gets leave room now and then.
 pub fn is_full(free_pages: u64, capacity_pages: u64) -> bool {
     free_pages <= capacity_pages / FULL_PART
 }
@@ -54,34 +57,34 @@ pub fn is_full(free_pages: u64, capacity_pages: u64) -> bool {
 pub struct Choice([u8; CHOICES]);
 
 impl Choice {
-    /// One after the other.
+    /// Iterates over the lenders, best first.
     pub fn iter(&self) -> impl Iterator<Item = u8> {
         self.0.iter().copied().take_while(|lender| *lender != u8::MAX)
     }
 }
 
-/// What the lenders weigh.
+/// The weights of the lenders.
 pub struct Weights(Vec<AtomicU32>);
 
 impl Weights {
-    /// That many lenders, all of the same weight.
+    /// Returns the weights of `lenders` lenders, all the same.
     pub fn new(lenders: u8) -> Weights {
         Weights((0..lenders).map(|_| AtomicU32::new(1)).collect())
     }
 
-    /// A lender weighs that much, from 1 on.
+    /// Sets the weight of a lender; the minimum is 1.
     pub fn set(&self, lender: u8, weight: u32) {
         self.0[usize::from(lender)].store(weight.max(1), Ordering::Relaxed);
     }
 
-    /// What it weighs.
+    /// Returns the weight of a lender.
     pub fn get(&self, lender: u8) -> u32 {
         self.0[usize::from(lender)].load(Ordering::Relaxed)
     }
 
-    /// The lenders for a page, best first, of those whose bits are set in `usable`. `salts` are
-    /// numbers that tell lenders apart for good, so that a lender keeps its share whatever number
-    /// it has here.
+    /// Returns the lenders for a page, best first, among those whose bits are set in `usable`.
+    /// `salts` are numbers that identify lenders for good. So a lender keeps its share whatever its
+    /// number here is.
     pub fn choose(&self, file: FileKey, index: u32, usable: u64, salt: impl Fn(u8) -> u64) -> Choice {
         let mut best = [(f64::NEG_INFINITY, u8::MAX); CHOICES];
         let neighbourhood = u64::from(file.0) << 32 | u64::from(index / NEIGHBOURHOOD_PAGES);
@@ -100,8 +103,8 @@ impl Weights {
     }
 }
 
-/// Higher for whoever wins: -weight / ln(uniform), whose maximum falls to each in proportion to its
-/// weight.
+/// The score of a lender: -weight / ln(uniform). The chance of having the highest score is in
+/// proportion to the weight.
 fn score(hash: u64, weight: u32) -> f64 {
     let uniform = ((hash >> 11) as f64 + 0.5) / (1u64 << 53) as f64;
     -f64::from(weight) / uniform.ln()
@@ -127,7 +130,7 @@ mod tests {
         (0..NEIGHBOURHOODS).map(of).collect()
     }
 
-    /// 64 lenders join and leave in turn; with each only its own share moves.
+    /// 64 lenders join and leave in turn; each time only the share of that lender moves.
     #[test]
     fn only_the_share_of_who_comes_or_goes_moves() {
         let seed = fastrand::u64(..);
@@ -153,7 +156,7 @@ mod tests {
                 count += 1;
             }
             let fair = f64::from(weights.get(moving)) / f64::from(total) * f64::from(NEIGHBOURHOODS);
-            // Five standard deviations of a binomial.
+            // The limit is five standard deviations of a binomial distribution.
             assert!((f64::from(count) - fair).abs() < 5.0 * fair.sqrt() + 5.0, "{count} moved, fair are {fair}");
             before = after;
         }

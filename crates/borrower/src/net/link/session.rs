@@ -1,4 +1,4 @@
-//! These functions open, follow, suspend, resume and give up the session at a lender.
+//! Opens, serves, suspends, resumes and gives up the session at a lender.
 
 use crate::Borrower;
 use crate::net::connection::{Connection, GetConnection, Outgoing, send_bye, send_ping};
@@ -11,18 +11,18 @@ use std::time::{Duration, Instant};
 use wire::{Kind, WireKey};
 use zerocopy::FromBytes;
 
-/// Pause after a failed attempt, at first and at the most.
+/// The pause after a failed attempt: the first one, and the longest one.
 const RETRY_FIRST: Duration = Duration::from_millis(100);
 const RETRY_MAX: Duration = Duration::from_secs(3);
 
-/// Silence after which a lender is given up while something is expected of it.
+/// The time without a message after which a lender is given up, if an answer is due.
 const SILENCE_MAX: Duration = Duration::from_secs(3);
 
 /// How long entries of a suspended lender are kept in memory. No lender keeps their pages for
 /// longer.
 const SUSPENSION_MAX: Duration = Duration::from_secs(wire::GRACE_SECONDS_MAX);
 
-/// How often the receiver looks at connections whose answer is late, while there are any.
+/// How often the receiver checks connections whose answers are late, while there are any.
 const LATE_WAIT: Duration = Duration::from_millis(10);
 
 const _: () = assert!(PING_INTERVAL.as_secs() < wire::PING_SECONDS_MAX);
@@ -35,13 +35,13 @@ struct Session {
     resumed: bool,
 }
 
-/// Why there is no session.
+/// The reason why there is no session.
 enum Failure {
-    /// It cannot be had.
+    /// The session cannot be opened.
     Io(io::Error),
     /// The other link leads to the same lender.
     Same(Arc<Link>),
-    /// The session of that name has gone on without us.
+    /// The session of that name has gone on without this process.
     Behind([u8; 16]),
 }
 
@@ -73,7 +73,8 @@ pub(crate) fn supervise(borrower: &Borrower, link: &Link) {
                 });
                 suspend_session(borrower, link, &mut session.main);
                 away_since = Instant::now();
-                // One that is found and lost again at once is not asked more often for it.
+                // A lender that is lost again soon after it was found is not tried more often for
+                // that.
                 if found.elapsed() > RETRY_MAX {
                     pause = RETRY_FIRST;
                 }
@@ -81,7 +82,7 @@ pub(crate) fn supervise(borrower: &Borrower, link: &Link) {
                     borrower.core.metrics.lender_losses.one();
                     link.counters.losses.one();
                     link.has_problem(&error);
-                    tracing::warn!(%lender, "lender lost ({error}); reading from the directory below until it is back");
+                    tracing::warn!(%lender, "lender lost ({error}); reading from the backing directory until it is back");
                 }
             }
             Err(Failure::Same(other)) => {
@@ -102,7 +103,7 @@ pub(crate) fn supervise(borrower: &Borrower, link: &Link) {
             Err(Failure::Io(error)) => {
                 let failure = error.to_string();
                 if link.has_problem(&failure) {
-                    tracing::warn!(%lender, "no lender: {failure}; reading from the directory below, and trying again");
+                    tracing::warn!(%lender, "cannot use the lender: {failure}; reading from the backing directory, and trying again");
                 }
             }
         }
@@ -118,17 +119,18 @@ pub(crate) fn supervise(borrower: &Borrower, link: &Link) {
     }
 }
 
-/// Connects.
+/// Opens a session: connects, and resumes the session or begins a new one.
 fn open_session(borrower: &Borrower, link: &Link) -> Result<Session, Failure> {
     let open = || {
-        // In this order ([`begin_anew`]): no version of after it goes with a name of before.
+        // In this order ([`begin_anew`]): no version from after the change of names is used with an
+        // old name.
         let (next_version, name) = (borrower.core.catalog.version(), link.name());
         let main = Connection::open_main(&link.lender.address, name, next_version, &borrower.security())?;
         main.map(|main| (name, main)).ok_or(Failure::Behind(name))
     };
     let was_kept = borrower.core.catalog.is_suspended(link.number);
-    // A session is begun under a name that nobody has used: else a copy of this machine, or itself
-    // of another time, could have.
+    // A new session gets a name that no one has used. Otherwise a copy of this machine, or an
+    // earlier state of it, could have used the name.
     if !was_kept {
         link.rename();
     }
@@ -143,7 +145,7 @@ fn open_session(borrower: &Borrower, link: &Link) -> Result<Session, Failure> {
         (name, main) = open()?;
     }
     if let Some(other) = borrower.links.claim(link, main.welcome.incarnation.get()) {
-        // Should it have kept pages of this session, they go with it.
+        // If the lender has kept pages of this session, they are lost with it.
         forget_session(borrower, link);
         goodbye(&mut main)?;
         return Err(Failure::Same(other));
@@ -154,7 +156,7 @@ fn open_session(borrower: &Borrower, link: &Link) -> Result<Session, Failure> {
     })
 }
 
-/// Tells the lender that the session is over, and waits until it knows.
+/// Sends Bye to the lender, and waits until it closes the connection.
 fn goodbye(main: &mut Connection) -> io::Result<()> {
     if send_bye(&mut main.outgoing()?).is_ok() {
         main.wait_for_end();
@@ -162,11 +164,11 @@ fn goodbye(main: &mut Connection) -> io::Result<()> {
     Ok(())
 }
 
-/// Opens the other connections, and has the lender used.
+/// Opens the other connections, and marks the lender as up.
 fn complete_session(borrower: &Borrower, link: &Link, name: [u8; 16], main: Connection) -> io::Result<Session> {
     let (catalog, address) = (&borrower.core.catalog, &link.lender.address);
     let security = &borrower.security();
-    // One is the main connection, one is for pings.
+    // One connection is the main connection, one is for pings.
     let get_connections = borrower.config.get_connections.min(wire::SESSION_CONNECTIONS_MAX - 2);
     let open = |_| match link.is_over() {
         false => GetConnection::open(address, name, security),
@@ -180,7 +182,8 @@ fn complete_session(borrower: &Borrower, link: &Link, name: [u8; 16], main: Conn
     *link.door.lock() = Some(main.outgoing()?);
     *link.main.lock() = Some(main.outgoing()?);
     if link.name() != name {
-        // Begun anew meanwhile, by somebody who may have found no door to shut.
+        // Another thread has reset the sessions meanwhile, and may not have found this connection
+        // to shut it down.
         link.shut_down();
         link.close();
         return Err(io::ErrorKind::Interrupted.into());
@@ -195,14 +198,14 @@ fn complete_session(borrower: &Borrower, link: &Link, name: [u8; 16], main: Conn
     Ok(Session { main, pings, pinging, resumed })
 }
 
-/// The connections are lost, or to be ended because the link stops.
+/// The connections are lost, or must end because the link stops.
 fn suspend_session(borrower: &Borrower, link: &Link, main: &mut Connection) {
     borrower.core.catalog.lender_suspend(link.number);
     if link.is_over() {
         link.end();
         main.wait_for_end();
     } else {
-        // A thread that waits in a write of it has to let go.
+        // A thread that is blocked in a write to the connection must continue.
         link.shut_down();
     }
     link.close();
@@ -211,26 +214,26 @@ fn suspend_session(borrower: &Borrower, link: &Link, main: &mut Connection) {
     borrower.lenders_changed();
 }
 
-/// What the lender had is lost.
+/// The lender's pages are lost.
 pub(crate) fn forget_session(borrower: &Borrower, link: &Link) {
     if borrower.core.catalog.lender_lost(link.number) {
         borrower.core.catalog.sweep();
     }
 }
 
-/// The lender says that the session of that name has gone on without us: this machine was set back
-/// to an earlier state, or is a copy of one that goes on. Then what lenders have under the names of
-/// our sessions is of a time that nothing is known of here, and of versions that would be given out
-/// again. So all sessions get other names, under which lenders have nothing.
+/// The lender reports that the session of that name has gone on without this process. This machine
+/// was set back to an earlier state, or is a copy of a machine that still runs. Then lenders may
+/// have pages under our sessions' names that this process knows nothing of, with versions that it
+/// would give out again. So all sessions get new names, under which lenders have no pages.
 ///
-/// It is said once for each time; who says it again and again lies, and that is no reason to lose
-/// what others have.
+/// Each rollback is reported once. A lender that keeps reporting is faulty; other lenders' pages
+/// are not discarded for it.
 fn begin_anew(borrower: &Borrower, link: &Link, refused: [u8; 16]) {
     let catalog = &borrower.core.catalog;
     let mut links = borrower.links.all();
     {
         let mut set_backs = borrower.links.set_backs.lock();
-        // Else it was heard from another one already, and nothing is left of that session.
+        // Otherwise another lender has reported it already, and that session exists no more.
         if link.name() != refused {
             return;
         }
@@ -242,32 +245,32 @@ fn begin_anew(borrower: &Borrower, link: &Link, refused: [u8; 16]) {
             link.shut_down();
         }
         if is_taken {
-            // Behind the names: none of these versions goes with an old one.
+            // After the renaming: none of these versions is used with an old name.
             catalog.skip_versions();
         }
     }
-    // A lender that is connected notices it by itself; one that has come back meanwhile has done so
-    // under its new name, and stays.
+    // A lender that is connected detects the change by itself. One that has come back meanwhile has
+    // done so under its new name, and stays.
     let lost = links.iter().filter(|link| catalog.lender_lost_if_away(link.number)).count();
     if lost > 0 {
         catalog.sweep();
     }
 }
 
-/// Receives what the lender sends on the main connection, and pings it, until it fails or the link
-/// stops.
+/// Receives the lender's messages on the main connection, and sends pings. Ends when a connection
+/// fails or the link stops.
 fn follow(borrower: &Borrower, link: &Link, session: &mut Session) -> io::Result<()> {
     let Session { main, pings, pinging, .. } = session;
     let mut body = Vec::new();
     let mut heard = Instant::now();
-    // The ping under way, and when the last one was answered.
+    // The ping in progress, and the time of the last answered one.
     let mut pinged: Option<Instant> = None;
     let mut measured = Instant::now().checked_sub(PING_INTERVAL);
     while !link.is_over() {
         let has_late = link.clear_late()?;
         let wait = if has_late { LATE_WAIT } else { PING_INTERVAL / 4 };
         let [main_ready, pong_ready] = Connection::wait([main, pings], wait)?;
-        // First: what the rest takes is not on the way.
+        // Pongs are handled first, so the measured time does not include the other work.
         if pong_ready && let Some((kind, _)) = pings.next_frame(Duration::ZERO, &mut body)? {
             let Some(sent) = pinged.take().filter(|_| kind == Kind::Pong) else { return Err(unexpected(kind)) };
             heard = Instant::now();
@@ -295,7 +298,7 @@ fn follow(borrower: &Borrower, link: &Link, session: &mut Session) -> io::Result
         }
         if pinged.is_none() && measured.is_none_or(|measured| measured.elapsed() >= PING_INTERVAL) {
             send_ping(pinging, 0)?;
-            // After it was sent: what the kernel takes to send is not on the way.
+            // After the ping was sent: the measured time does not include sending.
             pinged = Some(Instant::now());
         }
     }
